@@ -1,7 +1,7 @@
-"""The CDK app: reads nxpipe.toml and makes the stacks that it describes.
+"""The CDK app: nxpipe.toml to stacks.
 
-`npx cdk synth` reads the file in the working directory; `npx cdk synth -c config=PATH` reads another. A stack
-is imported when the file asks for it: the parts of CDK that it stands on take long to load.
+`npx cdk synth` reads the file in the working directory, `npx cdk synth -c config=PATH` another one. A stack's module is
+imported only if the file needs it, because CDK's modules load slowly.
 """
 
 import os
@@ -28,20 +28,20 @@ from nxpipe.stacks.project import Site, store_prefix, warn_of_image
 from nxpipe.stacks.store import StoreStack
 from nxpipe.stacks.user_data.fleet_file import NoPublicKey, TooLong
 
-_A_FLAG: Final = "@aws-cdk/aws-s3:createDefaultLoggingPolicy"  # without which no bucket of logs can be made
+_A_FLAG: Final = "@aws-cdk/aws-s3:createDefaultLoggingPolicy"  # required for log buckets
 
 
 def main(app: App) -> int:
     if app.node.try_get_context(_A_FLAG) is None:
-        tell(['cdk.json has not the feature flags that the stacks are written for; copy "context" of nxpipe\'s own'])
+        tell(['cdk.json lacks feature flags that the stacks require; copy "context" from nxpipe\'s cdk.json'])
         return CONFIGURATION.number
     path = Path(app.node.try_get_context("config") or "nxpipe.toml")
     try:
         config = deployable(path)
         add_stacks(app, config, path.parent)
         guard(app, config, path.parent)
-    except (ConfigInvalid, NoAgentLocked, NoPublicKey, TooLong, Unreachable) as told:
-        tell(getattr(told, "lines", [str(told)]))
+    except (ConfigInvalid, NoAgentLocked, NoPublicKey, TooLong, Unreachable) as error:
+        tell(getattr(error, "lines", [str(error)]))
         return CONFIGURATION.number
     try:
         app.synth()
@@ -54,7 +54,7 @@ def main(app: App) -> int:
 
 
 def tell(lines: Sequence[str]) -> None:
-    """Names out of the file and of templates are in them, and in a job of GitHub a line could be a command."""
+    """Print lines to stderr, escaped: they quote names of the file and of templates."""
     sys.stderr.writelines(f"{for_log(line)}\n" for line in lines)
 
 

@@ -126,7 +126,7 @@ def tokens(model: str) -> int:
 def write_small_model(model: str, folder: Path) -> str:
     """The configuration of a small model of the same class; returns the phases that it is verified in."""
     from nxpipe.pipeline.models.known import find
-    from nxpipe.pipeline.request import all_phases
+    from nxpipe.pipeline.models.shapes import all_phases
     from tests.emulator.models import small_config
 
     known = find(model)
@@ -179,8 +179,8 @@ def export_plainly(model: str) -> int:
     import torch
 
     from nxpipe.emulator.capture import export
+    from nxpipe.pipeline.models.shapes import Shape, all_phases
     from nxpipe.pipeline.models.source import resolve
-    from nxpipe.pipeline.request import Shape, all_phases, capture_request
 
     def take(program: Any) -> Any:
         raise Taken(program)
@@ -189,7 +189,7 @@ def export_plainly(model: str) -> int:
     source, nodes = resolve(model), 0
     for phase in all_phases(source.task):
         try:
-            export.capture_model(capture_request(source, Shape(phase, 1, tokens(model))))
+            export.capture_model(source.capture_request(Shape(phase, 1, tokens(model))))
         except Taken as taken:
             with torch.no_grad(), export.quiet_torch():
                 nodes += len(taken.program.run_decompositions().graph.nodes)

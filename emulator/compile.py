@@ -1,22 +1,22 @@
-"""From a request to the finished graph: the one door that builds and checks go through."""
+"""Front end as one call: from a capture request to the compiled graph. Builds and checks both use it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from nxpipe.emulator.capture import CaptureRequest, capture
 from nxpipe.emulator.capture.confined import of_model
-from nxpipe.emulator.given import NOT_DIVIDED, require_inputs
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.passes import PassOptions, run_passes
 from nxpipe.emulator.passes.roll import roll
 from nxpipe.emulator.passes.shard import NO_PADDING, Padding, Sharding, apply, padding, plan
+from nxpipe.emulator.run.inputs import NOT_DIVIDED, require_inputs
 
 
 @dataclass(frozen=True)
-class Program:
-    """A compiled model: the graph that each rank runs, and the whole that all of them together stand for.
+class CompiledGraph:
+    """A compiled model: the graph that each rank runs, and the whole graph that all ranks together compute.
 
     Weights and states that are not listed are whole on every rank.
     """
@@ -29,12 +29,13 @@ class Program:
     padding: Padding = NO_PADDING
 
     def require_inputs(self, given: Mapping[str, Array]) -> None:
-        """Refuse what would be read wrongly. Of a stored program, the whole is known by its division alone."""
+        """Raise for inputs that would be misread. A stored program knows the whole by its division alone."""
         require_inputs(self.whole, given, self.states if self.whole is self.graph else NOT_DIVIDED)
 
 
-def compile_program(request: CaptureRequest, options: PassOptions) -> Program:
-    """All passes, and the division among ranks that the options ask for, by the authors' own plan if they made one."""
+def compile_program(request: CaptureRequest, options: PassOptions) -> CompiledGraph:
+    """Run all passes, and shard the result as the options ask; a published tensor-parallel plan of the model takes
+    precedence."""
     whole = compile_graph(request, replace(options, tensor_parallel=1))
     if options.tensor_parallel > 1 and not options.published_plan:
         from nxpipe.emulator.capture.model import published_plan
@@ -43,14 +44,14 @@ def compile_program(request: CaptureRequest, options: PassOptions) -> Program:
     return divided(whole, options)
 
 
-def divided(whole: Graph, options: PassOptions) -> Program:
-    """A compiled graph as a program for so many ranks."""
+def divided(whole: Graph, options: PassOptions) -> CompiledGraph:
+    """A compiled graph as a program for the options' tensor-parallel degree."""
     if options.tensor_parallel == 1:
-        return Program(whole, whole, 1, {}, {})
+        return CompiledGraph(whole, whole, 1, {}, {})
     layers = unroll(whole)
     found = plan(layers, options.tensor_parallel, dict(options.published_plan))
     graph = run_passes(apply(layers, found), options, (roll,))
-    return Program(whole, graph, found.degree, found.parameters, found.states, padding(layers, found))
+    return CompiledGraph(whole, graph, found.degree, found.parameters, found.states, padding(layers, found))
 
 
 def compile_graph(request: CaptureRequest, options: PassOptions) -> Graph:

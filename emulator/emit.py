@@ -1,10 +1,11 @@
-"""From a compiled program to the executable that is stored: lowered, with what its caller and its host must know."""
+"""Emission of executables: a compiled program lowered for a NeuronCore generation, with the interface and the weight
+slices that its host needs."""
 
 from collections.abc import Mapping
 
 from nxpipe.emulator.analysis.graph_memory import states
 from nxpipe.emulator.analysis.program_memory import require_room
-from nxpipe.emulator.compile import Program
+from nxpipe.emulator.compile import CompiledGraph
 from nxpipe.emulator.executable.executable import Executable
 from nxpipe.emulator.executable.tables import Port
 from nxpipe.emulator.isa.program import Role
@@ -15,15 +16,15 @@ from nxpipe.emulator.passes.shard import Sharding
 
 
 def emit(
-    program: Program, core: str, sizes: Mapping[str, tuple[str, ...]] | None = None, room: int | None = None
+    program: CompiledGraph, core: str, sizes: Mapping[str, tuple[str, ...]] | None = None, room: int | None = None
 ) -> Executable:
-    """For cores of one generation, each of which has so much room in HBM for it. `sizes`: of inputs and outputs, the
-    names of axes along which a request may be shorter than the program; name an axis only where zeros behind a request
-    do it no harm."""
+    """Lower a program. `sizes` names, for inputs and outputs, axes along which a request may be shorter than the
+    program; name an axis only where zeros behind a request do not change its result. `room`: bytes of HBM behind each
+    core; OutOfMemory if the program takes more."""
     lowered = lower(program.graph, core, program.degree)
     if room is not None:
         require_room(lowered, room)
-    # A weight that only some layer's rows meet is sliced as those lie, though the plan leaves it whole.
+    # A weight that is only combined with a rank's rows is sliced as they are, although the plan keeps it whole.
     sliced = {name: _piece(op) for name, op in sliced_parameters(program.graph).items()}
     pieces = {**sliced, **program.parameters, **program.states}
     divisions = {
@@ -36,9 +37,8 @@ def _piece(op: RankSlice) -> Sharding:
     return Sharding(op.axis, *(each * op.outer for each in (op.sizes, op.parts, op.slots, op.lengths)))
 
 
-def ports_of(program: Program, sizes: Mapping[str, tuple[str, ...]] | None = None) -> tuple[Port, ...]:
-    """The ports of a compiled program: whole tensors in the types that its caller knows. `sizes`: for inputs and
-    outputs, the names of axes along which a request may be shorter."""
+def ports_of(program: CompiledGraph, sizes: Mapping[str, tuple[str, ...]] | None = None) -> tuple[Port, ...]:
+    """The interface of a compiled program: whole tensors in the caller's types. `sizes` as in `emit`."""
     graph, named = program.whole, sizes or {}
     held = states(graph)
     ends = [

@@ -7,18 +7,18 @@ defaults of the keys of [[models]] in nxpipe.toml; that file is not read. Errors
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from nxpipe.emulator.confinement import confined
-from nxpipe.pipeline.order import Order, words
-from nxpipe.pipeline.saved import SavedProgram, is_saved
+from nxpipe.pipeline.models.spec import ModelSpec, spec_options
 from nxpipe.pipeline.util.errors import PipelineError
-from nxpipe.pipeline.util.files import NAME, expanded
+from nxpipe.pipeline.util.files import NAME
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
-    from nxpipe.pipeline.build.results import CellResult
+    from nxpipe.pipeline.build.state import CellResult
     from nxpipe.pipeline.check.report import Report
     from nxpipe.pipeline.verify.comparison import Comparison
 
@@ -52,7 +52,7 @@ class BuildFailed(PipelineError):
 
     def __init__(self, cells: "Sequence[CellResult]") -> None:
         self.cells = tuple(cells)
-        reasons = dict.fromkeys(one.fault.message if one.fault else one.fate for one in cells)
+        reasons = dict.fromkeys(one.failure.message if one.failure else one.status.value for one in cells)
         super().__init__(f"{len(self.cells)} programs are missing: {'; '.join(reasons)}")
 
 
@@ -64,14 +64,10 @@ def check(
     `target` is an instance type, or "all". Without `tp`, the report names the smallest tensor-parallel degree that
     fits. Problems of the model are findings of the report, not exceptions.
     """
-    from nxpipe.pipeline.check import check as check_model
-    from nxpipe.pipeline.check import check_file
+    from nxpipe.pipeline.check.checker import check as check_model
 
-    order = _order(model, target, tp, keywords)
     with confined():
-        if (file := _file(order, keywords)) is not None:
-            return check_file(file, order, _silent)
-        return check_model(order, _silent)
+        return check_model(_spec(model, target, tp, keywords), _silent)
 
 
 def build(
@@ -90,21 +86,19 @@ def build(
     Returns the published artifacts: one, for one target and degree. Runs in processes of this machine. `state` is the
     folder for timings of earlier builds. Raises `BuildFailed` if a program is missing.
     """
-    from nxpipe.pipeline.build.asked import Asked
     from nxpipe.pipeline.build.options import BuildOptions
-    from nxpipe.pipeline.build.run import Run
+    from nxpipe.pipeline.build.run import BuildRun
     from nxpipe.pipeline.config import Config, Project
+    from nxpipe.pipeline.models.thresholds import Thresholds
     from nxpipe.pipeline.util.console import Console
-    from nxpipe.pipeline.verify.verify import Thresholds
 
     opened = _opened(store)
-    axes = tuple(keywords.get("axes", {}).items())
     config = Config(project=Project(name="api"))
-    asked = Asked(_order(model, target, tp, keywords), None, axes, "emulator", verify)
-    options = vars(BuildOptions(force=force))
-    run = Run(Console(quiet=True), opened, config, Thresholds.of(config), Path(state), options)
+    spec = replace(_spec(model, target, tp, keywords), verified=verify)
+    options = BuildOptions(force=force)
+    run = BuildRun(Console(quiet=True), opened, config, Thresholds.of(config), Path(state), options)
     with confined():
-        results = run.carry_out(run.plan([asked]))
+        results = run.execute(run.plan([spec]))
     if missing := results.missing():
         raise BuildFailed(missing)
     return tuple(found for one in results.plan.artifacts if (found := opened.find(one.key)))
@@ -125,9 +119,10 @@ def verify(
     reference is PyTorch in fp32, or ONNX's reference evaluator for an ONNX file. `layers` compares every layer too.
     Returns one comparison per program; no threshold is applied.
     """
-    from nxpipe.pipeline.verify.cases import compare_file, compare_model
-    from nxpipe.pipeline.verify.comparison import Trial
-    from nxpipe.pipeline.verify.runner import FAST
+    from nxpipe.pipeline.compile.spec import BuildSpec
+    from nxpipe.pipeline.verify.cases import compare_model
+    from nxpipe.pipeline.verify.comparison import VerifyOptions
+    from nxpipe.pipeline.verify.execution import FAST
 
     with confined():
         if store is not None:
@@ -138,12 +133,8 @@ def verify(
             return tuple(compare_artifact(published, opened, _silent, FAST))
         if not isinstance(model, str | Path):
             raise TypeError("an artifact requires its store; pass store=")
-        order, trial = _order(model, target, tp, keywords), Trial(layers=layers)
-        if (file := _file(order, keywords)) is not None:
-            from nxpipe.pipeline.saved_request import SavedRequest
-
-            return (compare_file(SavedRequest.of(file, order), trial, _silent),)
-        return tuple(compare_model(order.request(), trial, _silent))
+        spec = BuildSpec.of(_spec(model, target, tp, keywords))
+        return tuple(compare_model(spec, VerifyOptions(layers=layers), _silent))
 
 
 def _silent(title: str) -> Any:
@@ -151,18 +142,15 @@ def _silent(title: str) -> Any:
     return nullcontext()
 
 
-def _order(model: str | Path, target: str, tp: int | None, keywords: ModelKeywords) -> Order:
+def _spec(model: str | Path, target: str, tp: int | None, keywords: ModelKeywords) -> ModelSpec:
     from nxpipe.pipeline.config import Model
 
-    defaults = dict.fromkeys(words()) | {
+    defaults = dict.fromkeys(spec_options()) | {
         name: Model.model_fields[name].default for name in ("batches", "autocast", "autocast_type")
     }
     given = {name: value for name, value in keywords.items() if name != "axes"}
-    return Order.from_flags(str(model), defaults | given | {"target": target, "tp": tp})
-
-
-def _file(order: Order, keywords: ModelKeywords) -> SavedProgram | None:
-    return SavedProgram(expanded(order.model_id), keywords.get("axes", {})) if is_saved(order.model_id) else None
+    axes = tuple(keywords.get("axes", {}).items())
+    return ModelSpec.from_options(str(model), defaults | given | {"target": target, "tp": tp}, axes=axes)
 
 
 def _opened(store: "str | Store") -> "Store":

@@ -1,9 +1,9 @@
-"""What a program takes of a core's memory, and what a core has: who fits where, without a weight being loaded.
+"""Graph memory: the memory that a model takes of a NeuronCore, estimated from graphs without loading a weight, and the
+capacity of a core.
 
-This is told from graphs, before any program is written. Weights and states are those that the program will have. An
-intermediate value is counted in HBM for as long as it lives, although the compiler will keep many in SBUF; and a few
-copies that it will make to have elements in another order are not counted. `emulator.footprint` counts a program.
-Views, and weights that are only cast on their way into an engine, take nothing.
+Weights and states are those that the program will have. An intermediate value counts in HBM for its whole life,
+although the compiler keeps many in SBUF; a few copies into another order are not counted. `analysis.program_memory`
+measures a program. Views, and weights that are only cast on their way into an engine, take nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,12 +45,12 @@ def capacity(target: Instance) -> int:
 
 
 def code_bytes(target: Instance) -> int:
-    """What programs themselves take on one logical core."""
+    """Bytes that programs' code takes on one logical core."""
     return CODE_PER_PHYSICAL_CORE * CORES[target.core].lnc_default
 
 
 def room(target: Instance) -> int:
-    """Bytes that one logical core has for what programs work on: weights, states and scratch."""
+    """Bytes that one logical core has for programs' data: weights, states and scratch."""
     return capacity(target) - code_bytes(target)
 
 
@@ -71,14 +71,14 @@ class GraphMemory:
         return self.weights + self.state + self.constants + self.interface + self.activations
 
     def on(self, target: Instance) -> int:
-        """With the code, whose size is the target's."""
+        """The same with code, whose size depends on the target."""
         return self.data + code_bytes(target)
 
 
 def footprints(
     programs: Sequence[Graph], degrees: Sequence[int], published: Mapping[str, str] | None = None
 ) -> tuple[list[GraphMemory], dict[int, str]]:
-    """What each degree takes, by the published plan if there is one; and why the model cannot have a degree."""
+    """The memory at each degree, with the published plan if there is one; or the reason why a degree is impossible."""
     found, refused = [], {}
     several = programs if max(degrees, default=1) > 1 else ()
     divisions = {graph: divide(_first_iteration(graph), published) for graph in several}
@@ -95,7 +95,7 @@ def footprints(
 
 
 def footprint(degree: int, sizes: Mapping[Graph, Size]) -> GraphMemory:
-    """Weights and state are shared by all programs; scratch is that of the largest, for one runs at a time."""
+    """Weights and states are shared by all programs; scratch is that of the largest, because one runs at a time."""
     weights: dict[str, int] = {}
     state: dict[str, int] = {}
     constants = interface = activations = 0
@@ -113,7 +113,7 @@ def _whole(value: Value) -> int:
 
 
 def _first_iteration(graph: Graph) -> Graph:
-    """A graph without its repeats: how layers lie across ranks, the first tells for all."""
+    """A graph without its repeats: the sharding of the first layer is that of all."""
     inside = {value: first for repeat in graph.repeats for first, value in _counterparts(repeat.given)}
     later = {value for repeat in graph.repeats for row in repeat.given.values() for value in row[1:]}
     outputs = {name: inside.get(value, value) for name, value in graph.outputs.items() if value not in later}
@@ -144,7 +144,7 @@ def _counterparts(rows: Mapping[Value, tuple[Value, ...]]) -> Iterator[tuple[Val
 
 
 def states(graph: Graph) -> dict[str, Value]:
-    """What is carried from one run to the next, by name: an input and an output that share one."""
+    """The values carried from one run to the next, by name: an input and an output that share one."""
     return {name: value for name, value in graph.inputs.items() if name in graph.outputs}
 
 
@@ -155,7 +155,7 @@ def _interface_bytes(graph: Graph) -> int:
 
 
 def peak_bytes(graph: Graph, size: Size = _whole) -> int:
-    """The most that intermediate values take together, over the program's order."""
+    """The peak of live intermediate values in program order."""
     changes: dict[int, int] = {}
     for value, (first, last) in _lifetimes(graph).items():
         changes[first] = changes.get(first, 0) + size(value)
@@ -168,7 +168,7 @@ def peak_bytes(graph: Graph, size: Size = _whole) -> int:
 
 
 def _lifetimes(graph: Graph) -> dict[Value, tuple[int, int]]:
-    """For each buffer, from when to when it is taken. A node reads at an even moment and may write at the next."""
+    """The life of each buffer. A node reads at an even time and may write at the next, odd one."""
     buffer = _buffers(graph)
     born: dict[Value, int] = {}
     for step, node in enumerate(graph.nodes):
@@ -189,7 +189,8 @@ def _lifetimes(graph: Graph) -> dict[Value, tuple[int, int]]:
 
 
 def _kept_by_repeats(graph: Graph) -> Iterator[tuple[Value, int]]:
-    """What the next iteration needs lives until this one ends: results handed on, and values from before the run."""
+    """Values that the next iteration needs live until this one ends: loop-carried values, and those from before the
+    repeat."""
     for repeat in graph.repeats:
         end = 2 * repeat.stop - 1
         body = graph.nodes[repeat.start : repeat.stop]
@@ -200,7 +201,7 @@ def _kept_by_repeats(graph: Graph) -> Iterator[tuple[Value, int]]:
 
 
 def _buffers(graph: Graph) -> dict[Value, Value | None]:
-    """The value in whose storage each value lies; None for what takes none of the scratch."""
+    """The value in whose storage each value is; None for a value that takes no scratch."""
     buffer: dict[Value, Value | None] = dict.fromkeys(_resident(graph))
     for repeat in graph.repeats:
         for row in repeat.given.values():
@@ -212,7 +213,7 @@ def _buffers(graph: Graph) -> dict[Value, Value | None]:
 
 
 def _resident(graph: Graph) -> Iterator[Value]:
-    """Weights, constants and the two ends of a program have storage of their own."""
+    """Weights, constants and the interface of a program have storage of their own."""
     ends = set(graph.outputs.values())
     yield from (*graph.inputs.values(), *graph.parameters.values(), *graph.constants, *ends)
     for repeat in graph.repeats:
@@ -220,7 +221,7 @@ def _resident(graph: Graph) -> Iterator[Value]:
 
 
 def _storage(node: Node, buffer: Mapping[Value, Value | None]) -> Value | None:
-    """A view lies where its operand does; so does state that is updated, and a weight that is cast on its way in."""
+    """A view shares its operand's storage; so does an updated state, and a weight that is cast as it is loaded."""
     if not node.operands:
         return node.result
     source = buffer[node.operands[0]]

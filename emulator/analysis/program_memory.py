@@ -1,4 +1,4 @@
-"""What a program takes of the HBM behind one core, and the refusal of one that takes more than there is."""
+"""Program memory: the HBM that a program takes on one core, and the refusal of a program that exceeds it."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,8 +14,8 @@ from nxpipe.emulator.isa.program import Buffer, Program, Role, lifetimes, within
 
 @dataclass(frozen=True)
 class ProgramMemory:
-    """Bytes in HBM on one rank, by what they are for. Scratch is at its peak: what is never needed at the same time
-    shares its addresses. `total` is a little more than their sum, for buffers begin at whole DMA packets."""
+    """Bytes in HBM on one rank, by purpose. Scratch is at its peak, because buffers with disjoint lives share
+    addresses. `total` is a little more than the sum, because buffers begin at whole DMA packets."""
 
     by_role: Mapping[Role, int]
     total: int
@@ -37,24 +37,24 @@ def footprint(program: Program) -> ProgramMemory:
 
 
 def require_room(program: Program, room: int) -> None:
-    """Refuses a program that takes more than so many bytes, which are what a core has for programs' data."""
+    """Raise OutOfMemory for a program that takes more than `room` bytes, which a core has for programs' data."""
     if program.hbm > room:
         largest = sorted(_at_the_peak(program), key=lambda taken: (-taken.nbytes, taken.what))
         raise OutOfMemory("the program", "HBM behind each core", program.hbm, room, largest, _advice(program, room))
 
 
 def _at_the_peak(program: Program) -> Iterator[Taken]:
-    """What stays, and the scratch that is there when scratch takes most."""
+    """Permanent buffers, and the scratch that is live at its peak."""
     live, origins = _live_at_most(program), writers(program)
     for number, buffer in enumerate(program.buffers):
         if buffer.role is not Role.SCRATCH:
             yield Taken(f"{buffer.role} {_named(buffer)}", _shaped(buffer), buffer.nbytes)
         elif number in live:
-            yield Taken(f"what {origins.get(number) or 'the program'} makes", _shaped(buffer), buffer.nbytes)
+            yield Taken(f"the output of {origins.get(number) or 'the program'}", _shaped(buffer), buffer.nbytes)
 
 
 def _live_at_most(program: Program) -> set[int]:
-    """The scratch that is needed at the moment when most is."""
+    """The scratch that is live at the peak."""
     scratch = {
         number: life for number, life in lifetimes(program.body).items() if program.buffers[number].role is Role.SCRATCH
     }
@@ -77,7 +77,7 @@ def writers(program: Program) -> dict[int, str]:
 
 
 def _module(note: str) -> str:
-    """Of a place in the model, the module alone; the line of its source where there is none."""
+    """The module of a place in the model; the source line where there is none."""
     return note.partition(" ")[0]
 
 
@@ -91,7 +91,7 @@ def _shaped(buffer: Buffer) -> str:
 
 
 def _advice(program: Program, room: int) -> str:
-    """What would help, by what there is most of."""
+    """The remedy, by the kind of buffer that takes most."""
     taken = footprint(program).by_role
     ways = []
     if taken[Role.PARAMETER] > room // 2:

@@ -1,8 +1,8 @@
-"""How well a program uses the machine, worked out without running it: what it moves against what it must move, what it
-keeps busy, what it spills, and what it takes of HBM.
+"""Utilization: how well a legal program uses the machine, worked out without running it.
 
-The program has to be a legal one. Times are those of the documented costs; an engine's is how long it has none for
-another instruction, so that no run can be shorter than the busiest of them. `emulator.timeline` says how long one is.
+It compares the HBM traffic with the compulsory traffic, and counts busy time of engines, spills and memory. Times are
+documented costs: an engine is busy while it can start no other instruction, so that no run is shorter than the busiest
+engine. `schedule.timeline` estimates the latency.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ _WRITTEN: Final = (Role.OUTPUT, Role.STATE)
 
 @dataclass(frozen=True)
 class Spill:
-    """Bytes that a module sends to scratch in HBM, and that come back within the run."""
+    """Bytes that a module writes to scratch in HBM and that are read back within the run."""
 
     module: str
     written: int
@@ -43,9 +43,9 @@ class Spill:
 
 @dataclass(frozen=True)
 class Utilisation:
-    """`compulsory`: the bytes of each role that any program of the task moves, each once: what is read of weights,
-    constants, inputs and states, and what is written of outputs and states. `busy_ns`: by engine; `latency_ns`: of all
-    of them beside each other, None where that takes too long to find out. `spills`: the largest first."""
+    """`compulsory`: for each role the bytes that any program of the task moves, each once: reads of weights, constants,
+    inputs and states, writes of outputs and states. `busy_ns`: by engine. `latency_ns`: of all engines together; None
+    where simulating it takes too long. `spills`: the largest first."""
 
     totals: Totals
     compulsory: Mapping[Role, int]
@@ -62,13 +62,13 @@ class Utilisation:
 
     @property
     def ratio(self) -> float | None:
-        """Traffic of HBM by what is compulsory; None where nothing is."""
+        """HBM traffic divided by compulsory traffic; None where nothing is compulsory."""
         least = sum(self.compulsory.values())
         return self.traffic / least if least else None
 
     @property
     def bound(self) -> str | None:
-        """The engine that has the most to do; None where none has anything."""
+        """The busiest engine; None where none is busy."""
         return max(self.busy_ns, key=lambda engine: self.busy_ns[engine], default=None)
 
     @property
@@ -76,7 +76,7 @@ class Utilisation:
         return sum(spill.moved for spill in self.spills)
 
     def document(self) -> dict[str, Any]:
-        """For a report: plain, and in an order that does not change."""
+        """Plain data for a report, in a stable order."""
         total = self.totals
         return {
             "bytes": {
@@ -106,7 +106,7 @@ class Utilisation:
         }
 
     def sentence(self) -> str:
-        """One line for people."""
+        """One line for a terminal."""
         parts = [f"{_size(self.traffic)} of HBM read and written"]
         if self.ratio is not None:
             parts[0] += f", {self.ratio:.2f} x what must move"
@@ -120,7 +120,7 @@ class Utilisation:
         return "; ".join(parts)
 
     def _instructions(self) -> dict[str, object]:
-        """By engine, of which each DMA queue is one, and by kind."""
+        """Counts by engine, each DMA queue by itself, and by kind."""
         total = self.totals
         by_engine: dict[str, dict[str, object]] = {}
         for (engine, kind), static in sorted(total.written_down.items()):
@@ -159,7 +159,7 @@ def _compulsory(program: Program) -> dict[Role, int]:
 
 
 def _busy(total: Totals) -> dict[str, float]:
-    """A queue carries out one copy at a time, whichever of the shared engines do it."""
+    """A queue runs one copy at a time, on whichever of the shared DMA engines."""
     busy = {engine: ns for engine, ns in total.ns.items() if Engine(engine) not in DMA_QUEUES}
     queues = [ns for engine, ns in total.ns.items() if Engine(engine) in DMA_QUEUES]
     return {**busy, DMA: max(*queues, total.dma_ns)} if queues else busy

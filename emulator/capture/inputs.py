@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from nxpipe.emulator.given import lookups
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.numerics import Array, round_to
+from nxpipe.emulator.run.inputs import lookups
 
 
 def example_inputs(graph: Graph, config: Mapping[str, object], seed: int) -> dict[str, Array]:

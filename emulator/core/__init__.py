@@ -4,8 +4,3 @@
 them, `engines` has the semantics of each instruction, `scheduler` chooses the next engine, and `races` proves that the
 choice did not matter.
 """
-
-from nxpipe.emulator.core.faults import Deadlock, MachineFault, OutOfBounds, Race, SumNotBegun, Unwritten
-from nxpipe.emulator.core.machine import Machine, Statistics
-
-__all__ = ["Deadlock", "Machine", "MachineFault", "OutOfBounds", "Race", "Statistics", "SumNotBegun", "Unwritten"]

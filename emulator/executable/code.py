@@ -1,4 +1,8 @@
-"""How each kind of instruction is spelled: its name, its fields, and the form of each, as its record declares them."""
+"""The code section of an executable: the encoding of instructions and loops, derived from the records' fields.
+
+A kind of instruction is written as its name with its fields and their forms, so that a record that gains a field is
+another kind, which old readers refuse. The reader trusts nothing: every number is checked before it is used.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,12 +22,12 @@ from nxpipe.emulator.isa.scalar import Function
 LOOP: Final = "loop"
 MOST_LOOPS: Final = 16
 MOST_TERMS: Final = 16
-MOST_TURNS: Final = 8
+MOST_ROTATIONS: Final = 8
 MOST_AXES: Final = 8
 MOST_WAITS: Final = 32
-MOST_TERMS_OF_WAITS: Final = 1 << 22  # in a file a wait takes two bytes, however deep the loops around it
+MOST_TERMS_OF_WAITS: Final = 1 << 22  # a wait takes two bytes in a file, however deep the loops around it
 MOST_STEPS: Final = 1 << 20
-MOST_CARRIED_OUT: Final = 1 << 40
+MOST_EXECUTED: Final = 1 << 40
 
 _FORMS: Final[Mapping[Any, str]] = {
     Affine: "affine",
@@ -45,7 +49,7 @@ _COMMON: Final = {field.name for field in fields(Instruction)}
 
 @dataclass(frozen=True)
 class Kind:
-    """`text` is how a file names it: an instruction that gets another field is another kind."""
+    """A record and the forms of its fields; `text` is its name in a file."""
 
     record: type[Instruction]
     fields: tuple[tuple[str, str], ...]
@@ -61,7 +65,7 @@ def kind_of(record: type[Instruction]) -> Kind:
 
 @cache
 def kinds() -> Mapping[str, Kind]:
-    """By what a file names them."""
+    """Kinds by their names in a file."""
     return {kind.text: kind for kind in _by_name().values()}
 
 
@@ -82,8 +86,8 @@ def kind_text(step: Step) -> str:
 
 def write_code(body: Sequence[Step]) -> bytes:
     writing = _Writing()
-    if counted(body).total() > MOST_CARRIED_OUT:
-        raise writing.out.fault(f"a program carries out more than {MOST_CARRIED_OUT} instructions")
+    if counted(body).total() > MOST_EXECUTED:
+        raise writing.out.fault(f"a program executes more than {MOST_EXECUTED} instructions")
     writing.body(body)
     return bytes(writing.out.data)
 
@@ -94,7 +98,7 @@ class _Writing:
         self._progress = Progress()
         self._note = self._steps = self._terms = 0
         self._words, self._affines, self._axes, self._places, self._reals = (SharedWriter(self.out) for _ in range(5))
-        # By identity: objects live as long as the program, which shares most of them.
+        # By identity, which is safe as the program keeps its objects alive, and fast as it shares most of them.
         self._spelled: dict[int, bytes] = {}
         self._forms: Mapping[str, Callable[[Any], None]] = {
             "affine": self._affine,
@@ -123,7 +127,7 @@ class _Writing:
 
     def _loop(self, loop: Loop) -> None:
         each = counted(loop.body)
-        self._require(self._progress.loops < MOST_LOOPS, f"more than {MOST_LOOPS} loops are around each other")
+        self._require(self._progress.loops < MOST_LOOPS, f"more than {MOST_LOOPS} loops are nested")
         self._require(loop.count > 0, f"a loop runs {loop.count} times")
         self.out.number(loop.count)
         self.out.number(len(each))
@@ -208,7 +212,7 @@ class _Writing:
         if not condition:
             raise self.out.fault(otherwise)
 
-    # What a value is known by
+    # The bytes by which a shared value is recognised
 
     def _spell(self, value: Any, spell: Callable[[Any], bytes]) -> bytes:
         known = self._spelled.get(id(value))
@@ -235,12 +239,12 @@ class _Writing:
 def _spell_affine(value: Affine) -> bytes:
     out = Writer()
     _spell_sum(out, value)
-    if len(value.turns) > MOST_TURNS:
-        raise out.fault(f"an affine number has {len(value.turns)} turns, and {MOST_TURNS} are allowed")
+    if len(value.turns) > MOST_ROTATIONS:
+        raise out.fault(f"an affine number has {len(value.turns)} turns, and {MOST_ROTATIONS} are allowed")
     out.number(len(value.turns))
     for turn in value.turns:
         if not turn.step or turn.count < 2 or turn.of.turns:
-            raise out.fault(f"{turn} does not turn, or turns inside a turn")
+            raise out.fault(f"{turn} has no step, fewer than 2 buffers, or is nested")
         out.signed(turn.step)
         out.number(turn.count)
         _spell_sum(out, turn.of)
@@ -273,10 +277,10 @@ def _spell_axes(axes: Sequence[Axis]) -> bytes:
 
 
 def read_code(source: Reader, buffers: int, notes: int) -> tuple[Step, ...]:
-    """The body of a program with so many buffers and notes."""
+    """The body of a program with these numbers of buffers and notes."""
     body, counts = _Reading(source, buffers, notes).body()
-    if counts.total() > MOST_CARRIED_OUT:
-        raise source.fault(f"the program carries out more than {MOST_CARRIED_OUT} instructions")
+    if counts.total() > MOST_EXECUTED:
+        raise source.fault(f"the program executes more than {MOST_EXECUTED} instructions")
     source.end()
     return body
 
@@ -308,7 +312,7 @@ class _Reading:
         }
 
     def body(self) -> tuple[tuple[Step, ...], Counter[Engine]]:
-        """The steps, and how many instructions each engine carries out in them."""
+        """The steps, and the number of instructions that each engine executes in them."""
         steps: list[Step] = []
         counts: Counter[Engine] = Counter()
         count = self._source.count("steps")
@@ -329,11 +333,13 @@ class _Reading:
     def _kind(self, text: str) -> Kind:
         kind = kinds().get(text)
         if kind is None:
-            raise self._source.fault(f"this reader knows no instruction {text[:120]!r}; build the program anew")
+            raise self._source.fault(
+                f"this reader does not support the instruction {text[:120]!r}; rebuild the program"
+            )
         return kind
 
     def _loop(self) -> tuple[Loop, Counter[Engine]]:
-        self._require(self._progress.loops < MOST_LOOPS, f"more than {MOST_LOOPS} loops are around each other")
+        self._require(self._progress.loops < MOST_LOOPS, f"more than {MOST_LOOPS} loops are nested")
         count = self._source.number()
         engines = self._source.count("engines", len(Engine))
         each = {self._words.word(Engine): self._source.number() for _ in range(engines)}
@@ -341,7 +347,7 @@ class _Reading:
         self._progress.enter(count, each)
         body, found = self.body()
         self._progress.leave()
-        self._require(found == each, "a loop does not carry out as many instructions as it says")
+        self._require(found == each, "the instruction counts of a loop are not those of its body")
         return Loop(count, body), found
 
     def _instruction(self, kind: Kind) -> Instruction:
@@ -372,18 +378,18 @@ class _Reading:
         return value
 
     def _require_loops(self, value: Affine) -> None:
-        """It may have been written inside of other loops."""
+        """A shared number may have been defined inside more loops than are here."""
         if value.depth > self._progress.loops:
-            raise self._source.fault(f"a number of {value.depth} loops stands inside of {self._progress.loops}")
+            raise self._source.fault(f"a number uses {value.depth} loops inside of {self._progress.loops}")
 
     def _new_affine(self) -> Affine:
         base, terms = self._sum()
-        turns = tuple(self._turn() for _ in range(self._source.count("turns", MOST_TURNS)))
+        turns = tuple(self._turn() for _ in range(self._source.count("turns", MOST_ROTATIONS)))
         return Affine(base, terms, turns)
 
     def _turn(self) -> RotatingOffset:
         step, count = self._source.signed(), self._source.number()
-        self._require(step != 0 and count > 1, f"a turn of {count} by {step} does not turn")
+        self._require(step != 0 and count > 1, f"a rotating offset of {count} buffers with step {step}")
         return RotatingOffset(step, count, Affine(*self._sum()))
 
     def _sum(self) -> tuple[int, tuple[tuple[int, int], ...]]:
@@ -393,7 +399,7 @@ class _Reading:
         for _ in range(self._source.count("terms", MOST_TERMS)):
             depth += 1 + self._source.number()
             coefficient = self._source.signed()
-            self._require(coefficient != 0 and depth < MOST_LOOPS, "a term is nothing, or of a loop too deep")
+            self._require(coefficient != 0 and depth < MOST_LOOPS, "a term is 0, or of a loop too deep")
             terms.append((depth, coefficient))
         return base, tuple(terms)
 
@@ -407,13 +413,13 @@ class _Reading:
     def _tile(self) -> Tile:
         place = self._place()
         if not isinstance(place, Tile):
-            raise self._source.fault("a place in HBM stands where a tile belongs")
+            raise self._source.fault("a place in HBM is in the place of a tile")
         return place
 
     def _far(self) -> Far:
         place = self._place()
         if not isinstance(place, Far):
-            raise self._source.fault("a tile stands where a place in HBM belongs")
+            raise self._source.fault("a tile is in the place of a place in HBM")
         return place
 
     def _new_place(self, inside: bool = False) -> Place:
@@ -423,7 +429,7 @@ class _Reading:
         if memory != "hbm":
             self._require(memory in list(Memory), f"there is no memory {memory[:40]!r}")
             return Tile(Memory(memory), dtype, self._source.number(), self._source.number(), offset, axes)
-        self._require(not inside, "row numbers of a place in HBM lie in HBM themselves")
+        self._require(not inside, "the row numbers of a place in HBM are in HBM")
         buffer = self._source.number()
         self._require(buffer < self._buffers, f"there is no buffer {buffer} among {self._buffers}")
         return Far(buffer, dtype, offset, axes, self._rows() if self._source.flag() else None)
@@ -431,7 +437,7 @@ class _Reading:
     def _rows(self) -> Tile:
         place = self._places.get(lambda: self._new_place(inside=True))
         if not isinstance(place, Tile):
-            raise self._source.fault("row numbers of a place in HBM lie in HBM themselves")
+            raise self._source.fault("the row numbers of a place in HBM are in HBM")
         self._require_loops(place.offset)
         return place
 

@@ -1,19 +1,22 @@
-"""The executable: a program and how to call it, as canonical bytes. docs/reference/nxe.md is the specification of
-the file.
+"""The executable: a program and its interface, as canonical bytes. docs/reference/nxe.md is the specification of the
+file.
 
-Code only: weights are named, not held. Of constants those that the program carries are in the file; large ones are left
-out by `without_large_constants`, kept by their digests like any blob, and given back by `with_constants`.
+The container has a table of sections with their offsets and digests. Weights are named and not included. Small
+constants are in the file; `without_large_constants` splits off the large ones, which are stored by their digests like
+any blob, and `with_constants` puts them back.
 """
 
+import hashlib
+import struct
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
 from nxpipe.emulator.errors import ExecutableInvalid
 from nxpipe.emulator.executable.code import read_code, write_code
-from nxpipe.emulator.executable.container import BODY, LONGEST_FILE, Section, packed, unpacked
 from nxpipe.emulator.executable.field_codecs import Reader, SharedWriter, WordReader, Writer
 from nxpipe.emulator.executable.tables import (
     Port,
@@ -34,6 +37,82 @@ from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.program import Program, Role, counted, instructions
 from nxpipe.emulator.passes.shard import Sharding
 
+MAGIC: Final = b"\x89NXE\r\n\x1a\n"
+VERSION: Final = 2
+LONGEST_FILE: Final = 32 << 20  # bytes
+_HEAD: Final = struct.Struct("<8sII")
+_ROW: Final = struct.Struct("<IQQ32s")
+
+
+class Section(IntEnum):
+    TOTALS = 1
+    INTERFACE = 2
+    BUFFERS = 3
+    DIVISIONS = 4
+    NOTES = 5
+    CODE = 6
+    CONSTANTS = 7
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+
+BODY: Final = _HEAD.size + len(Section) * _ROW.size  # where the first section begins
+
+
+def packed(sections: Mapping[Section, bytes]) -> bytes:
+    rows, offset = [], BODY
+    for section in Section:
+        data = sections[section]
+        rows.append(_ROW.pack(section, offset, len(data), hashlib.sha256(data).digest()))
+        offset += len(data)
+    if offset > LONGEST_FILE:
+        raise ExecutableInvalid(LONGEST_FILE, _too_long(offset))
+    return b"".join([_HEAD.pack(MAGIC, VERSION, len(Section)), *rows, *(sections[section] for section in Section)])
+
+
+def unpacked(data: bytes) -> dict[Section, Reader]:
+    """A reader for each section, whose digests are right."""
+    if len(data) > LONGEST_FILE:
+        raise ExecutableInvalid(LONGEST_FILE, _too_long(len(data)))
+    if not data.startswith(MAGIC):
+        raise ExecutableInvalid(0, "the file has no executable header")
+    if len(data) < BODY:
+        raise ExecutableInvalid(len(data), f"the file ends before its table of sections does, at {BODY}")
+    _, version, count = _HEAD.unpack_from(data)
+    if version != VERSION:
+        raise ExecutableInvalid(8, f"the file has version {version}, and this reader supports {VERSION}; rebuild it")
+    if count != len(Section):
+        raise ExecutableInvalid(12, f"there are {count} sections, and version {VERSION} has {len(Section)}")
+    readers, offset = {}, BODY
+    for number, section in enumerate(Section):
+        readers[section] = _section(data, _HEAD.size + number * _ROW.size, section, offset)
+        offset += readers[section].left
+    if offset != len(data):
+        raise ExecutableInvalid(offset, f"{len(data) - offset} bytes follow the last section")
+    return readers
+
+
+def _section(data: bytes, row: int, section: Section, expected: int) -> Reader:
+    kind, offset, size, digest = _ROW.unpack_from(data, row)
+    if kind != section:
+        raise ExecutableInvalid(row, f"section {kind} is in the place of section {section:d}, {section.label}")
+    if offset != expected:
+        raise ExecutableInvalid(
+            row + 4, f"{section.label} has the offset {offset} in the table, and begins at {expected}"
+        )
+    if size > len(data) - offset:
+        raise ExecutableInvalid(row + 12, f"{section.label} takes {size} bytes, and {len(data) - offset} are left")
+    if hashlib.sha256(memoryview(data)[offset : offset + size]).digest() != digest:
+        raise ExecutableInvalid(offset, f"{section.label} is damaged: its SHA-256 is not the one in the table")
+    return Reader(data, offset, offset + size)
+
+
+def _too_long(size: int) -> str:
+    return f"the file takes {size} bytes or more, and {LONGEST_FILE} are allowed"
+
+
 __all__ = ["Counts", "Executable", "Port", "from_bytes", "read", "to_bytes"]
 
 LARGE_CONSTANT: Final = 64 << 10  # bytes; from here on, sharing is worth a blob of its own
@@ -41,7 +120,7 @@ LARGE_CONSTANT: Final = 64 << 10  # bytes; from here on, sharing is worth a blob
 
 @dataclass(frozen=True)
 class Counts:
-    """What the code amounts to: instructions in its text, and how many each engine carries out in one run."""
+    """Instructions in the text, and instructions that each engine executes in one run."""
 
     instructions: int
     carried_out: Mapping[Engine, int]
@@ -49,7 +128,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Executable:
-    """`divisions`: for each buffer that holds a rank's piece of its tensors, which piece; others are whole."""
+    """`divisions`: the sharding of each buffer that holds a rank's part of its tensors; other buffers are whole."""
 
     program: Program
     ports: tuple[Port, ...] = ()
@@ -64,30 +143,30 @@ class Executable:
         return {port.name: port for port in self.ports if port.role is role}
 
     def pieces(self, role: Role) -> dict[str, Sharding]:
-        """By name which piece a rank has of each tensor that is divided."""
+        """The sharding of each divided tensor of a role, by name."""
         buffers = self.program.buffers
         divided = ((buffers[number], piece) for number, piece in self.divisions.items())
         return {name: piece for buffer, piece in divided if buffer.role is role for name in buffer.names}
 
     @property
     def absent_constants(self) -> tuple[str, ...]:
-        """The digests of those that must be given before it can be loaded."""
+        """The digests of the constants that must be added before the program can be loaded."""
         return tuple(sorted(constant_sizes(self.program.buffers).keys() - self.program.constants.keys()))
 
     def without_large_constants(self) -> "tuple[Executable, dict[str, bytes]]":
-        """The executable as it is stored, and the constants to be stored beside it, by digest."""
+        """The executable to be stored, and by digest the constants to be stored beside it."""
         held = self.program.constants
         large = {digest: data for digest, data in held.items() if len(data) >= LARGE_CONSTANT}
         small = {digest: data for digest, data in held.items() if digest not in large}
         return replace(self, program=replace(self.program, constants=small)), large
 
     def with_constants(self, constants: Mapping[str, bytes]) -> "Executable":
-        """Together with these; `from_bytes` of what comes of it would check them."""
+        """The executable with these constants added, which `from_bytes` would check."""
         return replace(self, program=replace(self.program, constants={**self.program.constants, **constants}))
 
 
 def to_bytes(executable: Executable) -> bytes:
-    """The executable as canonical bytes; ExecutableInvalid where its form has no room for what the program holds."""
+    """The executable as canonical bytes; ExecutableInvalid where the program exceeds a limit of the format."""
     program = executable.program
     return packed(
         {
@@ -103,8 +182,7 @@ def to_bytes(executable: Executable) -> bytes:
 
 
 def from_bytes(data: bytes) -> Executable:
-    """The executable that these bytes are. Hostile bytes cost no more than their length, and end in
-    ExecutableInvalid."""
+    """The executable from its bytes. Hostile bytes cost no more than their length, and raise ExecutableInvalid."""
     sections = unpacked(data)
     totals = _read_totals(sections[Section.TOTALS])
     core, ranks, buffers = read_buffers(sections[Section.BUFFERS])
@@ -123,7 +201,7 @@ def from_bytes(data: bytes) -> Executable:
 
 
 def read(path: Path) -> Executable:
-    """The executable in a file, of which no more is read than one may have."""
+    """The executable in a file, of which at most the largest legal size is read."""
     with path.open("rb") as file:
         return from_bytes(file.read(LONGEST_FILE + 1))
 
@@ -134,12 +212,12 @@ def _require_places(executable: Executable, at: int) -> None:
     places = {(it.role, name): number for number, it in enumerate(buffers) for name in it.names}
     for port in executable.ports:
         if (port.role, port.name) not in places:
-            raise ExecutableInvalid(at, f"no buffer holds the {port.role} {port.name[:40]!r}")
+            raise ExecutableInvalid(at, f"there is no buffer for the {port.role} {port.name[:40]!r}")
         number = places[port.role, port.name]
         buffer = buffers[number]
         own = _on_rank(port.type, executable.divisions.get(number))
         if own is None or own.shape != buffer.shape or own.dtype.on_device is not buffer.dtype or buffer.order:
-            raise ExecutableInvalid(at, f"buffer {number} does not hold a {port.type} as {port.name[:40]!r} is one")
+            raise ExecutableInvalid(at, f"buffer {number} does not have the type {port.type} of {port.name[:40]!r}")
 
 
 def _on_rank(whole: TensorType, piece: Sharding | None) -> TensorType | None:
@@ -152,10 +230,10 @@ def _on_rank(whole: TensorType, piece: Sharding | None) -> TensorType | None:
 def _require_canonical(executable: Executable, data: bytes) -> None:
     again = to_bytes(executable)
     if again != data:
-        # The table's digests differ wherever anything does; what is wrong is the first byte behind it.
+        # The table's digests differ wherever anything does, so the fault is the first byte after it that differs.
         ends = range(BODY + 1, len(again) + 1)
         at = BODY + bisect_left(ends, True, key=lambda end: not data.startswith(again[BODY:end], BODY))
-        raise ExecutableInvalid(at, "the same executable has another spelling, and only that one is allowed")
+        raise ExecutableInvalid(at, "the bytes are not the canonical form of this executable")
 
 
 def _write_totals(counts: Counts) -> bytes:

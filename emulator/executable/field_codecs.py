@@ -1,4 +1,8 @@
-"""Numbers and texts as an executable spells them: one spelling each, and nothing believed that is not there."""
+"""Codecs of the fields of an executable: numbers, texts, and values that are shared.
+
+Each value has exactly one encoding, and a reader checks every length against the bytes that are there before it
+allocates anything. A shared value is written once, and after that as how many distinct values ago that was.
+"""
 
 import struct
 from collections.abc import Callable
@@ -12,13 +16,15 @@ _REAL: Final = struct.Struct("<d")
 
 
 class Writer:
+    """Appends encoded fields to `data`."""
+
     def __init__(self) -> None:
         self.data = bytearray()
 
     def number(self, value: int) -> None:
-        """Seven bits a byte, lowest first; the top bit says that more follow."""
+        """Seven bits a byte, lowest first; the top bit is set if more follow (LEB128)."""
         if not 0 <= value < 1 << 64:
-            raise self.fault(f"{value} is not a number of 64 bits")
+            raise self.fault(f"{value} does not fit 64 bits")
         while value > 0x7F:
             self.data.append(value & 0x7F | 0x80)
             value >>= 7
@@ -38,7 +44,7 @@ class Writer:
         try:
             encoded = value.encode()
         except UnicodeEncodeError:
-            raise self.fault(f"{value[:40]!r} is not a text") from None
+            raise self.fault(f"{value[:40]!r} is not valid Unicode") from None
         if len(encoded) > LONGEST_TEXT:
             raise self.fault(f"a text takes {len(encoded)} bytes, and {LONGEST_TEXT} are allowed")
         self.number(len(encoded))
@@ -49,7 +55,7 @@ class Writer:
 
 
 class Reader:
-    """What lies between two offsets of a file. Every answer has been checked against the bytes that are there."""
+    """Decodes the fields between two offsets of a file, within the bytes that are there."""
 
     def __init__(self, data: bytes, start: int, stop: int) -> None:
         self._data = data
@@ -72,7 +78,7 @@ class Reader:
             more = byte > 0x7F
             shift += 7
             if shift > 70 or not byte:
-                raise self.fault("a number is spelled longer than it needs")
+                raise self.fault("a number is encoded longer than necessary")
         if value >> 64:
             raise self.fault("a number does not fit 64 bits")
         return value
@@ -83,7 +89,7 @@ class Reader:
 
     def byte(self) -> int:
         if self.at >= self._stop:
-            raise self.fault("the section ends in the middle of something")
+            raise self.fault("the section ends inside a field")
         byte = self._data[self.at]
         self.at += 1
         return byte
@@ -114,7 +120,7 @@ class Reader:
         return self._data[self.at - size : self.at]
 
     def count(self, what: str, most: int | None = None) -> int:
-        """How many entries follow. Each takes a byte at least, so no more than there are bytes."""
+        """The number of entries that follow; each takes at least one byte, so no more than the bytes left."""
         count = self.number()
         if count > self.left:
             raise self.fault(f"{count} {what} should follow in {self.left} bytes")
@@ -135,7 +141,8 @@ Word = TypeVar("Word", bound=StrEnum)
 
 
 class SharedWriter:
-    """Values are known by their bytes, whose hashes nobody can choose so that many collide, as those of numbers."""
+    """Writes shared values. They are looked up by their bytes: unlike hashes of numbers, those of bytes are salted, so
+    that a crafted program cannot make them collide."""
 
     def __init__(self, out: Writer) -> None:
         self._out = out
@@ -155,7 +162,7 @@ class SharedWriter:
 
 
 class SharedReader(Generic[T]):
-    """The reader's side of `Written`."""
+    """Reads the values that a `SharedWriter` wrote."""
 
     def __init__(self, source: Reader) -> None:
         self._source = source
@@ -164,7 +171,9 @@ class SharedReader(Generic[T]):
     def get(self, read: Callable[[], T]) -> T:
         ago = self._source.number()
         if ago > len(self._values):
-            raise self._source.fault(f"something is said to be {ago} ago, and there were {len(self._values)} so far")
+            raise self._source.fault(
+                f"a shared value {ago} back is referenced, and there are {len(self._values)} so far"
+            )
         if ago:
             return self._values[-ago]
         value = read()
@@ -177,7 +186,7 @@ class WordReader(SharedReader[str]):
         return self.get(self._source.text)
 
     def word(self, kind: type[Word]) -> Word:
-        """A word that is one of a set."""
+        """A text that is a member of an enumeration."""
         text = self.text()
         try:
             return kind(text)

@@ -1,4 +1,4 @@
-"""A tensor that goes into a program or comes out of it, as its caller sees it."""
+"""The tables of an executable beside the code: ports, buffers, divisions, notes and constants, written and read."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,10 @@ from nxpipe.emulator.passes.shard import Sharding
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """`type` is the caller's: of a state that ranks share, the whole; 64-bit integers although they lie narrower.
+    """A tensor of the interface, with the caller's type: the whole of a divided state, 64-bit integers as such.
 
-    `sizes` is empty, or names each axis along which a request may be shorter ("batch", "sequence"; "" where it may
-    not): equally shorter wherever that name stands. The host pads such inputs behind, and cuts outputs back.
+    `sizes` is empty, or names each axis along which a request may be shorter ("batch", "sequence"; "" for a fixed
+    axis), by the same length on all axes of a name. The host pads such inputs at the end and cuts outputs back.
     """
 
     name: str
@@ -54,7 +54,7 @@ def read_ports(source: Reader) -> tuple[Port, ...]:
     words = WordReader(source)
     ports = tuple(_read_port(source, words) for _ in range(source.count("ports")))
     if len({(port.name, port.role) for port in ports}) != len(ports):
-        raise source.fault("two ports have one name and one role")
+        raise source.fault("two ports have the same name and role")
     source.end()
     return ports
 
@@ -62,7 +62,7 @@ def read_ports(source: Reader) -> tuple[Port, ...]:
 def _read_port(source: Reader, words: WordReader) -> Port:
     name, role, dtype = source.text(), words.word(Role), words.word(DType)
     if role not in (Role.INPUT, Role.OUTPUT, Role.STATE):
-        raise source.fault(f"port {name[:40]!r} is {role}, and no input, output or state")
+        raise source.fault(f"port {name[:40]!r} is a {role}, and must be an input, output or state")
     shape = _read_shape(source, dtype)
     sizes = tuple(words.text() for _ in range(source.count("names of sizes", _MOST_AXES)))
     if len(sizes) not in (0, len(shape)) or (sizes and not any(sizes)):
@@ -104,7 +104,7 @@ def _read_buffer(source: Reader, words: WordReader) -> Buffer:
     role, dtype, address = words.word(Role), words.word(DType), source.number()
     shape, order = _read_shape(source, dtype), _read_numbers(source)
     if order and sorted(order) != list(range(len(shape))):
-        raise source.fault(f"{order} is no order of {len(shape)} axes")
+        raise source.fault(f"{order} is not a permutation of {len(shape)} axes")
     names = tuple(source.text() for _ in range(source.count("names", MOST_TENSORS)))
     if not names:
         raise source.fault("a buffer holds no tensor")
@@ -135,7 +135,7 @@ def read_divisions(source: Reader, ranks: int, buffers: Sequence[Buffer]) -> dic
         count = source.count("blocks", MOST_RANKS)
         shares = [Share(*(source.number() for _ in range(4))) for _ in range(count)]
         if number in divisions or not 0 <= number < len(buffers):
-            raise source.fault(f"a division is of buffer {number} among {len(buffers)}, or a second one")
+            raise source.fault(f"a division refers to buffer {number} of {len(buffers)}, or repeats one")
         if not _fits(axis, shares, buffers[number], ranks):
             raise source.fault(f"a division of axis {axis} does not fit buffer {number} on {ranks} ranks")
         sizes, parts = tuple(share.size for share in shares), tuple(share.parts for share in shares)
@@ -145,7 +145,7 @@ def read_divisions(source: Reader, ranks: int, buffers: Sequence[Buffer]) -> dic
 
 
 def _fits(axis: int, shares: Sequence[Share], buffer: Buffer, ranks: int) -> bool:
-    """Whether a rank's share is as long as the buffer has it."""
+    """A rank's share has the length of the buffer."""
     if not shares or not all(share.is_possible(ranks) for share in shares):
         return False
     order = buffer.order or range(len(buffer.shape))
@@ -184,16 +184,16 @@ def read_constants(source: Reader, buffers: Sequence[Buffer]) -> dict[str, bytes
         digest = source.raw(_DIGEST).hex()
         data = source.raw(source.number())
         if hashlib.sha256(data).hexdigest() != digest or len(data) not in sizes.get(digest, ()):
-            raise source.fault(f"constant {digest[:16]} is damaged, or no buffer holds one of {len(data)} bytes")
+            raise source.fault(f"constant {digest[:16]} is damaged, or has no buffer of {len(data)} bytes")
         found[digest] = data
     if any(one >= other for one, other in pairwise(found)):
-        raise source.fault("constants do not ascend by their digests")
+        raise source.fault("constants are not sorted by digest")
     source.end()
     return found
 
 
 def constant_sizes(buffers: Sequence[Buffer]) -> dict[str, set[int]]:
-    """How many bytes the constant of each digest takes, by the table."""
+    """The sizes in bytes of each constant, by digest, according to the buffers."""
     sizes: dict[str, set[int]] = {}
     for buffer in buffers:
         if buffer.role is Role.CONSTANT:

@@ -1,4 +1,4 @@
-"""The hardware as data: what a NeuronCore offers and what an EC2 instance holds.
+"""Hardware as data: the capacities of a NeuronCore and of an EC2 instance.
 
 Standard library only, so that the CDK app, the cost tables and the compiler can all read it at no cost.
 """

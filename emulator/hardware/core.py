@@ -4,8 +4,8 @@ Every figure is the public Neuron documentation's own (SDK 2.32.0, August 2026):
 `about-neuron/arch/neuron-hardware`, the kernel interface's architecture guides under `nki/guides/architecture`, and,
 for the usable SBUF, the constants of AWS's open kernel compiler `nkipy`.
 
-`None` means that the documents are silent or that the generation has no such thing; the comment says which. Nobody
-may replace a `None` by a guess: a cost that needs such a figure is calibrated, not assumed.
+`None` means that the documents are silent or that the generation lacks the feature; the comment says which. Never
+replace a `None` by a guess: a cost that needs such a figure is calibrated.
 """
 
 from collections.abc import Mapping
@@ -17,15 +17,15 @@ KIB = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class CoreSpec:
-    """What one physical NeuronCore offers. SBUF and PSUM sizes are bytes in one partition."""
+    """Capacities and rates of one physical NeuronCore. SBUF and PSUM sizes are bytes in one partition."""
 
     name: str
     nki_gen: int  # the kernel interface's own number for the generation
     partitions: int
 
     sbuf: int
-    sbuf_usable: int  # what the compiler may hand out; the rest is the runtime's
-    vector_gpsimd_share_sbuf_port: bool  # the two engines then take turns at it
+    sbuf_usable: int  # available to the compiler; the rest is the runtime's
+    vector_gpsimd_share_sbuf_port: bool  # the two engines then alternate
 
     psum: int
     psum_banks: int
@@ -80,7 +80,7 @@ class CoreSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class DmaTransfer:
-    """What a copy costs beyond its bytes; the same on every generation as far as it is documented."""
+    """Costs of a DMA beyond its bytes; the same on every generation as far as documented."""
 
     semaphore_to_start_ns: float
     packet_bytes: int

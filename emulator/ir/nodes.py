@@ -23,7 +23,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where in the user's model a node came from. It explains, and never takes part in any identity."""
+    """Where in the user's model a node came from. It takes no part in the identity of a graph."""
 
     module: str = ""
     source: str = ""
@@ -37,7 +37,7 @@ NOWHERE = Origin()
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An operator, what it is applied to, and the value that comes of it."""
+    """An operator applied to values, and the value that it defines."""
 
     result: Value
     op: Operator

@@ -78,7 +78,7 @@ def unroll(graph: "Graph") -> "Graph":
 
 
 class _Unrolling:
-    """Walks the nodes in the order in which they run; `_now` says what a value stands for at that moment."""
+    """Walks the nodes in the order of execution; `_now` maps a value to its definition in the current iteration."""
 
     def __init__(self, graph: "Graph") -> None:
         self._graph = graph
@@ -116,7 +116,7 @@ class _Unrolling:
         self._now |= before
 
     def _iterate(self, node: Node, iteration: int, shifts: Mapping[str, Shift]) -> None:
-        """Provenance counts along: an iteration comes from the layer whose weights it takes."""
+        """Copy a node; its origin is renumbered to the layer whose weights this iteration takes."""
         operands = tuple(self._now[operand] for operand in node.operands)
         result, origin = node.result, node.origin
         if iteration:
@@ -206,7 +206,7 @@ class _Row:
 
 @dataclass
 class _Change:
-    """How one repeat changes: rows by the value of their first iteration, and what happens to other names."""
+    """The change of one repeat: its rows by the value of their first iteration, and the shifts of other names."""
 
     old: int
     new: int
@@ -284,7 +284,7 @@ def _resized(graph: "Graph", scope: str, layers: int, numbers: Iterator[int]) ->
 
 
 def _repeat_of(graph: "Graph", scope: str) -> tuple[int, Repeat]:
-    """The one that takes most layers at a time: what is left over behind it may repeat in smaller steps."""
+    """The repeat that takes most layers at a time: the rest after it may repeat in smaller steps."""
     steps = {
         number: max((one.step for one in taken_series(graph, repeat).values() if one.prefix == scope), default=0)
         for number, repeat in enumerate(graph.repeats)
@@ -312,7 +312,7 @@ def _renamed_origins(nodes: tuple[Node, ...], shifts: Mapping[str, Shift]) -> It
 
 
 def _dissolved(graph: "Graph", repeat: Repeat) -> "Graph":
-    """A single iteration is no repeat: what it gives is what it computes."""
+    """Replace a repeat of one iteration by its nodes."""
     computed = {each[0]: value for value, each in repeat.given.items()}
     outputs = {name: computed.get(value, value) for name, value in graph.outputs.items()}
     return replace(graph, outputs=outputs, repeats=tuple(other for other in graph.repeats if other is not repeat))

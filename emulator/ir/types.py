@@ -112,7 +112,7 @@ class TensorType:
 
 
 def is_reasonable(tensor: TensorType) -> bool:
-    """Whether a tensor of this type could exist at all; an axis of size zero does not excuse the others."""
+    """A tensor of this type could exist; an axis of size zero does not hide absurd sizes of others."""
     return tensor.rank <= _MAX_RANK and math.prod(max(size, 1) for size in tensor.shape) <= _MAX_ELEMENTS
 
 

@@ -1,8 +1,8 @@
-"""Numbers that change with the loops around an instruction: addresses, and how far another engine must have come.
+"""Affine numbers: addresses and semaphore counts, as sums of loop indices times constants.
 
-A program is small because its loops are not written out; so that everything about it can be worked out without running
-it, the only numbers that may change in a loop are these. They are sums of loop indices times constants, and for buffers
-that take turns, of such a sum modulo how many there are.
+A program is small because its loops are not unrolled. No other numbers may change in a loop, so that every property of
+a program follows from its text: bounds, overlaps and waits hold for all iterations at once. Rotating buffers (double
+buffering) add a step times such a sum modulo the number of buffers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RotatingOffset:
-    """`step` times (`of` modulo `count`): the place of the buffer whose turn it is."""
+    """`step` times (`of` modulo `count`): the offset of the current one of `count` rotating buffers."""
 
     step: int
     count: int
@@ -20,9 +20,9 @@ class RotatingOffset:
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """`base`, plus for each (depth, coefficient) the index of the loop at that depth, 0 being outermost, times that.
+    """`base` plus, for each (depth, coefficient), the index of the loop at that depth (0: outermost) times coefficient.
 
-    Terms ascend by depth and have no coefficient of 0; turns hold none themselves.
+    Terms ascend by depth and have no coefficient of 0. `turns` are rotating offsets; they do not nest.
     """
 
     base: int = 0
@@ -46,7 +46,7 @@ class Affine:
     __rmul__ = __mul__
 
     def at(self, indices: Sequence[int]) -> int:
-        """Its value where the loops around have these indices, outermost first."""
+        """The value at these loop indices, outermost first."""
         value = self.base
         for depth, coefficient in self.terms:
             value += indices[depth] * coefficient
@@ -55,7 +55,7 @@ class Affine:
         return value
 
     def bounds(self, counts: Sequence[int]) -> tuple[int, int]:
-        """The least and the greatest value, where the loops around run so many times."""
+        """The least and the greatest value over loops of these counts; rotating offsets count in full."""
         low = high = self.base
         for depth, coefficient in self.terms:
             reach = (counts[depth] - 1) * coefficient
@@ -67,7 +67,7 @@ class Affine:
 
     @property
     def depth(self) -> int:
-        """How many loops must be around it."""
+        """The number of loops that must be around it."""
         own = self.terms[-1][0] + 1 if self.terms else 0
         return max([own, *(turn.of.depth for turn in self.turns)])
 
@@ -82,13 +82,13 @@ def affine(value: Affine | int) -> Affine:
 
 
 def divided(value: Affine | int, by: int) -> Affine:
-    """Where all that it is the sum of can be."""
+    """The quotient, term by term; every term must be a multiple."""
     start = affine(value)
     return Affine(start.base // by, tuple((depth, step // by) for depth, step in start.terms))
 
 
 def rotating_offset(of: Affine, count: int, step: int) -> Affine:
-    """Where the buffer lies whose turn it is, of so many that lie `step` apart."""
+    """The offset of the current one of `count` rotating buffers, `step` apart."""
     if not of.terms:
         return Affine(of.base % count * step)
     return Affine(0, (), (RotatingOffset(step, count, of),)) if count > 1 and step else Affine()

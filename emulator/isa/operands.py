@@ -1,7 +1,7 @@
-"""What instructions work on: tiles in the core's own memories, and stretches of tensors in HBM.
+"""Operands of instructions: tiles in SBUF and PSUM, and parts of buffers in HBM.
 
 An access pattern is a start and up to four axes, each a size and a stride in elements. In SBUF and PSUM the partition
-comes first and has no stride: neighbouring lanes read neighbouring partitions, all by the same pattern.
+comes first and has no stride: neighbouring lanes read neighbouring partitions, all with the same pattern.
 """
 
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ class Memory(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Axis:
     size: int
-    stride: int  # elements; 0 reads the same one again and again
+    stride: int  # elements; 0 repeats one element
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Part of SBUF or PSUM: `partitions` lanes from `start` on, in each the elements at `offset` bytes by the axes."""
+    """A part of SBUF or PSUM: `partitions` lanes from `start` on, in each the elements from `offset` on."""
 
     memory: Memory
     dtype: DType
@@ -36,20 +36,20 @@ class Tile:
 
     @property
     def elements(self) -> int:
-        """In each partition."""
+        """Elements in each partition."""
         return prod(axis.size for axis in self.axes)
 
     @property
     def reach(self) -> tuple[int, int]:
-        """The first byte and the one behind the last, seen from `offset`."""
+        """The first byte relative to `offset`, and the end."""
         low, high = extent(self.axes)
         return low * self.dtype.itemsize, (high + 1) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class Far:
-    """Part of a tensor in HBM. With `rows`, a tile of uint32 of one element a partition, the first axis has no stride
-    of its own: its element p begins `rows[p]` times its stride behind the offset."""
+    """A part of a buffer in HBM. With `rows`, a tile of one uint32 in each partition (indirect DMA), element p of the
+    first axis begins `rows[p]` times the stride of that axis after the offset."""
 
     buffer: int  # number in the program's table
     dtype: DType
@@ -66,14 +66,14 @@ Place = Tile | Far
 
 
 def extent(axes: tuple[Axis, ...]) -> tuple[int, int]:
-    """The least and the greatest element that the axes reach, seen from their start."""
+    """The least and the greatest element that the axes reach, relative to their start."""
     low = sum(min((axis.size - 1) * axis.stride, 0) for axis in axes)
     high = sum(max((axis.size - 1) * axis.stride, 0) for axis in axes)
     return low, high
 
 
 def contiguous(*sizes: int) -> tuple[Axis, ...]:
-    """Axes of elements that lie one behind the other, the last axis fastest."""
+    """Axes of contiguous elements, the last axis fastest."""
     axes: list[Axis] = []
     stride = 1
     for size in reversed(sizes):

@@ -1,4 +1,8 @@
-"""A program for one core: what lies in HBM, and the instructions in loops. All ranks of a division run the same one."""
+"""A program for one core: the buffers in HBM, and instructions in loops. All ranks run the same program.
+
+Below the records are walks over a program's body that never run its loops: instruction counts, the progress of engines
+in program order, the lifetimes of buffers.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +16,7 @@ from nxpipe.emulator.isa.affine import Affine, index
 from nxpipe.emulator.isa.instruction import Engine, Instruction
 from nxpipe.emulator.isa.operands import Far
 
-RANK: Final = "own rank"  # the input in which the host tells each rank its number, where a program asks for it
+RANK: Final = "own rank"  # the input in which the host gives each rank its number, in programs that read it
 
 
 class Role(StrEnum):
@@ -26,22 +30,22 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Tensors of one type in HBM, row by row, one tensor behind the other: a layer's weight of every layer is one
-    buffer, so that the loop over layers finds each by its index. `address` is where the first one lies.
+    """Tensors of one type in HBM, row-major, one after the other: the same weight of every layer is one buffer, so that
+    the loop over layers addresses each by its index. `address` is that of the first one.
 
-    A parameter may lie with its axes in another `order` than the checkpoint has them; `shape` is as it lies. The host
-    brings it there once, when the program is loaded."""
+    A parameter may have its axes in another `order` than in the checkpoint; `shape` is that in HBM. The host transposes
+    it once, when the program is loaded."""
 
     role: Role
-    names: tuple[str, ...]  # of a constant, its digest; of scratch, what for
+    names: tuple[str, ...]  # of a constant, its digest; of scratch, its use
     dtype: DType
     shape: tuple[int, ...]
-    order: tuple[int, ...] = ()  # which axis of the named tensor each axis of `shape` is; empty: as it is there
+    order: tuple[int, ...] = ()  # the axis of the named tensor for each axis of `shape`; empty: unchanged
     address: int = 0
 
     @property
     def elements(self) -> int:
-        """Of one tensor."""
+        """Elements of one tensor."""
         return prod(self.shape)
 
     @property
@@ -51,7 +55,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Its body so many times, one after the other as seen by each engine; engines need not be in the same turn."""
+    """A body that runs `count` times, in order for each engine; engines need not be in the same iteration."""
 
     count: int
     body: "tuple[Step, ...]"
@@ -62,7 +66,7 @@ Step = Instruction | Loop
 
 @dataclass(frozen=True)
 class Program:
-    """`sbuf` and `psum` are the bytes of each partition that it uses; `notes` the places in the model, by number."""
+    """`notes` are places in the user's model, by number; `constants` are bytes by their digest."""
 
     core: str  # v2, v3, v4
     ranks: int
@@ -77,7 +81,7 @@ class Program:
 
 
 def instructions(body: tuple[Step, ...]) -> Iterator[Instruction]:
-    """Each once, however often it is carried out, in the order in which they stand."""
+    """Each instruction of the text once, in order."""
     for step in body:
         if isinstance(step, Loop):
             yield from instructions(step.body)
@@ -86,7 +90,7 @@ def instructions(body: tuple[Step, ...]) -> Iterator[Instruction]:
 
 
 def counted(body: Sequence[Step]) -> Counter[Engine]:
-    """How many of each engine are carried out."""
+    """The number of executed instructions of each engine."""
     found = Counter[Engine]()
     for step in body:
         if isinstance(step, Loop):
@@ -98,17 +102,17 @@ def counted(body: Sequence[Step]) -> Counter[Engine]:
 
 
 def executed(body: tuple[Step, ...], outer: tuple[int, ...] = ()) -> Iterator[tuple[Instruction, tuple[int, ...]]]:
-    """Each as often as it is carried out, in program order, with the indices of the loops around it."""
+    """Each execution of an instruction, in program order, with the indices of the loops around it."""
     for step in body:
         if isinstance(step, Loop):
-            for turn in range(step.count):
-                yield from executed(step.body, (*outer, turn))
+            for iteration in range(step.count):
+                yield from executed(step.body, (*outer, iteration))
         else:
             yield step, outer
 
 
 def only(body: Sequence[Step], engine: Engine) -> tuple[Step, ...]:
-    """What one engine does of it."""
+    """The body without the instructions of other engines: the stream of one engine."""
     steps: list[Step] = []
     for step in body:
         if not isinstance(step, Loop):
@@ -119,17 +123,19 @@ def only(body: Sequence[Step], engine: Engine) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-PerTurn = Mapping[Engine, int]
+PerIteration = Mapping[Engine, int]
 
 
 class Progress:
+    """The number of instructions that each engine has done before a point in program order, affine in loop indices."""
+
     def __init__(self) -> None:
         self._done: dict[Engine, Affine] = {}
-        self._around: list[tuple[dict[Engine, Affine], int, PerTurn]] = []
+        self._around: list[tuple[dict[Engine, Affine], int, PerIteration]] = []
 
     @property
     def loops(self) -> int:
-        """How many are around."""
+        """The number of loops around this point."""
         return len(self._around)
 
     def done(self, engine: Engine) -> Affine:
@@ -138,7 +144,7 @@ class Progress:
     def step(self, engine: Engine) -> None:
         self._done[engine] = self.done(engine) + 1
 
-    def enter(self, count: int, each: PerTurn) -> None:
+    def enter(self, count: int, each: PerIteration) -> None:
         self._around.append((dict(self._done), count, each))
         for engine, number in each.items():
             self._done[engine] = self.done(engine) + index(self.loops - 1) * number
@@ -151,7 +157,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Lifetime:
-    """From one instruction of the text to another, both included."""
+    """A range of instructions of the text, both ends included."""
 
     first: int
     last: int
@@ -161,7 +167,7 @@ class Lifetime:
 
 
 def lifetimes(body: Sequence[Step]) -> dict[int, Lifetime]:
-    """Of each buffer that is used. One that is used inside a loop and outside of it lives as long as the loop."""
+    """The lifetime of each buffer that is used (liveness). A use inside a loop and one outside of it cover the loop."""
     uses: dict[int, list[tuple[int, tuple[tuple[int, int], ...]]]] = {}
     for position, (instruction, loops) in enumerate(_positions(body)):
         for buffer in _named(instruction):
@@ -180,7 +186,7 @@ def lifetimes(body: Sequence[Step]) -> dict[int, Lifetime]:
 def _positions(
     body: Sequence[Step], start: int = 0, loops: tuple[tuple[int, int], ...] = ()
 ) -> Iterator[tuple[Instruction, tuple[tuple[int, int], ...]]]:
-    """Each instruction with the loops around it, as the numbers of their first instruction and of that behind them."""
+    """Each instruction with the loops around it, as ranges of instruction numbers (end excluded)."""
     for step in body:
         if isinstance(step, Loop):
             stop = start + _length(step.body)

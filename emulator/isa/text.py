@@ -1,5 +1,6 @@
-"""Programs as text: one line an instruction, loops indented, places as in `docs/reference/isa.md`. `parse` reads it
-again.
+"""Text of programs: one line for each instruction, indented loops, places as in docs/reference/isa.md.
+
+The text is exact: the assembler of the tests reads it back to an equal program.
 """
 
 import json
@@ -15,16 +16,16 @@ from nxpipe.emulator.isa.operands import Axis, Far, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
 
 ARROW = "<-"
-# Written in front of the operands, at the end, or on a line of its own.
-_ELSEWHERE = ("dst", "engine", "waits", "note")
+# Fields that are written before the operands, at the end, or on a line of their own.
+_NOT_OPERANDS = ("dst", "engine", "waits", "note")
 _BYTES_A_LINE = 64
-_OF_A_DIGEST = 8  # digits tell one from another
+_DIGEST_DIGITS = 8
 _NOT_IN_A_LABEL = re.compile(r"[^A-Za-z0-9_.*~-]")
 _SHORTEST_SERIES = 3
 
 
 def text(program: Program, *, only: Engine | None = None, tables: bool = True) -> str:
-    """The whole program, or what one engine does; `tables` are the bytes of constants, which a person need not see."""
+    """The whole program, or the instructions of one engine; `tables` adds the bytes of constants."""
     return "\n".join(lines(program, only=only, tables=tables)) + "\n"
 
 
@@ -55,9 +56,9 @@ def line(instruction: Instruction, labels: Sequence[str]) -> str:
         value = getattr(instruction, each.name)
         if each.name == "dst":
             dst = _value(value, labels)
-        elif each.name not in _ELSEWHERE and not _is_usual(value, each.default):
+        elif each.name not in _NOT_OPERANDS and not _is_default(value, each.default):
             key = "" if each.name == "src" else f"{each.name}="
-            # A number may have come as a truth, or as one of numpy's.
+            # A float field may hold a bool, an int or a numpy number.
             is_number = each.type in (float, float | Tile) and not isinstance(value, Tile)
             operands.append(key + (repr(float(value)) if is_number else _value(value, labels)))
     shown.append(f"{dst} {ARROW} {', '.join(operands)}")
@@ -66,13 +67,13 @@ def line(instruction: Instruction, labels: Sequence[str]) -> str:
     return f"{line}  after {waits}" if waits else line
 
 
-def _is_usual(value: object, default: object) -> bool:
-    """Minus zero equals zero, and is not what is usual."""
+def _is_default(value: object, default: object) -> bool:
+    """Compared as text too: -0.0 equals 0.0, and is another value."""
     return default is not MISSING and value == default and str(value) == str(default)
 
 
 def labelled(buffers: Sequence[Buffer]) -> tuple[str, ...]:
-    """A name for each buffer that places can use: its tensor's, as far as it is made of letters and digits."""
+    """A unique label for each buffer, from the name of its tensor with other characters replaced."""
     labels: dict[str, None] = {"sbuf": None, "psum": None}
     for buffer in buffers:
         stem = label = _NOT_IN_A_LABEL.sub("_", _called(buffer)) or "buffer"
@@ -87,7 +88,7 @@ def labelled(buffers: Sequence[Buffer]) -> tuple[str, ...]:
 def _called(buffer: Buffer) -> str:
     series, name = _series(buffer.names), next(iter(buffer.names), "")
     if buffer.role is Role.CONSTANT:
-        return f"constant.{name[:_OF_A_DIGEST]}"
+        return f"constant.{name[:_DIGEST_DIGITS]}"
     return f"{series.prefix}*{series.suffix}" if series else name
 
 
@@ -132,14 +133,14 @@ def _tile(tile: Tile) -> str:
 
 
 def _pattern(dtype: str, axes: tuple[Axis, ...]) -> str:
-    """The stride of an axis is told where elements do not lie one behind the other."""
-    usual = contiguous(*(axis.size for axis in axes))
-    told = any(axis != plain for axis, plain in zip(axes, usual, strict=True))
+    """Type and sizes, with the strides of axes that are not contiguous."""
+    dense = contiguous(*(axis.size for axis in axes))
+    strided = any(axis != plain for axis, plain in zip(axes, dense, strict=True))
     sizes = [
         f"{axis.size}" if axis == plain else f"{axis.size}@{axis.stride}"
-        for axis, plain in zip(axes, usual, strict=True)
+        for axis, plain in zip(axes, dense, strict=True)
     ]
-    return f"{dtype} {(' x ' if told else 'x').join(sizes)}".rstrip()
+    return f"{dtype} {(' x ' if strided else 'x').join(sizes)}".rstrip()
 
 
 def _buffer(buffer: Buffer, label: str) -> str:
@@ -168,7 +169,7 @@ def _constants(program: Program) -> Iterator[str]:
 
 
 class _Body:
-    """Remembers the note that was told last."""
+    """Lines of the body; a note is written where it changes."""
 
     def __init__(self, program: Program, labels: Sequence[str], only: Engine | None) -> None:
         self._program = program

@@ -1,4 +1,8 @@
-"""What a program adds up to: each instruction times the turns of the loops around it, without running any."""
+"""Totals of a program: instructions, time and bytes, by the iterations of the loops around each instruction.
+
+`totals` counts what instructions move. `buffer_traffic` counts the distinct bytes of each buffer instead: a lower bound
+on the traffic of any program for the same task.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

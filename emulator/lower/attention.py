@@ -1,4 +1,9 @@
-"""Attention's operands as the heads that share keys, and how many of those heads are worked on at once."""
+"""Attention kernel: scores of 128 query rows at a time, whose softmax never leaves SBUF.
+
+A row's scores are side by side in SBUF where they fit, so that maximum, sum and rounded probabilities are those of a
+separate softmax. Where they do not fit, keys pass three times in pieces: for the maximum, for the sum, and for the
+product with the values. Scores are computed again each time, which costs less than bringing them back from HBM.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,9 +34,9 @@ _LONG_RUN = 4096  # bytes: so many heads beside each other make DMA fast
 def split_heads(
     q: View, k: View, v: View, mask: View | None, home: View
 ) -> tuple[int, tuple[View, View, View, View, View | None]]:
-    """How many axes of a batch there are, and views that begin with them: queries, result and mask then go on with
-    [key heads, queries of each, rows, ...], keys and values with [key heads, keys, ...]. Where each query head has one
-    row only, the query heads of a key head are the rows."""
+    """The number of batch axes, and views that begin with them. Queries, result and mask continue with [key heads,
+    queries of each, rows, ...], keys and values with [key heads, keys, ...], as grouped-query attention shares them.
+    Where each query head has a single row, the query heads of a key head become the rows."""
     *batch, heads, rows, _ = home.shape if home.rank > 2 else (1, *home.shape)
     shared = k.shape[-3] if k.rank > 2 else 1
     key_heads = shared if heads % max(shared, 1) == 0 else heads
@@ -70,20 +75,22 @@ class AttentionTiling:
         left = k.left(Memory.SBUF)
         for buffers in (2, 1):
             for heads in range(most, 0, -1):
-                if sizes.room(heads, keys.shape[1], buffers) <= left:
+                if sizes.nbytes(heads, keys.shape[1], buffers) <= left:
                     return AttentionTiling(heads, keys.shape[1], buffers)
         pieces = range(keys.shape[1] // PARTITIONS * PARTITIONS, PARTITIONS, -PARTITIONS)
-        fitting = (piece for piece in pieces if sizes.room(1, piece, 1, loads=2) <= left)
+        fitting = (piece for piece in pieces if sizes.nbytes(1, piece, 1, loads=2) <= left)
         return AttentionTiling(1, next(fitting, PARTITIONS), 1)
 
 
 def is_matched(op: Attention, values: DType) -> bool:
-    """Whether probabilities and values can be multiplied as they are; if not, both are float32."""
+    """True if probabilities and values can be multiplied in their own types; otherwise both are float32."""
     return (op.probabilities in _FULL) == (values in _FULL)
 
 
 @dataclass(frozen=True)
 class _AttentionCosts:
+    """Sizes in SBUF of an attention kernel's tiles."""
+
     op: Attention
     q: View  # [key heads, queries of each, rows, elements]
     keys: View  # [key heads, keys, elements]
@@ -91,8 +98,8 @@ class _AttentionCosts:
     out: View
     mask: View | None
 
-    def room(self, heads: int, piece: int, buffers: int, loads: int = 1) -> int:
-        """Bytes of each partition, keys and values being there once, or in as many turns as they are loaded."""
+    def nbytes(self, heads: int, piece: int, buffers: int, loads: int = 1) -> int:
+        """Bytes of each partition, with keys and values in `loads` buffers."""
         return loads * self._keys(heads, piece) + self._queries(heads) + buffers * self._scores(piece) + 4096
 
     def _keys(self, heads: int, piece: int) -> int:
@@ -104,14 +111,18 @@ class _AttentionCosts:
     def _queries(self, heads: int) -> int:
         each, elements = heads * self.q.shape[1], self.q.shape[-1]
         straight = each * elements * transpose_type(self.q.dtype).itemsize
-        turned = chunks_of(elements) * each * PARTITIONS * self.q.dtype.itemsize
-        return 2 * (straight + turned + each * self.out.shape[-1] * self.out.dtype.itemsize)
+        columns = chunks_of(elements) * each * PARTITIONS * self.q.dtype.itemsize
+        return 2 * (straight + columns + each * self.out.shape[-1] * self.out.dtype.itemsize)
 
     def _scores(self, piece: int) -> int:
         size, passing = self.op.probabilities.itemsize, transpose_type(self.op.probabilities).itemsize
-        turned = 4 if not is_matched(self.op, self.values.dtype) else size
+        columns = 4 if not is_matched(self.op, self.values.dtype) else size
         each = (
-            4 + size + (passing if passing != size else 0) + turned + 2 * (self.mask.dtype.itemsize if self.mask else 0)
+            4
+            + size
+            + (passing if passing != size else 0)
+            + columns
+            + 2 * (self.mask.dtype.itemsize if self.mask else 0)
         )
         return (piece + PARTITIONS) * each
 
@@ -123,11 +134,11 @@ _STAIRS: Final = 8  # of causal attention: groups of query rows, each of which s
 def _attention(low: Lowering, node: Node, op: Attention) -> None:
     q, k, v = map(low.view, node.operands[:3])
     mask = low.view(node.operands[3]) if len(node.operands) > 3 else None
-    home = low.turned_home(node.result)
+    home = low.transposable_home(node.result)
     if not home.elements:
         return
     causal = op.causal and home.shape[-2] > 1
-    if op.causal:  # nobody sees keys behind the last row's own; the one row of a decoder sees the first alone
+    if op.causal:  # no row sees keys behind the last row's own; the single row of a decoder sees the first key alone
         seen = min(k.shape[-2], home.shape[-2])
         k, v = (view.cut(*((0, size) for size in view.shape[:-2]), (0, seen)) for view in (k, v))
         if mask is not None and mask.shape[-1] > 1:
@@ -186,7 +197,7 @@ class _Attention:
         return block
 
     def _blocks(self) -> Iterator[tuple[Span, int, int]]:
-        """Query rows, how many keys each of them may see, and how many the last of them may."""
+        """Blocks of query rows, the keys that every row of the block sees, and those that its last row sees."""
         k, rows, keys = self.k, self.q.shape[2], self.keys.shape[1]
         stair = -(-chunks_of(rows) // _STAIRS) * PARTITIONS if self.causal else rows
         for first in range(0, rows, stair):
@@ -197,7 +208,7 @@ class _Attention:
 
 @dataclass(frozen=True)
 class _Block:
-    """Up to 128 query rows of several heads. All of the rows may see the first `open_` of `extent` keys."""
+    """Up to 128 query rows of several heads. All of the rows see the first `open_` of `extent` keys."""
 
     whole: _Attention
     heads: Span
@@ -214,10 +225,10 @@ class _Block:
     def write(self) -> None:
         k, whole, (heads, each, count) = self.k, self.whole, (self.heads[1], self.whole.q.shape[1], self.rows[1])
         elements, width = whole.q.shape[-1], whole.values.shape[-1]
-        turned = k.tile(whole.q.dtype, PARTITIONS, max(chunks_of(elements), 1), heads * each, count, buffers=2)
+        columns = k.tile(whole.q.dtype, PARTITIONS, max(chunks_of(elements), 1), heads * each, count, buffers=2)
         rows = whole.q.cut(self.heads, (0, each), self.rows)
         for query in range(each):
-            transpose_heads(k, turned, rows.pick(1, query), query * heads)
+            transpose_heads(k, columns, rows.pick(1, query), query * heads)
         made = k.tile(whole.out.dtype, count, heads * each, width, buffers=2)
         seen = None if self.nowhere else whole.mask
         masked = self._mask_of_all(seen) if seen and self.there else None
@@ -226,20 +237,20 @@ class _Block:
                 at = head + query * heads
                 mask = None if seen is None else seen.pick(1, query).pick(0, self.heads[0] + head)
                 place = made.cut(count, (at, 1))
-                scores = self._scores(turned, mask, masked, head, at)
+                scores = self._scores(columns, mask, masked, head, at)
                 _Rows(self, scores).write(place)
         for query in range(each):
             out = whole.out.cut(self.heads, (query, 1), self.rows).pick(1, 0)
             k.copy(out.transposed((1, 0, 2)).far(), made.cut(count, (query * heads, heads)))
 
-    def _scores(self, turned: Block, mask: View | None, masked: Block | None, head: Affine, query: Affine) -> Scores:
+    def _scores(self, columns: Block, mask: View | None, masked: Block | None, head: Affine, query: Affine) -> Scores:
         whole = self.whole
         return Scores(
             k=self.k,
             op=whole.op,
             causal=whole.causal,
             buffers=whole.plan.buffers,
-            queries=turned,
+            queries=columns,
             elements=whole.q.shape[-1],
             query=query,
             head=head,
@@ -251,7 +262,7 @@ class _Block:
         )
 
     def _mask_of_all(self, mask: View) -> Block | None:
-        """Where all heads have the same."""
+        """The mask rows, loaded once where all heads share them."""
         if any(mask.strides[:2]):
             return None
         block = self.k.tile(mask.dtype, self.rows[1], self.extent, buffers=2)
@@ -329,14 +340,16 @@ class _Rows:
     def _multiply(self, sums: Block, probabilities: Block, values: Block, start: Affine, size: int) -> None:
         k, whole = self.k, self.block.whole
         dtype = whole.op.probabilities if is_matched(whole.op, whole.values.dtype) else DType.FLOAT32
-        turned = k.tile(dtype, PARTITIONS, chunks_of(size), self.count, buffers=whole.plan.buffers)
+        columns = k.tile(dtype, PARTITIONS, chunks_of(size), self.count, buffers=whole.plan.buffers)
         (full, rest), lanes = divmod(size, PARTITIONS), (0, self.count)
         if full:
-            transpose_block(k, turned, replace(probabilities, shape=(full, PARTITIONS)), Affine(), lanes, Engine.SCALAR)
+            transpose_block(
+                k, columns, replace(probabilities, shape=(full, PARTITIONS)), Affine(), lanes, Engine.SCALAR
+            )
         if rest:
             last = probabilities.offset + full * PARTITIONS * probabilities.dtype.itemsize
             transpose_block(
-                k, turned, replace(probabilities, shape=(1, rest), offset=last), Affine(full), lanes, Engine.SCALAR
+                k, columns, replace(probabilities, shape=(1, rest), offset=last), Affine(full), lanes, Engine.SCALAR
             )
         for chunk, depth in each_chunk(k, size):
             for bank, wide in self._banks():
@@ -344,7 +357,7 @@ class _Rows:
                     Matmul(
                         engine=Engine.TENSOR,
                         dst=sums.cut(self.count, (bank, 1), (0, wide)),
-                        stationary=turned.cut(depth, (chunk, 1)),
+                        stationary=columns.cut(depth, (chunk, 1)),
                         moving=values.cut(depth, (chunk, 1), (self.scores.head, 1), (bank * BANK, wide)),
                         accumulate=start + chunk,
                     )

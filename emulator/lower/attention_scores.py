@@ -1,4 +1,4 @@
-"""Scores of a head's rows: made in PSUM, scaled and masked on their way to SBUF, and what a softmax makes of them."""
+"""Attention scores of a head's rows: computed in PSUM, scaled and masked on the way to SBUF, and their softmax."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -33,8 +33,8 @@ LOWEST: Final = -largest_finite(DType.FLOAT32)
 
 @dataclass(frozen=True)
 class Nowhere:
-    """A boolean mask that is the same for all rows: 0 where one looks and minus infinity elsewhere, which the tensor
-    engine adds to all of them as a product with ones, and the vector engine need not look at."""
+    """A boolean mask that is the same for all rows, as 0 and minus infinity. The tensor engine adds it to all rows as a
+    product with ones, so that the vector engine does no work for it."""
 
     ones: Block
     row: Block
@@ -64,7 +64,7 @@ class Nowhere:
 
 @dataclass(frozen=True)
 class Scores:
-    """Of up to 128 rows of one head, all of which may see the first `open_` keys."""
+    """Scores of up to 128 rows of one head; all rows see the first `open_` keys."""
 
     k: Kernel
     op: Attention
@@ -90,7 +90,7 @@ class Scores:
         self.k.emit(TensorTensor(engine=Engine.VECTOR, dst=dst, left=left, right=right, op=op))
 
     def made(self, keys: Block, piece: Span) -> Block:
-        """Scaled and masked."""
+        """The scores, scaled and masked."""
         k, (_, size) = self.k, piece
         scores = k.tile(DType.FLOAT32, self.rows[1], size, buffers=self.buffers)
         mask = self._mask(piece)
@@ -150,7 +150,8 @@ class Scores:
             )
 
     def _scale(self, dst: Tile, sums: Tile, mask: Block | None, some: Span) -> None:
-        """The scalar engine has time for it, but adds no tensors."""
+        """Scale on the scalar engine, which has time to spare; a mask needs the vector engine, because the scalar
+        engine adds no tensors."""
         scale = self.op.scale
         if mask is None or mask.dtype is DType.UINT8:
             self.k.emit(Activation(engine=Engine.SCALAR, dst=dst, src=sums, function=Function.COPY, scale=scale))
@@ -169,7 +170,7 @@ class Scores:
         )
 
     def _hide(self, scores: Block, piece: Span) -> None:
-        """Keys behind a row's own place. Those before the first row's are seen by all."""
+        """Hide the keys behind a row's own position; those before the first row's position are seen by all."""
         start, size = piece
         seen = self.open_ if affine(start) == Affine() else 0
         if seen >= size:
@@ -194,7 +195,8 @@ class Scores:
         return column
 
     def negative(self, highest: Tile) -> Tile:
-        """Where everything is masked a finite number does as well: the exponentials are 0 for any."""
+        """The negated maximum. Where everything is masked a finite number replaces it: the exponentials are 0 with
+        any."""
         column = self.column()
         self.k.emit(
             TensorScalar(
@@ -216,14 +218,15 @@ class Scores:
         )
 
     def inverse(self, total: Tile) -> Tile:
-        """The highest score alone adds 1 to a sum; what is less than that has seen nothing, and stays 0."""
+        """The inverse of the sum. The highest score alone contributes 1; a smaller sum means that the row sees no key,
+        and its probabilities stay 0."""
         least, inverse = self.column(), self.column()
         self.k.emit(TensorScalar(engine=Engine.VECTOR, dst=least, src=total, op0=Alu.MAXIMUM, operand0=1.0))
         self.k.emit(Reciprocal(engine=Engine.VECTOR, dst=inverse, src=least))
         return inverse
 
     def probabilities(self, exponentials: Block, inverse: Tile) -> Block:
-        """Rounded to their type, in a form that can be turned."""
+        """The probabilities, rounded to their type, in a form that can be transposed."""
         k, dtype, size = self.k, self.op.probabilities, exponentials.shape[0]
         buffers = self.buffers
         made = k.tile(dtype, self.rows[1], size, buffers=buffers)

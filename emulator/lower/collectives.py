@@ -1,7 +1,7 @@
-"""What ranks do together, and what each takes of a tensor that all of them know.
+"""Collectives, and the slices that each rank takes of a tensor that all ranks hold.
 
-All ranks run one program. What is a rank's own is found by its number, which the host puts into an input: it chooses a
-row of a table of places, and the places are copied by indirect DMA.
+All ranks run one program. A rank finds what is its own by its number, which the host writes into an input: the number
+selects a row of a table of offsets, and indirect DMA copies what is at these offsets.
 """
 
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ def _all_reduce(low: Lowering, node: Node, op: AllReduce) -> None:
 
 @lowers(AllGather)
 def _all_gather(low: Lowering, node: Node, op: AllGather) -> None:
-    """Where a rank's share is not one stretch of the whole, what was gathered is put in order afterwards."""
+    """Where a rank's share is not one contiguous part of the whole, the gathered shares are reordered afterwards."""
     _require_degree(low, node, op.degree)
     readers, sharing = low.groups.gathered_matmuls(node, node.result), low.groups.row_sharding(node)
     if readers and sharing:
@@ -70,7 +70,7 @@ def _all_gather(low: Lowering, node: Node, op: AllGather) -> None:
 
 @lowers(ReduceScatter)
 def _reduce_scatter(low: Lowering, node: Node, op: ReduceScatter) -> None:
-    """Where a rank's share is not one stretch of the whole, the parts of all ranks are put together first."""
+    """Where a rank's share is not one contiguous part of the whole, the shares are brought together first."""
     _require_degree(low, node, op.degree)
     source, home = low.packed(low.view(node.operands[0])), low.home(node.result)
     if not home.elements:
@@ -93,8 +93,8 @@ def _reduce_scatter(low: Lowering, node: Node, op: ReduceScatter) -> None:
 
 
 def _in_order(low: Lowering, op: AllGather | ReduceScatter, outer: int, whole: View) -> bool:
-    """Whether ranks had better meet for each row of blocks by itself, where the parts of all lie one behind the other,
-    than once for all rows, which copies them. Each meeting begins anew."""
+    """True if one exchange for each row of blocks, where the shares of all ranks are consecutive, is cheaper than one
+    exchange of all rows with a copy. Each exchange has a start-up time."""
     if op.parts != (op.degree,) or op.slots:
         return False
     copied = Far(whole.buffer, whole.dtype, Affine(), (Axis(whole.elements, 1),))
@@ -108,13 +108,13 @@ def _row(view: View, outer: int, index: Affine) -> View:
 
 @dataclass(frozen=True)
 class _Owned(Stretch):
-    """By the first of the ranks that have it."""
+    """A tensor's parts by the first of the ranks that hold them."""
 
     rank: int
 
 
 def _runs(op: AllGather) -> list[list[_Owned]]:
-    """All of a row of blocks, in order: stretches of one size that lie at one place of ranks equally far apart."""
+    """Contiguous runs of a row of blocks, in order: equally long and at equally distant ranks."""
     owned: dict[int, _Owned] = {}
     for rank in range(op.degree):
         for one in op.stretches(rank):
@@ -157,7 +157,7 @@ def _rank_slice(low: Lowering, node: Node, op: RankSlice) -> None:
 
 
 def _before_zeros(low: Lowering, source: View, count: int) -> View:
-    """A tensor that lies row by row, and behind it so many zeros."""
+    """A contiguous tensor followed by zeros."""
     made = low.scratch(source.dtype, (source.elements + count,))
     low.copy(made.cut((0, source.elements)), source.packed_as((source.elements,)))
     fill(low.k, made.cut((source.elements, count)), 0)
@@ -165,8 +165,8 @@ def _before_zeros(low: Lowering, source: View, count: int) -> View:
 
 
 def _places(op: RankSlice, outer: int) -> tuple[Array, int]:
-    """For each rank, which stretches of the axis it takes, one after the other for all outer repetitions; and how long
-    each stretch is. The stretch behind the last stands for padding."""
+    """For each rank, the runs of the axis that it takes, for all outer repetitions, and their length. The run behind
+    the last one stands for padding."""
     length = sum(op.sizes)
     taken = [op.stretches(rank) for rank in range(op.degree)]
     unit = gcd(length, op.local, *(number for row in taken for one in row for number in (one.own, one.whole, one.size)))
@@ -181,4 +181,4 @@ def _places(op: RankSlice, outer: int) -> tuple[Array, int]:
 
 def _require_degree(low: Lowering, node: Node, degree: int) -> None:
     if degree != low.ranks:
-        raise NotLowered(f"{node.op.label} is for {degree} ranks, but the program is for {low.ranks}")
+        raise NotLowered(f"cannot lower {node.op.label} for {degree} ranks: the program is for {low.ranks}")

@@ -1,5 +1,9 @@
-"""Windows that slide over places: what of a tensor is in SBUF, where a window's elements are in there, and in which
-pieces the results are made. Nothing is unfolded: a window's place is a shift of a strided pattern."""
+"""Convolutions: for each position of the window a matmul over channels, all of them accumulated in PSUM.
+
+Nothing is unfolded (no im2col): channels are on the partitions, and a position of the window is a shifted, strided
+pattern of what is in SBUF. Where channels are few, the rows of the window are on partitions beside them, so that the
+tensor engine's rows are filled. Depthwise convolutions, whose channels do not mix, run on the vector engine.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +33,7 @@ WIDEST: Final = 2048  # places of a piece of the result
 
 @dataclass(frozen=True)
 class Windows:
-    """On each axis of places; `margin` are the places before the first that are filled."""
+    """Sliding windows on each spatial axis; `margin` are the padded positions before the first."""
 
     window: tuple[int, ...]
     stride: tuple[int, ...]
@@ -39,7 +43,7 @@ class Windows:
     margin: tuple[int, ...]
 
     def reach(self, rows: int) -> tuple[int, ...]:
-        """The places that so many rows of the first axis of results need."""
+        """The input positions that so many rows of the first result axis need."""
         wanted = (rows, *self.places[1:])
         steps = zip(wanted, self.stride, self.window, self.dilation, strict=True)
         return tuple((number - 1) * step + (length - 1) * apart + 1 for number, step, length, apart in steps)
@@ -57,7 +61,7 @@ def windows(
     before: tuple[int, ...],
     places: tuple[int, ...],
 ) -> tuple[View, Windows]:
-    """Over the trailing axes of a view; where padding is negative, the view is cut."""
+    """Windows over the trailing axes of a view; negative padding cuts the view."""
     leading = x.rank - len(window)
     cuts = [max(-margin, 0) for margin in before]
     cut = x.cut(*((0, size) for size in x.shape[:leading]))
@@ -72,7 +76,7 @@ def windows(
 
 
 def padded(low: Lowering, view: View, over: Windows, filling: float) -> tuple[View, Windows]:
-    """In HBM with its margins, where they cannot be filled in SBUF because that holds a part of the places only."""
+    """A padded copy in HBM, where padding cannot be filled in SBUF because that holds a part of the positions only."""
     if not over.fills():
         return view, over
     leading = view.rank - len(over.window)
@@ -86,13 +90,13 @@ def padded(low: Lowering, view: View, over: Windows, filling: float) -> tuple[Vi
 
 @dataclass(frozen=True)
 class Slab:
-    """Rows [128, chunks, place ...] in SBUF, of all places or of those that some rows of results need."""
+    """Rows [128, chunks, position ...] in SBUF: all positions, or those that some rows of results need."""
 
     over: Windows
     block: Block
 
     def shifted(self, lanes: int, chunk: Affine | int, starts: Starts, sizes: Sequence[int], at: Starts) -> Tile:
-        """What the windows that begin at results from `starts` on have at one of their own places."""
+        """The elements that the windows of the results from `starts` on have at one of their positions."""
         over, (_, *reach) = self.over, self.block.shape
         offset, axes = affine(chunk) * prod(reach), []
         for axis, stride in enumerate(packed(tuple(reach))):
@@ -105,7 +109,7 @@ class Slab:
 
 
 def load_slab(k: Kernel, over: Windows, view: View, rows: Span, dtype: DType, filling: float) -> Slab:
-    """Of a view [lanes, place ...], for these rows of results."""
+    """Load a slab of a view [lanes, position ...] for these rows of results."""
     size, lanes = rows[1], view.shape[0]
     chunks = -(-lanes // 128)
     reach = over.reach(size)
@@ -125,7 +129,7 @@ def load_slab(k: Kernel, over: Windows, view: View, rows: Span, dtype: DType, fi
 
 
 def folded(over: Windows) -> Windows:
-    """With each row of the window on partitions of its own: what is left of a window is one row."""
+    """The windows when each row of the window has its own partitions: what is left of a window is one row."""
     return replace(
         over,
         window=(1, *over.window[1:]),
@@ -137,8 +141,8 @@ def folded(over: Windows) -> Windows:
 
 
 def load_folded(k: Kernel, over: Windows, view: View, rows: Span, dtype: DType) -> Slab:
-    """Of a view [lanes, place ...], as many lanes again for each row of the window. Margins are filled with zeros; they
-    are there only where all rows of results are."""
+    """Load a view [lanes, position ...] with as many lanes again for each row of the window. Padding is filled with
+    zeros, which requires that the slab holds all rows of results."""
     lanes, number = view.shape[0], over.window[0]
     alone = folded(over)
     block = k.tile(dtype, lanes * number, 1, *alone.reach(rows[1]), buffers=2)
@@ -166,7 +170,7 @@ def flat(block: Block) -> Tile:
 
 
 def blocks(k: Kernel, shape: Sequence[int], most: int) -> Iterator[tuple[Starts, tuple[int, ...]]]:
-    """Pieces of so many places that lie one behind the other."""
+    """Blocks of consecutive positions."""
     if len(shape) == 1:
         for start, size in k.spans(shape[0], most):
             yield (start,), (size,)
@@ -182,7 +186,7 @@ def blocks(k: Kernel, shape: Sequence[int], most: int) -> Iterator[tuple[Starts,
 
 
 def each_place(k: Kernel, window: Sequence[int]) -> Iterator[tuple[Affine, Starts]]:
-    """The number of each place of a window, and where it is."""
+    """The number of each position of a window, and its offset."""
     if not window:
         yield Affine(), ()
         return
@@ -192,7 +196,7 @@ def each_place(k: Kernel, window: Sequence[int]) -> Iterator[tuple[Affine, Start
 
 
 def linear(starts: Starts, shape: Sequence[int]) -> Affine:
-    """The number of a place among those of a shape."""
+    """The number of a position among those of a shape."""
     found = Affine()
     for start, stride in zip(starts, packed(tuple(shape)), strict=True):
         found += start * stride
@@ -233,10 +237,10 @@ def _convolution(low: Lowering, node: Node, op: Convolution) -> None:
         work.write(low)
 
 
-def slab_rows(room: int, over: Windows, by_place: int) -> int:
-    """As many rows of results as there is room for what they need; one where there is room for none."""
+def slab_rows(budget: int, over: Windows, by_place: int) -> int:
+    """Rows of results whose inputs fit SBUF; at least one."""
     rows = over.places[0]
-    while rows > 1 and prod(over.reach(rows)) * by_place > room:
+    while rows > 1 and prod(over.reach(rows)) * by_place > budget:
         rows = rows // 2
     return rows
 
@@ -255,7 +259,7 @@ class _Convolution:
     out: DType
 
     def write(self, low: Lowering) -> None:
-        """Weights that fit stay for all of a batch."""
+        """Weights that fit SBUF are loaded once for a whole batch."""
         k, (outputs, channels, *window) = self.k, self.weight.shape
         each = outputs // self.groups
         # Channels, and places of the window, as a matrix of each group's outputs for each.
@@ -266,9 +270,9 @@ class _Convolution:
         lanes, places = (channels * window[0], prod(window[1:])) if self.fold else (channels, prod(window))
         with k.loop(self.groups) as group, k.scope():
             own = matrices.cut((0, channels), (0, window[0]), (0, shape[2]), (group * each, each))
-            room, by_output = k.left(Memory.SBUF) // 4, chunks_of(lanes) * places * own.dtype.itemsize
-            kept = self._weights(own, 1) if by_output * each <= room else None
-            step = PARTITIONS if kept else max(min(room // (2 * by_output), PARTITIONS), 1)
+            budget, by_output = k.left(Memory.SBUF) // 4, chunks_of(lanes) * places * own.dtype.itemsize
+            kept = self._weights(own, 1) if by_output * each <= budget else None
+            step = PARTITIONS if kept else max(min(budget // (2 * by_output), PARTITIONS), 1)
             with k.loop(self.x.shape[0]) as image:
                 source = self.x.pick(0, image).cut((group * channels, channels))
                 for rows in k.spans(self.over.places[0], self.rows):
@@ -285,7 +289,7 @@ class _Convolution:
         return load_slab(self.k, self.over, source, rows, self.x.dtype, 0.0)
 
     def _weights(self, matrices: View, buffers: int) -> Block:
-        """Of [channels, rows of the window, places of a row, outputs], as [128, chunks, places, outputs]."""
+        """Weights [channels, window rows, window columns, outputs] as [128, chunks, positions, outputs]."""
         k, (channels, rows, places, outputs) = self.k, matrices.shape
         if self.fold:
             block = k.tile(matrices.dtype, channels * rows, 1, places, outputs, buffers=buffers)
@@ -324,7 +328,7 @@ class _Convolution:
                 self.epilogue.store(made.whole, (start + first, count), (place, prod(sizes)))
 
     def _widest(self) -> int:
-        """Places of a result that are stored at once: as long a run as there is room for what follows."""
+        """Positions of a result that are stored at once: the longest run for which the epilogue fits."""
         by_place = 2 * self.out.itemsize + epilogue_bytes(self.epilogue)
         return max(min(self.k.left(Memory.SBUF) * 3 // 4 // by_place, WIDEST), 1)
 

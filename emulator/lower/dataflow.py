@@ -1,4 +1,4 @@
-"""Who reads a value, and whether anybody but certain nodes does."""
+"""Dataflow analysis of a graph: the readers of each value, and the last of them."""
 
 from collections.abc import Set
 from typing import Final
@@ -21,6 +21,8 @@ from nxpipe.emulator.ops import Transpose as Transposed
 
 
 class ValueReaders:
+    """The nodes that read each value, by the region of the program in which they run."""
+
     def __init__(self, graph: Graph) -> None:
         self._readers: dict[Value, list[Node]] = {}
         for node in graph.nodes:
@@ -30,27 +32,28 @@ class ValueReaders:
         self._stretches = _stretches(graph)
 
     def behind(self, value: Value) -> list[Node]:
-        """The readers that are carried out as often as the value is made."""
+        """The readers that run as often as the value is computed."""
         return self.beside(value, value)
 
     def beside(self, value: Value, result: Value) -> list[Node]:
-        """The readers that are carried out as often as the result of a node is made."""
+        """The readers of a value that run as often as another result is computed."""
         stretch = self._stretches[result]
         return [node for node in self._readers.get(value, ()) if self._stretches[node.result] == stretch]
 
     def only(self, value: Value) -> Node | None:
-        """The one node behind a value that reads it, if nobody else does."""
+        """The one node that reads a value, if it runs as often and nothing else needs the value."""
         reading = self._readers.get(value, [])
         return reading[0] if len(reading) == 1 and value not in self._kept and self.behind(value) else None
 
     def is_needed(self, value: Value, done: Set[Value]) -> bool:
-        """Whether others than the makers of these results want to find a value in HBM."""
+        """True if a node other than those that compute `done` reads the value from HBM."""
         reading = self._readers.get(value)
         return value in self._kept or not reading or any(node.result not in done for node in reading)
 
 
 def _kept(graph: Graph) -> set[Value]:
-    """The values that are needed beyond the nodes that read them."""
+    """Values that are needed beyond their readers: outputs, loop-carried values, values that cross a repeat's
+    border."""
     kept = set(graph.outputs.values())
     for repeat in graph.repeats:
         kept.update(repeat.carried, repeat.carried.values(), repeat.given)
@@ -64,7 +67,7 @@ def _kept(graph: Graph) -> set[Value]:
 
 
 def _stretches(graph: Graph) -> dict[Value, int]:
-    """For each node's result which stretch of the program it is made in: before, in, between or behind repeats."""
+    """The region of the program in which each node's result is computed: before, in, between or after repeats."""
     ends = [end for repeat in graph.repeats for end in (repeat.start, repeat.stop)]
     return {node.result: sum(end <= position for end in ends) for position, node in enumerate(graph.nodes)}
 
@@ -74,6 +77,8 @@ UPDATES: Final = (IndexUpdate, ScatterAlong, SliceUpdate)
 
 
 class Liveness:
+    """The last reader of each value. A value without later readers can be updated in place, as KV caches are."""
+
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._position = {node.result: number for number, node in enumerate(graph.nodes)}
@@ -98,7 +103,7 @@ class Liveness:
                 self._inside |= dict.fromkeys(row, value)
 
     def is_last(self, value: Value, node: Node) -> bool:
-        """Whether neither the value nor a view of it is read after this node."""
+        """True if neither the value nor a view of it is read after this node."""
         at = self._position[node.result]
         waiting, seen = [value], {value}
         while waiting:
@@ -118,12 +123,12 @@ class Liveness:
         return True
 
     def _is_local(self, value: Value, node: Node) -> bool:
-        """Whether a turn of the loop around the node finds a value of its own."""
+        """True if each iteration of the loop around the node has a value of its own."""
         loop = self._loop_of.get(node.result)
         return loop is None or self._loop_of.get(value, self._of_turns.get(value)) == loop
 
     def ends_in_place(self, value: Value, state: Value) -> bool:
-        """Whether a value is what updates alone make of a state, each the last to read what was before."""
+        """True if a value results from a state by updates alone, each of which is the last reader of its operand."""
         at, start = self._inside.get(value, value), self._inside.get(state, state)
         while at != start:
             node = self._maker.get(at)

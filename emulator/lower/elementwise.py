@@ -1,4 +1,4 @@
-"""Operators that work on each element by itself, and whatever such work follows them."""
+"""Elementwise operators with their epilogues, applied tile by tile."""
 
 from typing import Final
 
@@ -16,7 +16,7 @@ _STEP: Final = 64  # elements by which pieces become narrower
 @lowers(Binary, Cast, Unary, Where)
 def _elementwise(low: Lowering, node: Node, op: Operator) -> None:
     if is_exact(node):
-        low.alias(node.result, low.lying(node.operands[0]))
+        low.alias(node.result, low.stored_view(node.operands[0]))
         return
     chain = low.chain(node)
     widest = low.k.left(Memory.SBUF) // chain.width // _STEP * _STEP

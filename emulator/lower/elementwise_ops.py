@@ -1,6 +1,6 @@
-"""One elementwise node on tiles: the instructions that bring its result from its operands into another tile.
+"""Elementwise operators on tiles: the instructions that compute one node's result from its operands.
 
-Every node rounds to its own type on the way out, as the whole program does when it is run node by node.
+Every node rounds to its own type, so that a fused node computes the same numbers as one that runs alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -59,12 +59,12 @@ _FEW, _MANY = 8, 28
 
 
 def is_applicable(node: Node) -> bool:
-    """Whether it works on each element by itself."""
+    """True if the operator works on each element by itself."""
     return type(node.op) in _APPLIED
 
 
 def is_exact(node: Node) -> bool:
-    """Whether it casts floats to a type that holds all of them."""
+    """True if the node casts floats to a type that holds all of them."""
     source, target = node.operands[0].type.dtype, node.result.type.dtype
     return isinstance(node.op, Cast) and source.is_float and _holds(target, source)
 
@@ -74,7 +74,7 @@ def _holds(wide: DType, narrow: DType) -> bool:
 
 
 def temporaries(node: Node) -> int:
-    """The most tiles of float32 that its instructions need beside operands and result; tests/lower tries them all."""
+    """The most float32 tiles that the instructions need beside operands and result; tests/lower tries all operators."""
     types = [*(operand.type.dtype for operand in node.operands), node.result.type.dtype]
     if all(dtype.is_float for dtype in types) and (isinstance(node.op, Cast) or node.op.label in _DIRECT):
         return 0
@@ -82,7 +82,7 @@ def temporaries(node: Node) -> int:
 
 
 def apply(k: Kernel, node: Node, dst: Tile, operands: Sequence[Operand]) -> None:
-    """An operand is a tile, or the number that a constant is."""
+    """Emit the instructions of a node. An operand is a tile, or the number of a constant."""
     with k.scope():
         _APPLIED[type(node.op)](Lanes(k, dst.partitions, dst.elements), node, dst, operands)
 
@@ -124,8 +124,8 @@ def _unary(lanes: Lanes, node: Node, dst: Tile, operands: Sequence[Operand]) -> 
         COMPOSED[function](lanes, x, dst)
     elif function == "reciprocal":
         lanes.reciprocal(x, dst)
-    elif function in _ASKED:
-        _ASKED[function](lanes, x, dst)
+    elif function in _PREDICATES:
+        _PREDICATES[function](lanes, x, dst)
     elif dtype.is_float:
         _ON_FLOATS[function](lanes, x, dst)
     else:
@@ -144,7 +144,7 @@ def _isfinite(lanes: Lanes, x: Tile, dst: Tile) -> None:
     lanes.then(x, Alu.ABS, 0.0, Alu.LESS, inf, dst)
 
 
-_ASKED: Final[Mapping[str, Callable[[Lanes, Tile, Tile], Any]]] = {
+_PREDICATES: Final[Mapping[str, Callable[[Lanes, Tile, Tile], Any]]] = {
     "isfinite": _isfinite,
     "isinf": _isinf,
     "isnan": lambda lanes, x, dst: lanes.two(Alu.NOT_EQUAL, x, x, dst),
@@ -198,7 +198,7 @@ def _where(lanes: Lanes, node: Node, dst: Tile, operands: Sequence[Operand]) -> 
 
 
 def _converted(lanes: Lanes, source: DType, target: DType, dst: Tile, operand: Operand) -> None:
-    """Without the saturation that copies from one integer type to another have."""
+    """Convert without the saturation that copies between integer types have."""
     if isinstance(operand, Tile) and source.is_integer and target.is_integer:
         integers.convert(lanes, source, target, dst, operand)
     else:

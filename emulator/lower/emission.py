@@ -29,6 +29,8 @@ def emit_kernels(placed: PlacedGraph, reserved: Mapping[object, int] = NOTHING) 
 
 
 class _Emission:
+    """One pass over a placed graph, with the lowering context that its kernels share."""
+
     def __init__(self, placed: PlacedGraph, reserved: Mapping[object, int]) -> None:
         self._placed = placed
         self._graph = placed.target.graph
@@ -130,5 +132,5 @@ def _attributed(node: Node) -> Iterator[None]:
         ends.append(("its result", node.result))
         tensors = [Taken(what, str(value.type), value.type.nbytes) for what, value in ends]
         largest = sorted(tensors, key=lambda taken: -taken.nbytes)
-        way_out = "make them narrower by a smaller bucket, or by dividing the model among more cores (--tp)"
-        raise OutOfMemory(who, fault.memory, fault.need, fault.room, largest, way_out) from fault
+        remedy = "use a smaller bucket, or divide the model among more cores (--tp)"
+        raise OutOfMemory(who, fault.memory, fault.need, fault.room, largest, remedy) from fault

@@ -25,7 +25,7 @@ _WIDEST_KEPT: Final = 16384  # bytes of a row that is kept for all pieces
 
 @dataclass(frozen=True)
 class ElementwiseChain:
-    """Nodes that are worked off piece by piece, all in one shape: what they load and what they store."""
+    """Elementwise nodes that are applied tile by tile, with the views that they load and store."""
 
     links: tuple[ChainNode, ...]
     sources: tuple[View, ...]
@@ -38,7 +38,7 @@ class ElementwiseChain:
 
     @property
     def width(self) -> int:
-        """Bytes that an element of a piece takes in SBUF, with everything in two turns, and room for temporaries."""
+        """Bytes of SBUF for each element of a tile: results and loads double buffered, and temporaries."""
         nodes = [link.node for link in self.links if not isinstance(link.node.op, AllReduce)]
         made = sum(node.result.type.dtype.on_device.itemsize for node in nodes)
         loaded = sum(
@@ -50,7 +50,8 @@ class ElementwiseChain:
     def carry(
         self, k: Kernel, pieces: Sequence[View], made: dict[Value, Tile], kept: Mapping[HbmOperand, Tile] | None = None
     ) -> None:
-        """Through all nodes, with a piece of each view, from the tiles that are made already."""
+        """Apply all nodes to one tile: `pieces` are its parts of the chain's views, `made` the tiles computed so
+        far."""
         homes = {value: piece for (value, _), piece in zip(self.homes, pieces, strict=False)}
         loaded = dict(kept or {})
         for value, tile in made.items():
@@ -88,7 +89,8 @@ def _result(k: Kernel, node: Node, operands: Sequence[Tile | float], shape: tupl
 
 
 def load_tile(k: Kernel, piece: View) -> Tile:
-    """A piece of rows; where all elements of a row are one and the same, it is brought once."""
+    """Load a tile of rows. A row whose elements are all the same one is loaded as that element and read with stride
+    0."""
     rows, width = piece.shape
     once = width > 1 and piece.strides[1] == 0
     block = k.tile(piece.dtype, rows, 1 if once else width, buffers=2)
@@ -98,18 +100,18 @@ def load_tile(k: Kernel, piece: View) -> Tile:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """All that follows a producer, whose result is seen as a matrix."""
+    """The chain behind a kernel's result, which is seen as a matrix."""
 
     k: Kernel
     result: Value
     chain: ElementwiseChain
 
     def store(self, tile: Tile, rows: Span, columns: Span) -> None:
-        """Take a finished piece through the chain and to its place."""
+        """Apply the chain to a finished tile and store what it yields."""
         self.finish({self.result: tile}, rows, columns)
 
     def finish(self, tiles: Mapping[Value, Tile], rows: Span, columns: Span) -> Mapping[Value, Tile]:
-        """Pieces of several results at once; and all tiles that are made of them."""
+        """The same for tiles of several results; returns all tiles that the chain has computed."""
         pieces = [view.cut(rows, columns) for view in self.chain.views]
         kept = {source: block.cut(rows[1], columns) for source, block in self.chain.kept.items()}
         made = dict(tiles)
@@ -118,12 +120,12 @@ class Epilogue:
 
 
 def epilogue_bytes(epilogue: Epilogue) -> int:
-    """Bytes that each column of a piece takes on its way to where it is stored."""
+    """Bytes of SBUF that each column of a tile takes in the epilogue."""
     return epilogue.chain.width if epilogue.chain.links else 0
 
 
 def chain_of(found: EpilogueFusion, homes: Sequence[tuple[Value, View]]) -> ElementwiseChain:
-    """With the stored views in the shape of the pieces."""
+    """The chain of a fusion, with the locations of stored values as views in the shape of the tiles."""
     flat = [(value, home.reshaped(found.shape)) for value, home in homes]
     return ElementwiseChain(
         tuple(found.links),
@@ -133,7 +135,7 @@ def chain_of(found: EpilogueFusion, homes: Sequence[tuple[Value, View]]) -> Elem
 
 
 def broadcast_rows(k: Kernel, sources: Sequence[View]) -> dict[HbmOperand, Block]:
-    """Of what is combined with each of many rows alike, a copy on every partition."""
+    """Operands that are one row for all rows, loaded once to every partition."""
     kept = {}
     for number, view in enumerate(sources):
         (rows, width), (down, _) = view.shape, view.strides

@@ -1,7 +1,5 @@
-"""Functions of floats that no engine has, composed of those that they have; bounds are in tests/lower.
-
-Everything is float32 until the result is written.
-"""
+"""Math functions that no engine has, composed of those that they have. Everything is float32 until the result is
+stored; tests/lower states the error bounds."""
 
 from collections.abc import Callable, Mapping
 from math import inf, log, pi
@@ -27,8 +25,8 @@ _HALF_PI: Final = (1.5707963705062866, -4.371138828673793e-08)
 
 
 def rounded(lanes: Lanes, x: Tile, dst: Tile, correct: Alu | None = None) -> Tile:
-    """To the nearest whole number; with a comparison, to the one beside it where the nearest compares so to x: floor
-    goes back from what is greater, ceil on from what is less."""
+    """Round to the nearest integer. With a comparison, correct it by one where it holds: floor goes down from what is
+    greater, ceil up from what is less."""
     with lanes.k.scope():
         source = lanes.floats(x)
         near = lanes.copy(lanes.copy(source, lanes.tile(DType.INT32)), lanes.tile())
@@ -39,14 +37,14 @@ def rounded(lanes: Lanes, x: Tile, dst: Tile, correct: Alu | None = None) -> Til
 
 
 def _unless_large(lanes: Lanes, x: Tile, near: Tile) -> Tile:
-    """Large numbers, infinities and NaN are whole already."""
+    """Large numbers, infinities and NaN are integers already."""
     made = lanes.copy(x, lanes.tile())
     fraction = lanes.then(x, Alu.ABS, 0.0, Alu.LESS, _WHOLE, lanes.tile(DType.UINT8))
     return lanes.choose(made, fraction, near)
 
 
 def _with_sign(lanes: Lanes, magnitude: Tile, x: Tile, dst: Tile) -> Tile:
-    """Also of zeros."""
+    """Copy the sign, also of zeros."""
     sign = lanes.two(Alu.BITWISE_AND, bits(x), _SIGN_BIT, lanes.tile(DType.UINT32))
     direct = dst.dtype is DType.FLOAT32
     made = dst if direct else lanes.tile()
@@ -66,14 +64,14 @@ def truncated(lanes: Lanes, x: Tile, dst: Tile) -> Tile:
 
 
 def divided(lanes: Lanes, a: Operand, b: Operand, dst: Tile) -> Tile:
-    """Within a unit of float32's last place: there is no divide, only a reciprocal."""
+    """Divide within one unit of float32's last place: the engines have a reciprocal, no division."""
     if not isinstance(b, Tile) and b and abs(b) != inf:
         return lanes.two(Alu.MULTIPLY, a, 1.0 / b, dst)
     return lanes.two(Alu.MULTIPLY, a, lanes.reciprocal(b), dst)
 
 
 def _rest(lanes: Lanes, a: Tile, q: Tile, b: Tile) -> Tile:
-    """a - q * b without any rounding, where the result needs none: products of halves, taken off one by one."""
+    """a - q * b without rounding, where the result is exact: products of halves, subtracted one by one."""
     rest = lanes.tile()
     with lanes.k.scope():
         before, product = a, lanes.tile()
@@ -91,7 +89,7 @@ def _in_halves(lanes: Lanes, x: Tile) -> tuple[Tile, Tile]:
 
 
 def _quotient(lanes: Lanes, a: Tile, b: Tile) -> Tile:
-    """a / b to nearest, where it is not so large that it is whole anyway."""
+    """a / b to nearest, unless it is so large that it is an integer anyway."""
     first = lanes.tile()
     with lanes.k.scope():
         inverse = lanes.reciprocal(b)
@@ -106,8 +104,8 @@ def truncating_divide(lanes: Lanes, a: Operand, b: Operand, dst: Tile) -> None:
 
 
 def _floored(lanes: Lanes, a: Operand, b: Operand) -> tuple[Tile, Tile]:
-    """Whole quotient and rest, towards zero at first: that rest is exact. It tells where the quotient is below zero, or
-    had been rounded up to a whole number."""
+    """Integer quotient and remainder, first towards zero, where the remainder is exact. It tells whether the quotient
+    is negative, or had been rounded up to an integer."""
     left, right, whole = lanes.floats(a), lanes.floats(b), lanes.tile()
     with lanes.k.scope():
         truncated(lanes, _quotient(lanes, left, right), whole)
@@ -126,7 +124,7 @@ def remainder(lanes: Lanes, a: Operand, b: Operand, dst: Tile) -> None:
 
 
 def power(lanes: Lanes, a: Operand, b: Operand, dst: Tile) -> None:
-    """Tensors are raised on GpSimd, to a number on the vector engine."""
+    """Tensor exponents are computed on GpSimd, a number as exponent on the vector engine."""
     if isinstance(a, Tile) and isinstance(b, Tile):
         lanes.exact(Alu.POWER, lanes.floats(a), lanes.floats(b), dst)
     else:
@@ -137,14 +135,14 @@ def power(lanes: Lanes, a: Operand, b: Operand, dst: Tile) -> None:
 
 
 def _half_turns(lanes: Lanes, x: Tile) -> tuple[Tile, Tile]:
-    """x less the nearest multiple of pi, and a sign bit where that is an odd one; for |x| up to 2^17."""
+    """x less the nearest multiple of pi, and a sign bit where that multiple is odd; for |x| up to 2^17."""
     source = lanes.floats(x)
     shifted = lanes.then(source, Alu.MULTIPLY, 1 / pi, Alu.ADD, _MAGIC)
     odd = lanes.two(Alu.LEFT_SHIFT, bits(shifted), 31, lanes.tile(DType.UINT32))
-    turns = lanes.two(Alu.SUBTRACT, shifted, _MAGIC)
+    multiples = lanes.two(Alu.SUBTRACT, shifted, _MAGIC)
     rest = source
     for part in _PI:
-        rest = lanes.mixed(turns, Alu.MULTIPLY, -part, Alu.ADD, rest)
+        rest = lanes.mixed(multiples, Alu.MULTIPLY, -part, Alu.ADD, rest)
     return lanes.then(rest, Alu.MAXIMUM, -_END, Alu.MINIMUM, _END), odd
 
 
@@ -156,7 +154,7 @@ def _signed(lanes: Lanes, values: Tile, odd: Tile, dst: Tile) -> None:
 
 
 def _from_quarter(lanes: Lanes, rest: Tile) -> Tile:
-    """The cosine, as a sine counted from a quarter of a turn."""
+    """The cosine as a sine shifted by pi / 2."""
     size = lanes.two(Alu.ABS, rest, 0.0)
     across = lanes.then(size, Alu.MULTIPLY, -1.0, Alu.ADD, _HALF_PI[0])
     return lanes.function(Function.SIN, lanes.two(Alu.ADD, across, _HALF_PI[1]))
@@ -179,7 +177,7 @@ def _tan(lanes: Lanes, x: Tile, dst: Tile) -> None:
 
 
 def _atan(lanes: Lanes, x: Tile, dst: Tile) -> None:
-    """Beyond one by the reciprocal's, for the engine's table ends."""
+    """Beyond 1 by the reciprocal's arc tangent, because the engine's table ends there."""
     source = lanes.floats(x)
     beyond = lanes.then(source, Alu.ABS, 0.0, Alu.GREATER, 1.0, lanes.tile(DType.UINT8))
     inside = lanes.choose(lanes.copy(source, lanes.tile()), beyond, lanes.reciprocal(source))
@@ -190,7 +188,7 @@ def _atan(lanes: Lanes, x: Tile, dst: Tile) -> None:
 
 
 def _asin(lanes: Lanes, x: Tile, dst: Tile) -> None:
-    """Twice the arc tangent of x / (1 + sqrt(1 - x^2))."""
+    """2 atan(x / (1 + sqrt(1 - x^2)))."""
     source = lanes.floats(x)
     across = lanes.function(Function.SQRT, _one_less_square(lanes, source))
     ratio = lanes.two(Alu.MULTIPLY, source, lanes.reciprocal(lanes.two(Alu.ADD, across, 1.0)))
@@ -198,13 +196,13 @@ def _asin(lanes: Lanes, x: Tile, dst: Tile) -> None:
 
 
 def _acos(lanes: Lanes, x: Tile, dst: Tile) -> None:
-    """Twice the arc tangent of sqrt(1 - x^2) / (1 + |x|), and what that lacks to pi on the left."""
+    """2 atan(sqrt(1 - x^2) / (1 + |x|)), and pi minus that for negative x."""
     source = lanes.floats(x)
     across = lanes.function(Function.SQRT, _one_less_square(lanes, source))
     inverse = lanes.reciprocal(lanes.then(source, Alu.ABS, 0.0, Alu.ADD, 1.0))
     half = lanes.function(Function.ARCTAN, lanes.two(Alu.MULTIPLY, across, inverse))
     angle = lanes.two(Alu.MULTIPLY, half, 2.0)
-    left = lanes.asked(Alu.LESS, source, 0.0)
+    left = lanes.compared(Alu.LESS, source, 0.0)
     lanes.choose(angle, left, lanes.then(angle, Alu.MULTIPLY, -1.0, Alu.ADD, pi))
     lanes.copy(angle, dst)
 
@@ -218,7 +216,7 @@ def _one_less_square(lanes: Lanes, x: Tile) -> Tile:
 
 
 def _halves(lanes: Lanes, x: Tile, scale: float) -> Tile:
-    """exp(2 * scale * x) / 2, which stays finite where the exponential does not yet need to be infinite."""
+    """exp(2 * scale * x) / 2, which stays finite where the exponential alone would overflow too early."""
     half = lanes.function(Function.EXP, x, scale=scale)
     return lanes.mixed(half, Alu.MULTIPLY, 0.5, Alu.MULTIPLY, half)
 
@@ -228,26 +226,26 @@ def _cosh(lanes: Lanes, x: Tile, dst: Tile) -> None:
 
 
 def _sinh(lanes: Lanes, x: Tile, dst: Tile) -> None:
-    """tanh(x / 2) * (cosh(x) + 1), in which nothing cancels."""
+    """tanh(x / 2) * (cosh(x) + 1), without cancellation."""
     cosh = lanes.two(Alu.ADD, _halves(lanes, x, 0.5), _halves(lanes, x, -0.5))
     lanes.mixed(cosh, Alu.ADD, 1.0, Alu.MULTIPLY, lanes.function(Function.TANH, x, scale=0.5), dst)
 
 
 def _expm1(lanes: Lanes, x: Tile, dst: Tile) -> None:
-    """tanh(x / 2) * (exp(x) + 1), in which nothing cancels."""
+    """tanh(x / 2) * (exp(x) + 1), without cancellation."""
     exponential = lanes.function(Function.EXP, x)
     lanes.mixed(exponential, Alu.ADD, 1.0, Alu.MULTIPLY, lanes.function(Function.TANH, x, scale=0.5), dst)
 
 
 def _log1p(lanes: Lanes, x: Tile, dst: Tile) -> None:
-    """log(1 + x), times what rounding has made of x in that sum."""
+    """log(1 + x), corrected for the rounding of that sum."""
     source = lanes.floats(x)
     whole = lanes.two(Alu.ADD, source, 1.0)
     kept = lanes.two(Alu.SUBTRACT, whole, 1.0)
     ratio = lanes.two(Alu.MULTIPLY, source, lanes.reciprocal(kept))
     made = lanes.two(Alu.MULTIPLY, lanes.function(Function.LOG, whole), ratio)
-    lanes.choose(made, lanes.asked(Alu.EQUAL, kept, 0.0), source)
-    lanes.choose(made, lanes.asked(Alu.EQUAL, source, inf), source)
+    lanes.choose(made, lanes.compared(Alu.EQUAL, kept, 0.0), source)
+    lanes.choose(made, lanes.compared(Alu.EQUAL, source, inf), source)
     lanes.copy(made, dst)
 
 

@@ -1,5 +1,8 @@
-"""Single elements at computed places along an axis: GpSimd picks them inside of partitions, and they are laid down by
-comparing their number with that of each place, one update after the other, for several may meet."""
+"""Gathers, scatters and indexed updates: rows by indirect DMA, single elements along an axis on GpSimd.
+
+GpSimd picks elements inside of partitions. A scatter compares the number of each update with that of each position, one
+update after the other, because several may have the same position.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -38,12 +41,12 @@ from nxpipe.emulator.ops.base import broadcast_shape
 
 
 def fits(k: Kernel, size: int, dtype: DType) -> bool:
-    """Whether a whole line lies in SBUF twice, and leaves room."""
+    """True if a whole line fits SBUF twice."""
     return size < 2**16 and 4 * size * dtype.itemsize <= k.left(Memory.SBUF)
 
 
 def pick(low: Lowering, lines: View, numbers: View, home: View) -> None:
-    """From each line, the last axis of `lines`, the elements that the same line of `numbers` says."""
+    """From each line, the last axis of `lines`, the elements at the positions in the same line of `numbers`."""
     k, size = low.k, lines.shape[-1]
     count = prod(numbers.shape) // max(prod(lines.shape[:-1]), 1)
     source = matrix(low, lines, lines.rank - 1)
@@ -92,7 +95,7 @@ def _take_along(low: Lowering, node: Node, op: TakeAlong) -> None:
 
 @lowers(ScatterAlong)
 def _scatter_along(low: Lowering, node: Node, op: ScatterAlong) -> None:
-    """Lines lie across partitions. Update after update is laid down where its number is that of the place."""
+    """Lines are across partitions. Each update is written where its number is that of the position."""
     k, home = low.k, low.updated(node)
     update, indices = map(low.view, node.operands[1:])
     if not indices.elements:
@@ -156,7 +159,7 @@ class _Scatter:
 
 
 def _require_inside(k: Kernel, words: Tile, size: int) -> None:
-    """A gather from as many equal elements as the axis has: nothing comes of it but that indices are looked at."""
+    """A gather from equally many elements as the axis has needs no copy, only the check of its indices."""
     block: Block = k.tile(DType.UINT32, words.partitions, words.elements)
     one = Lanes(k, words.partitions, size).filled(0, DType.UINT32)
     k.emit(GatherFree(engine=Engine.GPSIMD, dst=block.whole, src=one, indices=bits(words)))
@@ -183,7 +186,7 @@ def _iota(low: Lowering, node: Node, op: Iota) -> None:
 
 
 def _counted(k: Kernel, op: Iota, start: Affine, rows: int, width: int) -> Tile:
-    """In words, of which narrower integers keep the last bits."""
+    """Iota in 32-bit integers, of which narrower types keep the low bits."""
     lanes = Lanes(k, rows, width)
     words = Words.of(lanes, op.dtype)
     tile = lanes.tile(words.dtype)
@@ -265,7 +268,7 @@ def _settled(low: Lowering, work: View, home: View, dtype: DType) -> None:
 
 
 def _combine_rows(low: Lowering, rows: Rows, update: View, exact: Accumulator, op: Alu) -> None:
-    """One row after the other, for several may have the same place."""
+    """Combine one row after the other, because several may have the same position."""
     k = low.k
     rows, straight = merged_rows(rows, update)
     if rows.table.rank > MOST_AXES:

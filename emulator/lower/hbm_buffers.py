@@ -137,7 +137,7 @@ class Placement:
         self.homes = dict(placed.homes)
         self.states = {name: value for name, value in self._graph.inputs.items() if name in self._graph.outputs}
         self.stored = placed.stored
-        self._lying = dict(placed.parameters)
+        self._parameters = dict(placed.parameters)
         self._outputs = dict(placed.outputs)
         self._tables: dict[TableKey, View] = dict(placed.tables)
         self._rank: View | None = None
@@ -149,7 +149,7 @@ class Placement:
             constants=self.constants,
             views=self.views,
             homes=self.homes,
-            parameters=self._lying,
+            parameters=self._parameters,
             outputs=self._outputs,
             tables=self._tables,
         )
@@ -188,9 +188,9 @@ class Placement:
         for first, values, names in self._rows(self._graph.parameters):
             stored = self.stored[first]
             view = self.buffers.add(Role.PARAMETER, names, stored.dtype, stored.shape, stored.order)
-            self._lying |= _spread(view, values)
+            self._parameters |= _spread(view, values)
         for value, stored in self.stored.items():
-            self.views[value] = stored.seen(self._lying[stored.parameter])
+            self.views[value] = stored.seen(self._parameters[stored.parameter])
         for value, data in self._graph.constants.items():
             self.views[value] = self.constant(data, value.type.dtype)
 
@@ -240,7 +240,7 @@ class Placement:
     # Repeats
 
     def taken(self, first: Value, later: Sequence[Value]) -> BufferSeries:
-        return BufferSeries(self._lying.get(first, self.views[first]), 1 + len(later))
+        return BufferSeries(self._parameters.get(first, self.views[first]), 1 + len(later))
 
     def take(self, first: Value, view: View) -> None:
         """Move the value, and all that the host computes of it, to its location in this iteration."""

@@ -1,7 +1,8 @@
-"""Row numbers for indirect copies, from indices of several axes.
+"""Indirect DMA: row numbers computed from indices, and copies of rows by number, 128 at a time.
 
-An element's place is the sum of its indices times their strides, so in units of what those strides have in common it is
-one number. An index outside of its axis must not reach into another row: it becomes a number that no buffer has.
+The position of an element is the sum of its indices times their strides; in units of the strides' greatest common
+divisor it is one number. An index outside of its axis must not reach into another row: it becomes a number that no
+buffer has, which the DMA refuses.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from nxpipe.emulator.lower.view import View
 
 @dataclass(frozen=True)
 class Address:
-    """The indices of one axis; with `wraps`, those below zero count from its end."""
+    """The indices of one axis. With `wraps`, negative ones count from its end."""
 
     indices: View
     size: int
@@ -35,14 +36,15 @@ class Address:
 
 
 def counted(low: Lowering, size: int, stride: int, axis: int, shape: tuple[int, ...]) -> Address:
-    """An axis of which every index is taken, one after the other along an axis of the whole."""
+    """An axis of which every index is taken in order, along an axis of the whole."""
     table = low.constant(np.arange(size, dtype=np.int32), DType.INT32)
     strides = tuple(table.strides[0] if each == axis else 0 for each in range(len(shape)))
     return Address(View(table.buffer, table.dtype, table.offset, shape, strides), size, stride, sure=True)
 
 
 def row_numbers(low: Lowering, addresses: Sequence[Address], shape: tuple[int, ...]) -> tuple[View, int]:
-    """Of each combination of indices that broadcast to a shape; and how many elements a row is apart from the next."""
+    """The row number of each combination of indices that broadcast to a shape, and the elements from one row to the
+    next."""
     step = gcd(*(each.stride for each in addresses))
     made = low.scratch(DType.UINT32, shape)
     views = [each.indices.broadcast(shape) for each in addresses]
@@ -62,8 +64,8 @@ def row_numbers(low: Lowering, addresses: Sequence[Address], shape: tuple[int, .
                 term = words.with_number(Alu.MULTIPLY, index, each.stride // step)
                 total = term if total is None else words.two(Alu.ADD, total, term)
             assert total is not None  # something is addressed
-            for asked in outside:
-                words.lanes.choose(total, bits(asked), -1)
+            for breach in outside:
+                words.lanes.choose(total, bits(breach), -1)
             low.k.copy(to.far(), bits(total))
     return made, step
 
@@ -73,7 +75,7 @@ MOST_AXES: Final = 3  # of a row
 
 @dataclass(frozen=True)
 class Rows:
-    """A tensor as rows that are found by number: their numbers, how far apart neighbours are, and a row's own axes."""
+    """A tensor as numbered rows: their numbers, their distance, and the axes of a row."""
 
     table: View  # any row's axes, beginning at the first element
     numbers: View  # one for each row that is meant
@@ -88,9 +90,9 @@ class Rows:
 def _addressed(
     low: Lowering, x: View, axes: Sequence[int], indices: Sequence[View], *, wraps: bool
 ) -> tuple[View, list[Address], tuple[int, ...], int]:
-    """The tensor with the axes first that are found by number; their addresses; the shape of those together; and how
-    many axes of the result come before the indices' own. Axes before adjacent ones are numbered like them, so that one
-    copy serves many of their rows."""
+    """The tensor with the indexed axes first, their addresses, the shape of these together, and the number of result
+    axes before the indices' own. Axes before adjacent indexed ones are numbered like them, so that one copy serves many
+    of their rows."""
     common = indices[0].shape
     adjacent = axes[-1] - axes[0] == len(axes) - 1
     before = tuple(range(axes[0])) if adjacent else ()
@@ -113,13 +115,13 @@ def rows_of(low: Lowering, x: View, axes: Sequence[int], indices: Sequence[View]
 
 
 def upwards(low: Lowering, x: View, axes: Sequence[int]) -> View:
-    """Row numbers count upwards from the first row, and tell rows apart."""
+    """Row numbers that count up from the first row and are distinct."""
     numbered = range(max(axes) + 1)
     return x if all(x.strides[axis] > 0 or x.shape[axis] == 1 for axis in numbered) else low.copied(x)
 
 
 def move(low: Lowering, rows: Rows, other: View, *, gather: bool) -> None:
-    """Each row to or from its place in `other`, whose first axis counts rows."""
+    """Copy each row to or from its place in `other`, whose first axis counts rows."""
     k = low.k
     rows, straight = merged_rows(rows, other)
     if rows.table.rank > MOST_AXES:
@@ -135,13 +137,13 @@ def move(low: Lowering, rows: Rows, other: View, *, gather: bool) -> None:
 
 
 def merged_rows(rows: Rows, other: View) -> tuple[Rows, View]:
-    """A row with as few axes as it has together with what it is copied to or from, behind the first axis of that."""
+    """A row and its counterpart behind the first axis of `other`, with as few axes as both allow."""
     row, inner = rows.table.merged([other.pick(0, 0)])
     straight = replace(inner, shape=(other.shape[0], *inner.shape), strides=(other.strides[0], *inner.strides))
     return replace(rows, table=row), straight
 
 
 def as_rows(low: Lowering, view: View, rows: Rows) -> View:
-    """With one axis for all rows that are numbered, and then a row's own."""
+    """The view with one axis for all numbered rows, then the axes of a row."""
     shape = (rows.numbers.shape[0], *rows.table.shape)
     return view.reshaped(shape) or low.packed(view).packed_as(shape)

@@ -1,6 +1,6 @@
-"""Arithmetic on integers, exactly: 32-bit words on GpSimd, which alone computes with more than 24 bits.
+"""Exact integer arithmetic: 32-bit words on GpSimd, the only engine that computes with more than 24 bits.
 
-Narrower integers are widened, worked on as words, and cut to their own width, so that they wrap as numpy's do.
+Narrower integers are widened, computed as words, and cut to their own width, so that they wrap as numpy's do.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,13 +19,13 @@ EXACT_IN_FLOATS: Final = 2**24
 
 
 def is_wide(dtype: DType) -> bool:
-    """Whether float32 does not hold all of its numbers."""
+    """True if float32 does not hold all numbers of the type."""
     return dtype.on_device.itemsize == 4
 
 
 @dataclass(frozen=True)
 class Words:
-    """Arithmetic whose operands and results are words of one kind, signed or not."""
+    """Arithmetic on words of one kind, signed or unsigned."""
 
     lanes: Lanes
     dtype: DType
@@ -48,15 +48,15 @@ class Words:
         return self.two(op, left, self.load(right))
 
     def bit(self, op: Alu, left: Tile, number: int) -> Tile:
-        """Combined with the bits of a number, which no conversion touches."""
+        """Combine with the bits of a number, which no conversion changes."""
         return bitcast_tile(self.lanes.two(op, bits(left), number, self.lanes.tile(DType.UINT32)), self.dtype)
 
     def rounded(self, values: Tile) -> Tile:
-        """Floats as the nearest words."""
+        """Round floats to the nearest words."""
         return self.lanes.copy(values, self.lanes.tile(self.dtype))
 
     def store(self, word: Tile, dst: Tile, dtype: DType) -> None:
-        """As an element of a type, cut to its width."""
+        """Store as elements of a type, cut to its width."""
         if dst.dtype.itemsize == 4:
             self.lanes.copy(word, bitcast_tile(dst, self.dtype))
             return
@@ -70,9 +70,9 @@ class Words:
 
 
 def _divided(words: Words, a: Tile, b: Tile) -> tuple[Tile, Tile]:
-    """Quotient towards minus infinity and remainder. A first quotient in float32 leaves a rest that is small enough for
-    float32, and the quotient of that is off by one at most. By zero, both are zero. A rest may be below zero where the
-    words are not."""
+    """Quotient towards minus infinity, and remainder. A first quotient in float32 leaves a remainder that is small
+    enough for float32, whose own quotient is off by one at most. Division by zero gives zeros. A remainder may be
+    negative although the words are unsigned."""
     lanes, signed = words.lanes, Words(words.lanes, DType.INT32)
     inverse = lanes.reciprocal(b)
     quotient = words.rounded(lanes.two(Alu.MULTIPLY, a, inverse))
@@ -89,7 +89,7 @@ def _divided(words: Words, a: Tile, b: Tile) -> tuple[Tile, Tile]:
 
 
 def _unlike(words: Words, a: Tile, b: Tile, zero: Tile) -> Tile:
-    """Whether exactly one of them is negative."""
+    """True if exactly one of them is negative."""
     return words.two(Alu.NOT_EQUAL, words.two(Alu.LESS, a, zero), words.two(Alu.LESS, b, zero))
 
 
@@ -109,7 +109,7 @@ def _truncating_divide(words: Words, a: Tile, b: Tile) -> Tile:
 
 
 def _power(words: Words, a: Tile, b: Tile) -> Tile:
-    """Of what is raised to less than zero only those of 1 and -1 are whole, and the exponent's low bits tell them."""
+    """With a negative exponent only powers of 1 and -1 are integers; the low bit of the exponent gives their sign."""
     made = _raised(words, a, b)
     if words.dtype is DType.UINT32:
         return made
@@ -120,7 +120,7 @@ def _power(words: Words, a: Tile, b: Tile) -> Tile:
 
 
 def _raised(words: Words, a: Tile, b: Tile) -> Tile:
-    """By squaring, one bit of the exponent in each turn."""
+    """Exponentiation by squaring, one bit of the exponent in each iteration."""
     base = words.two(Alu.ADD, a, words.load(0))
     exponent = words.two(Alu.ADD, b, words.load(0))
     one = words.load(1)
@@ -150,7 +150,7 @@ _WRITTEN_OUT: Final[Mapping[str, Callable[[Words, Tile, Tile], Tile]]] = {
 
 
 def fitted(lanes: Lanes, source: DType, target: DType, operand: Operand) -> Operand:
-    """An operand in the type that a function works in; a scalar that does not fit wraps."""
+    """An operand in the type in which a function computes; a scalar that does not fit wraps."""
     before, after = source.on_device, target.on_device
     if np.can_cast(before.stored, after.stored):
         return operand
@@ -175,7 +175,8 @@ def arithmetic(lanes: Lanes, function: str, dtype: DType, dst: Tile, left: Opera
 
 
 def compare(lanes: Lanes, op: Alu, dtype: DType, dst: Tile, left: Operand, right: Operand) -> None:
-    """Integers of this type compared. Float32 tells a small number from all others, so one of those may do."""
+    """Compare integers of this type. Float32 distinguishes a small number from all others, so that one such operand
+    suffices."""
     small = any(not isinstance(each, Tile) and abs(each) < EXACT_IN_FLOATS for each in (left, right))
     if small or not is_wide(dtype):
         lanes.two(op, left, right, dst)
@@ -185,7 +186,7 @@ def compare(lanes: Lanes, op: Alu, dtype: DType, dst: Tile, left: Operand, right
 
 
 def combine(lanes: Lanes, op: Alu, dtype: DType, dst: Tile, left: Operand, right: Operand) -> None:
-    """Bits of integers of this type combined."""
+    """Combine the bits of integers of this type."""
     same = [each for each in (left, right) if not isinstance(each, Tile) or each.dtype.itemsize == dst.dtype.itemsize]
     if len(same) == 2 and (isinstance(left, Tile) or isinstance(right, Tile)):
         if not isinstance(left, Tile):
@@ -200,7 +201,7 @@ def combine(lanes: Lanes, op: Alu, dtype: DType, dst: Tile, left: Operand, right
 
 
 def convert(lanes: Lanes, source: DType, target: DType, dst: Tile, src: Operand) -> None:
-    """One integer type to another: what is too wide is cut off."""
+    """Convert between integer types; excess bits are cut off."""
     before, after = source.on_device.itemsize, target.on_device.itemsize
     if (after > before and (target in _SIGNED or source not in _SIGNED)) or (
         after == before and (target in _SIGNED) == (source in _SIGNED)

@@ -1,7 +1,7 @@
-"""Writing programs: loops, room in the core's memories, and instructions, one after the other as if nothing ran beside.
+"""Kernel writer: loops, tiles in SBUF and PSUM, and instructions in program order.
 
-What runs beside what, and who waits for whom, is put in afterwards by `emulator.sync`; a tile that takes turns is all
-that a kernel does for it.
+A kernel is written as if nothing ran concurrently; `schedule.waits` synchronises the engines afterwards. All that a
+kernel does for concurrency is to give a tile several buffers.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ Span = tuple[Affine | int, int]  # where it starts, and how many
 
 @dataclass(frozen=True)
 class Block:
-    """Room for a tile: so many partitions, and in each the elements of `shape`, one behind the other."""
+    """Space for a tile: partitions, and in each the elements of `shape`, contiguous."""
 
     memory: Memory
     dtype: DType
@@ -40,7 +40,7 @@ class Block:
         return Tile(self.memory, self.dtype, 0, self.partitions, self.offset, contiguous(*self.shape))
 
     def cut(self, rows: int | Span, *spans: Span) -> Tile:
-        """The first partitions, or those from a start on, and of each axis what a span says; all of those left out."""
+        """A part of the tile: partitions, and a span of each axis; axes without a span are taken whole."""
         start, count = rows if isinstance(rows, tuple) else (0, rows)
         axes = contiguous(*self.shape)
         offset = self.offset
@@ -52,18 +52,19 @@ class Block:
         return Tile(self.memory, self.dtype, start, count, offset, axes)
 
     def apart(self, rows: int) -> int:
-        """Elements between places that many apart on the last axis."""
+        """Distance in elements between two rows so many apart on the last axis."""
         return rows
 
 
 @dataclass(frozen=True)
 class RunMajorBlock(Block):
-    """Of rows that are turned [128, chunks, rows]: all chunks of the first few rows, then those of the next."""
+    """Transposed rows [128, chunks, rows] with all chunks of a run of rows before those of the next run, so that a run
+    is contiguous and can be exchanged at once."""
 
     rows: int
 
     def cut(self, rows: int | Span, *spans: Span) -> Tile:
-        """Some chunks of some whole groups of rows."""
+        """Some chunks of some whole runs of rows."""
         (chunk, some), (row, count) = spans
         start = affine(row) * self.shape[0] + affine(chunk) * self.rows
         axes = (Axis(some, self.rows), Axis(count // self.rows, self.apart(self.rows)), Axis(self.rows, 1))
@@ -71,7 +72,7 @@ class RunMajorBlock(Block):
         return replace(tile, offset=tile.offset + start * self.dtype.itemsize, axes=axes)
 
     def run(self, row: Affine | int, count: int) -> Tile:
-        """All chunks of some whole groups of rows, as they lie."""
+        """All chunks of some whole runs of rows, contiguous."""
         tile = self.whole
         start = affine(row) * (self.shape[0] * self.dtype.itemsize)
         return replace(tile, offset=tile.offset + start, axes=contiguous(self.shape[0] * count))
@@ -81,7 +82,7 @@ class RunMajorBlock(Block):
 
 
 class Kernel:
-    """Instructions as they are written. `note` is put on each: the place in the model that it comes from."""
+    """Emits instructions. `note` is the number of the place in the model that each of them carries."""
 
     def __init__(self, core: CoreSpec) -> None:
         self.core = core
@@ -101,7 +102,7 @@ class Kernel:
 
     @contextmanager
     def loop(self, count: int) -> Iterator[Affine]:
-        """What is written inside is carried out so many times; once needs no loop."""
+        """Emit a loop around what is emitted inside; yields its index. A single iteration needs no loop."""
         if count == 1:
             yield Affine()
             return
@@ -114,17 +115,17 @@ class Kernel:
             self._bodies[-1].append(Loop(count, tuple(body)))
 
     def spans(self, size: int, step: int) -> Iterator[tuple[Affine, int]]:
-        """Start and size of each piece: full ones in a loop, then the rest. For the head of a `for`, whose body is then
-        written once for each."""
+        """Start and size of each piece: full pieces in a loop, then the remainder. Use it as the head of a `for`, whose
+        body is then emitted once for each of the two."""
         full, rest = divmod(size, step)
         if full:
-            with self.loop(full) as index:
-                yield index * step, step
+            with self.loop(full) as number:
+                yield number * step, step
         if rest:
             yield Affine(full * step), rest
 
     def chunks(self, size: int) -> Iterator[tuple[Affine, int]]:
-        """Number and size of each piece of as many elements as there are partitions."""
+        """Number and size of each piece of 128 elements."""
         full, rest = divmod(size, PARTITIONS)
         if full:
             with self.loop(full) as chunk:
@@ -134,14 +135,14 @@ class Kernel:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Tiles made inside are given up at the end."""
+        """Tiles allocated inside are released at the end."""
         taken = dict(self._taken)
         yield
         self._taken = taken
 
     @contextmanager
     def made_for(self, maker: object, withheld: int = 0) -> Iterator[None]:
-        """Steps that are written inside are the maker's, who leaves so much of SBUF to others."""
+        """Attribute the steps emitted inside to a maker, whose tiles leave `withheld` bytes of each partition free."""
         first = len(self._bodies[-1])
         self.withheld = withheld
         yield
@@ -149,12 +150,12 @@ class Kernel:
         self.makers |= {id(step): maker for step in self._bodies[-1][first:]}
 
     def left(self, memory: Memory) -> int:
-        """Bytes of each partition that nobody has."""
+        """Free bytes of each partition."""
         return self._limit(memory) - self._taken[memory]
 
     def tile(self, dtype: DType, partitions: int, *shape: int, memory: Memory = Memory.SBUF, buffers: int = 1) -> Block:
-        """Room until the end of the innermost `room`. With turns, each turn of the loops around finds another of so
-        many: what one turn has written is then read while the next one writes."""
+        """Allocate a tile until the end of the innermost scope. With two buffers, consecutive iterations use different
+        ones, so that one is written while the other is read: double buffering."""
         size = prod(shape) * dtype.itemsize
         step = -(-size // self._unit(memory)) * self._unit(memory)
         if step * buffers > self.left(memory):
@@ -167,18 +168,18 @@ class Kernel:
         return Block(memory, dtype, partitions, shape, offset)
 
     def psum(self, partitions: int, *shape: int, buffers: int = 2) -> Block:
-        """Sums of products: float32, from the beginning of a bank on."""
+        """Allocate float32 sums of matmuls, from the start of a PSUM bank on."""
         return self.tile(DType.FLOAT32, partitions, *shape, memory=Memory.PSUM, buffers=buffers)
 
     def emit(self, instruction: Instruction) -> None:
         self._bodies[-1].append(replace(instruction, note=self.note))
 
     def copy(self, dst: Place, src: Place) -> None:
-        """By DMA. Queues take turns, so that several copies are under way at once."""
+        """Emit a DMA copy. Copies rotate over the queues, so that several are in flight."""
         self.emit(DmaCopy(engine=self._queue(), dst=dst, src=src))
 
-    def index(self, dst: Tile, src: Far) -> None:
-        """A matrix by DMA, with its two axes changed; from v3 on."""
+    def transpose(self, dst: Tile, src: Far) -> None:
+        """Emit a DMA that swaps the two axes of a matrix; from v3 on."""
         self.emit(DmaTranspose(engine=self._queue(), dst=dst, src=src))
 
     def _queue(self) -> Engine:
@@ -187,7 +188,7 @@ class Kernel:
         return queue
 
     def _iteration(self) -> Affine:
-        """How often the innermost loop has begun its body, counted through all loops around it."""
+        """The number of iterations of the innermost loop so far, counted through all loops around it."""
         linear = Affine()
         for depth, count in enumerate(self._counts):
             linear = linear * count + index(depth)

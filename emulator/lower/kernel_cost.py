@@ -1,4 +1,4 @@
-"""What kernels cost, by the machine's own rules: the time of each engine, and the bytes that HBM moves."""
+"""Cost model of kernels by the documented cycle rules: the time of each engine, and the bytes that HBM moves."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _TRAFFIC: Final = 0.5
 
 @dataclass(frozen=True)
 class KernelCost:
-    """Nanoseconds that engines work beside each other, and bytes between HBM and the core."""
+    """Nanoseconds of engines that run concurrently, and bytes between HBM and the core."""
 
     dma: float = 0.0
     tensor: float = 0.0
@@ -50,12 +50,13 @@ class KernelCost:
         )
 
     def ns(self, core: CoreSpec) -> float:
+        """Expected time: the busiest engine, plus a share of the time of HBM traffic."""
         traffic = self.bytes / (core.dma_engines * core.dma_engine_peak_gb_s)
         return max(self.dma, self.tensor, self.vector, self.links) + _TRAFFIC * traffic
 
 
 def load_cost(core: CoreSpec, view: View, chunks: int, width: int) -> KernelCost:
-    """Of a slab [chunks, width] of a matrix [summed, others], up to where it lies in SBUF."""
+    """Cost of loading a slab [chunks, width] of a matrix [contraction, others] to SBUF."""
     summed, others = min(view.shape[0], chunks * PARTITIONS), min(view.shape[1], width)
     piece = view.cut((0, summed), (0, others))
     ordered = piece.transposed((1, 0)) if must_transpose(view) else piece
@@ -66,10 +67,10 @@ def load_cost(core: CoreSpec, view: View, chunks: int, width: int) -> KernelCost
 
 
 def transpose_cost(core: CoreSpec, dtype: DType, chunks: int, width: int) -> KernelCost:
-    """Of turning it on the tensor engine."""
-    turned = ceil(width / PARTITIONS) * chunks * PARTITIONS
+    """Cost of transposing it on the tensor engine."""
+    transposed = ceil(width / PARTITIONS) * chunks * PARTITIONS
     slow = core.fp32_cycle_factor if dtype is DType.FLOAT32 else 1
-    return KernelCost(0.0, slow * turned / core.tensor_ghz, turned / core.vector_ghz)
+    return KernelCost(0.0, slow * transposed / core.tensor_ghz, transposed / core.vector_ghz)
 
 
 def sbuf_tile(dtype: DType, lanes: int, *shape: int) -> Tile:
@@ -77,8 +78,11 @@ def sbuf_tile(dtype: DType, lanes: int, *shape: int) -> Tile:
 
 
 def piecewise_is_cheaper(core: CoreSpec, rows: int, width: int, dtype: DType) -> bool:
-    """Pieces begin one by one, and have no more lanes than there are rows, for what comes behind as well. The whole is
-    stored and loaded once more, but uses all lanes then."""
+    """True if ranks add up a result faster tile by tile in SBUF than once for the whole in HBM.
+
+    Each tile's exchange has a start-up time and uses no more lanes than there are rows. The whole is stored and loaded
+    once more, but is exchanged at once and then uses all lanes.
+    """
     lanes, across = min(rows, PARTITIONS), min(width, WIDEST)
     pieces = ceil(rows / lanes) * ceil(width / across)
     near = _tile(dtype, lanes, across)

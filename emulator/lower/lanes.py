@@ -1,7 +1,7 @@
-"""Elementwise instructions over tiles of one shape, and room for what lies between them.
+"""Lanes: elementwise instructions over tiles of one shape, with the temporaries between them.
 
-An operand is a tile or a number that is known while the program is written. A tile of one element a partition serves as
-a whole one, since a stride of 0 reads it again and again.
+An operand is a tile, or a number that is known at compile time. A tile of one element a partition serves as a whole
+one, because stride 0 reads it repeatedly.
 """
 
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ BITS_OF: Final = {1: DType.UINT8, 2: DType.UINT16, 4: DType.UINT32}
 
 @dataclass(frozen=True)
 class Lanes:
-    """`width` elements in each of so many partitions."""
+    """Partitions with `width` elements each."""
 
     k: Kernel
     partitions: int
@@ -42,7 +42,7 @@ class Lanes:
         return self.k.tile(dtype, self.partitions, self.width).whole
 
     def filled(self, number: float, dtype: DType = DType.FLOAT32) -> Tile:
-        """The number, as a tile that takes one element in each partition."""
+        """The number as a tile with one element in each partition."""
         block = self.k.tile(dtype, self.partitions, 1)
         return repeated(self.memset(block.whole, number), self.width)
 
@@ -58,7 +58,7 @@ class Lanes:
         return dst
 
     def floats(self, src: Operand) -> Tile:
-        """As float32 in SBUF, which bit operators and GpSimd can then work on."""
+        """The operand as float32 in SBUF, which bit operators and GpSimd can read."""
         if isinstance(src, Tile) and src.dtype is DType.FLOAT32 and src.memory is Memory.SBUF:
             return src
         return self.copy(src, self.tile()) if isinstance(src, Tile) else self.filled(src)
@@ -101,7 +101,7 @@ class Lanes:
         return made
 
     def exact(self, op: Alu, left: Tile, right: Tile, dst: Tile | None = None) -> Tile:
-        """On GpSimd: 32-bit integers exactly, and powers."""
+        """`left op right` on GpSimd: exact 32-bit integers, and powers."""
         made = dst or self.tile(left.dtype)
         self.k.emit(TensorTensor(engine=Engine.GPSIMD, dst=made, left=left, right=right, op=op))
         return made
@@ -119,30 +119,30 @@ class Lanes:
         return made
 
     def choose(self, dst: Tile, predicate: Tile, src: Operand, *, reverse: bool = False) -> Tile:
-        """`dst` becomes `src` where the predicate, a tile of bytes, holds."""
+        """Write `src` to `dst` where the predicate, a tile of bytes, holds."""
         source = src if isinstance(src, Tile) else self.filled(src, dst.dtype)
         if source.dtype is not dst.dtype:
             source = self.copy(source, self.tile(dst.dtype))
         self.k.emit(CopyPredicated(engine=Engine.VECTOR, dst=dst, src=source, predicate=predicate, reverse=reverse))
         return dst
 
-    def asked(self, op: Alu, left: Operand, right: Operand) -> Tile:
+    def compared(self, op: Alu, left: Operand, right: Operand) -> Tile:
         """A comparison as bytes, 1 where it holds."""
         return self.two(op, left, right, self.tile(DType.UINT8))
 
 
 def repeated(column: Tile, width: int) -> Tile:
-    """A tile of one element a partition, read so many times; with as many axes as a tile that is made anew."""
+    """A tile of one element a partition, read repeatedly; with as many axes as a new tile."""
     return replace(column, axes=(Axis(width, 0),) if width != 1 else contiguous(1))
 
 
 def _is_column(tile: Tile) -> bool:
-    """Whether an instruction takes it as one number for each partition."""
+    """True if an instruction can take it as one number for each partition."""
     return tile.dtype is DType.FLOAT32 and tile.axes == (Axis(tile.elements, 0),) and tile.memory is Memory.SBUF
 
 
 def stored_number(number: float, dtype: DType) -> float:
-    """A number as a tile of this type holds it: whole numbers wrap, and floats are rounded."""
+    """The number that a tile of this type holds: integers wrap, floats are rounded."""
     if dtype.is_float:
         return float(settle(np.asarray(number, np.float32), dtype))
     return float(np.asarray(int(number), np.int64).astype(dtype.stored))
@@ -154,5 +154,5 @@ def bits(tile: Tile) -> Tile:
 
 
 def bitcast_tile(tile: Tile, dtype: DType) -> Tile:
-    """The same bytes as elements of another type of that size."""
+    """The same bytes as elements of another type of equal size."""
     return replace(tile, dtype=dtype)

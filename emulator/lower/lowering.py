@@ -1,5 +1,8 @@
-"""What the operators' functions write instructions with. Every operator's function is found by its class in
-`LOWERINGS`; `Lowering` tells it where its operands lie and where its result goes."""
+"""Lowering context of one program: the registry of operators' lowerings, and what a lowering works with.
+
+`LOWERINGS` maps an operator's class to the function that emits its instructions. `Lowering` gives it the kernel writer,
+the views of its operands, and the location of its result.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,7 +31,7 @@ LOWERINGS: dict[type[Operator], Writes[Any]] = {}
 
 
 def lowers(*kinds: type[Operator]) -> Callable[[Writes[Kind]], Writes[Kind]]:
-    """Marks the function that writes the instructions of an operator, or of several."""
+    """Register a function as the lowering of one or more operators."""
 
     def register(function: Writes[Kind]) -> Writes[Kind]:
         LOWERINGS.update(dict.fromkeys(kinds, function))
@@ -38,15 +41,16 @@ def lowers(*kinds: type[Operator]) -> Callable[[Writes[Kind]], Writes[Kind]]:
 
 
 class NotLowered(CompileError):
-    """An operator, or a form of it, for which no instructions are known."""
+    """An operator, or a form of it, that has no lowering."""
 
     @classmethod
     def at(cls, node: Node) -> "NotLowered":
-        return cls(f"there are no instructions for {node.op.label} at {str(node.origin) or 'an unknown place'}")
+        place = str(node.origin) or "an unknown place"
+        return cls(f"cannot lower {node.op.label} at {place}: the back end does not support it")
 
 
 class Lowering:
-    """`k` writes instructions; `view` says where a value lies, `home` where it is to be put."""
+    """`k` emits instructions, `groups` decides which nodes share a kernel, `places` holds the locations of values."""
 
     def __init__(self, placed: PlacedGraph) -> None:
         self.ranks = placed.target.ranks
@@ -58,40 +62,40 @@ class Lowering:
         self.notes: dict[str, int] = {"": 0}
 
     def note(self, node: Node) -> int:
-        """The number of the place in the model that it comes from."""
+        """The number of a node's place in the model, which its instructions carry."""
         return self.notes.setdefault(str(node.origin), len(self.notes))
 
     def view(self, value: Value) -> View:
-        """Where a value lies in its own type."""
-        view, dtype = self.lying(value), value.type.dtype.on_device
+        """The view of a value in its own type; a value that is stored narrower is widened by a copy."""
+        view, dtype = self.stored_view(value), value.type.dtype.on_device
         if view.dtype is not dtype:
             self.places.views[value] = self.scratch(dtype, view.shape)
             self.copy(self.places.views[value], view)
         return self.places.views[value]
 
-    def lying(self, value: Value) -> View:
-        """Where a value lies. What an exact cast makes lies where its operand does, in the type of that, for readers
-        that widen it as they load it."""
+    def stored_view(self, value: Value) -> View:
+        """The view of a value in the type in which it is stored. The result of an exact cast is stored in its operand's
+        type, and readers widen it as they load it."""
         return self.places.views[value]
 
     def home(self, value: Value) -> View:
-        """Where the result of a node is to be written, row by row."""
+        """The contiguous location to which a node's result is written."""
         homes = self.places.homes
         if value not in homes:
             homes[value] = self.scratch(value.type.dtype, value.type.shape)
         self.places.views[value] = homes[value]
         return homes[value]
 
-    def turned_home(self, value: Value) -> View:
-        """As `home`, of a result that may be written in any order: if all that becomes of it is a transposition, it is
-        written where that would be."""
+    def transposable_home(self, value: Value) -> View:
+        """The location of a result that can be written in any order of axes: if its one reader is a transpose, the
+        result is written transposed, to the location of the transpose's result."""
         transpose = self.groups.only_reader(value)
         if transpose is None or not isinstance(transpose.op, Transpose):
             return self.home(value)
         self.groups.fuse([transpose.result])
         back = tuple(transpose.op.order.index(axis) for axis in range(value.type.rank))
         self.places.views[value] = self.home(transpose.result).transposed(back)
-        return self.lying(value)
+        return self.stored_view(value)
 
     def constant(self, data: Array, dtype: DType) -> View:
         return self.places.constant(data, dtype)
@@ -103,7 +107,7 @@ class Lowering:
         return self.places.scratch(dtype, shape)
 
     def alias(self, value: Value, view: View) -> None:
-        """The value lies where `view` says, unless it has to be somewhere else."""
+        """Make a value a view of existing data; copy the data if the value has a location of its own."""
         home = self.places.homes.get(value)
         if home is not None:
             self.copy(home, view)
@@ -128,8 +132,8 @@ class Lowering:
         return self._chained(found)
 
     def goes_by_row(self, chain: ElementwiseChain) -> bool:
-        """Whether it reads rows as they were made elsewhere, a row to a lane; then it goes on so, since such rows may
-        stay where they are."""
+        """True if a chain reads rows that a kernel has written one row to a lane. The chain then writes its rows so
+        too, because only such buffers can be promoted to SBUF."""
         made = any(view.buffer in self._by_row and view.rank > 1 for view in chain.sources)
         if made:
             self._by_row.update(view.buffer for _, view in chain.homes)
@@ -142,8 +146,7 @@ class Lowering:
         return chain_of(found, [(value, self._home_in(value, found.shape)) for value in stored])
 
     def _home_in(self, value: Value, shape: tuple[int, ...]) -> View:
-        """As `home`, of a result that is made in pieces of this shape: what only becomes a part of a concatenation is
-        written where that will be."""
+        """The location of a result that is written in pieces of this shape."""
         home = self._home_of_pieces(value, shape)
         if len(shape) == 2 and shape[-1] == value.type.shape[-1]:
             self._by_row.add(home.buffer)
@@ -155,20 +158,21 @@ class Lowering:
         if whole is not None and isinstance(whole.op, Concat):
             if whole.result not in homes:
                 homes[whole.result] = self.scratch(value.type.dtype, whole.result.type.shape)
-            place = laid_out(homes[whole.result], whole)[whole.operands.index(value)]
+            place = operand_views(homes[whole.result], whole)[whole.operands.index(value)]
             if place.reshaped(shape) is not None:
                 homes[value] = place
         return self.home(value)
 
     def _in_runs(self, view: View) -> View:
-        """A view whose pieces do not come one element at a time, if turning it all at once prevents that."""
+        """A view with contiguous runs: where each piece would be loaded one element at a time, the whole is transposed
+        in HBM first."""
         (flat,) = view.merged()
-        turned = transposed_axis(replace(flat, offset=Affine(), strides=packed(flat.shape)), flat)
-        return view if turned is None else self.packed(view)
+        transposed = transposed_axis(replace(flat, offset=Affine(), strides=packed(flat.shape)), flat)
+        return view if transposed is None else self.packed(view)
 
     def updated(self, node: Node) -> View:
-        """Where the result of a node that changes a part of its first operand is to be: there is a copy of the operand,
-        or, where nobody reads that any more, the operand itself."""
+        """The location of the result of an update. If nothing reads the first operand later, that is the operand
+        itself, updated in place, as a KV cache is; otherwise a copy of it."""
         old, homes = node.operands[0], self.places.homes
         source = self.view(old)
         own = old in self.places.states.values() or homes.get(old) == source
@@ -180,23 +184,23 @@ class Lowering:
         return home
 
     def number(self, value: Value) -> float | None:
-        """Of a constant with one element, as it would lie on the device."""
+        """The number of a constant with one element; None for any other value."""
         return self.places.number(value)
 
     # Copies in HBM
 
     def packed(self, view: View) -> View:
-        """The same elements, row by row."""
+        """A contiguous view of the same elements."""
         return view if view.is_contiguous else self.copied(view)
 
     def copied(self, view: View) -> View:
-        """In room of its own, row by row."""
+        """A contiguous copy in scratch."""
         made = self.scratch(view.dtype, view.shape)
         self.copy(made, view)
         return made
 
     def copy(self, dst: View, src: View) -> None:
-        """From HBM to HBM, element by element; the types may differ."""
+        """Copy in HBM, element by element; the types may differ."""
         if not dst.elements:
             return
         to, source = dst.merged([src])
@@ -215,8 +219,8 @@ class Lowering:
             self._copy_inside(dst.pick(0, index), src.pick(0, index), outer - 1)
 
 
-def laid_out(whole: View, node: Node) -> list[View]:
-    """Where each operand of a concatenation lies in its result."""
+def operand_views(whole: View, node: Node) -> list[View]:
+    """The views of a concatenation's operands in its result."""
     assert isinstance(node.op, Concat)
     sizes = [operand.type.shape[node.op.axis] for operand in node.operands]
     starts = accumulate(sizes[:-1], initial=0)

@@ -1,9 +1,10 @@
-"""Operators that only move elements: a change of view where strides can say it, else copies in HBM."""
+"""Data movement: reshapes, transposes, slices and the like are views where strides can express them, else copies in
+HBM."""
 
 from dataclasses import replace
 
 from nxpipe.emulator.ir.nodes import Node
-from nxpipe.emulator.lower.lowering import Lowering, NotLowered, laid_out, lowers
+from nxpipe.emulator.lower.lowering import Lowering, NotLowered, lowers, operand_views
 from nxpipe.emulator.lower.tiles import fill
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import Bitcast, Broadcast, Concat, Flip, Pad, Reshape, Slice, SliceUpdate, Transpose
@@ -11,23 +12,23 @@ from nxpipe.emulator.ops import Bitcast, Broadcast, Concat, Flip, Pad, Reshape, 
 
 @lowers(Reshape)
 def _reshape(low: Lowering, node: Node, op: Reshape) -> None:
-    source = low.lying(node.operands[0])
+    source = low.stored_view(node.operands[0])
     low.alias(node.result, source.reshaped(op.shape) or low.packed(source).packed_as(op.shape))
 
 
 @lowers(Transpose)
 def _transpose(low: Lowering, node: Node, op: Transpose) -> None:
-    low.alias(node.result, low.lying(node.operands[0]).transposed(op.order))
+    low.alias(node.result, low.stored_view(node.operands[0]).transposed(op.order))
 
 
 @lowers(Broadcast)
 def _broadcast(low: Lowering, node: Node, op: Broadcast) -> None:
-    low.alias(node.result, low.lying(node.operands[0]).broadcast(op.shape))
+    low.alias(node.result, low.stored_view(node.operands[0]).broadcast(op.shape))
 
 
 @lowers(Slice)
 def _slice(low: Lowering, node: Node, op: Slice) -> None:
-    view = low.lying(node.operands[0])
+    view = low.stored_view(node.operands[0])
     low.alias(node.result, _window(view, op.starts, node.result.type.shape, op.steps))
 
 
@@ -38,7 +39,7 @@ def _window(view: View, starts: tuple[int, ...], sizes: tuple[int, ...], steps: 
 
 @lowers(Flip)
 def _flip(low: Lowering, node: Node, op: Flip) -> None:
-    view = low.lying(node.operands[0])
+    view = low.stored_view(node.operands[0])
     for axis in op.axes:
         last = max(view.shape[axis] - 1, 0) * view.strides[axis]
         strides = (*view.strides[:axis], -view.strides[axis], *view.strides[axis + 1 :])
@@ -49,23 +50,23 @@ def _flip(low: Lowering, node: Node, op: Flip) -> None:
 @lowers(Concat)
 def _concat(low: Lowering, node: Node, op: Concat) -> None:
     home = low.home(node.result)
-    for operand, place in zip(node.operands, laid_out(home, node), strict=True):
-        part = low.lying(operand)
+    for operand, place in zip(node.operands, operand_views(home, node), strict=True):
+        part = low.stored_view(operand)
         if part != place:
             low.copy(place, part)
 
 
 @lowers(SliceUpdate)
 def _slice_update(low: Lowering, node: Node, op: SliceUpdate) -> None:
-    update = low.lying(node.operands[1])
+    update = low.stored_view(node.operands[1])
     home = low.updated(node)
     low.copy(_window(home, op.starts, update.shape, op.steps), update)
 
 
 @lowers(Pad)
 def _pad(low: Lowering, node: Node, op: Pad) -> None:
-    """The border is cut into a slab before and one behind on each axis, inside of those of the axes before it."""
-    source, filling = low.lying(node.operands[0]), node.operands[1]
+    """The border is filled in slabs, one before and one behind each axis, inside of those of the axes before it."""
+    source, filling = low.stored_view(node.operands[0]), node.operands[1]
     inner = low.home(node.result)
     number = low.number(filling)
     for axis, (before, size) in enumerate(zip(op.before, source.shape, strict=True)):
@@ -83,9 +84,9 @@ def _pad(low: Lowering, node: Node, op: Pad) -> None:
 
 @lowers(Bitcast)
 def _bitcast(low: Lowering, node: Node, op: Bitcast) -> None:
-    """Elements of another size need the bytes of a row one behind the other, and so does whatever reads them."""
+    """Elements of another size need a row's bytes contiguous, before and after."""
     if any(dtype.on_device.itemsize != dtype.itemsize for dtype in (op.source, op.dtype)):
-        raise NotLowered(f"a core has no 64-bit integers, so {op.source} has no bytes there to read as {op.dtype}")
+        raise NotLowered(f"cannot reinterpret {op.source} as {op.dtype}: a NeuronCore has no 64-bit integers")
     source, dtype = low.view(node.operands[0]), op.dtype.on_device
     before, after = source.dtype.itemsize, dtype.itemsize
     if before == after:

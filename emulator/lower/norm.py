@@ -1,7 +1,8 @@
-"""Rows that are folded, and where they go from there: to HBM, or turned to the products that read them.
+"""Layer norm, RMS norm and softmax, whose rows go to HBM or straight to the matmuls that read them. All arithmetic is
+float32 between the first load and the last rounding.
 
-What only products of the same rows read need not be stored. They are made anew for each block of columns where the
-weights stay, so that it depends on what it costs.
+Rows that only matmuls read need not be stored. A weight-stationary matmul computes them anew for each block of columns,
+so that the choice is made by cost.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,8 +37,9 @@ _PASSES: Final = 2  # of the vector engine over a row, beside what follows it
 
 
 def write_row_kernel(low: Lowering, node: Node, axes: int, fold: Callable[[RowBlock], None], between: int = 0) -> None:
-    """Rows along the last `axes` axes of the first operand, with the other operands as rows for all of them."""
-    x = low.lying(node.operands[0])
+    """Emit a row kernel over the last `axes` axes of the first operand; the other operands are rows that all rows are
+    combined with."""
+    x = low.stored_view(node.operands[0])
     width = prod(x.shape[x.rank - axes :])
     flat = as_matrix(low, x, x.elements // width if width else 0, width)
     shared = [low.packed(low.view(operand)).packed_as((width,)) for operand in node.operands[1:]]
@@ -52,24 +54,23 @@ def write_row_kernel(low: Lowering, node: Node, axes: int, fold: Callable[[RowBl
 
 
 def _write_with_matmuls(low: Lowering, rows: RowKernel, tile: Value, consumers: Consumers) -> None:
-    """Where it is cheaper, or there is no room for both, the products' rows are stored first."""
+    """Emit a row kernel with the matmuls that read its rows. The rows are stored first where that is cheaper, or where
+    SBUF has no space for both."""
     k, dtype = low.k, consumers.value.type.dtype.on_device
-    lying, parts = low.places.views.get(tile), _consumer_groups(low, rows, consumers.matmuls)
+    location, parts = low.places.views.get(tile), _consumer_groups(low, rows, consumers.matmuls)
     flat = whole(0, tile.type.dtype.on_device, rows.x.shape)
-    storing = ComputedRows(rows, tile, dtype).made(k.core, rows.x.shape[0]) + KernelCost(
-        bytes=0 if lying else moved(flat.far())
-    )
+    store = KernelCost(bytes=0 if location else moved(flat.far()))
+    storing = ComputedRows(rows, tile, dtype).made(k.core, rows.x.shape[0]) + store
     stored = [MatmulKernel(k, each, parts).ns for each in _row_sources(low, HbmRows(k, flat, dtype), consumers)]
     later = min(stored, default=inf) + storing.ns(k.core)
-    made = [
-        each for narrow in rows.narrower() for each in _row_sources(low, ComputedRows(narrow, tile, dtype), consumers)
-    ]
-    at_once = min((MatmulKernel(k, each, parts) for each in made), key=lambda each: each.ns, default=None)
-    if at_once is not None and at_once.ns <= later and tile.type.dtype.itemsize > 1:  # bytes cannot be turned
+    computed = [ComputedRows(narrow, tile, dtype) for narrow in rows.narrower()]
+    sources = [each for own in computed for each in _row_sources(low, own, consumers)]
+    at_once = min((MatmulKernel(k, each, parts) for each in sources), key=lambda each: each.ns, default=None)
+    if at_once is not None and at_once.ns <= later and tile.type.dtype.itemsize > 1:  # bytes cannot be transposed
         at_once.write()
         return
-    flat = as_matrix(low, lying or low.scratch(tile.type.dtype, rows.x.shape), *rows.x.shape)
-    rows.write(None if lying else _store_rows(low, tile, flat))
+    flat = as_matrix(low, location or low.scratch(tile.type.dtype, rows.x.shape), *rows.x.shape)
+    rows.write(None if location else _store_rows(low, tile, flat))
     if consumers.sharding:
         write_gathered_matmuls(low, flat, dtype, parts, consumers.sharding)
     else:
@@ -77,7 +78,7 @@ def _write_with_matmuls(low: Lowering, rows: RowKernel, tile: Value, consumers: 
 
 
 def _row_sources(low: Lowering, own: Sources, consumers: Consumers) -> list[Sources]:
-    """The rows as products read them: a rank's own, or those of all ranks, if there is room to exchange them."""
+    """The rows as matmuls read them: the rank's own, or those of all ranks if SBUF has space to exchange them."""
     if not consumers.sharding:
         return [own]
     gathered = GatheredRows(low.k, own, consumers.sharding)
@@ -85,7 +86,8 @@ def _row_sources(low: Lowering, own: Sources, consumers: Consumers) -> list[Sour
 
 
 def _consumer_groups(low: Lowering, rows: RowKernel, readers: Sequence[Node]) -> tuple[OutputGroup, ...]:
-    """What follows the products cannot look into HBM for what is stored of the rows: not all of them may be there."""
+    """Output groups of the matmuls. Their epilogues must not read what the row kernel stores, because not all of it may
+    be in HBM yet."""
     views = low.places.views
     stored = {value: views.pop(value) for value, _ in rows.epilogue.chain.homes}
     parts = output_groups(low, readers)
@@ -99,7 +101,7 @@ def _store_rows(low: Lowering, tile: Value, view: View) -> Callable[[Mapping[Val
 
 @dataclass(frozen=True)
 class ComputedRows:
-    """Rows for products, which are made in SBUF."""
+    """Rows of matmuls that a row kernel computes in SBUF."""
 
     source: RowKernel
     tile: Value  # which of the values that are made of them
@@ -115,12 +117,12 @@ class ComputedRows:
         return 1
 
     @property
-    def kept(self) -> int:
-        return self.source.kept
+    def resident_bytes(self) -> int:
+        return self.source.resident_bytes
 
     @property
-    def room(self) -> int:
-        return self.source.room
+    def transient_bytes(self) -> int:
+        return self.source.transient_bytes
 
     def begun(self, core: CoreSpec) -> KernelCost:
         return KernelCost()
@@ -132,7 +134,7 @@ class ComputedRows:
         return self.made(core, height) + transpose_cost(core, self.tile.type.dtype, chunks_of(self.shape[1]), height)
 
     def made(self, core: CoreSpec, height: int) -> KernelCost:
-        """Up to where they lie in SBUF, row by row."""
+        """Cost of computing the rows, before they are transposed."""
         x, chain = self.source.x, self.source.epilogue.chain
         load = load_cost(core, x.transposed((1, 0)), chunks_of(x.shape[1]), height)
         elements = x.shape[1] * ceil(height / PARTITIONS) * (_PASSES + len(chain.links))
@@ -142,9 +144,9 @@ class ComputedRows:
     def begin(self) -> LoadRows:
         common = self.source.begin()
 
-        def fill(turned: Block, rows: Span) -> None:
+        def fill(transposed: Block, rows: Span) -> None:
             def take(tiles: Mapping[Value, Tile], row: Span, left: Span) -> None:
-                transpose_tile(self.source.k, turned, tiles[self.tile], left[0], row)
+                transpose_tile(self.source.k, transposed, tiles[self.tile], left[0], row)
 
             self.source.make(rows, common, take)
 
@@ -195,7 +197,7 @@ def _rms_norm(low: Lowering, node: Node, op: RmsNorm) -> None:
 
 
 def _combine(rows: RowBlock, dst: Tile, between: Tile, shared: Sequence[Tile]) -> None:
-    """Times the first row, plus the second; rounded with the last."""
+    """Multiply by the first shared row, add the second; the last operation rounds."""
     for number, (op, row) in enumerate(zip((Alu.MULTIPLY, Alu.ADD), shared, strict=False), 1):
         rows.tensor(dst if number == len(shared) else between, between, op, row)
 
@@ -228,10 +230,11 @@ def _softmax(low: Lowering, node: Node, op: Softmax) -> None:
 
 
 def _across(low: Lowering, node: Node, axis: int, work: Callable[[RowBlock], None]) -> None:
-    """Along another axis than the last: what is strided for DMA on its way in is so on its way out too."""
+    """Softmax along another axis than the last: rows are loaded with strides, the result is contiguous in scratch, and
+    a copy brings it to its strided location."""
     rank = node.result.type.rank
     order = (*(other for other in range(rank) if other != axis), axis)
-    x, home = low.lying(node.operands[0]).transposed(order), low.home(node.result).transposed(order)
+    x, home = low.stored_view(node.operands[0]).transposed(order), low.home(node.result).transposed(order)
     width = x.shape[-1]
     made = low.scratch(node.result.type.dtype, x.shape)
     target = made.packed_as((made.elements // width, width))
@@ -242,7 +245,7 @@ def _across(low: Lowering, node: Node, axis: int, work: Callable[[RowBlock], Non
 
 
 def _normalise(rows: RowBlock, negative: Tile) -> None:
-    """Exponentials of whole rows are kept for the result; those of pieces are made anew."""
+    """Exponentials of whole rows are kept for the result; those of pieces are computed again."""
     kept: list[Tile] = []
 
     def exponentials(piece: RowPiece, total: Tile | None) -> Tile:

@@ -1,7 +1,7 @@
-"""In which form weights lie on the device: what depends on a weight alone is done to it once, when it is loaded.
+"""Parameter layout: the work on weights that the host does once, when it loads the program.
 
-That is a cast, another order of axes, and a rank's piece of it. A weight whose only readers are linear layers, or
-convolutions, lies with its inputs first, as the tensor engine wants it.
+That is a cast, another order of axes, and a rank's slice. A weight that only linear layers or convolutions read is
+stored with its input axis first, because the tensor engine contracts over partitions.
 """
 
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ from nxpipe.emulator.ops import Cast, Convolution, Linear, RankSlice
 
 @dataclass(frozen=True)
 class StoredParameter:
-    """A parameter, or a value that the host makes of one, as it lies: `order` says which of the value's axes each axis
-    that lies there is."""
+    """The stored form of a parameter, or of a value that the host computes of one. `order` names for each stored axis
+    the axis of the value."""
 
     parameter: Value
     dtype: DType
@@ -25,7 +25,7 @@ class StoredParameter:
     order: tuple[int, ...]
 
     def seen(self, lies: View) -> View:
-        """As the value's readers know it."""
+        """The view of the value in its own order of axes."""
         if not self.order:
             return lies
         back = tuple(self.order.index(axis) for axis in range(len(self.order)))
@@ -33,7 +33,7 @@ class StoredParameter:
 
 
 def stored_parameters(graph: Graph) -> Mapping[Value, StoredParameter]:
-    """Of each parameter, and of what the host makes of it."""
+    """The stored form of each parameter and of each value that the host computes of it."""
     readers: dict[Value, list[Node]] = {}
     for node in graph.nodes:
         for operand in node.operands:
@@ -52,7 +52,7 @@ def stored_parameters(graph: Graph) -> Mapping[Value, StoredParameter]:
 
 
 def sliced_parameters(graph: Graph) -> Mapping[str, RankSlice]:
-    """Of which a rank loads a piece, by name, and which."""
+    """The parameters of which each rank loads a slice, by name."""
     names = {value: name for name, value in graph.parameters.items()}
     stored = stored_parameters(graph)
     slices = (

@@ -1,4 +1,4 @@
-"""Windows whose elements are folded: rows of channels on the partitions, and a window's places one after the other."""
+"""Pooling and resampling: channels on the partitions, and the positions of a window combined one after the other."""
 
 from dataclasses import dataclass, replace
 from math import prod
@@ -56,7 +56,7 @@ def _pool(low: Lowering, node: Node, op: Pool) -> None:
 
 
 def _folded_type(dtype: DType) -> DType:
-    """In which windows are folded: the graph rounds once, behind the last one; integers are exact in 32 bits."""
+    """The type in which windows are reduced: the graph rounds once, at the end; integers are exact in 32 bits."""
     if dtype.is_float:
         return DType.FLOAT32
     return dtype if dtype.itemsize == 4 else DType.INT32
@@ -110,7 +110,7 @@ class _Pool:
 
 @lowers(Resample)
 def _resample(low: Lowering, node: Node, op: Resample) -> None:
-    """Axis by axis, unrounded in between; the last axis of all comes last."""
+    """Axis by axis, unrounded in between; the last axis comes last."""
     view, (source,) = low.view(node.operands[0]), node.operands
     last, first = source.type.rank - 1, source.type.rank - len(op.sizes)
     between = view.dtype if op.function == "nearest" else DType.FLOAT32
@@ -128,7 +128,8 @@ def _resample(low: Lowering, node: Node, op: Resample) -> None:
 
 @dataclass(frozen=True)
 class _Tables:
-    """Of each neighbour: which elements of a row they are, and their shares."""
+    """For each neighbour, the elements of a row that it is, and its weights. The compiler computes both; they are
+    constants."""
 
     near: list[Tile]
     shares: list[Tile | None]
@@ -136,7 +137,7 @@ class _Tables:
 
 @dataclass(frozen=True)
 class _Mixed:
-    """Places of an axis as mixtures of old ones, from tables that the compiler makes."""
+    """Positions of an axis as weighted sums of old ones, from the tables."""
 
     low: Lowering
     op: Resample
@@ -146,7 +147,7 @@ class _Mixed:
     dtype: DType
 
     def along(self, x: View, made: View, axis: int) -> None:
-        """An axis with others behind it, which go with it in pieces."""
+        """Resample an axis; the axes behind it go with it in pieces."""
         k, outer, inner = self.low.k, prod(x.shape[:axis]), prod(x.shape[axis + 1 :])
         source = x.reshaped((outer, self.old, inner)) or self.low.packed(x).reshaped((outer, self.old, inner))
         dst = made.reshaped((outer, self.size, inner))
@@ -184,7 +185,7 @@ class _Mixed:
                     epilogue.store(mixed, (top, count), (0, self.size))
 
     def _by_column(self) -> int:
-        """Bytes for each element behind the axis."""
+        """Bytes of each element behind the axis."""
         taps = len(self.op.taps(self.old, self.size, np.float32(self.scale)))
         return 4 * (2 * self.old + (taps + 2 + 2 * 2) * self.size)
 

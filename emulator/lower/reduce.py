@@ -1,4 +1,9 @@
-"""How values are combined that meet in one place: in a type that keeps everything until the result is stored."""
+"""Reductions: sums and extremes over axes, positions of extremes, and prefix sums.
+
+The reduced axes are on the free axis and the others across partitions, whichever they are in the tensor: the load is
+strided. Pieces of a long row are reduced one after the other into a column, in float32. Integers wider than float32
+holds are reduced by halves on GpSimd, which is exact.
+"""
 
 from dataclasses import dataclass
 from math import inf, nan, prod
@@ -27,7 +32,7 @@ COMBINED: Final = {"add": Alu.ADD, "maximum": Alu.MAXIMUM, "minimum": Alu.MINIMU
 
 @dataclass(frozen=True)
 class Accumulator:
-    """In which type values are combined: one that keeps everything until the result is stored."""
+    """The type in which values that meet in one place are combined: exact until the result is stored."""
 
     dtype: DType
 
@@ -68,7 +73,8 @@ _FOLDS: Final = {
 
 @dataclass(frozen=True)
 class Fold:
-    """An operator that folds, the number it begins with, and whether that happens in words rather than in floats."""
+    """A reduction: the operator, the number it starts with, and its type, 32-bit integers where float32 is not
+    exact."""
 
     op: Alu
     neutral: float
@@ -123,13 +129,13 @@ def _truths(low: Lowering, x: View) -> View:
     for rows, width, (to, source) in each_tile(low.k, [made, x]):
         with low.k.scope():
             tile = load_tile(low.k, source)
-            low.k.copy(to.far(), Lanes(low.k, rows, width).asked(Alu.NOT_EQUAL, tile, 0.0))
+            low.k.copy(to.far(), Lanes(low.k, rows, width).compared(Alu.NOT_EQUAL, tile, 0.0))
     return made
 
 
 @dataclass(frozen=True)
 class _Ending:
-    """What is folded how, and by what the result is multiplied before it is stored."""
+    """The factor by which a reduction's result is multiplied before it is stored."""
 
     k: Kernel
     fold: Fold
@@ -146,13 +152,13 @@ class _Ending:
 
 
 def matrix(low: Lowering, view: View, rows: int) -> View:
-    """The first axes as one and the others as one, copied where no strides can say that."""
+    """The first axes as rows and the others as columns, copied where strides cannot express that."""
     shape = (prod(view.shape[:rows]), prod(view.shape[rows:]))
     return view.reshaped(shape) or low.packed(view).packed_as(shape)
 
 
 def _reduce_along(low: Lowering, epilogue: _Ending, source: View, target: View) -> None:
-    """Rows lie along the free axis. Few long ones are first folded in parts, so that all partitions have work."""
+    """Reduce rows along the free axis. Few long rows are reduced in parts first, so that all partitions have work."""
     k, (rows, width) = low.k, source.shape
     parts = max(part for part in range(1, PARTITIONS // min(rows, PARTITIONS) + 1) if width % part == 0)
     split = source.reshaped((rows * parts, width // parts)) if width >= _WORTH_PARTS and parts > 1 else None
@@ -167,7 +173,7 @@ def _reduce_along(low: Lowering, epilogue: _Ending, source: View, target: View) 
 
 
 def folded(k: Kernel, source: View, rows: Span, fold: Fold) -> Tile:
-    """Each row's fold, in a column."""
+    """Reduce each row to an element of a column."""
     lanes, width = Lanes(k, rows[1], 1), source.shape[1]
     total = k.tile(fold.dtype, rows[1], 1).whole
     if width > WIDEST_ROW:
@@ -193,7 +199,7 @@ def combine(lanes: Lanes, fold: Fold, total: Tile, part: Tile) -> None:
 
 
 def fold_row(k: Kernel, fold: Fold, values: Block, dst: Tile) -> None:
-    """Into a column; words by adding one half to the other, again and again."""
+    """Reduce a tile to a column; 32-bit integers by adding one half to the other, repeatedly."""
     rows, width = values.partitions, values.shape[0]
     if not fold.is_exact:
         k.emit(TensorReduce(engine=Engine.VECTOR, dst=dst, src=values.whole, op=fold.op))
@@ -210,8 +216,8 @@ def fold_row(k: Kernel, fold: Fold, values: Block, dst: Tile) -> None:
 
 
 def _reduce_downwards(low: Lowering, epilogue: _Ending, x: View, outer: int, home: View) -> None:
-    """What is folded lies across partitions, and the last axis, which is kept, along the free one: rows are combined as
-    they come, and partitions at the end."""
+    """Reduce across partitions with the kept last axis on the free axis: rows are combined as they arrive, and
+    partitions at the end."""
     k, width = low.k, x.shape[-1]
     shape = (prod(x.shape[:outer]), prod(x.shape[outer:-1]), width)
     flat = x.reshaped(shape) or low.packed(x).packed_as(shape)
@@ -225,7 +231,7 @@ def _reduce_downwards(low: Lowering, epilogue: _Ending, x: View, outer: int, hom
 
 
 def _combined(k: Kernel, fold: Fold, source: View, columns: Span) -> Tile:
-    """All rows, combined into one for each partition."""
+    """All rows, combined to one on each partition."""
     depth, width = source.shape[0], columns[1]
     block = k.tile(DType.FLOAT32, min(depth, PARTITIONS), width)
     if depth > PARTITIONS:
@@ -242,7 +248,7 @@ def _combined(k: Kernel, fold: Fold, source: View, columns: Span) -> Tile:
 
 
 def _across(k: Kernel, fold: Fold, tile: Tile) -> Tile:
-    """Partitions into one; the least is the greatest of what is turned around."""
+    """Reduce partitions to one; a minimum is the negated maximum of negated elements."""
     around = fold.op is Alu.MINIMUM
     lanes = Lanes(k, tile.partitions, tile.elements)
     source = lanes.two(Alu.MULTIPLY, tile, -1.0, tile) if around else tile
@@ -257,7 +263,7 @@ _LEAST: Final = Fold(Alu.MINIMUM, inf, DType.INT32)
 
 @lowers(ArgReduce)
 def _arg_reduce(low: Lowering, node: Node, op: ArgReduce) -> None:
-    """The least place of those that hold the extreme, a NaN being one wherever there is any."""
+    """The least position of those that hold the extreme; a NaN is the extreme wherever there is one."""
     k, x, dtype = low.k, low.view(node.operands[0]), node.operands[0].type.dtype
     kept = tuple(axis for axis in range(x.rank) if axis != op.axis)
     source = matrix(low, x.transposed((*kept, op.axis)), len(kept))
@@ -279,7 +285,7 @@ def _arg_reduce(low: Lowering, node: Node, op: ArgReduce) -> None:
 
 
 def _places(k: Kernel, tile: Block, extreme: Tile, left: Affine, fold: Fold) -> Block:
-    """The number of each element that is the extreme, and a large one for all others."""
+    """The position of each element that is the extreme, and a large number for all others."""
     rows, size = tile.partitions, tile.shape[0]
     lanes = Lanes(k, rows, size)
     block = k.tile(DType.INT32, rows, size)
@@ -289,7 +295,10 @@ def _places(k: Kernel, tile: Block, extreme: Tile, left: Affine, fold: Fold) -> 
         words = Words(lanes, fold.dtype)
         apart = lanes.copy(words.two(Alu.NOT_EQUAL, words.load(tile.whole), column), lanes.tile(DType.UINT8))
     else:
-        unlike, number = lanes.asked(Alu.NOT_EQUAL, tile.whole, column), lanes.asked(Alu.EQUAL, tile.whole, tile.whole)
+        unlike, number = (
+            lanes.compared(Alu.NOT_EQUAL, tile.whole, column),
+            lanes.compared(Alu.EQUAL, tile.whole, tile.whole),
+        )
         apart = lanes.two(Alu.MINIMUM, unlike, number, unlike)
     lanes.choose(block.whole, apart, _LEAST.start)
     return block
@@ -297,7 +306,8 @@ def _places(k: Kernel, tile: Block, extreme: Tile, left: Affine, fold: Fold) -> 
 
 @lowers(Cumulate)
 def _cumulate(low: Lowering, node: Node, op: Cumulate) -> None:
-    """Floats by the vector engine's scan. Words by adding what is 1, 2, 4, ... places before, which is exact."""
+    """Prefix sums: floats with the vector engine's scan; integers by adding what is 1, 2, 4, ... positions before,
+    which is exact."""
     k, x, dtype = low.k, low.view(node.operands[0]), node.operands[0].type.dtype
     kept = tuple(axis for axis in range(x.rank) if axis != op.axis)
     order = (*kept, op.axis)

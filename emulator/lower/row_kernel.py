@@ -1,7 +1,8 @@
-"""Whole rows as they are folded: a row lies along one partition, and 128 rows are worked on side by side.
+"""Row kernel: operators that reduce whole rows to numbers and combine the rows with them.
 
-A row that fits is loaded once and finished strip by strip. Rows that are wider pass by in pieces, once for each number
-that is folded of them and once for the result.
+A row lies along one partition, and 128 rows are processed side by side. A row that fits SBUF is loaded once and
+finished strip by strip. Wider rows pass in pieces, once for each number that is reduced of them and once for the
+result.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +31,8 @@ ConsumeStrip = Callable[[Mapping[Value, Tile], Span, Span], None]
 
 @dataclass(frozen=True)
 class RowPiece:
-    """Some columns of up to 128 rows: where they begin, and what is there of them."""
+    """Some columns of up to 128 rows: the columns, the tile, and the tiles of rows that all of them are combined
+    with."""
 
     left: Span
     source: Tile
@@ -41,14 +43,14 @@ class RowPiece:
 
 
 def tile_columns(tile: Tile, left: Span) -> Tile:
-    """Of rows that lie element by element."""
+    """Some columns of a tile of contiguous rows."""
     start, count = left
     return replace(tile, offset=tile.offset + affine(start) * tile.dtype.itemsize, axes=(Axis(count, 1),))
 
 
 @dataclass(frozen=True)
 class RowKernel:
-    """All rows, and how much of them there is room for. `Folding` has 128 of them."""
+    """All rows of an operator with the sizes of the kernel's tiles. `RowBlock` holds 128 rows of it."""
 
     k: Kernel
     x: View  # [rows, width]
@@ -71,12 +73,13 @@ class RowKernel:
         fold: Callable[["RowBlock"], None],
         between: int = 0,
     ) -> "RowKernel":
-        """Whole rows if they fit, in two turns if they fit so, finished in strips as wide as can be; else in pieces."""
+        """The kernel with the largest tiles that fit: whole rows double buffered, else single, finished in strips as
+        wide as possible; else pieces of rows."""
         width, left = x.shape[1], k.left(Memory.SBUF) - 4096
         whole = RowKernel(k, x, shared, epilogue, out, fold, between, width, width)
         for buffers, strip in product((2, 1), (width, *_STRIPS)):
             each = replace(whole, strip=min(strip, width), buffers=buffers)
-            if each.kept + each.room <= left:
+            if each.resident_bytes + each.transient_bytes <= left:
                 return each
         single = replace(whole, buffers=1)
         piece = left // (single._by_column + single._by_strip + 2 * single._by_shared)
@@ -84,7 +87,7 @@ class RowKernel:
         return replace(single, piece=piece, strip=piece)
 
     def narrower(self) -> Iterator["RowKernel"]:
-        """Ways to make whole rows that leave room for others, strips being whole chunks."""
+        """Variants with whole rows that leave SBUF for matmuls; their strips are whole chunks of 128 columns."""
         if self.is_whole:
             for buffers, strip in ((self.buffers, self.strip), (2, _STRIPS[1]), (1, _STRIPS[-1])):
                 if buffers <= self.buffers and strip <= self.strip and (strip % PARTITIONS == 0 or strip == self.piece):
@@ -95,13 +98,13 @@ class RowKernel:
         return self.piece == self.x.shape[1]
 
     @property
-    def kept(self) -> int:
-        """Bytes of what whole rows have in common."""
+    def resident_bytes(self) -> int:
+        """Bytes of each partition that all rows share."""
         return self._by_shared * self.x.shape[1]
 
     @property
-    def room(self) -> int:
-        """Bytes that whole rows take beside."""
+    def transient_bytes(self) -> int:
+        """Bytes of each partition for the rows in flight."""
         return self._by_column * self.x.shape[1] + self._by_strip * self.strip
 
     @property
@@ -121,7 +124,7 @@ class RowKernel:
             self.make((0, self.x.shape[0]), self.begin(), take)
 
     def begin(self) -> list[Block]:
-        """What whole rows have in common."""
+        """Load what all rows share."""
         return [self.everywhere(view, (0, self.piece), 1) for view in self.shared] if self.is_whole else []
 
     def make(self, rows: Span, common: Sequence[Block], take: ConsumeStrip | None = None) -> None:
@@ -141,7 +144,7 @@ class RowKernel:
         return tile
 
     def everywhere(self, view: View, left: Span, buffers: int) -> Block:
-        """A row on every partition."""
+        """Load a row to every partition."""
         lanes = min(self.x.shape[0], PARTITIONS)
         block = self.k.tile(view.dtype, lanes, left[1], buffers=buffers)
         self.k.copy(block.whole, view.cut(left).broadcast((lanes, left[1])).far())
@@ -150,12 +153,12 @@ class RowKernel:
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Up to 128 rows as they are folded."""
+    """Up to 128 rows while they are processed."""
 
     rows: RowKernel
     span: Span
     first: Affine  # of those that are made
-    loaded: RowPiece | None  # all of them, if there is room
+    loaded: RowPiece | None  # all of them, if SBUF has space
     take: ConsumeStrip | None
 
     @property
@@ -167,14 +170,14 @@ class RowBlock:
         return self.rows.x.shape[1]
 
     def column(self) -> Tile:
-        """One number for each row."""
+        """A tile with one number for each row."""
         return self.k.tile(DType.FLOAT32, self.span[1], 1, buffers=2).whole
 
     def tile(self, piece: RowPiece, dtype: DType = DType.FLOAT32) -> Tile:
         return self.k.tile(dtype, self.span[1], piece.left[1], buffers=self.rows.buffers).whole
 
     def fold(self, op: Alu, identity: float, function: Callable[[RowPiece, Tile], None]) -> Tile:
-        """A number for each row, which the function finds of each piece."""
+        """Reduce each row to a number; the function reduces one piece."""
         folded = self.column()
         if self.loaded is not None:
             function(self.loaded, folded)
@@ -187,7 +190,7 @@ class RowBlock:
         return folded
 
     def finish(self, function: Callable[[RowPiece, Tile], None]) -> None:
-        """The function writes the result of each strip."""
+        """Compute the result strip by strip with the function, and apply the epilogue."""
         for piece in self._pieces() if self.loaded is None else self._strips(self.loaded):
             made = self.tile(piece, self.rows.out)
             function(piece, made)
@@ -228,7 +231,7 @@ class RowBlock:
         return dst
 
     def sum_of(self, function: Function, bias: float | Tile = 0.0) -> Tile:
-        """Over each row."""
+        """Sum a function of the elements over each row."""
 
         def add(piece: RowPiece, total: Tile) -> None:
             with self.k.scope():

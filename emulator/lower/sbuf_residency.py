@@ -1,6 +1,12 @@
-"""A matrix of rows as it lies in SBUF: row r on partition r modulo 128, and those of a partition one behind the other.
+"""SBUF residency: promotion of buffers from HBM to SBUF, where kernels leave space between producer and consumer.
 
-What is written for a matrix in HBM, where any pattern of strides can be said, can often be said of lanes as well.
+Kernels are emitted as if every result went through HBM. Afterwards, scratch that all its copies treat as a matrix of
+rows, up to 128 rows at a time, can live in SBUF with row r on partition r modulo 128. It gets an address that no kernel
+uses during its life. So do constants that are read more than once; they are loaded at the start. Its DMA copies become
+copies inside SBUF; no other instruction changes, so that promotion cannot change a result.
+
+Promotion comes after emission because only then are a buffer's copies and each kernel's peak use of SBUF known. The
+opposite order would have to reserve space for buffers before knowing what that costs the kernels.
 """
 
 from collections import Counter
@@ -27,7 +33,7 @@ from nxpipe.emulator.lower.records import EmittedProgram, Resident, ResidentProg
 
 @dataclass(frozen=True)
 class SbufMatrix:
-    """Scratch as rows so wide, in SBUF from this byte of each partition on."""
+    """A buffer as a matrix of rows in SBUF, from an address of each partition on."""
 
     width: int
     address: int = 0
@@ -38,7 +44,7 @@ class SbufMatrix:
         return PARTITIONS * self.width
 
     def tile(self, far: Far, counts: Sequence[int]) -> Tile | None:
-        """Where a part of it lies; None if lanes of SBUF cannot say that."""
+        """The tile that an access pattern in HBM becomes; None if partitions and strides cannot express it."""
         if far.rows is not None or far.offset.base < 0:
             return None
         lane, start = divmod(far.offset.base % self.block, self.width)
@@ -66,7 +72,7 @@ class SbufMatrix:
         return Tile(Memory.SBUF, far.dtype, lane, rows, offset, kept)
 
     def _inside(self, step: int) -> int | None:
-        """Elements of a partition that a step within a row, or over whole blocks of rows, goes."""
+        """The step within a partition that a step in HBM becomes: within a row, or over whole blocks of 128 rows."""
         blocks, rest = divmod(step, self.block)
         return None if step < 0 or rest >= self.width else blocks * self.width + rest
 
@@ -76,7 +82,7 @@ class SbufMatrix:
 
 
 def _by_lanes(copy: DmaCopy, buffer: int, width: int) -> DmaCopy:
-    """A copy in HBM with the rows of one side as lanes of SBUF take them: in blocks of 128."""
+    """A copy in HBM with the rows of one side split into blocks of 128, as partitions need them."""
     sides = (copy.dst, copy.src)
     if not all(isinstance(side, Far) and side.rows is None for side in sides):
         return copy
@@ -96,7 +102,7 @@ def _by_lanes(copy: DmaCopy, buffer: int, width: int) -> DmaCopy:
 
 
 def _split(axes: Sequence[Axis], width: int) -> tuple[int, int, int] | None:
-    """Which axis goes over many rows; into how many blocks of 128, and elements of a row, it is taken apart."""
+    """The axis that runs over many rows, with its number of blocks of 128 and of elements within a row."""
     for at, axis in enumerate(axes):
         within = width if axis.stride == 1 else 1
         rows, rest = divmod(axis.size, within)
@@ -112,7 +118,7 @@ def _reordered(axes: Sequence[Axis], at: int, blocks: int, within: int) -> tuple
 
 
 def sbuf_copy(step: Instruction, homes: Mapping[int, SbufMatrix], counts: tuple[int, ...]) -> Instruction | None:
-    """The copy between places in SBUF; None if it cannot be one."""
+    """A copy with its promoted sides in SBUF; None if it cannot be expressed there."""
     if not isinstance(step, DmaCopy):
         return None
     for name in ("dst", "src"):
@@ -133,14 +139,15 @@ _MOST_FAILURES: Final = 3  # second emissions that are not faster
 
 @dataclass
 class _Use:
-    """How a buffer is used: by which instructions, and in which stages of the program."""
+    """The copies of a buffer, and the stages of the program in which they are."""
 
     copies: list[tuple[Instruction, tuple[int, ...]]] = field(default_factory=list)
     stages: list[tuple[int, tuple[int, int] | None]] = field(default_factory=list)  # each with the loop around it
 
     @property
     def life(self) -> tuple[int, int]:
-        """One that is used in a repeat and outside of it lives as long as the repeat."""
+        """First and last stage. A buffer that is used both in a repeat and outside of it lives as long as the
+        repeat."""
         loops = {loop for _, loop in self.stages}
         if len(loops) == 1:
             numbers = [stage for stage, _ in self.stages]
@@ -151,6 +158,8 @@ class _Use:
 
 @dataclass(frozen=True)
 class _Candidate:
+    """A buffer that can be promoted, with its size, its life, and the HBM traffic that promotion saves."""
+
     buffer: int
     matrix: SbufMatrix
     size: int  # bytes of each partition
@@ -213,7 +222,7 @@ def reserve_sbuf(resident: ResidentProgram) -> ResidentProgram:
 
 
 class _Survey:
-    """What a program does with its memories, stage by stage: a stage is what one node wrote."""
+    """Uses of buffers and peak use of SBUF in each stage of a program. A stage is the steps of one node."""
 
     def __init__(self, body: Sequence[Step], makers: Mapping[int, object]) -> None:
         self.uses: dict[int, _Use] = {}
@@ -235,7 +244,7 @@ class _Survey:
             self._note(step, counts, loop)
 
     def bytes_of(self, each: _Candidate) -> Counter[object]:
-        """What it takes while each node is carried out."""
+        """The bytes of a partition that a candidate takes while each node's kernel runs."""
         return Counter(dict.fromkeys(self.nodes[each.life[0] : each.life[1] + 1], each.size))
 
     def _stages(self, body: Sequence[Step]) -> int:
@@ -275,13 +284,13 @@ def _candidates(survey: _Survey, table: Sequence[Buffer]) -> Iterator[_Candidate
             size = -(-size // _ALIGNMENT) * _ALIGNMENT
             if buffer.role is Role.SCRATCH:
                 yield _Candidate(number, matrix, size, use.life, traffic)
-            elif traffic > buffer.nbytes:  # it is loaded once, at the beginning, for all turns of a repeat
+            elif traffic > buffer.nbytes:  # it is loaded once, at the beginning, for all iterations of a repeat
                 last = max(loop[1] if loop else stage for stage, loop in use.stages)
                 yield _Candidate(number, matrix, size, (0, last), traffic - buffer.nbytes)
 
 
 def _matrices(buffer: Buffer) -> Iterator[SbufMatrix]:
-    """Ways to see it as rows that fill all lanes."""
+    """The ways to see a buffer as rows that fill all partitions."""
     for axis in range(len(buffer.shape), 0, -1):
         rows, width = prod(buffer.shape[:axis]), prod(buffer.shape[axis:])
         if width > 1 and rows and not rows % PARTITIONS:
@@ -289,7 +298,7 @@ def _matrices(buffer: Buffer) -> Iterator[SbufMatrix]:
 
 
 def _is_promotable(use: _Use, number: int, matrix: SbufMatrix, dtype: DType) -> bool:
-    """Whether all copies can go there; rows of other elements would be as many elements wide as they are not."""
+    """True if all copies of a buffer can be expressed in SBUF, in elements of its own size."""
     places = [place for copy, _ in use.copies for place in copy.places.values()]
     own = [place for place in places if isinstance(place, Far) and place.buffer == number]
     alike = all(place.dtype.itemsize == dtype.itemsize for place in own)
@@ -299,7 +308,8 @@ def _is_promotable(use: _Use, number: int, matrix: SbufMatrix, dtype: DType) -> 
 def _find_address(
     each: _Candidate, peaks: Sequence[int], taken: Sequence[tuple[_Candidate, int]], usable: int
 ) -> int | None:
-    """The highest place that is free all its life."""
+    """The highest address that is free during the candidate's life. Kernels allocate from 0 upwards, so that the space
+    between stays in one piece."""
     first, last = each.life
     floor = max(peaks[first : last + 1])
     busy = sorted(
@@ -319,7 +329,7 @@ def _find_address(
 
 
 class _Rewriter:
-    """`numbers`: of what remains in HBM, and those that it has then."""
+    """Rewrites steps for promoted buffers; `numbers` maps the buffers that remain in HBM to their new positions."""
 
     def __init__(self, homes: Mapping[int, SbufMatrix], table: Sequence[Buffer]) -> None:
         self._homes, self._table = homes, table
@@ -327,7 +337,7 @@ class _Rewriter:
         self.numbers = {number: at for at, number in enumerate(left)}
 
     def loaded(self, number: int) -> Instruction:
-        """A constant, before everything else."""
+        """The load of a promoted constant, at the start of the program."""
         home, buffer = self._homes[number], self._table[number]
         rows = buffer.elements // home.width
         axes = (Axis(PARTITIONS, home.width), Axis(rows // PARTITIONS, home.block), Axis(home.width, 1))
@@ -346,9 +356,9 @@ class _Rewriter:
     def _step(self, step: Instruction, counts: tuple[int, ...]) -> Instruction:
         named = {place.buffer for place in step.places.values() if isinstance(place, Far)}
         if not named.isdisjoint(self._homes):
-            lying = sbuf_copy(step, self._homes, counts)
-            assert lying is not None  # or it would not have been given a place
-            step = lying
+            moved_step = sbuf_copy(step, self._homes, counts)
+            assert moved_step is not None  # promoted buffers have only such copies
+            step = moved_step
         far = {name: place for name, place in step.places.items() if isinstance(place, Far)}
         changed = {name: replace(place, buffer=self.numbers[place.buffer]) for name, place in far.items()}
         return replace(step, **changed) if changed else step  # type: ignore[arg-type]

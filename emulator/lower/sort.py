@@ -1,11 +1,11 @@
-"""Orders: the positions that would sort an axis, by Batcher's merges of ever longer runs.
+"""Sort: the positions that sort an axis, by Batcher's bitonic merges of ever longer runs.
 
-Each step compares and exchanges pairs of elements a fixed distance apart, which is a few instructions on strided halves
-of a tile, for 128 rows side by side. A run is merged with the next one turned around, so that all pairs of a step go
-the same way. Elements are compared as 32-bit integers in the order of what they stand for, with NaN behind all numbers,
-and equal ones by their position: so the order is stable.
+Each step compares and exchanges pairs of elements at a fixed distance, which is a few instructions on strided halves of
+a tile, for 128 rows side by side. A run is merged with the reversed next one, so that all pairs of a step have one
+direction. Elements are compared as 32-bit integers in the order of their values, NaN last, and equal ones by position,
+so that the order is stable.
 
-Rows too long for one partition lie in HBM as blocks; steps that cross blocks pass by there, all others are done inside.
+Rows that are too long for one partition are blocks in HBM; steps across blocks stream them, all others run inside.
 """
 
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ class _Pairs:
     places: Tile
 
     def seen(self, offset: int, *axes: Axis) -> "_Pairs":
-        """The elements that a pattern reaches, from so many on."""
+        """The elements of a pattern, from an offset on."""
         return _Pairs(*(_patterned(tile, offset, axes) for tile in (self.keys, self.places)))
 
 
@@ -70,7 +70,7 @@ def _patterned(tile: Tile, offset: int, axes: tuple[Axis, ...]) -> Tile:
 
 
 def _exchange(k: Kernel, lower: _Pairs, upper: _Pairs) -> None:
-    """So that of each two the lesser is the lower one."""
+    """Exchange pairs so that the lesser element is the lower one."""
     with k.scope():
         lanes = Lanes(k, lower.keys.partitions, lower.keys.elements)
         words = Words(lanes, DType.INT32)
@@ -85,14 +85,14 @@ def _exchange(k: Kernel, lower: _Pairs, upper: _Pairs) -> None:
             lanes.choose(other, bits(swap), before)
 
 
-def _turned_step(k: Kernel, pairs: _Pairs, length: int, size: int) -> None:
-    """The first of a merge: an element of a run's first half against the one as far from its end."""
+def _reversed_step(k: Kernel, pairs: _Pairs, length: int, size: int) -> None:
+    """The first step of a merge: an element of a run's first half with the one equally far from its end."""
     runs, half = Axis(length // size, size), size // 2
     _exchange(k, pairs.seen(0, runs, Axis(half, 1)), pairs.seen(size - 1, runs, Axis(half, -1)))
 
 
 def _steps(k: Kernel, pairs: _Pairs, length: int, size: int) -> None:
-    """All others, in runs of this size: against the one half a run further on, then a quarter, and so on."""
+    """The other steps, in runs of this size: with the element half a run further on, then a quarter, and so on."""
     while size > 1:
         runs, half = Axis(length // size, size), size // 2
         _exchange(k, pairs.seen(0, runs, Axis(half, 1)), pairs.seen(half, runs, Axis(half, 1)))
@@ -127,7 +127,7 @@ class _Sort:
                 k.emit(numbers)
                 pairs = _Pairs(keys.whole, places.whole)
                 for size in _sizes(2, length):
-                    _turned_step(k, pairs, length, size)
+                    _reversed_step(k, pairs, length, size)
                     _steps(k, pairs, length, size // 2)
                 k.copy(target.cut((top, height)).far(), places.cut(height, (0, count)))
 
@@ -139,7 +139,7 @@ class _Sort:
         inside = keys.packed_as(blocks), places.packed_as(blocks)
         self._inside(*inside, first=True)
         for size in _sizes(2 * _BLOCK, length):
-            self._across_turned(keys, places, size)
+            self._across_reversed(keys, places, size)
             step = size // 2
             while step > _BLOCK:
                 self._across(keys, places, step)
@@ -166,14 +166,14 @@ class _Sort:
                     k.copy(table.cut((top, height)).pick(1, index).far(), numbers)
 
     def _inside(self, keys: View, places: View, *, first: bool) -> None:
-        """Steps inside of blocks: at first a whole sort of each, later the end of a merge."""
+        """Steps inside of blocks: first a whole sort of each, later the end of a merge."""
         k = self.low.k
         for top, height in k.spans(keys.shape[0], PARTITIONS):
             with k.scope():
                 key, place = (view.cut((top, height)) for view in (keys, places))
                 pairs = _Pairs(load_tile(k, key), load_tile(k, place))
                 for size in _sizes(2, _BLOCK) if first else ():
-                    _turned_step(k, pairs, _BLOCK, size)
+                    _reversed_step(k, pairs, _BLOCK, size)
                     _steps(k, pairs, _BLOCK, size // 2)
                 if not first:
                     _steps(k, pairs, _BLOCK, _BLOCK)
@@ -181,22 +181,22 @@ class _Sort:
                 k.copy(place.far(), pairs.places)
 
     def _across(self, keys: View, places: View, size: int) -> None:
-        """Blocks against those half a run further on."""
+        """Blocks with those half a run further on."""
         halves = [half for view in (keys, places) for half in _halves(view, size)]
-        self._between(halves, turned=False)
+        self._between(halves, backwards=False)
 
-    def _across_turned(self, keys: View, places: View, size: int) -> None:
-        """The first half's blocks against the second's from its end, each read backwards."""
+    def _across_reversed(self, keys: View, places: View, size: int) -> None:
+        """The first half's blocks with the second's from its end, each read backwards."""
         halves = []
         for view in (keys, places):
             lower, upper = _halves(view, size)
             last = (upper.shape[2] - 1) * upper.strides[2]
             strides = (*upper.strides[:2], -upper.strides[2], upper.strides[3])
             halves += [lower, replace(upper, offset=upper.offset + last, strides=strides)]
-        self._between(halves, turned=True)
+        self._between(halves, backwards=True)
 
-    def _between(self, halves: list[View], *, turned: bool) -> None:
-        """Blocks lie across partitions, of all axes of blocks those of the longest one."""
+    def _between(self, halves: list[View], *, backwards: bool) -> None:
+        """Blocks across partitions; of all axes of blocks those of the longest."""
         k, order = self.low.k, sorted(range(3), key=lambda axis: halves[0].shape[axis])
         ordered = [half.transposed((*order, 3)) for half in halves]
         with k.loop(ordered[0].shape[0]) as outer, k.loop(ordered[0].shape[1]) as inner:
@@ -205,7 +205,7 @@ class _Sort:
                     pieces = [half.pick(0, outer).pick(0, inner).cut((top, height)) for half in ordered]
                     tiles = [load_tile(k, piece) for piece in pieces]
                     lower, upper = _Pairs(tiles[0], tiles[2]), _Pairs(tiles[1], tiles[3])
-                    _exchange(k, lower, upper.seen(_BLOCK - 1, Axis(_BLOCK, -1)) if turned else upper)
+                    _exchange(k, lower, upper.seen(_BLOCK - 1, Axis(_BLOCK, -1)) if backwards else upper)
                     for piece, tile in zip(pieces, tiles, strict=True):
                         k.copy(piece.far(), tile)
 
@@ -224,9 +224,9 @@ class _Sort:
 
 
 def _of_floats(lanes: Lanes, tile: Tile) -> Tile:
-    """Integers in the order of floats: below zero, the bits of the size count backwards. There is one zero, one NaN."""
+    """Integers in the order of floats: below zero, the magnitude bits are reversed. There is one zero and one NaN."""
     values = lanes.two(Alu.ADD, tile, 0.0)
-    lanes.choose(values, lanes.asked(Alu.NOT_EQUAL, values, values), nan)
+    lanes.choose(values, lanes.compared(Alu.NOT_EQUAL, values, values), nan)
     words = Words(lanes, DType.INT32)
     word = bitcast_tile(values, DType.INT32)
     backwards = words.with_number(Alu.MULTIPLY, words.bit(Alu.RIGHT_SHIFT, word, 31), _LAST)

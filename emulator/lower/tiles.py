@@ -1,4 +1,4 @@
-"""Cutting tensors into pieces of partitions by free elements, several tensors of one shape alike."""
+"""Tiles of tensors: pieces of partitions by free elements, the same for several tensors of one shape."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,8 +17,8 @@ WIDEST: Final = 2048  # free elements of a piece: enough that its fixed costs do
 def each_tile(
     k: Kernel, views: Sequence[View], widest: int = WIDEST, by_row: bool = False
 ) -> Iterator[tuple[int, int, list[View]]]:
-    """Partitions, free elements, and of each view the piece of that shape. For the head of a `for` loop, whose body is
-    written once for each kind of piece. By row, what lies row by row is not folded into longer ones."""
+    """Partitions and free elements of each tile, with its part of every view. Use it as the head of a `for`, whose body
+    is emitted once for each size of tile. With `by_row`, rows are not merged into longer ones."""
     merged = _by_row(views) if by_row and views[0].rank > 1 else views[0].merged(views[1:])
     if not merged[0].elements:
         return
@@ -31,7 +31,7 @@ def each_tile(
 
 
 def _by_row(views: Sequence[View]) -> tuple[View, ...]:
-    """With as few axes as there can be beside the last."""
+    """The views with as few axes as possible before the last."""
     first, *others = [replace(view, shape=view.shape[:-1], strides=view.strides[:-1]) for view in views]
     merged = first.merged(others)
     return tuple(
@@ -82,7 +82,8 @@ def _with_axes(view: View, rank: int) -> View:
 
 
 def fill(k: Kernel, view: View, number: float) -> None:
-    """From whole rows: reading one element again and again would cost DMA a descriptor for each."""
+    """Write one number to all elements of a view. Whole rows are written: a DMA that reads one element again and again
+    would need a descriptor for each."""
     for rows, width, (piece,) in each_tile(k, [view]):
         with k.scope():
             block = k.tile(view.dtype, rows, width)

@@ -1,7 +1,13 @@
-"""Matrices as the tensor engine wants them: the summed axis on the partitions, 128 of its elements a chunk.
+"""Transposes: operands of the tensor engine in SBUF, and copies in HBM that change the contiguous axis.
 
-A matrix whose other axis is contiguous comes from HBM so. One whose summed axis is contiguous would come two bytes at a
-time; it is loaded as it lies, and turned 128 x 128 elements at a time on the tensor engine itself.
+The tensor engine needs the contraction axis on the partitions, 128 elements a chunk. A matrix whose other axis is
+contiguous is loaded so by DMA. One whose contraction axis is contiguous would be loaded one element at a time; it is
+loaded as it is stored and transposed 128 x 128 elements at a time on the tensor engine.
+
+A copy in HBM that makes another axis contiguous would by strides alone also move one element at a time, a hundred times
+slower than whole runs. Blocks of both axes are loaded, transposed in SBUF, and stored: by DMA from v3 on; before that,
+and for single bytes, by the vector engine, 32 x 32 elements at a time. Both keep every bit. The tensor engine of v2
+does not: it multiplies by ones and zeros, and infinity times 0 is NaN.
 """
 
 from collections.abc import Iterator
@@ -21,7 +27,7 @@ AT_ONCE: Final = 16  # chunks that are loaded for turning: 4 KiB of two-byte ele
 
 
 def must_transpose(view: View) -> bool:
-    """Of a matrix [summed, others]."""
+    """True for a matrix [contraction, others] whose contraction axis is the contiguous one."""
     return view.strides[0] == 1 and view.shape[0] > 1 and not (view.strides[1] == 1 or view.shape[1] == 1)
 
 
@@ -30,17 +36,18 @@ def chunks_of(size: int) -> int:
 
 
 def transpose_type(dtype: DType) -> DType:
-    """Types of one byte are turned two bytes wide, which holds them exactly: from v3 on they cannot be turned."""
+    """The type in which a matrix is transposed. One-byte types are widened to bfloat16, which holds them exactly,
+    because they cannot be transposed from v3 on."""
     return dtype if dtype.itemsize > 1 else DType.BFLOAT16
 
 
 def transpose_bytes(dtype: DType) -> int:
-    """Bytes in each partition that turning takes beside its result."""
+    """Bytes of each partition that a transpose takes beside its result."""
     return 2 * AT_ONCE * PARTITIONS * transpose_type(dtype).itemsize
 
 
 def load_matrix(k: Kernel, dst: Block, view: View) -> None:
-    """A matrix [summed, others] into a block [128, chunks, others]."""
+    """Load a matrix [contraction, others] into a block [128, chunks, others]."""
     if must_transpose(view):
         _load_transposed(k, dst, view)
     else:
@@ -84,8 +91,8 @@ def transpose_block(
     columns: tuple[Affine | int, int],
     engine: Engine = Engine.VECTOR,
 ) -> None:
-    """A block [count, chunks, depth] of rows becomes the chunks from the first on of columns of [128, chunks, rows].
-    The engine is who brings them away from the tensor engine."""
+    """Transpose a block [count, chunks, depth] of rows into columns of [128, chunks, rows], from chunk `first` on;
+    `engine` copies the result from PSUM."""
     number, depth = straight.shape
     count = straight.partitions
     most = k.core.psum_bank // (count * straight.dtype.itemsize)
@@ -103,7 +110,7 @@ def transpose_block(
 
 
 def transpose_tile(k: Kernel, dst: Block, tile: Tile, left: Affine | int, rows: Span) -> None:
-    """Rows in SBUF, from this column on, which begins a chunk, become columns of [128, chunks, rows]."""
+    """Transpose rows in SBUF, from column `left` on, which begins a chunk, into columns of [128, chunks, rows]."""
     first = divided(left, PARTITIONS)
     full, rest = divmod(tile.elements, PARTITIONS)
     if full:
@@ -116,7 +123,7 @@ def transpose_tile(k: Kernel, dst: Block, tile: Tile, left: Affine | int, rows: 
 
 
 def transpose_heads(k: Kernel, dst: Block, source: View, first: int = 0) -> None:
-    """Heads [heads, rows, elements] into [128, chunks, heads, rows], the elements being on the partitions."""
+    """Load heads [heads, rows, elements] into [128, chunks, heads, rows], elements on the partitions."""
     heads, rows, elements = source.shape
     if not elements:
         return
@@ -150,7 +157,7 @@ def _transpose_some(
 
 
 def each_slab(k: Kernel, size: int, chunks: int) -> Iterator[tuple[Affine, int]]:
-    """Of a summed axis in slabs of so many chunks: the number of the first chunk, and how many elements there are."""
+    """Slabs of a contraction axis: the number of the first chunk, and the elements in the slab."""
     full, rest = divmod(size, chunks * PARTITIONS)
     if full:
         with k.loop(full) as index:
@@ -160,18 +167,18 @@ def each_slab(k: Kernel, size: int, chunks: int) -> Iterator[tuple[Affine, int]]
 
 
 def each_chunk(k: Kernel, size: int) -> Iterator[tuple[Affine, int]]:
-    """The number of each chunk of a summed axis, and how much of it there is."""
+    """Chunks of a contraction axis: the number of each, and its elements."""
     return each_slab(k, size, 1)
 
 
 _BLOCK: Final = 512  # elements of either axis: runs of 1 KiB for types of two bytes
-_CORNER: Final = 32  # of what the vector engine turns
+_CORNER: Final = 32  # rows and columns of the vector engine's transpose
 _LEAST: Final = 16  # elements of either axis: below, runs are hardly longer than elements
 
 
 def transposed_axis(dst: View, src: View) -> int | None:
-    """Of two views of one shape without needless axes: the axis that is contiguous where the copy begins, if the last
-    one is where it ends and both are long enough."""
+    """The axis that is contiguous in the source of a copy, if another one is in the destination and both are long
+    enough to transpose blocks; None otherwise."""
     if dst.rank < 2 or dst.dtype is not src.dtype or dst.strides[-1] != 1 or src.strides[-1] == 1:
         return None
     for axis in range(src.rank - 1):
@@ -203,12 +210,12 @@ def _copy_matrix(k: Kernel, dst: View, src: View) -> None:
 
 
 def _bring(k: Kernel, block: Block, part: View) -> None:
-    """A part [columns, rows] into a block [128, chunks of rows, columns]."""
+    """Load a part [columns, rows] into a block [128, chunks of rows, columns]."""
     columns, rows = part.shape
     if k.core.nki_gen > 2 and part.dtype.itemsize in (2, 4):
         for chunk, depth in k.chunks(rows):
             far = part.cut((0, columns), (chunk * PARTITIONS, depth)).far()
-            k.index(block.cut(depth, (chunk, 1)), far)
+            k.transpose(block.cut(depth, (chunk, 1)), far)
         return
     for left, width in k.spans(columns, PARTITIONS):
         with k.scope():

@@ -1,5 +1,5 @@
-"""How a tensor lies in HBM: a buffer, a start, and a stride for each axis. Reshapes and transpositions mostly cost
-nothing, since whoever reads goes by the strides."""
+"""View: a tensor's layout in HBM as a buffer, an offset, and a stride for each axis. Most reshapes and transposes are
+free, because readers follow the strides."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,11 +33,11 @@ class View:
         return self == replace(self, strides=packed(self.shape)) or self.elements <= 1
 
     def far(self) -> Far:
-        """All of it."""
+        """The whole view as an operand."""
         return Far(self.buffer, self.dtype, self.offset, tuple(map(Axis, self.shape, self.strides)))
 
     def cut(self, *spans: Span) -> "View":
-        """Of each axis what a span says; all of those left out."""
+        """A span of each axis; axes without a span are taken whole."""
         offset, shape = self.offset, list(self.shape)
         for axis, (start, size) in enumerate(spans):
             offset = offset + affine(start) * self.strides[axis]
@@ -45,7 +45,7 @@ class View:
         return replace(self, offset=offset, shape=tuple(shape))
 
     def pick(self, axis: int, at: Affine | int) -> "View":
-        """One index of an axis, which is gone then."""
+        """One index of an axis, which is dropped."""
         return replace(
             self,
             offset=self.offset + affine(at) * self.strides[axis],
@@ -61,7 +61,7 @@ class View:
         )
 
     def broadcast(self, shape: tuple[int, ...]) -> "View":
-        """Stretched by numpy's rule: what is repeated has a stride of 0."""
+        """Broadcast by numpy's rule: a repeated axis has stride 0."""
         missing = len(shape) - self.rank
         strides = (0,) * missing + tuple(
             0 if old == 1 and new != 1 else stride
@@ -70,7 +70,7 @@ class View:
         return replace(self, shape=shape, strides=strides)
 
     def reshaped(self, shape: tuple[int, ...]) -> "View | None":
-        """The same elements in the same order under another shape; None when no strides can say that."""
+        """The same elements in the same order with another shape; None if strides cannot express it."""
         if self.elements == 0 or prod(shape) != self.elements:
             return None if self.elements else replace(self, shape=shape, strides=packed(shape))
         strides: list[int] = []
@@ -83,12 +83,12 @@ class View:
         return replace(self, shape=shape, strides=tuple(strides))
 
     def packed_as(self, shape: tuple[int, ...]) -> "View":
-        """Elements that lie row by row, under another shape."""
+        """Contiguous elements with another shape."""
         return replace(self, shape=shape, strides=packed(shape))
 
     def merged(self, others: Sequence["View"] = ()) -> tuple["View", ...]:
-        """This view and others of the same shape with as few axes as strides allow, the same for all: axes of size 1
-        are gone, and neighbours that all of them walk through in one stride are one."""
+        """This view and others of the same shape, with axes of size 1 dropped, and neighbours merged that are one
+        stride in all of them."""
         views = (self, *others)
         axes = [axis for axis in range(self.rank) if self.shape[axis] != 1]
         found: list[tuple[int, tuple[int, ...]]] = []
@@ -109,7 +109,7 @@ class View:
 
 
 def packed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a tensor that lies row by row."""
+    """The strides of a contiguous tensor."""
     strides, stride = [], 1
     for size in reversed(shape):
         strides.append(stride)

@@ -1,7 +1,7 @@
 """Collectives, and how ranks share an axis: the elements of each, their places on it, and the padding.
 
 All ranks run one program; a rank's number decides only which pieces are its own. A collective cannot be computed by one
-rank: `emulator.run.ranks` runs all of them, each in a context that holds its number and the means of exchange.
+rank: `emulator.run.fast` runs all of them, each in a context that holds its number and the means of exchange.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,5 +1,5 @@
-"""Execution of compiled programs: `fast` runs a graph, `isa` instructions; `runtime` is a host.
+"""Execution of compiled programs: `fast` runs a graph on all ranks, `isa` instructions; `runtime` is a host.
 
-docs/reference/runtime.md is the specification of `runtime` and `model`. Ranks of a graph are in `ranks`, refusals in
-`status`.
+docs/reference/runtime.md is the specification of `runtime` and `model`; `status` has their refusals, `inputs`
+validates inputs.
 """

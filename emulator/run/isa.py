@@ -1,4 +1,7 @@
-"""Tensors that stay on a core between requests: weights that several programs read, and states."""
+"""Execution of an executable on emulated cores, instruction by instruction, with whole weights and the caller's types.
+
+Weights that several programs of a model read, and states, stay on a core between requests: `Resident`, `Shelf`.
+"""
 
 from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from copy import copy
@@ -8,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from nxpipe.emulator.core import Machine, Statistics
+from nxpipe.emulator.core.machine import Machine, Statistics
 from nxpipe.emulator.core.memory import Storage, get, in_hbm, put
 from nxpipe.emulator.errors import MissingTensor
 from nxpipe.emulator.executable.executable import Executable
@@ -17,20 +20,20 @@ from nxpipe.emulator.ir.types import TensorType
 from nxpipe.emulator.isa.legality import check
 from nxpipe.emulator.isa.program import RANK, Buffer, Role
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.run.ranks import States
+from nxpipe.emulator.run.fast import States
 
-# What programs of one model have in common, by what it is and how it lies: where it is on each rank.
+# Weights that programs of one model share, by content and layout: the storage on each rank.
 Shelf: TypeAlias = MutableMapping[object, Sequence[Storage]]
 
 
 def layout(buffer: Buffer) -> Buffer:
-    """What two programs must agree on to have a buffer in common; each has it at an address of its own."""
+    """The properties that two programs must agree on to share a buffer; each has it at its own address."""
     return replace(buffer, address=0)
 
 
 class Resident(Mapping[str, Array]):
-    """One core's states, zero at first. A program of instructions works on them where they lie (`storage`); for one
-    that wants them in another layout they are moved there. Whoever else reads them is given copies."""
+    """States of one core, initially zero. A program of instructions works on them in place (`storage`); a program with
+    another layout of them gets them converted. Other readers get copies."""
 
     def __init__(self, types: Mapping[str, TensorType]) -> None:
         self._types = types
@@ -38,7 +41,7 @@ class Resident(Mapping[str, Array]):
         self._storages: dict[Buffer, Storage] = {}
 
     def only(self, names: Collection[str]) -> "Resident":
-        """The same states, of which a program sees these."""
+        """A view of some of the states, for a program that declares only these."""
         fewer = copy(self)
         fewer._types = {name: self._types[name] for name in names}
         return fewer
@@ -54,13 +57,13 @@ class Resident(Mapping[str, Array]):
         return np.zeros(self._types[name].shape, self._types[name].dtype.held) if found is None else found
 
     def take(self, after: Mapping[str, Array]) -> None:
-        """What a program made of them, unless that worked on them in place."""
+        """Store the states after a run, unless the program worked on them in place."""
         if not isinstance(after, Resident):
             self._leave(after.keys())
             self._arrays |= after
 
     def storage(self, buffer: Buffer) -> Storage:
-        """Where they are, laid out as a program has them."""
+        """The storage of states in the layout of a program's buffer."""
         wanted = layout(buffer)
         if wanted not in self._storages:
             made = in_hbm(buffer.nbytes, np.ones(len(buffer.names), np.bool_))
@@ -79,7 +82,7 @@ class Resident(Mapping[str, Array]):
         return self._arrays.get(name)
 
     def _leave(self, names: Collection[str]) -> None:
-        """These will be elsewhere; of what lay beside them, an array is kept."""
+        """Drop the storages of these states; other states in the same buffers are kept as arrays."""
         for buffer in [buffer for buffer in self._storages if not set(names).isdisjoint(buffer.names)]:
             storage = self._storages.pop(buffer)
             self._arrays |= {name: get(storage, buffer, index) for index, name in enumerate(buffer.names)}
@@ -89,7 +92,7 @@ class Resident(Mapping[str, Array]):
 
 @dataclass(frozen=True, eq=False)
 class Isa:
-    """`order` is that of `emulator.core.Machine`: which engine goes first. `races`: whether somebody looks for them."""
+    """An executable to run. `order` is that of `emulator.core.Machine`; `races` turns race detection on."""
 
     executable: Executable
     order: str = "hostile"
@@ -113,7 +116,7 @@ class Isa:
 
     @cached_property
     def scratch(self) -> int:
-        """All of HBM that the program uses, addresses being shared among scratch already."""
+        """Bytes of HBM beside weights and states; scratch buffers share addresses already."""
         stays = sum(buffer.nbytes for role in (Role.PARAMETER, Role.STATE) for _, buffer in self.buffers(role))
         return max(self.executable.program.hbm - stays, 0)
 
@@ -135,12 +138,12 @@ class Isa:
 
 
 class LoadedIsa:
-    """The machines of all ranks, with each rank's weights in their memory."""
+    """An executable loaded on all of its ranks, with each rank's weights."""
 
     def __init__(self, code: Isa, weights: Mapping[str, Array], shelf: Shelf) -> None:
         self._code = code
         self._machine = Machine(code.executable.program, order=code.order, check=code.races)
-        self.statistics = Statistics()  # of all runs together, on each core
+        self.statistics = Statistics()  # of each core, over all runs
         if any(RANK in buffer.names for _, buffer in code.buffers(Role.INPUT)):
             for rank in range(code.ranks):
                 self._machine.write(RANK, np.array([rank]), rank)
@@ -148,7 +151,7 @@ class LoadedIsa:
             self._load(number, buffer, weights, shelf)
 
     def run(self, inputs: Mapping[str, Array], states: States | None = None) -> tuple[dict[str, Array], States]:
-        """States that are resident are worked on where they are."""
+        """One run. Resident states are updated in place."""
         machine, executable = self._machine, self._code.executable
         for name, port in executable.of_role(Role.INPUT).items():
             if name not in inputs:
@@ -162,8 +165,8 @@ class LoadedIsa:
         return outputs, [self._after(rank, own) for rank, own in enumerate(states or [{}] * machine.ranks)]
 
     def _load(self, number: int, buffer: Buffer, weights: Mapping[str, Array], shelf: Shelf) -> None:
-        """Where a program of the same model has it already, it stays; nobody writes to weights, so ranks have those
-        that are not divided in common too."""
+        """Load one weight, or share the storage of a program of the same model that has it. Weights are read-only, so
+        ranks share those that are not divided."""
         ranks, piece = self._code.ranks, self._code.executable.divisions.get(number)
         own = [self._machine.storage(number, rank) for rank in range(ranks)]
         what = (layout(buffer), piece)
@@ -192,5 +195,5 @@ class LoadedIsa:
         return {name: self._read(port, rank) for name, port in self._code.executable.of_role(Role.STATE).items()}
 
     def _read(self, port: Port, rank: int) -> Array:
-        """In the caller's type; the machine has narrower integers."""
+        """In the caller's type: the core's integers are narrower."""
         return self._machine.read(port.name, rank).astype(port.type.dtype.held, copy=False)

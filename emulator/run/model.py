@@ -1,4 +1,8 @@
-"""What can be loaded, whichever way it is run: `Fast` runs a compiled graph here, `Isa` instructions, in `isa.py`."""
+"""A model on the cores of an instance: its programs (buckets), weights and states.
+
+`Code` is a program that can be loaded: `Fast` runs a compiled graph, `run.isa.Isa` instructions. A request runs in the
+smallest program that it fits into: `fit` chooses the bucket, pads inputs at the end and cuts outputs back.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +14,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from nxpipe.emulator.analysis.graph_memory import peak_bytes, states
-from nxpipe.emulator.compile import Program
+from nxpipe.emulator.compile import CompiledGraph
 from nxpipe.emulator.errors import ExecutionError, IndexOutOfRange, MissingTensor, WrongTensor
 from nxpipe.emulator.executable.tables import Port
 from nxpipe.emulator.ir.types import TensorType
@@ -18,8 +22,8 @@ from nxpipe.emulator.isa.constraints import ProgramInvalid
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.passes.shard import Sharding
+from nxpipe.emulator.run.fast import LoadedRanks, Runnable, States
 from nxpipe.emulator.run.isa import Resident, Shelf
-from nxpipe.emulator.run.ranks import LoadedRanks, Runnable, States
 from nxpipe.emulator.run.status import (
     BadInput,
     CoreBusy,
@@ -43,11 +47,11 @@ class Code(Protocol):
 
     @property
     def core(self) -> str | None:
-        """The generation that it is for, if it is for one."""
+        """The generation of NeuronCore that it is for; None for any."""
 
     @property
     def weights(self) -> Mapping[str, int]:
-        """The bytes of each on one rank; what two programs call the same they have in common."""
+        """Bytes of each weight on one rank; programs share weights of the same name here."""
 
     @property
     def scratch(self) -> int:
@@ -55,17 +59,17 @@ class Code(Protocol):
 
     @property
     def states(self) -> Mapping[str, TensorType]:
-        """One rank's share of each."""
+        """The type of each state on one rank."""
 
     def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> Runnable:
-        """`shelf`: what programs of the same model have loaded already, on the same cores."""
+        """Load it; `shelf` has the weights that programs of the same model have loaded on the same cores."""
 
 
 @dataclass(frozen=True, eq=False)
 class Fast:
     """A compiled graph, run by the operators' numerics; it runs on any generation."""
 
-    program: Program
+    program: CompiledGraph
     ports: tuple[Port, ...]
 
     @property
@@ -105,7 +109,7 @@ _Code = TypeVar("_Code", bound=Code)
 
 @dataclass(frozen=True)
 class Fit:
-    """A request as one of the programs takes it; `sizes` are its own, by the names of axes."""
+    """A bucket chosen for a request; `sizes` are the request's own, by the names of axes."""
 
     code: Code
     sizes: Sizes
@@ -130,7 +134,7 @@ def fit(codes: Sequence[Code], request: Mapping[str, Array], *, with_states: boo
     """The program with the smallest inputs among those that the request fits into."""
     able = [code for code in codes if _takes(code, request, with_states=with_states)]
     if not able:
-        raise BadInput(_nobody(codes, request, with_states=with_states))
+        raise BadInput(_no_program(codes, request, with_states=with_states))
     found = [(code, _sizes(inputs(code), request)) for code in able]
     fitting = [Fit(code, sizes) for code, sizes in found if _exceeded(code, sizes) is None]
     if not fitting:
@@ -144,7 +148,7 @@ def _takes(code: Code, request: Mapping[str, Array], *, with_states: bool) -> bo
 
 
 def _sizes(ports: Sequence[Port], request: Mapping[str, Array]) -> dict[str, int]:
-    """What the request has on axes with a name; all others must be as the program has them."""
+    """The request's sizes of named axes; all others must equal the program's."""
     sizes: dict[str, int] = {}
     for port in ports:
         shape = np.shape(request[port.name])
@@ -163,7 +167,7 @@ def _sizes(ports: Sequence[Port], request: Mapping[str, Array]) -> dict[str, int
 
 
 def _exceeded(code: Code, sizes: Sizes) -> tuple[str, int] | None:
-    """The first axis that the program has too little of, and how much it has."""
+    """The first axis on which the request exceeds the program, and the program's size."""
     for port in inputs(code):
         for name, full in zip(port.sizes, port.type.shape, strict=False):
             if name and sizes[name] > full:
@@ -176,14 +180,14 @@ def _padded(array: Array, port: Port) -> Array:
     return np.pad(array, missing) if any(behind for _, behind in missing) else np.asarray(array)
 
 
-def _nobody(codes: Sequence[Code], request: Mapping[str, Array], *, with_states: bool) -> str:
+def _no_program(codes: Sequence[Code], request: Mapping[str, Array], *, with_states: bool) -> str:
     known = sorted({", ".join(port.name for port in inputs(code)) for code in codes})
     states = "with" if with_states else "without"
     return f"no program takes {', '.join(request) or 'nothing'} {states} states; the model's take {' or '.join(known)}"
 
 
 def _too_long(found: Sequence[tuple[Code, Sizes]]) -> str:
-    """By the largest program: it would have been the last chance."""
+    """The refusal, with the sizes of the largest program."""
     code, sizes = max(found, key=lambda one: sum(port.type.nbytes for port in inputs(one[0])))
     name, full = _exceeded(code, sizes) or ("", 0)
     return (
@@ -202,7 +206,7 @@ class StateSet:
 
 
 class Model:
-    """Made by `Runtime.load`. Programs share weights, cores and states; one request runs at a time."""
+    """A loaded model, from `Runtime.load`. Programs share weights, cores and states; one request runs at a time."""
 
     def __init__(
         self, codes: Sequence[Code], weights: Mapping[str, Array], cores: range, memory: int, leave: Callable[[], None]
@@ -241,8 +245,8 @@ class Model:
             self.left += states.nbytes
 
     def execute(self, request: Mapping[str, Array], states: StateSet | None = None) -> dict[str, Array]:
-        """The answer of the smallest program that the request fits into; `states` are those of after it then. A program
-        that goes wrong leaves them half-written, so they are given up."""
+        """The outputs of the smallest program that the request fits into; `states` are updated. A program that fails
+        leaves them half-written, so they are discarded."""
         with self._alone():
             self._require_loaded()
             if states is not None:
@@ -263,7 +267,7 @@ class Model:
             return chosen.cut(outputs)
 
     def unload(self) -> None:
-        """Gives the cores back. A request that is under way is finished first."""
+        """Release the cores, after a running request has finished."""
         with self._busy:
             if self._loaded:
                 self._loaded = {}
@@ -291,7 +295,7 @@ class Model:
 
 
 def taken(codes: Sequence[Code]) -> int:
-    """Bytes on each core: weights once, scratch of the largest."""
+    """Bytes on each core: weights once, scratch of the largest program."""
     weights: dict[str, int] = {}
     for code in codes:
         weights |= {name: max(size, weights.get(name, 0)) for name, size in code.weights.items()}
@@ -299,7 +303,7 @@ def taken(codes: Sequence[Code]) -> int:
 
 
 def _largest(codes: Sequence[Code]) -> str:
-    """What takes most of it: a few weights by name, and the scratch of the program that needs most."""
+    """The largest consumers: some weights by name, and the largest scratch."""
     weights = {name: size for code in codes for name, size in code.weights.items()}
     most = sorted(weights, key=lambda name: (-weights[name], name))[:3]
     named = "".join(f"{name} with {weights[name]:,}, " for name in most)
@@ -314,7 +318,7 @@ def _load(code: Code, weights: Mapping[str, Array], shelf: Shelf) -> Runnable:
 
 
 def _common_states(codes: Sequence[Code]) -> dict[str, TensorType]:
-    """Programs that share a state must agree on it."""
+    """The states of all programs, which must agree on the types of shared ones."""
     common: dict[str, TensorType] = {}
     for code in codes:
         for name, type_ in code.states.items():
@@ -331,7 +335,7 @@ def _those_of(code: Code, states: StateSet | None) -> States | None:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """What goes wrong while a program runs, as the runtime says it."""
+    """Translate faults of a running program into the runtime's errors."""
     try:
         yield
     except IndexOutOfRange as fault:

@@ -1,4 +1,6 @@
-"""Who has which cores of an instance, and how much of their memory is left."""
+"""The runtime of one instance: allocation of its cores, and the models on them. docs/reference/runtime.md specifies
+it.
+"""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +23,7 @@ _ALIGNED = ("trn1", "trn1n")
 
 
 class Cores:
-    """The logical cores of one instance, each had by one model at a time."""
+    """The logical cores of one instance; a core belongs to at most one model."""
 
     def __init__(self, target: Instance) -> None:
         self.target = target
@@ -38,12 +40,12 @@ class Cores:
         return len(self._free)
 
     def take(self, count: int, start: int | None = None) -> range:
-        """Neighbouring cores, from `start` on or the first that are free."""
+        """Allocate neighbouring cores, from `start` on or the first free ones."""
         with self._lock:
             starts = range(self.target.logical_cores) if start is None else [start]
             for first in starts:
                 wanted = range(first, first + count)
-                if self._free.issuperset(wanted) and self._begins_well(wanted):
+                if self._free.issuperset(wanted) and self._is_aligned(wanted):
                     self._free.difference_update(wanted)
                     return wanted
         raise CoresUnavailable(self._refusal(count, start))
@@ -52,16 +54,18 @@ class Cores:
         with self._lock:
             self._free.update(cores)
 
-    def _begins_well(self, cores: range) -> bool:
-        """Ranks of Trn1 that talk to each other stand at a multiple of their number."""
+    def _is_aligned(self, cores: range) -> bool:
+        """On Trn1, communicating ranks begin at a multiple of their number."""
         return self.target.compiler_target not in _ALIGNED or cores.start % len(cores) == 0
 
     def _refusal(self, count: int, start: int | None) -> str:
-        asked = f"{count} neighbouring NeuronCores" if start is None else f"NeuronCores {start} to {start + count - 1}"
-        if start is not None and not self._begins_well(range(start, start + count)):
-            return f"{asked} were asked for; on {self.target.name} {count} ranks begin at a multiple of {count}"
+        request = (
+            f"{count} neighbouring NeuronCores" if start is None else f"NeuronCores {start} to {start + count - 1}"
+        )
+        if start is not None and not self._is_aligned(range(start, start + count)):
+            return f"{request} requested; on {self.target.name} {count} ranks must begin at a multiple of {count}"
         return (
-            f"{asked} were asked for, but of the {self.target.logical_cores} of {self.target.name} {self.free} are "
+            f"{request} requested, but {self.free} of the {self.target.logical_cores} of {self.target.name} are "
             "free; unload a model, or use a larger instance"
         )
 
@@ -75,7 +79,7 @@ class Runtime:
         self._closed = False
 
     def load(self, codes: Sequence[Code], weights: Mapping[str, Array], start: int | None = None) -> Model:
-        """Programs of one model on neighbouring cores, one for each rank, from `start` on or the first free ones."""
+        """Load the programs of one model on neighbouring cores, from `start` on or the first free ones."""
         self._require_open()
         ranks = self._require_matching(codes)
         cores = self._cores.take(ranks, start)
@@ -88,7 +92,7 @@ class Runtime:
         return model
 
     def replicate(self, codes: Sequence[Code], weights: Mapping[str, Array], copies: int | None = None) -> "Replicas":
-        """A copy on each of so many groups of cores; by default on all that are free."""
+        """Load a copy on each of `copies` groups of cores; by default on all free ones."""
         models: list[Model] = []
         try:
             while copies is None or len(models) < copies:
@@ -101,7 +105,7 @@ class Runtime:
         return Replicas(models)
 
     def close(self) -> None:
-        """Unloads everything."""
+        """Unload all models."""
         self._closed = True
         while self._models:
             self._models.pop().unload()
@@ -114,7 +118,7 @@ class Runtime:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise RuntimeClosed("the runtime was closed; open another one")
+            raise RuntimeClosed("the runtime is closed; open another one")
 
     def _require_matching(self, codes: Sequence[Code]) -> int:
         ranks = {code.ranks for code in codes}
@@ -131,7 +135,7 @@ class Runtime:
 
 
 class Replicas:
-    """Equal copies of a model on cores of their own. They have no states: which copy a request meets is chance."""
+    """Copies of a model on cores of their own. They have no states, as a request may run on any copy."""
 
     def __init__(self, models: Sequence[Model]) -> None:
         self.models = tuple(models)
@@ -140,7 +144,7 @@ class Replicas:
             self._free.put(model)
 
     def execute(self, requests: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
-        """Answers in the order of requests, as many at once as there are copies."""
+        """Outputs in the order of requests, with one request at a time on each copy."""
         with ThreadPoolExecutor(len(self.models)) as threads:
             return list(threads.map(self._one, requests))
 

@@ -1,4 +1,4 @@
-"""What the runtime refuses, with the numbers that the real one answers with. docs/reference/runtime.md lists when."""
+"""Refusals of the runtime, with the status numbers of the real one. docs/reference/runtime.md lists their causes."""
 
 from enum import IntEnum
 from typing import ClassVar
@@ -7,7 +7,7 @@ from nxpipe.emulator.errors import CompileError
 
 
 class Status(IntEnum):
-    """The names and numbers of the public header `nrt_status.h`, as far as emulated cores can get there."""
+    """Names and numbers of the public header `nrt_status.h`, as far as emulated cores can produce them."""
 
     NRT_SUCCESS = 0
     NRT_INVALID = 2
@@ -23,19 +23,19 @@ class Status(IntEnum):
 
 
 class RuntimeFault(CompileError):
-    """The root of what the runtime raises."""
+    """The root of the runtime's errors."""
 
     status: ClassVar[Status]
 
 
 class InvalidLoad(RuntimeFault):
-    """Programs or weights that cannot be loaded, on whatever cores."""
+    """Programs or weights that cannot be loaded on any cores."""
 
     status = Status.NRT_INVALID
 
 
 class Unloaded(RuntimeFault):
-    """A model or its states, used after they were given up or with each other's."""
+    """A model or states that were unloaded, or that belong to another model."""
 
     status = Status.NRT_INVALID_HANDLE
 
@@ -47,7 +47,7 @@ class DeviceMemoryExhausted(RuntimeFault):
 
 
 class CoresUnavailable(RuntimeFault):
-    """Cores are taken, or do not exist."""
+    """Cores are allocated, or do not exist."""
 
     status = Status.NRT_LOAD_NOT_ENOUGH_NC
     deterministic = False
@@ -66,7 +66,7 @@ class RuntimeClosed(RuntimeFault):
 
 
 class BadInput(RuntimeFault):
-    """A request that no program takes as it is."""
+    """A request that fits no program."""
 
     status = Status.NRT_EXEC_BAD_INPUT
 
@@ -76,19 +76,19 @@ class RequestTooLong(BadInput):
 
 
 class ExecutionFailed(RuntimeFault):
-    """A program did what no program may do."""
+    """A program failed, as by a race or a read of unwritten memory."""
 
     status = Status.NRT_EXEC_COMPLETED_WITH_ERR
 
 
 class CoreBusy(RuntimeFault):
-    """The cores are carrying out another request."""
+    """The cores are executing another request."""
 
     status = Status.NRT_EXEC_NC_BUSY
     deterministic = False
 
 
 class LookupOutOfBounds(RuntimeFault):
-    """A lookup behind the end of its table."""
+    """A lookup beyond the end of its table."""
 
     status = Status.NRT_EXEC_OOB

@@ -69,9 +69,9 @@ class _Stream:
         self.task = next(self._rest, None)
         self._look()
 
-    def skip(self, turns: int) -> None:
+    def skip(self, iterations: int) -> None:
         """Skip iterations of the outermost loop."""
-        self.indices[0] += turns
+        self.indices[0] += iterations
         self._look()
 
     def _look(self) -> None:
@@ -214,9 +214,9 @@ class _Timeline:
         times = loop.repeatable(self._streams, self._done) // (turn - before) if before < turn else 0
         if times <= 0:
             return
-        turns, later = times * (turn - before), times * (self._now - then)
+        iterations, later = times * (turn - before), times * (self._now - then)
         self._now, self._dma = self._now + later, self._dma + later
         self._ends = [(end + later, engine) for end, engine in self._ends]
         for engine in loop.inside:
-            self._done[engine] += turns * loop.each[engine]
-            self._streams[engine].skip(turns)
+            self._done[engine] += iterations * loop.each[engine]
+            self._streams[engine].skip(iterations)

@@ -59,11 +59,11 @@ def graph_difference(before: "Graph", after: "Graph") -> GraphDifference:
 
 def graph_of(manifest: "Manifest", executable: "Executable", store: "Store") -> "Graph | None":
     """The stored graph; None for artifacts without one, as those of neuronx-cc."""
-    from nxpipe.emulator.ir.graph import Graph
+    from nxpipe.emulator.ir.decoding import decode
 
     wanted = artifact_files.graph(executable.name)
     blob = next((file.blob for file in manifest.files if file.path == wanted), None)
-    return None if blob is None else Graph.from_bytes(store.read_blob(blob))
+    return None if blob is None else decode(store.read_blob(blob))
 
 
 def _kinds(graph: "Graph") -> Counter[tuple[str, str]]:

@@ -1,51 +1,51 @@
-"""The artifacts of a run: models x targets x degrees, from the words of the command line or of nxpipe.toml."""
+"""Build matrix: the artifacts of a run, models x targets x degrees, from command-line options or from nxpipe.toml."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nxpipe.pipeline.build.asked import Asked, Backend
 from nxpipe.pipeline.config import Config
-from nxpipe.pipeline.config.models import Model, chosen_models
-from nxpipe.pipeline.order import Order
+from nxpipe.pipeline.config.sections import Backend
+from nxpipe.pipeline.models.spec import ModelSpec, configured_models
 
 
-def of_words(said: Mapping[str, Any], config: Config, names: Sequence[str], root: Path) -> tuple[Asked, ...]:
-    """Those of a command line, which names a model of its own or leaves that to nxpipe.toml."""
-    model_id, verified = said["model_id"], not said["no_verify"]
+def specs_of_options(
+    options: Mapping[str, Any], config: Config, names: Sequence[str], root: Path
+) -> tuple[ModelSpec, ...]:
+    """The artifacts of a command line: of its own model, or of those in nxpipe.toml."""
+    model_id, verified = options["model_id"], not options["no_verify"]
     if model_id is None:
-        return of_file(config, names, root, backend=said["backend"], verified=verified)
-    backend = said["backend"] or config.build.backend
-    first = Order.from_flags(model_id, {**said, "target": said["target"][0], "tp": said["tp"][0]})
-    every = _every(first, said["target"], said["tp"])
-    return _each_once(Asked(order, None, said["axes"], backend, verified) for order in every)
+        return specs_of_config(config, names, root, backend=options["backend"], verified=verified)
+    spec = ModelSpec.from_options(
+        model_id,
+        {**options, "target": options["target"][0], "tp": options["tp"][0]},
+        axes=options["axes"],
+        backend=options["backend"] or config.build.backend,
+        verified=verified,
+    )
+    return _unique(_variants(spec, options["target"], options["tp"]))
 
 
-def of_file(
+def specs_of_config(
     config: Config, names: Sequence[str], root: Path, *, backend: Backend | None = None, verified: bool = True
-) -> tuple[Asked, ...]:
-    """Those of nxpipe.toml, or of the models that are named, by the compiler that it names unless told otherwise."""
-    return _each_once(
-        Asked(order, model.name, (), backend or config.build.backend, verified)
-        for model in chosen_models(config, names)
-        for order in _all_of(model, root)
+) -> tuple[ModelSpec, ...]:
+    """The artifacts of all models in nxpipe.toml, or of those named; `backend` overrides the file's."""
+    chosen = backend or config.build.backend
+    return _unique(
+        spec
+        for model in configured_models(config, names)
+        for first in [ModelSpec.from_config(model, root, backend=chosen, verified=verified)]
+        for spec in (first, *(each for also in model.also for each in _variants(first, also.targets, also.tp)))
     )
 
 
-def _each_once(asked: Iterable[Asked]) -> tuple[Asked, ...]:
-    """Though it may have been asked for in two ways."""
-    return tuple(dict.fromkeys(asked))
+def _unique(specs: Iterable[ModelSpec]) -> tuple[ModelSpec, ...]:
+    """Each artifact once, although two options may specify it."""
+    return tuple(dict.fromkeys(specs))
 
 
-def _all_of(model: Model, root: Path) -> Iterator[Order]:
-    order = Order.from_config(model, root)
-    yield order
-    for variant in model.also:
-        yield from _every(order, variant.targets, variant.tp)
-
-
-def _every(order: Order, targets: Sequence[str], degrees: Sequence[int]) -> Iterator[Order]:
+def _variants(spec: ModelSpec, targets: Sequence[str], degrees: Sequence[int]) -> Iterator[ModelSpec]:
     for target in targets:
         for degree in degrees:
-            yield replace(order, target=target, tp=degree)
+            yield replace(spec, target=target, tp=degree)

@@ -1,98 +1,202 @@
-"""What stands in the store of all that is asked for, and why the rest does not: nothing is computed to find out."""
+"""Plan of a build: every cell of every artifact, its status in the store, and why it is a cache miss.
 
-from collections.abc import Callable, Iterable, Sequence
+Planning compiles nothing. The store is read in a few requests, not in one for each cell: two listings, and one read for
+each published artifact.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from nxpipe.artifact_store import Store
+from nxpipe.artifact_store import Published, Store
+from nxpipe.artifact_store.errors import StoreError
+from nxpipe.artifact_store.evidence import is_covered
 from nxpipe.artifact_store.layout import ACTIONS, FAILURES, PARTS, action_path, failure_path, part_path
-from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.build.events import Fault
-from nxpipe.pipeline.build.failed import refuse_what_failed_before
-from nxpipe.pipeline.build.faults import fault_of
-from nxpipe.pipeline.build.nearness import why_missed
-from nxpipe.pipeline.build.planned import Plan, PlannedArtifact, PlannedCell
-from nxpipe.pipeline.build.proved import Doubt, doubt_of
-from nxpipe.pipeline.build.size import memory_of, work_of
-from nxpipe.pipeline.build.timings import Timings, name_of
-from nxpipe.pipeline.order import USUAL_BUCKET
-from nxpipe.pipeline.request import BuildRequest, Shape, digest_of, shapes_of
-from nxpipe.pipeline.verify.verify import Thresholds
+from nxpipe.pipeline.build.cache import raise_known_failure
+from nxpipe.pipeline.build.estimates import Timings, cell_work, timing_key, worker_memory
+from nxpipe.pipeline.build.status import CellStatus, Failure, failure_from
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.shapes import Shape, shapes_of
+from nxpipe.pipeline.models.source import DEFAULT_BUCKET
+from nxpipe.pipeline.models.spec import ModelSpec
+from nxpipe.pipeline.models.thresholds import Thresholds, evidence_shortfall
+from nxpipe.pipeline.models.versions import digest_of
+from nxpipe.pipeline.util.errors import VerificationFailed
+from nxpipe.pipeline.util.escape import for_terminal
+from nxpipe.pipeline.util.exit_codes import one_code
+from nxpipe.pipeline.util.process import no_collection
 
-_LISTED: Final = 64  # keys, from which on one listing is less than a look for each
-_EXPLAINED: Final = 16  # artifacts whose nearest is looked for; of a large matrix the first say it all
+if TYPE_CHECKING:
+    from nxpipe.artifact_store.index.nearest import NearestArtifact
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """`key` is the cache key of its last step, "" if it is refused. `why` explains a cache miss, `failure` a cell that
+    is not built. `work` is its size relative to other cells; `seconds` an estimate from earlier builds."""
+
+    key: str
+    shape: Shape
+    status: CellStatus
+    why: str = ""
+    work: float = 0.0
+    seconds: float | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class PlannedArtifact:
+    """`key` is the request key, "" if it is refused. `memory`: bytes that a worker on one of its cells may take."""
+
+    key: str
+    title: str
+    asked: ModelSpec
+    cells: tuple[PlannedCell, ...]
+    memory: int = 0
+
+    @property
+    def is_published(self) -> bool:
+        return all(cell.status is CellStatus.PUBLISHED for cell in self.cells)
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """`store` is a URL."""
+
+    store: str
+    artifacts: tuple[PlannedArtifact, ...]
+
+    def cells(self) -> Iterator[tuple[PlannedArtifact, PlannedCell]]:
+        for artifact in self.artifacts:
+            for cell in artifact.cells:
+                yield artifact, cell
+
+    @property
+    def exit_code(self) -> int:
+        """Of a dry run: not 0 if a cell cannot be built."""
+        return one_code(cell.failure.code for _, cell in self.cells() if cell.failure)
+
+
+_LISTED: Final = 64  # keys, from which on one listing is cheaper than a request for each
+_SEARCHED: Final = 200  # key inputs that are in no index; a build must not wait for thousands
+_FIELDS: Final = 3  # differing fields in the line of a cache miss
+_WIDTH: Final = 60  # characters of a value
+_EXPLAINED: Final = 16  # artifacts whose nearest is searched: of a large matrix the first ones say it all
 _FORCED: Final = "forced"
 _UNVERIFIED: Final = "compiled, and not yet verified with these weights"
-_NOTHING: Final = "not in the store"
+_MISS: Final = "cache miss"
+
+
+@dataclass(frozen=True)
+class Unverified:
+    """A published artifact without evidence that is within [verify]. `beyond`: its evidence is beyond the thresholds;
+    None if it has none."""
+
+    beyond: VerificationFailed | None = None
+
+
+def find_unverified(published: Published, store: Store, request: BuildSpec, allowed: Thresholds) -> Unverified | None:
+    """None: the artifact is all that this request would leave in the store."""
+    if not request.verified:
+        return None
+    manifest, evidence = published.manifest, store.evidence(published.manifest_digest)
+    if is_covered(manifest, evidence) is not None:
+        return Unverified()
+    sentence = evidence_shortfall(manifest, evidence, allowed)
+    if not sentence:
+        return None
+    text = f"{published.name} was published with other thresholds: {sentence}; try --autocast none, or change [verify]"
+    return Unverified(VerificationFailed(text))
 
 
 @dataclass
-class _Cell:
-    shape: Shape
-    program: str
-    evidence: str | None
+class _Lookup:
+    """A resolved artifact, its cells' cache keys, and its state in the store. `cells`: shape, program key and evidence
+    key ("" without verification)."""
 
-    @property
-    def key(self) -> str:
-        return self.evidence or self.program
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return (self.program, self.evidence) if self.evidence else (self.program,)
-
-
-@dataclass
-class _Artifact:
-    """One that can be asked for."""
-
-    asked: Asked
-    request: BuildRequest
+    asked: ModelSpec
+    request: BuildSpec
     key: str
     is_published: bool = False
-    doubt: Doubt | None = None
-    cells: list[_Cell] = field(default_factory=list)
+    unverified: Unverified | None = None
+    cells: list[tuple[Shape, tuple[str, ...]]] = field(default_factory=list)
 
     @property
-    def is_whole(self) -> bool:
-        """Nothing is left to do."""
-        return self.is_published and self.doubt is None
+    def is_complete(self) -> bool:
+        return self.is_published and self.unverified is None
+
+    @property
+    def title(self) -> str:
+        request = self.request
+        return f"{self.asked.name or request.source.id} on {request.target.name}, tp {request.tensor_parallel}"
 
 
 def make_plan(
-    asked: Sequence[Asked],
+    asked: Sequence[ModelSpec],
     store: Store,
     thresholds: Thresholds,
     timings: Timings,
     *,
     force: bool = False,
     hints: bool = False,
-) -> Plan:
-    """With `hints`, what is not there is told with what is nearest to it, which takes a search."""
-    found = [_looked_up(one) for one in asked]
-    artifacts = [one for one in found if isinstance(one, _Artifact)]
+) -> BuildPlan:
+    """With `hints`, a cache miss is explained by the nearest artifact, which takes a search."""
+    found = [_resolve(one) for one in asked]
+    artifacts = [one for one in found if isinstance(one, _Lookup)]
     published = _present(store, ACTIONS, action_path, [one.key for one in artifacts])
-    standing = [] if force else [one for one in artifacts if one.key in published]
-    for one, doubt in zip(standing, store.backend.each(partial(_doubt, store, thresholds), standing), strict=True):
-        one.is_published, one.doubt = True, doubt
+    known = [] if force else [one for one in artifacts if one.key in published]
+    for one, unverified in zip(known, store.backend.each(partial(_unverified, store, thresholds), known), strict=True):
+        one.is_published, one.unverified = True, unverified
     for one in artifacts:
-        one.cells = [_cell(one.request, shape) for shape in sorted(one.request.shapes)]
-    open_keys = [key for one in artifacts if not one.is_whole for cell in one.cells for key in cell.keys]
+        one.cells = [(shape, _cache_keys(one.request, shape)) for shape in sorted(one.request.shapes)]
+    open_keys = [key for one in artifacts if not one.is_complete for _, keys in one.cells for key in keys]
     parts = frozenset() if force else _present(store, PARTS, part_path, open_keys)
     failures = frozenset() if force else _present(store, FAILURES, failure_path, set(open_keys) - parts)
     planner = _Planner(store, thresholds, timings, parts, failures, force=force, hints_left=_EXPLAINED if hints else 0)
-    return Plan(store.url, tuple(planner.say(one) if isinstance(one, _Artifact) else one for one in found))
+    return BuildPlan(store.url, tuple(planner.artifact(one) if isinstance(one, _Lookup) else one for one in found))
 
 
-def _doubt(store: Store, thresholds: Thresholds, one: _Artifact) -> Doubt | None:
-    """One that was removed a moment ago is made anew."""
+def _resolve(asked: ModelSpec) -> _Lookup | PlannedArtifact:
+    try:
+        request = BuildSpec.of(asked)
+        request.check()
+        return _Lookup(asked, request, digest_of(request.key_inputs()))
+    except Exception as error:
+        return _refused(asked, failure_from(error))
+
+
+def _refused(asked: ModelSpec, failure: Failure) -> PlannedArtifact:
+    """Its cells as far as they are known without the model."""
+    shapes = shapes_of(asked.phases or ("forward",), asked.batches, asked.buckets or (DEFAULT_BUCKET,))
+    cells = tuple(PlannedCell("", shape, CellStatus.REFUSED, failure=failure) for shape in sorted(shapes))
+    return PlannedArtifact("", f"{asked.title} on {asked.target}, tp {asked.tp or 1}", asked, cells)
+
+
+def _unverified(store: Store, thresholds: Thresholds, one: _Lookup) -> Unverified | None:
+    """An artifact that was removed a moment ago counts as one that has to be published again."""
     published = store.find(one.key)
-    return doubt_of(published, store, one.request, thresholds) if published else Doubt()
+    return find_unverified(published, store, one.request, thresholds) if published else Unverified()
+
+
+def _cache_keys(request: BuildSpec, shape: Shape) -> tuple[str, ...]:
+    """Of the program, and of its evidence if it is verified: the last one is the cell's."""
+    program = request.program_key(shape)
+    return (program, request.evidence_key(shape, program)) if request.verified else (program,)
+
+
+def _present(store: Store, folder: str, path_of: Callable[[str], str], keys: Iterable[str]) -> frozenset[str]:
+    """The keys that have an object; many keys are looked up in one listing."""
+    wanted = list(keys)
+    if len(wanted) > _LISTED:
+        return frozenset(path.removeprefix(folder) for path in store.backend.paths(folder)).intersection(wanted)
+    stats = store.backend.each(lambda key: store.backend.stat(path_of(key)), wanted)
+    return frozenset(key for key, stat in zip(wanted, stats, strict=True) if stat is not None)
 
 
 @dataclass
 class _Planner:
-    """Says what stands, given what is present."""
+    """Statuses, given the keys that are present in the store."""
 
     store: Store
     thresholds: Thresholds
@@ -102,74 +206,68 @@ class _Planner:
     force: bool
     hints_left: int
 
-    def say(self, one: _Artifact) -> PlannedArtifact:
-        if one.is_whole:
-            cells = [PlannedCell(cell.key, cell.shape, "published") for cell in one.cells]
-        elif one.doubt and one.doubt.beyond:
-            fault = fault_of(one.doubt.beyond)
-            cells = [PlannedCell(cell.key, cell.shape, "failed", fault=fault) for cell in one.cells]
+    def artifact(self, one: _Lookup) -> PlannedArtifact:
+        if one.is_complete:
+            cells = [PlannedCell(keys[-1], shape, CellStatus.PUBLISHED) for shape, keys in one.cells]
+        elif one.unverified and one.unverified.beyond:
+            failure = failure_from(one.unverified.beyond)
+            cells = [PlannedCell(keys[-1], shape, CellStatus.FAILED, failure=failure) for shape, keys in one.cells]
         else:
-            cells = [self._open(one, cell) for cell in one.cells]
-            if any(cell.why == _NOTHING for cell in cells):
+            cells = [self._cell(one, shape, keys) for shape, keys in one.cells]
+            if any(cell.why == _MISS for cell in cells):
                 why = self._nearest(one.request)
-                cells = [replace(cell, why=why) if cell.why == _NOTHING else cell for cell in cells]
-        return PlannedArtifact(one.key, _title(one.asked, one.request), one.asked, tuple(cells), memory_of(one.request))
+                cells = [replace(cell, why=why) if cell.why == _MISS else cell for cell in cells]
+        return PlannedArtifact(one.key, one.title, one.asked, tuple(cells), worker_memory(one.request))
 
-    def _open(self, one: _Artifact, cell: _Cell) -> PlannedCell:
-        work = work_of(one.request, cell.shape)
-        if self.parts.issuperset(cell.keys):
-            return PlannedCell(cell.key, cell.shape, "committed", work=work)
-        if fault := self._remembered(cell):
-            return PlannedCell(cell.key, cell.shape, "failed", work=work, fault=fault)
-        why = _FORCED if self.force else _UNVERIFIED if one.doubt or cell.program in self.parts else _NOTHING
-        seconds = self.timings.estimate(name_of(one.request, cell.shape), work)
-        return PlannedCell(cell.key, cell.shape, "to do", why, work, seconds)
+    def _cell(self, one: _Lookup, shape: Shape, keys: tuple[str, ...]) -> PlannedCell:
+        key, work = keys[-1], cell_work(one.request, shape)
+        if self.parts.issuperset(keys):
+            return PlannedCell(key, shape, CellStatus.COMMITTED, work=work)
+        if failure := self._known_failure(keys):
+            return PlannedCell(key, shape, CellStatus.FAILED, work=work, failure=failure)
+        why = _FORCED if self.force else _UNVERIFIED if one.unverified or keys[0] in self.parts else _MISS
+        seconds = self.timings.estimate(timing_key(one.request, shape), work)
+        return PlannedCell(key, shape, CellStatus.QUEUED, why, work, seconds)
 
-    def _remembered(self, cell: _Cell) -> Fault | None:
-        for key in self.failures.intersection(cell.keys):
+    def _known_failure(self, keys: tuple[str, ...]) -> Failure | None:
+        for key in self.failures.intersection(keys):
             try:
-                refuse_what_failed_before(self.store, key, self.thresholds)
+                raise_known_failure(self.store, key, self.thresholds)
             except Exception as error:
-                return fault_of(error)
+                return failure_from(error)
         return None
 
-    def _nearest(self, request: BuildRequest) -> str:
+    def _nearest(self, request: BuildSpec) -> str:
         if not self.hints_left:
-            return _NOTHING
+            return _MISS
         self.hints_left -= 1
-        return (why_missed(self.store, request.key_inputs()) or _NOTHING).strip()
+        return explain_cache_miss(self.store, request.key_inputs()) or _MISS
 
 
-def _looked_up(asked: Asked) -> _Artifact | PlannedArtifact:
+def explain_cache_miss(store: "Store", inputs: dict[str, object]) -> str | None:
+    """One line for a build: the nearest artifact and the fields in which it differs; None in an empty store."""
+    from nxpipe.artifact_store.index.nearest import nearest_artifacts
+
     try:
-        request = asked.request()
-        request.check()
-        return _Artifact(asked, request, digest_of(request.key_inputs()))
-    except Exception as error:
-        return _refused(asked, fault_of(error))
+        with no_collection():
+            found = nearest_artifacts(store, inputs, count=1, at_most=_SEARCHED)
+    except StoreError as error:
+        # A hint is not worth a failed build; a store that cannot be read fails the publish.
+        return f"cache miss: the nearest artifact cannot be found: {error}"
+    return f"cache miss: nearest artifact {found[0].published.name} differs in {_fields(found[0])}" if found else None
 
 
-def _refused(asked: Asked, fault: Fault) -> PlannedArtifact:
-    """What its words ask for, as far as they say it without the model."""
-    order = asked.order
-    shapes = shapes_of(order.phases or ("forward",), order.batches, order.buckets or (USUAL_BUCKET,))
-    cells = tuple(PlannedCell("", shape, "refused", fault=fault) for shape in sorted(shapes))
-    return PlannedArtifact("", f"{asked.name or order.model_id} on {order.target}, tp {order.tp or 1}", asked, cells)
+def _fields(near: "NearestArtifact") -> str:
+    """The first ones, as `options.autocast ("matmult" there, "all" here)`."""
+    listed = near.differences[:_FIELDS]
+    fields = [f"{for_terminal(one.path)} ({shorten(one.before)} there, {shorten(one.after)} here)" for one in listed]
+    more = len(near.differences) - len(listed)
+    return ", ".join(fields) + (f" and {more} more fields" if more else "")
 
 
-def _title(asked: Asked, request: BuildRequest) -> str:
-    return f"{asked.name or request.source.id} on {request.target.name}, tp {request.tensor_parallel}"
-
-
-def _cell(request: BuildRequest, shape: Shape) -> _Cell:
-    program = request.program_key(shape)
-    return _Cell(shape, program, request.evidence_key(shape, program) if request.verified else None)
-
-
-def _present(store: Store, folder: str, path_of: Callable[[str], str], keys: Iterable[str]) -> frozenset[str]:
-    """Those of the keys that have an object; many are looked for in one listing."""
-    wanted = list(keys)
-    if len(wanted) > _LISTED:
-        return frozenset(path.removeprefix(folder) for path in store.backend.paths(folder)).intersection(wanted)
-    stats = store.backend.each(lambda key: store.backend.stat(path_of(key)), wanted)
-    return frozenset(key for key, stat in zip(wanted, stats, strict=True) if stat is not None)
+def shorten(text: str | None) -> str:
+    """Canonical JSON for a terminal, without the middle of a long value."""
+    if text is None:
+        return "-"
+    shown = for_terminal(text)
+    return shown if len(shown) <= _WIDTH else f"{shown[: _WIDTH - 20]}...{shown[-17:]}"

@@ -1,56 +1,56 @@
-"""One `nxpipe build`, from what is asked for to its exit code."""
+"""One `nxpipe build`: plan, jobs, output, report and exit code. `UnfinishedBuild` is what `--resume` reads."""
 
+import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nxpipe.artifact_store.errors import StoreUnavailable
-from nxpipe.pipeline.build.agenda import Agenda
-from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.build.drive import Policy
-from nxpipe.pipeline.build.events import Event
-from nxpipe.pipeline.build.execute import Means, execute, note_timings
-from nxpipe.pipeline.build.executors.protocol import Limits
-from nxpipe.pipeline.build.plan import make_plan
-from nxpipe.pipeline.build.planned import Plan
-from nxpipe.pipeline.build.report.live import watch
+from nxpipe.pipeline.build.estimates import Timings, timing_key
+from nxpipe.pipeline.build.jobs import JobLimits
+from nxpipe.pipeline.build.options import BuildOptions
+from nxpipe.pipeline.build.plan import BuildPlan, make_plan
+from nxpipe.pipeline.build.report.live import live_view
 from nxpipe.pipeline.build.report.plan_text import plan_json, plan_table
-from nxpipe.pipeline.build.results import Results
-from nxpipe.pipeline.build.shown import published_of, show_artifacts, show_end
-from nxpipe.pipeline.build.timings import Timings
+from nxpipe.pipeline.build.report.summary import published_artifacts, show_artifacts, show_end
+from nxpipe.pipeline.build.scheduler import ExecutorOptions, JobQueue, RetryPolicy, execute
+from nxpipe.pipeline.build.state import BuildState, Results
+from nxpipe.pipeline.build.status import CellStatus
 from nxpipe.pipeline.compile import utilisation
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.spec import ModelSpec
+from nxpipe.pipeline.models.thresholds import Thresholds, report_of
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.verify.judged import report_of
-from nxpipe.pipeline.verify.verify import Thresholds
+from nxpipe.pipeline.util.errors import BuildRefused
+from nxpipe.pipeline.util.files import MiB, json_of, read_file, write_whole
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
-    from nxpipe.pipeline.build.report.recorder import Recorder
     from nxpipe.pipeline.config import Config
 
 
 @dataclass
-class Run:
-    """`said` are the words of the command line; what they leave open the configuration says."""
+class BuildRun:
+    """`state_folder` is the project's `.nxpipe`: reports, timings and the arguments of an unfinished build."""
 
     console: Console
     store: "Store"
     config: "Config"
     thresholds: Thresholds
-    state: Path
-    said: Mapping[str, Any]
-    recorder: "Recorder | None" = None
+    state_folder: Path
+    options: BuildOptions
 
     @property
     def timings(self) -> Timings:
-        return Timings.kept_in(self.state)
+        return Timings.kept_in(self.state_folder)
 
-    def plan(self, asked: Sequence[Asked]) -> Plan:
-        return make_plan(asked, self.store, self.thresholds, self.timings, force=self.said["force"], hints=True)
+    def plan(self, asked: Sequence[ModelSpec]) -> BuildPlan:
+        return make_plan(asked, self.store, self.thresholds, self.timings, force=self.options.force, hints=True)
 
-    def show(self, plan: Plan) -> int:
+    def show(self, plan: BuildPlan) -> int:
         """A dry run."""
         if self.console.json:
             self.console.data(plan_json(plan))
@@ -58,81 +58,99 @@ class Run:
             self.console.page(plan_table(plan))
         return plan.exit_code
 
-    def carry_out(self, plan: Plan) -> Results:
-        kms_key = self.config.store.kms_key
-        agenda = Agenda.of(plan, self.thresholds, force=self.said["force"], kms_key=kms_key)
-        self._say_reasons(plan)
-        policy = Policy(self.said["keep_going"], self.said["retries"])
-        with watch(self.console, plan) as shown:
-            return execute(plan, self.store, agenda, self._means(), policy, self._told(shown.handle))
-
-    def _told(self, show: Any) -> Any:
-        from nxpipe.pipeline.build.report.recorder import Recorder
-
-        self.recorder = recorder = Recorder()
-
-        def tell(event: Event) -> None:
-            recorder.handle(event)
-            show(event)
-
-        return tell
-
-    def _means(self) -> Means:
-        section, said = self.config.build, self.said
-        seconds = said["timeout"] or (section.timeout.total_seconds() if section.timeout else None)
-        jobs = said["jobs"] or (section.parallelism if isinstance(section.parallelism, int) else None)
-        limits = Limits(seconds, said["memory_limit"])
-        executor, project = said["executor"] or section.executor, self.config.project
-        return Means(executor, limits, jobs, said["address"], project.name, project.region)
-
-    def _say_reasons(self, plan: Plan) -> None:
-        """Why what is to be done was not found, once for all that it is true of."""
-        for why in dict.fromkeys(cell.why for _, cell in plan.cells() if cell.state == "to do" and cell.why):
+    def execute(self, plan: BuildPlan) -> Results:
+        queue = JobQueue.of(plan, self.thresholds, force=self.options.force, kms_key=self.config.store.kms_key)
+        for why in dict.fromkeys(cell.why for _, cell in plan.cells() if cell.status is CellStatus.QUEUED and cell.why):
             self.console.say(f"  {why}")
+        policy = RetryPolicy(self.options.keep_going, self.options.retries)
+        state = BuildState(plan)
+        with live_view(self.console, state):
+            return execute(state, self.store, queue, self._executor_options(), policy)
+
+    def finish(self, results: Results) -> int:
+        """Print the artifacts and what is missing, write the reports, and return the exit code."""
+        _record_timings(results, self.timings)
+        try:
+            published = published_artifacts(self.store, results)
+            figures = {one.request_key: utilisation.read(one.manifest, self.store) for one in published.values()}
+            verified = {one.request_key: report_of(one.manifest, self.store) for one in published.values()}
+        except StoreUnavailable:
+            if not results.missing():
+                raise
+            published, figures, verified = {}, {}, {}  # the failure is printed below
+        show_artifacts(self.console, published, figures, verified, results)
+        page = self._write_reports(results, published, figures)
+        show_end(self.console, results, page)
+        _annotate_github(self.console, results)
+        return results.exit_code
+
+    def _executor_options(self) -> ExecutorOptions:
+        section, options = self.config.build, self.options
+        seconds = options.timeout or (section.timeout.total_seconds() if section.timeout else None)
+        jobs = options.jobs or (section.parallelism if isinstance(section.parallelism, int) else None)
+        limits, project = JobLimits(seconds, options.memory_limit), self.config.project
+        executor = options.executor or section.executor
+        return ExecutorOptions(executor, limits, jobs, options.address, project.name, project.region)
+
+    def _write_reports(
+        self, results: Results, published: Mapping[str, "Published"], figures: Mapping[str, dict[str, Any]]
+    ) -> Path | None:
+        """If a job ran: in the state folder, and beside each artifact that this build published."""
+        attempts = results.state.attempts
+        if not attempts:
+            return None
+        from nxpipe.artifact_store.builds import store_report
+        from nxpipe.pipeline.build.report.document import write_report
+
+        files = write_report(results, self.state_folder / "builds", figures)
+        html, json = files.html.read_bytes(), files.json.read_bytes()
+        try:
+            for key, one in published.items():
+                if key in attempts:
+                    store_report(self.store, one.manifest_digest, results.began_at, html=html, json=json)
+        except StoreUnavailable as error:  # the artifacts and the local report are complete
+            self.console.say(f"  the report was not stored beside the artifacts: {error}")
+        return files.html
 
 
-def finish(run: Run, results: Results) -> int:
-    """Say what came of it, keep the reports, and give the exit code."""
-    note_timings(results, run.timings)
-    try:
-        published = published_of(run.store, results)
-        figures = {one.request_key: utilisation.read(one.manifest, run.store) for one in published.values()}
-        verified = {one.request_key: report_of(one.manifest, run.store) for one in published.values()}
-    except StoreUnavailable:
-        if not results.missing():
-            raise
-        published, figures, verified = {}, {}, {}  # what went wrong is said below
-    show_artifacts(run.console, published, figures, verified, results)
-    files = _kept_reports(run, results, published, figures)
-    show_end(run.console, results, files)
-    _tell_github(run.console, results)
-    return results.exit_code
+def _record_timings(results: Results, timings: Timings) -> None:
+    """For the estimates of the next plan."""
+    built = [one for one in results.cells() if one.status is CellStatus.BUILT and one.seconds]
+    keys = [timing_key(BuildSpec.of(one.artifact.asked), one.cell.shape) for one in built]
+    timings.note({key: (one.cell.work, one.seconds) for key, one in zip(keys, built, strict=True)})
 
 
-def _kept_reports(
-    run: Run, results: Results, published: Mapping[str, "Published"], figures: Mapping[str, dict[str, Any]]
-) -> Path | None:
-    """Of a run in which something was done: in a folder here, and beside every artifact that it published."""
-    if not results.attempts or run.recorder is None:
-        return None
-    from nxpipe.artifact_store.builds import store_report
-    from nxpipe.pipeline.build.report.keeping import keep_report
-
-    files = keep_report(results, run.recorder, run.state / "builds", figures)
-    html, json = files.html.read_bytes(), files.json.read_bytes()
-    try:
-        for key, one in published.items():
-            if key in results.attempts:
-                store_report(run.store, one.manifest_digest, results.began_at, html=html, json=json)
-    except StoreUnavailable as error:  # what was built is there, and so is the report
-        run.console.say(f"  the report is not kept in the store: {error}")
-    return files.html
-
-
-def _tell_github(console: Console, results: Results) -> None:
+def _annotate_github(console: Console, results: Results) -> None:
+    if "GITHUB_ACTIONS" not in os.environ:
+        return
     from nxpipe.pipeline.build.report.github import annotations, in_github, show_summary, write_summary
 
     if in_github(os.environ):
         show_summary(console, lambda: write_summary(results, os.environ))
         for line in annotations(results):
             console.command(line)
+
+
+class UnfinishedBuild:
+    """Arguments of a build that began and has not published everything."""
+
+    def __init__(self, state_folder: Path) -> None:
+        self._path = state_folder / "unfinished-build.json"
+
+    def begin(self, arguments: Sequence[str]) -> None:
+        """Best effort: without the file there is no `--resume`."""
+        with suppress(OSError):
+            write_whole(self._path, json.dumps(list(arguments)).encode())
+
+    def end(self) -> None:
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+    def arguments(self) -> list[str]:
+        try:
+            found = json_of(read_file(self._path, limit=MiB))
+        except (OSError, ValueError):
+            found = None
+        if not isinstance(found, list):
+            raise BuildRefused(f"no unfinished build: {self._path} does not exist; run nxpipe build without --resume")
+        return [str(argument) for argument in found]

@@ -25,8 +25,8 @@ from nxpipe.emulator.ops import (
     TakeAlong,
     Transpose,
 )
-from nxpipe.pipeline.check.finding import POSITIONS, Finding
-from nxpipe.pipeline.check.lowered import each_node, grouped
+from nxpipe.pipeline.check.graph_rules import group_layers, nodes_with_counts
+from nxpipe.pipeline.compile.findings import POSITIONS, Finding
 
 # What these give was in their first operand.
 _SELECTING = (Broadcast, Cast, Flip, Gather, Index, Reshape, Slice, TakeAlong, Transpose)
@@ -44,11 +44,11 @@ _BIT = Range(0, 1)
 
 def lookups_outside(graph: Graph) -> Iterator[Finding]:
     """Every lookup that can ask for a row behind the end of its table, or in front of it."""
-    yield from grouped(_outside(graph, _ranges(graph)))
+    yield from group_layers(_outside(graph, _ranges(graph)))
 
 
 def _outside(graph: Graph, ranges: Mapping[Value, Range]) -> Iterator[Finding]:
-    for node, times in each_node(graph):
+    for node, times in nodes_with_counts(graph):
         for index, size, lowest in _lookups(node):
             found = ranges.get(index)
             if found is not None and (found.high >= size or found.low < lowest):

@@ -1,12 +1,22 @@
-"""What a check found out: the programs that lower, what they take, where they fit, and every finding."""
+"""Report of a check: compiled programs, footprints, the targets and degrees at which they fit, and all findings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nxpipe.emulator.analysis.graph_memory import GraphMemory
+from nxpipe.emulator.analysis.graph_memory import GraphMemory, capacity, code_bytes
+from nxpipe.emulator.hardware import Instance
 from nxpipe.emulator.passes.shard import Padding
-from nxpipe.pipeline.check.finding import RULES, Finding, Severity, worst_exit_code
+from nxpipe.pipeline.compile.findings import (
+    DEGREE,
+    DOES_NOT_FIT,
+    PADDED,
+    RULES,
+    TIGHT,
+    Finding,
+    Severity,
+    worst_exit_code,
+)
 from nxpipe.pipeline.util.exit_codes import ExitCode
 
 
@@ -22,14 +32,14 @@ class Program:
 
 @dataclass(frozen=True)
 class Examination:
-    """What follows from the model, its shapes and the options alone, on whatever machine and for whatever instance."""
+    """The results that depend on the model, its shapes and the options alone: on any machine, for any instance."""
 
     programs: tuple[Program, ...]
     findings: tuple[Finding, ...]
     footprints: tuple[GraphMemory, ...]
     refused: Mapping[int, str]  # tensor-parallel degrees that the model cannot have, and why
     whole: bool  # whether the footprints cover all programs, and not the weights alone
-    of_this_machine: bool = False  # whether a finding hangs on what is installed here; such an answer is never kept
+    of_this_machine: bool = False  # a finding depends on this machine; such an examination is not cached
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -62,7 +72,7 @@ def finding_from_json(data: Mapping[str, Any]) -> Finding:
 
 @dataclass(frozen=True)
 class Row:
-    """One tensor-parallel degree on one instance; `reason` says why it is none, where it is none."""
+    """One tensor-parallel degree on one instance; `reason`: why the degree is not possible."""
 
     degree: int
     footprint: GraphMemory | None
@@ -72,7 +82,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Fit:
+class TargetFit:
     """One instance: what a core holds, what each degree needs, and the degree that the verdict is about."""
 
     target: str
@@ -80,7 +90,7 @@ class Fit:
     capacity: int
     code: int
     rows: tuple[Row, ...]
-    chosen: int | None  # the degree asked for if it fits, else the smallest that does when none was asked for
+    chosen: int | None  # the requested degree if it fits; without a request, the smallest that fits
 
     def row(self, degree: int | None) -> Row | None:
         return next((row for row in self.rows if row.degree == degree), None)
@@ -94,7 +104,7 @@ class Report:
     task: str
     programs: tuple[Program, ...]
     whole: bool
-    fits: tuple[Fit, ...]
+    fits: tuple[TargetFit, ...]
     findings: tuple[Finding, ...]
     file: str = ""  # where findings belong that have no line of code; of a model in a folder, its config.json
 
@@ -116,3 +126,75 @@ class Report:
             "targets": [asdict(fit) for fit in self.fits],
             "findings": [finding.as_json() for finding in self.findings],
         }
+
+
+_GIB = 1 << 30
+
+
+def fit_target(found: Examination, target: Instance, requested: int | None) -> TargetFit:
+    """The table of one instance. A requested degree has a row even if the instance does not offer it."""
+    memory, code = capacity(target), code_bytes(target)
+    offered = target.degrees
+    listed = sorted({*offered, requested} if requested else offered)
+    rows = tuple(_row(found, target, degree, offered, memory) for degree in listed) if found.footprints else ()
+    fitting = [row.degree for row in rows if row.fits]
+    chosen = (requested if requested in fitting else None) if requested else min(fitting, default=None)
+    return TargetFit(target.name, target.logical_cores, memory, code, rows, chosen)
+
+
+def _row(found: Examination, target: Instance, degree: int, offered: tuple[int, ...], memory: int) -> Row:
+    footprint = next((one for one in found.footprints if one.degree == degree), None)
+    if degree not in offered:
+        reason = f"{target.name} offers degrees {', '.join(map(str, offered))}"
+        return Row(degree, None, 0, fits=False, reason=reason)
+    if footprint is None:
+        return Row(degree, None, 0, fits=False, reason=found.refused.get(degree, "not examined"))
+    need = footprint.on(target)
+    return Row(degree, footprint, need, fits=need <= memory)
+
+
+def verdicts(fits: tuple[TargetFit, ...], requested: int | None) -> Iterator[Finding]:
+    """One instance must hold the model; of several, one is enough."""
+    if not any(one.rows for one in fits):
+        return
+    fitting = [one for one in fits if one.chosen is not None]
+    if not fitting:
+        yield _refusal(fits, requested)
+    if len(fits) == 1 and fitting:
+        row = fits[0].row(fits[0].chosen)
+        if row and row.need > 0.9 * fits[0].capacity:
+            yield Finding(
+                TIGHT,
+                f"tp {row.degree} takes {row.need / _GIB:.1f} of the {fits[0].capacity / _GIB:.1f} GiB of each core",
+                "leave memory for the runtime's buffers: use a higher --tp, a smaller bucket or batch",
+            )
+        if row and row.footprint and row.footprint.padding:
+            yield _padded(row.footprint, fits[0])
+
+
+def _padded(footprint: GraphMemory, fit: TargetFit) -> Finding:
+    rows = (row for row in fit.rows if row.fits and row.footprint and not row.footprint.padding)
+    without = ", ".join(str(row.degree) for row in rows)
+    advice = f"degrees that fit without padding: {without}" if without else "no degree that fits goes without padding"
+    return Finding(PADDED, f"tp {footprint.degree} pads with zeros, which is {footprint.padding}", advice)
+
+
+def _refusal(fits: tuple[TargetFit, ...], requested: int | None) -> Finding:
+    if len(fits) > 1:
+        return Finding(DOES_NOT_FIT, "no instance of the catalogue holds the model", "use a smaller bucket or batch")
+    one = fits[0]
+    row = one.row(requested)
+    possible = [row.degree for row in one.rows if row.fits]
+    advice = f"the smallest degree that fits is --tp {possible[0]}" if possible else "see --target all"
+    if row is not None and row.reason:
+        return Finding(DEGREE, f"tp {requested} is not possible: {row.reason}", advice)
+    counted = [row for row in one.rows if row.footprint]
+    if not counted:
+        return Finding(DEGREE, f"no degree of {one.target} suits the model: {one.rows[0].reason}", advice)
+    least = row or min(counted, key=lambda row: row.need)
+    return Finding(
+        DOES_NOT_FIT,
+        f"at tp {least.degree} each core of {one.target} needs {least.need / _GIB:.1f} GiB and has "
+        f"{one.capacity / _GIB:.1f} GiB",
+        advice,
+    )

@@ -13,8 +13,9 @@ from nxpipe.pipeline.artifacts.store_url import open_configured_store
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.cli.param_types import Percentage
+from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.config import load_config
-from nxpipe.pipeline.request import digest_of
+from nxpipe.pipeline.models.versions import digest_of
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.escape import style
 from nxpipe.pipeline.util.exit_codes import REGRESSION
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store.manifest import Manifest
     from nxpipe.pipeline.artifacts.bench import BenchLine
     from nxpipe.pipeline.artifacts.lookup import Match
-    from nxpipe.pipeline.build.asked import Asked
+    from nxpipe.pipeline.models.spec import ModelSpec
 
 _COLUMNS: Final = ("artifact", "program", "tp", "predicted", "before", "change")
 
@@ -107,7 +108,7 @@ def _baseline(word: str, store: "Store", config_path: Path, allow_empty: bool) -
 def _artifacts(words: Sequence[str], store: "Store", config_path: Path) -> "Iterator[Manifest]":
     """The named artifacts; else those of nxpipe.toml."""
     from nxpipe.pipeline.artifacts.lookup import artifact, is_artifact
-    from nxpipe.pipeline.build.matrix import of_file
+    from nxpipe.pipeline.build.matrix import specs_of_config
 
     if words and all(map(is_artifact, words)):  # needs no valid configuration
         yield from (artifact(word, store) for word in words)
@@ -118,16 +119,16 @@ def _artifacts(words: Sequence[str], store: "Store", config_path: Path) -> "Iter
         if word not in described:
             yield artifact(word, store)
             continue
-        for asked in of_file(config, (word,), config_path.parent):
+        for asked in specs_of_config(config, (word,), config_path.parent):
             yield _built(asked, store)
 
 
-def _built(asked: "Asked", store: "Store") -> "Manifest":
-    key = digest_of(asked.request().key_inputs())
+def _built(asked: "ModelSpec", store: "Store") -> "Manifest":
+    key = digest_of(BuildSpec.of(asked).key_inputs())
     published = store.find(key)
     if published is None:
         raise NotFound(
-            f"{asked.name} for {asked.order.target} is not built with its current options: {store.url} has no "
+            f"{asked.name} for {asked.target} is not built with its current options: {store.url} has no "
             f"{key[:SHOWN]}; run `nxpipe build --only {asked.name}`, or see why with `nxpipe explain {asked.name}`"
         )
     return published.manifest

@@ -20,7 +20,7 @@ from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.files import state_folder
 
 if TYPE_CHECKING:
-    from nxpipe.pipeline.build.unfinished import Unfinished
+    from nxpipe.pipeline.build.run import UnfinishedBuild
 
 _ARGUMENTS = "nxpipe.arguments"
 
@@ -78,43 +78,40 @@ def build(
       nxpipe build --model-id ./my-llama --target inf2.48xlarge,trn2.48xlarge --tp 2,8 --buckets 128,512 --dry-run
       nxpipe build --model-id ./encoder.onnx --axis batch=1
     """
-    from nxpipe.pipeline.build.matrix import of_words
-    from nxpipe.pipeline.build.run import Run, finish
-    from nxpipe.pipeline.build.unfinished import Unfinished
-    from nxpipe.pipeline.verify.verify import Thresholds
+    from nxpipe.pipeline.build.matrix import specs_of_options
+    from nxpipe.pipeline.build.run import BuildRun, UnfinishedBuild
+    from nxpipe.pipeline.models.thresholds import Thresholds
 
     console: Console = ctx.obj
     state = state_folder(config_path)
-    unfinished = Unfinished(state)
+    unfinished = UnfinishedBuild(state)
     if resume:
         _rerun(ctx, unfinished)
         return
     config = load_config(config_path, os.environ, missing_ok=options.model_id is not None)
     options.require_applicable()
-    asked = of_words(options.build_values(backend, no_verify), config, options.names, config_path.parent)
-    if asked and asked[0].backend == "neuronx":
+    specs = specs_of_options(options.build_values(backend, no_verify), config, options.names, config_path.parent)
+    if specs and specs[0].backend == "neuronx":
         console.say("  A NEFF runs on Neuron devices only; nothing is verified on this machine.")
     opened = open_uncached_store(store, config_path, console)
-    chosen = vars(replace(build_options, force=force))
-    run = Run(console, opened, config, Thresholds.of(config), state, chosen)
-    plan = run.plan(asked)
+    run = BuildRun(console, opened, config, Thresholds.of(config), state, replace(build_options, force=force))
+    plan = run.plan(specs)
     if dry_run:
         ctx.exit(run.show(plan))
     unfinished.begin(ctx.meta[_ARGUMENTS])
-    results = run.carry_out(plan)
-    code = finish(run, results)
+    code = run.finish(run.execute(plan))
     if code == 0:
         unfinished.end()
     ctx.exit(code)
 
 
-def _rerun(ctx: click.Context, unfinished: "Unfinished") -> None:
+def _rerun(ctx: click.Context, unfinished: "UnfinishedBuild") -> None:
     given = [argument for argument in ctx.meta[_ARGUMENTS] if argument != "--resume"]
     if given:
         raise click.UsageError(
             f"--resume cannot be combined with {given[0]}; it reruns the last build's arguments", ctx
         )
-    arguments = unfinished.words()
+    arguments = unfinished.arguments()
     ctx.obj.say(f"  nxpipe build {' '.join(arguments)}")
     with build.make_context("build", arguments, parent=ctx.parent) as context:
         build.invoke(context)

@@ -50,24 +50,22 @@ def check(
       nxpipe check --sarif findings.sarif
     """
     from nxpipe.emulator.confinement import Limits, confined
-    from nxpipe.pipeline.check import check as check_model
-    from nxpipe.pipeline.check import check_file
-    from nxpipe.pipeline.check.text import as_text
+    from nxpipe.pipeline.check.checker import check as check_model
+    from nxpipe.pipeline.check.formats import as_text
 
     console: Console = ctx.obj
     options.require_applicable()
-    file = options.program_file()
     config = load_config(config_path, os.environ, missing_ok=options.model_id is not None)
     reports = []
-    for order in options.orders(config, config_path.parent):
+    for spec in options.specs(config, config_path.parent):
         with confined(Limits(memory_limit, timeout)):
-            reports.append(check_file(file, order, console.step) if file else check_model(order, console.step))
+            reports.append(check_model(spec, console.step))
         if not console.json:
             console.page(as_text(reports[-1]) + "\n")
     if console.json:
         console.data([report.as_json() for report in reports])
     if sarif is not None:
-        from nxpipe.pipeline.check.sarif import as_sarif
+        from nxpipe.pipeline.check.formats import as_sarif
 
         sarif.write_text(json.dumps(as_sarif(reports, config_path.name), indent=2) + "\n", encoding="utf-8")
     failed = [report.exit_code for report in reports if report.exit_code is not exit_codes.OK]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from nxpipe.pipeline.artifacts.store_url import open_configured_store
-from nxpipe.pipeline.build.nearness import difference_table, differences_as_json
+from nxpipe.pipeline.build.explain import difference_table, differences_as_json
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.util.console import Console
@@ -47,7 +47,7 @@ def diff(console: Console, before: str, after: str, tensors: bool, store: str | 
     from nxpipe.artifact_store.index.leaves import differences
     from nxpipe.pipeline.artifacts.difference import program_differences, tensor_changes
     from nxpipe.pipeline.artifacts.lookup import pair
-    from nxpipe.pipeline.verify.judged import report_of
+    from nxpipe.pipeline.models.thresholds import report_of
 
     opened = open_configured_store(store, config_path, console)
     old, new = pair((before, after), opened, config_path)
@@ -94,8 +94,8 @@ def _figures(program: "ProgramDifference") -> Iterator[tuple[str, ...]]:
     for figure, (before, after) in program.figures.items():
         if before != after:
             change = f"{after / before - 1:+.1%}" if before and after is not None else ""
-            name, *said = figure.removesuffix("_ns").split("_")
-            yield program.name, " ".join((name, *said)), _value(figure, before), _value(figure, after), change
+            name, *rest = figure.removesuffix("_ns").split("_")
+            yield program.name, " ".join((name, *rest)), _value(figure, before), _value(figure, after), change
 
 
 def _value(figure: str, value: float | None) -> str:

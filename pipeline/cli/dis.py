@@ -91,7 +91,7 @@ def _in_file(path: Path, name: str | None, store: str | None) -> "Program":
 
 def _in_store(ctx: click.Context, artifact: str, name: str | None) -> "Program":
     from nxpipe.pipeline.artifacts.store_url import open_configured_store
-    from nxpipe.pipeline.verify.stored_program import read_instructions
+    from nxpipe.pipeline.verify.stored_artifact import read_instructions
 
     store = open_configured_store(ctx.params["store"], ctx.params["config_path"], ctx.obj)
     manifest = store.resolve(artifact).manifest

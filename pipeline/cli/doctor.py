@@ -11,7 +11,7 @@ from typing import Final
 import click
 
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.compile.neuronx.toolchain import GET_IT, ready
+from nxpipe.pipeline.compile.neuronx.toolchain import REMEDY, installed_releases
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.escape import style
 from nxpipe.pipeline.util.exit_codes import SOFTWARE
@@ -115,8 +115,8 @@ NEEDS: Final = (
     Need(
         "neuronx-cc, torch-neuronx",
         "nxpipe build --backend neuronx",
-        GET_IT,
-        ready,
+        REMEDY,
+        installed_releases,
         optional=True,
     ),
 )

@@ -11,7 +11,8 @@ import click
 
 from nxpipe.artifact_store.names import short_name
 from nxpipe.pipeline.artifacts.store_url import open_configured_store
-from nxpipe.pipeline.build.nearness import difference_table, differences_as_json
+from nxpipe.pipeline.build.explain import difference_table, differences_as_json
+from nxpipe.pipeline.build.status import PLAN_WORDS
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import ModelOptions, model_options
 from nxpipe.pipeline.cli.options import config_option, store_option
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.index.nearest import NearestArtifact
     from nxpipe.artifact_store.index.segments import Report
-    from nxpipe.pipeline.build.asked import Asked
-    from nxpipe.pipeline.build.explaining import Answer, ProgramAnswer
+    from nxpipe.pipeline.build.explain import CacheLookup, ProgramLookup
     from nxpipe.pipeline.config import Config
+    from nxpipe.pipeline.models.spec import ModelSpec
 
 
 @click.command(cls=Command)
@@ -51,8 +52,8 @@ if TYPE_CHECKING:
     help="The compiler of the build.  [default: [build] backend of nxpipe.toml, else emulator]",
 )
 @click.option("--no-verify", is_flag=True, help="Explain a build without verification.")
-@click.option("--after", metavar="PASS", help="Print the programs after this compiler pass, or after `capture`.")
-@click.option("--passes", "listed", is_flag=True, help="List the compiler passes in order.")
+@click.option("--after", metavar="PASS", help="Print the programs after this pass or back-end step, or `capture`.")
+@click.option("--passes", "listed", is_flag=True, help="List the passes and back-end steps in order.")
 @store_option
 @config_option
 @click.pass_context
@@ -94,7 +95,7 @@ def explain(
         raise click.UsageError("MODEL, --model-id and --only cannot be combined; pass one of them", ctx)
     subject = _Subject(model, options, options.build_values(backend, no_verify), config_path)
     if after is not None:
-        _print_programs(ctx.obj, subject.asked(), after)
+        _print_programs(ctx.obj, subject.specs(), after)
         return
     with no_collection():
         opened = open_configured_store(store, config_path, ctx.obj)
@@ -128,27 +129,28 @@ class _Subject:
             return False
         return is_artifact(self.model) or self.model not in [model.name for model in self.config.models]
 
-    def asked(self) -> "tuple[Asked, ...]":
-        from nxpipe.pipeline.build.matrix import of_words
+    def specs(self) -> "tuple[ModelSpec, ...]":
+        from nxpipe.pipeline.build.matrix import specs_of_options
 
         names = (self.model,) if self.model else self.options.names
-        return of_words(self.values, self.config, names, self.config_path.parent)
+        return specs_of_options(self.values, self.config, names, self.config_path.parent)
 
-    def answers(self, store: "Store", count: int, report: "Report") -> "Iterator[Answer]":
-        from nxpipe.pipeline.build.explaining import of_artifact, of_request
+    def answers(self, store: "Store", count: int, report: "Report") -> "Iterator[CacheLookup]":
+        from nxpipe.pipeline.build.estimates import Timings
+        from nxpipe.pipeline.build.explain import look_up_artifact, look_up_request
         from nxpipe.pipeline.build.plan import make_plan
-        from nxpipe.pipeline.build.timings import Timings
-        from nxpipe.pipeline.verify.verify import Thresholds
+        from nxpipe.pipeline.compile.spec import BuildSpec
+        from nxpipe.pipeline.models.thresholds import Thresholds
 
         if self.is_stored:
-            yield of_artifact(store.resolve(str(self.model)), store, count, report)
+            yield look_up_artifact(store.resolve(str(self.model)), store, count, report)
             return
         timings = Timings.kept_in(state_folder(self.config_path))
-        for one in make_plan(self.asked(), store, Thresholds.of(self.config), timings).artifacts:
-            yield of_request(one.asked.request(), one, store, count, report)
+        for one in make_plan(self.specs(), store, Thresholds.of(self.config), timings).artifacts:
+            yield look_up_request(BuildSpec.of(one.asked), one, store, count, report)
 
 
-def _page(answer: "Answer", url: str) -> Iterator[str]:
+def _page(answer: "CacheLookup", url: str) -> Iterator[str]:
     headline = for_terminal(f"{short_name(answer.model, answer.key)} {'is' if answer.is_hit else 'is not'} in {url}")
     if answer.is_hit and answer.programs:
         yield headline
@@ -156,7 +158,7 @@ def _page(answer: "Answer", url: str) -> Iterator[str]:
         yield headline if answer.nearest else f"{headline}; there is no other artifact to compare with"
         yield from map(_compared, answer.nearest)
     if answer.programs:
-        rows = [(one.cell.shape.name, one.cell.state, _reason(one)) for one in answer.programs]
+        rows = [(one.cell.shape.name, one.cell.status.value, _reason(one)) for one in answer.programs]
         yield table(("program", "state", "why"), rows)
     for program in answer.programs:
         if (near := program.nearest) and near.differences:
@@ -175,10 +177,10 @@ def _compared(near: "NearestArtifact") -> str:
     )
 
 
-def _reason(program: "ProgramAnswer") -> str:
+def _reason(program: "ProgramLookup") -> str:
     cell, near = program.cell, program.nearest
-    if cell.fault:
-        return cell.fault.message
+    if cell.failure:
+        return cell.failure.message
     if near is None:
         return cell.why
     stored = f"{near.shape.name} of {near.artifact.published.name}"
@@ -189,7 +191,7 @@ def _reason(program: "ProgramAnswer") -> str:
     )
 
 
-def _as_json(answer: "Answer") -> dict[str, object]:
+def _as_json(answer: "CacheLookup") -> dict[str, object]:
     return {
         "model": answer.model,
         "request_key": answer.key,
@@ -208,12 +210,12 @@ def _as_json(answer: "Answer") -> dict[str, object]:
     }
 
 
-def _program_as_json(program: "ProgramAnswer") -> dict[str, object]:
+def _program_as_json(program: "ProgramLookup") -> dict[str, object]:
     cell, near = program.cell, program.nearest
     return {
         "program": cell.shape.name,
         "key": cell.key,
-        "state": cell.state,
+        "state": PLAN_WORDS[cell.status],
         "in_store": program.is_hit,
         "why": _reason(program),
         "nearest": None
@@ -230,32 +232,33 @@ def _program_as_json(program: "ProgramAnswer") -> dict[str, object]:
 
 
 def _list_passes(console: Console) -> None:
-    from nxpipe.emulator.passes import PASSES
-    from nxpipe.pipeline.compile.after_pass import labels
+    from nxpipe.pipeline.compile.frontend import backend_steps, pass_names
 
-    listed = labels(PASSES)
+    listed = [*pass_names(), *backend_steps()]
     console.data(listed) if console.json else console.result(*listed)
 
 
-def _print_programs(console: Console, asked: "Sequence[Asked]", after: str) -> None:
-    from nxpipe.emulator.passes import PASSES
-    from nxpipe.pipeline.compile.after_pass import backend_labels, labels, lowered, programs
+def _print_programs(console: Console, specs: "Sequence[ModelSpec]", after: str) -> None:
+    from nxpipe.pipeline.compile.frontend import backend_steps, compile_shape, lowered_text, pass_names
+    from nxpipe.pipeline.compile.spec import BuildSpec
 
-    backend = backend_labels()
-    known = [*labels(PASSES), *backend]
+    known = [*pass_names(), *backend_steps()]
     if after not in known:
         raise click.BadParameter(f"unknown pass {after!r}; the passes are {', '.join(known)}", param_hint="--after")
-    answers = []
-    for one in asked:
-        model, steps = one.order.model_id, PASSES[: known.index(after)]
-        for program, graph, padding in programs(one, steps, console.step):
-            text = lowered(one, graph, after) if after in backend else str(graph)
-            kind = "lowered" if after in backend else "graph"
-            said = {"model": model, "program": program, "after": after, kind: text}
-            answers.append(said | {"padding": asdict(padding)})
+    is_lowered = after in backend_steps()
+    documents = []
+    for each in specs:
+        spec = BuildSpec.without_weights(each)
+        for shape in spec.shapes:
+            with console.step(f"compile {shape.name}"):
+                program = compile_shape(spec, shape, until=None if is_lowered else after)
+                text = lowered_text(spec, program.graph, after) if is_lowered else str(program.graph)
+            kind = "lowered" if is_lowered else "graph"
+            document = {"model": each.model_id, "program": shape.name, "after": after, kind: text}
+            documents.append(document | {"padding": asdict(program.padding)})
             if not console.json:
-                padded = f"; padded with zeros: {padding}" if padding else ""
-                head = f"{model} {program} after {after}: {len(graph.nodes)} nodes{padded}"
+                padded = f"; padded with zeros: {program.padding}" if program.padding else ""
+                head = f"{each.model_id} {shape.name} after {after}: {len(program.graph.nodes)} nodes{padded}"
                 console.page(f"{for_terminal(head)}\n{text}\n")
     if console.json:
-        console.data(answers)
+        console.data(documents)

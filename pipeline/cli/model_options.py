@@ -17,11 +17,11 @@ from click.core import ParameterSource
 from nxpipe.emulator.errors import CompileError
 from nxpipe.pipeline.cli.param_types import Axis, Numbers, Phases, Target
 from nxpipe.pipeline.config import Config, Model
-from nxpipe.pipeline.config.models import Autocast, AutocastType, Task, chosen_models
-from nxpipe.pipeline.order import Order, words
-from nxpipe.pipeline.saved import SavedProgram, UnknownAxis, is_saved
+from nxpipe.pipeline.config.models import Autocast, AutocastType, Task
+from nxpipe.pipeline.models.program_file import SavedProgram, UnknownAxis, is_saved
+from nxpipe.pipeline.models.spec import ModelSpec, configured_models, spec_options
 from nxpipe.pipeline.util.files import expanded
-from nxpipe.pipeline.verify.runner import Execution, Mode
+from nxpipe.pipeline.verify.execution import HOSTILE, ExecutionOptions, Mode
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # Options that select programs or weights of a Hugging Face model. A .pt2 or .onnx file has its own.
@@ -54,48 +54,45 @@ class ModelOptions:
     def require_applicable(self) -> None:
         """Refuse options without effect: nxpipe.toml alone describes its models, and a file has its own shapes."""
         if self.model_id is None:
-            if option := _first(words(), self.given):
+            if option := _first(spec_options(), self.given):
                 raise _usage(f"{option} requires --model-id; models of nxpipe.toml take it from the file")
         elif self.names:
             raise _usage("--only selects models of nxpipe.toml and cannot be combined with --model-id")
-        self.program_file()
+        self._require_own_axes()
 
-    def program_file(self) -> SavedProgram | None:
-        """The .pt2 or .onnx file that --model-id names, if it names one."""
+    def _require_own_axes(self) -> None:
         if self.model_id is None or not is_saved(self.model_id):
             if self.axes:
                 raise _usage("--axis fixes open axes of an ONNX file; pass one with --model-id FILE.onnx")
-            return None
+            return
         if option := _first(_NOT_FOR_FILES, self.given):
             raise _usage(
                 f"{option} does not apply to {Path(self.model_id).name}, which has shapes and weights of its own; "
                 "remove it, and fix open axes of an ONNX file with --axis NAME=SIZE"
             )
         _require_one_size(self.axes)
-        program = SavedProgram(expanded(self.model_id), dict(self.axes))
         try:
-            program.require_axes()
+            SavedProgram(expanded(self.model_id), dict(self.axes)).require_axes()
         except UnknownAxis as error:
             raise _usage(f"--axis: {error}") from error
         except CompileError:  # an unreadable file is reported when it is read
             pass
-        return program
 
     def values(self) -> dict[str, Any]:
         """The values by the names that nxpipe.toml uses, for the first target and degree."""
         single = {"target": self.targets[0], "tp": self.degrees[0]}
-        return single | {name: getattr(self, name) for name in words() if name not in single}
+        return single | {name: getattr(self, name) for name in spec_options() if name not in single}
 
     def build_values(self, backend: str | None, no_verify: bool) -> dict[str, Any]:
         """The same with all targets and degrees, and the options of a build, for the build matrix."""
         build = {"model_id": self.model_id, "axes": self.axes, "backend": backend, "no_verify": no_verify}
         return self.values() | {"target": self.targets, "tp": self.degrees} | build
 
-    def orders(self, config: Config, root: Path) -> list[Order]:
+    def specs(self, config: Config, root: Path) -> list[ModelSpec]:
         """The model of --model-id, else those of nxpipe.toml in its order."""
         if self.model_id is not None:
-            return [Order.from_flags(self.model_id, self.values())]
-        return [Order.from_config(model, root) for model in chosen_models(config, self.names)]
+            return [ModelSpec.from_options(self.model_id, self.values(), axes=self.axes)]
+        return [ModelSpec.from_config(model, root) for model in configured_models(config, self.names)]
 
 
 def _first(names: Sequence[str], given: frozenset[str]) -> str | None:
@@ -139,7 +136,7 @@ def model_options(
 def _take(values: dict[str, Any]) -> ModelOptions:
     """Remove the values of these options from a command's."""
     context = click.get_current_context()
-    names = ("model_id", "names", "axes", *words())
+    names = ("model_id", "names", "axes", *spec_options())
     taken = {name: values.pop(name) for name in names}
     given = [name for name in names if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
     target, tp = taken.pop("target"), taken.pop("tp")
@@ -231,7 +228,10 @@ def execution_options(function: _Function) -> Any:
 
     @wraps(function)
     def command(*args: Any, **values: Any) -> Any:
-        execution = Execution.of(values.pop("mode"), values.pop("engine_order"))
+        mode, order = values.pop("mode"), values.pop("engine_order")
+        if order is not None and mode != "isa":
+            raise _usage("--engine-order applies to emulated cores; pass --mode isa too")
+        execution = ExecutionOptions(mode, order or HOSTILE)
         return function(*args, execution=execution, **values)
 
     order = click.option(
@@ -239,7 +239,7 @@ def execution_options(function: _Function) -> Any:
         type=_EngineOrder(),
         metavar="ORDER",
         help="With --mode isa, the order of engines when several are ready: program (as written), hostile (as late as "
-        f"the waits allow), or random:SEED. Outputs do not depend on it.  [default: {Execution().order}]",
+        f"the waits allow), or random:SEED. Outputs do not depend on it.  [default: {ExecutionOptions().order}]",
     )
     mode = click.option(
         "--mode",

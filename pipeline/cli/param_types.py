@@ -7,7 +7,7 @@ import click
 
 from nxpipe.emulator.hardware import INSTANCES, UnknownInstance, instance
 from nxpipe.pipeline.config.models import Phase
-from nxpipe.pipeline.order import ALL
+from nxpipe.pipeline.models.spec import ALL
 from nxpipe.pipeline.release.options import ExpectedGeneration
 
 _LARGEST_AXIS: Final = 2**31 - 1  # the hardware counts elements in 32 bits

@@ -101,7 +101,7 @@ def release(
         actor=actor or current_identity(),
         reason=reason,
         key=key,
-        how=vars(build_options),
+        how=build_options,
         place=_location(ctx),
     )
     _require_valid(ctx, config, words)

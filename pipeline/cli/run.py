@@ -16,13 +16,13 @@ from nxpipe.pipeline.util.errors import WouldOverwrite
 from nxpipe.pipeline.util.escape import for_terminal
 from nxpipe.pipeline.util.files import DocumentInvalid, MiB, read_file
 from nxpipe.pipeline.util.text import table
-from nxpipe.pipeline.verify.runner import Execution, Mode, sentence
+from nxpipe.pipeline.verify.execution import ExecutionOptions, Mode, statistics_sentence
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from nxpipe.pipeline.verify.running import Fed, Ran
-    from nxpipe.pipeline.verify.verify import Arrays
+    from nxpipe.pipeline.models.weights import Arrays
+    from nxpipe.pipeline.verify.inference import RunInputs, RunResult
 
 _LIKELIEST = 5
 _LARGEST_INPUT = 4096 * MiB
@@ -65,7 +65,7 @@ def run(
     texts: tuple[str, ...],
     truncate: bool,
     output: Path | None,
-    execution: Execution,
+    execution: ExecutionOptions,
     store: str | None,
     config_path: Path,
 ) -> None:
@@ -87,16 +87,16 @@ def run(
         raise click.UsageError("ARTIFACT cannot be combined with --model-id or --only; pass only --store", ctx)
     if given is not None and texts:
         raise click.UsageError("--input and --text cannot be combined; pass one of them", ctx)
-    fed, mode = _fed(given, texts, truncate), execution.mode
+    inputs, mode = _inputs(given, texts, truncate), execution.mode
     if artifact is not None:
         from nxpipe.pipeline.artifacts.store_url import open_configured_store
-        from nxpipe.pipeline.verify.running import run_artifact
+        from nxpipe.pipeline.verify.inference import run_artifact
 
         opened = open_configured_store(store, config_path, console)
-        runs = run_artifact(opened.resolve(artifact), opened, fed, execution, console.step)
+        runs = run_artifact(opened.resolve(artifact), opened, inputs, execution, console.step)
     else:
-        runs = _model_runs(options, config_path, fed, execution, console)
-    found: list[Ran] = []
+        runs = _model_runs(options, config_path, inputs, execution, console)
+    found: list[RunResult] = []
     for ran in runs:
         found.append(ran)
         if output is not None:
@@ -107,43 +107,37 @@ def run(
         console.data([_as_json(ran, mode) for ran in found])
 
 
-def _fed(given: Path | None, texts: tuple[str, ...], truncate: bool) -> "Fed":
-    from nxpipe.pipeline.verify.running import Fed
+def _inputs(given: Path | None, texts: tuple[str, ...], truncate: bool) -> "RunInputs":
+    from nxpipe.pipeline.verify.inference import RunInputs
 
     if given is None:
-        return Fed(texts=texts, truncate=truncate)
+        return RunInputs(texts=texts, truncate=truncate)
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
     try:
-        return Fed(load(read_file(given, limit=_LARGEST_INPUT)))
+        return RunInputs(load(read_file(given, limit=_LARGEST_INPUT)))
     except (SafetensorError, KeyError, DocumentInvalid, OSError) as error:
         raise click.BadParameter(f"{given} is not a safetensors file ({error})", param_hint="--input") from error
 
 
 def _model_runs(
-    options: ModelOptions, config_path: Path, fed: "Fed", execution: Execution, console: Console
-) -> Iterator["Ran"]:
-    from nxpipe.pipeline.verify.running import run_model
+    options: ModelOptions, config_path: Path, inputs: "RunInputs", execution: ExecutionOptions, console: Console
+) -> Iterator["RunResult"]:
+    from nxpipe.pipeline.compile.spec import BuildSpec
+    from nxpipe.pipeline.verify.inference import run_model
 
-    if (file := options.program_file()) is not None:
-        from nxpipe.pipeline.order import Order
-        from nxpipe.pipeline.saved_request import SavedRequest
-
-        order = Order.from_flags(str(options.model_id), options.values())
-        yield from run_model(SavedRequest.of(file, order), fed, execution, console.step)
-        return
     config = load_config(config_path, os.environ, missing_ok=options.model_id is not None)
-    for order in options.orders(config, config_path.parent):
-        yield from run_model(order.request(), fed, execution, console.step)
+    for spec in options.specs(config, config_path.parent):
+        yield from run_model(BuildSpec.of(spec), inputs, execution, console.step)
 
 
-def _as_text(ran: "Ran", mode: Mode) -> str:
+def _as_text(ran: "RunResult", mode: Mode) -> str:
     rows = [
         (name, "x".join(map(str, array.shape)) or "scalar", *(f"{figure:.4g}" for figure in _figures(array)))
         for name, array in ran.outputs.items()
     ]
-    parts = [for_terminal(f"{ran.model}  {ran.program}, {mode}, on {ran.fed}")]
+    parts = [for_terminal(f"{ran.model}  {ran.program}, {mode}, on {ran.input_source}")]
     parts += [_indented(table(("output", "shape", "least", "mean", "most"), rows))]
     for name in ran.outputs:
         for number, row in enumerate(_likeliest(ran, name)):
@@ -151,22 +145,22 @@ def _as_text(ran: "Ran", mode: Mode) -> str:
             parts.append(f"  {for_terminal(name)}, row {number}: most likely: {entries}")
     if ran.work:
         engines = [(engine, f"{count:,}") for engine, count in sorted(ran.work.engines.items())]
-        parts += [f"  {sentence(ran.work)}", _indented(table(("engine", "instructions"), engines))]
+        parts += [f"  {statistics_sentence(ran.work)}", _indented(table(("engine", "instructions"), engines))]
     return "\n".join(parts)
 
 
-def _as_json(ran: "Ran", mode: Mode) -> dict[str, object]:
+def _as_json(ran: "RunResult", mode: Mode) -> dict[str, object]:
     document: dict[str, object] = {
         "model": ran.model,
         "program": ran.program,
         "mode": mode,
-        "inputs": ran.fed,
+        "inputs": ran.input_source,
         "outputs": {name: _output_json(ran, name) for name in ran.outputs},
     }
     return document | ({"work": ran.work.document()} if ran.work else {})
 
 
-def _output_json(ran: "Ran", name: str) -> dict[str, object]:
+def _output_json(ran: "RunResult", name: str) -> dict[str, object]:
     array = ran.outputs[name]
     least, mean, most = _figures(array)
     document: dict[str, object] = {"dtype": str(array.dtype), "shape": list(array.shape)}
@@ -179,7 +173,7 @@ def _figures(array: "np.ndarray[Any, Any]") -> tuple[float, float, float]:
     return (float(array.min()), float(array.mean()), float(array.max())) if array.size else (0.0, 0.0, 0.0)
 
 
-def _likeliest(ran: "Ran", name: str) -> list[list[tuple[int, float]]]:
+def _likeliest(ran: "RunResult", name: str) -> list[list[tuple[int, float]]]:
     """The most probable entries in each row of logits, with their probabilities; for logits by position, at the last
     position that is not padding."""
     import numpy as np

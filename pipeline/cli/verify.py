@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import click
 
@@ -18,13 +18,12 @@ from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import VerificationFailed
 from nxpipe.pipeline.util.escape import for_terminal
 from nxpipe.pipeline.util.text import table
-from nxpipe.pipeline.verify.runner import Execution, sentence
+from nxpipe.pipeline.verify.execution import ExecutionOptions, statistics_sentence
 
 if TYPE_CHECKING:
-    from nxpipe.pipeline.order import Order
-    from nxpipe.pipeline.saved import SavedProgram
-    from nxpipe.pipeline.verify.comparison import Comparison, Run, Trial
-    from nxpipe.pipeline.verify.verify import Deviation, Thresholds
+    from nxpipe.pipeline.models.spec import ModelSpec
+    from nxpipe.pipeline.models.thresholds import Deviation, Thresholds
+    from nxpipe.pipeline.verify.comparison import Comparison, VariantResult, VerifyOptions
 
 
 @dataclass(frozen=True)
@@ -35,10 +34,10 @@ class _Shown:
     autocast_type: str | None  # None for an artifact
     done: "Comparison"
 
-    def way(self, run: "Run") -> str:
-        if run.way in ("matmult", "all"):
-            return f"emulated, {run.way} {self.autocast_type}"
-        return f"emulated, {run.way}" if run in self.done.emulated else run.way
+    def way(self, run: "VariantResult") -> str:
+        if run.variant in ("matmult", "all"):
+            return f"emulated, {run.variant} {self.autocast_type}"
+        return f"emulated, {run.variant}" if run in self.done.emulated else run.variant
 
 
 @click.command(cls=Command)
@@ -87,7 +86,7 @@ def verify(
     layers: bool,
     slice_layers: int | None,
     steps: int | None,
-    execution: Execution,
+    execution: ExecutionOptions,
     store: str | None,
     config_path: Path,
 ) -> None:
@@ -108,33 +107,31 @@ def verify(
       nxpipe verify bert-base-uncased@4e9ce0 --store s3://my-artifacts/nxpipe
     """
     from nxpipe.pipeline.models.prompts import read_prompts
-    from nxpipe.pipeline.verify.comparison import Trial
-    from nxpipe.pipeline.verify.verify import Thresholds
+    from nxpipe.pipeline.models.thresholds import Thresholds
+    from nxpipe.pipeline.verify.comparison import VerifyOptions
 
     console: Console = ctx.obj
     options.require_applicable()
     config = load_config(config_path, os.environ, missing_ok=bool(options.model_id or artifact))
     lines = read_prompts(prompts) if prompts else ()
-    trial = Trial(also, lines, layers, slice_layers, steps or 0, execution, truncate)
+    verify_options = VerifyOptions(also, lines, layers, slice_layers, steps or 0, execution, truncate)
     if artifact is not None:
-        if options.model_id or options.names or trial != Trial(execution=execution):
+        if options.model_id or options.names or verify_options != VerifyOptions(execution=execution):
             raise click.UsageError("ARTIFACT is verified as published; pass only --store, --mode and --json", ctx)
         found = _of_artifact(artifact, store, config_path, execution, console)
-    elif (file := options.program_file()) is not None:
-        found = _of_file(file, options.values(), trial, console)
     else:
-        found = _of_models(options.orders(config, config_path.parent), trial, console)
-    _show(found, trial, Thresholds.of(config), console)
+        found = _of_models(options.specs(config, config_path.parent), verify_options, console)
+    _show(found, verify_options, Thresholds.of(config), console)
 
 
-def _show(found: Iterable[_Shown], trial: "Trial", allowed: "Thresholds", console: Console) -> None:
+def _show(found: Iterable[_Shown], verify_options: "VerifyOptions", allowed: "Thresholds", console: Console) -> None:
     """Print each comparison when it is done; raise after the last one if any is beyond the thresholds."""
     documents, faults = [], []
     for shown in found:
-        documents.append(_as_json(shown, trial, allowed))
+        documents.append(_as_json(shown, verify_options, allowed))
         faults += _faults(shown, allowed)
         if not console.json:
-            console.page(_as_text(shown, trial, allowed))
+            console.page(_as_text(shown, verify_options, allowed))
     if console.json:
         console.data(documents)
     if faults:
@@ -144,7 +141,7 @@ def _show(found: Iterable[_Shown], trial: "Trial", allowed: "Thresholds", consol
 
 
 def _of_artifact(
-    name: str, store: str | None, config_path: Path, execution: Execution, console: Console
+    name: str, store: str | None, config_path: Path, execution: ExecutionOptions, console: Console
 ) -> Iterator[_Shown]:
     from nxpipe.pipeline.artifacts.store_url import open_configured_store
     from nxpipe.pipeline.verify.replay import compare_artifact
@@ -155,43 +152,34 @@ def _of_artifact(
     yield from (_Shown(title, None, done) for done in compare_artifact(published, opened, console.step, execution))
 
 
-def _of_file(file: "SavedProgram", flags: dict[str, Any], trial: "Trial", console: Console) -> Iterator[_Shown]:
-    from nxpipe.pipeline.order import Order
-    from nxpipe.pipeline.saved_request import SavedRequest
-    from nxpipe.pipeline.verify.cases import compare_file
-
-    request = SavedRequest.of(file, Order.from_flags(str(file.path), flags))
-    yield _Shown(file.name, request.autocast_type, compare_file(request, trial, console.step))
-
-
-def _of_models(asked: "Sequence[Order]", trial: "Trial", console: Console) -> Iterator[_Shown]:
+def _of_models(specs: "Sequence[ModelSpec]", options: "VerifyOptions", console: Console) -> Iterator[_Shown]:
+    from nxpipe.pipeline.compile.spec import BuildSpec
     from nxpipe.pipeline.verify.cases import compare_model
 
-    for order in asked:
-        request = order.request()
-        for done in compare_model(request, trial, console.step):
-            yield _Shown(request.source.id, request.autocast_type, done)
+    for spec in map(BuildSpec.of, specs):
+        for done in compare_model(spec, options, console.step):
+            yield _Shown(spec.source.id, spec.autocast_type, done)
 
 
 def _faults(shown: _Shown, allowed: "Thresholds") -> list[str]:
     """Only the first divergent layer: later layers compute with its output."""
     return [
-        f"{shown.model} {shown.done.program}, autocast {run.way}, {fault}"
+        f"{shown.model} {shown.done.program} autocast {run.variant} {fault}"
         for run in shown.done.emulated
         for fault in (*run.faults(allowed), *run.layer_faults(allowed))
     ]
 
 
-def _as_text(shown: _Shown, trial: "Trial", allowed: "Thresholds") -> str:
+def _as_text(shown: _Shown, verify_options: "VerifyOptions", allowed: "Thresholds") -> str:
     done = shown.done
-    cut = f", first {trial.slice_layers} layers" if trial.slice_layers else ""
-    headline = f"{shown.model}  {done.program}{cut}, against {done.yardstick}, on {done.fed}"
+    cut = f", first {verify_options.slice_layers} layers" if verify_options.slice_layers else ""
+    headline = f"{shown.model}  {done.program}{cut}, against {done.reference}, on {done.input_source}"
     runs = (*done.emulated, *done.beside)
     parts = [
         for_terminal(headline),
         _indented(_figures([(shown.way(run), found) for run in runs for found in _worst(run.outputs)])),
     ]
-    parts += [f"  {shown.way(run)}: {sentence(run.work)}" for run in runs if run.work]
+    parts += [f"  {shown.way(run)}: {statistics_sentence(run.work)}" for run in runs if run.work]
     if any(run.layers for run in runs):
         parts += ["  Layer by layer, largest relative error:", _indented(_growth(shown, runs))]
         parts += [f"  {shown.way(run)}: {_verdict(run, allowed)}" for run in runs]
@@ -210,7 +198,7 @@ def _worst(outputs: Sequence["Deviation"]) -> Iterator["Deviation"]:
         yield worst if len(alike) == 1 else replace(worst, output=f"{kind}, the worst of {len(alike)}")
 
 
-def _growth(shown: _Shown, runs: Sequence["Run"]) -> str:
+def _growth(shown: _Shown, runs: Sequence["VariantResult"]) -> str:
     """One row per layer, one column per run."""
     found = [{layer.output: f"{layer.max_relative:.3g}" for layer in run.layers} for run in runs]
     names = dict.fromkeys(name for column in found for name in column)
@@ -218,7 +206,7 @@ def _growth(shown: _Shown, runs: Sequence["Run"]) -> str:
     return table(("layer", *(shown.way(run) for run in runs)), rows)
 
 
-def _verdict(run: "Run", allowed: "Thresholds") -> str:
+def _verdict(run: "VariantResult", allowed: "Thresholds") -> str:
     first = run.first_divergent(allowed)
     return (
         f"{for_terminal(first)} is the first layer beyond the thresholds"
@@ -240,24 +228,24 @@ def _indented(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 
-def _as_json(shown: _Shown, trial: "Trial", allowed: "Thresholds") -> dict[str, object]:
+def _as_json(shown: _Shown, verify_options: "VerifyOptions", allowed: "Thresholds") -> dict[str, object]:
     done = shown.done
     return {
         "model": shown.model,
         "program": done.program,
         "autocast_type": shown.autocast_type,
-        "mode": trial.execution.mode,
-        "slice_layers": trial.slice_layers,
-        "inputs": done.fed,
+        "mode": verify_options.execution.mode,
+        "slice_layers": verify_options.slice_layers,
+        "inputs": done.input_source,
         "thresholds": asdict(allowed),
         "passed": not _faults(shown, allowed),
-        "yardstick": done.yardstick,
-        "emulated": {run.way: _run_json(run, allowed) for run in done.emulated},
-        "beside": {run.way: _run_json(run, allowed) for run in done.beside},
+        "yardstick": done.reference,
+        "emulated": {run.variant: _run_json(run, allowed) for run in done.emulated},
+        "beside": {run.variant: _run_json(run, allowed) for run in done.beside},
     }
 
 
-def _run_json(run: "Run", allowed: "Thresholds") -> dict[str, object]:
+def _run_json(run: "VariantResult", allowed: "Thresholds") -> dict[str, object]:
     document: dict[str, object] = {"outputs": [asdict(found) for found in run.outputs]}
     if run.layers:
         document["layers"] = [asdict(found) for found in run.layers]

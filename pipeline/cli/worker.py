@@ -27,7 +27,7 @@ def worker(ctx: click.Context, items: str) -> None:
       nxpipe worker --items 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
     """
     from nxpipe.artifact_store.layout import is_key
-    from nxpipe.pipeline.build.executors.batch_worker import work
+    from nxpipe.pipeline.build.executors.batch_worker import run_array_job
 
     console: Console = ctx.obj
     url, place = os.environ.get(VARIABLE), os.environ.get(_PLACE, "0")
@@ -35,5 +35,5 @@ def worker(ctx: click.Context, items: str) -> None:
         raise click.UsageError(f"{VARIABLE} is not set; set it to the store of the job list", ctx)
     if not is_key(items) or not place.isdecimal():
         raise click.UsageError(f"--items takes 64 hex digits and {_PLACE} a number; found {items!r} and {place!r}", ctx)
-    ended = work(url, items, int(place), lambda text: console.result(*text.split("\n")))
-    ctx.exit(ended.fault.code if ended.fault else 0)
+    ended = run_array_job(url, items, int(place), lambda text: console.result(*text.split("\n")))
+    ctx.exit(ended.failure.code if ended.failure else 0)

@@ -1,1 +1,1 @@
-"""What turns a request into programs: nxpipe's own compiler, or AWS's. Both fill the same artifact."""
+"""Compilation of a build specification: cache keys, front end and backends. All backends fill the same artifact."""

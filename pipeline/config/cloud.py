@@ -29,7 +29,7 @@ _KIND = "The network of the instances and its egress."
 def divisible(cidr: str) -> str:
     """EC2's bounds for a VPC and, as each subnet is a sixteenth of it, for its subnets."""
     if not 16 <= ip_network(cidr).prefixlen <= 24:
-        raise refuse('a block from /16 to /24, such as "10.20.0.0/16": each zone gets a sixteenth of it')
+        raise refuse('a block from /16 to /24, such as "10.20.0.0/16"; each zone gets a sixteenth of it')
     return cidr
 
 

@@ -40,7 +40,7 @@ _REGISTRY: Final = "123456789012.dkr.ecr.us-east-2.amazonaws.com"
 
 def _listed(cidr: str) -> str:
     if cidr.endswith("/0"):
-        raise refuse("the addresses of those who may call, and not the whole internet", found=f'"{cidr}"')
+        raise refuse("the address ranges of the callers, not the whole internet", found=f'"{cidr}"')
     return cidr
 
 
@@ -62,14 +62,14 @@ class NodeGroup(Table):
 
     @property
     def near(self) -> bool:
-        """Whether its nodes are in a placement group of their own."""
+        """True if the nodes share a cluster placement group."""
         return self.efa and not isinstance(self.capacity, CapacityBlock) and self.capacity.placement == "cluster"
 
     @field_validator("name")
     @classmethod
     def _not_the_system(cls, name: str) -> str:
         if name == SYSTEM:
-            raise refuse(f"another name: the nodes that the cluster itself needs are called {SYSTEM}")
+            raise refuse(f"another name; {SYSTEM} is the group of system nodes")
         return name
 
     @field_validator("capacity")
@@ -164,7 +164,7 @@ class Cluster(Table):
         names = [each.name for each in groups]
         for name in names:
             if names.count(name) > 1:
-                raise refuse("groups with names of their own", found=f'{names.count(name)} groups called "{name}"')
+                raise refuse("groups with unique names", found=f'{names.count(name)} groups called "{name}"')
         return groups
 
     @field_validator("images")
@@ -172,5 +172,5 @@ class Cluster(Table):
     def _complete(cls, images: Mirror | None, info: ValidationInfo) -> Mirror | None:
         fast = [each.name for each in info.data.get("groups", ()) if each.efa]
         if images is not None and images.efa_plugin is None and fast:
-            raise refuse(f"efa_plugin, too: pods of the group {fast[0]} ask it for their adapters", found="none")
+            raise refuse(f"efa_plugin as well; pods of group {fast[0]} request adapters from it", found="none")
         return images

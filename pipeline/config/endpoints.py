@@ -120,7 +120,7 @@ class ModelEndpoint(Table):
         if isinstance(shift, AllAtOnce) or count is None:
             return shift
         if count == 1:
-            raise refuse('kind = "all-at-once": one instance takes all calls or none', found=f'kind = "{shift.kind}"')
+            raise refuse('kind = "all-at-once"; one instance cannot split traffic', found=f'kind = "{shift.kind}"')
         if count * shift.percent < 100:
             least = f"at least {ceil(100 / count)} percent, which is one of {count} instances"
             raise refuse(least, found=f"percent = {shift.percent}")
@@ -143,5 +143,5 @@ class ModelEndpoint(Table):
     def _has_a_volume(cls, disk: int | None, info: ValidationInfo) -> int | None:
         hosted = HOSTED.get(info.data.get("instance_type", ""))
         if disk is not None and hosted is not None and hosted.family in _WITH_LOCAL_DISKS:
-            raise refuse(f"no disk: ml.{hosted.name} has local ones, and SageMaker gives it no other")
+            raise refuse(f"no disk; ml.{hosted.name} has local disks only")
         return disk

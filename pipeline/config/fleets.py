@@ -98,7 +98,7 @@ class CapacityBlock(Table):
     @classmethod
     def _says_its_offset(cls, moment: datetime) -> datetime:
         if moment.tzinfo is None:
-            raise refuse(f"an offset after it, such as {moment.isoformat()}Z: a block is bought in UTC")
+            raise refuse(f"an offset after it, such as {moment.isoformat()}Z; capacity blocks are sold in UTC")
         return moment
 
     @field_validator("end")
@@ -106,7 +106,7 @@ class CapacityBlock(Table):
     def _after_the_start(cls, end: datetime, info: ValidationInfo) -> datetime:
         start = info.data.get("start")
         if start is not None and end <= start + DRAINED_BEFORE_THE_END:
-            raise refuse(f"a time more than 45 minutes after the block's start, which is {start.isoformat()}")
+            raise refuse(f"a time more than 45 minutes after the block's start, {start.isoformat()}")
         return end
 
 
@@ -157,7 +157,7 @@ def check_sold(capacity: Capacity, types: tuple[str, ...]) -> None:
             found='kind = "capacity-block"',
         )
     if capacity.kind == "spot" and (wrong := [each for each in types if each in NEVER_SPOT]):
-        raise refuse(f"another kind: EC2 sells no {wrong[0]} on the spot market", found='kind = "spot"')
+        raise refuse(f"another kind; EC2 sells no {wrong[0]} on the spot market", found='kind = "spot"')
 
 
 # An UltraServer is not a size that EC2 launches by one name.
@@ -275,7 +275,7 @@ class ServingFleet(Table):
                 "no warm_pool, or one instance type: EC2 keeps a warm pool of a single type", found="warm_pool"
             )
         if len(types) > 1 and capacity.kind in ("reservation", "capacity-block"):
-            raise refuse("one instance type: what was reserved is of a single type", found=f"{len(types)} types")
+            raise refuse("one instance type; a reservation has a single type", found=f"{len(types)} types")
         return capacity
 
 
@@ -325,7 +325,7 @@ class TrainingFleet(Table):
     def _nodes_can_talk(cls, nodes: int, info: ValidationInfo) -> int:
         types: tuple[str, ...] = info.data.get("instance_types", ())
         if nodes > 1 and types and not INSTANCES[types[0]].efa_interfaces:
-            raise refuse(f"1: a {types[0]} has no Elastic Fabric Adapter, so its nodes could not train together")
+            raise refuse(f"1; {types[0]} has no Elastic Fabric Adapter for training on several nodes")
         return nodes
 
     @field_validator("capacity")

@@ -1,4 +1,4 @@
-"""The kinds of values that several sections share: names, durations, sizes, addresses."""
+"""Value types that several tables share: names, durations, sizes, addresses, ARNs."""
 
 import re
 from datetime import date, timedelta
@@ -162,13 +162,13 @@ def parse_duration(value: Any) -> timedelta:
 
 
 def write_duration(value: timedelta) -> str:
-    """In the largest unit that leaves no rest."""
+    """The duration in the largest unit that divides it."""
     unit, length = next((unit, length) for unit, length in _UNITS.items() if not value % length)
     return f"{value // length}{unit}"
 
 
 def duration(shortest: str, longest: str) -> Form:
-    """A length of time between two others, as in "90s" or "10m"."""
+    """A duration within limits, as in "90s" or "10m"."""
     least, most = parse_duration(shortest), parse_duration(longest)
 
     def read(value: object) -> timedelta:
@@ -189,7 +189,7 @@ def _read_day(value: Any) -> date:
     return value
 
 
-# A day of the calendar; nobody asks in which zone.
+# A calendar date without a time zone.
 Day = Annotated[
     date,
     Form("a day such as 2027-06-30", _read_day, lambda day: day.isoformat(), {"type": "string", "format": "date"}),
@@ -221,7 +221,7 @@ Size = Annotated[
     ),
 ]
 
-# TOML gives lists; the configuration keeps tuples, because it never changes.
+# TOML has lists; the frozen configuration keeps tuples.
 LIST: Final = Field(strict=False, min_length=1, max_length=64)
 MAYBE_EMPTY: Final = Field(strict=False, max_length=64)
 JUST_ONE: Final = Field(strict=False, min_length=1, max_length=1)

@@ -1,7 +1,7 @@
-"""The lock file of machine images: which AMI the instances of a region start from, for each version of the Neuron SDK.
+"""Lock files: AMIs of instances (`nxpipe ami lock`), and versions and digests of a cluster (`nxpipe infra lock`).
 
-AWS names only the newest image of a kind, and nodes of one fleet that start on different days would differ. So one is
-chosen by `nxpipe ami lock`, written down, and committed; whoever reads the file looks nothing up.
+AWS resolves names and defaults to the newest image, release or add-on, so instances that start on different days, or
+clusters that are created in different weeks, would differ. The lock files are committed; reading them needs no AWS.
 """
 
 from collections.abc import Iterable
@@ -19,8 +19,7 @@ from nxpipe.pipeline.config.root import Config
 from nxpipe.pipeline.config.schema import Table, text
 from nxpipe.pipeline.util.files import MiB, read_file, toml_of
 
-# Public parameters that name the newest image of a region: with all frameworks and the driver, and with ECS and the
-# driver.
+# Public SSM parameters with the newest AMI of a region: with all frameworks and the driver; with ECS and the driver.
 FLEETS_PARAMETER: Final = "/aws/service/neuron/dlami/multi-framework/ubuntu-24.04/latest/image_id"
 TRAINING_PARAMETER: Final = "/aws/service/ecs/optimized-ami/amazon-linux-2023/neuron/recommended/image_id"
 
@@ -29,46 +28,45 @@ _AMI = Annotated[str, text("ami-[0-9a-f]{8,17}", 'the id of an AMI, such as "ami
 
 
 class LockedImage(Table):
-    """One image, and how it was found."""
+    """One AMI and its origin."""
 
-    region: Region = Field(description="Where it is.")
+    region: Region = Field(description="The region.")
     sdk: str | None = Field(
         default=None,
-        description="The version of the Neuron SDK that is in it. Hosts of training have the driver only: what trains "
-        "is a container, which brings its own.",
+        description="The version of its Neuron SDK. Hosts of training containers have the driver only.",
     )
-    id: _AMI = Field(description="The image.")
-    name: str = Field(description="What AWS calls it.")
-    created: date = Field(description="When AWS made it.")
-    expires: date = Field(description="From when on AWS does not keep it up.")
-    source: str = Field(description="The public parameter, or the search, that named it.")
+    id: _AMI = Field(description="The id.")
+    name: str = Field(description="The name.")
+    created: date = Field(description="The creation date.")
+    expires: date = Field(description="The deprecation date.")
+    source: str = Field(description="The public parameter, or the search, that resolved it.")
 
 
 @dataclass(frozen=True)
 class AmiLock:
-    """What the file holds."""
+    """The lock file of AMIs."""
 
     path: Path
     images: tuple[LockedImage, ...] = ()
 
     def image(self, region: str, sdk: str | None) -> LockedImage | None:
-        """Of a version of the SDK, or, without one, for hosts of training; None: not locked yet."""
+        """The AMI with a version of the SDK, or for hosts of training if `sdk` is None; None if it is not locked."""
         return next((each for each in self.images if (each.region, each.sdk) == (region, sdk)), None)
 
     def with_images(self, found: Iterable[LockedImage], sdks: Iterable[str]) -> "AmiLock":
-        """The images of some regions in the place of those regions' old ones, and none of a version out of use."""
+        """Replace the images of the given regions, and drop those of unused SDK versions."""
         new, kept = tuple(found), frozenset((None, *sdks))
         regions = {each.region for each in new}
         old = [each for each in self.images if each.region not in regions and each.sdk in kept]
         return AmiLock(self.path, tuple(sorted([*new, *old], key=lambda each: (each.region, each.sdk or ""))))
 
     def text(self) -> str:
-        """The file: always in the same order, so that a difference is a difference."""
+        """The text of the file, in a stable order."""
         return _HEAD + "".join(map(_written, self.images))
 
 
 def read_lock(path: Path) -> AmiLock:
-    """A missing file holds no image."""
+    """Read the lock file of AMIs; a missing file is empty."""
     try:
         document = toml_of(read_file(path, limit=4 * MiB).decode())
         images = tuple(LockedImage.model_validate(each) for each in document.pop("image", ()))
@@ -76,9 +74,11 @@ def read_lock(path: Path) -> AmiLock:
         return AmiLock(path)
     except (ValueError, ValidationError, UnicodeDecodeError) as error:
         first = str(error).splitlines()[0]
-        raise _invalid(path, f"what cannot be read ({first})", "what `nxpipe ami lock` writes; run it again") from error
+        raise _invalid(
+            path, f"an unreadable file ({first})", "the output of `nxpipe ami lock`; run it again"
+        ) from error
     if document:
-        raise _invalid(path, f"the key {next(iter(document))}", "what `nxpipe ami lock` writes; run it again")
+        raise _invalid(path, f"the key {next(iter(document))}", "the output of `nxpipe ami lock`; run it again")
     return AmiLock(path, images)
 
 
@@ -100,7 +100,7 @@ def _invalid(path: Path, found: str, allowed: str) -> ConfigInvalid:
 
 
 _CLUSTER_LOCK_HEAD: Final = "# Written by `nxpipe infra lock`: what the cluster is made of. Commit it.\n"
-_RUN: Final = "what `nxpipe infra lock` writes; run it"
+_RUN: Final = "the output of `nxpipe infra lock`; run it"
 ADDONS: Final = ("aws-efs-csi-driver", "coredns", "eks-pod-identity-agent", "kube-proxy", "vpc-cni")
 
 _Release = Annotated[str, text(r"1\.[0-9]+\.[0-9]+-[0-9]{8}", 'a release of node images such as "1.34.1-20261012"')]
@@ -110,17 +110,17 @@ _Digest = Annotated[str, text("sha256:[0-9a-f]{64}", "a digest such as sha256:..
 
 
 class LockedNodes(Table):
-    """What nodes of one kind start from."""
+    """The locked image of one kind of nodes."""
 
-    release: _Release = Field(description="The release, as node groups are told it.")
-    image: _Ami = Field(description="The AMI of that release, as Karpenter is told it.")
+    release: _Release = Field(description="The release, for node groups.")
+    image: _Ami = Field(description="The AMI of that release, for Karpenter.")
 
 
 class ClusterLock(Table):
-    """What the file holds."""
+    """The lock file of a cluster."""
 
-    region: Region = Field(description="Where the images of nodes are.")
-    kubernetes: str = Field(description="The version of Kubernetes that all of it is for.")
+    region: Region = Field(description="The region.")
+    kubernetes: str = Field(description="The Kubernetes version.")
     neuron: LockedNodes = Field(description="Nodes with accelerators.")
     system: LockedNodes = Field(description="Nodes without.")
     addons: dict[str, _AddonVersion] = Field(description="The versions of the add-ons.")
@@ -129,7 +129,7 @@ class ClusterLock(Table):
     )
 
     def text(self) -> str:
-        """The file: always in the same order, so that a difference is a difference."""
+        """The text of the file, in a stable order."""
         plain = self.model_dump()
         top = {key: value for key, value in plain.items() if isinstance(value, str)}
         tables = {key: value for key, value in plain.items() if isinstance(value, dict) and value}
@@ -137,13 +137,13 @@ class ClusterLock(Table):
 
 
 def _rows(values: dict[str, str]) -> str:
-    """Keys and values are of forms that have nothing to escape; only names of images are no bare keys."""
+    """Key-value lines. Values need no escapes; image names need quotes as keys."""
     names = {key: f'"{key}"' if "/" in key else key for key in values}
     return "".join(f'{names[key]} = "{value}"\n' for key, value in sorted(values.items()))
 
 
 def cluster_of(config: Config, file: str) -> tuple[Cluster, str]:
-    """The cluster and its region. `file` is nxpipe.toml, for what is said of it."""
+    """The cluster and its region; `file` names nxpipe.toml in faults."""
     if config.cluster is None:
         raise ConfigInvalid([Fault(file, None, "cluster", "no such table", "a table that describes the cluster")])
     if config.project.region is None:
@@ -152,23 +152,23 @@ def cluster_of(config: Config, file: str) -> tuple[Cluster, str]:
 
 
 def read_cluster_lock(config: Config, path: Path) -> ClusterLock:
-    """The lock of `[cluster]`, if it is one of the cluster that the configuration describes."""
+    """The lock file of `[cluster]`, which must match the configuration."""
     try:
         lock = ClusterLock.model_validate(toml_of(read_file(path, limit=MiB).decode()))
     except FileNotFoundError:
         raise _invalid(path, "no such file", _RUN) from None
     except (ValueError, ValidationError, UnicodeDecodeError) as error:
-        raise _invalid(path, f"what cannot be read ({str(error).splitlines()[0]})", f"{_RUN} again") from error
+        raise _invalid(path, f"an unreadable file ({str(error).splitlines()[0]})", f"{_RUN} again") from error
     cluster, region = cluster_of(config, str(path))
-    _fits(lock, cluster, region, path)
+    _require_match(lock, cluster, region, path)
     return lock
 
 
-def _fits(lock: ClusterLock, cluster: Cluster, region: str, path: Path) -> None:
+def _require_match(lock: ClusterLock, cluster: Cluster, region: str, path: Path) -> None:
     for key, wanted in (("kubernetes", cluster.kubernetes), ("region", region)):
         if (found := getattr(lock, key)) != wanted:
-            raise _invalid(path, f"{key} {found}", f"{wanted}, as nxpipe.toml has it; run `nxpipe infra lock` again")
+            raise _invalid(path, f"{key} {found}", f"{wanted}, as in nxpipe.toml; run `nxpipe infra lock` again")
     images = cluster.images.all if cluster.images else ()
     for known, names in ((lock.addons, ADDONS), (lock.images, images)):
         if missing := [each for each in names if each not in known]:
-            raise _invalid(path, f"nothing about {missing[0]}", f"{_RUN} again")
+            raise _invalid(path, f"no entry for {missing[0]}", f"{_RUN} again")

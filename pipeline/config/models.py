@@ -120,7 +120,7 @@ class Model(Table):
     @classmethod
     def _a_folder_has_no_revisions(cls, revision: str | None, info: ValidationInfo) -> str | None:
         if revision is not None and info.data.get("path") is not None:
-            raise refuse("no revision beside path: a folder has only the version that it holds")
+            raise refuse("no revision beside path; a folder has one version")
         return revision
 
     @field_validator("tp")
@@ -136,16 +136,16 @@ class Model(Table):
     def _phases_agree(cls, phases: tuple[Phase, ...], info: ValidationInfo) -> tuple[Phase, ...]:
         task = info.data.get("task", "text-generation")
         if "forward" in phases and len(phases) > 1:
-            raise refuse('"forward" alone, or "prefill" and "decode": forward is the whole model in one program')
+            raise refuse('"forward" alone, or "prefill" and "decode"; forward is the whole model in one program')
         if "forward" not in phases and task != "text-generation":
-            raise refuse(f'"forward": only text-generation has other phases, and the task is {task}')
+            raise refuse(f'"forward"; only text-generation has other phases, and the task is {task}')
         return phases
 
     @field_validator("weights")
     @classmethod
     def _the_hub_needs_an_id(cls, weights: str | None, info: ValidationInfo) -> str | None:
         if weights == "hub" and info.data.get("path") is not None:
-            raise refuse('a folder or "random:SEED": this model is a path, so the hub does not know it')
+            raise refuse('a folder or "random:SEED"; a model from a path is not on the hub')
         return weights
 
 

@@ -1,4 +1,4 @@
-"""The tables that a file has once, but for [store]: project, rollout, build, verify, signing."""
+"""The tables [project], [rollout], [build], [verify] and [signing]."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal, TypeAlias
@@ -123,7 +123,7 @@ class Rollout(Table):
     def _not_before_the_minimum(cls, longest: timedelta, info: ValidationInfo) -> timedelta:
         shortest = info.data.get("bake_min")
         if shortest is not None and longest < shortest:
-            raise refuse(f'a duration of at least bake_min, which is "{write_duration(shortest)}"')
+            raise refuse(f'a duration of at least bake_min, "{write_duration(shortest)}"')
         return longest
 
 
@@ -206,7 +206,9 @@ class TrustedKey(Table):
     @classmethod
     def _says_its_offset(cls, moment: datetime | None) -> datetime | None:
         if moment is not None and moment.tzinfo is None:
-            raise refuse(f"an offset after it, such as {moment.isoformat()}Z: a key expires everywhere at once")
+            raise refuse(
+                f"an offset after it, such as {moment.isoformat()}Z; the expiry is one moment for all time zones"
+            )
         return moment
 
     signs: Annotated[Literal["artifacts", "channels"] | None, Absent("both")] = Field(
@@ -265,14 +267,14 @@ class Signing(Table):
         names = [each.name for each in trusted]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise refuse("a name for each key that no other has", found=f'"{twice}" twice')
+            raise refuse("unique names of keys", found=f'"{twice}" twice')
         return trusted
 
     @field_validator("require")
     @classmethod
     def _enough_may_sign(cls, channels: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         if not {"key", "trusted", "threshold"} <= info.data.keys():
-            return channels  # what is wrong with them is told already
+            return channels  # a violation of these is reported already
         key, trusted, threshold = info.data["key"], info.data["trusted"], info.data["threshold"]
         if channels and key is None and not trusted:
             raise refuse(
@@ -284,7 +286,7 @@ class Signing(Table):
             if able < threshold:
                 raise refuse(f"at least {threshold} trusted keys (threshold) that may sign for {channel}, not {able}")
             if trusted and not any(each.vouches_for("channels") for each in here):
-                raise refuse(f"a trusted key that may sign promotions to {channel}, and none of these vouches for them")
+                raise refuse(f"a trusted key that may sign promotions to {channel}; none of these may")
         return channels
 
     @field_validator("promoting")
@@ -297,5 +299,5 @@ class Signing(Table):
         return promoting
 
     def key_of(self, channel: str) -> str | None:
-        """What signs a promotion to this channel."""
+        """The key that signs promotions to this channel."""
         return next((each.key for each in self.promoting if each.channel == channel), self.key)

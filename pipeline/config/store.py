@@ -1,4 +1,8 @@
-"""The table [store]: apart from the others because most commands ask for nothing else."""
+"""The table [store], and its loading without the rest of the file.
+
+Most commands need only the store. They start faster without the other tables, and a fault in another table does not
+block `store fetch`. A document with an unknown table or an invalid [store] is loaded completely, to report all faults.
+"""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -65,11 +69,11 @@ TABLES: Final = frozenset(
 
 
 def load_store_section(path: Path, environ: Mapping[str, str]) -> Store:
-    """As `load_config(...).store` where the file may be missing, but heedless of faults in tables beside it."""
+    """Like `load_config(..., missing_ok=True).store`, but ignores faults in other tables."""
     if not any(name.startswith("NXPIPE_STORE_") for name in environ):
         document = _document(path)
         if document.keys() <= TABLES:
-            with suppress(ValidationError):  # told below, with all others
+            with suppress(ValidationError):  # reported below with all others
                 return Store.model_validate(document.get("store", {}))
     from nxpipe.pipeline.config.load import load_config
 

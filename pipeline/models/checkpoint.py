@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
     from nxpipe.emulator.ir.types import TensorType
 
+
 _LARGEST_INDEX = 128 * MiB  # that of a model of 91,991 tensors has 9 MB
 
 
 class SafetensorsWeights:
-    """A checkpoint, opened when its first tensor is asked for."""
+    """A safetensors checkpoint; a file is opened when a tensor of it is read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -30,7 +31,6 @@ class SafetensorsWeights:
         return {"kind": "safetensors", "files": {path.name: sha256_of_file(path) for path in self._files}}
 
     def load(self, name: str, kind: "TensorType") -> "np.ndarray[Any, Any]":
-        from nxpipe.pipeline.models.weights import numpy_dtype
 
         stored = self._stored_name(name)
         with _opened(self._file_of[stored]) as file:
@@ -48,7 +48,7 @@ class SafetensorsWeights:
         if tuple(found) != tuple(kind.shape):
             raise ModelSourceError(
                 f"{self._file_of[stored]}: tensor {stored!r} has shape {list(found)}, but the model's "
-                f"configuration asks for {list(kind.shape)}; the weights belong to another configuration"
+                f"configuration needs {list(kind.shape)}; the weights belong to another configuration"
             )
 
     @cached_property
@@ -135,3 +135,11 @@ def _indexed(folder: Path, index: Path) -> list[Path]:
         if not (folder / name).is_file():
             raise ModelSourceError(f"{index}: names {name!r}, which is missing; fetch the whole snapshot")
     return [folder / name for name in names]
+
+
+def numpy_dtype(name: str) -> "np.dtype[Any]":
+    """numpy's type for a name of ours; the narrow floats come from ml_dtypes."""
+    import ml_dtypes
+    import numpy as np
+
+    return np.dtype(getattr(ml_dtypes, name) if hasattr(ml_dtypes, name) else name)

@@ -1,7 +1,7 @@
 """Well-known public models, so that naming one needs no network. Adding a model is adding data to known_models.json.
 
-A configuration there holds what the model's own config.json says about its graph. Together with `task` it gives a model
-of exactly `parameters` parameters, the published number.
+A configuration there has the entries of the model's own config.json that affect its graph. Together with `task` it
+gives a model of exactly `parameters` parameters, the published number.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""Text as a program reads it: prompts as token ids, in batches of fixed shape. Nothing is cut off without a word."""
+"""Prompts as token ids in batches of static shape. A prompt is truncated on request only, and counted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def read_prompts(path: Path) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Rows of token ids, as many of them as fit into the largest bucket."""
+    """Rows of token ids, each at most as long as the largest bucket."""
 
     rows: tuple[tuple[int, ...], ...]
     padding: int
@@ -41,30 +41,30 @@ class Prompts:
 
     @staticmethod
     def read(
-        prompts: Sequence[str], source: "ModelSource", room: int, *, truncate: bool = False, word: str = "Prompt"
+        prompts: Sequence[str], source: "ModelSource", longest: int, *, truncate: bool = False, title: str = "Prompt"
     ) -> "Prompts":
-        """Refuse a prompt of more than `room` tokens, which no program has room for; `truncate` allows to cut it."""
+        """InputInvalid for a prompt of more than `longest` tokens, the largest bucket, unless `truncate` cuts it."""
         rows = tuple(tuple(ids) for ids in _ids(prompts, source))
-        number, longest = max(enumerate(rows, start=1), key=lambda row: len(row[1]))
-        if len(longest) > room and not truncate:
+        number, row = max(enumerate(rows, start=1), key=lambda row: len(row[1]))
+        if len(row) > longest and not truncate:
             raise InputInvalid(
-                f"{word} {number} has {len(longest):,} tokens, and the largest bucket has room for {room:,}: pass a "
-                "longer one to --buckets, or --truncate to leave out what is beyond it"
+                f"{title} {number} has {len(row):,} tokens, and the largest bucket {longest:,}: pass a longer one to "
+                "--buckets, or --truncate to cut it"
             )
         padding, vocabulary = source.config.get("pad_token_id"), _vocabulary(source)
         if not isinstance(padding, int) or padding < 0 or (vocabulary is not None and padding >= vocabulary):
             padding = 0
         return Prompts(rows, padding, truncate)
 
-    def of_room(self, sequence: int) -> list[tuple[int, ...]]:
-        """Those that a program of this length reads: all of them, cut, or those that fit as they are."""
+    def rows_for(self, sequence: int) -> list[tuple[int, ...]]:
+        """The rows that a program of this length reads: all, truncated, or those that fit."""
         return [row[:sequence] for row in self.rows if self.truncate or len(row) <= sequence]
 
     def batches(self, batch: int, sequence: int) -> list[dict[str, "np.ndarray[Any, Any]"]]:
         """Padded on the right; the last batch is filled up with its last prompt."""
         import numpy as np
 
-        rows = self.of_room(sequence)
+        rows = self.rows_for(sequence)
         if not rows:
             return []
         rows += [rows[-1]] * (-len(rows) % batch)
@@ -78,9 +78,9 @@ class Prompts:
             for first in range(0, len(rows), batch)
         ]
 
-    def words(self, what: str, sequence: int) -> str:
-        """How many `what` a program of this length reads, and what of them it does not."""
-        read, beyond = self.of_room(sequence), sum(max(0, len(row) - sequence) for row in self.rows)
+    def description(self, what: str, sequence: int) -> str:
+        """How many `what` a program of this length reads, and how much it does not."""
+        read, beyond = self.rows_for(sequence), sum(max(0, len(row) - sequence) for row in self.rows)
         if self.truncate:
             return f"{len(read)} {what}" + (f", cut to {sequence} tokens: {beyond:,} left out" if beyond else "")
         left = len(self.rows) - len(read)
@@ -88,7 +88,7 @@ class Prompts:
 
 
 def _ids(prompts: Sequence[str], source: "ModelSource") -> list[list[int]]:
-    """A line that is a JSON list is ids already; the others go through the model's own tokenizer."""
+    """Token ids of JSON lists, and of texts by the model's own tokenizer."""
     parsed = [_as_ids(line) for line in prompts]
     texts = [line for line, ids in zip(prompts, parsed, strict=True) if ids is None]
     tokenised = iter(_tokenised(texts, source) if texts else ())
@@ -103,7 +103,7 @@ def _ids(prompts: Sequence[str], source: "ModelSource") -> list[list[int]]:
 
 
 def _vocabulary(source: "ModelSource") -> int | None:
-    """Of the model, or of its part that reads."""
+    """The size of the vocabulary, of the model or of its text part."""
     reads = source.config.get("text_config")
     for config in (source.config, reads if isinstance(reads, dict) else {}):
         size = config.get("vocab_size")
@@ -113,7 +113,7 @@ def _vocabulary(source: "ModelSource") -> int | None:
 
 
 def _as_ids(line: str) -> list[int] | None:
-    """None of what is text. A list of numbers that are no ids is neither."""
+    """Token ids of a JSON list; None of text. A list of other numbers is refused."""
     try:
         value = json_of(line)
     except NotJson:

@@ -1,26 +1,108 @@
-"""A model as the user names it, resolved to a configuration: a folder, a well-known public id, or the hub."""
+"""Sources of a model: a Hugging Face model by folder or hub id; a program file (program_file.py) is the other kind.
+
+Both have the methods of `ModelSource`; code above this package calls those and does not ask which kind it has.
+"""
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
 
 from nxpipe.emulator.configuration import relevant
+from nxpipe.pipeline.models.configuration import decode_floats, encode_floats, task_of
 from nxpipe.pipeline.models.known import find, nearest
-from nxpipe.pipeline.models.numbers import meant, spelled
-from nxpipe.pipeline.models.task import task_of
-from nxpipe.pipeline.util.errors import MissingSoftware, ModelSourceError
+from nxpipe.pipeline.models.shapes import Shape, all_phases, cache_capacity, shapes_of
+from nxpipe.pipeline.models.versions import LIBRARIES, library_version, optional_versions
+from nxpipe.pipeline.models.weights import Arrays, Weights, WeightsSource
+from nxpipe.pipeline.util.errors import BuildRefused, MissingSoftware, ModelSourceError
 from nxpipe.pipeline.util.files import DocumentInvalid, MiB, expanded, json_of, read_file
 
+if TYPE_CHECKING:
+    from nxpipe.emulator.capture import CaptureRequest
+    from nxpipe.emulator.ir.graph import Graph
+    from nxpipe.emulator.ir.types import TensorType
+
+DEFAULT_REFERENCE: Final = "PyTorch fp32"
+DEFAULT_BUCKET: Final = 128
 # NAME or OWNER/NAME; a repository of several models, as diffusion has them, is followed by the folder: unet, vae.
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*){0,2}")
 _LARGEST_CONFIG = 4 * MiB
+_RELATIVE_POSITIONS: Final = "relative_attention_num_buckets"  # such a model has no table of positions
+
+
+class ModelSource(Protocol):
+    """A model that was looked up. `shape` is the program in question, `beside` all programs that are served together:
+    they share a KV cache, whose length depends on the longest."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def revision(self) -> str | None: ...
+
+    @property
+    def task(self) -> str: ...
+
+    @property
+    def config(self) -> Mapping[str, object]:
+        """The model's config.json; empty for a saved program."""
+        ...
+
+    @property
+    def folder(self) -> Path | None:
+        """The model's files, where there are any beside its configuration."""
+        ...
+
+    @property
+    def reference(self) -> str:
+        """The implementation that computes the reference outputs."""
+        ...
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """All phases that the model is served with."""
+        ...
+
+    def shapes(
+        self, phases: Iterable[str], batches: Iterable[int], buckets: tuple[int, ...] | None
+    ) -> tuple[Shape, ...]:
+        """The programs of these options; `buckets` may be open."""
+        ...
+
+    def check_shapes(self, shapes: Iterable[Shape]) -> None:
+        """BuildRefused for a phase or a sequence length that the model does not have."""
+        ...
+
+    def identity(self) -> dict[str, object]:
+        """All that the parameters' names and types follow from."""
+        ...
+
+    def key_inputs(self, shapes: Iterable[Shape]) -> dict[str, object]:
+        """All that can change the captured graphs, with the libraries that capture them; no weights are among it."""
+        ...
+
+    def relevant_config(self) -> dict[str, object]: ...
+
+    def open_weights(self, weights: WeightsSource) -> Weights: ...
+
+    def capture_request(self, shape: Shape, beside: Iterable[Shape] = ()) -> "CaptureRequest | None":
+        """The model class, configuration and static shapes to trace; None for a graph that was saved."""
+        ...
+
+    def capture(self, shape: Shape, beside: Iterable[Shape] = ()) -> "Graph": ...
+
+    def parameters(self, shape: Shape, beside: Iterable[Shape] = ()) -> "Mapping[str, TensorType]": ...
+
+    def outputs(self, shape: Shape, beside: Iterable[Shape], weights: Arrays, inputs: Arrays) -> Arrays:
+        """The outputs of the reference."""
+        ...
 
 
 @dataclass(frozen=True)
-class ModelSource:
-    """One model: its name, its configuration, and the folder of its files when there is one."""
+class PretrainedModel:
+    """A Hugging Face model: its name, its configuration, and the folder of its files when there is one."""
 
     id: str
     revision: str | None
@@ -28,35 +110,100 @@ class ModelSource:
     task: str
     folder: Path | None
 
+    reference = DEFAULT_REFERENCE
+
     @property
     def dtype(self) -> str:
         """The type that the weights are kept in."""
         named = self.config.get("dtype", self.config.get("torch_dtype")) or "float32"
         return str(named).removeprefix("torch.")
 
+    @property
+    def phases(self) -> tuple[str, ...]:
+        return all_phases(self.task)
+
     def relevant_config(self) -> dict[str, object]:
-        """What of the configuration can change the graph: the same that the capture reads."""
-        return {key: spelled(value) for key, value in relevant(self.config).items()}
+        """The entries of the configuration that can change the graph: those that the capture reads."""
+        return {key: encode_floats(value) for key, value in relevant(self.config).items()}
+
+    def shapes(
+        self, phases: Iterable[str], batches: Iterable[int], buckets: tuple[int, ...] | None
+    ) -> tuple[Shape, ...]:
+        longest = min(DEFAULT_BUCKET, longest_sequence(self) or DEFAULT_BUCKET)
+        return shapes_of(phases, batches, buckets or (max(longest, 1),))
+
+    def check_shapes(self, shapes: Iterable[Shape]) -> None:
+        longest = longest_sequence(self)
+        for shape in shapes:
+            if shape.phase not in self.phases:
+                raise BuildRefused(
+                    f"{self.id}: phase {shape.phase!r} cannot be built for task {self.task}; "
+                    f"its phases are {' and '.join(self.phases)}"
+                )
+            if longest is not None and shape.sequence > longest:
+                raise BuildRefused(
+                    f"{self.id}: bucket {shape.sequence} exceeds the model's positions up to {longest}; "
+                    f"pass --buckets of at most {longest}"
+                )
+
+    def identity(self) -> dict[str, object]:
+        return {"config": self.relevant_config(), "task": self.task}
+
+    def key_inputs(self, shapes: Iterable[Shape]) -> dict[str, object]:
+        # Diffusers writes a `_class_name` where transformers writes a model_type.
+        libraries = (*LIBRARIES, "diffusers") if "_class_name" in self.config else LIBRARIES
+        return {
+            **self.identity(),
+            "shapes": [[shape.phase, shape.batch, shape.sequence] for shape in sorted(shapes)],
+            "libraries": {name: library_version(name) for name in libraries} | optional_versions(),
+        }
+
+    def open_weights(self, weights: WeightsSource) -> Weights:
+        return weights.open(self.folder)
+
+    def capture_request(self, shape: Shape, beside: Iterable[Shape] = ()) -> "CaptureRequest":
+        from nxpipe.emulator.capture import CaptureRequest
+
+        request = CaptureRequest(self.config, self.task, shape.phase, shape.batch, shape.sequence, self.dtype)
+        capacity = cache_capacity(shape, beside)
+        return request if capacity is None else replace(request, capacity=capacity)
+
+    def capture(self, shape: Shape, beside: Iterable[Shape] = ()) -> "Graph":
+        from nxpipe.emulator.capture import capture
+
+        return capture(self.capture_request(shape, beside))
+
+    def parameters(self, shape: Shape, beside: Iterable[Shape] = ()) -> "Mapping[str, TensorType]":
+        from nxpipe.emulator.capture import parameter_specs
+
+        return parameter_specs(self.capture_request(shape, beside))
+
+    def outputs(self, shape: Shape, beside: Iterable[Shape], weights: Arrays, inputs: Arrays) -> Arrays:
+        from nxpipe.emulator.capture import reference_outputs
+
+        return reference_outputs(self.capture_request(shape, beside), weights, inputs)
 
 
-def resolve(model_id: str, *, revision: str | None = None, task: str | None = None, files: bool = False) -> ModelSource:
-    """Find a model by folder or hub id. `files` asks for its weights too, not only its configuration."""
+def resolve(
+    model_id: str, *, revision: str | None = None, task: str | None = None, files: bool = False
+) -> PretrainedModel:
+    """Find a model by folder or hub id; with `files` its weights and tokenizer too, not only its configuration."""
     if looks_like_folder(model_id):
         folder = expanded(model_id)
         config = _read_config(folder)
-        return ModelSource(folder.resolve().name, None, config, task or task_of(config), folder)
+        return PretrainedModel(folder.resolve().name, None, config, task or task_of(config), folder)
     if not _HUB_ID.fullmatch(model_id):
         raise ModelSourceError(
-            f"{model_id!r} is neither a folder here nor a hub id; an id reads NAME, OWNER/NAME or "
+            f"{model_id!r} is neither a folder nor a hub id; an id is NAME, OWNER/NAME or "
             "OWNER/NAME/FOLDER, a folder must exist"
         )
     known = None if files or revision else find(model_id)
     if known is not None:
-        return ModelSource(model_id, None, known.config, task or known.task, None)
+        return PretrainedModel(model_id, None, known.config, task or known.task, None)
     folder = _snapshot(model_id, revision, files=files)
     config = _read_config(folder)
     commit = folder.parent.name if _parts(model_id)[1] else folder.name
-    return ModelSource(model_id, commit, config, task or task_of(config), folder)
+    return PretrainedModel(model_id, commit, config, task or task_of(config), folder)
 
 
 def looks_like_folder(model_id: str) -> bool:
@@ -68,7 +215,7 @@ def _read_config(folder: Path) -> dict[str, object]:
         return _parsed_config(folder)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ModelSourceError(f"{folder / 'config.json'}: cannot be read ({reason}); mend its permissions") from error
+        raise ModelSourceError(f"{folder / 'config.json'}: cannot be read ({reason}); correct its mode") from error
 
 
 def _parsed_config(folder: Path) -> dict[str, object]:
@@ -78,7 +225,7 @@ def _parsed_config(folder: Path) -> dict[str, object]:
     if not path.is_file():
         raise ModelSourceError(f"{folder}: holds no config.json; {_where_instead(folder)}")
     try:
-        config = meant(json_of(read_file(path, limit=_LARGEST_CONFIG)))
+        config = decode_floats(json_of(read_file(path, limit=_LARGEST_CONFIG)))
     except DocumentInvalid as error:
         raise ModelSourceError(f"{path}: {error}; save the configuration again") from error
     named = isinstance(config, dict) and isinstance(config.get("model_type", config.get("_class_name")), str)
@@ -119,7 +266,7 @@ def _snapshot(model_id: str, revision: str | None, *, files: bool) -> Path:
             snapshot = Path(
                 snapshot_download(repository, revision=revision, allow_patterns=wanted, local_files_only=offline)
             )
-        except Exception as error:  # the hub's client raises whatever its transport raises
+        except Exception as error:  # the hub's client passes on any error of its transport
             failure = error
             continue
         found = snapshot / folder
@@ -144,5 +291,16 @@ def _unreachable(model_id: str, failure: Exception | None, *, files: bool) -> Mo
         "pass --weights random:0 or a folder with the weights" if files else "pass a folder that holds its config.json"
     )
     return ModelSourceError(
-        f"the {what} of {model_id!r} are neither on this machine nor to be had from the hub{why}; {other}{hint}"
+        f"the {what} of {model_id!r} are neither on this machine nor available from the hub{why}; {other}{hint}"
     )
+
+
+def longest_sequence(model: PretrainedModel) -> int | None:
+    """The most tokens that the model has positions for, where its configuration, or that of its text part, says so."""
+    text = model.config.get("text_config")
+    for config in (model.config, text if isinstance(text, dict) else {}):
+        for key in ("max_position_embeddings", "n_positions"):
+            value = config.get(key)
+            if isinstance(value, int) and _RELATIVE_POSITIONS not in config:
+                return value
+    return None

@@ -1,13 +1,13 @@
-"""Where a model's weights come from: a seed, or a checkpoint. Tensors are made or read one at a time."""
+"""Sources of weights: the model's own checkpoint, another folder, or a seed. Tensors are read or made one at a time."""
 
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from nxpipe.pipeline.models.checkpoint import SafetensorsWeights
+from nxpipe.pipeline.models.checkpoint import SafetensorsWeights, numpy_dtype
 from nxpipe.pipeline.util.errors import ModelSourceError
 from nxpipe.pipeline.util.files import expanded
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from nxpipe.emulator.ir.types import TensorType
+
+
+Arrays: TypeAlias = Mapping[str, "np.ndarray[Any, Any]"]
 
 _CHUNK = 1 << 16  # elements at a time: stays in the processor's cache
 GENERATOR = 1  # goes into the request key: raise it when `random_tensor` changes a single bit
@@ -30,8 +33,63 @@ class Weights(Protocol):
     def load(self, name: str, kind: "TensorType") -> "np.ndarray[Any, Any]": ...
 
 
+@dataclass(frozen=True)
+class WeightsSource:
+    """The value of `--weights`, or of `weights` in nxpipe.toml: "hub", "random:SEED" or a folder.
+
+    Parsing never fails, since commands that read no weights accept any value; `open` reports what is wrong.
+    """
+
+    kind: Literal["checkpoint", "random", "folder"]
+    text: str | None = None  # as the user wrote it; None: the model's own checkpoint, as "hub"
+
+    @classmethod
+    def parse(cls, text: str | None) -> "WeightsSource":
+        if text is None or text == "hub":
+            return cls("checkpoint", text)
+        return cls("random" if text.startswith("random") else "folder", text)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that the user names; None of a seed and of the model's own checkpoint."""
+        return expanded(str(self.text)) if self.kind == "folder" else None
+
+    def within(self, root: Path) -> "WeightsSource":
+        """The same source with its folder below `root`, unless that is absolute."""
+        return self if self.folder is None else replace(self, text=str(root / self.folder))
+
+    def open(self, model_folder: Path | None) -> "Weights":
+        """The weights, or a ModelSourceError. `model_folder` has the model's own checkpoint."""
+        if self.kind == "random":
+            seed = re.fullmatch(r"random:(\d{1,18})", str(self.text))
+            if seed is None:
+                raise ModelSourceError(f"--weights {self.text}: a seed must be a whole number, as in random:0")
+            return RandomWeights(int(seed[1]))
+        if self.folder is None:
+            if model_folder is None:
+                raise ModelSourceError(
+                    "--weights hub: the model has no snapshot of its own; pass a folder, or random:0"
+                )
+            return SafetensorsWeights(model_folder)
+        if not self.folder.is_dir():
+            raise ModelSourceError(
+                f"--weights {self.text}: no such folder; pass random:SEED, hub, or a folder of safetensors"
+            )
+        return SafetensorsWeights(self.folder)
+
+
+class NoWeights:
+    """The weights of a spec that is compiled only: for a check, and for a listing of passes."""
+
+    def identity(self) -> dict[str, object]:
+        raise ModelSourceError("no weights were opened; pass --weights random:0 or a folder")
+
+    def load(self, name: str, kind: "TensorType") -> "np.ndarray[Any, Any]":
+        raise ModelSourceError(f"no weights were opened for tensor {name!r}; pass --weights random:0 or a folder")
+
+
 class Tensors(Mapping[str, "np.ndarray[Any, Any]"]):
-    """The tensors that a model wants, loaded when asked for and not kept: a 70B model must not fill the memory."""
+    """The tensors of a model, each loaded when it is read and not cached: a 70B model must not fill the memory."""
 
     def __init__(self, source: Weights, kinds: Mapping[str, "TensorType"]) -> None:
         self._source = source
@@ -83,27 +141,3 @@ def random_tensor(seed: int, name: str, shape: tuple[int, ...], dtype: str) -> "
     if len(shape) == 1 and not name.endswith("bias"):
         flat += 1
     return flat.reshape(shape).astype(numpy_dtype(dtype), copy=False)
-
-
-def numpy_dtype(name: str) -> "np.dtype[Any]":
-    """numpy's type for a name of ours; the narrow floats come from ml_dtypes."""
-    import ml_dtypes
-    import numpy as np
-
-    return np.dtype(getattr(ml_dtypes, name) if hasattr(ml_dtypes, name) else name)
-
-
-def parse_weights(text: str, model_folder: Path | None) -> Weights:
-    """The weights that `--weights` (or `weights` in nxpipe.toml) names."""
-    if match := re.fullmatch(r"random:(\d{1,18})", text):
-        return RandomWeights(int(match[1]))
-    if text.startswith("random"):
-        raise ModelSourceError(f"--weights {text}: a seed must be a whole number, as in random:0")
-    if text == "hub":
-        if model_folder is None:
-            raise ModelSourceError("--weights hub: the model has no snapshot of its own; pass a folder, or random:0")
-        return SafetensorsWeights(model_folder)
-    folder = expanded(text)
-    if not folder.is_dir():
-        raise ModelSourceError(f"--weights {text}: no such folder; pass random:SEED, hub, or a folder of safetensors")
-    return SafetensorsWeights(folder)

@@ -5,13 +5,12 @@ or was killed continues with the same command.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
-from nxpipe.pipeline.build.report.summary import headline, tally
-from nxpipe.pipeline.build.report.words import counted
-from nxpipe.pipeline.build.results import Results
-from nxpipe.pipeline.build.run import finish
+from nxpipe.pipeline.build.report.summary import counted, headline, tally
+from nxpipe.pipeline.build.state import Results
+from nxpipe.pipeline.build.status import RESULT_WORDS, CellStatus
 from nxpipe.pipeline.release.state import VerifiedManifests
 from nxpipe.pipeline.util.escape import unstyled
 from nxpipe.pipeline.util.exit_codes import REGRESSION, VERIFICATION
@@ -19,7 +18,7 @@ from nxpipe.pipeline.util.exit_codes import REGRESSION, VERIFICATION
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published
     from nxpipe.pipeline.artifacts.bench import BenchLine
-    from nxpipe.pipeline.build.planned import PlannedArtifact
+    from nxpipe.pipeline.build.plan import PlannedArtifact
     from nxpipe.pipeline.check.report import Report
     from nxpipe.pipeline.release.state import ReleaseCandidate, ReleaseContext
 
@@ -67,7 +66,7 @@ class Gate(Protocol):
         ...
 
     def intention(self, release: "ReleaseContext") -> str:
-        """What it is going to do, in options; asked only where something is to be done."""
+        """The planned action as text; called only if there is something to do."""
         ...
 
     def run(self, release: "ReleaseContext") -> GateOutcome:
@@ -87,11 +86,11 @@ class CheckGate:
         return f"check {counted(len(_to_build(release)), 'artifact')}, without weights"
 
     def run(self, release: "ReleaseContext") -> GateOutcome:
-        from nxpipe.pipeline.check import check
-        from nxpipe.pipeline.check.text import as_text
+        from nxpipe.pipeline.check.checker import check
+        from nxpipe.pipeline.check.formats import as_text
 
-        orders = dict.fromkeys(artifact.asked.order for artifact in _to_build(release))
-        reports = [check(order, release.console.step) for order in orders]
+        specs = dict.fromkeys(replace(artifact.asked, name=None) for artifact in _to_build(release))
+        reports = [check(spec, release.console.step) for spec in specs]
         figures = [report.as_json() for report in reports]
         wrong = [report for report in reports if report.exit_code.number]
         if not wrong:
@@ -111,16 +110,16 @@ class BuildGate:
 
     def intention(self, release: "ReleaseContext") -> str:
         assert release.plan is not None, "the gate is skipped if nothing is built"
-        cells = [cell.state for _, cell in release.plan.cells()]
+        statuses = [cell.status for _, cell in release.plan.cells()]
         artifacts = counted(len(_to_build(release)), "artifact")
-        return f"build {cells.count('to do')} of {len(cells)} programs, and publish {artifacts}"
+        return f"build {statuses.count(CellStatus.QUEUED)} of {len(statuses)} programs, and publish {artifacts}"
 
     def run(self, release: "ReleaseContext") -> GateOutcome:
         assert release.plan is not None, "the gate is skipped if nothing is built"
-        results = release.building.carry_out(release.plan)
+        results = release.building.execute(release.plan)
         if results.interrupted:
             raise KeyboardInterrupt
-        code = finish(release.building, results)
+        code = release.building.finish(results)
         return GateOutcome(_failure(results) if code else tally(results), code, _cells(results))
 
 
@@ -137,20 +136,26 @@ def _to_build(release: "ReleaseContext") -> "list[PlannedArtifact]":
 
 
 def _worst_finding(report: "Report") -> str:
-    finding = next(one for one in report.findings if one.rule.exit_code is report.exit_code)
+    finding = next(found for found in report.findings if found.rule.exit_code is report.exit_code)
     advice = f"; {finding.advice}" if finding.advice else ""
     others = f" (the first of {len(report.findings)} findings)" if len(report.findings) > 1 else ""
     return f"{report.model}: {finding.message}{advice}{others}"
 
 
 def _failure(results: Results) -> str:
-    faults = list(dict.fromkeys(one.fault.message for one in results.missing() if one.fault and one.fate == "failed"))
-    return faults[0] if len(faults) == 1 else unstyled(headline(results))
+    failed = (one.failure for one in results.missing() if one.failure and one.status is CellStatus.FAILED)
+    failures = list(dict.fromkeys(failure.message for failure in failed))
+    return failures[0] if len(failures) == 1 else unstyled(headline(results))
 
 
 def _cells(results: Results) -> Figures:
     return [
-        {"artifact": one.artifact.title, "program": one.cell.shape.name, "fate": one.fate, "seconds": one.seconds}
+        {
+            "artifact": one.artifact.title,
+            "program": one.cell.shape.name,
+            "fate": RESULT_WORDS[one.status],
+            "seconds": one.seconds,
+        }
         for one in results.cells()
     ]
 
@@ -172,12 +177,12 @@ class VerifyGate:
         figures: list[dict[str, Any]] = []
         faults: list[str] = []
         verified = VerifiedManifests.of(release)
-        for one in _unverified(release):
-            published = release.published(one)
-            wrong = _faults(release, one.name, published, figures)
+        for candidate in _unverified(release):
+            published = release.published(candidate)
+            wrong = _faults(release, candidate.name, published, figures)
             if not wrong:
                 verified.note(published.manifest_digest)
-            faults += (f"{one.name} {fault}" for fault in wrong)
+            faults += (f"{candidate.name} {fault}" for fault in wrong)
         if not faults:
             return GateOutcome(f"{counted(len(figures), 'comparison')} within thresholds", figures=figures)
         more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
@@ -196,7 +201,7 @@ class BenchGate:
         return None
 
     def intention(self, release: "ReleaseContext") -> str:
-        count = sum(one.slot in release.served() for one in release.candidates)
+        count = sum(candidate.slot in release.served() for candidate in release.candidates)
         against = f"{count} of {len(release.candidates)} artifacts against channel {release.options.channel}"
         return f"compare {against}; fail if slower by more than {release.options.threshold:.1%}"
 
@@ -207,9 +212,11 @@ class BenchGate:
         options, tip = release.options, release.tip()
         release.seen = tip.generation if tip else 0
         baseline = find_match(options.channel, release.store, release.config_path) if tip else None
-        manifests = [release.published(one).manifest for one in release.candidates]
+        manifests = [release.published(candidate).manifest for candidate in release.candidates]
         lines = [
-            line for one in manifests for line in bench(one, baseline.beside(one) if baseline else None, release.store)
+            line
+            for manifest in manifests
+            for line in bench(manifest, baseline.beside(manifest) if baseline else None, release.store)
         ]
         figures = [line.document(options.threshold) for line in lines]
         slower = [line for line in lines if line.is_regression(options.threshold)]
@@ -221,25 +228,27 @@ class BenchGate:
 def _unverified(release: "ReleaseContext") -> "list[ReleaseCandidate]":
     """Candidates without a verification record; one that is not built has none."""
     verified = VerifiedManifests.of(release)
-    found = {one: release.found(one) for one in release.candidates}
-    return [one for one, published in found.items() if not (published and published.manifest_digest in verified)]
+    found = {candidate: release.found(candidate) for candidate in release.candidates}
+    return [
+        candidate for candidate, published in found.items() if not (published and published.manifest_digest in verified)
+    ]
 
 
 def _faults(release: "ReleaseContext", name: str, published: "Published", figures: list[dict[str, Any]]) -> list[str]:
+    from nxpipe.pipeline.verify.execution import FAST
     from nxpipe.pipeline.verify.replay import compare_artifact
-    from nxpipe.pipeline.verify.runner import FAST
 
     faults: list[str] = []
     for done in compare_artifact(published, release.store, release.console.step, FAST):
         wrong = [fault for run in done.emulated for fault in run.faults(release.thresholds)]
         program, near = done.program, [found.as_json() for run in done.emulated for found in run.outputs]
-        figures.append({"artifact": name, "program": program, "against": done.yardstick, "near": near})
-        faults += (f"{program} against {done.yardstick}, {fault}" for fault in wrong)
+        figures.append({"artifact": name, "program": program, "against": done.reference, "near": near})
+        faults += (f"{program} against {done.reference}, {fault}" for fault in wrong)
     return faults
 
 
 def _named(candidates: "Sequence[ReleaseCandidate]") -> str:
-    return ", ".join(one.name for one in candidates)
+    return ", ".join(candidate.name for candidate in candidates)
 
 
 def _within(lines: "Sequence[BenchLine]", channel: str) -> str:

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
+
+from nxpipe.pipeline.build.options import BuildOptions
 
 GATES: Final = ("check", "build", "verify", "bench", "sign", "promote", "rollout")
 
@@ -35,5 +37,5 @@ class ReleaseOptions:
     actor: str
     reason: str
     key: str | None
-    how: Mapping[str, Any]
+    how: BuildOptions
     place: Mapping[str, str]

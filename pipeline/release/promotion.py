@@ -33,13 +33,13 @@ class SignGate:
         policy = release.trust.policy
         judge = policy.judge(release.store, channel) if policy else None
         if policy is not None and judge is not None:
-            content = published is not None and not any(judge(Served.of(one)) for one in published)
-            content = content and all(_is_believed(release, policy, one) for one in published or ())
+            content = published is not None and not any(judge(Served.of(artifact)) for artifact in published)
+            content = content and all(_is_believed(release, policy, artifact) for artifact in published or ())
             return AlreadyDone("done", f"channel {channel} trusts the existing signatures") if content else None
         if not (release.options.key or release.config.signing.key):
             return AlreadyDone("skipped", f"channel {channel} requires no signature, and no key is set")
         signer = _signer(release)
-        if published is None or any(_unsigned(release, signer, one) for one in published):
+        if published is None or any(_unsigned(release, signer, artifact) for artifact in published):
             return None
         return AlreadyDone("done", f"already signed by key {signer.public.key_id[:SHOWN]}")
 
@@ -51,13 +51,13 @@ class SignGate:
         from nxpipe.artifact_store.trust.signatures import Signatures
 
         signer, signatures, figures = _signer(release), Signatures(release.store), []
-        for one in release.candidates:
-            published = release.published(one)
+        for candidate in release.candidates:
+            published = release.published(candidate)
             if _unsigned(release, signer, published):
                 signatures.add(published, signer, builder_id())
                 vouch(release.store, published, signer, builder_id())
             key, manifest = signer.public.key_id, published.manifest_digest
-            figures.append({"artifact": one.name, "manifest": manifest, "key_id": key, "builder": builder_id()})
+            figures.append({"artifact": candidate.name, "manifest": manifest, "key_id": key, "builder": builder_id()})
         return GateOutcome(f"{len(figures)} manifests signed by key {signer.public.key_id[:SHOWN]}", figures=figures)
 
 
@@ -70,9 +70,9 @@ class PromoteGate:
         direct, served = _direct(release), release.served()
         if not direct:
             return AlreadyDone("skipped", "left to the rollouts, which promote to the channel at their end")
-        found = [release.found(one) for one in direct]
-        wanted = [Served.of(one) for one in found if one is not None]
-        if len(wanted) < len(direct) or any(served.get(one.slot) != one for one in wanted):
+        found = [release.found(candidate) for candidate in direct]
+        expected = [Served.of(artifact) for artifact in found if artifact is not None]
+        if len(expected) < len(direct) or any(served.get(artifact.slot) != artifact for artifact in expected):
             return None
         tip = release.tip()
         return AlreadyDone(
@@ -90,7 +90,7 @@ class PromoteGate:
         appended = change.promote(
             store,
             options.channel,
-            [release.published(one) for one in _direct(release)],
+            [release.published(candidate) for candidate in _direct(release)],
             change.Author(options.actor, options.reason, sign),
             requirements(store, config, release.folder, options.channel),
             expected=release.seen,
@@ -107,12 +107,12 @@ def requires_signature(config: "Config", options: "ReleaseOptions") -> bool:
 
 def _direct(release: "ReleaseContext") -> "list[ReleaseCandidate]":
     left = rollout_slots(release)
-    return [one for one in release.candidates if one.slot not in left]
+    return [candidate for candidate in release.candidates if candidate.slot not in left]
 
 
 def _all_published(release: "ReleaseContext") -> "list[Published] | None":
-    found = [release.found(one) for one in release.candidates]
-    there = [one for one in found if one is not None]
+    found = [release.found(candidate) for candidate in release.candidates]
+    there = [candidate for candidate in found if candidate is not None]
     return there if len(there) == len(found) else None
 
 
@@ -136,7 +136,7 @@ def _is_believed(release: "ReleaseContext", policy: "Policy", published: "Publis
 
 
 def _names(candidates: "tuple[ReleaseCandidate, ...] | list[ReleaseCandidate]") -> str:
-    return ", ".join(one.name for one in candidates)
+    return ", ".join(candidate.name for candidate in candidates)
 
 
 _MINUTE: Final = 60  # seconds
@@ -168,7 +168,7 @@ class RolloutGate:
         return AlreadyDone("skipped", f"no fleet has traffic to move for channel {release.options.channel}")
 
     def intention(self, release: "ReleaseContext") -> str:
-        pairs = [f"fleet {fleet.name} to {one.name}" for fleet, one in fleets_with_rollouts(release)]
+        pairs = [f"fleet {fleet.name} to {candidate.name}" for fleet, candidate in fleets_with_rollouts(release)]
         return f"move the traffic of {', '.join(pairs)}, in steps of {_steps(release)} %"
 
     def run(self, release: "ReleaseContext") -> GateOutcome:
@@ -176,8 +176,8 @@ class RolloutGate:
         contexts = [_context(release, fleet) for fleet, _ in pairs]
         _pin_later_fleets(contexts)
         done: list[_FleetResult] = []
-        for one, (_, candidate) in zip(contexts, pairs, strict=True):
-            done.append(_roll(release, one, release.published(candidate)))
+        for context, (_, candidate) in zip(contexts, pairs, strict=True):
+            done.append(_roll(release, context, release.published(candidate)))
             if done[-1].code or done[-1].goes_on:
                 break
         sentences = [each.sentence for each in done]
@@ -201,35 +201,35 @@ def _pin_later_fleets(contexts: "list[RolloutContext]") -> None:
     The first promotion moves the channel. A later fleet that has only followed the channel would fetch the candidate
     without a rollout.
     """
-    for one in contexts[1:]:
+    for context in contexts[1:]:
         for colour in ENVIRONMENTS:
-            one.artifacts.pin(colour, f"another fleet of channel {one.fleet.channel} is rolled out first")
+            context.artifacts.pin(colour, f"another fleet of channel {context.fleet.channel} is rolled out first")
 
 
-def _roll(release: "ReleaseContext", one: "RolloutContext", artifact: "Published") -> _FleetResult:
+def _roll(release: "ReleaseContext", context: "RolloutContext", artifact: "Published") -> _FleetResult:
     from nxpipe.pipeline.rollout.start import AlreadyServed, StartRequest, start_rollout
 
-    wanted = StartRequest(artifact, None, again=False, minute=_MINUTE, reason=release.options.reason)
-    begun = start_rollout(release.console, one, wanted)
+    request = StartRequest(artifact, None, again=False, minute=_MINUTE, reason=release.options.reason)
+    begun = start_rollout(release.console, context, request)
     if isinstance(begun, AlreadyServed):
-        fleet, candidate = one.fleet.name, begun.candidate
+        fleet, candidate = context.fleet.name, begun.candidate
         figures = {"fleet": fleet, "phase": "none", "artifact": vars(candidate)}
         return _FleetResult(f"fleet {fleet} already runs {candidate.name} on {begun.colour}", 0, figures)
-    return _wait(release, one, begun)
+    return _wait(release, context, begun)
 
 
-def _wait(release: "ReleaseContext", one: "RolloutContext", begun: "StartedRollout") -> _FleetResult:
+def _wait(release: "ReleaseContext", context: "RolloutContext", begun: "StartedRollout") -> _FleetResult:
     from nxpipe.pipeline.rollout.finish import exit_code, move_fleet_channel
     from nxpipe.pipeline.rollout.follow import follow
     from nxpipe.pipeline.rollout.render import status_line
 
-    watcher, fleet = one.watcher, one.fleet.name
+    watcher, fleet = context.watcher, context.fleet.name
     if not release.options.wait and not begun.is_over:
         status = watcher.status(begun.arn)
         sentence = f"fleet {fleet}: started; follow it with: nxpipe rollout status {fleet} --wait"
         return _FleetResult(sentence, 0, status.as_json(), goes_on=True)
     status = follow(release.console, fleet, lambda: watcher.status(begun.arn))
-    move_fleet_channel(one, status)
+    move_fleet_channel(context, status)
     return _FleetResult(f"fleet {fleet}: {status_line(status)}", exit_code(status), status.as_json())
 
 

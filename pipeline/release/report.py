@@ -13,13 +13,12 @@ from nxpipe.artifact_store.channel.generation import Generation
 from nxpipe.pipeline import VERSION
 from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, environment_channel
 from nxpipe.pipeline.build.report.github import append_summary
-from nxpipe.pipeline.build.report.markup import Markup, tag
-from nxpipe.pipeline.build.report.sheet import moment, sheet
-from nxpipe.pipeline.build.report.words import counted, duration, plain
+from nxpipe.pipeline.build.report.html import Markup, moment, sheet, tag
+from nxpipe.pipeline.build.report.summary import counted, duration
+from nxpipe.pipeline.models.versions import compiler_digest
 from nxpipe.pipeline.release.gates import GateResult
 from nxpipe.pipeline.release.state import fleets_with_rollouts, rollout_slots
-from nxpipe.pipeline.request import compiler_digest
-from nxpipe.pipeline.util.escape import for_terminal, style
+from nxpipe.pipeline.util.escape import for_terminal, plain, style
 from nxpipe.pipeline.util.exit_codes import UNDECIDED
 from nxpipe.pipeline.util.files import write_whole
 from nxpipe.pipeline.util.text import table

@@ -25,17 +25,18 @@ from nxpipe.pipeline.artifacts.channels import (
     unknown_channel,
 )
 from nxpipe.pipeline.artifacts.signing import trust_in
-from nxpipe.pipeline.build.matrix import of_file
-from nxpipe.pipeline.build.run import Run
+from nxpipe.pipeline.build.matrix import specs_of_config
+from nxpipe.pipeline.build.run import BuildRun
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.thresholds import Thresholds
+from nxpipe.pipeline.models.versions import compiler_digest
 from nxpipe.pipeline.release.options import ExpectedGeneration, ReleaseOptions
-from nxpipe.pipeline.request import compiler_digest
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.files import state_folder, write_whole
-from nxpipe.pipeline.verify.verify import Thresholds
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
-    from nxpipe.pipeline.build.planned import Plan, PlannedArtifact
+    from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact
     from nxpipe.pipeline.config import Config, ServingFleet
 
 
@@ -68,12 +69,12 @@ class ReleaseCandidate:
 def planned_candidates(artifacts: "Sequence[PlannedArtifact]") -> tuple[ReleaseCandidate, ...]:
     """The first artifact of each model and target. The check and build gates report invalid requests."""
     slots: dict[tuple[str, str], ReleaseCandidate] = {}
-    for one in _described(artifacts):
-        first = slots.setdefault(one.slot, one)
-        if first.owner != one.owner:
+    for candidate in _described(artifacts):
+        first = slots.setdefault(candidate.slot, candidate)
+        if first.owner != candidate.owner:
             raise Refused(
-                f"models {first.owner} and {one.owner} of nxpipe.toml are both {one.model_id} for {one.target}, but "
-                "a channel serves one; select it with --only"
+                f"models {first.owner} and {candidate.owner} of nxpipe.toml are both {candidate.model_id} for "
+                f"{candidate.target}, but a channel serves one; select it with --only"
             )
     return tuple(slots.values())
 
@@ -81,7 +82,7 @@ def planned_candidates(artifacts: "Sequence[PlannedArtifact]") -> tuple[ReleaseC
 def _described(artifacts: "Sequence[PlannedArtifact]") -> Iterable[ReleaseCandidate]:
     for artifact in artifacts:
         if artifact.key:
-            request = artifact.asked.request()
+            request = BuildSpec.of(artifact.asked)
             yield ReleaseCandidate(request.source.id, request.target.compiler_target, artifact.key, artifact.asked.name)
 
 
@@ -162,16 +163,16 @@ class ReleaseContext:
         return Thresholds.of(self.config)
 
     @cached_property
-    def building(self) -> Run:
-        aside, how = NestedConsole(**vars(self.console)), {**self.options.how, "force": False}
-        return Run(aside, self.store, self.config, self.thresholds, state_folder(self.config_path), how)
+    def building(self) -> BuildRun:
+        console, folder = NestedConsole(**vars(self.console)), state_folder(self.config_path)
+        return BuildRun(console, self.store, self.config, self.thresholds, folder, self.options.how)
 
     @cached_property
-    def plan(self) -> "Plan | None":
+    def plan(self) -> "BuildPlan | None":
         """The build plan at the start; None for a release from a channel."""
         if self.options.source is not None:
             return None
-        return self.building.plan(of_file(self.config, self.options.names, self.folder))
+        return self.building.plan(specs_of_config(self.config, self.options.names, self.folder))
 
     @cached_property
     def candidates(self) -> tuple[ReleaseCandidate, ...]:
@@ -181,18 +182,18 @@ class ReleaseContext:
     def trust(self) -> ChannelVerifier:
         return trust_in(self.config, self.folder, self.store, self.console.say)
 
-    def found(self, one: ReleaseCandidate) -> "Published | None":
+    def found(self, candidate: ReleaseCandidate) -> "Published | None":
         """The published artifact. For a release from a channel it must be the served manifest, not a later one."""
-        if one not in self.known and (published := self.store.find(one.request_key)):
-            if one.manifest not in (None, published.manifest_digest):
-                raise self._unpublished(one)
-            self.known[one] = published
-        return self.known.get(one)
+        if candidate not in self.known and (published := self.store.find(candidate.request_key)):
+            if candidate.manifest not in (None, published.manifest_digest):
+                raise self._unpublished(candidate)
+            self.known[candidate] = published
+        return self.known.get(candidate)
 
-    def published(self, one: ReleaseCandidate) -> "Published":
-        found = self.found(one)
+    def published(self, candidate: ReleaseCandidate) -> "Published":
+        found = self.found(candidate)
         if found is None:
-            raise NotFound(f"{one.name} is not in {self.store.url}; omit --skip build")
+            raise NotFound(f"{candidate.name} is not in {self.store.url}; omit --skip build")
         return found
 
     def tip(self, channel: str | None = None) -> Generation | None:
@@ -204,9 +205,9 @@ class ReleaseContext:
         tip = self.tip()
         return {each.slot: each for each in tip.artifacts} if tip else {}
 
-    def is_served(self, one: ReleaseCandidate) -> bool:
-        served = self.served().get(one.slot)
-        return served is not None and served.request_key == one.request_key
+    def is_served(self, candidate: ReleaseCandidate) -> bool:
+        served = self.served().get(candidate.slot)
+        return served is not None and served.request_key == candidate.request_key
 
     def _source_candidates(self) -> tuple[ReleaseCandidate, ...]:
         """Candidates that the source channel serves, by manifest. The channel is read once, at the start."""
@@ -224,15 +225,15 @@ class ReleaseContext:
         for served in artifacts:
             self.trust.insist_on_signatures(self.store, source, served)
         candidates = tuple(map(ReleaseCandidate.of, artifacts))
-        for one in candidates:
-            if self.found(one) is None:
-                raise self._unpublished(one)
+        for candidate in candidates:
+            if self.found(candidate) is None:
+                raise self._unpublished(candidate)
         return candidates
 
-    def _unpublished(self, one: ReleaseCandidate) -> NotFound:
+    def _unpublished(self, candidate: ReleaseCandidate) -> NotFound:
         return NotFound(
-            f"channel {self.options.source} serves {one.name}, but its manifest {one.manifest} is not published in "
-            f"{self.store.url}; release to {self.options.source} again"
+            f"channel {self.options.source} serves {candidate.name}, but manifest {candidate.manifest} is not published"
+            f"in {self.store.url}; release to {self.options.source} again"
         )
 
     def _require_expected(self, tip: Generation | None) -> None:
@@ -251,24 +252,24 @@ def fleets_with_rollouts(release: "ReleaseContext") -> "list[tuple[ServingFleet,
     """
     if "rollout" in release.options.skipped:
         return []
-    served, slots = release.served(), {one.slot: one for one in release.candidates}
+    served, slots = release.served(), {candidate.slot: candidate for candidate in release.candidates}
     ids = {model.name: model_id(model, release.folder) for model in release.config.models}
     found = []
     for fleet in serving_fleets(release.config).values():
-        one = slots.get((ids[fleet.model], INSTANCES[fleet.instance_types[0]].compiler_target))
-        if fleet.channel != release.options.channel or one is None:
+        candidate = slots.get((ids[fleet.model], INSTANCES[fleet.instance_types[0]].compiler_target))
+        if fleet.channel != release.options.channel or candidate is None:
             continue
-        old = served.get(one.slot)
-        if _has_colours(release, fleet) or (old is not None and old.request_key != one.request_key):
-            found.append((fleet, one))
+        old = served.get(candidate.slot)
+        if _has_environments(release, fleet) or (old is not None and old.request_key != candidate.request_key):
+            found.append((fleet, candidate))
     return found
 
 
 def rollout_slots(release: "ReleaseContext") -> set[tuple[str, str]]:
     """Slots that rollouts promote, not the promote gate."""
-    return {one.slot for _, one in fleets_with_rollouts(release)}
+    return {candidate.slot for _, candidate in fleets_with_rollouts(release)}
 
 
-def _has_colours(release: "ReleaseContext", fleet: "ServingFleet") -> bool:
+def _has_environments(release: "ReleaseContext", fleet: "ServingFleet") -> bool:
     """True if the fleet has had a rollout: its environments follow channels of their own."""
     return any(release.tip(environment_channel(fleet.name, colour)) for colour in ENVIRONMENTS)

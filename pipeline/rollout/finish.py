@@ -21,17 +21,19 @@ _CODES: Final = {
 }
 
 
-def finish(console: Console, one: RolloutContext, status: Status) -> int:
+def finish(console: Console, context: RolloutContext, status: Status) -> int:
     """Completes a rollout that was waited for, prints its end, and returns the exit code."""
-    moved = move_fleet_channel(one, status)
+    moved = move_fleet_channel(context, status)
     if console.json:
         console.data(status.as_json())
     else:
         console.page(status_page(status))
         if moved:
-            console.say(f"Channel {one.fleet.channel} now serves {moved}.")
+            console.say(f"Channel {context.fleet.channel} now serves {moved}.")
         if status.undecided:
-            console.say(f"{_decision_hint(one)}; then wait again with: nxpipe rollout status {one.fleet.name} --wait")
+            console.say(
+                f"{_decision_hint(context)}; then wait again with: nxpipe rollout status {context.fleet.name} --wait"
+            )
     return exit_code(status)
 
 
@@ -41,31 +43,33 @@ def exit_code(status: Status) -> int:
     return (_CODES[status.outcome.end] if status.outcome else exit_codes.OK).number
 
 
-def move_fleet_channel(one: RolloutContext, status: Status) -> str | None:
+def move_fleet_channel(context: RolloutContext, status: Status) -> str | None:
     """Promotes the candidate of a promoted rollout to the fleet's channel; its name, or None if nothing changed."""
     execution = status.execution
-    if not _is_promotion_pending(one, status) or execution is None or execution.input is None:
+    if not _is_promotion_pending(context, status) or execution is None or execution.input is None:
         return None
     candidate = execution.input.candidate
-    one.artifacts.promote_candidate(candidate, execution.name)
+    context.artifacts.promote_candidate(candidate, execution.name)
     return candidate.name
 
 
-def pending_promotion(one: RolloutContext, status: Status) -> str | None:
+def pending_promotion(context: RolloutContext, status: Status) -> str | None:
     """A hint for commands that change nothing."""
-    if not _is_promotion_pending(one, status):
+    if not _is_promotion_pending(context, status):
         return None
-    name = one.fleet.name
-    return f"Channel {one.fleet.channel} does not serve it yet; promote it with: nxpipe rollout status {name} --wait"
+    name = context.fleet.name
+    return (
+        f"Channel {context.fleet.channel} does not serve it yet; promote it with: nxpipe rollout status {name} --wait"
+    )
 
 
-def _is_promotion_pending(one: RolloutContext, status: Status) -> bool:
+def _is_promotion_pending(context: RolloutContext, status: Status) -> bool:
     """True if the last rollout has promoted and the fleet's channel was not moved since it started."""
     rollout = status.execution.input if status.execution else None
     promoted = status.outcome is not None and status.outcome.end is RolloutEnd.PROMOTED
-    return promoted and rollout is not None and not one.artifacts.is_promoted(rollout.candidate)
+    return promoted and rollout is not None and not context.artifacts.is_promoted(rollout.candidate)
 
 
-def _decision_hint(one: RolloutContext) -> str:
-    name = one.fleet.name
+def _decision_hint(context: RolloutContext) -> str:
+    name = context.fleet.name
     return f"Decide with: nxpipe rollout approve {name}, or nxpipe rollout abort {name}"

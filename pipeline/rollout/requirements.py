@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.artifacts.channels import model_id
 from nxpipe.pipeline.artifacts.signing import trust_in
+from nxpipe.pipeline.models.thresholds import Thresholds, evidence_shortfall
 from nxpipe.pipeline.util.text import did_you_mean
-from nxpipe.pipeline.verify.judged import shortfall
-from nxpipe.pipeline.verify.verify import Thresholds
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
@@ -33,7 +32,7 @@ def artifact_requirements(store: "Store", config: "Config", folder: Path, channe
     trust, allowed = trust_in(config, folder, store), Thresholds.of(config)
 
     def judge(manifest: "Manifest", evidence: "Sequence[Evidence]") -> str | None:
-        return shortfall(manifest, evidence, allowed)
+        return evidence_shortfall(manifest, evidence, allowed)
 
     policy = trust.policy
     if policy is None:

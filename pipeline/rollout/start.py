@@ -64,29 +64,29 @@ class AlreadyServed:
 
 
 def decide(
-    machine: StateMachine, artifacts: FleetArtifacts, wanted: StartRequest, rules: Rollout
+    machine: StateMachine, artifacts: FleetArtifacts, request: StartRequest, rules: Rollout
 ) -> StartDecision | RolloutExecution | AlreadyServed:
-    """The rollout to start; or the same one if it runs, or has ended and --again was not passed."""
-    candidate, item = artifacts.candidate(wanted.artifact), machine.record.read()
+    """The rollout to start; or the same rollout if it runs, or has ended and --again was not passed."""
+    candidate, item = artifacts.candidate(request.artifact), machine.record.read()
     owner = machine.execution(item.owner) if item.owner else None
     if owner is not None:
         return _the_same(machine.fleet, owner, candidate)
     old = _whole(machine)
     new = other_environment(old)
-    if wanted.to not in (None, new):
+    if request.to not in (None, new):
         raise RolloutRefused(f"fleet {machine.fleet} runs on {old}, so a rollout goes to {new}; omit --to")
-    if artifacts.running_artifact(old).request_key == candidate.artifact and not wanted.again:
+    if artifacts.running_artifact(old).request_key == candidate.artifact and not request.again:
         return AlreadyServed(old, candidate)
     name = f"{candidate.artifact[:12]}-{new}-{candidate.generation}"
     before = machine.execution(machine.execution_arn(name))
-    if before is not None and not wanted.again and _was_judged(machine, before):
+    if before is not None and not request.again and _was_judged(machine, before):
         return before
     if item.owner not in (None, machine.execution_arn(name)):
         _insist_on_abandoned(machine.fleet, item)
-    known = baseline_history(machine, old, wanted.minute)
+    known = baseline_history(machine, old, request.minute)
     plan = plan_of(rules, known.latencies)
-    rollout = RolloutInput(old, new, candidate, plan, schedule_of(wanted.minute), artifacts.actor, wanted.reason)
-    return StartDecision(_unused(machine, name), wanted.artifact, rollout, known, item.owner)
+    rollout = RolloutInput(old, new, candidate, plan, schedule_of(request.minute), artifacts.actor, request.reason)
+    return StartDecision(_unused(machine, name), request.artifact, rollout, known, item.owner)
 
 
 def start_execution(machine: StateMachine, artifacts: FleetArtifacts, what: StartDecision) -> str:
@@ -170,23 +170,23 @@ class StartedRollout:
     is_over: bool
 
 
-def start_rollout(console: Console, one: RolloutContext, wanted: StartRequest) -> StartedRollout | AlreadyServed:
-    """Starts the requested rollout. First it completes the promotion of the previous one, if that is pending."""
-    move_fleet_channel(one, one.watcher.status())
-    decided = decide(one.machine, one.artifacts, wanted, one.config.rollout)
+def start_rollout(console: Console, context: RolloutContext, request: StartRequest) -> StartedRollout | AlreadyServed:
+    """Starts the requested rollout. First it completes the promotion of the previous rollout, if that is pending."""
+    move_fleet_channel(context, context.watcher.status())
+    decided = decide(context.machine, context.artifacts, request, context.config.rollout)
     if isinstance(decided, AlreadyServed):
         return decided
     if isinstance(decided, RolloutExecution):
         _already(console, decided)
         return StartedRollout(decided.arn, is_over=not decided.running)
-    _report_start(console, one, decided)
-    return StartedRollout(start_execution(one.machine, one.artifacts, decided), is_over=False)
+    _report_start(console, context, decided)
+    return StartedRollout(start_execution(context.machine, context.artifacts, decided), is_over=False)
 
 
-def report_already_served(console: Console, one: RolloutContext, found: AlreadyServed) -> None:
-    sentence = f"Fleet {one.fleet.name} already runs {found.candidate.name} on {found.colour}."
+def report_already_served(console: Console, context: RolloutContext, found: AlreadyServed) -> None:
+    sentence = f"Fleet {context.fleet.name} already runs {found.candidate.name} on {found.colour}."
     if console.json:
-        console.data({"fleet": one.fleet.name, "phase": "none", "artifact": vars(found.candidate)})
+        console.data({"fleet": context.fleet.name, "phase": "none", "artifact": vars(found.candidate)})
     else:
         console.result(sentence)
 
@@ -198,10 +198,10 @@ def _already(console: Console, before: RolloutExecution) -> None:
         console.say(f"Rollout {before.name} has already ended; start it again with --again.")
 
 
-def _report_start(console: Console, one: RolloutContext, what: StartDecision) -> None:
+def _report_start(console: Console, context: RolloutContext, what: StartDecision) -> None:
     rollout = what.input
     console.say(
-        f"Rollout {what.name} of fleet {one.fleet.name}: {rollout.candidate.name}, {rollout.old} -> {rollout.new}"
+        f"Rollout {what.name} of fleet {context.fleet.name}: {rollout.candidate.name}, {rollout.old} -> {rollout.new}"
     )
     for line in [
         *_steps(rollout.plan, rollout.pace.final),

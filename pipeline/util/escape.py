@@ -29,55 +29,55 @@ _CONTROLS: Final = frozenset({"Cc", "Cf", "Cs"})  # C0, C1 and DEL; bidirectiona
 
 
 def for_terminal(text: str) -> str:
-    """In one line: every character that cannot be printed is an escape, line breaks and tabs too."""
+    """One line for a terminal: unprintable characters, line breaks and tabs become escapes."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else _escape(each) for each in text)
 
 
 def for_log(line: str) -> str:
-    """A line of output, which is no command to the runner of GitHub Actions."""
+    """One line of output that GitHub Actions cannot take for a workflow command."""
     line = for_terminal(line).replace(_OLD_COMMAND, r"#\x23[")
     return _COMMAND.sub(r"\1\\x3a", line)
 
 
 def for_html(text: str) -> str:
-    """As content and as the value of an attribute. Line breaks and tabs are white space there."""
+    """HTML content or attribute value. Line breaks and tabs stay as white space."""
     return html.escape(_without_controls(text, "\n\t"), quote=True)
 
 
 def for_markdown(text: str) -> str:
-    """No HTML, no markup and no link; nor a mention, which GitHub finds even where markdown sees a mere character."""
+    """Markdown text without HTML, markup, links or GitHub mentions."""
     return _MARKUP.sub(lambda found: f"&#{ord(found[0])};{_NO_WIDTH if found[0] == '@' else ''}", for_terminal(text))
 
 
 def workflow_command(name: str, title: str, message: str) -> str:
-    """A command to the runner of GitHub Actions, in which neither title nor message can be another one."""
+    """A workflow command of GitHub Actions; title and message cannot contain another one."""
     data = _workflow_data(message)
     return f"::{name} title={_workflow_data(title).replace(':', '%3A').replace(',', '%2C')}::{data}"
 
 
 def for_json(value: object, indent: int | None = None, *, ascii_only: bool = False) -> str:
-    """A document whose bytes neither steer a terminal nor command a runner, and that reads back as the same value."""
+    """A JSON document without control characters or workflow commands; it parses to the same value."""
     return for_json_text(json.dumps(value, indent=indent, ensure_ascii=ascii_only))
 
 
 def for_json_text(document: str) -> str:
-    """The same of a document in JSON that was written elsewhere: in its strings an escape stands for the same text."""
+    """The same for a JSON text from elsewhere; escapes in its strings keep their value."""
     if not document.replace("\n", "").isprintable():
         document = "".join(each if each.isprintable() or each == "\n" else _json_escape(each) for each in document)
     return document.replace(_OLD_COMMAND, r"#\u0023[")
 
 
 def style(text: str, fg: str | None = None, *, bold: bool = False, dim: bool = False) -> str:
-    """The text with a colour of ours, which `styled` turns into what a terminal understands. Styles may be nested."""
+    """The text with a style mark, which `line_for` converts to terminal codes. Styles may be nested."""
     codes = [code for code, wanted in ((1, bold), (2, dim)) if wanted]
     codes += [_COLOURS[fg]] if fg else []
     return f"{_MARK}[{';'.join(map(str, codes))}m{shown(text)}{_MARK}[{_RESET}m" if codes else shown(text)
 
 
 def shown(text: str) -> str:
-    """`for_terminal` for what may hold our own styles, which stay."""
+    """`for_terminal` for text that may contain style marks, which stay."""
     if text.isprintable():
         return text
     parts = _STYLE.split(text)  # text, codes, text, codes, ..., text
@@ -91,18 +91,18 @@ def unstyled(text: str) -> str:
 
 
 def line_for(text: str, *, coloured: bool) -> str:
-    """A line as it leaves: escaped, with our styles or without them."""
-    said = for_log(unstyled(text))
-    if coloured and _STYLE.search(text) and said == for_terminal(unstyled(text)):
-        said = _STYLE.sub(lambda found: f"\x1b[{found[1]}m", shown(text))
-    return said
+    """The escaped line, with terminal codes for its style marks or without."""
+    line = for_log(unstyled(text))
+    if coloured and _STYLE.search(text) and line == for_terminal(unstyled(text)):
+        line = _STYLE.sub(lambda found: f"\x1b[{found[1]}m", shown(text))
+    return line
 
 
 _COLOURS: Final = {"red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cyan": 36}
 
 
 def _without_controls(text: str, kept: str) -> str:
-    """Where a rare character does no harm, and one that turns the line around or is invisible does."""
+    """The text with control, bidirectional and invisible characters as escapes."""
     if text.isprintable():
         return text
     return "".join(_escape(each) if category(each) in _CONTROLS and each not in kept else each for each in text)
@@ -120,6 +120,11 @@ def _json_escape(character: str) -> str:
 
 
 def _workflow_data(text: str) -> str:
-    """The runner turns %0A back into a line break after it has taken the line for one command."""
+    """Percent-encode line breaks: the runner decodes %0A after it has parsed the command."""
     printable = _without_controls(text, "\r\n").replace(_OLD_COMMAND, r"#\x23[")
     return printable.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def plain(text: str) -> str:
+    """A text of a model or an error as one line without control characters."""
+    return for_log(" ".join(text.split()))

@@ -1,4 +1,4 @@
-"""How far a transfer is, on stderr: a bar on a terminal, a line now and then elsewhere, JSON lines for programs."""
+"""Progress of transfers on stderr: a bar on a terminal, periodic lines elsewhere, JSON lines with --json."""
 
 import shutil
 import time
@@ -6,12 +6,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from nxpipe.artifact_store.backends.protocol import Sent
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.escape import for_terminal
 from nxpipe.pipeline.util.text import human_bytes
+
+if TYPE_CHECKING:
+    pass
+
 
 _BAR: Final = 24  # characters
 _SHOWN_EVERY: Final = 0.1  # seconds, on a terminal
@@ -20,15 +24,15 @@ _REMEMBERED: Final = 10.0  # seconds over which the rate is taken
 
 _Clock = Callable[[], float]
 
-# Told what is stored, and of how many bytes; tells of those that went out.
+# Opens the progress of one object, by title and size; gives the callback for sent bytes.
 Watch = Callable[[str, int], AbstractContextManager[Sent]]
 
 
 class Progress:
-    """Told of bytes as they come, from one thread at a time; says so from time to time, and cleans up after itself.
+    """The progress of one transfer; `sent` may be called by one thread at a time.
 
-    With `--json`, stderr has a line `{"done": .., "total": .., "bytes_per_second": .., "seconds_left": ..}` as often as
-    a log has a line. `--quiet` says nothing.
+    With `--json`, prints periodic lines `{"done": .., "total": .., "bytes_per_second": .., "seconds_left": ..}`. With
+    `--quiet`, prints nothing.
     """
 
     def __init__(self, console: Console, title: str, total: int, clock: _Clock = time.monotonic) -> None:
@@ -50,7 +54,7 @@ class Progress:
             self._console.clear_row()
 
     def sent(self, size: int) -> None:
-        """Less than nothing takes back what came to nothing."""
+        """Count sent bytes; a negative size takes back bytes of a failed attempt."""
         self._done += size
         now = self._clock()
         if now - self._spoke >= self._every and not self._console.quiet:
@@ -75,7 +79,7 @@ class Progress:
             self._console.say(f"  {self._words(rate, left)}")
 
     def _words(self, rate: float, left: float | None) -> str:
-        # What goes out may be a little more than what it is about.
+        # Retries may send more than the total.
         share = 100 * min(self._done, self._total) // self._total if self._total else 100
         time_left = "" if left is None else f", {_duration(left)} left"
         return f"{self._title}: {share} % of {human_bytes(self._total)}, {human_bytes(round(rate))}/s{time_left}"
@@ -88,7 +92,7 @@ def watching(console: Console, title: str, total: int) -> Iterator[Sent]:
 
 
 def _in_one_row(bar: str, words: str) -> str:
-    """What wraps cannot be written over: on a narrow terminal the words go without the bar, as far as they fit."""
+    """One terminal row, because wrapped rows cannot be rewritten: without the bar on a narrow terminal, truncated."""
     room = shutil.get_terminal_size().columns - 1
     return bar + words if len(bar + words) <= room else f"  {words}"[:room]
 
@@ -96,3 +100,6 @@ def _in_one_row(bar: str, words: str) -> str:
 def _duration(seconds: float) -> str:
     whole = round(seconds)
     return f"{whole} s" if whole < 60 else f"{whole // 60}:{whole % 60:02} min"
+
+
+Step: TypeAlias = Callable[[str], AbstractContextManager[None]]

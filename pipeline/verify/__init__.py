@@ -1,1 +1,1 @@
-"""Whether a program is right: carried out, held against PyTorch on the same weights, and tried again later."""
+"""Verification: programs run on the emulator and compared with PyTorch on the same weights, when built and later."""

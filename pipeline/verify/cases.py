@@ -1,42 +1,45 @@
-"""What `nxpipe verify` compares: the programs of a Hugging Face model, and a program that was saved in a file."""
+"""Comparison cases of `nxpipe verify`: the programs of a build specification, their inputs and their references."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from nxpipe.pipeline.models.depth import first_layers
+from nxpipe.pipeline.compile.frontend import CapturedShape, capture_shape, compile_shape
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.configuration import first_layers
 from nxpipe.pipeline.models.prompts import Prompts
-from nxpipe.pipeline.request import BuildRequest, Shape
-from nxpipe.pipeline.saved_request import SavedRequest
+from nxpipe.pipeline.models.shapes import SAVED_PROGRAM, Shape
+from nxpipe.pipeline.models.source import DEFAULT_REFERENCE, PretrainedModel
+from nxpipe.pipeline.models.weights import Arrays
 from nxpipe.pipeline.util.errors import BuildRefused, InputInvalid, ModelSourceError
+from nxpipe.pipeline.util.progress import Step
 from nxpipe.pipeline.verify.comparison import (
-    Asked,
     Batches,
     Case,
     Comparison,
-    Compiled,
-    Tap,
-    Trial,
+    CompileTapped,
+    ReferenceRun,
+    VariantResult,
+    VerifyOptions,
     compare_case,
     on_emulator,
-    refuse_what_memory_cannot_hold,
+    require_memory,
 )
-from nxpipe.pipeline.verify.evidence import Step
-from nxpipe.pipeline.verify.runner import Runner
-from nxpipe.pipeline.verify.verify import Arrays
+from nxpipe.pipeline.verify.deviation import compare
+from nxpipe.pipeline.verify.execution import Runner
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from nxpipe.emulator.capture import CaptureRequest
     from nxpipe.emulator.capture.request import Answer
-    from nxpipe.emulator.compile import Program
     from nxpipe.emulator.ir.graph import Graph
-    from nxpipe.emulator.passes import PassOptions
     from nxpipe.pipeline.models.weights import Tensors
 
-Plan: TypeAlias = Iterable[tuple[str, str]]  # patterns of modules, and how each is divided
 
-# What a model reads when it brings a tokenizer and nobody says what to read: everyday words, numbers, code, names.
-_SAMPLES = (
+# Inputs of a model with a tokenizer, where no prompts are given: everyday language, numbers, code, names.
+_SAMPLES: Final = (
     "The river rose in the night, and by morning the lower road was under water.",
     "Der Zug nach Basel faehrt heute um 17:42 Uhr von Gleis 9.",
     "def area(radius): return 3.14159 * radius ** 2",
@@ -44,162 +47,232 @@ _SAMPLES = (
 )
 
 
-def compare_model(request: BuildRequest, trial: Trial, step: Step) -> Iterator[Comparison]:
-    """Every program of the request, in each mode."""
-    from nxpipe.pipeline.verify.steps import compare_steps
+def compare_model(spec: BuildSpec, options: VerifyOptions, step: Step) -> Iterator[Comparison]:
+    """Every program of the specification, in each autocast mode."""
 
-    request = sliced(request, trial)
-    request.check()
-    for shape in sorted(request.shapes):
-        tensors = tensors_of(request, shape)
-        yield compare_case(_case(request, shape, tensors, trial, step), step, layers=trial.layers)
-    if trial.steps:
-        yield from compare_steps(request, trial, step)
-
-
-def sliced(request: BuildRequest, trial: Trial) -> BuildRequest:
-    if trial.slice_layers is None:
-        return request
-    source = request.source
-    return replace(request, source=replace(source, config=first_layers(source.config, trial.slice_layers)))
+    spec = _sliced(spec, options)
+    spec.check()
+    for shape in sorted(spec.shapes):
+        tensors = tensors_of(spec, shape)
+        yield compare_case(_case(spec, shape, tensors, options, step), step, layers=options.layers)
+    if options.steps:
+        yield from compare_steps(spec, options, step)
 
 
-def tensors_of(request: BuildRequest, shape: Shape) -> "Tensors":
-    from nxpipe.emulator.capture import parameter_specs
+def _sliced(spec: BuildSpec, options: VerifyOptions) -> BuildSpec:
+    """The specification of the first layers alone, where the options ask for it."""
+    source = spec.source
+    if not isinstance(source, PretrainedModel):
+        if options.layers or options.slice_layers or options.steps or options.prompts:
+            raise BuildRefused(
+                f"{source.id}: a saved program is compared as a whole; leave out --layers, --slice-layers, --steps "
+                "and --prompts"
+            )
+        return spec
+    if options.slice_layers is None:
+        return spec
+    return replace(spec, source=replace(source, config=first_layers(source.config, options.slice_layers)))
+
+
+def tensors_of(spec: BuildSpec, shape: Shape) -> "Tensors":
     from nxpipe.pipeline.models.weights import Tensors
 
-    tensors = Tensors(request.weights, parameter_specs(request.capture(shape)))
-    refuse_what_memory_cannot_hold(request.source.id, tensors.kinds)
+    tensors = Tensors(spec.weights, spec.parameters(shape))
+    require_memory(spec.source.id, tensors.kinds)
     return tensors
 
 
-def ways(request: BuildRequest, graph: "Graph", trial: Trial, plan: Plan = ()) -> Mapping[str, Compiled]:
-    """The mode asked for first, then those beside it, each as what a captured graph compiles to, for all ranks."""
-    from nxpipe.emulator.compile import divided
-    from nxpipe.emulator.passes import PassOptions, run_passes
-    from nxpipe.emulator.passes.shard import DegreeImpossible
-
-    def later(options: "PassOptions") -> Compiled:
-        def compiled(tap: Tap) -> "Program":
-            try:
-                return divided(tap(run_passes(graph, replace(options, tensor_parallel=1))), options)
-            except DegreeImpossible as error:
-                raise request.without_degree(error.reason, error.degrees) from error
-
-        return compiled
-
-    said = (request.autocast_type, request.target.compiler_target, request.tensor_parallel, tuple(plan))
-    return {mode: later(PassOptions(mode, *said)) for mode in dict.fromkeys((request.autocast, *trial.modes))}
+def compile_variants(captured: CapturedShape, options: VerifyOptions) -> Mapping[str, CompileTapped]:
+    """The program in the specification's autocast mode first, then in the modes of the options, for all ranks."""
+    spec, shape = captured.spec, captured.shape
+    modes = dict.fromkeys((spec.autocast, *options.modes))
+    return {mode: partial(compile_shape, replace(spec, autocast=mode), shape, captured=captured) for mode in modes}
 
 
-def runner(request: BuildRequest, trial: Trial) -> Runner:
-    return Runner(trial.execution, request.target.core)
+def runner(spec: BuildSpec, options: VerifyOptions) -> Runner:
+    return Runner(options.execution, spec.target.core)
 
 
-def published(request: BuildRequest, shape: Shape) -> Plan:
-    """The authors' own division among ranks, which a build follows too."""
-    if request.tensor_parallel == 1:
-        return ()
-    from nxpipe.emulator.capture.model import published_plan
-
-    return published_plan(request.capture(shape))
-
-
-def _case(request: BuildRequest, shape: Shape, tensors: "Tensors", trial: Trial, step: Step) -> Case:
-    from nxpipe.emulator.capture import capture
-    from nxpipe.emulator.given import require_inputs
+def _case(spec: BuildSpec, shape: Shape, tensors: "Tensors", options: VerifyOptions, step: Step) -> Case:
+    from nxpipe.emulator.run.inputs import require_inputs
 
     with step(f"capture {shape.name}"):
-        graph = capture(request.capture(shape))
-    inputs, fed = _inputs(request, shape, graph, trial)
+        captured = capture_shape(spec, shape)
+    inputs, input_source = _inputs(spec, shape, captured.graph, options)
     for batch in inputs:
-        require_inputs(graph, batch)
-    compiled = ways(request, graph, trial, published(request, shape))
+        require_inputs(captured.graph, batch)
+    variants = compile_variants(captured, options)
     return Case(
         program=shape.name,
-        fed=fed,
+        input_source=input_source,
         inputs=inputs,
-        ways={mode: on_emulator(one, tensors, runner(request, trial)) for mode, one in compiled.items()},
-        references={
-            "PyTorch fp32": in_pytorch(request.capture(shape), tensors, "float32"),
-            "PyTorch bf16": in_pytorch(request.capture(shape), tensors, "bfloat16"),
-        },
+        variants={mode: on_emulator(each, tensors, runner(spec, options)) for mode, each in variants.items()},
+        references=_references(spec, shape, tensors),
     )
 
 
-def in_pytorch(wanted: "CaptureRequest", tensors: Arrays, dtype: str) -> Asked:
-    def ask(batches: Batches) -> list["Answer"]:
+def _references(spec: BuildSpec, shape: Shape, tensors: "Tensors") -> dict[str, ReferenceRun]:
+    """The implementations to compare with, the reference of evidence first. A model class runs in bf16 as well."""
+    request = spec.capture_request(shape)
+    if request is None:
+        return {spec.reference: partial(_saved_answers, spec, shape, tensors)}
+    return {
+        DEFAULT_REFERENCE: in_pytorch(request, tensors, "float32"),
+        "PyTorch bf16": in_pytorch(request, tensors, "bfloat16"),
+    }
+
+
+def _saved_answers(spec: BuildSpec, shape: Shape, tensors: "Tensors", batches: Batches) -> "list[Answer]":
+    from nxpipe.emulator.capture.request import Answer
+
+    return [Answer(spec.outputs(shape, tensors, batch), {}) for batch in batches]
+
+
+def in_pytorch(request: "CaptureRequest", tensors: Arrays, dtype: str) -> ReferenceRun:
+    def answers(batches: Batches) -> "list[Answer]":
         from nxpipe.emulator.capture.reference import Reference
 
-        reference = Reference(wanted, tensors, dtype)
+        reference = Reference(request, tensors, dtype)
         return [reference.answer(batch) for batch in batches]
 
-    return ask
+    return answers
 
 
-def _inputs(request: BuildRequest, shape: Shape, graph: "Graph", trial: Trial) -> tuple[Batches, str]:
-    """Text where the program reads text alone and there is any; else random ids from a fixed seed. And which."""
+def _inputs(spec: BuildSpec, shape: Shape, graph: "Graph", options: VerifyOptions) -> tuple[Batches, str]:
+    """Text where the program reads nothing else, or random values of a fixed seed; and their source."""
     from nxpipe.emulator.capture import example_inputs
 
-    random = example_inputs(graph, request.source.config, seed=0)
+    random = example_inputs(graph, spec.source.config, seed=0)
     state = {name: 0 * array for name, array in random.items() if name in graph.outputs}
-    if random.keys() - state.keys() != {"input_ids", "attention_mask"}:
-        if trial.prompts:
+    is_text = shape.phase != SAVED_PROGRAM and random.keys() - state.keys() == {"input_ids", "attention_mask"}
+    if not is_text:
+        if options.prompts:
             raise BuildRefused(
-                f"{request.source.id} {shape.name}: reads {', '.join(random.keys() - state.keys())}, so no prompt "
-                "alone can feed it; leave out --prompts, or pass --phases prefill"
+                f"{spec.source.id} {shape.name}: reads {', '.join(random.keys() - state.keys())}, not text alone; "
+                "leave out --prompts, or pass --phases prefill"
             )
         return [random], "random inputs"
-    texts, fed = read_texts(request, shape.batch, (shape.sequence, longest(request)), trial)
-    return ([{**text, **state} for text in texts], fed) if texts else ([random], fed)
+    texts, input_source = read_texts(spec, shape.batch, (shape.sequence, longest(spec)), options)
+    return ([{**text, **state} for text in texts], input_source) if texts else ([random], input_source)
 
 
-def longest(request: BuildRequest) -> int:
-    """The most tokens that a program of the request reads."""
-    return max(shape.sequence for shape in request.shapes)
+def longest(spec: BuildSpec) -> int:
+    """The longest bucket of the specification."""
+    return max(shape.sequence for shape in spec.shapes)
 
 
-def read_texts(request: BuildRequest, batch: int, room: tuple[int, int], trial: Trial) -> tuple[Batches, str]:
-    """The prompts given, else samples if there is a tokenizer to read them with; none where random ids must do.
+def read_texts(spec: BuildSpec, batch: int, buckets: tuple[int, int], options: VerifyOptions) -> tuple[Batches, str]:
+    """The given prompts, else samples if the model has a tokenizer; no batch where random ids are taken instead.
 
-    `room` is that of the program, and that of the longest one beside it.
+    `buckets` are the program's, and the longest that is served with it.
     """
-    sequence, largest = room
-    if trial.prompts:
-        prompts = Prompts.read(trial.prompts, request.source, largest, truncate=trial.truncate)
+    sequence, largest = buckets
+    if options.prompts:
+        prompts = Prompts.read(options.prompts, spec.source, largest, truncate=options.truncate)
         texts = prompts.batches(batch, sequence)
-        return texts, prompts.words("prompts" if texts else "prompts, so random token ids", sequence)
-    if request.source.folder is None:
+        return texts, prompts.description("prompts" if texts else "prompts, so random token ids", sequence)
+    if spec.source.folder is None:
         return [], "random token ids: there is no tokenizer beside the model"
     try:
-        samples = Prompts.read(_SAMPLES, request.source, largest, truncate=True)
+        samples = Prompts.read(_SAMPLES, spec.source, largest, truncate=True)
     except (ModelSourceError, InputInvalid) as error:
         reason = str(error).removeprefix("--prompts: ").partition(";")[0]
         return [], f"random token ids: {reason}"
-    return samples.batches(batch, sequence), samples.words("sample texts, by the model's own tokenizer", sequence)
+    return samples.batches(batch, sequence), samples.description("sample texts, by the model's own tokenizer", sequence)
 
 
-def compare_file(request: SavedRequest, trial: Trial, step: Step) -> Comparison:
-    """A saved program, held against what PyTorch or ONNX's reference evaluator computes with the same file."""
+Decoder: TypeAlias = Callable[[Arrays], Mapping[str, Any]]
+Logits: TypeAlias = "list[np.ndarray[Any, Any]]"
+
+
+def compare_steps(spec: BuildSpec, options: VerifyOptions, step: Step) -> Iterator[Comparison]:
+    """One comparison a batch size, at the longest bucket, which prompt and new tokens share."""
+    if "decode" not in spec.source.phases:
+        raise BuildRefused(f"{spec.source.id}: task {spec.source.task} has no decode phase; leave out --steps")
+    for batch in sorted({shape.batch for shape in spec.shapes}):
+        longest = max(shape.sequence for shape in spec.shapes if shape.batch == batch)
+        if options.steps >= longest:
+            raise BuildRefused(
+                f"{spec.source.id}: --steps {options.steps} leaves no tokens for a prompt in a bucket of {longest}; "
+                "pass fewer --steps, or a larger --buckets"
+            )
+        yield _compared(spec, options, (batch, longest), step)
+
+
+def _compared(spec: BuildSpec, options: VerifyOptions, size: tuple[int, int], step: Step) -> Comparison:
+    pair = (Shape("prefill", *size), Shape("decode", *size))
+    tensors = tensors_of(spec, pair[0])
+    with step(f"capture {pair[0].name} and {pair[1].name}"):
+        captured = [capture_shape(spec, shape) for shape in pair]
+    prompt, input_source = _prompt(spec, captured[0].graph, options, size)
+    with step(f"{options.steps} steps in {DEFAULT_REFERENCE}"):
+        truth, tokens = _follow(_in_pytorch(spec, pair, tensors, "float32"), prompt, options.steps, None)
+
+    def compared(variant: str, decoders: tuple[Decoder, Decoder]) -> VariantResult:
+        found, _ = _follow(decoders, prompt, options.steps, tokens)
+        return VariantResult(variant, tuple(compare(_named(found), _named(truth))))
+
+    emulated = []
+    variants = [compile_variants(each, options) for each in captured]
+    for mode in variants[0]:
+        with step(f"{options.steps} steps emulated, {mode}"):
+            loaded = [runner(spec, options).load(each[mode](), tensors) for each in variants]
+            run = compared(mode, (loaded[0].run, loaded[1].run))
+            prefill, decode = (each.work for each in loaded)
+            emulated.append(replace(run, work=prefill + decode if prefill and decode else None))
+    with step(f"{options.steps} steps in PyTorch bf16"):
+        beside = compared("PyTorch bf16", _in_pytorch(spec, pair, tensors, "bfloat16"))
+    name = f"{pair[0].name} and {options.steps} steps of {pair[1].name}"
+    return Comparison(name, input_source, DEFAULT_REFERENCE, tuple(emulated), (beside,))
+
+
+def _in_pytorch(spec: BuildSpec, pair: tuple[Shape, Shape], tensors: Arrays, dtype: str) -> tuple[Decoder, Decoder]:
+    from nxpipe.emulator.capture.reference import Reference
+
+    def runner(shape: Shape) -> Decoder:
+        request = cast("CaptureRequest", spec.capture_request(shape))  # only a model class decodes
+        reference = Reference(request, tensors, dtype)
+        return lambda inputs: reference.answer(inputs).outputs
+
+    return runner(pair[0]), runner(pair[1])
+
+
+def _follow(
+    decoders: tuple[Decoder, Decoder], prompt: Arrays, steps: int, tokens: "Logits | None"
+) -> tuple[Logits, Logits]:
+    """The logits of the prompt's last token and of each step, and the token that each step read."""
+    prefill, decode = decoders
+    answer = prefill(prompt)
+    position = prompt["attention_mask"].sum(axis=1)
+    logits, read = [answer["logits"]], []
+    for number in range(steps):
+        chosen = logits[-1][:, -1].argmax(axis=-1)[:, None] if tokens is None else tokens[number]
+        read.append(chosen)
+        state = {name: array for name, array in answer.items() if name.startswith("cache.")}
+        answer = decode({"input_ids": chosen, "position": position + number, **state})
+        logits.append(answer["logits"])
+    return logits, read
+
+
+def _named(logits: Logits) -> Arrays:
+    return {f"token {number}.logits": array for number, array in enumerate(logits)}
+
+
+def _prompt(spec: BuildSpec, graph: "Graph", options: VerifyOptions, size: tuple[int, int]) -> tuple[Arrays, str]:
+    """A batch of prompts and an empty KV cache; the new tokens fit into the bucket after each prompt."""
+    import numpy as np
+
     from nxpipe.emulator.capture import example_inputs
-    from nxpipe.emulator.capture.request import Answer
 
-    program, (shape,) = request.program, request.shapes
-    request.check()
-    if trial.layers or trial.slice_layers or trial.steps or trial.prompts:
-        raise BuildRefused(
-            f"{program.name}: a saved program is compared as a whole; leave out --layers, --slice-layers, --steps "
-            "and --prompts"
-        )
-    program.require_data()
-    with step(f"read {program.name}"):
-        graph, tensors = request.graph, request.tensors()
-    refuse_what_memory_cannot_hold(program.name, tensors.kinds)
-    inputs = [example_inputs(graph, {}, seed=0)]
-
-    def ask(batches: Batches) -> list[Answer]:
-        return [Answer(request.truth(shape, tensors, batch), {}) for batch in batches]
-
-    who = runner(request, trial)
-    emulated = {mode: on_emulator(one, tensors, who) for mode, one in ways(request, graph, trial).items()}
-    return compare_case(Case(shape.name, "random inputs", inputs, emulated, {request.yardstick: ask}), step)
+    batch, sequence = size
+    random = example_inputs(graph, spec.source.config, seed=0)
+    longest = sequence - options.steps
+    try:
+        texts, input_source = read_texts(spec, batch, (longest, longest), options)
+    except InputInvalid as error:
+        after = f"a bucket of {sequence} holds {longest} tokens before --steps {options.steps}"
+        raise InputInvalid(f"{error}; {after}") from error
+    input_source = f"the first {batch} of {input_source}" if len(texts) > 1 else input_source
+    first = texts[0] if texts else {name: random[name][:, : -options.steps] for name in ("input_ids", "attention_mask")}
+    padded = {name: np.pad(array, ((0, 0), (0, options.steps))) for name, array in first.items()}
+    return {**padded, **{name: 0 * array for name, array in random.items() if name.startswith("cache.")}}, input_source

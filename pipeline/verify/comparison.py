@@ -1,7 +1,7 @@
-"""A program run on the emulator and by a reference, on the same weights and inputs, layer by layer if asked.
+"""Comparison of a program on the emulator with references, on the same weights and inputs, optionally by layer.
 
-The yardstick is the first reference of a case: PyTorch in fp32 for a model. Others stand beside the emulator, as
-PyTorch's own bf16 does: what a user of that type lives with.
+The first reference of a case is the one that deviations are from: PyTorch in fp32 for a model. The others, such as
+PyTorch's own bf16, are compared with it too, to show what the narrow type alone costs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,116 +9,112 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from nxpipe.pipeline.models.thresholds import Deviation, Thresholds
+from nxpipe.pipeline.models.weights import Arrays
 from nxpipe.pipeline.util.errors import NotEnoughMemory
 from nxpipe.pipeline.util.process import available_memory
+from nxpipe.pipeline.util.progress import Step
 from nxpipe.pipeline.util.text import human_bytes
-from nxpipe.pipeline.verify.evidence import Step
-from nxpipe.pipeline.verify.runner import FAST, Execution, Runner
-from nxpipe.pipeline.verify.verify import Arrays, Deviation, Thresholds, compare
+from nxpipe.pipeline.verify.deviation import compare
+from nxpipe.pipeline.verify.execution import FAST, ExecutionOptions, Runner
 
 if TYPE_CHECKING:
     from nxpipe.emulator.capture.request import Answer
-    from nxpipe.emulator.compile import Program
-    from nxpipe.emulator.core import Statistics
+    from nxpipe.emulator.compile import CompiledGraph
+    from nxpipe.emulator.core.machine import Statistics
     from nxpipe.emulator.ir.graph import Graph
     from nxpipe.emulator.ir.nodes import Value
 
 Batches: TypeAlias = Sequence[Arrays]
-Asked: TypeAlias = "Callable[[Batches], list[Answer]]"
-# A compiled program; what somebody wants to see inside of it is added to the graph before that is divided among ranks.
-Tap: TypeAlias = "Callable[[Graph], Graph]"
-Compiled: TypeAlias = "Callable[[Tap], Program]"
-# The answers, with layers like those, if given; and what they took, if that was counted.
-Emulated: TypeAlias = "Callable[[Batches, Answer | None], tuple[list[Answer], Statistics | None]]"
+ReferenceRun: TypeAlias = "Callable[[Batches], list[Answer]]"
+# Compiles a program; its tap adds outputs to the graph before that is divided among ranks.
+CompileTapped: TypeAlias = "Callable[..., CompiledGraph]"
+# The answers, with the layers of a reference's answer, if one is given; and the instruction counts, if there are any.
+EmulatedRun: TypeAlias = "Callable[[Batches, Answer | None], tuple[list[Answer], Statistics | None]]"
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What to compare: the autocast modes beside the one asked for, the text to read, how deep and how far to look,
-    and who carries the programs out."""
+class VerifyOptions:
+    """Options of `nxpipe verify`: further autocast modes, prompts, layers, decode steps, and how programs run."""
 
     modes: tuple[str, ...] = ()
     prompts: Sequence[str] = ()
     layers: bool = False
     slice_layers: int | None = None
     steps: int = 0
-    execution: Execution = FAST
+    execution: ExecutionOptions = FAST
     truncate: bool = False  # prompts that are longer than the largest bucket
 
 
 @dataclass(frozen=True)
 class Case:
-    """One program, what it is fed, and who answers: the emulator in some ways, references beside it."""
+    """One program, its inputs, the variants that the emulator runs, and the references."""
 
     program: str
-    fed: str  # in words: where the inputs come from
+    input_source: str
     inputs: Batches
-    ways: Mapping[str, Emulated]
-    references: Mapping[str, Asked]  # the first is the yardstick
+    variants: Mapping[str, EmulatedRun]
+    references: Mapping[str, ReferenceRun]  # deviations are from the first
 
 
 @dataclass(frozen=True)
-class Run:
-    """One way of running a program, held against the yardstick."""
+class VariantResult:
+    """The deviations of one variant of a program, or of another reference."""
 
-    way: str  # "none", "matmult", "all", or the name of a reference
+    variant: str  # "none", "matmult", "all", or the name of a reference
     outputs: tuple[Deviation, ...]
     layers: tuple[Deviation, ...] = ()
     work: "Statistics | None" = None  # of each core
 
     def faults(self, allowed: Thresholds) -> list[str]:
-        return [f"{found.output}: {fault}" for found in self.outputs for fault in found.faults(allowed)]
+        return [f"{found.output} {fault}" for found in self.outputs for fault in found.faults(allowed)]
 
     def layer_faults(self, allowed: Thresholds) -> list[str]:
-        """Those of the first layer beyond the thresholds."""
+        """The faults of the first layer beyond the thresholds; later layers compute with its outputs."""
         found = ((layer.output, layer.faults(allowed)) for layer in self.layers)
-        return next(([f"layer {name}: {fault}" for fault in faults] for name, faults in found if faults), [])
+        return next(([f"layer {name} {fault}" for fault in faults] for name, faults in found if faults), [])
 
     def first_divergent(self, allowed: Thresholds) -> str | None:
-        """The first layer beyond the thresholds; those before it are not to blame."""
+        """The first layer beyond the thresholds."""
         return next((layer.output for layer in self.layers if layer.faults(allowed)), None)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that was found out about one program."""
+    """The result of one case."""
 
     program: str
-    fed: str
-    yardstick: str
-    emulated: tuple[Run, ...]
-    beside: tuple[Run, ...]
+    input_source: str
+    reference: str
+    emulated: tuple[VariantResult, ...]
+    beside: tuple[VariantResult, ...]
 
 
 def compare_case(case: Case, step: Step, *, layers: bool = False) -> Comparison:
-    """The case's ways and references, each held against the first reference."""
+    """Run all variants and references of a case, and compare each with the first reference."""
     answers = {}
     for name, ask in case.references.items():
         with step(f"run {case.program} in {name}"):
             answers[name] = ask(case.inputs)
-    yardstick, *others = answers
-    truth = answers[yardstick]
+    reference, *others = answers
+    truth = answers[reference]
     runs = []
-    for way, emulate in case.ways.items():
-        with step(f"emulate {case.program}, {way}"):
+    for variant, emulate in case.variants.items():
+        with step(f"emulate {case.program}, {variant}"):
             found, work = emulate(case.inputs, truth[0] if layers else None)
-        runs.append(replace(_held_against(truth, found, way, case.inputs, layers), work=work))
-    beside = tuple(_held_against(truth, answers[name], name, case.inputs, layers) for name in others)
-    return Comparison(case.program, case.fed, yardstick, tuple(runs), beside)
+        runs.append(replace(_deviations(truth, found, variant, case.inputs, layers), work=work))
+    beside = tuple(_deviations(truth, answers[name], name, case.inputs, layers) for name in others)
+    return Comparison(case.program, case.input_source, reference, tuple(runs), beside)
 
 
-def as_it_is(graph: "Graph") -> "Graph":
-    return graph
-
-
-def on_emulator(compiled: Compiled, parameters: Arrays, executor: Runner) -> Emulated:
-    """The emulator's answers with a program that is compiled when it is its turn, from all of its ranks."""
+def on_emulator(compiled: CompileTapped, parameters: Arrays, executor: Runner) -> EmulatedRun:
+    """The emulator's answers, from all ranks of a program that is compiled when it is called."""
 
     def emulate(batches: Batches, layers_like: "Answer | None") -> tuple[list["Answer"], "Statistics | None"]:
         from nxpipe.emulator.capture.request import Answer
 
         like = {} if layers_like is None else layers_like.layers
-        program = compiled(partial(_with_layers, like=like) if like else as_it_is)
+        program = compiled(tap=partial(_with_layers, like=like) if like else None)
         layers = [name for name in like if _tap(name) in program.graph.outputs]
         loaded = executor.load(program, parameters)
         answers = []
@@ -132,7 +128,7 @@ def on_emulator(compiled: Compiled, parameters: Arrays, executor: Runner) -> Emu
 
 
 def _with_layers(graph: "Graph", like: Arrays) -> "Graph":
-    """The graph with the result of each layer as one more output, where a layer of PyTorch has one of that shape."""
+    """The graph with the result of each layer as one more output, where PyTorch's layer has a result of that shape."""
     from nxpipe.emulator.ir.repeat import unroll
 
     graph = unroll(graph)
@@ -153,7 +149,9 @@ def _tap(layer: str) -> str:
     return f"layer {layer}"
 
 
-def _held_against(truth: list["Answer"], found: list["Answer"], way: str, batches: Batches, layers: bool) -> Run:
+def _deviations(
+    truth: list["Answer"], found: list["Answer"], variant: str, batches: Batches, layers: bool
+) -> VariantResult:
     def rows(answers: list["Answer"], part: str) -> Arrays:
         import numpy as np
 
@@ -162,14 +160,14 @@ def _held_against(truth: list["Answer"], found: list["Answer"], way: str, batche
 
     outputs = tuple(compare(rows(found, "outputs"), rows(truth, "outputs")))
     if not layers:
-        return Run(way, outputs)
+        return VariantResult(variant, outputs)
     known = set(found[0].layers)
     expected = {name: value for name, value in rows(truth, "layers").items() if name in known}
-    return Run(way, outputs, tuple(compare(rows(found, "layers"), expected)))
+    return VariantResult(variant, outputs, tuple(compare(rows(found, "layers"), expected)))
 
 
 def _attended(arrays: Arrays, batch: Arrays) -> Arrays:
-    """Positions that hold padding mean nothing to anybody: leave them out where an array has one row a position."""
+    """Leave out positions that hold padding, where an array has one row a position."""
     import numpy as np
 
     mask = batch.get("attention_mask")
@@ -182,12 +180,12 @@ def _attended(arrays: Arrays, batch: Arrays) -> Arrays:
     }
 
 
-def refuse_what_memory_cannot_hold(model: str, kinds: Mapping[str, Any]) -> None:
-    """The references and the emulator take turns, each with a copy of the weights in fp32 and some more to load."""
+def require_memory(model: str, kinds: Mapping[str, Any]) -> None:
+    """References and emulator run one after another, each with its fp32 copy of the weights and buffers."""
     need = 6 * sum(kind.elements for kind in kinds.values())
-    room = available_memory()
-    if need > room:
+    free = available_memory()
+    if need > free:
         raise NotEnoughMemory(
-            f"{model}: running it needs about {human_bytes(need)} of memory, and {human_bytes(room)} are free; "
+            f"{model}: running it needs about {human_bytes(need)} of memory, and {human_bytes(free)} are free; "
             "pass --slice-layers N to verify its first N layers"
         )

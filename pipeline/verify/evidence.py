@@ -1,80 +1,177 @@
-"""What shows that an artifact is right: every program emulated, and held against PyTorch fp32 on the same weights."""
+"""Evidence: a program run on the emulator and compared with the reference on the same weights, as a stored document."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+import math
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from nxpipe.pipeline.request import BuildRequest, Shape
+from nxpipe.artifact_store.documents import parse_document
+from nxpipe.artifact_store.errors import Corrupt, InvalidDocument
+from nxpipe.artifact_store.evidence import Compared
+from nxpipe.pipeline.compile.backend import BackendOutput
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.thresholds import Deviation, Thresholds
+from nxpipe.pipeline.models.versions import digest_of
+from nxpipe.pipeline.models.weights import Arrays
 from nxpipe.pipeline.util.errors import NotEnoughMemory, VerificationFailed
-from nxpipe.pipeline.util.process import available_memory
+from nxpipe.pipeline.util.process import available_memory, processors
+from nxpipe.pipeline.util.progress import Step
 from nxpipe.pipeline.util.text import human_bytes
-from nxpipe.pipeline.verify.verify import Arrays, Deviation, Thresholds, compare
+from nxpipe.pipeline.verify.deviation import compare
 
 if TYPE_CHECKING:
-    from nxpipe.emulator.compile import Program
-    from nxpipe.pipeline.verify.materials import Materials
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.builds import StepResult
+    from nxpipe.emulator.compile import CompiledGraph
+    from nxpipe.pipeline.models.weights import Tensors
 
-Step: TypeAlias = Callable[[str], AbstractContextManager[None]]
-
-
-@dataclass(frozen=True)
-class Found:
-    """How far each output is, what the program was fed and what it answered, the last two as safetensors."""
-
-    deviations: list[Deviation]
-    inputs: bytes
-    answers: bytes
+# Files of the step result: the inputs of the program, and its outputs.
+_INPUTS: Final = "inputs"
+_OUTPUTS: Final = "answers"
+_CPU: Final = Path("/proc/cpuinfo")
+_LONGEST: Final = 4000  # characters of one value of the environment
 
 
-def gather(
-    request: BuildRequest,
+@dataclass
+class LoadedWeights:
+    """A model's weights: `tensors` loads each when it is read, `loaded` keeps all of them in memory."""
+
+    tensors: "Tensors"
+    _loaded: "Arrays | None" = field(default=None, init=False)
+
+    @property
+    def are_loaded(self) -> bool:
+        return self._loaded is not None
+
+    def loaded(self, step: Step) -> "Arrays":
+        if self._loaded is None:
+            with step("load weights"):
+                self._loaded = dict(self.tensors)
+        return self._loaded
+
+
+class WeightCache:
+    """The weights of the model that this process used last. Only one is kept: two would take twice the memory."""
+
+    def __init__(self) -> None:
+        self._key = ""
+        self._weights: LoadedWeights | None = None
+
+    def of(self, spec: BuildSpec, step: Step) -> LoadedWeights:
+        key = digest_of({"model": spec.source.identity(), "weights": spec.weights.identity()})
+        if self._weights is None or self._key != key:
+            self._weights = None  # freed before the next is loaded
+            with step(f"read the configuration of {spec.source.id}"):
+                self._key, self._weights = key, LoadedWeights(spec.tensors())
+        return self._weights
+
+
+def collect_evidence(
+    spec: BuildSpec,
     shape: Shape,
-    program: "Program",
-    materials: "Materials",
+    program: "CompiledGraph",
+    weights: LoadedWeights,
+    store: "Store",
     step: Step,
     thresholds: Thresholds,
-) -> Found:
-    """Run a program both ways, all of its ranks together; an answer beyond the thresholds is an error."""
-    _refuse_what_memory_cannot_hold(request.source.id, materials)
-    inputs, ours, reference = _both_answers(request, shape, program, materials.loaded(step), step)
+) -> BackendOutput:
+    """Run the program and the reference, and compare; VerificationFailed for an output beyond the thresholds."""
+    _require_memory(spec.source.id, weights)
+    inputs, ours, reference = _run_both(spec, shape, program, weights.loaded(step), step)
     deviations = compare(ours, reference)
-    _insist(f"{request.source.id} {shape.name}: against {request.yardstick}", deviations, thresholds)
-    return Found(deviations, _safetensors(inputs), _safetensors(ours))
+    for deviation in deviations:
+        if faults := deviation.faults(thresholds):
+            raise VerificationFailed(
+                f"verification failed: {spec.source.id} {shape.name} {deviation.output} {'; '.join(faults)}; the "
+                f"reference is {spec.reference}; try --autocast none, or change [verify]"
+            )
+    files = {_INPUTS: store.put_blob(_safetensors(inputs)), _OUTPUTS: store.put_blob(_safetensors(ours))}
+    return BackendOutput(files, _metadata(deviations, spec.reference, execution_environment()))
 
 
-def _both_answers(
-    request: BuildRequest, shape: Shape, program: "Program", weights: Arrays, step: Step
+def compared(shape: Shape, part: "StepResult") -> Compared:
+    """The evidence of one program, from its step result."""
+    blobs = {"inputs": part.blob(_INPUTS).model_dump(), "answers": part.blob(_OUTPUTS).model_dump()}
+    try:
+        return parse_document(Compared, {"program": shape.name, **part.facts, **blobs})
+    except InvalidDocument as fault:
+        raise Corrupt(f"part {part.key}", str(fault), "read it with the version of nxpipe that wrote it") from fault
+
+
+def _metadata(deviations: Sequence[Deviation], reference: str, environment: Mapping[str, str]) -> dict[str, object]:
+    outputs = [{name: _finite(value) for name, value in asdict(each).items()} for each in deviations]
+    return {"yardstick": reference, "outputs": outputs, "surroundings": dict(environment)}
+
+
+def _finite(value: object) -> object:
+    """JSON has no NaN, which a divergence is where no threshold limits it."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def execution_environment() -> dict[str, str]:
+    """The processor, its threads and the builds of numpy and torch, on which figures may depend and artifacts may not.
+
+    No host, user or path is in it; torch is part of it where it is loaded.
+    """
+    import numpy as np
+
+    built: Any = np.show_config(mode="dicts")
+    blas = built.get("Build Dependencies", {}).get("blas", {})
+    found = {
+        "processor": _processor(),
+        "machine": platform.machine(),
+        "processors": str(processors()),
+        "features": " ".join(built.get("SIMD Extensions", {}).get("found", ())),
+        "blas": f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip(),
+        "numpy": np.__version__,
+    }
+    found |= {name: os.environ[name] for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS") if name in os.environ}
+    if (torch := sys.modules.get("torch")) is not None:
+        found |= {
+            "torch": str(torch.__version__),
+            "torch threads": str(torch.get_num_threads()),
+            "torch capability": torch.backends.cpu.get_cpu_capability(),
+        }
+    return {name: "".join(filter(str.isprintable, text))[:_LONGEST] for name, text in found.items()}
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in _CPU.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"
+
+
+def _run_both(
+    spec: BuildSpec, shape: Shape, program: "CompiledGraph", weights: Arrays, step: Step
 ) -> tuple[Arrays, Arrays, Arrays]:
     from nxpipe.emulator.capture import example_inputs
-    from nxpipe.emulator.run.ranks import LoadedProgram, LoadedRanks
+    from nxpipe.emulator.run.fast import LoadedProgram, LoadedRanks
 
-    inputs = example_inputs(program.whole, request.source.config, seed=0)
+    inputs = example_inputs(program.whole, spec.source.config, seed=0)
     ranks = f" on {program.degree} ranks" if program.degree > 1 else ""
     with step(f"emulate {shape.name}{ranks}"):
         ours = LoadedProgram(program, LoadedRanks(program.graph, weights)).run(inputs)
-    with step(f"run {shape.name} in {request.yardstick}"):
-        return inputs, ours, request.truth(shape, weights, inputs)
+    with step(f"run {shape.name} in {spec.reference}"):
+        return inputs, ours, spec.outputs(shape, weights, inputs)
 
 
-def _insist(program: str, deviations: list[Deviation], thresholds: Thresholds) -> None:
-    for found in deviations:
-        if faults := found.faults(thresholds):
-            raise VerificationFailed(
-                f"{program}, output {found.output} is beyond [verify]: {'; '.join(faults)}; "
-                "try --autocast none, or change [verify]"
-            )
-
-
-def _refuse_what_memory_cannot_hold(model: str, materials: "Materials") -> None:
-    """The reference keeps fp32 weights, and the emulator its rounded copy, beside the weights themselves."""
-    beside = 2 if materials.are_loaded else 3
-    need = beside * 4 * sum(kind.elements for kind in materials.tensors.kinds.values())
-    room = available_memory()
-    if need > room:
+def _require_memory(model: str, weights: LoadedWeights) -> None:
+    """The reference keeps the weights in fp32, and the emulator a rounded copy, beside the weights themselves."""
+    beside = 2 if weights.are_loaded else 3
+    need = beside * 4 * sum(kind.elements for kind in weights.tensors.kinds.values())
+    free = available_memory()
+    if need > free:
         raise NotEnoughMemory(
-            f"{model}: comparing its answers needs about {human_bytes(need)} of memory, and {human_bytes(room)} are "
-            "free; pass --no-verify to publish without the comparison"
+            f"{model}: verification needs about {human_bytes(need)} of memory, and {human_bytes(free)} are "
+            "free; pass --no-verify to publish without evidence"
         )
 
 

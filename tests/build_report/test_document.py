@@ -13,43 +13,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.pipeline.build.events import Begun, Ended, Event, Fault, Said
-from nxpipe.pipeline.build.report.about import About
-from nxpipe.pipeline.build.report.document import document
+from nxpipe.pipeline.build.jobs import Event, JobFinished, JobLog, JobStarted, JobSubmitted
+from nxpipe.pipeline.build.report.document import BuildHost, report_document
 from nxpipe.pipeline.build.report.html import page
-from nxpipe.pipeline.build.report.recorder import Recorder
-from nxpipe.pipeline.build.results import Results
+from nxpipe.pipeline.build.state import Results
+from nxpipe.pipeline.build.status import CellStatus, Failure, FailureClass
 from tests.build_report.world import (
     BEGAN,
     NO_SPACE,
     TOO_LARGE,
-    Clock,
+    after,
     artifact,
     cell,
     course,
     ends,
     matrix,
+    over,
     plan,
     results,
     shape,
 )
 
-ABOUT = About(2, 8_000_000_000, "Linux x86_64", {"nxpipe": "0.1.0"})
+ABOUT = BuildHost(2, 8_000_000_000, "Linux x86_64", {"nxpipe": "0.1.0"})
 HOME = Path("/home/somebody")
 
 
-def recorded(events: list[Event], seconds: float = 1.0) -> Recorder:
-    """Each event comes that much later than the one before."""
-    clock = Clock()
-    recorder = Recorder(clock)
-    for event in events:
-        clock.time += seconds
-        recorder.handle(event)
-    return recorder
-
-
-def report(of: Results, recorder: Recorder | None = None, predicted: Any = None) -> dict[str, Any]:
-    return document(of, recorder or Recorder(Clock()), predicted, ABOUT, HOME)
+def report(of: Results, predicted: Any = None) -> dict[str, Any]:
+    return report_document(of, predicted, ABOUT, HOME)
 
 
 class Page(HTMLParser):
@@ -83,11 +73,18 @@ class Page(HTMLParser):
 
 
 def test_a_report_says_what_became_of_each_cell_and_what_it_took() -> None:
-    one, two = cell("m", shape(64), why="weights: a before b", seconds=3.0), cell("m", shape(128), "committed")
+    one, two = cell("m", shape(64), why="weights: a before b", seconds=3.0), cell("m", shape(128), CellStatus.COMMITTED)
     of = plan(artifact("m", one, two))
-    fault = Ended(one.key, 2.5, memory=5, fault=NO_SPACE)
-    events: list[Event] = [Begun(one.key, "host-17"), Said(one.key, "compile"), fault, Begun(one.key, "host-4")]
-    found = report(results(of, [fault], attempts={one.key: 2}, interrupted=True), recorded(events))
+    failure = JobFinished(one.key, 2.5, memory=5, failure=NO_SPACE)
+    submitted = [JobSubmitted(one.key)] * 2
+    events: list[Event] = [
+        JobStarted(one.key, "host-17"),
+        JobLog(one.key, "compile"),
+        failure,
+        JobStarted(one.key, "host-4"),
+    ]
+    state = after(of, [*events, *submitted])
+    found = report(over(state, interrupted=True))
     assert {key: found[key] for key in ("format", "verdict", "exit_code", "began_at", "seconds", "counts")} == {
         "format": "nxpipe.build-report/1",
         "verdict": "interrupted",
@@ -114,9 +111,11 @@ def test_a_report_says_what_became_of_each_cell_and_what_it_took() -> None:
 
 def test_a_report_names_neither_the_user_nor_a_machine() -> None:
     one = cell("m", shape())
-    fault = Fault("deterministic", "BuildRefused", "look at /home/somebody/x.py, not at /home/somebody-else", 11)
-    of = results(plan(artifact("/home/somebody/models/m", one)), [Ended(one.key, 1.0, fault=fault)])
-    found = report(of, recorded([Begun(one.key, "ip-10-0-0-17.ec2.internal")]))
+    failure = Failure(
+        FailureClass.DETERMINISTIC, "BuildRefused", "look at /home/somebody/x.py, not at /home/somebody-else", 11
+    )
+    events: list[Event] = [JobStarted(one.key, "ip-10-0-0-17.ec2.internal"), JobFinished(one.key, 1.0, failure=failure)]
+    found = report(over(after(plan(artifact("/home/somebody/models/m", one)), events)))
     text = canonical_json(found).decode()
     assert "ec2.internal" not in text
     assert re.findall(r"/home/[\w-]*", text) == ["/home/somebody-else"] * text.count("/home/somebody-else")
@@ -141,7 +140,7 @@ def test_what_a_program_is_predicted_to_take_stands_beside_what_its_build_took()
 
 
 def test_what_this_machine_is_said_to_be_holds() -> None:
-    here = About.here()
+    here = BuildHost.here()
     assert here.cores >= 1
     assert here.memory > 1_000_000
     assert {"nxpipe", "compiler", "python"} <= here.versions.keys()
@@ -149,8 +148,8 @@ def test_what_this_machine_is_said_to_be_holds() -> None:
 
 def test_a_talkative_attempt_keeps_its_first_steps_only() -> None:
     one = cell("m", shape())
-    events: list[Event] = [Begun(one.key, "w"), *(Said(one.key, f"line {number}") for number in range(1000))]
-    (attempt,) = recorded(events).attempts
+    events: list[Event] = [JobStarted(one.key, "w"), *(JobLog(one.key, f"line {number}") for number in range(1000))]
+    (attempt,) = after(plan(artifact("m", one)), events).timeline
     assert [text for _, text in attempt.steps] == [f"line {number}" for number in range(50)]
 
 
@@ -159,9 +158,9 @@ def test_a_talkative_attempt_keeps_its_first_steps_only() -> None:
 
 def hostile_report(text: str) -> dict[str, Any]:
     one = cell("m", shape(), why=text)
-    fault = Fault("deterministic", "BuildRefused", text, 11)
-    of = results(plan(artifact(text, one)), [Ended(one.key, 1.0, fault=fault)])
-    return report(of, recorded([Begun(one.key, text), Said(one.key, text), Ended(one.key, 1.0, fault=fault)]))
+    failure = Failure(FailureClass.DETERMINISTIC, "BuildRefused", text, 11)
+    events: list[Event] = [JobStarted(one.key, text), JobLog(one.key, text), JobFinished(one.key, 1.0, failure=failure)]
+    return report(over(after(plan(artifact(text, one)), events)))
 
 
 HOSTILE = (
@@ -191,7 +190,7 @@ def _shows(text: str) -> None:
 
 def test_a_page_asks_nobody_for_anything_and_runs_nothing_but_its_own_script() -> None:
     of = matrix(2, [1, 4], [64, 128])
-    data = page(report(results(of, ends(course(of))), recorded(course(of))))
+    data = page(report(over(after(of, course(of)))))
     shown = Page(data)
     for tag, said in shown.elements:
         assert not {"src", "href", "style"} & set(said), (tag, said)
@@ -207,19 +206,25 @@ def test_a_page_asks_nobody_for_anything_and_runs_nothing_but_its_own_script() -
 def test_failures_come_before_everything_else() -> None:
     of = matrix(2, [1], [64, 128, 256])
     failing, flaky = (one.key for one in of.artifacts[1].cells[1:])
-    done = ends(course(of, faults={failing: TOO_LARGE, flaky: NO_SPACE}))
-    said = Page(page(report(results(of, done, put_off={flaky})))).said()
+    done = ends(course(of, failures={failing: TOO_LARGE, flaky: NO_SPACE}))
+    said = Page(page(report(results(of, done, retrying={flaky})))).said()
     assert said.index(TOO_LARGE.message) < said.index(NO_SPACE.message) < said.index("Artifacts")
     programs = said[said.index("Programs") :]
-    order = [programs.index(became) for became in ("failed", "not retried", "waiting", "built")]
+    order = [programs.index(became) for became in ("failed", "not retried", "blocked", "built")]
     assert order == sorted(order)
 
 
 def test_the_timeline_has_a_row_for_each_worker_and_a_bar_for_each_attempt() -> None:
     of = matrix(1, [1], [64, 128, 256])
     one, two, three = (each.key for _, each in of.cells())
-    events: list[Event] = [Begun(one, "a"), Begun(two, "b"), Ended(one, 2.0), Begun(three, "a"), Ended(two, 3.0)]
-    shown = Page(page(report(results(of), recorded(events, 10.0))))
+    events: list[Event] = [
+        JobStarted(one, "a"),
+        JobStarted(two, "b"),
+        JobFinished(one, 2.0),
+        JobStarted(three, "a"),
+        JobFinished(two, 3.0),
+    ]
+    shown = Page(page(report(over(after(of, events, 10.0)))))
     bars = [said for tag, said in shown.elements if tag == "svg" and (said.get("class") or "").startswith("bar ")]
     whole = 83.5
     expected = [("built", 10, 0, 20), ("built", 20, 24, 30), ("cut-short", 40, 0, whole - 40)]
@@ -233,6 +238,6 @@ def test_the_timeline_has_a_row_for_each_worker_and_a_bar_for_each_attempt() -> 
 def test_a_build_of_thousands_of_cells_is_a_page_that_a_browser_opens() -> None:
     of = matrix(10, range(1, 21), range(64, 64 * 17, 64))
     events = course(of)
-    data = page(report(results(of, ends(events)), recorded(events, 0.1)))
+    data = page(report(over(after(of, events, 0.1))))
     assert len(data) < 3_000_000
     assert "attempts not drawn" in Page(data).said()

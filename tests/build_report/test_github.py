@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from nxpipe.pipeline.build.events import Ended, Fault
+from nxpipe.pipeline.build.jobs import JobFinished
 from nxpipe.pipeline.build.report.github import MOST, annotations, in_github, step_summary, write_summary
-from nxpipe.pipeline.build.report.words import plain
-from nxpipe.pipeline.build.results import Results
+from nxpipe.pipeline.build.state import Results
+from nxpipe.pipeline.build.status import Failure, FailureClass
+from nxpipe.pipeline.util.escape import plain
 from tests.build_report.world import NO_SPACE, TOO_LARGE, artifact, cell, course, ends, matrix, plan, results, shape
 
 HOSTILE = (
@@ -27,8 +28,8 @@ HOSTILE = (
 def of_one(title: str, message: str) -> Results:
     """A build of a hostile model that failed with a hostile error."""
     one = cell("m", shape())
-    fault = Fault("deterministic", "BuildRefused", message, 11)
-    return results(plan(artifact(title, one)), [Ended(one.key, 1.0, fault=fault)])
+    failure = Failure(FailureClass.DETERMINISTIC, "BuildRefused", message, 11)
+    return results(plan(artifact(title, one)), [JobFinished(one.key, 1.0, failure=failure)])
 
 
 def understood(line: str) -> tuple[str, dict[str, str], str]:
@@ -82,9 +83,9 @@ def test_only_the_runner_of_github_is_spoken_to() -> None:
 def test_the_summary_has_what_is_missing_before_what_is_there() -> None:
     of = matrix(2, [1], [64, 128])
     failing = of.artifacts[0].cells[1].key
-    text = step_summary(results(of, ends(course(of, faults={failing: TOO_LARGE}))))
+    text = step_summary(results(of, ends(course(of, failures={failing: TOO_LARGE}))))
     assert text.startswith(
-        "## ❌ nxpipe build\n\n4 programs: 2 built, 1 failed, 1 waiting; 1 of 2 artifacts published; "
+        "## ❌ nxpipe build\n\n4 programs: 2 built, 1 failed, 1 blocked; 1 of 2 artifacts published; "
     )
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert [row.split("|")[1].strip() for row in rows] == ["", "❌", "⏸️", "", "✅"]
@@ -137,7 +138,7 @@ def _is_one_command(hostile: str) -> None:
 def test_there_is_an_error_for_every_reason_and_one_warning_for_all_that_was_not_tried() -> None:
     of = matrix(3, [1], [64, 128])
     first, second = (each.cells[0].key for each in of.artifacts[:2])
-    done = [Ended(first, 1.0, fault=TOO_LARGE), Ended(second, 1.0, fault=NO_SPACE)]
+    done = [JobFinished(first, 1.0, failure=TOO_LARGE), JobFinished(second, 1.0, failure=NO_SPACE)]
     names = [understood(line)[:2] for line in annotations(results(of, done))]
     assert names == [
         ("error", {"title": "nxpipe build: does-not-fit"}),
@@ -150,7 +151,7 @@ def test_there_is_an_error_for_every_reason_and_one_warning_for_all_that_was_not
 def test_more_reasons_than_github_shows_end_in_a_word_about_the_others() -> None:
     of = matrix(12, [1], [64])
     done = [
-        Ended(one.key, 1.0, fault=Fault("deterministic", "BuildRefused", f"reason {name}", 11))
+        JobFinished(one.key, 1.0, failure=Failure(FailureClass.DETERMINISTIC, "BuildRefused", f"reason {name}", 11))
         for name, (_, one) in zip("abcdefghijkl", of.cells(), strict=True)
     ]
     shown = annotations(results(of, done))
@@ -168,7 +169,7 @@ def test_a_long_list_is_folded_and_one_that_has_no_room_ends_in_a_word_about_the
     assert len(short.encode()) <= 4000
     shown = short.count("✅ |")
     assert 0 < shown < 200
-    assert f"{200 - shown} rows had no room here; the build report has all." in short
+    assert f"{200 - shown} rows did not fit; the build report has all." in short
     assert short.rstrip().endswith("</details>")
 
 

@@ -13,8 +13,7 @@ from nxpipe.artifact_store.errors import InvalidDocument
 from nxpipe.artifact_store.layout import REPORTS
 from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
 from nxpipe.pipeline.build.report import html
-from nxpipe.pipeline.build.report.keeping import keep_report
-from nxpipe.pipeline.build.report.recorder import Recorder
+from nxpipe.pipeline.build.report.document import write_report
 from tests.artifact_store.samples import put
 from tests.build_report.world import BEGAN, course, ends, matrix, results
 from tests.pipeline.in_process import InProcess, nxpipe
@@ -27,11 +26,11 @@ MOMENT = "20261121T190147.250000Z"
 def test_a_report_is_kept_whole_in_a_folder_named_after_its_beginning(tmp_path: Path) -> None:
     of = matrix(1, [1], [64])
     done = results(of, ends(course(of)))
-    files = keep_report(done, Recorder(), tmp_path / "builds")
+    files = write_report(done, tmp_path / "builds")
     assert files.json.parent == files.html.parent == tmp_path / "builds" / MOMENT
     assert json.loads(files.json.read_bytes())["verdict"] == "complete"
     assert files.html.read_bytes().startswith(b"<!doctype html>")
-    assert keep_report(done, Recorder(), tmp_path / "builds") == files
+    assert write_report(done, tmp_path / "builds") == files
     assert sorted(path.name for path in files.json.parent.iterdir()) == ["report.html", "report.json"]
 
 
@@ -39,7 +38,7 @@ def test_a_report_that_cannot_be_written_leaves_the_earlier_one_and_nothing_half
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of = matrix(1, [1], [64])
-    files = keep_report(results(of, ends(course(of))), Recorder(), tmp_path)
+    files = write_report(results(of, ends(course(of))), tmp_path)
     before = files.json.read_bytes()
 
     def full(path: Path, data: bytes) -> int:
@@ -48,7 +47,7 @@ def test_a_report_that_cannot_be_written_leaves_the_earlier_one_and_nothing_half
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="no space"):
-        keep_report(results(of), Recorder(), tmp_path)
+        write_report(results(of), tmp_path)
     assert files.json.read_bytes() == before
     assert sorted(path.name for path in files.json.parent.iterdir()) == ["report.html", "report.json"]
 
@@ -113,7 +112,7 @@ def test_the_report_of_an_artifact_is_read_back_the_newest_of_several(tmp_path: 
     assert bare.code == 21
     assert "has no build report" in bare.err
     of = matrix(1, [1], [64])
-    files = keep_report(results(of, ends(course(of))), Recorder(), tmp_path / "builds")
+    files = write_report(results(of, ends(course(of))), tmp_path / "builds")
     for year, document in (("2026", b"{}"), ("2027", files.json.read_bytes())):
         store_report(store, published.manifest_digest, f"{year}{BEGAN[4:]}", html=b"<p>of somebody", json=document)
     assert nxpipe("store", "report", name, *where).out == files.json.read_text() + "\n"

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console as Rich
 
-from nxpipe.pipeline.build.events import Begun, Ended, Event, Said, from_document
-from nxpipe.pipeline.build.planned import Plan
-from nxpipe.pipeline.build.report.lines import JsonLines, Lines
-from nxpipe.pipeline.build.report.live import Watch, watch
+from nxpipe.pipeline.build.jobs import Event, JobFinished, JobLog, JobStarted, from_document
+from nxpipe.pipeline.build.plan import BuildPlan
+from nxpipe.pipeline.build.report.live import JsonView, LineView, LiveView, live_view
 from nxpipe.pipeline.build.report.live_table import screen
-from nxpipe.pipeline.build.report.standing import Standing
+from nxpipe.pipeline.build.state import BuildState
+from nxpipe.pipeline.build.status import CellStatus
 from nxpipe.pipeline.util.console import Console
 from tests.build_report.terminal import Screen, read_some
 from tests.build_report.world import NO_SPACE, TOO_LARGE, Clock, artifact, cell, course, matrix, plan, shape
@@ -28,17 +28,21 @@ from tests.conftest import ROOT
 Captured = pytest.CaptureFixture[str]
 
 
-def standing(of: Plan, clock: Clock | None = None) -> Standing:
-    return Standing(of, clock or Clock())
+def standing(of: BuildPlan, clock: Clock | None = None) -> BuildState:
+    return BuildState(of, clock or Clock())
 
 
-def told(of: Standing, *events: Event) -> Standing:
+def told(of: BuildState, *events: Event) -> BuildState:
     for event in events:
-        of.handle(event)
+        of.apply(event)
     return of
 
 
-def drawn(of: Standing, width: int = 100, height: int = 24) -> list[str]:
+def counts(of: BuildState) -> dict[str, int]:
+    return {status.value: count for status, count in of.counts().items()}
+
+
+def drawn(of: BuildState, width: int = 100, height: int = 24) -> list[str]:
     console = Rich(file=StringIO(), width=width, height=height, markup=False, emoji=False, highlight=False)
     console.print(screen(of, width, height))
     assert isinstance(console.file, StringIO)
@@ -51,34 +55,44 @@ def drawn(of: Standing, width: int = 100, height: int = 24) -> list[str]:
 def test_every_cell_is_in_one_lot_from_the_first_to_the_last_event() -> None:
     title = "acme/tiny"
     to_do = [cell(title, shape(bucket)) for bucket in (128, 256, 512)]
-    cells = [cell(title, shape(64), "committed"), *to_do]
-    done = artifact("acme/done", cell("done", shape(), "published"))
+    cells = [cell(title, shape(64), CellStatus.COMMITTED), *to_do]
+    done = artifact("acme/done", cell("done", shape(), CellStatus.PUBLISHED))
     of = plan(artifact(title, *cells), done)
     one, two, three = (each.key for each in to_do)
     now = standing(of)
-    assert now.counts() == {"found": 2, "built": 0, "failed": 0, "running": 0, "waiting": 3}
-    told(now, Begun(one, "a"), Said(one, "compile"), Begun(two, "b"))
-    assert now.counts() == {"found": 2, "built": 0, "failed": 0, "running": 2, "waiting": 1}
-    told(now, Ended(one, 3.0), Ended(two, 1.0, fault=NO_SPACE), Begun(three, "a"), Ended(three, 0.1, cached=True))
-    assert now.counts() == {"found": 3, "built": 1, "failed": 1, "running": 0, "waiting": 0}
-    told(now, Begun(two, "a"), Ended(two, 3.0))
-    assert now.counts() == {"found": 3, "built": 2, "failed": 0, "running": 0, "waiting": 0}
+    assert counts(now) == {"cached": 2, "built": 0, "failed": 0, "running": 0, "queued": 3}
+    told(now, JobStarted(one, "a"), JobLog(one, "compile"), JobStarted(two, "b"))
+    assert counts(now) == {"cached": 2, "built": 0, "failed": 0, "running": 2, "queued": 1}
+    told(
+        now,
+        JobFinished(one, 3.0),
+        JobFinished(two, 1.0, failure=NO_SPACE),
+        JobStarted(three, "a"),
+        JobFinished(three, 0.1, cached=True),
+    )
+    assert counts(now) == {"cached": 3, "built": 1, "failed": 1, "running": 0, "queued": 0}
+    told(now, JobStarted(two, "a"), JobFinished(two, 3.0))
+    assert counts(now) == {"cached": 3, "built": 2, "failed": 0, "running": 0, "queued": 0}
     assert (now.published, now.done) == (1, 5)
-    told(now, Begun(of.artifacts[0].key, "a"), Ended(of.artifacts[0].key, 0.2))
-    assert (now.published, now.artifacts) == (2, 2)
-    told(now, Begun(done.key, "a"), Ended(done.key, 0.2))  # once more, as --force has it
-    assert (now.published, now.artifacts) == (2, 2)
+    told(now, JobStarted(of.artifacts[0].key, "a"), JobFinished(of.artifacts[0].key, 0.2))
+    assert (now.published, len(now.plan.artifacts)) == (2, 2)
+    told(now, JobStarted(done.key, "a"), JobFinished(done.key, 0.2))  # once more, as --force has it
+    assert (now.published, len(now.plan.artifacts)) == (2, 2)
 
 
 def test_a_cell_of_two_artifacts_is_carried_out_once_and_counts_for_both() -> None:
     shared = cell("the same", shape())
     now = standing(plan(artifact("one", shared), artifact("two", shared)))
-    assert now.counts()["waiting"] == 2
-    assert told(now, Begun(shared.key, "a"), Ended(shared.key, 1.0)).counts()["built"] == 2
+    assert counts(now)["queued"] == 2
+    assert counts(told(now, JobStarted(shared.key, "a"), JobFinished(shared.key, 1.0)))["built"] == 2
 
 
 EVENTS = st.sampled_from(
-    [event for event in course(matrix(2, [1], [64, 128])) for event in (event, Ended(event.key, 1.0, fault=NO_SPACE))]
+    [
+        event
+        for event in course(matrix(2, [1], [64, 128]))
+        for event in (event, JobFinished(event.key, 1.0, failure=NO_SPACE))
+    ]
 )
 
 
@@ -87,7 +101,7 @@ def test_whatever_comes_in_whatever_order_no_cell_is_lost(events: list[Event]) -
     now = told(standing(matrix(2, [1], [64, 128])), *events)
     assert sum(now.counts().values()) == 4
     assert min(now.counts().values()) >= 0
-    assert len([one for one in now.running() if one.item.cell]) == now.counts()["running"]
+    assert len([one for one in now.running() if one.job.cell]) == counts(now)["running"]
     left = now.seconds_left()
     assert left is None or left >= 0
 
@@ -97,14 +111,14 @@ def test_the_time_left_is_the_plans_estimate_by_how_far_it_was_off_so_far() -> N
     cells = [cell("m", shape(bucket), seconds=10.0) for bucket in (64, 128, 256, 512)]
     now = standing(plan(artifact("m", *cells)), clock)
     assert now.seconds_left() == 40.0
-    told(now, Begun(cells[0].key, "a"))
+    told(now, JobStarted(cells[0].key, "a"))
     clock.time += 4
     assert now.seconds_left() == 36.0
-    told(now, Ended(cells[0].key, 20.0))
+    told(now, JobFinished(cells[0].key, 20.0))
     assert now.seconds_left() == 60.0
-    told(now, Begun(cells[1].key, "a"), Begun(cells[2].key, "b"))
+    told(now, JobStarted(cells[1].key, "a"), JobStarted(cells[2].key, "b"))
     assert now.seconds_left() == 30.0  # two at once
-    told(now, Ended(cells[1].key, 20.0), Ended(cells[2].key, 20.0), Begun(cells[3].key, "a"))
+    told(now, JobFinished(cells[1].key, 20.0), JobFinished(cells[2].key, 20.0), JobStarted(cells[3].key, "a"))
     clock.time += 5
     assert now.seconds_left() == 15.0  # the last one has nobody to share it with
 
@@ -113,37 +127,41 @@ def test_what_has_no_estimate_is_measured_by_its_size_and_until_then_not_known()
     cells = [cell("m", shape(bucket)) for bucket in (100, 300)]
     now = standing(plan(artifact("m", *cells)))
     assert now.seconds_left() is None
-    told(now, Begun(cells[0].key, "a"))
+    told(now, JobStarted(cells[0].key, "a"))
     assert now.seconds_left() is None
-    assert told(now, Ended(cells[0].key, 5.0)).seconds_left() == 15.0
+    assert told(now, JobFinished(cells[0].key, 5.0)).seconds_left() == 15.0
 
 
 # A log
 
 
 def test_a_log_has_a_line_when_something_begins_and_one_when_it_ends(capsys: Captured) -> None:
-    of = plan(artifact("acme/tiny", cell("t", shape(64)), cell("t", shape(128)), cell("t", shape(256), "committed")))
+    of = plan(
+        artifact("acme/tiny", cell("t", shape(64)), cell("t", shape(128)), cell("t", shape(256), CellStatus.COMMITTED))
+    )
     failing = of.artifacts[0].cells[1].key
-    with watch(Console(), of) as watched:
-        for event in course(of, faults={failing: TOO_LARGE}):
-            watched.handle(event)
+    state = standing(of)
+    with live_view(Console(), state):
+        for event in course(of, failures={failing: TOO_LARGE}):
+            state.apply(event)
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.splitlines() == [
-        "  [1/3] begin   acme/tiny, forward-b1-s64 on local-1",
+        "  [1/3] start   acme/tiny, forward-b1-s64 on local-1",
         "  [2/3] built   acme/tiny, forward-b1-s64 in 2.0 s, 3.0 MB",
-        "  [2/3] begin   acme/tiny, forward-b1-s128 on local-1",
+        "  [2/3] start   acme/tiny, forward-b1-s128 on local-1",
         "  [3/3] failed  acme/tiny, forward-b1-s128 in 2.0 s: it needs 19.2 GB and a core holds 16 GB; pass --tp 4",
     ]
 
 
 def test_a_log_has_one_line_for_an_artifact_and_the_steps_of_a_single_program(capsys: Captured) -> None:
     of = matrix(1, [1], [64])
-    with watch(Console(), of) as watched:
+    state = standing(of)
+    with live_view(Console(), state):
         for event in course(of):
-            watched.handle(event)
+            state.apply(event)
     assert capsys.readouterr().err.splitlines() == [
-        "  [0/1] begin   acme/model-0, forward-b1-s64 on local-1",
+        "  [0/1] start   acme/model-0, forward-b1-s64 on local-1",
         "  compile",
         "  [1/1] built   acme/model-0, forward-b1-s64 in 2.0 s, 3.0 MB",
         "  [1/1] publish acme/model-0 in 0.5 s",
@@ -153,32 +171,35 @@ def test_a_log_has_one_line_for_an_artifact_and_the_steps_of_a_single_program(ca
 def test_once_a_minute_a_log_names_what_runs(capsys: Captured) -> None:
     clock = Clock()
     of = matrix(1, [1], range(64, 64 * 8, 64))
-    now = told(standing(of, clock), *(Begun(each.key, f"w{at}") for at, (_, each) in enumerate(of.cells()) if at < 6))
-    told(now, Said(next(of.cells())[1].key, "compile"))
+    now = told(
+        standing(of, clock), *(JobStarted(each.key, f"w{at}") for at, (_, each) in enumerate(of.cells()) if at < 6)
+    )
+    told(now, JobLog(next(of.cells())[1].key, "compile"))
     clock.time += 75
-    Lines(Console()).beat(now)
+    LineView(Console()).beat(now)
     assert capsys.readouterr().err.splitlines() == [
         "  [0/7] running acme/model-0, forward-b1-s64 (compile, 1:15 min), acme/model-0, forward-b1-s128 (1:15 min), "
         "acme/model-0, forward-b1-s192 (1:15 min), acme/model-0, forward-b1-s256 (1:15 min), 2 more"
     ]
-    Lines(Console()).beat(standing(of))
+    LineView(Console()).beat(standing(of))
     assert capsys.readouterr().err == ""  # nothing runs
 
 
 def test_the_sign_of_life_comes_without_any_event() -> None:
     heard = threading.Event()
 
-    class Impatient(JsonLines):
+    class Impatient(JsonView):
         every = 0.01
 
-        def beat(self, of: Standing) -> None:
+        def beat(self, state: BuildState) -> None:
             heard.set()
 
     of = matrix(1, [1], [64])
-    with Watch(standing(of), Impatient(Console())) as watched:
-        watched.handle(course(of)[0])
+    state = standing(of)
+    with LiveView(state, Impatient(Console())):
+        state.apply(course(of)[0])
         assert heard.wait(30)
-    assert not [thread for thread in threading.enumerate() if thread.name == "build-watch"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "build-view"]
 
 
 # A program, nobody
@@ -186,10 +207,11 @@ def test_the_sign_of_life_comes_without_any_event() -> None:
 
 def test_a_program_gets_every_event_as_it_was_with_the_counts(capsys: Captured) -> None:
     of = matrix(1, [1], [64])
-    events = course(of, faults={next(of.cells())[1].key: TOO_LARGE})
-    with watch(Console(json=True), of) as watched:
+    events = course(of, failures={next(of.cells())[1].key: TOO_LARGE})
+    state = standing(of)
+    with live_view(Console(json=True), state):
         for event in events:
-            watched.handle(event)
+            state.apply(event)
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     beside = ("title", "program", "counts", "seconds_left")
     assert [line["title"] for line in lines] == ["acme/model-0"] * 3
@@ -202,10 +224,11 @@ def test_a_program_gets_every_event_as_it_was_with_the_counts(capsys: Captured) 
 @pytest.mark.parametrize("json_too", [False, True])
 def test_nothing_is_said_to_who_asked_for_quiet_or_has_nothing_to_build(json_too: bool, capsys: Captured) -> None:
     of = matrix(1, [1], [64])
-    with watch(Console(quiet=True, json=json_too), of) as watched:
+    state = standing(of)
+    with live_view(Console(quiet=True, json=json_too), state):
         for event in course(of):
-            watched.handle(event)
-    with watch(Console(json=json_too), of):
+            state.apply(event)
+    with live_view(Console(json=json_too), standing(of)):
         pass
     assert capsys.readouterr().err == ""
 
@@ -217,18 +240,18 @@ def test_the_table_shows_who_works_on_what_and_what_failed_last() -> None:
     clock = Clock()
     cells = [cell("t", shape(bucket), seconds=60.0) for bucket in (64, 128, 256, 512)]
     now = standing(plan(artifact("acme/tiny for inf2", *cells)), clock)
-    told(now, Begun(cells[0].key, "w1"), Ended(cells[0].key, 60.0), Begun(cells[1].key, "w1"))
+    told(now, JobStarted(cells[0].key, "w1"), JobFinished(cells[0].key, 60.0), JobStarted(cells[1].key, "w1"))
     told(
         now,
-        Ended(cells[1].key, 2.0, fault=TOO_LARGE),
-        Begun(cells[2].key, "w1"),
-        Said(cells[2].key, "compile forward-b1-s256"),
+        JobFinished(cells[1].key, 2.0, failure=TOO_LARGE),
+        JobStarted(cells[2].key, "w1"),
+        JobLog(cells[2].key, "compile forward-b1-s256"),
     )
     clock.time += 41
     lines = drawn(now)
     assert lines[0].split("  ")[0] == "0 of 1 artifact published"
     assert lines[0].endswith("0:41 elapsed, about 1:19 min left")
-    assert lines[2] == "0 found  1 built  1 failed  1 running  1 waiting"
+    assert lines[2] == "0 cached  1 built  1 failed  1 running  1 queued"
     assert lines[4].split() == ["PROGRAM", "OF", "WORKER", "STEP", "TIME"]
     assert lines[5].split() == ["forward-b1-s256", "acme/tiny", "for", "inf2", "w1", "compile", "0:41"]
     assert " ".join(lines[7].split()).startswith("failed forward-b1-s128 acme/tiny for inf2 it needs 19.2 GB")
@@ -237,7 +260,7 @@ def test_the_table_shows_who_works_on_what_and_what_failed_last() -> None:
 
 def test_the_publishing_of_an_artifact_is_shown_as_such() -> None:
     of = matrix(1, [1], [64])
-    now = told(standing(of), Begun(of.artifacts[0].key, "w1"))
+    now = told(standing(of), JobStarted(of.artifacts[0].key, "w1"))
     assert drawn(now)[5].split() == ["publish", "acme/model-0", "w1", "0:00"]
 
 
@@ -246,8 +269,8 @@ def test_ten_thousand_cells_with_hundreds_at_work_fit_any_terminal(width: int, h
     of = matrix(25, range(1, 21), range(64, 64 * 21, 64))
     cells = [each for _, each in of.cells()]
     assert len(cells) == 10_000
-    now = told(standing(of), *(Begun(each.key, f"job/{at}") for at, each in enumerate(cells[:500])))
-    told(now, *(Ended(each.key, 1.0, fault=TOO_LARGE) for each in cells[:100]))
+    now = told(standing(of), *(JobStarted(each.key, f"job/{at}") for at, each in enumerate(cells[:500])))
+    told(now, *(JobFinished(each.key, 1.0, failure=TOO_LARGE) for each in cells[:100]))
     lines = drawn(now, width, height)
     assert len(lines) <= height
     assert max(map(len, lines)) <= width
@@ -257,7 +280,7 @@ def test_ten_thousand_cells_with_hundreds_at_work_fit_any_terminal(width: int, h
 def test_a_title_that_is_too_long_loses_its_middle() -> None:
     title = "somebody/a-model-with-a-very-long-name for inf2.48xlarge tp 8"
     one = cell(title, shape())
-    line = drawn(told(standing(plan(artifact(title, one))), Begun(one.key, "w")), 60)[5]
+    line = drawn(told(standing(plan(artifact(title, one))), JobStarted(one.key, "w")), 60)[5]
     assert "somebody/" in line
     assert "tp 8" in line
     assert "…" in line
@@ -266,7 +289,9 @@ def test_a_title_that_is_too_long_loses_its_middle() -> None:
 def test_markup_in_a_strangers_words_is_shown_as_it_is() -> None:
     one = cell("m", shape())
     now = told(
-        standing(plan(artifact("[red]m[/red] :smile:", one))), Begun(one.key, "w"), Said(one.key, "[bold]\x1b[2J")
+        standing(plan(artifact("[red]m[/red] :smile:", one))),
+        JobStarted(one.key, "w"),
+        JobLog(one.key, "[bold]\x1b[2J"),
     )
     line = drawn(now, 140)[5]
     assert "[red]m[/red] :smile:" in line
@@ -275,13 +300,16 @@ def test_markup_in_a_strangers_words_is_shown_as_it_is() -> None:
 
 WATCHED = """
 import signal, sys, time
-from nxpipe.pipeline.build.report.live import watch
+from nxpipe.pipeline.build.report.live import live_view
+from nxpipe.pipeline.build.status import CellStatus
 from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.build.state import BuildState
 from tests.build_report.world import course, matrix
 of = matrix(2, [1, 4], [64, 128])
-with watch(Console(), of) as watched:
+state = BuildState(of)
+with live_view(Console(), state):
     for number, event in enumerate(course(of)[:8]):
-        watched.handle(event)
+        state.apply(event)
     Console().say("a word in between")
     {then}
 print("the end", file=sys.stderr)
@@ -310,14 +338,14 @@ def on_a_terminal(then: str, act: Callable[[int], object]) -> tuple[Screen, byte
 
 def test_a_build_that_is_over_leaves_nothing_of_its_table_on_the_terminal() -> None:
     seen, said = on_a_terminal("", lambda _: None)
-    assert b"7 waiting" in said
+    assert b"7 queued" in said
     assert seen.lines == ["a word in between", "the end"]
     assert seen.cursor_is_seen
 
 
 def test_ctrl_c_leaves_nothing_of_the_table_on_the_terminal() -> None:
     seen, said = on_a_terminal("time.sleep(60)", lambda child: os.kill(child, 2))
-    assert b"7 waiting" in said
+    assert b"7 queued" in said
     assert seen.lines[0] == "a word in between"
     assert seen.lines[1].startswith("Traceback")
     assert seen.lines[-1] == "KeyboardInterrupt"
@@ -339,17 +367,19 @@ def test_a_terminal_that_cannot_draw_gets_lines(
     if not setting:
         monkeypatch.delenv("TERM")
     of = matrix(1, [1], [64])
-    with watch(Console(), of) as watched:
-        watched.handle(course(of)[0])
-    assert capsys.readouterr().err == "  [0/1] begin   acme/model-0, forward-b1-s64 on local-1\n"
+    state = standing(of)
+    with live_view(Console(), state):
+        state.apply(course(of)[0])
+    assert capsys.readouterr().err == "  [0/1] start   acme/model-0, forward-b1-s64 on local-1\n"
 
 
 def test_rich_is_imported_only_for_a_terminal() -> None:
     code = (
-        "import sys; from nxpipe.pipeline.build.report import live, plan_text, summary, github, keeping; "
+        "import sys; from nxpipe.pipeline.build.report import live, plan_text, summary, github, document; "
+        "from nxpipe.pipeline.build.state import BuildState; "
         "from nxpipe.pipeline.util.console import Console; from tests.build_report.world import matrix, course; "
-        "of = matrix(1, [1], [64]); watched = live.watch(Console(), of); "
-        "watched.handle(course(of)[0]); watched.close(); "
+        "of = matrix(1, [1], [64]); state = BuildState(of); "
+        "watched = live.live_view(Console(), state); watched.handle(course(of)[0]); watched.close(); "
         "print(*(name for name in ('rich', 'torch', 'transformers', 'boto3', 'numpy') if name in sys.modules))"
     )
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

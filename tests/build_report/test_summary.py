@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.pipeline.build.events import Ended, Fault
-from nxpipe.pipeline.build.report.reasons import missing, tallied
-from nxpipe.pipeline.build.report.summary import summary
-from nxpipe.pipeline.build.results import Results
+from nxpipe.pipeline.build.jobs import JobFinished
+from nxpipe.pipeline.build.report.summary import missing_groups, status_counts, summary
+from nxpipe.pipeline.build.state import Results
+from nxpipe.pipeline.build.status import CellStatus, Failure, FailureClass
 from nxpipe.pipeline.util.escape import unstyled
 from tests.build_report.world import NO_SPACE, TOO_LARGE, artifact, cell, course, ends, matrix, plan, results, shape
 
@@ -30,29 +30,30 @@ def test_every_missing_cell_is_named_below_its_reason_with_a_way_out() -> None:
     of = matrix(3, [1], [64, 128, 256])
     broken, full, untried = of.artifacts
     done = [
-        Ended(broken.cells[0].key, 2.0),
-        Ended(broken.cells[1].key, 2.0, fault=TOO_LARGE),
-        Ended(broken.cells[2].key, 2.0, fault=TOO_LARGE),
-        Ended(full.cells[0].key, 2.0, fault=NO_SPACE),
+        JobFinished(broken.cells[0].key, 2.0),
+        JobFinished(broken.cells[1].key, 2.0, failure=TOO_LARGE),
+        JobFinished(broken.cells[2].key, 2.0, failure=TOO_LARGE),
+        JobFinished(full.cells[0].key, 2.0, failure=NO_SPACE),
     ]
     assert said(results(of, done, attempts={full.cells[0].key: 3}))[1:] == [
         "",
         "failed does-not-fit: it needs 19.2 GB and a core holds 16 GB; pass --tp 4",
         "  acme/model-0, forward-b1-s{128,256}",
-        "  way out: Use the tensor-parallel degree or the target that `nxpipe check` reports.",
+        "  fix: Choose the tensor-parallel degree or the target that the report of `nxpipe check` names.",
         "",
         "failed system: no space left on the disk; free some",
         "  acme/model-1, forward-b1-s64  (3 attempts)",
-        "  way out: Mend what the message names, then run the same command again: what is there is not built again.",
+        "  fix: Fix the cause that the message names, then run the same command again: what is in the store is not "
+        "built again.",
         "",
-        "not tried: it was not tried after another had failed",
+        "not tried: not started after another cell had failed",
         "  acme/model-1, forward-b1-s{128,256}",
         "  acme/model-2, forward-b1-s{64,128,256}",
-        "  way out: Mend that one and run the same command again, or run it with `--keep-going`.",
+        "  fix: Fix that one and run the same command again, or run it with `--keep-going`.",
         "",
-        "waiting: it is made and kept, but its artifact cannot be published without the others",
+        "blocked: it is built and in the store, but its artifact cannot be published without the others",
         "  acme/model-0, forward-b1-s64",
-        "  way out: Mend the others; this one is not made again.",
+        "  fix: Fix the others; this one is not built again.",
     ]
     assert untried.key not in {each.key for each in done}
 
@@ -61,62 +62,71 @@ def test_an_interrupted_build_says_so_of_what_it_did_not_come_to() -> None:
     of = results(matrix(1, [1], [64]), interrupted=True)
     lines = said(of)
     assert lines[0].startswith("interrupted: 1 program: 1 not tried; 0 of 1 artifact published")
-    assert lines[2] == "not tried: the build was interrupted before its turn"
-    assert lines[4] == "  way out: Run the same command again; it resumes."
+    assert lines[2] == "not tried: the build was interrupted before it started"
+    assert lines[4] == "  fix: Run the same command again: it resumes."
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_what_was_not_tried_again_has_not_failed_and_is_told_with_what_it_met(interrupted: bool) -> None:
     of = matrix(1, [1], [64, 128])
     flaky, broken = (one.key for _, one in of.cells())
-    done = [Ended(flaky, 2.0, fault=NO_SPACE), Ended(broken, 2.0, fault=TOO_LARGE)]
-    lines = said(results(of, done, interrupted=interrupted, put_off={flaky}))
+    done = [JobFinished(flaky, 2.0, failure=NO_SPACE), JobFinished(broken, 2.0, failure=TOO_LARGE)]
+    lines = said(results(of, done, interrupted=interrupted, retrying={flaky}))
     assert "2 programs: 1 failed, 1 not retried;" in lines[0]
     why, way_out = (
-        ("the build was interrupted before another attempt was over", "Run the same command again; it resumes.")
+        ("the build was interrupted before the next attempt ended", "Run the same command again: it resumes.")
         if interrupted
         else (
-            "it was not tried again after another had failed",
-            "Mend that one and run the same command again, or run it with `--keep-going`.",
+            "not retried after another cell had failed",
+            "Fix that one and run the same command again, or run it with `--keep-going`.",
         )
     )
     assert lines[6:] == [
-        f"not retried: {why}; its last attempt met: {NO_SPACE.message}",
+        f"not retried: {why}; its last attempt failed: {NO_SPACE.message}",
         "  acme/model-0, forward-b1-s64",
-        f"  way out: {way_out}",
+        f"  fix: {way_out}",
     ]
 
 
 def test_what_was_ended_by_a_limit_is_told_of_the_options_that_raise_it() -> None:
     one = cell("m", shape())
-    fault = Fault("limit", "TimedOut", "it took more than 60 s", 30)
+    failure = Failure(FailureClass.LIMIT, "TimedOut", "it took more than 60 s", 30)
     assert (
         "`--timeout` or `--memory-limit`"
-        in said(results(plan(artifact("m", one)), [Ended(one.key, 60, fault=fault)]))[-1]
+        in said(results(plan(artifact("m", one)), [JobFinished(one.key, 60, failure=failure)]))[-1]
     )
 
 
 def test_an_artifact_that_could_not_be_published_is_missing_with_all_its_cells() -> None:
     of = matrix(1, [1], [64, 128])
-    done = [*(Ended(one.key, 1.0) for _, one in of.cells()), Ended(of.artifacts[0].key, 0.1, fault=NO_SPACE)]
-    (lack,) = missing(results(of, done))
-    assert (lack.reason.became, lack.cells, [lot.name for lot in lack.lots]) == ("failed", 2, ["forward-b1-s{64,128}"])
+    done = [
+        *(JobFinished(one.key, 1.0) for _, one in of.cells()),
+        JobFinished(of.artifacts[0].key, 0.1, failure=NO_SPACE),
+    ]
+    (lack,) = missing_groups(results(of, done))
+    assert (lack.reason.status, lack.cells, [lot.name for lot in lack.groups]) == (
+        CellStatus.FAILED,
+        2,
+        ["forward-b1-s{64,128}"],
+    )
 
 
 def test_reasons_that_differ_only_in_the_bucket_they_name_are_one() -> None:
-    def refused(bucket: int) -> Fault:
-        return Fault("deterministic", "BuildRefused", f"a bucket of {bucket} tokens, and 512 at most", 11)
+    def refused(bucket: int) -> Failure:
+        return Failure(FailureClass.DETERMINISTIC, "BuildRefused", f"a bucket of {bucket} tokens, and 512 at most", 11)
 
-    cells = [cell("m", shape(bucket), "refused", fault=refused(bucket)) for bucket in (1024, 2048)]
+    cells = [cell("m", shape(bucket), CellStatus.REFUSED, failure=refused(bucket)) for bucket in (1024, 2048)]
     of = results(plan(replace(artifact("m", *cells), key="")))
-    (lack,) = missing(of)
+    (lack,) = missing_groups(of)
     assert lack.reason.text == "a bucket of N tokens, and 512 at most"
-    assert [lot.name for lot in lack.lots] == ["forward-b1-s{1024,2048}"]
-    (alone,) = missing(results(plan(artifact("m", cells[0]))))
+    assert [lot.name for lot in lack.groups] == ["forward-b1-s{1024,2048}"]
+    (alone,) = missing_groups(results(plan(artifact("m", cells[0]))))
     assert alone.reason.text == "a bucket of 1024 tokens, and 512 at most"
 
 
-@pytest.mark.parametrize("state", ["published", "committed"])
-def test_what_the_store_had_is_found_or_waits_for_its_artifact(state: str) -> None:
-    of = matrix(1, [1], [64], state)  # type: ignore[arg-type]
-    assert tallied(results(of)) == ({"found": 1} if state == "published" else {"waiting": 1})
+@pytest.mark.parametrize(
+    ("planned", "at_the_end"),
+    [(CellStatus.PUBLISHED, CellStatus.CACHED), (CellStatus.COMMITTED, CellStatus.BLOCKED)],
+)
+def test_what_the_store_had_is_cached_or_waits_for_its_artifact(planned: CellStatus, at_the_end: CellStatus) -> None:
+    assert status_counts(results(matrix(1, [1], [64], planned))) == {at_the_end: 1}

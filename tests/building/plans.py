@@ -5,28 +5,29 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.build.events import Fault, Sort
-from nxpipe.pipeline.build.planned import Plan, PlannedArtifact, PlannedCell, State
-from nxpipe.pipeline.order import Order
-from nxpipe.pipeline.request import Shape
+from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact, PlannedCell
+from nxpipe.pipeline.build.status import CellStatus, Failure, FailureClass
+from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.spec import ModelSpec
+from nxpipe.pipeline.models.thresholds import Thresholds
+from nxpipe.pipeline.models.weights import WeightsSource
 from nxpipe.pipeline.util.exit_codes import STORE
-from nxpipe.pipeline.verify.verify import Thresholds
 
 THRESHOLDS = Thresholds(0.9, 0.1)
-ASKED = Asked(Order("m", None, None, "inf2.xlarge", 1, None, (1,), None, "none", "bf16", "random:0"))
-REMEMBERED = Fault("deterministic", "BuildRefused", "it failed before", 11)
+SEED = WeightsSource.parse("random:0")
+ASKED = ModelSpec("m", None, None, "inf2.xlarge", 1, None, (1,), None, "none", "bf16", SEED)
+REMEMBERED = Failure(FailureClass.DETERMINISTIC, "BuildRefused", "it failed before", 11)
 
 
 @dataclass(frozen=True)
 class Course:
     """What a build meets: how each attempt at each item ends. What is not in it ends well."""
 
-    plan: Plan
-    faults: Mapping[str, Sequence[Fault | None]]
+    plan: BuildPlan
+    failures: Mapping[str, Sequence[Failure | None]]
 
-    def end(self, key: str, attempt: int) -> Fault | None:
-        told = self.faults.get(key, ())
+    def end(self, key: str, attempt: int) -> Failure | None:
+        told = self.failures.get(key, ())
         return told[attempt] if attempt < len(told) else None
 
 
@@ -34,32 +35,32 @@ def artifact(key: str, *cells: PlannedCell) -> PlannedArtifact:
     return PlannedArtifact(key, key, ASKED, cells, memory=1)
 
 
-def cell(key: str, state: State = "to do", work: float = 1.0) -> PlannedCell:
-    fault = REMEMBERED if state in ("failed", "refused") else None
-    return PlannedCell(key, Shape("forward", 1, 8), state, work=work, fault=fault)
+def cell(key: str, status: CellStatus = CellStatus.QUEUED, work: float = 1.0) -> PlannedCell:
+    failure = REMEMBERED if status in (CellStatus.FAILED, CellStatus.REFUSED) else None
+    return PlannedCell(key, Shape("forward", 1, 8), status, work=work, failure=failure)
 
 
-def fault(sort: Sort, code: int = 11) -> Fault:
-    return Fault(sort, "Error", f"a fault that is {sort}", code)
+def failure(failure_class: FailureClass, code: int = 11) -> Failure:
+    return Failure(failure_class, "Error", f"a failure that is {failure_class.value}", code)
 
 
 FAULTS = st.one_of(
     st.none(),
-    st.builds(fault, st.sampled_from(("deterministic", "environmental", "limit", "here")), st.sampled_from((11, 30))),
-    st.just(fault("environmental", STORE.number)),
+    st.builds(failure, st.sampled_from(FailureClass), st.sampled_from((11, 30))),
+    st.just(failure(FailureClass.RETRYABLE, STORE.number)),
 )
 
 
 @st.composite
 def courses(draw: st.DrawFn) -> Course:
     names = [f"cell {number}" for number in range(draw(st.integers(1, 7)))]
-    states: st.SearchStrategy[State] = st.sampled_from(("to do", "to do", "to do", "committed", "failed"))
-    known = {name: cell(name, draw(states), draw(st.integers(0, 3))) for name in names}
+    statuses = st.sampled_from([*[CellStatus.QUEUED] * 3, CellStatus.COMMITTED, CellStatus.FAILED])
+    known = {name: cell(name, draw(statuses), draw(st.integers(0, 3))) for name in names}
     artifacts = [_artifact(draw, number, known) for number in range(draw(st.integers(1, 4)))]
     keys = [*names, *(each.key for each in artifacts)]
     told = st.lists(FAULTS, min_size=1, max_size=4)
-    faults = draw(st.dictionaries(st.sampled_from(keys), told, max_size=3))
-    return Course(Plan("file:///nowhere", tuple(artifacts)), faults)
+    failures = draw(st.dictionaries(st.sampled_from(keys), told, max_size=3))
+    return Course(BuildPlan("file:///nowhere", tuple(artifacts)), failures)
 
 
 def _artifact(draw: st.DrawFn, number: int, known: Mapping[str, PlannedCell]) -> PlannedArtifact:
@@ -67,7 +68,7 @@ def _artifact(draw: st.DrawFn, number: int, known: Mapping[str, PlannedCell]) ->
     cells = [known[name] for name in some]
     kind = draw(st.sampled_from(("open", "open", "open", "published", "refused")))
     if kind == "published":
-        cells = [cell(each.key, "published") for each in cells]
+        cells = [cell(each.key, CellStatus.PUBLISHED) for each in cells]
     if kind == "refused":
-        return artifact("", *(cell("", "refused") for _ in cells))
+        return artifact("", *(cell("", CellStatus.REFUSED) for _ in cells))
     return artifact(f"artifact {number}", *cells)

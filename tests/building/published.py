@@ -8,9 +8,9 @@ from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.manifest import Executable, Manifest, ModelRef
 from nxpipe.artifact_store.record import ActionRecord
-from nxpipe.pipeline.build.matrix import of_file
+from nxpipe.pipeline.build.matrix import specs_of_config
+from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.config import load_config
-from nxpipe.pipeline.request import BuildRequest
 from tests.artifact_store.samples import evidence
 
 
@@ -18,8 +18,8 @@ def publish_all(folder: Path) -> None:
     """All that nxpipe.toml describes; without the flushes to the disk, which would take minutes for thousands."""
     store = open_store(f"file://{folder}/store")
     config = load_config(folder / "nxpipe.toml", {})
-    for asked in of_file(config, (), folder):
-        request = asked.request()
+    for asked in specs_of_config(config, (), folder):
+        request = BuildSpec.of(asked)
         manifest = Manifest(
             model=ModelRef(id=request.source.id, revision=None, task=request.source.task),
             target=request.target.compiler_target,
@@ -33,7 +33,7 @@ def publish_all(folder: Path) -> None:
         store.records.create(ActionRecord.of(manifest, store.put_blob(manifest.to_bytes())))
 
 
-def _programs(request: BuildRequest, program: Blob) -> Iterator[Executable]:
+def _programs(request: BuildSpec, program: Blob) -> Iterator[Executable]:
     for shape in sorted(request.shapes):
         yield Executable(
             name=shape.name,

@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nxpipe.emulator.hardware import instance
-from nxpipe.pipeline.build.size import memory_of, parameters_of, work_of
-from nxpipe.pipeline.build.timings import Timings
-from nxpipe.pipeline.models.source import ModelSource
+from nxpipe.pipeline.build.estimates import Timings, cell_work, parameters_of, worker_memory
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.source import PretrainedModel
 from nxpipe.pipeline.models.weights import RandomWeights
-from nxpipe.pipeline.request import BuildRequest, Shape
 from tests.pipeline.conftest import BERT, LLAMA
 
 SIZES = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size")
 
 
-def request(config: dict[str, Any], *shapes: Shape) -> BuildRequest:
-    return BuildRequest(ModelSource("m", None, config, "fill-mask", None), RandomWeights(0), shapes, INF2)
+def request(config: dict[str, Any], *shapes: Shape) -> BuildSpec:
+    return BuildSpec(PretrainedModel("m", None, config, "fill-mask", None), RandomWeights(0), shapes, INF2)
 
 
 INF2 = instance("inf2.xlarge")
@@ -33,8 +33,8 @@ FORWARD = Shape("forward", 1, 32)
 def test_a_larger_model_is_more_work_and_takes_more_memory(config: dict[str, Any], name: str, factor: int) -> None:
     small, large = (request(of, FORWARD) for of in (config, config | {name: config[name] * factor}))
     assert parameters_of(small.source.config) < parameters_of(large.source.config)
-    assert work_of(small, FORWARD) < work_of(large, FORWARD)
-    assert memory_of(small) < memory_of(large)
+    assert cell_work(small, FORWARD) < cell_work(large, FORWARD)
+    assert worker_memory(small) < worker_memory(large)
 
 
 @given(st.integers(1, 64), st.integers(1, 4096), st.integers(2, 8))
@@ -43,9 +43,9 @@ def test_a_larger_batch_or_bucket_is_more_work_and_a_decode_less_than_its_prefil
 ) -> None:
     of = request(LLAMA)
     prefill = Shape("prefill", batch, sequence)
-    assert work_of(of, prefill) < work_of(of, replace(prefill, batch=batch * factor))
-    assert work_of(of, prefill) < work_of(of, replace(prefill, sequence=sequence * factor))
-    assert work_of(of, Shape("decode", batch, sequence)) <= work_of(of, prefill)
+    assert cell_work(of, prefill) < cell_work(of, replace(prefill, batch=batch * factor))
+    assert cell_work(of, prefill) < cell_work(of, replace(prefill, sequence=sequence * factor))
+    assert cell_work(of, Shape("decode", batch, sequence)) <= cell_work(of, prefill)
 
 
 @given(st.integers(1, 40))
@@ -61,8 +61,8 @@ def test_the_parts_of_a_composite_are_added_up(layers: int) -> None:
     )
 )
 def test_a_configuration_that_says_nothing_of_its_size_has_one_all_the_same(config: dict[str, Any]) -> None:
-    assert work_of(request(config), FORWARD) > 0
-    assert memory_of(request(config)) > 0
+    assert cell_work(request(config), FORWARD) > 0
+    assert worker_memory(request(config)) > 0
 
 
 @pytest.mark.parametrize(

@@ -63,11 +63,14 @@ def dies_again_and_again(world: World) -> Answer:
 
 CASES = {
     "a worker takes too much memory": Case(
-        takes_too_much_memory, SYSTEM.number, r"took .* MB of memory, and 21\.0 MB are allowed; .*--memory-limit", 0
+        takes_too_much_memory,
+        SYSTEM.number,
+        r"uses .* MB of memory, more than .* 21\.0 MB; .*--memory-limit",
+        0,
     ),
-    "a compiler hangs": Case(hangs, COMPILE.number, r"not done after 1\d s; allow more with --timeout", 2),
+    "a compiler hangs": Case(hangs, COMPILE.number, r"not finished after 1\d s; allow more with --timeout", 2),
     "workers are killed": Case(
-        dies_again_and_again, SYSTEM.number, r"was ended by SIGKILL, as the kernel does when memory runs out", 0
+        dies_again_and_again, SYSTEM.number, r"was killed by SIGKILL, as the kernel does when memory runs out", 0
     ),
 }
 

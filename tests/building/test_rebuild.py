@@ -13,14 +13,16 @@ import pytest
 from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.builds import step_result
 from nxpipe.artifact_store.layout import PARTS, action_path, blob_path, part_path
-from nxpipe.pipeline.build.agenda import Agenda
-from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.build.drive import Policy, drive
-from nxpipe.pipeline.build.executors.inline import InlineExecutor
+from nxpipe.pipeline.build.estimates import Timings
 from nxpipe.pipeline.build.plan import make_plan
-from nxpipe.pipeline.build.timings import Timings
-from nxpipe.pipeline.order import Order
-from nxpipe.pipeline.request import digest_of
+from nxpipe.pipeline.build.scheduler import JobQueue, RetryPolicy, run_jobs
+from nxpipe.pipeline.build.state import BuildState
+from nxpipe.pipeline.build.status import REPORT_WORDS
+from nxpipe.pipeline.build.worker import InlineExecutor
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.spec import ModelSpec
+from nxpipe.pipeline.models.versions import digest_of
+from nxpipe.pipeline.models.weights import WeightsSource
 from tests.building.plans import THRESHOLDS
 from tests.building.published import publish_all
 from tests.building.world import World, described, model_text, saved_world
@@ -35,16 +37,16 @@ class Here:
     """A model that is built in this process, where torch is loaded once for all builds."""
 
     store: Store
-    order: Order
+    order: ModelSpec
 
     def fates(self, **changes: object) -> dict[str, str]:
         """By program."""
-        asked = Asked(replace(self.order, **changes))  # type: ignore[arg-type]
+        asked = replace(self.order, **changes)  # type: ignore[arg-type]
         plan = make_plan([asked], self.store, THRESHOLDS, Timings(Path("no file")))
-        executor = InlineExecutor(lambda event: None)
-        results = drive(plan, Agenda.of(plan, THRESHOLDS), executor, Policy(retries=0), lambda event: None)
+        state = BuildState(plan)
+        results = run_jobs(state, JobQueue.of(plan, THRESHOLDS), InlineExecutor(state.apply), RetryPolicy(retries=0))
         assert results.exit_code == 0, results.missing()
-        return {one.cell.shape.name: one.fate for one in results.cells()}
+        return {one.cell.shape.name: REPORT_WORDS[one.status] for one in results.cells()}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,8 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Here:
     folder = tmp_path_factory.mktemp("here")
     model = write_model(folder / "bert", BERT | {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16})
     task = "feature-extraction"
-    order = Order(str(model), None, task, "inf2.xlarge", 1, None, (1,), (8, 16), "matmult", "bf16", "random:0")
+    seed = WeightsSource.parse("random:0")
+    order = ModelSpec(str(model), None, task, "inf2.xlarge", 1, None, (1,), (8, 16), "matmult", "bf16", seed)
     built = Here(open_store(str(folder / "store")), order)
     assert built.fates() == {"forward-b1-s8": "built", "forward-b1-s16": "built"}
     return built
@@ -66,10 +69,10 @@ def test_a_changed_bucket_is_the_only_one_that_is_compiled(here: Here) -> None:
 
 def test_new_weights_are_verified_and_nothing_is_compiled_for_them(here: Here) -> None:
     before = set(here.store.backend.paths(PARTS))
-    changed = replace(here.order, weights="random:1")
-    request = Asked(changed).request()
+    changed = replace(here.order, weights=WeightsSource.parse("random:1"))
+    request = BuildSpec.of(changed)
     assert {part_path(request.program_key(shape)) for shape in request.shapes} <= before
-    assert set(here.fates(weights="random:1").values()) == {"built"}
+    assert set(here.fates(weights=changed.weights).values()) == {"built"}
     new = set(here.store.backend.paths(PARTS)) - before
     assert new == {part_path(request.evidence_key(shape)) for shape in request.shapes}
 
@@ -77,7 +80,7 @@ def test_new_weights_are_verified_and_nothing_is_compiled_for_them(here: Here) -
 def test_a_committed_cell_that_has_lost_a_blob_is_made_anew_when_its_artifact_is_published(here: Here) -> None:
     """No listing shows it: what was planned is to publish."""
     assert here.fates(buckets=(32,)) == {"forward-b1-s32": "built"}
-    request = Asked(replace(here.order, buckets=(32,))).request()
+    request = BuildSpec.of(replace(here.order, buckets=(32,)))
     part = step_result(here.store, request.program_key(request.shapes[0]))
     assert part is not None
     root = Path(here.store.url.removeprefix("file://"))
@@ -153,4 +156,4 @@ def test_no_cluster_is_started_for_a_build_that_has_nothing_to_do(tmp_path: Path
     world.build_all()
     assert world.build("--executor", "ray", "--address", "127.0.0.1:1").code == 0
     refused = world.build("--executor", "ray", "--address", "127.0.0.1:1", "--force")
-    assert (refused.code, "No Ray cluster" in refused.err) == (17, True)
+    assert (refused.code, "no Ray cluster" in refused.err) == (17, True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from hypothesis import strategies as st
 
-from nxpipe.emulator.core import Machine
+from nxpipe.emulator.core.machine import Machine
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, index
 from nxpipe.emulator.isa.dma import DmaCopy

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nxpipe.emulator.core import Deadlock, Machine, OutOfBounds, Race, SumNotBegun, Unwritten
-from nxpipe.emulator.core.faults import MalformedInstruction
+from nxpipe.emulator.core.faults import Deadlock, MalformedInstruction, OutOfBounds, Race, SumNotBegun, Unwritten
+from nxpipe.emulator.core.machine import Machine
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, index
 from nxpipe.emulator.isa.dma import DmaCopy

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxpipe.emulator.core import Machine, Unwritten
+from nxpipe.emulator.core.faults import Unwritten
+from nxpipe.emulator.core.machine import Machine
 from nxpipe.emulator.errors import ExecutionError, MissingTensor, WrongTensor
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, index

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxpipe.emulator.core import Machine
+from nxpipe.emulator.core.machine import Machine
 from nxpipe.emulator.errors import IndexOutOfRange
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxpipe.emulator.core import Machine, MachineFault
+from nxpipe.emulator.core.faults import MachineFault
+from nxpipe.emulator.core.machine import Machine
 from nxpipe.emulator.errors import OptionsInvalid
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, index, rotating_offset

@@ -11,7 +11,7 @@ from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.passes import PassOptions, run_passes
-from nxpipe.emulator.run.ranks import LoadedProgram, LoadedRanks
+from nxpipe.emulator.run.fast import LoadedProgram, LoadedRanks
 from tests.emulator.models import captured, relative_error
 
 _WORDS = {"vocab_size": 96, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

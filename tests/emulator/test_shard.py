@@ -21,10 +21,9 @@ from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import AllGather, AllReduce, Binary, Linear, RankSlice, Unary
 from nxpipe.emulator.passes import PassOptions, run_passes
 from nxpipe.emulator.passes.shard import DegreeImpossible, Division, divide, plan
-from nxpipe.emulator.passes.shard.collectives import merge_sums
+from nxpipe.emulator.passes.shard.apply import merge_sums
 from nxpipe.emulator.passes.shard.plan import ShardPlan
-from nxpipe.emulator.run.fast import execute
-from nxpipe.emulator.run.ranks import LoadedRanks
+from nxpipe.emulator.run.fast import LoadedRanks, execute
 from tests.emulator.divided_models import (
     FAMILIES,
     arguments,

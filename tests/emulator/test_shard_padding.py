@@ -21,9 +21,8 @@ from nxpipe.emulator.ops import Binary, Linear, Operator, RankSlice, Reduce, Res
 from nxpipe.emulator.ops.collective import Share, stretches, uneven
 from nxpipe.emulator.passes import PassOptions, run_passes
 from nxpipe.emulator.passes.shard import NO_PADDING, DegreeImpossible, Sharding, padding, plan
-from nxpipe.emulator.run.fast import execute
+from nxpipe.emulator.run.fast import LoadedProgram, execute
 from nxpipe.emulator.run.isa import Isa
-from nxpipe.emulator.run.ranks import LoadedProgram
 from tests.emulator.divided_models import arguments, blank_states, lowered, request, together, worst_error
 from tests.emulator.models import captured, weights
 

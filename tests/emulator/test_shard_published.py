@@ -11,8 +11,7 @@ from nxpipe.emulator.compile import compile_program
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.passes import PassOptions, run_passes
 from nxpipe.emulator.passes.shard import divide, plan
-from nxpipe.emulator.run.fast import execute
-from nxpipe.emulator.run.ranks import LoadedProgram, LoadedRanks
+from nxpipe.emulator.run.fast import LoadedProgram, LoadedRanks, execute
 from tests.emulator.divided_models import GROUPED, lowered, request, worst_error
 from tests.emulator.models import captured, weights
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from nxpipe.emulator.errors import ExecutableInvalid
-from nxpipe.emulator.executable.container import BODY, Section, packed, unpacked
+from nxpipe.emulator.executable.executable import BODY, Section, packed, unpacked
 
 Damage = Callable[[random.Random, bytes, Sequence[bytes]], bytes]
 

@@ -13,8 +13,19 @@ from hypothesis import strategies as st
 from nxpipe.emulator.errors import ExecutableInvalid
 from nxpipe.emulator.executable import code
 from nxpipe.emulator.executable.code import kind_of
-from nxpipe.emulator.executable.container import BODY, LONGEST_FILE, MAGIC, VERSION, Section, packed
-from nxpipe.emulator.executable.executable import LARGE_CONSTANT, Executable, from_bytes, read, to_bytes
+from nxpipe.emulator.executable.executable import (
+    BODY,
+    LARGE_CONSTANT,
+    LONGEST_FILE,
+    MAGIC,
+    VERSION,
+    Executable,
+    Section,
+    from_bytes,
+    packed,
+    read,
+    to_bytes,
+)
 from nxpipe.emulator.executable.field_codecs import LONGEST_TEXT, Reader, Writer
 from nxpipe.emulator.executable.tables import MOST_RANKS, MOST_TENSORS
 from nxpipe.emulator.ir.types import DType
@@ -156,7 +167,7 @@ def test_limits_are_those_of_the_page() -> None:
         "instructions and loops in the text": code.MOST_STEPS,
         "loops around an instruction": code.MOST_LOOPS,
         "terms of an affine number": code.MOST_TERMS,
-        "turns of an affine number": code.MOST_TURNS,
+        "turns of an affine number": code.MOST_ROTATIONS,
         "axes of a place, and step sizes": code.MOST_AXES,
         "waits of an instruction": code.MOST_WAITS,
         "terms of all waits together": code.MOST_TERMS_OF_WAITS,
@@ -164,7 +175,7 @@ def test_limits_are_those_of_the_page() -> None:
         "elements of a tensor": 2**48,
         "tensors of a buffer": MOST_TENSORS,
         "parts of a divided axis, and ranks": MOST_RANKS,
-        "instructions carried out in one run": code.MOST_CARRIED_OUT,
+        "instructions carried out in one run": code.MOST_EXECUTED,
     }
     assert f"at most {LONGEST_FILE >> 20} MiB" in PAGE
     assert f"at most {LONGEST_TEXT}" in PAGE
@@ -184,7 +195,7 @@ def test_sixteen_loops_are_enough_and_seventeen_too_many() -> None:
 
 
 def test_a_run_that_never_ends_is_refused() -> None:
-    with pytest.raises(ExecutableInvalid, match="carries out more than"):
+    with pytest.raises(ExecutableInvalid, match="executes more than"):
         to_bytes(nested(4, 2**11))
 
 
@@ -194,7 +205,7 @@ def test_a_loop_that_lies_about_its_body_is_refused() -> None:
     at = code.index(b"vector") + len(b"vector")
     assert code[at] == 2
     lie = code[:at] + b"\x03" + code[at + 1 :]
-    with pytest.raises(ExecutableInvalid, match="as many instructions as it says") as fault:
+    with pytest.raises(ExecutableInvalid, match="instruction counts of a loop") as fault:
         from_bytes(with_section(program(Loop(3, (memset(), memset()))), Section.CODE, lie))
     assert fault.value.offset == BODY + good[BODY:].index(code) + len(code)
 
@@ -228,8 +239,8 @@ def test_totals_are_those_of_the_code() -> None:
         (Section.DIVISIONS, numbers(1, 1, 0, 1, 127, 1, 1, 128), "does not fit buffer 0"),  # longer than all there is
         (Section.DIVISIONS, numbers(1, 1, 0, 1, 128, 1, 2, 64), "does not fit buffer 0"),  # more slots than parts
         (Section.DIVISIONS, numbers(1, 1, 0, 2, 128, 1, 1, 128, 0, 1, 2**62, 0), "does not fit buffer 0"),
-        (Section.DIVISIONS, numbers(1, 9, 0, 1, 128, 1, 1, 128), "buffer 8 among 1"),
-        (Section.CONSTANTS, numbers(1) + hashlib.sha256(b"abc").digest() + numbers(3) + b"abc", "no buffer holds"),
+        (Section.DIVISIONS, numbers(1, 9, 0, 1, 128, 1, 1, 128), "buffer 8 of 1"),
+        (Section.CONSTANTS, numbers(1) + hashlib.sha256(b"abc").digest() + numbers(3) + b"abc", "has no buffer"),
         (Section.INTERFACE, numbers(1, 1) + b"y" + numbers(0, 6) + b"output" + numbers(0, 7) + b"float32\0\0", "'y'"),
     ],
 )
@@ -242,14 +253,14 @@ def test_a_section_that_says_what_cannot_be_is_refused(section: Section, content
 
 def test_a_number_of_a_loop_that_is_not_around_it_is_refused() -> None:
     inside = memset(dst=replace(TILE, offset=index(0)))
-    with pytest.raises(ExecutableInvalid, match="1 loops stands inside of 0"):
+    with pytest.raises(ExecutableInvalid, match="1 loops inside of 0"):
         from_bytes(to_bytes(program(Loop(2, (inside,)), inside)))
 
 
 def test_an_instruction_that_gained_a_field_is_another_one() -> None:
     good = to_bytes(program(memset()))
     code = parts(good)[Section.CODE].replace(b"value:real", b"value:flag")
-    with pytest.raises(ExecutableInvalid, match=r"no instruction 'memset dst:tile value:flag'"):
+    with pytest.raises(ExecutableInvalid, match=r"does not support the instruction 'memset dst:tile value:flag'"):
         from_bytes(with_section(program(memset()), Section.CODE, code))
 
 
@@ -258,7 +269,7 @@ def test_a_value_that_is_written_twice_is_refused() -> None:
     once = to_bytes(program(memset(value=1.5), memset(value=1.5)))
     code = parts(once)[Section.CODE]
     twice = code[:-1] + code[code.index(b"\0\0\0\0\0\0\xf8\x3f") - 1 :][:9]
-    with pytest.raises(ExecutableInvalid, match="another spelling"):
+    with pytest.raises(ExecutableInvalid, match="not the canonical form"):
         from_bytes(with_section(program(memset(value=1.5), memset(value=1.5)), Section.CODE, twice))
 
 

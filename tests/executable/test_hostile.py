@@ -9,8 +9,7 @@ from itertools import cycle, islice
 import pytest
 
 from nxpipe.emulator.executable.code import kind_of
-from nxpipe.emulator.executable.container import Section, packed
-from nxpipe.emulator.executable.executable import from_bytes, to_bytes
+from nxpipe.emulator.executable.executable import Section, from_bytes, packed, to_bytes
 from nxpipe.emulator.isa.affine import index
 from nxpipe.emulator.isa.instruction import Engine, Wait
 from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS

@@ -7,18 +7,19 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import boto3
-from moto.batch.models import Job, batch_backends
+from moto.batch.models import Job as MotoJob
+from moto.batch.models import batch_backends
 
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.artifact_store.layout import PARTS
-from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.build.events import Ended, Event
 from nxpipe.pipeline.build.executors.batch import BatchExecutor
-from nxpipe.pipeline.build.item import Item
-from nxpipe.pipeline.order import Order
-from nxpipe.pipeline.request import Shape
-from nxpipe.pipeline.verify.verify import Thresholds
+from nxpipe.pipeline.build.jobs import Event, Job, JobFinished
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.spec import ModelSpec
+from nxpipe.pipeline.models.thresholds import Thresholds
+from nxpipe.pipeline.models.weights import WeightsSource
 from tests.cloud.mends.batch_jobs import IMAGES
 from tests.conftest import ROOT
 
@@ -86,16 +87,16 @@ def the_image() -> Iterator[None]:
         del IMAGES["nxpipe"]
 
 
-def asked(model: str = "bert-base-uncased", weights: str | None = "random:0") -> Asked:
-    order = Order(model, None, None, "inf2.xlarge", 1, None, (1,), (128,), "matmult", "bf16", weights)
-    return Asked(order)
+def asked(model: str = "bert-base-uncased", weights: str | None = "random:0") -> ModelSpec:
+    source = WeightsSource.parse(weights)
+    return ModelSpec(model, None, None, "inf2.xlarge", 1, None, (1,), (128,), "matmult", "bf16", source)
 
 
-def item(title: str, memory: int = 0, what: Asked | None = None) -> Item:
+def job(title: str, memory: int = 0, what: ModelSpec | None = None) -> Job:
     """Each title is a question of its own."""
     own, shape = asked(weights=f"random:{int(sha256_hex(title.encode())[:12], 16)}"), Shape("forward", 1, 128)
-    return Item(
-        key=own.request().evidence_key(shape),
+    return Job(
+        key=BuildSpec.of(own).evidence_key(shape),
         title=title,
         asked=what or own,
         shape=shape,
@@ -110,17 +111,17 @@ def item(title: str, memory: int = 0, what: Asked | None = None) -> Item:
 
 def followed(
     executor: BatchExecutor, count: int, react: Callable[[Event], None] = lambda event: None
-) -> tuple[list[Event], dict[str, Ended]]:
+) -> tuple[list[Event], dict[str, JobFinished]]:
     """All events until so many items have ended, and the ends by key: exactly one each."""
     seen: list[Event] = []
-    ends: dict[str, Ended] = {}
+    ends: dict[str, JobFinished] = {}
     deadline = time.monotonic() + _LONGEST
     while len(ends) < count:
         assert time.monotonic() < deadline, seen
         for event in executor.events(5.0):
             seen.append(event)
             react(event)
-            if isinstance(event, Ended):
+            if isinstance(event, JobFinished):
                 assert event.key not in ends, event
                 ends[event.key] = event
     return seen, ends
@@ -138,8 +139,8 @@ def until(so: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def jobs() -> dict[str, Job]:
-    found: dict[str, Job] = batch_backends[ACCOUNT][REGION]._jobs
+def jobs() -> dict[str, MotoJob]:
+    found: dict[str, MotoJob] = batch_backends[ACCOUNT][REGION]._jobs
     return found
 
 

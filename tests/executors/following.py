@@ -4,8 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from nxpipe.pipeline.build.events import Ended, Event
-from nxpipe.pipeline.build.executors.protocol import Executor
+from nxpipe.pipeline.build.jobs import Event, Executor, JobFinished
 
 _PATIENCE = 60  # seconds; what takes longer has failed
 
@@ -19,8 +18,8 @@ def until(executor: Executor, done: Callable[[list[Event]], bool]) -> list[Event
     return happened
 
 
-def ends(events: Sequence[Event]) -> list[Ended]:
-    return [event for event in events if isinstance(event, Ended)]
+def ends(events: Sequence[Event]) -> list[JobFinished]:
+    return [event for event in events if isinstance(event, JobFinished)]
 
 
 def until_ended(executor: Executor, count: int = 1) -> list[Event]:

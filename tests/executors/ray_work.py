@@ -7,26 +7,25 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.build.events import Ended, Event, Fault, Said
-from nxpipe.pipeline.build.item import Item
-from nxpipe.pipeline.order import Order
-from nxpipe.pipeline.verify.verify import Thresholds
+from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog
+from nxpipe.pipeline.build.status import Failure, FailureClass
+from nxpipe.pipeline.models.spec import ModelSpec
+from nxpipe.pipeline.models.thresholds import Thresholds
 
-FAULT = Fault("deterministic", "BuildRefused", "it cannot be lowered", 11, "Traceback:\n  a line\n")
-_ORDER = Order("m", None, None, "inf2.xlarge", None, None, (1,), None, "none", "bf16", None)
+FAULT = Failure(FailureClass.DETERMINISTIC, "BuildRefused", "it cannot be lowered", 11, "Traceback:\n  a line\n")
+_SPEC = ModelSpec("m", None, None, "inf2.xlarge", None, None, (1,), None, "none", "bf16")
 _FOREVER = 600
 
 
-def item(key: str, what: str, memory: int = 2**20) -> Item:
-    return Item(key, what, Asked(_ORDER), None, "file:///nowhere", Thresholds(0.9, 0.1), False, 1.0, memory)
+def job(key: str, what: str, memory: int = 2**20) -> Job:
+    return Job(key, what, _SPEC, None, "file:///nowhere", Thresholds(0.9, 0.1), False, 1.0, memory)
 
 
-def work(item: Item, tell: Callable[[Event], None]) -> Ended:
-    tell(Said(item.key, f"{os.environ['OMP_NUM_THREADS']} thread"))
-    what, _, argument = item.title.partition(" ")
+def work(job: Job, tell: Callable[[Event], None]) -> JobFinished:
+    tell(JobLog(job.key, f"{os.environ['OMP_NUM_THREADS']} thread"))
+    what, _, argument = job.title.partition(" ")
     if what == "fail":
-        return Ended(item.key, 1.5, memory=7, fault=FAULT)
+        return JobFinished(job.key, 1.5, memory=7, failure=FAULT)
     if what == "break":
         raise ZeroDivisionError("around the work")
     if what == "die":
@@ -38,8 +37,8 @@ def work(item: Item, tell: Callable[[Event], None]) -> Ended:
         _tell_pids(argument)
         time.sleep(_FOREVER)
     for line in range(3):
-        tell(Said(item.key, f"line {line}"))
-    return Ended(item.key, 0.5, memory=7)
+        tell(JobLog(job.key, f"line {line}"))
+    return JobFinished(job.key, 0.5, memory=7)
 
 
 def _tell_pids(path: str) -> None:

@@ -14,17 +14,16 @@ from moto.batch.models import batch_backends
 from nxpipe.artifact_store.builds import record_outcome
 from nxpipe.artifact_store.store import Store
 from nxpipe.artifact_store.url import open_store
-from nxpipe.pipeline.build.events import Begun, Ended, Event, Said, to_document
-from nxpipe.pipeline.build.executors.batch import LARGEST_ARRAY, BatchExecutor, Pace
-from nxpipe.pipeline.build.executors.batch_farm import PROJECT_TAG, find_farm
-from nxpipe.pipeline.build.executors.protocol import Limits
+from nxpipe.pipeline.build.executors.batch import LARGEST_ARRAY, PROJECT_TAG, BatchExecutor, PollIntervals, find_farm
+from nxpipe.pipeline.build.jobs import Event, JobFinished, JobLimits, JobLog, JobStarted, to_document
+from nxpipe.pipeline.build.status import FailureClass
 from nxpipe.pipeline.util.errors import AwsError
 from nxpipe.pipeline.util.exit_codes import COMPILE
 from tests.cloud.mends.batch_jobs import FLOOR, lose_machine
 from tests.cloud.server import local_aws
-from tests.executors.farm_world import MIB, STORE, deploy_farm, followed, item, jobs, kept, parents, the_image, until
+from tests.executors.farm_world import MIB, STORE, deploy_farm, followed, job, jobs, kept, parents, the_image, until
 
-QUICK = Pace(poll=0.05, waiting=0.2)
+QUICK = PollIntervals(poll=0.05, waiting=0.2)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +46,7 @@ def store(server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Store:
     return open_store(STORE)
 
 
-def executor(store: Store, limits: Limits = Limits(), pace: Pace = QUICK) -> BatchExecutor:  # noqa: B008
+def executor(store: Store, limits: JobLimits = JobLimits(), pace: PollIntervals = QUICK) -> BatchExecutor:  # noqa: B008
     return BatchExecutor(store, find_farm("demo", None), limits, pace)
 
 
@@ -59,7 +58,7 @@ def when_begun(key: str, act: Callable[[str], None], store: Store) -> Callable[[
     """Once the worker of an item has committed its part."""
 
     def react(event: Event) -> None:
-        if isinstance(event, Begun) and event.key == key:
+        if isinstance(event, JobStarted) and event.key == key:
             until(lambda: key in kept(store))
             act(event.worker)
 
@@ -67,7 +66,7 @@ def when_begun(key: str, act: Callable[[str], None], store: Store) -> Callable[[
 
 
 def test_every_item_of_an_array_ends_once_by_the_outcome_that_its_worker_left(store: Store) -> None:
-    items = [item("make a"), item("refuse b"), item("make c")]
+    items = [job("make a"), job("refuse b"), job("make c")]
     runs = executor(store)
     for one in items:
         assert runs.takes(one)
@@ -75,10 +74,10 @@ def test_every_item_of_an_array_ends_once_by_the_outcome_that_its_worker_left(st
     assert not jobs()  # nothing is submitted before events are asked for
     seen, ends = followed(runs, 3)
     a, b, c = (ends[one.key] for one in items)
-    assert (a, c.fault) == (Ended(items[0].key, 0.5, memory=1), None)
-    assert b.fault is not None
-    assert (b.fault.sort, b.fault.kind, b.fault.code) == ("deterministic", "Unlowered", COMPILE.number)
-    assert b.fault.log.endswith("x" * 1000)
+    assert (a, c.failure) == (JobFinished(items[0].key, 0.5, memory=1), None)
+    assert b.failure is not None
+    assert (b.failure.failure_class, b.failure.kind, b.failure.code) == ("deterministic", "Unlowered", COMPILE.number)
+    assert b.failure.log.endswith("x" * 1000)
     assert kept(store) == {items[0].key, items[2].key}
     (parent,) = parents()
     assert parent["arrayProperties"]["size"] == 3
@@ -86,7 +85,7 @@ def test_every_item_of_an_array_ends_once_by_the_outcome_that_its_worker_left(st
     failed = jobs()[f"{parent['jobId']}:1"]
     assert failed.exit_code == COMPILE.number
     assert vars(failed)["own"]["attempts"] == 1  # a failure of its own is not for Batch to repeat
-    begun = [event.worker for event in seen if isinstance(event, Begun)]
+    begun = [event.worker for event in seen if isinstance(event, JobStarted)]
     assert sorted(begun) == [f"{parent['jobId']}:{place}" for place in range(3)]
     logs = boto3.client("logs")
     stream = jobs()[f"{parent['jobId']}:0"].log_stream_name
@@ -96,20 +95,20 @@ def test_every_item_of_an_array_ends_once_by_the_outcome_that_its_worker_left(st
 
 
 def test_an_image_of_another_version_ends_the_build_before_it_answers_another_question(store: Store) -> None:
-    runs, one = executor(store), item("make a")
-    runs.start(replace(one, key=item("make b").key))
+    runs, one = executor(store), job("make a")
+    runs.start(replace(one, key=job("make b").key))
     _, ends = followed(runs, 1)
     ((_, end),) = ends.items()
-    assert end.fault is not None
-    assert (end.fault.sort, end.fault.kind) == ("here", "MissingSoftware")
+    assert end.failure is not None
+    assert (end.failure.failure_class, end.failure.kind) == ("here", "MissingSoftware")
     assert not kept(store)
 
 
 def test_one_item_is_a_plain_job_and_tagged_for_whoever_may_end_it(store: Store) -> None:
-    runs = executor(store, Limits(seconds=10))
-    runs.start(item("make alone"))
+    runs = executor(store, JobLimits(seconds=10))
+    runs.start(job("make alone"))
     _, ends = followed(runs, 1)
-    assert [end.fault for end in ends.values()] == [None]
+    assert [end.failure for end in ends.values()] == [None]
     (parent,) = parents()
     assert "arrayProperties" not in parent
     assert parent["tags"] == {PROJECT_TAG: "demo"}
@@ -117,47 +116,47 @@ def test_one_item_is_a_plain_job_and_tagged_for_whoever_may_end_it(store: Store)
 
 
 def test_batch_repeats_a_child_whose_machine_was_taken_away(store: Store) -> None:
-    one = item("hang on")
+    one = job("hang on")
     runs = executor(store)
     runs.start(one)
     seen, ends = followed(runs, 1, when_begun(one.key, lambda job: lose_machine(jobs()[job]), store))
-    assert ends[one.key] == Ended(one.key, 0.5, cached=True, memory=1)
-    assert [event.key for event in seen if isinstance(event, Begun)] == [one.key]
+    assert ends[one.key] == JobFinished(one.key, 0.5, cached=True, memory=1)
+    assert [event.key for event in seen if isinstance(event, JobStarted)] == [one.key]
     assert vars(jobs()[parents()[0]["jobId"]])["own"]["attempts"] == 2
 
 
 def test_a_worker_that_was_killed_is_a_fault_of_its_surroundings_and_the_next_attempt_another_run(store: Store) -> None:
-    one = item("hang on")
+    one = job("hang on")
     runs = executor(store)
     runs.start(one)
     _, ends = followed(runs, 1, when_begun(one.key, lambda job: os.kill(process_of(job).pid, signal.SIGKILL), store))
-    fault = ends[one.key].fault
-    assert fault is not None
-    assert fault.sort == "environmental"
+    failure = ends[one.key].failure
+    assert failure is not None
+    assert failure.failure_class == FailureClass.RETRYABLE
     (parent,) = parents()
-    assert fault.message == (
+    assert failure.message == (
         f"job {parent['jobId']} of the build farm ended without an outcome and with exit code 137: Essential container "
         f"in task exited; its log is the stream {parent['container']['logStreamName']}."
     )
     runs.start(one)
     _, ends = followed(runs, 1)
-    assert ends[one.key] == Ended(one.key, 0.5, cached=True, memory=1)
+    assert ends[one.key] == JobFinished(one.key, 0.5, cached=True, memory=1)
     commands = [jobs()[each["jobId"]].container_overrides["command"] for each in parents()]
     assert len({tuple(command) for command in commands}) == 2  # or the first outcome would answer for the second
 
 
 def test_what_takes_more_memory_or_time_than_it_may_has_hit_a_limit(store: Store) -> None:
-    grows, hangs = item("grow"), item("hang on")
+    grows, hangs = job("grow"), job("hang on")
     FLOOR.open(room=0)
-    runs = executor(store, Limits(seconds=60, memory=256 * MIB))
+    runs = executor(store, JobLimits(seconds=60, memory=256 * MIB))
     for one in (grows, hangs):
         runs.start(one)
     runs.events(0.0)
     jobs()[f"{parents()[0]['jobId']}:1"].timeout = {"attemptDurationSeconds": 2}
     FLOOR.open(room=4)
     _, ends = followed(runs, 2)
-    faults = {key: end.fault for key, end in ends.items()}
-    assert [(fault.sort, fault.kind) for one in (grows, hangs) if (fault := faults[one.key])] == [
+    failures = {key: end.failure for key, end in ends.items()}
+    assert [(failure.failure_class, failure.kind) for one in (grows, hangs) if (failure := failures[one.key])] == [
         ("limit", "OutOfMemory"),
         ("limit", "OutOfTime"),
     ]
@@ -167,14 +166,14 @@ def test_what_takes_more_memory_or_time_than_it_may_has_hit_a_limit(store: Store
 
 
 def test_closing_ends_what_runs_and_what_waits_and_keeps_what_is_committed(store: Store) -> None:
-    items = [item(f"hang {name}") for name in "abc"]
+    items = [job(f"hang {name}") for name in "abc"]
     FLOOR.open(room=1)
     runs = executor(store)
     for one in items:
         runs.start(one)
     begun: list[str] = []
     while not begun:
-        begun = [event.worker for event in runs.events(5.0) if isinstance(event, Begun)]
+        begun = [event.worker for event in runs.events(5.0) if isinstance(event, JobStarted)]
     until(lambda: kept(store))
     runs.close()
     assert process_of(begun[0]).wait(30) != 0
@@ -185,7 +184,7 @@ def test_closing_ends_what_runs_and_what_waits_and_keeps_what_is_committed(store
 
 
 def test_a_driver_that_dies_leaves_its_array_at_work_for_the_next_one(store: Store) -> None:
-    items = [item("make a"), item("make b")]
+    items = [job("make a"), job("make b")]
     first = executor(store)
     for one in items:
         first.start(one)
@@ -203,15 +202,15 @@ def test_no_machine_is_no_failure_and_is_said_once_with_the_reason(store: Store)
     FLOOR.why_not = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - no spot instances"
     runs = executor(store)
     for name in "ab":
-        runs.start(item(f"make {name}"))
+        runs.start(job(f"make {name}"))
     said = list(runs.events(30.0))
-    assert [event.text for event in said if isinstance(event, Said)] == [
+    assert [event.text for event in said if isinstance(event, JobLog)] == [
         f"job {parents()[0]['jobId']} waits for machines, and so do its items: {FLOOR.why_not}"
     ]
     assert runs.events(0.5) == ()
     FLOOR.open(room=2)
     _, ends = followed(runs, 2)
-    assert all(end.fault is None for end in ends.values())
+    assert all(end.failure is None for end in ends.values())
 
 
 def test_ten_thousand_children_cost_a_handful_of_requests_a_look(store: Store) -> None:
@@ -219,26 +218,28 @@ def test_ten_thousand_children_cost_a_handful_of_requests_a_look(store: Store) -
     farm = find_farm("demo", None)
     asked: list[str] = []
     farm.batch.meta.events.register("before-call.batch", lambda model, **_: asked.append(model.name))
-    runs = BatchExecutor(store, farm, Limits(), replace(QUICK, waiting=600))
-    items = [item(f"make {number}") for number in range(LARGEST_ARRAY)]
+    runs = BatchExecutor(store, farm, JobLimits(), replace(QUICK, waiting=600))
+    items = [job(f"make {number}") for number in range(LARGEST_ARRAY)]
     for one in items:
         assert runs.takes(one)
         runs.start(one)
-    assert not runs.takes(item("one more"))
+    assert not runs.takes(job("one more"))
     assert runs.events(0.0) == ()
     assert asked == ["SubmitJob", "DescribeJobs"]
     (array,) = (job for job in jobs().values() if job._child_jobs)
     children, digest = array._child_jobs or [], array.container_overrides["command"][-1]
     for place in (3, 9_998):
-        record_outcome(store, digest, place, to_document(Ended(items[place].key, 1.0)))
+        record_outcome(store, digest, place, to_document(JobFinished(items[place].key, 1.0)))
         children[place]._mark_stopped(success=True)
     for child in children[5000:5020]:
         child.status = "RUNNING"
     children[7]._mark_stopped(success=False)
     asked.clear()
     found = runs.events(0.5)
-    assert {event.key for event in found if isinstance(event, Begun)} >= {one.key for one in items[5000:5020]}
-    ends = {event.key: event.fault and event.fault.sort for event in found if isinstance(event, Ended)}
+    assert {event.key for event in found if isinstance(event, JobStarted)} >= {one.key for one in items[5000:5020]}
+    ends = {
+        event.key: event.failure and event.failure.failure_class for event in found if isinstance(event, JobFinished)
+    }
     assert ends == {items[3].key: None, items[9_998].key: None, items[7].key: "environmental"}
     assert asked == ["DescribeJobs", "ListJobs", "ListJobs", "DescribeJobs"]  # all; that run; that failed; why
     asked.clear()
@@ -249,28 +250,31 @@ def test_ten_thousand_children_cost_a_handful_of_requests_a_look(store: Store) -
 
 def test_a_network_that_is_gone_for_a_while_is_waited_for_and_a_refusal_is_not(store: Store) -> None:
     farm = find_farm("demo", None)
-    faults: list[Exception] = [EndpointConnectionError(endpoint_url="batch"), EndpointConnectionError(endpoint_url="b")]
+    failures: list[Exception] = [
+        EndpointConnectionError(endpoint_url="batch"),
+        EndpointConnectionError(endpoint_url="b"),
+    ]
 
     def break_off(**_: object) -> None:
-        if faults:
-            raise faults.pop()
+        if failures:
+            raise failures.pop()
 
     farm.batch.meta.events.register("before-call.batch.DescribeJobs", break_off)
-    runs = BatchExecutor(store, farm, Limits(), QUICK)
-    runs.start(item("make a"))
+    runs = BatchExecutor(store, farm, JobLimits(), QUICK)
+    runs.start(job("make a"))
     seen, ends = followed(runs, 1)
-    assert [end.fault for end in ends.values()] == [None]
-    assert len([event for event in seen if isinstance(event, Said) and "asked again" in event.text]) == 1
+    assert [end.failure for end in ends.values()] == [None]
+    assert len([event for event in seen if isinstance(event, JobLog) and "asked again" in event.text]) == 1
     assert len(parents()) == 1  # what was submitted is not submitted again
-    runs.start(item("make b"))
+    runs.start(job("make b"))
     answer: Any = {"Error": {"Code": "ExpiredTokenException"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
-    faults.append(ClientError(answer, "DescribeJobs"))
+    failures.append(ClientError(answer, "DescribeJobs"))
     with pytest.raises(AwsError, match="ExpiredToken"):
         runs.events(5.0)
     runs.close()
-    impatient = BatchExecutor(store, farm, Limits(), replace(QUICK, silence=-1.0))
-    impatient.start(item("make c"))
-    faults.append(EndpointConnectionError(endpoint_url="batch"))
+    impatient = BatchExecutor(store, farm, JobLimits(), replace(QUICK, silence=-1.0))
+    impatient.start(job("make c"))
+    failures.append(EndpointConnectionError(endpoint_url="batch"))
     with pytest.raises(AwsError, match="Could not connect"):
         impatient.events(5.0)
 
@@ -279,22 +283,22 @@ def test_an_array_that_fails_before_it_has_children_ends_all_of_its_items(store:
     FLOOR.open(room=0)
     runs = executor(store)
     for name in "ab":
-        runs.start(item(f"make {name}"))
+        runs.start(job(f"make {name}"))
     runs.events(0.0)
     (array,) = (job for job in jobs().values() if job._child_jobs)
     array._child_jobs, array.job_stopped_reason = None, "Access to the queue was lost"
     array._mark_stopped(success=False)
     _, ends = followed(runs, 2)
-    assert all(end.fault and "Access to the queue was lost" in end.fault.message for end in ends.values())
+    assert all(end.failure and "Access to the queue was lost" in end.failure.message for end in ends.values())
 
 
 def test_what_cannot_be_started_is_told_by_what_batch_says_of_it(store: Store) -> None:
-    for job in batch_backends["123456789012"]["us-east-2"]._job_definitions.values():
-        job.container_properties["image"] = "absent"
+    for definition in batch_backends["123456789012"]["us-east-2"]._job_definitions.values():
+        definition.container_properties["image"] = "absent"
     runs = executor(store)
-    runs.start(item("make a"))
+    runs.start(job("make a"))
     _, ends = followed(runs, 1)
     ((_, end),) = ends.items()
-    assert end.fault is not None
-    assert end.fault.sort == "environmental"
-    assert "CannotPullContainerError" in end.fault.message
+    assert end.failure is not None
+    assert end.failure.failure_class == FailureClass.RETRYABLE
+    assert "CannotPullContainerError" in end.failure.message

@@ -14,19 +14,18 @@ from moto import mock_aws
 
 from nxpipe.artifact_store.store import Store
 from nxpipe.artifact_store.url import open_store
-from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.build.executors.batch import BatchExecutor
-from nxpipe.pipeline.build.executors.batch_farm import PROJECT_TAG, BuildFarm, Room, find_farm
-from nxpipe.pipeline.build.executors.batch_faults import fault_of
-from nxpipe.pipeline.build.executors.batch_items import item_at, put_items
-from nxpipe.pipeline.build.executors.protocol import Limits
+from nxpipe.pipeline.build.executors.batch import PROJECT_TAG, BatchExecutor, BuildFarm, JobSize, find_farm
+from nxpipe.pipeline.build.executors.batch_jobs import failure_from_job
+from nxpipe.pipeline.build.executors.batch_worker import put_jobs, read_job
+from nxpipe.pipeline.build.jobs import JobLimits
 from nxpipe.pipeline.cli.main import cli
 from nxpipe.pipeline.cli.worker import worker
+from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import AwsError, BuildRefused
 from nxpipe.stacks import names
 from tests.cloud.install import install
-from tests.executors.farm_world import MIB, REGION, STORE, asked, define_job, deploy_farm, item, jobs
+from tests.executors.farm_world import MIB, REGION, STORE, asked, define_job, deploy_farm, job, jobs
 
 
 @pytest.fixture
@@ -55,31 +54,31 @@ def local(tmp_path: Path) -> Store:
     [
         (asked("./my-model"), "a folder of this machine"),
         (asked("~/my-model"), "a folder of this machine"),
-        (asked("program.onnx"), "a file of this machine"),
-        (asked("dir/program.pt2", None), "a file of this machine"),
+        (asked("program.onnx"), "a program file of this machine"),
+        (asked("dir/program.pt2", None), "a program file of this machine"),
         (asked(weights="/data/bert"), "its weights are in /data/bert of this machine"),
     ],
 )
 def test_what_lies_on_this_machine_alone_is_refused_before_anything_is_submitted(
-    farm: BuildFarm, what: Asked, way_out: str
+    farm: BuildFarm, what: ModelSpec, way_out: str
 ) -> None:
-    runs = BatchExecutor(open_store(STORE), farm, Limits())
+    runs = BatchExecutor(open_store(STORE), farm, JobLimits())
     with pytest.raises(BuildRefused, match=way_out):
-        runs.start(item("far away", what=what))
+        runs.start(job("far away", what=what))
     assert runs.events(0.0) == ()
     assert not jobs()
 
 
 @pytest.mark.parametrize("weights", ["hub", None, "random:7"])
 def test_what_the_hub_has_and_what_a_seed_makes_is_taken(farm: BuildFarm, weights: str | None) -> None:
-    BatchExecutor(open_store(STORE), farm, Limits()).start(item("near", what=asked("owner/model", weights)))
+    BatchExecutor(open_store(STORE), farm, JobLimits()).start(job("near", what=asked("owner/model", weights)))
 
 
 def test_a_store_that_the_workers_do_not_publish_to_is_refused(farm: BuildFarm, local: Store) -> None:
-    with pytest.raises(BuildRefused, match=f"is a folder here; pass --store {STORE}/"):
-        BatchExecutor(local, farm, Limits())
-    with pytest.raises(BuildRefused, match="publish to s3://artifacts/models/, and this build to s3://artifacts/other"):
-        BatchExecutor(open_store("s3://artifacts/other"), farm, Limits())
+    with pytest.raises(BuildRefused, match=f"a folder of this machine; pass --store {STORE}/"):
+        BatchExecutor(local, farm, JobLimits())
+    with pytest.raises(BuildRefused, match="publishes to s3://artifacts/models/, this build to s3://artifacts/other"):
+        BatchExecutor(open_store("s3://artifacts/other"), farm, JobLimits())
 
 
 def test_a_farm_that_is_not_deployed_is_told_with_the_command_that_does(aws: None) -> None:
@@ -107,13 +106,13 @@ def test_neither_region_nor_credentials_is_one_sentence(aws: None, monkeypatch: 
 def test_jobs_are_of_the_newest_revision(farm: BuildFarm) -> None:
     newest = define_job(store="s3://artifacts/new/", memory=1024)
     found = find_farm("demo", REGION)
-    assert (found.definition, found.store, found.room) == (newest, "s3://artifacts/new/", Room(2, 1024))
+    assert (found.definition, found.store, found.size) == (newest, "s3://artifacts/new/", JobSize(2, 1024))
     assert found.definition != farm.definition
 
 
-@given(needed=st.integers(0, 2**42), room=st.builds(Room, st.integers(1, 64), st.integers(256, 200_000)))
-def test_a_job_gets_what_its_item_needs_but_never_less_than_the_definition_says(needed: int, room: Room) -> None:
-    found = BuildFarm(None, "demo", "", "", "", room).room_for(item("a", memory=needed), Limits())
+@given(needed=st.integers(0, 2**42), room=st.builds(JobSize, st.integers(1, 64), st.integers(256, 200_000)))
+def test_a_job_gets_what_its_item_needs_but_never_less_than_the_definition_says(needed: int, room: JobSize) -> None:
+    found = BuildFarm(None, "demo", "", "", "", room).size_for(job("a", memory=needed), JobLimits())
     assert found.memory * MIB >= needed
     assert found.memory < max(room.memory * MIB + 1, 2 * needed) / MIB + 1
     assert found.vcpus >= room.vcpus
@@ -122,23 +121,25 @@ def test_a_job_gets_what_its_item_needs_but_never_less_than_the_definition_says(
 
 @given(limit=st.integers(1, 2**42))
 def test_a_limit_of_memory_is_the_containers_to_the_mebibyte(limit: int) -> None:
-    farm = BuildFarm(None, "demo", "", "", "", Room(16, 60_000))
-    assert 0 <= farm.room_for(item("a", memory=1), Limits(memory=limit)).memory * MIB - limit < MIB
+    farm = BuildFarm(None, "demo", "", "", "", JobSize(16, 60_000))
+    assert 0 <= farm.size_for(job("a", memory=1), JobLimits(memory=limit)).memory * MIB - limit < MIB
 
 
 def test_a_list_gives_each_place_its_item_and_no_two_lists_are_alike(local: Store) -> None:
-    items = [item("make a"), replace(item("publish b"), shape=None)]
-    first, second = put_items(local, items), put_items(local, items)
+    items = [job("make a"), replace(job("publish b"), shape=None)]
+    first, second = put_jobs(local, items), put_jobs(local, items)
     assert first != second
-    assert [item_at(local, first.sha256, place) for place in range(2)] == items
+    assert [read_job(local, first.sha256, place) for place in range(2)] == items
 
 
 def test_a_fault_of_batch_says_what_is_known_and_nothing_else() -> None:
     lost: dict[str, Any] = {"jobId": "j:3", "status": "FAILED", "statusReason": "Host EC2 (instance i-1) terminated."}
-    assert fault_of(lost).message == (
+    assert failure_from_job(lost).message == (
         "job j:3 of the build farm ended without an outcome: Host EC2 (instance i-1) terminated."
     )
-    assert fault_of({"jobId": "j", "status": "SUCCEEDED"}).message.endswith("outcome: no reason is given.")
+    assert failure_from_job({"jobId": "j", "status": "SUCCEEDED"}).message.endswith(
+        "outcome: AWS Batch gives no reason."
+    )
 
 
 def test_who_may_end_jobs_knows_them_by_the_tag_that_they_are_submitted_with() -> None:
@@ -160,7 +161,7 @@ def test_a_worker_without_its_words_says_which(arguments: list[str], environment
 
 
 def test_a_worker_whose_list_is_gone_or_has_no_such_place_ends_in_the_stores_own_error(local: Store) -> None:
-    blob = put_items(local, [item("make a")])
+    blob = put_jobs(local, [job("make a")])
     for digest, place, error in (("0" * 64, "0", "NotFound"), (blob.sha256, "1", "InvalidDocument")):
         environment = {"NXPIPE_STORE_URL": local.url, "AWS_BATCH_JOB_ARRAY_INDEX": place}
         answer = CliRunner().invoke(cli, ["worker", "--items", digest], env=environment, obj=Console())

@@ -9,32 +9,33 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.pipeline.build.executors.protocol import Limits
 from nxpipe.pipeline.build.executors.ray import RayExecutor
-from nxpipe.pipeline.build.executors.ray_cluster import refused
+from nxpipe.pipeline.build.executors.ray_cluster import unavailable
+from nxpipe.pipeline.build.jobs import JobLimits
+from nxpipe.pipeline.build.status import FailureClass
 from nxpipe.pipeline.util.errors import ExecutorUnavailable, MissingSoftware
 from tests.conftest import ROOT
 from tests.executors.following import ends, is_there, until_ended, wait_for
 from tests.executors.ray_cluster import RayCluster, free_port
-from tests.executors.ray_work import item, work
+from tests.executors.ray_work import job, work
 
 # A process speaks to one Ray in its life, and that of the tests to the cluster of two nodes.
 _DRIVER = """
 import signal, sys
 from nxpipe.pipeline.util.errors import ExecutorUnavailable
-from nxpipe.pipeline.build.executors.protocol import Limits
+from nxpipe.pipeline.build.jobs import JobLimits
 from nxpipe.pipeline.build.executors.ray import RayExecutor
 from tests.executors.following import until_ended
-from tests.executors.ray_work import item, work
+from tests.executors.ray_work import job, work
 from tests.executors.test_ray_connection import told_pids
 address, pids, then = sys.argv[1:]
-executor = RayExecutor(address or None, Limits(), 1, work)
+executor = RayExecutor(address or None, JobLimits(), 1, work)
 assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 if not then:
-    executor.start(item("a", "die"))
+    executor.start(job("a", "die"))
     until_ended(executor)
-executor.start(item("b", "hang " + pids))
-assert not executor.takes(item("c", "hang"))
+executor.start(job("b", "hang " + pids))
+assert not executor.takes(job("c", "hang"))
 told_pids(pids)
 if then == "kill the head":
     from ray.thirdparty_files import psutil
@@ -73,14 +74,14 @@ def told_pids(path: str | Path) -> list[int]:
 
 @pytest.mark.slow
 def test_a_driver_that_is_no_node_is_served_by_the_cluster_s_client_server(ray_nodes: RayCluster) -> None:
-    executor = RayExecutor(ray_nodes.client, Limits(), None, work)
-    executor.start(item("a", "do"))
-    executor.start(item("b", "die"))
-    faults = {end.key: end.fault for end in ends(until_ended(executor, 2))}
+    executor = RayExecutor(ray_nodes.client, JobLimits(), None, work)
+    executor.start(job("a", "do"))
+    executor.start(job("b", "die"))
+    failures = {end.key: end.failure for end in ends(until_ended(executor, 2))}
     executor.close()
-    assert faults["a"] is None
-    assert faults["b"]
-    assert faults["b"].sort == "environmental"
+    assert failures["a"] is None
+    assert failures["b"]
+    assert failures["b"].failure_class == FailureClass.RETRYABLE
 
 
 @pytest.mark.slow
@@ -104,14 +105,14 @@ def test_a_ray_of_its_own_ends_with_the_executor(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_head_that_is_killed_is_said_and_what_ran_is_ended(tmp_path: Path) -> None:
     with a_driver("", tmp_path / "pids", "kill the head") as driver:
-        assert "does not answer any more" in driver.communicate()[0]
+        assert "no longer answers" in driver.communicate()[0]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:{port}", "ray://127.0.0.1:{port}", "nowhere.invalid:6379", "6379"])
 def test_an_address_where_nobody_answers_is_said_in_one_line(address: str) -> None:
     address = address.format(port=free_port())
-    with pytest.raises(ExecutorUnavailable, match=f"No Ray cluster can be had at {address}") as error:
-        RayExecutor(address, Limits(), None)
+    with pytest.raises(ExecutorUnavailable, match=f"no Ray cluster at {address}") as error:
+        RayExecutor(address, JobLimits(), None)
     assert "\n" not in str(error.value)
 
 
@@ -120,11 +121,11 @@ def test_another_version_is_said_with_both() -> None:
 
     with pytest.raises(RuntimeError) as ray_says:
         check_version_info({"ray_version": "2.9.0", "python_version": "3.9.1"}, "here")
-    message = str(refused("h:1", f"Traceback\nRuntimeError: {ray_says.value}"))
+    message = str(unavailable("h:1", f"Traceback\nRuntimeError: {ray_says.value}"))
     assert "runs Ray 2.9.0 on Python 3.9.1, and this is Ray 2." in message
 
 
 def test_without_ray_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingSoftware, match=r"pip install 'nxpipe\[ray\]'"):
-        RayExecutor(None, Limits(), None)
+        RayExecutor(None, JobLimits(), None)

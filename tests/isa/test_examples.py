@@ -6,7 +6,7 @@ from math import erf
 import numpy as np
 import pytest
 
-from nxpipe.emulator.core import Machine
+from nxpipe.emulator.core.machine import Machine
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.isa.totals import totals

@@ -18,9 +18,8 @@ from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Cast, Linear, Operator, Transpose, Unary, Where
 from nxpipe.emulator.passes import PassOptions
 from nxpipe.emulator.passes.shard import divide
-from nxpipe.emulator.run.fast import execute
+from nxpipe.emulator.run.fast import LoadedProgram, LoadedRanks, degree_of, execute
 from nxpipe.emulator.run.isa import Isa
-from nxpipe.emulator.run.ranks import LoadedProgram, LoadedRanks, degree_of
 from tests.lower.harness import ORDERS, Case, require_close, require_equal
 from tests.lower.sweep import GENERATIONS, Draw, Row, drawn
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nxpipe.emulator.core import Machine
+from nxpipe.emulator.core.machine import Machine
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.nodes import Value
@@ -16,8 +16,7 @@ from nxpipe.emulator.isa.program import RANK, Program, Role
 from nxpipe.emulator.lower import lower
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops.base import Operator
-from nxpipe.emulator.run.fast import execute
-from nxpipe.emulator.run.ranks import degree_of
+from nxpipe.emulator.run.fast import degree_of, execute
 from tests.emulator.divided_models import execute_ranks
 
 CORES = ("v2", "v3")

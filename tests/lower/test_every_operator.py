@@ -7,27 +7,27 @@ from nxpipe.emulator.ops import OPERATORS, Operator
 from tests.conftest import ROOT
 from tests.lower import (
     test_attention,
-    test_collective,
-    test_convolve,
-    test_elements,
-    test_index,
-    test_moving,
-    test_products,
+    test_collectives,
+    test_convolution,
+    test_elementwise,
+    test_gather,
+    test_matmul,
+    test_movement,
+    test_norm,
     test_reduce,
-    test_rows,
 )
 from tests.lower.divided import sweep_divided
 
 MODULES = (
     test_attention,
-    test_collective,
-    test_convolve,
-    test_elements,
-    test_index,
-    test_moving,
-    test_products,
+    test_collectives,
+    test_convolution,
+    test_elementwise,
+    test_gather,
+    test_movement,
+    test_matmul,
     test_reduce,
-    test_rows,
+    test_norm,
 )
 ROWS = tuple(row for module in MODULES for row in module.TABLE)
 KINDS = sorted({row.kind for row in ROWS}, key=lambda kind: kind.name)

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from nxpipe.emulator.capture import CaptureRequest, capture, example_inputs, reference_outputs
-from nxpipe.emulator.compile import Program, divided
+from nxpipe.emulator.compile import CompiledGraph, divided
 from nxpipe.emulator.emit import emit
 from nxpipe.emulator.executable.executable import from_bytes, to_bytes
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.passes import PassOptions, run_passes
+from nxpipe.emulator.run.fast import LoadedProgram, LoadedRanks
 from nxpipe.emulator.run.isa import Isa
-from nxpipe.emulator.run.ranks import LoadedProgram, LoadedRanks
 from nxpipe.pipeline.models.source import resolve
 from tests.emulator.models import relative_error, small_config, weights
 from tests.pipeline.conftest import write_model
@@ -40,22 +40,24 @@ def wanted(family: str, architecture: str | None, phase: str, sequence: int = 12
 
 
 @cache
-def compiled(request: CaptureRequest, autocast: str = "none", degree: int = 1, core: str = "v2") -> Program:
+def compiled(request: CaptureRequest, autocast: str = "none", degree: int = 1, core: str = "v2") -> CompiledGraph:
     options = PassOptions(autocast, target={"v2": "inf2", "v3": "trn2"}[core])
     return divided(run_passes(capture(request), options), replace(options, tensor_parallel=degree))
 
 
-def on_cores(program: Program, parameters: Mapping[str, Array], core: str, order: str = "hostile") -> LoadedProgram:
+def on_cores(
+    program: CompiledGraph, parameters: Mapping[str, Array], core: str, order: str = "hostile"
+) -> LoadedProgram:
     """Through the file, as an artifact holds it."""
     executable = from_bytes(to_bytes(emit(program, core)))
     return LoadedProgram(program, Isa(executable, order=order).load(parameters))
 
 
-def by_graph(program: Program, parameters: Mapping[str, Array]) -> LoadedProgram:
+def by_graph(program: CompiledGraph, parameters: Mapping[str, Array]) -> LoadedProgram:
     return LoadedProgram(program, LoadedRanks(program.graph, parameters))
 
 
-def inputs_of(program: Program, request: CaptureRequest) -> dict[str, Array]:
+def inputs_of(program: CompiledGraph, request: CaptureRequest) -> dict[str, Array]:
     """Random ones; a second sequence that ends early."""
     inputs = example_inputs(program.whole, request.config, seed=3)
     if "attention_mask" in inputs:

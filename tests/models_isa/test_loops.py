@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nxpipe.emulator.core import Machine
+from nxpipe.emulator.core.machine import Machine
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.program import Loop

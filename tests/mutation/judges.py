@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from nxpipe.emulator.core import Race
+from nxpipe.emulator.core.faults import Race
 from nxpipe.emulator.errors import ExecutionError, IndexOutOfRange
 from nxpipe.emulator.isa.legality import faults
 from nxpipe.emulator.isa.program import Program

@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 
-from nxpipe.emulator.core import Machine
+from nxpipe.emulator.core.machine import Machine
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.nodes import Value
@@ -32,7 +32,7 @@ from nxpipe.emulator.ops import (
 )
 from nxpipe.emulator.passes import PassOptions
 from nxpipe.emulator.passes.roll import roll
-from nxpipe.emulator.run.ranks import LoadedRanks
+from nxpipe.emulator.run.fast import LoadedRanks
 
 F32, BF16 = DType.FLOAT32, DType.BFLOAT16
 DRAWS = {1: 2.0, 2: 200.0, 3: 200.0, 4: 200.0}  # seeds, and how far inputs reach

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from nxpipe.artifact_store import Published, Store, open_store
-from nxpipe.pipeline.build.matrix import of_file
+from nxpipe.pipeline.build.matrix import specs_of_config
+from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.config import load_config
-from nxpipe.pipeline.request import BuildRequest
 from nxpipe.pipeline.util.exit_codes import NOT_FOUND, OK, REFUSED, REGRESSION, USAGE
 from tests.pipeline.conftest import BERT, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
@@ -134,11 +134,11 @@ def test_the_models_of_the_configuration_are_those_that_a_build_has_made(
         assert verdicts(nxpipe, *words) == {"forward-b1-s16": "alone", "forward-b1-s32": "alone"}
 
 
-def asked(here: Path) -> BuildRequest:
+def asked(here: Path) -> BuildSpec:
     """What a build asks for of the only model that is described."""
     config = load_config(here / "nxpipe.toml", {})
-    (only,) = of_file(config, (), here)
-    return only.request()
+    (only,) = specs_of_config(config, (), here)
+    return BuildSpec.of(only)
 
 
 @pytest.mark.parametrize("threshold", ["-1%", "much", "nan", "inf"])

@@ -14,11 +14,12 @@ from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.builds import Leases
 from nxpipe.emulator.errors import CaptureError
 from nxpipe.emulator.hardware import instance
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.shapes import Shape
 from nxpipe.pipeline.models.source import resolve
+from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.models.weights import RandomWeights
-from nxpipe.pipeline.request import BuildRequest, Shape
 from nxpipe.pipeline.util.errors import BuildRefused, VerificationFailed
-from nxpipe.pipeline.verify.verify import Thresholds
 from tests.pipeline.walk import build
 
 ALLOWED = Thresholds(0.9, 0.1)
@@ -52,17 +53,17 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def request_(bert: Path) -> BuildRequest:
-    return BuildRequest(resolve(str(bert)), RandomWeights(0), (Shape("forward", 1, 8),), instance("inf2.xlarge"))
+def request_(bert: Path) -> BuildSpec:
+    return BuildSpec(resolve(str(bert)), RandomWeights(0), (Shape("forward", 1, 8),), instance("inf2.xlarge"))
 
 
-def key_of(request: BuildRequest, shape: Shape | None = None) -> str:
+def key_of(request: BuildSpec, shape: Shape | None = None) -> str:
     """Of the first thing that is made."""
     return request.program_key(shape or min(request.shapes))
 
 
 def test_a_build_that_is_interrupted_between_two_programs_publishes_nothing_and_is_taken_up_where_it_was(
-    request_: BuildRequest, store: Store
+    request_: BuildSpec, store: Store
 ) -> None:
     two = replace(request_, shapes=(Shape("forward", 1, 8), Shape("forward", 1, 16)))
     with pytest.raises(KeyboardInterrupt):
@@ -77,9 +78,9 @@ def test_a_build_that_is_interrupted_between_two_programs_publishes_nothing_and_
 
 
 def test_new_weights_and_equal_cores_write_no_program_again_and_force_takes_nothing_for_granted(
-    request_: BuildRequest, store: Store
+    request_: BuildSpec, store: Store
 ) -> None:
-    def steps_of(request: BuildRequest, *, force: bool = False) -> list[str]:
+    def steps_of(request: BuildSpec, *, force: bool = False) -> list[str]:
         steps, heard = Steps(), list[str]()
         build(request, store, steps, heard.append, thresholds=ALLOWED, force=force)
         return done(steps)
@@ -94,17 +95,17 @@ def nobody(text: str) -> None:
     raise AssertionError(f"nobody else was at work, and it said: {text}")
 
 
-def failing(request: BuildRequest, store: Store, error: BaseException) -> None:
+def failing(request: BuildSpec, store: Store, error: BaseException) -> None:
     with pytest.raises(type(error)):
         build(request, store, Steps(error), nobody, thresholds=ALLOWED)
 
 
 def test_a_failure_of_the_request_itself_is_answered_without_work_and_force_tries_again(
-    request_: BuildRequest, store: Store
+    request_: BuildSpec, store: Store
 ) -> None:
     failing(request_, store, CaptureError("the model decides by a value"))
     steps = Steps()
-    with pytest.raises(BuildRefused, match=r"decides by a value \(found out on .* UTC.*--force tries again\)"):
+    with pytest.raises(BuildRefused, match=r"decides by a value \(known failure of .* UTC.*--force tries again\)"):
         build(request_, store, steps, nobody, thresholds=ALLOWED)
     assert not steps.taken
     assert not build(request_, store, steps, nobody, thresholds=ALLOWED, force=True).cached
@@ -130,12 +131,12 @@ def _out_of_memory_behind_it() -> CaptureError:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_what_may_pass_is_tried_again(error: BaseException, request_: BuildRequest, store: Store) -> None:
+def test_what_may_pass_is_tried_again(error: BaseException, request_: BuildSpec, store: Store) -> None:
     failing(request_, store, error)
     assert not build(request_, store, Steps(), nobody, thresholds=ALLOWED).cached
 
 
-def test_an_answer_beyond_some_thresholds_is_remembered_for_those_alone(request_: BuildRequest, store: Store) -> None:
+def test_an_answer_beyond_some_thresholds_is_remembered_for_those_alone(request_: BuildSpec, store: Store) -> None:
     with pytest.raises(VerificationFailed):
         build(request_, store, Steps(), nobody, thresholds=STRICT)
     steps = Steps()
@@ -145,7 +146,7 @@ def test_an_answer_beyond_some_thresholds_is_remembered_for_those_alone(request_
     assert not build(request_, store, Steps(), nobody, thresholds=ALLOWED).cached
 
 
-def test_a_memory_that_rotted_spares_nobody_the_work(request_: BuildRequest, store: Store, tmp_path: Path) -> None:
+def test_a_memory_that_rotted_spares_nobody_the_work(request_: BuildSpec, store: Store, tmp_path: Path) -> None:
     failing(request_, store, CaptureError("no"))
     path = tmp_path / "store" / "failures" / key_of(request_)
     path.chmod(0o600)
@@ -154,7 +155,7 @@ def test_a_memory_that_rotted_spares_nobody_the_work(request_: BuildRequest, sto
 
 
 def test_whoever_comes_second_waits_says_for_whom_and_finds_what_the_first_published(
-    request_: BuildRequest, store: Store
+    request_: BuildSpec, store: Store
 ) -> None:
     leases, heard = Leases(store.backend), list[str]()
     first = leases.take(key_of(request_), "builder-7:4711 0123456789abcdef")
@@ -169,20 +170,18 @@ def test_whoever_comes_second_waits_says_for_whom_and_finds_what_the_first_publi
     assert build(request_, store, steps, first_finishes, thresholds=ALLOWED).cached
     assert not steps.taken
     assert len(heard) == 1
-    assert "builder-7:4711 builds the same" in heard[0]
+    assert "waiting for builder-7:4711, which has held the lease" in heard[0]
     assert "0123456789abcdef" not in heard[0]
 
 
-def test_nobody_waits_for_a_builder_that_died(request_: BuildRequest, store: Store) -> None:
+def test_nobody_waits_for_a_builder_that_died(request_: BuildSpec, store: Store) -> None:
     heard = list[str]()
     assert Leases(store.backend, seconds=0.5).take(key_of(request_), "dead 1") is not None
     assert not build(request_, store, Steps(), heard.append, thresholds=ALLOWED).cached
     assert len(heard) <= 1
 
 
-def test_a_builder_that_was_killed_on_this_machine_is_not_waited_for_at_all(
-    request_: BuildRequest, store: Store
-) -> None:
+def test_a_builder_that_was_killed_on_this_machine_is_not_waited_for_at_all(request_: BuildSpec, store: Store) -> None:
     killed = subprocess.Popen([sys.executable, "-c", "pass"])
     killed.wait()
     assert Leases(store.backend).take(key_of(request_), f"{socket.gethostname()}:{killed.pid} 0123") is not None
@@ -193,7 +192,7 @@ def test_a_builder_that_was_killed_on_this_machine_is_not_waited_for_at_all(
     "error", [None, CaptureError("no"), KeyboardInterrupt()], ids=lambda error: type(error).__name__
 )
 def test_the_lease_is_given_back_however_the_work_ends(
-    error: BaseException | None, request_: BuildRequest, store: Store
+    error: BaseException | None, request_: BuildSpec, store: Store
 ) -> None:
     if error is None:
         build(request_, store, Steps(), nobody, thresholds=ALLOWED)

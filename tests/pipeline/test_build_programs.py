@@ -18,7 +18,7 @@ from nxpipe.emulator.isa.program import Loop, Role, Step
 from nxpipe.emulator.isa.vector import TensorTensor
 from nxpipe.emulator.lower import LOWERINGS
 from nxpipe.emulator.ops import LayerNorm
-from nxpipe.pipeline.verify.stored_program import read_instructions
+from nxpipe.pipeline.verify.stored_artifact import read_instructions
 from tests.pipeline.conftest import BERT, LLAMA, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.test_build import built, words
@@ -227,7 +227,7 @@ def test_an_operator_without_instructions_fails_the_build_and_is_remembered(
     first, second = (nxpipe(*words(tmp_path, bert)) for _ in range(2))
     for answer in (first, second):
         assert (answer.code, answer.out) == (11, "")
-        assert "there are no instructions for layer_norm at " in answer.err
+        assert "cannot lower layer_norm at " in answer.err
     assert "remembered" in second.err
     assert opened(tmp_path).list() == []
 

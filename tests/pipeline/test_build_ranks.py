@@ -1,25 +1,27 @@
 """Builds for several ranks: one copy of the weights, one cache for all buckets, refusals with the way out."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from nxpipe.artifact_store import open_store
-from nxpipe.emulator.capture import CaptureRequest, parameter_specs, reference_outputs
-from nxpipe.emulator.compile import Program, compile_program
+from nxpipe.emulator.capture import CaptureRequest, reference_outputs
+from nxpipe.emulator.compile import CompiledGraph
 from nxpipe.emulator.executable.executable import from_bytes
 from nxpipe.emulator.hardware import instance
 from nxpipe.emulator.ir.decoding import decode
 from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.ops import RankSlice
-from nxpipe.emulator.passes import PassOptions
 from nxpipe.emulator.passes.shard import Sharding
-from nxpipe.emulator.run.ranks import LoadedRanks
+from nxpipe.emulator.run.fast import LoadedRanks
+from nxpipe.pipeline.compile.frontend import compile_shape
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.shapes import Shape, shapes_of
 from nxpipe.pipeline.models.source import resolve
 from nxpipe.pipeline.models.weights import RandomWeights, Tensors
-from nxpipe.pipeline.request import BuildRequest, Shape, shapes_of
 from tests.pipeline.conftest import LLAMA, write_model
 from tests.pipeline.test_build import build, built
 
@@ -57,7 +59,7 @@ def test_an_artifact_says_which_piece_of_which_tensor_each_rank_has(tmp_path: Pa
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--tp", "4"], "inf2.xlarge offers 1, 2; the nearest is --tp 2"),
+        (["--tp", "4"], "inf2.xlarge has no tensor-parallel degree 4; it offers 1, 2; the nearest is --tp 2"),
         (["--tp", "7", "--target", "trn2.48xlarge"], "offers 1, 2, 4, 8, 16, 32, 64; the nearest is --tp 8"),
         (
             ["--tp", "16", "--target", "trn2.48xlarge"],
@@ -78,19 +80,20 @@ def test_a_degree_that_cannot_be_had_is_one_sentence_with_the_nearest_that_can(
 def test_buckets_share_one_decode_and_every_prefill_fills_its_cache(llama: Path) -> None:
     shapes = shapes_of(("prefill", "decode"), (1, 2), (16, 64, 32))
     assert [shape.name for shape in shapes if shape.phase == "decode"] == ["decode-b1-s64", "decode-b2-s64"]
-    request = BuildRequest(resolve(str(llama)), RandomWeights(0), shapes, instance("inf2.xlarge"))
-    assert {request.capture(shape).cache_length for shape in shapes} == {64}
+    request = BuildSpec(resolve(str(llama)), RandomWeights(0), shapes, instance("inf2.xlarge"))
+    captured = [request.capture_request(shape) for shape in shapes]
+    assert {each.cache_length for each in captured if each} == {64}
 
 
 @pytest.mark.parametrize("degree", [1, 4])
 def test_a_prompt_in_a_small_bucket_is_continued_as_pytorch_continues_it(degree: int, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", {**LLAMA, "torch_dtype": "float32"})
     small, large, decode = shapes_of(("prefill", "decode"), (1,), (8, 16))
-    request = BuildRequest(resolve(str(folder)), RandomWeights(0), (small, large, decode), instance("trn2.48xlarge"))
-    weights = dict(Tensors(request.weights, parameter_specs(request.capture(small))))
+    request = BuildSpec(resolve(str(folder)), RandomWeights(0), (small, large, decode), instance("trn2.48xlarge"))
+    weights = dict(Tensors(request.weights, request.parameters(small)))
 
-    def program(shape: Shape) -> Program:
-        return compile_program(request.capture(shape), PassOptions("none", tensor_parallel=degree))
+    def program(shape: Shape) -> CompiledGraph:
+        return compile_shape(replace(request, autocast="none", tensor_parallel=degree), shape)
 
     prefill, step = program(small), program(decode)
     blank = {name: value.type for name, value in prefill.graph.inputs.items() if name in prefill.graph.outputs}
@@ -111,7 +114,7 @@ def test_a_prompt_in_a_small_bucket_is_continued_as_pytorch_continues_it(degree:
 
 
 def _assert_as_pytorch(
-    request: BuildRequest, weights: dict[str, np.ndarray], tokens: list[int], logits: np.ndarray
+    request: BuildSpec, weights: dict[str, np.ndarray], tokens: list[int], logits: np.ndarray
 ) -> None:
     whole = CaptureRequest(request.source.config, "text-generation", "forward", 1, len(tokens), "float32")
     inputs = {"input_ids": np.array([tokens]), "attention_mask": np.ones((1, len(tokens)), np.int64)}

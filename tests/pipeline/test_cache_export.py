@@ -24,8 +24,7 @@ from nxpipe.pipeline.artifacts.neuron_cache import (
     export_entries,
     remove_abandoned_files,
 )
-from nxpipe.pipeline.compile.neuronx.cache_entry import EntryState, entries_of
-from nxpipe.pipeline.compile.neuronx.cached import cache_entries
+from nxpipe.pipeline.compile.neuronx.cache_entry import EntryState, cache_entries, entries_of
 from nxpipe.pipeline.util.errors import ProgramInvalid
 from tests.artifact_store.afar import first_generation
 from tests.artifact_store.samples import Place, bucket, folder, s3_server, watched
@@ -254,11 +253,15 @@ def test_two_exporters_of_the_same_program_do_each_others_work(store: Store, cac
     [
         ({"model.neff": b"theirs", "model.done": b""}, ExportResult.THERE, "another compilation"),
         ({**FILES, "model.hlo_module.pb.lock": b""}, ExportResult.THERE, ""),
-        ({"model.hlo_module.pb.lock": b""}, ExportResult.HELD, "at work"),
-        ({"model.log": b"[NCC_EOOM001]", "model.hlo_module.pb": b"module" * 50}, ExportResult.HELD, "a failure"),
-        ({"model.done": b""}, ExportResult.HELD, "a failure"),
-        ({"model.neff": b"half of a ne"}, ExportResult.HELD, "another model.neff"),
-        ({"model.hlo_module.pb": b"x" * 300}, ExportResult.HELD, "another model.hlo_module.pb"),
+        ({"model.hlo_module.pb.lock": b""}, ExportResult.HELD, "locked by a compiler"),
+        (
+            {"model.log": b"[NCC_EOOM001]", "model.hlo_module.pb": b"module" * 50},
+            ExportResult.HELD,
+            "a failed compilation",
+        ),
+        ({"model.done": b""}, ExportResult.HELD, "a failed compilation"),
+        ({"model.neff": b"half of a ne"}, ExportResult.HELD, "a different model.neff"),
+        ({"model.hlo_module.pb": b"x" * 300}, ExportResult.HELD, "a different model.hlo_module.pb"),
     ],
 )
 def test_what_others_have_begun_or_finished_stays_as_it_is(

@@ -133,6 +133,8 @@ def test_a_rollback_serves_what_was_served_before(here: Path, nxpipe: InProcess)
         (("channel", "lgo"), exit_codes.USAGE, "did you mean 'log'?"),
         (("store", "sign", BERT), exit_codes.REFUSED, "no signing key is named"),
         (("store", "verify-signature", BERT), exit_codes.REFUSED, "no public key is given"),
+        (("store", "sign", BERT), exit_codes.REFUSED, "no signing key is set"),
+        (("store", "verify-signature", BERT), exit_codes.REFUSED, "no public key is named"),
     ],
 )
 def test_wrong_words_get_one_sentence_and_their_exit_code(

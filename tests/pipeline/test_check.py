@@ -10,8 +10,8 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from nxpipe.pipeline.check import cache
-from nxpipe.pipeline.check.finding import RULES
+from nxpipe.pipeline.check import checker
+from nxpipe.pipeline.compile.findings import RULES
 from tests.emulator.test_sources import AUTOENCODER, UNET
 from tests.pipeline.conftest import BERT, LLAMA, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
@@ -222,7 +222,7 @@ def test_a_bucket_that_leaves_no_room_for_the_first_positions_is_refused_before_
     found = findings(answer.out)
     assert answer.code == 11
     assert {finding["rule"] for finding in found} == {"NXC-204"}
-    assert all("34 rows is asked for row 34" in finding["message"] for finding in found)
+    assert all("row 34 is read from a table of 34 rows" in finding["message"] for finding in found)
     assert all(finding["file"].startswith("transformers/models/roberta/") for finding in found)
     assert all("shorter by 1" in finding["advice"] for finding in found)
 
@@ -247,7 +247,7 @@ def test_a_second_check_of_the_same_model_says_the_same_without_torch(nxpipe: In
     code = (
         "import sys; from nxpipe.pipeline.cli.main import cli; from nxpipe.pipeline.util.console import Console\n"
         f"cli.main(['check', '--model-id', {str(bert)!r}, '--json'], obj=Console(), standalone_mode=False)\n"
-        "heavy = {'torch', 'transformers', 'nxpipe.pipeline.check.examine'} & set(sys.modules)\n"
+        "heavy = {'torch', 'transformers', 'nxpipe.pipeline.check.examination'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)\n"
     )
     assert _run(bert, code) == first
@@ -273,7 +273,7 @@ def test_an_entry_altered_by_one_figure_is_not_believed(nxpipe: InProcess, bert:
 
 
 def test_the_memory_of_checks_is_bounded(nxpipe: InProcess, bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "_MOST_ENTRIES", 2)
+    monkeypatch.setattr(checker, "_MOST_ENTRIES", 2)
     for bucket in ("8", "16", "24", "32"):
         assert nxpipe("check", "--model-id", str(bert), "--buckets", bucket).code == 0
     assert len(list((Path(os.environ["XDG_CACHE_HOME"]) / "nxpipe" / "checks").iterdir())) == 2
@@ -298,12 +298,12 @@ def test_moving_the_folder_changes_where_findings_point_and_nothing_else(nxpipe:
 def test_a_defect_of_ours_is_a_finding_with_its_log_and_is_not_remembered(
     nxpipe: InProcess, bert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import nxpipe.pipeline.check.examine as examine
+    import nxpipe.pipeline.check.examination as examine
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr(examine, "compile_graph", broken)
+    monkeypatch.setattr(examine, "compile_shape", broken)
     answer = nxpipe("check", "--model-id", str(bert), "--json")
     (found,) = findings(answer.out)
     assert (answer.code, found["rule"]) == (1, "NXC-299")

@@ -14,14 +14,13 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from nxpipe.pipeline.check import check, check_file
-from nxpipe.pipeline.check.finding import Severity, merge
+from nxpipe.pipeline.check.checker import check
 from nxpipe.pipeline.check.report import Report
-from nxpipe.pipeline.order import Order
-from nxpipe.pipeline.saved import SavedProgram
+from nxpipe.pipeline.compile.findings import Severity, merge
+from nxpipe.pipeline.models.spec import ModelSpec
 from tests.pipeline.conftest import BERT, LLAMA
 
-ORDER = Order(
+ORDER = ModelSpec(
     model_id="./model",
     revision=None,
     task=None,
@@ -32,7 +31,6 @@ ORDER = Order(
     buckets=(16,),
     autocast="matmult",
     autocast_type="bf16",
-    weights=None,
 )
 
 
@@ -42,7 +40,7 @@ def silent(_: str) -> Iterator[None]:
 
 
 def checked(**words: Any) -> Report:
-    return check(Order(**{**ORDER.__dict__, **words}), silent)
+    return check(ModelSpec(**{**ORDER.__dict__, **words}), silent)
 
 
 def written(config: dict[str, object] | str) -> None:
@@ -95,7 +93,7 @@ CONFIGURATIONS = {
         "NXC-201", "'my_own'", {"model_type": "my_own", "auto_map": {"AutoModel": "modeling.Mine"}}, "model_type"
     ),
     "a bucket beyond the positions": Broken(
-        "NXC-204", "knows 64", BERT, "max_position_embeddings", {"buckets": (16, 128)}
+        "NXC-204", "has 64", BERT, "max_position_embeddings", {"buckets": (16, 128)}
     ),
     "a task of another family": Broken("NXC-201", "fill-mask", LLAMA, words={"task": "fill-mask"}),
     "a cache where there is none": Broken(
@@ -152,7 +150,7 @@ SAVED: dict[str, tuple[str, Callable[[Path], object], str]] = {
 def test_a_broken_file_is_one_finding_at_the_file(name: str) -> None:
     file, make, says = SAVED[name]
     make(Path(file))
-    report = check_file(SavedProgram(Path(file), {}), Order(**{**ORDER.__dict__, "model_id": file}), silent)
+    report = check(ModelSpec(**{**ORDER.__dict__, "model_id": file}), silent)
     (finding,) = report.findings
     assert says in finding.message
     assert finding.file == file
@@ -195,7 +193,7 @@ def _shard_missing(path: Path) -> None:
 
 
 WEIGHTS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "truncated": (_truncated, "its header promises"),
+    "truncated": (_truncated, "its header declares"),
     "of random bytes": (_no_header, "too short"),
     "of another model": (_other_models, "no such tensor"),
     "of which a shard is missing": (_shard_missing, "which is missing"),
@@ -328,7 +326,7 @@ MODULES = [
 def test_a_module_that_cannot_be_compiled_gives_a_finding_at_its_own_line(module: type[torch.nn.Module]) -> None:
     from nxpipe.emulator.capture.export import capture_module
     from nxpipe.emulator.errors import CompileError
-    from nxpipe.pipeline.check.examine import findings_of
+    from nxpipe.pipeline.check.examination import findings_of
 
     with pytest.raises(CompileError) as caught:
         capture_module(module(), {"x": torch.zeros(4, 4)})

@@ -20,17 +20,15 @@ from nxpipe.emulator.ops import (
     Pool,
     ScatterAlong,
 )
-from nxpipe.emulator.passes import PassOptions
-from nxpipe.pipeline.check.bounds import lookups_outside
-from nxpipe.pipeline.check.finding import Finding
-from nxpipe.pipeline.check.limits import limits
+from nxpipe.pipeline.check.graph_rules import limits, lookups_outside
+from nxpipe.pipeline.compile.findings import Finding
 
 
 def found(operator: Operator, *types: TensorType, target: str = "inf2") -> list[Finding]:
     builder = GraphBuilder()
     inputs = [builder.input(f"x{number}", kind) for number, kind in enumerate(types)]
     builder.output("y", builder.add(operator, *inputs))
-    return list(limits(builder.build(), PassOptions("none", target=target)))
+    return list(limits(builder.build(), target))
 
 
 def kind(dtype: DType, *shape: int) -> TensorType:
@@ -89,7 +87,7 @@ def counted(builder: GraphBuilder, mask: Value) -> Value:
 @pytest.mark.parametrize(("rows", "worst"), [(8, 8), (7, 8), (9, None), (100, None)])
 def test_counted_positions_are_followed_to_their_table(rows: int, worst: int | None) -> None:
     said = [finding.message for finding in looked_up(counted, rows=rows)]
-    assert said == ([] if worst is None else [f"a table of {rows} rows is asked for row {worst}"])
+    assert said == ([] if worst is None else [f"row {worst} is read from a table of {rows} rows"])
 
 
 def test_a_constant_place_behind_the_table_is_found() -> None:

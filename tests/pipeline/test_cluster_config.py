@@ -56,9 +56,9 @@ def test_a_cluster_of_its_own_is_complete_and_has_a_network(tmp_path: Path) -> N
     [
         ('kubernetes = "1.34"', "kubernetes = 1.34", "cluster.kubernetes: 1.34 | a version of Kubernetes"),
         ("role/platform", "user/somebody", "cluster.admins[0]:"),
-        ("[[cluster.groups]]", 'public = ["0.0.0.0/0"]\n[[cluster.groups]]', "and not the whole internet"),
-        ('"train"', '"system"', "another name: the nodes that the cluster itself needs are called system"),
-        (GROUP, GROUP + GROUP, '2 groups called "train" | groups with names of their own'),
+        ("[[cluster.groups]]", 'public = ["0.0.0.0/0"]\n[[cluster.groups]]', "not the whole internet"),
+        ('"train"', '"system"', "another name; system is the group of system nodes"),
+        (GROUP, GROUP + GROUP, '2 groups called "train" | groups with unique names'),
         ('"trn1.32xlarge"', '"m7i.large"', "cluster.groups[0].instance_type:"),
         ('"trn1.32xlarge"', '"trn1.2xlarge"\n', ""),
         (ON_DEMAND, '{ kind = "on-demand", warm_pool = { min = 1 } }', "cluster.groups[0].capacity.warm_pool:"),
@@ -93,7 +93,7 @@ def test_a_pair_that_ec2_refuses_is_refused(type_: str, capacity: str, said: str
 def test_images_are_in_a_registry_of_ecr_by_a_tag_and_efa_asks_for_its_plugin(tmp_path: Path) -> None:
     images = "".join(f'{key} = "{REGISTRY}/{key}:1"\n' for key in ("device_plugin", "scheduler_extension", "scheduler"))
     (fault,) = faults(tmp_path, f"{CLUSTER}[cluster.images]\n{images}")
-    assert "efa_plugin, too: pods of the group train" in fault
+    assert "efa_plugin as well; pods of group train" in fault
     whole = f'{CLUSTER}[cluster.images]\n{images}efa_plugin = "{REGISTRY}/efa:1"\n'
     assert faults(tmp_path, whole) == []
     assert len(faults(tmp_path, whole.replace("efa:1", f"efa@sha256:{'0' * 64}"))) == 1

@@ -108,5 +108,5 @@ def test_the_command_writes_the_lock_that_synthesis_reads(
 def test_a_lock_without_a_version_of_an_add_on_is_refused(project: Path) -> None:
     path = project / "nxpipe.cluster.lock"
     path.write_text("".join(line for line in LOCK.text().splitlines(keepends=True) if "coredns" not in line))
-    with pytest.raises(ConfigInvalid, match="found nothing about coredns"):
+    with pytest.raises(ConfigInvalid, match="found no entry for coredns"):
         read_cluster_lock(load_config(project / "nxpipe.toml", {}), path)

@@ -216,7 +216,7 @@ WRONG = {
         "an image in ECR",
     ),
     "a canary of a single instance": Wrong(
-        endpoint("instances = 4", "instances = 1"), 15, "endpoints[0].shift", "canary", "takes all calls or none"
+        endpoint("instances = 4", "instances = 1"), 15, "endpoints[0].shift", "canary", "cannot split traffic"
     ),
     "a canary of less than an instance": Wrong(
         endpoint("= 25", "= 24"), 15, "endpoints[0].shift", "percent = 24", "at least 25 percent"
@@ -236,7 +236,7 @@ WRONG = {
         16,
         "endpoints[0].disk",
         "100",
-        "has local ones",
+        "has local disks only",
     ),
     "a rack as an instance": Wrong(
         fleet('["inf2.xlarge"]', '["trn3_gen1"]'), 13, "fleets[0].instance_types[0]", "trn3_gen1", "trn2u.48xlarge"
@@ -368,7 +368,7 @@ WRONG = {
         3,
         "signing.trusted",
         '"a" twice',
-        "that no other has",
+        "unique names of keys",
     ),
     "one trusted key without an array": Wrong(
         PROJECT + '[signing.trusted]\nname = "a"\n', 3, "signing.trusted", "a table", "[[signing.trusted]]"

@@ -12,8 +12,8 @@ from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.builds import keep_step_result
 from nxpipe.emulator.lower import BACKEND
 from nxpipe.emulator.passes import PASSES
-from nxpipe.pipeline.models.weights import parse_weights
-from nxpipe.pipeline.request import BuildRequest
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.weights import RandomWeights
 from nxpipe.pipeline.util.exit_codes import OK, USAGE
 from tests.pipeline.conftest import LLAMA, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
@@ -103,7 +103,7 @@ def test_a_pass_that_does_not_exist_is_refused_with_those_that_do(nxpipe: InProc
 
 
 @pytest.fixture
-def request_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildRequest:
+def request_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildSpec:
     """What a build of the only model in this folder's nxpipe.toml asks for."""
     monkeypatch.chdir(tmp_path)
     write_model(tmp_path / "models" / "tiny-llama", dict(LLAMA))
@@ -129,7 +129,7 @@ def states(found: Mapping[str, Any]) -> dict[str, str]:
 
 
 def test_what_is_published_is_a_hit_with_all_its_programs(
-    nxpipe: InProcess, request_here: BuildRequest, store: Store
+    nxpipe: InProcess, request_here: BuildSpec, store: Store
 ) -> None:
     built = publish(store, "built", {16: 1.0}, model="tiny-llama", inputs=request_here.key_inputs())
     found = explained(nxpipe, "chat")
@@ -139,7 +139,7 @@ def test_what_is_published_is_a_hit_with_all_its_programs(
 
 
 def test_each_program_of_a_miss_is_held_against_the_program_most_like_it(
-    nxpipe: InProcess, request_here: BuildRequest, store: Store
+    nxpipe: InProcess, request_here: BuildSpec, store: Store
 ) -> None:
     other = replace(request_here, autocast="all", shapes=request_here.shapes[:1])
     near = publish(store, "near", {16: 1.0}, inputs=other.key_inputs())
@@ -160,10 +160,10 @@ def test_each_program_of_a_miss_is_held_against_the_program_most_like_it(
 
 
 def test_programs_hold_no_weights_and_are_the_same_whatever_they_are(
-    nxpipe: InProcess, request_here: BuildRequest, store: Store
+    nxpipe: InProcess, request_here: BuildSpec, store: Store
 ) -> None:
     """What is told of a program of an artifact is exactly what a build asks of it."""
-    other = replace(request_here, weights=parse_weights("random:1", None))
+    other = replace(request_here, weights=RandomWeights(1))
     near = publish(store, "other weights", {16: 1.0}, inputs=other.key_inputs())
     found = explained(nxpipe, "chat")
     assert [each["field"] for each in found["nearest"][0]["differences"]] == ["weights.seed"]
@@ -171,7 +171,7 @@ def test_programs_hold_no_weights_and_are_the_same_whatever_they_are(
     assert f"same key as decode-b1-s32 of {name_of(near)}, whose result was collected" in nxpipe("explain").out
 
 
-def test_parts_are_hits_of_their_own(nxpipe: InProcess, request_here: BuildRequest, store: Store) -> None:
+def test_parts_are_hits_of_their_own(nxpipe: InProcess, request_here: BuildSpec, store: Store) -> None:
     first, second, third = sorted(request_here.shapes)
     for shape in (first, second):
         keep_step_result(store, request_here.program_key(shape), {}, {})
@@ -182,16 +182,16 @@ def test_parts_are_hits_of_their_own(nxpipe: InProcess, request_here: BuildReque
     assert why == {
         first.name: (True, ""),
         second.name: (False, "compiled, and not yet verified with these weights"),
-        third.name: (False, "not in the store"),
+        third.name: (False, "cache miss"),
     }
     unverified = explained(nxpipe, "chat", "--no-verify")
     assert states(unverified) == {first.name: "committed", second.name: "committed", third.name: "to do"}
 
 
-def test_one_thing_is_explained_at_a_time(nxpipe: InProcess, request_here: BuildRequest) -> None:
+def test_one_thing_is_explained_at_a_time(nxpipe: InProcess, request_here: BuildSpec) -> None:
     for words in (("chat", "--only", "chat"), ("chat", "--model-id", "models/tiny-llama"), ("chat", "--tp", "2")):
         assert nxpipe("explain", *words).code == USAGE.number
 
 
-def test_the_old_name_is_the_same_command(nxpipe: InProcess, request_here: BuildRequest) -> None:
+def test_the_old_name_is_the_same_command(nxpipe: InProcess, request_here: BuildSpec) -> None:
     assert nxpipe("store", "explain", "--only", "chat").out == nxpipe("explain", "chat").out

@@ -131,11 +131,11 @@ def test_a_file_of_somebody_elses_is_not_overwritten(project: Path, nxpipe: InPr
     [
         ('[project]\nname = "search"\nregion = "us-east-2"\n', LOCK.text(), "cluster: found no such table"),
         (toml(group("serve", "inf2.xlarge"), images={}), LOCK.text(), "cluster.images: found no such table"),
-        (WHOLE, None, "found no such file; expected what `nxpipe infra lock` writes"),
-        (WHOLE, "nonsense", "found what cannot be read"),
+        (WHOLE, None, "found no such file; expected the output of `nxpipe infra lock`"),
+        (WHOLE, "nonsense", "found an unreadable file"),
         (WHOLE.replace("1.34", "1.35"), LOCK.text(), "found kubernetes 1.34; expected 1.35"),
         (WHOLE, LOCK.text().replace("us-east-2", "us-west-2", 1), "found region us-west-2; expected us-east-2"),
-        (WHOLE.replace("v0.5.20", "v0.5.21"), LOCK.text(), "found nothing about 123456789012.dkr"),
+        (WHOLE.replace("v0.5.20", "v0.5.21"), LOCK.text(), "found no entry for 123456789012.dkr"),
     ],
 )
 def test_what_keeps_manifests_from_being_written_is_one_sentence(

@@ -13,22 +13,22 @@ import pytest
 
 from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
-from nxpipe.emulator.capture import capture, example_inputs
+from nxpipe.emulator.capture import example_inputs
 from nxpipe.emulator.hardware import instance
 from nxpipe.pipeline.cli import doctor
-from nxpipe.pipeline.compile.made import PROGRAM
+from nxpipe.pipeline.compile.backend import PROGRAM
+from nxpipe.pipeline.compile.neuronx.backend import compile_neff
 from nxpipe.pipeline.compile.neuronx.cache_entry import entries_of
-from nxpipe.pipeline.compile.neuronx.compile import compile_neff
-from nxpipe.pipeline.compile.neuronx.flags import compiler_environment, compiler_flags
-from nxpipe.pipeline.compile.neuronx.limited import Limits
-from nxpipe.pipeline.compile.neuronx.request import NeuronxRequest
+from nxpipe.pipeline.compile.neuronx.process import ProcessLimits
+from nxpipe.pipeline.compile.neuronx.toolchain import compiler_environment, compiler_flags
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.shapes import Shape
 from nxpipe.pipeline.models.source import resolve
+from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.models.weights import RandomWeights
-from nxpipe.pipeline.request import BuildRequest, Shape
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import BuildRefused, DoesNotFit, MissingSoftware
 from nxpipe.pipeline.util.exit_codes import exit_code_of
-from nxpipe.pipeline.verify.verify import Thresholds
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.neuronx_fakes import RELEASES, Toolchain, toolchain
 from tests.pipeline.walk import build
@@ -36,21 +36,22 @@ from tests.pipeline.walk import build
 __all__ = ["nxpipe", "toolchain"]
 
 FORWARD = Shape("forward", 1, 32)
-ROOM = Limits(seconds=200, memory=1 << 36)
+ROOM = ProcessLimits(seconds=200, memory=1 << 36)
 
 
-def asked(model: Path, *shapes: Shape, target: str = "inf2.xlarge") -> NeuronxRequest:
+def asked(model: Path, *shapes: Shape, target: str = "inf2.xlarge") -> BuildSpec:
     source = resolve(str(model))
-    return NeuronxRequest.of(BuildRequest(source, RandomWeights(0), shapes or (FORWARD,), instance(target)))
+    spec = BuildSpec(source, RandomWeights(0), shapes or (FORWARD,), instance(target))
+    return replace(spec, backend="neuronx", verified=False)
 
 
-def carry_out(request: BuildRequest, store: Store) -> bool:
+def carry_out(request: BuildSpec, store: Store) -> bool:
     """Whether the store knew the answer."""
     console = Console(quiet=True)
     return build(request, store, console.step, console.say, thresholds=Thresholds(0.999, 0.02)).cached
 
 
-def key_of(request: BuildRequest) -> str:
+def key_of(request: BuildSpec) -> str:
     return sha256_hex(canonical_json(request.key_inputs()))
 
 
@@ -105,11 +106,11 @@ def test_the_command_publishes_a_neff_in_the_layout_of_every_artifact(
     assert "which the emulator cannot run" in refused.err
 
 
-def truth(request: BuildRequest) -> dict[str, Any]:
+def truth(request: BuildSpec) -> dict[str, Any]:
     """What PyTorch makes of the weights and the example, in the order of the program's outputs."""
-    graph = capture(request.capture(FORWARD))
+    graph = request.capture(FORWARD)
     inputs = example_inputs(graph, request.source.config, seed=0)
-    answers = request.truth(FORWARD, dict(request.tensors()), inputs)
+    answers = request.outputs(FORWARD, dict(request.tensors()), inputs)
     return {name: answers[name] for name in graph.outputs}
 
 
@@ -117,7 +118,7 @@ def truth(request: BuildRequest) -> dict[str, Any]:
 def test_a_decode_takes_and_gives_its_cache(llama: Path) -> None:
     shape = Shape("decode", 1, 32)
     request = asked(llama, shape)
-    graph = capture(request.capture(shape))
+    graph = request.capture(shape)
     _, module = inside(compile_neff(request, shape, graph, request.tensors(), ROOM)[PROGRAM])
     cache = ["torch.bfloat16", [1, 2, 32, 8]]
     assert module["inputs"][:2] == [["torch.int64", [1, 1]], ["torch.int64", [1]]]
@@ -157,7 +158,7 @@ def test_every_option_of_a_request_is_said_to_the_compiler(changed: dict[str, An
 
 def test_the_key_is_of_the_backend_and_of_each_release_of_the_toolchain(toolchain: Toolchain, bert: Path) -> None:
     request = asked(bert)
-    emulated = BuildRequest(request.source, request.weights, request.shapes, request.target)
+    emulated = BuildSpec(request.source, request.weights, request.shapes, request.target)
     keys = {key_of(request), key_of(emulated)}
     for name in RELEASES:
         toolchain.release(name, "99.0")
@@ -197,9 +198,9 @@ def test_the_file_says_whose_compiler_and_the_command_line_may_say_otherwise(
 @pytest.mark.usefixtures("toolchain")
 def test_what_this_backend_cannot_do_is_refused_before_any_work(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request = asked(bert)
-    with pytest.raises(BuildRefused, match=r"divided among 2 cores, .* pass --tp 1 where the model fits one core"):
+    with pytest.raises(BuildRefused, match=r"compiles for one core, .* pass --tp 1 where the model fits one core"):
         replace(request, tensor_parallel=2).check()
-    with pytest.raises(BuildRefused, match="lists the targets inf2, trn1, trn1n, trn2"):
+    with pytest.raises(BuildRefused, match="its targets are inf2, trn1, trn1n, trn2"):
         asked(bert, target="trn3_gen1").check()
     monkeypatch.setenv("NEURON_CC_FLAGS", "--cache_dir=/c -O1")
     with pytest.raises(BuildRefused, match="NEURON_CC_FLAGS holds '-O1'"):

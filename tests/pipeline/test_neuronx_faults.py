@@ -5,9 +5,8 @@ import signal
 
 import pytest
 
-from nxpipe.pipeline.check.finding import RULES
-from nxpipe.pipeline.compile.neuronx.codes import finding_of
-from nxpipe.pipeline.compile.neuronx.faults import CompilerFailed, explain
+from nxpipe.pipeline.compile.findings import RULES
+from nxpipe.pipeline.compile.neuronx.backend import CompilerFailed, explain, finding_of
 from nxpipe.pipeline.util.errors import BuildRefused, DoesNotFit, NotEnoughMemory
 from tests.conftest import ROOT
 
@@ -47,7 +46,7 @@ def test_the_first_known_code_decides() -> None:
 
 FAILED = "RuntimeError: neuronx-cc failed with {}"
 CASES = [
-    (1, "[NCC_EVRF001] Operator sort.\n" + FAILED.format(70), BuildRefused, "refuses it by NCC_EVRF001", True),
+    (1, "[NCC_EVRF001] Operator sort.\n" + FAILED.format(70), BuildRefused, "reports NCC_EVRF001", True),
     (1, "[NCC_EOOM001] Too large.\n" + FAILED.format(70), DoesNotFit, "NXC-401", True),
     (1, FAILED.format(70), CompilerFailed, "status 70 and no error code", False),
     (1, "[NCC_EVRF059] No kernel.\n" + FAILED.format(70), CompilerFailed, "status 70 and NCC_EVRF059", False),
@@ -55,9 +54,15 @@ CASES = [
     (1, FAILED.format(-signal.SIGABRT), CompilerFailed, "signal 6", False),
     (-signal.SIGKILL, "", NotEnoughMemory, "memory runs out", False),
     (-signal.SIGSEGV, "", CompilerFailed, "signal 11", False),
-    (1, "[NCC_EVRF001]\nGot a cached failed neff at /c/x", CompilerFailed, "out of AWS's compile cache", False),
+    (
+        1,
+        "[NCC_EVRF001]\nGot a cached failed neff at /c/x",
+        CompilerFailed,
+        "AWS's compile cache returned the failure of an earlier attempt",
+        False,
+    ),
     (1, "ImportError: libnrt.so.1: cannot open.\n\n", CompilerFailed, "ImportError: libnrt", False),
-    (1, "", CompilerFailed, "it said nothing", False),
+    (1, "", CompilerFailed, "no output", False),
 ]
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.pipeline.compile.neuronx.limited import Limits, OutOfMemory, OutOfTime, run_limited
+from nxpipe.pipeline.compile.neuronx.process import OutOfMemory, OutOfTime, ProcessLimits, run_limited
 
-ROOM = Limits(seconds=100, memory=1 << 40)
+ROOM = ProcessLimits(seconds=100, memory=1 << 40)
 SLEEP = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
 GROW = "import time; kept = bytearray(b'x' * (400 << 20)); time.sleep(600)"
 
@@ -69,7 +69,7 @@ def test_time_that_is_up_ends_the_children_too(tmp_path: Path) -> None:
     note = tmp_path / "note"
     for seconds in (5, 20, 80):  # a slow machine may not have started the child when the time is up
         with pytest.raises(OutOfTime):
-            run_limited(start_a_sleeper, str(note), tmp_path / "log", Limits(seconds, memory=1 << 40))
+            run_limited(start_a_sleeper, str(note), tmp_path / "log", ProcessLimits(seconds, memory=1 << 40))
         if note.exists():
             break
     assert gone(int(note.read_text()))
@@ -77,7 +77,7 @@ def test_time_that_is_up_ends_the_children_too(tmp_path: Path) -> None:
 
 def test_the_memory_of_children_counts(tmp_path: Path) -> None:
     with pytest.raises(OutOfMemory):
-        run_limited(grow, "", tmp_path / "log", Limits(seconds=100, memory=300 << 20))
+        run_limited(grow, "", tmp_path / "log", ProcessLimits(seconds=100, memory=300 << 20))
 
 
 def test_a_child_that_outlives_its_parent_is_ended(tmp_path: Path) -> None:

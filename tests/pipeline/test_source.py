@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.pipeline.models.configuration import task_of
 from nxpipe.pipeline.models.source import resolve
-from nxpipe.pipeline.models.task import task_of
 from nxpipe.pipeline.util.errors import ModelSourceError
 from tests.pipeline.conftest import BERT, write_model
 
@@ -143,7 +143,7 @@ def test_a_configuration_that_may_not_be_read_is_one_sentence(bert: Path, monkey
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr("nxpipe.pipeline.models.source.read_file", refused)  # the superuser may read everything
-    with pytest.raises(ModelSourceError, match=r"config.json: cannot be read \(Permission denied\); mend its"):
+    with pytest.raises(ModelSourceError, match=r"config.json: cannot be read \(Permission denied\); correct its"):
         resolve(str(bert))
 
 

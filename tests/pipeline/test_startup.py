@@ -80,8 +80,8 @@ def test_the_installed_command_looks_for_no_plugins(tmp_path: Path) -> None:
 def test_what_else_is_looked_for_beside_the_plugins_is_pydantics_own() -> None:
     code = """
 import sys
-from nxpipe.pipeline.cli.entry import without_plugins
-without_plugins()
+from nxpipe.pipeline.cli.entry import skip_plugins
+skip_plugins()
 from pydantic.plugin._loader import get_plugins
 assert list(get_plugins()) == [] and "importlib.metadata" not in sys.modules
 from pydantic.plugin._loader import PYDANTIC_ENTRY_POINT_GROUP

@@ -11,9 +11,10 @@ from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.errors import Conflict
 from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.emulator.errors import CaptureError
-from nxpipe.pipeline.build.cell import Maker
-from nxpipe.pipeline.build.nearness import why_missed
-from nxpipe.pipeline.order import Order
+from nxpipe.pipeline.build.plan import explain_cache_miss
+from nxpipe.pipeline.build.worker import CellBuilder
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.util.exit_codes import NOT_FOUND, OK, STORE, USAGE
 from tests.artifact_store.samples import publish_verified
 from tests.pipeline.test_store_commands import here, nxpipe, publish
@@ -80,7 +81,7 @@ def test_an_artifact_is_explained_by_the_one_most_like_it(here: Path) -> None:
 
 def test_a_build_is_explained_before_it_is_made(here: Path, bert: Path) -> None:
     wanted = ["--model-id", str(bert), "--weights", "random:0", "--buckets", "16"]
-    stored = Order.from_flags(str(bert), {**FLAGS, "buckets": (32,)}).request()
+    stored = BuildSpec.of(ModelSpec.from_options(str(bert), {**FLAGS, "buckets": (32,)}))
     found = publish_inputs(here / "s", stored.key_inputs())
     (explained,) = json.loads(nxpipe("store", "explain", *wanted, "--store", "s", "--json").out)
     assert explained["in_store"] is False
@@ -119,13 +120,13 @@ def test_a_name_and_a_build_are_not_explained_together(here: Path, bert: Path) -
 def test_a_build_that_finds_nothing_says_what_was_nearest(here: Path) -> None:
     near = publish(here / "s", note="\x1b[2J")
     inputs = open_store("s").key_inputs(near.manifest)
-    said = why_missed(open_store("s"), inputs | {"options": {"autocast": "all", "note": "x" * 100}})
+    said = explain_cache_miss(open_store("s"), inputs | {"options": {"autocast": "all", "note": "x" * 100}})
     assert said is not None
-    assert f"the nearest is {near.model_id}@{near.request_key[:12]}" in said
-    assert 'options.autocast: "matmult" there, "all" here' in said
+    assert f"cache miss: nearest artifact {near.model_id}@{near.request_key[:12]} differs in " in said
+    assert 'options.autocast ("matmult" there, "all" here)' in said
     assert said.isprintable()
     assert len(said) < 300
-    assert why_missed(open_store("empty"), inputs) is None
+    assert explain_cache_miss(open_store("empty"), inputs) is None
 
 
 def test_the_build_itself_says_so(here: Path, bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,11 +136,11 @@ def test_the_build_itself_says_so(here: Path, bert: Path, monkeypatch: pytest.Mo
     def stop(*_: object) -> bool:
         raise CaptureError("stopped")
 
-    monkeypatch.setattr(Maker, "make", stop)
+    monkeypatch.setattr(CellBuilder, "make", stop)
     answer = nxpipe("build", "--model-id", str(bert), "--weights", "random:0", "--buckets", "16", "--store", "s")
     before, stopped, _ = answer.err.partition("stopped")
     assert stopped
-    assert "the nearest is acme/tiny-bert@" in before
+    assert "nearest artifact acme/tiny-bert@" in before
 
 
 # diff

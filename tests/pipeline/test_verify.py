@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from nxpipe.pipeline.verify.verify import Thresholds, compare
+from nxpipe.pipeline.models.thresholds import Thresholds
+from nxpipe.pipeline.verify.deviation import compare
 
 TENSORS = arrays(np.float32, (3, 4), elements=st.floats(-100, 100, width=32))
 

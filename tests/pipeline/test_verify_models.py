@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from nxpipe.emulator.hardware import instance
+from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.config.sections import Verify
+from nxpipe.pipeline.models.shapes import all_phases, shapes_of
 from nxpipe.pipeline.models.source import resolve
+from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.models.weights import RandomWeights
-from nxpipe.pipeline.request import BuildRequest, all_phases, shapes_of
 from nxpipe.pipeline.verify.cases import compare_model
-from nxpipe.pipeline.verify.comparison import Trial
-from nxpipe.pipeline.verify.verify import Thresholds
+from nxpipe.pipeline.verify.comparison import VerifyOptions
 from tests.emulator.models import small_config
 from tests.pipeline.conftest import write_model
 
@@ -84,8 +85,8 @@ def quietly(_: str) -> AbstractContextManager[None]:
 def verifies(folder: Path, config: dict[str, Any]) -> None:
     source = resolve(str(write_model(folder, config)))
     shapes = shapes_of(all_phases(source.task), [2], [12])
-    wanted = BuildRequest(source, RandomWeights(0), shapes, instance("trn2.48xlarge"))
-    compared = list(compare_model(wanted, Trial(), quietly))
+    wanted = BuildSpec(source, RandomWeights(0), shapes, instance("trn2.48xlarge"))
+    compared = list(compare_model(wanted, VerifyOptions(), quietly))
     assert [done.program for done in compared] == [shape.name for shape in sorted(shapes)]
     for done in compared:
         for run in done.emulated:

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.pipeline.models.checkpoint import SafetensorsWeights
-from nxpipe.pipeline.models.weights import RandomWeights, parse_weights, random_tensor
+from nxpipe.pipeline.models.weights import RandomWeights, WeightsSource, random_tensor
 from nxpipe.pipeline.util.errors import ModelSourceError
 
 
@@ -78,7 +78,7 @@ def test_a_missing_tensor_and_a_wrong_shape_name_the_tensor(folder: Path) -> Non
     weights = SafetensorsWeights(folder)
     with pytest.raises(ModelSourceError, match=r"needs tensor 'decoder\.weight'"):
         weights.load("decoder.weight", kind(1))
-    with pytest.raises(ModelSourceError, match=r"'bert\.encoder\.weight' has shape \[2, 3\].*asks for \[2, 4\]"):
+    with pytest.raises(ModelSourceError, match=r"'bert\.encoder\.weight' has shape \[2, 3\].*needs \[2, 4\]"):
         weights.load("encoder.weight", kind(2, 4))
 
 
@@ -132,8 +132,8 @@ def test_a_folder_without_usable_weights_says_why(name: str, content: bytes, sen
 )
 def test_a_wrong_weights_option_says_what_is_allowed(text: str, sentence: str) -> None:
     with pytest.raises(ModelSourceError, match=sentence):
-        parse_weights(text, None)
+        WeightsSource.parse(text).open(None)
 
 
 def test_random_weights_are_named_by_their_seed() -> None:
-    assert parse_weights("random:42", None) == RandomWeights(42)
+    assert WeightsSource.parse("random:42").open(None) == RandomWeights(42)

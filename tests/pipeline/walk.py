@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.protocol import nobody
-from nxpipe.pipeline.build.cell import Maker
-from nxpipe.pipeline.request import BuildRequest, digest_of
-from nxpipe.pipeline.verify.evidence import Step
-from nxpipe.pipeline.verify.verify import Thresholds
+from nxpipe.pipeline.build.worker import CellBuilder
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.thresholds import Thresholds
+from nxpipe.pipeline.models.versions import digest_of
+from nxpipe.pipeline.util.progress import Step
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Built:
 
 
 def build(
-    request: BuildRequest,
+    request: BuildSpec,
     store: Store,
     step: Step,
     say: Callable[[str], None],
@@ -29,7 +30,7 @@ def build(
 ) -> Built:
     """Publish the artifact of this request, or find it published."""
     request.check()
-    maker = Maker(store, step, say, thresholds, force=force)
+    maker = CellBuilder(store, step, say, thresholds, force=force)
     if not force and _is_published(request, store):
         return Built(cached=True)
     made = [maker.make(request, shape) for shape in sorted(request.shapes)]
@@ -39,5 +40,5 @@ def build(
     return Built(cached=False)
 
 
-def _is_published(request: BuildRequest, store: Store) -> bool:
+def _is_published(request: BuildSpec, store: Store) -> bool:
     return store.find(digest_of(request.key_inputs())) is not None

@@ -30,7 +30,7 @@ def ended_at(line_begins: str, with_signal: signal.Signals) -> tuple[int, list[s
 def test_a_release_that_is_killed_between_its_gates_goes_on_and_does_nothing_twice(team: Team) -> None:
     """By Ctrl-C while it builds; then it is killed after it has verified, and after it has promoted."""
     team.describes("buckets = [8, 16, 32]", "buckets = [8, 16, 48]")
-    code, _ = ended_at("  not in the store", signal.SIGINT)
+    code, _ = ended_at("  cache miss", signal.SIGINT)
     assert code == exit_codes.INTERRUPTED.number
     newest = max(Path(".nxpipe/releases").glob("*/release.json"))
     interrupted = json.loads(newest.read_text())

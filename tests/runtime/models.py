@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from nxpipe.emulator.compile import Program, divided
+from nxpipe.emulator.compile import CompiledGraph, divided
 from nxpipe.emulator.emit import ports_of
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.graph import Graph
@@ -64,12 +64,12 @@ def divided_product() -> Fast:
             y = builder.add(AllReduce(2), builder.add(Linear(F32), builder.add(cut, x), builder.add(cut, w)))
         builder.output("y", y)
         graphs.append(builder.build())
-    program = Program(graphs[0], graphs[1], 2, {"w": piece}, {})
+    program = CompiledGraph(graphs[0], graphs[1], 2, {"w": piece}, {})
     return Fast(program, ports_of(program))
 
 
-def whole(graph: Graph) -> Program:
-    return Program(graph, graph, 1, {}, {})
+def whole(graph: Graph) -> CompiledGraph:
+    return CompiledGraph(graph, graph, 1, {}, {})
 
 
 @cache

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nxpipe.emulator import compile as compiled
-from nxpipe.emulator.core import Machine
+from nxpipe.emulator.core.machine import Machine
 from nxpipe.emulator.emit import emit, ports_of
 from nxpipe.emulator.executable.executable import Executable, from_bytes, to_bytes
 from nxpipe.emulator.executable.tables import Port
@@ -146,7 +146,7 @@ def test_a_weight_that_ranks_share_is_divided_when_it_is_loaded() -> None:
         x, w = builder.input("x", TensorType((3, 8), F32)), builder.parameter("w", TensorType((10, 8), F32))
         builder.output("y", builder.add(Linear(F32), x, builder.add(op, w)))
         graphs.append(builder.build())
-    executable = emit(compiled.Program(graphs[0], graphs[1], 2, {"w": piece}, {}), "v2")
+    executable = emit(compiled.CompiledGraph(graphs[0], graphs[1], 2, {"w": piece}, {}), "v2")
     assert list(executable.divisions.values()) == [piece]
     weight, rows = np.arange(80, dtype=np.float32).reshape(10, 8), np.ones((3, 8), np.float32)
     with Runtime(INF2) as runtime:

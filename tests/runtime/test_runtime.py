@@ -14,10 +14,9 @@ from nxpipe.emulator.analysis.graph_memory import capacity, code_bytes
 from nxpipe.emulator.hardware import INSTANCES, instance
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.run import status
-from nxpipe.emulator.run.fast import execute
+from nxpipe.emulator.run.fast import Runnable, States, execute
 from nxpipe.emulator.run.isa import Shelf
 from nxpipe.emulator.run.model import Fast, Model
-from nxpipe.emulator.run.ranks import Runnable, States
 from nxpipe.emulator.run.runtime import Cores, Runtime
 from nxpipe.emulator.run.status import (
     BadInput,

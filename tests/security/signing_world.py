@@ -31,6 +31,7 @@ from nxpipe.pipeline.artifacts.channels import ServedModel
 from nxpipe.pipeline.artifacts.lookup import find_match, pair
 from nxpipe.pipeline.artifacts.neuron_cache import select_served
 from nxpipe.pipeline.artifacts.signing import trust_in
+from nxpipe.pipeline.build.options import BuildOptions
 from nxpipe.pipeline.config import Config, load_config
 from nxpipe.pipeline.fleet.agent.run import fetch_artifact
 from nxpipe.pipeline.release.options import ReleaseOptions
@@ -345,7 +346,7 @@ def _diff(world: World) -> str:
 
 
 def _release(world: World) -> str:
-    words = ReleaseOptions("next", CHANNEL, None, (), 0.05, frozenset(), True, "somebody", "", None, {}, {})
+    words = ReleaseOptions("next", CHANNEL, None, (), 0.05, frozenset(), True, "somebody", "", None, BuildOptions(), {})
     (one,) = ReleaseContext(Console(quiet=True), world.store, world.config, world.config_path, words).candidates
     found = world.store.find(one.request_key)
     assert found is not None

@@ -32,7 +32,7 @@ def test_a_text_longer_than_the_largest_bucket_is_refused(nxpipe: InProcess, lla
     answer = nxpipe("run", *small(llama), "--text", "[1, 2]", "--text", LONG)
     is_a_sentence(answer)
     assert answer.code == 2
-    assert "Text 2 has 40 tokens, and the largest bucket has room for 16: pass a longer one to --buckets" in answer.err
+    assert "Text 2 has 40 tokens, and the largest bucket 16: pass a longer one to --buckets" in answer.err
     assert answer.out == ""
 
 
@@ -65,7 +65,7 @@ def test_so_are_prompts_of_verify(nxpipe: InProcess, bert: Path, tmp_path: Path)
     answer = nxpipe(*words)
     is_a_sentence(answer)
     assert answer.code == 2
-    assert "Prompt 3 has 40 tokens, and the largest bucket has room for 16" in answer.err
+    assert "Prompt 3 has 40 tokens, and the largest bucket 16" in answer.err
     (found,) = asked(nxpipe, *words, "--truncate")
     assert found["inputs"] == "3 prompts, cut to 16 tokens: 24 left out"
 
@@ -140,7 +140,7 @@ def test_places_beyond_the_cache_are_refused(nxpipe: InProcess, llama: Path, tmp
     answer = nxpipe("run", *small(llama, "--phases", "decode"), "--input", str(given))
     is_a_sentence(answer)
     assert answer.code == 2, answer.err
-    assert "holds 16, and the cache has places from 0 to 15" in answer.err
+    assert "holds 16, and the KV cache has positions 0 to 15" in answer.err
 
 
 def test_numbers_that_the_type_cannot_hold_are_refused(nxpipe: InProcess, tmp_path: Path) -> None:
@@ -169,12 +169,12 @@ def test_layers_beyond_the_thresholds_fail_a_verification(
     nxpipe: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the outputs say: here they are allowed to be anything."""
-    from nxpipe.pipeline.verify.comparison import Run
+    from nxpipe.pipeline.verify.comparison import VariantResult
 
     model = write_model(tmp_path / "deep", {**LLAMA, "torch_dtype": "float32"})
     config = tmp_path / "nxpipe.toml"
     config.write_text('[project]\nname = "x"\n\n[verify]\nmin_cosine = 0.9999999\nmax_relative_error = 1e-9\n')
-    monkeypatch.setattr(Run, "faults", lambda *_: [])
+    monkeypatch.setattr(VariantResult, "faults", lambda *_: [])
     words = ("verify", *small(model), "--config", str(config))
     assert nxpipe(*words).code == 0
     answer = nxpipe(*words, "--layers")

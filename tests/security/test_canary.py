@@ -203,7 +203,7 @@ def test_a_version_that_stops_to_answer_when_it_serves_alone_goes_back() -> None
     ],
 )
 def test_steps_cannot_be_left_out(step: int) -> None:
-    with pytest.raises(EvidenceInvalid, match="one after another"):
+    with pytest.raises(EvidenceInvalid, match="in order"):
         judge(PLAN, Evidence(), [], Moment(step, 0, 1))
 
 

@@ -16,7 +16,7 @@ from nxpipe.emulator.capture import budget as budget_module
 from nxpipe.emulator.configuration import oversized, relevant
 from nxpipe.emulator.errors import CaptureError
 from nxpipe.pipeline import models
-from nxpipe.pipeline.models.source import ModelSource
+from nxpipe.pipeline.models.source import PretrainedModel
 from tests.pipeline.command import Answer
 from tests.pipeline.command import nxpipe as process
 from tests.pipeline.in_process import InProcess, nxpipe
@@ -226,7 +226,7 @@ def test_what_chooses_code_is_neither_read_nor_part_of_a_key_at_any_depth() -> N
     left = relevant(noted)
     assert left.pop("dtype") == "load"  # that of the whole is a request's own, which has three of them
     assert left == {**plain, "text_config": {**plain["text_config"], "x": [{}]}}  # type: ignore[dict-item]
-    keys = [ModelSource("m", None, config, "fill-mask", None).relevant_config() for config in (plain, noted)]
+    keys = [PretrainedModel("m", None, config, "fill-mask", None).relevant_config() for config in (plain, noted)]
     keys[1].pop("dtype")
     keys[1]["text_config"].pop("x")  # type: ignore[attr-defined]
     assert keys[0] == keys[1]

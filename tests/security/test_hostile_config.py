@@ -14,10 +14,11 @@ from nxpipe import emulator
 from nxpipe.artifact_store.errors import InvalidDocument
 from nxpipe.emulator.capture import CaptureRequest, capture
 from nxpipe.emulator.errors import CompileError
-from nxpipe.pipeline.check.configuration import review
-from nxpipe.pipeline.check.finding import Severity
+from nxpipe.pipeline.check.model_files import review_config
+from nxpipe.pipeline.compile.findings import Severity
+from nxpipe.pipeline.models.shapes import Shape, all_phases
 from nxpipe.pipeline.models.source import resolve
-from nxpipe.pipeline.request import Shape, all_phases, capture_request, digest_of, program_inputs
+from nxpipe.pipeline.models.versions import digest_of
 from nxpipe.pipeline.util.errors import ModelSourceError
 from tests.security.audit import Seen, watched
 from tests.security.hostile_config import MODELS, Variant, variants
@@ -59,11 +60,11 @@ def tried(variant: Variant, folder: Path) -> tuple[str, Seen]:
 def _ending(variant: Variant, folder: Path) -> str:
     try:
         source = resolve(str(variant.write(folder)))
-        if any(finding.severity is Severity.ERROR for finding in review(source)):
+        if any(finding.severity is Severity.ERROR for finding in review_config(source)):
             return "refused at sight"
         shape = Shape(all_phases(source.task)[0], 1, 16)
-        digest_of(program_inputs(source, (shape,)))
-        wanted = capture_request(source, shape)
+        digest_of(source.key_inputs((shape,)))
+        wanted = source.capture_request(shape)
         if variant.number % _CAPTURED:
             return _built(wanted)
         capture(wanted)

@@ -20,8 +20,8 @@ from nxpipe.emulator.capture.onnx.limits import (
     BeyondLimit,
 )
 from nxpipe.emulator.capture.site import NotExpressible, require_room
-from nxpipe.pipeline.build.asked import _request
-from nxpipe.pipeline.saved import SavedProgram, UnknownAxis
+from nxpipe.pipeline.compile.spec import _resolved
+from nxpipe.pipeline.models.program_file import SavedProgram, UnknownAxis
 from tests.pipeline.command import Answer
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.security.audit import watched
@@ -478,7 +478,7 @@ def test_weights_beside_the_file_are_in_the_key_wherever_they_are_named(
     assert (first.code, "cached" in first.out) == (0, False), first.err
     assert "cached" in _command(nxpipe, "build", folder).out
     (folder / "data.bin").write_bytes(weight("w", 8, 4, seed=1).raw_data)
-    _request.cache_clear()  # a second command is a second process
+    _resolved.cache_clear()  # a second command is a second process
     changed = _command(nxpipe, "build", folder)
     assert (changed.code, "cached" in changed.out) == (0, False), changed.err
 
@@ -554,10 +554,10 @@ def test_what_a_build_reads_is_among_the_digests(made: Any, tmp_path: Path) -> N
     (tmp_path / "data.bin").write_bytes(weight("w", 8, 8).raw_data)
     program = SavedProgram(path, {})
     with watched() as seen:
-        graph = program.capture()
-        weights = program.parameters()
+        graph = program.graph
+        weights = program.read_weights()
         if made is not _in_default_of_function:  # which onnx's evaluator does not know
-            program.truth(graph, {"x": np.ones((2, 8), np.float32)})
+            program.outputs(program.shapes((), (), None)[0], (), weights, {"x": np.ones((2, 8), np.float32)})
     digests = program.digests()
     assert set(graph.parameters) <= set(weights)
     assert {file for file in seen.files if file.is_relative_to(tmp_path)} == {path, tmp_path / "data.bin"}

@@ -3,7 +3,7 @@
 import boto3
 from aws_cdk import Stack
 
-from nxpipe.pipeline.build.executors.batch_farm import Room, find_farm
+from nxpipe.pipeline.build.executors.batch import JobSize, find_farm
 from nxpipe.pipeline.config.cloud import Farm, Release
 from nxpipe.stacks.names import PROJECT_TAG
 from tests.cloud.census import census
@@ -67,7 +67,7 @@ def test_the_executor_finds_the_farm_as_its_stack_makes_it(aws: None) -> None:
     told, found = outputs(made.farm), find_farm("demo", REGION)
     assert (found.queue, found.definition) == (told["QueueArn"], told["JobDefinitionArn"])
     assert found.store == f"s3://{outputs(made.store)['BucketName']}/models/"
-    assert found.room == Room(16, 60_000)
+    assert found.size == JobSize(16, 60_000)
     (policy,) = [
         one["Arn"] for one in boto3.client("iam").list_policies(Scope="Local")["Policies"] if "Submitting" in one["Arn"]
     ]

@@ -1,5 +1,8 @@
-"""Rows of which each rank has its share: it turns its own, and takes those of all ranks as they have been turned. So
-nobody turns what others have turned, and the whole of them need never lie in HBM."""
+"""Gathered rows: rows of which each rank has a share, exchanged from SBUF to SBUF.
+
+Each rank transposes its own rows and receives those of the others transposed. So no row is transposed twice, and the
+whole of them need never be in HBM.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -28,7 +31,7 @@ from nxpipe.emulator.lower.view import View, line, whole
 
 @dataclass(frozen=True)
 class GatheredRows:
-    """All ranks' rows, in runs of which each rank has a few."""
+    """The rows of all ranks, in runs of which each rank has an equal part."""
 
     k: Kernel
     own: LoadableRows
@@ -49,18 +52,18 @@ class GatheredRows:
 
     @property
     def fits(self) -> bool:
-        """Whether a rank's own rows can be turned and kept: whole chunks of them, since a part of one has nothing on
-        the other partitions."""
+        """True if SBUF has space for the rank's own rows, transposed, in whole chunks: a partial chunk would leave
+        undefined bytes on the other partitions."""
         whole = self.shape[1] % PARTITIONS == 0 < self.shape[1]
-        room = self.kept + self.own.kept + self.own.room
-        return whole and self.dtype.itemsize > 1 and room <= self.k.left(Memory.SBUF)
+        budget = self.resident_bytes + self.own.resident_bytes + self.own.transient_bytes
+        return whole and self.dtype.itemsize > 1 and budget <= self.k.left(Memory.SBUF)
 
     @property
-    def kept(self) -> int:
+    def resident_bytes(self) -> int:
         return chunks_of(self.shape[1]) * self.own.shape[0] * self.dtype.itemsize
 
     @property
-    def room(self) -> int:
+    def transient_bytes(self) -> int:
         return 0
 
     def begun(self, core: CoreSpec) -> KernelCost:
@@ -73,19 +76,19 @@ class GatheredRows:
         gather = cost(CollectiveAllGather(engine=Engine.COLLECTIVE, dst=run, src=own), core).ns
         return KernelCost(links=(START_NS + gather) * (height // self.run))
 
-    def block(self, height: int, turns: int) -> Block:
-        return self._tiled(allocate_rows(self.k, self, height, turns))
+    def block(self, height: int, buffers: int) -> Block:
+        return self._tiled(allocate_rows(self.k, self, height, buffers))
 
     def begin(self) -> LoadRows:
         own = self._tiled(allocate_rows(self.k, self.own, self.own.shape[0], 1))
         with self.k.scope():
             self.own.begin()(own, (0, self.own.shape[0]))
 
-        def fill(turned: Block, rows: Span) -> None:
-            assert isinstance(turned, RunMajorBlock)  # as `block` made it
+        def fill(transposed: Block, rows: Span) -> None:
+            assert isinstance(transposed, RunMajorBlock)  # as `block` made it
             for at, count in self.k.spans(rows[1], self.run):
                 mine = own.run(divided(at + rows[0], self.sharing.ranks), self.sharing.rows)
-                gather = CollectiveAllGather(engine=Engine.COLLECTIVE, dst=turned.run(at, count), src=mine)
+                gather = CollectiveAllGather(engine=Engine.COLLECTIVE, dst=transposed.run(at, count), src=mine)
                 self.k.emit(gather)
 
         return fill
@@ -97,7 +100,8 @@ class GatheredRows:
 def write_gathered_matmuls(
     low: Lowering, own: View, dtype: DType, parts: tuple[OutputGroup, ...], sharing: RowSharding
 ) -> None:
-    """Products of all ranks' rows, which are turned and exchanged as they are wanted, or meet in HBM first."""
+    """Emit matmuls of all ranks' rows, which are exchanged as they are needed; or, where that is cheaper or SBUF has no
+    space, gathered in HBM first."""
     k = low.k
     own = low.packed(own)
     near = GatheredRows(k, HbmRows(k, own, dtype), sharing)

@@ -1,8 +1,8 @@
-"""Products of groups of rows, each with a matrix of its own; where groups end is known only when the program runs.
+"""Grouped matmul of a mixture of experts: groups of rows, each with its own matrix; the groups' ends are data.
 
-There are no loops whose length is data. So every matrix passes by all rows, and each row keeps what is its own: the
-work is that of as many dense products as there are groups. Groups go from the last to the first, and each takes all
-rows before its end; the first group that ends behind a row is then the one that the row keeps.
+Instructions have no loops whose length is data. So every matrix is multiplied with all rows, and each row keeps its own
+result: the work is that of as many dense matmuls as there are groups. Groups are processed from the last to the first,
+and each overwrites all rows before its end; a row is therefore left with the first group that ends behind it.
 """
 
 from collections.abc import Iterator
@@ -38,6 +38,8 @@ def _grouped(low: Lowering, node: Node, op: GroupedMatMul) -> None:
 
 @dataclass(frozen=True)
 class _Groups:
+    """One grouped matmul."""
+
     k: Kernel
     x: View  # [rows, summed]
     matrices: View  # [groups, summed, columns]
@@ -50,15 +52,16 @@ class _Groups:
         chunks = chunks_of(self.x.shape[1])
         for top, height in k.spans(rows, self._height(chunks)):
             with k.scope():
-                turned = k.tile(self.x.dtype, PARTITIONS, max(chunks, 1), height)
-                load_matrix(k, turned, self.x.cut((top, height)).transposed((1, 0)))
+                transposed = k.tile(self.x.dtype, PARTITIONS, max(chunks, 1), height)
+                load_matrix(k, transposed, self.x.cut((top, height)).transposed((1, 0)))
                 owned = self._owned(top, height)
                 for left, width in k.spans(self.matrices.shape[2], self._width(chunks, height)):
                     with k.scope():
-                        self._write_block(turned, owned, (top, height), (left, width))
+                        self._write_block(transposed, owned, (top, height), (left, width))
 
     def _height(self, chunks: int) -> int:
-        """Rows with all their sums, one bank wide, in half of the room: matrices pass by as seldom as can be."""
+        """Rows whose sums fit half of SBUF, one PSUM bank wide: the more rows, the fewer times each matrix is
+        loaded."""
         by_row = chunks * self.x.dtype.itemsize
         by_tile = BANK * DType.FLOAT32.itemsize + self.ends.shape[0]
         tiles = (self.k.left(Memory.SBUF) // 2) // (by_row * PARTITIONS + by_tile)
@@ -71,7 +74,7 @@ class _Groups:
         return max(min(most // 64 * 64, BANK), 1)
 
     def _owned(self, top: Affine, height: int) -> Block:
-        """For each row, which groups end behind it: [128, tiles, groups] of bytes."""
+        """For each row, the groups that end behind it: [128, tiles, groups] of bytes."""
         k, groups, tiles = self.k, self.ends.shape[0], chunks_of(height)
         owned = k.tile(DType.UINT8, PARTITIONS, tiles, max(groups, 1))
         ends = k.tile(self.ends.dtype, PARTITIONS, max(groups, 1))
@@ -93,32 +96,32 @@ class _Groups:
                 )
         return owned
 
-    def _write_block(self, turned: Block, owned: Block, rows: Span, columns: Span) -> None:
+    def _write_block(self, transposed: Block, owned: Block, rows: Span, columns: Span) -> None:
         k, height, width, (groups, inner, _) = self.k, rows[1], columns[1], self.matrices.shape
         kept = k.tile(DType.FLOAT32, PARTITIONS, chunks_of(height), width)
         k.emit(Memset(engine=Engine.VECTOR, dst=kept.whole, value=0.0))
         if groups and inner:
             with k.loop(groups) as index, k.scope():
                 group = index * -1 + (groups - 1)
-                weight = k.tile(self.matrices.dtype, PARTITIONS, turned.shape[0], width, buffers=2)
+                weight = k.tile(self.matrices.dtype, PARTITIONS, transposed.shape[0], width, buffers=2)
                 load_matrix(k, weight, self.matrices.pick(0, group).cut((0, inner), columns))
                 for row, count in self._tiles(height):
                     with k.scope():
-                        self._keep(self._sums(turned, weight, (row * PARTITIONS, count)), kept, owned, row, group)
+                        self._keep(self._sums(transposed, weight, (row * PARTITIONS, count)), kept, owned, row, group)
         for row, count in self._tiles(height):
             with k.scope():
                 made = k.tile(self.out, count, width, buffers=2).whole
                 k.emit(TensorCopy(engine=Engine.VECTOR, dst=made, src=kept.cut(count, (row, 1))))
                 self.epilogue.store(made, (row * PARTITIONS + rows[0], count), columns)
 
-    def _sums(self, turned: Block, weight: Block, row: Span) -> Tile:
+    def _sums(self, transposed: Block, weight: Block, row: Span) -> Tile:
         sums = self.k.psum(row[1], weight.shape[1]).whole
         for chunk, depth in each_chunk(self.k, self.x.shape[1]):
             self.k.emit(
                 Matmul(
                     engine=Engine.TENSOR,
                     dst=sums,
-                    stationary=turned.cut(depth, (chunk, 1), row),
+                    stationary=transposed.cut(depth, (chunk, 1), row),
                     moving=weight.cut(depth, (chunk, 1)),
                     accumulate=chunk,
                 )

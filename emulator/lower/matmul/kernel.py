@@ -43,9 +43,9 @@ class MatmulKernel:
             return
         note = self.k.note
         if self.rows.shape[1]:
-            for parts, cut in self._plan:
+            for parts, tiling in self._plan:
                 self.k.note = note
-                replace(self, parts=parts)._write(cut)
+                replace(self, parts=parts)._write(tiling)
         else:
             for part in self.parts:
                 _Columns(self, part, (0, part.columns)).write_empty_sums()
@@ -54,7 +54,7 @@ class MatmulKernel:
     @property
     def ns(self) -> float:
         """Expected time."""
-        return sum(cut.ns for _, cut in self._plan)
+        return sum(tiling.ns for _, tiling in self._plan)
 
     @cached_property
     def _plan(self) -> list[tuple[tuple[OutputGroup, ...], Tiling]]:
@@ -65,59 +65,59 @@ class MatmulKernel:
         parts = tuple(part for part in self.parts if part.columns)
         if not parts:
             return []
-        core, room = self.k.core, self.k.left(Memory.SBUF)
-        together = cheapest_tiling(core, room, self.rows, [part.sizes for part in parts])
+        core, budget = self.k.core, self.k.left(Memory.SBUF)
+        together = cheapest_tiling(core, budget, self.rows, [part.sizes for part in parts])
         alone = (
-            [cheapest_tiling(core, room, self.rows, [part.sizes]) for part in parts] if len(parts) > 1 else [together]
+            [cheapest_tiling(core, budget, self.rows, [part.sizes]) for part in parts] if len(parts) > 1 else [together]
         )
-        if sum(cut.ns for cut in alone) < together.ns:
-            return [((part,), cut) for part, cut in zip(parts, alone, strict=True)]
+        if sum(tiling.ns for tiling in alone) < together.ns:
+            return [((part,), tiling) for part, tiling in zip(parts, alone, strict=True)]
         return [(parts, together)]
 
-    def _write(self, cut: Tiling) -> None:
-        self.k.tilings.append(cut)
+    def _write(self, tiling: Tiling) -> None:
+        self.k.tilings.append(tiling)
         with self.k.scope():
             fill = self._noted(self.rows.begin())
-            if cut.weight_stationary:
-                self._weight_stationary(cut, fill)
+            if tiling.weight_stationary:
+                self._weight_stationary(tiling, fill)
             else:
-                self._activation_stationary(cut, fill)
+                self._activation_stationary(tiling, fill)
 
     def _noted(self, fill: LoadRows) -> LoadRows:
         note = self.k.note
 
-        def noted(turned: Block, rows: Span) -> None:
+        def noted(transposed: Block, rows: Span) -> None:
             self.k.note = note
-            fill(turned, rows)
+            fill(transposed, rows)
 
         return noted
 
-    def _activation_stationary(self, cut: Tiling, fill: LoadRows) -> None:
+    def _activation_stationary(self, tiling: Tiling, fill: LoadRows) -> None:
         k = self.k
-        for rows in k.spans(self.rows.shape[0], cut.height):
+        for rows in k.spans(self.rows.shape[0], tiling.height):
             with k.scope():
-                turned = self.rows.block(rows[1], 1)
+                transposed = self.rows.block(rows[1], 1)
                 with k.scope():
-                    fill(turned, rows)
-                for part, piece in zip(self.parts, cut.pieces, strict=True):
+                    fill(transposed, rows)
+                for part, piece in zip(self.parts, tiling.pieces, strict=True):
                     for columns in k.spans(part.columns, piece.width):
                         with k.scope():
-                            _Columns(self, part, columns).write(turned, rows, piece)
+                            _Columns(self, part, columns).write(transposed, rows, piece)
 
-    def _weight_stationary(self, cut: Tiling, fill: LoadRows) -> None:
+    def _weight_stationary(self, tiling: Tiling, fill: LoadRows) -> None:
         """Only a single output group may be cut into blocks of columns."""
         k, (first, *others) = self.k, self.parts
-        for columns in k.spans(first.columns, cut.pieces[0].width):
+        for columns in k.spans(first.columns, tiling.pieces[0].width):
             with k.scope():
                 places = [_Columns(self, first, columns), *(_Columns(self, part, (0, part.columns)) for part in others)]
-                ready = [place.begin(1 + cut.prefetch) for place in places]
-                for rows in k.spans(self.rows.shape[0], cut.height):
+                ready = [place.begin(1 + tiling.prefetch) for place in places]
+                for rows in k.spans(self.rows.shape[0], tiling.height):
                     with k.scope():
-                        turned = self.rows.block(rows[1], cut.buffers)
+                        transposed = self.rows.block(rows[1], tiling.buffers)
                         with k.scope():
-                            fill(turned, rows)
+                            fill(transposed, rows)
                         for each in ready:
-                            each.write(turned, rows)
+                            each.write(transposed, rows)
 
 
 @dataclass(frozen=True)
@@ -137,14 +137,14 @@ class _Columns:
         self.k.note = self.part.note
         return _LoadedColumns(self, self.common(buffers), self.weights(Affine(), self.products.rows.shape[1], buffers))
 
-    def write(self, turned: Block, rows: Span, piece: TileShape) -> None:
+    def write(self, transposed: Block, rows: Span, piece: TileShape) -> None:
         self.k.note = self.part.note
         if piece.slab < chunks_of(self.products.rows.shape[1]):
-            self._write_in_slabs(turned, rows, piece.slab)
+            self._write_in_slabs(transposed, rows, piece.slab)
         else:
-            self.begin(2).write(turned, rows)
+            self.begin(2).write(transposed, rows)
 
-    def _write_in_slabs(self, turned: Block, rows: Span, slab: int) -> None:
+    def _write_in_slabs(self, transposed: Block, rows: Span, slab: int) -> None:
         """All partial sums stay in PSUM until the last slab of the weights. The search admits few, so their loop is
         unrolled."""
         k, height, width = self.k, rows[1], self.columns[1]
@@ -160,7 +160,7 @@ class _Columns:
                     for block, weight in zip(waiting, weights, strict=True):
                         sums = block.cut(count, (tile, 1), (bank, 1), (0, wide))
                         row, column = (tile * PARTITIONS, count), (bank * BANK, wide)
-                        emit_matmuls(k, sums, turned, weight, chunk, row, column, depth)
+                        emit_matmuls(k, sums, transposed, weight, chunk, row, column, depth)
         for (tile, count), left in product(rows_of, range(0, width, STRIP)):
             with k.scope():
                 strip = (left, min(width - left, STRIP))
@@ -254,7 +254,7 @@ class _LoadedColumns:
     common: _OutputTiles
     weights: Sequence[Block]
 
-    def write(self, turned: Block, rows: Span) -> None:
+    def write(self, transposed: Block, rows: Span) -> None:
         k, ranks, sharing = self.at.k, self.at.part.ranks, self.at.part.sharing
         k.note = self.at.part.note
         for row, count in k.spans(rows[1], PARTITIONS * ranks):
@@ -264,16 +264,16 @@ class _LoadedColumns:
                     for number, block in enumerate(made):
                         with k.loop(ranks) as rank:
                             place = (row + rank * (sharing.rows if sharing else 0), count // ranks)
-                            self._multiply(number, block, rank, turned, place, strip)
+                            self._multiply(number, block, rank, transposed, place, strip)
                     self.common.finish(made, (row + rows[0], count), strip)
 
-    def _multiply(self, number: int, made: Block, rank: Affine, turned: Block, row: Span, strip: Span) -> None:
+    def _multiply(self, number: int, made: Block, rank: Affine, transposed: Block, row: Span, strip: Span) -> None:
         k, depth = self.at.k, self.at.products.rows.shape[1]
         for bank, some in k.spans(strip[1], BANK):
             with k.scope():
                 column = (strip[0] + bank, some)
                 sums, sharing = k.psum(row[1], some).whole, self.at.part.sharing
-                emit_matmuls(k, sums, turned, self.weights[number], Affine(), row, column, depth, sharing)
+                emit_matmuls(k, sums, transposed, self.weights[number], Affine(), row, column, depth, sharing)
                 dst = made.cut(row[1], *([(rank, 1)] if sharing else []), (bank, some))
                 self.common.bring(number, dst, sums, column)
 
@@ -281,7 +281,7 @@ class _LoadedColumns:
 def emit_matmuls(
     k: Kernel,
     sums: Tile,
-    turned: Block,
+    transposed: Block,
     weight: Block,
     first: Affine,
     row: Span,
@@ -294,9 +294,9 @@ def emit_matmuls(
     Accumulation in PSUM starts with chunk 0. With row sharding the rows are those of one rank, in several runs."""
     rows = (row[0], sharing.rows) if sharing else row
     for chunk, deep in each_chunk(k, depth):
-        stationary = turned.cut(deep, (first + chunk, 1), rows)
+        stationary = transposed.cut(deep, (first + chunk, 1), rows)
         if sharing:
-            runs = Axis(row[1] // sharing.rows, turned.apart(sharing.ranks * sharing.rows))
+            runs = Axis(row[1] // sharing.rows, transposed.apart(sharing.ranks * sharing.rows))
             stationary = replace(stationary, axes=(runs, stationary.axes[-1]))
         moving = weight.cut(deep, (chunk, 1), column)
         k.emit(Matmul(engine=Engine.TENSOR, dst=sums, stationary=stationary, moving=moving, accumulate=first + chunk))

@@ -29,7 +29,7 @@ def _batched_matmul(low: Lowering, node: Node) -> None:
     a, b = node.operands
     *batch, rows, columns = node.result.type.shape
     epilogue = low.epilogue(node.result, columns)
-    left, right = low.lying(a), low.view(b)
+    left, right = low.stored_view(a), low.view(b)
     views = [left.broadcast((*batch, *left.shape[-2:])), right.broadcast((*batch, *right.shape[-2:]))]
     for at, (left, right) in batch_loop(low.k, views, len(batch)):
         factor = WeightOperand(node.result, right, None, b.type.dtype.on_device, node.result.type.dtype.on_device)
@@ -84,7 +84,7 @@ def _operand(low: Lowering, node: Node) -> WeightOperand:
 
 def row_matrix(low: Lowering, x: Value) -> View:
     """A value as a matrix of rows, in the type in which it is stored."""
-    return as_matrix(low, low.lying(x), prod(x.type.shape[:-1]), x.type.shape[-1])
+    return as_matrix(low, low.stored_view(x), prod(x.type.shape[:-1]), x.type.shape[-1])
 
 
 def as_matrix(low: Lowering, view: View, rows: int, width: int) -> View:

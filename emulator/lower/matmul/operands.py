@@ -1,4 +1,4 @@
-"""What is multiplied: rows, wherever they come from, and the weights that they meet."""
+"""Operands of a matmul kernel: the source of its rows, and the output groups with their weights."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,20 +16,22 @@ from nxpipe.emulator.lower.matmul.tiling import TileCosts
 from nxpipe.emulator.lower.transpose import chunks_of, load_matrix, must_transpose, transpose_bytes
 from nxpipe.emulator.lower.view import View
 
-LoadRows = Callable[[Block, Span], None]  # writes some rows, turned, into [128, chunks, rows]
+LoadRows = Callable[[Block, Span], None]  # writes some rows, transposed, into [128, chunks, rows]
 
 
 class LoadableRows(tiling.RowSource, Protocol):
+    """Rows that a matmul kernel can load; `RowSource` states what that costs."""
+
     def begin(self) -> LoadRows:
-        """With what all rows need at hand, for as long as the room around is there."""
+        """Load what all rows need, until the end of the scope around; returns the function that loads some of them."""
 
     def block(self, height: int, buffers: int) -> Block:
-        """Room for so many, turned."""
+        """Allocate space for transposed rows."""
 
 
 @dataclass(frozen=True)
 class HbmRows:
-    """Rows that lie in HBM."""
+    """Rows in HBM."""
 
     k: Kernel
     view: View  # [rows, summed]
@@ -45,11 +47,11 @@ class HbmRows:
         return 1
 
     @property
-    def kept(self) -> int:
+    def resident_bytes(self) -> int:
         return 0
 
     @property
-    def room(self) -> int:
+    def transient_bytes(self) -> int:
         return transpose_bytes(self.dtype) if self._must_turn else 0
 
     def begun(self, core: CoreSpec) -> KernelCost:
@@ -64,7 +66,7 @@ class HbmRows:
         return loading + transpose_cost(core, self.dtype, chunks, height) if self._must_turn else loading
 
     def begin(self) -> LoadRows:
-        return lambda turned, rows: load_matrix(self.k, turned, self.view.cut(rows).transposed((1, 0)))
+        return lambda transposed, rows: load_matrix(self.k, transposed, self.view.cut(rows).transposed((1, 0)))
 
     @property
     def _must_turn(self) -> bool:
@@ -77,7 +79,7 @@ def allocate_rows(k: Kernel, rows: tiling.RowSource, height: int, buffers: int) 
 
 @dataclass(frozen=True)
 class WeightOperand:
-    """What rows are multiplied by, and the type that the sums are rounded to."""
+    """A weight with its bias, and the type to which the sums are rounded."""
 
     result: Value  # or what ranks make of it together
     weight: View  # [summed, columns]
@@ -88,7 +90,7 @@ class WeightOperand:
 
 @dataclass(frozen=True)
 class OutputGroup:
-    """Factors whose results meet, and all that follows them."""
+    """Weights whose results meet in one epilogue."""
 
     factors: tuple[WeightOperand, ...]
     epilogue: Epilogue

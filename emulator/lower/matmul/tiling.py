@@ -59,11 +59,11 @@ class RowSource(Protocol):
         """Rows come in multiples of this number."""
 
     @property
-    def kept(self) -> int:
+    def resident_bytes(self) -> int:
         """Bytes of each partition that the source holds for the whole kernel."""
 
     @property
-    def room(self) -> int:
+    def transient_bytes(self) -> int:
         """Bytes of each partition that the source needs while it brings rows."""
 
     def begun(self, core: CoreSpec) -> KernelCost:
@@ -152,12 +152,12 @@ def psum_buffers(banks: int) -> int:
     return 2 if 2 * banks <= _BANKS_OF_SUMS else 1
 
 
-def cheapest_tiling(core: CoreSpec, room: int, rows: RowSource, sizes: Sequence[TileCosts]) -> Tiling:
+def cheapest_tiling(core: CoreSpec, budget: int, rows: RowSource, sizes: Sequence[TileCosts]) -> Tiling:
     """The cheapest tiling that fits; where none fits, the smallest one, whose allocation then fails with the numbers.
 
     Ties are broken by a total order on the fields, so that the choice never depends on the order of the search.
     """
-    cuts = _TilingSearch(core, room - rows.kept - 1024, rows, sizes)
+    cuts = _TilingSearch(core, budget - rows.resident_bytes - 1024, rows, sizes)
     least = Tiling(cuts.run, (TileShape(1, 1),) * len(sizes), inf)
     return min(
         cuts.all(),
@@ -169,8 +169,8 @@ def cheapest_tiling(core: CoreSpec, room: int, rows: RowSource, sizes: Sequence[
 class _TilingSearch:
     """All tilings of one kernel with their times. Costs of loads and multiplications are cached: they recur often."""
 
-    def __init__(self, core: CoreSpec, room: int, rows: RowSource, sizes: Sequence[TileCosts]) -> None:
-        self._core, self._room, self._rows, self._sizes = core, room, rows, sizes
+    def __init__(self, core: CoreSpec, budget: int, rows: RowSource, sizes: Sequence[TileCosts]) -> None:
+        self._core, self._budget, self._rows, self._sizes = core, budget, rows, sizes
         self._chunks = chunks_of(rows.shape[1])
         runs = {rows.run, *(each.run for each in sizes)} - {1}
         self.run = lcm(PARTITIONS, *runs) if runs else 1
@@ -184,8 +184,8 @@ class _TilingSearch:
     def _activation_stationary(self) -> Iterator[Tiling]:
         rows = self._rows.shape[0]
         for height in self._in_runs(min(each, _rounded_up(rows)) for each in (*_HEIGHTS, self.run)):
-            left = self._room - self._row_bytes(height)
-            if self._rows.room > left:
+            left = self._budget - self._row_bytes(height)
+            if self._rows.transient_bytes > left:
                 continue
             options = [
                 [(self._group_cost(number, height, piece), piece) for piece in self._pieces(sizes, height, left)]
@@ -221,7 +221,7 @@ class _TilingSearch:
             weights = sum(sizes.weight(sizes.chunks, piece.width) for sizes, piece in pairs)
             beside = sum(sizes.beside(piece.width) for sizes, piece in pairs)
             for prefetch in (False, True) if blocks > 1 and self._rows.run > 1 else (False,):
-                left = self._room - weights * (1 + prefetch) - beside - self._rows.room
+                left = self._budget - weights * (1 + prefetch) - beside - self._rows.transient_bytes
                 for height, buffers in product(
                     self._in_runs(_STREAMED) or {self.run}, (2, 1) if self.run > 1 else (2,)
                 ):

@@ -1,1 +1,1 @@
-"""Who carries items out. One protocol; which of them is asked for decides nothing about what is made."""
+"""Executors of jobs: this machine, a Ray cluster, AWS Batch. The choice never changes a result."""

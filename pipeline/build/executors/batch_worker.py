@@ -1,71 +1,125 @@
-"""What a child of an array job does: one item of the list, told line by line, and its outcome kept in the store."""
+"""Worker of the batch executor: a child of an array job runs one job of a list and stores its outcome.
 
-from collections.abc import Callable
+The list is one blob of the store; a child's index is its place in it.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from nxpipe.pipeline.build.events import Begun, Ended, Event, Said, to_document
-from nxpipe.pipeline.build.executors.batch_items import item_at
-from nxpipe.pipeline.build.faults import fault_of
-from nxpipe.pipeline.build.item import Item
-from nxpipe.pipeline.request import digest_of
-from nxpipe.pipeline.util.errors import MissingSoftware
+from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog, JobStarted, to_document
+from nxpipe.pipeline.build.status import failure_from
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.spec import ModelSpec
+from nxpipe.pipeline.models.versions import digest_of
+from nxpipe.pipeline.util.errors import BuildRefused, MissingSoftware
+from nxpipe.pipeline.util.files import json_of
 
-_LOG: Final = 64 * 1024  # characters of a log that go into the outcome: its end; all of it is in the job's output
-_MESSAGE: Final = 4096
-
-
-def work(url: str, items: str, place: int, say: Callable[[str], None]) -> Ended:
-    """`url` is the store as this machine sees it; that of the driver stands in the item."""
-    from nxpipe.artifact_store.builds import record_outcome
-    from nxpipe.artifact_store.url import open_store
-    from nxpipe.pipeline.build.carry_out import carry_out
-
-    item = replace(item_at(open_store(url), items, place), store=url)
-    say(f"{item.title}: item {place} of {items[:12]}")
-
-    def tell(event: Event) -> None:
-        if isinstance(event, Said):
-            say(event.text)
-        elif isinstance(event, Begun):
-            say(f"begun by {event.worker}")
-
-    try:
-        _require_the_same_question(item)
-    except Exception as error:
-        ended = Ended(item.key, 0.0, fault=fault_of(error))
-    else:
-        ended = carry_out(item, tell)
-    say(_last_words(ended))
-    record_outcome(open_store(url, kms_key=item.kms_key), items, place, to_document(_brief(ended)))
-    return ended
+if TYPE_CHECKING:
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.documents import Blob
 
 
-def _require_the_same_question(item: Item) -> None:
-    """An image of another version would answer another question than was asked, and commit it under another key."""
-    request = item.asked.request()
-    if item.shape is None:
-        own = digest_of(request.key_inputs())
-    else:
-        own = request.evidence_key(item.shape) if request.verified else request.program_key(item.shape)
-    if own != item.key:
-        raise MissingSoftware(
-            "what it was planned with (the version of nxpipe, its libraries, or the revision that the hub has)",
-            f"{item.title} of the build farm",
-            "deploy an image of [farm] that is made of what the build runs with, and name the revision of a model",
+_FORMAT: Final = "nxpipe.items/1"
+_INSTEAD: Final = "publish it to the hub and pass its id there, or use another executor"
+
+
+def put_jobs(store: "Store", jobs: Sequence[Job]) -> "Blob":
+    """The list has a random id: the outcome of an earlier attempt must not count for this one."""
+    from nxpipe.artifact_store.canonical import canonical_json
+
+    document = {"format": _FORMAT, "run": secrets.token_hex(16), "items": [job.document() for job in jobs]}
+    return store.put_blob(canonical_json(document))
+
+
+def read_job(store: "Store", digest: str, place: int) -> Job:
+    from nxpipe.artifact_store.documents import Blob
+    from nxpipe.artifact_store.errors import InvalidDocument, NotFound
+    from nxpipe.artifact_store.layout import digest_path
+
+    where = f"{store.url}/{digest_path(digest)}"
+    stat = store.backend.stat(digest_path(digest))
+    if stat is None:
+        raise NotFound(f"{where}: no such list of jobs; gc removes it a day after its build; build again for a new one")
+    document = json_of(store.read_blob(Blob(sha256=digest, size=stat.size)))
+    if document.get("format") != _FORMAT or not 0 <= place < len(document["items"]):
+        raise InvalidDocument(
+            f"{where}: not a list of jobs with an index {place}; only `nxpipe build` writes such lists"
+        )
+    return Job.from_document(document["items"][place])
+
+
+def require_remote_sources(asked: ModelSpec) -> None:
+    """A worker on another machine has the hub and the store, and none of the files here."""
+    model, folder = asked.model_id, asked.weights.folder
+    if asked.kind == "file":
+        raise BuildRefused(
+            f"{model}: a program in a file of this machine, which the build farm cannot read; use another executor"
+        )
+    if asked.kind == "folder":
+        raise BuildRefused(f"{model}: a folder of this machine, which the build farm cannot read; {_INSTEAD}")
+    if folder is not None:
+        raise BuildRefused(
+            f"{model}: its weights are in {folder} of this machine, which the build farm cannot read; {_INSTEAD}"
         )
 
 
-def _last_words(ended: Ended) -> str:
-    if ended.fault is None:
-        return f"{'found' if ended.cached else 'done'} after {ended.seconds:.1f} s"
-    return f"{ended.fault.log}\n{ended.fault.kind}: {ended.fault.message}".lstrip()
+_LOG: Final = 64 * 1024  # characters of the end of a log in the outcome; the job's output has all of it
+_MESSAGE: Final = 4096
 
 
-def _brief(ended: Ended) -> Ended:
-    """So that it fits into a record, and can be spelled in it: a file's name may hold what UTF-8 cannot."""
-    fault = ended.fault
-    if fault is None:
+def run_array_job(url: str, jobs: str, place: int, log: Callable[[str], None]) -> JobFinished:
+    """`url` is the store as this machine reaches it; the job has the scheduler's. `jobs` is the digest of the list."""
+    from nxpipe.artifact_store.builds import record_outcome
+    from nxpipe.artifact_store.url import open_store
+    from nxpipe.pipeline.build.worker import run_job
+
+    job = replace(read_job(open_store(url), jobs, place), store=url)
+    log(f"{job.title}: job {place} of {jobs[:12]}")
+
+    def send(event: Event) -> None:
+        if isinstance(event, JobLog):
+            log(event.text)
+        elif isinstance(event, JobStarted):
+            log(f"started by {event.worker}")
+
+    try:
+        _require_same_key(job)
+    except Exception as error:
+        finished = JobFinished(job.key, 0.0, failure=failure_from(error))
+    else:
+        finished = run_job(job, send)
+    log(_result(finished))
+    record_outcome(open_store(url, kms_key=job.kms_key), jobs, place, to_document(_shorten(finished)))
+    return finished
+
+
+def _require_same_key(job: Job) -> None:
+    """An image of another version would commit its result under another cache key."""
+    request = BuildSpec.of(job.asked)
+    if job.shape is None:
+        own = digest_of(request.key_inputs())
+    else:
+        own = request.evidence_key(job.shape) if request.verified else request.program_key(job.shape)
+    if own != job.key:
+        raise MissingSoftware(
+            "the versions of the plan (nxpipe, its libraries, or the model's revision on the hub)",
+            f"{job.title} of the build farm",
+            "deploy an image of [farm] with the versions of this build, and pass --revision for a model of the hub",
+        )
+
+
+def _result(ended: JobFinished) -> str:
+    if ended.failure is None:
+        return f"{'cached' if ended.cached else 'done'} after {ended.seconds:.1f} s"
+    return f"{ended.failure.log}\n{ended.failure.kind}: {ended.failure.message}".lstrip()
+
+
+def _shorten(ended: JobFinished) -> JobFinished:
+    """To the size of a record, without lone surrogates, which a file name may contain and UTF-8 cannot encode."""
+    failure = ended.failure
+    if failure is None:
         return ended
-    message, log = (text.encode(errors="replace").decode() for text in (fault.message, fault.log))
-    return replace(ended, fault=replace(fault, message=message[:_MESSAGE], log=log[-_LOG:]))
+    message, log = (text.encode(errors="replace").decode() for text in (failure.message, failure.log))
+    return replace(ended, failure=replace(failure, message=message[:_MESSAGE], log=log[-_LOG:]))

@@ -1,26 +1,25 @@
-"""Processes of this machine, as many as its processors and its memory allow. Whatever becomes of one, it takes one item
-with it."""
+"""Local executor: a pool of worker processes on this machine."""
 
 import time
 from collections.abc import Sequence
 from typing import Final
 
-from nxpipe.pipeline.build.events import Begun, Ended, Event, Fault
 from nxpipe.pipeline.build.executors.process import WorkerProcess
-from nxpipe.pipeline.build.executors.protocol import Limits
-from nxpipe.pipeline.build.item import Item
-from nxpipe.pipeline.util.exit_codes import COMPILE, SYSTEM
+from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLimits, JobStarted
+from nxpipe.pipeline.build.status import Failure, FailureClass, memory_exceeded, time_exceeded
+from nxpipe.pipeline.util.exit_codes import SYSTEM
 from nxpipe.pipeline.util.process import available_memory, processors
-from nxpipe.pipeline.util.text import human_bytes
 
-_SHARE: Final = 0.9  # of the memory that is free at the beginning
-_LOOK: Final = 0.1  # seconds between two looks at limits
+_SHARE: Final = 0.9  # of the memory that is free at the start
+_POLL: Final = 0.1  # seconds between two checks of the limits
 
 
 class LocalExecutor:
+    """As many processes as processors and memory allow. A worker that dies takes one job with it."""
+
     name: Final = "local"
 
-    def __init__(self, jobs: int, limits: Limits) -> None:
+    def __init__(self, jobs: int, limits: JobLimits) -> None:
         self._jobs = jobs
         self._limits = limits
         self._memory = _SHARE * available_memory()
@@ -28,28 +27,28 @@ class LocalExecutor:
         self._idle: list[WorkerProcess] = []
         self._busy: list[WorkerProcess] = []
 
-    def takes(self, item: Item) -> bool:
-        """What is too large for the memory that is left waits, until it is alone."""
-        taken = sum(worker.item.memory for worker in self._busy if worker.item)
-        return not self._busy or (len(self._busy) < self._jobs and taken + item.memory <= self._memory)
+    def takes(self, job: Job) -> bool:
+        """A job that needs more memory than is left waits until no other runs."""
+        taken = sum(worker.job.memory for worker in self._busy if worker.job)
+        return not self._busy or (len(self._busy) < self._jobs and taken + job.memory <= self._memory)
 
-    def start(self, item: Item) -> None:
+    def start(self, job: Job) -> None:
         worker = self._idle_worker() or WorkerProcess(self._threads)
         self._busy.append(worker)
-        worker.give(item)
+        worker.send(job)
 
     def events(self, patience: float) -> Sequence[Event]:
-        """Limits are looked at in short turns."""
+        """Limits are checked several times a second meanwhile."""
         until = time.monotonic() + patience
-        heard: list[Event] = []
-        while not heard:
+        events: list[Event] = []
+        while not events:
             left = until - time.monotonic()
             if not self._busy or left <= 0:
                 break
-            WorkerProcess.wait_for_news(self._busy, min(left, _LOOK))
+            WorkerProcess.wait_for_events(self._busy, min(left, _POLL))
             for worker in list(self._busy):
-                heard += self._hear(worker)
-        return heard
+                events += self._events_of(worker)
+        return events
 
     def close(self) -> None:
         for worker in (*self._busy, *self._idle):
@@ -58,7 +57,7 @@ class LocalExecutor:
         self._idle.clear()
 
     def _idle_worker(self) -> WorkerProcess | None:
-        """One that was killed when it had nothing to do costs no item an attempt."""
+        """A worker that died idle is dropped: it must not cost a job an attempt."""
         while self._idle:
             worker = self._idle.pop()
             if worker.death() is None:
@@ -66,44 +65,33 @@ class LocalExecutor:
             worker.kill()
         return None
 
-    def _hear(self, worker: WorkerProcess) -> list[Event]:
-        assert worker.item is not None
-        heard: list[Event] = [Begun(worker.item.key, worker.name)] if worker.is_new_to_its_item() else []
-        heard += worker.read()
-        if heard and isinstance(heard[-1], Ended):
-            heard[-1] = self._back_from(worker, heard[-1])
-        elif fault := self._fault(worker):
-            heard.append(Ended(worker.item.key, worker.elapsed, memory=worker.peak, fault=fault))
+    def _events_of(self, worker: WorkerProcess) -> list[Event]:
+        assert worker.job is not None
+        events: list[Event] = [JobStarted(worker.job.key, worker.name)] if worker.has_new_job() else []
+        events += worker.read()
+        if events and isinstance(events[-1], JobFinished):
+            events[-1] = self._release(worker, events[-1])
+        elif failure := self._failure(worker):
+            events.append(JobFinished(worker.job.key, worker.elapsed, memory=worker.peak, failure=failure))
             self._busy.remove(worker)
             worker.kill()
-        return heard
+        return events
 
-    def _back_from(self, worker: WorkerProcess, ended: Ended) -> Ended:
-        peak = worker.take_back()
+    def _release(self, worker: WorkerProcess, ended: JobFinished) -> JobFinished:
+        peak = worker.release()
         self._busy.remove(worker)
         self._idle.append(worker)
-        return Ended(ended.key, ended.seconds, ended.cached, peak or ended.memory, ended.fault)
+        return JobFinished(ended.key, ended.seconds, ended.cached, peak or ended.memory, ended.failure)
 
-    def _fault(self, worker: WorkerProcess) -> Fault | None:
-        """Why a worker has to be given up, or is gone."""
-        assert worker.item is not None
+    def _failure(self, worker: WorkerProcess) -> Failure | None:
+        """Of a worker that died or exceeds a limit."""
+        assert worker.job is not None
         seconds, memory = self._limits.seconds, self._limits.memory
         if (how := worker.death()) is not None:
-            about = f"the worker of {worker.item.title} {how}"
-            return Fault(
-                "environmental",
-                "WorkerDied",
-                f"{about}; what it had not committed is lost",
-                SYSTEM.number,
-                worker.last_words(),
-            )
+            text = f"the worker of {worker.job.title} {how}; its uncommitted work is lost"
+            return Failure(FailureClass.RETRYABLE, "WorkerDied", text, SYSTEM.number, worker.log_tail())
         if seconds is not None and worker.elapsed > seconds:
-            text = f"{worker.item.title}: not done after {worker.elapsed:.0f} s; allow more with --timeout"
-            return Fault("limit", "OutOfTime", text, COMPILE.number, worker.last_words())
+            return time_exceeded(worker.job.title, worker.elapsed, worker.log_tail())
         if memory is not None and worker.measure() > memory:
-            text = (
-                f"{worker.item.title}: its worker took {human_bytes(worker.peak)} of memory, and "
-                f"{human_bytes(memory)} are allowed; allow more with --memory-limit"
-            )
-            return Fault("limit", "OutOfMemory", text, SYSTEM.number, worker.last_words())
+            return memory_exceeded(worker.job.title, worker.peak, memory, worker.log_tail())
         return None

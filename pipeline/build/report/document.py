@@ -1,16 +1,55 @@
-"""The report of a build as data: what was asked for, what became of each cell, and what it took."""
+"""Report of a build as data, and the files it is written to.
 
+It names no user and no machine: workers are numbered, and paths in the home folder begin with `~`.
+"""
+
+import os
+import platform
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from nxpipe.pipeline.build.planned import PlannedArtifact
-from nxpipe.pipeline.build.report.about import About
-from nxpipe.pipeline.build.report.reasons import Lack, became, missing, reason, tallied
-from nxpipe.pipeline.build.report.recorder import Attempt, Recorder
-from nxpipe.pipeline.build.results import CellResult, Results
-from nxpipe.pipeline.util.files import expanded
+from nxpipe.artifact_store.builds import timestamp_of
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.pipeline import VERSION
+from nxpipe.pipeline.build.report.html import page
+from nxpipe.pipeline.build.report.summary import MissingGroup, missing_groups, reason, status_counts
+from nxpipe.pipeline.build.state import ArtifactResult, Attempt, CellResult, Results
+from nxpipe.pipeline.build.status import PLAN_WORDS, REPORT_WORDS
+from nxpipe.pipeline.models.versions import LIBRARIES, compiler_digest
+from nxpipe.pipeline.util.files import expanded, write_whole
+from nxpipe.pipeline.util.process import processors
+
+
+@dataclass(frozen=True)
+class BuildHost:
+    """Machine of the scheduler, and versions by name; that of the compiler is the digest of its source."""
+
+    cores: int
+    memory: int
+    system: str
+    versions: dict[str, str]
+
+    @classmethod
+    def here(cls) -> Self:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return cls(processors(), memory, f"{platform.system()} {platform.machine()}", _versions())
+
+
+def _versions() -> dict[str, str]:
+    own = {"nxpipe": VERSION, "compiler": compiler_digest(), "python": platform.python_version()}
+    return own | {name: found for name in LIBRARIES if (found := _installed(name))}
+
+
+def _installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""  # a machine that only submits jobs need not have it
+
 
 FORMAT: Final = "nxpipe.build-report/1"
 Predicted = Mapping[str, Mapping[str, Any]]  # figures of each program by its name, as utilisation.read gives them
@@ -18,24 +57,17 @@ Predicted = Mapping[str, Mapping[str, Any]]  # figures of each program by its na
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
-def document(
+def report_document(
     results: Results,
-    recorder: Recorder,
     predicted: Mapping[str, Predicted] | None = None,
-    about: About | None = None,
+    about: BuildHost | None = None,
     home: Path | None = None,
 ) -> dict[str, Any]:
-    """`predicted` is by request key. Paths below `home` are written from `~` on: they would name a user."""
-    cells: dict[int, list[CellResult]] = {}
-    for one in results.cells():
-        cells.setdefault(id(one.artifact), []).append(one)
-    artifacts = [
-        _artifact(results, artifact, cells.get(id(artifact), []), (predicted or {}).get(artifact.key, {}))
-        for artifact in results.plan.artifacts
-    ]
-    said = _head(results) | _made_with(about or About.here())
-    said |= {"artifacts": artifacts, "attempts": list(_attempts(results, recorder.attempts))}
-    clean: dict[str, Any] = _clean(said, str(home or expanded("~")))
+    """`predicted` is by request key; paths below `home` are written from `~` on."""
+    artifacts = [_artifact(results, one, (predicted or {}).get(one.artifact.key, {})) for one in results.artifacts()]
+    document = _head(results) | _host(about or BuildHost.here())
+    document |= {"artifacts": artifacts, "attempts": list(_attempts(results))}
+    clean: dict[str, Any] = _clean(document, str(home or expanded("~")))
     return clean
 
 
@@ -48,25 +80,26 @@ def _head(results: Results) -> dict[str, Any]:
         "seconds": round(results.seconds, 3),
         "executor": results.executor,
         "store": results.plan.store,
-        "counts": dict(tallied(results)),
-        "missing": [_lack(lack) for lack in missing(results)],
+        "counts": {REPORT_WORDS[status]: count for status, count in status_counts(results).items()},
+        "missing": [_group(group) for group in missing_groups(results)],
     }
 
 
-def _made_with(about: About) -> dict[str, Any]:
+def _host(about: BuildHost) -> dict[str, Any]:
     host = {"cores": about.cores, "memory_bytes": about.memory, "system": about.system}
     return {"host": host, "versions": about.versions}
 
 
-def _artifact(
-    results: Results, artifact: PlannedArtifact, cells: Sequence[CellResult], predicted: Predicted
-) -> dict[str, Any]:
+def _artifact(results: Results, one: ArtifactResult, predicted: Predicted) -> dict[str, Any]:
+    artifact = one.artifact
     return {
         "key": artifact.key,
         "title": artifact.title,
         "asked": artifact.asked.document(),
-        "published": not any(one.is_missing for one in cells),
-        "cells": [_cell(results, one) | {"predicted": _figures(predicted, one.cell.shape.name)} for one in cells],
+        "published": one.is_published,
+        "cells": [
+            _cell(results, cell) | {"predicted": _figures(predicted, cell.cell.shape.name)} for cell in one.cells
+        ],
     }
 
 
@@ -78,30 +111,34 @@ def _cell(results: Results, one: CellResult) -> dict[str, Any]:
         "phase": shape.phase,
         "batch": shape.batch,
         "sequence": shape.sequence,
-        "before": {"state": one.cell.state, "why": one.cell.why, "estimated_seconds": one.cell.seconds},
-        "became": became(results, one),
+        "before": {
+            "state": PLAN_WORDS[one.cell.status],
+            "why": one.cell.why,
+            "estimated_seconds": one.cell.seconds,
+        },
+        "became": REPORT_WORDS[one.status],
         "attempts": one.attempts,
         "seconds": round(one.seconds, 3),
         "memory_bytes": one.memory,
-        "missing": _missing(results, one) if one.is_missing else None,
+        "missing": _missing(results, one) if one.status.is_missing else None,
     }
 
 
 def _missing(results: Results, one: CellResult) -> dict[str, Any]:
     why = reason(results, one)
-    sort, kind = (one.fault.sort, one.fault.kind) if one.fault else (None, None)
-    return {"reason": why.name, "message": why.text, "sort": sort, "kind": kind}
+    failure_class, kind = (one.failure.failure_class.value, one.failure.kind) if one.failure else (None, None)
+    return {"reason": why.name, "message": why.text, "sort": failure_class, "kind": kind}
 
 
-def _lack(lack: Lack) -> dict[str, Any]:
-    why = lack.reason
-    said = {"became": why.became, "reason": why.name, "message": why.text, "way_out": why.way_out}
-    lots = [{"title": lot.members[0].artifact.title, "programs": lot.name} for lot in lack.lots]
-    return said | {"cells": lack.cells, "lots": lots}
+def _group(group: MissingGroup) -> dict[str, Any]:
+    why = group.reason
+    document = {"became": REPORT_WORDS[why.status], "reason": why.name, "message": why.text, "way_out": why.remedy}
+    lots = [{"title": cells.members[0].artifact.title, "programs": cells.name} for cells in group.groups]
+    return document | {"cells": group.cells, "lots": lots}
 
 
 def _figures(predicted: Predicted, program: str) -> dict[str, Any] | None:
-    """What a reader compares; it may be a stranger's artifact, and what is not as we write it is passed over."""
+    """Predictions to compare; the artifact may be of another producer, so a document of another form is skipped."""
     match predicted.get(program):
         case {"in_short": str(line), "time": {"latency_ns": float() | int() as latency, "bound_by": str(bound)}}:
             return {"in_short": line, "latency_ns": latency, "bound_by": bound}
@@ -109,12 +146,12 @@ def _figures(predicted: Predicted, program: str) -> dict[str, Any] | None:
             return None
 
 
-def _attempts(results: Results, attempts: Sequence[Attempt]) -> Iterator[dict[str, Any]]:
-    """Workers are numbered as they appear, since their names may be those of machines."""
+def _attempts(results: Results) -> Iterator[dict[str, Any]]:
+    """Workers are numbered in the order of their first job, for their names may be those of machines."""
     workers: dict[str, int] = {}
     names = {cell.key: (artifact.title, cell.shape.name) for artifact, cell in results.plan.cells()}
     names |= {artifact.key: (artifact.title, "publish") for artifact in results.plan.artifacts}
-    for one in attempts:
+    for one in results.state.timeline:
         title, program = names.get(one.key, ("", one.key))
         yield {
             "key": one.key,
@@ -131,14 +168,30 @@ def _attempts(results: Results, attempts: Sequence[Attempt]) -> Iterator[dict[st
 def _outcome(one: Attempt) -> str:
     if one.end is None:
         return "cut short"
-    return "failed" if one.end.fault else "found" if one.end.cached else "built"
+    return "failed" if one.end.failure else "found" if one.end.cached else "built"
 
 
 def _clean(value: Any, home: str) -> Any:
-    """Texts that UTF-8 can spell and that name no user; all else as it is."""
+    """Texts without lone surrogates, which UTF-8 cannot encode, and without the user's home folder."""
     if isinstance(value, str):
         text = _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", value)
         return re.sub(rf"(?<![\w.-]){re.escape(home)}(?![\w.-])", "~", text) if len(home) > 1 and home in text else text
     if isinstance(value, Mapping):
         return {key: _clean(each, home) for key, each in value.items()}
     return [_clean(each, home) for each in value] if isinstance(value, list | tuple) else value
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    json: Path
+    html: Path
+
+
+def write_report(results: Results, folder: Path, predicted: Mapping[str, Predicted] | None = None) -> ReportFiles:
+    """Each file is written atomically, in a folder named by the time at which the build began."""
+    report = report_document(results, predicted)
+    own = folder / timestamp_of(results.began_at)
+    files = ReportFiles(own / "report.json", own / "report.html")
+    write_whole(files.json, canonical_json(report))
+    write_whole(files.html, page(report))
+    return files

@@ -1,7 +1,6 @@
-"""A build in GitHub Actions: a table on the run's page, and a note on it for every reason that cells are missing.
+"""Report of a build in GitHub Actions: a table in the step's summary, and an annotation for each reason of failures.
 
-Whatever a model or an error says reaches GitHub as text: in markdown nothing of it is markup, and no line of it is a
-command to the runner.
+Texts of models and errors reach GitHub escaped: no markup in markdown, and no command to the runner.
 """
 
 import os
@@ -9,20 +8,27 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from nxpipe.pipeline.build.report.folding import Fold, folds
-from nxpipe.pipeline.build.report.reasons import Lack, missing
-from nxpipe.pipeline.build.report.summary import published, tally
-from nxpipe.pipeline.build.report.words import counted, duration, plain
-from nxpipe.pipeline.build.results import CellResult, Results
+from nxpipe.pipeline.build.report.summary import (
+    BraceGroup,
+    MissingGroup,
+    brace_groups,
+    counted,
+    duration,
+    missing_groups,
+    published,
+    tally,
+)
+from nxpipe.pipeline.build.state import CellResult, Results
+from nxpipe.pipeline.build.status import CellStatus
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import sentence_of
-from nxpipe.pipeline.util.escape import for_markdown, workflow_command
+from nxpipe.pipeline.util.escape import for_markdown, plain, workflow_command
 from nxpipe.pipeline.util.text import human_bytes
 
 MOST: Final = 1024 * 1024 - 1024  # bytes of a step's summary; GitHub refuses a larger one whole
 _ANNOTATIONS: Final = 10  # of a kind and step; GitHub drops the others
 _SHOWN: Final = 2000  # characters of an error
-_NAMES: Final = 10  # lots of cells named in one annotation
+_NAMES: Final = 10  # groups of cells named in one annotation
 _OPEN: Final = 20  # rows of a table that is not folded away
 _HEADER: Final = "| | program | of | time | memory | |\n|---|---|---|--:|--:|---|\n"
 
@@ -32,7 +38,7 @@ def in_github(environ: Mapping[str, str]) -> bool:
 
 
 def append_summary(summary: Callable[[int], str], environ: Mapping[str, str]) -> Path | None:
-    """To the file that GitHub shows, of whose room `summary` is told; None where there is none, or no room in it."""
+    """Append `summary(room)`, room in bytes, to the step's summary; None if there is no such file or no room in it."""
     name = environ.get("GITHUB_STEP_SUMMARY")
     if not name:
         return None
@@ -41,14 +47,14 @@ def append_summary(summary: Callable[[int], str], environ: Mapping[str, str]) ->
     text = summary(room).encode("utf-8", "replace")
     if not 0 < len(text) <= room:
         return None
-    # A pipe without a reader is an error, and not waited for.
+    # Non-blocking: a pipe without a reader is an error.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666), "ab") as file:
         file.write(text)
     return path
 
 
 def show_summary(console: Console, write: Callable[[], object]) -> None:
-    """What came of a build does not depend on whether its page can be written."""
+    """A summary that cannot be written does not fail the build."""
     try:
         write()
     except OSError as error:
@@ -60,16 +66,16 @@ def write_summary(results: Results, environ: Mapping[str, str]) -> Path | None:
 
 
 def step_summary(results: Results, room: int = MOST) -> str:
-    """Markdown of at most so many bytes: what is missing first, and as much of the rest as there is room for."""
+    """Markdown of at most `room` bytes: missing cells first, then as many of the others as fit."""
     mark = "❌" if results.missing() else "✅"
     text = f"## {mark} nxpipe build\n\n{tally(results)}; {published(results)}; {duration(results.seconds)}\n\n"
     text += _table(list(_missing_rows(results)), room - _size(text))
-    text += _table(list(_rows(results)), room - _size(text), fold="What is there")
+    text += _table(list(_rows(results)), room - _size(text), fold="Published")
     return text if _size(text) <= room else ""
 
 
 def _table(rows: list[str], room: int, fold: str = "") -> str:
-    """With a `fold`, a long one is shown to whoever clicks on that."""
+    """A long table with a `fold` is folded under that title."""
     is_folded = bool(fold) and len(rows) > _OPEN
     opening, closing = (f"<details><summary>{fold}</summary>\n\n", "\n</details>\n") if is_folded else ("", "")
     around = _size(opening + _HEADER + _more(len(rows)) + closing)
@@ -81,52 +87,52 @@ def _table(rows: list[str], room: int, fold: str = "") -> str:
 
 
 def annotations(results: Results) -> list[str]:
-    """Commands to the runner, each a line: an error for every reason of failures, one warning for all else."""
-    lacks = missing(results)
-    failed = [lack for lack in lacks if lack.reason.became == "failed"]
-    rest = [lot for lack in lacks[len(failed) :] for lot in lack.lots]
-    shown = [workflow_command("error", f"nxpipe build: {lack.reason.name}", _told(lack)) for lack in failed]
+    """Workflow commands, one a line: an error for each reason of failures, one warning for all other missing cells."""
+    missing = missing_groups(results)
+    failed = [group for group in missing if group.reason.status is CellStatus.FAILED]
+    rest = [cells for group in missing[len(failed) :] for cells in group.groups]
+    shown = [workflow_command("error", f"nxpipe build: {group.reason.name}", _error(group)) for group in failed]
     if len(shown) > _ANNOTATIONS:
         more = counted(len(shown) - _ANNOTATIONS + 1, "more reason")
         shown[_ANNOTATIONS - 1 :] = [workflow_command("error", "nxpipe build", f"{more}: see the summary of the step")]
     if rest:
         shown.append(
-            workflow_command("warning", "nxpipe build: not tried", f"Not tried, or waiting for others: {_names(rest)}")
+            workflow_command("warning", "nxpipe build: not tried", f"Not tried, not retried or blocked: {_names(rest)}")
         )
     return shown
 
 
-def _told(lack: Lack) -> str:
-    return f"{lack.reason.text[:_SHOWN]}\n{_names(lack.lots)}\n{lack.reason.way_out}"
+def _error(group: MissingGroup) -> str:
+    return f"{group.reason.text[:_SHOWN]}\n{_names(group.groups)}\n{group.reason.remedy}"
 
 
-def _names(lots: list[Fold[CellResult]]) -> str:
-    named = [f"{plain(lot.members[0].artifact.title)}, {lot.name}" for lot in lots[:_NAMES]]
-    beside = [f"{len(lots) - _NAMES} more"] if len(lots) > _NAMES else []
-    return "; ".join(named + beside)[: 2 * _SHOWN]
+def _names(groups: list[BraceGroup[CellResult]]) -> str:
+    names = [f"{plain(cells.members[0].artifact.title)}, {cells.name}" for cells in groups[:_NAMES]]
+    more = [f"{len(groups) - _NAMES} more"] if len(groups) > _NAMES else []
+    return "; ".join(names + more)[: 2 * _SHOWN]
 
 
 def _missing_rows(results: Results) -> Iterator[str]:
-    for lack in missing(results):
-        mark = "❌" if lack.reason.became == "failed" else "⏸️"
-        told = f"{for_markdown(lack.reason.text[:_SHOWN])} <br> {for_markdown(lack.reason.way_out)}"
-        for lot in lack.lots:
-            yield _row(mark, lot, told)
+    for group in missing_groups(results):
+        mark = "❌" if group.reason.status is CellStatus.FAILED else "⏸️"
+        text = f"{for_markdown(group.reason.text[:_SHOWN])} <br> {for_markdown(group.reason.remedy)}"
+        for cells in group.groups:
+            yield _row(mark, cells, text)
 
 
 def _rows(results: Results) -> Iterator[str]:
-    there = [one for one in results.cells() if not one.is_missing]
-    for lot in folds(there, lambda one: one.cell.shape, lambda one: (one.artifact.key, one.fate)):
-        yield _row("✅", lot, lot.members[0].fate)
+    present = [one for one in results.cells() if not one.status.is_missing]
+    for cells in brace_groups(present, lambda one: one.cell.shape, lambda one: (one.artifact.key, one.status)):
+        yield _row("✅", cells, cells.members[0].status.value)
 
 
-def _row(mark: str, lot: Fold[CellResult], told: str) -> str:
-    """Of cells that are told together, the time of all and the memory of the largest."""
-    seconds = sum(one.seconds for one in lot.members)
-    memory = max(one.memory for one in lot.members)
+def _row(mark: str, cells: BraceGroup[CellResult], text: str) -> str:
+    """Cells of one group: the sum of their times and the memory of the largest."""
+    seconds = sum(one.seconds for one in cells.members)
+    memory = max(one.memory for one in cells.members)
     figures = f"{duration(seconds) if seconds else ''} | {human_bytes(memory) if memory else ''}"
-    program, title = for_markdown(lot.name), for_markdown(plain(lot.members[0].artifact.title))
-    return f"| {mark} | {program} | {title} | {figures} | {told} |\n"
+    program, title = for_markdown(cells.name), for_markdown(plain(cells.members[0].artifact.title))
+    return f"| {mark} | {program} | {title} | {figures} | {text} |\n"
 
 
 def _fitting(rows: list[str], room: int) -> Iterator[str]:
@@ -138,7 +144,7 @@ def _fitting(rows: list[str], room: int) -> Iterator[str]:
 
 
 def _more(number: int) -> str:
-    return f"\n{counted(number, 'row')} had no room here; the build report has all.\n"
+    return f"\n{counted(number, 'row')} did not fit; the build report has all.\n"
 
 
 def _size(text: str) -> int:

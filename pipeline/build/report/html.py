@@ -1,21 +1,102 @@
-"""A build report as one page: no request to anywhere, nothing to run to read it, what is missing first."""
+"""HTML of reports: markup, pages, and the page of a build report with its timeline.
 
-from collections.abc import Iterator, Mapping, Sequence
+Every text is escaped unless it is `Markup`. A page makes no request and can be read without its script.
+"""
+
+import base64
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from nxpipe.pipeline.build.report.markup import Child, Markup, tag, text
-from nxpipe.pipeline.build.report.reasons import BECAME
-from nxpipe.pipeline.build.report.sheet import moment, sheet
-from nxpipe.pipeline.build.report.timeline import timeline
-from nxpipe.pipeline.build.report.words import counted, duration
+from nxpipe.pipeline.build.report.summary import clock, counted, duration
+from nxpipe.pipeline.build.status import PLAN_WORDS, REPORT_WORDS, CellStatus
+from nxpipe.pipeline.util.escape import for_html
 from nxpipe.pipeline.util.text import human_bytes
 
+Child: TypeAlias = "Markup | str | int | Iterable[Child] | None"
+_EMPTY = frozenset({"meta", "rect", "line"})
+
+
+class Markup(str):
+    """HTML made by `tag`; it is not escaped again."""
+
+    __slots__ = ()
+
+
+def tag(name: str, /, *children: Child, **attributes: str | int | float | None) -> Markup:
+    """`class_` and `data_value` are spelled `class` and `data-value`; an attribute that is None is left out."""
+    pairs = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{for_html(str(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    if name in _EMPTY:
+        return Markup(f"<{name}{pairs}/>")
+    return Markup(f"<{name}{pairs}>{text(children)}</{name}>")
+
+
+def text(child: Child) -> Markup:
+    """A child as HTML."""
+    if isinstance(child, Markup):
+        return child
+    if child is None:
+        return Markup()
+    if isinstance(child, str | int):
+        return Markup(for_html(str(child)))
+    return Markup("".join(map(text, child)))
+
+
+_STYLE: Final = Path(__file__).with_name("page.css")
+
+
+def sheet(title: str, sections: Iterable[Markup], script: str = "") -> bytes:
+    style = _STYLE.read_text()
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", http_equiv="Content-Security-Policy", content=_policy(style, script)),
+        tag("title", title),
+        tag("style", Markup(style)),
+    )
+    body = tag("body", tag("main", sections), tag("script", Markup(script)) if script else None)
+    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n".encode("utf-8", "replace")
+
+
+def moment(report: Mapping[str, Any]) -> str:
+    """Time at which it began."""
+    return f"{report['began_at'][:19].replace('T', ' ')} UTC"
+
+
+def _policy(style: str, script: str) -> str:
+    """Allows this style and this script only: a text that escaped all escaping would still do nothing."""
+    allowed = f"default-src 'none'; style-src '{_digest(style)}'"
+    return f"{allowed}; script-src '{_digest(script)}'" if script else allowed
+
+
+def _digest(source: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}"
+
+
 _SCRIPT: Final = Path(__file__).with_name("page.js")
-_MADE: Final = ("found", "built", "waiting")
-_OPEN: Final = 8  # lots of cells that are listed without a click
-_COLUMNS: Final = ("program", "of", "before", "became", "tries", "time", "memory", "predicted")
-_NUMBERS: Final = ("tries", "time", "memory", "predicted")
+_OPEN: Final = 8  # groups of cells that are listed without a click
+# Words of the document, and the status as this page shows it.
+_STATUS: Final = {word: status.value for status, word in REPORT_WORDS.items()}
+_PLANNED: Final = {word: status.value for status, word in PLAN_WORDS.items()}
+_IN_STORE: Final = tuple(REPORT_WORDS[each] for each in (CellStatus.CACHED, CellStatus.BUILT, CellStatus.BLOCKED))
+_FAILED: Final = REPORT_WORDS[CellStatus.FAILED]
+_COLUMNS: Final = ("program", "of", "planned", "status", "attempts", "time", "memory", "predicted")
+_NUMBERS: Final = ("attempts", "time", "memory", "predicted")
+
+_ORDER: Final = (
+    CellStatus.FAILED,
+    CellStatus.RETRYING,
+    CellStatus.SKIPPED,
+    CellStatus.BLOCKED,
+    CellStatus.BUILT,
+    CellStatus.CACHED,
+)
 
 Report = Mapping[str, Any]
 
@@ -56,8 +137,8 @@ def _tiles(report: Report, cells: Sequence[tuple[Report, Report]]) -> Markup:
     most = max((cell["memory_bytes"] for _, cell in cells), default=0)
     figures = [
         (f"{published:,} / {len(report['artifacts']):,}", "artifacts published"),
-        (f"{len(cells):,}", "programs asked for"),
-        *((f"{number:,}", fate) for fate in BECAME if (number := report["counts"].get(fate))),
+        (f"{len(cells):,}", "programs"),
+        *((f"{number:,}", label) for word, label in _STATUS.items() if (number := report["counts"].get(word))),
         (duration(worked), "of work"),
         (human_bytes(most) if most else "–", "most memory of one"),
     ]
@@ -67,50 +148,50 @@ def _tiles(report: Report, cells: Sequence[tuple[Report, Report]]) -> Markup:
 
 def _bar(counts: Mapping[str, int]) -> Markup:
     total, begun, parts = max(sum(counts.values()), 1), 0, []
-    for fate in BECAME:
-        if number := counts.get(fate, 0):
+    for word, label in _STATUS.items():
+        if number := counts.get(word, 0):
             x, width = (f"{100 * share / total:.3f}%" for share in (begun, number))
-            parts.append(tag("svg", tag("title", f"{number:,} {fate}"), tag("rect", width="100%", height=10),
-                             class_=_class(fate), x=x, width=width, height=10))  # fmt: skip
+            parts.append(tag("svg", tag("title", f"{number:,} {label}"), tag("rect", width="100%", height=10),
+                             class_=_class(word), x=x, width=width, height=10))  # fmt: skip
             begun += number
     return tag("svg", parts, class_="shares", height=10, role="img", aria_label="shares")
 
 
-def _missing(lack: Report) -> Markup:
-    items = [tag("li", tag("code", lot["programs"]), " of ", lot["title"]) for lot in lack["lots"]]
-    named = tag("ul", items)
-    said = f"failed: {lack['reason']}" if lack["became"] == "failed" else lack["became"]
+def _missing(group: Report) -> Markup:
+    items = [tag("li", tag("code", cells["programs"]), " of ", cells["title"]) for cells in group["lots"]]
+    listed, word = tag("ul", items), group["became"]
+    status = f"{_STATUS[word]}: {group['reason']}" if word == _FAILED else _STATUS[word]
     return tag(
         "article",
-        tag("h3", said, tag("span", counted(lack["cells"], "program"), class_="count")),
-        tag("p", lack["message"]),
-        tag("p", "Way out: ", _quoted(lack["way_out"]), class_="way-out"),
-        named if len(items) <= _OPEN else tag("details", tag("summary", "Which"), named),
-        class_=_class(lack["became"]),
+        tag("h3", status, tag("span", counted(group["cells"], "program"), class_="count")),
+        tag("p", group["message"]),
+        tag("p", "Fix: ", _quoted(group["way_out"]), class_="way-out"),
+        listed if len(items) <= _OPEN else tag("details", tag("summary", "Programs"), listed),
+        class_=_class(word),
     )
 
 
 def _quoted(sentence: str) -> list[Markup]:
-    """What stands in backticks is meant to be typed."""
+    """Text in backticks is code."""
     return [tag("code", part) if odd % 2 else text(part) for odd, part in enumerate(sentence.split("`"))]
 
 
 def _artifacts(artifacts: Sequence[Report]) -> Markup:
     rows = []
     for artifact in artifacts:
-        there = sum(cell["became"] in _MADE for cell in artifact["cells"])
+        in_store = sum(cell["became"] in _IN_STORE for cell in artifact["cells"])
         state, word = ("built", "published") if artifact["published"] else ("failed", "missing")
         order = artifact["asked"]["order"]
         degree = order["tp"] or 1
-        cells = (artifact["title"], order["target"], degree, f"{there:,} / {len(artifact['cells']):,}")
+        cells = (artifact["title"], order["target"], degree, f"{in_store:,} / {len(artifact['cells']):,}")
         key = tag("td", tag("code", artifact["key"][:12]))
         rows.append(tag("tr", [tag("td", cell) for cell in cells], key, tag("td", _pill(word, state))))
     return _table(("artifact", "target", "tp", "programs", "key", "state"), rows, ())
 
 
 def _programs(cells: Sequence[tuple[Report, Report]]) -> Markup:
-    """Failures first; whoever runs the script may sort and filter."""
-    order = ("failed", "not retried", "not tried", "waiting", "built", "found")
+    """Failures first; the script can sort and filter."""
+    order = [REPORT_WORDS[status] for status in _ORDER]
     rows = [_program(*pair) for pair in sorted(cells, key=lambda pair: order.index(pair[1]["became"]))]
     return _table(_COLUMNS, rows, _NUMBERS, id="programs")
 
@@ -128,8 +209,8 @@ def _program(artifact: Report, cell: Report) -> Markup:
         "tr",
         tag("td", tag("code", cell["program"])),
         tag("td", artifact["title"]),
-        tag("td", before["state"], why),
-        tag("td", _pill(cell["became"], _class(cell["became"]))),
+        tag("td", _PLANNED.get(before["state"], before["state"]), why),
+        tag("td", _pill(_STATUS[cell["became"]], _class(cell["became"]))),
         [tag("td", shown, class_="number", data_value=value) for shown, value in figures],
     )
 
@@ -156,5 +237,82 @@ def _pill(word: Child, kind: str) -> Markup:
     return tag("span", text(word), class_=f"pill {kind}")
 
 
-def _class(fate: str) -> str:
-    return fate.replace(" ", "-")
+def _class(word: str) -> str:
+    return word.replace(" ", "-")
+
+
+_ROW: Final = 24  # pixels from one worker to the next
+_BAR: Final = 18
+_AXIS: Final = 22
+_WORKERS: Final = 48  # that are drawn; of many more a picture says nothing
+_BARS: Final = 3000
+_TICKS: Final = 8
+_STEPS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400)  # seconds
+
+Attempt = Mapping[str, Any]
+
+
+def timeline(attempts: Sequence[Attempt], seconds: float) -> Markup:
+    drawn = _drawn(attempts)
+    end = max([seconds, *(each["over"] for each in drawn if each["over"] is not None), 0.001])
+    workers = sorted({each["worker"] for each in drawn})
+    rows = {worker: number for number, worker in enumerate(workers)}
+    height = _ROW * len(workers) + _AXIS
+    names = [tag("text", f"worker {worker}", x=0, y=rows[worker] * _ROW + 14) for worker in workers]
+    bars = [_attempt_bar(each, rows[each["worker"]], end) for each in drawn]
+    return tag(
+        "figure",
+        tag("svg", names, class_="names", width=84, height=height, aria_hidden="true"),
+        tag("svg", list(_axis(end, height)), bars, class_="bars", height=height, role="img", aria_label="timeline"),
+        _left_out(len(attempts) - len(drawn)),
+        class_="timeline",
+    )
+
+
+def _drawn(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """The longest, where there are too many."""
+    near = [each for each in attempts if each["worker"] <= _WORKERS]
+    longest = sorted(near, key=lambda each: _over(each, float("inf")) - each["began"], reverse=True)
+    return sorted(longest[:_BARS], key=lambda each: (each["began"], each["worker"]))
+
+
+def _attempt_bar(attempt: Attempt, row: int, end: float) -> Markup:
+    """A picture in the picture, so that a name never reaches out of its bar."""
+    took = _over(attempt, end) - attempt["began"]
+    title = f"{attempt['program']} of {attempt['title']}\n"
+    title += f"{attempt['outcome']} on worker {attempt['worker']}, {duration(took)}"
+    steps = "".join(f"\n{clock(at)} {said}" for at, said in attempt["steps"])
+    return tag(
+        "svg",
+        tag("title", title + steps),
+        tag("rect", width="100%", height=_BAR, rx=2),
+        tag("text", attempt["program"], x=5, y=13),
+        class_=f"bar {attempt['outcome'].replace(' ', '-')}",
+        x=_share(attempt["began"], end),
+        y=row * _ROW,
+        width=_share(max(took, end / 1000), end),
+        height=_BAR,
+    )
+
+
+def _over(attempt: Attempt, end: float) -> float:
+    """One that was cut short lasted to the end."""
+    over: float | None = attempt["over"]
+    return end if over is None else over
+
+
+def _axis(end: float, height: int) -> Iterator[Markup]:
+    step = next((step for step in _STEPS if end / step <= _TICKS), _STEPS[-1])
+    for number in range(int(end // step) + 1):
+        x = _share(number * step, end)
+        yield tag("line", x1=x, x2=x, y1=0, y2=height - _AXIS + 4)
+        at_the_edge = number * step > 0.95 * end
+        yield tag("text", clock(number * step), x=x, y=height - 4, text_anchor="end" if at_the_edge else None)
+
+
+def _share(seconds: float, end: float) -> str:
+    return f"{100 * seconds / end:.3f}%"
+
+
+def _left_out(number: int) -> Markup | None:
+    return tag("figcaption", f"{counted(number, 'attempt')} not drawn") if number else None

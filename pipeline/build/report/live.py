@@ -1,88 +1,178 @@
-"""A build as it is watched: a table on a terminal, lines in a log, JSON for programs."""
+"""Live display of a build on stderr: a table on a terminal, lines in a log, JSON lines for programs."""
 
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from importlib.util import find_spec
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
-from nxpipe.pipeline.build.events import Event
-from nxpipe.pipeline.build.planned import Plan
-from nxpipe.pipeline.build.report.lines import JsonLines, Lines, Silence
-from nxpipe.pipeline.build.report.standing import Standing
+from nxpipe.pipeline.build.jobs import BuildEvent, JobFinished, JobLog, JobRetry, JobStarted, to_document
+from nxpipe.pipeline.build.report.summary import duration
+from nxpipe.pipeline.build.state import BuildState, JobName
+from nxpipe.pipeline.build.status import EVENT_WORDS
 from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.escape import plain
+from nxpipe.pipeline.util.text import human_bytes
+
+_HEARTBEAT: Final = 60.0  # seconds; some CI ends a job that prints nothing for ten minutes
+_NAMED: Final = 4  # running jobs named in a heartbeat
 
 
-class Voice(Protocol):
-    """One way to show where a build stands."""
+class View(Protocol):
+    """A display of a build's state."""
 
     @property
     def every(self) -> float:
-        """Seconds after which it has something to say of itself."""
+        """Seconds between two beats."""
         ...
 
-    def heard(self, event: Event, standing: Standing) -> None: ...
+    def show(self, event: BuildEvent, state: BuildState) -> None: ...
 
-    def beat(self, standing: Standing) -> None: ...
+    def beat(self, state: BuildState) -> None: ...
 
     def close(self) -> None: ...
 
 
-class Watch:
-    """Told of every event, from one thread at a time. A thread of its own keeps the time while nothing happens.
+class LiveView:
+    """Observer of a build's state. A thread of its own calls the view's beat while no event comes.
 
-    Nothing is shown before the first event: of a build that has nothing to do there is nothing to watch.
+    It shows nothing before the first event: a build with nothing to do has no display.
     """
 
-    def __init__(self, standing: Standing, voice: Voice) -> None:
-        self._standing = standing
-        self._voice = voice
-        self._one_at_a_time = threading.Lock()
-        self._over = threading.Event()
+    def __init__(self, state: BuildState, view: View) -> None:
+        self._state = state
+        self._view = view
+        self._closed = threading.Event()
         self._beats: threading.Thread | None = None
 
     def __enter__(self) -> Self:
+        self._state.observers.append(self.handle)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._state.observers.remove(self.handle)
         self.close()
 
-    def handle(self, event: Event) -> None:
-        with self._one_at_a_time:
-            self._standing.handle(event)
-            self._voice.heard(event, self._standing)
+    def handle(self, event: BuildEvent) -> None:
+        """The state has applied it, and holds its lock."""
+        self._view.show(event, self._state)
         if self._beats is None:
-            self._beats = threading.Thread(target=self._beat, name="build-watch", daemon=True)
+            self._beats = threading.Thread(target=self._beat, name="build-view", daemon=True)
             self._beats.start()
 
     def close(self) -> None:
-        """Leave nothing behind but lines of a log. May be called again."""
-        if not self._over.is_set():
-            self._over.set()
+        """Leave nothing on the terminal but log lines. May be called again."""
+        if not self._closed.is_set():
+            self._closed.set()
             if self._beats is not None:
                 self._beats.join()
-            self._voice.close()
+            self._view.close()
 
     def _beat(self) -> None:
-        while not self._over.wait(self._voice.every):
-            with self._one_at_a_time:
-                self._voice.beat(self._standing)
+        while not self._closed.wait(self._view.every):
+            with self._state.lock:
+                self._view.beat(self._state)
 
 
-def watch(console: Console, plan: Plan) -> Watch:
-    """As the options of this invocation, and whoever reads its stderr, would have it."""
-    return Watch(Standing(plan), _voice(console))
+def live_view(console: Console, state: BuildState) -> LiveView:
+    """The view that the command's options and the kind of stderr call for."""
+    return LiveView(state, _view(console))
 
 
-def _voice(console: Console) -> Voice:
+def _view(console: Console) -> View:
     if console.quiet:
-        return Silence()
+        return QuietView()
     if console.json:
-        return JsonLines(console)
-    # A machine that only hands cells to others need not have the libraries that compile, nor rich, which comes along.
+        return JsonView(console)
+    # A machine that only submits jobs may lack the libraries that compile, and rich, which comes with them.
     if sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb" and find_spec("rich"):
-        from nxpipe.pipeline.build.report.live_table import LiveTable
+        from nxpipe.pipeline.build.report.live_table import TableView
 
-        return LiveTable()
-    return Lines(console)
+        return TableView()
+    return LineView(console)
+
+
+class QuietView:
+    every = _HEARTBEAT
+
+    def show(self, event: BuildEvent, state: BuildState) -> None: ...
+
+    def beat(self, state: BuildState) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class LineView:
+    """A line at the start and the end of each cell, one for each artifact, and a heartbeat that names what runs; of a
+    build of one cell also its steps."""
+
+    every = _HEARTBEAT
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def show(self, event: BuildEvent, state: BuildState) -> None:
+        job = state.job_name(event.key)
+        match event:
+            case JobStarted() if job.cell:
+                self._print(state, f"start   {job.name} on {plain(event.worker)}")
+            case JobLog() | JobRetry() if state.cells == 1:  # steps of many cells are noise
+                self._console.say(f"  {plain(event.text)}")
+            case JobFinished():
+                self._print(state, _end(event, job))
+
+    def beat(self, state: BuildState) -> None:
+        if running := list(_running(state)):
+            more = [f"{len(running) - _NAMED} more"] if len(running) > _NAMED else []
+            left = state.seconds_left()
+            rest = f"; about {duration(left)} left" if left else ""
+            self._print(state, f"running {', '.join(running[:_NAMED] + more)}{rest}")
+
+    def close(self) -> None: ...
+
+    def _print(self, state: BuildState, text: str) -> None:
+        width = len(str(state.cells))
+        self._console.say(f"  [{state.done:{width}}/{state.cells}] {text}")
+
+
+class JsonView:
+    """Each event as a JSON line, with the job's title, the counts and the time that is left."""
+
+    every = _HEARTBEAT
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def show(self, event: BuildEvent, state: BuildState) -> None:
+        job = state.job_name(event.key)
+        self._write(to_document(event) | {"title": job.title, "program": job.program}, state)
+
+    def beat(self, state: BuildState) -> None:
+        self._write({"event": "beat", "running": [attempt.job.name for attempt in state.running()]}, state)
+
+    def close(self) -> None: ...
+
+    def _write(self, document: dict[str, object], state: BuildState) -> None:
+        left = state.seconds_left()
+        counts = {EVENT_WORDS[status]: count for status, count in state.counts().items()}
+        figures = {"counts": counts, "seconds_left": None if left is None else round(left, 1)}
+        self._console.data_line(document | figures, err=True)
+
+
+def _end(event: JobFinished, job: JobName) -> str:
+    time = f"in {duration(event.seconds)}"
+    if event.failure:
+        return f"failed  {job.name} {time}: {plain(event.failure.message)}"
+    if event.cached:
+        return f"cached  {job.name}"
+    if job.cell is None:
+        return f"publish {job.title} {time}"
+    return f"built   {job.name} {time}{f', {human_bytes(event.memory)}' if event.memory else ''}"
+
+
+def _running(state: BuildState) -> Iterator[str]:
+    for attempt in state.running():
+        step = f"{attempt.step}, " if attempt.step else ""
+        yield f"{attempt.job.name} ({step}{duration(state.elapsed - attempt.began)})"

@@ -1,4 +1,4 @@
-"""A build on a terminal: how far it is, who works on what, and what failed last. The one file that imports rich."""
+"""Live table of a build on a terminal: progress, running jobs, last failures. The only module that imports rich."""
 
 import sys
 from collections.abc import Sequence
@@ -14,43 +14,45 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from nxpipe.pipeline.build.events import Event
-from nxpipe.pipeline.build.report.standing import Lot, Named, Standing
-from nxpipe.pipeline.build.report.words import clock, counted, duration
+from nxpipe.pipeline.build.jobs import BuildEvent
+from nxpipe.pipeline.build.report.summary import clock, counted, duration
+from nxpipe.pipeline.build.state import BuildState, JobName
+from nxpipe.pipeline.build.status import CellStatus
 from nxpipe.pipeline.util.console import own
+from nxpipe.pipeline.util.escape import plain
 
-_COLOURS: Final[dict[Lot, str]] = {
-    "found": "cyan",
-    "built": "green",
-    "running": "yellow",
-    "waiting": "",
-    "failed": "red",
+_COLOURS: Final = {
+    CellStatus.CACHED: "cyan",
+    CellStatus.BUILT: "green",
+    CellStatus.RUNNING: "yellow",
+    CellStatus.QUEUED: "",
+    CellStatus.FAILED: "red",
 }
-_ROOM_FOR_STEP: Final = 50  # columns of a terminal from which on there is room for one more of ours
+_ROOM_FOR_STEP: Final = 50  # columns of the terminal from which on the table has this column
 _ROOM_FOR_WORKER: Final = 76
 _ROOM_FOR_TIME_LEFT: Final = 44
-_AROUND: Final = 8  # lines besides those of what runs and of what failed
+_AROUND: Final = 8  # lines besides those of running jobs and of failures
 
 
-class LiveTable:
-    """Drawn anew on the beat, however many events there are in between."""
+class TableView:
+    """Redrawn on each beat, not on each event."""
 
     every = 0.25
 
     def __init__(self) -> None:
-        # Texts are strangers': no markup, no emoji codes, no guesses at what to highlight.
+        # Texts of models and errors: no markup, no emoji codes, no highlighting.
         self._console = Console(file=own(sys.stderr), markup=False, emoji=False, highlight=False)
         self._stderr = sys.stderr
         self._live: Live | None = None
 
-    def heard(self, event: Event, standing: Standing) -> None:
+    def show(self, event: BuildEvent, state: BuildState) -> None:
         if self._live is None:
             self._start()
-            self.beat(standing)
+            self.beat(state)
 
-    def beat(self, standing: Standing) -> None:
+    def beat(self, state: BuildState) -> None:
         if self._live is not None:
-            self._live.update(screen(standing, *self._console.size), refresh=True)
+            self._live.update(screen(state, *self._console.size), refresh=True)
 
     def close(self) -> None:
         if self._live is not None:
@@ -58,60 +60,59 @@ class LiveTable:
             sys.stderr = self._stderr
 
     def _start(self) -> None:
-        """Results on stdout are none of its business."""
+        """stdout is left alone: results go there."""
         sys.stderr = Above(self._console, self._stderr)
         self._live = Live(
             console=self._console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
         )
         self._live.start()
-        # Who is killed cannot give the cursor back, so it is never taken away.
+        # A killed process cannot restore the cursor, so it is never hidden.
         self._console.show_cursor(True)
 
 
 class Above(FileProxy):
-    """What others say on stderr appears above the table. click would look for bytes behind it and go past us."""
+    """Other output to stderr appears above the table."""
 
-    buffer = None
+    buffer = None  # else click would write to the bytes below it, past this proxy
 
 
-def screen(standing: Standing, width: int, height: int) -> RenderableType:
-    """Everything that is shown at one moment."""
-    failures = list(standing.failures)[: max(height - _AROUND - 1, 0)]
+def screen(state: BuildState, width: int, height: int) -> RenderableType:
+    """All that the terminal shows."""
+    failures = list(state.failures)[: max(height - _AROUND - 1, 0)]
     room = max(height - _AROUND - len(failures), 1)
-    parts = [_time(standing, width), _bar(standing), _counts(standing), Text(), _running(standing, width, room)]
-    if (more := len(standing.running()) - room) > 0:
+    parts = [_time(state, width), _bar(state), _counts(state), Text(), _running(state, width, room)]
+    if (more := len(state.running()) - room) > 0:
         parts.append(Text(f"and {more:,} more", style="dim"))
     return Group(*parts, *([Text(), _failures(failures, width)] if failures else []))
 
 
-def _time(standing: Standing, width: int) -> RenderableType:
-    left = standing.seconds_left()
-    time = f"{clock(standing.elapsed)} elapsed"
+def _time(state: BuildState, width: int) -> RenderableType:
+    left = state.seconds_left()
+    time = f"{clock(state.elapsed)} elapsed"
     if left and width >= _ROOM_FOR_TIME_LEFT:
         time += f", about {duration(left)} left"
     grid = Table.grid(expand=True, padding=(0, 1))
     grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     grid.add_column(no_wrap=True, justify="right")
-    artifacts = f"{standing.published} of {counted(standing.artifacts, 'artifact')} published"
+    artifacts = f"{state.published} of {counted(len(state.plan.artifacts), 'artifact')} published"
     grid.add_row(Text(artifacts, style="bold"), Text(time, style="dim"))
     return grid
 
 
-def _bar(standing: Standing) -> RenderableType:
+def _bar(state: BuildState) -> RenderableType:
     grid = Table.grid(expand=True)
-    grid.add_row(
-        ProgressBar(total=standing.cells, completed=standing.done, complete_style="green", finished_style="green")
-    )
+    grid.add_row(ProgressBar(total=state.cells, completed=state.done, complete_style="green", finished_style="green"))
     return grid
 
 
-def _counts(standing: Standing) -> RenderableType:
-    shown = [(lot, count) for lot, count in standing.counts().items() if count or lot != "failed"]
-    parts = [Text(f"{count:,} {lot}", style=_COLOURS.get(lot, "") if count else "dim") for lot, count in shown]
+def _counts(state: BuildState) -> RenderableType:
+    counts = state.counts().items()
+    shown = [(status, count) for status, count in counts if count or status is not CellStatus.FAILED]
+    parts = [Text(f"{count:,} {status.value}", style=_COLOURS[status] if count else "dim") for status, count in shown]
     return Text("  ", no_wrap=True, overflow="ellipsis").join(parts)
 
 
-def _running(standing: Standing, width: int, room: int) -> RenderableType:
+def _running(state: BuildState, width: int, room: int) -> RenderableType:
     table = Table(box=None, expand=True, pad_edge=False, padding=(0, 1), header_style="dim")
     table.add_column("PROGRAM", no_wrap=True, overflow="ellipsis")
     table.add_column("OF", ratio=3)
@@ -120,30 +121,30 @@ def _running(standing: Standing, width: int, room: int) -> RenderableType:
     if width >= _ROOM_FOR_STEP:
         table.add_column("STEP", no_wrap=True, overflow="ellipsis", ratio=2)
     table.add_column("TIME", no_wrap=True, justify="right", min_width=4)
-    for one in standing.running()[:room]:
-        row: list[RenderableType] = [Text(one.item.program), BothEnds(one.item.title)]
-        row += [Text(one.worker, style="dim")] if width >= _ROOM_FOR_WORKER else []
-        row += [Text(one.step)] if width >= _ROOM_FOR_STEP else []
-        table.add_row(*row, Text(clock(standing.since(one))))
+    for attempt in state.running()[:room]:
+        row: list[RenderableType] = [Text(attempt.job.program), BothEnds(attempt.job.title)]
+        row += [Text(plain(attempt.worker), style="dim")] if width >= _ROOM_FOR_WORKER else []
+        row += [Text(attempt.step)] if width >= _ROOM_FOR_STEP else []
+        table.add_row(*row, Text(clock(state.elapsed - attempt.began)))
     return table
 
 
-def _failures(failures: Sequence[tuple[Named, str]], width: int) -> RenderableType:
+def _failures(failures: Sequence[tuple[JobName, str]], width: int) -> RenderableType:
     grid = Table.grid(expand=True, padding=(0, 2))
     grid.add_column(no_wrap=True, style="red")
     grid.add_column(no_wrap=True, overflow="ellipsis")
     if width >= _ROOM_FOR_WORKER:
         grid.add_column(ratio=2)
     grid.add_column(no_wrap=True, overflow="ellipsis", ratio=3)
-    for named, why in failures:
-        title: list[RenderableType] = [BothEnds(named.title)] if width >= _ROOM_FOR_WORKER else []
-        grid.add_row("failed", Text(named.program), *title, Text(why))
+    for job, why in failures:
+        title: list[RenderableType] = [BothEnds(job.title)] if width >= _ROOM_FOR_WORKER else []
+        grid.add_row("failed", Text(job.program), *title, Text(why))
     return grid
 
 
 @dataclass(frozen=True)
 class BothEnds:
-    """A title in one line: the model stands at its beginning, and what tells two of its artifacts apart at its end."""
+    """A title in one line, cut in its middle: the model is at its beginning, target and degree are at its end."""
 
     text: str
 
@@ -159,7 +160,7 @@ class BothEnds:
 
 
 def _end(text: str, room: int) -> str:
-    """As much of the end as has room: a character may take two columns."""
+    """The longest end that fits: a character may take two columns."""
     while cell_len(text) > room:
         text = text[1:]
     return text

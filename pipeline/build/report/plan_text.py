@@ -1,33 +1,33 @@
-"""A plan for people, as `--dry-run` prints it, and for programs."""
+"""Plan of a build as `--dry-run` prints it: a table, or JSON (`nxpipe.plan/1`)."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nxpipe.pipeline.build.planned import Plan, PlannedArtifact, PlannedCell, State
-from nxpipe.pipeline.build.report.folding import Fold, folds, in_general
-from nxpipe.pipeline.build.report.words import counted, duration, plain
-from nxpipe.pipeline.util.escape import style
+from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact, PlannedCell
+from nxpipe.pipeline.build.report.summary import BraceGroup, brace_groups, counted, duration, generalize
+from nxpipe.pipeline.build.status import PLAN_WORDS, CellStatus
+from nxpipe.pipeline.util.escape import plain, style
 from nxpipe.pipeline.util.text import table
 
-_COLOURS: Final[Mapping[State, str]] = {"to do": "yellow", "failed": "red", "refused": "red"}
-_HEADER: Final = ("  PROGRAM", "STATE", "TIME", "REASON")
+_COLOURS: Final = {CellStatus.QUEUED: "yellow", CellStatus.FAILED: "red", CellStatus.REFUSED: "red"}
+_HEADER: Final = ("  PROGRAM", "STATUS", "TIME", "REASON")
 
 
-def plan_table(plan: Plan) -> str:
-    """A line for each artifact, a line for each lot of its cells that stand alike, and the sum of it."""
-    lots = [(artifact, _lots(artifact)) for artifact in plan.artifacts]
-    lines = table(_HEADER, [_row(lot) for _, all_of_it in lots for lot in all_of_it]).splitlines()
+def plan_table(plan: BuildPlan) -> str:
+    """A line for each artifact, one for each group of its cells with one status and reason, and the totals."""
+    groups = [(artifact, _groups(artifact)) for artifact in plan.artifacts]
+    lines = table(_HEADER, [_row(cells) for _, own in groups for cells in own]).splitlines()
     header, rows = lines[0], iter(lines[1:])
     shown = [header] if len(lines) > 1 else []
-    for artifact, all_of_it in lots:
+    for artifact, own in groups:
         shown.append(_headline(artifact))
-        shown += [next(rows) for _ in all_of_it]
+        shown += [next(rows) for _ in own]
     return "\n".join([*shown, "", _sum(plan)])
 
 
-def plan_json(plan: Plan) -> dict[str, Any]:
+def plan_json(plan: BuildPlan) -> dict[str, Any]:
     return {
         "format": "nxpipe.plan/1",
         "store": plan.store,
@@ -37,92 +37,90 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Told:
-    """A cell, and its reason as it reads for every bucket."""
+class _Row:
+    """A cell, and its reason generalized to every bucket."""
 
     cell: PlannedCell
     reason: str
 
 
-def _lots(artifact: PlannedArtifact) -> list[Fold[Told]]:
-    """None of one that is published: there is nothing to say of its cells that its own line does not say."""
+def _groups(artifact: PlannedArtifact) -> list[BraceGroup[_Row]]:
+    """None if it is published: its own line says it all."""
     if artifact.is_published:
         return []
-    reasons = in_general([(reason(cell), cell.shape) for cell in artifact.cells])
-    told = [Told(*each) for each in zip(artifact.cells, reasons, strict=True)]
-    return folds(told, lambda one: one.cell.shape, lambda one: (one.cell.state, one.reason))
+    reasons = generalize([(reason(cell), cell.shape) for cell in artifact.cells])
+    rows = [_Row(*each) for each in zip(artifact.cells, reasons, strict=True)]
+    return brace_groups(rows, lambda row: row.cell.shape, lambda row: (row.cell.status, row.reason))
 
 
 def reason(cell: PlannedCell) -> str:
-    return plain(cell.fault.message if cell.fault else cell.why)
+    return plain(cell.failure.message if cell.failure else cell.why)
 
 
-def _row(lot: Fold[Told]) -> tuple[str, ...]:
-    cells = [one.cell for one in lot.members]
-    said = {reason(cell) for cell in cells}
-    why = said.pop() if len(said) == 1 else lot.members[0].reason
-    state = style(cells[0].state, fg=_COLOURS.get(cells[0].state, "green"))
-    return f"  {lot.name}", state, _estimate(cells), why
+def _row(group: BraceGroup[_Row]) -> tuple[str, ...]:
+    cells = [row.cell for row in group.members]
+    reasons = {reason(cell) for cell in cells}
+    why = reasons.pop() if len(reasons) == 1 else group.members[0].reason
+    status = cells[0].status
+    return f"  {group.name}", style(status.value, fg=_COLOURS.get(status, "green")), _estimate(cells), why
 
 
 def _estimate(cells: Iterable[PlannedCell]) -> str:
-    """Of what is to be done, as far as it was done alike before."""
-    to_do = [cell.seconds for cell in cells if cell.state == "to do"]
-    known = [seconds for seconds in to_do if seconds is not None]
-    if not to_do:
+    """Time of the queued cells; `+` if some have no estimate."""
+    queued = [cell.seconds for cell in cells if cell.status is CellStatus.QUEUED]
+    known = [seconds for seconds in queued if seconds is not None]
+    if not queued:
         return ""
-    return f"~{duration(sum(known))}{'' if len(known) == len(to_do) else '+'}" if known else "?"
+    return f"~{duration(sum(known))}{'' if len(known) == len(queued) else '+'}" if known else "?"
 
 
 def _headline(artifact: PlannedArtifact) -> str:
     title = style(plain(artifact.title), bold=True)
-    how_many = counted(len(artifact.cells), "program")
+    programs = counted(len(artifact.cells), "program")
     if artifact.is_published:
-        return f"{title}: {how_many}, {style('published', fg='green')}"
-    return f"{title}: {how_many}, {', '.join(_parts(artifact.cells))}"
+        return f"{title}: {programs}, {style('published', fg='green')}"
+    return f"{title}: {programs}, {', '.join(_counts(artifact.cells))}"
 
 
-def _parts(cells: Iterable[PlannedCell]) -> Iterator[str]:
-    counts = Counter(cell.state for cell in cells)
-    for state in ("published", "committed", "to do", "failed", "refused"):
-        if counts[state]:
-            yield f"{counts[state]:,} {state}"
+def _counts(cells: Iterable[PlannedCell]) -> Iterator[str]:
+    counts = Counter(cell.status for cell in cells)
+    for status in PLAN_WORDS:
+        if counts[status]:
+            yield f"{counts[status]:,} {status.value}"
 
 
-def _sum(plan: Plan) -> str:
+def _sum(plan: BuildPlan) -> str:
     totals = _totals(plan)
-    said = [
-        f"{counted(totals['cells'], 'program')} of {counted(len(plan.artifacts), 'artifact')}",
-        f"{totals['found']:,} found, {totals['to_do']:,} to do",
-    ]
+    counts = f"{totals['found']:,} cached, {totals['to_do']:,} to build"
     if totals["failed"]:
-        said[1] += f", {totals['failed']:,} failed before"
+        counts += f", {totals['failed']:,} failed before"
     if totals["refused"]:
-        said[1] += f", {totals['refused']:,} refused"
-    return f"{said[0]}: {said[1]}{_time(totals)}."
+        counts += f", {totals['refused']:,} refused"
+    programs, artifacts = counted(totals["cells"], "program"), counted(len(plan.artifacts), "artifact")
+    return f"{programs} of {artifacts}: {counts}{_time(totals)}."
 
 
 def _time(totals: Mapping[str, Any]) -> str:
-    """One worker's, since a plan knows of no workers."""
+    """Of one worker, since a plan knows of no executor."""
     if not totals["to_do"]:
         return ""
     unknown = totals["without_estimate"]
     if unknown == totals["to_do"]:
-        return "; nothing like it was timed before, so how long it takes is not known"
-    beside = f", and {unknown:,} that nothing like was timed before" if unknown else ""
-    return f"; about {duration(totals['seconds'])} of one worker's time{beside}"
+        return "; no estimate of the time, for nothing like it was built before"
+    others = f", and {unknown:,} without an estimate" if unknown else ""
+    return f"; about {duration(totals['seconds'])} of one worker's time{others}"
 
 
-def _totals(plan: Plan) -> dict[str, Any]:
+def _totals(plan: BuildPlan) -> dict[str, Any]:
     cells = [cell for _, cell in plan.cells()]
-    counts = Counter(cell.state for cell in cells)
-    estimates = [cell.seconds for cell in cells if cell.state == "to do"]
+    counts = Counter(cell.status for cell in cells)
+    estimates = [cell.seconds for cell in cells if cell.status is CellStatus.QUEUED]
     return {
         "cells": len(cells),
-        "found": counts["published"] + counts["committed"],
-        "to_do": counts["to do"],
-        "failed": counts["failed"],
-        "refused": counts["refused"],
+        "found": counts[CellStatus.PUBLISHED] + counts[CellStatus.COMMITTED],
+        "to_do": counts[CellStatus.QUEUED],
+        "failed": counts[CellStatus.FAILED],
+        "refused": counts[CellStatus.REFUSED],
         "seconds": round(sum(seconds for seconds in estimates if seconds is not None), 3),
         "without_estimate": estimates.count(None),
     }
@@ -144,8 +142,8 @@ def _cell_json(cell: PlannedCell) -> dict[str, Any]:
         "phase": cell.shape.phase,
         "batch": cell.shape.batch,
         "sequence": cell.shape.sequence,
-        "state": cell.state,
+        "state": PLAN_WORDS[cell.status],
         "why": reason(cell),
         "seconds": cell.seconds,
-        "exit_code": cell.fault.code if cell.fault else None,
+        "exit_code": cell.failure.code if cell.failure else None,
     }

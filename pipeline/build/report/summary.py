@@ -1,51 +1,342 @@
-"""What is said when a build is over: the counts, every missing cell by name, and where to read more."""
+"""Summary of a build: what is published, what is missing and why, and how to fix it; and the texts of all its views.
 
-from collections.abc import Iterator
+Cells that share a status are one group with one name: `forward-b{1,4}-s{128,256,512}` are six programs.
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from nxpipe.pipeline.build.report.reasons import Lack, missing, tallied
-from nxpipe.pipeline.build.report.words import counted, duration, plain
-from nxpipe.pipeline.build.results import Results
-from nxpipe.pipeline.util.escape import style
+from nxpipe.pipeline.build.state import ArtifactResult, CellResult, Results
+from nxpipe.pipeline.build.status import REPORT_WORDS, RESULT_WORDS, CellStatus, Failure, FailureClass
+from nxpipe.pipeline.compile import utilisation
+from nxpipe.pipeline.models.shapes import SAVED_PROGRAM, Shape
+from nxpipe.pipeline.models.thresholds import Report, sentences
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.escape import plain, style
+from nxpipe.pipeline.util.exit_codes import INCOMPLETE, INTERNAL, INTERRUPTED, TABLE
+from nxpipe.pipeline.util.text import human_bytes
+
+if TYPE_CHECKING:
+    from nxpipe.artifact_store import Published, Store
+
+
+def duration(seconds: float) -> str:
+    """0.4 s, 41 s, 3:07 min, 1:02:09 h."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02} min"
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02} h"
+
+
+def clock(seconds: float) -> str:
+    """A duration in a column: 0:41, 1:02:09."""
+    whole = int(seconds)
+    hours = f"{whole // 3600}:{whole // 60 % 60:02}" if whole >= 3600 else str(whole // 60)
+    return f"{hours}:{whole % 60:02}"
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+T = TypeVar("T")
+_RANGE: Final = 4  # numbers in equal steps, from which on a range is shorter than a list
+
+
+@dataclass(frozen=True)
+class BraceGroup(Generic[T]):
+    name: str
+    members: tuple[T, ...]
+
+
+def brace_groups(
+    items: Iterable[T], shape: Callable[[T], Shape], alike: Callable[[T], Hashable]
+) -> list[BraceGroup[T]]:
+    """Groups of items that are alike and of one phase: full grids of batches and buckets, in the order of the items."""
+    groups: dict[Hashable, dict[int, list[T]]] = {}
+    for item in items:
+        own = shape(item)
+        groups.setdefault((alike(item), own.phase), {}).setdefault(own.batch, []).append(item)
+    return [group for batches in groups.values() for group in _grids(batches, shape)]
+
+
+def generalize(reasons: Sequence[tuple[str, Shape]]) -> list[str]:
+    """Reasons with N for the bucket of their cell, so that equal ones can be grouped.
+
+    A text that several buckets share is about none of them, even if it contains such a number.
+    """
+    about: dict[str, set[int]] = {}
+    for text, shape in reasons:
+        about.setdefault(text, set()).add(shape.sequence)
+    return [text if len(about[text]) > 1 else _without(shape.sequence, text) for text, shape in reasons]
+
+
+def _without(number: int, text: str) -> str:
+    return re.sub(rf"(?<!\d)(?<!\d\.){number}(?!\.?\d)", "N", text)
+
+
+def _grids(batches: dict[int, list[T]], shape: Callable[[T], Shape]) -> Iterable[BraceGroup[T]]:
+    """Batches with the same buckets are one grid."""
+    grids: dict[tuple[int, ...], list[int]] = {}
+    for batch, items in batches.items():
+        grids.setdefault(tuple(sorted(shape(item).sequence for item in items)), []).append(batch)
+    for sequences, shared in grids.items():
+        members = tuple(item for batch in shared for item in batches[batch])
+        yield BraceGroup(_name(shape(members[0]).phase, sorted(shared), sequences), members)
+
+
+def _name(phase: str, batches: Sequence[int], sequences: Sequence[int]) -> str:
+    return phase if phase == SAVED_PROGRAM else f"{phase}-b{_braced(batches)}-s{_braced(sequences)}"
+
+
+def _braced(numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return str(numbers[0])
+    steps = {after - before for before, after in itertools.pairwise(numbers)}
+    if len(numbers) < _RANGE or len(steps) > 1:
+        return f"{{{','.join(map(str, numbers))}}}"
+    step = "" if steps == {1} else f"..{steps.pop()}"
+    return f"{{{numbers[0]}..{numbers[-1]}{step}}}"
+
+
+_ROWS: Final = {row.number: row for row in TABLE}
+# The remedy of an exit code is for a command that failed at once; these jobs were retried, or hit a limit of a job.
+_REMEDIES: Final[Mapping[FailureClass, str]] = {
+    FailureClass.LIMIT: "Allow more with `--timeout` or `--memory-limit`, or build a smaller program.",
+    FailureClass.RETRYABLE: "Fix the cause that the message names, then run the same command again: what is in the "
+    "store is not built again.",
+}
+_FIX_THE_OTHER: Final = "Fix that one and run the same command again, or run it with `--keep-going`."
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a cell is missing. `name` is that of an exit code."""
+
+    status: CellStatus
+    name: str
+    text: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class MissingGroup:
+    """Cells that are missing for one reason."""
+
+    reason: Reason
+    groups: list[BraceGroup[CellResult]]
+
+    @property
+    def cells(self) -> int:
+        return sum(len(group.members) for group in self.groups)
+
+
+def status_counts(results: Results) -> dict[CellStatus, int]:
+    found = [one.status for one in results.cells()]
+    return {status: found.count(status) for status in REPORT_WORDS if status in found}
+
+
+def reason(results: Results, one: CellResult) -> Reason:
+    """Of a missing cell."""
+    status = one.status
+    if one.failure and status is CellStatus.RETRYING:
+        return _not_retried(results, one.failure)
+    if one.failure:
+        row = _ROWS.get(one.failure.code, INTERNAL)
+        remedy = _REMEDIES.get(one.failure.failure_class, row.way_out)
+        return Reason(status, row.name, plain(one.failure.message), remedy)
+    if status is CellStatus.BLOCKED:
+        text = "it is built and in the store, but its artifact cannot be published without the others"
+        return Reason(status, INCOMPLETE.name, text, "Fix the others; this one is not built again.")
+    if results.interrupted:
+        return Reason(status, INTERRUPTED.name, "the build was interrupted before it started", INTERRUPTED.way_out)
+    return Reason(status, INCOMPLETE.name, "not started after another cell had failed", _FIX_THE_OTHER)
+
+
+def _not_retried(results: Results, failure: Failure) -> Reason:
+    last = f"its last attempt failed: {plain(failure.message)}"
+    if results.interrupted:
+        text = f"the build was interrupted before the next attempt ended; {last}"
+        return Reason(CellStatus.RETRYING, INTERRUPTED.name, text, INTERRUPTED.way_out)
+    text = f"not retried after another cell had failed; {last}"
+    return Reason(CellStatus.RETRYING, INCOMPLETE.name, text, _FIX_THE_OTHER)
+
+
+def missing_groups(results: Results) -> list[MissingGroup]:
+    """Missing cells by reason: failures first, then what they kept from being built."""
+    missing = [(one, reason(results, one)) for one in results.missing()]
+    texts = generalize([(why.text, one.cell.shape) for one, why in missing])
+    found: dict[Reason, list[tuple[CellResult, Reason]]] = {}
+    for (one, why), text in zip(missing, texts, strict=True):
+        found.setdefault(replace(why, text=text), []).append((one, why))
+    order = list(REPORT_WORDS)
+    groups = [_group(general, members) for general, members in found.items()]
+    return sorted(groups, key=lambda group: order.index(group.reason.status))
+
+
+def _group(general: Reason, members: list[tuple[CellResult, Reason]]) -> MissingGroup:
+    """With the reason of its cells if it is the same for all, else with the general one."""
+    reasons = {why for _, why in members}
+    return MissingGroup(reasons.pop() if len(reasons) == 1 else general, _grouped([one for one, _ in members]))
+
+
+def _grouped(cells: list[CellResult]) -> list[BraceGroup[CellResult]]:
+    def alike(one: CellResult) -> tuple[str, str, int]:
+        return one.artifact.key, one.artifact.title, max(one.attempts, 1)
+
+    return brace_groups(cells, lambda one: one.cell.shape, alike)
 
 
 def summary(results: Results, report: Path | None = None) -> list[str]:
     lines = [headline(results)]
-    for lack in missing(results):
-        lines += ["", *_missing(lack)]
+    for group in missing_groups(results):
+        lines += ["", *_missing(group)]
     if report:
         lines += ["", f"report: {report}"]
     return lines
 
 
 def headline(results: Results) -> str:
-    """One sentence: is all there, and what it took."""
+    """Verdict, counts and time in one line."""
     if results.interrupted:
         word, colour = "interrupted", "yellow"
     else:
         word, colour = ("incomplete", "red") if results.missing() else ("complete", "green")
-    took = f"{duration(results.seconds)} with the executor {results.executor}"
-    return f"{style(word, fg=colour, bold=True)}: {tally(results)}; {published(results)}; {took}"
+    time = f"{duration(results.seconds)} with the executor {results.executor}"
+    return f"{style(word, fg=colour, bold=True)}: {tally(results)}; {published(results)}; {time}"
 
 
 def tally(results: Results) -> str:
-    counts = tallied(results)
-    parts = ", ".join(f"{count:,} {word}" for word, count in counts.items())
-    return f"{counted(sum(counts.values()), 'program')}: {parts or 'none was asked for'}"
+    counts = status_counts(results)
+    parts = ", ".join(f"{count:,} {status.value}" for status, count in counts.items())
+    return f"{counted(sum(counts.values()), 'program')}: {parts or 'nothing to build'}"
 
 
 def published(results: Results) -> str:
-    lacking = {id(one.artifact) for one in results.missing()}
-    whole = sum(id(artifact) not in lacking for artifact in results.plan.artifacts)
-    return f"{whole:,} of {counted(len(results.plan.artifacts), 'artifact')} published"
+    count = sum(one.is_published for one in results.artifacts())
+    return f"{count:,} of {counted(len(results.plan.artifacts), 'artifact')} published"
 
 
-def _missing(lack: Lack) -> Iterator[str]:
-    why = lack.reason
-    became = style(why.became, fg="red" if why.became == "failed" else "yellow")
-    yield f"{became}{f' {why.name}' if why.became == 'failed' else ''}: {why.text}"
-    for lot in lack.lots:
-        one = lot.members[0]
-        tries = f"  ({counted(one.attempts, 'attempt')})" if one.attempts > 1 else ""
-        yield f"  {plain(one.artifact.title)}, {lot.name}{tries}"
-    yield f"  way out: {why.way_out}"
+def _missing(group: MissingGroup) -> Iterator[str]:
+    why, is_failure = group.reason, group.reason.status is CellStatus.FAILED
+    status = style(why.status.value, fg="red" if is_failure else "yellow")
+    yield f"{status}{f' {why.name}' if is_failure else ''}: {why.text}"
+    for cells in group.groups:
+        one = cells.members[0]
+        attempts = f"  ({counted(one.attempts, 'attempt')})" if one.attempts > 1 else ""
+        yield f"  {plain(one.artifact.title)}, {cells.name}{attempts}"
+    yield f"  fix: {why.remedy}"
+
+
+def published_artifacts(store: "Store", results: Results) -> dict[str, "Published"]:
+    """Artifacts of the plan that are complete, by request key."""
+    keys = dict.fromkeys(one.artifact.key for one in results.artifacts() if one.is_published)
+    found = ((key, store.find(key)) for key in keys)
+    return {key: one for key, one in found if one is not None}
+
+
+def show_artifacts(
+    console: Console,
+    published: Mapping[str, "Published"],
+    figures: Mapping[str, dict[str, Any]],
+    verified: Mapping[str, Report],
+    results: Results,
+) -> None:
+    """A line for each published artifact, cache hit or built; `--json` has those that are missing as well."""
+    documents = []
+    for one in results.artifacts():
+        key = one.artifact.key
+        if key not in published:
+            documents.append(_missing_json(one))
+            continue
+        cached = one.artifact.is_published or not _is_built(results, key)
+        documents.append(_artifact_json(published[key], one, figures[key], verified[key], cached=cached))
+        if not console.json:
+            console.result(*_lines(published[key], figures[key], verified[key], cached=cached))
+    if console.json:
+        console.data(documents)
+
+
+def show_end(console: Console, results: Results, report: Path | None) -> None:
+    """One sentence if the build is one cell, else the summary."""
+    missing = results.missing()
+    failures = list(dict.fromkeys(one.failure for one in missing if one.failure))
+    if console.verbose:
+        for failure in failures:
+            console.trace(failure.log)
+    if results.left_behind:
+        console.complain(results.left_behind)
+    if results.interrupted:
+        console.say("Interrupted. What is committed stays; `nxpipe build --resume` continues.")
+    elif len(failures) == 1 and len(results.cells()) == 1:
+        console.complain(failures[0].message)
+    elif missing:
+        console.complain(*summary(results, report))
+    elif results.state.attempts and len(results.cells()) > 1:
+        console.say(*summary(results, report))
+
+
+def _is_built(results: Results, key: str) -> bool:
+    finished = results.state.finished.get(key)
+    return finished is not None and not finished.cached
+
+
+def _lines(published: "Published", programs: dict[str, Any], verified: Report, *, cached: bool) -> list[str]:
+    manifest = published.manifest
+    count = len(manifest.executables)
+    headline = (
+        "cached" if cached else "built",
+        published.name,
+        published.target,
+        f"{count} program{'s' if count > 1 else ''}",
+        human_bytes(published.size_bytes),
+    )
+    parts = [*sentences(verified), *(f"{name}: {line}" for name, line in utilisation.sentences(programs))]
+    return ["  ".join(headline), *(f"  {text}" for text in parts)]
+
+
+def _artifact_json(
+    published: "Published", one: ArtifactResult, programs: dict[str, Any], verified: Report, *, cached: bool
+) -> dict[str, object]:
+    return {
+        "model": published.model_id,
+        "request_key": published.request_key,
+        "manifest": published.manifest_digest,
+        "cache": "hit" if cached else "miss",
+        "target": published.target,
+        "programs": [program.name for program in published.manifest.executables],
+        "size_bytes": published.size_bytes,
+        "verification": verified,
+        "utilisation": programs,
+        "cells": [_cell_json(cell) for cell in one.cells],
+    }
+
+
+def _missing_json(one: ArtifactResult) -> dict[str, object]:
+    artifact = one.artifact
+    return {
+        "model": artifact.asked.title,
+        "request_key": artifact.key or None,
+        "cache": "missing",
+        "target": artifact.asked.target,
+        "cells": [_cell_json(cell) for cell in one.cells],
+    }
+
+
+def _cell_json(one: CellResult) -> dict[str, object]:
+    document = {
+        "program": one.cell.shape.name,
+        "fate": RESULT_WORDS[one.status],
+        "attempts": one.attempts,
+        "seconds": one.seconds,
+    }
+    if one.failure is None:
+        return document
+    failure = {"kind": one.failure.kind, "message": one.failure.message, "exit_code": one.failure.code}
+    return document | {"fault": failure}

@@ -108,7 +108,7 @@ class _Asked:
             return wanted, carry_out(store.blobs, wanted.manifest, self.folder, progress.sent)
 
     def _by_channel(self, store: "Store", channel: str, remember: "OfflineIndex | None") -> "Wanted":
-        """By the rules of [signing], also of what was seen before."""
+        """The artifact of a channel, under the rules of [signing]."""
         from nxpipe.artifact_store.fetch.selection import by_channel
         from nxpipe.pipeline.artifacts.channels import unknown_channel
         from nxpipe.pipeline.config import load_config

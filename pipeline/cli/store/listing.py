@@ -88,8 +88,8 @@ def show(console: Console, name: str, store: str | None, config_path: Path) -> N
     if console.json:
         manifest = published.manifest.model_dump(mode="json")
         found = [{"digest": each.digest, **each.model_dump(mode="json")} for each in evidence]
-        told = {"manifest": manifest, "key_inputs": inputs, "utilisation": programs, "evidence": found}
-        console.data(_summary(published) | told)
+        details = {"manifest": manifest, "key_inputs": inputs, "utilisation": programs, "evidence": found}
+        console.data(_summary(published) | details)
     else:
         console.page("\n\n".join(_page(published, published.manifest, inputs, programs, evidence)))
 
@@ -161,8 +161,8 @@ def _page(
         )
     if manifest.files:
         yield _section("files", [(file.path, human_bytes(file.blob.size)) for file in manifest.files])
-    if told := list(utilisation.sentences(programs)):
-        yield _section("utilisation", told)
+    if sentences := list(utilisation.sentences(programs)):
+        yield _section("utilisation", sentences)
     for each in evidence:
         yield _section(f"evidence {each.digest[:SHOWN]}", _figures(each))
     if key_inputs:
@@ -178,9 +178,9 @@ def _figures(evidence: "Evidence") -> Iterator[tuple[str, str]]:
     for one in evidence.programs:
         yield f"{one.program}.yardstick", one.yardstick
         for figures in one.outputs:
-            said = figures.model_dump(exclude={"output"})
-            told = ", ".join(f"{name} {value:.7g}" for name, value in said.items() if value is not None)
-            yield f"{one.program}.{figures.output}", told
+            values = figures.model_dump(exclude={"output"})
+            text = ", ".join(f"{name} {value:.7g}" for name, value in values.items() if value is not None)
+            yield f"{one.program}.{figures.output}", text
         for name, text in sorted(one.surroundings.items()):
             yield f"{one.program}, {name}", text
 

@@ -1,1 +1,1 @@
-"""AWS's own compiler, where it is installed. docs/guides/neuronx.md says what is called, and what is kept."""
+"""AWS's neuronx-cc as a backend, where it is installed. docs/guides/neuronx.md has its calls and files."""

@@ -1,21 +1,23 @@
-"""One entry of such a cache: its folder, its files, and what an artifact keeps of it."""
+"""Entries of the Neuron compile cache: folders, files and state, and the files of them that an artifact keeps."""
 
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nxpipe.pipeline.compile.artifact_files import CACHE
+from nxpipe.pipeline.compile.artifact_files import CACHE, cached
 from nxpipe.pipeline.util.errors import ProgramInvalid
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.documents import Blob
     from nxpipe.artifact_store.manifest import Manifest
 
+
 NEFF: Final = "model.neff"
 DONE: Final = "model.done"
-_FAILED: Final = "model.log"  # what the compiler said
+_FAILED: Final = "model.log"  # the compiler's output
 _LOCK: Final = ".lock"
 _COMPILER: Final = re.compile(r"neuronxcc-[0-9A-Za-z][0-9A-Za-z.+_-]*")
 _MODULE: Final = re.compile(r"MODULE_[0-9A-Za-z]+\+[0-9A-Za-z]+")  # the hash of the graph, that of the flags
@@ -23,13 +25,13 @@ _MODULE: Final = re.compile(r"MODULE_[0-9A-Za-z]+\+[0-9A-Za-z]+")  # the hash of
 
 class EntryState(Enum):
     READY = "ready"
-    LOCKED = "locked"  # a compiler is at work on it, or was killed
-    FAILED = "failed"  # the compiler could not, and will not be asked again
+    LOCKED = "locked"  # a compiler is running, or was killed
+    FAILED = "failed"  # a failed compilation, which is not repeated
     UNFINISHED = "unfinished"
 
 
 def state_of(names: Collection[str]) -> EntryState:
-    """By the files of its folder. A lock in a finished one is a leftover that nobody waits for."""
+    """The state by the files of the folder. A lock beside a finished NEFF is stale."""
     if NEFF in names and DONE in names:
         return EntryState.READY
     if any(name.endswith(_LOCK) for name in names):
@@ -37,7 +39,7 @@ def state_of(names: Collection[str]) -> EntryState:
     return EntryState.FAILED if DONE in names or _FAILED in names else EntryState.UNFINISHED
 
 
-def is_exported(name: str) -> bool:
+def travels(name: str) -> bool:
     """A lock is of the moment, and a log of a place."""
     return not name.endswith(_LOCK) and name != _FAILED
 
@@ -89,3 +91,16 @@ def _parts(manifest: "Manifest", path: str) -> tuple[str, str, str]:
             "the model again"
         )
     return program, folder, rest.removeprefix(f"{folder}/")
+
+
+def cache_entries(cache: Path, program: str) -> dict[str, bytes]:
+    """Finished entries, by their files' paths in an artifact. Mostly none: tracing is documented not to be cached."""
+    found: dict[str, bytes] = {}
+    for folder in sorted(cache.glob("*/*/")):
+        files = sorted(path for path in folder.iterdir() if path.is_file())
+        if state_of([path.name for path in files]) is EntryState.READY:
+            for path in files:
+                where = path.relative_to(cache).as_posix()
+                if folder_of(where) and travels(path.name):
+                    found[cached(program, where)] = path.read_bytes()
+    return found

@@ -1,28 +1,80 @@
-"""Which of AWS's packages are here, and in which releases. Nothing of them is imported or run."""
+"""Toolchain of AWS: installed releases, flags of neuronx-cc and its environment. None of it is imported or run."""
 
+import os
+import shlex
 import shutil
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from nxpipe.pipeline.util.errors import MissingSoftware
+from nxpipe.emulator.hardware import CORES
+from nxpipe.pipeline.models.program_file import SavedProgram
+from nxpipe.pipeline.models.source import ModelSource
+from nxpipe.pipeline.models.versions import compiler_digest, source_digest
+from nxpipe.pipeline.util.errors import BuildRefused, MissingSoftware
+
+if TYPE_CHECKING:
+    from nxpipe.pipeline.compile.spec import BuildSpec
 
 PROGRAM: Final = "neuronx-cc"
-GET_IT: Final = "use an AWS Neuron image, with neuronx-cc on the PATH and torch-neuronx; the emulator needs neither"
+TARGETS: Final = ("inf2", "trn1", "trn1n", "trn2")
+REMEDY: Final = "use an AWS Neuron image, with neuronx-cc on the PATH and torch-neuronx; the emulator needs neither"
 _NEEDED: Final = ("neuronx-cc", "torch-neuronx")
-_BESIDE: Final = ("torch-xla", "libneuronxla")  # they make the HLO module, where they are packages of their own
+_OPTIONAL: Final = ("torch-xla", "libneuronxla")  # they make the HLO module, where they are separate packages
+
+
+class NeuronxToolchain:
+    verifies = False  # a NEFF runs on a device only
+
+    def require_source(self, source: ModelSource) -> None:
+        if isinstance(source, SavedProgram):
+            raise BuildRefused(
+                f"{source.id}: neuronx-cc cannot build a saved program; pass the model's folder or id, or "
+                "--backend emulator"
+            )
+
+    def require_installed(self) -> None:
+        toolchain()
+
+    def check(self, spec: "BuildSpec") -> None:
+        if spec.tensor_parallel != 1:
+            raise BuildRefused(
+                f"{spec.source.id}: torch_neuronx.trace compiles for one core, and --tp is {spec.tensor_parallel}; "
+                f"pass --tp 1 where the model fits one core of {spec.target.name} (see nxpipe check), or "
+                "--backend emulator"
+            )
+        if spec.target.compiler_target not in TARGETS:
+            raise BuildRefused(
+                f"{spec.source.id}: neuronx-cc has no target {spec.target.name}; its targets are "
+                f"{', '.join(TARGETS)}; choose an instance of those, or --backend emulator"
+            )
+        wrapper_flags(os.environ)
+
+    def key_inputs(self, spec: "BuildSpec") -> dict[str, object]:
+        return {
+            "backend": "neuronx",
+            "source": compiler_digest(),  # of nxpipe's own capture, whose graph gives the program its name
+            "driver": source_digest(Path(__file__).parent),
+            "flags": list(compiler_flags(spec)),
+            "toolchain": toolchain(),
+        }
+
+    def weights_inputs(self, spec: "BuildSpec") -> dict[str, object]:
+        return {"weights": spec.weights.identity()}  # a NEFF contains its weights
 
 
 def toolchain() -> dict[str, str]:
-    """The releases that decide what a NEFF holds; an error names what is missing."""
+    """The releases that a NEFF depends on; MissingSoftware names the first that is absent."""
     missing = _missing()
     if missing:
-        raise MissingSoftware(missing, "--backend neuronx", GET_IT)
-    found = {name: _installed(name) for name in (*_NEEDED, *_BESIDE)}
+        raise MissingSoftware(missing, "--backend neuronx", REMEDY)
+    found = {name: _installed(name) for name in (*_NEEDED, *_OPTIONAL)}
     return {name: release for name, release in found.items() if release is not None}
 
 
-def ready() -> str | None:
-    """The releases in a line; None where the backend cannot run."""
+def installed_releases() -> str | None:
+    """The releases in one line; None where the backend cannot run."""
     return None if _missing() else ", ".join(f"{name} {release}" for name, release in toolchain().items())
 
 
@@ -38,3 +90,64 @@ def _installed(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+_TEXT: Final = (
+    "feature-extraction",
+    "fill-mask",
+    "text-classification",
+    "token-classification",
+    "question-answering",
+    "text-generation",
+    "text2text-generation",
+)
+_MODEL_TYPES: Final = {**dict.fromkeys(_TEXT, "transformer"), "image-denoising": "unet-inference"}
+
+# Flags in NEURON_CC_FLAGS that AWS's wrapper keeps for itself; any other would reach the compiler.
+_WRAPPER_FLAGS: Final = ("--cache_dir", "--no_cache", "--retry_failed_compilation", "--log_level")
+_RETRY: Final = "--retry_failed_compilation"
+# Variables that change the model's types silently, or make the compiler extract graphs only.
+_MISLEADING: Final = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16", "NEURON_EXTRACT_GRAPHS_ONLY")
+
+
+def compiler_flags(spec: "BuildSpec") -> tuple[str, ...]:
+    """All flags are explicit, since defaults have changed between releases."""
+    casts = ("--auto-cast-type", spec.autocast_type) if spec.autocast != "none" else ()
+    return (
+        *("--target", spec.target.compiler_target),
+        *("--model-type", _MODEL_TYPES.get(spec.source.task, "generic")),
+        *("--auto-cast", spec.autocast),
+        *casts,
+        *("--logical-nc-config", str(_logical_cores(spec))),
+    )
+
+
+def compiler_environment(spec: "BuildSpec", given: Mapping[str, str], cache: Path) -> dict[str, str]:
+    """The user's environment, with a compile cache of its own unless one is set, and without misleading variables."""
+    environment = {name: value for name, value in given.items() if name not in _MISLEADING}
+    flags = wrapper_flags(given)
+    return {
+        "NEURON_COMPILE_CACHE_URL": str(cache),
+        **environment,
+        "NEURON_CC_FLAGS": shlex.join(flags if _RETRY in flags else [*flags, _RETRY]),
+        "NEURON_LOGICAL_NC_CONFIG": str(_logical_cores(spec)),
+    }
+
+
+def wrapper_flags(given: Mapping[str, str]) -> list[str]:
+    """The flags in NEURON_CC_FLAGS; BuildRefused for one that would change a program without changing its key."""
+    try:
+        flags = shlex.split(given.get("NEURON_CC_FLAGS", ""))
+    except ValueError as error:
+        raise BuildRefused(f"NEURON_CC_FLAGS cannot be read ({error}); unset it, or close its quotes") from error
+    for flag in flags:
+        if flag.partition("=")[0] not in _WRAPPER_FLAGS:
+            raise BuildRefused(
+                f"NEURON_CC_FLAGS holds {flag!r}, which would change the program and not its key; leave only "
+                f"{', '.join(_WRAPPER_FLAGS)} there (a value goes behind '=')"
+            )
+    return flags
+
+
+def _logical_cores(spec: "BuildSpec") -> int:
+    return CORES[spec.target.core].lnc_default

@@ -1,0 +1,327 @@
+"""Worker: one job from its document to its result, and the executor that runs jobs in this process.
+
+Workers share nothing but the store.
+A cell is two steps, its program and its evidence; the result of each is committed to the store under its own cache key.
+An artifact is assembled from the results of its cells and from nothing else, so its bytes do not depend on who built
+them, in which order, or on how many machines.
+"""
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from nxpipe.artifact_store import Published, Store
+from nxpipe.artifact_store.builds import StepResult, keep_step_result, observed, record_observation, step_result
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import Incomplete
+from nxpipe.artifact_store.evidence import EMULATED, Evidence, Limits
+from nxpipe.artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
+from nxpipe.artifact_store.weights import Elements, put_weights
+from nxpipe.emulator.confinement import confined, limits_now
+from nxpipe.pipeline.build.cache import hold_lease, raise_known_failure, record_failure
+from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog, JobStarted
+from nxpipe.pipeline.build.plan import find_unverified
+from nxpipe.pipeline.build.status import failure_from
+from nxpipe.pipeline.compile.artifact_files import UTILISATION
+from nxpipe.pipeline.compile.backend import PROGRAM, Backend, BackendOutput
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.compile.utilisation import to_bytes as utilisation_file
+from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.thresholds import Thresholds, require_within
+from nxpipe.pipeline.util.progress import Step, Watch
+from nxpipe.pipeline.util.text import human_bytes
+from nxpipe.pipeline.verify.evidence import WeightCache, collect_evidence, compared
+
+if TYPE_CHECKING:
+    from nxpipe.artifact_store.backends.protocol import Sent
+    from nxpipe.pipeline.models.weights import Tensors
+
+
+_WEIGHTS: Final = WeightCache()  # of this process, which mostly builds cells of one model in a row
+_LOG_INTERVAL: Final = 2.0  # seconds
+_KIB: Final = 1024
+
+
+def run_job(job: Job, tell: Callable[[Event], None]) -> JobFinished:
+    """An error is in the returned event; only an interruption is raised."""
+    began, failure, built = time.monotonic(), None, False
+    try:
+        with confined(limits_now()):
+            built = _run(job, tell)
+    except Exception as error:
+        failure = failure_from(error)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB + _reader_memory()
+    return JobFinished(job.key, time.monotonic() - began, cached=not built, memory=memory, failure=failure)
+
+
+def _run(job: Job, tell: Callable[[Event], None]) -> bool:
+    """False: a cache hit."""
+
+    def log(text: str) -> None:
+        tell(JobLog(job.key, text.strip()))
+
+    @contextmanager
+    def step(title: str) -> Iterator[None]:
+        log(title)
+        yield
+
+    request = BuildSpec.of(job.asked)
+    request.check()
+    store = _store(job.store, job.kms_key)
+    builder = CellBuilder(store, step, log, job.thresholds, force=job.force, shelf=_WEIGHTS)
+    if job.shape is not None:
+        return builder.make(request, job.shape)
+    published = None if job.force else store.find(job.key)
+    if published is not None and find_unverified(published, store, request, job.thresholds) is None:
+        return False
+    builder.publish(request, partial(_log_progress, log))
+    return True
+
+
+def _reader_memory() -> int:
+    """Peak memory of the confined processes that read models for this one."""
+    client = sys.modules.get("nxpipe.emulator.confinement.client")  # imported by the first request to it
+    return client.peak() if client is not None else 0
+
+
+@cache
+def _store(url: str, kms_key: str | None) -> "Store":
+    from nxpipe.artifact_store.url import open_store
+
+    return open_store(url, kms_key=kms_key)
+
+
+@contextmanager
+def _log_progress(log: Callable[[str], None], title: str, total: int) -> Iterator["Sent"]:
+    """A log line every few seconds while bytes are sent."""
+    done, logged = 0, time.monotonic()
+
+    def sent(size: int) -> None:
+        nonlocal done, logged
+        done += size
+        if time.monotonic() - logged >= _LOG_INTERVAL:
+            logged = time.monotonic()
+            log(f"{title}: {100 * min(done, total) // max(total, 1)} % of {human_bytes(total)}")
+
+    yield sent
+
+
+_Find: TypeAlias = Callable[[Store, str], StepResult | None]
+_Keep: TypeAlias = Callable[[Store, str, Mapping[str, Blob], dict[str, object]], StepResult]
+
+
+class CellBuilder:
+    """Builds cells in a row and keeps loaded weights for the next one. With `force` it ignores the cache and waits for
+    no lease; the store refuses the result if its bytes differ from what is there."""
+
+    def __init__(
+        self,
+        store: Store,
+        step: Step,
+        log: Callable[[str], None],
+        thresholds: Thresholds,
+        *,
+        force: bool = False,
+        shelf: WeightCache | None = None,
+    ) -> None:
+        self._store = store
+        self._step = step
+        self._log = log
+        self._thresholds = thresholds
+        self._force = force
+        self._shelf = shelf or WeightCache()
+
+    def make(self, request: BuildSpec, shape: Shape) -> bool:
+        """False: a cache hit for every step."""
+        backend = _backend_of(request.backend)
+        front: Callable[[], Any] = cache(partial(backend.frontend, request, shape, self._step))
+
+        def program() -> BackendOutput:
+            return backend.program(request, shape, front(), self._store, self._step, force=self._force)
+
+        def evidence() -> BackendOutput:
+            materials = self._shelf.of(request, self._step)
+            return collect_evidence(request, shape, front(), materials, self._store, self._step, self._thresholds)
+
+        key = request.program_key(shape)
+        built = self._build_step(key, program)
+        if request.verified:
+            key = request.evidence_key(shape, key)
+            built = self._build_step(key, evidence, observed, record_observation) or built
+            self._require_thresholds(request, shape, key)
+        return built
+
+    def publish(self, request: BuildSpec, watch: Watch) -> Published:
+        """Publish an artifact whose cells are all committed. A cell that lost a blob, which no listing shows, is built
+        again."""
+        tensors = self._shelf.of(request, self._step).tensors
+        try:
+            return publish(request, tensors, self._store, self._step, watch, self._thresholds)
+        except Incomplete:
+            for shape in sorted(request.shapes):
+                self.make(request, shape)
+            return publish(request, tensors, self._store, self._step, watch, self._thresholds)
+
+    def _build_step(
+        self, key: str, make: Callable[[], BackendOutput], find: _Find = step_result, keep: _Keep = keep_step_result
+    ) -> bool:
+        if self._force:
+            self._commit(key, make, keep)
+            return True
+        if self._is_cached(key, find):
+            return False
+        with hold_lease(self._store, key, self._log):
+            if self._is_cached(key, find):
+                return False
+            self._commit(key, make, keep)
+            return True
+
+    def _is_cached(self, key: str, find: _Find) -> bool:
+        if find(self._store, key) is not None:
+            return True
+        raise_known_failure(self._store, key, self._thresholds)
+        return False
+
+    def _commit(self, key: str, make: Callable[[], BackendOutput], keep: _Keep) -> None:
+        with record_failure(self._store, key, self._thresholds):
+            made = make()
+        keep(self._store, key, made.files, dict(made.facts))
+
+    def _require_thresholds(self, request: BuildSpec, shape: Shape, key: str) -> None:
+        """Evidence that was committed first stays, and may be beyond the thresholds of today."""
+        part = observed(self._store, key)
+        if part is not None:
+            require_within(request.source.id, [compared(shape, part)], self._thresholds)
+
+
+@dataclass(frozen=True)
+class _Program:
+    shape: Shape
+    part: StepResult
+    evidence: StepResult | None
+
+    def executable(self) -> Executable:
+        shape, facts = self.shape, self.part.facts
+        return Executable.model_validate(
+            {
+                "name": shape.name,
+                "phase": shape.phase,
+                "batch": shape.batch,
+                "sequence": shape.sequence,
+                "tensor_parallel": facts["degree"],
+                "graph_key": facts["graph_key"],
+                "outputs": facts["outputs"],
+                "blob": self.part.blob(PROGRAM),
+            }
+        )
+
+    def files(self) -> dict[str, Blob]:
+        """All but the program itself."""
+        return {file.path: file.blob for file in self.part.files if file.path != PROGRAM}
+
+
+def publish(
+    request: BuildSpec, tensors: "Tensors", store: Store, step: Step, watch: Watch, allowed: Thresholds
+) -> Published:
+    """Evidence first, then the manifest that makes the artifact visible."""
+    programs = [_program(request, shape, store) for shape in sorted(request.shapes)]
+    with step(f"store {len(tensors)} tensors"):
+        size = sum(tensors.kinds[name].nbytes for name in tensors)
+        with watch(f"store {request.source.id}", size) as sent:
+            weights = put_weights(store.blobs, _elements(tensors), sent)
+    with step("publish"):
+        manifest = _manifest(request, programs, weights, store)
+        if request.verified:
+            store.attest(_evidence(request, programs, manifest, allowed))
+        return store.publish(manifest)
+
+
+def _evidence(request: BuildSpec, programs: list[_Program], manifest: Manifest, allowed: Thresholds) -> Evidence:
+    found = tuple(compared(each.shape, each.evidence) for each in programs if each.evidence)
+    require_within(request.source.id, found, allowed)
+    limits = Limits.model_validate(asdict(allowed))
+    return Evidence(manifest=manifest.digest, kind=EMULATED, programs=found, limits=limits)
+
+
+def _program(request: BuildSpec, shape: Shape, store: Store) -> _Program:
+    part = step_result(store, request.program_key(shape))
+    evidence = observed(store, request.evidence_key(shape)) if request.verified else None
+    if part is None or (request.verified and evidence is None):
+        raise Incomplete(
+            f"{request.source.id}: the build of {shape.name} is no longer in {store.url}; "
+            "run the same command again to rebuild it"
+        )
+    return _Program(shape, part, evidence)
+
+
+def _manifest(request: BuildSpec, programs: list[_Program], weights: tuple[Tensor, ...], store: Store) -> Manifest:
+    source = request.source
+    files: dict[str, Blob] = {}
+    for program in programs:
+        files |= program.files()
+    figures: dict[str, Any] = {each.shape.name: each.part.facts.get("utilisation") for each in programs}
+    if all(figures.values()):
+        files[UTILISATION] = store.put_blob(utilisation_file(figures))
+    if source.config:
+        files["config.json"] = store.put_blob(canonical_json(source.relevant_config()))
+    return Manifest(
+        model=ModelRef(id=source.id, revision=source.revision, task=source.task),
+        target=request.target.compiler_target,
+        backend=request.backend,
+        key_inputs=store.put_blob(canonical_json(request.key_inputs())),
+        executables=tuple(program.executable() for program in programs),
+        weights=weights,
+        files=tuple(File(path=path, blob=files[path]) for path in sorted(files)),
+    )
+
+
+def _elements(tensors: "Tensors") -> Iterator[Elements]:
+    """One at a time: only tensors that are being stored are in memory."""
+    import numpy as np
+
+    for name in tensors:
+        kind, elements = tensors.kinds[name], np.ascontiguousarray(tensors[name])
+        yield Elements(name, str(kind.dtype), kind.shape, elements.reshape(-1).view(np.uint8).data)
+
+
+class InlineExecutor:
+    """One job at a time, for a build that is not worth a second process."""
+
+    name: Final = "local"
+
+    def __init__(self, apply: Callable[[Event], None]) -> None:
+        """`apply` is called with events while a job runs, for `events` returns only at its end."""
+        self._apply = apply
+        self._job: Job | None = None
+
+    def takes(self, job: Job) -> bool:
+        return self._job is None
+
+    def start(self, job: Job) -> None:
+        self._job = job
+
+    def events(self, patience: float) -> Sequence[Event]:
+        if self._job is None:
+            return ()
+        self._apply(JobStarted(self._job.key, "this process"))
+        job, self._job = self._job, None
+        return (run_job(job, self._apply),)
+
+    def close(self) -> None:
+        """Jobs run only inside `events`."""
+
+
+def _backend_of(name: str) -> Backend:
+    if name == "neuronx":
+        from nxpipe.pipeline.compile.neuronx.backend import NeuronxBackend
+
+        return NeuronxBackend()
+    from nxpipe.pipeline.compile.emulator import EmulatorBackend
+
+    return EmulatorBackend()

@@ -1,0 +1,145 @@
+"""Front end of the compiler: one program from capture to the graph that each rank runs.
+
+Build, check, verify, run and `explain --after` all compile here; only this module chooses passes and their options.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.shapes import Shape
+
+if TYPE_CHECKING:
+    from nxpipe.emulator.compile import CompiledGraph
+    from nxpipe.emulator.ir.graph import Graph
+    from nxpipe.emulator.passes import Pass, PassOptions
+
+Tap: TypeAlias = "Callable[[Graph], Graph]"
+CAPTURE: Final = "capture"  # the name of the graph before the first pass
+
+
+@dataclass(frozen=True)
+class CapturedShape:
+    """A captured program, before any pass, which may be compiled with several options."""
+
+    spec: BuildSpec
+    shape: Shape
+    graph: "Graph"
+
+    @cached_property
+    def authors_plan(self) -> tuple[tuple[str, str], ...]:
+        return authors_plan(self.spec, self.shape)
+
+
+def capture_shape(spec: BuildSpec, shape: Shape) -> CapturedShape:
+    return CapturedShape(spec, shape, spec.capture(shape))
+
+
+def compile_shape(
+    spec: BuildSpec,
+    shape: Shape,
+    *,
+    captured: CapturedShape | None = None,
+    tap: "Tap | None" = None,
+    until: str | None = None,
+) -> "CompiledGraph":
+    """One program of a specification, divided among as many ranks as it asks for.
+
+    `captured` is a graph of this shape to start from. Without it, a model class whose layers repeat is traced at two
+    small depths, and the cost does not grow with the model's depth. `tap` changes the graph after the passes and before
+    the division, to add outputs. `until` stops after the pass of that name (`pass_names`).
+    """
+    from nxpipe.emulator.compile import divided
+    from nxpipe.emulator.passes.shard import DegreeImpossible
+
+    options = pass_options(spec)
+    try:
+        if until is not None:
+            return _compile_until(captured or capture_shape(spec, shape), options, until)
+        whole = _compile_whole(spec, shape, captured, replace(options, tensor_parallel=1))
+        options = _with_plan(spec, shape, captured, options)
+        return divided(tap(whole) if tap else whole, options)
+    except DegreeImpossible as error:
+        raise spec.degree_refused(error.reason, error.degrees) from error
+
+
+def pass_options(spec: BuildSpec) -> "PassOptions":
+    """OptionsInvalid for an autocast type that the target does not have."""
+    from nxpipe.emulator.passes import PassOptions
+
+    return PassOptions(spec.autocast, spec.autocast_type, spec.target.compiler_target, spec.tensor_parallel)
+
+
+def authors_plan(spec: BuildSpec, shape: Shape) -> tuple[tuple[str, str], ...]:
+    """The tensor-parallel plan that the model's authors published: patterns of modules, and how each is divided."""
+    from nxpipe.emulator.capture.model import published_plan
+
+    request = spec.capture_request(shape)
+    return () if request is None else published_plan(request)
+
+
+def pass_names() -> list[str]:
+    """Capture and every pass; a pass that runs twice is `NAME` and `NAME:2`."""
+    from nxpipe.emulator.passes import PASSES
+
+    count: Counter[str] = Counter()
+    names = [CAPTURE]
+    for step in PASSES:
+        count[step.__name__] += 1
+        number = count[step.__name__]
+        names.append(step.__name__ if number == 1 else f"{step.__name__}:{number}")
+    return names
+
+
+def backend_steps() -> list[str]:
+    """The names of the back end's steps, which follow the passes."""
+    from nxpipe.emulator.lower import BACKEND
+
+    return [step.__name__ for step in BACKEND]
+
+
+def lowered_text(spec: BuildSpec, graph: "Graph", step: str) -> str:
+    """The back end's record after one of its steps, as text, for a graph after all passes."""
+    from nxpipe.emulator.lower import record_text
+
+    return record_text(graph, spec.target.core, spec.tensor_parallel, step)
+
+
+def _compile_whole(spec: BuildSpec, shape: Shape, captured: CapturedShape | None, options: "PassOptions") -> "Graph":
+    """The graph after all passes, for one rank."""
+    from nxpipe.emulator.compile import compile_graph
+    from nxpipe.emulator.passes import run_passes
+
+    request = spec.capture_request(shape) if captured is None else None
+    if request is not None:
+        return compile_graph(request, options)
+    return run_passes(captured.graph if captured else spec.capture(shape), options)
+
+
+def _with_plan(spec: BuildSpec, shape: Shape, captured: CapturedShape | None, options: "PassOptions") -> "PassOptions":
+    if options.tensor_parallel == 1:
+        return options
+    return replace(options, published_plan=captured.authors_plan if captured else authors_plan(spec, shape))
+
+
+def _compile_until(captured: CapturedShape, options: "PassOptions", until: str) -> "CompiledGraph":
+    """The program as it is after one pass. Before the pass that shards it, the ranks have one graph in common."""
+    from nxpipe.emulator.compile import CompiledGraph
+    from nxpipe.emulator.ir.repeat import unroll
+    from nxpipe.emulator.passes import PASSES, run_passes
+    from nxpipe.emulator.passes.shard import padding, plan, shard
+
+    passes: tuple[Pass, ...] = PASSES[: pass_names().index(until)]
+    front = passes.index(shard) if shard in passes else len(passes)
+    options = _with_plan(captured.spec, captured.shape, captured, options)
+    whole = run_passes(captured.graph, options, passes[:front])
+    graph = run_passes(whole, options, passes[front:])
+    if front == len(passes) or options.tensor_parallel == 1:
+        return CompiledGraph(graph, graph, 1, {}, {})
+    layers = unroll(whole)
+    division = plan(layers, options.tensor_parallel, dict(options.published_plan))
+    pieces = (division.parameters, division.states, padding(layers, division))
+    return CompiledGraph(whole, graph, division.degree, *pieces)

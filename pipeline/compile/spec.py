@@ -1,0 +1,182 @@
+"""Build specification: a resolved model, its weights, target and options, and the cache keys that follow from them.
+
+A key is the SHA-256 of canonical JSON over every input that can change the result's bytes, and over nothing else: no
+path, user, host, time or dictionary order. The inputs are stored beside the key. Computing one needs no torch.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from nxpipe.emulator.hardware import Instance
+from nxpipe.pipeline.compile.toolchain import Toolchain, toolchain_of
+from nxpipe.pipeline.models.shapes import Shape, cache_capacity
+from nxpipe.pipeline.models.source import ModelSource
+from nxpipe.pipeline.models.spec import ModelSpec
+from nxpipe.pipeline.models.versions import comparison_digest, digest_of
+from nxpipe.pipeline.models.weights import Arrays, NoWeights, Tensors, Weights
+from nxpipe.pipeline.util.errors import BuildRefused
+
+if TYPE_CHECKING:
+    from nxpipe.emulator.capture import CaptureRequest
+    from nxpipe.emulator.ir.graph import Graph
+    from nxpipe.emulator.ir.types import TensorType
+
+_RESOLVED: Final = 64  # specifications that a process remembers: a model is looked up once, not once a cell
+
+
+@dataclass(frozen=True)
+class BuildSpec:
+    """One artifact, resolved. Programs share the weights, and a KV cache where they keep one."""
+
+    source: ModelSource
+    weights: Weights
+    shapes: tuple[Shape, ...]
+    target: Instance
+    autocast: str = "matmult"
+    autocast_type: str = "bf16"
+    tensor_parallel: int = 1
+    verified: bool = True  # compared with the reference; the evidence lies beside the artifact, whose bytes are equal
+    backend: str = "emulator"
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> "BuildSpec":
+        """Resolve a specification: its model, weights and shapes. The default phases are those of a build."""
+        return _resolved(replace(spec, name=None))
+
+    @classmethod
+    def without_weights(cls, spec: ModelSpec) -> "BuildSpec":
+        """Resolve a specification that is compiled only, for its first target."""
+        return _build_spec(spec, spec.look_up(weights=False), NoWeights())
+
+    @property
+    def toolchain(self) -> Toolchain:
+        return toolchain_of(self.backend)
+
+    # Keys
+
+    @property
+    def request_key(self) -> str:
+        """The key of the artifact."""
+        return digest_of(self.key_inputs())
+
+    def key_inputs(self) -> dict[str, object]:
+        """Everything that can change a byte of the artifact."""
+        return {
+            "format": "nxpipe.request/3",
+            **self.program_inputs(self.shapes),
+            "weights": self.weights.identity(),
+            "target": self.target.compiler_target,
+            "options": self._options(),
+        }
+
+    def program_key(self, shape: Shape) -> str:
+        """The key of one program: it covers all that can change the program, and nothing that is served beside it."""
+        return digest_of(self.program_key_inputs(shape))
+
+    def program_key_inputs(self, shape: Shape) -> dict[str, object]:
+        return {
+            "format": "nxpipe.program/2",
+            **self.program_inputs((shape,)),
+            "cache": cache_capacity(shape, self.shapes),
+            "target": self.target.compiler_target,
+            "options": self._options(),
+            **self.toolchain.weights_inputs(self),
+        }
+
+    def evidence_key(self, shape: Shape, program_key: str | None = None) -> str:
+        """The key of the program's outputs by these weights, compared with this reference by this code."""
+        return digest_of(
+            {
+                "format": "nxpipe.observation/1",
+                "program": program_key or self.program_key(shape),
+                "weights": self.weights.identity(),
+                "yardstick": self.reference,
+                "comparison": comparison_digest(),
+            }
+        )
+
+    def program_inputs(self, shapes: Iterable[Shape]) -> dict[str, object]:
+        """All that can change the captured graphs of these shapes, and the compiler."""
+        return {**self.source.key_inputs(shapes), "compiler": self.toolchain.key_inputs(self)}
+
+    def _options(self) -> dict[str, object]:
+        return {
+            "autocast": self.autocast,
+            "autocast_type": self.autocast_type,
+            "tensor_parallel": self.tensor_parallel,
+        }
+
+    # Model
+
+    @property
+    def reference(self) -> str:
+        """The implementation that computes the reference outputs."""
+        return self.source.reference
+
+    def capture_request(self, shape: Shape) -> "CaptureRequest | None":
+        return self.source.capture_request(shape, self.shapes)
+
+    def capture(self, shape: Shape) -> "Graph":
+        return self.source.capture(shape, self.shapes)
+
+    def parameters(self, shape: Shape | None = None) -> "Mapping[str, TensorType]":
+        """The names and types of the weights; all programs of a model have the same."""
+        return self.source.parameters(shape or self.shapes[0], self.shapes)
+
+    def tensors(self) -> Tensors:
+        """The model's weights, each loaded when it is read."""
+        return Tensors(self.weights, self.parameters())
+
+    def outputs(self, shape: Shape, weights: Arrays, inputs: Arrays) -> Arrays:
+        """The outputs of the reference."""
+        return self.source.outputs(shape, self.shapes, weights, inputs)
+
+    # Checks
+
+    def check(self) -> None:
+        """Refuse, before any work, what cannot be built."""
+        self.toolchain.require_installed()
+        self._require_degree()
+        self.source.check_shapes(self.shapes)
+        self.toolchain.check(self)
+
+    def _require_degree(self) -> None:
+        if self.tensor_parallel not in self.target.degrees:
+            raise BuildRefused(
+                f"{self.source.id}: {self.target.name} has no tensor-parallel degree {self.tensor_parallel}; it offers "
+                f"{self._nearest_degree(self.target.degrees)}"
+            )
+
+    def degree_refused(self, reason: str, possible: Iterable[int]) -> BuildRefused:
+        """The error for a model that cannot be divided so; its remedy is a degree that suits model and target."""
+        both = sorted(set(possible).intersection(self.target.degrees))
+        return BuildRefused(
+            f"{self.source.id}: {reason}; on {self.target.name} it can have {self._nearest_degree(both)}"
+        )
+
+    def _nearest_degree(self, possible: Sequence[int]) -> str:
+        nearest = min(possible, key=lambda degree: (abs(degree - self.tensor_parallel), degree))
+        return f"{', '.join(map(str, possible))}; the nearest is --tp {nearest}"
+
+
+@lru_cache(_RESOLVED)
+def _resolved(spec: ModelSpec) -> BuildSpec:
+    source = spec.look_up(weights=True)
+    toolchain_of(spec.backend).require_source(source)
+    return _build_spec(spec, source, source.open_weights(spec.weights))
+
+
+def _build_spec(spec: ModelSpec, source: ModelSource, weights: Weights) -> BuildSpec:
+    return BuildSpec(
+        source=source,
+        weights=weights,
+        shapes=spec.shapes(source, source.phases[:1]),
+        target=spec.targets()[0],
+        autocast=spec.autocast,
+        autocast_type=spec.autocast_type,
+        tensor_parallel=spec.tp or 1,
+        verified=spec.verified and toolchain_of(spec.backend).verifies,
+        backend=spec.backend,
+    )

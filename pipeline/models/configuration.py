@@ -1,0 +1,131 @@
+"""Model configuration, a config.json: the task that its class names, non-finite floats, and its first layers.
+
+Transformers writes Infinity and NaN, which JSON lacks, as bare words or as `{"__float__": "Infinity"}`. The second is
+JSON and is read back as a number, so cache keys and published files have that.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from nxpipe.pipeline.util.errors import ModelSourceError
+
+_BARE = "feature-extraction"
+_BY_SUFFIX = {
+    "ForMaskedLM": "fill-mask",
+    "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForImageClassification": "image-classification",
+    "ForImageClassificationWithTeacher": "image-classification",
+    "ForObjectDetection": "object-detection",
+    "ForSemanticSegmentation": "image-segmentation",
+    "ForDepthEstimation": "depth-estimation",
+    "ForAudioClassification": "audio-classification",
+    "ForCTC": "automatic-speech-recognition",
+    "ForSpeechToText": "automatic-speech-recognition",
+    "UNet2DConditionModel": "image-denoising",
+    "AutoencoderKL": "image-decoding",
+}
+# Settings of audio models: of spectrograms, or of convolutions over samples.
+_AUDIO_SETTINGS = ("num_mel_bins", "input_feat_per_channel", "feat_extract_norm")
+_AUDIO_TASKS = {
+    "text2text-generation": "automatic-speech-recognition",
+    "text-classification": "audio-classification",
+}
+
+
+def task_of(config: Mapping[str, object]) -> str:
+    """The task of the class that the configuration names; the bare model's otherwise."""
+    architectures = config.get("architectures", config.get("_class_name"))
+    named = architectures if isinstance(architectures, list) else [architectures]
+    name = str(named[0]) if named else ""
+    task = next((task for suffix, task in _BY_SUFFIX.items() if name.endswith(suffix)), _BARE)
+    if name.endswith("ForConditionalGeneration") and _generates_from_text(config):
+        task = "text2text-generation"
+    return _AUDIO_TASKS.get(task, task) if any(setting in config for setting in _AUDIO_SETTINGS) else task
+
+
+def _generates_from_text(config: Mapping[str, object]) -> bool:
+    """The class generates from a sequence; models of several parts generate from an image."""
+    setting = config.get("is_encoder_decoder")
+    return bool(setting) if setting is not None else not any(key.endswith("_config") for key in config)
+
+
+_TAG: Final = "__float__"
+_SPELLED: Final = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+
+
+def decode_floats(value: object) -> object:
+    """A value as read from a file, with its tagged floats as numbers."""
+    if isinstance(value, dict):
+        tag = value.get(_TAG) if len(value) == 1 else None
+        return (
+            _SPELLED[tag]
+            if isinstance(tag, str) and tag in _SPELLED
+            else {k: decode_floats(v) for k, v in value.items()}
+        )
+    return [decode_floats(part) for part in value] if isinstance(value, list) else value
+
+
+def encode_floats(value: object) -> object:
+    """The same value as JSON, with non-finite floats as tags."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_TAG: "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"}
+    if isinstance(value, dict):
+        return {key: encode_floats(part) for key, part in value.items()}
+    return [encode_floats(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+# The keys of model families for the number of layers.
+_DEPTHS: Final = (
+    *("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    *("num_decoder_layers", "encoder_layers", "decoder_layers"),
+)
+# Models in stages have a number of layers for each stage.
+_STAGES: Final = ("depths", "layers_per_block")
+# Lists that describe the convolutions in front of the layers.
+_IN_FRONT: Final = "conv_"
+
+
+def first_layers(config: Mapping[str, object], count: int) -> dict[str, object]:
+    """The configuration of the first `count` layers, of each stage where a model has stages.
+
+    Lists with an entry for each layer (`layer_types`) are cut with them.
+    """
+    depths = {value for key, value in config.items() if key in _DEPTHS and isinstance(value, int)}
+    inner = {key: value for key, value in config.items() if key.endswith("_config") and isinstance(value, Mapping)}
+    cut: dict[str, object] = {key: first_layers(value, count) for key, value in inner.items() if _has_depth(value)}
+    cut |= {key: _at_most(value, count) for key, value in config.items() if key in _STAGES}
+    if "attention_types" in config:
+        cut["attention_types"] = _first_of_runs(config["attention_types"], count)
+    if not depths and not cut:
+        raise ModelSourceError("--slice-layers: the configuration has no number of layers")
+    sliced = dict(config) | cut
+    for key, value in config.items():
+        if key in _DEPTHS and isinstance(value, int):
+            sliced[key] = min(value, count)
+        elif isinstance(value, list) and len(value) in depths and key not in cut and not key.startswith(_IN_FRONT):
+            sliced[key] = value[:count]
+    return sliced
+
+
+def _at_most(layers: object, count: int) -> object:
+    """A number of layers, or one for each stage or part of a stage."""
+    if isinstance(layers, list | tuple):
+        return [_at_most(each, count) for each in layers]
+    return min(layers, count) if isinstance(layers, int) else layers
+
+
+def _first_of_runs(runs: object, count: int) -> object:
+    """GPT-Neo's layer types: a pattern, and how often it is repeated."""
+    match runs:
+        case [[list(pattern), int(times)]]:
+            return [[(pattern * times)[:count], 1]]
+    return runs
+
+
+def _has_depth(config: Mapping[str, object]) -> bool:
+    return any(isinstance(config.get(key), int) for key in _DEPTHS) or any(key in config for key in _STAGES)

@@ -1,0 +1,120 @@
+"""Model specification: a model and its build options as the user wrote them, in nxpipe.toml or on the command line.
+
+Nothing is looked up here. `BuildSpec.of` (pipeline/compile/spec.py) resolves a specification.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from nxpipe.emulator.hardware import INSTANCES, Instance, instance
+from nxpipe.pipeline.config import Config, Model
+from nxpipe.pipeline.config.sections import Backend
+from nxpipe.pipeline.models.program_file import SavedProgram, is_saved
+from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.source import ModelSource, looks_like_folder, resolve
+from nxpipe.pipeline.models.weights import WeightsSource
+from nxpipe.pipeline.util.errors import InputInvalid
+from nxpipe.pipeline.util.files import expanded
+from nxpipe.pipeline.util.text import did_you_mean
+
+ALL: Final = "all"  # in place of an instance: every instance of the catalogue
+_BUILD: Final = ("name", "axes", "backend", "verified")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One artifact that the user specifies: a model, its programs, a target and a tensor-parallel degree."""
+
+    model_id: str
+    revision: str | None
+    task: str | None
+    target: str
+    tp: int | None  # None: a build takes one core, a check finds the smallest degree that fits
+    phases: tuple[str, ...] | None
+    batches: tuple[int, ...]
+    buckets: tuple[int, ...] | None  # None: 128, or as many tokens as the model has positions
+    autocast: str
+    autocast_type: str
+    weights: WeightsSource = field(default_factory=lambda: WeightsSource.parse(None))
+    name: str | None = None  # the model's in nxpipe.toml
+    axes: tuple[tuple[str, int], ...] = ()  # sizes of open axes of an ONNX file
+    backend: Backend = "emulator"
+    verified: bool = True
+
+    @classmethod
+    def from_options(cls, model_id: str, options: Mapping[str, Any], **build: Any) -> "ModelSpec":
+        """The model of a command line, by the values of its options; `build` are the fields that only a build has."""
+        values = {option: options[option] for option in spec_options()}
+        return cls(model_id, **values | {"weights": WeightsSource.parse(values["weights"])}, **build)
+
+    @classmethod
+    def from_config(cls, model: Model, root: Path, **build: Any) -> "ModelSpec":
+        """A model of nxpipe.toml. Relative folders start at `root`, the folder of that file."""
+        values = {option: getattr(model, option) for option in spec_options()}
+        values["buckets"] = model.buckets if "buckets" in model.model_fields_set else None
+        spec = cls.from_options(model.id or str(root / expanded(str(model.path))), values, name=model.name, **build)
+        return replace(spec, weights=spec.weights.within(root))
+
+    @property
+    def kind(self) -> Literal["file", "folder", "hub"]:
+        if is_saved(self.model_id):
+            return "file"
+        return "folder" if looks_like_folder(self.model_id) else "hub"
+
+    @property
+    def title(self) -> str:
+        """The model's name in nxpipe.toml, else its id."""
+        return self.name or self.model_id
+
+    def targets(self) -> tuple[Instance, ...]:
+        """The target instance; a check may specify all."""
+        return tuple(INSTANCES.values()) if self.target == ALL else (instance(self.target),)
+
+    def look_up(self, *, weights: bool) -> ModelSource:
+        """The model itself, from a file, a folder or the hub; with `weights` its own checkpoint too, if it is used."""
+        if self.kind == "file":
+            return SavedProgram(expanded(self.model_id), dict(self.axes))
+        files = weights and self.weights.kind == "checkpoint"
+        return resolve(self.model_id, revision=self.revision, task=self.task, files=files)
+
+    def shapes(self, source: ModelSource, default_phases: tuple[str, ...]) -> tuple[Shape, ...]:
+        return source.shapes(self.phases or default_phases, self.batches, self.buckets)
+
+    def absolute(self) -> "ModelSpec":
+        """The same specification for a process in another working directory."""
+        model_id = self.model_id if self.kind == "hub" else str(expanded(self.model_id).absolute())
+        return replace(self, model_id=model_id, weights=self.weights.within(Path.cwd()))
+
+    def document(self) -> dict[str, Any]:
+        """JSON of the specification, for job documents and for `--json`."""
+        options = {"model_id": self.model_id, **{option: getattr(self, option) for option in spec_options()}}
+        build = {option: getattr(self, option) for option in _BUILD}
+        return {"order": options | {"weights": self.weights.text}, **build}
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> "ModelSpec":
+        options = {option: _tuples(value) for option, value in document["order"].items()}
+        build = {option: _tuples(document[option]) for option in _BUILD}
+        return cls.from_options(options["model_id"], options, **build)
+
+
+def configured_models(config: Config, names: Sequence[str]) -> list[Model]:
+    """The models of nxpipe.toml with these names (`--only`), else all."""
+    known = [model.name for model in config.models]
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known) or f"; there are {', '.join(known) or 'none'}"
+            raise InputInvalid(f"--only {name}: nxpipe.toml describes no model {name!r}{hint}")
+    return [model for model in config.models if not names or model.name in names]
+
+
+def spec_options() -> list[str]:
+    """The options that nxpipe.toml and the command line have in common: all but the model's name."""
+    return [each.name for each in fields(ModelSpec) if each.name not in ("model_id", *_BUILD)]
+
+
+def _tuples(value: Any) -> Any:
+    """JSON has lists only."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -1,0 +1,159 @@
+"""Thresholds of [verify], deviations as figures, and stored evidence judged by them. No numpy is imported."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from nxpipe.artifact_store.evidence import Compared, Evidence, Figures, gap, is_covered
+from nxpipe.pipeline.models.source import DEFAULT_REFERENCE
+from nxpipe.pipeline.util.errors import VerificationFailed
+
+if TYPE_CHECKING:
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.manifest import Manifest
+    from nxpipe.pipeline.config import Config
+
+
+Report: TypeAlias = Mapping[str, Sequence[Mapping[str, str]]]  # by program, the figures of each output
+
+
+_SHOWN: Final = 4  # outputs of a program that have a line each
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """The limits of a deviation, from [verify] of nxpipe.toml. None: no limit."""
+
+    min_cosine: float
+    max_relative_error: float
+    max_kl: float | None = None
+    min_top1: float | None = None
+
+    @classmethod
+    def of(cls, config: "Config") -> "Thresholds":
+        section = config.verify
+        return cls(section.min_cosine, section.max_relative_error, section.max_kl, section.min_top1)
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """The distance of one tensor from the reference. Logits are compared as distributions too."""
+
+    output: str
+    max_absolute: float
+    mean_absolute: float
+    max_relative: float  # the largest difference, over the largest magnitude of the reference
+    cosine: float
+    kl: float | None = None  # from the reference's softmax to ours, in nats, mean over positions
+    top1: float | None = None  # the share of positions whose likeliest entry is the same
+
+    def as_json(self) -> dict[str, str]:
+        """Four significant digits; of the cosine, seven decimals."""
+        figures = {"max_absolute": self.max_absolute, "mean_absolute": self.mean_absolute}
+        figures |= {"max_relative": self.max_relative}
+        figures |= {name: value for name, value in (("kl", self.kl), ("top1", self.top1)) if value is not None}
+        shown = {name: f"{value:.4g}" for name, value in figures.items()}
+        return {"output": self.output, **shown, "cosine": f"{self.cosine:.7f}"}
+
+    def faults(self, allowed: Thresholds) -> list[str]:
+        """The figures beyond the thresholds, as `cosine 0.970 < min_cosine 0.999`. NaN is beyond every threshold."""
+        limits = (
+            _least("cosine", self.cosine, allowed.min_cosine, "min_cosine", ".6g"),
+            _most("relative error", self.max_relative, allowed.max_relative_error, "max_relative_error"),
+            _most("KL divergence", self.kl, allowed.max_kl, "max_kl"),
+            _least("top-1", self.top1, allowed.min_top1, "min_top1"),
+        )
+        return [fault for fault in limits if fault is not None]
+
+
+def _least(figure: str, value: float | None, limit: float | None, name: str, digits: str = ".4g") -> str | None:
+    if value is None or limit is None or value >= limit:
+        return None
+    return f"{figure} {value:{digits}} {'<' if value < limit else 'is beyond'} {name} {limit}"
+
+
+def _most(figure: str, value: float | None, limit: float | None, name: str) -> str | None:
+    if value is None or limit is None or value <= limit:
+        return None
+    return f"{figure} {value:.3g} {'>' if value > limit else 'is beyond'} {name} {limit}"
+
+
+def is_scores(output: str) -> bool:
+    """Logits are compared as distributions, too."""
+    return output.rpartition(".")[2].endswith("logits")
+
+
+def sentences(report: Report) -> Iterator[str]:
+    """A stored report in lines. Of a program with many outputs, such as the KV caches of a decoder, the first and the
+    worst of the others.
+    """
+    for program, rows in report.items():
+        if len(rows) > _SHOWN:
+            worst = min(rows[1:], key=lambda row: float(row["cosine"]))
+            yield _sentence(program, rows[0])
+            yield f"{_sentence(program, worst)}; the worst of {len(rows) - 1} others"
+        else:
+            yield from (_sentence(program, row) for row in rows)
+
+
+def _sentence(program: str, row: Mapping[str, str]) -> str:
+    reference = row.get("yardstick", DEFAULT_REFERENCE)
+    near = f"cosine {row['cosine']}, largest relative error {row['max_relative']}"
+    return f"{program} {row['output']}: against {reference} {near}"
+
+
+def evidence_shortfall(manifest: "Manifest", evidence: Sequence[Evidence], allowed: Thresholds) -> str | None:
+    """Why no evidence shows the artifact within the thresholds; None if one does."""
+    if (sentence := is_covered(manifest, evidence)) is not None:
+        return sentence
+    whole = [each for each in evidence if gap(manifest, each) is None]
+    faults = [next(faults_of(each.programs, allowed), None) for each in whole]
+    return None if None in faults else faults[0]
+
+
+def faults_of(programs: Sequence[Compared], allowed: Thresholds) -> Iterator[str]:
+    """A sentence for each output beyond the thresholds: `forward-b1-s128 logits cosine 0.970 < min_cosine 0.999`."""
+    for program in programs:
+        for figures in program.outputs:
+            if wrong := _faults(figures, allowed):
+                yield f"{program.program} {figures.output} {'; '.join(wrong)}"
+
+
+def require_within(name: str, programs: Sequence[Compared], allowed: Thresholds) -> None:
+    for sentence in faults_of(programs, allowed):
+        raise VerificationFailed(f"verification failed: {name} {sentence}; try --autocast none, or change [verify]")
+
+
+def complete_evidence(manifest: "Manifest", evidence: Sequence[Evidence]) -> Evidence | None:
+    """The first evidence that covers all programs: its figures are shown, and its outputs compared with later runs."""
+    return next((each for each in evidence if gap(manifest, each) is None), None)
+
+
+def report_of(manifest: "Manifest", store: "Store") -> Report:
+    """The figures of an artifact by program, rounded; none of one that is not verified."""
+    found = complete_evidence(manifest, store.evidence(manifest.digest))
+    programs = found.programs if found else ()
+    return {each.program: [_shown(one, each.yardstick) for one in each.outputs] for each in programs}
+
+
+def _shown(figures: Figures, reference: str) -> dict[str, str]:
+    """The reference is part of it unless it is the default."""
+    by = {} if reference == DEFAULT_REFERENCE else {"yardstick": reference}
+    return _stored_deviation(figures).as_json() | by
+
+
+def _faults(figures: Figures, allowed: Thresholds) -> list[str]:
+    absent = [
+        f"{name} is absent, and {threshold} is {limit}"
+        for name, found, limit, threshold in (
+            ("KL divergence", figures.kl, allowed.max_kl, "max_kl"),
+            ("top-1", figures.top1, allowed.min_top1, "min_top1"),
+        )
+        if found is None and limit is not None and is_scores(figures.output)
+    ]
+    return _stored_deviation(figures).faults(allowed) + absent
+
+
+def _stored_deviation(figures: Figures) -> Deviation:
+    values: dict[str, Any] = figures.model_dump()
+    return Deviation(**values)

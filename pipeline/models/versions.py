@@ -1,0 +1,69 @@
+"""Library releases and source digests: parts of a cache key that depend on the installation. No library is imported."""
+
+import hashlib
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
+from nxpipe.pipeline.util.errors import MissingSoftware
+
+# Releases of these can change a captured graph, so they are part of every key.
+LIBRARIES: Final = ("torch", "transformers", "numpy")
+# transformers selects the implementation of a layer by these, where they are installed.
+_OPTIONAL: Final = (
+    *("apex", "causal-conv1d", "detectron2", "flash-attn", "flash-linear-attention", "kernels", "mamba-ssm"),
+    *("mambapy", "natten", "timm", "xlstm"),
+)
+_EXTRAS: Final = {"diffusers": "diffusion", "onnx": "onnx"}  # all else comes with `compile`
+
+
+@cache
+def optional_versions() -> dict[str, str]:
+    """Releases of the optional packages that change how transformers computes a layer."""
+    found = {}
+    for name in _OPTIONAL:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def digest_of(document: Mapping[str, object]) -> str:
+    """The cache key of a document: SHA-256 of its canonical JSON."""
+    return sha256_hex(canonical_json(document))
+
+
+@cache
+def library_version(name: str) -> str:
+    """The installed release of a library, without importing it; builds for CPU and CUDA capture alike."""
+    try:
+        return version(name).partition("+")[0]
+    except PackageNotFoundError as error:
+        extra = _EXTRAS.get(name, "compile")
+        raise MissingSoftware(name, "Building this model", f"pip install 'nxpipe[{extra}]'") from error
+
+
+def compiler_digest() -> str:
+    """The SHA-256 of the emulator's source: a changed compiler never reuses results of an older one."""
+    from nxpipe import emulator
+
+    return source_digest(Path(emulator.__file__).parent)
+
+
+def comparison_digest() -> str:
+    """The SHA-256 of the comparison's source, `pipeline/verify`: a changed comparison computes its figures again."""
+    return source_digest(Path(__file__).parents[1] / "verify")
+
+
+@cache
+def source_digest(folder: Path) -> str:
+    """The SHA-256 of all Python files in a folder, with their relative paths."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).as_posix()):
+        source = path.read_bytes()
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{len(source)}\0".encode())
+        digest.update(source)
+    return digest.hexdigest()

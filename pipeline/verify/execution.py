@@ -1,0 +1,78 @@
+"""Execution of a compiled program: `fast`, each operator by its numerics; or `isa`, the program of instructions on
+emulated cores, from the store or emitted now."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from nxpipe.pipeline.models.weights import Arrays
+from nxpipe.pipeline.util.text import human_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from nxpipe.emulator.compile import CompiledGraph
+    from nxpipe.emulator.core.machine import Statistics
+    from nxpipe.emulator.executable.executable import Executable
+    from nxpipe.emulator.run.fast import Runnable
+    from nxpipe.emulator.run.isa import LoadedIsa
+
+Mode: TypeAlias = Literal["fast", "isa"]
+HOSTILE: Final = "hostile"  # every engine as late as it may be
+
+
+@dataclass(frozen=True)
+class ExecutionOptions:
+    """`order` is the order of engines that may run at the same time; only `isa` has one."""
+
+    mode: Mode = "fast"
+    order: str = HOSTILE
+
+
+FAST: Final = ExecutionOptions()
+
+
+@dataclass(frozen=True)
+class Runner:
+    """`core` is the core generation, for `isa`."""
+
+    execution: ExecutionOptions
+    core: str
+
+    def load(self, program: "CompiledGraph", weights: Arrays, stored: "Executable | None" = None) -> "RunnableProgram":
+        """`stored` is the program of instructions of an artifact, which is never emitted again."""
+        if self.execution.mode == "fast":
+            from nxpipe.emulator.run.fast import LoadedRanks
+
+            return RunnableProgram(program, LoadedRanks(program.graph, weights))
+        from nxpipe.emulator.emit import emit
+        from nxpipe.emulator.run.isa import Isa
+
+        cores = Isa(stored or emit(program, self.core), order=self.execution.order).load(weights)
+        return RunnableProgram(program, cores, counting=cores)
+
+
+class RunnableProgram:
+    """A program with its weights. Inputs and outputs are whole tensors, divided and joined for its ranks."""
+
+    def __init__(self, program: "CompiledGraph", ranks: "Runnable", counting: "LoadedIsa | None" = None) -> None:
+        from nxpipe.emulator.run.fast import LoadedProgram
+
+        self._whole = LoadedProgram(program, ranks)
+        self._counting = counting
+
+    def run(self, inputs: Arrays) -> "dict[str, np.ndarray[Any, Any]]":
+        return self._whole.run(inputs)
+
+    @property
+    def work(self) -> "Statistics | None":
+        """The work of all runs on each core; None where no instructions were counted."""
+        return self._counting.statistics if self._counting else None
+
+
+def statistics_sentence(work: "Statistics") -> str:
+    """The work of a run in one line."""
+    moved = ", ".join(
+        f"{memory.upper()} {human_bytes(work.read.get(memory, 0))} read and {human_bytes(work.written[memory])} written"
+        for memory in sorted(work.written)
+    )
+    return f"{sum(work.engines.values()):,} instructions on each core; {moved}"

@@ -1,0 +1,244 @@
+"""Stored artifacts read back: programs, weights, and the inputs and outputs of their evidence.
+
+Every byte is checked against its digest, and every program against the manifest and the graph it was compiled from.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from nxpipe.pipeline.compile import artifact_files
+from nxpipe.pipeline.models.source import PretrainedModel
+from nxpipe.pipeline.models.thresholds import complete_evidence
+from nxpipe.pipeline.models.weights import Arrays
+from nxpipe.pipeline.util.errors import BuildRefused, ModelSourceError, ProgramInvalid
+from nxpipe.pipeline.util.files import json_of
+from nxpipe.pipeline.util.progress import Step
+
+if TYPE_CHECKING:
+    from nxpipe.artifact_store import Published, Store
+    from nxpipe.artifact_store.documents import Blob
+    from nxpipe.artifact_store.evidence import Evidence
+    from nxpipe.artifact_store.manifest import Executable as StoredExecutable
+    from nxpipe.artifact_store.manifest import Manifest
+    from nxpipe.emulator.compile import CompiledGraph
+    from nxpipe.emulator.executable.executable import Executable
+    from nxpipe.emulator.executable.tables import Port
+    from nxpipe.emulator.ir.types import TensorType
+    from nxpipe.emulator.isa.program import Buffer
+
+
+_REMEDY = "build the model again"
+
+
+def core_of(manifest: "Manifest") -> str:
+    """The core generation that the artifact was built for."""
+    from nxpipe.emulator.hardware import INSTANCES
+
+    cores = {one.compiler_target: one.core for one in INSTANCES.values()}
+    if manifest.target not in cores:
+        raise ProgramInvalid(f"{manifest.model.id}: unknown target {manifest.target!r}; {_REMEDY}")
+    return cores[manifest.target]
+
+
+def require_instructions(manifest: "Manifest") -> None:
+    if manifest.backend != "emulator":
+        raise BuildRefused(
+            f"{manifest.model.id}: its programs are of backend {manifest.backend}, which the emulator cannot run; "
+            "name an artifact of --backend emulator"
+        )
+
+
+def read_instructions(manifest: "Manifest", stored: "StoredExecutable", store: "Store") -> "Executable":
+    """A program with its constant tables; ProgramInvalid unless it is for the cores and ranks of the manifest."""
+    from nxpipe.emulator.errors import ExecutableInvalid
+    from nxpipe.emulator.executable.executable import from_bytes
+
+    require_instructions(manifest)
+    where = f"{manifest.model.id} {stored.name}"
+    if not any(file.path == artifact_files.graph(stored.name) for file in manifest.files):
+        raise ProgramInvalid(f"{where}: built by an older nxpipe, which stored no program of instructions; {_REMEDY}")
+    try:
+        found = from_bytes(store.read_blob(stored.blob))
+    except ExecutableInvalid as error:
+        raise ProgramInvalid(f"{where}: {error}; {_REMEDY}") from error
+    actual, expected = (found.program.core, found.program.ranks), (core_of(manifest), stored.tensor_parallel)
+    if actual != expected:
+        raise ProgramInvalid(
+            f"{where}: its program is for {_cores(*actual)}, its manifest for {_cores(*expected)}; {_REMEDY}"
+        )
+    return found.with_constants(_tables(found, manifest, where, store))
+
+
+def require_compiled_from(program: "CompiledGraph", instructions: "Executable", where: str) -> None:
+    """ProgramInvalid unless the instructions have the interface and the weights of the graph."""
+    from nxpipe.emulator.emit import ports_of
+    from nxpipe.emulator.isa.program import Role
+
+    def on_a_rank(port: "Port") -> "Port":
+        piece = program.states.get(port.name) if port.role is Role.STATE else None
+        return replace(port, type=piece.local(port.type) if piece else port.type, sizes=())
+
+    found, buffers = [on_a_rank(port) for port in instructions.ports], instructions.program.buffers
+    ends = ({f"{port.role} {port.name} {port.type}" for port in ports} for ports in (ports_of(program), found))
+    reads = ({f"parameter {name}" for name in names} for names in (program.graph.parameters, _parameters(buffers)))
+    for ours, theirs in (ends, reads):
+        if ours != theirs:
+            only = f"its graph has {sorted(ours - theirs)[:1]}, the program {sorted(theirs - ours)[:1]}"
+            raise ProgramInvalid(f"{where}: its program was not compiled from its graph: {only}; {_REMEDY}")
+
+
+def _parameters(buffers: "Iterable[Buffer]") -> Iterator[str]:
+    from nxpipe.emulator.isa.program import Role
+
+    return (name for buffer in buffers if buffer.role is Role.PARAMETER for name in buffer.names)
+
+
+def _cores(core: str, ranks: int) -> str:
+    return f"{ranks} rank{'' if ranks == 1 else 's'} of NeuronCore-{core}"
+
+
+def _tables(found: "Executable", manifest: "Manifest", where: str, store: "Store") -> dict[str, bytes]:
+    """The constant tables that are stored beside the program, and shared with others."""
+    from nxpipe.emulator.executable.tables import constant_sizes
+
+    files, tables = {file.path: file.blob for file in manifest.files}, dict[str, bytes]()
+    sizes = constant_sizes(found.program.buffers)
+    for digest in found.absent_constants:
+        blob = files.get(artifact_files.constant(digest))
+        if blob is None or (blob.sha256, {blob.size}) != (digest, sizes[digest]):
+            raise ProgramInvalid(f"{where}: the table {digest[:12]} that it reads is not stored with it; {_REMEDY}")
+        tables[digest] = store.read_blob(blob)
+    return tables
+
+
+@dataclass(frozen=True)
+class StoredProgram:
+    executable: "StoredExecutable"
+    program: "CompiledGraph"  # as a graph
+    instructions: "Executable"
+    inputs: Arrays | None  # of the evidence, if there is any
+    outputs: Arrays | None  # and what was answered to them
+
+
+@dataclass(frozen=True)
+class StoredArtifact:
+    manifest: "Manifest"
+    source: PretrainedModel | None  # None: of a program file, which has no model class
+    weights: Arrays
+    programs: tuple[StoredProgram, ...]
+
+    @property
+    def core(self) -> str:
+        return core_of(self.manifest)
+
+    def inputs(self, stored: StoredProgram) -> tuple[Arrays, str]:
+        """The default inputs of a program, and their source."""
+        if stored.inputs is not None:
+            require_inputs(stored, self.manifest.model.id)
+            return stored.inputs, "the stored inputs"
+        from nxpipe.emulator.capture import example_inputs
+
+        if stored.program.degree > 1:
+            raise ModelSourceError(
+                f"{self.manifest.model.id}: it has no stored inputs, which a program of "
+                f"{stored.program.degree} ranks needs; build it again without --no-verify"
+            )
+        random = example_inputs(stored.program.whole, self.source.config if self.source else {}, seed=0)
+        return random, "random inputs: none are stored"
+
+
+def require_inputs(stored: StoredProgram, model: str) -> None:
+    """ProgramInvalid for inputs that the program does not take; their source is not trusted."""
+    from nxpipe.emulator.errors import InputsInvalid
+
+    try:
+        stored.program.require_inputs(stored.inputs or {})
+    except InputsInvalid as error:
+        raise ProgramInvalid(
+            f"{model} {stored.executable.name}: of its stored inputs, {error}; build it again"
+        ) from error
+
+
+def read_artifact(published: "Published", store: "Store", step: Step) -> StoredArtifact:
+    from nxpipe.emulator.ir.types import DType, TensorType
+    from nxpipe.pipeline.verify.comparison import require_memory
+
+    manifest = published.manifest
+    require_instructions(manifest)
+    strange = sorted({tensor.dtype for tensor in manifest.weights} - set(DType))
+    if strange:
+        raise ProgramInvalid(f"{manifest.model.id}: unknown type of weights {strange[0]}; build the model again")
+    kinds = {tensor.name: TensorType(tensor.shape, DType(tensor.dtype)) for tensor in manifest.weights}
+    require_memory(manifest.model.id, kinds)
+    with step(f"read {len(manifest.blobs())} blobs"):
+        weights = _weights(manifest, kinds, store)
+        files = {file.path: store.read_blob(file.blob) for file in manifest.files}
+        found = complete_evidence(manifest, store.evidence(published.manifest_digest))
+        programs = tuple(_stored(manifest, executable, files, found, store) for executable in manifest.executables)
+    return StoredArtifact(manifest, _source(manifest, files), weights, programs)
+
+
+def _weights(manifest: "Manifest", kinds: Mapping[str, "TensorType"], store: "Store") -> Arrays:
+    import numpy as np
+
+    from nxpipe.artifact_store.weights import read_weights
+
+    return {
+        tensor.name: np.frombuffer(data, kinds[tensor.name].dtype.stored).reshape(tensor.shape)
+        for tensor, data in read_weights(store.blobs, manifest.weights)
+    }
+
+
+def _stored(
+    manifest: "Manifest",
+    executable: "StoredExecutable",
+    files: Mapping[str, bytes],
+    evidence: "Evidence | None",
+    store: "Store",
+) -> StoredProgram:
+    where = f"{manifest.model.id} {executable.name}"
+    instructions = read_instructions(manifest, executable, store)
+    program = _program(instructions, executable, files, where)
+    require_compiled_from(program, instructions, where)
+    found = evidence.of(executable.name) if evidence else None
+    inputs, outputs = (_arrays(store, found.inputs), _arrays(store, found.answers)) if found else (None, None)
+    return StoredProgram(executable, program, instructions, inputs, outputs)
+
+
+def _program(
+    instructions: "Executable", executable: "StoredExecutable", files: Mapping[str, bytes], where: str
+) -> "CompiledGraph":
+    """The graph as it was published. The pieces of tensors on each rank come from the compiled program."""
+    from nxpipe.emulator.compile import CompiledGraph
+    from nxpipe.emulator.ir.decoding import decode
+    from nxpipe.emulator.isa.program import Role
+
+    graph = decode(files[artifact_files.graph(executable.name)])
+    if graph.key != executable.graph_key:
+        raise ProgramInvalid(
+            f"{where}: its graph has key {graph.key[:12]}, and the manifest has {executable.graph_key[:12]}; build "
+            "the model again"
+        )
+    weights, states = (instructions.pieces(role) for role in (Role.PARAMETER, Role.STATE))
+    return CompiledGraph(graph, graph, executable.tensor_parallel, weights, states)
+
+
+def _arrays(store: "Store", blob: "Blob") -> Arrays:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        return dict(sorted(load(store.read_blob(blob)).items()))
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise ProgramInvalid(
+            f"blob {blob.sha256} of its evidence is not a safetensors file ({error}); verify the artifact again"
+        ) from error
+
+
+def _source(manifest: "Manifest", files: Mapping[str, bytes]) -> PretrainedModel | None:
+    """The model's own class can be built from its configuration."""
+    if "config.json" not in files:
+        return None
+    config = json_of(files["config.json"])
+    return PretrainedModel(manifest.model.id, manifest.model.revision, config, manifest.model.task, None)

@@ -1,0 +1,155 @@
+"""Elements are found at computed places, and laid down there, bit for bit; an index that no axis has is an error."""
+
+import numpy as np
+import pytest
+
+from nxpipe.emulator.core.machine import Machine
+from nxpipe.emulator.errors import IndexOutOfRange
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.nodes import Value
+from nxpipe.emulator.ir.types import DType, TensorType
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.operands import Far
+from nxpipe.emulator.isa.program import Role, instructions
+from nxpipe.emulator.lower import lower
+from nxpipe.emulator.ops import Gather, Index, IndexUpdate, Iota, ScatterAlong, TakeAlong
+from nxpipe.emulator.ops.base import Operator
+from tests.lower.harness import Case, Given, of, require_equal
+from tests.lower.sweep import BYTES, FLOATS, INTEGERS, Draw, Row, sweep
+
+ANY = (*FLOATS, *BYTES, *INTEGERS, DType.BOOL)
+COMBINATIONS = ("", "add", "maximum", "minimum", "multiply")
+
+
+def _indices(draw: Draw, shape: tuple[int, ...], size: int, *, negative: bool = False) -> Value:
+    numbers = draw.random.integers(-size if negative else 0, size, shape)
+    dtype = draw.one_of((DType.INT64, DType.INT32))
+    return draw.tensor(shape, dtype, numbers=numbers.astype(dtype.held))
+
+
+def _iota(draw: Draw) -> Value:
+    dtype = draw.one_of((DType.INT64, DType.INT32, DType.INT8))
+    return draw.builder.add(Iota(draw.integer(0, 700), draw.integer(-20, 20), draw.integer(-3, 3), dtype))
+
+
+def _gather(draw: Draw) -> Value:
+    shape = draw.shape()
+    axis = draw.integer(0, len(shape) - 1)
+    indices = _indices(draw, draw.shape(least=0, most=2), shape[axis])
+    return draw.builder.add(Gather(axis), draw.tensor(shape, draw.one_of(ANY)), indices)
+
+
+def _along(draw: Draw) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    shape = draw.shape(most=3)
+    axis = draw.integer(0, len(shape) - 1)
+    inner = tuple(draw.integer(1, 12) if each == axis else draw.integer(1, size) for each, size in enumerate(shape))
+    return shape, inner, axis
+
+
+def _take_along(draw: Draw) -> Value:
+    shape, inner, axis = _along(draw)
+    x = draw.tensor(shape, draw.one_of(ANY))
+    return draw.builder.add(TakeAlong(axis), x, _indices(draw, inner, shape[axis]))
+
+
+def _scatter_along(draw: Draw) -> Value:
+    shape, inner, axis = _along(draw)
+    combine, dtype = draw.one_of(COMBINATIONS), draw.one_of((*FLOATS, *INTEGERS))
+    x, update = (draw.tensor(each, dtype, most=3) for each in (shape, inner))
+    return draw.builder.add(ScatterAlong(axis, combine), x, update, _indices(draw, inner, shape[axis]))
+
+
+def _addressed(draw: Draw, most: int = 4, largest: int = 6) -> tuple[tuple[int, ...], tuple[int, ...], list[Value]]:
+    shape = draw.shape(most=most, largest=largest)
+    axes = tuple(axis for axis in range(len(shape)) if draw.integer(0, 1)) or (0,)
+    common = draw.shape(least=1, most=2, largest=4)
+    indices = []
+    for axis in axes:
+        own = tuple(1 if draw.integer(0, 2) == 0 else size for size in common)[draw.integer(0, 1) :]
+        indices.append(_indices(draw, own, shape[axis], negative=True))
+    return shape, axes, indices
+
+
+def _index(draw: Draw) -> Value:
+    shape, axes, indices = _addressed(draw)
+    return draw.builder.add(Index(axes), draw.tensor(shape, draw.one_of(ANY)), *indices)
+
+
+def _index_update(draw: Draw) -> Value:
+    shape, axes, indices = _addressed(draw, most=3, largest=4)  # places that may meet are changed one after the other
+    combine, dtype = draw.one_of(COMBINATIONS), draw.one_of((*FLOATS, *INTEGERS))
+    op = IndexUpdate(axes, combine)
+    hole = op.addressed_shape(op, TensorType(shape, dtype), tuple(index.type for index in indices))
+    thin = tuple(1 if draw.integer(0, 2) == 0 else size for size in hole)
+    x, update = (draw.tensor(each, dtype, most=3) for each in (shape, thin))
+    return draw.builder.add(op, x, update, *indices)
+
+
+TABLE = (
+    Row("iota", Iota, _iota),
+    Row("gather", Gather, _gather),
+    Row("take_along", TakeAlong, _take_along),
+    Row("scatter_along", ScatterAlong, _scatter_along),
+    Row("index", Index, _index),
+    Row("index_update", IndexUpdate, _index_update),
+)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_computed_places_are_those_of_fast(row: Row) -> None:
+    sweep(row, 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_computed_places_are_those_of_fast_in_many_forms(row: Row) -> None:
+    sweep(row, 200)
+
+
+def _integers(*numbers: int) -> Given:
+    return Given(np.asarray(numbers, np.int64), DType.INT64)
+
+
+def _zeros(*shape: int) -> Given:
+    return Given(np.zeros(shape, np.float32), DType.FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("op", "given"),
+    [
+        (Gather(0), (_zeros(5, 40), _integers(2, 5))),
+        (Gather(1), (_zeros(3, 5), _integers(-1))),
+        (Gather(1), (_zeros(3, 5, 40), _integers(5, 0))),
+        (Index((0, 1)), (_zeros(5, 4, 3), _integers(0), _integers(4))),
+        (IndexUpdate((1,), ""), (_zeros(2, 5, 3), _zeros(2, 1, 3), _integers(-6))),
+        (TakeAlong(0), (_zeros(5), _integers(5))),
+        (ScatterAlong(0, ""), (_zeros(5), _zeros(1), _integers(5))),
+    ],
+)
+def test_an_index_outside_of_its_axis_is_an_error(op: Operator, given: tuple[Given, ...]) -> None:
+    case = of(op, *given)
+    machine = Machine(lower(case.graph, "v2"))
+    for name, array in case.inputs.items():
+        machine.write(name, array)
+    with pytest.raises(IndexOutOfRange):
+        machine.execute()
+
+
+def test_a_row_of_a_cache_is_written_where_the_cache_lies() -> None:
+    """Every head's row goes in one copy, and nothing else of the cache moves."""
+    builder = GraphBuilder()
+    cache = builder.input("cache", TensorType((2, 4, 32, 16), DType.BFLOAT16))
+    row = builder.input("row", TensorType((2, 4, 1, 16), DType.BFLOAT16))
+    place = builder.input("place", TensorType((1,), DType.INT64))
+    builder.output("cache", builder.add(IndexUpdate((2,), ""), cache, row, place))
+    arrays = {"cache": np.zeros((2, 4, 32, 16), np.float32), "row": np.ones((2, 4, 1, 16), np.float32)}
+    case = Case(builder.build(), {}, {**arrays, "place": np.asarray([7])})
+    require_equal(case)
+    program = lower(case.graph, "v2")
+    states = {number for number, buffer in enumerate(program.buffers) if buffer.role is Role.STATE}
+    written = [
+        each.dst.elements
+        for each in instructions(program.body)
+        if isinstance(each, DmaCopy) and isinstance(each.dst, Far) and each.dst.buffer in states
+    ]
+    assert written == [2 * 4 * 16]
