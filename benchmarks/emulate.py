@@ -1,6 +1,6 @@
 """How fast the emulator runs whole models, beside PyTorch and others on the same machine, in the same run.
 
-    python benchmarks/emulate.py [bert] [llama-prefill] [llama-decode] [--page docs/emulation.md]
+    python benchmarks/emulate.py [bert] [llama-prefill] [llama-decode] [--page docs/results/emulation.md]
 
 Every way runs in a process of its own, so that peak memory is its own and no library's threads disturb another's. A
 second process runs PyTorch's eager fp32, and the two take turns, one forward pass each: what else the machine does
@@ -192,7 +192,7 @@ def page(folder: Path) -> str:
         "beside PyTorch and others. "
         "The goal is at most 1.15 times the time of PyTorch's eager fp32, at most 1.5 times the bytes of the weights "
         "in fp32.\n\n"
-        f"Measured by `python benchmarks/emulate.py --page docs/emulation.md` on {' and '.join(dates)}, "
+        f"Measured by `python benchmarks/emulate.py --page docs/results/emulation.md` on {' and '.join(dates)}, "
         f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, {versions}. "
         "Each variant ran in its own process, alternating pass by pass with a process that ran eager fp32: "
         "the second column is that process beside the variant, and ratios are those of the two medians. *processor* "

@@ -19,7 +19,7 @@ from nxpipe.emulator.isa.program import Buffer
 
 
 class Rule(StrEnum):
-    """The rows of the table of rules in docs/isa.md."""
+    """The rows of the table of rules in docs/reference/isa.md."""
 
     PARTITION = "partition"
     START = "start"

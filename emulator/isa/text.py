@@ -1,4 +1,4 @@
-"""Text of programs: one line for each instruction, indented loops, places as in docs/isa.md.
+"""Text of programs: one line for each instruction, indented loops, places as in docs/reference/isa.md.
 
 The text is exact: the assembler of the tests reads it back to an equal program.
 """

@@ -358,7 +358,7 @@ def test_no_flipped_bit_of_a_bundle_is_ever_published(
 
 
 def test_the_page_names_what_a_bundle_holds() -> None:
-    page = (ROOT / "docs" / "store-format.md").read_text().split("## 17. Bundles")[1]
+    page = (ROOT / "docs" / "reference" / "store-format.md").read_text().split("## 17. Bundles")[1]
     named = {value for name, value in vars(oci).items() if name.isupper() and isinstance(value, str)}
     assert named - set(re.findall(r"`([^`]+)`", page)) == set()
 

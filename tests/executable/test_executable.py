@@ -44,7 +44,7 @@ from tests.tiers import examples
 F32 = DType.FLOAT32
 TILE = Tile(Memory.SBUF, F32, 0, 128, Affine(), contiguous(512))
 BUFFERS = (Buffer(Role.SCRATCH, ("x",), F32, (128, 512)),)
-PAGE = (Path(__file__).parents[2] / "docs" / "nxe.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "nxe.md").read_text()
 # Drawing programs costs more than reading them.
 LARGE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 

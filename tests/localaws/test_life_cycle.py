@@ -171,7 +171,9 @@ def test_a_project_comes_changes_fails_recovers_and_goes_without_a_trace(project
 
 
 def back_to_nothing(project: Project) -> None:
-    """As docs/deploying.md tells it: what costs by the hour goes by one command, what holds artifacts by hand."""
+    """As docs/guides/deploying.md tells it: what costs by the hour goes by one command, what holds artifacts by
+    hand.
+    """
     succeeded(project.destroy("cycle-network"))  # and all that is in it
     assert set(states()) == {"CDKToolkit", "cycle-release", "cycle-storage"}
 

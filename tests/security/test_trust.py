@@ -443,7 +443,9 @@ def test_fsck_reports_generations_beyond_a_gap(world: World) -> None:
 
 
 def test_a_date_that_the_folder_tells_is_what_an_expired_key_is_judged_by(world: World) -> None:
-    """What docs/security.md does not promise of a folder: its writers can set dates, Amazon's customers cannot."""
+    """What docs/guides/security.md does not promise of a folder: its writers can set dates, Amazon's customers
+    cannot.
+    """
     one = world.forged(3, signer="old", days_ago=60)
     world.add(one)
     with pytest.raises(Refused, match="expired"):
