@@ -251,7 +251,7 @@ def test_a_fleet_that_the_file_does_not_have_is_a_wrong_word(nxpipe: InProcess, 
 
 def test_what_runs_on_an_instance_imports_neither_numpy_nor_torch(place: Place) -> None:
     script = (
-        "import sys, json\nfrom pipeline.cli import cli\nfrom pipeline.command_line.output import Console\n"
+        "import sys, json\nfrom nxpipe.pipeline.cli.main import cli\nfrom nxpipe.pipeline.util.console import Console\n"
         f"cli.main({place.words!r}, obj=Console(), standalone_mode=False)\n"
         "print(json.dumps([name for name in ('numpy', 'torch', 'transformers', 'boto3') if name in sys.modules]))"
     )
