@@ -25,9 +25,8 @@ from nxpipe.artifact_store.manifest import Executable, File, Manifest, ModelRef,
 from nxpipe.artifact_store.weights import Elements, put_weights
 from nxpipe.emulator.confinement import confined, limits_now
 from nxpipe.pipeline.build.cache import hold_lease, raise_known_failure, record_failure
-from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog, JobStarted
+from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog, JobStarted, failure_from
 from nxpipe.pipeline.build.plan import find_unverified
-from nxpipe.pipeline.build.status import failure_from
 from nxpipe.pipeline.compile.artifact_files import UTILISATION
 from nxpipe.pipeline.compile.backend import PROGRAM, Backend, BackendOutput
 from nxpipe.pipeline.compile.spec import BuildSpec

@@ -4,10 +4,20 @@ import hashlib
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 
-from nxpipe.pipeline.build.jobs import BuildEvent, Event, JobFinished, JobLog, JobRetry, JobStarted, JobSubmitted
+from nxpipe.pipeline.build.jobs import (
+    BuildEvent,
+    CellStatus,
+    Event,
+    Failure,
+    FailureClass,
+    JobFinished,
+    JobLog,
+    JobRetry,
+    JobStarted,
+    JobSubmitted,
+)
 from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact, PlannedCell
 from nxpipe.pipeline.build.state import BuildState, Results
-from nxpipe.pipeline.build.status import CellStatus, Failure, FailureClass
 from nxpipe.pipeline.models.shapes import Shape, shapes_of
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.weights import WeightsSource

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
+from nxpipe.pipeline.build.jobs import CellStatus, Failure, FailureClass
 from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact, PlannedCell
-from nxpipe.pipeline.build.status import CellStatus, Failure, FailureClass
 from nxpipe.pipeline.models.shapes import Shape
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.thresholds import Thresholds

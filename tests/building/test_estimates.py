@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nxpipe.emulator.hardware import instance
-from nxpipe.pipeline.build.estimates import Timings, cell_work, parameters_of, worker_memory
+from nxpipe.pipeline.build.cache import Timings
+from nxpipe.pipeline.build.plan import cell_work, parameters_of, worker_memory
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.shapes import Shape
 from nxpipe.pipeline.models.source import PretrainedModel

@@ -13,11 +13,11 @@ import pytest
 from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.builds import step_result
 from nxpipe.artifact_store.layout import PARTS, action_path, blob_path, part_path
-from nxpipe.pipeline.build.estimates import Timings
+from nxpipe.pipeline.build.cache import Timings
+from nxpipe.pipeline.build.jobs import REPORT_WORDS
 from nxpipe.pipeline.build.plan import make_plan
 from nxpipe.pipeline.build.scheduler import JobQueue, RetryPolicy, run_jobs
 from nxpipe.pipeline.build.state import BuildState
-from nxpipe.pipeline.build.status import REPORT_WORDS
 from nxpipe.pipeline.build.worker import InlineExecutor
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.spec import ModelSpec

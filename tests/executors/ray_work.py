@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog
-from nxpipe.pipeline.build.status import Failure, FailureClass
+from nxpipe.pipeline.build.jobs import Event, Failure, FailureClass, Job, JobFinished, JobLog
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.thresholds import Thresholds
 

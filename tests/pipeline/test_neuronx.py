@@ -134,7 +134,7 @@ def test_what_the_compiler_refuses_is_remembered_with_its_finding(
         carry_out(asked(bert), store)
     assert "[neuronx-cc]" in "".join(refused.value.__notes__)
     toolchain.play("")
-    with pytest.raises(DoesNotFit, match="remembered") as again:
+    with pytest.raises(DoesNotFit, match="known failure") as again:
         carry_out(asked(bert), store)
     row = exit_code_of(again.value)
     assert row is not None

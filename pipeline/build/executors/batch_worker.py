@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog, JobStarted, to_document
-from nxpipe.pipeline.build.status import failure_from
+from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog, JobStarted, failure_from, to_document
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.versions import digest_of

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from nxpipe.pipeline.build.jobs import REPORT_WORDS, RESULT_WORDS, CellStatus, Failure, FailureClass
 from nxpipe.pipeline.build.state import ArtifactResult, CellResult, Results
-from nxpipe.pipeline.build.status import REPORT_WORDS, RESULT_WORDS, CellStatus, Failure, FailureClass
 from nxpipe.pipeline.compile import utilisation
 from nxpipe.pipeline.models.shapes import SAVED_PROGRAM, Shape
 from nxpipe.pipeline.models.thresholds import Report, sentences
