@@ -1,4 +1,4 @@
-"""Content-addressed store of compiled models, in a folder or in S3; docs/store-format.md is its contract."""
+"""Content-addressed store of compiled models, in a folder or in S3; docs/reference/store-format.md is its contract."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,6 +1,7 @@
 """Records that builds share through a store: leases, step results, known failures, job outcomes, reports.
 
-An artifact is assembled from step results: the cached output of one step under its cache key (docs/store-format.md,
+An artifact is assembled from step results: the cached output of one step under its cache key
+(docs/reference/store-format.md,
 sections 9 and 18). Job outcomes are a message to the driver of a remote run and no more; reports hold times, so
 they are no part of a manifest: equal inputs make equal artifacts.
 """

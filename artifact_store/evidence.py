@@ -1,7 +1,7 @@
 """Evidence documents: the results of verifying an artifact, stored beside its manifest and never in it.
 
 Differences from the reference depend on the processor, its threads and the build of numpy; an artifact does not: equal
-inputs make equal manifests, and any number of builders may add evidence. Section 19 of docs/store-format.md.
+inputs make equal manifests, and any number of builders may add evidence. Section 19 of docs/reference/store-format.md.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Paths of all objects in a store, the same on every backend. Section 2 of docs/store-format.md."""
+"""Paths of all objects in a store, the same on every backend. Section 2 of docs/reference/store-format.md."""
 
 import re
 from typing import Final

@@ -1,4 +1,4 @@
-"""Manifest of an artifact: every blob by digest. Section 4 of docs/store-format.md."""
+"""Manifest of an artifact: every blob by digest. Section 4 of docs/reference/store-format.md."""
 
 import json
 import math

@@ -1,4 +1,6 @@
-"""The store: reads, and the publish protocol of docs/store-format.md (blobs, manifest, signature, action record)."""
+"""The store: reads, and the publish protocol of docs/reference/store-format.md (blobs, manifest, signature, action
+record).
+"""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tensors of a store: large ones as blobs, small ones in packs. Section 5 of docs/store-format.md."""
+"""Tensors of a store: large ones as blobs, small ones in packs. Section 5 of docs/reference/store-format.md."""
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping

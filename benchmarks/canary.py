@@ -3,7 +3,7 @@
     nice -n 10 python benchmarks/canary.py FOLDER [--rollouts N] [--runs N] [--wholes N] [--only PART]
 
 FOLDER keeps what has been measured: what is there is not measured again, so a sweep may be interrupted, and begins anew
-in an empty folder. Without --only, the tables are printed and written into docs/canary.md, with the two plots.
+in an empty folder. Without --only, the tables are printed and written into docs/guides/canary.md, with the two plots.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from nxpipe.pipeline.rollout.planner import UNCHANGED_LATENCY, Slowness
 from nxpipe.pipeline.rollout.simulate import Scenario, TrafficModel, simulate
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
+RESULTS: Final = DOCS / "results"
 BASE: Final = 0.005
 PLAN: Final = plan_of(Rollout())
 TRAFFIC: Final = (5, 50)
@@ -186,12 +187,12 @@ def plots(cells: Cells, runs: int) -> None:
             (50, FAULTS[5][1]),
         }
     ]
-    (DOCS / "canary-healthy.svg").write_text(drawn("Healthy versions rolled back by minute", healthy))
-    (DOCS / "canary-faulty.svg").write_text(drawn("Faulty versions rolled back by minute", faulty))
+    (RESULTS / "canary-healthy.svg").write_text(drawn("Healthy versions rolled back by minute", healthy))
+    (RESULTS / "canary-faulty.svg").write_text(drawn("Faulty versions rolled back by minute", faulty))
 
 
 def into_page(text: str) -> None:
-    page = DOCS / "canary.md"
+    page = DOCS / "guides" / "canary.md"
     begin, end = "<!-- figures: made by benchmarks/canary.py -->", "<!-- end of figures -->"
     written = re.sub(f"{begin}.*{end}", lambda _: f"{begin}\n{text}\n{end}", page.read_text(), flags=re.DOTALL)
     page.write_text(written)

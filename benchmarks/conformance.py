@@ -1,4 +1,4 @@
-"""Writes docs/conformance.md: what PyTorch's operator database and ONNX's node tests say of the operators.
+"""Writes docs/results/conformance.md: what PyTorch's operator database and ONNX's node tests say of the operators.
 
     python benchmarks/conformance.py [--most N] [--workers N]
 
@@ -23,7 +23,7 @@ from nxpipe.emulator.ops import OPERATORS
 from tests.conformance.onnx_report import Outcome, outcomes
 from tests.conformance.opinfo import DTYPES, Verdict, judged
 
-PAGE = Path(__file__).parent.parent / "docs" / "conformance.md"
+PAGE = Path(__file__).parent.parent / "docs" / "results" / "conformance.md"
 
 # What makes two reasons differ though they say the same: places in a source, types, names, numbers.
 _PARTICULARS = re.compile(r" at \S+:\d+| with x\d+ \[[^:]*|\b\w+\[[\d,]*\]|'[^']*'|\b\d+\b")

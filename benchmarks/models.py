@@ -1,6 +1,6 @@
 """What `nxpipe check` says of well-known models at their real sizes, what it costs, and how exact the emulator is.
 
-Usage: python benchmarks/models.py [--folder DIR] [--only TEXT] [--page docs/models.md]
+Usage: python benchmarks/models.py [--folder DIR] [--only TEXT] [--page docs/results/models.md]
 
 Each model is checked in a process of its own with an empty cache, and again with a warm one. Beside it runs what one
 would do without nxpipe: torch.export of the same programs and their decomposition to core ATen. And a small model of
@@ -262,8 +262,9 @@ def legend() -> str:
     return (
         "What `nxpipe check` says of well-known models at their real sizes: batch 1, 128 tokens (77 where a model "
         f"reads no more), decoders with prefill and decode, bf16 `matmult`, on {TARGET}.\n\n"
-        f"Written by `nice -n -15 python benchmarks/models.py --page docs/models.md` on {datetime.date.today()}, "
-        f"{os.cpu_count()} cores that others used too, Python {platform.python_version()}, {versions}.\n\n"
+        "Written by `nice -n -15 python benchmarks/models.py --page docs/results/models.md` on "
+        f"{datetime.date.today()}, {os.cpu_count()} cores that others used too, Python {platform.python_version()}, "
+        f"{versions}.\n\n"
         "- *nodes* are stored, *unrolled* is with every repeated layer written out.\n"
         "- *seconds* and *peak* are those of the whole command with an empty cache, imports of torch and transformers "
         "included; *processor* is the time that the cores worked, which other work on the machine stretches less; "
@@ -307,7 +308,7 @@ def floor(rows: list[dict[str, Any]]) -> str:
 
 def sweep() -> str:
     """The totals of the sweep over all classes, from its own page."""
-    text = (ROOT / "docs" / "sweep.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "results" / "sweep.md").read_text(encoding="utf-8")
     totals = next((line for line in text.splitlines() if re.match(r"\d+ of \d+ classes lower", line)), "")
     return (
         f"Every model class of transformers' automatic mappings, cut to two layers: {totals} See [the sweep](sweep.md)."

@@ -1,4 +1,5 @@
-"""Writes docs/mutations.md: who notices small changes to emitted programs, and which of them nobody notices, and why.
+"""Writes docs/results/mutations.md: who notices small changes to emitted programs, and which of them nobody notices,
+and why.
 
     python benchmarks/mutate.py [--each N] [--seed N]
 
@@ -21,7 +22,7 @@ from tests.mutation.judges import Judge, Verdict, judged
 from tests.mutation.redundant import redundant
 from tests.mutation.samples import samples
 
-PAGE = Path(__file__).parent.parent / "docs" / "mutations.md"
+PAGE = Path(__file__).parent.parent / "docs" / "results" / "mutations.md"
 
 
 def main() -> int:
@@ -112,7 +113,7 @@ def _missed(verdicts: Sequence[Verdict]) -> Iterator[str]:
 def _waits() -> Iterator[str]:
     yield "## Waits that others imply\n"
     yield "Where whoever is waited for has itself waited for another, waiting for that one too says nothing new."
-    yield "`eliminate_redundant_waits` removes such waits; "
+    yield "`eliminate_redundant_waits` removes such waits;"
     yield "carrying out all iterations of all loops finds what it overlooks.\n"
     yield from ("| Program | Waits | Implied by others |", "| --- | ---: | ---: |")
     for sample, program in samples():

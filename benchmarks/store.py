@@ -5,7 +5,7 @@
 FOLDER is best a new one on a memory file system: the programs are compared, not the disk. Each run is a process of its
 own, with a server of its own where there is one; clients take turns, and the median of the runs counts. Runs follow
 each other as long as there is time, and what the first one could not measure in it is named on the page, which is
-docs/store-speed.md and written whole. --quick is for trying the script: a sixteenth of the bytes, and no page.
+docs/results/store-speed.md and written whole. --quick is for trying the script: a sixteenth of the bytes, and no page.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from pathlib import Path
 from store_process import Cost, Failed, measured
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "store-speed.md"
+PAGE = ROOT / "docs" / "results" / "store-speed.md"
 MODEL = "example/benchmark"
 BUCKET = "benchmark"
 _PYTHON = sys.executable

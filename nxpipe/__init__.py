@@ -6,9 +6,9 @@
     (artifact,) = nxpipe.build("bert-base-uncased", store="file://store", weights="random:0", buckets=(64,))
     comparisons = nxpipe.verify(artifact, store="file://store")
 
-`docs/python-api.md` documents the functions. Importing the package imports nothing else: each name is imported on first
-use. In a checkout the four packages stand at the top of the repository and `nxpipe/` links to them; a wheel has them in
-place.
+`docs/reference/python-api.md` documents the functions. Importing the package imports nothing else: each name is
+imported on first use. In a checkout the four packages stand at the top of the repository and `nxpipe/` links to them; a
+wheel has them in place.
 """
 
 from typing import TYPE_CHECKING, Any

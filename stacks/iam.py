@@ -66,7 +66,7 @@ CREATED_ONCE: Final = ("ac/", "cas/", "evidence/", "parts/", "sig/")
 YOUNG_AGAIN: Final = "cas/"  # what is copied onto itself, so that no collection takes it (section 7)
 EVIDENCE: Final = "evidence/"  # the same of what is said again about an artifact that was given up (section 19)
 IN_PARTS: Final = "cas/"  # what may be larger than one request
-SIGNED_BY: Final = "ECDSA_SHA_256"  # the one algorithm of docs/store-format.md that KMS has
+SIGNED_BY: Final = "ECDSA_SHA_256"  # the one algorithm of docs/reference/store-format.md that KMS has
 REPLACED: Final = ("failures/", "index/", "leases/", "neuron-artifacts/", "reports/", "runs/")
 
 

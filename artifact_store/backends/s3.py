@@ -1,4 +1,4 @@
-"""S3 backend: a store in a bucket, without a server. Section 13 of docs/store-format.md."""
+"""S3 backend: a store in a bucket, without a server. Section 13 of docs/reference/store-format.md."""
 
 import secrets
 import tempfile

@@ -3,7 +3,7 @@
 botocore makes the first request and so resolves endpoint, region and credentials; equal requests are then sent from
 here, once each. Anything but a simple response falls back to botocore with its retries and errors, so nothing but
 time depends on this module. It is off where requests are configured in unusual ways, and `before-send` hooks see
-these requests too. `benchmarks/store.py` measures what it saves; docs/store-speed.md has the figures.
+these requests too. `benchmarks/store.py` measures what it saves; docs/results/store-speed.md has the figures.
 """
 
 import hashlib

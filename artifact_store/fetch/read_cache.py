@@ -1,4 +1,4 @@
-"""Read-through cache of blobs in a folder of this machine. Section 11 of docs/store-format.md.
+"""Read-through cache of blobs in a folder of this machine. Section 11 of docs/reference/store-format.md.
 
     cas/sha256/<first 2 hex>/<64 hex>       a blob, as in a store
     whole/<64 hex>/                         a file of many blobs, which folders have links to

@@ -1,1 +1,1 @@
-"""Trust: keys, signatures, signing policies. Section 12 of docs/store-format.md."""
+"""Trust: keys, signatures, signing policies. Section 12 of docs/reference/store-format.md."""

@@ -1,4 +1,5 @@
-"""Confinement: untrusted models are read by a process without credentials; docs/security.md states its permissions.
+"""Confinement: untrusted models are read by a process without credentials; docs/guides/security.md states its
+permissions.
 
 Captures inside `confined()` run in that process; elsewhere they run in this one, for libraries and tests. Importing
 this package is light.

@@ -1,1 +1,1 @@
-"""The parts of an executable file. docs/nxe.md is its specification."""
+"""The parts of an executable file. docs/reference/nxe.md is its specification."""

@@ -1,4 +1,5 @@
-"""The executable: a program and its interface, as canonical bytes. docs/nxe.md is the specification of the file.
+"""The executable: a program and its interface, as canonical bytes. docs/reference/nxe.md is the specification of the
+file.
 
 The container has a table of sections with their offsets and digests. Weights are named and not included. Small
 constants are in the file; `without_large_constants` splits off the large ones, which are stored by their digests like

@@ -1,1 +1,1 @@
-"""The instruction set of the emulated machine, as data. docs/isa.md is its specification."""
+"""The instruction set of the emulated machine, as data. docs/reference/isa.md is its specification."""

@@ -19,7 +19,7 @@ from nxpipe.emulator.isa.program import Buffer
 
 
 class Rule(StrEnum):
-    """The rows of the table of rules in docs/isa.md."""
+    """The rows of the table of rules in docs/reference/isa.md."""
 
     PARTITION = "partition"
     START = "start"
@@ -168,7 +168,7 @@ class InstructionContext:
         if buffer.address % size:
             yield Violation(
                 Rule.ALIGNMENT,
-                f"{named(buffer)} lies at {buffer.address}, which is not a multiple of {size} bytes",
+                f"{named(buffer)} has the address {buffer.address}, which is not a multiple of {size} bytes",
                 "align the buffer",
             )
         if far.rows is not None:

@@ -1,8 +1,8 @@
 """The cost of an instruction by the documented rules: cycles of its engine, or the time of a DMA.
 
 Each record states its own `cycles`; here they become time, and here is the rule for everything that DMA engines carry.
-The formulas are those of docs/isa.md, which gives their sources. No constant here is fitted to a model: figures that no
-document gives are calibrated in `emulator.schedule`.
+The formulas are those of docs/reference/isa.md, which gives their sources. No constant here is fitted to a model:
+figures that no document gives are calibrated in `emulator.schedule`.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The instruction set: every record by its name, in the order of docs/isa.md."""
+"""The instruction set: every record by its name, in the order of docs/reference/isa.md."""
 
 from collections.abc import Iterator, Mapping
 from types import ModuleType

@@ -1,4 +1,6 @@
-"""The runtime of one instance: allocation of its cores, and the models on them. docs/runtime.md specifies it."""
+"""The runtime of one instance: allocation of its cores, and the models on them. docs/reference/runtime.md specifies
+it.
+"""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

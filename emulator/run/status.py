@@ -1,4 +1,4 @@
-"""Refusals of the runtime, with the status numbers of the real one. docs/runtime.md lists their causes."""
+"""Refusals of the runtime, with the status numbers of the real one. docs/reference/runtime.md lists their causes."""
 
 from enum import IntEnum
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Export of artifacts to the Neuron runtime's persistent compile cache; docs/neuronx.md.
+"""Export of artifacts to the Neuron runtime's persistent compile cache; docs/guides/neuronx.md.
 
 Compilers and runtimes use the cache meanwhile, and the export takes no lock. A file is written completely under another
 name and linked to its own, or put into the bucket on the condition that it does not exist: nothing is overwritten. The

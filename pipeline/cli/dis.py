@@ -49,7 +49,7 @@ def dis(
 
     The program is in FILE.nxe, or in an ARTIFACT of the store, as MODEL@KEY. Nothing is run: the totals are the
     documented costs of all instructions times their loop counts, and the last line is the utilisation of the engines.
-    docs/isa.md documents the text. --json prints totals and text in one document.
+    docs/reference/isa.md documents the text. --json prints totals and text in one document.
 
     \b
     Example:

@@ -52,9 +52,9 @@ def _configuration_page() -> str:
 
 
 PAGES: Final[dict[str, Callable[[], str]]] = {
-    "cli.md": cli_page,
-    "configuration.md": _configuration_page,
-    "exit-codes.md": exit_codes_page,
+    "reference/cli.md": cli_page,
+    "reference/configuration.md": _configuration_page,
+    "reference/exit-codes.md": exit_codes_page,
 }
 
 

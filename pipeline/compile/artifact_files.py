@@ -1,4 +1,4 @@
-"""What an artifact keeps beside its programs, by path; section 4 of docs/store-format.md."""
+"""What an artifact keeps beside its programs, by path; section 4 of docs/reference/store-format.md."""
 
 from typing import Final
 

@@ -85,7 +85,7 @@ EXECUTABLE: Final = ExitCode(
     14,
     "bad-executable",
     "An executable is malformed, corrupt, or not the one that its artifact describes.",
-    "Rebuild the model or fetch the artifact again; docs/nxe.md documents the byte offset in the message.",
+    "Rebuild the model or fetch the artifact again; docs/reference/nxe.md documents the byte offset in the message.",
     ("nxpipe.emulator.errors:ExecutableInvalid", "nxpipe.pipeline.util.errors:ProgramInvalid"),
 )
 INCOMPLETE: Final = ExitCode(

@@ -1,4 +1,4 @@
-"""docs/store-format.md is the definition: what it says is read here, and the code is held to it."""
+"""docs/reference/store-format.md is the definition: what it says is read here, and the code is held to it."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from nxpipe.artifact_store.record import ActionRecord
 from tests.artifact_store.samples import folder, put, tree
 from tests.conftest import ROOT
 
-PAGE = (ROOT / "docs" / "store-format.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "store-format.md").read_text()
 SECTIONS = {part.split(".")[0]: part for part in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]}
 
 

@@ -1,4 +1,4 @@
-"""docs/building.md is a contract: its tables of statuses and of failure classes are those of the code."""
+"""docs/reference/building.md is a contract: its tables of statuses and of failure classes are those of the code."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from nxpipe.pipeline.build.jobs import EVENT_WORDS, PLAN_WORDS, REPORT_WORDS, CellStatus, FailureClass
 from tests.conftest import ROOT
 
-PAGE = (ROOT / "docs" / "building.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "building.md").read_text()
 
 
 def rows(header: str) -> Iterator[list[str]]:

@@ -9,7 +9,7 @@ from nxpipe.emulator.ops import OPERATORS
 from tests.conformance.onnx_report import node_tests
 from tests.conformance.opinfo import operators
 
-PAGE = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "results" / "conformance.md").read_text()
 
 
 @pytest.mark.parametrize("section", ["PyTorch's operator database", "ONNX's node tests", "The graph's own operators"])

@@ -18,9 +18,11 @@ from nxpipe.pipeline.build.executors.batch import LARGEST_ARRAY, PROJECT_TAG, Ba
 from nxpipe.pipeline.build.jobs import Event, FailureClass, JobFinished, JobLimits, JobLog, JobStarted, to_document
 from nxpipe.pipeline.util.errors import AwsError
 from nxpipe.pipeline.util.exit_codes import COMPILE
-from tests.cloud.mends.batch_jobs import FLOOR, lose_machine
-from tests.cloud.server import local_aws
 from tests.executors.farm_world import MIB, STORE, deploy_farm, followed, job, jobs, kept, parents, the_image, until
+from tests.localaws.moto_patches.batch_jobs import FLOOR, lose_machine
+from tests.localaws.server import local_aws
+
+pytestmark = pytest.mark.sample(2)
 
 QUICK = PollIntervals(poll=0.05, waiting=0.2)
 

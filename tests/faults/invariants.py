@@ -1,4 +1,5 @@
-"""What is true of a store at every moment, whatever was killed or cut: docs/store-format.md, read from the outside.
+"""What is true of a store at every moment, whatever was killed or cut: docs/reference/store-format.md, read from the
+outside.
 
 Everything here is a function of the objects' bytes, so that one page of promises holds for a folder and for a bucket.
 """

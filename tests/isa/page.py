@@ -1,11 +1,11 @@
-"""docs/isa.md, in pieces that code can be held to."""
+"""docs/reference/isa.md, in pieces that code can be held to."""
 
 import re
 from collections.abc import Iterator
 
 from tests.conftest import ROOT
 
-PAGE = (ROOT / "docs" / "isa.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "isa.md").read_text()
 EXAMPLES = re.findall(r"^```nxasm\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 EXAMPLE: str = EXAMPLES[0]
 

@@ -1,4 +1,4 @@
-"""docs/isa.md is the specification: its tables, examples and programs are what the code does."""
+"""docs/reference/isa.md is the specification: its tables, examples and programs are what the code does."""
 
 from math import ceil, floor
 

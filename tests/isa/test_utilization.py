@@ -92,7 +92,7 @@ def test_the_smaller_spills_are_summed_up() -> None:
 
 
 def test_rows_of_a_table_count_and_not_the_table() -> None:
-    """docs/isa.md's gather: 64 rows of 96 numbers out of a thousand."""
+    """docs/reference/isa.md's gather: 64 rows of 96 numbers out of a thousand."""
     found = utilisation(program(EXAMPLES[2]))
     assert found.compulsory[Role.PARAMETER] == 64 * 96 * 2
     assert found.ratio == 1.0
@@ -207,7 +207,7 @@ def test_every_byte_counts_once_whatever_the_pattern(
 
 
 def test_scratch_counts_at_its_peak() -> None:
-    """docs/isa.md's first program with its output as scratch, and another that lies in the same place."""
+    """docs/reference/isa.md's first program with its output as scratch, and another that lies in the same place."""
     one = program(EXAMPLES[0])
     shared = replace(one.buffers[-1], role=Role.SCRATCH)
     both = replace(one, buffers=(*one.buffers[:-1], shared, replace(shared, names=("other",))))

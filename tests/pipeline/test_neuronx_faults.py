@@ -12,8 +12,8 @@ from tests.conftest import ROOT
 
 
 def codes_of_the_page() -> list[tuple[str, str]]:
-    """Every code in the table of docs/neuronx.md, and the rule beside it; `A1 to A3` stands for all between."""
-    rows = re.findall(r"^\| (.*) \| (NXC-\d+) ", (ROOT / "docs" / "neuronx.md").read_text(), re.MULTILINE)
+    """Every code in the table of docs/guides/neuronx.md, and the rule beside it; `A1 to A3` stands for all between."""
+    rows = re.findall(r"^\| (.*) \| (NXC-\d+) ", (ROOT / "docs" / "guides" / "neuronx.md").read_text(), re.MULTILINE)
     found = []
     for codes, rule in rows:
         for family, first, last in re.findall(r"\b(E[A-Z]{3})(\d{3})(?: to E[A-Z]{3}(\d{3}))?", codes):

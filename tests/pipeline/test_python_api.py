@@ -1,4 +1,4 @@
-"""The Python API: the examples of docs/python-api.md run, and importing nxpipe imports no heavy library."""
+"""The Python API: the examples of docs/reference/python-api.md run, and importing nxpipe imports no heavy library."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ import nxpipe
 from tests.conftest import ROOT
 from tests.pipeline.conftest import BERT, write_model
 
-PAGE = (ROOT / "docs" / "python-api.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "python-api.md").read_text()
 
 
 def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +21,7 @@ def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(blocks) >= 4
     scope: dict[str, object] = {}
     for block in blocks:
-        exec(compile(block, "docs/python-api.md", "exec"), scope)
+        exec(compile(block, "docs/reference/python-api.md", "exec"), scope)
 
 
 @pytest.mark.parametrize("name", nxpipe.__all__)

@@ -36,7 +36,7 @@ from tests.emulator.models import relative_error
 from tests.runtime.models import TABLE, divided_product, llama, lookup, running_sum
 
 INF2 = instance("inf2.xlarge")  # two cores
-PAGE = (Path(__file__).parents[2] / "docs" / "runtime.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "runtime.md").read_text()
 BUCKETS = ((1, 4), (1, 8), (3, 8))
 
 

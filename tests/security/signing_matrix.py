@@ -1,4 +1,4 @@
-"""Every attack by every way out under every rule: what was seen, and the table of it in docs/security.md.
+"""Every attack by every way out under every rule: what was seen, and the table of it in docs/guides/security.md.
 
 `python -m tests.security.signing_matrix` writes the table.
 """
@@ -14,7 +14,7 @@ from nxpipe.artifact_store.errors import Corrupt, Refused, StoreUnavailable
 from tests.conftest import ROOT
 from tests.security.signing_world import ATTACKS, RULES, WAYS, World, copied, machine, make
 
-PAGE: Final = ROOT / "docs" / "security.md"
+PAGE: Final = ROOT / "docs" / "guides" / "security.md"
 BEGIN: Final = "<!-- Made by `python -m tests.security.signing_matrix`; change the code, not this table. -->"
 NOTHING: Final = "none"
 END: Final = "<!-- The end of that table. -->"

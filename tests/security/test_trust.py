@@ -443,7 +443,9 @@ def test_fsck_reports_generations_beyond_a_gap(world: World) -> None:
 
 
 def test_a_date_that_the_folder_tells_is_what_an_expired_key_is_judged_by(world: World) -> None:
-    """What docs/security.md does not promise of a folder: its writers can set dates, Amazon's customers cannot."""
+    """What docs/guides/security.md does not promise of a folder: its writers can set dates, Amazon's customers
+    cannot.
+    """
     one = world.forged(3, signer="old", days_ago=60)
     world.add(one)
     with pytest.raises(Refused, match="expired"):
@@ -501,7 +503,7 @@ def test_a_promotion_says_what_its_key_has_signed(world: World, nxpipe: InProces
     first = nxpipe(*words).err
     assert f"signed generation 1 with key {key}\n" in first
     assert f"{name} itself is not signed; to sign it: nxpipe store sign {name}\n" in first
-    assert "nothing was signed, because nothing changed" in nxpipe(*words).err
+    assert "nothing was signed, because the channel did not change" in nxpipe(*words).err
     assert "not signed" in nxpipe("channel", "show", "next").out
 
 

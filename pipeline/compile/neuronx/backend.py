@@ -1,4 +1,5 @@
-"""Backend neuronx: one NEFF for each program, compiled by neuronx-cc in a child process. Contract: docs/neuronx.md.
+"""Backend neuronx: one NEFF for each program, compiled by neuronx-cc in a child process. Contract:
+docs/guides/neuronx.md.
 
 Error codes that neuronx-cc's reference attributes to the program become findings and deterministic failures; any other
 failed compilation may succeed on a retry.
