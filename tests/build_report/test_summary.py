@@ -38,7 +38,7 @@ def test_every_missing_cell_is_named_below_its_reason_with_a_way_out() -> None:
         "",
         "failed does-not-fit: it needs 19.2 GB and a core holds 16 GB; pass --tp 4",
         "  acme/model-0, forward-b1-s{128,256}",
-        "  fix: Choose the tensor-parallel degree or the target that the report of `nxpipe check` names.",
+        "  fix: Use the tensor-parallel degree or the target that `nxpipe check` reports.",
         "",
         "failed system: no space left on the disk; free some",
         "  acme/model-1, forward-b1-s64  (3 attempts)",
@@ -62,7 +62,7 @@ def test_an_interrupted_build_says_so_of_what_it_did_not_come_to() -> None:
     lines = said(of)
     assert lines[0].startswith("interrupted: 1 program: 1 not tried; 0 of 1 artifact published")
     assert lines[2] == "not tried: the build was interrupted before it started"
-    assert lines[4] == "  fix: Run the same command again: it resumes."
+    assert lines[4] == "  fix: Run the same command again; it resumes."
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
@@ -73,7 +73,7 @@ def test_what_was_not_tried_again_has_not_failed_and_is_told_with_what_it_met(in
     lines = said(results(of, done, interrupted=interrupted, retrying={flaky}))
     assert "2 programs: 1 failed, 1 not retried;" in lines[0]
     why, way_out = (
-        ("the build was interrupted before the next attempt ended", "Run the same command again: it resumes.")
+        ("the build was interrupted before the next attempt ended", "Run the same command again; it resumes.")
         if interrupted
         else (
             "not retried after another cell had failed",
