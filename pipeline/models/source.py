@@ -14,6 +14,7 @@ from nxpipe.emulator.configuration import relevant
 from nxpipe.pipeline.models.configuration import decode_floats, encode_floats, task_of
 from nxpipe.pipeline.models.known import find, nearest
 from nxpipe.pipeline.models.shapes import Shape, all_phases, cache_capacity, shapes_of
+from nxpipe.pipeline.models.thresholds import DEFAULT_REFERENCE
 from nxpipe.pipeline.models.versions import LIBRARIES, library_version, optional_versions
 from nxpipe.pipeline.models.weights import Arrays, Weights, WeightsSource
 from nxpipe.pipeline.util.errors import BuildRefused, MissingSoftware, ModelSourceError
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from nxpipe.emulator.ir.graph import Graph
     from nxpipe.emulator.ir.types import TensorType
 
-DEFAULT_REFERENCE: Final = "PyTorch fp32"
+
 DEFAULT_BUCKET: Final = 128
 # NAME or OWNER/NAME; a repository of several models, as diffusion has them, is followed by the folder: unet, vae.
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*){0,2}")

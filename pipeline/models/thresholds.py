@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from nxpipe.artifact_store.evidence import Compared, Evidence, Figures, gap, is_covered
-from nxpipe.pipeline.models.source import DEFAULT_REFERENCE
 from nxpipe.pipeline.util.errors import VerificationFailed
 
 if TYPE_CHECKING:
@@ -157,3 +156,6 @@ def _faults(figures: Figures, allowed: Thresholds) -> list[str]:
 def _stored_deviation(figures: Figures) -> Deviation:
     values: dict[str, Any] = figures.model_dump()
     return Deviation(**values)
+
+
+DEFAULT_REFERENCE: Final = "PyTorch fp32"

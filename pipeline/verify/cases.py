@@ -10,7 +10,8 @@ from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.configuration import first_layers
 from nxpipe.pipeline.models.prompts import Prompts
 from nxpipe.pipeline.models.shapes import SAVED_PROGRAM, Shape
-from nxpipe.pipeline.models.source import DEFAULT_REFERENCE, PretrainedModel
+from nxpipe.pipeline.models.source import PretrainedModel
+from nxpipe.pipeline.models.thresholds import DEFAULT_REFERENCE
 from nxpipe.pipeline.models.weights import Arrays
 from nxpipe.pipeline.util.errors import BuildRefused, InputInvalid, ModelSourceError
 from nxpipe.pipeline.util.progress import Step

@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from nxpipe.pipeline.models.shapes import Shape
-from nxpipe.pipeline.models.source import DEFAULT_REFERENCE, PretrainedModel
+from nxpipe.pipeline.models.source import PretrainedModel
+from nxpipe.pipeline.models.thresholds import DEFAULT_REFERENCE
 from nxpipe.pipeline.models.weights import Arrays
 from nxpipe.pipeline.util.errors import ModelSourceError
 from nxpipe.pipeline.util.progress import Step
