@@ -94,7 +94,10 @@ WRONG: Final[dict[str, tuple[dict[str, Any], str]]] = {
     "not-a-number": ({"input_ids": np.full((1, 16), np.nan)}, "is float64 [1, 16], and the program takes int64"),
     "booleans": ({"input_ids": IDS > 0}, "is bool [1, 16], and the program takes int64 [1, 16]"),
     "a mask of other numbers": ({"attention_mask": MASK * 7}, "holds 7; a mask is 1 for a token, 0 for padding"),
-    "a name misspelt": ({"input_idz": IDS}, "unknown input 'input_idz'; the program takes attention_mask, input_ids; did"),
+    "a name misspelt": (
+        {"input_idz": IDS},
+        "unknown input 'input_idz'; the program takes attention_mask, input_ids; did",
+    ),
 }
 
 
