@@ -27,9 +27,9 @@ HBM: Final = "hbm"
 
 @dataclass
 class Totals:
-    """By engine and kind of instruction, and by memory. `ns` is the time in which an engine has none for another
-    instruction; queues of DMA share their engines, which `dma_ns` is the time of if none ever idles. `ideal_cycles` are
-    those that the program's multiplications would take on a tensor engine of which no row, column or cycle is idle."""
+    """Counts by engine and kind of instruction, and bytes by memory. `ns` is the busy time of each engine; DMA queues
+    share their engines, whose busy time is at least `dma_ns`. `ideal_cycles` are the cycles of the program's
+    multiplications on a tensor engine that is fully used in every row, column and cycle."""
 
     written_down: Counter[tuple[str, str]] = field(default_factory=Counter)
     carried_out: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -112,8 +112,8 @@ def _add_products(found: Totals, it: Matmul, times: int, core: CoreSpec) -> None
 
 
 def _first(accumulate: Affine, counts: tuple[int, ...]) -> int:
-    """How often it is 0, and a matmul adds to nothing: in the first turn of all loops that it changes with. A number
-    that counts otherwise than up from 0 counts as if it were above."""
+    """The number of iterations in which `accumulate` is 0 and a matmul begins a sum: the first iteration of the loops
+    that it depends on. A number that does not count up from 0 is taken as always above 0."""
     if accumulate.bounds(counts)[0] != 0 or accumulate.turns or accumulate.base:
         return prod(counts) if accumulate.bounds(counts)[1] <= 0 else 0
     taken = prod(counts[depth] for depth, _ in accumulate.terms)
@@ -131,7 +131,7 @@ def _level(place: Place) -> str:
     return place.memory.value if isinstance(place, Tile) else HBM
 
 
-_MOST_GRAINS: Final = 1 << 22  # of one buffer, that are looked at one by one
+_MOST_GRAINS: Final = 1 << 22  # of one buffer, up to which bytes are counted exactly
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,11 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Share:
-    """How ranks share one block of an axis: it falls into `parts` equal parts, and every rank has `slots` places of
-    `length` for what it takes of them.
+    """The division of one block of an axis among ranks: `parts` equal parts, and for every rank `slots` of `length`.
 
-    The places of all ranks, one after the other, go to one part after the other, equally many to each. Where a place
-    has room for its part, each place of that part holds all of it. Else they hold one stretch of it after the other.
-    What is left over, in the last place of a part or behind the last part, is padding: zeros.
+    The slots of all ranks, in order, are assigned to the parts in order, equally many to each part. Where a slot is as
+    long as its part, each slot of that part holds a copy of it; otherwise consecutive slots hold consecutive stretches
+    of it. The rest, in the last slot of a part or after the last part, is padding with zeros.
     """
 
     size: int
@@ -122,9 +121,7 @@ def _membership(op: Operator, degree: int) -> Membership:
     try:
         member = MEMBERSHIP.get()
     except LookupError:
-        raise ExecutionError(
-            f"{op.name} needs its {degree} ranks; run the graph with emulator.run.fast.LoadedRanks"
-        ) from None
+        raise ExecutionError(f"{op.name} needs its {degree} ranks; run the graph with LoadedRanks") from None
     if member.degree != degree:
         raise ExecutionError(f"{op.name} is for {degree} ranks, but {member.degree} are running")
     return member
@@ -158,8 +155,8 @@ def _total(of_ranks: Sequence[Array]) -> Array:
 class _Blocks:
     """An axis as `outer` repetitions of a row of blocks, block i cut into `parts[i]` pieces of equal size.
 
-    Where a block has fewer pieces than there are ranks, neighbouring ranks share a piece. `slots` and `lengths` say of
-    each block what room a rank has for it, where blocks do not go up evenly; see Share.
+    Where a block has fewer pieces than there are ranks, neighbouring ranks share a piece. `slots` and `lengths` give
+    the slots of a rank for each block where blocks do not divide evenly; see Share.
     """
 
     axis: int

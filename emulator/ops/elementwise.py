@@ -143,8 +143,8 @@ def _power(a: Array, b: Array) -> Array:
 
 
 def _of_one_type(a: Array, b: Array) -> tuple[Array, Array]:
-    """As an engine takes them, where numpy would widen: floats in float32; integers in the result's type, so that a
-    scalar which that does not hold wraps first, as in PyTorch."""
+    """Operands as an engine reads them, where numpy would widen: floats in float32, integers in the result's type, so
+    that a scalar beyond that type wraps first, as in PyTorch."""
     if np.float32 in (a.dtype, b.dtype):
         return a.astype(np.float32, copy=False), b.astype(np.float32, copy=False)
     held = promote(*(TensorType(each.shape, DType(each.dtype.name)) for each in (a, b))).held

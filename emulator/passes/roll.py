@@ -80,8 +80,8 @@ def _find(nodes: list[Node], exchange: _Exchange, offset: int) -> tuple[list[Nod
 
 
 def _with_shared_work_first(nodes: list[Node], run: _Run, exchange: _Exchange) -> tuple[list[Node], _Run]:
-    """What all iterations read is often computed among the nodes of the first; with it out of the way, that one too
-    is an iteration."""
+    """Move nodes before the run whose results all iterations read: they are often computed among the nodes of the first
+    layer, which without them is one more iteration."""
     place = _places(nodes)
     wanted = {place[a] for a, links in run.links.items() if a in place and all(a == link for link in links)}
     if not any(position >= run.start - run.period for position in wanted):

@@ -55,7 +55,7 @@ def test_a_core_belongs_to_one_model_at_a_time() -> None:
     with Runtime(INF2) as runtime:
         one, other = lookups(runtime), lookups(runtime)
         assert (one.cores, other.cores) == (range(1), range(1, 2))
-        with pytest.raises(CoresUnavailable, match=r"of the 2 of inf2\.xlarge 0 are free"):
+        with pytest.raises(CoresUnavailable, match=r"0 of the 2 of inf2\.xlarge are free"):
             lookups(runtime)
         one.unload()
         assert lookups(runtime).cores == range(1)

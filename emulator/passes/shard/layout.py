@@ -158,12 +158,12 @@ class AxisSplit:
         return Deal(keys.units, places, each)
 
     def _in_turn(self, share: int, degree: int) -> Deal:
-        """So many units to each rank, and padding to the last."""
+        """`share` units for each rank, with padding on the last ones."""
         return Deal(degree, 1, share) if share * degree == self.units else Deal(1, 1, share)
 
     def _places(self, degree: int) -> int | None:
-        """How many places for units of this cut each rank has, if it can have any: as few as its queries allow, but
-        rather a copy of a key head than padding among the query heads."""
+        """The number of slots of each rank for units of this split, if it can have any: as few as its queries allow,
+        preferring a copy of a key head to padding among the query heads."""
         groups = [finer.units // max(self.units, 1) for finer in self.root()._finer]
         copyable = not self.added and self.root()._heads == {self.units}
         most = min(groups) if copyable else 1

@@ -82,10 +82,10 @@ class DegreeImpossible(CompileError):
 
 @dataclass(frozen=True)
 class Sharding:
-    """A rank's share of a tensor: of each block of an axis, one of so many parts. One part means all of the block.
+    """The division of a tensor among ranks: each block of one axis into equal parts (one part: replicated).
 
-    `slots` and `lengths` say of each block what room a rank has, where blocks do not go up evenly; what they do not
-    fill of it is zeros. See Share.
+    `slots` and `lengths` give the slots of a rank for each block where blocks do not divide evenly; the rest of them is
+    padding with zeros. See Share.
     """
 
     axis: int
