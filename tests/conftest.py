@@ -10,6 +10,7 @@ from typing import Final
 
 import pytest
 
+from tests.botocore_descriptions import share_descriptions
 from tests.tiers import commit_number, mark_unsampled, part_of, register_profiles
 
 ROOT = Path(__file__).parent.parent
@@ -17,6 +18,7 @@ _NUMBERS: Final = count()  # pytest would find the next one by listing all folde
 _SAMPLE: Final = pytest.StashKey[int]()
 
 register_profiles()
+share_descriptions()
 
 # The pool has a process for each core; threads of their libraries would wait for each other by turning.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

@@ -22,7 +22,7 @@ _READ = re.compile(r"\b((?:self\.)?config|self)\.(\w+)")
 _OF_THE_WRONG_KIND = TypeError | AttributeError | ValueError
 _STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
 # Code that runs models is never the user's model.
-_MACHINERY = ("torch/", "emulator/")
+_MACHINERY = ("torch/", "nxpipe/emulator/")
 
 
 def origin_of(meta: Mapping[str, Any]) -> Origin:

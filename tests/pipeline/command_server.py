@@ -1,8 +1,8 @@
 """`nxpipe` processes without the start of an interpreter: a server imports the product once and forks for each run.
 
 Contract: a run is a process of its own, with its own arguments, folder, environment, streams, signals and exit code.
-It differs from the installed script in one way: modules are imported already. Tests of imports and of the
-interpreter's own environment (PYTHON*, locale) run the installed script.
+It differs from the installed script in one way: modules are imported and botocore's descriptions of S3 read already.
+Tests of imports and of the interpreter's own environment (PYTHON*, locale) run the installed script.
 
 One request is one packet: the run as JSON, with the descriptors of stdout, stderr and a pipe for the reply. The reply
 is the process id and then the exit code, a line each. The server forks an attendant, which forks the command and waits.
@@ -26,7 +26,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Final, NoReturn
 
-from tests.conftest import ROOT
+from boto3.session import Session
+
+from tests.botocore_descriptions import share_descriptions
 
 _PACKET: Final = 2**17  # bytes; what the socket's buffer surely takes
 _SERVER: Final = "import sys; from tests.pipeline.command_server import serve; serve(int(sys.argv[1]))"
@@ -40,7 +42,7 @@ class CommandServer:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _SERVER, str(theirs.fileno())],
-                cwd=ROOT,
+                cwd=Path(__file__).parents[2],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
@@ -127,10 +129,12 @@ def _import_all() -> None:
 
     entry.skip_plugins()  # as the installed script does before pydantic is imported
     names = [module.name for module in pkgutil.walk_packages(__path__, "nxpipe.pipeline.")]
-    for name in (*names, "boto3", "numpy", "cryptography.hazmat.primitives.asymmetric.ed25519"):
+    for name in (*names, "numpy", "cryptography.hazmat.primitives.asymmetric.ed25519"):
         if not name.endswith("__main__"):
             with suppress(ImportError):
                 importlib.import_module(name)
+    share_descriptions()
+    Session().client("s3", region_name="us-east-1")  # reads them
 
 
 def _attend(request: dict[str, Any], out: int, err: int, reply: int) -> NoReturn:
