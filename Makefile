@@ -9,10 +9,10 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 20
 
-.PHONY: help setup demo demo-rollout test test-all test-builds test-commands test-compiler test-fleets test-machine test-others test-security check audit cloud-up docs lock bench clean
+.PHONY: help setup demo demo-rollout test test-nightly test-localaws check audit cloud-up docs lock bench clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 setup: $(VENV)/.ready node_modules/.ready  ## install all that development needs, into .venv and node_modules
 
@@ -36,45 +36,22 @@ demo: $(VENV)/.ready  ## build, verify and publish two models into a local store
 	$(BIN)/nxpipe build
 
 demo-rollout: setup  ## roll a good and a bad version out on a local AWS, from an empty account to their ends
-	$(BIN)/python -m tests.cloud.rollout_demo
+	$(BIN)/python -m tests.localaws.rollout_demo
 
-# The tests in seven parts, side by side; the account of each is printed whole when it ends. They often wait for servers
-# and commands, so that it takes more than two of them to keep two cores busy. The longest begin first.
-BUILDS := tests/build_report tests/building tests/executors tests/github tests/release $(wildcard tests/pipeline/test_build*.py)
-COMMANDS := $(filter-out $(BUILDS),$(wildcard tests/pipeline/test_*.py))
-COMPILER := tests/emulator tests/conformance
-MACHINE := tests/core tests/executable tests/isa tests/lower tests/models_isa tests/mutation tests/runtime
-FLEETS := tests/agent tests/cloud tests/stacks
-SECURITY := tests/security
-PARTS := test-security test-commands test-compiler test-others test-fleets test-machine test-builds
-SIDE_BY_SIDE = $(MAKE) --no-print-directory --jobs 7 --keep-going --output-sync=target $(PARTS)
+# docs/testing.md explains the tiers. One worker more than cores, for tests wait for servers; idle ones take tests from busy ones.
+WORKERS ?= $(shell expr $$(nproc) + 1)
+PYTEST := $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal
 
-test: setup  ## run what CI runs
-	+$(SIDE_BY_SIDE)
+test: setup  ## run the commit tier of the tests, which CI runs
+	$(PYTEST)
 
-test-all: setup  ## the same with the slow sweeps, and more examples
-	+$(SIDE_BY_SIDE) SWEEPS='-m "slow or not slow" --hypothesis-profile=thorough'
+test-nightly: setup  ## run all tests, with the slow sweeps and more examples; PART=3/8 runs the third of eight parts
+	$(PYTEST) -m "" --hypothesis-profile=nightly $(if $(PART),--part=$(PART))
 
-test-builds:
-	$(BIN)/pytest $(SWEEPS) $(BUILDS)
+LOCALAWS := tests/localaws tests/faults/test_faults.py tests/faults/test_proxy.py tests/faults/test_truth.py
 
-test-commands:
-	$(BIN)/pytest $(SWEEPS) $(COMMANDS)
-
-test-compiler:
-	$(BIN)/pytest $(SWEEPS) $(COMPILER)
-
-test-machine:
-	$(BIN)/pytest $(SWEEPS) $(MACHINE)
-
-test-fleets:
-	$(BIN)/pytest $(SWEEPS) $(FLEETS)
-
-test-security:
-	$(BIN)/pytest $(SWEEPS) $(SECURITY)
-
-test-others:
-	$(BIN)/pytest $(SWEEPS) $(patsubst %,--ignore=%,tests/pipeline $(BUILDS) $(COMPILER) $(FLEETS) $(MACHINE) $(SECURITY))
+test-localaws: setup  ## run the tests of the local AWS and of the S3 with faults, which other tests use
+	$(PYTEST) -m "" $(LOCALAWS)
 
 WORKFLOWS := $(wildcard .github/workflows/*.yml) pipeline/templates/nxpipe-release.yml
 ACTIONS := $(wildcard .github/actions/*/action.yml) pipeline/templates/nxpipe/action.yml
@@ -100,7 +77,7 @@ $(AUDIT)/.ready: requirements/audit.txt
 	touch $@
 
 cloud-up: setup  ## a local AWS until Ctrl-C; prints what another shell needs to use it
-	$(BIN)/python -m tests.cloud.server 5599
+	$(BIN)/python -m tests.localaws.server 5599
 
 docs: $(VENV)/.ready  ## write the generated pages anew
 	$(BIN)/python -m nxpipe.pipeline.cli.reference write

@@ -194,9 +194,9 @@ def page(folder: Path) -> str:
         "in fp32.\n\n"
         f"Measured by `python benchmarks/emulate.py --page docs/results/emulation.md` on {' and '.join(dates)}, "
         f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, {versions}. "
-        "Each way ran in a process of its own and took turns, pass by pass, with another process that ran eager fp32: "
-        "the second column is that process beside this way, and quotients are those of the two medians. *processor* "
-        "is the time that all threads of the process were on a core, waiting in a loop included.\n\n"
+        "Each variant ran in its own process, alternating pass by pass with a process that ran eager fp32: "
+        "the second column is that process beside the variant, and ratios are those of the two medians. *processor* "
+        "is the CPU time of all threads of the process, busy waiting included.\n\n"
         + "\n".join(_section(case, found) for case, found in rows.items() if found)
     )
 
@@ -213,8 +213,8 @@ def _section(case: str, rows: Sequence[Mapping[str, Any]]) -> str:
     beside = next((row["yardstick_memory"] for row in rows if "yardstick_memory" in row), None)
     memory = f" Eager fp32 takes {beside['rss'] / beside['weights']:.2f} times the weights." if beside else ""
     lines = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
-    what = f"{task}, {phase}, batch 1, {sequence} {'places in the cache' if phase == 'decode' else 'tokens'}"
-    return f"## {case}\n\n{what}; medians of {_ROUNDS[case]} turns.{memory}\n\n{lines}\n"
+    what = f"{task}, {phase}, batch 1, {sequence} {'positions in the KV cache' if phase == 'decode' else 'tokens'}"
+    return f"## {case}\n\n{what}; medians of {_ROUNDS[case]} rounds.{memory}\n\n{lines}\n"
 
 
 def _request(case: str) -> Any:

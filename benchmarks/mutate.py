@@ -113,7 +113,7 @@ def _missed(verdicts: Sequence[Verdict]) -> Iterator[str]:
 def _waits() -> Iterator[str]:
     yield "## Waits that others imply\n"
     yield "Where whoever is waited for has itself waited for another, waiting for that one too says nothing new."
-    yield "`eliminate_redundant_waits` removes such waits; "
+    yield "`eliminate_redundant_waits` removes such waits;"
     yield "carrying out all iterations of all loops finds what it overlooks.\n"
     yield from ("| Program | Waits | Implied by others |", "| --- | ---: | ---: |")
     for sample, program in samples():

@@ -75,7 +75,7 @@ class Instance:
 
     @property
     def logical_cores(self) -> int:
-        """Cores that a program sees when nobody changes the generation's default grouping."""
+        """Logical cores with the generation's default grouping."""
         return self.cores // CORES[self.core].lnc_default
 
     @property

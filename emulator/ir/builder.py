@@ -14,7 +14,7 @@ from nxpipe.emulator.ops.base import Operator, result_type
 
 
 class GraphBuilder:
-    """Collects inputs, parameters, constants, nodes and outputs, in the order in which they are asked for."""
+    """Collects inputs, parameters, constants, nodes and outputs, in the order of the calls."""
 
     def __init__(self) -> None:
         self._inputs: dict[str, Value] = {}
@@ -74,7 +74,7 @@ class GraphBuilder:
         taken: Mapping[Value, tuple[Value, ...]],
         given: Sequence[Value],
     ) -> list[Value]:
-        """Mark nodes [start, stop) as run `count` times; the answer is what each of `given` was in each iteration."""
+        """Mark nodes [start, stop) as run `count` times; returns the value of each of `given` in each iteration."""
         start, stop, count = span
         each = {value: tuple(self._fresh(value.type) for _ in range(count)) for value in given}
         self._repeats.append(Repeat(start, stop, count, carried, taken, each))

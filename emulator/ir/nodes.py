@@ -2,7 +2,7 @@
 
 A node applies an operator to values and defines exactly one value, so nodes and the values they define are the same
 list read twice. Layers that repeat are stored once: a repeat marks a run of nodes as executed several times. Without
-the marks the nodes are a sound graph, that of the first iteration; whatever counts or executes reads
+the marks the nodes are a sound graph, that of the first iteration; code that counts or executes reads
 `ir.repeat.unroll(graph)`.
 """
 
@@ -23,7 +23,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where in the user's model a node came from. It takes no part in the identity of a graph."""
+    """The place of a node in the user's model. It takes no part in the identity of a graph."""
 
     module: str = ""
     source: str = ""

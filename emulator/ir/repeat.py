@@ -136,7 +136,7 @@ def taken_series(graph: "Graph", repeat: Repeat) -> dict[Value, Series]:
 def require_sound_repeats(graph: "Graph") -> None:
     """Raise GraphInvalid unless every repeat stands for an expansion in which each value is defined before use.
 
-    That the nodes themselves are in order is not asked here.
+    The order of the nodes themselves is not checked here.
     """
     outside = {value for side in (graph.inputs, graph.parameters) for value in side.values()}
     known = outside | set(graph.constants)
@@ -221,7 +221,7 @@ class _Change:
 
     @property
     def shifts(self) -> dict[str, Shift]:
-        """Where each scope's own numbers end, and how far the numbers behind them move."""
+        """By scope, the end of the repeat's own numbers and the distance that later numbers move."""
         shifts: dict[str, Shift] = {}
         for row in self.rows.values():
             series = row.series

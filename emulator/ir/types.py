@@ -60,12 +60,12 @@ class DType(StrEnum):
 
     @property
     def on_device(self) -> "DType":
-        """In which elements lie on the machine: it has no 64-bit integers, and a truth takes a byte."""
+        """The type of elements on the machine, which has no 64-bit integers and stores booleans as bytes."""
         return _ON_DEVICE.get(self, self)
 
     @property
     def short(self) -> str:
-        """As the graph printer writes it: f32, bf16, f8_e4m3, i64, bool."""
+        """The short name in printed graphs: f32, bf16, f8_e4m3, i64, bool."""
         return self.value.replace("bfloat", "bf").replace("tfloat", "tf").replace("float", "f").replace("int", "i")
 
 

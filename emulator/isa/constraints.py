@@ -168,7 +168,7 @@ class InstructionContext:
         if buffer.address % size:
             yield Violation(
                 Rule.ALIGNMENT,
-                f"{named(buffer)} lies at {buffer.address}, which is not a multiple of {size} bytes",
+                f"{named(buffer)} has the address {buffer.address}, which is not a multiple of {size} bytes",
                 "align the buffer",
             )
         if far.rows is not None:

@@ -194,5 +194,5 @@ class _Body:
             return
         self._note = note
         notes = self._program.notes
-        told = json.dumps(notes[note])[1:-1] if 0 <= note < len(notes) else ""
-        yield f"{margin}at {note}  # {told}".removesuffix("  # ")
+        comment = json.dumps(notes[note])[1:-1] if 0 <= note < len(notes) else ""
+        yield f"{margin}at {note}  # {comment}".removesuffix("  # ")

@@ -55,7 +55,7 @@ class Totals:
 
     @property
     def utilisation(self) -> float | None:
-        """Of the tensor engine while it is busy; None where it has nothing to do."""
+        """Utilization of the tensor engine while it is busy; None without work."""
         return self.ideal_cycles / self.tensor_cycles if self.tensor_cycles else None
 
     def document(self) -> dict[str, object]:
@@ -136,14 +136,14 @@ _MOST_GRAINS: Final = 1 << 22  # of one buffer, that are looked at one by one
 
 @dataclass(frozen=True, slots=True)
 class BufferTraffic:
-    """Bytes. Those that the program itself has written before do not count as read."""
+    """Distinct bytes of a buffer; bytes that the program itself has written before do not count as read."""
 
     read: int = 0
     written: int = 0
 
 
 def buffer_traffic(program: Program) -> list[BufferTraffic]:
-    """For each buffer. Rows that go by number count as often as they are asked for, up to all that there are."""
+    """The traffic of each buffer. Rows that are indexed by number count at each read, up to all of them."""
     uses: list[list[_Use]] = [[] for _ in program.buffers]
     for instruction, counts in within(program.body):
         for far, written in _ends(instruction):
@@ -225,5 +225,5 @@ def _strides(use: _Use) -> Iterable[int]:
 
 
 def _at_most(buffer: Buffer, uses: Sequence[_Use], written: bool) -> int:
-    """Where it takes too many grains to say: uses that differ count as if they touched nothing in common."""
+    """An upper bound, for buffers with too many grains to count: different uses count as disjoint."""
     return min(buffer.nbytes, sum(use.nbytes + use.by_number for use in set(uses) if use.written is written))

@@ -176,7 +176,7 @@ def _on_integers(lanes: Lanes, function: str, dtype: DType, x: Tile, dst: Tile) 
     elif function == "negate":
         integers.arithmetic(lanes, "subtract", dtype, dst, 0, x)
     else:
-        words = integers.Words.of(lanes, dtype)
+        words = integers.WordArithmetic.of(lanes, dtype)
         word = words.load(x)
         negative = words.two(Alu.SUBTRACT, words.load(0), word)
         words.store(words.two(Alu.MAXIMUM, word, negative) if words.dtype is DType.INT32 else word, dst, dtype)

@@ -24,14 +24,14 @@ def is_wide(dtype: DType) -> bool:
 
 
 @dataclass(frozen=True)
-class Words:
+class WordArithmetic:
     """Arithmetic on words of one kind, signed or unsigned."""
 
     lanes: Lanes
     dtype: DType
 
     @classmethod
-    def of(cls, lanes: Lanes, dtype: DType) -> "Words":
+    def of(cls, lanes: Lanes, dtype: DType) -> "WordArithmetic":
         return cls(lanes, DType.UINT32 if dtype in (DType.UINT32, DType.UINT64) else DType.INT32)
 
     def load(self, operand: Operand) -> Tile:
@@ -69,11 +69,11 @@ class Words:
             self.lanes.copy(low, dst)
 
 
-def _divided(words: Words, a: Tile, b: Tile) -> tuple[Tile, Tile]:
+def _divided(words: WordArithmetic, a: Tile, b: Tile) -> tuple[Tile, Tile]:
     """Quotient towards minus infinity, and remainder. A first quotient in float32 leaves a remainder that is small
     enough for float32, whose own quotient is off by one at most. Division by zero gives zeros. A remainder may be
     negative although the words are unsigned."""
-    lanes, signed = words.lanes, Words(words.lanes, DType.INT32)
+    lanes, signed = words.lanes, WordArithmetic(words.lanes, DType.INT32)
     inverse = lanes.reciprocal(b)
     quotient = words.rounded(lanes.two(Alu.MULTIPLY, a, inverse))
     rest = signed.two(Alu.SUBTRACT, a, words.two(Alu.MULTIPLY, quotient, b))
@@ -88,27 +88,27 @@ def _divided(words: Words, a: Tile, b: Tile) -> tuple[Tile, Tile]:
     return words.two(Alu.MULTIPLY, quotient, divides), words.two(Alu.MULTIPLY, rest, divides)
 
 
-def _unlike(words: Words, a: Tile, b: Tile, zero: Tile) -> Tile:
+def _unlike(words: WordArithmetic, a: Tile, b: Tile, zero: Tile) -> Tile:
     """True if exactly one of them is negative."""
     return words.two(Alu.NOT_EQUAL, words.two(Alu.LESS, a, zero), words.two(Alu.LESS, b, zero))
 
 
-def _floor_divide(words: Words, a: Tile, b: Tile) -> Tile:
+def _floor_divide(words: WordArithmetic, a: Tile, b: Tile) -> Tile:
     return _divided(words, a, b)[0]
 
 
-def _remainder(words: Words, a: Tile, b: Tile) -> Tile:
+def _remainder(words: WordArithmetic, a: Tile, b: Tile) -> Tile:
     return _divided(words, a, b)[1]
 
 
-def _truncating_divide(words: Words, a: Tile, b: Tile) -> Tile:
+def _truncating_divide(words: WordArithmetic, a: Tile, b: Tile) -> Tile:
     quotient, rest = _divided(words, a, b)
     zero = words.load(0)
     below = words.two(Alu.MULTIPLY, words.two(Alu.NOT_EQUAL, rest, zero), _unlike(words, a, b, zero))
     return words.two(Alu.ADD, quotient, below)
 
 
-def _power(words: Words, a: Tile, b: Tile) -> Tile:
+def _power(words: WordArithmetic, a: Tile, b: Tile) -> Tile:
     """With a negative exponent only powers of 1 and -1 are integers; the low bit of the exponent gives their sign."""
     made = _raised(words, a, b)
     if words.dtype is DType.UINT32:
@@ -119,7 +119,7 @@ def _power(words: Words, a: Tile, b: Tile) -> Tile:
     return words.two(Alu.MULTIPLY, made, direct)
 
 
-def _raised(words: Words, a: Tile, b: Tile) -> Tile:
+def _raised(words: WordArithmetic, a: Tile, b: Tile) -> Tile:
     """Exponentiation by squaring, one bit of the exponent in each iteration."""
     base = words.two(Alu.ADD, a, words.load(0))
     exponent = words.two(Alu.ADD, b, words.load(0))
@@ -141,7 +141,7 @@ _PLAIN: Final = {
     "maximum": Alu.MAXIMUM,
     "minimum": Alu.MINIMUM,
 }
-_WRITTEN_OUT: Final[Mapping[str, Callable[[Words, Tile, Tile], Tile]]] = {
+_WRITTEN_OUT: Final[Mapping[str, Callable[[WordArithmetic, Tile, Tile], Tile]]] = {
     "floor_divide": _floor_divide,
     "remainder": _remainder,
     "truncating_divide": _truncating_divide,
@@ -164,7 +164,7 @@ def fitted(lanes: Lanes, source: DType, target: DType, operand: Operand) -> Oper
 
 def arithmetic(lanes: Lanes, function: str, dtype: DType, dst: Tile, left: Operand, right: Operand) -> None:
     """A function of two integers whose result is an integer of this type."""
-    words = Words.of(lanes, dtype)
+    words = WordArithmetic.of(lanes, dtype)
     a, b = words.load(left), words.load(right)
     if function not in _PLAIN:
         words.store(_WRITTEN_OUT[function](words, a, b), dst, dtype)
@@ -181,7 +181,7 @@ def compare(lanes: Lanes, op: Alu, dtype: DType, dst: Tile, left: Operand, right
     if small or not is_wide(dtype):
         lanes.two(op, left, right, dst)
     else:
-        words = Words.of(lanes, dtype)
+        words = WordArithmetic.of(lanes, dtype)
         lanes.copy(words.two(op, words.load(left), words.load(right)), dst)
 
 
@@ -195,7 +195,7 @@ def combine(lanes: Lanes, op: Alu, dtype: DType, dst: Tile, left: Operand, right
         other = bits(right) if isinstance(right, Tile) else int(right)
         lanes.two(op, bits(left), other, bits(dst))
         return
-    words = Words.of(lanes, dtype)
+    words = WordArithmetic.of(lanes, dtype)
     made = lanes.two(op, bits(words.load(left)), bits(words.load(right)), lanes.tile(DType.UINT32))
     words.store(bitcast_tile(made, words.dtype), dst, dtype)
 
@@ -208,5 +208,5 @@ def convert(lanes: Lanes, source: DType, target: DType, dst: Tile, src: Operand)
     ):
         lanes.copy(src, dst)
     else:  # what is too wide is cut off, and what is below zero becomes large
-        words = Words.of(lanes, target)
+        words = WordArithmetic.of(lanes, target)
         words.store(words.load(src), dst, target)

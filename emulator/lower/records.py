@@ -117,7 +117,7 @@ class EmittedProgram:
 
 
 @dataclass(frozen=True)
-class Resident:
+class ResidentBuffer:
     """A buffer that lives in SBUF: bytes of each partition, from an address on."""
 
     buffer: Buffer
@@ -136,7 +136,7 @@ class ResidentProgram:
     emitted: EmittedProgram
     buffers: tuple[Buffer, ...]
     body: tuple[Step, ...]
-    residents: tuple[Resident, ...]
+    residents: tuple[ResidentBuffer, ...]
     kept: Counter[object]
     refused: tuple[Counter[object], ...]
 

@@ -19,7 +19,7 @@ from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.isa.vector import TensorReduce, TensorTensorScan
 from nxpipe.emulator.lower.epilogue import load_tile
-from nxpipe.emulator.lower.integers import Words, is_wide
+from nxpipe.emulator.lower.integers import WordArithmetic, is_wide
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.lanes import Lanes, repeated
 from nxpipe.emulator.lower.lowering import Lowering, lowers
@@ -46,13 +46,13 @@ class Accumulator:
     def load(self, lanes: Lanes, tile: Tile) -> Tile:
         if self.dtype.is_float:
             return lanes.floats(tile)
-        return Words(lanes, self.dtype).load(tile)
+        return WordArithmetic(lanes, self.dtype).load(tile)
 
     def store(self, lanes: Lanes, src: Tile, dst: Tile, dtype: DType) -> Tile:
         if self.dtype.is_float or dtype is DType.BOOL:
             lanes.copy(src, dst)
         else:
-            Words(lanes, self.dtype).store(src, dst, dtype)
+            WordArithmetic(lanes, self.dtype).store(src, dst, dtype)
         return dst
 
 
@@ -206,7 +206,7 @@ def fold_row(k: Kernel, fold: Fold, values: Block, dst: Tile) -> None:
         return
     words = k.tile(fold.dtype, rows, width)
     lanes = Lanes(k, rows, width)
-    lanes.copy(Words(lanes, fold.dtype).load(values.whole), words.whole)
+    lanes.copy(WordArithmetic(lanes, fold.dtype).load(values.whole), words.whole)
     while width > 1:
         half = width // 2
         lower, upper = words.cut(rows, (0, half)), words.cut(rows, (width - half, half))
@@ -292,7 +292,7 @@ def _places(k: Kernel, tile: Block, extreme: Tile, left: Affine, fold: Fold) -> 
     k.emit(IotaPattern(engine=Engine.GPSIMD, dst=block.whole, start=left, by_partition=0, steps=(1,)))
     column = repeated(extreme, size)
     if fold.is_exact:
-        words = Words(lanes, fold.dtype)
+        words = WordArithmetic(lanes, fold.dtype)
         apart = lanes.copy(words.two(Alu.NOT_EQUAL, words.load(tile.whole), column), lanes.tile(DType.UINT8))
     else:
         unlike, number = (
@@ -351,7 +351,7 @@ def _run_of_words(k: Kernel, fold: Fold, tile: Tile, carried: Tile) -> Tile:
     rows, size = tile.partitions, tile.elements
     lanes = Lanes(k, rows, size)
     run, other = (k.tile(fold.dtype, rows, size) for _ in range(2))
-    lanes.copy(Words(lanes, fold.dtype).load(tile), run.whole)
+    lanes.copy(WordArithmetic(lanes, fold.dtype).load(tile), run.whole)
     first = run.cut(rows, (0, 1))
     lanes.exact(fold.op, first, carried, first)
     step = 1

@@ -28,7 +28,7 @@ from nxpipe.emulator.isa.program import Buffer, Loop, Role, Step
 from nxpipe.emulator.lower.emission import emit_kernels
 from nxpipe.emulator.lower.kernel import PARTITIONS
 from nxpipe.emulator.lower.kernel_cost import expected_ns
-from nxpipe.emulator.lower.records import EmittedProgram, Resident, ResidentProgram
+from nxpipe.emulator.lower.records import EmittedProgram, ResidentBuffer, ResidentProgram
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def promote_to_sbuf(emitted: EmittedProgram) -> ResidentProgram:
         emitted=emitted,
         buffers=tuple(table[number] for number in rewriter.numbers),
         body=(*loads, *rewriter.steps(body, ())),
-        residents=tuple(Resident(table[each.buffer], each.size, address) for each, address in taken),
+        residents=tuple(ResidentBuffer(table[each.buffer], each.size, address) for each, address in taken),
         kept=sum((survey.bytes_of(each) for each, _ in taken), Counter[object]()),
         refused=tuple(survey.bytes_of(each) for each in refused),
     )

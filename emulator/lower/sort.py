@@ -20,7 +20,7 @@ from nxpipe.emulator.isa.gpsimd import IotaPattern
 from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Axis, Tile
 from nxpipe.emulator.lower.epilogue import load_tile
-from nxpipe.emulator.lower.integers import Words
+from nxpipe.emulator.lower.integers import WordArithmetic
 from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel
 from nxpipe.emulator.lower.lanes import Lanes, bitcast_tile, bits
 from nxpipe.emulator.lower.lowering import Lowering, lowers
@@ -73,7 +73,7 @@ def _exchange(k: Kernel, lower: _Pairs, upper: _Pairs) -> None:
     """Exchange pairs so that the lesser element is the lower one."""
     with k.scope():
         lanes = Lanes(k, lower.keys.partitions, lower.keys.elements)
-        words = Words(lanes, DType.INT32)
+        words = WordArithmetic(lanes, DType.INT32)
         swap = words.two(Alu.GREATER, lower.keys, upper.keys)
         equal = words.two(Alu.EQUAL, lower.keys, upper.keys)
         behind = words.two(Alu.GREATER, lower.places, upper.places)
@@ -211,7 +211,7 @@ class _Sort:
 
     def _write_keys(self, tile: Tile, dst: Tile) -> None:
         lanes = Lanes(self.low.k, tile.partitions, tile.elements)
-        words = Words(lanes, DType.INT32)
+        words = WordArithmetic(lanes, DType.INT32)
         if self.dtype.is_float:
             keys = _of_floats(lanes, tile)
         elif self.dtype in (DType.UINT32, DType.UINT64):
@@ -227,7 +227,7 @@ def _of_floats(lanes: Lanes, tile: Tile) -> Tile:
     """Integers in the order of floats: below zero, the magnitude bits are reversed. There is one zero and one NaN."""
     values = lanes.two(Alu.ADD, tile, 0.0)
     lanes.choose(values, lanes.compared(Alu.NOT_EQUAL, values, values), nan)
-    words = Words(lanes, DType.INT32)
+    words = WordArithmetic(lanes, DType.INT32)
     word = bitcast_tile(values, DType.INT32)
     backwards = words.with_number(Alu.MULTIPLY, words.bit(Alu.RIGHT_SHIFT, word, 31), _LAST)
     made = lanes.two(Alu.BITWISE_XOR, bits(word), bits(backwards), lanes.tile(DType.UINT32))

@@ -47,7 +47,7 @@ class Operator(ABC):
         """The numerics, before the executor settles the result in its element type."""
 
 
-# Layers repeat, so nearly every question asked while compiling a deep model has been answered before.
+# Layers repeat, so nearly every result type of a deep model is a cache hit.
 @lru_cache(maxsize=1 << 14)
 def result_type(op: Operator, operands: tuple[TensorType, ...]) -> TensorType:
     """The type of `op` applied to `operands`, with the checks that are common to all operators."""
@@ -72,7 +72,7 @@ def _arity(kind: type[Operator]) -> tuple[int, float]:
 
 
 def require(condition: bool, op: Operator, otherwise: str) -> None:
-    """State a rule of an operator; `otherwise` says in words how it was broken."""
+    """State a rule of an operator; `otherwise` is the message of its violation."""
     if not condition:
         raise IllTyped(f"{op.label}: {otherwise}")
 
@@ -98,7 +98,7 @@ def broadcast_shape(op: Operator, shapes: Sequence[tuple[int, ...]]) -> tuple[in
 
 
 def require_indices(values: Array, size: int) -> None:
-    """Refuse indices that a table of `size` rows does not have: hardware would read whatever lies there."""
+    """Refuse indices that a table of `size` rows does not have: hardware would read unrelated memory."""
     if values.size and (values.min() < 0 or values.max() >= size):
         outside = values[(values < 0) | (values >= size)]
         raise IndexOutOfRange(int(outside.flat[0]), size)

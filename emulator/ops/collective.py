@@ -43,27 +43,27 @@ class Share:
 
     @property
     def local(self) -> int:
-        """What a rank has, padding included."""
+        """Elements of a rank, padding included."""
         return self.slots * self.length
 
     @property
     def is_whole(self) -> bool:
-        """Whether every rank has just the block."""
+        """Every rank has exactly the block."""
         return self.parts == self.slots == 1 and self.length == self.size
 
     def is_even(self, degree: int) -> bool:
-        """Whether every rank has one part, each part as many ranks, and nothing is padding."""
+        """Every rank has one part, every part equally many ranks, and nothing is padding."""
         return self.slots == 1 and self.length * self.parts == self.size and degree % self.parts == 0
 
     def is_possible(self, degree: int) -> bool:
-        """Whether every element has a place."""
+        """Every element has a place."""
         if not 1 <= self.slots <= self.parts or self.size < 0 or self.size % self.parts:
             return False
         places, part = self._places(degree), self.size // self.parts
         return places > 0 and 0 <= self.length <= part <= places * self.length
 
     def stretches(self, rank: int, degree: int) -> Iterator[Stretch]:
-        """What a rank has that is not padding."""
+        """The elements of a rank that are not padding."""
         part = self.size // self.parts
         for slot in range(self.slots):
             number, turn = divmod(rank * self.slots + slot, self._places(degree))
@@ -73,14 +73,14 @@ class Share:
                 yield Stretch(slot * self.length, number * part + first, size)
 
     def _places(self, degree: int) -> int:
-        """Of each part."""
+        """The length of each part."""
         return degree * self.slots // self.parts
 
 
 def shares_of(
     sizes: Sequence[int], parts: Sequence[int], slots: Sequence[int] = (), lengths: Sequence[int] = ()
 ) -> tuple[Share, ...]:
-    """Of a row of blocks. `slots` and `lengths` are empty where every rank has one part of each block."""
+    """The shares of a row of blocks. `slots` and `lengths` are empty where every rank has one part of each block."""
     ones, whole = [1] * len(sizes), [size // max(count, 1) for size, count in zip(sizes, parts, strict=True)]
     rows = zip(sizes, parts, slots or ones, lengths or whole, strict=True)
     return tuple(Share(*row) for row in rows)
@@ -94,7 +94,7 @@ def uneven(shares: Sequence[Share], degree: int) -> tuple[tuple[int, ...], tuple
 
 
 def stretches(shares: Sequence[Share], rank: int, degree: int) -> list[Stretch]:
-    """What a rank has of a row of blocks that is not padding."""
+    """The elements of a rank in a row of blocks, without padding."""
     found, own, whole = [], 0, 0
     for share in shares:
         found += [Stretch(own + it.own, whole + it.whole, it.size) for it in share.stretches(rank, degree)]
@@ -112,7 +112,7 @@ class Membership(Protocol):
     def degree(self) -> int: ...
 
     def exchange(self, mine: Array) -> Sequence[Array]:
-        """What every rank brought to this meeting, in the order of ranks."""
+        """The contributions of all ranks, in the order of ranks."""
 
 
 MEMBERSHIP: ContextVar[Membership] = ContextVar("membership")
@@ -122,7 +122,7 @@ def _membership(op: Operator, degree: int) -> Membership:
     try:
         member = MEMBERSHIP.get()
     except LookupError:
-        raise ExecutionError(f"{op.name} needs its {degree} ranks; run the graph with emulator.ranks") from None
+        raise ExecutionError(f"{op.name} needs its {degree} ranks; run the graph with emulator.run.fast.LoadedRanks") from None
     if member.degree != degree:
         raise ExecutionError(f"{op.name} is for {degree} ranks, but {member.degree} are running")
     return member
@@ -179,9 +179,9 @@ class _Blocks:
 
     def whole_and_local(self, op: Operator) -> tuple[int, int]:
         """The length of the axis, and of one rank's share of it."""
-        blocks, rooms = len(self.sizes), (len(self.slots), len(self.lengths))
-        said = len(self.parts) == blocks > 0 < self.outer and rooms in ((0, 0), (blocks, blocks))
-        require(said, op, f"{self.sizes} are not cut by {self.parts}")
+        blocks, optional = len(self.sizes), (len(self.slots), len(self.lengths))
+        consistent = len(self.parts) == blocks > 0 < self.outer and optional in ((0, 0), (blocks, blocks))
+        require(consistent, op, f"{self.sizes} are not cut by {self.parts}")
         fits = all(share.is_possible(self.degree) for share in self.shares)
         once = (self.slots, self.lengths) == uneven(self.shares, self.degree)
         require(
@@ -192,7 +192,7 @@ class _Blocks:
         return self.outer * sum(self.sizes), self.outer * self.local
 
     def stretches(self, rank: int) -> list[Stretch]:
-        """What a rank has of one row of blocks that is not padding."""
+        """The elements of a rank in one row of blocks, without padding."""
         return stretches(self.shares, rank, self.degree)
 
     def with_length(self, x: TensorType, length: int) -> TensorType:
@@ -209,7 +209,7 @@ class _Blocks:
         return rows.reshape(*rows.shape[: self.axis], length, *rows.shape[self.axis + 2 :])
 
     def piece(self, x: Array, rank: int) -> Array:
-        """What a given rank takes."""
+        """The piece of a given rank."""
         rows, axis = self.unfolded(x), self.axis + 1
         own = np.zeros((*rows.shape[:axis], self.local, *rows.shape[axis + 1 :]), x.dtype)
         for stretch in self.stretches(rank):
@@ -235,7 +235,7 @@ class RankSlice(_Blocks, Operator, name="rank_slice"):
 
 @dataclass(frozen=True)
 class ReduceScatter(_Blocks, Operator, name="reduce_scatter"):
-    """Of the sum that AllReduce gives, what RankSlice of the same attributes takes."""
+    """A rank's slice (as by RankSlice of the same attributes) of the sum that AllReduce gives."""
 
     def infer(self, x: TensorType) -> TensorType:
         require_axes(self, (self.axis,), x.rank)

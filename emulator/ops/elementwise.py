@@ -134,7 +134,7 @@ def _truncating_divide(a: Array, b: Array) -> Array:
 
 
 def _power(a: Array, b: Array) -> Array:
-    """Of whole numbers raised to less than zero only those of 1 and -1 are whole; others are zero, as in PyTorch."""
+    """Integer powers: with a negative exponent 1 and -1 are exact and all others are zero, as in PyTorch."""
     if a.dtype == np.float32:
         return np.asarray(np.power(a, b))
     inverse = b < 0

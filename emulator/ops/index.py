@@ -34,7 +34,7 @@ def _require_integers(op: Operator, indices: TensorType) -> None:
 
 @dataclass(frozen=True)
 class Gather(Operator, name="gather"):
-    """Whole rows of a table, picked by number along one axis: embeddings, and index_select."""
+    """Rows of a table by index along one axis: embeddings, and index_select."""
 
     axis: int
     moves_only: ClassVar[bool] = True

@@ -142,7 +142,7 @@ class Attention(Operator, name="attention"):
 
 
 def _group_size(q: tuple[int, ...], k: tuple[int, ...]) -> int:
-    """How many query heads share a key head."""
+    """The number of query heads for each key head (GQA)."""
     if min(len(q), len(k)) < 3 or k[-3] in (0, 1) or q[-3] % k[-3]:
         return 1
     return q[-3] // k[-3]

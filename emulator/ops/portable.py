@@ -47,7 +47,7 @@ class _Portable(np.ndarray[Any, Any]):
 
 
 def compute(op: Operator, *operands: Array) -> Array:
-    """What an operator makes of constants."""
+    """The result of an operator on constants."""
     return np.asarray(op.compute(*(each.view(_Portable) for each in operands)))
 
 

@@ -192,7 +192,7 @@ class Resample(Operator, name="resample"):
         return np.asarray(total)
 
     def taps(self, old: int, size: int, scale: np.float32) -> list[tuple[Array, Array | None]]:
-        """Of an axis: old neighbours of each new place, and their shares; the nearest has no share to be multiplied."""
+        """The old neighbours of each new position of an axis, with their weights; None for the nearest neighbour."""
         steps = np.arange(size, dtype=np.float32)
         if self.function == "nearest":
             return [(np.minimum((steps * scale).astype(np.int64), old - 1), None)]

@@ -72,7 +72,7 @@ class _View:
         return float(table[()]) if table is not None and not table.ndim else None
 
     def scaled(self, value: Value, function: str = "multiply") -> tuple[Value, float] | None:
-        """A value and the number that it is combined with, on whichever side that stands."""
+        """A value and the number that it is combined with, on either side."""
         pair = self.binary(value, function)
         for kept, other in (pair, pair[::-1]) if pair else ():
             number = self.scalar(other)
@@ -81,7 +81,7 @@ class _View:
         return None
 
     def is_scaled(self, value: Value, function: str, number: float) -> Value | None:
-        """What is combined with exactly this number (as float32), if that is how the value was made."""
+        """The other operand, if the value combines it with exactly this number (as float32)."""
         found = self.scaled(value, function)
         return found[0] if found and np.float32(found[1]) == np.float32(number) else None
 
@@ -297,7 +297,7 @@ PATTERNS: tuple[Pattern, ...] = (rms_norm, tanh_gelu, silu, bias, written_out_at
 
 
 def recognise_causal(graph: Graph, _: PassOptions) -> Graph:
-    """Attention then reads no mask, and makes no scores that nobody sees."""
+    """Attention then reads no mask, and computes no scores that the mask would hide."""
 
     def rebuild(builder: GraphBuilder, node: Node, operands: tuple[Value, ...]) -> Value:
         if not isinstance(node.op, Attention) or node.op.causal or len(operands) < 4:
@@ -336,7 +336,7 @@ def _compared(builder: GraphBuilder, mask: Value) -> tuple[Array, Array] | None:
 
 
 def _sees_up_to_itself(keys: Array, rows: Array) -> bool:
-    """Each row is at or behind the keys up to its own, in whatever order those are, and before all others."""
+    """Each row attends to the keys up to its own position, in any order, and to no others."""
     seen = np.minimum(np.arange(1, rows.size + 1), keys.size)
     furthest = np.maximum.accumulate(keys)[seen - 1]
     nearest = np.minimum.accumulate(keys[::-1])[::-1][np.minimum(seen, keys.size - 1)]

@@ -41,7 +41,7 @@ def roll(graph: Graph, _: PassOptions) -> Graph:
 
 @dataclass(frozen=True)
 class _Exchange:
-    """Which values may differ from one iteration to the next without coming from it: those of one pattern."""
+    """A pattern of values that may differ between iterations without being computed in them."""
 
     patterns: Mapping[Value, object]
 
@@ -68,7 +68,7 @@ class _Run:
 
 
 def _find(nodes: list[Node], exchange: _Exchange, offset: int) -> tuple[list[Node], list[_Run]]:
-    """All repetition in a stretch of nodes, largest first; the nodes come back in an order that shows it."""
+    """All repeats in a range of nodes, largest first; the nodes are reordered to expose them."""
     run = _largest_run(nodes, exchange)
     if run is None:
         return nodes, []
@@ -126,13 +126,13 @@ def _periods(nodes: Sequence[Node]) -> list[tuple[int, int]]:
 
 
 def _stretches(agree: Array) -> list[tuple[int, int]]:
-    """Where a sequence of booleans is true without a break."""
+    """The ranges in which a sequence of booleans is true."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], agree, [False])).astype(np.int8)))
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
 def _starts(nodes: Sequence[Node], place: Mapping[Value, int], period: int, exchange: _Exchange) -> Iterator[int]:
-    """Where a first iteration may begin: about a stretch of agreement, where fewest values live."""
+    """Candidates for the start of the first iteration: near a range of agreement, where the fewest values are live."""
     agree = [_agree(nodes, place, position, period, exchange) for position in range(len(nodes) - period)]
     live = _live_values(nodes, place)
     for first, last in _stretches(np.array(agree, np.bool_)):
@@ -143,7 +143,7 @@ def _starts(nodes: Sequence[Node], place: Mapping[Value, int], period: int, exch
 
 
 def _agree(nodes: Sequence[Node], place: Mapping[Value, int], position: int, period: int, exchange: _Exchange) -> bool:
-    """Whether a node and the one a period later do the same to operands that stand likewise."""
+    """A node and the one a period later apply the same operator to corresponding operands."""
     node, later = nodes[position], nodes[position + period]
     if node.op != later.op or len(node.operands) != len(later.operands):
         return False
@@ -179,7 +179,7 @@ def _grown(nodes: Sequence[Node], place: Mapping[Value, int], run: _Run, exchang
 def _next_row(
     nodes: Sequence[Node], place: Mapping[Value, int], run: _Run, exchange: _Exchange
 ) -> dict[Value, Link] | None:
-    """What the nodes after a run link to, if they are one more iteration of it."""
+    """The links of the nodes after a run, if they are one more iteration of it."""
     row: dict[Value, Link] = {}
     for step in range(run.period):
         first, now = nodes[run.start + step], nodes[run.stop + step]
@@ -197,7 +197,7 @@ def _next_row(
 
 
 def _link(place: Mapping[Value, int], run: _Run, a: Value, b: Value, exchange: _Exchange) -> Link | None:
-    """How a value from outside goes on in the next iteration, if that is how it went on so far."""
+    """The counterpart of an outside value in the next iteration, if it continues the pattern so far."""
     step = place.get(b, -1) - (run.stop - run.period)
     if 0 <= step < run.period and a.type == b.type:
         return step if all(link == step for link in run.links.get(a, [])) else None
@@ -206,7 +206,7 @@ def _link(place: Mapping[Value, int], run: _Run, a: Value, b: Value, exchange: _
 
 
 def _rolled(graph: Graph, runs: Sequence[_Run]) -> Graph:
-    """Drop all iterations but the first; whoever reads a dropped value from outside now reads what stands for it."""
+    """Drop all iterations but the first; readers outside of them read the values that the repeat gives instead."""
     numbers = count(max(value.id for value in _all_values(graph)) + 1)
     stands_for: dict[Value, Value] = {}
     nodes: list[Node] = []
@@ -248,7 +248,7 @@ def _reading(stands_for: Mapping[Value, Value], nodes: Sequence[Node]) -> Iterat
 def _given(
     graph: Graph, run: _Run, numbers: Iterator[int], stands_for: dict[Value, Value]
 ) -> dict[Value, tuple[Value, ...]]:
-    """What others read of the iterations: the last one's values under the first's names, all else by iteration."""
+    """The values that are read outside: the last iteration's under the first's names, all others by iteration."""
     others = (*graph.nodes[: run.start], *graph.nodes[run.stop :])
     read = {operand for node in others for operand in node.operands} | set(graph.outputs.values())
     given: dict[Value, tuple[Value, ...]] = {}

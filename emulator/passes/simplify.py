@@ -43,7 +43,7 @@ def eliminate_dead_code(graph: Graph, _: PassOptions) -> Graph:
 
 
 def eliminate_common_subexpressions(graph: Graph, _: PassOptions) -> Graph:
-    """Compute once what is asked for twice; the first asker's origin stays."""
+    """Compute equal nodes once; the origin of the first one stays."""
     seen: dict[tuple[Operator, tuple[Value, ...]], Value] = {}
 
     def rebuild(builder: GraphBuilder, node: Node, operands: tuple[Value, ...]) -> Value:
@@ -121,7 +121,7 @@ def merge_moves(builder: GraphBuilder, node: Node) -> Step:
 
 
 def transpose_of_units_is_reshape(builder: GraphBuilder, node: Node) -> Step:
-    """When only axes of size one change places, no element moves."""
+    """A transpose of axes of size one moves no element."""
     if not isinstance(node.op, Transpose):
         return None
     moved = [axis for axis in node.op.order if node.operands[0].type.shape[axis] != 1]
@@ -161,7 +161,7 @@ def square_instead_of_power(builder: GraphBuilder, node: Node) -> Step:
 
 
 def reshape_instead_of_trivial_index(builder: GraphBuilder, node: Node) -> Step:
-    """Indices that count each axis out in order select everything where it stands; attention masks are built so."""
+    """Indices that enumerate each axis in order select every element unchanged; attention masks are built so."""
     if not isinstance(node.op, Index) or node.operands[0].type.elements != node.result.type.elements:
         return None
     x, *indices = node.operands

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def execute(graph: Graph, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Outputs by name. Float outputs are float32 arrays whatever their type, exactly representable in it."""
+    """Outputs by name. Float outputs of any type are float32 arrays, exactly representable in that type."""
     return LoadedGraph(graph, parameters).run(inputs)
 
 

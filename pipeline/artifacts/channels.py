@@ -79,13 +79,6 @@ def _published_as(model: "Model") -> str:
     return model.id or Path(str(model.path)).name
 
 
-def serving_fleets(config: "Config") -> "dict[str, ServingFleet]":
-    """Serving fleets of nxpipe.toml by name."""
-    from nxpipe.pipeline.config import ServingFleet
-
-    return {each.name: each for each in config.fleets if isinstance(each, ServingFleet)}
-
-
 def model_id(model: "Model", folder: Path) -> str:
     """The model id of the store: a local model has the name of its folder."""
     return model.id or (folder / expanded(model.path or "")).resolve().name

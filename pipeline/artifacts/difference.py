@@ -61,8 +61,8 @@ def graph_of(manifest: "Manifest", executable: "Executable", store: "Store") -> 
     """The stored graph; None for artifacts without one, as those of neuronx-cc."""
     from nxpipe.emulator.ir.decoding import decode
 
-    wanted = artifact_files.graph(executable.name)
-    blob = next((file.blob for file in manifest.files if file.path == wanted), None)
+    path = artifact_files.graph(executable.name)
+    blob = next((file.blob for file in manifest.files if file.path == path), None)
     return None if blob is None else decode(store.read_blob(blob))
 
 

@@ -1,4 +1,4 @@
-"""What a word on the command line names: an artifact of the store, or a channel with all that it serves."""
+"""Artifacts and channels by their name on the command line."""
 
 import os
 import re
@@ -19,12 +19,12 @@ _KEY: Final = re.compile("[0-9a-f]{6,64}")
 
 
 def is_artifact(word: str) -> bool:
-    """Whether it can be nothing else."""
+    """True if the word can only name an artifact."""
     return "@" in word or _KEY.fullmatch(word) is not None
 
 
 def artifact(word: str, store: "Store") -> "Manifest":
-    """By a name, as `nxpipe store show` takes it, or by the digest of a manifest, which no record need name."""
+    """The artifact of a name, as in `nxpipe store show`, or of a manifest's digest, even without a record."""
     try:
         return store.resolve(word).manifest
     except NotFound:
@@ -36,21 +36,21 @@ def artifact(word: str, store: "Store") -> "Manifest":
 
 @dataclass(frozen=True)
 class Match:
-    """One artifact; or those of a channel, of each model and target one."""
+    """One artifact, or the artifacts of a channel."""
 
     word: str
     is_channel: bool
     artifacts: "tuple[Manifest, ...]"
 
     def beside(self, other: "Manifest") -> "Manifest | None":
-        """The one to compare another artifact with."""
+        """The artifact to compare `other` with."""
         if not self.is_channel:
             return self.artifacts[0]
         return next((one for one in self.artifacts if _slot(one) == _slot(other)), None)
 
 
 def find_match(word: str, store: "Store", config_path: Path) -> Match:
-    """A channel that something was promoted to, or an artifact: a misspelt channel is neither."""
+    """The channel or artifact of a word; an error for a channel without generations."""
     from nxpipe.artifact_store.channel.log import channels
 
     if word in channels(store.backend):
@@ -61,12 +61,12 @@ def find_match(word: str, store: "Store", config_path: Path) -> Match:
 
 
 def empty_channel(channel: str) -> Match:
-    """A channel that may well be empty: with it, nothing can be compared."""
+    """A match of a channel without artifacts."""
     return Match(channel, True, ())
 
 
 def pair(words: Sequence[str], store: "Store", config_path: Path) -> "tuple[Manifest, Manifest]":
-    """Two artifacts; of a channel the one of the same model and target as the other word's."""
+    """The two artifacts of two words; for a channel the one of the same model and target as the other."""
     before, after = (_either(word, store, config_path) for word in words)
     found = [
         (old, new)
@@ -81,7 +81,7 @@ def pair(words: Sequence[str], store: "Store", config_path: Path) -> "tuple[Mani
 
 
 def _either(word: str, store: "Store", config_path: Path) -> Match:
-    """Of a word that is no channel, a model's id has the last say."""
+    """The match of a word, which may be a model id if it names no channel."""
     try:
         found = find_match(word, store, config_path)
     except ChannelEmpty as no_channel:
@@ -93,7 +93,7 @@ def _either(word: str, store: "Store", config_path: Path) -> Match:
 
 
 def _served(channel: str, store: "Store", config_path: Path) -> "tuple[Manifest, ...]":
-    """What is served now, by a generation and signatures that may be believed."""
+    """Artifacts that a channel serves now, by a trusted generation."""
     from nxpipe.pipeline.artifacts.signing import trust_in
     from nxpipe.pipeline.config import load_config
 

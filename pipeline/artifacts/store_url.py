@@ -1,4 +1,4 @@
-"""Which store a command means: what was typed, else the environment, else nxpipe.toml, else a folder beside it."""
+"""The store of a command: --store, else NXPIPE_STORE_URL, else nxpipe.toml, else a folder beside it."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ VARIABLE = "NXPIPE_STORE_URL"
 
 
 def store_url(option: str | None, config_path: Path) -> str:
-    """A relative folder of the file starts at the file; one that was typed, or set in the environment, where we are."""
+    """The URL of the store. A relative path in nxpipe.toml starts at the file, any other at the working directory."""
     typed = _typed(option)
     if typed is not None:
         return typed
@@ -27,9 +27,9 @@ def store_url(option: str | None, config_path: Path) -> str:
 
 
 def open_configured_store(option: str | None, config_path: Path, console: "Console") -> "Store":
-    """That store, read through the cache of this machine and from its replicas where it fails.
+    """The store, read through this machine's cache, and from its replicas if it fails.
 
-    Replicas and key belong to the store of nxpipe.toml: another one that was typed has neither.
+    Replicas and the KMS key belong to the store of nxpipe.toml: a store from --store has neither.
     """
     from nxpipe.artifact_store.url import anchored, is_remote, open_store
 
@@ -50,7 +50,7 @@ def open_configured_store(option: str | None, config_path: Path, console: "Conso
 
 
 def open_offline_store(option: str | None, config_path: Path) -> "Store":
-    """The same without a network; a folder needs none."""
+    """The store without network access: this machine's cache, or a local folder."""
     from nxpipe.artifact_store.url import is_remote, open_offline, open_store
 
     url = store_url(option, config_path)
@@ -61,7 +61,7 @@ def open_offline_store(option: str | None, config_path: Path) -> "Store":
 
 
 def offline_index(option: str | None, config_path: Path) -> "OfflineIndex | None":
-    """Where it is noted what was seen of that store; a folder is always at hand."""
+    """This machine's index of a remote store; None for a local folder."""
     from nxpipe.artifact_store.fetch.offline_index import OfflineIndex
     from nxpipe.artifact_store.url import is_remote
 
@@ -70,12 +70,12 @@ def offline_index(option: str | None, config_path: Path) -> "OfflineIndex | None
 
 
 def _typed(option: str | None) -> str | None:
-    """An empty option is a variable of somebody's shell that is not set, and must not mean another store."""
+    """--store or the environment. An empty --store counts: an unset shell variable must not select another store."""
     return option if option is not None else os.environ.get(VARIABLE) or None
 
 
 def _section(config_path: Path) -> "Section":
-    """What the file says; a URL in the environment has taken no part in the rest of it."""
+    """[store] of nxpipe.toml, without the URL of the environment, so that its other keys match its own URL."""
     from nxpipe.pipeline.config import load_store_section
 
     return load_store_section(config_path, {name: value for name, value in os.environ.items() if name != VARIABLE})
@@ -86,6 +86,7 @@ def _cache(section: "Section", config_path: Path) -> Path:
 
 
 def open_uncached_store(option: str | None, config_path: Path, console: Console) -> "Store":
+    """The store without this machine's cache, for commands that change it."""
     from nxpipe.artifact_store import Store
 
     return Store(open_configured_store(option, config_path, console).backend)

@@ -1,18 +1,20 @@
-"""Build cache of a store: the lease on a cache key, and the negative cache of known failures.
+"""Build cache of a store: the lease on a cache key, the negative cache of known failures, and timings of cache misses.
 
 A lease keeps two builders from compiling the same key at once: the second waits, and has a cache hit. It is an
 optimisation and guards nothing: if it is lost, the work is done twice, and the store's conditional create decides who
 published.
 """
 
+import json
 import os
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from typing import Final
+from pathlib import Path
+from typing import Final, Self
 
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.builds import Failure as KnownFailure
@@ -20,10 +22,17 @@ from nxpipe.artifact_store.builds import Leases, failure_of, new_holder
 from nxpipe.artifact_store.builds import record_failure as store_failure
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.errors import StoreError
-from nxpipe.pipeline.build.status import is_caused_by_machine
+from nxpipe.pipeline.build.jobs import is_caused_by_machine
 from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.util.errors import BuildRefused, DoesNotFit, PipelineError, VerificationFailed
 from nxpipe.pipeline.util.files import json_of
+from nxpipe.artifact_store.failures import Failure as KnownFailure
+from nxpipe.artifact_store.failures import failure_of, remember_failure
+from nxpipe.artifact_store.leases import Leases, new_holder
+from nxpipe.pipeline.request import BuildRequest, Shape, digest_of
+from nxpipe.pipeline.util.documents import MiB, json_of, read_file
+from nxpipe.pipeline.util.whole_file import write_whole
+from nxpipe.pipeline.verify.verify import Thresholds
 
 _POLL: Final = 1.0  # seconds between two attempts to acquire a lease
 # Known failures that are raised again as what they were, for their exit codes; all others as BuildRefused.
@@ -96,3 +105,66 @@ def _is_valid(store: Store, failure: KnownFailure, thresholds: Thresholds) -> bo
     if failure.kind != VerificationFailed.__qualname__:
         return True
     return failure.log is not None and json_of(store.read_blob(failure.log))["verify"] == asdict(thresholds)
+
+
+_KEPT: Final = 2000  # timings, the newest
+
+
+class Timings:
+    """Seconds by timing key, in a file that may be deleted at any time. The key ignores the compiler, for a new release
+    takes about as long as the last."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[str, list[float]] = {}
+        with suppress(OSError, ValueError, TypeError, AttributeError):  # no file yet, or another format
+            read = json_of(read_file(path, limit=4 * MiB))
+            self._known = {str(name): [float(work), float(seconds)] for name, (work, seconds) in read.items()}
+
+    @classmethod
+    def kept_in(cls, state: Path) -> Self:
+        return cls(state / "timings.json")
+
+    def estimate(self, name: str, work: float) -> float | None:
+        """Seconds of the last time, else a fit of the others by their work; None before the first build."""
+        if name in self._known:
+            return self._known[name][1]
+        if not self._known:
+            return None
+        rate, base = _line(self._known.values())
+        return max(rate * work + base, 0.1)
+
+    def note(self, built: Mapping[str, tuple[float, float]]) -> None:
+        """Record work and seconds by timing key."""
+        if not built:
+            return
+        for name, (work, seconds) in built.items():
+            self._known.pop(name, None)
+            self._known[name] = [work, round(seconds, 2)]
+        kept = dict(list(self._known.items())[-_KEPT:])
+        with suppress(OSError):  # an estimate is not worth a failed build
+            write_whole(self._path, json.dumps(kept).encode())
+
+
+def timing_key(request: BuildRequest, shape: Shape) -> str:
+    """Key of a cell without its compiler and its weights."""
+    return digest_of(
+        {
+            "model": request.source.id,
+            "shape": [shape.phase, shape.batch, shape.sequence],
+            "target": request.target.compiler_target,
+            "tp": request.tensor_parallel,
+            "backend": request.backend,
+            "verified": request.verified,
+        }
+    )
+
+
+def _line(known: Iterable[list[float]]) -> tuple[float, float]:
+    """Least-squares line of seconds by work (slope, offset); a constant if all have the same work."""
+    points = list(known)
+    middle = sum(work for work, _ in points) / len(points)
+    mean = sum(seconds for _, seconds in points) / len(points)
+    spread = sum((work - middle) ** 2 for work, _ in points)
+    rate = sum((work - middle) * (seconds - mean) for work, seconds in points) / spread if spread else 0.0
+    return max(rate, 0.0), mean - max(rate, 0.0) * middle

@@ -10,11 +10,13 @@ from nxpipe.artifact_store.index.leaves import Difference, differences
 from nxpipe.artifact_store.index.nearest import NearestArtifact, nearest_artifacts
 from nxpipe.artifact_store.index.segments import Report
 from nxpipe.artifact_store.layout import part_path
+from nxpipe.pipeline.build.jobs import CellStatus
 from nxpipe.pipeline.build.plan import PlannedArtifact, PlannedCell, shorten
-from nxpipe.pipeline.build.status import CellStatus
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.shapes import Shape, cache_capacity
 from nxpipe.pipeline.models.versions import digest_of
+from nxpipe.pipeline.request import BuildRequest, Shape, cache_room, digest_of
+from nxpipe.pipeline.util.console import table
 from nxpipe.pipeline.util.escape import for_terminal
 from nxpipe.pipeline.util.text import table
 

@@ -1,10 +1,11 @@
-"""Plan of a build: every cell of every artifact, its status in the store, and why it is a cache miss.
+"""Plan of a build: every cell of every artifact, its status in the store, its size, and why it is a cache miss.
 
 Planning compiles nothing. The store is read in a few requests, not in one for each cell: two listings, and one read for
-each published artifact.
+each published artifact. Work and memory are estimated from the model's configuration alone: they decide the order and
+the number of jobs at once, never a result.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -13,15 +14,17 @@ from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.errors import StoreError
 from nxpipe.artifact_store.evidence import is_covered
 from nxpipe.artifact_store.layout import ACTIONS, FAILURES, PARTS, action_path, failure_path, part_path
-from nxpipe.pipeline.build.cache import raise_known_failure
-from nxpipe.pipeline.build.estimates import Timings, cell_work, timing_key, worker_memory
-from nxpipe.pipeline.build.status import CellStatus, Failure, failure_from
+from nxpipe.pipeline.build.cache import Timings, raise_known_failure, timing_key
+from nxpipe.pipeline.build.jobs import CellStatus, Failure, failure_from
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.shapes import Shape, shapes_of
 from nxpipe.pipeline.models.source import DEFAULT_BUCKET
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.thresholds import Thresholds, evidence_shortfall
 from nxpipe.pipeline.models.versions import digest_of
+from nxpipe.pipeline.build.asked import Asked
+from nxpipe.pipeline.order import USUAL_BUCKET
+from nxpipe.pipeline.request import BuildRequest, Shape, digest_of, shapes_of
 from nxpipe.pipeline.util.errors import VerificationFailed
 from nxpipe.pipeline.util.escape import for_terminal
 from nxpipe.pipeline.util.exit_codes import one_code
@@ -29,6 +32,48 @@ from nxpipe.pipeline.util.process import no_collection
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.index.nearest import NearestArtifact
+
+
+_ALONE: Final = 900 << 20  # bytes of a worker with its libraries and a small model, measured on two small encoders
+_PER_PARAMETER: Final = 12  # bytes: fp32 weights, the emulator's rounded copy, the reference's copy
+_BASE: Final = 5e9  # multiply-adds that take as long as the fixed cost of a cell: capture, passes, checks
+SMALL_BUILD: Final = 4 * _BASE  # built in this process sooner than another process has imported its libraries
+
+
+def parameters_of(config: Mapping[str, object]) -> int:
+    """Approximate number of weights of a transformer; the parts of a composite are summed."""
+    parts = (part for name, part in config.items() if name.endswith("_config"))
+    inner = sum(parameters_of(part) for part in parts if isinstance(part, Mapping))
+    hidden = _first(config, "hidden_size", "d_model", "n_embd", "dim")
+    if not hidden:
+        return inner
+    layers = _first(config, "num_hidden_layers", "n_layer", "num_layers", "n_layers") or 1
+    wide = _first(config, "intermediate_size", "d_ff", "n_inner", "ffn_dim") or 4 * hidden
+    experts = _first(config, "num_local_experts", "num_experts") or 1
+    vocabulary = _first(config, "vocab_size")
+    return inner + vocabulary * hidden + layers * (4 * hidden * hidden + 3 * experts * hidden * wide)
+
+
+def cell_work(request: BuildRequest, shape: Shape) -> float:
+    """Multiply-adds of one run, plus the fixed cost."""
+    tokens = shape.batch * (1 if shape.phase == "decode" else shape.sequence)
+    hidden = _first(request.source.config, "hidden_size", "d_model", "n_embd", "dim")
+    attention = tokens * shape.sequence * hidden
+    return _BASE + (parameters_of(request.source.config) + attention / max(tokens, 1)) * tokens
+
+
+def worker_memory(request: BuildRequest) -> int:
+    """Bytes of a worker that builds one of its cells."""
+    return _ALONE + (_PER_PARAMETER * parameters_of(request.source.config) if request.verified else 0)
+
+
+def _first(config: Mapping[str, object], *names: str) -> int:
+    """The first of these sizes that the configuration has; else 0."""
+    for name in names:
+        value = config.get(name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    return 0
 
 
 @dataclass(frozen=True)

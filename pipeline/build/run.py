@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nxpipe.artifact_store.errors import StoreUnavailable
-from nxpipe.pipeline.build.estimates import Timings, timing_key
-from nxpipe.pipeline.build.jobs import JobLimits
+from nxpipe.pipeline.artifacts import utilisation
+from nxpipe.pipeline.build.asked import Asked
+from nxpipe.pipeline.build.cache import Timings, timing_key
+from nxpipe.pipeline.build.jobs import CellStatus, JobLimits
 from nxpipe.pipeline.build.options import BuildOptions
 from nxpipe.pipeline.build.plan import BuildPlan, make_plan
 from nxpipe.pipeline.build.report.live import live_view
@@ -18,7 +20,6 @@ from nxpipe.pipeline.build.report.plan_text import plan_json, plan_table
 from nxpipe.pipeline.build.report.summary import published_artifacts, show_artifacts, show_end
 from nxpipe.pipeline.build.scheduler import ExecutorOptions, JobQueue, RetryPolicy, execute
 from nxpipe.pipeline.build.state import BuildState, Results
-from nxpipe.pipeline.build.status import CellStatus
 from nxpipe.pipeline.compile import utilisation
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.spec import ModelSpec

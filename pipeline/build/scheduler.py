@@ -13,19 +13,20 @@ from typing import Final
 
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.documents import written_now
-from nxpipe.pipeline.build.estimates import SMALL_BUILD
 from nxpipe.pipeline.build.jobs import (
+    CellStatus,
     Event,
     Executor,
+    Failure,
+    FailureClass,
     Job,
     JobFinished,
     JobLimits,
     JobRetry,
     JobSubmitted,
 )
-from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact, PlannedCell
+from nxpipe.pipeline.build.plan import SMALL_BUILD, BuildPlan, PlannedArtifact, PlannedCell
 from nxpipe.pipeline.build.state import BuildState, Results
-from nxpipe.pipeline.build.status import CellStatus, Failure, FailureClass
 from nxpipe.pipeline.build.worker import InlineExecutor
 from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.util.errors import PipelineError

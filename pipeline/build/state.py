@@ -11,9 +11,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from nxpipe.pipeline.build.jobs import BuildEvent, JobFinished, JobLog, JobRetry, JobStarted, JobSubmitted
+from nxpipe.pipeline.build.jobs import (
+    EVENT_WORDS,
+    BuildEvent,
+    CellStatus,
+    Failure,
+    JobFinished,
+    JobLog,
+    JobRetry,
+    JobStarted,
+    JobSubmitted,
+)
 from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact, PlannedCell
-from nxpipe.pipeline.build.status import EVENT_WORDS, CellStatus, Failure
 from nxpipe.pipeline.util.escape import plain
 from nxpipe.pipeline.util.exit_codes import INCOMPLETE, INTERRUPTED, one_code
 

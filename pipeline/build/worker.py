@@ -25,9 +25,8 @@ from nxpipe.artifact_store.manifest import Executable, File, Manifest, ModelRef,
 from nxpipe.artifact_store.weights import Elements, put_weights
 from nxpipe.emulator.confinement import confined, limits_now
 from nxpipe.pipeline.build.cache import hold_lease, raise_known_failure, record_failure
-from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog, JobStarted
+from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog, JobStarted, failure_from
 from nxpipe.pipeline.build.plan import find_unverified
-from nxpipe.pipeline.build.status import failure_from
 from nxpipe.pipeline.compile.artifact_files import UTILISATION
 from nxpipe.pipeline.compile.backend import PROGRAM, Backend, BackendOutput
 from nxpipe.pipeline.compile.spec import BuildSpec
@@ -37,6 +36,14 @@ from nxpipe.pipeline.models.thresholds import Thresholds, require_within
 from nxpipe.pipeline.util.progress import Step, Watch
 from nxpipe.pipeline.util.text import human_bytes
 from nxpipe.pipeline.verify.evidence import WeightCache, collect_evidence, compared
+from nxpipe.pipeline.compile.made import PROGRAM, Made, backend_of, compared
+from nxpipe.pipeline.request import BuildRequest, Shape
+from nxpipe.pipeline.util.console import human_bytes
+from nxpipe.pipeline.util.progress import Watch
+from nxpipe.pipeline.verify.evidence import Step
+from nxpipe.pipeline.verify.judged import insist
+from nxpipe.pipeline.verify.materials import Shelf
+from nxpipe.pipeline.verify.verify import Thresholds
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.backends.protocol import Sent

@@ -1,1 +1,1 @@
-"""The judge of a rollout, in the standard library alone: these files are the Lambda, the simulator and the replay."""
+"""The judge of a rollout, in the standard library only: Lambda function, simulator and replay run these files."""

@@ -23,37 +23,37 @@ def handle(event: Mapping[str, Any], _context: object) -> dict[str, Any]:
 
 def begins(given: Mapping[str, Any]) -> dict[str, Any]:
     """The start of a step, whose weights are in force."""
-    course = RolloutState.from_text(given["carried"]).begin(given["step"], given["at"])
-    return _answer(course, given["at"], Action.WATCH, f"step {given['step'] + 1} begins")
+    state = RolloutState.from_text(given["carried"]).begin(given["step"], given["at"])
+    return _answer(state, given["at"], Action.WATCH, f"step {given['step'] + 1} begins")
 
 
 def looks(given: Mapping[str, Any]) -> dict[str, Any]:
     """One evaluation, with the record of its decision."""
     before, at = RolloutState.from_text(given["carried"]), given["at"]
     found = evaluate(before, given)
-    course = found.course
+    state = found.state
     batches = [batch.as_json() for batch in found.taken]
     judged: dict[str, Any] = {"previous": before.previous, "verdict": None, "batches": batches}
     if found.judged:
         judged = record_of(before.plan, before.moment(at), found.taken, found.judged, before.previous)
     record = judged | {
-        "execution": course.name,
-        "number": course.looks,
+        "execution": state.name,
+        "number": state.looks,
         "at": at,
         "alarms": given["alarms"],
         "record": given["record"],
-        "word": found.word,
+        "word": found.action,
         "reason": found.reason,
     }
-    course = replace(course, previous=digest_of(record))
-    return _answer(course, at, found.word, found.reason) | stored_document(course.name, course.looks, record)
+    state = replace(state, previous=digest_of(record))
+    return _answer(state, at, found.action, found.reason) | stored_document(state.name, state.looks, record)
 
 
-def _answer(course: RolloutState, at: str, word: Action, reason: str) -> dict[str, Any]:
+def _answer(state: RolloutState, at: str, action: Action, reason: str) -> dict[str, Any]:
     return {
-        "verdict": word.value,
+        "verdict": action.value,
         "reason": reason,
-        "wait": course.pace.poll,
-        "ask": course.question(at),
-        "carried": course.text(),
+        "wait": state.pace.poll,
+        "ask": state.question(at),
+        "carried": state.text(),
     }

@@ -56,7 +56,7 @@ def preflight(found: Mapping[str, Any]) -> dict[str, Any]:
     alarms = tuple(fleet["alarms"])
     if sounding := Alarms.of(state["alarms"]).sounding(alarms):
         raise Refused(f"alarm {sounding[0]} is active before the rollout; resolve it, then start again")
-    course = RolloutState(
+    rollout = RolloutState(
         name=found["name"],
         plan=plan,
         pace=pace,
@@ -74,20 +74,20 @@ def preflight(found: Mapping[str, Any]) -> dict[str, Any]:
         "steps": [_weights(fleet, old, new, share) for share in shares],
         "count": len(shares),
         "pace": {"warm": pace.warm, "warm_tries": pace.warm_tries},
-        "carried": course.text(),
-        **stored_document(course.name, 0, plan.as_json()),
+        "carried": rollout.text(),
+        **stored_document(rollout.name, 0, plan.as_json()),
     }
 
 
-def _colours(asked: Mapping[str, Any]) -> tuple[str, str]:
-    old, new = asked.get("from"), asked.get("to")
+def _colours(machine_input: Mapping[str, Any]) -> tuple[str, str]:
+    old, new = machine_input.get("from"), machine_input.get("to")
     if {old, new} != set(_COLOURS):
         raise Refused(f"a rollout shifts traffic between {' and '.join(_COLOURS)}, not from {old} to {new}")
     return str(old), str(new)
 
 
-def _table(asked: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = asked.get(name)
+def _table(machine_input: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = machine_input.get(name)
     if not isinstance(value, Mapping):
         raise Refused(f"the input of the execution has no {name}; start it with `nxpipe rollout start`")
     return value
@@ -139,37 +139,37 @@ class Signal(StrEnum):
 class Evaluation:
     """The state after an evaluation, the action, and the data of both."""
 
-    course: RolloutState
+    state: RolloutState
     taken: list[Batch]
     judged: Judgement | None  # None at full traffic
-    word: Action
+    action: Action
     reason: str
 
 
-def evaluate(course: RolloutState, seen: Mapping[str, Any]) -> Evaluation:
+def evaluate(state: RolloutState, seen: Mapping[str, Any]) -> Evaluation:
     at = seen["at"]
-    minutes = course.settled(at) if complete(seen["metrics"]) else range(0)
-    taken, opened = batches(seen["metrics"], minutes, course.plan.latencies, course.pace.period, course.opened)
-    course, judged = replace(course, opened=opened), None
-    if course.over:
-        course = replace(course, alone=course.alone + (batch for batch in taken if batch.minute >= course.begun))
+    minutes = state.settled(at) if complete(seen["metrics"]) else range(0)
+    taken, opened = batches(seen["metrics"], minutes, state.plan.latencies, state.pace.period, state.opened)
+    state, judged = replace(state, opened=opened), None
+    if state.over:
+        state = replace(state, alone=state.alone + (batch for batch in taken if batch.minute >= state.begun))
     else:
-        judged = judge(course.plan, course.evidence, taken, course.moment(at))
-        course = replace(course, evidence=judged.evidence)
-    course = replace(
-        course,
-        due=minutes.stop if minutes else course.due,
-        looks=course.looks + 1,
-        looks_here=course.looks_here + 1,
+        judged = judge(state.plan, state.evidence, taken, state.moment(at))
+        state = replace(state, evidence=judged.evidence)
+    state = replace(
+        state,
+        due=minutes.stop if minutes else state.due,
+        looks=state.looks + 1,
+        looks_here=state.looks_here + 1,
     )
-    sounding = Alarms.of(seen["alarms"]).sounding(course.alarms)
+    sounding = Alarms.of(seen["alarms"]).sounding(state.alarms)
     verdict = None if judged is None else judged.verdict
-    word, reason = _word(course, verdict, sounding, _signal(seen["record"]), course.minute(at))
-    if word is Action.ASK:
-        course = replace(course, asked=course.minute(at))
-    if word is not Action.CONTINUE:
-        course = replace(course, looks_here=0)
-    return Evaluation(course, taken, judged, word, reason)
+    action, reason = _action(state, verdict, sounding, _signal(seen["record"]), state.minute(at))
+    if action is Action.ASK:
+        state = replace(state, asked=state.minute(at))
+    if action is not Action.CONTINUE:
+        state = replace(state, looks_here=0)
+    return Evaluation(state, taken, judged, action, reason)
 
 
 def _signal(record: Mapping[str, Any]) -> Signal | None:
@@ -178,45 +178,49 @@ def _signal(record: Mapping[str, Any]) -> Signal | None:
     return Signal(signal) if signal in set(Signal) else None
 
 
-def _word(
-    course: RolloutState, verdict: Verdict | None, sounding: list[str], signal: Signal | None, minute: int
+def _action(
+    state: RolloutState, verdict: Verdict | None, sounding: list[str], signal: Signal | None, minute: int
 ) -> tuple[Action, str]:
     """The next action and its reason. Reasons are part of decision records: their texts are fixed."""
     if signal is Signal.ABORT:
         return Action.ROLL_BACK, "a person ended it"
     if sounding:
         return Action.ROLL_BACK, f"the alarm {sounding[0]} sounds"
-    word, reason = _of_the_end(course, minute) if verdict is None else _of_the_verdict(course, verdict, signal, minute)
-    if word is Action.ADVANCE and signal is Signal.PAUSE:
-        word, reason = Action.CONTINUE, "it could go on, but a person has paused it"
-    if word is Action.CONTINUE and course.looks_here >= EVALUATIONS_PER_EXECUTION:
-        word = Action.WATCH
-    return word, reason
+    action, reason = (
+        _action_at_full_traffic(state, minute)
+        if verdict is None
+        else _action_of_verdict(state, verdict, signal, minute)
+    )
+    if action is Action.ADVANCE and signal is Signal.PAUSE:
+        action, reason = Action.CONTINUE, "it could go on, but a person has paused it"
+    if action is Action.CONTINUE and state.looks_here >= EVALUATIONS_PER_EXECUTION:
+        action = Action.WATCH
+    return action, reason
 
 
-def _of_the_end(course: RolloutState, minute: int) -> tuple[Action, str]:
-    alone, gone = course.alone, minute - course.begun
-    if alone.fails(course.plan):
+def _action_at_full_traffic(state: RolloutState, minute: int) -> tuple[Action, str]:
+    alone, gone = state.alone, minute - state.begun
+    if alone.fails(state.plan):
         failed = f"{alone.errors} of {alone.requests} requests failed since it serves alone"
         return (
             Action.ROLL_BACK,
-            f"the new version fails more than {course.plan.objective:.3g} of its requests: {failed}",
+            f"the new version fails more than {state.plan.objective:.3g} of its requests: {failed}",
         )
-    if gone >= course.pace.final:
+    if gone >= state.pace.final:
         return Action.ADVANCE, f"all traffic has gone well for {gone} minutes"
-    return Action.CONTINUE, f"all traffic goes to the new version, for {max(0, gone)} of {course.pace.final} minutes"
+    return Action.CONTINUE, f"all traffic goes to the new version, for {max(0, gone)} of {state.pace.final} minutes"
 
 
-def _of_the_verdict(course: RolloutState, verdict: Verdict, signal: Signal | None, minute: int) -> tuple[Action, str]:
-    words = {Decision.ROLL_BACK: Action.ROLL_BACK, Decision.ADVANCE: Action.ADVANCE}
-    if word := words.get(verdict.decision):
-        return word, explain(course.plan, course.evidence, verdict)
+def _action_of_verdict(state: RolloutState, verdict: Verdict, signal: Signal | None, minute: int) -> tuple[Action, str]:
+    actions = {Decision.ROLL_BACK: Action.ROLL_BACK, Decision.ADVANCE: Action.ADVANCE}
+    if action := actions.get(verdict.decision):
+        return action, explain(state.plan, state.evidence, verdict)
     if verdict.decision is not Decision.UNDECIDED:
         return Action.CONTINUE, f"{verdict.decision.value}, after {verdict.minutes} minutes"
     if signal is Signal.APPROVE:
         return Action.ADVANCE, "undecided, and a person approved it"
-    if course.asked is None:
-        return Action.ASK, f"Approve it, or abort it: {explain(course.plan, course.evidence, verdict)}"
-    if minute - course.asked >= course.pace.patience:
-        return Action.ROLL_BACK, f"undecided, and nobody answered for {minute - course.asked} minutes"
+    if state.asked is None:
+        return Action.ASK, f"Approve it, or abort it: {explain(state.plan, state.evidence, verdict)}"
+    if minute - state.asked >= state.pace.patience:
+        return Action.ROLL_BACK, f"undecided, and nobody answered for {minute - state.asked} minutes"
     return Action.CONTINUE, "undecided: a person is awaited"

@@ -1,39 +1,42 @@
-"""The console script's first steps: Ctrl-C is answered in peace even while the command is still being imported."""
+"""The console script: repairs the standard streams, imports the command, answers Ctrl-C during the imports.
+
+Two start-up measures, each measured over 20 runs: without the search for pydantic plugins, `store ls` takes 20 ms less
+processor time; without a last garbage collection at exit, 10 ms (`--help`) to 70 ms (`build`) less.
+"""
 
 import gc
 import os
 import sys
 from io import TextIOWrapper
 from types import ModuleType
-from typing import Any, Final, NoReturn
-
-_GARBAGE_AFTER: Final = 200_000  # objects more: a start-up makes half as many, and none of them is garbage
+from typing import Any, NoReturn
 
 
 def main() -> NoReturn:
-    gc.set_threshold(_GARBAGE_AFTER)
-    mend_streams()
-    without_plugins()
+    repair_streams()
+    skip_plugins()
     try:
         from nxpipe.pipeline.cli.main import main as run
         from nxpipe.pipeline.util.console import guard_streams
     except KeyboardInterrupt:
-        sys.exit(130)  # the table of exit codes is not imported yet
+        sys.exit(130)  # INTERRUPTED; the table of exit codes may not be imported yet
     guard_streams()
     try:
         run()
     finally:
-        gc.freeze()  # all that is left goes with the process; after a capture, looking through it takes a second
+        gc.freeze()  # skip the collection at exit: the process returns all memory
 
 
-def mend_streams() -> None:
-    """What the caller has closed leads nowhere: else the next file that is opened would take its number, and a program
-    that is started would write into it. A character that the terminal's encoding lacks is an escape."""
+def repair_streams() -> None:
+    """Redirect closed standard streams to /dev/null, and escape characters that the terminal's encoding lacks.
+
+    With a closed stream, the next file opened would get its descriptor, and a subprocess would write to that file.
+    """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, which is this one
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor, which is this one
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, TextIOWrapper):
@@ -43,17 +46,17 @@ def mend_streams() -> None:
 
 
 class _NoPlugins(ModuleType):
-    """In place of pydantic's search for plugins, which takes a tenth of a short command's time to find none.
+    """A stand-in for pydantic's plugin loader, which would import importlib.metadata and scan all packages.
 
-    Nor may what happens to be installed take part in reading a document. Only this process is ours to decide for, so
-    this is done here and not where the documents are.
+    Plugins that happen to be installed must not take part in reading documents either. Only the command may decide
+    that for its process, so the stand-in is here and not in the library.
     """
 
     def get_plugins(self) -> tuple[()]:
         return ()
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else another version of pydantic looks for here is its own."""
+        """Any other attribute, as of a later pydantic, is the real loader's."""
         if name.startswith("__"):
             raise AttributeError(name)
         from importlib import import_module
@@ -62,6 +65,6 @@ class _NoPlugins(ModuleType):
         return getattr(import_module(self.__name__), name)
 
 
-def without_plugins() -> None:
+def skip_plugins() -> None:
     loader = _NoPlugins("pydantic.plugin._loader")
     sys.modules.setdefault(loader.__name__, loader)

@@ -12,7 +12,7 @@ import click
 from nxpipe.artifact_store.names import short_name
 from nxpipe.pipeline.artifacts.store_url import open_configured_store
 from nxpipe.pipeline.build.explain import difference_table, differences_as_json
-from nxpipe.pipeline.build.status import PLAN_WORDS
+from nxpipe.pipeline.build.jobs import PLAN_WORDS
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import ModelOptions, model_options
 from nxpipe.pipeline.cli.options import config_option, store_option
@@ -136,7 +136,7 @@ class _Subject:
         return specs_of_options(self.values, self.config, names, self.config_path.parent)
 
     def answers(self, store: "Store", count: int, report: "Report") -> "Iterator[CacheLookup]":
-        from nxpipe.pipeline.build.estimates import Timings
+        from nxpipe.pipeline.build.cache import Timings
         from nxpipe.pipeline.build.explain import look_up_artifact, look_up_request
         from nxpipe.pipeline.build.plan import make_plan
         from nxpipe.pipeline.compile.spec import BuildSpec

@@ -1,1 +1,1 @@
-"""Templates from where they are: files, a folder that CDK has written, or the stacks of an account."""
+"""Fleets on AWS: the agent on an instance, Kubernetes manifests, templates, contents of lock files."""

@@ -58,7 +58,7 @@ class Deviation:
     def faults(self, allowed: Thresholds) -> list[str]:
         """The figures beyond the thresholds, as `cosine 0.970 < min_cosine 0.999`. NaN is beyond every threshold."""
         limits = (
-            _least("cosine", self.cosine, allowed.min_cosine, "min_cosine", ".6g"),
+            _least("cosine", self.cosine, allowed.min_cosine, "min_cosine", ".7f"),
             _most("relative error", self.max_relative, allowed.max_relative_error, "max_relative_error"),
             _most("KL divergence", self.kl, allowed.max_kl, "max_kl"),
             _least("top-1", self.top1, allowed.min_top1, "min_top1"),

@@ -1,1 +1,1 @@
-"""From a description to a channel, through gates that can be repeated. docs/guides/release.md."""
+"""Releases: the gates from a model's description to a channel and its fleets; docs/release.md."""

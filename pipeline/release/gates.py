@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
+from nxpipe.pipeline.build.jobs import RESULT_WORDS, CellStatus
 from nxpipe.pipeline.build.report.summary import counted, headline, tally
 from nxpipe.pipeline.build.state import Results
-from nxpipe.pipeline.build.status import RESULT_WORDS, CellStatus
 from nxpipe.pipeline.release.state import VerifiedManifests
 from nxpipe.pipeline.util.escape import unstyled
 from nxpipe.pipeline.util.exit_codes import REGRESSION, VERIFICATION

@@ -17,17 +17,18 @@ from nxpipe.artifact_store.names import short_name
 from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline import VERSION
+from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, environment_channel, model_id, unknown_channel
 from nxpipe.pipeline.artifacts.channels import (
     ENVIRONMENTS,
     environment_channel,
     model_id,
-    serving_fleets,
     unknown_channel,
 )
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.build.matrix import specs_of_config
 from nxpipe.pipeline.build.run import BuildRun
 from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.config.fleets import serving_fleets
 from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.models.versions import compiler_digest
 from nxpipe.pipeline.release.options import ExpectedGeneration, ReleaseOptions
@@ -232,8 +233,8 @@ class ReleaseContext:
 
     def _unpublished(self, candidate: ReleaseCandidate) -> NotFound:
         return NotFound(
-            f"channel {self.options.source} serves {candidate.name}, but manifest {candidate.manifest} is not published"
-            f"in {self.store.url}; release to {self.options.source} again"
+            f"channel {self.options.source} serves {candidate.name}, whose manifest {candidate.manifest} is missing in "
+            f"{self.store.url}; release to {self.options.source} again"
         )
 
     def _require_expected(self, tip: Generation | None) -> None:

@@ -1,1 +1,1 @@
-"""Rollouts before and after they happen: what one can expect of a plan, and what a record says of one that is over."""
+"""Rollouts of a fleet: planning, simulation, start, status and end."""

@@ -5,6 +5,7 @@ before the environment has an instance, and the fleet's channel after the promot
 the middle of a rollout fetches the artifact of its environment.
 """
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -18,11 +19,14 @@ from nxpipe.artifact_store.errors import NotFound, Refused
 from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
 from nxpipe.pipeline.artifacts.channels import ServedModel, environment_channel
 from nxpipe.pipeline.artifacts.signing import author_signature, trust_in
-from nxpipe.pipeline.config import Config, ServingFleet
+from nxpipe.pipeline.artifacts.store_url import open_uncached_store
+from nxpipe.pipeline.config import Config, ServingFleet, load_config
+from nxpipe.pipeline.config.fleets import serving_fleet, serving_fleets
 from nxpipe.pipeline.rollout.aws import StateMachine
 from nxpipe.pipeline.rollout.input import RolloutCandidate
 from nxpipe.pipeline.rollout.requirements import artifact_requirements, requirements
 from nxpipe.pipeline.rollout.status import StatusReader
+from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import RolloutRefused
 
 _PROMOTED: Final = "promoted by rollout {}"
@@ -162,3 +166,19 @@ class RolloutContext:
     @property
     def watcher(self) -> StatusReader:
         return StatusReader(self.machine, self.artifacts.store)
+
+
+def open_context(
+    console: Console, fleet: str, store: str | None, config_path: Path, *, actor: str = "", key: str | None = None
+) -> RolloutContext:
+    """The fleet that a command names, with its state machine and its channels."""
+    config = load_config(config_path, os.environ)
+    served = serving_fleet(config, fleet, "FLEET")
+    # Channels are read without this machine's cache: a rollout changes them.
+    opened = open_uncached_store(store, config_path, console)
+    artifacts = FleetArtifacts(opened, config, config_path.parent, served, actor, key)
+    return RolloutContext(config, served, StateMachine(config, served), artifacts)
+
+
+def serving_fleet_names(config_path: Path) -> list[str]:
+    return list(serving_fleets(load_config(config_path, os.environ)))

@@ -90,7 +90,7 @@ def _step(status: Status, plan: CanaryPlan) -> str:
     where = f"step {status.step + 1} of {len(plan.steps)}, at {step.weight} %"
     if verdict is None:
         return f"{where}, starting"
-    if status.look and status.look.word == "roll_back":
+    if status.look and status.look.action == "roll_back":
         return f"{where}: {style('rolling back', fg='red', bold=True)}"
     if status.undecided:
         return f"{where}: {style('undecided: a person must decide', fg='yellow', bold=True)}"
@@ -164,7 +164,7 @@ def _row(look: EvaluationRecord) -> tuple[str, ...]:
     evidence = (odds(verdict.better), odds(verdict.worse)) if verdict else ("", "")
     at = look.at.replace("T", " ")[:19]
     step = "all" if look.step is None else str(look.step + 1)
-    return (at, step, *(counts if arms else ("", "")), *evidence, look.word, look.reason.split("\n")[0])
+    return (at, step, *(counts if arms else ("", "")), *evidence, look.action, look.reason.split("\n")[0])
 
 
 _BARS: Final = 12

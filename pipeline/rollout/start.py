@@ -70,23 +70,24 @@ def decide(
     candidate, item = artifacts.candidate(request.artifact), machine.record.read()
     owner = machine.execution(item.owner) if item.owner else None
     if owner is not None:
-        return _the_same(machine.fleet, owner, candidate)
-    old = _whole(machine)
+        return _same_rollout(machine.fleet, owner, candidate)
+    old = _serving_environment(machine)
     new = other_environment(old)
     if request.to not in (None, new):
         raise RolloutRefused(f"fleet {machine.fleet} runs on {old}, so a rollout goes to {new}; omit --to")
     if artifacts.running_artifact(old).request_key == candidate.artifact and not request.again:
         return AlreadyServed(old, candidate)
+    # The name follows from the candidate and the state of the channel, so the same command finds its own execution.
     name = f"{candidate.artifact[:12]}-{new}-{candidate.generation}"
     before = machine.execution(machine.execution_arn(name))
     if before is not None and not request.again and _was_judged(machine, before):
         return before
     if item.owner not in (None, machine.execution_arn(name)):
-        _insist_on_abandoned(machine.fleet, item)
+        _require_abandoned(machine.fleet, item)
     known = baseline_history(machine, old, request.minute)
     plan = plan_of(rules, known.latencies)
     rollout = RolloutInput(old, new, candidate, plan, schedule_of(request.minute), artifacts.actor, request.reason)
-    return StartDecision(_unused(machine, name), request.artifact, rollout, known, item.owner)
+    return StartDecision(_free_name(machine, name), request.artifact, rollout, known, item.owner)
 
 
 def start_execution(machine: StateMachine, artifacts: FleetArtifacts, what: StartDecision) -> str:
@@ -108,7 +109,7 @@ def start_execution(machine: StateMachine, artifacts: FleetArtifacts, what: Star
     return arn
 
 
-def _whole(machine: StateMachine) -> str:
+def _serving_environment(machine: StateMachine) -> str:
     """The environment with all traffic, by the listener rule itself."""
     weights = machine.weights()
     serving = [colour for colour, weight in weights.items() if weight]
@@ -121,7 +122,7 @@ def _whole(machine: StateMachine) -> str:
     )
 
 
-def _unused(machine: StateMachine, name: str) -> str:
+def _free_name(machine: StateMachine, name: str) -> str:
     """A free name: Step Functions reserves the name of an execution for 90 days."""
     tried, number = name, 1
     while machine.execution(machine.execution_arn(tried)) is not None:
@@ -136,7 +137,7 @@ def _was_judged(machine: StateMachine, before: RolloutExecution) -> bool:
     return outcome is None or outcome.end in (RolloutEnd.PROMOTED, RolloutEnd.ROLLED_BACK)
 
 
-def _insist_on_abandoned(fleet: str, item: RecordItem) -> None:
+def _require_abandoned(fleet: str, item: RecordItem) -> None:
     """The owner of the lock was never started: its command was killed, or is about to start it."""
     if item.since is not None and datetime.now(UTC) - item.since < _ABANDONED:
         raise RolloutRefused(
@@ -145,7 +146,7 @@ def _insist_on_abandoned(fleet: str, item: RecordItem) -> None:
         )
 
 
-def _the_same(fleet: str, owner: RolloutExecution, candidate: RolloutCandidate) -> RolloutExecution:
+def _same_rollout(fleet: str, owner: RolloutExecution, candidate: RolloutCandidate) -> RolloutExecution:
     """The running rollout, if it is of the same candidate."""
     if owner.running and owner.input and owner.input.candidate.artifact == candidate.artifact:
         return owner
@@ -153,6 +154,8 @@ def _the_same(fleet: str, owner: RolloutExecution, candidate: RolloutCandidate) 
 
 
 def _busy(fleet: str, owner: RolloutExecution) -> str:
+    # A failed execution still owns the lock, and its watchdog acts before any new rollout: it restores all traffic to
+    # one environment, which a rollout needs to start from. It takes the lock over and releases it.
     if not owner.running:
         return f"rollout {owner.name} of fleet {fleet} failed, and its watchdog is rolling back; retry in a minute"
     what = f" of {owner.input.candidate.name}" if owner.input else ""

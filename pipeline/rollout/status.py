@@ -92,7 +92,7 @@ class EvaluationRecord:
         return int(self.record["moment"]["step"]) if self.verdict else None
 
     @property
-    def word(self) -> str:
+    def action(self) -> str:
         return str(self.record["word"])
 
     @property
@@ -313,4 +313,4 @@ def _step_after(look: EvaluationRecord | None) -> int | None:
     """The step that the state machine is at or about to begin; None at full traffic."""
     if look is None:
         return 0
-    return look.step if look.step is None or look.word != "advance" else look.step + 1
+    return look.step if look.step is None or look.action != "advance" else look.step + 1

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.artifact_store.samples import s3_server
-from tests.cloud.install import install
+from tests.localaws.install import install
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from nxpipe.stacks.observability import metrics as watched
 from tests.agent.metadata import Metadata, metadata_service
 from tests.agent.project import CONFIG
 from tests.pipeline.command import NXPIPE, Answer, nxpipe
+from tests.tiers import examples
 
 GROUP = "/nxpipe/demo/search"
 BUSY: dict[str, Any] = {
@@ -80,7 +81,7 @@ _JSON = st.recursive(
 _MAPS = st.none() | st.dictionaries(st.text(max_size=3), _JSON)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.none()
     | st.lists(st.fixed_dictionaries({"report": st.none() | st.dictionaries(st.sampled_from(_GROUPS), _MAPS)}))

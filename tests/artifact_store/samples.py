@@ -18,7 +18,7 @@ from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.evidence import EMULATED, Compared, Evidence, Figures, Limits
 from nxpipe.artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
-from tests.cloud.mends import creations
+from tests.localaws.moto_patches import creations
 
 T = TypeVar("T")
 R = TypeVar("R")

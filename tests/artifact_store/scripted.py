@@ -72,6 +72,8 @@ class _Connection(StreamRequestHandler):
         while line := self.rfile.readline().decode("latin-1").strip():
             name, _, value = line.partition(":")
             headers[name.lower()] = value.strip()
+        if headers.get("expect") == "100-continue":  # the SDK would wait a second for it
+            self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         return Asked(start, headers, self.rfile.read(int(headers.get("content-length", 0))), connection)
 
 

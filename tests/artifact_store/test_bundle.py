@@ -27,6 +27,7 @@ from nxpipe.artifact_store.trust.envelope import statement_of
 from nxpipe.artifact_store.trust.keys import as_base64
 from tests.artifact_store.samples import Folder, Place, folder, publish_verified, put, watched
 from tests.conftest import ROOT
+from tests.tiers import examples
 
 KEY = "ab" * 32
 
@@ -330,7 +331,7 @@ def test_no_bundle_is_not_found(tmp_path: Path) -> None:
         Bundled.read(tmp_path / "none.tar")
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_no_flipped_bit_of_a_bundle_is_ever_published(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -362,7 +363,7 @@ def test_the_page_names_what_a_bundle_holds() -> None:
     assert named - set(re.findall(r"`([^`]+)`", page)) == set()
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=400))
 def test_bytes_of_a_stranger_are_no_image(data: bytes) -> None:
     with pytest.raises(StoreError):

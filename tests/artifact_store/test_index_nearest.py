@@ -20,6 +20,7 @@ from nxpipe.artifact_store.layout import INPUT_SEGMENTS, blob_path
 from nxpipe.artifact_store.record import Published
 from tests.artifact_store.samples import Place, contents, folder, manifest
 from tests.artifact_store.test_index import told
+from tests.tiers import examples
 
 
 def publish(store: Store, inputs: dict[str, Any]) -> Published:
@@ -124,7 +125,7 @@ _VALUES = st.recursive(
 _DOCUMENTS = st.dictionaries(_NAMES, _VALUES, max_size=4)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(_DOCUMENTS, _DOCUMENTS)
 def test_only_equal_documents_have_equal_fields(one: dict[str, object], other: dict[str, object]) -> None:
     same = canonical_json(one) == canonical_json(other)

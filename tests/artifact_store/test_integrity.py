@@ -13,6 +13,7 @@ from nxpipe.artifact_store.errors import Corrupt
 from nxpipe.artifact_store.layout import action_path, blob_path
 from nxpipe.artifact_store.manifest import Manifest
 from tests.artifact_store.samples import Folder, folder, put
+from tests.tiers import examples
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def damages(draw: st.DrawFn) -> Callable[[bytes], bytes]:
     return damage
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(data=st.data(), damage=damages())
 def test_any_damage_to_any_object_is_caught(
     place: Folder, manifest: Manifest, data: st.DataObject, damage: Callable[[bytes], bytes]

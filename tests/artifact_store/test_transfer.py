@@ -22,6 +22,7 @@ from nxpipe.artifact_store.layout import blob_path
 from nxpipe.artifact_store.trust.channel_trust import ALL
 from tests.artifact_store.afar import afar, counting, patch, promoted, refuse
 from tests.artifact_store.samples import Place, contents, folder, put, tree
+from tests.tiers import examples
 
 
 @pytest.fixture
@@ -196,7 +197,7 @@ def test_a_large_blob_comes_in_ranges_and_is_right(place: Place, tier: ReadCache
     assert not tree(tier.partial.root)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(size=st.integers(1001, 9000), fails_at=st.sets(st.integers(0, 8), min_size=1, max_size=5), rot=st.booleans())
 def test_what_has_come_before_a_failure_does_not_come_again(
     tmp_path: Path, small_ranges: int, size: int, fails_at: set[int], rot: bool

@@ -13,6 +13,8 @@ from nxpipe.artifact_store.errors import Denied, StoreUnavailable, UnsafeBackend
 from nxpipe.artifact_store.maintenance.doctor import Diagnosis, examine, insist_on_safety
 from tests.artifact_store.wire import Wire, answer
 
+pytestmark = pytest.mark.sample(2)
+
 
 def failed(backend: Backend) -> set[str]:
     return {each.probe.name for each in examine(backend) if each.verdict == "fail"}

@@ -165,7 +165,7 @@ def run(examples: int, steps: int) -> None:
 
 
 def test_nothing_that_may_be_asked_for_is_collected() -> None:
-    run(examples=15, steps=25)
+    run(examples=8, steps=25)
 
 
 @pytest.mark.slow

@@ -13,11 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.pipeline.build.jobs import Event, JobFinished, JobLog, JobStarted, JobSubmitted
+from nxpipe.pipeline.build.jobs import (
+    CellStatus,
+    Event,
+    Failure,
+    FailureClass,
+    JobFinished,
+    JobLog,
+    JobStarted,
+    JobSubmitted,
+)
 from nxpipe.pipeline.build.report.document import BuildHost, report_document
 from nxpipe.pipeline.build.report.html import page
 from nxpipe.pipeline.build.state import Results
-from nxpipe.pipeline.build.status import CellStatus, Failure, FailureClass
 from tests.build_report.world import (
     BEGAN,
     NO_SPACE,

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from nxpipe.pipeline.build.jobs import JobFinished
+from nxpipe.pipeline.build.jobs import Failure, FailureClass, JobFinished
 from nxpipe.pipeline.build.report.github import MOST, annotations, in_github, step_summary, write_summary
 from nxpipe.pipeline.build.state import Results
-from nxpipe.pipeline.build.status import Failure, FailureClass
 from nxpipe.pipeline.util.escape import plain
 from tests.build_report.world import NO_SPACE, TOO_LARGE, artifact, cell, course, ends, matrix, plan, results, shape
 

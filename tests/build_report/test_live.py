@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console as Rich
 
-from nxpipe.pipeline.build.jobs import Event, JobFinished, JobLog, JobStarted, from_document
+from nxpipe.pipeline.build.jobs import CellStatus, Event, JobFinished, JobLog, JobStarted, from_document
 from nxpipe.pipeline.build.plan import BuildPlan
 from nxpipe.pipeline.build.report.live import JsonView, LineView, LiveView, live_view
 from nxpipe.pipeline.build.report.live_table import screen
 from nxpipe.pipeline.build.state import BuildState
-from nxpipe.pipeline.build.status import CellStatus
 from nxpipe.pipeline.util.console import Console
 from tests.build_report.terminal import Screen, read_some
 from tests.build_report.world import NO_SPACE, TOO_LARGE, Clock, artifact, cell, course, matrix, plan, shape
@@ -301,7 +300,7 @@ def test_markup_in_a_strangers_words_is_shown_as_it_is() -> None:
 WATCHED = """
 import signal, sys, time
 from nxpipe.pipeline.build.report.live import live_view
-from nxpipe.pipeline.build.status import CellStatus
+from nxpipe.pipeline.build.jobs import CellStatus
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.build.state import BuildState
 from tests.build_report.world import course, matrix

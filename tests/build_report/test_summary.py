@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.pipeline.build.jobs import JobFinished
+from nxpipe.pipeline.build.jobs import CellStatus, Failure, FailureClass, JobFinished
 from nxpipe.pipeline.build.report.summary import missing_groups, status_counts, summary
 from nxpipe.pipeline.build.state import Results
-from nxpipe.pipeline.build.status import CellStatus, Failure, FailureClass
 from nxpipe.pipeline.util.escape import unstyled
 from tests.build_report.world import NO_SPACE, TOO_LARGE, artifact, cell, course, ends, matrix, plan, results, shape
 

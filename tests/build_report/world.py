@@ -4,13 +4,26 @@ import hashlib
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 
-from nxpipe.pipeline.build.jobs import BuildEvent, Event, JobFinished, JobLog, JobRetry, JobStarted, JobSubmitted
+from nxpipe.pipeline.build.asked import Asked
+from nxpipe.pipeline.build.jobs import (
+    BuildEvent,
+    CellStatus,
+    Event,
+    Failure,
+    FailureClass,
+    JobFinished,
+    JobLog,
+    JobRetry,
+    JobStarted,
+    JobSubmitted,
+)
 from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact, PlannedCell
 from nxpipe.pipeline.build.state import BuildState, Results
-from nxpipe.pipeline.build.status import CellStatus, Failure, FailureClass
 from nxpipe.pipeline.models.shapes import Shape, shapes_of
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.weights import WeightsSource
+from nxpipe.pipeline.order import Order
+from nxpipe.pipeline.request import Shape, shapes_of
 
 BEGAN = "2026-11-21T19:01:47.250000Z"
 TOO_LARGE = Failure(

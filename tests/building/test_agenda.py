@@ -3,10 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nxpipe.pipeline.build.jobs import Job
+from nxpipe.pipeline.build.jobs import CellStatus, Job
 from nxpipe.pipeline.build.plan import BuildPlan
 from nxpipe.pipeline.build.scheduler import JobQueue
-from nxpipe.pipeline.build.status import CellStatus
 from tests.building.plans import THRESHOLDS, artifact, cell
 
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 
-from nxpipe.pipeline.build.status import EVENT_WORDS, PLAN_WORDS, REPORT_WORDS, CellStatus, FailureClass
+from nxpipe.pipeline.build.jobs import EVENT_WORDS, PLAN_WORDS, REPORT_WORDS, CellStatus, FailureClass
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "reference" / "building.md").read_text()

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobStarted
+from nxpipe.pipeline.build.jobs import CellStatus, Event, Failure, FailureClass, Job, JobFinished, JobStarted
 from nxpipe.pipeline.build.plan import BuildPlan, PlannedCell
 from nxpipe.pipeline.build.scheduler import JobQueue, RetryPolicy, run_jobs
 from nxpipe.pipeline.build.state import BuildState, Results
-from nxpipe.pipeline.build.status import CellStatus, Failure, FailureClass
 from nxpipe.pipeline.util.exit_codes import INCOMPLETE, INTERRUPTED, STORE
 from tests.building.plans import FAULTS, THRESHOLDS, Course, artifact, cell, courses, failure
 

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nxpipe.emulator.hardware import instance
-from nxpipe.pipeline.build.estimates import Timings, cell_work, parameters_of, worker_memory
+from nxpipe.pipeline.build.cache import Timings
+from nxpipe.pipeline.build.plan import cell_work, parameters_of, worker_memory
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.shapes import Shape
 from nxpipe.pipeline.models.source import PretrainedModel
+from nxpipe.pipeline.models.source import ModelSource
 from nxpipe.pipeline.models.weights import RandomWeights
 from tests.pipeline.conftest import BERT, LLAMA
 

@@ -8,6 +8,8 @@ import pytest
 from tests.building.killing import Kind, how_long, kill_and_resume
 from tests.building.world import models_world, saved_world
 
+pytestmark = pytest.mark.sample(2)
+
 
 @pytest.fixture(scope="module")
 def seconds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Kind], float]:

@@ -15,14 +15,18 @@ from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.builds import keep_step_result, record_failure
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.manifest import Executable, Manifest, ModelRef
-from nxpipe.pipeline.build.estimates import Timings, timing_key
+from nxpipe.pipeline.build.cache import Timings, timing_key
+from nxpipe.pipeline.build.jobs import CellStatus, FailureClass
 from nxpipe.pipeline.build.plan import PlannedArtifact, PlannedCell, make_plan
-from nxpipe.pipeline.build.status import CellStatus, FailureClass
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.config.sections import Backend
 from nxpipe.pipeline.models.shapes import Shape
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.weights import WeightsSource
+from nxpipe.artifact_store.parts import keep_part
+from nxpipe.pipeline.build.asked import Asked, Backend
+from nxpipe.pipeline.order import Order
+from nxpipe.pipeline.request import Shape
 from nxpipe.pipeline.util.errors import BuildRefused, VerificationFailed
 from tests.artifact_store.samples import publish_verified
 from tests.building.plans import THRESHOLDS

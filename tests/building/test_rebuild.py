@@ -13,11 +13,13 @@ import pytest
 from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.builds import step_result
 from nxpipe.artifact_store.layout import PARTS, action_path, blob_path, part_path
-from nxpipe.pipeline.build.estimates import Timings
+from nxpipe.artifact_store.parts import part_of
+from nxpipe.pipeline.build.asked import Asked
+from nxpipe.pipeline.build.cache import Timings
+from nxpipe.pipeline.build.jobs import REPORT_WORDS
 from nxpipe.pipeline.build.plan import make_plan
 from nxpipe.pipeline.build.scheduler import JobQueue, RetryPolicy, run_jobs
 from nxpipe.pipeline.build.state import BuildState
-from nxpipe.pipeline.build.status import REPORT_WORDS
 from nxpipe.pipeline.build.worker import InlineExecutor
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.spec import ModelSpec
@@ -28,6 +30,8 @@ from tests.building.published import publish_all
 from tests.building.world import World, described, model_text, saved_world
 from tests.pipeline.command import NXPIPE
 from tests.pipeline.conftest import BERT, write_model
+
+pytestmark = pytest.mark.sample(2)
 
 HEAVY = {"torch", "transformers", "numpy", "boto3", "botocore", "ml_dtypes", "ray"}
 

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from nxpipe.pipeline.canary.counts import NO_REQUESTS, Arm, Batch
 from nxpipe.pipeline.canary.evalues import FullTrafficTest
 from tests.canary.samples import plan_with
+from tests.tiers import examples
 
 
 @given(st.floats(0.001, 0.3), st.floats(0, 1), st.integers(1, 12))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_a_version_that_keeps_to_its_objective_has_no_expectation_of_evidence_against_it(
     objective: float, share: float, requests: int
 ) -> None:

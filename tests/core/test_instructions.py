@@ -38,6 +38,7 @@ from nxpipe.emulator.isa.vector import (
 )
 from nxpipe.emulator.numerics import Array
 from tests.core.hands import FLOATS, NARROW, Bench, Layout, as_stored, layouts, values, wide
+from tests.tiers import examples
 
 EXAMPLES = 25
 quick = settings(max_examples=EXAMPLES)
@@ -144,7 +145,7 @@ def test_the_vector_engine_calculates_with_32_bits_in_float32() -> None:
     assert found["dst"] == 2**24
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(
     seeds,
     shapes,

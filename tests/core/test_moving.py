@@ -15,6 +15,7 @@ from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile, contigu
 from nxpipe.emulator.isa.program import Program, Role
 from nxpipe.emulator.numerics import Array
 from tests.core.hands import NARROW, Layout, as_stored, in_order, layouts, table, values, wide
+from tests.tiers import examples
 
 seeds = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 types = st.sampled_from(NARROW)
@@ -49,7 +50,7 @@ def picked(flat: Array, place: Far) -> Array:
     return np.asarray(where.ravel())
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(seeds, types, types, sizes, layouts(4), layouts(4))
 def test_a_copy_in_hbm(
     random: np.random.Generator, dtype: DType, out: DType, shape: tuple[int, ...], one: Layout, other: Layout
@@ -61,7 +62,7 @@ def test_a_copy_in_hbm(
     np.testing.assert_array_equal(copied(src, dst, x, before), expected)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(seeds, types, types, sizes, layouts(4), layouts(3))
 def test_a_copy_by_way_of_sbuf_with_the_partitions_first(
     random: np.random.Generator, dtype: DType, out: DType, shape: tuple[int, ...], one: Layout, other: Layout

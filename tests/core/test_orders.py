@@ -23,6 +23,7 @@ from nxpipe.emulator.isa.tensor import Matmul
 from nxpipe.emulator.isa.totals import totals
 from nxpipe.emulator.isa.vector import Memset, TensorCopy, TensorTensor
 from tests.core.hands import in_order, table
+from tests.tiers import examples
 
 F32 = DType.FLOAT32
 LANES, WIDTH = 8, 96  # the part of SBUF that programs use, and of PSUM
@@ -109,13 +110,13 @@ def run(body: Sequence[Step], order: str, *, check: bool = True) -> bytes:
     return machine.read("y").tobytes()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(bodies())
 def test_every_order_gives_the_same_bytes_where_everything_waits_for_what_is_before_it(body: tuple[Step, ...]) -> None:
     assert len({run(in_order(body), order) for order in ORDERS}) == 1
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(bodies(), st.data())
 def test_waits_that_are_dropped_are_missed_in_every_order_or_did_not_matter(
     body: tuple[Step, ...], data: st.DataObject

@@ -13,6 +13,7 @@ from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Axis, Memory, Tile
 from nxpipe.emulator.isa.vector import Memset
+from tests.tiers import examples
 
 axes = st.lists(st.builds(Axis, st.integers(1, 5), st.integers(-9, 9)), max_size=3).map(tuple)
 
@@ -26,7 +27,7 @@ def _places(shape: tuple[Axis, ...]) -> list[tuple[int, ...]]:
     return list(product(*(range(axis.size) for axis in shape)))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(axes, axes, st.sampled_from((1, 2, 4)), st.sampled_from((1, 2, 4)), st.integers(-60, 60))
 def test_patterns_touch_where_they_have_a_byte_in_common(
     one: tuple[Axis, ...], other: tuple[Axis, ...], size: int, width: int, ahead: int
@@ -35,7 +36,7 @@ def test_patterns_touch_where_they_have_a_byte_in_common(
     assert touch(pattern(one, size), pattern(other, width), ahead) == expected
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(axes, st.sampled_from((1, 2, 4)))
 def test_a_pattern_is_solid_where_no_byte_is_left_out(shape: tuple[Axis, ...], size: int) -> None:
     found, held = pattern(shape, size), touched(shape, size)
@@ -70,7 +71,7 @@ steps = st.tuples(
 Run = list[tuple[int, list[tuple[int, int]], int, tuple[Axis, ...], bool]]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(steps, max_size=14), st.integers(0, 4))
 def test_a_race_is_found_exactly_where_no_path_of_waits_leads_from_one_access_to_the_other(
     run: Run, often: int

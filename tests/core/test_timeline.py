@@ -18,6 +18,7 @@ from nxpipe.emulator.schedule.timeline import latency_ns
 from tests.core.hands import in_order, with_waits
 from tests.core.test_orders import bodies, program
 from tests.isa.assembler import program as parsed
+from tests.tiers import examples
 
 HEAD = "core v2, ranks 1\ninput x: f32[128,2048] at 0\noutput y: f32[128,2048] at 1048576\n\n"
 COPY = 1300 + 128 * 2048 / (272 * 0.81)  # nanoseconds of 2 KiB a partition on all sixteen engines
@@ -139,7 +140,7 @@ def _stream(one: Program, engine: Engine) -> Iterator[_Next]:
         yield step, [(wait.engine, max(wait.done.at(indices), 0)) for wait in step.waits]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(repeated())
 def test_any_program_takes_as_long_as_going_through_it_step_by_step(one: Program) -> None:
     assert latency_ns(one) == pytest.approx(_step_by_step(one), abs=1.0)

@@ -19,9 +19,10 @@ from nxpipe.emulator.schedule.redundant_waits import eliminate_redundant_waits
 from tests.core.hands import in_order, with_waits
 from tests.core.test_orders import F32, LANES, ORDERS, WIDTH, bodies, program, run
 from tests.mutation.redundant import knowledge
+from tests.tiers import examples
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(bodies())
 def test_programs_that_were_synchronised_give_the_same_bytes_in_every_order(body: tuple[Step, ...]) -> None:
     safe = with_waits(program(body))
@@ -29,7 +30,7 @@ def test_programs_that_were_synchronised_give_the_same_bytes_in_every_order(body
     assert {run(safe.body, order) for order in ORDERS} == {run(in_order(body), "program")}
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(bodies(), st.data())
 def test_without_the_waits_that_are_implied_every_engine_knows_as_much_at_every_step(
     body: tuple[Step, ...], data: st.DataObject
@@ -60,7 +61,7 @@ def _fewer(body: Sequence[Step], counts: tuple[int, ...], data: st.DataObject) -
 numbers = st.integers(0, 4)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.tuples(st.integers(1, 4), st.integers(1, 4)),
     st.integers(2, 4),

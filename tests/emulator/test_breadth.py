@@ -17,6 +17,8 @@ from nxpipe.emulator.passes import PassOptions, run_passes
 from nxpipe.emulator.run.fast import execute
 from tests.emulator.models import weights
 
+pytestmark = pytest.mark.sample(2)
+
 HERE = "tests/emulator/test_breadth.py"
 
 
@@ -201,6 +203,7 @@ def small(family: str, **changes: Any) -> CaptureRequest:
     return CaptureRequest(config, "feature-extraction", "forward", 1, 12, "float32")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", _SMALL)
 def test_a_model_with_such_means_agrees_with_pytorch(family: str) -> None:
     wanted = small(family)

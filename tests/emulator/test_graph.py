@@ -19,6 +19,7 @@ from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.nodes import Node, Origin, Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import Binary, Cast, LayerNorm, Linear, Reshape, Softmax, Unary
+from tests.tiers import examples
 
 F32 = DType.FLOAT32
 
@@ -125,7 +126,7 @@ def test_random_bytes_are_refused(data: bytes) -> None:
 
 
 @given(place=st.integers(0, 10_000), byte=st.integers(0, 255))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_a_changed_byte_is_refused_or_makes_another_graph(place: int, byte: int) -> None:
     data = bytearray(small_graph().to_bytes())
     data[place % len(data)] = byte
@@ -175,7 +176,7 @@ def _with_header(header: object, elements: bytes) -> bytes:
 
 
 @given(data=st.data(), replacement=hostile)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_a_hostile_header_is_refused_without_a_crash(data: st.DataObject, replacement: object) -> None:
     header, elements = _header(small_graph())
     place = data.draw(st.sampled_from(_places(header)))

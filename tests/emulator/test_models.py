@@ -42,6 +42,7 @@ def padded_inputs(wanted: CaptureRequest) -> dict[str, Array]:
     return inputs
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("family", "task"), MODELS)
 def test_without_autocast_a_model_agrees_with_pytorch(family: str, task: str) -> None:
     wanted = request(family, task)
@@ -75,6 +76,7 @@ MORE_MODELS = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("family", "task"), MORE_MODELS)
 def test_a_model_of_another_family_agrees_with_pytorch(family: str, task: str) -> None:
     wanted = replace(request(family, task), phase="forward")
@@ -116,7 +118,7 @@ def test_a_model_in_bfloat16_is_as_close_to_float32_as_bfloat16_allows(family: s
     assert 1e-4 < relative_error(found, expected) < 0.1
 
 
-several = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+several = settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def agrees(wanted: CaptureRequest) -> None:

@@ -54,6 +54,7 @@ def case(name: str) -> tuple[Graph, dict[str, Array]]:
     return captured(*CASES[name])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_an_operator_agrees_with_pytorch(name: str) -> None:
     function, operands = CASES[name]

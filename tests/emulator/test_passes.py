@@ -38,10 +38,11 @@ from nxpipe.emulator.passes.simplify import (
 )
 from nxpipe.emulator.run.fast import execute
 from tests.emulator.random_graphs import arguments, graphs
+from tests.tiers import examples
 
 F32, BF16, I64 = DType.FLOAT32, DType.BFLOAT16, DType.INT64
 PLAIN = PassOptions()
-slow_to_draw = settings(max_examples=60)
+slow_to_draw = settings(max_examples=examples(60))
 
 
 def same_results(graph: Graph, changed: Graph, seed: int) -> None:
@@ -57,7 +58,7 @@ def same_results(graph: Graph, changed: Graph, seed: int) -> None:
 
 
 @given(graph=graphs(), seed=st.integers(0, 9))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_every_pass_keeps_the_results_of_random_graphs_to_the_last_bit(graph: Graph, seed: int) -> None:
     """Each pass on its own; to draw a graph takes longer than to rewrite it, so all are given the same ones."""
     for rewrite in dict.fromkeys(PASSES):

@@ -22,6 +22,7 @@ from nxpipe.emulator.passes import PassOptions, check
 from nxpipe.emulator.passes.roll import roll
 from nxpipe.emulator.run.fast import execute
 from tests.emulator.random_graphs import arguments, graphs
+from tests.tiers import examples
 
 F32 = DType.FLOAT32
 PLAIN = PassOptions()
@@ -112,7 +113,7 @@ def test_a_layer_that_reads_two_layers_back_is_not_misread() -> None:
 
 
 @given(graph=graphs(), times=st.integers(2, 4), seed=st.integers(0, 9))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_rolling_keeps_key_bytes_and_results_of_random_programs(graph: Graph, times: int, seed: int) -> None:
     chained = chain(graph, times)
     again = roll(chained, PLAIN)
@@ -192,7 +193,7 @@ def test_a_repeat_carries_only_what_it_computes() -> None:
 
 
 @given(data=st.data(), number=st.integers(-3, 40) | st.sampled_from([2**40, 2**70]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_hostile_tables_of_a_repeat_are_refused_without_a_crash(data: st.DataObject, number: int) -> None:
     encoded = rolled(4).to_bytes()
     (length,) = struct.unpack_from("<Q", encoded, 8)

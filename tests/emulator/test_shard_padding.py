@@ -25,11 +25,12 @@ from nxpipe.emulator.run.fast import LoadedProgram, execute
 from nxpipe.emulator.run.isa import Isa
 from tests.emulator.divided_models import arguments, blank_states, lowered, request, together, worst_error
 from tests.emulator.models import captured, weights
+from tests.tiers import examples
 
 F32 = DType.FLOAT32
 DRAWN = ["bert", "bloom", "gemma2", "gpt2", "llama", "mixtral", "phi3", "qwen3", "t5"]
 several = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-many = settings(several, max_examples=200)
+many = settings(several, max_examples=examples(200))
 
 
 def sizes(family: str, heads: int, keys: int, inner: int, vocabulary: int) -> dict[str, Any]:
@@ -166,7 +167,7 @@ def test_work_that_need_not_be_shared_stays_whole_if_ranks_would_have_nothing_bu
     group=st.integers(0, 4),
     length=st.integers(0, 4),
 )
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_every_element_has_a_rank_or_the_share_is_refused(
     degree: int, parts: int, slots: int, group: int, length: int
 ) -> None:

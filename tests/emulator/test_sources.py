@@ -117,6 +117,7 @@ AUTOENCODER = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("config", "task"),
     [

@@ -39,6 +39,7 @@ from nxpipe.emulator.isa.scalar import Activation, Function
 from nxpipe.emulator.isa.vector import Memset
 from tests.executable.damage import DAMAGES, parts, sealed, survives
 from tests.executable.random_programs import executables
+from tests.tiers import examples
 
 F32 = DType.FLOAT32
 TILE = Tile(Memory.SBUF, F32, 0, 128, Affine(), contiguous(512))
@@ -92,7 +93,7 @@ def test_damaged_bytes_are_refused_or_are_the_bytes_of_what_they_say(
                 assert to_bytes(from_bytes(data)) == data
 
 
-@settings(LARGE, max_examples=50)
+@settings(LARGE, max_examples=examples(50))
 @given(executables(), st.data())
 def test_a_file_in_which_one_bit_changed_is_refused(executable: Executable, data: st.DataObject) -> None:
     good = to_bytes(executable)
@@ -167,7 +168,7 @@ def test_limits_are_those_of_the_page() -> None:
         "instructions and loops in the text": code.MOST_STEPS,
         "loops around an instruction": code.MOST_LOOPS,
         "terms of an affine number": code.MOST_TERMS,
-        "turns of an affine number": code.MOST_ROTATIONS,
+        "rotating offsets of an affine number": code.MOST_ROTATIONS,
         "axes of a place, and step sizes": code.MOST_AXES,
         "waits of an instruction": code.MOST_WAITS,
         "terms of all waits together": code.MOST_TERMS_OF_WAITS,
@@ -175,7 +176,7 @@ def test_limits_are_those_of_the_page() -> None:
         "elements of a tensor": 2**48,
         "tensors of a buffer": MOST_TENSORS,
         "parts of a divided axis, and ranks": MOST_RANKS,
-        "instructions carried out in one run": code.MOST_EXECUTED,
+        "instructions executed in one run": code.MOST_EXECUTED,
     }
     assert f"at most {LONGEST_FILE >> 20} MiB" in PAGE
     assert f"at most {LONGEST_TEXT}" in PAGE

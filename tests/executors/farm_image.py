@@ -11,8 +11,7 @@ from types import ModuleType
 
 from nxpipe.artifact_store.builds import keep_step_result, step_result
 from nxpipe.artifact_store.url import open_store
-from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog
-from nxpipe.pipeline.build.status import Failure, FailureClass
+from nxpipe.pipeline.build.jobs import Event, Failure, FailureClass, Job, JobFinished, JobLog
 from nxpipe.pipeline.util.exit_codes import COMPILE
 
 

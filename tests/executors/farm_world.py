@@ -20,8 +20,8 @@ from nxpipe.pipeline.models.shapes import Shape
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.models.weights import WeightsSource
-from tests.cloud.mends.batch_jobs import IMAGES
 from tests.conftest import ROOT
+from tests.localaws.moto_patches.batch_jobs import IMAGES
 
 REGION: Final = "us-east-2"
 ACCOUNT: Final = "123456789012"

@@ -15,13 +15,14 @@ from nxpipe.artifact_store.builds import record_outcome
 from nxpipe.artifact_store.store import Store
 from nxpipe.artifact_store.url import open_store
 from nxpipe.pipeline.build.executors.batch import LARGEST_ARRAY, PROJECT_TAG, BatchExecutor, PollIntervals, find_farm
-from nxpipe.pipeline.build.jobs import Event, JobFinished, JobLimits, JobLog, JobStarted, to_document
-from nxpipe.pipeline.build.status import FailureClass
+from nxpipe.pipeline.build.jobs import Event, FailureClass, JobFinished, JobLimits, JobLog, JobStarted, to_document
 from nxpipe.pipeline.util.errors import AwsError
 from nxpipe.pipeline.util.exit_codes import COMPILE
-from tests.cloud.mends.batch_jobs import FLOOR, lose_machine
-from tests.cloud.server import local_aws
 from tests.executors.farm_world import MIB, STORE, deploy_farm, followed, job, jobs, kept, parents, the_image, until
+from tests.localaws.moto_patches.batch_jobs import FLOOR, lose_machine
+from tests.localaws.server import local_aws
+
+pytestmark = pytest.mark.sample(2)
 
 QUICK = PollIntervals(poll=0.05, waiting=0.2)
 
@@ -136,7 +137,7 @@ def test_a_worker_that_was_killed_is_a_fault_of_its_surroundings_and_the_next_at
     (parent,) = parents()
     assert failure.message == (
         f"job {parent['jobId']} of the build farm ended without an outcome and with exit code 137: Essential container "
-        f"in task exited; its log is the stream {parent['container']['logStreamName']}."
+        f"in task exited; read its log stream {parent['container']['logStreamName']}."
     )
     runs.start(one)
     _, ends = followed(runs, 1)
@@ -205,7 +206,7 @@ def test_no_machine_is_no_failure_and_is_said_once_with_the_reason(store: Store)
         runs.start(job(f"make {name}"))
     said = list(runs.events(30.0))
     assert [event.text for event in said if isinstance(event, JobLog)] == [
-        f"job {parents()[0]['jobId']} waits for machines, and so do its items: {FLOOR.why_not}"
+        f"job {parents()[0]['jobId']} waits for a machine: {FLOOR.why_not}"
     ]
     assert runs.events(0.5) == ()
     FLOOR.open(room=2)
@@ -264,7 +265,7 @@ def test_a_network_that_is_gone_for_a_while_is_waited_for_and_a_refusal_is_not(s
     runs.start(job("make a"))
     seen, ends = followed(runs, 1)
     assert [end.failure for end in ends.values()] == [None]
-    assert len([event for event in seen if isinstance(event, JobLog) and "asked again" in event.text]) == 1
+    assert len([event for event in seen if isinstance(event, JobLog) and "polling again" in event.text]) == 1
     assert len(parents()) == 1  # what was submitted is not submitted again
     runs.start(job("make b"))
     answer: Any = {"Error": {"Code": "ExpiredTokenException"}, "ResponseMetadata": {"HTTPStatusCode": 403}}

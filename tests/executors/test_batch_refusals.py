@@ -24,8 +24,8 @@ from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import AwsError, BuildRefused
 from nxpipe.stacks import names
-from tests.cloud.install import install
 from tests.executors.farm_world import MIB, REGION, STORE, asked, define_job, deploy_farm, job, jobs
+from tests.localaws.install import install
 
 
 @pytest.fixture

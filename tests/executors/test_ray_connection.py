@@ -11,8 +11,7 @@ import pytest
 
 from nxpipe.pipeline.build.executors.ray import RayExecutor
 from nxpipe.pipeline.build.executors.ray_cluster import unavailable
-from nxpipe.pipeline.build.jobs import JobLimits
-from nxpipe.pipeline.build.status import FailureClass
+from nxpipe.pipeline.build.jobs import FailureClass, JobLimits
 from nxpipe.pipeline.util.errors import ExecutorUnavailable, MissingSoftware
 from tests.conftest import ROOT
 from tests.executors.following import ends, is_there, until_ended, wait_for

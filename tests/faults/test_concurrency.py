@@ -21,6 +21,8 @@ from tests.faults.plan import CutAfter, Plan, by_chance
 from tests.faults.proxy import Proxy
 from tests.faults.racing import Turn, in_processes, in_threads, smallest
 
+pytestmark = pytest.mark.sample(2)
+
 
 @dataclass(frozen=True)
 class Arena:

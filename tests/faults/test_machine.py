@@ -218,7 +218,7 @@ def run(world_of: Callable[[], World], examples: int, steps: int) -> None:
 
 
 def test_interleaved_writers_of_a_folder_break_no_promise() -> None:
-    run(in_a_folder, examples=40, steps=40)
+    run(in_a_folder, examples=15, steps=40)
 
 
 @pytest.mark.slow

@@ -19,6 +19,8 @@ from tests.faults.plan import (
 )
 from tests.faults.proxy import Proxy
 
+pytestmark = pytest.mark.slow  # tests of the harness: `make test-localaws`
+
 BODY = b"0123456789" * 100
 
 

@@ -16,6 +16,8 @@ from tests.faults.conftest import S3
 from tests.faults.proxy import Proxy
 
 HELLO, HELL0 = b"hello", b"hell0"
+pytestmark = pytest.mark.slow  # tests of the harness: `make test-localaws`
+
 PART = bytes(5 * 1024 * 1024)  # the least that S3 takes, except as the last
 NOWHERE = '"00000000000000000000000000000000"'
 

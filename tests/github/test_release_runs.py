@@ -18,10 +18,10 @@ from nxpipe.artifact_store.layout import signature_folder
 from nxpipe.artifact_store.store import Store
 from nxpipe.artifact_store.url import open_store
 from nxpipe.pipeline.cli import init
-from tests.cloud.server import local_aws
 from tests.github.documents import read
 from tests.github.runner import Machine, Outcome, Run, Step, carry_out, carry_out_job
 from tests.github.stand_ins import STAND_INS, configure_aws_credentials
+from tests.localaws.server import local_aws
 from tests.pipeline.conftest import BERT, LLAMA, write_model
 
 pytestmark = pytest.mark.slow

@@ -1,4 +1,7 @@
-"""Running the installed `nxpipe` as a user does: a process of its own, its two streams and its exit code."""
+"""Running `nxpipe` as a user does: a process of its own, its two streams and its exit code.
+
+`nxpipe` is forked from a server that has imported the product (see command_server); `installed` starts the script.
+"""
 
 import os
 import subprocess
@@ -6,7 +9,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.pipeline.command_server import command_server
+
 NXPIPE = Path(sys.executable).parent / "nxpipe"
+_INTERPRETER = ("PYTHON", "LC_", "LANG", "LD_")  # read when an interpreter starts, so that a fork comes too late
+TIMEOUT = 120.0
 
 
 @dataclass(frozen=True)
@@ -17,6 +24,12 @@ class Answer:
 
 
 def nxpipe(*arguments: str, cwd: Path, **environment: str) -> Answer:
+    if any(name.startswith(_INTERPRETER) for name in environment):
+        return installed(*arguments, cwd=cwd, **environment)
+    return Answer(*command_server().run([str(NXPIPE), *arguments], cwd, {**os.environ, **environment}, TIMEOUT))
+
+
+def installed(*arguments: str, cwd: Path, **environment: str) -> Answer:
     done = subprocess.run(
         [str(NXPIPE), *arguments],
         cwd=cwd,

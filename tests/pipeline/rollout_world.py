@@ -21,7 +21,7 @@ from nxpipe.pipeline.canary.handler import handle
 from nxpipe.pipeline.rollout.input import RolloutInput
 from tests.agent.project import CONFIG
 from tests.artifact_store.samples import MODEL, publish_verified, put
-from tests.cloud.install import install
+from tests.localaws.install import install
 from tests.pipeline.command import Answer
 from tests.pipeline.in_process import InProcess
 

@@ -87,7 +87,7 @@ def test_an_image_expires_when_ec2_deprecates_it_which_is_two_years_if_it_does_n
 
 
 def test_a_version_that_no_image_holds_is_told_with_the_one_that_there_is() -> None:
-    with pytest.raises(AwsError, match=r"no image of Neuron SDK 2\.32\.0: .* SDK 2\.33\.0.*set `sdk` in \[amis\]"):
+    with pytest.raises(AwsError, match=r"no image of Neuron SDK 2\.32\.0; .* SDK 2\.33\.0.*set `sdk` in \[amis\]"):
         find_image(REGION, "2.32.0", Amazon([OTHER]))
 
 

@@ -9,6 +9,8 @@ import pytest
 from nxpipe.artifact_store import open_store
 from nxpipe.emulator.capture import CaptureRequest, reference_outputs
 from nxpipe.emulator.compile import CompiledGraph
+from nxpipe.emulator.capture import CaptureRequest, parameter_specs, reference_outputs
+from nxpipe.emulator.compile import CompiledGraph, compile_program
 from nxpipe.emulator.executable.executable import from_bytes
 from nxpipe.emulator.hardware import instance
 from nxpipe.emulator.ir.decoding import decode
@@ -24,6 +26,8 @@ from nxpipe.pipeline.models.source import resolve
 from nxpipe.pipeline.models.weights import RandomWeights, Tensors
 from tests.pipeline.conftest import LLAMA, write_model
 from tests.pipeline.test_build import build, built
+
+pytestmark = pytest.mark.sample(2)
 
 
 def test_every_degree_shares_one_copy_of_the_weights(tmp_path: Path, llama: Path) -> None:
@@ -56,6 +60,7 @@ def test_an_artifact_says_which_piece_of_which_tensor_each_rank_has(tmp_path: Pa
     assert graph.inputs["cache.0.key"].type.shape == (1, 1, 32, 8)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [

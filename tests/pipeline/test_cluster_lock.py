@@ -78,7 +78,7 @@ def test_what_eks_recommends_is_locked_with_the_digests_of_the_mirror() -> None:
 
 @pytest.mark.parametrize("lacking", ["releases", "default"])
 def test_a_version_that_eks_does_not_have_is_told(lacking: str) -> None:
-    with pytest.raises(AwsError, match=r"set `kubernetes` in \[cluster\] to a version that EKS has"):
+    with pytest.raises(AwsError, match=r"set `kubernetes` in \[cluster\] to a version that EKS supports"):
         find_cluster(REGION, "1.34", (), Amazon(**{lacking: False}))
 
 

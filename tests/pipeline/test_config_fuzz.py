@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from nxpipe.pipeline.config import Config, ConfigInvalid, load_config
 from tests.conftest import ROOT
+from tests.tiers import examples
 
 GOOD = (ROOT / "nxpipe.toml").read_bytes()
 _PIECES = (
@@ -75,7 +76,7 @@ def test_random_bytes_are_refused_and_never_crash(path: Path, data: bytes) -> No
     assert_is_told_well(outcome(path, data), data)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.randoms(use_true_random=False), st.integers(1, 4))
 def test_a_damaged_configuration_is_refused_and_never_crashes(path: Path, chance: random.Random, times: int) -> None:
     data = GOOD
@@ -85,7 +86,7 @@ def test_a_damaged_configuration_is_refused_and_never_crashes(path: Path, chance
     assert_is_told_well(outcome(path, data), data)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.randoms(use_true_random=False), st.integers(1, 5))
 def test_any_value_in_any_place_is_taken_or_refused_on_its_own_line(
     path: Path, chance: random.Random, times: int

@@ -12,7 +12,7 @@ from moto import mock_aws
 from nxpipe.pipeline.fleet.templates import parse, templates_of
 from nxpipe.pipeline.util.errors import TemplateInvalid
 from nxpipe.stacks.lint.deployment_plan import fixed_properties
-from tests.cloud.install import install
+from tests.localaws.install import install
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.stacks.rules.fixtures import group, launch, resource
 

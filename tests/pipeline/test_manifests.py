@@ -13,6 +13,7 @@ from nxpipe.pipeline.fleet.kubernetes.objects import to_yaml
 from tests.pipeline.cluster_project import DIGESTS, IMAGES, LOCK, REGION, RESERVED, WHOLE, group, project, toml
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.kubernetes_schema import complaints
+from tests.tiers import examples
 
 __all__ = ["nxpipe", "project"]
 
@@ -159,7 +160,7 @@ VALUES: Final = st.recursive(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(st.dictionaries(TEXTS, VALUES, min_size=1, max_size=4), min_size=1, max_size=3))
 def test_what_is_written_is_what_any_reader_of_yaml_reads(objects: list[dict[str, Any]]) -> None:
     assert list(yaml.safe_load_all(to_yaml(objects))) == objects

@@ -33,6 +33,8 @@ from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.neuronx_fakes import RELEASES, Toolchain, toolchain
 from tests.pipeline.walk import build
 
+pytestmark = pytest.mark.sample(2)
+
 __all__ = ["nxpipe", "toolchain"]
 
 FORWARD = Shape("forward", 1, 32)
@@ -134,7 +136,7 @@ def test_what_the_compiler_refuses_is_remembered_with_its_finding(
         carry_out(asked(bert), store)
     assert "[neuronx-cc]" in "".join(refused.value.__notes__)
     toolchain.play("")
-    with pytest.raises(DoesNotFit, match="remembered") as again:
+    with pytest.raises(DoesNotFit, match="known failure") as again:
         carry_out(asked(bert), store)
     row = exit_code_of(again.value)
     assert row is not None
@@ -207,6 +209,7 @@ def test_what_this_backend_cannot_do_is_refused_before_any_work(bert: Path, monk
         request.check()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("missing", ["neuronx-cc", "torch-neuronx", "the program neuronx-cc on the PATH"])
 def test_what_is_missing_is_named_by_doctor_and_build(missing: str, toolchain: Toolchain, bert: Path) -> None:
     def state() -> str:

@@ -3,10 +3,14 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from nxpipe.artifact_store import open_store
 from tests.pipeline.conftest import LLAMA, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.test_build import build, built
+
+pytestmark = pytest.mark.sample(2)
 
 __all__ = ["nxpipe"]
 

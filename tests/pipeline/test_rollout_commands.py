@@ -20,6 +20,8 @@ from tests.canary.samples import plan_with
 from tests.pipeline.in_process import nxpipe
 from tests.pipeline.rollout_world import Fleet, fleet, front
 
+pytestmark = pytest.mark.sample(2)
+
 __all__ = ["fleet", "front", "nxpipe"]
 
 REFUSED = exit_codes.ROLLOUT_REFUSED.number

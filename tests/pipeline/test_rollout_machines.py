@@ -1,6 +1,6 @@
 """`nxpipe rollout` against the real machines on a local AWS, with a second for a minute.
 
-What becomes of a version that is promoted is told by tests/cloud/test_rollout_demo.py.
+What becomes of a version that is promoted is told by tests/localaws/test_rollout_demo.py.
 """
 
 import json
@@ -16,9 +16,9 @@ import pytest
 from nxpipe.artifact_store import open_store
 from nxpipe.pipeline.util import exit_codes
 from tests.artifact_store.samples import publish_verified, put
-from tests.cloud.formation.provider import client_of
-from tests.cloud.server import local_aws
-from tests.cloud.visitors import Fleet, visitors
+from tests.localaws.formation.provider import client_of
+from tests.localaws.server import local_aws
+from tests.localaws.visitors import Fleet, visitors
 from tests.pipeline.command import NXPIPE, Answer
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.stacks.local import REGION

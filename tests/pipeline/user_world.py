@@ -15,7 +15,7 @@ import pytest
 from nxpipe.artifact_store import open_store
 from nxpipe.pipeline.util.exit_codes import ExitCode
 from tests.faults.proxy import Proxy
-from tests.pipeline.command import NXPIPE, Answer
+from tests.pipeline.command import NXPIPE, TIMEOUT, Answer, nxpipe
 from tests.pipeline.conftest import BERT, write_model
 from tests.pipeline.test_store_commands import MODEL, publish
 
@@ -71,13 +71,16 @@ class World:
 
 
 def run(*words: str, cwd: Path, before: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> Answer:
+    """`before` are the words that start it as another user."""
+    if not before:
+        return nxpipe(*words, cwd=cwd, **(environment or {}))
     done = subprocess.run(
         [*before, str(NXPIPE), *words],
         cwd=cwd,
         capture_output=True,
         text=True,
         env={**os.environ, **(environment or {})},
-        timeout=120,
+        timeout=TIMEOUT,
         check=False,
     )
     return Answer(done.returncode, done.stdout, done.stderr)

@@ -5,9 +5,13 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from nxpipe.pipeline.util import exit_codes
 from tests.pipeline.command import NXPIPE
 from tests.release.world import GATES, Team, states
+
+pytestmark = pytest.mark.sample(2)
 
 
 def ended_at(line_begins: str, with_signal: signal.Signals) -> tuple[int, list[str]]:

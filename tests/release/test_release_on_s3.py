@@ -6,7 +6,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from tests.cloud.server import local_aws
+from tests.localaws.server import local_aws
 from tests.pipeline.in_process import InProcess
 from tests.release.world import CELLS, GATES, Team, gate, make_project, states
 

@@ -86,9 +86,9 @@ def course(plan: CanaryPlan = PLAN) -> RolloutState:
 def roll_out(front: Front, plan: CanaryPlan = PLAN) -> tuple[Action, int, int]:
     """How it ended, in which step, and after how many minutes."""
     for step, minutes, looked in looks(front, plan):
-        ended = looked.word is Action.ADVANCE and step == len(plan.steps)
-        if looked.word in (Action.ROLL_BACK, Action.ASK) or ended:
-            return looked.word, step, minutes
+        ended = looked.action is Action.ADVANCE and step == len(plan.steps)
+        if looked.action in (Action.ROLL_BACK, Action.ASK) or ended:
+            return looked.action, step, minutes
     raise AssertionError("a rollout has an end")
 
 
@@ -104,5 +104,5 @@ def looks(front: Front, plan: CanaryPlan = PLAN) -> Iterator[tuple[int, int, Eva
             minute += 1
             seen = {"metrics": front.told(), "at": start_of(minute, 60), "alarms": QUIET, "record": {}}
             looked = evaluate(stands, seen)
-            stands, word = looked.course, looked.word
+            stands, word = looked.state, looked.action
             yield step, minute - _FIRST, looked

@@ -25,9 +25,9 @@ from nxpipe.stacks.lint.data_rules import SIGNER
 from nxpipe.stacks.lint.finding import Facts
 from nxpipe.stacks.lint.rules import lint
 from nxpipe.stacks.lint.template import Templates, read
-from tests.cloud.visitors import Fleet
 from tests.conftest import ROOT
 from tests.github.documents import ACTION, ACTIONS, TEMPLATES, WORKFLOWS, steps
+from tests.localaws.visitors import Fleet
 from tests.stacks.audit import synthesise
 from tests.stacks.local import template_of
 from tests.stacks.permissions import allowed

@@ -68,7 +68,7 @@ def test_what_came_to_staging_after_the_approval_is_not_released(nxpipe: InProce
     move_staging(store, request=2)
     answer = nxpipe(*WORDS, "--expect", expected)
     assert answer.code == exit_codes.REFUSED.number
-    assert f"{expected} was expected" in answer.err
+    assert f"not the expected {expected}" in answer.err
     assert tip(store.backend, "production") is None
 
 

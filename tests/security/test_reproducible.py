@@ -79,6 +79,7 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], set
     return built(tmp_path_factory.mktemp("usual"), "--jobs", "1")
 
 
+@pytest.mark.slow
 def test_no_surroundings_change_an_artifact(usual: tuple[dict[str, str], set[str]], tmp_path: Path) -> None:
     manifests, evidence = built(tmp_path, "--jobs", "2", **SURROUNDINGS["nothing of all that"])
     assert manifests == usual[0]

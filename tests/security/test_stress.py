@@ -90,7 +90,7 @@ def aged(root: Path) -> None:
 @pytest.mark.parametrize(
     ("grace", "seconds"),
     [
-        pytest.param(60.0, 6.0, marks=attempt("B520", "B521")),
+        pytest.param(60.0, 2.0, marks=attempt("B520", "B521")),
         pytest.param(12.0, 150.0, marks=[pytest.mark.slow, attempt("B520")]),
         pytest.param(5.0, 90.0, marks=[pytest.mark.slow, attempt("B521")]),
     ],

@@ -94,6 +94,7 @@ PROCESSES = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("line", "code", "says"), PROCESSES)
 def test_a_process_ends_as_documented(line: str, code: int | tuple[int, ...], says: str) -> None:
     publish(Path("st"), model="tiny-é" if "JSON" in line or "json" in line else "tiny")
@@ -453,7 +454,7 @@ def test_a_colours_channel_is_changed_by_rollouts_and_not_by_hand(
     assert answer.code == exit_codes.USAGE.number
     assert "nxpipe rollout start search MODEL@KEY" in answer.err
     assert "generations" not in {path.name for path in (tmp_path / "st").rglob("*")}
-    assert "is moved by rollouts" not in nxpipe(*words, "--past-rollouts").err
+    assert "manage channel" not in nxpipe(*words, "--past-rollouts").err
 
 
 def test_a_release_goes_to_no_colour(nxpipe: InProcess, tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ class Twisting:
             raise Broken
 
     def __enter__(self) -> "Twisting":
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -4,21 +4,17 @@
 """
 
 import subprocess
-from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeGuard
 
 import boto3
 import pytest
 from moto import mock_aws
 
-from tests.cloud.install import install
+from tests.localaws.install import install
 from tests.stacks.local import REGION
-from tests.stacks.matrix import Matrix, matrix_in_the_making
-
-_MATRIX: Final = Path(__file__).parent / "test_matrix.py"
-_BEGUN: Final = pytest.StashKey[Callable[[], Matrix]]()
+from tests.stacks.matrix import POSSIBLE, Matrix, make_matrix
 
 
 @pytest.fixture
@@ -40,28 +36,17 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents and _RUNNING & set(item.fixturenames):
             item.add_marker("runs")
-    items.sort(key=lambda item: "matrix" in item.fixturenames)  # last come those that wait for another process
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """The matrix takes longest. It is begun before the tests are known, and ended again if none of them asks for it."""
-    with ExitStack() as unless_asked:
-        if any(path in (_MATRIX, *_MATRIX.parents) for path in _asked_for(session.config)):
-            session.config.stash[_BEGUN] = unless_asked.enter_context(matrix_in_the_making())
-        collected = yield
-        if any("matrix" in getattr(item, "fixturenames", ()) for item in session.items):
-            session.config.add_cleanup(unless_asked.pop_all().close)
-    return collected
-
-
-def _asked_for(config: pytest.Config) -> list[Path]:
-    return [(config.invocation_params.dir / each.partition("::")[0]).resolve() for each in config.args]
 
 
 @pytest.fixture(scope="session")
-def matrix(request: pytest.FixtureRequest) -> Matrix:
-    return request.config.stash[_BEGUN]()
+def matrix(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Matrix:
+    """Of the fleets whose tests are selected."""
+    fleets = {item.callspec.params.get("fleet") for item in request.session.items if _uses_matrix(item)}
+    return make_matrix([fleet for fleet in POSSIBLE if fleet in fleets], tmp_path_factory.mktemp("matrix"))
+
+
+def _uses_matrix(item: pytest.Item) -> TypeGuard[pytest.Function]:
+    return isinstance(item, pytest.Function) and "matrix" in item.fixturenames
 
 
 @pytest.fixture(autouse=True)

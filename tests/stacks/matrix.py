@@ -1,17 +1,10 @@
-"""All fleets that can be and that cannot, as projects; and what comes of those that can.
-
-They are made and judged in a process of their own, beside the tests that need none of it.
-"""
+"""All possible and impossible fleets as projects; the templates of the possible ones, and the findings about them."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import product
-from multiprocessing import get_context
-from multiprocessing.pool import Pool
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from itertools import combinations, product
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeAlias
 from unittest.mock import MagicMock, patch
 
@@ -22,7 +15,6 @@ from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.stacks.lint.validation import guard
 from tests.stacks.linting import complaints, complaints_of_alike
 from tests.stacks.local import REGION, new_app
-from tests.stacks.silence import be_silent
 from tests.stacks.whole import CERTIFICATE, write_locks
 
 PURPOSES: Final = ("serving", "training")
@@ -113,6 +105,19 @@ POSSIBLE: Final = [fleet for fleet in FLEETS if fleet.refused is None and fleet.
 REFUSED: Final = [fleet for fleet in FLEETS if fleet.refused is not None]
 
 
+def pairwise(fleets: Sequence[Fleet]) -> list[Fleet]:
+    """So few of them that every two values that occur together in a fleet occur together in one of these (greedily)."""
+    pairs = {fleet: set(combinations(enumerate(astuple(fleet)), 2)) for fleet in fleets}
+    missing, found = set().union(*pairs.values()), []
+    while missing:
+        found.append(max(fleets, key=lambda fleet: len(pairs[fleet] & missing)))
+        missing -= pairs[found[-1]]
+    return found
+
+
+PAIRWISE: Final = pairwise(POSSIBLE)
+
+
 def project(network: str, *fleets: Fleet) -> str:
     """All models are the same; it is the target that fleets ask for."""
     targets = {INSTANCES[fleet.type].compiler_target: fleet.type for fleet in fleets}
@@ -141,25 +146,18 @@ class Matrix:
     said: Said  # by cfn-lint
 
 
-@contextmanager
-def matrix_in_the_making() -> Iterator[Callable[[], Matrix]]:
-    """A new process rather than a fork, which would speak to this one's node. It ends with the block, done or not."""
-    with TemporaryDirectory() as folder, get_context("spawn").Pool(1, be_silent) as beside:
-        making = beside.apply_async(make_all, (Path(folder),))
-        yield lambda: judged(making.get(), beside)
-
-
-def make_all(folder: Path) -> dict[str, Made]:
+def make_matrix(fleets: Iterable[Fleet], folder: Path) -> Matrix:
     """Without alarms and rollouts, which know nothing of instances, and whose tests are elsewhere."""
+    fleets = list(fleets)
     with (
         patch("nxpipe.stacks.observability.stack.ObserveStack", MagicMock()),
         patch("nxpipe.stacks.rollout.stack.RolloutStack", MagicMock()),
     ):
-        return {network: make(network, folder / network) for network in NETWORKS}
+        made = {network: make(network, fleets, folder / network) for network in NETWORKS}
+    return Matrix(made, judged(made))
 
 
-def judged(made: Mapping[str, Made], beside: Pool) -> Matrix:
-    """One half here, and one beside."""
+def judged(made: Mapping[str, Made]) -> Said:
     every = {
         (network, stack): without_name(stack, template)
         for network, each in made.items()
@@ -169,19 +167,18 @@ def judged(made: Mapping[str, Made], beside: Pool) -> Matrix:
     def called(start: str) -> dict[tuple[str, str], dict[str, Any]]:
         return {at: template for at, template in every.items() if at[1].startswith(start)}
 
-    serving = beside.apply_async(complaints_of_alike, (called("all-serve-"), REGION))
     said: Said = {at: complaints(template, REGION) for at, template in called("all-network").items()}
-    for kind in ("all-train-", "all-storage", "all-cache"):
+    for kind in ("all-serve-", "all-train-", "all-storage", "all-cache"):
         said |= complaints_of_alike(called(kind), REGION)
-    return Matrix(made, said | serving.get())
+    return said
 
 
-def make(network: str, folder: Path) -> Made:
+def make(network: str, fleets: Iterable[Fleet], folder: Path) -> Made:
     folder.mkdir()
     write_locks(folder)
     cdk = new_app(outdir=str(folder / "out"))
     path = folder / "nxpipe.toml"
-    path.write_text(project(network, *(fleet for fleet in POSSIBLE if fleet.network == network)))
+    path.write_text(project(network, *(fleet for fleet in fleets if fleet.network == network)))
     config = app.deployable(path)
     app.add_stacks(cdk, config, folder)
     guard(cdk, config, folder)

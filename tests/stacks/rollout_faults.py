@@ -26,7 +26,7 @@ from moto.stepfunctions.parser.asl.component.state.state import CommonStateField
 from nxpipe.stacks.rollout.fleet_record import Fleet, Record, TargetGroup
 from nxpipe.stacks.rollout.state_machine import Means, release, watch, watchdog
 from nxpipe.stacks.rollout.states import States
-from tests.cloud.formation.provider import client_of
+from tests.localaws.formation.provider import client_of
 from tests.stacks.local import REGION
 
 Kind = Literal["fails once", "stays broken", "answer is lost", "is stopped"]

@@ -15,10 +15,10 @@ from nxpipe.pipeline.config import Config, ServingFleet
 from nxpipe.stacks.observability.stack import ObserveStack
 from nxpipe.stacks.rollout.stack import RolloutStack
 from tests.canary.samples import plan_with
-from tests.cloud.formation.provider import client_of
-from tests.cloud.install import install
-from tests.cloud.mends.refreshes import hosts_answer
-from tests.cloud.visitors import Fleet
+from tests.localaws.formation.provider import client_of
+from tests.localaws.install import install
+from tests.localaws.moto_patches.refreshes import hosts_answer
+from tests.localaws.visitors import Fleet
 from tests.stacks.fleet_world import World, configured, world
 from tests.stacks.local import ACCOUNT, HERE, REGION, deploy
 

@@ -21,7 +21,7 @@ from nxpipe.stacks.lint.template import Templates, read
 from nxpipe.stacks.lint.validation import ACKNOWLEDGED, Guards
 from nxpipe.stacks.names import NAMESPACE, SERVICE_ACCOUNT
 from nxpipe.stacks.network import Endpoints
-from tests.cloud.census import census
+from tests.localaws.census import census
 from tests.stacks.cluster_world import ADMIN, BLOCK, LOCK, SERVE, TRAIN, World, make
 from tests.stacks.linting import complaints
 from tests.stacks.local import REGION, deploy, destroy, new_app, outputs, template_of

@@ -20,7 +20,7 @@ from nxpipe.stacks.network import NetworkStack
 from nxpipe.stacks.observability.stack import ObserveStack
 from nxpipe.stacks.sagemaker import EndpointStack
 from nxpipe.stacks.store import StoreStack
-from tests.cloud.census import census
+from tests.localaws.census import census
 from tests.stacks.linting import complaints
 from tests.stacks.local import HERE, REGION, deploy, destroy, new_app, resources, template_of
 from tests.stacks.permissions import allowed, statements_of

@@ -6,7 +6,7 @@ from aws_cdk import Stack
 from nxpipe.pipeline.build.executors.batch import JobSize, find_farm
 from nxpipe.pipeline.config.cloud import Farm, Release
 from nxpipe.stacks.names import PROJECT_TAG
-from tests.cloud.census import census
+from tests.localaws.census import census
 from tests.stacks.local import ACCOUNT, REGION, deploy, destroy, outputs
 from tests.stacks.permissions import allowed, statements_of
 from tests.stacks.test_farm_stack import ASKED_FOR, Made, make

@@ -1,8 +1,8 @@
 """Every instance type, however it is bought, in every kind of network, serving and training: the stacks are clean for
 all who judge them, or the file is refused in one sentence.
 
-One project holds all fleets of a network that can be made, which are 104; each that cannot, of 126, is a project of its
-own.
+One project holds all fleets of a network that can be made, which are 104: every pair of values in the commit tier, all
+of them in the nightly one. Each fleet that cannot be made, of 126, is a project of its own.
 
 The region is us-east-2, for cfn-lint's list of instance types has more of them there than anywhere. It has
 trn2u.48xlarge in no region, which is the one thing that it may say.
@@ -16,13 +16,17 @@ import pytest
 
 import app
 from nxpipe.pipeline.config import ConfigInvalid
-from tests.stacks.matrix import NETWORKS, POSSIBLE, REFUSED, Fleet, Matrix, project
+from tests.stacks.matrix import NETWORKS, PAIRWISE, POSSIBLE, REFUSED, Fleet, Matrix, project
 
 SHARED: Final = {"all-cache", "all-network", "all-storage"}
 UNKNOWN_TO_CFN_LINT: Final = "trn2u.48xlarge"
 
 
-@pytest.mark.parametrize("fleet", POSSIBLE, ids=str)
+@pytest.mark.parametrize(
+    "fleet",
+    [fleet if fleet in PAIRWISE else pytest.param(fleet, marks=pytest.mark.slow) for fleet in POSSIBLE],
+    ids=str,
+)
 def test_a_fleet_that_can_be_is_made_and_neither_the_guards_nor_cfn_lint_have_anything_to_say(
     fleet: Fleet, matrix: Matrix
 ) -> None:

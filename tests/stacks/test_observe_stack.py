@@ -16,7 +16,7 @@ from nxpipe.stacks.handles import NetworkHandle, ServeHandle
 from nxpipe.stacks.network import NetworkStack
 from nxpipe.stacks.observability.metrics import MEASURES
 from nxpipe.stacks.observability.stack import ObserveStack
-from tests.cloud.census import census
+from tests.localaws.census import census
 from tests.stacks.local import ACCOUNT, HERE, REGION, deploy, destroy, new_app, template_of
 
 COLOURS = ("blue", "green")

@@ -20,7 +20,7 @@ from nxpipe.stacks.github_roles import ReleaseStack
 from nxpipe.stacks.iam import CREATED_ONCE, REPLACED
 from nxpipe.stacks.store import StoreStack
 from tests.artifact_store.samples import publish_verified, put, watched
-from tests.cloud.census import census
+from tests.localaws.census import census
 from tests.stacks.local import ACCOUNT, HERE, REGION, deploy, destroy, new_app, outputs, template_of
 from tests.stacks.permissions import Context, allowed, statements_of, trust_of
 

@@ -8,8 +8,8 @@ from typing import Final
 import pytest
 
 from tests.canary.samples import plan_with
-from tests.cloud.mends.events import strike
-from tests.cloud.visitors import Fleet, Visitors, visitors
+from tests.localaws.moto_patches.events import strike
+from tests.localaws.visitors import Fleet, Visitors, visitors
 from tests.stacks.rollout_faults import Fault, faults, injected, meanwhile
 from tests.stacks.rollout_world import (
     CLOCK,

@@ -167,22 +167,22 @@ def test_an_answer_in_part_is_taken_for_none_and_asked_for_again() -> None:
     found["metrics"][0]["StatusCode"] = "PartialData"
     assert not complete(found["metrics"])
     after = evaluate(course, found)
-    assert (after.taken, after.course.due) == ([], course.due)
-    assert len(evaluate(after.course, seen(after.course, 10, GOOD)).taken) == 6
+    assert (after.taken, after.state.due) == ([], course.due)
+    assert len(evaluate(after.state, seen(after.state, 10, GOOD)).taken) == 6
 
 
 def test_a_minute_is_counted_when_it_has_settled_and_once() -> None:
     """The step's first two are its own shift and a cold one; the last two may still change."""
     course = begun()
     first = evaluate(course, seen(course, 6.5, GOOD))
-    second = evaluate(first.course, seen(first.course, 9.5, GOOD))
+    second = evaluate(first.state, seen(first.state, 9.5, GOOD))
     minutes = [batch.minute - minute_of(at(0), 60) for batch in (*first.taken, *second.taken)]
     assert minutes == list(range(2, 7))
 
 
 def test_what_settles_after_a_step_has_ended_is_still_counted() -> None:
     course = begun()
-    first = evaluate(course, seen(course, 6.5, GOOD)).course
+    first = evaluate(course, seen(course, 6.5, GOOD)).state
     next_ = first.begin(1, at(7))
     assert next_.due == first.due
     assert next_.begun > first.begun
@@ -202,8 +202,8 @@ def words(course: RolloutState, minutes: range, counts: Mapping[str, float], **c
     found = []
     for minute in minutes:
         looked = evaluate(course, seen(course, minute, counts, **changes))
-        course = looked.course
-        found.append(looked.word)
+        course = looked.state
+        found.append(looked.action)
     return found
 
 
@@ -213,8 +213,8 @@ def test_a_bad_version_goes_back_as_soon_as_its_first_minutes_are_known() -> Non
 
 def test_an_alarm_and_a_person_end_it_whatever_the_counts_say() -> None:
     course = begun()
-    assert evaluate(course, seen(course, 3, GOOD, alarms=LOUD)).word is Action.ROLL_BACK
-    assert evaluate(course, seen(course, 3, GOOD, record=said("abort"))).word is Action.ROLL_BACK
+    assert evaluate(course, seen(course, 3, GOOD, alarms=LOUD)).action is Action.ROLL_BACK
+    assert evaluate(course, seen(course, 3, GOOD, record=said("abort"))).action is Action.ROLL_BACK
 
 
 def test_an_alarm_that_was_deleted_sounds() -> None:
@@ -245,14 +245,14 @@ def test_an_approval_counts_only_where_it_was_asked_for() -> None:
 
 def test_what_is_no_signal_changes_nothing() -> None:
     course = begun()
-    assert evaluate(course, seen(course, 3, GOOD, record=said("hurry"))).word is Action.CONTINUE
+    assert evaluate(course, seen(course, 3, GOOD, record=said("hurry"))).action is Action.CONTINUE
 
 
 def test_all_traffic_has_to_go_well_for_a_while_and_an_alarm_still_ends_it() -> None:
     course = begun(step=2, pace={"final": 10})
     found = words(course, range(1, 14), {})
     assert found.index(Action.ADVANCE) == 11
-    assert evaluate(course, seen(course, 3, alarms=LOUD)).word is Action.ROLL_BACK
+    assert evaluate(course, seen(course, 3, alarms=LOUD)).action is Action.ROLL_BACK
 
 
 def test_a_version_that_serves_alone_goes_back_when_it_fails_more_than_its_objective() -> None:
@@ -267,14 +267,14 @@ def test_a_version_that_serves_alone_goes_back_when_it_fails_more_than_its_objec
 def test_an_execution_hands_over_after_so_many_looks() -> None:
     course = replace(begun(pace={"patience": 100_000}), looks_here=EVALUATIONS_PER_EXECUTION - 1)
     found = evaluate(course, seen(course, 3, GOOD))
-    assert (found.word, found.course.looks_here) == (Action.WATCH, 0)
+    assert (found.action, found.state.looks_here) == (Action.WATCH, 0)
 
 
 # The function
 
 
 def test_what_is_remembered_passes_as_a_text_that_says_all() -> None:
-    course = evaluate(begun(), seen(begun(), 9, GOOD)).course
+    course = evaluate(begun(), seen(begun(), 9, GOOD)).state
     assert RolloutState.from_text(course.text()) == course
     alone = replace(course, alone=FullTrafficTest(12, 3))
     assert RolloutState.from_text(alone.text()) == alone

@@ -8,9 +8,9 @@ import pytest
 
 from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.canary.record import replay
-from tests.cloud.census import census
-from tests.cloud.mends.events import strike
-from tests.cloud.visitors import Fleet, visitors
+from tests.localaws.census import census
+from tests.localaws.moto_patches.events import strike
+from tests.localaws.visitors import Fleet, visitors
 from tests.stacks.local import REGION
 from tests.stacks.rollout_world import (
     BAD,
@@ -34,7 +34,7 @@ from tests.stacks.rollout_world import (
     until,
 )
 
-pytestmark = pytest.mark.runs
+pytestmark = [pytest.mark.runs, pytest.mark.sample(2)]
 
 HEALTHY = {"blue": 0.0, "green": 0.0}
 ALARM = "demo-search-refused"

@@ -11,8 +11,8 @@ from aws_cdk import Tags
 
 from nxpipe.stacks.project import PROJECT_TAG
 from nxpipe.stacks.serving.load_balancer import COLOUR_HEADER
-from tests.cloud.census import census
-from tests.cloud.mends.refreshes import hosts_answer
+from tests.localaws.census import census
+from tests.localaws.moto_patches.refreshes import hosts_answer
 from tests.stacks.fleet_world import CERTIFICATE, IMAGE, OTHER_IMAGE, World, configured, read_only, world
 from tests.stacks.linting import complaints
 from tests.stacks.local import REGION, deploy, destroy, resources

@@ -22,7 +22,7 @@ from nxpipe.pipeline.config.crosschecks import check_placement
 from nxpipe.stacks.network import NetworkStack
 from nxpipe.stacks.store import StoreStack
 from nxpipe.stacks.training import TrainStack
-from tests.cloud.census import census
+from tests.localaws.census import census
 from tests.stacks.local import ACCOUNT, HERE, REGION, deploy, destroy, new_app, outputs, template_of
 from tests.stacks.permissions import allowed, statements_of
 

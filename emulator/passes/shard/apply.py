@@ -111,7 +111,7 @@ class _Sharder:
         return self._new[old]
 
     def _moved_to(self, old: Value, wanted: Layout, origin: Origin) -> Value:
-        """An operand as a node wants it: as it lies, gathered, or a rank's own share of it."""
+        """An operand in the layout that a node needs: unchanged, gathered, or sliced to the rank's share."""
         wanted, current, value = self._real(wanted), self._real(self._walk.layout(old)), self._held(old, origin)
         if current is None and wanted is None:
             return value
@@ -206,7 +206,7 @@ class _Sharder:
 
 @dataclass(frozen=True)
 class _Terms:
-    """What a value is the sum of: partial sums of ranks, then terms that all ranks know, before and after a cast."""
+    """The terms of a sum: partial sums of ranks, then terms that all ranks have, before and after a cast."""
 
     degree: int
     partial: tuple[Value, ...]
@@ -215,7 +215,7 @@ class _Terms:
 
 
 def merge_sums(graph: Graph) -> Graph:
-    """Wherever two or more sums over ranks are added up, and read by nobody else, ranks add their parts first."""
+    """Add the ranks' parts first wherever two or more sums over ranks are added and not read elsewhere."""
     return eliminate_dead_code(_Merging(graph).run(), PassOptions())
 
 
@@ -292,7 +292,7 @@ _ROWS: Final = 32  # of each rank in a run
 
 
 def divide_rows(graph: Graph, degree: int) -> Graph:
-    """Wherever ranks do not exchange more by it. The graph has no repeats."""
+    """Divide rows wherever ranks do not exchange more bytes by it. The graph has no repeats."""
     return _Dividing(graph, degree, _divided(graph, degree)).graph()
 
 
@@ -318,7 +318,7 @@ def _goes_up(value: Value, degree: int) -> bool:
 
 
 def _is_by_row(node: Node) -> bool:
-    """Whether a share of its rows needs that share of its operands' rows, or what is the same for all rows."""
+    """A share of its rows needs only that share of its operands' rows, or operands that are equal for all rows."""
     if isinstance(node.op, RmsNorm | LayerNorm):
         return node.op.axes == 1
     if not isinstance(node.op, Binary | Cast | Unary | Where) or node.result.type.rank < 2:
@@ -332,19 +332,19 @@ def _is_for_all(operand: Value) -> bool:
 
 
 def _alike(operand: Value, node: Node) -> bool:
-    """Whether a node's result has the rows of its operand."""
+    """A node's result has the rows of its operand."""
     return operand.type.shape[:-1] == node.result.type.shape[:-1]
 
 
 def _pays(graph: Graph, region: set[Value]) -> bool:
-    """Bytes that ranks exchange: a sum is as many as its result, both to scatter and to gather it."""
+    """Bytes that ranks exchange: a sum counts the bytes of its result, once to scatter and once to gather."""
     sums = [node.result for node in graph.nodes if node.result in region and isinstance(node.op, AllReduce)]
     gathered = sum(value.type.nbytes for value in _read_whole(graph, region))
     return len(sums) < len(region) and gathered <= sum(value.type.nbytes for value in sums)
 
 
 def _read_whole(graph: Graph, divided: set[Value]) -> set[Value]:
-    """Of values that are divided, those that somebody needs with all rows."""
+    """The divided values of which some reader needs all rows."""
     readers = {operand for node in graph.nodes if node.result not in divided for operand in node.operands}
     return divided & (readers | set(graph.outputs.values()))
 

@@ -48,22 +48,22 @@ class AxisSplit:
 
     @property
     def units(self) -> int:
-        """How many pieces there can be at most, unless some are padding; every number of pieces divides it."""
+        """The largest number of pieces without padding; every possible number of pieces divides it."""
         return self.root()._units
 
     @property
     def name(self) -> str:
-        """The parameter that first asked for this cut."""
+        """The parameter that introduced this split."""
         return self.root()._name
 
     @property
     def even(self) -> bool:
-        """Whether a degree that this work cannot be shared by is refused, instead of leaving the work whole."""
+        """A degree that this work cannot be divided by is refused, instead of replicating the work."""
         return self.root()._even
 
     @property
     def added(self) -> bool:
-        """Whether each rank's part of a sum hangs on this cut, so that no two ranks may have the same unit."""
+        """Each rank's part of a sum depends on this split, so that no two ranks may have the same unit."""
         return self.root()._added
 
     @property
@@ -95,7 +95,7 @@ class AxisSplit:
         finer.root()._coarser.append(self)
 
     def join(self, other: "AxisSplit") -> None:
-        """From now on, the two are one."""
+        """Unify two splits."""
         mine, theirs = self.root(), other.root()
         if mine is theirs:
             return
@@ -109,12 +109,12 @@ class AxisSplit:
         mine._coarser += theirs._coarser
 
     def share(self, size: int, degree: int) -> Share:
-        """Of a block of this size."""
+        """The share of a block of this size."""
         parts, slots, length = self._deal(degree)
         return Share(size, parts, slots, length * (size // max(self.units, 1)))
 
     def allows(self, degree: int) -> bool:
-        """Whether ranks can share this work without doing any of it twice where that would be counted twice."""
+        """Ranks can share this work without computing a unit twice where a sum would count it twice."""
         if self.served_by and self.root()._finer:
             return all(cut.units % degree == 0 for cut in (self, *self.served_by, *self.root()._finer))
         if self.served_by:
@@ -177,7 +177,7 @@ class AxisSplit:
         return min(costs, key=lambda places: costs[places], default=None)
 
     def _may_pad(self, degree: int, places: int, copies: int, groups: list[int]) -> bool:
-        """Whether nothing is padded, or all that is may be."""
+        """Nothing would be padded that must not be."""
         even = degree * places == copies * self.units and not any(group % copies for group in groups)
         return even or not any(cut.unpadded for cut in (self, *self.root()._finer))
 
@@ -202,7 +202,7 @@ class Split:
         return tuple(cut.share(size, degree) for size, cut in zip(self.sizes, self.cuts, strict=True))
 
     def is_divided(self, degree: int) -> bool:
-        """Whether a rank has another tensor than the whole."""
+        """A rank has less than the whole tensor."""
         return not all(share.is_whole for share in self.shares(degree))
 
     def local(self, shape: Sequence[int], degree: int) -> tuple[int, ...]:
@@ -238,7 +238,7 @@ class Split:
         return Split(axis, outer, tuple(block // length for block in scaled), self.cuts)
 
     def matches(self, other: "Split") -> bool:
-        """Whether the same elements could lie on the same ranks."""
+        """Both layouts can place the same elements on the same ranks."""
         return (self.axis, self.outer, self.sizes) == (other.axis, other.outer, other.sizes)
 
     def join(self, other: "Split") -> None:

@@ -16,7 +16,7 @@ from nxpipe.emulator.passes.shard.plan import ShardPlan
 
 @dataclass(frozen=True)
 class Padding:
-    """By what share all ranks together hold more of weights and states, and multiply and add more, than without it."""
+    """The relative excess over all ranks: of weights and states held, and of multiply-adds."""
 
     held: float
     work: float
@@ -32,13 +32,13 @@ NO_PADDING: Final = Padding(0.0, 0.0)
 
 
 def worst(several: Iterable[Padding]) -> Padding:
-    """Of programs of one model."""
+    """The worst padding of the programs of one model."""
     found = [NO_PADDING, *several]
     return Padding(max(one.held for one in found), max(one.work for one in found))
 
 
 def padding(graph: Graph, plan: ShardPlan) -> Padding:
-    """Of a plan of this graph, or of its first layers."""
+    """The padding of a plan of this graph, or of its first layers."""
     degree, layout = plan.degree, plan.walk.layout
     alike = {later: first for first, later in _counterparts(graph)}
     tensors = (*graph.parameters.values(), *(graph.inputs[name] for name in graph.inputs.keys() & graph.outputs.keys()))
@@ -53,7 +53,7 @@ def _counterparts(graph: Graph) -> Iterator[tuple[Value, Value]]:
 
 
 def _surplus(amounts: list[tuple[int, Layout]], degree: int) -> float:
-    """Of so much each, divided so."""
+    """The relative padding of these amounts, each divided by its layout."""
     filled = padded = 0.0
     for amount, layout in amounts:
         real, zeros = (1.0 * degree, 0.0) if layout is None else _filled(layout, degree)
@@ -63,7 +63,7 @@ def _surplus(amounts: list[tuple[int, Layout]], degree: int) -> float:
 
 
 def _filled(layout: Split, degree: int) -> tuple[float, float]:
-    """How often all ranks together have the elements of a tensor, and how much padding beside them."""
+    """Copies of a tensor's elements on all ranks together, and the padding beside them."""
     return _shares_filled(layout.shares(degree), degree)
 
 

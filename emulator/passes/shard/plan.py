@@ -29,7 +29,7 @@ _CHOSEN = (*_BY_OUTPUTS, "embedding_rowwise")
 
 
 def may_split(graph: Graph, published: Mapping[str, str]) -> Callable[[str], bool]:
-    """Which weights a plan divides by choice; any, if it names none of this graph's."""
+    """The weights that the published plan lets be divided; any, if it names none of this graph's."""
     patterns = [_pattern(name) for name, style in published.items() if style in _CHOSEN]
     named = {name for name in graph.parameters if any(pattern.search(name) for pattern in patterns)}
     tables = {name for name in graph.parameters if "embed" in name}
@@ -61,7 +61,7 @@ def unmet(walk: Walk, kept_whole: Mapping[str, str], published: Mapping[str, str
 
 
 def _pattern(published: str) -> re.Pattern[str]:
-    """`layers.*.mlp.up_proj` names a module or a parameter, below whatever the whole model calls its base."""
+    """`layers.*.mlp.up_proj` names a module or a parameter, below any base name of the whole model."""
     parts = [r"\d+" if part == "*" else re.escape(part) for part in published.split(".")]
     return re.compile(r"(^|\.)" + r"\.".join(parts) + r"(\.weight|\.bias|\.\w+)?$")
 
@@ -106,12 +106,12 @@ class Sharding:
         return local.with_shape((*local.shape[: self.axis], sum(self.sizes), *local.shape[self.axis + 1 :]))
 
     def parted(self, whole: Array, degree: int) -> list[Array]:
-        """What each rank has of a tensor."""
+        """The share of each rank, from a whole tensor."""
         cut = RankSlice(self.axis, 1, self.sizes, self.parts, degree, self.slots, self.lengths)
         return [cut.piece(whole, rank) for rank in range(degree)]
 
     def joined(self, shares: Sequence[Array]) -> Array:
-        """The tensor of which ranks have these."""
+        """The whole tensor, from the shares of ranks."""
         gather = AllGather(self.axis, 1, self.sizes, self.parts, len(shares), self.slots, self.lengths)
         return gather.joined(shares)
 
@@ -123,7 +123,7 @@ class ShardPlan:
     degree: int
     parameters: Mapping[str, Sharding]
     states: Mapping[str, Sharding]
-    refusal: DegreeImpossible | None  # why there is none
+    refusal: DegreeImpossible | None  # the reason if there is no plan
     walk: Walk = field(repr=False, compare=False)
 
     def local(self, name: str, whole: TensorType) -> TensorType:
@@ -134,19 +134,19 @@ class ShardPlan:
 
 @dataclass(frozen=True)
 class Division:
-    """How a graph can be divided, for any degree."""
+    """The division of a graph, for any degree."""
 
     graph: Graph
     walk: Walk
     unmet: tuple[str, ...]  # what of the published plan is not followed, and why
 
     def plan(self, degree: int) -> ShardPlan:
-        """The plan at a degree; `refusal` says why if there is none."""
+        """The plan at a degree; `refusal` has the reason if there is none."""
         parameters, states = (self._pieces(side, degree) for side in (self.graph.parameters, self.graph.inputs))
         return ShardPlan(degree, parameters, states, self._obstacle(degree), self.walk)
 
     def degrees(self) -> list[int]:
-        """All that are possible: no rank of them is without work that must be shared, but for the last ones."""
+        """The possible degrees, at which only the last ranks may have no part of work that must be shared."""
         cuts = self._cuts
         even = [cut.units for cut in cuts if cut.even]
         most = min(even) if even else max((cut.units for cut in cuts if cut.added), default=1)

@@ -18,7 +18,7 @@ from nxpipe.emulator.passes.shard.layout import AxisSplit, Layout, Split
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a node's operands must lie, and how its result does once `reduced` says whether ranks add up theirs."""
+    """The layouts of a node's operands and result; with `reduced`, ranks add up their results."""
 
     operands: tuple[Layout, ...]
     result: Layout
@@ -27,7 +27,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Hints:
-    """What earlier walks learned."""
+    """Findings of earlier walks."""
 
     whole: Mapping[str, str] = field(default_factory=dict)  # weights that had better stay in one piece, and why
     seams: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # where a weight's rows are several tensors
@@ -93,7 +93,7 @@ class Walk:
         return True
 
     def uses(self, weight: Value) -> list[Verdict]:
-        """What was decided for the nodes that read a weight. Of layers stored once, only the first one's are read."""
+        """The verdicts of the nodes that read a weight. Of layers stored once, only the first one's are read."""
         links = self._links[weight]
         return [self.verdicts[reader] for link in links for reader in self._readers[link] if reader not in links]
 
@@ -142,7 +142,7 @@ class Walk:
         return max(weights, key=lambda table: table.type.shape[0], default=None)
 
     def _rooted(self, table: Value) -> bool:
-        """Whether a table is a weight; casts of weights come later in the walk, so look through them here."""
+        """A table is a weight, possibly through a cast, which the walk visits later."""
         defined = {node.result: node for node in self.graph.nodes if isinstance(node.op, Cast)}
         while table in defined:
             table = defined[table].operands[0]
@@ -194,13 +194,13 @@ class Walk:
         self.gathered.update(dict.fromkeys(causes, f"{place} needs what comes of it in one piece"))
 
     def _bring_states_home(self) -> None:
-        """What a state is after a step must lie as it lay before."""
+        """A state must have the same layout after a step as before."""
         for value, name in self._states.items():
             before, after = self.layout(value), self.layout(self.graph.outputs[name])
             if before is not None and after is not None and before.matches(after):
                 before.join(after)
             elif before is not None or after is not None:
-                self.gathered[name] = "what it is after a step lies otherwise than before"
+                self.gathered[name] = "its layout after a step differs from that before"
                 for layout in (before, after):
                     if layout is not None and name in self._hints.whole:
                         self._regret(layout)

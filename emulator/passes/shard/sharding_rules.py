@@ -60,7 +60,7 @@ def elementwise(walk: Walk, node: Node) -> Verdict:
 
 
 def aligned(walk: Walk, rank: int, layout: Split, operand: Value) -> Layout:
-    """Of an operand that broadcasts against a layout, the share that goes with it."""
+    """The layout of an operand that broadcasts against a divided one."""
     mine = shifted(layout, operand.type.rank - rank)
     if mine.axis < 0 or operand.type.shape[mine.axis] == 1:
         walk.whole(operand)
@@ -69,7 +69,7 @@ def aligned(walk: Walk, rank: int, layout: Split, operand: Value) -> Layout:
 
 
 def one_operand(walk: Walk, node: Node, result: Layout) -> Verdict:
-    """The first operand stays where it lies and all others are whole; or, without a result, it is gathered."""
+    """The first operand keeps its layout and all others are whole; or, without a result layout, it is gathered."""
     if result is None:
         return everything_whole(walk, node)
     for operand in node.operands[1:]:
@@ -189,7 +189,7 @@ def index_update(walk: Walk, node: Node) -> Verdict:
 
 
 def _layout_of_target(walk: Walk, x: Value, update: Value, places: dict[int, int]) -> Layout:
-    """Of a tensor, or else of what is written into it, in the axes of the tensor."""
+    """The layout of a tensor, or else of the update written into it, in the axes of the tensor."""
     layout, written = walk.layout(x), walk.layout(update)
     if layout is not None or written is None:
         return layout
@@ -197,7 +197,7 @@ def _layout_of_target(walk: Walk, x: Value, update: Value, places: dict[int, int
 
 
 def _places_in_hole(axes: tuple[int, ...], x: Value, indices: list[Value] | tuple[Value, ...]) -> dict[int, int]:
-    """Where the axes that are not addressed stand among those of the elements addressed."""
+    """The positions of the axes that are not indexed among the axes of the result."""
     common = max(index.type.rank for index in indices)
     adjacent = axes[-1] - axes[0] == len(axes) - 1
     front = axes[0] if adjacent else 0
@@ -343,7 +343,7 @@ def attention(walk: Walk, node: Node) -> Verdict:
 
 
 def _key_heads(walk: Walk, heads: Split, query: Value, key: Value) -> Layout | bool:
-    """How keys or values lie beside divided query heads; False if they cannot."""
+    """The layout of keys or values beside divided query heads; False if there is none."""
     axis = key.type.rank - 3
     size = key.type.shape[axis] if axis >= 0 else 1
     layout = walk.layout(key)

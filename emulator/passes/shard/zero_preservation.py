@@ -45,8 +45,8 @@ from nxpipe.emulator.ops import (
 )
 from nxpipe.emulator.passes.shard.propagation import Walk
 
-# What stands in all of a tensor's padding: this number; not-a-number once something in it is not finite; or None, if
-# it is something finite, of a kind that stands elsewhere in the tensor too.
+# The value of all of a tensor's padding: this number; NaN once an element is not finite; or None for unknown finite
+# values, of a kind that the tensor has elsewhere too.
 _Content: TypeAlias = float | None
 
 _NAN: Final = float("nan")
@@ -79,7 +79,7 @@ class _Following:
             self._visit(node)
 
     def of(self, value: Value) -> _Content:
-        """Of a tensor that is whole: what stands in it everywhere, so far as that is known. Slicing it adds zeros."""
+        """The value of the padding of a divided tensor; of a whole tensor its constant value, if known."""
         if self._walk.layout(value) is None:
             return self._uniform.get(value)
         return self._contents.get(value, 0.0)
@@ -104,18 +104,18 @@ class _Following:
                 cut.forbid_padding(why)
 
     def _sliced(self, operand: Value) -> _Content:
-        """A tensor that is whole gets zeros where a rank takes its share of it."""
+        """The padding of an operand's slice: a whole tensor is padded with zeros when a rank takes its share."""
         return 0.0 if self._walk.layout(operand) is None else self._contents.get(operand, 0.0)
 
 
 def _uniform(data: Array) -> _Content:
-    """The number that a table consists of. A mask's infinity is what real elements meet as well."""
+    """The constant value of a table, if finite: the infinity of a mask meets real elements as well."""
     alone = data.size and np.isfinite(data.flat[0]) and (data == data.flat[0]).all()
     return float(data.flat[0]) if alone else None
 
 
 def _alike(*contents: _Content) -> _Content:
-    """Of tensors whose elements are put together."""
+    """The common value: NaN if one is not finite, None if they differ or are unknown."""
     if any(content is not None and not np.isfinite(content) for content in contents):
         return _NAN
     return contents[0] if len(set(contents)) == 1 else None
@@ -126,13 +126,13 @@ def _same(one: _Content, other: _Content) -> bool:
 
 
 def _sums_to_nothing(op: Operator, contents: list[_Content]) -> bool:
-    """Whether a sum over padding is zero: of products, if one factor is and the other is finite."""
+    """A sum over padding is zero: for products, if one factor is zero and the other finite."""
     terms = contents[:2] if isinstance(op, Linear | MatMul | GroupedMatMul) else contents[:1]
     return 0.0 in terms and _alike(*terms) is not _NAN
 
 
 def _made(node: Node, contents: list[_Content]) -> _Content:
-    """What stands in the padding of a result."""
+    """The value of the padding of a result."""
     op = node.op
     if isinstance(op, Unary | Binary | Where | Cast):
         return _elementwise(node, contents)
@@ -143,7 +143,7 @@ def _made(node: Node, contents: list[_Content]) -> _Content:
 
 
 def _elementwise(node: Node, contents: list[_Content]) -> _Content:
-    """By trying it; something finite is tried as several numbers."""
+    """The result of an operator on padding, by evaluation; an unknown finite value is tried as several numbers."""
     if _alike(*contents) is _NAN and not isinstance(node.op, Where):
         return _NAN
     choices = [

@@ -27,8 +27,8 @@ from nxpipe.pipeline.build.executors.batch_jobs import (
     lost_job,
 )
 from nxpipe.pipeline.build.executors.batch_worker import put_jobs, require_remote_sources
-from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLimits, JobLog, JobStarted, from_document
-from nxpipe.pipeline.build.status import Failure
+from nxpipe.pipeline.build.jobs import Event, Failure, Job, JobFinished, JobLimits, JobLog, JobStarted, from_document
+from nxpipe.pipeline.cli.store_url import VARIABLE
 from nxpipe.pipeline.util.aws import asking, client
 from nxpipe.pipeline.util.errors import AwsError, BuildRefused
 

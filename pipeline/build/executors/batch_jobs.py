@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from nxpipe.pipeline.build.status import Failure, FailureClass
+from nxpipe.pipeline.build.jobs import Failure, FailureClass
 from nxpipe.pipeline.util.aws import asking, is_no_answer
 from nxpipe.pipeline.util.errors import AwsError
 from nxpipe.pipeline.util.exit_codes import AWS, SYSTEM

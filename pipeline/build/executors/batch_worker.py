@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog, JobStarted, to_document
-from nxpipe.pipeline.build.status import failure_from
+from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog, JobStarted, failure_from, to_document
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.versions import digest_of
+from nxpipe.pipeline.build.asked import Asked
+from nxpipe.pipeline.request import digest_of
+from nxpipe.pipeline.util.documents import json_of
 from nxpipe.pipeline.util.errors import BuildRefused, MissingSoftware
 from nxpipe.pipeline.util.files import json_of
 

@@ -5,8 +5,17 @@ from collections.abc import Sequence
 from typing import Final
 
 from nxpipe.pipeline.build.executors.process import WorkerProcess
-from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLimits, JobStarted
-from nxpipe.pipeline.build.status import Failure, FailureClass, memory_exceeded, time_exceeded
+from nxpipe.pipeline.build.jobs import (
+    Event,
+    Failure,
+    FailureClass,
+    Job,
+    JobFinished,
+    JobLimits,
+    JobStarted,
+    memory_exceeded,
+    time_exceeded,
+)
 from nxpipe.pipeline.util.exit_codes import SYSTEM
 from nxpipe.pipeline.util.process import available_memory, processors
 

@@ -15,8 +15,18 @@ from itertools import count
 from typing import Any, Final, TypeAlias
 
 from nxpipe.pipeline.build.executors.ray_cluster import RayCluster, RayNode
-from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLimits, JobLog, JobStarted
-from nxpipe.pipeline.build.status import Failure, FailureClass, memory_exceeded, time_exceeded
+from nxpipe.pipeline.build.jobs import (
+    Event,
+    Failure,
+    FailureClass,
+    Job,
+    JobFinished,
+    JobLimits,
+    JobLog,
+    JobStarted,
+    memory_exceeded,
+    time_exceeded,
+)
 from nxpipe.pipeline.util.exit_codes import INTERNAL, SOFTWARE, SYSTEM
 
 _BEAT: Final = 1.0  # seconds between two heartbeats of a task

@@ -15,13 +15,17 @@ from typing import Any, Final, Self
 from nxpipe.artifact_store.builds import timestamp_of
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.pipeline import VERSION
+from nxpipe.pipeline.build.jobs import PLAN_WORDS, REPORT_WORDS
 from nxpipe.pipeline.build.report.html import page
 from nxpipe.pipeline.build.report.summary import MissingGroup, missing_groups, reason, status_counts
 from nxpipe.pipeline.build.state import ArtifactResult, Attempt, CellResult, Results
-from nxpipe.pipeline.build.status import PLAN_WORDS, REPORT_WORDS
 from nxpipe.pipeline.models.versions import LIBRARIES, compiler_digest
 from nxpipe.pipeline.util.files import expanded, write_whole
 from nxpipe.pipeline.util.process import processors
+from nxpipe.pipeline.request import LIBRARIES, compiler_digest
+from nxpipe.pipeline.util.folders import expanded
+from nxpipe.pipeline.util.machine import processors
+from nxpipe.pipeline.util.whole_file import write_whole
 
 
 @dataclass(frozen=True)

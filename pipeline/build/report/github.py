@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from nxpipe.pipeline.build.jobs import CellStatus
 from nxpipe.pipeline.build.report.summary import (
     BraceGroup,
     MissingGroup,
@@ -19,8 +20,8 @@ from nxpipe.pipeline.build.report.summary import (
     tally,
 )
 from nxpipe.pipeline.build.state import CellResult, Results
-from nxpipe.pipeline.build.status import CellStatus
 from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.console import Console, human_bytes
 from nxpipe.pipeline.util.errors import sentence_of
 from nxpipe.pipeline.util.escape import for_markdown, plain, workflow_command
 from nxpipe.pipeline.util.text import human_bytes

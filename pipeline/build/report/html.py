@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from nxpipe.pipeline.build.jobs import PLAN_WORDS, REPORT_WORDS, CellStatus
 from nxpipe.pipeline.build.report.summary import clock, counted, duration
-from nxpipe.pipeline.build.status import PLAN_WORDS, REPORT_WORDS, CellStatus
+from nxpipe.pipeline.util.console import human_bytes
 from nxpipe.pipeline.util.escape import for_html
 from nxpipe.pipeline.util.text import human_bytes
 

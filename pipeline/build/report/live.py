@@ -8,11 +8,11 @@ from importlib.util import find_spec
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-from nxpipe.pipeline.build.jobs import BuildEvent, JobFinished, JobLog, JobRetry, JobStarted, to_document
+from nxpipe.pipeline.build.jobs import EVENT_WORDS, BuildEvent, JobFinished, JobLog, JobRetry, JobStarted, to_document
 from nxpipe.pipeline.build.report.summary import duration
 from nxpipe.pipeline.build.state import BuildState, JobName
-from nxpipe.pipeline.build.status import EVENT_WORDS
 from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.console import Console, human_bytes
 from nxpipe.pipeline.util.escape import plain
 from nxpipe.pipeline.util.text import human_bytes
 

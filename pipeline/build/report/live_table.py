@@ -14,10 +14,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from nxpipe.pipeline.build.jobs import BuildEvent
+from nxpipe.pipeline.build.jobs import BuildEvent, CellStatus
 from nxpipe.pipeline.build.report.summary import clock, counted, duration
 from nxpipe.pipeline.build.state import BuildState, JobName
-from nxpipe.pipeline.build.status import CellStatus
 from nxpipe.pipeline.util.console import own
 from nxpipe.pipeline.util.escape import plain
 

@@ -70,7 +70,7 @@ def start(
     """
 
     from nxpipe.pipeline.artifacts.identity import current_identity
-    from nxpipe.pipeline.cli.rollout.context import open_context
+    from nxpipe.pipeline.rollout.context import open_context
     from nxpipe.pipeline.rollout.start import AlreadyServed, StartRequest, report_already_served, start_rollout
 
     console: Console = ctx.obj

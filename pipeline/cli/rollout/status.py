@@ -38,7 +38,7 @@ def status(
     Example:
       nxpipe rollout status search --wait
     """
-    from nxpipe.pipeline.cli.rollout.context import open_context, serving_fleet_names
+    from nxpipe.pipeline.rollout.context import open_context, serving_fleet_names
     from nxpipe.pipeline.rollout.finish import exit_code, finish, pending_promotion
     from nxpipe.pipeline.rollout.follow import follow
     from nxpipe.pipeline.rollout.render import status_page
@@ -81,7 +81,7 @@ def log(console: Console, fleet: str, execution: str | None, store: str | None, 
       nxpipe rollout log search
       nxpipe rollout log search --json > rollout.jsonl
     """
-    from nxpipe.pipeline.cli.rollout.context import open_context
+    from nxpipe.pipeline.rollout.context import open_context
     from nxpipe.pipeline.rollout.render import evaluation_table
     from nxpipe.pipeline.rollout.status import EvaluationLog
     from nxpipe.pipeline.util.errors import RolloutRefused

@@ -1,6 +1,0 @@
-"""Where moto's server finds the service."""
-
-from tests.cloud.formation.service import Service
-
-url_bases = [r"https?://cloudformation\.(.+)\.amazonaws\.com"]
-url_paths = {"{0}/$": Service.dispatch}

@@ -1,0 +1,105 @@
+"""A stack and what became of it."""
+
+import threading
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from tests.localaws.formation.faults import Refused
+from tests.localaws.formation.provider import Made, Properties
+from tests.localaws.formation.template import NOTHING, Declared, Template
+
+
+@dataclass(frozen=True)
+class Resource:
+    """As it was last carried out: with the properties that were worked out then."""
+
+    declared: Declared
+    properties: Properties
+    made: Made
+    status: str = "CREATE_COMPLETE"
+    since: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @property
+    def physical(self) -> str:
+        return self.made.id
+
+    def attribute(self, name: str) -> Any:
+        if name not in self.made.attributes:
+            raise Refused(f"{self.declared.type} has no attribute {name} here ({self.declared.logical})")
+        return self.made.attributes[name]
+
+
+@dataclass(frozen=True)
+class Output:
+    key: str
+    value: str
+    description: str | None
+    export: str | None
+
+
+@dataclass
+class ChangeSet:
+    id: str
+    name: str
+    kind: str  # CREATE or UPDATE
+    template: Template
+    given: Mapping[str, str]
+    tags: Mapping[str, str]
+    description: str | None
+    changes: list[dict[str, Any]]
+    status: str = "CREATE_COMPLETE"
+    reason: str | None = None
+    execution: str = "AVAILABLE"
+    created: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+
+@dataclass
+class Stack:
+    id: str
+    name: str
+    status: str = "REVIEW_IN_PROGRESS"
+    reason: str | None = None
+    template: Template = NOTHING
+    given: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)  # of the parameters, as they were worked out
+    tags: Mapping[str, str] = field(default_factory=dict)
+    resources: dict[str, Resource] = field(default_factory=dict)
+    outputs: list[Output] = field(default_factory=list)
+    imports: frozenset[str] = frozenset()
+    events: list[dict[str, Any]] = field(default_factory=list)
+    change_sets: list[ChangeSet] = field(default_factory=list)
+    protected: bool = False
+    created: datetime = field(default_factory=lambda: datetime.now(UTC))
+    updated: datetime | None = None
+    deleted: datetime | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def exists(self) -> bool:
+        return self.status not in ("DELETE_COMPLETE", "REVIEW_IN_PROGRESS")
+
+    def tell(self, status: str, reason: str | None = None) -> None:
+        """The stack itself goes into another state."""
+        self.status, self.reason = status, reason
+        self._event(self.name, self.id, "AWS::CloudFormation::Stack", status, reason)
+
+    def tell_of(self, one: Declared, physical: str, status: str, reason: str | None = None) -> None:
+        self._event(one.logical, physical, one.type, status, reason)
+
+    def _event(self, logical: str, physical: str, type_: str, status: str, reason: str | None) -> None:
+        self.events.append(
+            {
+                "EventId": str(uuid.uuid4()),
+                "LogicalResourceId": logical,
+                "PhysicalResourceId": physical,
+                "ResourceStatus": status,
+                "ResourceStatusReason": reason,
+                "ResourceType": type_,
+                "StackId": self.id,
+                "StackName": self.name,
+                "Timestamp": datetime.now(UTC),
+            }
+        )

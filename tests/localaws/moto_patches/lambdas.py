@@ -1,0 +1,133 @@
+"""Functions in Python are run, each call in a process of its own, with what their archive holds and nothing else.
+
+They call the same local AWS that they are called by. Where that is no server, one is started beside the test.
+"""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from moto.awslambda.models import LambdaFunction
+
+from tests.localaws.moto_patches._around import around
+
+_RUN: Final = """
+import importlib, json, os, sys, traceback
+sys.path.insert(0, os.getcwd())
+module, name = os.environ["_HANDLER"].rsplit(".", 1)
+class Context:
+    function_name = os.environ["AWS_LAMBDA_FUNCTION_NAME"]
+    aws_request_id = "00000000-0000-4000-8000-000000000000"
+try:
+    told = getattr(importlib.import_module(module.replace("/", ".")), name)(json.load(sys.stdin), Context())
+    answer, code = json.dumps(told), 0
+except Exception as error:
+    trace = traceback.format_exc().splitlines()
+    answer, code = json.dumps({"errorMessage": str(error), "errorType": type(error).__name__, "stackTrace": trace}), 1
+with open(sys.argv[1], "w") as out:
+    out.write(answer)
+sys.exit(code)
+"""
+
+
+def mend() -> None:
+    around(LambdaFunction, "_invoke_lambda", _invoke)
+    around(LambdaFunction, "invoke", _say_unhandled)
+    around(LambdaFunction, "__init__", _keep)
+    around(LambdaFunction, "get_configuration", _tell)
+    around(LambdaFunction, "update_configuration", _change)
+
+
+_KEPT: Final = ("LoggingConfig",)
+_CHANGED: Final = {"TracingConfig": "tracing_config", "KMSKeyArn": "kms_key_arn"}
+
+
+def _keep(stock: Any, function: LambdaFunction, account_id: str, spec: Any, *rest: Any, **more: Any) -> None:
+    stock(function, account_id, spec, *rest, **more)
+    vars(function)["kept"] = {key: spec[key] for key in _KEPT if key in spec}
+    if group := spec.get("LoggingConfig", {}).get("LogGroup"):
+        function.logs_group_name = group
+
+
+def _tell(stock: Any, function: LambdaFunction, *args: Any, **more: Any) -> dict[str, Any]:
+    return {**stock(function, *args, **more), **vars(function).get("kept", {})}
+
+
+def _change(stock: Any, function: LambdaFunction, updates: dict[str, Any]) -> Any:
+    vars(function)["kept"].update({key: updates[key] for key in _KEPT if key in updates})
+    for key, attribute in _CHANGED.items():
+        if key in updates:
+            setattr(function, attribute, updates[key])
+    if "EphemeralStorage" in updates:
+        function.ephemeral_storage = updates["EphemeralStorage"]["Size"]
+    return stock(function, updates)
+
+
+def _say_unhandled(stock: Any, function: LambdaFunction, body: Any, asked: Any, headers: Any) -> Any:
+    told = stock(function, body, asked, headers)
+    if "x-amz-function-error" in headers:
+        headers["x-amz-function-error"] = "Unhandled"
+    return told
+
+
+def _invoke(_stock: Any, function: LambdaFunction, event: Any = None) -> tuple[str, bool, str]:
+    """The answer, whether it is a failure, and what was printed."""
+    if not (function.run_time or "").startswith("python"):
+        said = f"the local AWS runs functions in Python alone, not in {function.run_time}"
+        return json.dumps({"errorType": "Runtime.InvalidRuntime", "errorMessage": said}), True, ""
+    with tempfile.TemporaryDirectory() as folder:
+        code, answer = Path(folder, "code"), Path(folder, "answer")
+        zipfile.ZipFile(io.BytesIO(function.code_bytes)).extractall(code)
+        try:
+            ended = subprocess.run(
+                [sys.executable, "-c", _RUN, str(answer)],
+                input=json.dumps({} if event is None else event),
+                capture_output=True,
+                cwd=code,
+                env=_environment(function),
+                text=True,
+                timeout=float(function.timeout),
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            said = f"Task timed out after {float(function.timeout):.2f} seconds"
+            return json.dumps({"errorType": "Sandbox.Timedout", "errorMessage": said}), True, said
+        logs = ended.stdout + ended.stderr
+        function.logs_backend.ensure_log_group(function.logs_group_name)
+        function.save_logs(logs)
+        if not answer.exists():
+            said = f"Runtime exited with error: exit status {ended.returncode}"
+            return json.dumps({"errorType": "Runtime.ExitError", "errorMessage": said}), True, logs
+        return answer.read_text(), ended.returncode != 0, logs
+
+
+def _environment(function: LambdaFunction) -> dict[str, str]:
+    return {
+        "PATH": os.environ["PATH"],
+        "AWS_ACCESS_KEY_ID": "local",
+        "AWS_SECRET_ACCESS_KEY": "local",
+        "AWS_DEFAULT_REGION": function.region,
+        "AWS_REGION": function.region,
+        "AWS_ENDPOINT_URL": os.environ.get("AWS_ENDPOINT_URL") or _server(),
+        "AWS_LAMBDA_FUNCTION_NAME": function.function_name,
+        "_HANDLER": str(function.handler),
+        **{name: str(value) for name, value in function.environment_vars.items()},
+    }
+
+
+@cache
+def _server() -> str:
+    """A server in this process shows the same state as the test that runs in it."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    return f"http://{host}:{port}"

@@ -1,0 +1,65 @@
+"""The public parameters from which a Neuron fleet learns its images, in each region others.
+
+Whoever asks for another name hears that there is no such parameter, as on AWS.
+"""
+
+import hashlib
+from typing import Any, Final
+
+from moto.core.utils import utcnow
+from moto.ssm.models import Parameter, ParameterDict
+
+from tests.localaws.moto_patches._around import around
+
+_ON_HOSTS: Final = "/aws/service/neuron/dlami/"
+_ON_NODES: Final = "/aws/service/eks/optimized-ami/"
+_ON_TRAINING_HOSTS: Final = "/aws/service/ecs/optimized-ami/amazon-linux-2023/neuron/recommended"
+_KINDS: Final = (
+    "base/amazon-linux-2023",
+    "base/ubuntu-22.04",
+    "base/ubuntu-24.04",
+    "jax-0.10/amazon-linux-2023",
+    "jax-0.10/ubuntu-24.04",
+    "multi-framework/ubuntu-22.04",
+    "multi-framework/ubuntu-24.04",
+    "pytorch-inference-vllm-0.16/ubuntu-24.04",
+    "pytorch-2.9/ubuntu-24.04",
+)
+_KUBERNETES: Final = ("1.31", "1.32", "1.33", "1.34", "1.35")
+NAMES: Final = (
+    *(f"{_ON_HOSTS}{kind}/latest/image_id" for kind in _KINDS),
+    f"{_ON_TRAINING_HOSTS}/image_id",
+    *(f"{_ON_NODES}{each}/amazon-linux-2023/x86_64/neuron/recommended/image_id" for each in _KUBERNETES),
+)
+
+
+def mend() -> None:
+    around(ParameterDict, "_check_loading_status", _load)
+
+
+def image(region: str, name: str) -> str:
+    """The image that a parameter names in a region."""
+    return f"ami-{hashlib.sha256(f'{region} {name}'.encode()).hexdigest()[:17]}"
+
+
+def _load(stock: Any, known: ParameterDict, key: str) -> None:
+    stock(known, key)
+    asked = str(key or "")
+    if asked.startswith((_ON_HOSTS[:-1], _ON_NODES[:-1], _ON_TRAINING_HOSTS)):  # moto has the last kind, of its own
+        for name in NAMES:
+            dict.__setitem__(known, name, [_parameter(known, name)])
+
+
+def _parameter(known: ParameterDict, name: str) -> Parameter:
+    return Parameter(
+        account_id=known.account_id,
+        name=name,
+        value=image(known.region_name, name),
+        parameter_type="String",
+        description=None,
+        allowed_pattern=None,
+        keyid=None,
+        last_modified_date=utcnow(),
+        version=1,
+        data_type="aws:ec2:image",
+    )

@@ -1,0 +1,162 @@
+"""State machines know the services by the names that AWS has for them, run any number of times, and tell of their end.
+
+Definitions are in JSONPath: JSONata and variables would need an engine that the local AWS has not, and are refused.
+"""
+
+import json
+import re
+import uuid
+from collections.abc import Iterator
+from typing import Any, Final
+
+from moto.events.models import events_backends
+from moto.stepfunctions.parser.api import InvalidDefinition
+from moto.stepfunctions.parser.asl.component.state.exec.state_task.service import (
+    state_task_service_aws_sdk as aws_sdk,
+)
+from moto.stepfunctions.parser.asl.component.state.exec.state_task.service.state_task_service import StateTaskService
+from moto.stepfunctions.parser.asl.component.state.exec.state_task.service.state_task_service_callback import (
+    StateTaskServiceCallback,
+)
+from moto.stepfunctions.parser.asl.component.state.exec.state_task.service.state_task_service_sfn import (
+    StateTaskServiceSfn,
+)
+from moto.stepfunctions.parser.asl.utils import json_path
+from moto.stepfunctions.parser.backend.execution import BaseExecutionWorkerCommunication
+from moto.stepfunctions.parser.models import StepFunctionsParserBackend
+
+from tests.localaws.formation.provider import client_of
+from tests.localaws.moto_patches._around import around
+
+_SERVICES: Final = {
+    "elasticloadbalancingv2": ("elbv2", "ElasticLoadBalancingV2"),
+    "autoscaling": ("autoscaling", "AutoScaling"),
+    "cloudwatch": ("cloudwatch", "CloudWatch"),
+    "ec2": ("ec2", "Ec2"),
+    "s3": ("s3", "S3"),
+    "sns": ("sns", "Sns"),
+    "sqs": ("sqs", "Sqs"),
+    "ssm": ("ssm", "Ssm"),
+    "lambda": ("lambda", "Lambda"),
+    "batch": ("batch", "Batch"),
+    "eventbridge": ("events", "EventBridge"),
+}
+# Paths that may lead to several places. They find a list, which may be empty; others find one value.
+_SEVERAL: Final = re.compile(r"\[\?|\[\*|\.\.|\.\*|\[-?\d*:|,")
+
+
+def mend() -> None:
+    overrides = dict(StateTaskService._SERVICE_NAME_SFN_TO_BOTO_OVERRIDES)
+    StateTaskService._SERVICE_NAME_SFN_TO_BOTO_OVERRIDES = {
+        **overrides,
+        **{name: client for name, (client, _) in _SERVICES.items()},
+    }
+    aws_sdk._SERVICE_ERROR_NAMES.update({name: error for name, (_, error) in _SERVICES.items()})
+    around(StepFunctionsParserBackend, "start_execution", _start)
+    for call in ("create_state_machine", "update_state_machine"):
+        around(StepFunctionsParserBackend, call, _refuse_jsonata)
+    for kind in (aws_sdk.StateTaskServiceAwsSdk, StateTaskServiceSfn):
+        around(kind, "_normalise_parameters", _spell_request)
+        around(kind, "_normalise_response", _spell_response)
+    around(StateTaskServiceCallback, "_eval_sync", _wait)
+    around(BaseExecutionWorkerCommunication, "terminated", _tell_of_the_end)
+    json_path._contains_slice_or_wildcard_array = lambda path: bool(_SEVERAL.search(path))
+    json_path._is_singleton_array_access = lambda path: not _SEVERAL.search(path)
+
+
+def _start(stock: Any, backend: Any, state_machine_arn: str, name: str | None = None, *rest: Any, **more: Any) -> Any:
+    return stock(backend, state_machine_arn, name or str(uuid.uuid4()), *rest, **more)
+
+
+def _spell_request(_stock: Any, task: Any, parameters: dict[str, Any], *names: str | None, **more: str | None) -> None:
+    """As the service has it: names begin as there, and what it takes as bytes is JSON, a text with its quotes."""
+    if isinstance(task, StateTaskServiceSfn) and not isinstance(parameters.get("Input", ""), str):
+        parameters["Input"] = json.dumps(parameters["Input"])
+    shape = _operation(task, *names, **more).input_shape
+    spelled = _to_service(parameters, shape) if shape else parameters
+    parameters.clear()
+    parameters.update(spelled)
+
+
+def _spell_response(_stock: Any, task: Any, response: Any, *names: str | None, **more: str | None) -> None:
+    """Names begin with a capital, whatever they do in the service."""
+    shape = _operation(task, *names, **more).output_shape
+    if shape and isinstance(response, dict):
+        spelled = _to_machine(response, shape)
+        response.clear()
+        response.update(spelled)
+
+
+def _operation(task: Any, boto_service_name: str | None = None, service_action_name: str | None = None) -> Any:
+    client = client_of(task._get_boto_service_name(boto_service_name), "us-east-1")
+    call = client.meta.method_to_api_mapping[task._get_boto_service_action(service_action_name)]
+    return client.meta.service_model.operation_model(call)
+
+
+def _to_service(value: Any, shape: Any) -> Any:
+    if shape.type_name == "structure" and isinstance(value, dict):
+        members = {name[:1].upper() + name[1:]: name for name in shape.members}
+        named = {members.get(name[:1].upper() + name[1:], name): each for name, each in value.items()}
+        return {
+            name: _to_service(each, shape.members[name]) if name in shape.members else each
+            for name, each in named.items()
+        }
+    if shape.type_name == "list" and isinstance(value, list):
+        return [_to_service(each, shape.member) for each in value]
+    if shape.type_name == "map" and isinstance(value, dict):
+        return {name: _to_service(each, shape.value) for name, each in value.items()}
+    return json.dumps(value, separators=(",", ":")).encode() if shape.type_name == "blob" else value
+
+
+def _to_machine(value: Any, shape: Any) -> Any:
+    if shape.type_name == "structure" and isinstance(value, dict):
+        return {
+            name[:1].upper() + name[1:]: _to_machine(each, shape.members[name]) if name in shape.members else each
+            for name, each in value.items()
+        }
+    if shape.type_name == "list" and isinstance(value, list):
+        return [_to_machine(each, shape.member) for each in value]
+    if shape.type_name == "map" and isinstance(value, dict):
+        return {name: _to_machine(each, shape.value) for name, each in value.items()}
+    return value.read().decode() if hasattr(value, "read") else value
+
+
+def _wait(stock: Any, task: Any, env: Any, **more: Any) -> Any:
+    """An execution that was stopped waits for nobody: moto does not work out for how long it would, and passes on
+    whatever lies in that place.
+    """
+    return stock(task, env=env, **more) if env.is_running() else None
+
+
+def _tell_of_the_end(stock: Any, execution_ends: BaseExecutionWorkerCommunication) -> None:
+    """As AWS does, on the account's bus; in this process, for the test that started it may be over."""
+    stock(execution_ends)
+    ended = execution_ends.execution
+    detail = {
+        "executionArn": ended.exec_arn,
+        "stateMachineArn": ended.state_machine.arn,
+        "name": ended.name,
+        "status": ended.exec_status.value,
+    }
+    event = {
+        "Source": "aws.states",
+        "DetailType": "Step Functions Execution Status Change",
+        "Detail": json.dumps(detail),
+        "Resources": [ended.exec_arn],
+    }
+    events_backends[ended.account_id][ended.region_name].put_events([event])
+
+
+def _refuse_jsonata(stock: Any, backend: Any, *args: Any, **given: Any) -> Any:
+    for state in _states(json.loads(given.get("definition") or "{}")):
+        if state.get("QueryLanguage", "JSONPath") != "JSONPath" or "Assign" in state:
+            raise InvalidDefinition(message="the local AWS runs state machines in JSONPath, without variables, alone")
+    return stock(backend, *args, **given)
+
+
+def _states(machine: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The machine itself, and all that is in it, however deep."""
+    yield machine
+    inner = [machine[key] for key in ("ItemProcessor", "Iterator") if key in machine]
+    for each in (*machine.get("States", {}).values(), *machine.get("Branches", ()), *inner):
+        yield from _states(each)

@@ -1,0 +1,316 @@
+"""Services that behave here as they do on AWS, where moto's do not."""
+
+import io
+import json
+import threading
+import time
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+from moto.iam.models import iam_backends
+from moto.s3.models import S3Backend
+
+from tests.localaws.moto_patches.cloudwatch import holds
+from tests.localaws.moto_patches.ssm import NAMES
+
+REGION = "us-east-2"
+
+
+pytestmark = pytest.mark.usefixtures("aws")
+
+
+# Alarms
+
+
+def _alarm(name: str, **more: Any) -> None:
+    boto3.client("cloudwatch").put_metric_alarm(
+        AlarmName=name,
+        ComparisonOperator="GreaterThanThreshold",
+        EvaluationPeriods=1,
+        MetricName="m",
+        Namespace="n",
+        Period=60,
+        Statistic="Sum",
+        Threshold=1,
+        **more,
+    )
+
+
+def _set(name: str, state: str) -> None:
+    boto3.client("cloudwatch").set_alarm_state(AlarmName=name, StateValue=state, StateReason="a test says so")
+
+
+def _composite(name: str) -> str:
+    told = boto3.client("cloudwatch").describe_alarms(AlarmNames=[name], AlarmTypes=["CompositeAlarm"])
+    state: str = told["CompositeAlarms"][0]["StateValue"]
+    return state
+
+
+@pytest.mark.parametrize(
+    ("rule", "met"),
+    [
+        ("ALARM(a)", True),
+        ('ALARM("b")', False),
+        ("ALARM(arn:aws:cloudwatch:us-east-2:123456789012:alarm:a)", True),
+        ("OK(b) AND NOT ALARM(b)", True),
+        ("ALARM(b) OR ALARM(a) AND ALARM(b)", False),
+        ("(ALARM(b) OR ALARM(a)) AND TRUE", True),
+        ("INSUFFICIENT_DATA(c) AND NOT (FALSE OR ALARM(b))", True),
+    ],
+)
+def test_the_rule_of_a_composite_alarm_is_worked_out(rule: str, met: bool) -> None:
+    states = {"a": "ALARM", "b": "OK", "c": "INSUFFICIENT_DATA"}
+    assert holds(rule, lambda name, state: states[name] == state) is met
+
+
+@pytest.mark.parametrize(
+    "rule", ["ALARM(a", "ALARM(a) XOR ALARM(b)", "(ALARM(a)", "NOT", "ALARM(a) ALARM(b)", "ALARM(nobody)"]
+)
+def test_a_rule_that_makes_no_sense_is_refused(rule: str) -> None:
+    _alarm("a")
+    _alarm("b")
+    with pytest.raises(ClientError, match="AlarmRule"):
+        boto3.client("cloudwatch").put_composite_alarm(AlarmName="bad", AlarmRule=rule)
+
+
+def test_a_composite_alarm_follows_its_alarms_and_another_follows_it() -> None:
+    cloudwatch = boto3.client("cloudwatch")
+    _alarm("a")
+    _alarm("b")
+    cloudwatch.put_composite_alarm(AlarmName="any", AlarmRule="ALARM(a) OR ALARM(b)")
+    cloudwatch.put_composite_alarm(AlarmName="over", AlarmRule="ALARM(any)")
+    assert (_composite("any"), _composite("over")) == ("OK", "OK")
+    _set("b", "ALARM")
+    assert (_composite("any"), _composite("over")) == ("ALARM", "ALARM")
+    _set("b", "OK")
+    assert (_composite("any"), _composite("over")) == ("OK", "OK")
+
+
+def test_a_new_alarm_has_no_data_and_a_changed_one_keeps_its_state() -> None:
+    cloudwatch = boto3.client("cloudwatch")
+    _alarm("a")
+    assert cloudwatch.describe_alarms()["MetricAlarms"][0]["StateValue"] == "INSUFFICIENT_DATA"
+    _set("a", "ALARM")
+    _alarm("a", AlarmDescription="changed")
+    assert cloudwatch.describe_alarms()["MetricAlarms"][0]["StateValue"] == "ALARM"
+
+
+def test_filters_of_alarms_hold_together_and_composite_ones_have_to_be_asked_for() -> None:
+    cloudwatch = boto3.client("cloudwatch")
+    for name in ("a", "b"):
+        _alarm(name)
+    _set("a", "ALARM")
+    cloudwatch.put_composite_alarm(AlarmName="c", AlarmRule="ALARM(a)")
+    found = cloudwatch.describe_alarms(AlarmNames=["a", "b", "c"], StateValue="ALARM")
+    assert ([one["AlarmName"] for one in found["MetricAlarms"]], found["CompositeAlarms"]) == (["a"], [])
+    found = cloudwatch.describe_alarms(AlarmTypes=["CompositeAlarm"], StateValue="ALARM")
+    assert ([one["AlarmName"] for one in found["CompositeAlarms"]], found["MetricAlarms"]) == (["c"], [])
+
+
+def test_an_alarm_tells_its_topic_once_for_each_change() -> None:
+    sqs, sns = boto3.client("sqs"), boto3.client("sns")
+    url = sqs.create_queue(QueueName="q")["QueueUrl"]
+    topic = sns.create_topic(Name="t")["TopicArn"]
+    arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=arn)
+    _alarm("a")
+    boto3.client("cloudwatch").put_composite_alarm(AlarmName="c", AlarmRule="ALARM(a)", AlarmActions=[topic])
+    for state in ("ALARM", "ALARM", "OK"):
+        _set("a", state)
+    told = [json.loads(one["Body"]) for one in sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10)["Messages"]]
+    assert [json.loads(one["Message"])["AlarmName"] for one in told] == ["c"]
+
+
+# Functions
+
+
+def _function(source: str, name: str = "f", **more: Any) -> None:
+    role = boto3.client("iam").create_role(RoleName=f"{name}-role", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("judge/core.py", source)
+        archive.writestr("judge/__init__.py", "")
+        archive.writestr("judge/numbers.py", "WEIGHT = 3\n")
+    boto3.client("lambda").create_function(
+        FunctionName=name,
+        Role=role,
+        Runtime="python3.13",
+        Handler="judge.core.handler",
+        Code={"ZipFile": packed.getvalue()},
+        **more,
+    )
+
+
+def _call(event: Any, name: str = "f") -> tuple[str | None, Any]:
+    told = boto3.client("lambda").invoke(FunctionName=name, Payload=json.dumps(event))
+    return told.get("FunctionError"), json.load(told["Payload"])
+
+
+def test_a_function_runs_with_the_modules_of_its_archive_and_its_environment() -> None:
+    source = (
+        "import os\nfrom judge.numbers import WEIGHT\n"
+        "def handler(event, context):\n"
+        "    print('heard')\n"
+        "    return {'n': WEIGHT * event['n'], 'a': os.environ['A'], 'me': context.function_name}\n"
+    )
+    _function(source, Environment={"Variables": {"A": "b"}})
+    assert _call({"n": 2}) == (None, {"n": 6, "a": "b", "me": "f"})
+    logs = boto3.client("logs")
+    stream = logs.describe_log_streams(logGroupName="/aws/lambda/f")["logStreams"][0]["logStreamName"]
+    events = logs.get_log_events(logGroupName="/aws/lambda/f", logStreamName=stream)["events"]
+    assert [one["message"] for one in events] == ["heard"]
+
+
+def test_a_function_that_raises_has_failed_and_says_why() -> None:
+    _function("def handler(event, context):\n    raise ValueError('no such digest')\n")
+    failed, answer = _call({})
+    assert failed == "Unhandled"
+    assert (answer["errorType"], answer["errorMessage"]) == ("ValueError", "no such digest")
+
+
+def test_a_function_that_takes_too_long_is_stopped() -> None:
+    _function("import time\ndef handler(event, context):\n    time.sleep(60)\n", Timeout=1)
+    failed, answer = _call({})
+    assert failed == "Unhandled"
+    assert "timed out after 1.00 seconds" in answer["errorMessage"]
+
+
+# State machines
+
+
+def _machine(states: dict[str, Any], start: str) -> str:
+    role = boto3.client("iam").create_role(RoleName="machine", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
+    arn: str = boto3.client("stepfunctions").create_state_machine(
+        name="m", definition=json.dumps({"StartAt": start, "States": states}), roleArn=role
+    )["stateMachineArn"]
+    return arn
+
+
+def _run(machine: str, **given: Any) -> dict[str, Any]:
+    machines = boto3.client("stepfunctions")
+    arn = machines.start_execution(stateMachineArn=machine, **given)["executionArn"]
+    for _ in range(600):
+        told: dict[str, Any] = machines.describe_execution(executionArn=arn)
+        if told["status"] != "RUNNING":
+            return told
+        time.sleep(0.05)
+    raise AssertionError("the execution does not end")
+
+
+def test_a_state_machine_reads_alarms_and_decides() -> None:
+    _alarm("bad")
+    machine = _machine(
+        {
+            "Look": {
+                "Type": "Task",
+                "Resource": "arn:aws:states:::aws-sdk:cloudwatch:describeAlarms",
+                "Parameters": {"AlarmNames": ["bad"], "StateValue": "ALARM"},
+                "Next": "Decide",
+            },
+            "Decide": {
+                "Type": "Choice",
+                "Choices": [{"Variable": "$.MetricAlarms[0]", "IsPresent": True, "Next": "Bad"}],
+                "Default": "Good",
+            },
+            "Bad": {"Type": "Fail", "Error": "ReleaseBad"},
+            "Good": {"Type": "Succeed"},
+        },
+        "Look",
+    )
+    assert _run(machine)["status"] == "SUCCEEDED"
+    _set("bad", "ALARM")
+    told = _run(machine)  # a second one without a name is no repetition of the first
+    assert (told["status"], told["error"]) == ("FAILED", "ReleaseBad")
+
+
+def test_a_state_machine_knows_load_balancers_by_the_name_that_aws_has_for_them() -> None:
+    task = {
+        "Type": "Task",
+        "Resource": "arn:aws:states:::aws-sdk:elasticloadbalancingv2:describeRules",
+        "Parameters": {"RuleArns": ["arn:aws:elasticloadbalancing:us-east-2:123456789012:listener-rule/app/x/1/2/3"]},
+        "Catch": [{"ErrorEquals": ["ElasticLoadBalancingV2.RuleNotFoundException"], "Next": "Gone"}],
+        "End": True,
+    }
+    machine = _machine({"Look": task, "Gone": {"Type": "Succeed"}}, "Look")
+    assert _run(machine)["status"] == "SUCCEEDED"
+
+
+def test_a_state_machine_calls_a_function() -> None:
+    _function("def handler(event, context):\n    return {'ok': event['n'] > 2}\n")
+    task = {
+        "Type": "Task",
+        "Resource": "arn:aws:states:::lambda:invoke",
+        "Parameters": {"FunctionName": "f", "Payload.$": "$"},
+        "ResultSelector": {"ok.$": "$.Payload.ok"},
+        "End": True,
+    }
+    told = _run(_machine({"Ask": task}, "Ask"), input=json.dumps({"n": 3}))
+    assert (told["status"], json.loads(told.get("output", "{}"))) == ("SUCCEEDED", {"ok": True})
+
+
+# The rest
+
+
+def test_images_of_a_neuron_fleet_are_found_in_every_region_and_differ() -> None:
+    for name in NAMES:
+        found = {
+            region: boto3.client("ssm", region_name=region).get_parameter(Name=name)["Parameter"]["Value"]
+            for region in ("us-east-2", "eu-north-1")
+        }
+        assert all(value.startswith("ami-") and len(value) == 21 for value in found.values())
+        assert len(set(found.values())) == 2
+
+
+def test_a_public_parameter_that_aws_does_not_have_is_not_there() -> None:
+    with pytest.raises(ClientError, match="ParameterNotFound"):
+        boto3.client("ssm").get_parameter(Name="/aws/service/neuron/dlami/base/windows/latest/image_id")
+
+
+def test_nobody_is_recorded() -> None:
+    assert boto3.client("cloudtrail").lookup_events()["Events"] == []
+
+
+def test_whoever_attaches_a_policy_of_aws_is_alone_with_it() -> None:
+    """The policies are read once for all tests; a later state does not see what an earlier one did."""
+    arn = "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"
+    for _ in range(2):
+        iam_backends.reset()
+        iam = boto3.client("iam")
+        iam.create_role(RoleName="r", AssumeRolePolicyDocument="{}")
+        iam.attach_role_policy(RoleName="r", PolicyArn=arn)
+        assert iam.get_policy(PolicyArn=arn)["Policy"]["AttachmentCount"] == 1
+
+
+def test_of_two_who_create_one_object_at_once_one_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    s3, look, both_looked = boto3.client("s3", "us-east-1"), S3Backend.get_object, threading.Barrier(2)
+    s3.create_bucket(Bucket="one")
+
+    def seen(*args: Any, **kwargs: Any) -> Any:
+        found = look(*args, **kwargs)
+        with suppress(threading.BrokenBarrierError):
+            both_looked.wait(timeout=0.3)
+        return found
+
+    def create(body: bytes) -> str:
+        try:
+            s3.put_object(Bucket="one", Key="key", Body=body, IfNoneMatch="*")
+        except ClientError as refused:
+            return str(refused.response["Error"]["Code"])
+        return "created"
+
+    monkeypatch.setattr(S3Backend, "get_object", seen)
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(create, (b"a", b"b"))) == ["PreconditionFailed", "created"]
+
+
+def test_all_environments_of_an_account_share_batchs_own_role() -> None:
+    batch = boto3.client("batch")
+    for name in ("farm", "nodes"):
+        batch.create_compute_environment(computeEnvironmentName=name, type="UNMANAGED")
+    environments = batch.describe_compute_environments()["computeEnvironments"]
+    assert {one["serviceRole"].rpartition("/")[2] for one in environments} == {"AWSServiceRoleForBatch"}
