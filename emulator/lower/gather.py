@@ -13,17 +13,14 @@ from dataclasses import dataclass, replace
 from math import gcd, prod
 from typing import Final
 
+import numpy as np
+
 from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.gpsimd import GatherFree
 from nxpipe.emulator.isa.gpsimd import IotaPattern as Counting
 from nxpipe.emulator.isa.instruction import Alu, Engine
-from nxpipe.emulator.isa.operands import Memory, Tile
-import numpy as np
-from nxpipe.emulator.ir.graph import Node, Value
-from nxpipe.emulator.isa.instructions import Alu, Engine, GatherFree
-from nxpipe.emulator.isa.instructions import Iota as Counting
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile
 from nxpipe.emulator.lower.epilogue import load_tile
 from nxpipe.emulator.lower.integers import WordArithmetic

@@ -122,7 +122,9 @@ def _membership(op: Operator, degree: int) -> Membership:
     try:
         member = MEMBERSHIP.get()
     except LookupError:
-        raise ExecutionError(f"{op.name} needs its {degree} ranks; run the graph with emulator.run.fast.LoadedRanks") from None
+        raise ExecutionError(
+            f"{op.name} needs its {degree} ranks; run the graph with emulator.run.fast.LoadedRanks"
+        ) from None
     if member.degree != degree:
         raise ExecutionError(f"{op.name} is for {degree} ranks, but {member.degree} are running")
     return member

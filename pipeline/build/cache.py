@@ -23,16 +23,12 @@ from nxpipe.artifact_store.builds import record_failure as store_failure
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.errors import StoreError
 from nxpipe.pipeline.build.jobs import is_caused_by_machine
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.shapes import Shape
 from nxpipe.pipeline.models.thresholds import Thresholds
+from nxpipe.pipeline.models.versions import digest_of
 from nxpipe.pipeline.util.errors import BuildRefused, DoesNotFit, PipelineError, VerificationFailed
-from nxpipe.pipeline.util.files import json_of
-from nxpipe.artifact_store.failures import Failure as KnownFailure
-from nxpipe.artifact_store.failures import failure_of, remember_failure
-from nxpipe.artifact_store.leases import Leases, new_holder
-from nxpipe.pipeline.request import BuildRequest, Shape, digest_of
-from nxpipe.pipeline.util.documents import MiB, json_of, read_file
-from nxpipe.pipeline.util.whole_file import write_whole
-from nxpipe.pipeline.verify.verify import Thresholds
+from nxpipe.pipeline.util.files import MiB, json_of, read_file, write_whole
 
 _POLL: Final = 1.0  # seconds between two attempts to acquire a lease
 # Known failures that are raised again as what they were, for their exit codes; all others as BuildRefused.
@@ -146,7 +142,7 @@ class Timings:
             write_whole(self._path, json.dumps(kept).encode())
 
 
-def timing_key(request: BuildRequest, shape: Shape) -> str:
+def timing_key(request: BuildSpec, shape: Shape) -> str:
     """Key of a cell without its compiler and its weights."""
     return digest_of(
         {

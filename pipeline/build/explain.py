@@ -15,8 +15,6 @@ from nxpipe.pipeline.build.plan import PlannedArtifact, PlannedCell, shorten
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.shapes import Shape, cache_capacity
 from nxpipe.pipeline.models.versions import digest_of
-from nxpipe.pipeline.request import BuildRequest, Shape, cache_room, digest_of
-from nxpipe.pipeline.util.console import table
 from nxpipe.pipeline.util.escape import for_terminal
 from nxpipe.pipeline.util.text import table
 

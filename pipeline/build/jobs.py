@@ -11,18 +11,15 @@ from dataclasses import asdict, dataclass
 from enum import Enum, StrEnum
 from typing import Any, Final, Literal, Protocol, Self, TypeAlias
 
+from nxpipe.artifact_store.errors import BadUrl, Changed, Denied, Incomplete, StoreUnavailable, UnsafeBackend
+from nxpipe.emulator.errors import LimitExceeded
 from nxpipe.pipeline.models.shapes import Shape
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.thresholds import Thresholds
-from nxpipe.artifact_store.errors import BadUrl, Changed, Denied, Incomplete, StoreUnavailable, UnsafeBackend
-from nxpipe.emulator.errors import LimitExceeded
-from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.request import Shape
-from nxpipe.pipeline.util.console import human_bytes
-from nxpipe.pipeline.util.crash import report_crash
 from nxpipe.pipeline.util.errors import AwsError, MissingSoftware, NotEnoughMemory, sentence_of
 from nxpipe.pipeline.util.exit_codes import COMPILE, INTERNAL, SYSTEM, exit_code_of
-from nxpipe.pipeline.verify.verify import Thresholds
+from nxpipe.pipeline.util.process import report_crash
+from nxpipe.pipeline.util.text import human_bytes
 
 
 class CellStatus(Enum):

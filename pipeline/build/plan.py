@@ -22,9 +22,6 @@ from nxpipe.pipeline.models.source import DEFAULT_BUCKET
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.thresholds import Thresholds, evidence_shortfall
 from nxpipe.pipeline.models.versions import digest_of
-from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.order import USUAL_BUCKET
-from nxpipe.pipeline.request import BuildRequest, Shape, digest_of, shapes_of
 from nxpipe.pipeline.util.errors import VerificationFailed
 from nxpipe.pipeline.util.escape import for_terminal
 from nxpipe.pipeline.util.exit_codes import one_code
@@ -54,7 +51,7 @@ def parameters_of(config: Mapping[str, object]) -> int:
     return inner + vocabulary * hidden + layers * (4 * hidden * hidden + 3 * experts * hidden * wide)
 
 
-def cell_work(request: BuildRequest, shape: Shape) -> float:
+def cell_work(request: BuildSpec, shape: Shape) -> float:
     """Multiply-adds of one run, plus the fixed cost."""
     tokens = shape.batch * (1 if shape.phase == "decode" else shape.sequence)
     hidden = _first(request.source.config, "hidden_size", "d_model", "n_embd", "dim")
@@ -62,7 +59,7 @@ def cell_work(request: BuildRequest, shape: Shape) -> float:
     return _BASE + (parameters_of(request.source.config) + attention / max(tokens, 1)) * tokens
 
 
-def worker_memory(request: BuildRequest) -> int:
+def worker_memory(request: BuildSpec) -> int:
     """Bytes of a worker that builds one of its cells."""
     return _ALONE + (_PER_PARAMETER * parameters_of(request.source.config) if request.verified else 0)
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nxpipe.artifact_store.errors import StoreUnavailable
-from nxpipe.pipeline.artifacts import utilisation
-from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.cache import Timings, timing_key
 from nxpipe.pipeline.build.jobs import CellStatus, JobLimits
 from nxpipe.pipeline.build.options import BuildOptions

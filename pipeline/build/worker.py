@@ -36,14 +36,6 @@ from nxpipe.pipeline.models.thresholds import Thresholds, require_within
 from nxpipe.pipeline.util.progress import Step, Watch
 from nxpipe.pipeline.util.text import human_bytes
 from nxpipe.pipeline.verify.evidence import WeightCache, collect_evidence, compared
-from nxpipe.pipeline.compile.made import PROGRAM, Made, backend_of, compared
-from nxpipe.pipeline.request import BuildRequest, Shape
-from nxpipe.pipeline.util.console import human_bytes
-from nxpipe.pipeline.util.progress import Watch
-from nxpipe.pipeline.verify.evidence import Step
-from nxpipe.pipeline.verify.judged import insist
-from nxpipe.pipeline.verify.materials import Shelf
-from nxpipe.pipeline.verify.verify import Thresholds
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.backends.protocol import Sent

@@ -17,7 +17,6 @@ from nxpipe.artifact_store.names import short_name
 from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline import VERSION
-from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, environment_channel, model_id, unknown_channel
 from nxpipe.pipeline.artifacts.channels import (
     ENVIRONMENTS,
     environment_channel,

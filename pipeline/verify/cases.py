@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from nxpipe.emulator.capture import CaptureRequest
     from nxpipe.emulator.capture.request import Answer
-    from nxpipe.emulator.capture.answer import Answer
-    from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.emulator.ir.graph import Graph
     from nxpipe.pipeline.models.weights import Tensors
 

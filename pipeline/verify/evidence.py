@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store.builds import StepResult
     from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.pipeline.models.weights import Tensors
-    from nxpipe.pipeline.verify.materials import Materials
 
 # Files of the step result: the inputs of the program, and its outputs.
 _INPUTS: Final = "inputs"

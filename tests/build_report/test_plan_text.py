@@ -13,7 +13,6 @@ from nxpipe.pipeline.build.plan import BuildPlan
 from nxpipe.pipeline.build.report.plan_text import plan_json, plan_table
 from nxpipe.pipeline.build.report.summary import brace_groups
 from nxpipe.pipeline.models.shapes import Shape
-from nxpipe.pipeline.request import Shape
 from nxpipe.pipeline.util.escape import plain, unstyled
 from tests.build_report.world import artifact, cell, matrix, plan, shape
 

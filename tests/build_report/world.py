@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 
-from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.jobs import (
     BuildEvent,
     CellStatus,
@@ -22,8 +21,6 @@ from nxpipe.pipeline.build.state import BuildState, Results
 from nxpipe.pipeline.models.shapes import Shape, shapes_of
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.weights import WeightsSource
-from nxpipe.pipeline.order import Order
-from nxpipe.pipeline.request import Shape, shapes_of
 
 BEGAN = "2026-11-21T19:01:47.250000Z"
 TOO_LARGE = Failure(

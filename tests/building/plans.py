@@ -11,9 +11,6 @@ from nxpipe.pipeline.models.shapes import Shape
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.models.weights import WeightsSource
-from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.order import Order
-from nxpipe.pipeline.request import Shape
 from nxpipe.pipeline.util.exit_codes import STORE
 
 THRESHOLDS = Thresholds(0.9, 0.1)

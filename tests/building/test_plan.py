@@ -23,10 +23,6 @@ from nxpipe.pipeline.config.sections import Backend
 from nxpipe.pipeline.models.shapes import Shape
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.weights import WeightsSource
-from nxpipe.artifact_store.parts import keep_part
-from nxpipe.pipeline.build.asked import Asked, Backend
-from nxpipe.pipeline.order import Order
-from nxpipe.pipeline.request import Shape
 from nxpipe.pipeline.util.errors import BuildRefused, VerificationFailed
 from tests.artifact_store.samples import publish_verified
 from tests.building.plans import THRESHOLDS

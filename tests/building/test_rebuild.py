@@ -13,8 +13,6 @@ import pytest
 from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.builds import step_result
 from nxpipe.artifact_store.layout import PARTS, action_path, blob_path, part_path
-from nxpipe.artifact_store.parts import part_of
-from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.cache import Timings
 from nxpipe.pipeline.build.jobs import REPORT_WORDS
 from nxpipe.pipeline.build.plan import make_plan

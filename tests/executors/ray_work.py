@@ -10,9 +10,6 @@ from pathlib import Path
 from nxpipe.pipeline.build.jobs import Event, Failure, FailureClass, Job, JobFinished, JobLog
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.thresholds import Thresholds
-from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.order import Order
-from nxpipe.pipeline.verify.verify import Thresholds
 
 FAULT = Failure(FailureClass.DETERMINISTIC, "BuildRefused", "it cannot be lowered", 11, "Traceback:\n  a line\n")
 _SPEC = ModelSpec("m", None, None, "inf2.xlarge", None, None, (1,), None, "none", "bf16")

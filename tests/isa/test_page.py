@@ -98,7 +98,7 @@ def test_what_the_page_prices_is_legal_and_costs_that(row: list[str]) -> None:
 
 
 def test_the_page_names_every_function_and_every_type() -> None:
-    (functions,) = re.findall(r"`(copy square [^`]*)`", PAGE)
+    (functions,) = re.findall(r"`(copy\s+square\s[^`]*)`", PAGE)
     assert functions.split() == [function.value for function in Function]
     (types,) = re.findall(r"^Types: [^`]*`([^`]*)`", PAGE, re.MULTILINE)
     assert set(types.split()) == {dtype.short for dtype in DType if dtype not in (DType.INT64, DType.UINT64)}

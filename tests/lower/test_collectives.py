@@ -1,4 +1,4 @@
-"""Ranks on emulated cores that exchange in collectives: each ends with the result of `run.fast.LoadedRanks`, to the bit."""
+"""Ranks on emulated cores with collectives: each equals the result of `run.fast.LoadedRanks`, to the bit."""
 
 import pytest
 

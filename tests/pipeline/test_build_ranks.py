@@ -9,8 +9,6 @@ import pytest
 from nxpipe.artifact_store import open_store
 from nxpipe.emulator.capture import CaptureRequest, reference_outputs
 from nxpipe.emulator.compile import CompiledGraph
-from nxpipe.emulator.capture import CaptureRequest, parameter_specs, reference_outputs
-from nxpipe.emulator.compile import CompiledGraph, compile_program
 from nxpipe.emulator.executable.executable import from_bytes
 from nxpipe.emulator.hardware import instance
 from nxpipe.emulator.ir.decoding import decode

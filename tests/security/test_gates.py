@@ -165,7 +165,11 @@ LIES: Final[dict[str, tuple[Callable[[dict[str, Any]], object], Any, str]]] = {
     "R06 another program": (lambda value: value["programs"][0].update(program="x"), REFUSED, "says nothing of program"),
     "R06 another kind": (lambda value: value.update(kind="device"), REFUSED, "is of kind device"),
     "R06b a cosine of -1": (_lie(cosine=-1.0), REFUSED, "cosine -1.0000000 < min_cosine 0.9999999"),
-    "R06b a large error": (_lie(cosine=1.0, max_relative=1e9), REFUSED, "relative error 1e+09 > max_relative_error 0.05"),
+    "R06b a large error": (
+        _lie(cosine=1.0, max_relative=1e9),
+        REFUSED,
+        "relative error 1e+09 > max_relative_error 0.05",
+    ),
 }
 
 

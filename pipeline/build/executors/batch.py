@@ -28,7 +28,6 @@ from nxpipe.pipeline.build.executors.batch_jobs import (
 )
 from nxpipe.pipeline.build.executors.batch_worker import put_jobs, require_remote_sources
 from nxpipe.pipeline.build.jobs import Event, Failure, Job, JobFinished, JobLimits, JobLog, JobStarted, from_document
-from nxpipe.pipeline.cli.store_url import VARIABLE
 from nxpipe.pipeline.util.aws import asking, client
 from nxpipe.pipeline.util.errors import AwsError, BuildRefused
 

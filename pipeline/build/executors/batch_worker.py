@@ -12,9 +12,6 @@ from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog, JobStart
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.versions import digest_of
-from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.request import digest_of
-from nxpipe.pipeline.util.documents import json_of
 from nxpipe.pipeline.util.errors import BuildRefused, MissingSoftware
 from nxpipe.pipeline.util.files import json_of
 

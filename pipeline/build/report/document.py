@@ -22,10 +22,6 @@ from nxpipe.pipeline.build.state import ArtifactResult, Attempt, CellResult, Res
 from nxpipe.pipeline.models.versions import LIBRARIES, compiler_digest
 from nxpipe.pipeline.util.files import expanded, write_whole
 from nxpipe.pipeline.util.process import processors
-from nxpipe.pipeline.request import LIBRARIES, compiler_digest
-from nxpipe.pipeline.util.folders import expanded
-from nxpipe.pipeline.util.machine import processors
-from nxpipe.pipeline.util.whole_file import write_whole
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from nxpipe.pipeline.build.report.summary import (
 )
 from nxpipe.pipeline.build.state import CellResult, Results
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.util.console import Console, human_bytes
 from nxpipe.pipeline.util.errors import sentence_of
 from nxpipe.pipeline.util.escape import for_markdown, plain, workflow_command
 from nxpipe.pipeline.util.text import human_bytes

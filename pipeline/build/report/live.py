@@ -12,7 +12,6 @@ from nxpipe.pipeline.build.jobs import EVENT_WORDS, BuildEvent, JobFinished, Job
 from nxpipe.pipeline.build.report.summary import duration
 from nxpipe.pipeline.build.state import BuildState, JobName
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.util.console import Console, human_bytes
 from nxpipe.pipeline.util.escape import plain
 from nxpipe.pipeline.util.text import human_bytes
 

@@ -16,9 +16,6 @@ from nxpipe.pipeline.compile import utilisation
 from nxpipe.pipeline.models.shapes import SAVED_PROGRAM, Shape
 from nxpipe.pipeline.models.thresholds import Report, sentences
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.artifacts import utilisation
-from nxpipe.pipeline.request import SAVED, Shape
-from nxpipe.pipeline.util.console import Console, human_bytes
 from nxpipe.pipeline.util.escape import plain, style
 from nxpipe.pipeline.util.exit_codes import INCOMPLETE, INTERNAL, INTERRUPTED, TABLE
 from nxpipe.pipeline.util.text import human_bytes
