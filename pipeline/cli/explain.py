@@ -22,7 +22,6 @@ from nxpipe.pipeline.config.sections import Backend
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.escape import for_terminal
 from nxpipe.pipeline.util.files import state_folder
-from nxpipe.pipeline.util.process import no_collection
 from nxpipe.pipeline.util.text import table
 
 if TYPE_CHECKING:
@@ -97,9 +96,8 @@ def explain(
     if after is not None:
         _print_programs(ctx.obj, subject.specs(), after)
         return
-    with no_collection():
-        opened = open_configured_store(store, config_path, ctx.obj)
-        answers = list(subject.answers(opened, count, ctx.obj.detail))
+    opened = open_configured_store(store, config_path, ctx.obj)
+    answers = list(subject.answers(opened, count, ctx.obj.detail))
     if ctx.obj.json:
         ctx.obj.data([_as_json(answer) for answer in answers])
     else:

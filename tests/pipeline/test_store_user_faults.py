@@ -409,7 +409,7 @@ def test_a_key_expires_by_the_clock_of_the_store(
         ("store show acme/tiny-bert --store {store}", NOT_FOUND, "is the name of 2 artifacts"),
         ("store show 000000 --store {store}", NOT_FOUND, "there is no artifact '000000'"),
         ("store unpin keept --store {store}", NOT_FOUND, "it has kept"),
-        ("store pin {first} --as Mine! --store {store}", USAGE, "'Mine!' is no pin's name"),
+        ("store pin {first} --as Mine! --store {store}", USAGE, "'Mine!' is not a valid pin name"),
         ("store pin {first} --as mine --reason \033[2J --store {store}", USAGE, "printable characters"),
         ("promote {first} --channel Prod --store {store}", USAGE, "'Prod' is not a valid channel name"),
         ("promote {first} --channel prod --actor= --store {store}", USAGE, "one line of 1 to 512"),

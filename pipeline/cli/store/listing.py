@@ -45,16 +45,13 @@ def ls(
       nxpipe store ls --model 'acme/*' --target inf2 --limit 20
       nxpipe store ls --store s3://my-artifacts/nxpipe --json
     """
-    from nxpipe.pipeline.util.process import no_collection
-
-    with no_collection():
-        opened = open_configured_store(store, config_path, console)
-        published = opened.list(console.detail)
-        chosen = [one for one in published if _matches(one, model, target)][:limit]
-        if console.json:
-            console.data([_summary(one) for one in chosen])
-        elif chosen:
-            console.page(table(_COLUMNS, [_row(one) for one in chosen]))
+    opened = open_configured_store(store, config_path, console)
+    published = opened.list(console.detail)
+    chosen = [one for one in published if _matches(one, model, target)][:limit]
+    if console.json:
+        console.data([_summary(one) for one in chosen])
+    elif chosen:
+        console.page(table(_COLUMNS, [_row(one) for one in chosen]))
     if not published:
         console.say(
             f"{opened.url} has no artifacts; build one with: "
