@@ -68,8 +68,8 @@ def title_of(scenario: str, burst: float) -> str:
 
 def false_rollbacks(cells: Cells, rollouts: int) -> list[str]:
     lines = [
-        "False rollbacks of whole rollouts in which nothing differs (four steps, all metrics, a look a minute), the "
-        "upper 95 % limit of their rate, and how long they took:",
+        "False rollbacks of whole rollouts of equal versions (four steps, all metrics, one evaluation a minute),\n"
+        "the upper 95 % limit of their rate, and their duration:",
         "",
         "| traffic | 5 rps | 50 rps |",
         "|---|---|---|",
@@ -124,7 +124,7 @@ def _ends(found: dict[str, Any], runs: int) -> str:
 def one_step(cells: Cells, runs: int) -> list[str]:
     """An hour at a share of 5 %: every rule on the same minutes."""
     healthy = [
-        "One hour at a share of 5 %, all rules on the same minutes. Nothing differs, and yet rolled back, in %:",
+        "One hour at a share of 5 %, all rules on the same minutes. Rollbacks of equal versions, in %:",
         "",
         f"| rule | {' | '.join(f'{rps} rps {scenario}' for rps in TRAFFIC for scenario in ('steady', 'incident'))} |",
         "|---|---|---|---|---|",

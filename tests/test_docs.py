@@ -34,6 +34,14 @@ def test_every_command_line_on_a_page_parses(page: Path) -> None:
             assert_parses(shlex.split(line, comments=True)[1:])
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_path_that_a_page_names_exists(page: Path) -> None:
+    paths = re.findall(
+        r"`((?:emulator|artifact_store|pipeline|stacks|tests|benchmarks|docs)/[\w./-]+)`", page.read_text()
+    )
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
 PROSE = [page for page in PAGES if page.parent.name != "results"]
 
 

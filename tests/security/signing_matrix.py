@@ -1,4 +1,4 @@
-"""Every attack by every way out under every rule: what was seen, and the table of it in docs/guides/security.md.
+"""Matrix of attacks, commands and signing policies, and its table in docs/guides/security.md.
 
 `python -m tests.security.signing_matrix` writes the table.
 """
@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from textwrap import fill
 from typing import Final
 
 from nxpipe.artifact_store.errors import Corrupt, Refused, StoreUnavailable
@@ -56,11 +57,12 @@ def expected(attack: str) -> str:
 
 def page(seen: Mapping[Cell, str]) -> str:
     """A row for each attack; all rules and ways of it agree, or the row says which do not."""
+    ways = ", ".join(f"`{way}`" for way in WAYS)
+    figures = f"{len(seen)} cells: {len(RULES)} policies ({', '.join(RULES)}), {len(ATTACKS)} attacks and none, "
     lines = [
-        f"{len(seen)} cells: {len(RULES)} rules ({', '.join(RULES)}), {len(ATTACKS)} attacks and none, "
-        f"{len(WAYS)} ways out ({', '.join(f'`{way}`' for way in WAYS)}).",
+        fill(f"{figures}{len(WAYS)} commands ({ways}).", 100, break_on_hyphens=False),
         "",
-        "| Attack on a channel that asks for signatures | Under every rule, by every way out |",
+        "| Attack on a channel that requires signatures | Result under every policy, by every command |",
         "|---|---|",
     ]
     for name in (NOTHING, *ATTACKS):
