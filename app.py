@@ -161,7 +161,7 @@ def add_cache(site: Site) -> CacheHandle | None:
     """For whoever compiles or loads programs on machines that come and go."""
     if not site.config.cluster and not serving_fleets(site):
         return None
-    from nxpipe.stacks.cache import CacheStack
+    from nxpipe.stacks.store import CacheStack
 
     made = CacheStack(
         site.app,
@@ -244,7 +244,7 @@ def add_endpoints(site: Site) -> list[EndpointHandle]:
 
 
 def add_alarms(site: Site, serving: list[ServeHandle], hosted: list[EndpointHandle]) -> ObserveHandle:
-    from nxpipe.stacks.observability.stack import ObserveStack
+    from nxpipe.stacks.observability_stack import ObserveStack
 
     prices = load_prices()
     hourly = {fleet.name: prices.dearest(site.env.region, fleet.instance_types) for fleet in serving_fleets(site)}

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nxpipe.artifact_store.record import Published
+    from nxpipe.artifact_store.records import Published
     from nxpipe.artifact_store.store import Store
     from nxpipe.artifact_store.url import open_store
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from nxpipe.artifact_store.errors import NotFound
 
 if TYPE_CHECKING:
-    from nxpipe.artifact_store.record import Published
+    from nxpipe.artifact_store.records import Published
 
 SHOWN: Final = 12  # hex digits of a key that are shown, and enough to type back
 _MIN_PREFIX: Final = 6

@@ -21,8 +21,7 @@ from nxpipe.artifact_store.index.segments import Report, all_records, unheard
 from nxpipe.artifact_store.layout import action_path, blob_path, evidence_folder, is_key, listing_path
 from nxpipe.artifact_store.manifest import MAX_KEY_INPUTS_BYTES, MAX_MANIFEST_BYTES, Manifest
 from nxpipe.artifact_store.names import choose
-from nxpipe.artifact_store.record import ActionRecord, Published
-from nxpipe.artifact_store.records import Records
+from nxpipe.artifact_store.records import ActionRecord, Published, Records
 
 _OTHER_VERSION = "read it with the version of nxpipe that wrote it"
 

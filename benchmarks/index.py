@@ -22,7 +22,7 @@ from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.layout import blob_path
 from nxpipe.artifact_store.manifest import Executable, Manifest, ModelRef
-from nxpipe.artifact_store.record import ActionRecord
+from nxpipe.artifact_store.records import ActionRecord
 
 ROOT = Path(__file__).parent.parent
 GOAL = 1.0  # seconds, from the start of the process to its end

@@ -167,7 +167,7 @@ def _tried(name: str, task: str, model_type: str) -> tuple[str, str, int]:
     import torch
 
     from nxpipe.emulator.capture.export import capture_module, input_types
-    from nxpipe.emulator.capture.packed import hold_grid
+    from nxpipe.emulator.capture.image_models import hold_grid
     from nxpipe.emulator.capture.request import CaptureRequest
     from nxpipe.emulator.errors import CompileError, UnsupportedOperators
     from nxpipe.emulator.passes import check

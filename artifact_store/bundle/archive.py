@@ -36,7 +36,7 @@ from nxpipe.artifact_store.evidence import MAX_EVIDENCE_BYTES, Evidence
 from nxpipe.artifact_store.layout import signature_folder
 from nxpipe.artifact_store.manifest import MAX_MANIFEST_BYTES, Manifest
 from nxpipe.artifact_store.names import SHOWN
-from nxpipe.artifact_store.record import Published
+from nxpipe.artifact_store.records import Published
 from nxpipe.artifact_store.store import Store
 from nxpipe.artifact_store.trust.envelope import MAX_SIGNATURE_BYTES, Envelope
 from nxpipe.artifact_store.trust.keys import PublicKey

@@ -13,7 +13,7 @@ from nxpipe.artifact_store.evidence import Evidence, is_covered
 from nxpipe.artifact_store.layout import action_path
 from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.artifact_store.pins import Pins
-from nxpipe.artifact_store.record import ActionRecord, Published
+from nxpipe.artifact_store.records import ActionRecord, Published
 from nxpipe.artifact_store.store import Store
 from nxpipe.artifact_store.trust.channel_trust import ALL, ChannelVerifier
 

@@ -21,7 +21,7 @@ from nxpipe.artifact_store.documents import (
 )
 from nxpipe.artifact_store.layout import generation_path, head_path
 from nxpipe.artifact_store.names import short_name
-from nxpipe.artifact_store.record import Published
+from nxpipe.artifact_store.records import Published
 from nxpipe.artifact_store.trust.envelope import pre_authentication_encoding
 
 MAX_GENERATION_BYTES: Final = 1024**2

@@ -21,8 +21,7 @@ from nxpipe.artifact_store.fetch.ranges import Piece, at_once, fill, ranges_of, 
 from nxpipe.artifact_store.fetch.read_cache import ReadCache
 from nxpipe.artifact_store.index.segments import Report, unheard
 from nxpipe.artifact_store.layout import action_path
-from nxpipe.artifact_store.record import ActionRecord, Published
-from nxpipe.artifact_store.records import Records
+from nxpipe.artifact_store.records import ActionRecord, Published, Records
 from nxpipe.artifact_store.store import Store, evidence_in
 from nxpipe.artifact_store.weights import read_weights
 

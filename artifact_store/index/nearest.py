@@ -16,7 +16,7 @@ from nxpipe.artifact_store.index.leaves import Difference, differences, fields_o
 from nxpipe.artifact_store.index.segments import Report, Segments, unheard
 from nxpipe.artifact_store.layout import ACTIONS, INPUT_SEGMENTS, digest_path, is_key
 from nxpipe.artifact_store.manifest import MAX_KEY_INPUTS_BYTES
-from nxpipe.artifact_store.record import Published
+from nxpipe.artifact_store.records import Published
 from nxpipe.artifact_store.store import Store
 
 _BETWEEN: Final = "\t"  # canonical JSON escapes it, and so do paths

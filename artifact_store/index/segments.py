@@ -17,8 +17,7 @@ from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.documents import Digest, Document, Name
 from nxpipe.artifact_store.errors import InvalidDocument, StoreUnavailable
 from nxpipe.artifact_store.layout import ACTIONS, RECORD_SEGMENTS, action_path, is_key
-from nxpipe.artifact_store.record import ActionRecord
-from nxpipe.artifact_store.records import Records
+from nxpipe.artifact_store.records import ActionRecord, Records
 
 MAX_SEGMENT_BYTES: Final = 64 * 1024**2
 MANY_READ: Final = 200  # objects: whoever had to read more than these one by one spares the next reader the same

@@ -27,7 +27,7 @@ from nxpipe.artifact_store.maintenance.reachability import (
     read_manifest,
 )
 from nxpipe.artifact_store.manifest import MAX_MANIFEST_BYTES
-from nxpipe.artifact_store.record import ActionRecord
+from nxpipe.artifact_store.records import ActionRecord
 from nxpipe.artifact_store.store import Store
 
 

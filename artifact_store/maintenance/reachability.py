@@ -40,7 +40,7 @@ from nxpipe.artifact_store.layout import (
 )
 from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.artifact_store.pins import Pin
-from nxpipe.artifact_store.record import ActionRecord
+from nxpipe.artifact_store.records import ActionRecord
 from nxpipe.artifact_store.store import Store
 
 

@@ -15,7 +15,7 @@ from nxpipe.artifact_store.documents import seconds_since_1970
 from nxpipe.artifact_store.errors import Corrupt, StoreUnavailable
 from nxpipe.artifact_store.fetch.cached_store import sources_of
 from nxpipe.artifact_store.layout import signature_folder
-from nxpipe.artifact_store.record import Published
+from nxpipe.artifact_store.records import Published
 from nxpipe.artifact_store.store import Store
 from nxpipe.artifact_store.trust.envelope import (
     Resource,

@@ -7,7 +7,7 @@ from nxpipe.artifact_store.blobs import read_at_most
 from nxpipe.artifact_store.errors import Corrupt, InvalidDocument
 from nxpipe.artifact_store.fetch.cached_store import sources_of
 from nxpipe.artifact_store.layout import is_key, signature_folder
-from nxpipe.artifact_store.record import Published
+from nxpipe.artifact_store.records import Published
 from nxpipe.artifact_store.store import Store
 from nxpipe.artifact_store.trust.envelope import (
     MAX_SIGNATURE_BYTES,

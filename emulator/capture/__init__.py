@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nxpipe.emulator.capture.confined import of_file, of_folder, of_model
-from nxpipe.emulator.capture.inputs import example_inputs
 from nxpipe.emulator.capture.request import TASKS, CaptureRequest
 from nxpipe.emulator.errors import CaptureError
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.types import TensorType
 from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.run.inputs import example_inputs
 
 # transformers reads this when it is imported: whatever else is installed, it takes no kernel from the hub. What
 # computes a model is the compiler's choice, and nothing is fetched but what a command names.

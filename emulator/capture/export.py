@@ -25,10 +25,16 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from nxpipe.emulator.capture.aten import is_known
 from nxpipe.emulator.capture.constants import small_constants_known, with_constants_if_needed
 from nxpipe.emulator.capture.decoder import cache_types, flat, grouped, make_stepwise, step_input_types
-from nxpipe.emulator.capture.diffusion import DIFFUSION, diffusion_input_types
+from nxpipe.emulator.capture.image_models import (
+    DIFFUSION,
+    PATCH_MASK,
+    PATCHES,
+    diffusion_input_types,
+    patch_mask_type,
+    patches_type,
+)
 from nxpipe.emulator.capture.importer import import_program
 from nxpipe.emulator.capture.model import build_model, quiet_libraries, stored_names
-from nxpipe.emulator.capture.packed import PATCH_MASK, PATCHES, patch_mask_type, patches_type
 from nxpipe.emulator.capture.provenance import failing_line, why
 from nxpipe.emulator.capture.request import CaptureRequest
 from nxpipe.emulator.errors import CaptureError, GraphBreak

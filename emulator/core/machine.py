@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from nxpipe.emulator.core.access import Bound
-from nxpipe.emulator.core.engines import HANDLERS
-from nxpipe.emulator.core.engines.collective import EXCHANGES, contribution
+from nxpipe.emulator.core.engines import EXCHANGES, HANDLERS, contribution
 from nxpipe.emulator.core.faults import MachineFault
 from nxpipe.emulator.core.memory import Memories, Storage, require_readonly
 from nxpipe.emulator.core.races import Races

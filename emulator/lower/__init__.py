@@ -1,21 +1,10 @@
 """Back end: the program of instructions that a graph is lowered to. Importing the package registers every operator's
 lowering in `LOWERINGS`."""
 
-from nxpipe.emulator.lower import (
-    attention,
-    collectives,
-    convolution,
-    elementwise,
-    gather,
-    movement,
-    norm,
-    pooling,
-    reduce,
-    sort,
-)
+from nxpipe.emulator.lower import attention, convolution, elementwise, gather, movement, norm, pooling, reduce, sort
 from nxpipe.emulator.lower.backend import BACKEND, lower, record_text
 from nxpipe.emulator.lower.lowering import LOWERINGS, NotLowered
-from nxpipe.emulator.lower.matmul import grouped, linear
+from nxpipe.emulator.lower.matmul import grouped
 
 __all__ = [
     "BACKEND",

@@ -1,23 +1,130 @@
-"""Back end on one page: the steps from a graph to a program, with a checker after each one.
+"""Checker of the back end: the invariants of each record, tested after every step as the front end's passes are.
 
-Each step is a function from one frozen record to the next (`lower/records.py`), and `nxpipe explain --after STEP`
-prints the record. The order is that of what each step needs: a kernel needs the locations of its operands; residency
-needs to know which copies exist and how much of SBUF each kernel leaves free; a buffer's life, and with it its address,
-is known only when no copy moves any more; waits compare addresses.
+A failure is a defect of the compiler, not of the model; the error names the step that broke the invariant.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from nxpipe.emulator.errors import CompileError
 from nxpipe.emulator.ir.graph import Graph
-from nxpipe.emulator.isa.program import Program
-from nxpipe.emulator.lower.backend_check import check
+from nxpipe.emulator.isa.instruction import Instruction
+from nxpipe.emulator.isa.legality import faults
+from nxpipe.emulator.isa.program import Buffer, Loop, Program, Step
 from nxpipe.emulator.lower.emission import emit_kernels
 from nxpipe.emulator.lower.hbm_buffers import allocate_hbm, place_interface
-from nxpipe.emulator.lower.records import Record, TargetGraph, text
+from nxpipe.emulator.lower.records import (
+    EmittedProgram,
+    PlacedGraph,
+    Record,
+    ResidentProgram,
+    TargetGraph,
+    text,
+    unaddressed,
+)
 from nxpipe.emulator.lower.sbuf_residency import promote_to_sbuf, reserve_sbuf
+from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.schedule.redundant_waits import eliminate_redundant_waits
 from nxpipe.emulator.schedule.waits import insert_waits
+
+
+class LoweringInvalid(CompileError):
+    """A back-end step returned a record that breaks an invariant."""
+
+    def __init__(self, after: str, reason: object) -> None:
+        super().__init__(f"after {after}, {reason}")
+        self.after = after
+
+
+def check(before: Record, record: Record, after: str) -> None:
+    """Raise LoweringInvalid unless the record keeps the invariants of its kind, and of the step from the one before."""
+    if record is before:
+        return
+    for reason in _broken(before, record):
+        raise LoweringInvalid(after, reason)
+
+
+def _broken(before: Record, record: Record) -> Iterator[object]:
+    match before, record:
+        case _, PlacedGraph():
+            yield from _placed(record)
+        case _, EmittedProgram():
+            yield from _covers_graph(record)
+            yield from _legal(record, record.buffers, record.body)
+        case _, ResidentProgram():
+            yield from _legal(record.emitted, record.buffers, record.body)
+        case ResidentProgram(), Program():
+            if record.body != before.body:
+                yield "the instructions changed with the addresses"
+            yield from faults(Program(record.core, record.ranks, record.buffers, ()))
+        case Program(), Program():
+            yield from _waits_changed_alone(before, record)
+
+
+def _placed(placed: PlacedGraph) -> Iterator[str]:
+    """Every value that exists before the first instruction has a location, and every location is inside its buffer."""
+    graph = placed.target.graph
+    for value in (*graph.inputs.values(), *graph.parameters.values(), *graph.constants):
+        if value not in placed.views:
+            yield f"value {value.id} of type {value.type} has no location"
+    for value, view in (*placed.views.items(), *placed.homes.items()):
+        if value not in placed.stored and view.shape != value.type.shape:
+            yield f"value {value.id} of type {value.type} is located in a view of shape {list(view.shape)}"
+        if not _inside(view, placed.buffers):
+            yield f"the location of value {value.id} is outside of its buffer"
+
+
+def _inside(view: View, buffers: Sequence[Buffer]) -> bool:
+    if not 0 <= view.buffer < len(buffers):
+        return False
+    buffer = buffers[view.buffer]
+    last = view.offset.base + sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True))
+    return not view.elements or 0 <= view.offset.base <= last < len(buffer.names) * buffer.elements
+
+
+def _covers_graph(emitted: EmittedProgram) -> Iterator[str]:
+    """Every node is computed once: by the host when parameters are loaded, or by one kernel."""
+    computed = [node.result for kernel in emitted.kernels for node in kernel.nodes]
+    once = set(computed)
+    if len(once) < len(computed):
+        yield "a node is computed by two kernels"
+    for node in emitted.placed.target.graph.nodes:
+        if node.result not in once and node.result not in emitted.placed.stored:
+            yield f"no kernel computes {node.op.label} at {str(node.origin) or 'an unknown place'}"
+
+
+def _legal(emitted: EmittedProgram, buffers: Sequence[Buffer], body: Sequence[Step]) -> Iterable[object]:
+    """Every rule of the instruction set, for all iterations of all loops. Buffers have no addresses yet, so their
+    table is checked by the step that assigns them."""
+    program = unaddressed(emitted.placed.target, buffers, body, emitted.notes)
+    return [fault for fault in faults(program) if fault.number is not None]
+
+
+def _waits_changed_alone(before: Program, program: Program) -> Iterator[object]:
+    """Instructions keep their order and operands. Waits of an instruction that had some may only become fewer."""
+    old, new = list(_instructions(before.body)), list(_instructions(program.body))
+    if len(old) != len(new) or not all(map(_same_but_waits, old, new)):
+        yield "instructions changed with the waits"
+    elif not any(each.waits for each in old):
+        yield from faults(program)
+    elif not all(set(other.waits) <= set(one.waits) for one, other in zip(old, new, strict=True)):
+        yield "an instruction has a wait that it did not have before"
+
+
+def _same_but_waits(one: Instruction, other: Instruction) -> bool:
+    # Operands are shared between the two programs, so that identity settles nearly all comparisons.
+    fields, others = vars(one), vars(other)
+    same = (value is others[name] or value == others[name] for name, value in fields.items() if name != "waits")
+    return type(one) is type(other) and all(same)
+
+
+def _instructions(body: Sequence[Step]) -> Iterator[Instruction]:
+    for step in body:
+        if isinstance(step, Loop):
+            yield from _instructions(step.body)
+        else:
+            yield step
+
 
 BackendStep = Callable[[Any], Record]
 

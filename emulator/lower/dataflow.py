@@ -5,7 +5,7 @@ from typing import Final
 
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.nodes import Node, Value
-from nxpipe.emulator.lower.elementwise_ops import is_exact
+from nxpipe.emulator.lower.elementwise import is_exact
 from nxpipe.emulator.ops import (
     Bitcast,
     Broadcast,

@@ -1,13 +1,41 @@
 """Data movement: reshapes, transposes, slices and the like are views where strides can express them, else copies in
 HBM."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import gcd, prod
+
+import numpy as np
 
 from nxpipe.emulator.ir.nodes import Node
+from nxpipe.emulator.ir.types import DType
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.collective import CollectiveAllGather, CollectiveAllReduce, CollectiveReduceScatter
+from nxpipe.emulator.isa.cost import START_NS, cost
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import Engine
+from nxpipe.emulator.isa.operands import Axis, Far
+from nxpipe.emulator.lower.kernel import PARTITIONS
 from nxpipe.emulator.lower.lowering import Lowering, NotLowered, lowers, operand_views
+from nxpipe.emulator.lower.matmul.grouped import output_groups, row_matrix, write_gathered_matmuls
 from nxpipe.emulator.lower.tiles import fill
-from nxpipe.emulator.lower.view import View
-from nxpipe.emulator.ops import Bitcast, Broadcast, Concat, Flip, Pad, Reshape, Slice, SliceUpdate, Transpose
+from nxpipe.emulator.lower.view import View, line
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ops import (
+    AllGather,
+    AllReduce,
+    Bitcast,
+    Broadcast,
+    Concat,
+    Flip,
+    Pad,
+    RankSlice,
+    ReduceScatter,
+    Reshape,
+    Slice,
+    SliceUpdate,
+    Transpose,
+)
+from nxpipe.emulator.ops.collective import Stretch
 
 
 @lowers(Reshape)
@@ -96,3 +124,159 @@ def _bitcast(low: Lowering, node: Node, op: Bitcast) -> None:
     if flat.offset.terms or flat.offset.turns or flat.offset.base:
         flat = low.copied(flat)
     low.alias(node.result, replace(flat, dtype=dtype).packed_as(node.result.type.shape))
+
+
+@lowers(AllReduce)
+def _all_reduce(low: Lowering, node: Node, op: AllReduce) -> None:
+    _require_degree(low, node, op.degree)
+    source, home = low.packed(low.view(node.operands[0])), low.home(node.result)
+    if home.elements:
+        low.k.emit(CollectiveAllReduce(engine=Engine.COLLECTIVE, dst=line(home), src=line(source)))
+
+
+@lowers(AllGather)
+def _all_gather(low: Lowering, node: Node, op: AllGather) -> None:
+    """Where a rank's share is not one contiguous part of the whole, the gathered shares are reordered afterwards."""
+    _require_degree(low, node, op.degree)
+    readers, sharing = low.groups.gathered_matmuls(node, node.result), low.groups.row_sharding(node)
+    if readers and sharing:
+        x = node.operands[0]
+        write_gathered_matmuls(low, row_matrix(low, x), x.type.dtype.on_device, output_groups(low, readers), sharing)
+        return
+    source, home = low.packed(low.view(node.operands[0])), low.home(node.result)
+    if not home.elements:
+        return
+    outer, inner = prod(source.shape[: op.axis]) * op.outer, prod(source.shape[op.axis + 1 :])
+    if _in_order(low, op, outer, home):
+        with low.k.loop(outer) as index:
+            dst, src = (_row(view, outer, index) for view in (home, source))
+            low.k.emit(CollectiveAllGather(engine=Engine.COLLECTIVE, dst=line(dst), src=line(src)))
+        return
+    gathered = low.scratch(source.dtype, (op.degree, *source.shape))
+    low.k.emit(CollectiveAllGather(engine=Engine.COLLECTIVE, dst=line(gathered), src=line(source)))
+    shares = gathered.packed_as((op.degree, outer, op.local, inner))
+    whole = home.packed_as((outer, sum(op.sizes), inner))
+    for run in _runs(op):
+        first, count = run[0], len(run)
+        block = shares.cut((first.rank, 1), (0, outer), (first.own, first.size))
+        apart = (run[-1].rank - first.rank) // max(count - 1, 1) * shares.strides[0]
+        owners = replace(block, shape=(count, *block.shape[1:]), strides=(apart, *block.strides[1:]))
+        place = whole.cut((0, outer), (first.whole, count * first.size)).reshaped((outer, count, first.size, inner))
+        assert place is not None  # an axis in two always has strides
+        low.copy(place, owners.transposed((1, 0, 2, 3)))
+
+
+@lowers(ReduceScatter)
+def _reduce_scatter(low: Lowering, node: Node, op: ReduceScatter) -> None:
+    """Where a rank's share is not one contiguous part of the whole, the shares are brought together first."""
+    _require_degree(low, node, op.degree)
+    source, home = low.packed(low.view(node.operands[0])), low.home(node.result)
+    if not home.elements:
+        return
+    outer, inner = prod(source.shape[: op.axis]) * op.outer, prod(source.shape[op.axis + 1 :])
+    if _in_order(low, op, outer, source):
+        with low.k.loop(outer) as index:
+            dst, src = (_row(view, outer, index) for view in (home, source))
+            low.k.emit(CollectiveReduceScatter(engine=Engine.COLLECTIVE, dst=line(dst), src=line(src)))
+        return
+    whole = source.packed_as((outer, sum(op.sizes), inner))
+    parts = low.scratch(source.dtype, (op.degree, outer, op.local, inner))
+    if any(share.local * op.degree > share.size for share in op.shares):
+        fill(low.k, parts, 0)
+    for rank in range(op.degree):
+        for one in op.stretches(rank):
+            place = parts.pick(0, rank).cut((0, outer), (one.own, one.size))
+            low.copy(place, whole.cut((0, outer), (one.whole, one.size)))
+    low.k.emit(CollectiveReduceScatter(engine=Engine.COLLECTIVE, dst=line(home), src=line(parts)))
+
+
+def _in_order(low: Lowering, op: AllGather | ReduceScatter, outer: int, whole: View) -> bool:
+    """True if one exchange for each row of blocks, where the shares of all ranks are consecutive, is cheaper than one
+    exchange of all rows with a copy. Each exchange has a start-up time."""
+    if op.parts != (op.degree,) or op.slots:
+        return False
+    copied = Far(whole.buffer, whole.dtype, Affine(), (Axis(whole.elements, 1),))
+    copying = cost(DmaCopy(engine=Engine.DMA0, dst=copied, src=copied), low.k.core).ns
+    return outer == 1 or outer * START_NS <= START_NS + copying
+
+
+def _row(view: View, outer: int, index: Affine) -> View:
+    return view.packed_as((outer, view.elements // outer)).pick(0, index)
+
+
+@dataclass(frozen=True)
+class _Owned(Stretch):
+    """A tensor's parts by the first of the ranks that hold them."""
+
+    rank: int
+
+
+def _runs(op: AllGather) -> list[list[_Owned]]:
+    """Contiguous runs of a row of blocks, in order: equally long and at equally distant ranks."""
+    owned: dict[int, _Owned] = {}
+    for rank in range(op.degree):
+        for one in op.stretches(rank):
+            owned.setdefault(one.whole, _Owned(one.own, one.whole, one.size, rank))
+    runs: list[list[_Owned]] = []
+    for _, one in sorted(owned.items()):
+        run = runs[-1] if runs else []
+        alike = bool(run) and (run[-1].own, run[-1].size) == (one.own, one.size)
+        if alike and (len(run) == 1 or one.rank - run[-1].rank == run[-1].rank - run[-2].rank):
+            run.append(one)
+        else:
+            runs.append([one])
+    return runs
+
+
+@lowers(RankSlice)
+def _rank_slice(low: Lowering, node: Node, op: RankSlice) -> None:
+    _require_degree(low, node, op.degree)
+    source, home = low.packed(low.view(node.operands[0])), low.home(node.result)
+    if not home.elements:
+        return
+    k, inner = low.k, prod(source.shape[op.axis + 1 :])
+    outer = prod(source.shape[: op.axis]) * op.outer
+    table, unit = _places(op, outer)
+    source = _before_zeros(low, source, unit * inner) if (table == outer * sum(op.sizes) // unit).any() else source
+    count, width = table.shape[1], unit * inner
+    places = low.constant(table, DType.UINT32)
+    rows = home.packed_as((count, width))
+    with k.scope():
+        rank = k.tile(DType.UINT32, 1, 1).whole
+        k.copy(rank, low.rank().far())
+        for top, some in k.spans(count, PARTITIONS):
+            with k.scope():
+                numbers = k.tile(DType.UINT32, some, 1, buffers=2).whole
+                own = Far(places.buffer, DType.UINT32, places.offset + top, (Axis(1, count), Axis(some, 1)), rank)
+                k.copy(numbers, own)
+                axes = (Axis(some, width), Axis(width, 1))
+                piece = Far(source.buffer, source.dtype, source.offset, axes, numbers)
+                k.copy(rows.cut((top, some)).far(), piece)
+
+
+def _before_zeros(low: Lowering, source: View, count: int) -> View:
+    """A contiguous tensor followed by zeros."""
+    made = low.scratch(source.dtype, (source.elements + count,))
+    low.copy(made.cut((0, source.elements)), source.packed_as((source.elements,)))
+    fill(low.k, made.cut((source.elements, count)), 0)
+    return made
+
+
+def _places(op: RankSlice, outer: int) -> tuple[Array, int]:
+    """For each rank, the runs of the axis that it takes, for all outer repetitions, and their length. The run behind
+    the last one stands for padding."""
+    length = sum(op.sizes)
+    taken = [op.stretches(rank) for rank in range(op.degree)]
+    unit = gcd(length, op.local, *(number for row in taken for one in row for number in (one.own, one.whole, one.size)))
+    row = length // unit
+    table = np.full((op.degree, outer, op.local // unit), outer * row)
+    for rank, stretches in enumerate(taken):
+        for one in stretches:
+            own, whole, size = one.own // unit, one.whole // unit, one.size // unit
+            table[rank, :, own : own + size] = np.add.outer(np.arange(outer) * row, np.arange(size) + whole)
+    return table.reshape(op.degree, -1), unit
+
+
+def _require_degree(low: Lowering, node: Node, degree: int) -> None:
+    if degree != low.ranks:
+        raise NotLowered(f"cannot lower {node.op.label} for {degree} ranks: the program is for {low.ranks}")

@@ -3,10 +3,36 @@
 from nxpipe.emulator.ops.base import OPERATORS, Attribute, Operator, attributes, result_type
 from nxpipe.emulator.ops.collective import AllGather, AllReduce, RankSlice, ReduceScatter
 from nxpipe.emulator.ops.elementwise import Binary, Cast, Unary, Where
-from nxpipe.emulator.ops.index import Gather, Index, IndexUpdate, Iota, ScatterAlong, TakeAlong
-from nxpipe.emulator.ops.linalg import Attention, GroupedMatMul, Linear, MatMul
-from nxpipe.emulator.ops.reduce import ArgReduce, ArgSort, Cumulate, LayerNorm, Reduce, RmsNorm, Softmax
-from nxpipe.emulator.ops.shape import Bitcast, Broadcast, Concat, Flip, Pad, Reshape, Slice, SliceUpdate, Transpose
+from nxpipe.emulator.ops.linalg import (
+    ArgReduce,
+    ArgSort,
+    Attention,
+    Cumulate,
+    GroupedMatMul,
+    LayerNorm,
+    Linear,
+    MatMul,
+    Reduce,
+    RmsNorm,
+    Softmax,
+)
+from nxpipe.emulator.ops.movement import (
+    Bitcast,
+    Broadcast,
+    Concat,
+    Flip,
+    Gather,
+    Index,
+    IndexUpdate,
+    Iota,
+    Pad,
+    Reshape,
+    ScatterAlong,
+    Slice,
+    SliceUpdate,
+    TakeAlong,
+    Transpose,
+)
 from nxpipe.emulator.ops.spatial import Convolution, Pool, Resample
 
 __all__ = [

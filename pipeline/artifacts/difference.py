@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from nxpipe.artifact_store.weights import read_weights
-from nxpipe.pipeline.compile import artifact_files, utilisation
+from nxpipe.pipeline.compile import artifact_files
 
 if TYPE_CHECKING:
     import numpy as np
@@ -121,7 +121,7 @@ class ProgramDifference:
 
 def program_differences(before: "Manifest", after: "Manifest", store: "Store") -> Iterator[ProgramDifference]:
     """Differences of the programs that both artifacts have."""
-    figures = [utilisation.read(manifest, store) for manifest in (before, after)]
+    figures = [artifact_files.read(manifest, store) for manifest in (before, after)]
     known = {identity(one): one for one in before.executables}
     for new in after.executables:
         if old := known.get(identity(new)):

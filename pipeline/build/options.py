@@ -1,7 +1,14 @@
 """Options of a build: how it runs, not what it builds. A command makes the record; None leaves the choice to
 `[build]` of nxpipe.toml."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nxpipe.pipeline.config import Config
+from nxpipe.pipeline.config.sections import Backend
+from nxpipe.pipeline.models.spec import ModelSpec, configured_models
 
 
 @dataclass(frozen=True)
@@ -16,3 +23,44 @@ class BuildOptions:
     jobs: int | None = None
     timeout: float | None = None
     memory_limit: int | None = None
+
+
+def specs_of_options(
+    options: Mapping[str, Any], config: Config, names: Sequence[str], root: Path
+) -> tuple[ModelSpec, ...]:
+    """The artifacts of a command line: of its own model, or of those in nxpipe.toml."""
+    model_id, verified = options["model_id"], not options["no_verify"]
+    if model_id is None:
+        return specs_of_config(config, names, root, backend=options["backend"], verified=verified)
+    spec = ModelSpec.from_options(
+        model_id,
+        {**options, "target": options["target"][0], "tp": options["tp"][0]},
+        axes=options["axes"],
+        backend=options["backend"] or config.build.backend,
+        verified=verified,
+    )
+    return _unique(_variants(spec, options["target"], options["tp"]))
+
+
+def specs_of_config(
+    config: Config, names: Sequence[str], root: Path, *, backend: Backend | None = None, verified: bool = True
+) -> tuple[ModelSpec, ...]:
+    """The artifacts of all models in nxpipe.toml, or of those named; `backend` overrides the file's."""
+    chosen = backend or config.build.backend
+    return _unique(
+        spec
+        for model in configured_models(config, names)
+        for first in [ModelSpec.from_config(model, root, backend=chosen, verified=verified)]
+        for spec in (first, *(each for also in model.also for each in _variants(first, also.targets, also.tp)))
+    )
+
+
+def _unique(specs: Iterable[ModelSpec]) -> tuple[ModelSpec, ...]:
+    """Each artifact once, although two options may specify it."""
+    return tuple(dict.fromkeys(specs))
+
+
+def _variants(spec: ModelSpec, targets: Sequence[str], degrees: Sequence[int]) -> Iterator[ModelSpec]:
+    for target in targets:
+        for degree in degrees:
+            yield replace(spec, target=target, tp=degree)

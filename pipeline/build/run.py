@@ -1,34 +1,264 @@
-"""One `nxpipe build`: plan, jobs, output, report and exit code. `UnfinishedBuild` is what `--resume` reads."""
+"""Scheduler of a build: which job starts next, what is retried, when the build stops.
 
+The largest cell starts first, so that the last one to end is small; an artifact is published as soon as its last cell
+is there. All that happens is applied to the `BuildState`, which the scheduler reads for its own decisions.
+"""
+
+import heapq
 import json
 import os
+import random
+import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.documents import written_now
 from nxpipe.artifact_store.errors import StoreUnavailable
 from nxpipe.pipeline.build.cache import Timings, timing_key
-from nxpipe.pipeline.build.jobs import CellStatus, JobLimits
+from nxpipe.pipeline.build.jobs import (
+    CellStatus,
+    Event,
+    Executor,
+    Failure,
+    FailureClass,
+    Job,
+    JobFinished,
+    JobLimits,
+    JobRetry,
+    JobSubmitted,
+)
 from nxpipe.pipeline.build.options import BuildOptions
-from nxpipe.pipeline.build.plan import BuildPlan, make_plan
+from nxpipe.pipeline.build.plan import SMALL_BUILD, BuildPlan, PlannedArtifact, PlannedCell, make_plan
 from nxpipe.pipeline.build.report.live import live_view
 from nxpipe.pipeline.build.report.plan_text import plan_json, plan_table
 from nxpipe.pipeline.build.report.summary import published_artifacts, show_artifacts, show_end
-from nxpipe.pipeline.build.scheduler import ExecutorOptions, JobQueue, RetryPolicy, execute
 from nxpipe.pipeline.build.state import BuildState, Results
-from nxpipe.pipeline.compile import utilisation
+from nxpipe.pipeline.build.worker import InlineExecutor
+from nxpipe.pipeline.compile import artifact_files
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.thresholds import Thresholds, report_of
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.util.errors import BuildRefused
+from nxpipe.pipeline.util.errors import BuildRefused, PipelineError
+from nxpipe.pipeline.util.exit_codes import STORE
 from nxpipe.pipeline.util.files import MiB, json_of, read_file, write_whole
+from nxpipe.pipeline.util.process import processors
 
 if TYPE_CHECKING:
-    from nxpipe.artifact_store import Published, Store
+    from nxpipe.artifact_store import Published
     from nxpipe.pipeline.config import Config
+
+
+_PUBLISH_FIRST: Final = 1e30  # work of an artifact whose cells are all there: before every cell
+_PATIENCE: Final = 1.0  # seconds to wait for events
+_LONGEST_PAUSE: Final = 60.0  # seconds before another attempt
+_RANDOM: Final = random.SystemRandom()
+
+
+@dataclass
+class JobQueue:
+    """Jobs that are ready, the largest first, and artifacts that wait for cells. A cell that two artifacts share is
+    one job."""
+
+    _ready: list[tuple[float, int, Job]] = field(default_factory=list)
+    _artifacts: dict[str, Job] = field(default_factory=dict)
+    _missing: dict[str, set[str]] = field(default_factory=dict)
+    _wanted_by: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    _count: int = 0
+
+    @classmethod
+    def of(
+        cls, plan: BuildPlan, thresholds: Thresholds, *, force: bool = False, kms_key: str | None = None
+    ) -> "JobQueue":
+        queue, seen = cls(), set[str]()
+
+        def job(artifact: PlannedArtifact, cell: PlannedCell | None) -> Job:
+            return Job(
+                key=cell.key if cell else artifact.key,
+                title=f"{artifact.title}, {cell.shape.name}" if cell else artifact.title,
+                asked=artifact.asked.absolute(),
+                shape=cell.shape if cell else None,
+                store=plan.store,
+                thresholds=thresholds,
+                force=force,
+                work=cell.work if cell else _PUBLISH_FIRST,
+                memory=artifact.memory,
+                kms_key=kms_key,
+            )
+
+        for artifact in plan.artifacts:
+            if artifact.is_published or artifact.key in queue._artifacts or not artifact.key:
+                continue
+            queue._artifacts[artifact.key] = job(artifact, None)
+            missing = [cell for cell in artifact.cells if cell.status is not CellStatus.COMMITTED]
+            queue._missing[artifact.key] = {cell.key for cell in missing}
+            for cell in missing:
+                queue._wanted_by[cell.key].append(artifact.key)
+                if cell.status is CellStatus.QUEUED and cell.key not in seen:
+                    seen.add(cell.key)
+                    queue.put(job(artifact, cell))
+            queue._put_if_complete(artifact.key)
+        return queue
+
+    def __bool__(self) -> bool:
+        return bool(self._ready)
+
+    @property
+    def first(self) -> Job:
+        return self._ready[0][2]
+
+    def take(self) -> Job:
+        return heapq.heappop(self._ready)[2]
+
+    def put(self, job: Job) -> None:
+        self._count += 1
+        heapq.heappush(self._ready, (-job.work, self._count, job))
+
+    def complete(self, job: Job) -> None:
+        """Artifacts that waited for this cell alone are ready."""
+        for key in self._wanted_by.get(job.key, ()):
+            self._missing[key].discard(job.key)
+            self._put_if_complete(key)
+
+    def _put_if_complete(self, key: str) -> None:
+        if not self._missing[key]:
+            self.put(self._artifacts[key])
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """`pause`: seconds before the second attempt, doubled with each one; half of it is random."""
+
+    keep_going: bool = False
+    retries: int = 2
+    pause: float = 1.0
+
+
+def run_jobs(state: BuildState, queue: JobQueue, executor: Executor, policy: RetryPolicy) -> Results:
+    """Until the queue is empty, or, after a failure that stops the build, until the running jobs have finished. Ctrl-C
+    stops the running jobs; what is committed stays."""
+    scheduler = _Scheduler(state, queue, executor, policy)
+    began_at, began, interrupted = written_now(), time.monotonic(), False
+    try:
+        scheduler.run()
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        left_behind = _close(executor)
+    return Results(state, began_at, time.monotonic() - began, executor.name, interrupted, left_behind)
+
+
+class _Scheduler:
+    def __init__(self, state: BuildState, queue: JobQueue, executor: Executor, policy: RetryPolicy) -> None:
+        self._state = state
+        self._queue = queue
+        self._executor = executor
+        self._policy = policy
+        self._running: dict[str, Job] = {}
+        self._later: list[tuple[float, Job]] = []
+        self._is_stopped = not policy.keep_going and any(cell.failure for _, cell in state.plan.cells())
+
+    def run(self) -> None:
+        while self._start_ready_jobs():
+            for event in self._executor.events(self._patience()):
+                self._handle(event)
+
+    def _start_ready_jobs(self) -> bool:
+        """False: nothing runs, and nothing is left to start."""
+        now = time.monotonic()
+        for due in [pair for pair in self._later if pair[0] <= now]:
+            self._later.remove(due)
+            self._queue.put(due[1])
+        while self._queue and not self._is_stopped and self._executor.takes(self._queue.first):
+            job = self._queue.take()
+            self._running[job.key] = job
+            self._state.apply(JobSubmitted(job.key))
+            self._executor.start(job)
+        return bool(self._running) or (not self._is_stopped and bool(self._queue or self._later))
+
+    def _patience(self) -> float:
+        due = min((moment for moment, _ in self._later), default=float("inf"))
+        return min(max(due - time.monotonic(), 0.01), _PATIENCE)
+
+    def _handle(self, event: Event) -> None:
+        if not isinstance(event, JobFinished):
+            self._state.apply(event)
+            return
+        job, event = self._running.pop(event.key), replace(event, seconds=round(event.seconds, 3))
+        if event.failure and self._is_retried(job, event.failure):
+            self._retry(job, event, event.failure)
+            return
+        self._state.apply(event)
+        if event.failure is None:
+            self._queue.complete(job)
+        else:
+            self._is_stopped |= not self._policy.keep_going or _fails_every_job(event.failure)
+
+    def _is_retried(self, job: Job, failure: Failure) -> bool:
+        attempts = self._state.attempts[job.key]
+        return failure.failure_class is FailureClass.RETRYABLE and attempts <= self._policy.retries
+
+    def _retry(self, job: Job, attempt: JobFinished, failure: Failure) -> None:
+        pause = min(self._policy.pause * 2 ** (self._state.attempts[job.key] - 1), _LONGEST_PAUSE)
+        pause *= 0.5 + _RANDOM.random() / 2
+        self._state.apply(JobRetry(job.key, f"retry in {pause:.0f} s: {failure.message}", attempt))
+        self._later.append((time.monotonic() + pause, job))
+
+
+def _close(executor: Executor) -> str:
+    """Jobs that could not be stopped, as a sentence: it matters less than how the build itself ended."""
+    try:
+        executor.close()
+    except PipelineError as error:
+        return str(error)
+    return ""
+
+
+def _fails_every_job(failure: Failure) -> bool:
+    """The cause is this machine, or the store, which all jobs share."""
+    return failure.failure_class is FailureClass.HOST or failure.code == STORE.number
+
+
+@dataclass(frozen=True)
+class ExecutorOptions:
+    """The executor and its limits. `address` is that of a Ray cluster; `project` and `region` identify the build farm
+    on AWS Batch."""
+
+    executor: str
+    limits: JobLimits
+    jobs: int | None
+    address: str | None
+    project: str
+    region: str | None
+
+
+def execute(state: BuildState, store: Store, queue: JobQueue, options: ExecutorOptions, policy: RetryPolicy) -> Results:
+    """Run the jobs with the executor of `options`. With nothing to do, no cluster is started."""
+    executor = _executor(state, store, options) if queue else InlineExecutor(state.apply)
+    return run_jobs(state, queue, executor, policy)
+
+
+def _executor(state: BuildState, store: Store, options: ExecutorOptions) -> Executor:
+    if options.executor == "ray":
+        from nxpipe.pipeline.build.executors.ray import RayExecutor
+
+        return RayExecutor(options.address, options.limits, options.jobs)
+    if options.executor == "batch":
+        from nxpipe.pipeline.build.executors.batch import BatchExecutor, find_farm
+
+        return BatchExecutor(store, find_farm(options.project, options.region), options.limits)
+    work = [cell.work for _, cell in state.plan.cells() if cell.status is CellStatus.QUEUED]
+    is_small = len(work) <= 1 or (options.jobs is None and sum(work) <= SMALL_BUILD)
+    if is_small and options.limits == JobLimits():
+        return InlineExecutor(state.apply)
+    from nxpipe.pipeline.build.executors.local import LocalExecutor
+
+    return LocalExecutor(options.jobs or max(min(processors(), len(work)), 1), options.limits)
 
 
 @dataclass
@@ -71,7 +301,7 @@ class BuildRun:
         _record_timings(results, self.timings)
         try:
             published = published_artifacts(self.store, results)
-            figures = {one.request_key: utilisation.read(one.manifest, self.store) for one in published.values()}
+            figures = {one.request_key: artifact_files.read(one.manifest, self.store) for one in published.values()}
             verified = {one.request_key: report_of(one.manifest, self.store) for one in published.values()}
         except StoreUnavailable:
             if not results.missing():

@@ -1,17 +1,229 @@
-"""The judge as an AWS Lambda function. It has no permissions, keeps nothing and calls no service.
+"""Steps of a rollout: the preflight check before the first one, and the evaluation that decides over each.
 
-The event names one of three requests: `opens` (preflight), `begins` (a step's weights are in force), `looks` (an
-evaluation). These names, and the fields of both documents, are those of the state machine's definition.
+An evaluation combines the verdict of the judge with alarms and with signals of people. Whatever is against the canary
+takes precedence: abort, alarm, evidence, then approval.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Final
 
-from nxpipe.pipeline.canary.documents import digest_of
-from nxpipe.pipeline.canary.record import record_of
+from nxpipe.pipeline.canary.constants import EVALUATIONS_PER_EXECUTION
+from nxpipe.pipeline.canary.counts import Batch
+from nxpipe.pipeline.canary.judge import Decision, Judgement, Verdict, explain, judge
+from nxpipe.pipeline.canary.metrics import batches, complete
+from nxpipe.pipeline.canary.plan import CanaryPlan, Schedule
+from nxpipe.pipeline.canary.record import CanaryError, digest_of, record_of
 from nxpipe.pipeline.canary.state import RolloutState, stored_document
-from nxpipe.pipeline.canary.steps import Action, evaluate, preflight
+
+_COLOURS: Final = ("blue", "green")
+
+
+class Refused(CanaryError):
+    """A rollout that must not begin; nothing was changed."""
+
+
+@dataclass(frozen=True)
+class Alarms:
+    """States of the alarms that guard a rollout. A guard that was deleted protects nothing, so it counts as ALARM."""
+
+    states: Mapping[str, str]
+
+    @staticmethod
+    def of(document: Mapping[str, Any]) -> "Alarms":
+        pairs = [
+            zip(document[f"{kind}_names"], document[f"{kind}_states"], strict=True) for kind in ("metric", "composite")
+        ]
+        return Alarms({name: state for pair in pairs for name, state in pair})
+
+    def sounding(self, guards: tuple[str, ...]) -> list[str]:
+        missing = [f"{name} (which is gone)" for name in guards if name not in self.states]
+        return [*(name for name in guards if self.states.get(name) == "ALARM"), *missing]
+
+
+def preflight(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The opening document of the state machine: both environments, fleet size, weights of each step, initial state.
+
+    `found` holds the fleet as the template describes it, and the state of the machine: its input, and what AWS reports
+    of weights, sizes and alarms. An inconsistency is an error, and the machine stops before it has changed anything.
+    """
+    fleet, state = found["fleet"], found["state"]
+    old, new = _colours(state)
+    _require_whole(old, state["weights"])
+    size = _size(fleet, old, new, state)
+    plan, pace = CanaryPlan.from_json(_table(state, "plan")), Schedule.from_json(state.get("pace", {}))
+    alarms = tuple(fleet["alarms"])
+    if sounding := Alarms.of(state["alarms"]).sounding(alarms):
+        raise Refused(f"alarm {sounding[0]} is active before the rollout; resolve it, then start again")
+    rollout = RolloutState(
+        name=found["name"],
+        plan=plan,
+        pace=pace,
+        balancer=fleet["balancer"],
+        canary=fleet["colours"][new]["series"],
+        stable=fleet["colours"][old]["series"],
+        alarms=alarms,
+    )
+    shares = [step.weight for step in plan.steps] + [100]
+    return {
+        "from": {"colour": old, **fleet["colours"][old]},
+        "to": {"colour": new, **fleet["colours"][new]},
+        "size": size,
+        "home": _weights(fleet, old, new, 0),
+        "steps": [_weights(fleet, old, new, share) for share in shares],
+        "count": len(shares),
+        "pace": {"warm": pace.warm, "warm_tries": pace.warm_tries},
+        "carried": rollout.text(),
+        **stored_document(rollout.name, 0, plan.as_json()),
+    }
+
+
+def _colours(machine_input: Mapping[str, Any]) -> tuple[str, str]:
+    old, new = machine_input.get("from"), machine_input.get("to")
+    if {old, new} != set(_COLOURS):
+        raise Refused(f"a rollout shifts traffic between {' and '.join(_COLOURS)}, not from {old} to {new}")
+    return str(old), str(new)
+
+
+def _table(machine_input: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = machine_input.get(name)
+    if not isinstance(value, Mapping):
+        raise Refused(f"the input of the execution has no {name}; start it with `nxpipe rollout start`")
+    return value
+
+
+def _require_whole(old: str, weights: Mapping[str, list[int]]) -> None:
+    found = ", ".join(f"{colour} {' '.join(map(str, weight))}" for colour, weight in weights.items())
+    elsewhere = [colour for colour, weight in weights.items() if colour != old and weight != [0]]
+    if elsewhere or not weights[old] or weights[old] == [0]:
+        raise Refused(f"{old} does not have all traffic (weights {found}); restore its weight first")
+
+
+def _size(fleet: Mapping[str, Any], old: str, new: str, sizes: Mapping[str, Any]) -> int:
+    """The baseline's number of instances: promotion and rollback move all traffic to one environment at once."""
+    size = max(int(sizes[old]["desired"]), int(fleet["least"]), 1)
+    group, there, most = fleet["colours"][new]["group"], sizes[new]["desired"], sizes[new]["most"]
+    if there:
+        raise Refused(
+            f"{group} has {there} instances of an earlier version; set its desired capacity to 0, then start again"
+        )
+    if size > most:
+        raise Refused(f"{group} may have {most} instances and needs {size}; raise the fleet's size.max")
+    return size
+
+
+def _weights(fleet: Mapping[str, Any], old: str, new: str, share: int) -> dict[str, int]:
+    return dict.fromkeys(fleet["colours"], 0) | {old: 100 - share, new: share}
+
+
+class Action(StrEnum):
+    """The next action of the state machine."""
+
+    CONTINUE = "continue"  # wait, then evaluate again
+    WATCH = "watch"  # the same, in a new execution
+    ASK = "ask"  # notify people that a decision is needed, then evaluate again
+    ADVANCE = "advance"
+    ROLL_BACK = "roll_back"
+
+
+class Signal(StrEnum):
+    """A person's signal to the rollout."""
+
+    APPROVE = "approve"
+    PAUSE = "pause"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The state after an evaluation, the action, and the data of both."""
+
+    state: RolloutState
+    taken: list[Batch]
+    judged: Judgement | None  # None at full traffic
+    action: Action
+    reason: str
+
+
+def evaluate(state: RolloutState, seen: Mapping[str, Any]) -> Evaluation:
+    at = seen["at"]
+    minutes = state.settled(at) if complete(seen["metrics"]) else range(0)
+    taken, opened = batches(seen["metrics"], minutes, state.plan.latencies, state.pace.period, state.opened)
+    state, judged = replace(state, opened=opened), None
+    if state.over:
+        state = replace(state, alone=state.alone + (batch for batch in taken if batch.minute >= state.begun))
+    else:
+        judged = judge(state.plan, state.evidence, taken, state.moment(at))
+        state = replace(state, evidence=judged.evidence)
+    state = replace(
+        state,
+        due=minutes.stop if minutes else state.due,
+        looks=state.looks + 1,
+        looks_here=state.looks_here + 1,
+    )
+    sounding = Alarms.of(seen["alarms"]).sounding(state.alarms)
+    verdict = None if judged is None else judged.verdict
+    action, reason = _action(state, verdict, sounding, _signal(seen["record"]), state.minute(at))
+    if action is Action.ASK:
+        state = replace(state, asked=state.minute(at))
+    if action is not Action.CONTINUE:
+        state = replace(state, looks_here=0)
+    return Evaluation(state, taken, judged, action, reason)
+
+
+def _signal(record: Mapping[str, Any]) -> Signal | None:
+    """The signal of an item as DynamoDB returns it; None for an unknown one, whose author cannot be informed."""
+    signal = record.get("Item", {}).get("signal", {}).get("S")
+    return Signal(signal) if signal in set(Signal) else None
+
+
+def _action(
+    state: RolloutState, verdict: Verdict | None, sounding: list[str], signal: Signal | None, minute: int
+) -> tuple[Action, str]:
+    """The next action and its reason. Reasons are part of decision records: their texts are fixed."""
+    if signal is Signal.ABORT:
+        return Action.ROLL_BACK, "a person ended it"
+    if sounding:
+        return Action.ROLL_BACK, f"the alarm {sounding[0]} sounds"
+    action, reason = (
+        _action_at_full_traffic(state, minute)
+        if verdict is None
+        else _action_of_verdict(state, verdict, signal, minute)
+    )
+    if action is Action.ADVANCE and signal is Signal.PAUSE:
+        action, reason = Action.CONTINUE, "it could go on, but a person has paused it"
+    if action is Action.CONTINUE and state.looks_here >= EVALUATIONS_PER_EXECUTION:
+        action = Action.WATCH
+    return action, reason
+
+
+def _action_at_full_traffic(state: RolloutState, minute: int) -> tuple[Action, str]:
+    alone, gone = state.alone, minute - state.begun
+    if alone.fails(state.plan):
+        failed = f"{alone.errors} of {alone.requests} requests failed since it serves alone"
+        return (
+            Action.ROLL_BACK,
+            f"the new version fails more than {state.plan.objective:.3g} of its requests: {failed}",
+        )
+    if gone >= state.pace.final:
+        return Action.ADVANCE, f"all traffic has gone well for {gone} minutes"
+    return Action.CONTINUE, f"all traffic goes to the new version, for {max(0, gone)} of {state.pace.final} minutes"
+
+
+def _action_of_verdict(state: RolloutState, verdict: Verdict, signal: Signal | None, minute: int) -> tuple[Action, str]:
+    actions = {Decision.ROLL_BACK: Action.ROLL_BACK, Decision.ADVANCE: Action.ADVANCE}
+    if action := actions.get(verdict.decision):
+        return action, explain(state.plan, state.evidence, verdict)
+    if verdict.decision is not Decision.UNDECIDED:
+        return Action.CONTINUE, f"{verdict.decision.value}, after {verdict.minutes} minutes"
+    if signal is Signal.APPROVE:
+        return Action.ADVANCE, "undecided, and a person approved it"
+    if state.asked is None:
+        return Action.ASK, f"Approve it, or abort it: {explain(state.plan, state.evidence, verdict)}"
+    if minute - state.asked >= state.pace.patience:
+        return Action.ROLL_BACK, f"undecided, and nobody answered for {minute - state.asked} minutes"
+    return Action.CONTINUE, "undecided: a person is awaited"
 
 
 def handle(event: Mapping[str, Any], _context: object) -> dict[str, Any]:

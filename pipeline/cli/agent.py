@@ -72,8 +72,7 @@ def run(
     from nxpipe.pipeline.artifacts.signing import trust_in
     from nxpipe.pipeline.artifacts.store_url import open_configured_store
     from nxpipe.pipeline.config import load_config
-    from nxpipe.pipeline.fleet.agent.instance import lifecycle_gate
-    from nxpipe.pipeline.fleet.agent.run import Agent
+    from nxpipe.pipeline.fleet.agent.run import Agent, lifecycle_gate
 
     with lifecycle_gate(hook, os.environ) as instance:
         config = load_config(config_path, os.environ)
@@ -133,7 +132,7 @@ def watch(console: Console, fleet: str, group: str, monitor: str, period: int, c
       nxpipe agent watch --fleet search --log /nxpipe/demo/search
     """
     from nxpipe.pipeline.config import load_config
-    from nxpipe.pipeline.fleet.agent.instance import this_instance
+    from nxpipe.pipeline.fleet.agent.run import this_instance
     from nxpipe.pipeline.fleet.agent.watch import Compilers, FleetLog, watch
 
     config = load_config(config_path, os.environ)

@@ -108,7 +108,7 @@ def _baseline(word: str, store: "Store", config_path: Path, allow_empty: bool) -
 def _artifacts(words: Sequence[str], store: "Store", config_path: Path) -> "Iterator[Manifest]":
     """The named artifacts; else those of nxpipe.toml."""
     from nxpipe.pipeline.artifacts.lookup import artifact, is_artifact
-    from nxpipe.pipeline.build.matrix import specs_of_config
+    from nxpipe.pipeline.build.options import specs_of_config
 
     if words and all(map(is_artifact, words)):  # needs no valid configuration
         yield from (artifact(word, store) for word in words)

@@ -78,7 +78,7 @@ def build(
       nxpipe build --model-id ./my-llama --target inf2.48xlarge,trn2.48xlarge --tp 2,8 --buckets 128,512 --dry-run
       nxpipe build --model-id ./encoder.onnx --axis batch=1
     """
-    from nxpipe.pipeline.build.matrix import specs_of_options
+    from nxpipe.pipeline.build.options import specs_of_options
     from nxpipe.pipeline.build.run import BuildRun, UnfinishedBuild
     from nxpipe.pipeline.models.thresholds import Thresholds
 

@@ -79,8 +79,8 @@ def _lint(templates: "Templates", config_path: Path | None) -> "list[Finding]":
     if config_path is None:
         return list(lint(templates, Facts()))
     from nxpipe.pipeline.config import load_config
-    from nxpipe.stacks.lint.facts import accepted_by, facts_of
     from nxpipe.stacks.lint.finding import sift
+    from nxpipe.stacks.lint.rules import accepted_by, facts_of
 
     config = load_config(config_path, os.environ)
     facts = facts_of(config, config_path.parent)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from nxpipe.artifact_store.builds import keep_step_result, step_result
 from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.pipeline.compile import artifact_files
+from nxpipe.pipeline.compile.artifact_files import document as utilisation_document
 from nxpipe.pipeline.compile.backend import PROGRAM, BackendOutput
 from nxpipe.pipeline.compile.frontend import compile_shape
-from nxpipe.pipeline.compile.utilisation import document as utilisation_document
 from nxpipe.pipeline.models.shapes import Shape
 from nxpipe.pipeline.models.versions import compiler_digest, digest_of
 from nxpipe.pipeline.util.errors import DoesNotFit
@@ -68,7 +68,7 @@ def _emit(
     """Run the back end. A program that breaks a rule of its core is not stored."""
     from nxpipe.emulator.analysis.graph_memory import room
     from nxpipe.emulator.analysis.utilization import utilisation
-    from nxpipe.emulator.emit import emit
+    from nxpipe.emulator.compile import emit
     from nxpipe.emulator.errors import OutOfMemory
     from nxpipe.emulator.executable.executable import to_bytes
     from nxpipe.emulator.isa.legality import check

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from nxpipe.emulator.hardware import Instance
-from nxpipe.pipeline.compile.toolchain import Toolchain, toolchain_of
+from nxpipe.pipeline.compile.backend import Toolchain, toolchain_of
 from nxpipe.pipeline.models.shapes import Shape, cache_capacity
 from nxpipe.pipeline.models.source import ModelSource
 from nxpipe.pipeline.models.spec import ModelSpec

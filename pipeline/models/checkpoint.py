@@ -1,20 +1,68 @@
-"""Weights in a folder of Hugging Face layout: one safetensors file, or several with an index."""
+"""SHA-256 of large files, remembered between runs: a cached build must not read gigabytes to find nothing changed.
 
+A memory is bound to device, inode, size and both times of the file, never to its size alone. A file that
+changed within the last seconds is not remembered, because a later write could leave the same times.
+"""
+
+import hashlib
+import json
+import os
 import re
+import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nxpipe.pipeline.models.file_digest import sha256_of_file
+from nxpipe.emulator.regular_file import open_regular
 from nxpipe.pipeline.util.errors import ModelSourceError
-from nxpipe.pipeline.util.files import DocumentInvalid, MiB, json_of, read_file
+from nxpipe.pipeline.util.files import DocumentInvalid, MiB, cache_folder, json_of, read_file
 
 if TYPE_CHECKING:
     import numpy as np
 
     from nxpipe.emulator.ir.types import TensorType
+
+
+_SETTLED_SECONDS = 2.0
+
+
+def sha256_of_file(path: Path) -> str:
+    """The digest of the file as it is now."""
+    stamp = _stamp(path)
+    with suppress(OSError, ValueError, KeyError, TypeError):  # no memory, or a damaged one: hash the file
+        remembered = json_of(read_file(_memory_of(path), limit=MiB))
+        if remembered["stamp"] == stamp:
+            return str(remembered["sha256"])
+    with open_regular(path) as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if stamp == _stamp(path) and time.time() - path.stat().st_mtime > _SETTLED_SECONDS:
+        _remember(path, {"stamp": stamp, "sha256": digest})
+    return digest
+
+
+def _stamp(path: Path) -> list[int]:
+    status = path.stat()
+    return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def _memory_of(path: Path) -> Path:
+    return cache_folder() / "digests" / hashlib.sha256(os.fsencode(path.resolve())).hexdigest()
+
+
+def _remember(path: Path, value: dict[str, object]) -> None:
+    """Best effort: a cache that cannot be written only costs time."""
+    with suppress(OSError):
+        memory = _memory_of(path)
+        memory.parent.parent.mkdir(0o700, parents=True, exist_ok=True)
+        memory.parent.mkdir(0o700, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=memory.parent)
+        with os.fdopen(handle, "w") as file:
+            json.dump(value, file)
+        Path(temporary).replace(memory)
 
 
 _LARGEST_INDEX = 128 * MiB  # that of a model of 91,991 tensors has 9 MB

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from nxpipe.emulator.regular_file import open_regular
-from nxpipe.pipeline.models.checkpoint import numpy_dtype
-from nxpipe.pipeline.models.file_digest import sha256_of_file
+from nxpipe.pipeline.models.checkpoint import numpy_dtype, sha256_of_file
 from nxpipe.pipeline.models.shapes import SAVED_PROGRAM, Shape
 from nxpipe.pipeline.models.versions import library_version
 from nxpipe.pipeline.models.weights import Arrays, Weights, WeightsSource

@@ -10,7 +10,7 @@ from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS
 from nxpipe.pipeline.artifacts.signing import author_signature, builder_id, chosen_signer
 from nxpipe.pipeline.release.gates import AlreadyDone, GateOutcome
 from nxpipe.pipeline.release.state import fleets_with_rollouts, rollout_slots
-from nxpipe.pipeline.rollout.requirements import requirements, unserved_channel_warning
+from nxpipe.pipeline.rollout.input import requirements, unserved_channel_warning
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published
@@ -219,8 +219,7 @@ def _roll(release: "ReleaseContext", context: "RolloutContext", artifact: "Publi
 
 
 def _wait(release: "ReleaseContext", context: "RolloutContext", begun: "StartedRollout") -> _FleetResult:
-    from nxpipe.pipeline.rollout.finish import exit_code, move_fleet_channel
-    from nxpipe.pipeline.rollout.follow import follow
+    from nxpipe.pipeline.rollout.follow import exit_code, follow, move_fleet_channel
     from nxpipe.pipeline.rollout.render import status_line
 
     watcher, fleet = context.watcher, context.fleet.name

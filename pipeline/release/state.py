@@ -24,7 +24,7 @@ from nxpipe.pipeline.artifacts.channels import (
     unknown_channel,
 )
 from nxpipe.pipeline.artifacts.signing import trust_in
-from nxpipe.pipeline.build.matrix import specs_of_config
+from nxpipe.pipeline.build.options import specs_of_config
 from nxpipe.pipeline.build.run import BuildRun
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.config.fleets import serving_fleets

@@ -23,8 +23,7 @@ from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.config import Config, ServingFleet, load_config
 from nxpipe.pipeline.config.fleets import serving_fleet, serving_fleets
 from nxpipe.pipeline.rollout.aws import StateMachine
-from nxpipe.pipeline.rollout.input import RolloutCandidate
-from nxpipe.pipeline.rollout.requirements import artifact_requirements, requirements
+from nxpipe.pipeline.rollout.input import RolloutCandidate, artifact_requirements, requirements
 from nxpipe.pipeline.rollout.status import StatusReader
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import RolloutRefused

@@ -25,7 +25,7 @@ from nxpipe.pipeline.rollout.aws import (
     baseline_history,
 )
 from nxpipe.pipeline.rollout.context import FleetArtifacts, RolloutContext
-from nxpipe.pipeline.rollout.finish import move_fleet_channel
+from nxpipe.pipeline.rollout.follow import move_fleet_channel
 from nxpipe.pipeline.rollout.input import RolloutCandidate, RolloutInput, plan_of, schedule_of
 from nxpipe.pipeline.rollout.planner import POWER, Service, prospects
 from nxpipe.pipeline.rollout.status import RolloutEnd, outcome_of

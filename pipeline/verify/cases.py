@@ -27,7 +27,7 @@ from nxpipe.pipeline.verify.comparison import (
     on_emulator,
     require_memory,
 )
-from nxpipe.pipeline.verify.deviation import compare
+from nxpipe.pipeline.verify.evidence import compare
 from nxpipe.pipeline.verify.execution import Runner
 
 if TYPE_CHECKING:

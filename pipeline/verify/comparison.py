@@ -15,7 +15,7 @@ from nxpipe.pipeline.util.errors import NotEnoughMemory
 from nxpipe.pipeline.util.process import available_memory
 from nxpipe.pipeline.util.progress import Step
 from nxpipe.pipeline.util.text import human_bytes
-from nxpipe.pipeline.verify.deviation import compare
+from nxpipe.pipeline.verify.evidence import compare
 from nxpipe.pipeline.verify.execution import FAST, ExecutionOptions, Runner
 
 if TYPE_CHECKING:

@@ -72,7 +72,7 @@ def read_instructions(manifest: "Manifest", stored: "StoredExecutable", store: "
 
 def require_compiled_from(program: "CompiledGraph", instructions: "Executable", where: str) -> None:
     """ProgramInvalid unless the instructions have the interface and the weights of the graph."""
-    from nxpipe.emulator.emit import ports_of
+    from nxpipe.emulator.compile import ports_of
     from nxpipe.emulator.isa.program import Role
 
     def on_a_rank(port: "Port") -> "Port":

@@ -18,9 +18,8 @@ from cdk_nag import AwsSolutionsChecks, NIST80053R5Checks
 
 from nxpipe.pipeline.config import Config
 from nxpipe.stacks.lint.costs import estimate, load_prices
-from nxpipe.stacks.lint.facts import accepted_by, facts_of
 from nxpipe.stacks.lint.finding import Accepted, Facts, Finding, sift
-from nxpipe.stacks.lint.rules import RULES, lint
+from nxpipe.stacks.lint.rules import RULES, accepted_by, facts_of, lint
 from nxpipe.stacks.lint.template import Resource, Template, Templates, construct_paths, read
 
 _NIST: Final = "NIST.800.53.R5-"

@@ -14,7 +14,7 @@ from nxpipe.artifact_store.canonical import MAX_DEPTH, MAX_INTEGER, canonical_js
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.evidence import MAX_EVIDENCE_BYTES, Compared, Evidence, Figures, Limits
 from nxpipe.artifact_store.manifest import Manifest
-from nxpipe.artifact_store.record import ActionRecord
+from nxpipe.artifact_store.records import ActionRecord
 from tests.artifact_store.samples import folder, put, tree
 from tests.conftest import ROOT
 

@@ -16,7 +16,7 @@ from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.errors import Corrupt, StoreUnavailable
 from nxpipe.artifact_store.index import segments
 from nxpipe.artifact_store.layout import ACTIONS, RECORD_SEGMENTS, action_path
-from nxpipe.artifact_store.record import Published
+from nxpipe.artifact_store.records import Published
 from tests.artifact_store.samples import MODEL, Folder, Place, folder, put
 
 

@@ -17,7 +17,7 @@ from nxpipe.artifact_store.index import leaves, segments
 from nxpipe.artifact_store.index.leaves import Difference, differences, fields_of
 from nxpipe.artifact_store.index.nearest import nearest_artifacts
 from nxpipe.artifact_store.layout import INPUT_SEGMENTS, blob_path
-from nxpipe.artifact_store.record import Published
+from nxpipe.artifact_store.records import Published
 from tests.artifact_store.samples import Place, contents, folder, manifest
 from tests.artifact_store.test_index import told
 from tests.tiers import examples

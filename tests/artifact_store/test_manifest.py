@@ -10,7 +10,7 @@ from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import InvalidDocument
 from nxpipe.artifact_store.manifest import MAX_KEY_INPUTS_BYTES, File, Manifest, ModelRef, Tensor
-from nxpipe.artifact_store.record import ActionRecord
+from nxpipe.artifact_store.records import ActionRecord
 from tests.artifact_store.samples import contents, manifest
 from tests.artifact_store.test_canonical_json import JSON
 

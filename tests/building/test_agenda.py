@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from nxpipe.pipeline.build.jobs import CellStatus, Job
 from nxpipe.pipeline.build.plan import BuildPlan
-from nxpipe.pipeline.build.scheduler import JobQueue
+from nxpipe.pipeline.build.run import JobQueue
 from tests.building.plans import THRESHOLDS, artifact, cell
 
 

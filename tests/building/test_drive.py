@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nxpipe.pipeline.build.jobs import CellStatus, Event, Failure, FailureClass, Job, JobFinished, JobStarted
 from nxpipe.pipeline.build.plan import BuildPlan, PlannedCell
-from nxpipe.pipeline.build.scheduler import JobQueue, RetryPolicy, run_jobs
+from nxpipe.pipeline.build.run import JobQueue, RetryPolicy, run_jobs
 from nxpipe.pipeline.build.state import BuildState, Results
 from nxpipe.pipeline.util.exit_codes import INCOMPLETE, INTERRUPTED, STORE
 from tests.building.plans import FAULTS, THRESHOLDS, Course, artifact, cell, courses, failure

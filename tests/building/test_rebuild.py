@@ -16,7 +16,7 @@ from nxpipe.artifact_store.layout import PARTS, action_path, blob_path, part_pat
 from nxpipe.pipeline.build.cache import Timings
 from nxpipe.pipeline.build.jobs import REPORT_WORDS
 from nxpipe.pipeline.build.plan import make_plan
-from nxpipe.pipeline.build.scheduler import JobQueue, RetryPolicy, run_jobs
+from nxpipe.pipeline.build.run import JobQueue, RetryPolicy, run_jobs
 from nxpipe.pipeline.build.state import BuildState
 from nxpipe.pipeline.build.worker import InlineExecutor
 from nxpipe.pipeline.compile.spec import BuildSpec

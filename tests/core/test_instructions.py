@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxpipe.emulator.core.engines import HANDLERS
-from nxpipe.emulator.core.engines.collective import EXCHANGES
+from nxpipe.emulator.core.engines import EXCHANGES, HANDLERS
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.gpsimd import AffineSelect, GatherFree, IotaPattern, PartitionReduce

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nxpipe.emulator.analysis.utilization import totals
 from nxpipe.emulator.core.faults import MachineFault
 from nxpipe.emulator.core.machine import Machine
 from nxpipe.emulator.errors import OptionsInvalid
@@ -20,7 +21,6 @@ from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Loop, Program, Role, Step
 from nxpipe.emulator.isa.scalar import Activation, Function
 from nxpipe.emulator.isa.tensor import Matmul
-from nxpipe.emulator.isa.totals import totals
 from nxpipe.emulator.isa.vector import Memset, TensorCopy, TensorTensor
 from tests.core.hands import in_order, table
 from tests.tiers import examples

@@ -9,12 +9,12 @@ import torch
 
 from nxpipe.emulator.capture import CaptureRequest, capture, reference_outputs
 from nxpipe.emulator.capture.export import capture_module
-from nxpipe.emulator.capture.inputs import example_inputs
 from nxpipe.emulator.capture.model import build_model
 from nxpipe.emulator.errors import CaptureError, GraphBreak, UnsupportedOperators
 from nxpipe.emulator.ops import Binary, Linear
 from nxpipe.emulator.passes import PassOptions, run_passes
 from nxpipe.emulator.run.fast import execute
+from nxpipe.emulator.run.inputs import example_inputs
 from tests.emulator.models import weights
 
 pytestmark = pytest.mark.sample(2)

@@ -72,14 +72,14 @@ def test_an_operator_agrees_with_pytorch(name: str) -> None:
 
 
 def test_every_operator_and_every_member_of_its_family_is_among_the_cases() -> None:
-    from nxpipe.emulator.ops import elementwise, reduce
+    from nxpipe.emulator.ops import elementwise, linalg
 
     nodes = [node for name in CASES for node in case(name)[0].nodes]
     alone = {name for name, kind in OPERATORS.items() if kind.__module__ != "nxpipe.emulator.ops.collective"}
     assert {node.op.name for node in nodes} == alone
     functions = {*elementwise._SMOOTH, *elementwise._KEEPING, *elementwise._PREDICATES, "divide"}
     functions |= {*elementwise._ARITHMETIC, *elementwise._COMPARISONS, *elementwise._BITWISE}
-    assert functions | set(reduce._REDUCTIONS) <= {node.op.label for node in nodes}
+    assert functions | set(linalg._REDUCTIONS) <= {node.op.label for node in nodes}
 
 
 def test_special_values_pass_through_the_functions_as_in_pytorch() -> None:

@@ -7,9 +7,8 @@ import torch
 from nxpipe.emulator.capture.constants import Portable
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops.elementwise import _SMOOTH, Binary, Unary
-from nxpipe.emulator.ops.linalg import MatMul
+from nxpipe.emulator.ops.linalg import MatMul, Reduce, Softmax
 from nxpipe.emulator.ops.portable import WIDE, compute
-from nxpipe.emulator.ops.reduce import Reduce, Softmax
 
 CHANCE = np.random.default_rng(0)
 NUMBERS = np.abs(CHANCE.standard_normal((300, 70))).astype(np.float32)

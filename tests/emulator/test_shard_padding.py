@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nxpipe.emulator.analysis.graph_memory import footprints
-from nxpipe.emulator.compile import divided
-from nxpipe.emulator.emit import emit
+from nxpipe.emulator.compile import divided, emit
 from nxpipe.emulator.errors import IllTyped
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.graph import Graph

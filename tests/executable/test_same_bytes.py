@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from nxpipe.emulator.emit import emit
+from nxpipe.emulator.compile import emit
 from nxpipe.emulator.executable.executable import to_bytes
 from tests.artifact_store.test_keys import PYTHONS
 from tests.conftest import ROOT
@@ -24,7 +24,7 @@ PROGRAM: Final = """
 import hashlib, sys
 sys.path.insert(0, sys.argv[1])
 from nxpipe.emulator.compile import divided
-from nxpipe.emulator.emit import emit
+from nxpipe.emulator.compile import emit
 from nxpipe.emulator.executable.executable import to_bytes
 from nxpipe.emulator.ir.decoding import decode
 from nxpipe.emulator.ir.graph import Graph

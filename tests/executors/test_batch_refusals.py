@@ -14,8 +14,14 @@ from moto import mock_aws
 
 from nxpipe.artifact_store.store import Store
 from nxpipe.artifact_store.url import open_store
-from nxpipe.pipeline.build.executors.batch import PROJECT_TAG, BatchExecutor, BuildFarm, JobSize, find_farm
-from nxpipe.pipeline.build.executors.batch_jobs import failure_from_job
+from nxpipe.pipeline.build.executors.batch import (
+    PROJECT_TAG,
+    BatchExecutor,
+    BuildFarm,
+    JobSize,
+    failure_from_job,
+    find_farm,
+)
 from nxpipe.pipeline.build.executors.batch_worker import put_jobs, read_job
 from nxpipe.pipeline.build.jobs import JobLimits
 from nxpipe.pipeline.cli.main import cli

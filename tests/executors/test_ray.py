@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.pipeline.build.executors.ray import RayExecutor
-from nxpipe.pipeline.build.executors.ray_cluster import RayNode
+from nxpipe.pipeline.build.executors.ray import RayExecutor, RayNode
 from nxpipe.pipeline.build.jobs import FailureClass, JobFinished, JobLimits, JobLog, JobStarted
 from tests.executors.following import ends, is_there, until, until_ended, wait_for
 from tests.executors.ray_cluster import RayCluster

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.pipeline.build.executors.ray import RayExecutor
-from nxpipe.pipeline.build.executors.ray_cluster import unavailable
+from nxpipe.pipeline.build.executors.ray import RayExecutor, unavailable
 from nxpipe.pipeline.build.jobs import FailureClass, JobLimits
 from nxpipe.pipeline.util.errors import ExecutorUnavailable, MissingSoftware
 from tests.conftest import ROOT

@@ -12,7 +12,7 @@ from nxpipe.artifact_store.bundle.oci import INDEX_FILE, LAYOUT_FILE, Image, blo
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.layout import signature_folder
-from nxpipe.artifact_store.record import Published
+from nxpipe.artifact_store.records import Published
 
 KEY = "ab" * 32
 Read = Callable[[bytes], object]

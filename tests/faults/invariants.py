@@ -38,7 +38,7 @@ from nxpipe.artifact_store.layout import (
 )
 from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.artifact_store.pins import Pin
-from nxpipe.artifact_store.record import ActionRecord
+from nxpipe.artifact_store.records import ActionRecord
 from nxpipe.artifact_store.weights import unpacked
 
 Objects = Mapping[str, bytes]

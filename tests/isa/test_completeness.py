@@ -4,8 +4,7 @@ from importlib import import_module
 
 import pytest
 
-from nxpipe.emulator.core.engines import HANDLERS
-from nxpipe.emulator.core.engines.collective import EXCHANGES
+from nxpipe.emulator.core.engines import EXCHANGES, HANDLERS
 from nxpipe.emulator.executable.code import kind_of
 from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.isa.cost import cost

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nxpipe.emulator.analysis.utilization import totals
 from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, index
@@ -17,7 +18,6 @@ from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.operands import Axis, Memory, Tile
 from nxpipe.emulator.isa.program import Loop, Step, executed
 from nxpipe.emulator.isa.tensor import Matmul, NcTranspose
-from nxpipe.emulator.isa.totals import totals
 from tests.isa.assembler import program
 from tests.isa.page import EXAMPLE
 from tests.isa.samples import around, changed, far, inside, plain, sums, tile

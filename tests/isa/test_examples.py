@@ -6,10 +6,10 @@ from math import erf
 import numpy as np
 import pytest
 
+from nxpipe.emulator.analysis.utilization import totals
 from nxpipe.emulator.core.machine import Machine
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.program import Role
-from nxpipe.emulator.isa.totals import totals
 from nxpipe.emulator.numerics import Array
 from tests.isa.assembler import program
 from tests.isa.page import EXAMPLES

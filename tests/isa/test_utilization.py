@@ -7,14 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nxpipe.emulator.analysis.program_memory import footprint, require_room
-from nxpipe.emulator.analysis.utilization import DMA, Spill, utilisation
+from nxpipe.emulator.analysis.utilization import DMA, BufferTraffic, Spill, buffer_traffic, utilisation
 from nxpipe.emulator.errors import OutOfMemory
 from nxpipe.emulator.isa.affine import Affine, index
 from nxpipe.emulator.isa.dma import DmaCopy
 from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Axis, Far, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
-from nxpipe.emulator.isa.totals import BufferTraffic, buffer_traffic
 from tests.isa.assembler import program
 from tests.isa.page import EXAMPLES
 from tests.isa.samples import FLOAT, around, inside, tile

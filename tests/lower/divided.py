@@ -10,8 +10,7 @@ from random import Random
 
 import numpy as np
 
-from nxpipe.emulator.compile import divided
-from nxpipe.emulator.emit import emit
+from nxpipe.emulator.compile import divided, emit
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import Array

@@ -14,8 +14,7 @@ from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.instruction import Engine, Wait
 from nxpipe.emulator.isa.program import Loop, Program, Step, instructions
 from nxpipe.emulator.lower import BACKEND, backend, lower, record_text
-from nxpipe.emulator.lower.backend import run_backend
-from nxpipe.emulator.lower.backend_check import LoweringInvalid
+from nxpipe.emulator.lower.backend import LoweringInvalid, run_backend
 from nxpipe.emulator.lower.emission import emit_kernels
 from nxpipe.emulator.lower.hbm_buffers import place_interface
 from nxpipe.emulator.lower.records import EmittedProgram, PlacedGraph, Record, ResidentProgram, TargetGraph

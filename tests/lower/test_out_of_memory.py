@@ -5,8 +5,7 @@ import pytest
 from nxpipe.emulator.analysis.graph_memory import footprints, room
 from nxpipe.emulator.analysis.program_memory import footprint, require_room
 from nxpipe.emulator.capture import CaptureRequest
-from nxpipe.emulator.compile import compile_program
-from nxpipe.emulator.emit import emit
+from nxpipe.emulator.compile import compile_program, emit
 from nxpipe.emulator.errors import OutOfMemory
 from nxpipe.emulator.hardware import CORES, instance
 from nxpipe.emulator.ir.builder import GraphBuilder

@@ -5,6 +5,7 @@ from math import prod
 import numpy as np
 import pytest
 
+from nxpipe.emulator.analysis.utilization import HBM, totals
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.nodes import Value
@@ -13,7 +14,6 @@ from nxpipe.emulator.isa.affine import Affine, index, rotating_offset
 from nxpipe.emulator.isa.legality import faults
 from nxpipe.emulator.isa.operands import Axis, Far, Memory
 from nxpipe.emulator.isa.program import Program, Role
-from nxpipe.emulator.isa.totals import HBM, totals
 from nxpipe.emulator.lower import lower
 from nxpipe.emulator.lower.sbuf_residency import SbufMatrix
 from nxpipe.emulator.ops import Attention, Binary, Linear, Reshape, RmsNorm, Transpose, Unary

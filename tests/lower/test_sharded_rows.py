@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nxpipe.emulator.compile import divided
-from nxpipe.emulator.emit import emit
+from nxpipe.emulator.compile import divided, emit
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.nodes import Value

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from nxpipe.emulator.analysis.utilization import HBM, totals
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType, TensorType
@@ -13,7 +14,6 @@ from nxpipe.emulator.isa.instruction import Instruction
 from nxpipe.emulator.isa.legality import check
 from nxpipe.emulator.isa.operands import Far
 from nxpipe.emulator.isa.program import Loop, Program, Role, Step
-from nxpipe.emulator.isa.totals import HBM, totals
 from nxpipe.emulator.lower import lower
 from nxpipe.emulator.ops import Binary, Cast, LayerNorm, Linear, MatMul, Reshape, RmsNorm, Transpose, Unary
 from tests.lower.harness import Given, case, floats, require_equal, wholes

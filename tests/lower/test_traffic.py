@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from nxpipe.emulator.analysis.utilization import HBM, totals
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.collective import CollectiveAllReduce as Exchange
 from nxpipe.emulator.isa.operands import Far, Tile
 from nxpipe.emulator.isa.program import Program, Role, instructions
-from nxpipe.emulator.isa.totals import HBM, totals
 from nxpipe.emulator.lower import lower
 from nxpipe.emulator.ops import (
     AllReduce,

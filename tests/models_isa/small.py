@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from nxpipe.emulator.capture import CaptureRequest, capture, example_inputs, reference_outputs
-from nxpipe.emulator.compile import CompiledGraph, divided
-from nxpipe.emulator.emit import emit
+from nxpipe.emulator.compile import CompiledGraph, divided, emit
 from nxpipe.emulator.executable.executable import from_bytes, to_bytes
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.passes import PassOptions, run_passes

@@ -17,9 +17,8 @@ from nxpipe.emulator.capture import example_inputs
 from nxpipe.emulator.hardware import instance
 from nxpipe.pipeline.cli import doctor
 from nxpipe.pipeline.compile.backend import PROGRAM
-from nxpipe.pipeline.compile.neuronx.backend import compile_neff
+from nxpipe.pipeline.compile.neuronx.backend import ProcessLimits, compile_neff
 from nxpipe.pipeline.compile.neuronx.cache_entry import entries_of
-from nxpipe.pipeline.compile.neuronx.process import ProcessLimits
 from nxpipe.pipeline.compile.neuronx.toolchain import compiler_environment, compiler_flags
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.shapes import Shape

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.pipeline.compile.neuronx.process import OutOfMemory, OutOfTime, ProcessLimits, run_limited
+from nxpipe.pipeline.compile.neuronx.backend import OutOfMemory, OutOfTime, ProcessLimits, run_limited
 
 ROOM = ProcessLimits(seconds=100, memory=1 << 40)
 SLEEP = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"

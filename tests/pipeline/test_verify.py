@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from nxpipe.pipeline.models.thresholds import Thresholds
-from nxpipe.pipeline.verify.deviation import compare
+from nxpipe.pipeline.verify.evidence import compare
 
 TENSORS = arrays(np.float32, (3, 4), elements=st.floats(-100, 100, width=32))
 

@@ -6,8 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from nxpipe.emulator.compile import CompiledGraph, divided
-from nxpipe.emulator.emit import ports_of
+from nxpipe.emulator.compile import CompiledGraph, divided, ports_of
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.types import DType, TensorType

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from nxpipe.emulator import compile as compiled
+from nxpipe.emulator.compile import emit, ports_of
 from nxpipe.emulator.core.machine import Machine
-from nxpipe.emulator.emit import emit, ports_of
 from nxpipe.emulator.executable.executable import Executable, from_bytes, to_bytes
 from nxpipe.emulator.executable.tables import Port
 from nxpipe.emulator.hardware import instance
@@ -24,8 +24,7 @@ from nxpipe.emulator.ops import Binary, Linear, Operator, RankSlice, Slice, Unar
 from nxpipe.emulator.passes.shard import Sharding
 from nxpipe.emulator.run.isa import Isa
 from nxpipe.emulator.run.model import Fast
-from nxpipe.emulator.run.runtime import Runtime
-from nxpipe.emulator.run.status import BadInput, ExecutionFailed, InvalidLoad, WrongGeneration
+from nxpipe.emulator.run.runtime import BadInput, ExecutionFailed, InvalidLoad, Runtime, WrongGeneration
 from tests.emulator.models import relative_error
 from tests.runtime.models import running_sum, whole
 

@@ -12,7 +12,7 @@ import transformers
 from transformers.integrations import hub_kernels
 
 from nxpipe.emulator.capture import CaptureRequest, capture
-from nxpipe.emulator.capture import budget as budget_module
+from nxpipe.emulator.capture import model as budget_module
 from nxpipe.emulator.configuration import oversized, relevant
 from nxpipe.emulator.errors import CaptureError
 from nxpipe.pipeline import models

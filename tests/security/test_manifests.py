@@ -15,7 +15,7 @@ from nxpipe.artifact_store.errors import InvalidDocument
 from nxpipe.artifact_store.fetch.file_layout import layout_of
 from nxpipe.artifact_store.layout import blob_path
 from nxpipe.artifact_store.manifest import WIDTHS, Manifest, Tensor
-from nxpipe.artifact_store.record import ActionRecord
+from nxpipe.artifact_store.records import ActionRecord
 from nxpipe.emulator.ir.types import DType
 from nxpipe.pipeline.util import exit_codes
 from tests.artifact_store.samples import Folder, folder, put, tree

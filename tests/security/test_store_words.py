@@ -8,7 +8,7 @@ import pytest
 
 from nxpipe.artifact_store.channel.generation import Served
 from nxpipe.artifact_store.channel.log import ChannelLog
-from nxpipe.artifact_store.record import ActionRecord
+from nxpipe.artifact_store.records import ActionRecord
 from nxpipe.pipeline.util.exit_codes import CORRUPT, KEY, OK, REFUSED, STORE, USAGE
 from tests.artifact_store.afar import first_generation
 from tests.artifact_store.samples import tree

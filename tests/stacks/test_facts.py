@@ -4,7 +4,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 
 from nxpipe.pipeline.config import load_config
-from nxpipe.stacks.lint.facts import accepted_by, facts_of
+from nxpipe.stacks.lint.rules import accepted_by, facts_of
 
 TOML = """\
 [project]

@@ -53,7 +53,7 @@ def onnx_open_axes(path: Path) -> tuple[str, ...]:
 def run_onnx(path: Path, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """What ONNX's own reference evaluator computes with the file."""
     _require_onnx()
-    from nxpipe.emulator.capture.onnx.reference import evaluate
+    from nxpipe.emulator.capture.onnx.file import evaluate
 
     return evaluate(path, inputs)
 

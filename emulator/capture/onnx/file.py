@@ -5,12 +5,13 @@ of the file and never an omitted operand: otherwise a bias, or a bound, would si
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+from onnx.reference import ReferenceEvaluator
 
 from nxpipe.emulator.capture.onnx.base import SMALL
 from nxpipe.emulator.capture.onnx.elementwise import dtype_of
@@ -24,7 +25,7 @@ from nxpipe.emulator.capture.onnx.limits import (
     require_few_parts,
 )
 from nxpipe.emulator.capture.site import NotExpressible
-from nxpipe.emulator.errors import CaptureError
+from nxpipe.emulator.errors import CaptureError, CompileError
 from nxpipe.emulator.ir.types import TensorType, is_reasonable
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.regular_file import open_regular
@@ -282,3 +283,28 @@ def _require_no_recursion(functions: dict[_Key, Any], name: str) -> None:
             f"{name}: function {circle[0]} calls itself, by {len(circle)} functions that call each other; "
             "write it as a Loop"
         )
+
+
+def evaluate(path: Path, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """The outputs by name, floats as float32."""
+    try:
+        model = with_data(path)  # onnx itself opens no file
+        evaluator = ReferenceEvaluator(model)
+        kinds = {one.name: one.type.tensor_type.elem_type for one in model.graph.input}
+        given = {
+            name: array.astype(onnx.helper.tensor_dtype_to_np_dtype(kinds[name])) for name, array in inputs.items()
+        }
+        with np.errstate(all="ignore"):
+            results = evaluator.run(None, given)
+    except (CompileError, MemoryError):
+        raise
+    except Exception as fault:  # its operators raise whatever numpy does
+        reason = " ".join(str(fault).split()) or type(fault).__name__
+        raise CaptureError(f"ONNX's reference evaluator cannot run {path.name}: {reason}") from fault
+    return {one.name: _plain(result) for one, result in zip(model.graph.output, results, strict=True)}
+
+
+def _plain(result: Array) -> Array:
+    array = np.asarray(result)
+    exact = np.issubdtype(array.dtype, np.integer) or array.dtype == np.bool_
+    return array if exact else array.astype(np.float32)

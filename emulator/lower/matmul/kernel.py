@@ -17,10 +17,12 @@ from nxpipe.emulator.isa.tensor import Matmul
 from nxpipe.emulator.isa.vector import Memset, TensorCopy, TensorTensor
 from nxpipe.emulator.lower.grouping import RowSharding
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
-from nxpipe.emulator.lower.matmul.operands import LoadableRows, LoadRows, OutputGroup
 from nxpipe.emulator.lower.matmul.tiling import (
     BANK,
     STRIP,
+    LoadableRows,
+    LoadRows,
+    OutputGroup,
     TileShape,
     Tiling,
     cheapest_tiling,

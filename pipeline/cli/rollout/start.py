@@ -87,8 +87,7 @@ def start(
 
 def _watched(console: Console, one: "RolloutContext", begun: "StartedRollout", wait: bool) -> int:
     """Wait for the end with --wait, else print how to watch the rollout."""
-    from nxpipe.pipeline.rollout.finish import finish
-    from nxpipe.pipeline.rollout.follow import follow
+    from nxpipe.pipeline.rollout.follow import finish, follow
 
     watcher, fleet = one.watcher, one.fleet.name
     if wait or begun.is_over:

@@ -39,8 +39,7 @@ def status(
       nxpipe rollout status search --wait
     """
     from nxpipe.pipeline.rollout.context import open_context, serving_fleet_names
-    from nxpipe.pipeline.rollout.finish import exit_code, finish, pending_promotion
-    from nxpipe.pipeline.rollout.follow import follow
+    from nxpipe.pipeline.rollout.follow import exit_code, finish, follow, pending_promotion
     from nxpipe.pipeline.rollout.render import status_page
 
     console: Console = ctx.obj

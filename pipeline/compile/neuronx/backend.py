@@ -1,26 +1,28 @@
-"""Backend neuronx: one NEFF for each program, compiled by neuronx-cc in a child process. Contract:
-docs/guides/neuronx.md.
+"""A child process with limits of time and memory, which leaves no process behind.
 
-Error codes that neuronx-cc's reference attributes to the program become findings and deterministic failures; any other
-failed compilation may succeed on a retry.
+neuronx-cc starts processes of its own, so limits and the final kill apply to the session: all of them together.
 """
 
 import os
 import re
 import shlex
 import signal
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.pipeline.compile import findings as rules
 from nxpipe.pipeline.compile.backend import PROGRAM, BackendOutput
 from nxpipe.pipeline.compile.findings import DOES_NOT_FIT, Finding, Rule
 from nxpipe.pipeline.compile.neuronx.cache_entry import cache_entries
-from nxpipe.pipeline.compile.neuronx.process import OutOfMemory, OutOfTime, ProcessLimits, run_limited
 from nxpipe.pipeline.compile.neuronx.toolchain import (
     compiler_environment,
     compiler_flags,
@@ -38,6 +40,73 @@ if TYPE_CHECKING:
     from nxpipe.emulator.ir.graph import Graph
     from nxpipe.emulator.ir.nodes import Value
     from nxpipe.pipeline.compile.spec import BuildSpec
+
+
+_Argument = TypeVar("_Argument")
+_INTERVAL: Final = 0.2  # seconds between two measurements of memory
+
+
+@dataclass(frozen=True)
+class ProcessLimits:
+    seconds: float
+    memory: int  # bytes
+
+
+class OutOfTime(Exception):
+    """The work took longer than it may."""
+
+
+class OutOfMemory(Exception):
+    """The work took more memory than it may."""
+
+
+def run_limited(work: Callable[[_Argument], None], argument: _Argument, log: Path, limits: ProcessLimits) -> int:
+    """Run `work` with its output in `log`. Returns the exit status; negative if a signal ended it."""
+    process = get_context("spawn").Process(target=_begin, args=(work, argument, log))
+    process.start()
+    try:
+        _watch(process, limits)
+    finally:
+        _end(process)
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def _begin(work: Callable[[_Argument], None], argument: _Argument, log: Path) -> None:
+    os.setsid()
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    work(argument)
+
+
+def _watch(process: BaseProcess, limits: ProcessLimits) -> None:
+    deadline = time.monotonic() + limits.seconds
+    while not wait([process.sentinel], timeout=_INTERVAL):
+        if time.monotonic() > deadline:
+            raise OutOfTime
+        if sum(_resident(process.pid)) > limits.memory:
+            raise OutOfMemory
+
+
+def _end(process: BaseProcess) -> None:
+    """Kill the whole session, even if its first process has ended: until that is waited for, its id is not reused."""
+    assert process.pid is not None
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGKILL)  # before it had a session of its own
+    process.join()
+
+
+def _resident(session: int | None) -> Iterator[int]:
+    """Bytes of memory that each process of a session holds; what they share counts for each."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # a process that has just ended
+            fields = entry.read_text().rpartition(")")[2].split()  # the name before may hold anything
+            if int(fields[3]) == session:
+                yield int(fields[21]) * page
 
 
 _SMALLER: Final = "use a smaller bucket or batch, or a target with more memory"

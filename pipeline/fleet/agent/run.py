@@ -1,22 +1,23 @@
-"""From a new instance to a serving one: check the devices, fetch the artifact, start the server.
+"""The EC2 instance: its metadata (IMDSv2 only, as in our launch templates) and its lifecycle hook.
 
-The artifact is that of the environment's channel, else of the fleet's. It is fetched with the trust rules of [signing],
-and each byte is verified against its digest.
+The hook holds a new instance back from traffic until the agent completes it.
 """
 
+import http.client
 import os
 import re
 import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias
+from urllib.parse import urlsplit
 
 from nxpipe.artifact_store.errors import ChannelEmpty
 from nxpipe.emulator.hardware import INSTANCES, Instance
 from nxpipe.pipeline.artifacts.channels import ServedModel
-from nxpipe.pipeline.fleet.agent.instance import FleetInstance
 from nxpipe.pipeline.util.errors import NotReady
 
 if TYPE_CHECKING:
@@ -24,6 +25,156 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store.fetch.selection import Wanted
     from nxpipe.artifact_store.manifest import Manifest
     from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
+
+
+_ENDPOINT: Final = "AWS_EC2_METADATA_SERVICE_ENDPOINT"  # as in the AWS SDKs
+_DEFAULT: Final = "http://169.254.169.254"
+_TOKEN: Final = "X-aws-ec2-metadata-token"  # noqa: S105, the name of a header
+_LIFETIME: Final = f"{_TOKEN}-ttl-seconds"
+_SECONDS: Final = 5
+_MAX_BYTES: Final = 1024  # of a response: a group's name has 255 characters
+_NAME: Final = re.compile("[A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True)
+class FleetInstance:
+    id: str
+    type: str
+    region: str
+    group: str | None  # the Auto Scaling group that launched it
+
+
+def this_instance(environ: Mapping[str, str]) -> FleetInstance:
+    endpoint = environ.get(_ENDPOINT) or _DEFAULT
+    try:
+        with closing(_Metadata(endpoint)) as metadata:
+            return FleetInstance(
+                id=metadata.require("instance-id"),
+                type=metadata.require("instance-type"),
+                region=metadata.require("placement/region"),
+                group=metadata.get("tags/instance/aws:autoscaling:groupName"),
+            )
+    except (OSError, ValueError, http.client.HTTPException) as problem:
+        raise NotReady(
+            f"the instance metadata service at {endpoint} does not answer ({problem}); run the agent "
+            "on an EC2 instance, outside of containers, or set its hop limit to 2"
+        ) from problem
+
+
+class _Metadata:
+    """One session with the service."""
+
+    def __init__(self, endpoint: str) -> None:
+        where = urlsplit(endpoint)
+        self._endpoint = endpoint
+        self._connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=_SECONDS)
+        self._token = self._ask("PUT", "/latest/api/token", {_LIFETIME: "60"}) or ""
+
+    def get(self, path: str) -> str | None:
+        return self._ask("GET", f"/latest/meta-data/{path}", {_TOKEN: self._token})
+
+    def require(self, path: str) -> str:
+        found = self.get(path)
+        if found is None:
+            raise NotReady(f"the instance metadata service at {self._endpoint} has no {path}; is this an EC2 instance?")
+        if not _NAME.fullmatch(found):
+            raise self._invalid(path)
+        return found
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> str | None:
+        self._connection.request(method, path, headers=dict(headers))
+        answer = self._connection.getresponse()
+        body = answer.read(_MAX_BYTES + 1)
+        if answer.status == http.client.NOT_FOUND:
+            return None
+        if answer.status != http.client.OK:
+            raise NotReady(f"the instance metadata service at {self._endpoint} answers {path} with {answer.status}")
+        text = body.decode(errors="replace")
+        if len(body) > _MAX_BYTES or not text.isprintable() or "\N{REPLACEMENT CHARACTER}" in text:
+            raise self._invalid(path)
+        return text
+
+    def _invalid(self, path: str) -> NotReady:
+        return NotReady(
+            f"the instance metadata service at {self._endpoint} returns no valid {path}; check which service listens "
+            f"there, and {_ENDPOINT}"
+        )
+
+
+@contextmanager
+def lifecycle_gate(name: str | None, environ: Mapping[str, str]) -> Iterator[FleetInstance]:
+    """Completes the hook with CONTINUE at the end of the block, and with ABANDON on any exception.
+
+    An abandoned instance is replaced at once. SIGTERM abandons it too: systemd stops the agent with it when the
+    instance is shut down before it could serve. Without a name there is no hook.
+    """
+    instance = this_instance(environ)
+    hook = LifecycleHook(name, instance) if name else None
+    try:
+        yield instance
+    except BaseException:
+        if hook:
+            hook.give_up()
+        raise
+    if hook:
+        hook.answer("CONTINUE")
+
+
+@dataclass(frozen=True)
+class LifecycleHook:
+    name: str
+    instance: FleetInstance
+
+    def answer(self, result: Literal["CONTINUE", "ABANDON"]) -> bool:
+        """Completes the hook. False if none is pending, as after a restart on an instance that already serves."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            self._client().complete_lifecycle_action(
+                AutoScalingGroupName=self._group,
+                LifecycleHookName=self.name,
+                InstanceId=self.instance.id,
+                LifecycleActionResult=result,
+            )
+        except ClientError as refused:
+            if "No active Lifecycle Action" in refused.response["Error"]["Message"]:
+                return False
+            raise self._failure(result, refused) from refused
+        except BotoCoreError as failed:
+            raise self._failure(result, failed) from failed
+        return True
+
+    def give_up(self) -> None:
+        """Abandons the instance; a failure to do so is printed, because the caller reports the cause."""
+        try:
+            self.answer("ABANDON")
+        except NotReady as failure:
+            sys.stderr.write(f"{failure}\n")
+
+    @property
+    def _group(self) -> str:
+        if self.instance.group is None:
+            raise NotReady(
+                f"instance {self.instance.id} has no Auto Scaling group in its metadata, so hook {self.name} cannot be "
+                "completed; its launch template must allow instance tags in the metadata, or run without --hook"
+            )
+        return self.instance.group
+
+    def _client(self) -> Any:
+        from botocore.config import Config
+        from botocore.session import Session
+
+        retries = Config(connect_timeout=5, read_timeout=20, retries={"mode": "standard", "total_max_attempts": 5})
+        return Session().create_client("autoscaling", region_name=self.instance.region, config=retries)
+
+    def _failure(self, result: str, problem: Exception) -> NotReady:
+        return NotReady(
+            f"hook {self.name} of group {self._group} was not completed with {result} for instance {self.instance.id}: "
+            f"{problem}; allow autoscaling:CompleteLifecycleAction in the instance's role, and a route to its endpoint"
+        )
 
 
 def fetch_artifact(store: "Store", model: ServedModel, trust: "ChannelVerifier", folder: Path) -> "Manifest":
