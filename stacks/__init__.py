@@ -1,1 +1,0 @@
-"""CDK stacks of the product. Only app.py composes them; a stack takes what it needs as handles."""

@@ -1,1 +1,0 @@
-"""Storage backends: a folder or an S3 bucket behind one protocol."""

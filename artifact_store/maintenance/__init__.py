@@ -1,1 +1,0 @@
-"""Maintenance of a store: reachability, garbage collection, fsck, disk usage, backend probes."""

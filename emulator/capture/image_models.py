@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nxpipe.emulator.capture.model import bounded, require_modest_settings
+from nxpipe.emulator.capture.budget import bounded, require_modest_settings
 from nxpipe.emulator.capture.request import TASKS, CaptureRequest
 from nxpipe.emulator.configuration import relevant
 from nxpipe.emulator.errors import CaptureError

@@ -11,94 +11,17 @@ from typing import Any
 
 import torch
 import transformers
-from torch.nn.modules import module as torch_modules
-from transformers.utils.hub import OfflineModeIsEnabled, constants
+from transformers.utils.hub import OfflineModeIsEnabled
 
+from nxpipe.emulator.capture.budget import bounded, require_modest_buffers, require_modest_settings
 from nxpipe.emulator.capture.confined import of_model
 from nxpipe.emulator.capture.constants import Portable
 from nxpipe.emulator.capture.image_models import DIFFUSION, build_diffusion_model, hold_grid
 from nxpipe.emulator.capture.provenance import where_and_why
 from nxpipe.emulator.capture.request import TASKS, CaptureRequest
-from nxpipe.emulator.configuration import fetched, oversized, quantised, relevant
+from nxpipe.emulator.configuration import quantised, relevant
 from nxpipe.emulator.errors import CaptureError
 from nxpipe.emulator.ir.types import DType, TensorType
-
-# 61 layers with 384 experts each of three matrices of their own, the most that has been published, have 165,000.
-_MOST_PARTS = 250_000
-# Rotary frequencies and position ids take kilobytes; a causal mask of 2,048 positions in each of 48 layers 200 MB.
-_MOST_BUFFER_BYTES = 4 << 30
-# Tables of sines that transformers computes in Python, element by element; those published have up to 4,194,304.
-_MOST_SINES = 1 << 24
-_AWAY_FROM_THE_HUB = ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_IMPLICIT_TOKEN")
-
-
-def require_modest_settings(config: Mapping[str, object]) -> None:
-    """Refuse numbers that no model has, and models that would have to be fetched."""
-    beyond = next(oversized(config), None)
-    if beyond is not None:
-        raise CaptureError(f"config.json: {beyond}; correct the configuration")
-    for key, name in fetched(config):
-        raise CaptureError(
-            f"config.json: {key} names another model, {name[:80]!r}, which is never fetched; write that model's own "
-            "configuration there, as backbone_config"
-        )
-
-
-@contextlib.contextmanager
-def bounded() -> Iterator[None]:
-    """Building a model in here makes a bounded number of modules and parameters, asks no hub, and looks up no token for
-    one: that would read the user's file, or have one exchanged, before the hub is found to be offline."""
-    parts = 0
-
-    def count(owner: Any, name: str, part: Any) -> None:
-        nonlocal parts
-        parts += 1
-        if parts > _MOST_PARTS:
-            raise CaptureError(
-                f"the configuration describes a model of more than {_MOST_PARTS:,} modules and parameters; correct "
-                "its numbers of layers and experts"
-            )
-        if part is not None and "Sinusoidal" in type(owner).__name__:
-            _require_modest_table(name, part)
-
-    hooks = [
-        torch_modules.register_module_module_registration_hook(count),
-        torch_modules.register_module_parameter_registration_hook(count),
-    ]
-    before = {name: getattr(constants, name) for name in _AWAY_FROM_THE_HUB}
-    for name in _AWAY_FROM_THE_HUB:
-        setattr(constants, name, True)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(constants, name, value)
-        for hook in hooks:
-            hook.remove()
-
-
-def require_modest_buffers(model: Any) -> None:
-    """Refuse before their values are computed."""
-    sizes = {name: buffer.numel() * buffer.element_size() for name, buffer in model.named_non_persistent_buffers()}
-    if sum(sizes.values()) > _MOST_BUFFER_BYTES:
-        largest = max(sizes, key=lambda name: sizes[name])
-        raise CaptureError(
-            f"the buffers of {type(model).__name__} take {sum(sizes.values()):,} bytes, {largest!r} alone "
-            f"{sizes[largest]:,}, and at most {_MOST_BUFFER_BYTES:,} are supported; correct the configuration"
-        )
-    if any("sinusoidal" in name and bool(value) for name, value in vars(model.config).items()):
-        for name, parameter in model.named_parameters():
-            if "position" in name:
-                _require_modest_table(name, parameter)
-
-
-def _require_modest_table(name: str, table: Any) -> None:
-    if hasattr(table, "numel") and table.numel() > _MOST_SINES:
-        raise CaptureError(
-            f"the table of sines {name!r} has {table.numel():,} elements, and at most {_MOST_SINES:,} are supported; "
-            "correct the number of positions in the configuration"
-        )
-
 
 # Settings that describe how a checkpoint was produced or is run, and would only disturb a static capture.
 _OVERRIDDEN = {"dtype": None, "torch_dtype": None, "use_cache": False, "return_dict": True}

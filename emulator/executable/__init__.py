@@ -1,1 +1,0 @@
-"""The parts of an executable file. docs/reference/nxe.md is its specification."""

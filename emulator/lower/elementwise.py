@@ -10,7 +10,7 @@ from typing import Any, Final
 from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType, TensorType, promote
 from nxpipe.emulator.isa.instruction import Alu
-from nxpipe.emulator.isa.operands import Memory, Tile
+from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.isa.scalar import Function
 from nxpipe.emulator.lower import integers
 from nxpipe.emulator.lower.functions import (
@@ -26,8 +26,6 @@ from nxpipe.emulator.lower.functions import (
 )
 from nxpipe.emulator.lower.kernel import Kernel
 from nxpipe.emulator.lower.lanes import Lanes, Operand
-from nxpipe.emulator.lower.lowering import Lowering, lowers
-from nxpipe.emulator.lower.tiles import WIDEST, each_tile
 from nxpipe.emulator.ops import Binary, Cast, Unary, Where
 from nxpipe.emulator.ops.base import Operator
 
@@ -227,19 +225,3 @@ _APPLIED: Final[Mapping[type[Operator], Callable[[Lanes, Node, Tile, Sequence[Op
     Unary: _unary,
     Where: _where,
 }
-
-
-_STEP: Final = 64  # elements by which pieces become narrower
-
-
-@lowers(Binary, Cast, Unary, Where)
-def _elementwise(low: Lowering, node: Node, op: Operator) -> None:
-    if is_exact(node):
-        low.alias(node.result, low.stored_view(node.operands[0]))
-        return
-    chain = low.chain(node)
-    widest = low.k.left(Memory.SBUF) // chain.width // _STEP * _STEP
-    by_row = low.goes_by_row(chain)
-    for _, _, pieces in each_tile(low.k, chain.views, max(min(widest, WIDEST), _STEP), by_row):
-        with low.k.scope():
-            chain.carry(low.k, pieces, {})

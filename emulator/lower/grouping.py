@@ -24,7 +24,8 @@ from nxpipe.emulator.isa.operands import Memory
 from nxpipe.emulator.lower.dataflow import UPDATES, ValueReaders
 from nxpipe.emulator.lower.elementwise import is_applicable, is_exact
 from nxpipe.emulator.lower.hbm_buffers import Placement
-from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel, piecewise_is_cheaper
+from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel
+from nxpipe.emulator.lower.kernel_cost import piecewise_is_cheaper
 from nxpipe.emulator.lower.records import KernelGroup, PlacedGraph
 from nxpipe.emulator.lower.transpose import chunks_of
 from nxpipe.emulator.lower.view import View

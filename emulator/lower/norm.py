@@ -20,7 +20,8 @@ from nxpipe.emulator.isa.scalar import Function
 from nxpipe.emulator.isa.vector import ScalarTensorTensor, TensorReduce
 from nxpipe.emulator.lower.epilogue import ElementwiseChain, Epilogue
 from nxpipe.emulator.lower.grouping import Consumers
-from nxpipe.emulator.lower.kernel import PARTITIONS, Block, KernelCost, Span, load_cost, transpose_cost
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Span
+from nxpipe.emulator.lower.kernel_cost import KernelCost, load_cost, transpose_cost
 from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.matmul.grouped import GatheredRows, as_matrix, output_groups, write_gathered_matmuls
 from nxpipe.emulator.lower.matmul.kernel import MatmulKernel

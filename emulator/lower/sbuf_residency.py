@@ -26,7 +26,8 @@ from nxpipe.emulator.isa.instruction import DMA_QUEUES, Instruction
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile
 from nxpipe.emulator.isa.program import Buffer, Loop, Role, Step
 from nxpipe.emulator.lower.emission import emit_kernels
-from nxpipe.emulator.lower.kernel import PARTITIONS, expected_ns
+from nxpipe.emulator.lower.kernel import PARTITIONS
+from nxpipe.emulator.lower.kernel_cost import expected_ns
 from nxpipe.emulator.lower.records import EmittedProgram, ResidentBuffer, ResidentProgram
 
 

@@ -24,7 +24,7 @@ from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.passes.shard import Sharding
 from nxpipe.emulator.run.fast import LoadedRanks, Runnable, States
 from nxpipe.emulator.run.isa import Resident, Shelf
-from nxpipe.emulator.run.runtime import (
+from nxpipe.emulator.run.status import (
     BadInput,
     CoreBusy,
     DeviceMemoryExhausted,

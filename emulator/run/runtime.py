@@ -2,106 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from enum import IntEnum
 from queue import SimpleQueue
 from threading import Lock
 from types import TracebackType
-from typing import ClassVar
 
 from nxpipe.emulator.analysis.graph_memory import room
-from nxpipe.emulator.errors import CompileError
 from nxpipe.emulator.hardware import Instance
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.run.model import Code, Model
-
-
-class Status(IntEnum):
-    """Names and numbers of the public header `nrt_status.h`, as far as emulated cores can produce them."""
-
-    NRT_SUCCESS = 0
-    NRT_INVALID = 2
-    NRT_INVALID_HANDLE = 3
-    NRT_RESOURCE = 4
-    NRT_LOAD_NOT_ENOUGH_NC = 9
-    NRT_UNSUPPORTED_NEFF_VERSION = 10
-    NRT_CLOSED = 14
-    NRT_EXEC_BAD_INPUT = 1002
-    NRT_EXEC_COMPLETED_WITH_ERR = 1004
-    NRT_EXEC_NC_BUSY = 1005
-    NRT_EXEC_OOB = 1006
-
-
-class RuntimeFault(CompileError):
-    """The root of the runtime's errors."""
-
-    status: ClassVar[Status]
-
-
-class InvalidLoad(RuntimeFault):
-    """Programs or weights that cannot be loaded on any cores."""
-
-    status = Status.NRT_INVALID
-
-
-class Unloaded(RuntimeFault):
-    """A model or states that were unloaded, or that belong to another model."""
-
-    status = Status.NRT_INVALID_HANDLE
-
-
-class DeviceMemoryExhausted(RuntimeFault):
-    """The HBM behind a core is too small."""
-
-    status = Status.NRT_RESOURCE
-
-
-class CoresUnavailable(RuntimeFault):
-    """Cores are allocated, or do not exist."""
-
-    status = Status.NRT_LOAD_NOT_ENOUGH_NC
-    deterministic = False
-
-
-class WrongGeneration(RuntimeFault):
-    """A program for other cores than these."""
-
-    status = Status.NRT_UNSUPPORTED_NEFF_VERSION
-
-
-class RuntimeClosed(RuntimeFault):
-    """The runtime was closed."""
-
-    status = Status.NRT_CLOSED
-
-
-class BadInput(RuntimeFault):
-    """A request that fits no program."""
-
-    status = Status.NRT_EXEC_BAD_INPUT
-
-
-class RequestTooLong(BadInput):
-    """A request that is longer than the longest bucket."""
-
-
-class ExecutionFailed(RuntimeFault):
-    """A program failed, as by a race or a read of unwritten memory."""
-
-    status = Status.NRT_EXEC_COMPLETED_WITH_ERR
-
-
-class CoreBusy(RuntimeFault):
-    """The cores are executing another request."""
-
-    status = Status.NRT_EXEC_NC_BUSY
-    deterministic = False
-
-
-class LookupOutOfBounds(RuntimeFault):
-    """A lookup beyond the end of its table."""
-
-    status = Status.NRT_EXEC_OOB
-
+from nxpipe.emulator.run.status import CoresUnavailable, InvalidLoad, RuntimeClosed, WrongGeneration
 
 _ALIGNED = ("trn1", "trn1n")
 

@@ -1,1 +1,0 @@
-"""The judge of a rollout, in the standard library only: Lambda function, simulator and replay run these files."""

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from nxpipe.pipeline.canary.counts import METRICS, Batch, Minutes, Pairs
+from nxpipe.pipeline.canary.documents import EvidenceInvalid, digest_of
 from nxpipe.pipeline.canary.likelihood import informative, log_likelihoods, mixed_log_likelihoods
 from nxpipe.pipeline.canary.plan import CanaryPlan
-from nxpipe.pipeline.canary.record import EvidenceInvalid, digest_of
 
 GRAIN: Final = 2.0**-30
 

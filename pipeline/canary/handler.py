@@ -11,10 +11,11 @@ from typing import Any, Final
 
 from nxpipe.pipeline.canary.constants import EVALUATIONS_PER_EXECUTION
 from nxpipe.pipeline.canary.counts import Batch
+from nxpipe.pipeline.canary.documents import CanaryError, digest_of
 from nxpipe.pipeline.canary.judge import Decision, Judgement, Verdict, explain, judge
 from nxpipe.pipeline.canary.metrics import batches, complete
 from nxpipe.pipeline.canary.plan import CanaryPlan, Schedule
-from nxpipe.pipeline.canary.record import CanaryError, digest_of, record_of
+from nxpipe.pipeline.canary.record import record_of
 from nxpipe.pipeline.canary.state import RolloutState, stored_document
 
 _COLOURS: Final = ("blue", "green")

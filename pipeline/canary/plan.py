@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from nxpipe.pipeline.canary.constants import BASELINE_SHARE, RATIO_STAKES, TOLERATED_RISE
 from nxpipe.pipeline.canary.counts import LATENCIES, METRICS
-from nxpipe.pipeline.canary.record import PlanInvalid, digest_of
+from nxpipe.pipeline.canary.documents import PlanInvalid, digest_of
 
 
 @dataclass(frozen=True)

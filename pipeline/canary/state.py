@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nxpipe.pipeline.canary.constants import WARMUP_MINUTES
+from nxpipe.pipeline.canary.documents import canonical_json
 from nxpipe.pipeline.canary.evalues import FullTrafficTest
 from nxpipe.pipeline.canary.evidence import Evidence
 from nxpipe.pipeline.canary.judge import Moment
 from nxpipe.pipeline.canary.metrics import UnansweredRequests, minute_of, queries, start_of
 from nxpipe.pipeline.canary.plan import CanaryPlan, Schedule
-from nxpipe.pipeline.canary.record import canonical_json
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,0 @@
-"""Fleets on AWS: the agent on an instance, Kubernetes manifests, templates, contents of lock files."""

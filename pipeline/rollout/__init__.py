@@ -1,1 +1,0 @@
-"""Rollouts of a fleet: planning, simulation, start, status and end."""

@@ -12,8 +12,8 @@ from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.artifacts.channels import model_id
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.canary.counts import LATENCIES
+from nxpipe.pipeline.canary.documents import CanaryError
 from nxpipe.pipeline.canary.plan import CanaryPlan, Schedule
-from nxpipe.pipeline.canary.record import CanaryError
 from nxpipe.pipeline.config import Rollout
 from nxpipe.pipeline.models.thresholds import Thresholds, evidence_shortfall
 from nxpipe.pipeline.util.text import did_you_mean

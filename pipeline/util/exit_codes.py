@@ -195,7 +195,7 @@ RECORD: Final = ExitCode(
     "rollout-record",
     "A rollout's plan, evidence or record is malformed, or a recorded verdict does not match its evidence.",
     "The message names the evaluation; fetch the record again, or find out who changed it.",
-    ("nxpipe.pipeline.canary.record:CanaryError",),
+    ("nxpipe.pipeline.canary.documents:CanaryError",),
 )
 ROLLED_BACK: Final = ExitCode(
     40,

@@ -1,1 +1,0 @@
-"""Lint of synthesised templates: NXP rules, cost estimates, deployment plans, egress analysis."""

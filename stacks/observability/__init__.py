@@ -1,1 +1,0 @@
-"""Observability: the table of metrics, and the stack of alarms, dashboard and notifications."""

@@ -1,1 +1,0 @@
-"""Serving fleet: load balancer, blue and green Auto Scaling groups, user data."""

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nxpipe.pipeline.canary.counts import METRICS, NO_REQUESTS, Arm, Batch
+from nxpipe.pipeline.canary.documents import EvidenceInvalid, PlanInvalid
 from nxpipe.pipeline.canary.evalues import interval
 from nxpipe.pipeline.canary.evidence import Evidence, pooled
 from nxpipe.pipeline.canary.judge import Decision, Moment, Verdict, decide, explain, judge
 from nxpipe.pipeline.canary.plan import CanaryPlan, TrafficStep
-from nxpipe.pipeline.canary.record import EvidenceInvalid, PlanInvalid
 from tests.canary.samples import PLAN, arm, errors_alone, judged_alone, minute, plan_with
 
 HEALTHY = ((150, 1), (2850, 14))

@@ -24,7 +24,8 @@ from nxpipe.emulator.ops import Binary, Linear, Operator, RankSlice, Slice, Unar
 from nxpipe.emulator.passes.shard import Sharding
 from nxpipe.emulator.run.isa import Isa
 from nxpipe.emulator.run.model import Fast
-from nxpipe.emulator.run.runtime import BadInput, ExecutionFailed, InvalidLoad, Runtime, WrongGeneration
+from nxpipe.emulator.run.runtime import Runtime
+from nxpipe.emulator.run.status import BadInput, ExecutionFailed, InvalidLoad, WrongGeneration
 from tests.emulator.models import relative_error
 from tests.runtime.models import running_sum, whole
 

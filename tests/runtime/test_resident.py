@@ -16,7 +16,8 @@ from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.program import Buffer, Role
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.run.isa import Isa, Resident, Shelf
-from nxpipe.emulator.run.runtime import BadInput, ExecutionFailed, Runtime, Unloaded
+from nxpipe.emulator.run.runtime import Runtime
+from nxpipe.emulator.run.status import BadInput, ExecutionFailed, Unloaded
 from tests.runtime.models import running_sum
 from tests.runtime.test_isa import copying, gathering, perceptron, stored
 

@@ -17,16 +17,15 @@ from nxpipe.emulator.run import runtime
 from nxpipe.emulator.run.fast import Runnable, States, execute
 from nxpipe.emulator.run.isa import Shelf
 from nxpipe.emulator.run.model import Fast, Model
-from nxpipe.emulator.run.runtime import (
+from nxpipe.emulator.run.runtime import Cores, Runtime
+from nxpipe.emulator.run.status import (
     BadInput,
     CoreBusy,
-    Cores,
     CoresUnavailable,
     DeviceMemoryExhausted,
     InvalidLoad,
     LookupOutOfBounds,
     RequestTooLong,
-    Runtime,
     RuntimeClosed,
     RuntimeFault,
     Status,

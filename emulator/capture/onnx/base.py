@@ -107,3 +107,15 @@ def axis_in(axis: int, rank: int) -> int:
     if not -rank <= axis < max(rank, 1):
         raise NotExpressible(f"its axis {axis} does not exist in a tensor of rank {rank}")
     return axis % max(rank, 1)
+
+
+def dtype_of(element: int) -> DType:
+    """Our element type for ONNX's number of it."""
+    import onnx
+
+    try:
+        return DType(onnx.helper.tensor_dtype_to_np_dtype(element).name)
+    except (ValueError, KeyError):
+        known = element in onnx.TensorProto.DataType.values()
+        name = onnx.TensorProto.DataType.Name(element) if known else f"number {element}"
+        raise NotExpressible(f"the hardware has no element type {name}; use float32 or an integer") from None

@@ -6,7 +6,7 @@ from functools import reduce
 
 import numpy as np
 
-from nxpipe.emulator.capture.onnx.base import OnnxSite, imports
+from nxpipe.emulator.capture.onnx.base import OnnxSite, dtype_of, imports
 from nxpipe.emulator.capture.onnx.spatial import geometry_of
 from nxpipe.emulator.capture.site import NotExpressible
 from nxpipe.emulator.ir.nodes import Value
@@ -139,18 +139,6 @@ def _cast(site: OnnxSite, x: Value, dtype: DType) -> Value:
 @imports("BitCast")
 def bit_cast(site: OnnxSite, x: Value) -> Value:
     return site.emit(Bitcast(x.type.dtype, dtype_of(site.attribute("to"))), x)
-
-
-def dtype_of(element: int) -> DType:
-    """Our element type for ONNX's number of it."""
-    import onnx
-
-    try:
-        return DType(onnx.helper.tensor_dtype_to_np_dtype(element).name)
-    except (ValueError, KeyError):
-        known = element in onnx.TensorProto.DataType.values()
-        name = onnx.TensorProto.DataType.Name(element) if known else f"number {element}"
-        raise NotExpressible(f"the hardware has no element type {name}; use float32 or an integer") from None
 
 
 @imports("Clip")

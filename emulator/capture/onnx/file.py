@@ -13,8 +13,7 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from nxpipe.emulator.capture.onnx.base import SMALL
-from nxpipe.emulator.capture.onnx.elementwise import dtype_of
+from nxpipe.emulator.capture.onnx.base import SMALL, dtype_of
 from nxpipe.emulator.capture.onnx.external import DataFolder, tensors_of
 from nxpipe.emulator.capture.onnx.limits import (
     FILE_BYTES,

@@ -5,8 +5,7 @@ import math
 import numpy as np
 
 from nxpipe.emulator.capture.composites import continued
-from nxpipe.emulator.capture.onnx.base import OnnxSite, axis_in, imports
-from nxpipe.emulator.capture.onnx.elementwise import dtype_of
+from nxpipe.emulator.capture.onnx.base import OnnxSite, axis_in, dtype_of, imports
 from nxpipe.emulator.capture.site import NotExpressible, require_room
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType, TensorType

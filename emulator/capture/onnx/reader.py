@@ -11,8 +11,7 @@ import onnx
 
 # Importing a family registers its importers.
 from nxpipe.emulator.capture.onnx import elementwise, linear_algebra, movement, spatial  # noqa: F401
-from nxpipe.emulator.capture.onnx.base import IMPORTERS, OnnxSite, ValueNeeded
-from nxpipe.emulator.capture.onnx.elementwise import dtype_of
+from nxpipe.emulator.capture.onnx.base import IMPORTERS, OnnxSite, ValueNeeded, dtype_of
 from nxpipe.emulator.capture.onnx.external import DataFolder
 from nxpipe.emulator.capture.onnx.file import (
     function_key,
@@ -28,7 +27,7 @@ from nxpipe.emulator.capture.onnx.subgraphs import (
     CONTROL,
     NO_CALL,
     Body,
-    Call,
+    SubgraphCall,
     attributes_of,
     bytes_in,
     filled,
@@ -315,7 +314,7 @@ class _Importer:
         scope: _Scope = ChainMap(dict(zip(function.input, [*operands, *absent], strict=True)))
         before = self._opsets, self._initial, self._call
         self._opsets = {entry.domain: entry.version for entry in function.opset_import} or self._opsets
-        self._initial, self._call = ChainMap(), Call.of(function, attributes)
+        self._initial, self._call = ChainMap(), SubgraphCall.of(function, attributes)
         self._run(function, scope, origin.source)
         self._opsets, self._initial, self._call = before
         return [scope.get(name, _POISON) for name in function.output]  # the standard's leave out what nobody asked for

@@ -393,7 +393,7 @@ def short_time_fourier(
 @imports("MelWeightMatrix")
 def mel_weights(site: OnnxSite, bands: Value, length: Value, rate: Value, low: Value, high: Value) -> Value:
     """Triangles over a spectrum, at equal distances on the mel scale: a constant."""
-    from nxpipe.emulator.capture.onnx.elementwise import dtype_of
+    from nxpipe.emulator.capture.onnx.base import dtype_of
 
     count, size, hertz = (int(site.table("size", value).item()) for value in (bands, length, rate))
     edges = [float(site.table("edge", value).item()) for value in (low, high)]

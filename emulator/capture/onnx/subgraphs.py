@@ -17,23 +17,23 @@ from nxpipe.emulator.ops import Concat
 
 
 @dataclass(frozen=True)
-class Call:
+class SubgraphCall:
     """What a function's nodes may refer to: attributes of the node that calls it, and the function's own defaults."""
 
     given: Mapping[str, Any]
     defaults: Mapping[str, Any]
 
     @classmethod
-    def of(cls, function: Any, given: Mapping[str, Any]) -> "Call":
+    def of(cls, function: Any, given: Mapping[str, Any]) -> "SubgraphCall":
         return cls(given, {attribute.name: attribute for attribute in function.attribute_proto})
 
 
-NO_CALL = Call({}, {})
+NO_CALL = SubgraphCall({}, {})
 
 _OBJECT = 64  # bytes of a Python number and its places in lists, about
 
 
-def filled(node: Any, call: Call) -> Any:
+def filled(node: Any, call: SubgraphCall) -> Any:
     """The node with each attribute that refers to one of the caller's, or to a default, in that one's place."""
     if not any(attribute.ref_attr_name for attribute in node.attribute):
         return node

@@ -17,7 +17,8 @@ from nxpipe.emulator.isa.tensor import Matmul
 from nxpipe.emulator.isa.vector import CopyPredicated, Memset, TensorCopy, TensorScalar
 from nxpipe.emulator.lower.epilogue import Epilogue, epilogue_bytes
 from nxpipe.emulator.lower.grouping import EpilogueFusion, RowSharding, has_one_weight
-from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, KernelCost, RunMajorBlock, Span
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, RunMajorBlock, Span
+from nxpipe.emulator.lower.kernel_cost import KernelCost
 from nxpipe.emulator.lower.lanes import repeated
 from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.matmul.kernel import MatmulKernel

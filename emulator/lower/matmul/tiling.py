@@ -30,16 +30,8 @@ from nxpipe.emulator.isa.dma import DmaCopy
 from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.lower.epilogue import Epilogue, epilogue_bytes
 from nxpipe.emulator.lower.grouping import RowSharding
-from nxpipe.emulator.lower.kernel import (
-    PARTITIONS,
-    Block,
-    Kernel,
-    KernelCost,
-    Span,
-    load_cost,
-    sbuf_tile,
-    transpose_cost,
-)
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
+from nxpipe.emulator.lower.kernel_cost import KernelCost, load_cost, sbuf_tile, transpose_cost
 from nxpipe.emulator.lower.matmul import tiling
 from nxpipe.emulator.lower.tiles import WIDEST
 from nxpipe.emulator.lower.transpose import chunks_of, load_matrix, must_transpose, transpose_bytes

@@ -1,1 +1,0 @@
-"""Executors of jobs: this machine, a Ray cluster, AWS Batch. The choice never changes a result."""

@@ -1,1 +1,0 @@
-"""AWS's neuronx-cc as a backend, where it is installed. docs/guides/neuronx.md has its calls and files."""

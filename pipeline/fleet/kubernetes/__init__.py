@@ -1,1 +1,0 @@
-"""Kubernetes objects of a project's cluster, as files."""

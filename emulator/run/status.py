@@ -1,0 +1,94 @@
+"""Refusals of the runtime, with the status numbers of the real one. docs/reference/runtime.md lists their causes."""
+
+from enum import IntEnum
+from typing import ClassVar
+
+from nxpipe.emulator.errors import CompileError
+
+
+class Status(IntEnum):
+    """Names and numbers of the public header `nrt_status.h`, as far as emulated cores can produce them."""
+
+    NRT_SUCCESS = 0
+    NRT_INVALID = 2
+    NRT_INVALID_HANDLE = 3
+    NRT_RESOURCE = 4
+    NRT_LOAD_NOT_ENOUGH_NC = 9
+    NRT_UNSUPPORTED_NEFF_VERSION = 10
+    NRT_CLOSED = 14
+    NRT_EXEC_BAD_INPUT = 1002
+    NRT_EXEC_COMPLETED_WITH_ERR = 1004
+    NRT_EXEC_NC_BUSY = 1005
+    NRT_EXEC_OOB = 1006
+
+
+class RuntimeFault(CompileError):
+    """The root of the runtime's errors."""
+
+    status: ClassVar[Status]
+
+
+class InvalidLoad(RuntimeFault):
+    """Programs or weights that cannot be loaded on any cores."""
+
+    status = Status.NRT_INVALID
+
+
+class Unloaded(RuntimeFault):
+    """A model or states that were unloaded, or that belong to another model."""
+
+    status = Status.NRT_INVALID_HANDLE
+
+
+class DeviceMemoryExhausted(RuntimeFault):
+    """The HBM behind a core is too small."""
+
+    status = Status.NRT_RESOURCE
+
+
+class CoresUnavailable(RuntimeFault):
+    """Cores are allocated, or do not exist."""
+
+    status = Status.NRT_LOAD_NOT_ENOUGH_NC
+    deterministic = False
+
+
+class WrongGeneration(RuntimeFault):
+    """A program for other cores than these."""
+
+    status = Status.NRT_UNSUPPORTED_NEFF_VERSION
+
+
+class RuntimeClosed(RuntimeFault):
+    """The runtime was closed."""
+
+    status = Status.NRT_CLOSED
+
+
+class BadInput(RuntimeFault):
+    """A request that fits no program."""
+
+    status = Status.NRT_EXEC_BAD_INPUT
+
+
+class RequestTooLong(BadInput):
+    """A request that is longer than the longest bucket."""
+
+
+class ExecutionFailed(RuntimeFault):
+    """A program failed, as by a race or a read of unwritten memory."""
+
+    status = Status.NRT_EXEC_COMPLETED_WITH_ERR
+
+
+class CoreBusy(RuntimeFault):
+    """The cores are executing another request."""
+
+    status = Status.NRT_EXEC_NC_BUSY
+    deterministic = False
+
+
+class LookupOutOfBounds(RuntimeFault):
+    """A lookup beyond the end of its table."""
+
+    status = Status.NRT_EXEC_OOB
