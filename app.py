@@ -26,7 +26,7 @@ from nxpipe.stacks.lint.validation import guard
 from nxpipe.stacks.locks import NoAgentLocked, fleet_image, lock_of, locked_agent, training_image
 from nxpipe.stacks.project import Site, store_prefix, warn_of_image
 from nxpipe.stacks.store import StoreStack
-from nxpipe.stacks.user_data.fleet_file import NoPublicKey, TooLong
+from nxpipe.stacks.user_data.scripts import NoPublicKey, TooLong
 
 _A_FLAG: Final = "@aws-cdk/aws-s3:createDefaultLoggingPolicy"  # required for log buckets
 
@@ -90,7 +90,7 @@ def add_stacks(app: App, config: Config, folder: Path) -> None:
 def add_release(app: App, config: Config, store: StoreHandle, env: Environment) -> ReleaseHandle | None:
     if not config.release:
         return None
-    from nxpipe.stacks.github_roles import ReleaseStack
+    from nxpipe.stacks.iam import ReleaseStack
 
     made = ReleaseStack(
         app,
@@ -244,7 +244,7 @@ def add_endpoints(site: Site) -> list[EndpointHandle]:
 
 
 def add_alarms(site: Site, serving: list[ServeHandle], hosted: list[EndpointHandle]) -> ObserveHandle:
-    from nxpipe.stacks.observability_stack import ObserveStack
+    from nxpipe.stacks.observability import ObserveStack
 
     prices = load_prices()
     hourly = {fleet.name: prices.dearest(site.env.region, fleet.instance_types) for fleet in serving_fleets(site)}

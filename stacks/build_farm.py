@@ -1,8 +1,4 @@
-"""Build farm: AWS Batch on spot instances without accelerators, since compiling needs none.
-
-Spot instances rather than Fargate: compiling a large model takes more memory than the 120 GiB of a Fargate task, and an
-interruption costs one retry, since step results published before it are cache hits.
-"""
+"""AWS Batch parts that the build farm and training fleets share: roles, retry strategy, job timeouts."""
 
 from typing import Any, Final
 
@@ -10,10 +6,48 @@ from aws_cdk import CfnOutput, Stack, aws_batch, aws_ec2, aws_iam
 from constructs import Construct
 
 from nxpipe.pipeline.config.cloud import Farm
-from nxpipe.stacks.batch import WITH_GRACE, instance_profile, job_role, logs, repeated
 from nxpipe.stacks.handles import FarmHandle, NetworkHandle, ReleaseHandle, StoreHandle
-from nxpipe.stacks.iam import publishing, submitting
-from nxpipe.stacks.project import PROJECT_TAG, tag_project
+from nxpipe.stacks.iam import for_us, publishing, submitting
+from nxpipe.stacks.project import PROJECT_TAG, kept_log, tag_project
+
+_Job = aws_batch.CfnJobDefinition
+
+# A change of the machines lets jobs that run go on; as long as Batch allows, after which it ends them.
+WITH_GRACE: Final = aws_batch.CfnComputeEnvironment.UpdatePolicyProperty(
+    job_execution_timeout_minutes=5 * 24 * 60, terminate_jobs_on_update=False
+)
+
+
+def instance_profile(scope: Construct) -> aws_iam.CfnInstanceProfile:
+    """As Batch asks for it: the cluster that instances join is made by Batch, under a name that nobody knows before."""
+    role = aws_iam.Role(
+        scope,
+        "InstanceRole",
+        path="/nxpipe/",
+        assumed_by=aws_iam.ServicePrincipal("ec2.amazonaws.com"),
+        managed_policies=[
+            aws_iam.ManagedPolicy.from_aws_managed_policy_name("service-role/AmazonEC2ContainerServiceforEC2Role")
+        ],
+    )
+    return aws_iam.CfnInstanceProfile(scope, "Profile", path="/nxpipe/", roles=[role.role_name])
+
+
+def job_role(scope: Construct) -> aws_iam.Role:
+    """Taken by containers of this account's tasks."""
+    return aws_iam.Role(scope, "JobRole", path="/nxpipe/", assumed_by=for_us(scope, "ecs-tasks"))
+
+
+def logs(scope: Construct, name: str) -> aws_batch.CfnJobDefinition.LogConfigurationProperty:
+    options = {"awslogs-group": kept_log(scope, "Logs", name).log_group_name, "awslogs-stream-prefix": "job"}
+    return _Job.LogConfigurationProperty(log_driver="awslogs", options=options)
+
+
+def repeated(attempts: int) -> aws_batch.CfnJobDefinition.RetryStrategyProperty:
+    """An instance that went away is no fault of the job; what a program says once, it says again."""
+    again = _Job.EvaluateOnExitProperty(action="RETRY", on_status_reason="Host EC2*")
+    enough = _Job.EvaluateOnExitProperty(action="EXIT", on_reason="*")
+    return _Job.RetryStrategyProperty(attempts=attempts, evaluate_on_exit=[again, enough])
+
 
 # x86, as the Neuron compiler is; 4 to 8 GiB a processor. Several families, for spot capacity is seldom short in all.
 _FAMILIES: Final = ("m7i", "m6i", "r7i", "r6i")
@@ -25,7 +59,6 @@ _ATTEMPTS: Final = 5
 
 _Template = aws_ec2.CfnLaunchTemplate
 _Environment = aws_batch.CfnComputeEnvironment
-_Job = aws_batch.CfnJobDefinition
 
 
 class FarmStack(Stack):

@@ -14,7 +14,7 @@ from nxpipe.pipeline.config.endpoints import OLD_FLEET_KEPT, AllAtOnce, Canary, 
 from nxpipe.pipeline.config.sections import Guards
 from nxpipe.stacks.handles import EndpointHandle, NetworkHandle, StoreHandle
 from nxpipe.stacks.iam import for_us, read_artifacts
-from nxpipe.stacks.observability_stack import OF_ENDPOINTS, Subject
+from nxpipe.stacks.observability import OF_ENDPOINTS, Subject
 from nxpipe.stacks.project import kept_log, tag_project
 
 _METRICS: Final = ("AWS/SageMaker", "/aws/sagemaker/Endpoints")

@@ -8,13 +8,13 @@ from constructs import Construct
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import TrainingFleet
 from nxpipe.pipeline.config.fleets import CapacityBlock, Scratch, TrainingSpot
-from nxpipe.stacks.batch import WITH_GRACE, instance_profile, job_role, logs, repeated
+from nxpipe.stacks.build_farm import WITH_GRACE, instance_profile, job_role, logs, repeated
 from nxpipe.stacks.capacity_block import drained_at, keep_to_its_time
 from nxpipe.stacks.handles import NetworkHandle, StoreHandle, TrainHandle
 from nxpipe.stacks.iam import read_artifacts
 from nxpipe.stacks.launch import Machine, launch_template
 from nxpipe.stacks.project import PROJECT_TAG, tag_project
-from nxpipe.stacks.user_data.fleet_file import part_text
+from nxpipe.stacks.user_data.scripts import part_text
 
 FOLDER: Final = "/scratch"  # on hosts and in containers
 _BOUNDARY: Final = "=nxpipe="

@@ -1,23 +1,32 @@
-"""The code section of an executable: the encoding of instructions and loops, derived from the records' fields.
-
-A kind of instruction is written as its name with its fields and their forms, so that a record that gains a field is
-another kind, which old readers refuse. The reader trusts nothing: every number is checked before it is used.
-"""
+"""The instruction set: every record by its name, in the order of docs/reference/isa.md."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
+from types import ModuleType
 from typing import Any, Final, get_type_hints
 
 from nxpipe.emulator.executable.field_codecs import Reader, SharedReader, SharedWriter, WordReader, Writer
 from nxpipe.emulator.ir.types import DType
+from nxpipe.emulator.isa import collective, dma, gpsimd, scalar, tensor, vector
 from nxpipe.emulator.isa.affine import Affine, RotatingOffset
 from nxpipe.emulator.isa.instruction import Alu, Engine, Instruction, Wait
-from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile
 from nxpipe.emulator.isa.program import Loop, Progress, Step, counted
 from nxpipe.emulator.isa.scalar import Function
+
+
+def _records(module: ModuleType) -> Iterator[type[Instruction]]:
+    for value in vars(module).values():
+        if isinstance(value, type) and issubclass(value, Instruction) and value.__module__ == module.__name__:
+            yield value
+
+
+INSTRUCTIONS: Final[Mapping[str, type[Instruction]]] = {
+    record.name: record for module in (dma, tensor, scalar, vector, gpsimd, collective) for record in _records(module)
+}
+
 
 LOOP: Final = "loop"
 MOST_LOOPS: Final = 16

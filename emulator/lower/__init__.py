@@ -1,17 +1,7 @@
 """Back end: the program of instructions that a graph is lowered to. Importing the package registers every operator's
 lowering in `LOWERINGS`."""
 
-from nxpipe.emulator.lower import (
-    attention,
-    convolution,
-    elementwise_chain,
-    gather,
-    movement,
-    norm,
-    pooling,
-    reduce,
-    sort,
-)
+from nxpipe.emulator.lower import attention, convolution, gather, movement, norm, pooling, reduce, sort
 from nxpipe.emulator.lower.backend import BACKEND, lower, record_text
 from nxpipe.emulator.lower.lowering import LOWERINGS, NotLowered
 from nxpipe.emulator.lower.matmul import grouped

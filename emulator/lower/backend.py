@@ -24,8 +24,7 @@ from nxpipe.emulator.lower.records import (
 )
 from nxpipe.emulator.lower.sbuf_residency import promote_to_sbuf, reserve_sbuf
 from nxpipe.emulator.lower.view import View
-from nxpipe.emulator.schedule.redundant_waits import eliminate_redundant_waits
-from nxpipe.emulator.schedule.waits import insert_waits
+from nxpipe.emulator.schedule.waits import eliminate_redundant_waits, insert_waits
 
 
 class LoweringInvalid(CompileError):

@@ -1,12 +1,4 @@
-"""Sort: the positions that sort an axis, by Batcher's bitonic merges of ever longer runs.
-
-Each step compares and exchanges pairs of elements at a fixed distance, which is a few instructions on strided halves of
-a tile, for 128 rows side by side. A run is merged with the reversed next one, so that all pairs of a step have one
-direction. Elements are compared as 32-bit integers in the order of their values, NaN last, and equal ones by position,
-so that the order is stable.
-
-Rows that are too long for one partition are blocks in HBM; steps across blocks stream them, all others run inside.
-"""
+"""Lowering of elementwise operators with their epilogues, tile by tile."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,16 +10,34 @@ from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.gpsimd import IotaPattern
 from nxpipe.emulator.isa.instruction import Alu, Engine
-from nxpipe.emulator.isa.operands import Axis, Tile
+from nxpipe.emulator.isa.operands import Axis, Memory, Tile
+from nxpipe.emulator.lower.elementwise import is_exact
 from nxpipe.emulator.lower.epilogue import load_tile
 from nxpipe.emulator.lower.integers import WordArithmetic
 from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel
 from nxpipe.emulator.lower.lanes import Lanes, bitcast_tile, bits
 from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.reduce import matrix
-from nxpipe.emulator.lower.tiles import each_tile, fill
+from nxpipe.emulator.lower.tiles import WIDEST, each_tile, fill
 from nxpipe.emulator.lower.view import View
-from nxpipe.emulator.ops import ArgSort
+from nxpipe.emulator.ops import ArgSort, Binary, Cast, Unary, Where
+from nxpipe.emulator.ops.base import Operator
+
+_STEP: Final = 64  # elements by which pieces become narrower
+
+
+@lowers(Binary, Cast, Unary, Where)
+def _elementwise(low: Lowering, node: Node, op: Operator) -> None:
+    if is_exact(node):
+        low.alias(node.result, low.stored_view(node.operands[0]))
+        return
+    chain = low.chain(node)
+    widest = low.k.left(Memory.SBUF) // chain.width // _STEP * _STEP
+    by_row = low.goes_by_row(chain)
+    for _, _, pieces in each_tile(low.k, chain.views, max(min(widest, WIDEST), _STEP), by_row):
+        with low.k.scope():
+            chain.carry(low.k, pieces, {})
+
 
 _BLOCK: Final = 2048  # elements of a row that one partition holds
 _LAST: Final = 2**31 - 1  # behind every other key

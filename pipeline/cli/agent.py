@@ -162,7 +162,7 @@ def bundle(console: Console, packages: Path, store: str | None, config_path: Pat
       nxpipe agent bundle packages
     """
     from nxpipe.pipeline.artifacts.store_url import open_uncached_store
-    from nxpipe.pipeline.fleet.agent.bundle import Bundle, NoAgent
+    from nxpipe.pipeline.fleet.agent.run import Bundle, NoAgent
 
     try:
         agent_bundle = Bundle.of(packages)

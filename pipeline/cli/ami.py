@@ -48,7 +48,7 @@ def lock(console: Console, regions: tuple[str, ...], config_path: Path) -> None:
     """
     from nxpipe.pipeline.config import TrainingFleet, load_config
     from nxpipe.pipeline.config.locks import read_lock
-    from nxpipe.pipeline.fleet.lock_files import find_image, find_training_host
+    from nxpipe.pipeline.fleet.infrastructure import find_image, find_training_host
     from nxpipe.pipeline.util.aws import client
     from nxpipe.pipeline.util.files import write_whole
 

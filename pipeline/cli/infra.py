@@ -8,7 +8,7 @@ import click
 
 from nxpipe.pipeline.cli.main import Group
 from nxpipe.pipeline.cli.options import config_option
-from nxpipe.pipeline.fleet.templates import plan_text
+from nxpipe.pipeline.fleet.infrastructure import plan_text
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.exit_codes import FINDINGS
 from nxpipe.pipeline.util.text import table
@@ -58,7 +58,7 @@ def lint(ctx: click.Context, templates: tuple[Path, ...], config_path: Path | No
       nxpipe infra lint cdk.out --config nxpipe.toml
       nxpipe infra lint trn1-cluster.yaml --region us-east-2
     """
-    from nxpipe.pipeline.fleet.templates import templates_of
+    from nxpipe.pipeline.fleet.infrastructure import templates_of
 
     console: Console = ctx.obj
     found = _lint(templates_of(templates, region), config_path)
@@ -117,7 +117,7 @@ def plan(ctx: click.Context, app: Path, origin: str, region: str | None, config_
       npx cdk synth --quiet && nxpipe infra plan
       nxpipe infra plan --from ../main/cdk.out
     """
-    from nxpipe.pipeline.fleet.templates import templates_of
+    from nxpipe.pipeline.fleet.infrastructure import templates_of
     from nxpipe.stacks.lint.costs import estimate, load_prices
     from nxpipe.stacks.lint.deployment_plan import plan as planned
 
@@ -140,11 +140,11 @@ def plan(ctx: click.Context, app: Path, origin: str, region: str | None, config_
 
 def _before(origin: str, after: "Templates", region: str | None) -> "Templates":
     if origin == "deployed":
-        from nxpipe.pipeline.fleet.templates import deployed_templates
+        from nxpipe.pipeline.fleet.infrastructure import deployed_templates
         from nxpipe.pipeline.util.aws import client
 
         return deployed_templates(after, client)
-    from nxpipe.pipeline.fleet.templates import templates_of
+    from nxpipe.pipeline.fleet.infrastructure import templates_of
 
     folder = Path(origin)
     if not folder.is_dir():
@@ -207,7 +207,7 @@ def lock(console: Console, config_path: Path) -> None:
     """
     from nxpipe.pipeline.config import load_config
     from nxpipe.pipeline.config.locks import cluster_of
-    from nxpipe.pipeline.fleet.lock_files import find_cluster
+    from nxpipe.pipeline.fleet.infrastructure import find_cluster
     from nxpipe.pipeline.util.aws import client
     from nxpipe.pipeline.util.files import write_whole
 

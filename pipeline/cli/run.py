@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from nxpipe.pipeline.models.weights import Arrays
-    from nxpipe.pipeline.verify.inference import RunInputs, RunResult
+    from nxpipe.pipeline.verify.replay import RunInputs, RunResult
 
 _LIKELIEST = 5
 _LARGEST_INPUT = 4096 * MiB
@@ -90,7 +90,7 @@ def run(
     inputs, mode = _inputs(given, texts, truncate), execution.mode
     if artifact is not None:
         from nxpipe.pipeline.artifacts.store_url import open_configured_store
-        from nxpipe.pipeline.verify.inference import run_artifact
+        from nxpipe.pipeline.verify.replay import run_artifact
 
         opened = open_configured_store(store, config_path, console)
         runs = run_artifact(opened.resolve(artifact), opened, inputs, execution, console.step)
@@ -108,7 +108,7 @@ def run(
 
 
 def _inputs(given: Path | None, texts: tuple[str, ...], truncate: bool) -> "RunInputs":
-    from nxpipe.pipeline.verify.inference import RunInputs
+    from nxpipe.pipeline.verify.replay import RunInputs
 
     if given is None:
         return RunInputs(texts=texts, truncate=truncate)
@@ -125,7 +125,7 @@ def _model_runs(
     options: ModelOptions, config_path: Path, inputs: "RunInputs", execution: ExecutionOptions, console: Console
 ) -> Iterator["RunResult"]:
     from nxpipe.pipeline.compile.spec import BuildSpec
-    from nxpipe.pipeline.verify.inference import run_model
+    from nxpipe.pipeline.verify.replay import run_model
 
     config = load_config(config_path, os.environ, missing_ok=options.model_id is not None)
     for spec in options.specs(config, config_path.parent):

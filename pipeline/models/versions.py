@@ -48,9 +48,9 @@ def library_version(name: str) -> str:
 
 def compiler_digest() -> str:
     """The SHA-256 of the emulator's source: a changed compiler never reuses results of an older one."""
-    from nxpipe import emulator
+    from nxpipe.emulator import errors
 
-    return source_digest(Path(emulator.__file__).parent)
+    return source_digest(Path(errors.__file__).parent)
 
 
 def comparison_digest() -> str:

@@ -9,7 +9,7 @@ from constructs import Construct
 
 from nxpipe.pipeline.config import ServingFleet
 from nxpipe.stacks.handles import NetworkHandle, StoreHandle
-from nxpipe.stacks.observability_stack import ANSWERED, NOT_ANSWERED
+from nxpipe.stacks.observability import ANSWERED, NOT_ANSWERED
 
 COLOUR_HEADER: Final = "x-nxpipe-group"  # a call that has it goes where it says, whatever the weights are
 _WEIGHED: Final = 100  # the priority of the rule for all other calls

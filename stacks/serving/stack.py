@@ -35,7 +35,7 @@ from nxpipe.stacks.iam import mount_cache, read_artifacts
 from nxpipe.stacks.launch import Machine, launch_template
 from nxpipe.stacks.project import kept_log, tag_project, unlocked_agent
 from nxpipe.stacks.serving.load_balancer import Balancer
-from nxpipe.stacks.serving.user_data import Agent, Cache, Serving
+from nxpipe.stacks.user_data.scripts import Agent, Cache, Serving
 
 Group: TypeAlias = aws_autoscaling.CfnAutoScalingGroup
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.pipeline.fleet.agent.bundle import Bundle
+from nxpipe.pipeline.fleet.agent.run import Bundle
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.stacks.locks import NoAgentLocked, locked_agent
 from tests.pipeline.in_process import InProcess, nxpipe

@@ -22,7 +22,7 @@ from tests.pipeline.saved_programs import write_onnx
 CELLS = 12  # of each of the two projects
 PATIENCE = 120  # seconds; what takes longer has failed
 _MARK = "BUILD_UNDER_TEST"  # in the environment of all processes of one run, wherever they are in the tree
-_WORKER = b"nxpipe.pipeline.build.executors.process"
+_WORKER = b"nxpipe.pipeline.build.executors.local"
 _SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 _MODEL = """
 [[models]]

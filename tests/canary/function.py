@@ -17,7 +17,7 @@ _SERVE: Final = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 from nxpipe.pipeline.canary.counts import METRICS
-from nxpipe.pipeline.canary.state import RolloutState
+from nxpipe.pipeline.canary.handler import RolloutState
 from nxpipe.pipeline.canary.handler import handle
 from nxpipe.pipeline.canary.evalues import interval
 print(json.dumps([module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)]), flush=True)

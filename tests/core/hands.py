@@ -16,8 +16,7 @@ from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
 from nxpipe.emulator.isa.vector import TensorCopy
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.schedule.redundant_waits import eliminate_redundant_waits
-from nxpipe.emulator.schedule.waits import insert_waits
+from nxpipe.emulator.schedule.waits import eliminate_redundant_waits, insert_waits
 
 FLOATS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 NARROW = (*FLOATS, DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)

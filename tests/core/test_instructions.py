@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nxpipe.emulator.core.engines import EXCHANGES, HANDLERS
+from nxpipe.emulator.executable.code import INSTRUCTIONS
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.gpsimd import AffineSelect, GatherFree, IotaPattern, PartitionReduce
 from nxpipe.emulator.isa.instruction import Alu, Engine
-from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.operands import Memory
 from nxpipe.emulator.isa.scalar import Activation, Function
 from nxpipe.emulator.isa.tensor import Matmul, NcTranspose

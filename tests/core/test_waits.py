@@ -15,7 +15,7 @@ from nxpipe.emulator.isa.legality import faults
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Loop, Program, Step, instructions
 from nxpipe.emulator.isa.vector import Memset, TensorCopy
-from nxpipe.emulator.schedule.redundant_waits import eliminate_redundant_waits
+from nxpipe.emulator.schedule.waits import eliminate_redundant_waits
 from tests.core.hands import in_order, with_waits
 from tests.core.test_orders import F32, LANES, ORDERS, WIDTH, bodies, program, run
 from tests.mutation.redundant import knowledge

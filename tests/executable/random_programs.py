@@ -6,13 +6,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from nxpipe.emulator.executable.code import kind_of
+from nxpipe.emulator.executable.code import INSTRUCTIONS, kind_of
 from nxpipe.emulator.executable.executable import Executable
 from nxpipe.emulator.executable.tables import Port
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.affine import Affine, RotatingOffset
 from nxpipe.emulator.isa.instruction import Alu, Engine, Instruction, Wait
-from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
 from nxpipe.emulator.isa.scalar import Function

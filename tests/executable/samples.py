@@ -4,13 +4,12 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nxpipe.emulator.executable.code import kind_of
+from nxpipe.emulator.executable.code import INSTRUCTIONS, kind_of
 from nxpipe.emulator.executable.executable import Executable, to_bytes
 from nxpipe.emulator.executable.tables import Port
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.affine import Affine, index, rotating_offset
 from nxpipe.emulator.isa.instruction import Alu, Engine, Instruction, Wait
-from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.operands import Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role
 from nxpipe.emulator.isa.scalar import Function

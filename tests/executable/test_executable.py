@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nxpipe.emulator.errors import ExecutableInvalid
 from nxpipe.emulator.executable import code
-from nxpipe.emulator.executable.code import kind_of
+from nxpipe.emulator.executable.code import INSTRUCTIONS, kind_of
 from nxpipe.emulator.executable.executable import (
     BODY,
     LARGE_CONSTANT,
@@ -32,7 +32,6 @@ from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, RotatingOffset, index
 from nxpipe.emulator.isa.dma import DmaCopy
 from nxpipe.emulator.isa.instruction import Engine, Wait
-from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.operands import Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role
 from nxpipe.emulator.isa.scalar import Activation, Function

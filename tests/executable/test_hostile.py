@@ -8,11 +8,10 @@ from itertools import cycle, islice
 
 import pytest
 
-from nxpipe.emulator.executable.code import kind_of
+from nxpipe.emulator.executable.code import INSTRUCTIONS, kind_of
 from nxpipe.emulator.executable.executable import Section, from_bytes, packed, to_bytes
 from nxpipe.emulator.isa.affine import index
 from nxpipe.emulator.isa.instruction import Engine, Wait
-from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.program import Loop
 from tests.executable.damage import DAMAGES, parts, sealed, survives
 from tests.executable.samples import instruction, sample, samples

@@ -12,10 +12,10 @@ from dataclasses import MISSING, Field, fields
 from typing import Any, Final, TypeVar
 
 from nxpipe.emulator.errors import CompileError
+from nxpipe.emulator.executable.code import INSTRUCTIONS
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, RotatingOffset
 from nxpipe.emulator.isa.instruction import Alu, Engine, Instruction, Wait
-from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
 from nxpipe.emulator.isa.scalar import Function

@@ -5,10 +5,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from nxpipe.emulator.executable.code import INSTRUCTIONS
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, RotatingOffset
 from nxpipe.emulator.isa.instruction import Alu, Engine, Instruction, Wait
-from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
 from nxpipe.emulator.isa.scalar import Function

@@ -5,11 +5,10 @@ from importlib import import_module
 import pytest
 
 from nxpipe.emulator.core.engines import EXCHANGES, HANDLERS
-from nxpipe.emulator.executable.code import kind_of
+from nxpipe.emulator.executable.code import INSTRUCTIONS, kind_of
 from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.isa.cost import cost
 from nxpipe.emulator.isa.instruction import Instruction
-from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.legality import faults
 from nxpipe.emulator.isa.text import text
 from tests.core import test_instructions, test_machine, test_moving

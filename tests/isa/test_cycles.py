@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nxpipe.emulator.analysis.utilization import totals
+from nxpipe.emulator.executable.code import INSTRUCTIONS
 from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, index
 from nxpipe.emulator.isa.cost import cost, moved, transfer_ns
 from nxpipe.emulator.isa.dma import DmaCopy
 from nxpipe.emulator.isa.instruction import Engine, Instruction
-from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.operands import Axis, Memory, Tile
 from nxpipe.emulator.isa.program import Loop, Step, executed
 from nxpipe.emulator.isa.tensor import Matmul, NcTranspose

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nxpipe.emulator.executable.code import INSTRUCTIONS
 from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, index, rotating_offset
@@ -15,7 +16,6 @@ from nxpipe.emulator.isa.constraints import ProgramInvalid, Rule, starts
 from nxpipe.emulator.isa.dma import DmaCopy
 from nxpipe.emulator.isa.gpsimd import IotaPattern
 from nxpipe.emulator.isa.instruction import BITS, DMA_QUEUES, Alu, Engine, Instruction, Wait
-from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.legality import check, faults
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step, executed

@@ -5,12 +5,12 @@ from math import ceil, floor
 
 import pytest
 
+from nxpipe.emulator.executable.code import INSTRUCTIONS
 from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.constraints import Rule
 from nxpipe.emulator.isa.cost import cost
 from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine, Instruction
-from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.legality import faults
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.isa.program import Program

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nxpipe.emulator.executable.code import INSTRUCTIONS
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, index, rotating_offset
 from nxpipe.emulator.isa.instruction import Engine, Instruction, Wait
-from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role
 from nxpipe.emulator.isa.program import instructions as listed
 from nxpipe.emulator.isa.text import affine_text, labelled, text

@@ -10,7 +10,7 @@ from botocore.stub import Stubber
 
 from nxpipe.pipeline.config import ConfigInvalid, load_config
 from nxpipe.pipeline.config.locks import FLEETS_PARAMETER, TRAINING_PARAMETER, AmiLock, LockedImage, read_lock
-from nxpipe.pipeline.fleet.lock_files import find_image, find_training_host
+from nxpipe.pipeline.fleet.infrastructure import find_image, find_training_host
 from nxpipe.pipeline.util.errors import AwsError
 from nxpipe.stacks.locks import fleet_image, known_images, lock_of, training_image, unlocked_images
 from tests.pipeline.in_process import InProcess, nxpipe

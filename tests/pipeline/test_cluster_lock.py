@@ -12,7 +12,7 @@ from botocore.stub import Stubber
 
 from nxpipe.pipeline.config import ConfigInvalid, load_config
 from nxpipe.pipeline.config.locks import ADDONS, read_cluster_lock
-from nxpipe.pipeline.fleet.lock_files import find_cluster
+from nxpipe.pipeline.fleet.infrastructure import find_cluster
 from nxpipe.pipeline.util.errors import AwsError
 from tests.pipeline.cluster_project import DIGESTS, IMAGES, LOCK, REGION, project
 from tests.pipeline.in_process import InProcess, nxpipe

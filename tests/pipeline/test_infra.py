@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from moto import mock_aws
 
-from nxpipe.pipeline.fleet.templates import parse, templates_of
+from nxpipe.pipeline.fleet.infrastructure import parse, templates_of
 from nxpipe.pipeline.util.errors import TemplateInvalid
 from nxpipe.stacks.lint.deployment_plan import fixed_properties
 from tests.localaws.install import install

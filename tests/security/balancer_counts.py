@@ -6,10 +6,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from nxpipe.pipeline.canary.handler import Action, Evaluation, evaluate
+from nxpipe.pipeline.canary.handler import Action, Evaluation, RolloutState, evaluate
 from nxpipe.pipeline.canary.metrics import start_of
 from nxpipe.pipeline.canary.plan import CanaryPlan, Schedule
-from nxpipe.pipeline.canary.state import RolloutState
 from tests.canary.samples import plan_with
 
 PLAN: Final = plan_with(latencies=(0.1, 0.15, 0.2, 0.3, 0.5, 0.625, 0.8))

@@ -12,11 +12,10 @@ from nxpipe.pipeline.canary.counts import LATENCIES, NO_REQUESTS, Arm, Batch, Mi
 from nxpipe.pipeline.canary.documents import EvidenceInvalid
 from nxpipe.pipeline.canary.evalues import FullTrafficTest
 from nxpipe.pipeline.canary.evidence import Evidence
-from nxpipe.pipeline.canary.handler import Action
+from nxpipe.pipeline.canary.handler import Action, RolloutState
 from nxpipe.pipeline.canary.judge import Decision, Moment, explain, judge
 from nxpipe.pipeline.canary.metrics import UnansweredRequests
 from nxpipe.pipeline.canary.plan import CanaryPlan
-from nxpipe.pipeline.canary.state import RolloutState
 from tests.canary.samples import PLAN, arm, minute, plan_with
 from tests.security.balancer_counts import PLAN as TIMED
 from tests.security.balancer_counts import Front, Version, course, roll_out

@@ -150,7 +150,7 @@ def make_matrix(fleets: Iterable[Fleet], folder: Path) -> Matrix:
     """Without alarms and rollouts, which know nothing of instances, and whose tests are elsewhere."""
     fleets = list(fleets)
     with (
-        patch("nxpipe.stacks.observability_stack.ObserveStack", MagicMock()),
+        patch("nxpipe.stacks.observability.ObserveStack", MagicMock()),
         patch("nxpipe.stacks.rollout.stack.RolloutStack", MagicMock()),
     ):
         made = {network: make(network, fleets, folder / network) for network in NETWORKS}

@@ -12,7 +12,7 @@ import pytest
 from moto import mock_aws
 
 from nxpipe.pipeline.config import Config, ServingFleet
-from nxpipe.stacks.observability_stack import ObserveStack
+from nxpipe.stacks.observability import ObserveStack
 from nxpipe.stacks.rollout.stack import RolloutStack
 from tests.canary.samples import plan_with
 from tests.localaws.formation.provider import client_of

@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from nxpipe.pipeline.fleet.agent.bundle import Bundle
+from nxpipe.pipeline.fleet.agent.run import Bundle
 
 _MOUNTED = '[ "$(wc -l < "$SANDBOX/tries")" -ge "${MOUNTS_AT:-1}" ]'
 _METADATA = """case "${@: -1}" in

@@ -17,7 +17,7 @@ from nxpipe.stacks.lint.finding import Facts
 from nxpipe.stacks.lint.rules import lint
 from nxpipe.stacks.lint.template import Templates, read
 from nxpipe.stacks.network import NetworkStack
-from nxpipe.stacks.observability_stack import ObserveStack
+from nxpipe.stacks.observability import ObserveStack
 from nxpipe.stacks.sagemaker import EndpointStack
 from nxpipe.stacks.store import StoreStack
 from tests.localaws.census import census

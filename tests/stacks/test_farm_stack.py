@@ -9,7 +9,7 @@ from aws_cdk import RemovalPolicy
 
 from nxpipe.pipeline.config.cloud import ClosedNetwork, Farm, Release
 from nxpipe.stacks.build_farm import FarmStack
-from nxpipe.stacks.github_roles import ReleaseStack
+from nxpipe.stacks.iam import ReleaseStack
 from nxpipe.stacks.network import NetworkStack
 from nxpipe.stacks.store import StoreStack
 from tests.localaws.census import census

@@ -14,7 +14,7 @@ from nxpipe.pipeline.config.cloud import Budget, ClosedNetwork, Observe
 from nxpipe.pipeline.config.sections import Guards
 from nxpipe.stacks.handles import NetworkHandle, ServeHandle
 from nxpipe.stacks.network import NetworkStack
-from nxpipe.stacks.observability_stack import MEASURES, ObserveStack
+from nxpipe.stacks.observability import MEASURES, ObserveStack
 from tests.localaws.census import census
 from tests.stacks.local import ACCOUNT, HERE, REGION, deploy, destroy, new_app, template_of
 

@@ -16,8 +16,7 @@ from nxpipe.artifact_store.trust.kms import ALGORITHM
 from nxpipe.pipeline.config import Signing
 from nxpipe.pipeline.config.cloud import Release
 from nxpipe.pipeline.config.sections import PromotingKey
-from nxpipe.stacks.github_roles import ReleaseStack
-from nxpipe.stacks.iam import CREATED_ONCE, REPLACED
+from nxpipe.stacks.iam import CREATED_ONCE, REPLACED, ReleaseStack
 from nxpipe.stacks.store import StoreStack
 from tests.artifact_store.samples import publish_verified, put, watched
 from tests.localaws.census import census

@@ -16,10 +16,9 @@ from nxpipe.pipeline.canary.constants import EVALUATIONS_PER_EXECUTION
 from nxpipe.pipeline.canary.counts import Arm
 from nxpipe.pipeline.canary.documents import CanaryError, digest_of
 from nxpipe.pipeline.canary.evalues import FullTrafficTest
-from nxpipe.pipeline.canary.handler import Action, evaluate, handle
+from nxpipe.pipeline.canary.handler import Action, RolloutState, evaluate, handle
 from nxpipe.pipeline.canary.metrics import batches, complete, minute_of, queries, start_of
 from nxpipe.pipeline.canary.plan import Schedule
-from nxpipe.pipeline.canary.state import RolloutState
 from tests.canary.samples import plan_with
 
 LATENCIES: Final = (0.1, 0.15, 0.2, 0.3, 0.5, 0.625, 0.8)

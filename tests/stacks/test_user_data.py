@@ -9,8 +9,7 @@ import pytest
 
 from nxpipe.pipeline.config import Config, ServingFleet, load_config
 from nxpipe.pipeline.util.files import user_state_folder
-from nxpipe.stacks.serving.user_data import Agent, Cache, Places, Serving, word
-from nxpipe.stacks.user_data.fleet_file import LARGEST, NoPublicKey, TooLong
+from nxpipe.stacks.user_data.scripts import LARGEST, Agent, Cache, NoPublicKey, Places, Serving, TooLong, word
 from tests.stacks.sandbox import Sandbox
 
 pytestmark = pytest.mark.runs

@@ -5,18 +5,19 @@ of the node's results. Operators that are not in the table are decomposed where 
 functions.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+import onnx
 
-from nxpipe.emulator.capture.onnx.limits import BoundedBuilder
+from nxpipe.emulator.capture.onnx.limits import LOOP_TURNS, BoundedBuilder
 from nxpipe.emulator.capture.site import NotExpressible, Site
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import Array, settle
-from nxpipe.emulator.ops import Convolution, Operator, Pool, result_type
+from nxpipe.emulator.ops import Concat, Convolution, Operator, Pool, result_type
 from nxpipe.emulator.ops.portable import compute
 
 Importer = Callable[..., Value | list[Value]]
@@ -119,3 +120,166 @@ def dtype_of(element: int) -> DType:
         known = element in onnx.TensorProto.DataType.values()
         name = onnx.TensorProto.DataType.Name(element) if known else f"number {element}"
         raise NotExpressible(f"the hardware has no element type {name}; use float32 or an integer") from None
+
+
+@dataclass(frozen=True)
+class SubgraphCall:
+    """What a function's nodes may refer to: attributes of the node that calls it, and the function's own defaults."""
+
+    given: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, function: Any, given: Mapping[str, Any]) -> "SubgraphCall":
+        return cls(given, {attribute.name: attribute for attribute in function.attribute_proto})
+
+
+NO_CALL = SubgraphCall({}, {})
+
+_OBJECT = 64  # bytes of a Python number and its places in lists, about
+
+
+def filled(node: Any, call: SubgraphCall) -> Any:
+    """The node with each attribute that refers to one of the caller's, or to a default, in that one's place."""
+    if not any(attribute.ref_attr_name for attribute in node.attribute):
+        return node
+    whole = onnx.NodeProto()
+    whole.CopyFrom(node)
+    del whole.attribute[:]
+    for attribute in node.attribute:
+        if not attribute.ref_attr_name:
+            whole.attribute.append(attribute)
+        elif attribute.ref_attr_name in call.given:
+            whole.attribute.append(onnx.helper.make_attribute(attribute.name, call.given[attribute.ref_attr_name]))
+        elif attribute.ref_attr_name in call.defaults:
+            default = whole.attribute.add()
+            default.CopyFrom(call.defaults[attribute.ref_attr_name])
+            default.name = attribute.name
+    return whole
+
+
+def attributes_of(node: Any) -> dict[str, Any]:
+    """Attributes by name; text as text."""
+    found = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    return {
+        name: value.decode() if isinstance(value, bytes) else list(value) if _is_list(value) else value
+        for name, value in found.items()
+    }
+
+
+def bytes_in(node: Any) -> int:
+    """The numbers and texts in a node's attributes, which are copied each time that it is read."""
+    return sum(_OBJECT * (len(each.floats) + len(each.ints)) + len(each.s) for each in node.attribute)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def taken_apart(node: Any, operands: Sequence[Value | None], opset: int) -> Any:
+    """The ONNX standard's own definition of an operator by simpler ones, if it has one."""
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
+    except onnx.defs.SchemaError:
+        return None
+    if schema.has_function:
+        body = schema.function_body
+    elif schema.has_context_dependent_function:
+        types = [_type_proto(operand).SerializeToString() for operand in operands]
+        data = schema.get_context_dependent_function_with_opset_version(opset, _as_bytes(node), types)
+        body = onnx.FunctionProto()
+        body.ParseFromString(data)
+    else:
+        return None
+    complete = onnx.FunctionProto()
+    complete.CopyFrom(body)
+    for attribute in schema.attributes.values():
+        if attribute.default_value.name:
+            complete.attribute_proto.append(attribute.default_value)
+    return complete
+
+
+def _as_bytes(node: Any) -> bytes:
+    return bytes(node.SerializeToString())
+
+
+def _type_proto(value: Value | None) -> Any:
+    if value is None:
+        return onnx.TypeProto()
+    element = onnx.helper.np_dtype_to_tensor_dtype(value.type.dtype.stored)
+    return onnx.helper.make_tensor_type_proto(element, value.type.shape)
+
+
+# Runs the body that an attribute holds on the values of its inputs, and gives those of its outputs.
+Body = Callable[[Any, Sequence[Value]], list[Value]]
+
+
+def branch(site: OnnxSite, run: Body, condition: Value) -> list[Value]:
+    table = site.builder.table_of(condition)
+    if table is None:
+        raise NotExpressible("it decides by a tensor's value, which a compiled program cannot; use Where")
+    return run(site.attribute("then_branch" if table.reshape(-1)[0] else "else_branch"), ())
+
+
+def loop(site: OnnxSite, run: Body, trips: Value | None, condition: Value | None, *carried: Value) -> list[Value]:
+    """As many iterations as the trip count says, or as the condition stays true, written out one after the other."""
+    body = site.attribute("body")
+    limit = None if trips is None else int(site.table("trip count", trips).item())
+    goes_on = condition if condition is not None else site.builder.scalar(True)
+    state, collected, count = list(carried), list[list[Value]](), 0
+    while site.table("condition", goes_on).item() and (limit is None or count < limit):
+        if count >= LOOP_TURNS:
+            raise NotExpressible(f"it runs more than {LOOP_TURNS:,} times; use an operator on whole tensors")
+        goes_on, *results = run(body, (site.builder.scalar(count, DType.INT64), goes_on, *state))
+        state, found = results[: len(carried)], results[len(carried) :]
+        collected.append(found)
+        count += 1
+    return [*state, *_stacked(site, collected, [0] * (len(body.output) - 1 - len(carried)), [0] * len(body.output))]
+
+
+def scan(site: OnnxSite, run: Body, *operands: Value) -> list[Value]:
+    """Steps along an axis, written out; what each step yields is put together again."""
+    if site.opset < 9:
+        raise NotExpressible("before operator set 9 it scans batches of different lengths; export for a newer one")
+    body, scanned = site.attribute("body"), site.attribute("num_scan_inputs")
+    if not 1 <= scanned <= len(operands):
+        raise NotExpressible(f"it scans {scanned} of its {len(operands)} operands")
+    state, inputs = list(operands[:-scanned]), operands[-scanned:]
+    yields = len(body.output) - len(state)
+    given = site.attribute("scan_input_axes", [0] * scanned)
+    axes = [axis_in(axis, x.type.rank) for axis, x in zip(given, inputs, strict=True)]
+    backwards = site.attribute("scan_input_directions", [0] * scanned)
+    length, states = inputs[0].type.shape[axes[0]], len(state)
+    collected: list[list[Value]] = []
+    for step in range(length):
+        now = [
+            _step(site, x, axis, length - 1 - step if back else step)
+            for x, axis, back in zip(inputs, axes, backwards, strict=True)
+        ]
+        results = run(body, (*state, *now))
+        state = results[:states]
+        collected.append(results[states:])
+    into = site.attribute("scan_output_axes", [0] * yields)
+    return [*state, *_stacked(site, collected, into, site.attribute("scan_output_directions", [0] * yields))]
+
+
+def _step(site: OnnxSite, x: Value, axis: int, place: int) -> Value:
+    shape = x.type.shape
+    return site.reshape(site.slice(x, axis, place, place + 1), (*shape[:axis], *shape[axis + 1 :]))
+
+
+def _stacked(
+    site: OnnxSite, collected: Sequence[Sequence[Value]], axes: Sequence[int], backwards: Sequence[int]
+) -> list[Value]:
+    if axes and not collected:
+        raise NotExpressible("it runs not even once, and so nobody knows the shape of what it would have put together")
+    results = []
+    for parts, wanted, back in zip(zip(*collected, strict=True), axes, backwards, strict=False):
+        shape = parts[0].type.shape
+        axis = axis_in(wanted, len(shape) + 1)
+        rows = [site.reshape(part, (*shape[:axis], 1, *shape[axis:])) for part in parts]
+        results.append(site.emit(Concat(axis), *(rows[::-1] if back else rows)))
+    return results
+
+
+CONTROL: dict[str, Callable[..., list[Value]]] = {"If": branch, "Loop": loop, "Scan": scan}

@@ -11,7 +11,20 @@ import onnx
 
 # Importing a family registers its importers.
 from nxpipe.emulator.capture.onnx import elementwise, linear_algebra, movement, spatial  # noqa: F401
-from nxpipe.emulator.capture.onnx.base import IMPORTERS, OnnxSite, ValueNeeded, dtype_of
+from nxpipe.emulator.capture.onnx.base import (
+    CONTROL,
+    IMPORTERS,
+    NO_CALL,
+    Body,
+    OnnxSite,
+    SubgraphCall,
+    ValueNeeded,
+    attributes_of,
+    bytes_in,
+    dtype_of,
+    filled,
+    taken_apart,
+)
 from nxpipe.emulator.capture.onnx.external import DataFolder
 from nxpipe.emulator.capture.onnx.file import (
     function_key,
@@ -23,16 +36,6 @@ from nxpipe.emulator.capture.onnx.file import (
     type_of,
 )
 from nxpipe.emulator.capture.onnx.limits import DEPTH, BeyondLimit, BoundedBuilder
-from nxpipe.emulator.capture.onnx.subgraphs import (
-    CONTROL,
-    NO_CALL,
-    Body,
-    SubgraphCall,
-    attributes_of,
-    bytes_in,
-    filled,
-    taken_apart,
-)
 from nxpipe.emulator.capture.site import NotExpressible
 from nxpipe.emulator.errors import CaptureError, CompileError, Finding, IllTyped, UnsupportedOperators
 from nxpipe.emulator.ir.graph import Graph

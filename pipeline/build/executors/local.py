@@ -1,10 +1,25 @@
-"""Local executor: a pool of worker processes on this machine."""
+"""Worker process of the local executor, both ends: `WorkerProcess` in the scheduler's process, `main` in the worker.
 
+Jobs come on stdin and events go to stdout, one JSON document a line. A worker ends when the scheduler is gone, also in
+the middle of a job: the next build does the rest.
+"""
+
+import ctypes
+import json
+import os
+import queue
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
 import time
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Final
 
-from nxpipe.pipeline.build.executors.process import WorkerProcess
 from nxpipe.pipeline.build.jobs import (
     Event,
     Failure,
@@ -13,11 +28,174 @@ from nxpipe.pipeline.build.jobs import (
     JobFinished,
     JobLimits,
     JobStarted,
+    from_document,
     memory_exceeded,
     time_exceeded,
+    to_document,
 )
+from nxpipe.pipeline.build.worker import run_job
 from nxpipe.pipeline.util.exit_codes import SYSTEM
 from nxpipe.pipeline.util.process import available_memory, processors
+
+_MODULE: Final = "nxpipe.pipeline.build.executors.local"
+# Threads of numpy and PyTorch: workers side by side must not use the same processors twice.
+_THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_LOG_TAIL: Final = 8000  # bytes of its stderr
+_CHUNK: Final = 1 << 16
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_SCHEDULER_GONE: Final = 75
+_PR_SET_PDEATHSIG: Final = 1  # of prctl(2)
+
+
+class WorkerProcess:
+    """In a session of its own: Ctrl-C reaches the scheduler alone, and a kill reaches all that the worker started."""
+
+    def __init__(self, threads: int) -> None:
+        self._stderr = tempfile.TemporaryFile(prefix="nxpipe-worker-")  # noqa: SIM115 - closed by `kill`
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", _MODULE],  # imports nothing from the current folder
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env=os.environ | dict.fromkeys(_THREADS, str(threads)),
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        self._unread = b""
+        self.job: Job | None = None
+        self._began = 0.0
+        self._is_new = False
+        self.peak = 0
+
+    @property
+    def name(self) -> str:
+        return f"process {self._process.pid}"
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+    def send(self, job: Job) -> None:
+        """A worker that has died meanwhile is noticed by `death`."""
+        assert self._process.stdin is not None
+        self.job, self._began, self._is_new, self.peak = job, time.monotonic(), True, 0
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(job.document()).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def has_new_job(self) -> bool:
+        """True once for each job."""
+        was, self._is_new = self._is_new, False
+        return was
+
+    def release(self) -> int:
+        """Its job has finished; the peak of its memory."""
+        self.measure()
+        self.job = None
+        return self.peak
+
+    @staticmethod
+    def wait_for_events(workers: Iterable["WorkerProcess"], seconds: float) -> None:
+        with selectors.DefaultSelector() as selector:
+            for worker in workers:
+                assert worker._process.stdout is not None
+                selector.register(worker._process.stdout, selectors.EVENT_READ)
+            selector.select(seconds)
+
+    def read(self) -> list[Event]:
+        """Events since the last call; an incomplete line waits for its rest."""
+        assert self._process.stdout is not None
+        while chunk := self._process.stdout.read(_CHUNK):
+            self._unread += chunk
+        *lines, self._unread = self._unread.split(b"\n")
+        return [from_document(json.loads(line)) for line in lines]
+
+    def death(self) -> str | None:
+        """How it ended, as a phrase; None while it lives."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        if code < 0:
+            hint = ", as the kernel does when memory runs out" if -code == signal.SIGKILL else ""
+            return f"was killed by {signal.Signals(-code).name}{hint}"
+        return f"ended with exit code {code}"
+
+    def log_tail(self) -> str:
+        end = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(end - _LOG_TAIL, 0))
+        return self._stderr.read().decode(errors="replace")
+
+    def measure(self) -> int:
+        """Resident memory of it and its children in bytes; 0 on a system without /proc."""
+        now = sum(map(_resident, _with_children(self._process.pid)))
+        self.peak = max(self.peak, now)
+        return now
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._stderr):
+            if pipe is not None:
+                with suppress(BrokenPipeError):  # a job that it had not read
+                    pipe.close()
+
+
+def _with_children(pid: int) -> Iterator[int]:
+    yield pid
+    with suppress(OSError):
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in path.read_text().split():
+                yield from _with_children(int(child))
+
+
+def _resident(pid: int) -> int:
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+    return 0
+
+
+def main() -> None:
+    _end_with_scheduler()
+    out = _own_stdout()
+
+    def write(document: object) -> None:
+        out.write(json.dumps(document) + "\n")
+        out.flush()
+
+    def send(event: Event) -> None:
+        write(to_document(event))
+
+    jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(jobs,), name="jobs", daemon=True).start()
+    while True:
+        send(run_job(Job.from_document(json.loads(jobs.get())), send))
+
+
+def _end_with_scheduler() -> None:
+    """By the kernel on Linux, even if it hangs. On other systems, and if the scheduler is gone by now, at the end of
+    stdin."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _own_stdout() -> IO[str]:
+    """The pipe is for events alone: what a library prints goes to stderr."""
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return out
+
+
+def _read(jobs: "queue.SimpleQueue[str]") -> None:
+    for line in sys.stdin:
+        jobs.put(line)
+    os._exit(_SCHEDULER_GONE)
+
+
+if __name__ == "__main__":
+    main()
+
 
 _SHARE: Final = 0.9  # of the memory that is free at the start
 _POLL: Final = 0.1  # seconds between two checks of the limits
