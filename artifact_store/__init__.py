@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Published", "Store", "open_store"]
 
-_HOMES = {"Published": "record", "Store": "store", "open_store": "url"}
+_HOMES = {"Published": "records", "Store": "store", "open_store": "url"}
 
 
 def __getattr__(name: str) -> Any:

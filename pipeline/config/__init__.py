@@ -49,7 +49,8 @@ _HOMES = {
     "reference": ("configuration_page", "field_help", "json_schema"),
     "root": ("Config",),
     "sections": ("Build", "Guards", "Project", "Rollout", "Signing", "TrustedKey", "Verify"),
-    "store": ("Store", "load_store_section"),
+    "store": ("Store",),
+    "store_section": ("load_store_section",),
 }
 
 
