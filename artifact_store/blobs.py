@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from nxpipe.artifact_store.backends.files import new_file, os_errors, scratch, write_at
-from nxpipe.artifact_store.backends.protocol import Backend, Payload, Sent, Stat, in_turn, nobody
+from nxpipe.artifact_store.backends.protocol import Backend, Payload, Sent, Stat, ignore_progress, in_turn
 from nxpipe.artifact_store.canonical import sha256_of_chunks
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Corrupt, InvalidDocument, NotFound
@@ -54,29 +54,29 @@ class Blobs:
         self._grace = grace
         self._had_the_last = False
 
-    def put(self, data: bytes | memoryview, sent: Sent = nobody) -> Blob:
+    def put(self, data: bytes | memoryview, sent: Sent = ignore_progress) -> Blob:
         """Keep these bytes. Nothing is written when the store holds them intact."""
         return self.keep(self._backend.hashed(data), sent)
 
-    def put_all(self, datas: Sequence[bytes | memoryview], sent: Sent = nobody) -> Iterable[Blob]:
+    def put_all(self, datas: Sequence[bytes | memoryview], sent: Sent = ignore_progress) -> Iterable[Blob]:
         """The same of several, at once where that is faster; in order."""
         tell = in_turn(sent)
         return self._backend.each(lambda data: self.put(data, tell), datas)
 
-    def put_file(self, path: Path, sent: Sent = nobody) -> Blob:
+    def put_file(self, path: Path, sent: Sent = ignore_progress) -> Blob:
         """Keep a file's bytes, which need not fit in memory; it is left where it is."""
         with os_errors(f"read {path}"):
             payload = self._backend.hashed(path)
         return self.keep(payload, sent)
 
-    def put_stream(self, chunks: Iterable[bytes], sent: Sent = nobody) -> Blob:
+    def put_stream(self, chunks: Iterable[bytes], sent: Sent = ignore_progress) -> Blob:
         """Keep bytes that need not fit in memory."""
         with scratch(self._backend.scratch_folder) as file:
             for chunk in chunks:
                 file.write(chunk)
             return self.keep(file.finish(), sent)
 
-    def keep(self, payload: Payload, sent: Sent = nobody) -> Blob:
+    def keep(self, payload: Payload, sent: Sent = ignore_progress) -> Blob:
         """A large one is asked for before it is sent; a small one just sent, unless the store had the last one."""
         blob = Blob(sha256=payload.sha256, size=payload.size)
         path = blob_path(blob)
@@ -96,7 +96,7 @@ class Blobs:
         """The bytes, verified."""
         return b"".join(self.chunks(blob))
 
-    def chunks(self, blob: Blob, sent: Sent = nobody) -> Iterator[bytes]:
+    def chunks(self, blob: Blob, sent: Sent = ignore_progress) -> Iterator[bytes]:
         """The bytes in chunks; only when the last one has come are they verified."""
         path = blob_path(blob)
         chunks = self._backend.read(path)
@@ -104,7 +104,7 @@ class Blobs:
             raise NotFound(f"{self._backend.url} holds no blob {blob.sha256} of {blob.size} bytes; {PUBLISH_AGAIN}")
         return checked(_told(chunks, sent), blob, f"{self._backend.url}/{path}", PUBLISH_AGAIN)
 
-    def copy_to(self, blob: Blob, path: Path, sent: Sent = nobody) -> None:
+    def copy_to(self, blob: Blob, path: Path, sent: Sent = ignore_progress) -> None:
         """Write the bytes to a file, which appears when they have proved right; its folder is made if need be."""
         with new_file(path.parent) as file, os_errors(f"write {path}"):
             self.copy_into(blob, file.descriptor, (0,), sent)
@@ -112,7 +112,7 @@ class Blobs:
             file.close()
             file.path.replace(path)
 
-    def copy_into(self, blob: Blob, descriptor: int, offsets: Sequence[int], sent: Sent = nobody) -> None:
+    def copy_into(self, blob: Blob, descriptor: int, offsets: Sequence[int], sent: Sent = ignore_progress) -> None:
         """Write the bytes to these places of an open file; what is there is only known to be right at the end.
 
         An OSError is the file's, whose name the caller knows.

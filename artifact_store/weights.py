@@ -7,7 +7,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Final
 
-from nxpipe.artifact_store.backends.protocol import Sent, nobody
+from nxpipe.artifact_store.backends.protocol import Sent, ignore_progress
 from nxpipe.artifact_store.blobs import PUBLISH_AGAIN, Blobs, read_at_most
 from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.artifact_store.documents import Blob
@@ -104,7 +104,7 @@ class _Object:
     tensors: Callable[[Blob], list[Tensor]]
 
 
-def put_weights(blobs: Blobs, tensors: Iterable[Elements], sent: Sent = nobody) -> tuple[Tensor, ...]:
+def put_weights(blobs: Blobs, tensors: Iterable[Elements], sent: Sent = ignore_progress) -> tuple[Tensor, ...]:
     """Store tensors, and name them in the order in which they came; equal content is stored once.
 
     Small ones are packed in that order, so that a change of one leaves the packs of the others as they are.

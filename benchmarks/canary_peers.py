@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from nxpipe.pipeline.canary.counts import Arm, Batch
 from nxpipe.pipeline.canary.evidence import Evidence
 from nxpipe.pipeline.canary.judge import Decision, Moment, judge
+from nxpipe.pipeline.canary.metrics import Arm, Batch
 from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.rollout.planner import LOG_THRESHOLDS, P95, SPREAD, UNCHANGED_LATENCY, Slowness
 from nxpipe.pipeline.rollout.simulate import INCIDENT, INCIDENT_BEGINS, INCIDENT_ERRORS, INCIDENT_MINUTES, TrafficModel

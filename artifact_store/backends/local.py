@@ -14,7 +14,17 @@ from typing import Final, TypeVar
 
 from nxpipe.artifact_store.backends.files import chunks_of, flush_to_disk, new_file, os_errors, scratch, write_at
 from nxpipe.artifact_store.backends.no_symlinks import NotAFile, SafeFolder
-from nxpipe.artifact_store.backends.protocol import Clock, Found, Payload, Probe, Sent, Stat, Violated, insist, nobody
+from nxpipe.artifact_store.backends.protocol import (
+    Clock,
+    Found,
+    Payload,
+    Probe,
+    Sent,
+    Stat,
+    Violated,
+    ignore_progress,
+    insist,
+)
 from nxpipe.artifact_store.errors import Changed, Corrupt, Denied, StoreUnavailable
 from nxpipe.artifact_store.layout import SCRATCH, is_object
 
@@ -146,7 +156,7 @@ class LocalFolder:
     def hashed(self, data: bytes | memoryview | Path) -> Payload:
         return Payload.of(data)
 
-    def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = nobody) -> bool:
+    def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = ignore_progress) -> bool:
         with self._as_file(payload) as source, os_errors(f"write {self._file(path)}"):
             if durable:
                 self._files.flush(source)
@@ -156,7 +166,7 @@ class LocalFolder:
         sent(payload.size)
         return created
 
-    def replace(self, path: str, payload: Payload, *, sent: Sent = nobody) -> None:
+    def replace(self, path: str, payload: Payload, *, sent: Sent = ignore_progress) -> None:
         with self._as_file(payload) as source, os_errors(f"write {self._file(path)}"):
             self._files.flush(source)
             self._files.rename(source, path)

@@ -73,7 +73,7 @@ R = TypeVar("R")
 Sent = Callable[[int], None]  # told of every few bytes that went out or came in
 
 
-def nobody(_: int) -> None:
+def ignore_progress(_: int) -> None:
     """For those who do not watch."""
 
 
@@ -162,13 +162,13 @@ class Backend(Protocol):
     def hashed(self, data: bytes | memoryview | Path) -> Payload:
         """These bytes, or a file's, with every digest that storing them here takes."""
 
-    def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = nobody) -> bool:
+    def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = ignore_progress) -> bool:
         """Store an object, whole or not at all, unless the path is taken. True: this call made it.
 
         Without `durable` a power loss may still take or tear it, until `make_durable`.
         """
 
-    def replace(self, path: str, payload: Payload, *, sent: Sent = nobody) -> None:
+    def replace(self, path: str, payload: Payload, *, sent: Sent = ignore_progress) -> None:
         """Store an object over whatever is there, whole, and durably."""
 
     def read(

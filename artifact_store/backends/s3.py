@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from nxpipe.artifact_store.backends import s3 as listing
-from nxpipe.artifact_store.backends.protocol import CHUNK, Clock, Found, Payload, Probe, Sent, Stat, nobody
-from nxpipe.artifact_store.backends.s3_body import Interrupted, Window, opened
+from nxpipe.artifact_store.backends.protocol import CHUNK, Clock, Found, Payload, Probe, Sent, Stat, ignore_progress
 from nxpipe.artifact_store.backends.s3_client import (
     ATTEMPTS,
     DEFAULT,
@@ -31,6 +30,7 @@ from nxpipe.artifact_store.backends.s3_client import (
     unavailable,
     unknown,
 )
+from nxpipe.artifact_store.backends.s3_connection import Interrupted, Window, opened
 from nxpipe.artifact_store.backends.s3_multipart import (
     IN_PARTS_ABOVE,
     MAX_BLOB_BYTES,
@@ -155,7 +155,7 @@ class Bucket:
         size = data.stat().st_size if isinstance(data, Path) else memoryview(data).nbytes
         return hashed_in_parts(data, size) if size > IN_PARTS_ABOVE else Payload.of(data)
 
-    def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = nobody) -> bool:
+    def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = ignore_progress) -> bool:
         """S3 answers when the object is durable, whether or not that was asked for."""
         if self._in_parts(path, payload):
             return self._uploader.store(path, payload, sent, overwrite=False)
@@ -183,7 +183,7 @@ class Bucket:
         proof = self._proved.get(path)
         return proof is not None and proof[:2] == (sha256, size) and time.monotonic() - proof[2] < _PROOF_HOLDS
 
-    def replace(self, path: str, payload: Payload, *, sent: Sent = nobody) -> None:
+    def replace(self, path: str, payload: Payload, *, sent: Sent = ignore_progress) -> None:
         self._proved.pop(path, None)
         if self._in_parts(path, payload):
             self._uploader.store(path, payload, sent, overwrite=True)

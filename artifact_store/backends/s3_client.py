@@ -23,7 +23,7 @@ from botocore.exceptions import (
     ConnectionError as NoConnection,
 )
 
-from nxpipe.artifact_store.backends.s3_body import Window
+from nxpipe.artifact_store.backends.s3_connection import Window
 from nxpipe.artifact_store.backends.s3_quick import FastPath
 from nxpipe.artifact_store.errors import Denied, StoreUnavailable
 

@@ -13,8 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
-from nxpipe.artifact_store.backends.protocol import CHUNK, Payload, Sent, nobody
-from nxpipe.artifact_store.backends.s3_body import Interrupted, Source, Window, opened
+from nxpipe.artifact_store.backends.protocol import CHUNK, Payload, Sent, ignore_progress
 from nxpipe.artifact_store.backends.s3_client import (
     ATTEMPTS,
     FAULTS,
@@ -28,6 +27,7 @@ from nxpipe.artifact_store.backends.s3_client import (
     unavailable,
     unknown,
 )
+from nxpipe.artifact_store.backends.s3_connection import Interrupted, Source, Window, opened
 from nxpipe.artifact_store.errors import StoreUnavailable
 
 WRITE_ID: Final = "nxpipe-write-id"
@@ -63,7 +63,7 @@ def stretches(size: int) -> list[tuple[int, int]]:
 def hashed_in_parts(data: bytes | memoryview | Path, size: int) -> Payload:
     """The digests of the whole and of its parts: what the parts tie together are then the bytes that have the name."""
     unnamed = Payload("", size, data if isinstance(data, Path) else memoryview(data).cast("B"))
-    with opened(unnamed, nobody) as source:
+    with opened(unnamed, ignore_progress) as source:
         whole, parts = _digests(unnamed, source)
     return replace(unnamed, sha256=whole.hex(), parts=parts)
 

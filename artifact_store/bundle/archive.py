@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Final, Protocol, TypeAlias
 
 from nxpipe.artifact_store.backends.files import Scratch, flush_to_disk, os_errors, scratch
-from nxpipe.artifact_store.backends.protocol import Payload, Sent, nobody
+from nxpipe.artifact_store.backends.protocol import Payload, Sent, ignore_progress
 from nxpipe.artifact_store.blobs import checked, read_at_most
 from nxpipe.artifact_store.bundle.oci import (
     INDEX_FILE,
@@ -49,7 +49,7 @@ class _Sink(Protocol):
     def add(self, name: str, size: int, chunks: Iterable[bytes]) -> None: ...
 
 
-def export_artifact(store: Store, published: Published, target: Path, sent: Sent = nobody) -> Image:
+def export_artifact(store: Store, published: Published, target: Path, sent: Sent = ignore_progress) -> Image:
     """Write an artifact, with its evidence and signatures, to a tar file (by its name's end) or a folder, whole."""
     if target.exists():
         raise Refused(f"{target} is in the way of the export; remove it, or name another file or folder")
@@ -177,7 +177,7 @@ class Bundled:
     def size_bytes(self) -> int:
         return sum(blob.size for blob in _named(self.manifest, self.evidence))
 
-    def publish(self, store: Store, sent: Sent = nobody) -> Published:
+    def publish(self, store: Store, sent: Sent = ignore_progress) -> Published:
         """A repetition goes on where the last attempt ended: blobs that are there are not copied again."""
         one_at_a_time = Lock()
 

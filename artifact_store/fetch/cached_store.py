@@ -9,7 +9,7 @@ from typing import IO
 
 from nxpipe.artifact_store.backends.files import chunks_of, copy_into, os_errors
 from nxpipe.artifact_store.backends.no_symlinks import SafeFolder, Spot
-from nxpipe.artifact_store.backends.protocol import Backend, Sent, nobody
+from nxpipe.artifact_store.backends.protocol import Backend, Sent, ignore_progress
 from nxpipe.artifact_store.blobs import Blobs
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.evidence import Evidence
@@ -107,11 +107,11 @@ class MirroredBlobs(Blobs):
         self._sources = sources
         self._tier = tier
 
-    def chunks(self, blob: Blob, sent: Sent = nobody) -> Iterator[bytes]:
+    def chunks(self, blob: Blob, sent: Sent = ignore_progress) -> Iterator[bytes]:
         """The bytes in chunks, verified before the first one."""
         return chunks_of(self.open(blob, sent))
 
-    def open(self, blob: Blob, sent: Sent = nobody) -> IO[bytes]:
+    def open(self, blob: Blob, sent: Sent = ignore_progress) -> IO[bytes]:
         """The bytes as a file to be read, verified; from the tier, which gets what it lacks."""
         opened: list[IO[bytes]] = []
 
@@ -127,7 +127,7 @@ class MirroredBlobs(Blobs):
         self._receive(blob, self._tier.partial if self._tier else _spot(self._backend.scratch_folder), use, sent)
         return opened[0]
 
-    def copy_to(self, blob: Blob, path: Path, sent: Sent = nobody) -> None:
+    def copy_to(self, blob: Blob, path: Path, sent: Sent = ignore_progress) -> None:
         def use(name: str, handle: int) -> None:
             with os_errors(f"write {path}"):
                 os.fsync(handle)
@@ -138,12 +138,14 @@ class MirroredBlobs(Blobs):
         else:
             super().copy_to(blob, path, sent)
 
-    def copy_into(self, blob: Blob, descriptor: int, offsets: Sequence[int], sent: Sent = nobody) -> None:
+    def copy_into(self, blob: Blob, descriptor: int, offsets: Sequence[int], sent: Sent = ignore_progress) -> None:
         with self.open(blob, sent) as file:
             for offset in offsets:
                 copy_into(descriptor, file, offset)
 
-    def assemble(self, whole: Whole, near: Spot, adopt: Callable[[Path, int], bool], sent: Sent = nobody) -> None:
+    def assemble(
+        self, whole: Whole, near: Spot, adopt: Callable[[Path, int], bool], sent: Sent = ignore_progress
+    ) -> None:
         """Hand a file that is put together from blobs to `adopt`, with its handle, which gives it another name, or
         tells that it has gone. It is made in the tier, which keeps it, or else in the folder `near`."""
         if self._tier and self._is_held(whole, self._tier.held, adopt):

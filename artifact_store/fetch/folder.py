@@ -22,7 +22,7 @@ from typing import Final
 
 from nxpipe.artifact_store.backends.files import NewFile, copy_into, new_file, os_errors, scratch, write_at
 from nxpipe.artifact_store.backends.no_symlinks import NotAFile, SafeFolder, Spot, is_ours, is_same
-from nxpipe.artifact_store.backends.protocol import Sent, in_turn, nobody
+from nxpipe.artifact_store.backends.protocol import Sent, ignore_progress, in_turn
 from nxpipe.artifact_store.blobs import Blobs
 from nxpipe.artifact_store.documents import Blob, Document, SafePath, parse_document
 from nxpipe.artifact_store.errors import NotUnderstood, Refused
@@ -236,7 +236,7 @@ class Fetched:
     bytes_written: int
 
 
-def fetch(blobs: Blobs, manifest: Manifest, folder: Path, sent: Sent = nobody) -> Fetched:
+def fetch(blobs: Blobs, manifest: Manifest, folder: Path, sent: Sent = ignore_progress) -> Fetched:
     """Bring a folder to hold this artifact, and nothing else; repeating it is cheap, and goes on where it stopped."""
     sent = in_turn(sent)
     document = manifest.to_bytes()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from nxpipe.artifact_store.backends.files import Scratch, scratch
 from nxpipe.artifact_store.backends.no_symlinks import Spot
-from nxpipe.artifact_store.backends.protocol import Backend, Sent, nobody
+from nxpipe.artifact_store.backends.protocol import Backend, Sent, ignore_progress
 from nxpipe.artifact_store.blobs import PUBLISH_AGAIN
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Changed, Corrupt, NotFound
@@ -137,7 +137,7 @@ def _join(file: Partial, piece: Piece, place: Backend, sent: Sent) -> None:
     digest = _fetch(file, piece, place, sent)
     if digest != piece.blob.sha256 and resumed:
         file.forget(piece.first, piece.ranges)
-        digest = _fetch(file, piece, place, nobody)
+        digest = _fetch(file, piece, place, ignore_progress)
     if digest != piece.blob.sha256:
         file.forget(piece.first, piece.ranges)
         raise _corrupt(piece.blob, place, f"its {piece.blob.size} bytes have the SHA-256 {digest}")

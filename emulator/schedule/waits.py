@@ -26,14 +26,7 @@ from nxpipe.emulator.isa.instruction import Engine, Instruction, Wait
 from nxpipe.emulator.isa.operands import Far, Place, Tile, extent
 from nxpipe.emulator.isa.program import Loop, Program, Step, counted
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.schedule.instruction_index import (
-    IndexedInstruction,
-    InstructionIndex,
-    Iterations,
-    form_of,
-    plus,
-    streams,
-)
+from nxpipe.emulator.schedule.timeline import IndexedInstruction, InstructionIndex, Iterations, form_of, plus, streams
 
 
 def insert_waits(program: Program) -> Program:

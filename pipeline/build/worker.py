@@ -321,6 +321,6 @@ def _backend_of(name: str) -> Backend:
         from nxpipe.pipeline.compile.neuronx.backend import NeuronxBackend
 
         return NeuronxBackend()
-    from nxpipe.pipeline.compile.emulator import EmulatorBackend
+    from nxpipe.pipeline.compile.frontend import EmulatorBackend
 
     return EmulatorBackend()

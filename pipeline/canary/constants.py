@@ -11,7 +11,7 @@ soon a regression is found, never how often a healthy version is rolled back.
 import math
 from typing import Final
 
-from nxpipe.pipeline.canary.counts import LATENCIES
+from nxpipe.pipeline.canary.metrics import LATENCIES
 
 # Percent of traffic that stays with the baseline until the last step has ended. Without a concurrent baseline there is
 # no comparison: an incident of the whole service could not be told from a regression of the candidate.

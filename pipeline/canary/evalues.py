@@ -24,9 +24,9 @@ from nxpipe.pipeline.canary.constants import (
     OBJECTIVE_STAKES,
     RATIO_STAKES,
 )
-from nxpipe.pipeline.canary.counts import Batch, fault
 from nxpipe.pipeline.canary.evidence import GRAIN, Curve, StepEvidence, sum_curves
 from nxpipe.pipeline.canary.likelihood import log_sum
+from nxpipe.pipeline.canary.metrics import Batch, fault
 from nxpipe.pipeline.canary.plan import CanaryPlan
 
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from nxpipe.pipeline.canary.counts import METRICS, Batch, Minutes, Pairs
 from nxpipe.pipeline.canary.documents import EvidenceInvalid, digest_of
 from nxpipe.pipeline.canary.likelihood import informative, log_likelihoods, mixed_log_likelihoods
+from nxpipe.pipeline.canary.metrics import METRICS, Batch, Minutes, Pairs
 from nxpipe.pipeline.canary.plan import CanaryPlan
 
 GRAIN: Final = 2.0**-30

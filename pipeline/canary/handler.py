@@ -11,12 +11,11 @@ from enum import StrEnum
 from typing import Any, Final
 
 from nxpipe.pipeline.canary.constants import EVALUATIONS_PER_EXECUTION, WARMUP_MINUTES
-from nxpipe.pipeline.canary.counts import Batch
 from nxpipe.pipeline.canary.documents import CanaryError, canonical_json, digest_of
 from nxpipe.pipeline.canary.evalues import FullTrafficTest
 from nxpipe.pipeline.canary.evidence import Evidence
 from nxpipe.pipeline.canary.judge import Decision, Judgement, Moment, Verdict, explain, judge
-from nxpipe.pipeline.canary.metrics import UnansweredRequests, batches, complete, minute_of, queries, start_of
+from nxpipe.pipeline.canary.metrics import Batch, UnansweredRequests, batches, complete, minute_of, queries, start_of
 from nxpipe.pipeline.canary.plan import CanaryPlan, Schedule
 from nxpipe.pipeline.canary.record import record_of
 

@@ -15,11 +15,11 @@ from enum import StrEnum
 from typing import Any
 
 from nxpipe.pipeline.canary.constants import INCIDENT, MAX_UNTIMED, SUSPICION
-from nxpipe.pipeline.canary.counts import ERRORS, METRICS, Arm, Batch, Minutes, fault
 from nxpipe.pipeline.canary.documents import EvidenceInvalid
 from nxpipe.pipeline.canary.evalues import all_metrics, better, interval, within_objective, worse
 from nxpipe.pipeline.canary.evidence import Evidence, StepEvidence, empty_step, evidence_of_minute
 from nxpipe.pipeline.canary.likelihood import log_sum
+from nxpipe.pipeline.canary.metrics import ERRORS, METRICS, Arm, Batch, Minutes, fault
 from nxpipe.pipeline.canary.plan import CanaryPlan
 
 

@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any, Final
 
 from nxpipe.pipeline.canary.constants import BASELINE_SHARE, RATIO_STAKES, TOLERATED_RISE
-from nxpipe.pipeline.canary.counts import LATENCIES, METRICS
 from nxpipe.pipeline.canary.documents import PlanInvalid, digest_of
+from nxpipe.pipeline.canary.metrics import LATENCIES, METRICS
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nxpipe.pipeline.canary.counts import Batch
 from nxpipe.pipeline.canary.documents import CanaryError, RecordInvalid, canonical_json, digest_of
 from nxpipe.pipeline.canary.evidence import Evidence
 from nxpipe.pipeline.canary.judge import Judgement, Moment, judge
+from nxpipe.pipeline.canary.metrics import Batch
 from nxpipe.pipeline.canary.plan import CanaryPlan
 
 

@@ -11,8 +11,8 @@ from nxpipe.artifact_store.names import short_name
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.artifacts.channels import model_id
 from nxpipe.pipeline.artifacts.signing import trust_in
-from nxpipe.pipeline.canary.counts import LATENCIES
 from nxpipe.pipeline.canary.documents import CanaryError
+from nxpipe.pipeline.canary.metrics import LATENCIES
 from nxpipe.pipeline.canary.plan import CanaryPlan, Schedule
 from nxpipe.pipeline.config import Rollout
 from nxpipe.pipeline.models.thresholds import Thresholds, evidence_shortfall

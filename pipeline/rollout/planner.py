@@ -14,9 +14,9 @@ from statistics import NormalDist
 from typing import Final
 
 from nxpipe.pipeline.canary.constants import METRIC_STAKES, OBJECTIVE_STAKES
-from nxpipe.pipeline.canary.counts import LATENCIES, METRICS
 from nxpipe.pipeline.canary.evalues import bets_above, bets_below, stakes_by_step
 from nxpipe.pipeline.canary.likelihood import log_likelihoods
+from nxpipe.pipeline.canary.metrics import LATENCIES, METRICS
 from nxpipe.pipeline.canary.plan import CanaryPlan
 
 SPREAD: Final = 0.5  # sigma of the logarithm

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from nxpipe.pipeline.canary.counts import ERRORS, METRICS
 from nxpipe.pipeline.canary.judge import Decision, Verdict, odds
+from nxpipe.pipeline.canary.metrics import ERRORS, METRICS
 from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.rollout.aws import RolloutExecution
 from nxpipe.pipeline.rollout.status import EvaluationRecord, Phase, RolloutEnd, Status

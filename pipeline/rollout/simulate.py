@@ -15,10 +15,10 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from nxpipe.pipeline.canary.counts import METRICS, Arm, Batch
 from nxpipe.pipeline.canary.evidence import Evidence
 from nxpipe.pipeline.canary.judge import Decision, Moment, judge
 from nxpipe.pipeline.canary.likelihood import Tallies, fitted_tau
+from nxpipe.pipeline.canary.metrics import METRICS, Arm, Batch
 from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.rollout.planner import UNCHANGED_LATENCY, Slowness
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from nxpipe.artifact_store import Published
 from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, other_environment
-from nxpipe.pipeline.canary.counts import LATENCIES
+from nxpipe.pipeline.canary.metrics import LATENCIES
 from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.config import Rollout
 from nxpipe.pipeline.rollout.aws import (

@@ -12,10 +12,10 @@ from enum import StrEnum
 from typing import Any, Final
 
 from nxpipe.artifact_store import Store
-from nxpipe.pipeline.canary.counts import METRICS, Batch
 from nxpipe.pipeline.canary.evalues import interval
 from nxpipe.pipeline.canary.evidence import Evidence
 from nxpipe.pipeline.canary.judge import Decision, Moment, Verdict, add_minutes
+from nxpipe.pipeline.canary.metrics import METRICS, Batch
 from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.rollout.aws import SUCCEEDED, RolloutExecution, StateMachine
 

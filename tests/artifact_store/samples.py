@@ -12,7 +12,7 @@ from moto.server import ThreadedMotoServer
 
 from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.backends.local import LocalFolder
-from nxpipe.artifact_store.backends.protocol import Backend, Found, Payload, Sent, nobody
+from nxpipe.artifact_store.backends.protocol import Backend, Found, Payload, Sent, ignore_progress
 from nxpipe.artifact_store.backends.s3 import connect
 from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.documents import Blob
@@ -184,11 +184,11 @@ class _Watched:
         self.url = inner.url
         self.scratch_folder = inner.scratch_folder
 
-    def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = nobody) -> bool:
+    def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = ignore_progress) -> bool:
         self._announce("create durably" if durable else "create", path)
         return self._inner.create(path, payload, durable=durable, sent=sent)
 
-    def replace(self, path: str, payload: Payload, *, sent: Sent = nobody) -> None:
+    def replace(self, path: str, payload: Payload, *, sent: Sent = ignore_progress) -> None:
         self._announce("replace", path)
         self._inner.replace(path, payload, sent=sent)
 

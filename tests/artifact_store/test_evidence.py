@@ -17,8 +17,7 @@ from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Conflict, Corrupt, Incomplete, InvalidDocument
 from nxpipe.artifact_store.evidence import UNVERIFIED, Evidence, gap, is_covered
 from nxpipe.artifact_store.layout import blob_path
-from nxpipe.artifact_store.maintenance.fsck import fsck
-from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
+from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, fsck, plan
 from nxpipe.artifact_store.trust.keys import make_key_file
 from nxpipe.artifact_store.trust.policy import Policy, TrustedKey, believing, is_vouched, vouch
 from nxpipe.artifact_store.trust.signers import open_signer

@@ -12,8 +12,7 @@ from nxpipe.artifact_store.builds import ResultFile, StepResult, keep_step_resul
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Conflict, Corrupt, Incomplete, InvalidDocument, NotFound
 from nxpipe.artifact_store.layout import PARTS, blob_path, part_path
-from nxpipe.artifact_store.maintenance.fsck import fsck
-from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
+from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, fsck, plan
 from tests.artifact_store.samples import Place, put
 from tests.artifact_store.upkeep_world import GRACE, ClockedFolder
 

@@ -7,8 +7,7 @@ import pytest
 from nxpipe.artifact_store.builds import MAX_OUTCOME_BYTES, outcomes_of, record_outcome
 from nxpipe.artifact_store.errors import Corrupt
 from nxpipe.artifact_store.layout import outcome_path
-from nxpipe.artifact_store.maintenance.fsck import fsck
-from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
+from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, fsck, plan
 from nxpipe.artifact_store.store import Store
 from tests.artifact_store.upkeep_world import ClockedFolder
 

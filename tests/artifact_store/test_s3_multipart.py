@@ -23,8 +23,8 @@ from moto.s3.models import s3_backends
 from nxpipe.artifact_store.backends import s3, s3_multipart
 from nxpipe.artifact_store.backends.protocol import Payload
 from nxpipe.artifact_store.backends.s3 import Bucket, connect
-from nxpipe.artifact_store.backends.s3_body import opened
 from nxpipe.artifact_store.backends.s3_client import S3Options
+from nxpipe.artifact_store.backends.s3_connection import opened
 from nxpipe.artifact_store.backends.s3_multipart import (
     MAX_BLOB_BYTES,
     PARTS,

@@ -24,8 +24,7 @@ from nxpipe.artifact_store.layout import (
     listing_path,
     retired_path,
 )
-from nxpipe.artifact_store.maintenance.fsck import fsck
-from nxpipe.artifact_store.maintenance.gc import Plan, Rules, carry_out, plan
+from nxpipe.artifact_store.maintenance.collection import Plan, Rules, carry_out, fsck, plan
 from nxpipe.artifact_store.maintenance.reachability import usage
 from nxpipe.artifact_store.manifest import Tensor
 from nxpipe.artifact_store.pins import Pins

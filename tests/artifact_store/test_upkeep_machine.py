@@ -19,7 +19,7 @@ from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.protocol import Backend
 from nxpipe.artifact_store.channel.generation import Generation
 from nxpipe.artifact_store.channel.log import ChannelLog, channels
-from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
+from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, plan
 from nxpipe.artifact_store.maintenance.reachability import DAY
 from tests.artifact_store.upkeep_world import (
     GRACE,

@@ -12,7 +12,7 @@ import pytest
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.layout import ACTIONS, RETIRED
-from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
+from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, plan
 from nxpipe.artifact_store.maintenance.reachability import DAY
 from tests.artifact_store.upkeep_world import (
     GRACE,

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.backends.local import LocalFolder
-from nxpipe.artifact_store.backends.protocol import Backend, Payload, Sent, nobody
+from nxpipe.artifact_store.backends.protocol import Backend, Payload, Sent, ignore_progress
 from nxpipe.artifact_store.builds import StepResult, keep_step_result, step_result
 from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.channel.change import Author, Requirements, promote, rollback
@@ -15,7 +15,7 @@ from nxpipe.artifact_store.channel.log import ChannelLog, channels
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Corrupt, Incomplete, NotFound, Refused, StoreUnavailable
 from nxpipe.artifact_store.layout import PARTS
-from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
+from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, plan
 from nxpipe.artifact_store.maintenance.reachability import DAY, History
 from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.artifact_store.pins import Pins
@@ -36,13 +36,13 @@ class ClockedFolder(LocalFolder):
     def now(self, *, looking: bool = False) -> float:
         return self.time
 
-    def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = nobody) -> bool:
+    def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = ignore_progress) -> bool:
         created = super().create(path, payload, durable=durable, sent=sent)
         if created:
             self._stamp(path)
         return created
 
-    def replace(self, path: str, payload: Payload, *, sent: Sent = nobody) -> None:
+    def replace(self, path: str, payload: Payload, *, sent: Sent = ignore_progress) -> None:
         super().replace(path, payload, sent=sent)
         self._stamp(path)
 

@@ -11,7 +11,7 @@ from nxpipe.artifact_store.backends.protocol import Payload
 from nxpipe.artifact_store.builds import store_report, timestamp_of
 from nxpipe.artifact_store.errors import InvalidDocument
 from nxpipe.artifact_store.layout import REPORTS
-from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
+from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, plan
 from nxpipe.pipeline.build.report import html
 from nxpipe.pipeline.build.report.document import write_report
 from tests.artifact_store.samples import put

@@ -16,7 +16,7 @@ from nxpipe.stacks.rollout.stack import archive
 _SERVE: Final = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from nxpipe.pipeline.canary.counts import METRICS
+from nxpipe.pipeline.canary.metrics import METRICS
 from nxpipe.pipeline.canary.handler import RolloutState
 from nxpipe.pipeline.canary.handler import handle
 from nxpipe.pipeline.canary.evalues import interval

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from math import comb
 from typing import Any
 
-from nxpipe.pipeline.canary.counts import LATENCIES, Arm, Batch
 from nxpipe.pipeline.canary.evidence import Evidence
 from nxpipe.pipeline.canary.judge import Judgement, Moment, judge
+from nxpipe.pipeline.canary.metrics import LATENCIES, Arm, Batch
 from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.config import Rollout
 from nxpipe.pipeline.rollout.input import plan_of

@@ -11,14 +11,13 @@ from typing import Any, Final
 
 import pytest
 
-from nxpipe.pipeline.canary.counts import LATENCIES, METRICS, NO_REQUESTS, Arm, Batch, Count
 from nxpipe.pipeline.canary.documents import canonical_json
 from nxpipe.pipeline.canary.evalues import interval
 from nxpipe.pipeline.canary.evidence import Evidence
 from nxpipe.pipeline.canary.handler import RolloutState
 from nxpipe.pipeline.canary.judge import Decision, Judgement, Moment, judge
 from nxpipe.pipeline.canary.likelihood import log_sum
-from nxpipe.pipeline.canary.metrics import start_of
+from nxpipe.pipeline.canary.metrics import LATENCIES, METRICS, NO_REQUESTS, Arm, Batch, Count, start_of
 from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.canary.record import replay
 from nxpipe.stacks.rollout.stack import RUNTIME

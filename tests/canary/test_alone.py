@@ -5,8 +5,8 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxpipe.pipeline.canary.counts import NO_REQUESTS, Arm, Batch
 from nxpipe.pipeline.canary.evalues import FullTrafficTest
+from nxpipe.pipeline.canary.metrics import NO_REQUESTS, Arm, Batch
 from tests.canary.samples import plan_with
 from tests.tiers import examples
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxpipe.pipeline.canary.counts import METRICS, NO_REQUESTS, Arm, Batch
 from nxpipe.pipeline.canary.documents import EvidenceInvalid, PlanInvalid
 from nxpipe.pipeline.canary.evalues import interval
 from nxpipe.pipeline.canary.evidence import Evidence, pooled
 from nxpipe.pipeline.canary.judge import Decision, Moment, Verdict, decide, explain, judge
+from nxpipe.pipeline.canary.metrics import METRICS, NO_REQUESTS, Arm, Batch
 from nxpipe.pipeline.canary.plan import CanaryPlan, TrafficStep
 from tests.canary.samples import PLAN, arm, errors_alone, judged_alone, minute, plan_with
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from nxpipe.pipeline.canary.counts import Batch
 from nxpipe.pipeline.canary.documents import RecordInvalid, canonical_json, digest_of
 from nxpipe.pipeline.canary.evidence import Evidence
 from nxpipe.pipeline.canary.judge import Moment, judge
+from nxpipe.pipeline.canary.metrics import Batch
 from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.canary.record import read, record_of, replay
 from tests.canary.samples import PLAN, minute

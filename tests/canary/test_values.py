@@ -6,9 +6,9 @@ from math import comb
 
 import pytest
 
-from nxpipe.pipeline.canary.counts import METRICS, Arm, Batch, Pairs
 from nxpipe.pipeline.canary.evalues import all_metrics, better, within_objective, worse
 from nxpipe.pipeline.canary.evidence import StepEvidence, empty_step, evidence_of_minute
+from nxpipe.pipeline.canary.metrics import METRICS, Arm, Batch, Pairs
 from nxpipe.pipeline.canary.plan import CanaryPlan
 from tests.canary.samples import PLAN, errors_alone, fisher, plan_with
 

@@ -17,7 +17,7 @@ from nxpipe.artifact_store.channel.change import Author, Requirements, promote, 
 from nxpipe.artifact_store.channel.generation import Generation, Served
 from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.documents import Blob, written_now
-from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
+from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, plan
 from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.artifact_store.pins import Pins
 from nxpipe.artifact_store.weights import Elements, put_weights

@@ -10,9 +10,8 @@ from nxpipe.artifact_store.backends.s3 import Bucket
 from nxpipe.artifact_store.backends.s3_client import S3Options
 from nxpipe.artifact_store.errors import StoreError
 from nxpipe.artifact_store.layout import ACTIONS
+from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, fsck, plan
 from nxpipe.artifact_store.maintenance.doctor import examine, insist_on_safety
-from nxpipe.artifact_store.maintenance.fsck import fsck
-from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
 from tests.artifact_store.samples import put
 from tests.faults.conftest import client_of
 from tests.faults.plan import CutAfter, CutBefore, Fault, Plan, where

@@ -20,7 +20,7 @@ from nxpipe.artifact_store.backends.protocol import Backend
 from nxpipe.artifact_store.channel.change import Requirements, promote, rollback
 from nxpipe.artifact_store.channel.log import Appended
 from nxpipe.artifact_store.errors import Conflict, NotFound, Refused, StoreUnavailable
-from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
+from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, plan
 from nxpipe.artifact_store.records import Published
 from nxpipe.artifact_store.weights import read_weights
 from tests.artifact_store.samples import folder, publish_verified

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from nxpipe.artifact_store.backends.local import LocalFolder
-from nxpipe.artifact_store.backends.protocol import Backend, Payload, Sent, nobody
+from nxpipe.artifact_store.backends.protocol import Backend, Payload, Sent, ignore_progress
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -101,10 +101,10 @@ class TimedFolder(LocalFolder):
     def now(self, *, looking: bool = False) -> float:
         return self.time
 
-    def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = nobody) -> bool:
+    def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = ignore_progress) -> bool:
         return super().create(path, payload, durable=durable, sent=sent) and self._date(path)
 
-    def replace(self, path: str, payload: Payload, *, sent: Sent = nobody) -> None:
+    def replace(self, path: str, payload: Payload, *, sent: Sent = ignore_progress) -> None:
         super().replace(path, payload, sent=sent)
         self._date(path)
 

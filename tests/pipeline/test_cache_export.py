@@ -12,7 +12,7 @@ import pytest
 
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.local import LocalFolder
-from nxpipe.artifact_store.backends.protocol import Backend, nobody
+from nxpipe.artifact_store.backends.protocol import Backend, ignore_progress
 from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.channel.generation import Served
 from nxpipe.artifact_store.channel.log import ChannelLog
@@ -85,7 +85,7 @@ def made(
 
 
 def carry_out(store: Store, manifest: Manifest, cache: Backend) -> list[ExportedEntry]:
-    return list(export_entries(store.blobs, entries_of(manifest), cache, nobody))
+    return list(export_entries(store.blobs, entries_of(manifest), cache, ignore_progress))
 
 
 def outcomes(exported: Sequence[ExportedEntry]) -> list[ExportResult]:

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from nxpipe.artifact_store import Store
-from nxpipe.artifact_store.backends.protocol import nobody
+from nxpipe.artifact_store.backends.protocol import ignore_progress
 from nxpipe.pipeline.build.worker import CellBuilder
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.thresholds import Thresholds
@@ -36,7 +36,7 @@ def build(
     made = [maker.make(request, shape) for shape in sorted(request.shapes)]
     if not any(made) and _is_published(request, store):  # by whoever made them meanwhile
         return Built(cached=True)
-    maker.publish(request, lambda title, size: nullcontext(nobody))
+    maker.publish(request, lambda title, size: nullcontext(ignore_progress))
     return Built(cached=False)
 
 

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from nxpipe.pipeline.canary.counts import LATENCIES, NO_REQUESTS, Arm, Batch, Minutes
 from nxpipe.pipeline.canary.documents import EvidenceInvalid
 from nxpipe.pipeline.canary.evalues import FullTrafficTest
 from nxpipe.pipeline.canary.evidence import Evidence
 from nxpipe.pipeline.canary.handler import Action, RolloutState
 from nxpipe.pipeline.canary.judge import Decision, Moment, explain, judge
-from nxpipe.pipeline.canary.metrics import UnansweredRequests
+from nxpipe.pipeline.canary.metrics import LATENCIES, NO_REQUESTS, Arm, Batch, Minutes, UnansweredRequests
 from nxpipe.pipeline.canary.plan import CanaryPlan
 from tests.canary.samples import PLAN, arm, minute, plan_with
 from tests.security.balancer_counts import PLAN as TIMED

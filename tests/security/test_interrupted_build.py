@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from nxpipe.artifact_store import open_store
-from nxpipe.artifact_store.maintenance.fsck import fsck
+from nxpipe.artifact_store.maintenance.collection import fsck
 from nxpipe.pipeline.util.exit_codes import INTERRUPTED, OK, TERMINATED
 from tests.building.world import saved_world
 

@@ -21,8 +21,7 @@ from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Corrupt, Denied
 from nxpipe.artifact_store.fetch.folder import fetch
 from nxpipe.artifact_store.layout import is_object
-from nxpipe.artifact_store.maintenance.fsck import fsck
-from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
+from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, fsck, plan
 from nxpipe.artifact_store.maintenance.reachability import Collectable
 from nxpipe.pipeline.util.exit_codes import CORRUPT, OK, STORE
 from tests.artifact_store.samples import tree

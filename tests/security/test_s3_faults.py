@@ -21,7 +21,7 @@ from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import StoreUnavailable
 from nxpipe.artifact_store.fetch.folder import fetch
 from nxpipe.artifact_store.layout import blob_path
-from nxpipe.artifact_store.maintenance.fsck import fsck
+from nxpipe.artifact_store.maintenance.collection import fsck
 from nxpipe.artifact_store.store import Store
 from nxpipe.pipeline.util.exit_codes import CORRUPT, OK, REFUSED, STORE
 from tests.artifact_store.samples import S3, folder, s3_server

@@ -20,8 +20,7 @@ from nxpipe.artifact_store.channel.change import Requirements, promote, rollback
 from nxpipe.artifact_store.channel.log import ChannelLog, channels
 from nxpipe.artifact_store.errors import NotFound
 from nxpipe.artifact_store.fetch.folder import fetch
-from nxpipe.artifact_store.maintenance.fsck import fsck
-from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
+from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, fsck, plan
 from nxpipe.artifact_store.maintenance.reachability import History
 from tests.artifact_store.samples import publish_verified
 from tests.artifact_store.upkeep_world import ANYBODY, LOST_RACES, chosen, losses, program_of, sample

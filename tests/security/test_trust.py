@@ -19,7 +19,7 @@ from nxpipe.artifact_store.errors import ChannelEmpty, Corrupt, NotFound, Refuse
 from nxpipe.artifact_store.fetch.offline_index import OfflineIndex
 from nxpipe.artifact_store.fetch.selection import by_channel
 from nxpipe.artifact_store.layout import generation_path, head_path
-from nxpipe.artifact_store.maintenance.fsck import fsck
+from nxpipe.artifact_store.maintenance.collection import fsck
 from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
 from nxpipe.artifact_store.trust.envelope import PAYLOAD_TYPE
 from nxpipe.artifact_store.trust.keys import as_base64

@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nxpipe.pipeline.canary.constants import EVALUATIONS_PER_EXECUTION
-from nxpipe.pipeline.canary.counts import Arm
 from nxpipe.pipeline.canary.documents import CanaryError, digest_of
 from nxpipe.pipeline.canary.evalues import FullTrafficTest
 from nxpipe.pipeline.canary.handler import Action, RolloutState, evaluate, handle
-from nxpipe.pipeline.canary.metrics import batches, complete, minute_of, queries, start_of
+from nxpipe.pipeline.canary.metrics import Arm, batches, complete, minute_of, queries, start_of
 from nxpipe.pipeline.canary.plan import Schedule
 from tests.canary.samples import plan_with
 

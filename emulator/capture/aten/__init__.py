@@ -1,8 +1,15 @@
 """ATen importers: a module for each operator family; importing them fills the table."""
 
 from nxpipe.emulator.capture.aten import contraction, elementwise, movement, reduce  # noqa: F401
-from nxpipe.emulator.capture.aten.base import NotExpressible, Site, importer_of, is_known, states_a_fact
-from nxpipe.emulator.capture.aten.complex import Complex, complex_importer_of
+from nxpipe.emulator.capture.aten.base import (
+    Complex,
+    NotExpressible,
+    Site,
+    complex_importer_of,
+    importer_of,
+    is_known,
+    states_a_fact,
+)
 
 __all__ = [
     "Complex",

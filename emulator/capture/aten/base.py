@@ -5,12 +5,18 @@ operator's schema, defaults filled in, tensors already values of the graph. The 
 known, so shapes such as `view(-1, 64)` need no arithmetic here.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar
 
+import numpy as np
+
 from nxpipe.emulator.capture.site import NotExpressible, Site, given
 from nxpipe.emulator.ir.nodes import Value
+from nxpipe.emulator.ir.types import DType
+from nxpipe.emulator.ops import Concat, MatMul, Transpose
 
 __all__ = [
     "NotExpressible",
@@ -90,3 +96,225 @@ def axes_of(x: Value, axes: Sequence[int] | int | None) -> tuple[int, ...]:
     if isinstance(axes, int):
         axes = (axes,)
     return tuple(sorted(axis_of(x, axis) for axis in axes)) if axes and x.type.rank else tuple(range(x.type.rank))
+
+
+_MOVES = frozenset(
+    (
+        *("_unsafe_view", "alias", "cat", "clone", "contiguous", "detach", "expand", "flatten", "flip", "gather"),
+        *("index", "index_select", "movedim", "narrow", "permute", "repeat", "reshape", "roll", "select", "slice"),
+        *("chunk", "split", "split_with_sizes", "squeeze", "stack", "t", "transpose", "unbind", "unflatten"),
+        *("unsqueeze", "view", "where"),
+    )
+)
+# Beyond it a table of sines would be a large part of the program.
+_LONGEST_TRANSFORM = 4096
+
+
+@dataclass(frozen=True)
+class Complex:
+    """One complex tensor of the traced program."""
+
+    real: Value
+    imaginary: Value
+
+
+_ARITHMETIC: dict[str, Callable[..., Value | Complex]] = {}
+
+
+def complex_importer_of(target: Any) -> Callable[..., Any] | None:
+    """What takes a call that has complex tensors among its operands."""
+    name = _name(target)
+    if name not in _MOVES:
+        return _ARITHMETIC.get(name)
+    move: Any = importer_of(target)
+
+    def of_both_parts(site: Site, *args: Any) -> Any:
+        real, imaginary = (move(site, *_parts(args, part)) for part in ("real", "imaginary"))
+        if isinstance(real, list):
+            return [Complex(*parts) for parts in zip(real, imaginary, strict=True)]
+        return Complex(real, imaginary)
+
+    return of_both_parts
+
+
+def _name(target: Any) -> str:
+    return str(target.name()).removeprefix("aten::").partition(".")[0]
+
+
+def _parts(args: Sequence[Any], part: str) -> list[Any]:
+    """Arguments with one part of each complex tensor in its place, in lists of tensors too."""
+    return [
+        getattr(arg, part) if isinstance(arg, Complex) else _parts(arg, part) if isinstance(arg, list | tuple) else arg
+        for arg in args
+    ]
+
+
+def _on_complex(*names: str) -> Callable[[Any], Any]:
+    def register(importer: Any) -> Any:
+        _ARITHMETIC.update(dict.fromkeys(names, importer))
+        return importer
+
+    return register
+
+
+def _both(site: Site, x: Any) -> tuple[Any, Any]:
+    """Real and imaginary part of an operand, which may be real itself."""
+    if isinstance(x, Complex):
+        return x.real, x.imaginary
+    return (x.real, x.imag) if isinstance(x, complex) else (x, 0.0)
+
+
+@imports("polar")
+def polar(site: Site, size: Value, angle: Value) -> Any:
+    return Complex(
+        site.binary("multiply", size, site.unary("cos", angle)), site.binary("multiply", size, site.unary("sin", angle))
+    )
+
+
+@imports("complex")
+def complex_(site: Site, real: Value, imaginary: Value) -> Any:
+    return Complex(real, imaginary)
+
+
+@imports("view_as_complex")
+def view_as_complex(site: Site, pairs: Value) -> Any:
+    last = pairs.type.rank - 1
+    shape = pairs.type.shape[:-1]
+    real, imaginary = (site.reshape(site.slice(pairs, last, part, part + 1), shape) for part in (0, 1))
+    return Complex(real, imaginary)
+
+
+@imports("view_as_real")
+@_on_complex("view_as_real")
+def view_as_real(site: Site, z: Complex) -> Value:
+    shape = (*z.real.type.shape, 1)
+    return site.emit(Concat(len(shape) - 1), site.reshape(z.real, shape), site.reshape(z.imaginary, shape))
+
+
+@_on_complex("real")
+def _real(site: Site, z: Complex) -> Value:
+    return z.real
+
+
+@_on_complex("imag")
+def _imaginary(site: Site, z: Complex) -> Value:
+    return z.imaginary
+
+
+@_on_complex("abs")
+def _size(site: Site, z: Complex) -> Value:
+    squares = (site.binary("multiply", part, part) for part in (z.real, z.imaginary))
+    return site.unary("sqrt", site.binary("add", *squares))
+
+
+@_on_complex("conj", "_conj", "_conj_physical", "conj_physical")
+def _conjugate(site: Site, z: Complex) -> Complex:
+    return Complex(z.real, site.unary("negate", z.imaginary))
+
+
+@_on_complex("resolve_conj", "_to_copy", "to")
+def _same(site: Site, z: Complex, *_: Any) -> Complex:
+    return z
+
+
+@_on_complex("add")
+def _add(site: Site, a: Any, b: Any, alpha: float = 1) -> Complex:
+    return _summed(site, "add", a, b, alpha)
+
+
+@_on_complex("sub")
+def _subtract(site: Site, a: Any, b: Any, alpha: float = 1) -> Complex:
+    return _summed(site, "subtract", a, b, alpha)
+
+
+def _summed(site: Site, function: str, a: Any, b: Any, alpha: float) -> Complex:
+    if alpha != 1:
+        raise NotExpressible("a scaled sum of complex numbers is not compiled; multiply first")
+    (ar, ai), (br, bi) = _both(site, a), _both(site, b)
+    shape = site.result.shape
+    return Complex(
+        site.broadcast(site.binary(function, ar, br), shape), site.broadcast(site.binary(function, ai, bi), shape)
+    )
+
+
+@_on_complex("mul")
+def _multiply(site: Site, a: Any, b: Any) -> Complex:
+    (ar, ai), (br, bi) = _both(site, a), _both(site, b)
+    if not isinstance(b, Complex | complex):
+        return Complex(site.binary("multiply", ar, br), site.binary("multiply", ai, br))
+    if not isinstance(a, Complex):
+        return Complex(site.binary("multiply", ar, br), site.binary("multiply", ar, bi))
+    real = site.binary("subtract", site.binary("multiply", ar, br), site.binary("multiply", ai, bi))
+    return Complex(real, site.binary("add", site.binary("multiply", ar, bi), site.binary("multiply", ai, br)))
+
+
+@_on_complex("div")
+def _divide(site: Site, a: Any, b: Any) -> Complex:
+    if isinstance(b, Complex | complex):
+        raise NotExpressible("division by a complex number is not compiled; multiply by its conjugate over its square")
+    return Complex(site.binary("divide", a.real, b), site.binary("divide", a.imaginary, b))
+
+
+@imports("_fft_r2c")
+def transform_real(site: Site, x: Value, axes: Sequence[int], scaling: int, one_sided: bool) -> Any:
+    """The last of the axes first, as a real sequence; the others see complex numbers."""
+    *others, last = (axis_of(x, axis) for axis in axes)
+    kept = x.type.shape[last] // 2 + 1 if one_sided else x.type.shape[last]
+    z = _transform(site, Complex(x, site.filled(0, x.type)), last, kept, True)
+    for axis in others:
+        z = _transform(site, z, axis, z.real.type.shape[axis], True)
+    return _scaled(site, z, math.prod(x.type.shape[axis] for axis in (*others, last)), scaling)
+
+
+@imports("_fft_c2c")
+@_on_complex("_fft_c2c")
+def transform_complex(site: Site, z: Complex, axes: Sequence[int], scaling: int, forward: bool) -> Complex:
+    for axis in axes:
+        place = axis_of(z.real, axis)
+        z = _transform(site, z, place, z.real.type.shape[place], forward)
+    return _scaled(site, z, math.prod(z.real.type.shape[axis] for axis in axes), scaling)
+
+
+@imports("_fft_c2r")
+@_on_complex("_fft_c2r")
+def transform_to_real(site: Site, z: Complex, axes: Sequence[int], scaling: int, size: int) -> Value:
+    """Only half of the frequencies are given; those between the first and the last stand for their mirror image too."""
+    *others, last = (axis_of(z.real, axis) for axis in axes)
+    for axis in others:
+        z = _transform(site, z, axis, z.real.type.shape[axis], False)
+    frequencies = np.arange(z.real.type.shape[last])
+    weight = np.where((frequencies == 0) | (2 * frequencies == size), 1.0, 2.0)[:, None]
+    angle = 2 * np.pi * np.outer(frequencies, np.arange(size)) / size
+    cosines = _along(site, z.real, last, weight * np.cos(angle))
+    sines = _along(site, z.imaginary, last, weight * np.sin(angle))
+    elements = math.prod(site.result.shape[axis] for axis in (*others, last))
+    return site.binary("multiply", site.binary("subtract", cosines, sines), _factor(elements, scaling))
+
+
+def _transform(site: Site, z: Complex, axis: int, kept: int, forward: bool) -> Complex:
+    """A discrete Fourier transform of one axis as products with tables of sines and cosines."""
+    size = z.real.type.shape[axis]
+    if size > _LONGEST_TRANSFORM:
+        raise NotExpressible(f"a Fourier transform of {size} elements is not compiled; {_LONGEST_TRANSFORM} are")
+    angle = 2 * np.pi * (np.outer(np.arange(size), np.arange(kept)) % size) / size
+    cosine, sine = np.cos(angle), -np.sin(angle) if forward else np.sin(angle)
+    real = site.binary("subtract", _along(site, z.real, axis, cosine), _along(site, z.imaginary, axis, sine))
+    return Complex(real, site.binary("add", _along(site, z.real, axis, sine), _along(site, z.imaginary, axis, cosine)))
+
+
+def _along(site: Site, x: Value, axis: int, table: Any) -> Value:
+    """One axis multiplied with a table, the others as they are."""
+    order = [*(i for i in range(x.type.rank) if i != axis), axis]
+    moved = site.emit(Transpose(tuple(order)), x)
+    product = site.emit(MatMul(DType.FLOAT32), moved, site.builder.constant(table, DType.FLOAT32))
+    return site.emit(Transpose(tuple(int(place) for place in np.argsort(order))), product)
+
+
+def _scaled(site: Site, z: Complex, elements: int, scaling: int) -> Complex:
+    factor = _factor(elements, scaling)
+    return Complex(site.binary("multiply", z.real, factor), site.binary("multiply", z.imaginary, factor))
+
+
+def _factor(elements: int, scaling: int) -> float:
+    """PyTorch's three ways to scale a transform: not at all, by the root of the number of elements, by the number."""
+    return (1.0, 1 / math.sqrt(elements), 1 / elements)[scaling]

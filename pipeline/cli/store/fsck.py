@@ -18,8 +18,8 @@ from nxpipe.pipeline.util.text import human_bytes, table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.backends.protocol import Sent
+    from nxpipe.artifact_store.maintenance.collection import Finding, Health
     from nxpipe.artifact_store.maintenance.doctor import Diagnosis
-    from nxpipe.artifact_store.maintenance.fsck import Finding, Health
 
 
 _COLOURS = {"pass": "green", "fail": "red", "not applicable": "yellow", "not proved": "yellow"}
@@ -86,7 +86,7 @@ def fsck(ctx: click.Context, repair_from: str | None, store: str | None, config_
       nxpipe store fsck --repair-from s3://my-replica/nxpipe
     """
     from nxpipe.artifact_store import open_store
-    from nxpipe.artifact_store.maintenance.fsck import fsck as carry_out
+    from nxpipe.artifact_store.maintenance.collection import fsck as carry_out
 
     console: Console = ctx.obj
     opened = open_uncached_store(store, config_path, console)

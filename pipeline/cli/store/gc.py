@@ -13,7 +13,7 @@ from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.text import human_bytes, table
 
 if TYPE_CHECKING:
-    from nxpipe.artifact_store.maintenance.gc import Collected, Plan, Step
+    from nxpipe.artifact_store.maintenance.collection import Collected, Plan, Step
     from nxpipe.artifact_store.pins import Pin
 
 
@@ -136,7 +136,7 @@ def gc(
       nxpipe store gc --dry-run
       nxpipe store gc --keep 5 --max-age 90d
     """
-    from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan, time_to_collect
+    from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, plan, time_to_collect
 
     opened = open_uncached_store(store, config_path, console)
     now = time_to_collect(opened, looking=dry_run)
