@@ -126,3 +126,9 @@ def _too_deep() -> InvalidDocument:
 
 def _too_wide(width: str) -> InvalidDocument:
     return InvalidDocument(f"an integer {width} is beyond 2^53 - 1; write it as text")
+
+
+def pre_authentication_encoding(payload_type: str, payload: bytes) -> bytes:
+    """DSSE's PAE, version 1."""
+    kind = payload_type.encode()
+    return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)

@@ -49,7 +49,7 @@ BREACHES = [
     ("pipeline/config/root.py", "import click.exceptions"),
     ("pipeline/util/files.py", "import nxpipe.pipeline.config"),
     ("pipeline/canary/plan.py", "import nxpipe.pipeline.rollout.planner"),
-    ("pipeline/fleet/files.py", "import nxpipe.pipeline.rollout.planner"),
+    ("pipeline/fleet/infrastructure.py", "import nxpipe.pipeline.rollout.planner"),
     ("pipeline/release/state.py", "import nxpipe.pipeline.cli.release"),
     ("stacks/store.py", "import nxpipe.artifact_store"),
     ("stacks/store.py", "import nxpipe.emulator.ir.graph"),

@@ -5,7 +5,7 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
-from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
+from nxpipe.artifact_store.canonical import canonical_json, pre_authentication_encoding, sha256_hex
 from nxpipe.artifact_store.documents import (
     Blob,
     Count,
@@ -22,7 +22,6 @@ from nxpipe.artifact_store.documents import (
 from nxpipe.artifact_store.layout import generation_path, head_path
 from nxpipe.artifact_store.names import short_name
 from nxpipe.artifact_store.records import Published
-from nxpipe.artifact_store.trust.envelope import pre_authentication_encoding
 
 MAX_GENERATION_BYTES: Final = 1024**2
 

@@ -8,18 +8,16 @@ from typing import Final, Literal
 from pydantic import ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from nxpipe.artifact_store.canonical import canonical_json, parse_canonical_json, sha256_hex
+from nxpipe.artifact_store.canonical import (
+    canonical_json,
+    parse_canonical_json,
+    pre_authentication_encoding,
+    sha256_hex,
+)
 from nxpipe.artifact_store.documents import Digest, Document, JsonObject, Name, parse_document
 from nxpipe.artifact_store.errors import InvalidDocument
 from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.artifact_store.trust.keys import PublicKey, Signer, as_base64, from_base64
-
-
-def pre_authentication_encoding(payload_type: str, payload: bytes) -> bytes:
-    """DSSE's PAE, version 1."""
-    kind = payload_type.encode()
-    return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
-
 
 STATEMENT: Final = "https://in-toto.io/Statement/v1"
 PROVENANCE: Final = "https://slsa.dev/provenance/v1"

@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nxpipe.artifact_store import Published, Store
-from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.canonical import canonical_json, pre_authentication_encoding
 from nxpipe.artifact_store.channel.change import Author, Requirements, promote, rollback
 from nxpipe.artifact_store.channel.generation import Generation, Served
 from nxpipe.artifact_store.channel.log import ChannelLog
@@ -34,14 +34,7 @@ from nxpipe.artifact_store.documents import as_time
 from nxpipe.artifact_store.errors import Corrupt, InvalidDocument, Refused, StoreUnavailable
 from nxpipe.artifact_store.layout import signature_folder
 from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
-from nxpipe.artifact_store.trust.envelope import (
-    PAYLOAD_TYPE,
-    Envelope,
-    Statement,
-    pre_authentication_encoding,
-    sign,
-    statement_of,
-)
+from nxpipe.artifact_store.trust.envelope import PAYLOAD_TYPE, Envelope, Statement, sign, statement_of
 from nxpipe.artifact_store.trust.keys import (
     BadKey,
     KeyFile,

@@ -60,8 +60,8 @@ def local(tmp_path: Path) -> Store:
     [
         (asked("./my-model"), "a folder of this machine"),
         (asked("~/my-model"), "a folder of this machine"),
-        (asked("program.onnx"), "a program file of this machine"),
-        (asked("dir/program.pt2", None), "a program file of this machine"),
+        (asked("program.onnx"), "a program in a file of this machine"),
+        (asked("dir/program.pt2", None), "a program in a file of this machine"),
         (asked(weights="/data/bert"), "its weights are in /data/bert of this machine"),
     ],
 )

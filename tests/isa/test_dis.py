@@ -38,7 +38,7 @@ def test_one_engine_can_be_read_alone(nxpipe: InProcess, file: Path) -> None:
 
 def test_totals_are_a_page_for_people_and_a_document_for_machines(nxpipe: InProcess, file: Path) -> None:
     page = nxpipe("dis", str(file), "--totals")
-    assert "6 instructions in the text, 25 carried out" in page.out
+    assert "6 instructions in the text, 25 executed" in page.out
     document = json.loads(nxpipe("dis", str(file), "--totals", "--json").out)
     assert document["totals"]["by_kind"] == {"activation": 4, "dma_copy": 13, "nc_matmul": 8}
     used = utilisation(program(EXAMPLE))

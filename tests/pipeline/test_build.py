@@ -167,7 +167,7 @@ def test_an_answer_too_far_from_pytorch_is_refused_and_nothing_is_published(
     monkeypatch.setenv("NXPIPE_VERIFY_MAX_RELATIVE_ERROR", "0.0000001")
     answer = nxpipe(*words(tmp_path, bert))
     assert answer.code == 12
-    assert "against PyTorch fp32" in answer.err
+    assert "the reference is PyTorch fp32" in answer.err
     assert open_store(f"file://{tmp_path}/store").list() == []
 
 

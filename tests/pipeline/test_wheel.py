@@ -22,7 +22,7 @@ DATA = (
     "pipeline/templates/nxpipe.toml",
     "pipeline/templates/nxpipe-release.yml",
     "pipeline/templates/nxpipe/action.yml",
-    "stacks/prices.toml",
+    "stacks/lint/prices.toml",
     "stacks/user_data/agent.sh",
 )
 CONFIGURATION = '[project]\nname = "search"\n'

@@ -502,7 +502,7 @@ def test_a_promotion_says_what_its_key_has_signed(world: World, nxpipe: InProces
     words = ("promote", name, "--channel", "next", "--key", "file:good.key")
     first = nxpipe(*words).err
     assert f"signed generation 1 with key {key}\n" in first
-    assert f"{name} itself is not signed; to sign it: nxpipe store sign {name}\n" in first
+    assert f"{name} is not signed; sign it with: nxpipe store sign {name}\n" in first
     assert "nothing was signed, because the channel did not change" in nxpipe(*words).err
     assert "not signed" in nxpipe("channel", "show", "next").out
 
