@@ -14,11 +14,10 @@ from aws_cdk import App, Environment, Stack
 
 from nxpipe.pipeline.config import Config, ConfigInvalid, ServingFleet, TrainingFleet
 from nxpipe.pipeline.config.cloud import ExistingNetwork
-from nxpipe.pipeline.config.crosschecks import check_placement, has_network, zones_of
-from nxpipe.pipeline.config.load import load, read_source
+from nxpipe.pipeline.config.load import check_placement, has_network, load, read_source, zones_of
 from nxpipe.pipeline.config.locks import AmiLock
-from nxpipe.pipeline.util.escape import for_log
 from nxpipe.pipeline.util.exit_codes import CONFIGURATION, FINDINGS
+from nxpipe.pipeline.util.text import for_log
 from nxpipe.stacks.handles import CacheHandle, EndpointHandle, ObserveHandle, ReleaseHandle, ServeHandle, StoreHandle
 from nxpipe.stacks.lint.costs import load_prices
 from nxpipe.stacks.lint.egress import Unreachable

@@ -219,7 +219,7 @@ def _section(case: str, rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _request(case: str) -> Any:
     from nxpipe.emulator.capture import CaptureRequest
-    from nxpipe.pipeline.models.known import find
+    from nxpipe.pipeline.models.catalogue import find
 
     config, task, phase, sequence = CASES[case]
     known = find(config) if isinstance(config, str) else None

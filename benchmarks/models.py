@@ -125,8 +125,8 @@ def tokens(model: str) -> int:
 
 def write_small_model(model: str, folder: Path) -> str:
     """The configuration of a small model of the same class; returns the phases that it is verified in."""
-    from nxpipe.pipeline.models.known import find
-    from nxpipe.pipeline.models.shapes import all_phases
+    from nxpipe.pipeline.models.catalogue import find
+    from nxpipe.pipeline.models.configuration import all_phases
     from tests.emulator.models import small_config
 
     known = find(model)
@@ -179,7 +179,7 @@ def export_plainly(model: str) -> int:
     import torch
 
     from nxpipe.emulator.capture import export
-    from nxpipe.pipeline.models.shapes import Shape, all_phases
+    from nxpipe.pipeline.models.configuration import Shape, all_phases
     from nxpipe.pipeline.models.source import resolve
 
     def take(program: Any) -> Any:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from nxpipe.emulator.analysis.graph_memory import states
 from nxpipe.emulator.analysis.program_memory import require_room
 from nxpipe.emulator.capture import CaptureRequest, capture
-from nxpipe.emulator.capture.confined import of_model
+from nxpipe.emulator.capture.dispatch import of_model
 from nxpipe.emulator.executable.executable import Executable
 from nxpipe.emulator.executable.tables import Port
 from nxpipe.emulator.ir.graph import Graph

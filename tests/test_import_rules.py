@@ -46,7 +46,7 @@ BREACHES = [
     ("pipeline/util/console.py", "import nxpipe.stacks"),
     ("pipeline/build/run.py", "import torch"),
     ("pipeline/build/run.py", "import click"),
-    ("pipeline/config/root.py", "import click.exceptions"),
+    ("pipeline/config/root.py", "import click"),
     ("pipeline/util/files.py", "import nxpipe.pipeline.config"),
     ("pipeline/canary/plan.py", "import nxpipe.pipeline.rollout.planner"),
     ("pipeline/fleet/infrastructure.py", "import nxpipe.pipeline.rollout.planner"),
@@ -65,7 +65,8 @@ def test_every_forbidden_import_is_caught(copy: Path) -> None:
     answer = lint(copy)
     assert answer.returncode == 1, answer.stdout
     assert "BROKEN" in answer.stdout
-    assert [breach for breach in BREACHES if _reported(*breach) not in answer.stdout] == [], answer.stdout
+    report = " ".join(answer.stdout.split())  # long lines are wrapped
+    assert [breach for breach in BREACHES if _reported(*breach) not in report] == [], answer.stdout
 
 
 def _reported(file: str, line: str) -> str:

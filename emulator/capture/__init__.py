@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nxpipe.emulator.capture.confined import of_file, of_folder, of_model
+from nxpipe.emulator.capture.dispatch import of_file, of_folder, of_model
 from nxpipe.emulator.capture.request import TASKS, CaptureRequest
 from nxpipe.emulator.errors import CaptureError
 from nxpipe.emulator.ir.graph import Graph

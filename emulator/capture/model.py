@@ -14,8 +14,8 @@ import transformers
 from transformers.utils.hub import OfflineModeIsEnabled
 
 from nxpipe.emulator.capture.budget import bounded, require_modest_buffers, require_modest_settings
-from nxpipe.emulator.capture.confined import of_model
 from nxpipe.emulator.capture.constants import Portable
+from nxpipe.emulator.capture.dispatch import of_model
 from nxpipe.emulator.capture.image_models import DIFFUSION, build_diffusion_model, hold_grid
 from nxpipe.emulator.capture.provenance import where_and_why
 from nxpipe.emulator.capture.request import TASKS, CaptureRequest

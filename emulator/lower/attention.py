@@ -20,7 +20,7 @@ from nxpipe.emulator.isa.vector import TensorCopy
 from nxpipe.emulator.lower.attention_scores import LOWEST, Nowhere, Scores
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.lowering import Lowering, lowers
-from nxpipe.emulator.lower.matmul.grouped import batch_loop
+from nxpipe.emulator.lower.matmul.linear import batch_loop
 from nxpipe.emulator.lower.matmul.tiling import BANK
 from nxpipe.emulator.lower.tiles import fill
 from nxpipe.emulator.lower.transpose import chunks_of, each_chunk, transpose_block, transpose_heads, transpose_type

@@ -16,7 +16,7 @@ from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Axis, Far
 from nxpipe.emulator.lower.kernel import PARTITIONS
 from nxpipe.emulator.lower.lowering import Lowering, NotLowered, lowers, operand_views
-from nxpipe.emulator.lower.matmul.grouped import output_groups, row_matrix, write_gathered_matmuls
+from nxpipe.emulator.lower.matmul.linear import output_groups, row_matrix, write_gathered_matmuls
 from nxpipe.emulator.lower.tiles import fill
 from nxpipe.emulator.lower.view import View, line
 from nxpipe.emulator.numerics import Array

@@ -23,8 +23,8 @@ from nxpipe.emulator.lower.grouping import Consumers
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Span
 from nxpipe.emulator.lower.kernel_cost import KernelCost, load_cost, transpose_cost
 from nxpipe.emulator.lower.lowering import Lowering, lowers
-from nxpipe.emulator.lower.matmul.grouped import GatheredRows, as_matrix, output_groups, write_gathered_matmuls
 from nxpipe.emulator.lower.matmul.kernel import MatmulKernel
+from nxpipe.emulator.lower.matmul.linear import GatheredRows, as_matrix, output_groups, write_gathered_matmuls
 from nxpipe.emulator.lower.matmul.tiling import HbmRows, LoadRows, OutputGroup, allocate_rows
 from nxpipe.emulator.lower.matmul.tiling import LoadableRows as Sources
 from nxpipe.emulator.lower.row_kernel import RowBlock, RowKernel, RowPiece, tile_columns

@@ -28,7 +28,7 @@ from nxpipe.emulator.lower.epilogue import Epilogue, epilogue_bytes
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel
 from nxpipe.emulator.lower.lanes import stored_number
 from nxpipe.emulator.lower.lowering import Lowering, lowers
-from nxpipe.emulator.lower.matmul.grouped import as_matrix
+from nxpipe.emulator.lower.matmul.linear import as_matrix
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Pool, Resample

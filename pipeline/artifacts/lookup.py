@@ -21,8 +21,7 @@ from nxpipe.artifact_store.trust.policy import Policy
 from nxpipe.pipeline.artifacts.channels import unknown_channel
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.config import load_config
-from nxpipe.pipeline.util.escape import for_terminal, shown, style
-from nxpipe.pipeline.util.text import table
+from nxpipe.pipeline.util.text import for_terminal, shown, style, table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.manifest import Manifest

@@ -24,7 +24,7 @@ from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.errors import StoreError
 from nxpipe.pipeline.build.jobs import is_caused_by_machine
 from nxpipe.pipeline.compile.spec import BuildSpec
-from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.models.versions import digest_of
 from nxpipe.pipeline.util.errors import BuildRefused, DoesNotFit, PipelineError, VerificationFailed

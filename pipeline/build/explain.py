@@ -13,10 +13,9 @@ from nxpipe.artifact_store.layout import part_path
 from nxpipe.pipeline.build.jobs import CellStatus
 from nxpipe.pipeline.build.plan import PlannedArtifact, PlannedCell, shorten
 from nxpipe.pipeline.compile.spec import BuildSpec
-from nxpipe.pipeline.models.shapes import Shape, cache_capacity
+from nxpipe.pipeline.models.configuration import Shape, cache_capacity
 from nxpipe.pipeline.models.versions import digest_of
-from nxpipe.pipeline.util.escape import for_terminal
-from nxpipe.pipeline.util.text import table
+from nxpipe.pipeline.util.text import for_terminal, table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store

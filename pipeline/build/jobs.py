@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, Protocol, Self, TypeAlias
 
 from nxpipe.artifact_store.errors import BadUrl, Changed, Denied, Incomplete, StoreUnavailable, UnsafeBackend
 from nxpipe.emulator.errors import LimitExceeded
-from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.util.errors import AwsError, MissingSoftware, NotEnoughMemory, sentence_of

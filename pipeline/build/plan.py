@@ -17,15 +17,15 @@ from nxpipe.artifact_store.layout import ACTIONS, FAILURES, PARTS, action_path, 
 from nxpipe.pipeline.build.cache import Timings, raise_known_failure, timing_key
 from nxpipe.pipeline.build.jobs import CellStatus, Failure, failure_from
 from nxpipe.pipeline.compile.spec import BuildSpec
-from nxpipe.pipeline.models.shapes import Shape, shapes_of
+from nxpipe.pipeline.models.configuration import Shape, shapes_of
 from nxpipe.pipeline.models.source import DEFAULT_BUCKET
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.thresholds import Thresholds, evidence_shortfall
 from nxpipe.pipeline.models.versions import digest_of
 from nxpipe.pipeline.util.errors import VerificationFailed
-from nxpipe.pipeline.util.escape import for_terminal
 from nxpipe.pipeline.util.exit_codes import one_code
 from nxpipe.pipeline.util.process import no_collection
+from nxpipe.pipeline.util.text import for_terminal
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.index.nearest import NearestArtifact

@@ -23,8 +23,8 @@ from nxpipe.pipeline.build.jobs import (
     JobSubmitted,
 )
 from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact, PlannedCell
-from nxpipe.pipeline.util.escape import plain
 from nxpipe.pipeline.util.exit_codes import INCOMPLETE, INTERRUPTED, one_code
+from nxpipe.pipeline.util.text import plain
 
 _FAILURES: Final = 3  # of the last ones, kept for the display
 _STEPS: Final = 50  # kept of an attempt; a model that logs more does not log steps

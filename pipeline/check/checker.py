@@ -54,8 +54,8 @@ from nxpipe.pipeline.compile.findings import (
 )
 from nxpipe.pipeline.compile.frontend import authors_plan, compile_shape, pass_options
 from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.program_file import SavedProgram
-from nxpipe.pipeline.models.shapes import Shape
 from nxpipe.pipeline.models.source import ModelSource, PretrainedModel
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.versions import digest_of, source_digest

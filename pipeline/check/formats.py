@@ -11,8 +11,7 @@ from nxpipe.pipeline import VERSION
 from nxpipe.pipeline.check.report import Report, Row, TargetFit
 from nxpipe.pipeline.compile.findings import RULES, Finding, Rule, Severity
 from nxpipe.pipeline.util import exit_codes
-from nxpipe.pipeline.util.escape import for_terminal, shown, style, unstyled
-from nxpipe.pipeline.util.text import table
+from nxpipe.pipeline.util.text import for_terminal, shown, style, table, unstyled
 
 _GIB: Final = 1 << 30
 _PARTS: Final = ("TP", "WEIGHTS", "KV CACHE", "ACTIVATIONS", "IN, OUT, CONSTANTS")

@@ -17,9 +17,8 @@ from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.models.versions import digest_of
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.util.escape import style
 from nxpipe.pipeline.util.exit_codes import REGRESSION
-from nxpipe.pipeline.util.text import table
+from nxpipe.pipeline.util.text import style, table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store

@@ -9,9 +9,8 @@ import click
 
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.build.options import BuildOptions
-from nxpipe.pipeline.cli.build_options import executor_options
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.model_options import ModelOptions, model_options
+from nxpipe.pipeline.cli.model_options import ModelOptions, executor_options, model_options
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.cli.param_types import Numbers, TargetList
 from nxpipe.pipeline.config import load_config

@@ -11,8 +11,7 @@ from nxpipe.pipeline.build.explain import difference_table, differences_as_json
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.util.escape import shown, style
-from nxpipe.pipeline.util.text import human_bytes, table
+from nxpipe.pipeline.util.text import human_bytes, shown, style, table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.difference import EntryChange, ManifestDifference, Section

@@ -13,9 +13,8 @@ import click
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.compile.neuronx.toolchain import REMEDY, installed_releases
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.util.escape import style
 from nxpipe.pipeline.util.exit_codes import SOFTWARE
-from nxpipe.pipeline.util.text import table
+from nxpipe.pipeline.util.text import style, table
 
 LIBRARIES: Final = (
     "click",

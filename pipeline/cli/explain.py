@@ -20,9 +20,8 @@ from nxpipe.pipeline.cli.param_types import Numbers, TargetList
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.config.sections import Backend
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.util.escape import for_terminal
 from nxpipe.pipeline.util.files import state_folder
-from nxpipe.pipeline.util.text import table
+from nxpipe.pipeline.util.text import for_terminal, table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store

@@ -24,12 +24,12 @@ from nxpipe.pipeline.config import Config, Model, field_help
 from nxpipe.pipeline.config.messages import violations
 from nxpipe.pipeline.config.models import Task
 from nxpipe.pipeline.config.reference import tables
-from nxpipe.pipeline.models.known import find
+from nxpipe.pipeline.models.catalogue import find
 from nxpipe.pipeline.models.source import resolve
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import ModelSourceError, WouldOverwrite
-from nxpipe.pipeline.util.escape import for_json
 from nxpipe.pipeline.util.files import NAME, expanded
+from nxpipe.pipeline.util.text import for_json
 
 _TEMPLATES: Final = Path(__file__).parents[1] / "templates"
 _ACKNOWLEDGED: Final = timedelta(days=180)

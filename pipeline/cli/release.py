@@ -9,8 +9,8 @@ from click.core import ParameterSource
 
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.build.options import BuildOptions
-from nxpipe.pipeline.cli.build_options import executor_options
 from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.model_options import executor_options
 from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, key_option, store_option
 from nxpipe.pipeline.cli.param_types import Expectation, Percentage
 from nxpipe.pipeline.config import load_config

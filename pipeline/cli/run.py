@@ -13,9 +13,8 @@ from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import WouldOverwrite
-from nxpipe.pipeline.util.escape import for_terminal
 from nxpipe.pipeline.util.files import DocumentInvalid, MiB, read_file
-from nxpipe.pipeline.util.text import table
+from nxpipe.pipeline.util.text import for_terminal, table
 from nxpipe.pipeline.verify.execution import ExecutionOptions, Mode, statistics_sentence
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.config.models import Autocast
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import VerificationFailed
-from nxpipe.pipeline.util.escape import for_terminal
-from nxpipe.pipeline.util.text import table
+from nxpipe.pipeline.util.text import for_terminal, table
 from nxpipe.pipeline.verify.execution import ExecutionOptions, statistics_sentence
 
 if TYPE_CHECKING:

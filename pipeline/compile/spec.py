@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from nxpipe.emulator.hardware import Instance
 from nxpipe.pipeline.compile.backend import Toolchain, toolchain_of
-from nxpipe.pipeline.models.shapes import Shape, cache_capacity
+from nxpipe.pipeline.models.configuration import Shape, cache_capacity
 from nxpipe.pipeline.models.source import ModelSource
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.versions import comparison_digest, digest_of

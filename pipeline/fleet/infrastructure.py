@@ -18,8 +18,8 @@ from nxpipe.pipeline.config.locks import (
 )
 from nxpipe.pipeline.util.aws import asking
 from nxpipe.pipeline.util.errors import AwsError, MissingSoftware, TemplateInvalid
-from nxpipe.pipeline.util.escape import for_terminal
 from nxpipe.pipeline.util.files import MiB, json_of, read_file
+from nxpipe.pipeline.util.text import for_terminal
 from nxpipe.stacks.lint.costs import Estimate
 from nxpipe.stacks.lint.deployment_plan import Change, Kind, Plan, Restart
 from nxpipe.stacks.lint.template import Template, Templates, construct_paths, read

@@ -1,11 +1,12 @@
-"""Model configuration, a config.json: the task that its class names, non-finite floats, and its first layers.
+"""Model configuration, a config.json: task, non-finite floats, first layers; and the shapes of the model's programs.
 
 Transformers writes Infinity and NaN, which JSON lacks, as bare words or as `{"__float__": "Infinity"}`. The second is
 JSON and is read back as a number, so cache keys and published files have that.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from nxpipe.pipeline.util.errors import ModelSourceError
@@ -129,3 +130,54 @@ def _first_of_runs(runs: object, count: int) -> object:
 
 def _has_depth(config: Mapping[str, object]) -> bool:
     return any(isinstance(config.get(key), int) for key in _DEPTHS) or any(key in config for key in _STAGES)
+
+
+_PHASES: Final = {"text-generation": ("prefill", "decode")}
+SAVED_PROGRAM: Final = "program"  # the phase of a program in a file, which has shapes of its own
+
+
+@dataclass(frozen=True, order=True)
+class Shape:
+    """One program: its phase and its static shapes. A saved program has the shapes of its file."""
+
+    phase: str
+    batch: int
+    sequence: int
+
+    @property
+    def name(self) -> str:
+        return self.phase if self.phase == SAVED_PROGRAM else f"{self.phase}-b{self.batch}-s{self.sequence}"
+
+
+def shapes_of(phases: Iterable[str], batches: Iterable[int], buckets: Sequence[int]) -> tuple[Shape, ...]:
+    """A program for each phase, batch and bucket; one decode program serves all buckets, which share a KV cache."""
+    longest = max(buckets)
+    shapes = (
+        Shape(phase, batch, longest if phase == "decode" else bucket)
+        for phase in phases
+        for batch in batches
+        for bucket in buckets
+    )
+    return tuple(dict.fromkeys(shapes))
+
+
+def cache_capacity(shape: Shape, beside: Iterable[Shape]) -> int | None:
+    """Tokens that the KV cache of a prefill holds; None where the program's own sequence length decides.
+
+    All prefill and decode programs of one batch size share a cache as long as the longest of them: whichever prefill
+    a prompt fits into, decode continues with the cache that it left.
+    """
+    sharing = [
+        other.sequence for other in beside if other.phase in ("prefill", "decode") and other.batch == shape.batch
+    ]
+    return max(sharing) if shape.phase == "prefill" and sharing else None
+
+
+def all_phases(task: str) -> tuple[str, ...]:
+    """All phases that a model of this task is served with."""
+    return _PHASES.get(task, ("forward",))
+
+
+def default_phases(task: str) -> tuple[str, ...]:
+    """The phases of a build that names none."""
+    return all_phases(task)[:1]

@@ -11,9 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nxpipe.emulator.configuration import relevant
-from nxpipe.pipeline.models.configuration import decode_floats, encode_floats, task_of
-from nxpipe.pipeline.models.known import find, nearest
-from nxpipe.pipeline.models.shapes import Shape, all_phases, cache_capacity, shapes_of
+from nxpipe.pipeline.models.catalogue import find, nearest
+from nxpipe.pipeline.models.configuration import (
+    Shape,
+    all_phases,
+    cache_capacity,
+    decode_floats,
+    encode_floats,
+    shapes_of,
+    task_of,
+)
 from nxpipe.pipeline.models.thresholds import DEFAULT_REFERENCE
 from nxpipe.pipeline.models.versions import LIBRARIES, library_version, optional_versions
 from nxpipe.pipeline.models.weights import Arrays, Weights, WeightsSource

@@ -11,8 +11,8 @@ from typing import Any, Final, Literal
 from nxpipe.emulator.hardware import INSTANCES, Instance, instance
 from nxpipe.pipeline.config import Config, Model
 from nxpipe.pipeline.config.sections import Backend
+from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.program_file import SavedProgram, is_saved
-from nxpipe.pipeline.models.shapes import Shape
 from nxpipe.pipeline.models.source import ModelSource, looks_like_folder, resolve
 from nxpipe.pipeline.models.weights import WeightsSource
 from nxpipe.pipeline.util.errors import InputInvalid

@@ -12,8 +12,8 @@ from nxpipe.pipeline.build.jobs import RESULT_WORDS, CellStatus
 from nxpipe.pipeline.build.report.summary import counted, headline, tally
 from nxpipe.pipeline.build.state import Results
 from nxpipe.pipeline.release.state import VerifiedManifests
-from nxpipe.pipeline.util.escape import unstyled
 from nxpipe.pipeline.util.exit_codes import REGRESSION, VERIFICATION
+from nxpipe.pipeline.util.text import unstyled
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published

@@ -18,10 +18,9 @@ from nxpipe.pipeline.build.report.summary import counted, duration
 from nxpipe.pipeline.models.versions import compiler_digest
 from nxpipe.pipeline.release.gates import GateResult
 from nxpipe.pipeline.release.state import fleets_with_rollouts, rollout_slots
-from nxpipe.pipeline.util.escape import for_terminal, plain, style
 from nxpipe.pipeline.util.exit_codes import UNDECIDED
 from nxpipe.pipeline.util.files import write_whole
-from nxpipe.pipeline.util.text import table
+from nxpipe.pipeline.util.text import for_terminal, plain, style, table
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.config import ServingFleet

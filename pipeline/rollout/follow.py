@@ -16,7 +16,7 @@ from nxpipe.pipeline.rollout.status import RolloutEnd, Status
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import AwsError
-from nxpipe.pipeline.util.escape import unstyled
+from nxpipe.pipeline.util.text import unstyled
 
 _CODES: Final = {
     RolloutEnd.PROMOTED: exit_codes.OK,

@@ -11,8 +11,7 @@ from nxpipe.pipeline.canary.metrics import ERRORS, METRICS
 from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.rollout.aws import RolloutExecution
 from nxpipe.pipeline.rollout.status import EvaluationRecord, Phase, RolloutEnd, Status
-from nxpipe.pipeline.util.escape import style
-from nxpipe.pipeline.util.text import table
+from nxpipe.pipeline.util.text import style, table
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.rollout.simulate import SimulatedRollout

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from nxpipe.pipeline.util.escape import for_json, for_json_text, for_log, line_for, style
+from nxpipe.pipeline.util.text import for_json, for_json_text, for_log, line_for, style
 
 _CLEARED = "\r\033[K"  # clears the terminal row of the cursor
 

@@ -20,9 +20,9 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from nxpipe.pipeline import VERSION
-from nxpipe.pipeline.util.escape import for_log
 from nxpipe.pipeline.util.exit_codes import INTERRUPTED, TERMINATED
 from nxpipe.pipeline.util.files import log_folder
+from nxpipe.pipeline.util.text import for_log
 
 _GRACE: Final = 3  # seconds
 _ABANDONED: Final = b"\nInterrupted; a pending request was abandoned; a retry is safe.\n"

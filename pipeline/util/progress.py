@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from nxpipe.artifact_store.backends.protocol import Sent
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.util.escape import for_terminal
-from nxpipe.pipeline.util.text import human_bytes
+from nxpipe.pipeline.util.text import for_terminal, human_bytes
 
 if TYPE_CHECKING:
     pass

@@ -1,9 +1,13 @@
 """Text for people: spelling suggestions, tables, sizes."""
 
 import difflib
+import html
+import json
+import os
+import re
 from collections.abc import Iterable, Sequence
-
-from nxpipe.pipeline.util.escape import shown, style, unstyled
+from typing import Final
+from unicodedata import category
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -38,3 +42,119 @@ def human_bytes(count: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
+
+
+# Marks the styles that we set ourselves. A text from elsewhere cannot contain it: it is another one in every process.
+_MARK: Final = f"\x1b{os.urandom(8).hex()}"
+_STYLE: Final = re.compile(re.escape(_MARK) + r"\[([0-9;]*)m")
+_RESET: Final = 0
+
+_SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+# The runner takes a line for a command that begins so, whatever blanks precede, and `##[` anywhere in it.
+_COMMAND: Final = re.compile(r"^(\s*):(?=:)")
+_OLD_COMMAND: Final = "##["
+_MARKUP: Final = re.compile(r"""[\\`*_\[\]#|~:@/.$&<>"']""")
+_NO_WIDTH: Final = "&#8203;"
+_CONTROLS: Final = frozenset({"Cc", "Cf", "Cs"})  # C0, C1 and DEL; bidirectional and invisible; lone surrogates
+
+
+def for_terminal(text: str) -> str:
+    """One line for a terminal: unprintable characters, line breaks and tabs become escapes."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else _escape(each) for each in text)
+
+
+def for_log(line: str) -> str:
+    """One line of output that GitHub Actions cannot take for a workflow command."""
+    line = for_terminal(line).replace(_OLD_COMMAND, r"#\x23[")
+    return _COMMAND.sub(r"\1\\x3a", line)
+
+
+def for_html(text: str) -> str:
+    """HTML content or attribute value. Line breaks and tabs stay as white space."""
+    return html.escape(_without_controls(text, "\n\t"), quote=True)
+
+
+def for_markdown(text: str) -> str:
+    """Markdown text without HTML, markup, links or GitHub mentions."""
+    return _MARKUP.sub(lambda found: f"&#{ord(found[0])};{_NO_WIDTH if found[0] == '@' else ''}", for_terminal(text))
+
+
+def workflow_command(name: str, title: str, message: str) -> str:
+    """A workflow command of GitHub Actions; title and message cannot contain another one."""
+    data = _workflow_data(message)
+    return f"::{name} title={_workflow_data(title).replace(':', '%3A').replace(',', '%2C')}::{data}"
+
+
+def for_json(value: object, indent: int | None = None, *, ascii_only: bool = False) -> str:
+    """A JSON document without control characters or workflow commands; it parses to the same value."""
+    return for_json_text(json.dumps(value, indent=indent, ensure_ascii=ascii_only))
+
+
+def for_json_text(document: str) -> str:
+    """The same for a JSON text from elsewhere; escapes in its strings keep their value."""
+    if not document.replace("\n", "").isprintable():
+        document = "".join(each if each.isprintable() or each == "\n" else _json_escape(each) for each in document)
+    return document.replace(_OLD_COMMAND, r"#\u0023[")
+
+
+def style(text: str, fg: str | None = None, *, bold: bool = False, dim: bool = False) -> str:
+    """The text with a style mark, which `line_for` converts to terminal codes. Styles may be nested."""
+    codes = [code for code, wanted in ((1, bold), (2, dim)) if wanted]
+    codes += [_COLOURS[fg]] if fg else []
+    return f"{_MARK}[{';'.join(map(str, codes))}m{shown(text)}{_MARK}[{_RESET}m" if codes else shown(text)
+
+
+def shown(text: str) -> str:
+    """`for_terminal` for text that may contain style marks, which stay."""
+    if text.isprintable():
+        return text
+    parts = _STYLE.split(text)  # text, codes, text, codes, ..., text
+    parts[::2] = map(for_terminal, parts[::2])
+    parts[1::2] = (f"{_MARK}[{codes}m" for codes in parts[1::2])
+    return "".join(parts)
+
+
+def unstyled(text: str) -> str:
+    return _STYLE.sub("", text)
+
+
+def line_for(text: str, *, coloured: bool) -> str:
+    """The escaped line, with terminal codes for its style marks or without."""
+    line = for_log(unstyled(text))
+    if coloured and _STYLE.search(text) and line == for_terminal(unstyled(text)):
+        line = _STYLE.sub(lambda found: f"\x1b[{found[1]}m", shown(text))
+    return line
+
+
+_COLOURS: Final = {"red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cyan": 36}
+
+
+def _without_controls(text: str, kept: str) -> str:
+    """The text with control, bidirectional and invisible characters as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(_escape(each) if category(each) in _CONTROLS and each not in kept else each for each in text)
+
+
+def _escape(character: str) -> str:
+    number = ord(character)
+    if number > 0xFFFF:
+        return f"\\U{number:08x}"
+    return _SHORT.get(character) or (f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}")
+
+
+def _json_escape(character: str) -> str:
+    return json.dumps(character)[1:-1] if ord(character) > 0x7F else f"\\u{ord(character):04x}"
+
+
+def _workflow_data(text: str) -> str:
+    """Percent-encode line breaks: the runner decodes %0A after it has parsed the command."""
+    printable = _without_controls(text, "\r\n").replace(_OLD_COMMAND, r"#\x23[")
+    return printable.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def plain(text: str) -> str:
+    """A text of a model or an error as one line without control characters."""
+    return for_log(" ".join(text.split()))

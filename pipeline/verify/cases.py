@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from nxpipe.pipeline.compile.frontend import CapturedShape, capture_shape, compile_shape
 from nxpipe.pipeline.compile.spec import BuildSpec
-from nxpipe.pipeline.models.configuration import first_layers
+from nxpipe.pipeline.models.configuration import SAVED_PROGRAM, Shape, first_layers
 from nxpipe.pipeline.models.prompts import Prompts
-from nxpipe.pipeline.models.shapes import SAVED_PROGRAM, Shape
 from nxpipe.pipeline.models.source import PretrainedModel
 from nxpipe.pipeline.models.thresholds import DEFAULT_REFERENCE
 from nxpipe.pipeline.models.weights import Arrays

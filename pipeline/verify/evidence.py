@@ -15,7 +15,7 @@ from nxpipe.artifact_store.errors import Corrupt, InvalidDocument
 from nxpipe.artifact_store.evidence import Compared
 from nxpipe.pipeline.compile.backend import BackendOutput
 from nxpipe.pipeline.compile.spec import BuildSpec
-from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.thresholds import Deviation, Thresholds, is_scores
 from nxpipe.pipeline.models.versions import digest_of
 from nxpipe.pipeline.models.weights import Arrays

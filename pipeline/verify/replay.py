@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from nxpipe.pipeline.compile.spec import BuildSpec
-from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.source import ModelSource, PretrainedModel
 from nxpipe.pipeline.models.thresholds import DEFAULT_REFERENCE
 from nxpipe.pipeline.models.weights import Arrays

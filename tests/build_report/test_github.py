@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 from nxpipe.pipeline.build.jobs import Failure, FailureClass, JobFinished
 from nxpipe.pipeline.build.report.github import MOST, annotations, in_github, step_summary, write_summary
 from nxpipe.pipeline.build.state import Results
-from nxpipe.pipeline.util.escape import plain
+from nxpipe.pipeline.util.text import plain
 from tests.build_report.world import NO_SPACE, TOO_LARGE, artifact, cell, course, ends, matrix, plan, results, shape
 
 HOSTILE = (

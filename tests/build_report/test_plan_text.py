@@ -12,8 +12,8 @@ from nxpipe.pipeline.build.jobs import CellStatus, Failure, FailureClass
 from nxpipe.pipeline.build.plan import BuildPlan
 from nxpipe.pipeline.build.report.plan_text import plan_json, plan_table
 from nxpipe.pipeline.build.report.summary import brace_groups
-from nxpipe.pipeline.models.shapes import Shape
-from nxpipe.pipeline.util.escape import plain, unstyled
+from nxpipe.pipeline.models.configuration import Shape
+from nxpipe.pipeline.util.text import plain, unstyled
 from tests.build_report.world import artifact, cell, matrix, plan, shape
 
 

@@ -8,7 +8,7 @@ import pytest
 from nxpipe.pipeline.build.jobs import CellStatus, Failure, FailureClass, JobFinished
 from nxpipe.pipeline.build.report.summary import missing_groups, status_counts, summary
 from nxpipe.pipeline.build.state import Results
-from nxpipe.pipeline.util.escape import unstyled
+from nxpipe.pipeline.util.text import unstyled
 from tests.build_report.world import NO_SPACE, TOO_LARGE, artifact, cell, course, ends, matrix, plan, results, shape
 
 

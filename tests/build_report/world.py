@@ -18,7 +18,7 @@ from nxpipe.pipeline.build.jobs import (
 )
 from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact, PlannedCell
 from nxpipe.pipeline.build.state import BuildState, Results
-from nxpipe.pipeline.models.shapes import Shape, shapes_of
+from nxpipe.pipeline.models.configuration import Shape, shapes_of
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.weights import WeightsSource
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from nxpipe.pipeline.build.jobs import CellStatus, Failure, FailureClass
 from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact, PlannedCell
-from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.models.weights import WeightsSource

@@ -13,7 +13,7 @@ from nxpipe.emulator.hardware import instance
 from nxpipe.pipeline.build.cache import Timings
 from nxpipe.pipeline.build.plan import cell_work, parameters_of, worker_memory
 from nxpipe.pipeline.compile.spec import BuildSpec
-from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.source import PretrainedModel
 from nxpipe.pipeline.models.weights import RandomWeights
 from tests.pipeline.conftest import BERT, LLAMA

@@ -11,7 +11,7 @@ import pytest
 from nxpipe.pipeline.build.executors.local import LocalExecutor
 from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLimits, JobStarted
 from nxpipe.pipeline.compile.spec import BuildSpec
-from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.spec import ModelSpec
 from tests.building.plans import THRESHOLDS
 from tests.executors.following import is_there, until_ended, wait_for

@@ -20,7 +20,7 @@ from nxpipe.pipeline.build.jobs import CellStatus, FailureClass
 from nxpipe.pipeline.build.plan import PlannedArtifact, PlannedCell, make_plan
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.config.sections import Backend
-from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.weights import WeightsSource
 from nxpipe.pipeline.util.errors import BuildRefused, VerificationFailed

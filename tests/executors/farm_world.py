@@ -16,7 +16,7 @@ from nxpipe.artifact_store.layout import PARTS
 from nxpipe.pipeline.build.executors.batch import BatchExecutor
 from nxpipe.pipeline.build.jobs import Event, Job, JobFinished
 from nxpipe.pipeline.compile.spec import BuildSpec
-from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.models.weights import WeightsSource

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig, PretrainedConfig
 
-from nxpipe.pipeline.models.known import KnownModel, find, nearest
+from nxpipe.pipeline.models.catalogue import KnownModel, find, nearest
 
 ROOT = Path(__file__).parents[2]
 CATALOGUE = json.loads((ROOT / "pipeline/models/known_models.json").read_text(encoding="utf-8"))
@@ -146,7 +146,7 @@ def test_a_caller_who_edits_a_configuration_edits_only_a_copy() -> None:
 
 def test_finding_a_model_needs_nothing_but_the_standard_library() -> None:
     script = (
-        "import sys; from nxpipe.pipeline.models.known import find; assert find('gpt2'); "
+        "import sys; from nxpipe.pipeline.models.catalogue import find; assert find('gpt2'); "
         "print(*sorted({name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)))"
     )
     done = subprocess.run([sys.executable, "-S", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -6,7 +6,7 @@ import pytest
 from nxpipe.emulator.capture import CaptureRequest, example_inputs, parameter_specs, reference_outputs
 from nxpipe.emulator.compile import compile_program
 from nxpipe.emulator.passes import PassOptions
-from nxpipe.pipeline.models.known import find
+from nxpipe.pipeline.models.catalogue import find
 from nxpipe.pipeline.models.weights import RandomWeights, Tensors
 from tests.models_isa.small import by_graph, on_cores, worst
 

@@ -15,7 +15,7 @@ from nxpipe.artifact_store.builds import Leases
 from nxpipe.emulator.errors import CaptureError
 from nxpipe.emulator.hardware import instance
 from nxpipe.pipeline.compile.spec import BuildSpec
-from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.source import resolve
 from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.models.weights import RandomWeights

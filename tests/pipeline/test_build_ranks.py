@@ -19,7 +19,7 @@ from nxpipe.emulator.passes.shard import Sharding
 from nxpipe.emulator.run.fast import LoadedRanks
 from nxpipe.pipeline.compile.frontend import compile_shape
 from nxpipe.pipeline.compile.spec import BuildSpec
-from nxpipe.pipeline.models.shapes import Shape, shapes_of
+from nxpipe.pipeline.models.configuration import Shape, shapes_of
 from nxpipe.pipeline.models.source import resolve
 from nxpipe.pipeline.models.weights import RandomWeights, Tensors
 from tests.pipeline.conftest import LLAMA, write_model

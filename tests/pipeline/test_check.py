@@ -247,7 +247,7 @@ def test_a_second_check_of_the_same_model_says_the_same_without_torch(nxpipe: In
     code = (
         "import sys; from nxpipe.pipeline.cli.main import cli; from nxpipe.pipeline.util.console import Console\n"
         f"cli.main(['check', '--model-id', {str(bert)!r}, '--json'], obj=Console(), standalone_mode=False)\n"
-        "heavy = {'torch', 'transformers', 'nxpipe.pipeline.check.checker'} & set(sys.modules)\n"
+        "heavy = {'torch', 'transformers', 'nxpipe.emulator.passes'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)\n"
     )
     assert _run(bert, code) == first

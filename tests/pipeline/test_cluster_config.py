@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nxpipe.pipeline.config import ConfigInvalid, load_config
-from nxpipe.pipeline.config.crosschecks import check_placement, has_network
+from nxpipe.pipeline.config.load import check_placement, has_network
 
 GROUP = """
 [[cluster.groups]]

@@ -21,7 +21,7 @@ from nxpipe.pipeline.compile.neuronx.backend import ProcessLimits, compile_neff
 from nxpipe.pipeline.compile.neuronx.cache_entry import entries_of
 from nxpipe.pipeline.compile.neuronx.toolchain import compiler_environment, compiler_flags
 from nxpipe.pipeline.compile.spec import BuildSpec
-from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.source import resolve
 from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.models.weights import RandomWeights

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.pipeline.config.crosschecks import check_placement, has_network, zones_of
-from nxpipe.pipeline.config.load import load, read_source
+from nxpipe.pipeline.config.load import check_placement, has_network, load, read_source, zones_of
 from nxpipe.pipeline.config.root import Config
 
 MODEL = """

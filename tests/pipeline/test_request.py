@@ -10,7 +10,7 @@ import pytest
 from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.emulator.hardware import instance
 from nxpipe.pipeline.compile.spec import BuildSpec
-from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.source import PretrainedModel, resolve
 from nxpipe.pipeline.models.weights import RandomWeights
 from nxpipe.pipeline.util.errors import BuildRefused
@@ -69,7 +69,7 @@ def test_host_user_locale_time_zone_and_hash_seed_never_flip_the_key(
     code = (
         "import sys\n"
         "from nxpipe.pipeline.models.source import resolve; from nxpipe.pipeline.models.weights import RandomWeights\n"
-        "from nxpipe.pipeline.compile.spec import BuildSpec; from nxpipe.pipeline.models.shapes import Shape\n"
+        "from nxpipe.pipeline.compile.spec import BuildSpec; from nxpipe.pipeline.models.configuration import Shape\n"
         "from nxpipe.emulator.hardware import instance\n"
         "from nxpipe.artifact_store.canonical import canonical_json\n"
         "from nxpipe.artifact_store.canonical import sha256_hex\n"

@@ -12,7 +12,7 @@ import pytest
 from nxpipe.emulator.hardware import instance
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.config.sections import Verify
-from nxpipe.pipeline.models.shapes import all_phases, shapes_of
+from nxpipe.pipeline.models.configuration import all_phases, shapes_of
 from nxpipe.pipeline.models.source import resolve
 from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.models.weights import RandomWeights

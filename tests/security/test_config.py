@@ -12,7 +12,7 @@ import transformers
 from transformers.integrations import hub_kernels
 
 from nxpipe.emulator.capture import CaptureRequest, capture
-from nxpipe.emulator.capture import model as budget_module
+from nxpipe.emulator.capture import budget as budget_module
 from nxpipe.emulator.configuration import oversized, relevant
 from nxpipe.emulator.errors import CaptureError
 from nxpipe.pipeline import models
@@ -325,7 +325,7 @@ def test_an_answer_that_hangs_on_this_machine_is_not_kept(
     with monkeypatch.context() as patched:
         patched.setattr(model, "_own_configuration", failing)
         patched.setattr(
-            "nxpipe.emulator.capture.confined.limits_now", lambda: None
+            "nxpipe.emulator.capture.dispatch.limits_now", lambda: None
         )  # in this process, where that is seen
         assert checked(nxpipe, folder).code == 11
     assert checked(nxpipe, folder).code == (11 if kept else 0)

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nxpipe.pipeline.cli.main import cli
-from nxpipe.pipeline.util import console, escape, exit_codes
+from nxpipe.pipeline.util import console, exit_codes
+from nxpipe.pipeline.util import text as escape
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.text import table
 from tests.conftest import ROOT

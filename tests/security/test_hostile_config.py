@@ -16,7 +16,7 @@ from nxpipe.emulator.capture import CaptureRequest, capture
 from nxpipe.emulator.errors import CompileError
 from nxpipe.pipeline.check.model_files import review_config
 from nxpipe.pipeline.compile.findings import Severity
-from nxpipe.pipeline.models.shapes import Shape, all_phases
+from nxpipe.pipeline.models.configuration import Shape, all_phases
 from nxpipe.pipeline.models.source import resolve
 from nxpipe.pipeline.models.versions import digest_of
 from nxpipe.pipeline.util.errors import ModelSourceError

@@ -250,7 +250,7 @@ def test_stacks_ask_nothing_of_the_environment() -> None:
             getattr(each, "attr", None) or getattr(each, "id", None) or getattr(each, "name", None)
             for each in ast.walk(ast.parse(path.read_text()))
         }
-        assert not names & asking - ({"expanduser"} if path.name == "fleet_file.py" else set()), path
+        assert not names & asking - ({"expanduser"} if path.name == "scripts.py" else set()), path
 
 
 def test_the_feature_flags_are_those_that_this_release_of_cdk_recommends() -> None:

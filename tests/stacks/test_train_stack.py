@@ -18,7 +18,7 @@ from aws_cdk import RemovalPolicy
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import Config, Project, TrainingFleet
 from nxpipe.pipeline.config.cloud import ClosedNetwork
-from nxpipe.pipeline.config.crosschecks import check_placement
+from nxpipe.pipeline.config.load import check_placement
 from nxpipe.stacks.network import NetworkStack
 from nxpipe.stacks.store import StoreStack
 from nxpipe.stacks.training import TrainStack

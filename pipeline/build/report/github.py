@@ -22,8 +22,7 @@ from nxpipe.pipeline.build.report.summary import (
 from nxpipe.pipeline.build.state import CellResult, Results
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import sentence_of
-from nxpipe.pipeline.util.escape import for_markdown, plain, workflow_command
-from nxpipe.pipeline.util.text import human_bytes
+from nxpipe.pipeline.util.text import for_markdown, human_bytes, plain, workflow_command
 
 MOST: Final = 1024 * 1024 - 1024  # bytes of a step's summary; GitHub refuses a larger one whole
 _ANNOTATIONS: Final = 10  # of a kind and step; GitHub drops the others

@@ -11,8 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from nxpipe.pipeline.build.jobs import PLAN_WORDS, REPORT_WORDS, CellStatus
 from nxpipe.pipeline.build.report.summary import clock, counted, duration
-from nxpipe.pipeline.util.escape import for_html
-from nxpipe.pipeline.util.text import human_bytes
+from nxpipe.pipeline.util.text import for_html, human_bytes
 
 Child: TypeAlias = "Markup | str | int | Iterable[Child] | None"
 _EMPTY = frozenset({"meta", "rect", "line"})

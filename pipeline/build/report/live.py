@@ -12,8 +12,7 @@ from nxpipe.pipeline.build.jobs import EVENT_WORDS, BuildEvent, JobFinished, Job
 from nxpipe.pipeline.build.report.summary import duration
 from nxpipe.pipeline.build.state import BuildState, JobName
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.util.escape import plain
-from nxpipe.pipeline.util.text import human_bytes
+from nxpipe.pipeline.util.text import human_bytes, plain
 
 _HEARTBEAT: Final = 60.0  # seconds; some CI ends a job that prints nothing for ten minutes
 _NAMED: Final = 4  # running jobs named in a heartbeat

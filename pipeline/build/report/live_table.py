@@ -18,7 +18,7 @@ from nxpipe.pipeline.build.jobs import BuildEvent, CellStatus
 from nxpipe.pipeline.build.report.summary import clock, counted, duration
 from nxpipe.pipeline.build.state import BuildState, JobName
 from nxpipe.pipeline.util.console import own
-from nxpipe.pipeline.util.escape import plain
+from nxpipe.pipeline.util.text import plain
 
 _COLOURS: Final = {
     CellStatus.CACHED: "cyan",

@@ -8,8 +8,7 @@ from typing import Any, Final
 from nxpipe.pipeline.build.jobs import PLAN_WORDS, CellStatus
 from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact, PlannedCell
 from nxpipe.pipeline.build.report.summary import BraceGroup, brace_groups, counted, duration, generalize
-from nxpipe.pipeline.util.escape import plain, style
-from nxpipe.pipeline.util.text import table
+from nxpipe.pipeline.util.text import plain, style, table
 
 _COLOURS: Final = {CellStatus.QUEUED: "yellow", CellStatus.FAILED: "red", CellStatus.REFUSED: "red"}
 _HEADER: Final = ("  PROGRAM", "STATUS", "TIME", "REASON")

@@ -13,10 +13,9 @@ from nxpipe.pipeline.cli.options import config_option
 from nxpipe.pipeline.rollout.simulate import TrafficModel
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import MissingSoftware
-from nxpipe.pipeline.util.escape import style
 from nxpipe.pipeline.util.exit_codes import RECORD
 from nxpipe.pipeline.util.files import MiB, read_file
-from nxpipe.pipeline.util.text import table
+from nxpipe.pipeline.util.text import style, table
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.canary.plan import CanaryPlan

@@ -11,10 +11,9 @@ from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.util.escape import style
 from nxpipe.pipeline.util.exit_codes import CORRUPT, OK, STORE, ExitCode
 from nxpipe.pipeline.util.progress import Progress
-from nxpipe.pipeline.util.text import human_bytes, table
+from nxpipe.pipeline.util.text import human_bytes, style, table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.backends.protocol import Sent

@@ -27,7 +27,7 @@ from nxpipe.pipeline.compile.neuronx.toolchain import (
     compiler_environment,
     compiler_flags,
 )
-from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.weights import Arrays, Tensors
 from nxpipe.pipeline.util.errors import BuildRefused, DoesNotFit, NotEnoughMemory
 from nxpipe.pipeline.util.process import available_memory
