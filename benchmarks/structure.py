@@ -81,7 +81,8 @@ _FIELD_NOUNS: Final = frozenset(
         r"\w+",
         """
         batching binding buffering building caching casting clustering decoding embedding encoding finding folding
-        grouping indexing listing lowering mapping naming networking packing padding paging partitioning pipelining pooling pricing
+        grouping indexing listing lowering mapping naming networking packing padding paging partitioning pipelining
+        pooling pricing
         printing profiling ring rounding routing sampling scaling scheduling serving sharding signing sizing spring
         string testing thing tiling timing tracing training tuning versioning bed embed feed need red seed shed speed
         """,
