@@ -3,7 +3,6 @@
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Final, Literal, TypeVar
 
 from nxpipe.artifact_store.backends.protocol import Backend, Payload
@@ -135,6 +134,9 @@ class Published:
     def published_at(self) -> str:
         return self.record.published_at
 
-    @cached_property
+    @property
     def manifest(self) -> Manifest:
-        return self.load()
+        """Loaded once. In Python 3.11 a cached_property has one lock for all instances, which it holds while it loads:
+        threads would read manifests one after the other, and could deadlock."""
+        found: Manifest = self.__dict__.get("_manifest") or self.__dict__.setdefault("_manifest", self.load())
+        return found

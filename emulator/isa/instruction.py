@@ -2,8 +2,8 @@
 
 An instruction is one frozen record. The module of its engine (`dma`, `tensor`, `scalar`, `vector`, `gpsimd`,
 `collective`) declares beside its fields all that follows from them: `engines` that execute it, `violations` of its
-documented limits and the `cycles` that it costs. `emulator.core.engines` has a module of the same name with its
-semantics, and docs/reference/isa.md its specification.
+documented limits and the `cycles` that it costs. `emulator.core.engines` has its semantics, and
+docs/reference/isa.md its specification.
 """
 
 from collections.abc import Mapping

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from nxpipe.pipeline.artifacts.difference import FIGURES, identity, number_at
-from nxpipe.pipeline.compile import backend
+from nxpipe.pipeline.compile import artifact_files
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
@@ -81,7 +81,7 @@ def bench(manifest: "Manifest", before: "Manifest | None", store: "Store") -> li
 
 
 def predicted_times(manifest: "Manifest", store: "Store") -> "dict[tuple[str, int, int, int], PredictedTime]":
-    figures = backend.read(manifest, store)
+    figures = artifact_files.read(manifest, store)
     return {
         identity(one): PredictedTime(
             one.name, one.tensor_parallel, number_at(figures.get(one.name), FIGURES["predicted_ns"])

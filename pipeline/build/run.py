@@ -39,7 +39,7 @@ from nxpipe.pipeline.build.report.plan_text import plan_json, plan_table
 from nxpipe.pipeline.build.report.summary import published_artifacts, show_artifacts, show_end
 from nxpipe.pipeline.build.state import BuildState, Results
 from nxpipe.pipeline.build.worker import InlineExecutor
-from nxpipe.pipeline.compile import backend
+from nxpipe.pipeline.compile import artifact_files
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.thresholds import Thresholds, report_of
@@ -301,7 +301,7 @@ class BuildRun:
         _record_timings(results, self.timings)
         try:
             published = published_artifacts(self.store, results)
-            figures = {one.request_key: backend.read(one.manifest, self.store) for one in published.values()}
+            figures = {one.request_key: artifact_files.read(one.manifest, self.store) for one in published.values()}
             verified = {one.request_key: report_of(one.manifest, self.store) for one in published.values()}
         except StoreUnavailable:
             if not results.missing():

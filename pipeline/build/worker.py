@@ -27,8 +27,9 @@ from nxpipe.emulator.confinement import confined, limits_now
 from nxpipe.pipeline.build.cache import hold_lease, raise_known_failure, record_failure
 from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog, JobStarted, failure_from
 from nxpipe.pipeline.build.plan import find_unverified
-from nxpipe.pipeline.compile.backend import PROGRAM, UTILISATION, Backend, BackendOutput
-from nxpipe.pipeline.compile.backend import to_bytes as utilisation_file
+from nxpipe.pipeline.compile.artifact_files import UTILISATION
+from nxpipe.pipeline.compile.artifact_files import to_bytes as utilisation_file
+from nxpipe.pipeline.compile.backend import PROGRAM, Backend, BackendOutput
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.thresholds import Thresholds, require_within

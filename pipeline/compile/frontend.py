@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from nxpipe.artifact_store.builds import keep_step_result, step_result
 from nxpipe.artifact_store.canonical import sha256_hex
-from nxpipe.pipeline.compile import backend
+from nxpipe.pipeline.compile import artifact_files
+from nxpipe.pipeline.compile.artifact_files import document as utilisation_document
 from nxpipe.pipeline.compile.backend import PROGRAM, BackendOutput
-from nxpipe.pipeline.compile.backend import document as utilisation_document
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.versions import compiler_digest, digest_of
@@ -173,7 +173,7 @@ class EmulatorBackend:
             emission = keep_step_result(store, key, files, metadata)
         facts = {"degree": front.degree, "graph_key": front.graph.key, "outputs": sorted(front.whole.outputs)}
         return BackendOutput(
-            {backend.graph(shape.name): store.put_blob(graph), **{f.path: f.blob for f in emission.files}},
+            {artifact_files.graph(shape.name): store.put_blob(graph), **{f.path: f.blob for f in emission.files}},
             {**facts, **emission.facts},
         )
 
@@ -214,7 +214,7 @@ def _emit(
             raise DoesNotFit(f"{spec.source.id} {shape.name}: {error}") from error
         check(executable.program)
         stored, tables = executable.without_large_constants()
-        files = {backend.constant(digest): data for digest, data in tables.items()} | {PROGRAM: to_bytes(stored)}
+        files = {artifact_files.constant(digest): data for digest, data in tables.items()} | {PROGRAM: to_bytes(stored)}
         used = utilisation(executable.program)
         return (
             {path: store.put_blob(data) for path, data in files.items()},

@@ -13,7 +13,7 @@ from nxpipe.pipeline.config.schema import Absent, Table
 
 
 class Store(Table):
-    """The artifact store."""
+    """The store of artifacts, and its replicas."""
 
     url: StoreUrl = Field(
         default="file://.nxpipe/store",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from nxpipe.pipeline.compile import backend
+from nxpipe.pipeline.compile import artifact_files
 from nxpipe.pipeline.models.source import PretrainedModel
 from nxpipe.pipeline.models.thresholds import complete_evidence
 from nxpipe.pipeline.models.weights import Arrays
@@ -56,7 +56,7 @@ def read_instructions(manifest: "Manifest", stored: "StoredExecutable", store: "
 
     require_instructions(manifest)
     where = f"{manifest.model.id} {stored.name}"
-    if not any(file.path == backend.graph(stored.name) for file in manifest.files):
+    if not any(file.path == artifact_files.graph(stored.name) for file in manifest.files):
         raise ProgramInvalid(f"{where}: built by an older nxpipe, which stored no program of instructions; {_REMEDY}")
     try:
         found = from_bytes(store.read_blob(stored.blob))
@@ -105,7 +105,7 @@ def _tables(found: "Executable", manifest: "Manifest", where: str, store: "Store
     files, tables = {file.path: file.blob for file in manifest.files}, dict[str, bytes]()
     sizes = constant_sizes(found.program.buffers)
     for digest in found.absent_constants:
-        blob = files.get(backend.constant(digest))
+        blob = files.get(artifact_files.constant(digest))
         if blob is None or (blob.sha256, {blob.size}) != (digest, sizes[digest]):
             raise ProgramInvalid(f"{where}: the table {digest[:12]} that it reads is not stored with it; {_REMEDY}")
         tables[digest] = store.read_blob(blob)
@@ -214,7 +214,7 @@ def _program(
     from nxpipe.emulator.ir.decoding import decode
     from nxpipe.emulator.isa.program import Role
 
-    graph = decode(files[backend.graph(executable.name)])
+    graph = decode(files[artifact_files.graph(executable.name)])
     if graph.key != executable.graph_key:
         raise ProgramInvalid(
             f"{where}: its graph has key {graph.key[:12]}, and the manifest has {executable.graph_key[:12]}; build "

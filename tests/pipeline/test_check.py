@@ -247,7 +247,7 @@ def test_a_second_check_of_the_same_model_says_the_same_without_torch(nxpipe: In
     code = (
         "import sys; from nxpipe.pipeline.cli.main import cli; from nxpipe.pipeline.util.console import Console\n"
         f"cli.main(['check', '--model-id', {str(bert)!r}, '--json'], obj=Console(), standalone_mode=False)\n"
-        "heavy = {'torch', 'transformers', 'nxpipe.emulator.passes'} & set(sys.modules)\n"
+        "heavy = {'torch', 'transformers', 'nxpipe.pipeline.check.examination'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)\n"
     )
     assert _run(bert, code) == first
@@ -298,7 +298,7 @@ def test_moving_the_folder_changes_where_findings_point_and_nothing_else(nxpipe:
 def test_a_defect_of_ours_is_a_finding_with_its_log_and_is_not_remembered(
     nxpipe: InProcess, bert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import nxpipe.pipeline.check.checker as examine
+    import nxpipe.pipeline.check.examination as examine
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError("ours")

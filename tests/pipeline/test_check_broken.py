@@ -328,7 +328,7 @@ MODULES = [
 def test_a_module_that_cannot_be_compiled_gives_a_finding_at_its_own_line(module: type[torch.nn.Module]) -> None:
     from nxpipe.emulator.capture.export import capture_module
     from nxpipe.emulator.errors import CompileError
-    from nxpipe.pipeline.check.checker import findings_of
+    from nxpipe.pipeline.check.examination import findings_of
 
     with pytest.raises(CompileError) as caught:
         capture_module(module(), {"x": torch.zeros(4, 4)})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from nxpipe.pipeline.build.jobs import REPORT_WORDS, RESULT_WORDS, CellStatus, Failure, FailureClass
 from nxpipe.pipeline.build.state import ArtifactResult, CellResult, Results
-from nxpipe.pipeline.compile import backend
+from nxpipe.pipeline.compile import artifact_files
 from nxpipe.pipeline.models.configuration import SAVED_PROGRAM, Shape
 from nxpipe.pipeline.models.thresholds import Report, sentences
 from nxpipe.pipeline.util.console import Console
@@ -296,7 +296,7 @@ def _lines(published: "Published", programs: dict[str, Any], verified: Report, *
         f"{count} program{'s' if count > 1 else ''}",
         human_bytes(published.size_bytes),
     )
-    parts = [*sentences(verified), *(f"{name}: {line}" for name, line in backend.sentences(programs))]
+    parts = [*sentences(verified), *(f"{name}: {line}" for name, line in artifact_files.sentences(programs))]
     return ["  ".join(headline), *(f"  {text}" for text in parts)]
 
 

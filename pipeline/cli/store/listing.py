@@ -12,7 +12,7 @@ import click
 from nxpipe.pipeline.artifacts.store_url import open_configured_store, open_uncached_store
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.compile import backend
+from nxpipe.pipeline.compile import artifact_files
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.text import for_terminal, human_bytes, style, table
 
@@ -79,7 +79,7 @@ def show(console: Console, name: str, store: str | None, config_path: Path) -> N
     opened = open_configured_store(store, config_path, console)
     published = opened.resolve(name)
     inputs = opened.key_inputs(published.manifest)
-    programs = backend.read(published.manifest, opened)
+    programs = artifact_files.read(published.manifest, opened)
     evidence = opened.evidence(published.manifest_digest)
     if console.json:
         manifest = published.manifest.model_dump(mode="json")
@@ -157,7 +157,7 @@ def _page(
         )
     if manifest.files:
         yield _section("files", [(file.path, human_bytes(file.blob.size)) for file in manifest.files])
-    if sentences := list(backend.sentences(programs)):
+    if sentences := list(artifact_files.sentences(programs)):
         yield _section("utilisation", sentences)
     for each in evidence:
         yield _section(f"evidence {each.digest[:SHOWN]}", _figures(each))

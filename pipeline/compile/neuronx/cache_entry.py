@@ -7,7 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nxpipe.pipeline.compile.backend import CACHE, cached
+from nxpipe.pipeline.compile.artifact_files import CACHE, cached
 from nxpipe.pipeline.util.errors import ProgramInvalid
 
 if TYPE_CHECKING:
