@@ -1,4 +1,4 @@
-"""Sealed documents of one backend, each at the path that its own fields give."""
+"""Sealed documents of one backend, and the action record, which makes an artifact visible under its request key."""
 
 import secrets
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Front end as one call: from a capture request to the compiled graph. Builds and checks both use it."""
+"""Front end and back end as one call each: from a capture request to the compiled graph, and on to the executable."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""AWS Batch parts that the build farm and training fleets share: roles, retry strategy, job timeouts."""
+"""Build farm on AWS Batch; roles, retry strategy and job timeouts, which training fleets share."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""Metrics table: the one source of both alarms and dashboard.
+"""Observability: the metrics table, the one source of alarms and dashboard, and the stack that creates them.
 
 What the load balancer and Auto Scaling publish has their names. What hosts publish is in a namespace of ours, named as
 neuron-monitor documents it for Prometheus and in its reports (what its CloudWatch program sends is documented nowhere),

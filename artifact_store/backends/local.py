@@ -1,4 +1,4 @@
-"""Probes of a local folder: hard links, renames and flushes of its file system."""
+"""Local backend: a store in a folder, safe for concurrent processes without a lock, and the probes of its file system."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Request bodies of uploads: read in chunks from where they lie, by several threads at once."""
+"""Persistent HTTPS connections to one server, a strict parser of its responses, and request bodies read in chunks."""
 
 import os
 import re

@@ -1,4 +1,5 @@
-"""Maintenance of a store: fsck verifies every reachable byte; garbage collection deletes the rest."""
+"""Maintenance of a store: fsck verifies and repairs reachable objects; garbage collection deletes what nothing
+retains."""
 
 import time
 from collections import Counter

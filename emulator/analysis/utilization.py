@@ -1,4 +1,4 @@
-"""Totals of a program: instructions, time and bytes, by the iterations of the loops around each instruction.
+"""Utilisation of a program: totals of instructions, time and bytes by the iterations of the loops around each.
 
 `totals` counts what instructions move. `buffer_traffic` counts the distinct bytes of each buffer instead: a lower bound
 on the traffic of any program for the same task.

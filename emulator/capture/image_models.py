@@ -1,4 +1,4 @@
-"""Image towers that take an image as a sequence of patches with a table of image grids.
+"""Image models with a call signature of their own: towers that take patches with a table of grids, and diffusers.
 
 Their processors choose the grid by the size of a picture, so no configuration gives it; the grid decides shapes, so a
 compiled program has exactly one. It is square: that of images of the configured size (224 by default), or the largest

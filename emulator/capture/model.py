@@ -1,9 +1,4 @@
-"""Limits on what an untrusted configuration may make a library allocate: modules, buffers, no connection.
-
-Parameters live on the meta device and cost nothing, whatever their size. Modules, which Python creates one by one,
-and buffers, which get their true values, do cost. The names of settings do not reveal all of that beforehand, so it
-is counted while the model is built.
-"""
+"""Transformers model without weights: parameters on the meta device, buffers with their values, the published plan."""
 
 import contextlib
 from collections.abc import Iterator, Mapping

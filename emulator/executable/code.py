@@ -1,4 +1,4 @@
-"""The instruction set: every record by its name, in the order of docs/reference/isa.md."""
+"""Instructions as bytes: every record of the instruction set, by its name and the codec of each field."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

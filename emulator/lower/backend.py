@@ -1,4 +1,4 @@
-"""Checker of the back end: the invariants of each record, tested after every step as the front end's passes are.
+"""The back end as a list of steps, and its checker, which tests the invariants of each record after every step.
 
 A failure is a defect of the compiler, not of the model; the error names the step that broke the invariant.
 """

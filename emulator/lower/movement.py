@@ -1,5 +1,4 @@
-"""Data movement: reshapes, transposes, slices and the like are views where strides can express them, else copies in
-HBM."""
+"""Data movement: views where strides can express them, else copies in HBM; and collectives between ranks."""
 
 from dataclasses import dataclass, replace
 from math import gcd, prod

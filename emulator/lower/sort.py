@@ -1,4 +1,4 @@
-"""Lowering of elementwise operators with their epilogues, tile by tile."""
+"""Lowering of sorts and of elementwise operators with their epilogues."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Matrix products and attention, the work of the tensor engine: operands of one float type, sums in float32.
+"""Matrix products, attention and reductions: operands of one float type, sums in float32.
 
 Attention is one operator because the hardware streams its softmax between two matrix products.
 """

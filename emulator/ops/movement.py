@@ -1,4 +1,4 @@
-"""Operators that only move elements: on the hardware a copy, a change of access pattern, or nothing."""
+"""Operators that only move elements, by fixed or by computed positions."""
 
 import math
 from dataclasses import dataclass

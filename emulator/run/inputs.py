@@ -1,4 +1,4 @@
-"""Validation of a program's inputs before it runs.
+"""Inputs of a program: validation before it runs, and sample inputs, equal for equal seeds on every machine.
 
 A token id beyond the end of its table would read unrelated memory, or another rank's part of the table; an integer too
 wide for its type would become another number. Both would give a result, and a wrong one.

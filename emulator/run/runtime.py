@@ -1,4 +1,4 @@
-"""Refusals of the runtime, with the status numbers of the real one. docs/reference/runtime.md lists their causes."""
+"""Runtime of one instance: allocation of its cores, and the models that are loaded on them."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Instruction index: the sequence number of each instruction on its engine, in both directions.
+"""Instruction index, the sequence number of each instruction on its engine; and the timeline that it predicts.
 
 `InstructionIndex` gives an instruction its number, an affine function of the loops around it. `streams` answers the
 inverse question, which instruction of an engine has a number that is affine in the indices of other loops. That answer

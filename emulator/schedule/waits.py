@@ -1,4 +1,4 @@
-"""Wait insertion: dependence analysis of a program in program order, and the semaphore waits that keep its order.
+"""Wait insertion by dependence analysis, and elimination of the waits that others imply.
 
 Engines run concurrently, each in its own order. An engine's semaphore counts the instructions that it has completed.
 Within loops that count is affine in the loop indices, so that a wait is an affine number too, and the program does not

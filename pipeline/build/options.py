@@ -1,5 +1,4 @@
-"""Options of a build: how it runs, not what it builds. A command makes the record; None leaves the choice to
-`[build]` of nxpipe.toml."""
+"""Options of a build, None where `[build]` of nxpipe.toml decides; and the build matrix: models x targets x degrees."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

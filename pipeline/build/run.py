@@ -1,4 +1,4 @@
-"""Scheduler of a build: which job starts next, what is retried, when the build stops.
+"""One `nxpipe build`: plan, scheduler, output, report and exit code. The scheduler decides what starts and is retried.
 
 The largest cell starts first, so that the last one to end is small; an artifact is published as soon as its last cell
 is there. All that happens is applied to the `BuildState`, which the scheduler reads for its own decisions.

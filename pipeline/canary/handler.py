@@ -1,4 +1,4 @@
-"""State of a rollout between evaluations, as the state machine carries it.
+"""Lambda entry of the judge: the steps of an evaluation, and the state between two, as the state machine carries it.
 
 It travels as one text that no service parses: a number that three services have serialised is not always the same
 number. Names of fields are names in that text and in plans of running rollouts: they cannot change.

@@ -1,4 +1,4 @@
-"""Canonical JSON of plans, evidence and records, and the errors of documents that are invalid.
+"""Record of a rollout: canonical JSON of plans and evidence, the digest chain of evaluations, and their replay.
 
 Invalid counts are no error: the judge sets such a minute aside and counts it.
 """

@@ -1,4 +1,4 @@
-"""Examination: every program of a model compiled and measured; one that fails is a finding, and the next is tried."""
+"""Check of one model: its examination, from the cache if it can be, judged for every target and degree."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from nxpipe.artifact_store.errors import InvalidDocument
 from nxpipe.emulator.configuration import without_quantisation
@@ -44,10 +44,6 @@ from nxpipe.pipeline.util.errors import ModelSourceError
 from nxpipe.pipeline.util.files import MiB, cache_folder, json_of, read_file
 from nxpipe.pipeline.util.process import no_collection
 from nxpipe.pipeline.util.progress import Step
-
-if TYPE_CHECKING:
-    pass
-
 
 _MOST_ENTRIES = 512
 

@@ -2,15 +2,11 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from nxpipe.pipeline.artifacts.store_url import VARIABLE
-
-if TYPE_CHECKING:
-    pass
-
 
 config_option = click.option(
     "--config",

@@ -1,4 +1,4 @@
-"""Front end of the compiler: one program from capture to the graph that each rank runs.
+"""The compiler as build, check, verify, run and explain use it: `compile_shape`, and the emulator backend over it.
 
 Build, check, verify, run and `explain --after` all compile here; only this module chooses passes and their options.
 """

@@ -1,4 +1,4 @@
-"""Rules between tables: a fleet names an existing model, names are unique, fleets lie in zones that have subnets.
+"""Loading of nxpipe.toml: file, environment, rules between tables, and the origin of every value.
 
 `cross_check` runs on every table that is valid by itself, even if others are not, so that one run reports all faults.
 `check_placement` applies to stacks only: a build needs neither a region nor zones.

@@ -1,4 +1,4 @@
-"""CloudFormation templates: from files (a CDK output folder, JSON, YAML), as deployed, and a change plan as text."""
+"""CloudFormation templates from files and as deployed, the change plan as text; and the lock files of images."""
 
 import json
 import re

@@ -1,6 +1,6 @@
-"""SHA-256 of large files, remembered between runs: a cached build must not read gigabytes to find nothing changed.
+"""Checkpoint files: safetensors headers, tensors, and SHA-256 digests that are remembered between runs.
 
-A memory is bound to device, inode, size and both times of the file, never to its size alone. A file that
+A remembered digest is bound to device, inode, size and both times of the file, never to its size alone. A file that
 changed within the last seconds is not remembered, because a later write could leave the same times.
 """
 

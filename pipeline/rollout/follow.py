@@ -1,4 +1,4 @@
-"""End of a rollout: promotion of the fleet's channel, and the exit code.
+"""Following a rollout to its end, and the end itself: promotion of the fleet's channel, and the exit code.
 
 The channel moves only after the state machine has promoted, by whichever command is there to see it: `rollout start
 --wait`, `rollout status --wait`, or the next start. Until then the channels of both environments keep instances right.

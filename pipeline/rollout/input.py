@@ -1,4 +1,4 @@
-"""Requirements of a promotion to a channel, by nxpipe.toml: targets of its fleets, signatures, thresholds."""
+"""Input of a rollout execution, and the requirements that nxpipe.toml sets for a promotion to a channel."""
 
 import json
 from collections.abc import Sequence

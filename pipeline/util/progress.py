@@ -6,15 +6,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, TypeAlias
+from typing import Final, Self, TypeAlias
 
 from nxpipe.artifact_store.backends.protocol import Sent
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.text import for_terminal, human_bytes
-
-if TYPE_CHECKING:
-    pass
-
 
 _BAR: Final = 24  # characters
 _SHOWN_EVERY: Final = 0.1  # seconds, on a terminal

@@ -1,4 +1,4 @@
-"""Text for people: spelling suggestions, tables, sizes."""
+"""Text for people: spelling suggestions, tables and sizes; and escaping, one function per medium."""
 
 import difflib
 import html

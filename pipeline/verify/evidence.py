@@ -1,4 +1,4 @@
-"""Deviation of emulated outputs from the reference: errors, cosine, and for logits KL divergence and top-1."""
+"""Evidence of a program: outputs beside the reference's, their deviation as figures, and the environment of the run."""
 
 import math
 import os

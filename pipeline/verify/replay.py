@@ -1,4 +1,4 @@
-"""Inference on the emulator, for `nxpipe run`: programs of a model, a file or an artifact, on inputs of the user."""
+"""Programs run on inputs: inference for `nxpipe run`, and stored artifacts compared again on their stored inputs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

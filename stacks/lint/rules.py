@@ -1,4 +1,4 @@
-"""Lint rules about capacity: capacity blocks, warm pools, instance metadata, images, the monthly budget."""
+"""The NXP rules over synthesised templates, those about capacity among them, and the facts that they need."""
 
 import json
 from collections.abc import Iterator, Sequence

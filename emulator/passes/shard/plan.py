@@ -1,4 +1,4 @@
-"""Zero preservation: where units of zeros would change a result, so that work may not be padded with them.
+"""Sharding plan: how each value is divided among ranks, and where padding with zeros would change a result.
 
 Padding begins as zeros, for its weights are zeros, and flows through the graph beside everything else. It does no harm
 as long as it is multiplied with zeros before anything is summed over it, unless it has become infinite or NaN by then,

@@ -1,5 +1,4 @@
-"""Jobs of AWS Batch: an array job and its children, read in few requests, and the failure of a child without an
-outcome."""
+"""Executor on AWS Batch: one array job for the jobs of a build, and what became of its children."""
 
 import math
 import time

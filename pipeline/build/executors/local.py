@@ -1,4 +1,4 @@
-"""Worker process of the local executor, both ends: `WorkerProcess` in the scheduler's process, `main` in the worker.
+"""Executor in processes of this machine: the pool, and both ends of a worker process.
 
 Jobs come on stdin and events go to stdout, one JSON document a line. A worker ends when the scheduler is gone, also in
 the middle of a job: the next build does the rest.

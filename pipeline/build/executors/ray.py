@@ -1,4 +1,4 @@
-"""Connection to a Ray cluster, or to a Ray started on this machine, with a clear error if there is none."""
+"""Executor on a Ray cluster, or on a Ray started on this machine."""
 
 import os
 import re

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -10,9 +9,6 @@ from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option
 from nxpipe.pipeline.rollout.aws import SignalResult
 from nxpipe.pipeline.util.console import Console
-
-if TYPE_CHECKING:
-    pass
 
 _fleet = click.argument("fleet")
 

@@ -1,4 +1,4 @@
-"""A child process with limits of time and memory, which leaves no process behind.
+"""Backend of neuronx-cc: a child process with limits of time and memory, its error codes, and the NEFF it makes.
 
 neuronx-cc starts processes of its own, so limits and the final kill apply to the session: all of them together.
 """

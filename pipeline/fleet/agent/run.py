@@ -1,4 +1,4 @@
-"""The EC2 instance: its metadata (IMDSv2 only, as in our launch templates) and its lifecycle hook.
+"""Agent on an instance: metadata and lifecycle hook of EC2, the artifact and the server; and its bundle of packages.
 
 The hook holds a new instance back from traffic until the agent completes it.
 """
