@@ -1,4 +1,4 @@
-"""IAM: policy statements of fleets, publishers, promoters, submitters and pods; and the roles of GitHub Actions jobs."""
+"""IAM: policy statements of fleets, publishers, promoters, submitters and pods; roles of GitHub Actions jobs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Local backend: a store in a folder, safe for concurrent processes without a lock, and the probes of its file system."""
+"""Local backend: a store in a folder, safe for concurrent processes without a lock; probes of its file system."""
 
 import errno
 import os
