@@ -160,7 +160,7 @@ def add_cache(site: Site) -> CacheHandle | None:
     """For whoever compiles or loads programs on machines that come and go."""
     if not site.config.cluster and not serving_fleets(site):
         return None
-    from nxpipe.stacks.store import CacheStack
+    from nxpipe.stacks.cache import CacheStack
 
     made = CacheStack(
         site.app,

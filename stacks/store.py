@@ -1,104 +1,12 @@
-"""Compile cache: an EFS file system beside the fleets, so that a new instance need not read the bucket.
-
-The bucket holds everything that is in the cache, so this stack may be destroyed and created again at any time.
-"""
+"""Stack of the artifact store: the bucket, its key, its access logs, and the registry of server images."""
 
 from typing import Any, Final
 
-from aws_cdk import CfnOutput, Duration, RemovalPolicy, Stack, aws_ec2, aws_ecr, aws_efs, aws_iam, aws_kms, aws_s3
+from aws_cdk import CfnOutput, Duration, RemovalPolicy, Stack, aws_ecr, aws_iam, aws_kms, aws_s3
 from constructs import Construct
 
-from nxpipe.stacks.handles import CacheHandle, NetworkHandle, StoreHandle
+from nxpipe.stacks.handles import StoreHandle
 from nxpipe.stacks.project import tag_project
-
-# Whoever mounts is this user, so that what one instance wrote the next one may replace.
-_OWNER: Final = "7200"
-
-
-class CacheStack(Stack):
-    """Mounted with TLS, by a role, through the access point of one version of the SDK; in no other way."""
-
-    handle: CacheHandle
-
-    def __init__(
-        self,
-        scope: Construct,
-        id_: str,
-        *,
-        project: str,
-        network: NetworkHandle,
-        store: StoreHandle,
-        versions: tuple[str, ...],
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(scope, id_, description=f"Compile cache of {project}", **kwargs)
-        group = self._make_group(project, network)
-        file_system = self._make_file_system(project, network, store, group)
-        points = {version: self._make_access_point(file_system, version) for version in versions}
-        self.handle = CacheHandle(file_system=file_system, group=group, access_points=points)
-        tag_project(self, project)
-        CfnOutput(self, "FileSystemId", value=file_system.file_system_id, description="Keeps compiled programs")
-
-    def _make_group(self, project: str, network: NetworkHandle) -> aws_ec2.SecurityGroup:
-        group = aws_ec2.SecurityGroup(
-            self, "Group", vpc=network.vpc, description=f"The compile cache of {project}", allow_all_outbound=False
-        )
-        group.add_ingress_rule(aws_ec2.Peer.ipv4(network.cidr), aws_ec2.Port.tcp(2049), "mounts")
-        return group
-
-    def _make_file_system(
-        self, project: str, network: NetworkHandle, store: StoreHandle, group: aws_ec2.ISecurityGroup
-    ) -> aws_efs.FileSystem:
-        return aws_efs.FileSystem(
-            self,
-            "Cache",
-            vpc=network.vpc,
-            vpc_subnets=aws_ec2.SubnetSelection(subnets=list(network.subnets.values())),
-            security_group=group,
-            file_system_name=f"{project}-cache",
-            encrypted=True,
-            kms_key=store.key,
-            throughput_mode=aws_efs.ThroughputMode.ELASTIC,
-            # Programs of models that nobody runs any more are cheap to keep, and dear only once when they come back.
-            lifecycle_policy=aws_efs.LifecyclePolicy.AFTER_30_DAYS,
-            out_of_infrequent_access_policy=aws_efs.OutOfInfrequentAccessPolicy.AFTER_1_ACCESS,
-            enable_automatic_backups=False,
-            removal_policy=RemovalPolicy.DESTROY,
-            # What CDK calls refusing the anonymous is a policy that allows everyone to write: ours allows nobody.
-            allow_anonymous_access=True,
-            file_system_policy=aws_iam.PolicyDocument(statements=_refused()),
-        )
-
-    def _make_access_point(self, file_system: aws_efs.FileSystem, version: str) -> aws_efs.AccessPoint:
-        """Programs of one compiler crash under another's driver: each version is root of a folder of its own."""
-        return aws_efs.AccessPoint(
-            self,
-            f"Version-{version}",
-            file_system=file_system,
-            path=f"/{version}",
-            create_acl=aws_efs.Acl(owner_uid=_OWNER, owner_gid=_OWNER, permissions="0750"),
-            posix_user=aws_efs.PosixUser(uid=_OWNER, gid=_OWNER),
-        )
-
-
-def _refused() -> list[aws_iam.PolicyStatement]:
-    """A policy without an Allow: what a role's own policy does not grant is refused, and so is this for everyone."""
-
-    def deny(name: str, actions: list[str], condition: dict[str, dict[str, str]]) -> aws_iam.PolicyStatement:
-        return aws_iam.PolicyStatement(
-            sid=name,
-            effect=aws_iam.Effect.DENY,
-            principals=[aws_iam.AnyPrincipal()],
-            actions=actions,
-            conditions=condition,
-        )
-
-    client = ["elasticfilesystem:ClientMount", "elasticfilesystem:ClientWrite", "elasticfilesystem:ClientRootAccess"]
-    return [
-        deny("PlainText", ["*"], {"Bool": {"aws:SecureTransport": "false"}}),
-        deny("WithoutAccessPoint", client, {"Null": {"elasticfilesystem:AccessPointArn": "true"}}),
-    ]
-
 
 # Long enough to resume a large upload after a weekend; unfinished parts cost money and no listing shows them.
 UNFINISHED_UPLOADS = Duration.days(7)

@@ -2,30 +2,17 @@
 
 import os
 import re
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nxpipe.artifact_store import Store
-from nxpipe.artifact_store.channel.generation import Generation, Served
-from nxpipe.artifact_store.channel.log import channels
-from nxpipe.artifact_store.documents import seconds_since_1970
 from nxpipe.artifact_store.errors import ChannelEmpty, NotFound
-from nxpipe.artifact_store.names import SHOWN
-from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier, untrusted
-from nxpipe.artifact_store.trust.policy import Policy
-from nxpipe.pipeline.artifacts.channels import unknown_channel
-from nxpipe.pipeline.artifacts.signing import trust_in
-from nxpipe.pipeline.config import load_config
-from nxpipe.pipeline.util.text import for_terminal, shown, style, table
 
 if TYPE_CHECKING:
+    from nxpipe.artifact_store.channel.generation import Served
     from nxpipe.artifact_store.manifest import Manifest
-
 
 _KEY: Final = re.compile("[0-9a-f]{6,64}")
 
@@ -64,6 +51,7 @@ class Match:
 def find_match(word: str, store: "Store", config_path: Path) -> Match:
     """The channel or artifact of a word; an error for a channel without generations."""
     from nxpipe.artifact_store.channel.log import channels
+    from nxpipe.pipeline.artifacts.channels import unknown_channel
 
     if word in channels(store.backend):
         return Match(word, True, _served(word, store, config_path))
@@ -131,157 +119,3 @@ def _by_digest(digest: str, store: "Store") -> "Manifest | None":
 
     stat = store.backend.stat(digest_path(digest)) if is_key(digest) else None
     return store.manifest(Blob(sha256=digest, size=stat.size)) if stat else None
-
-
-@dataclass(frozen=True)
-class ChannelEntry:
-    """A generation with its predecessor's artifacts, its signers, and the reason why it is not trusted, if any."""
-
-    generation: Generation
-    before: tuple[Served, ...]
-    signed_by: tuple[str, ...]
-    fault: str | None
-
-    @property
-    def age(self) -> float:
-        """Seconds, by the clocks of this machine and of the author."""
-        return time.time() - seconds_since_1970(self.generation.at)
-
-    def require_belief(self) -> None:
-        if self.fault:
-            raise untrusted(self.generation, self.fault)
-
-
-@dataclass(frozen=True)
-class ChannelView:
-    store: Store
-    trust: ChannelVerifier
-
-    @classmethod
-    def of(cls, store: Store, config_path: Path, say: Callable[[str], None]) -> "ChannelView":
-        config = load_config(config_path, os.environ, missing_ok=True)
-        return cls(store, trust_in(config, config_path.parent, store, say))
-
-    def names(self, name: str | None) -> list[str]:
-        """The requested channel, or all."""
-        known = channels(self.store.backend)
-        if name is None:
-            return known
-        if name not in known:
-            raise unknown_channel(self.store, name)
-        return [name]
-
-    def history(self, name: str, last: int) -> Iterator[ChannelEntry]:
-        """The newest generations first, each verified by the digest in its successor."""
-        verified = [*islice(self.trust.history(self.store, name), last + 1), None]
-        for one, before in islice(pairwise(verified), last):
-            assert one is not None, "only the first generation has no predecessor"
-            old, fault = before.artifacts if before else (), self.trust.fault(self.store.backend, one)
-            if one is verified[0] and fault is None:
-                self.trust.mark(one)
-            yield ChannelEntry(one, old, tuple(self.policy.authors(one)), fault)
-
-    @cached_property
-    def policy(self) -> Policy:
-        return self.trust.policy or Policy()
-
-    def require_belief(self, entry: ChannelEntry) -> None:
-        """Requires trust in the current state: the generation, and the signatures of its artifacts."""
-        entry.require_belief()
-        for each in entry.generation.artifacts:
-            self.trust.insist_on_signatures(self.store, entry.generation.channel, each)
-
-    def signers(self, channel: str, served: Served) -> list[str]:
-        """Trusted signers of an artifact on this channel now."""
-        return self.policy.signers(self.store, served.manifest.sha256, channel, self.store.backend.now())
-
-
-_UNITS: Final = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
-
-
-def generation_data(generation: "Generation") -> dict[str, object]:
-    """Content of a generation without signatures, and its digest, which identifies it permanently."""
-    return generation.model_dump(exclude={"format", "write_id", "signatures"}) | {"digest": generation.digest}
-
-
-def served_lines(generation: "Generation") -> list[str]:
-    return [f"  {each.name} for {each.target}" for each in generation.artifacts]
-
-
-def channel_log_data(entry: "ChannelEntry") -> dict[str, object]:
-    changes = [
-        {"model_id": model, "target": target, "from": old and old.request_key, "to": new and new.request_key}
-        for model, target, old, new in _changes(entry)
-    ]
-    about = {"changes": changes, "signed_by": entry.signed_by, "fault": entry.fault}
-    return generation_data(entry.generation) | about
-
-
-def channel_log_text(entry: "ChannelEntry") -> str:
-    generation = entry.generation
-    action = "promote" if generation.restores is None else f"rollback to {generation.restores}"
-    title = _title(f"{generation.channel} {generation.generation}")
-    lines = [f"{title}  {action}  {_moment(generation.at)}  by {generation.actor}"]
-    lines += [f"  {generation.reason}"] if generation.reason else []
-    lines += [f"  {model} for {target}: {_key(old)} -> {_key(new)}" for model, target, old, new in _changes(entry)]
-    return "\n".join(map(shown, lines + _trust_lines(entry)))
-
-
-def channel_state_data(entry: "ChannelEntry", signers: "Mapping[Served, Sequence[str]]") -> dict[str, object]:
-    served = [{**each.model_dump(), "signed_by": names} for each, names in signers.items()]
-    about = {"age_seconds": round(entry.age), "signed_by": entry.signed_by, "fault": entry.fault}
-    return generation_data(entry.generation) | about | {"artifacts": served}
-
-
-def channel_state_text(entry: "ChannelEntry", signers: "Mapping[Served, Sequence[str]]") -> str:
-    generation = entry.generation
-    rows = [
-        (
-            each.model_id,
-            each.target,
-            each.request_key[:SHOWN],
-            each.manifest.sha256[:SHOWN],
-            ", ".join(names) or "not signed",
-        )
-        for each, names in signers.items()
-    ]
-    lines = [
-        _title(f"{generation.channel}, generation {generation.generation}"),
-        f"  for {_age(entry.age)}, since {_moment(generation.at)}, by {for_terminal(generation.actor)}",
-        f"  digest {generation.digest}",
-        *map(shown, _trust_lines(entry)),
-        table(("model", "target", "key", "manifest", "signed by"), rows),
-    ]
-    return "\n".join(lines)
-
-
-def _changes(entry: "ChannelEntry") -> "Iterator[tuple[str, str, Served | None, Served | None]]":
-    """Changed slots: model, target, previous and new artifact."""
-    old, new = ({each.slot: each for each in state} for state in (entry.before, entry.generation.artifacts))
-    for slot in sorted(old.keys() | new.keys()):
-        if old.get(slot) != new.get(slot):
-            yield *slot, old.get(slot), new.get(slot)
-
-
-def _trust_lines(entry: "ChannelEntry") -> list[str]:
-    signed = [f"  signed by {', '.join(entry.signed_by)}"] if entry.signed_by else []
-    return signed + ([style(f"  {entry.fault}", fg="red")] if entry.fault else [])
-
-
-def _title(text: str) -> str:
-    return style(text, bold=True)
-
-
-def _key(served: "Served | None") -> str:
-    return served.request_key[:SHOWN] if served else "nothing"
-
-
-def _moment(text: str) -> str:
-    return f"{text[:19].replace('T', ' ')} UTC"
-
-
-def _age(seconds: float) -> str:
-    """An age in its largest unit."""
-    whole = max(0, int(seconds))
-    name, length = next((unit for unit in _UNITS if whole >= unit[1]), _UNITS[-1])
-    return f"{whole // length} {name}{'' if whole // length == 1 else 's'}"

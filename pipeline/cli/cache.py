@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nxpipe.pipeline.artifacts.neuron_cache import ExportedEntry, ExportSelection
-from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.cli.main import Group
 from nxpipe.pipeline.cli.options import Label, config_option, store_option
 from nxpipe.pipeline.util.console import Console
@@ -117,6 +115,7 @@ def _chosen(
     store: "Store", names: Sequence[str], channel: str | None, config_path: Path, console: Console
 ) -> "list[ExportSelection]":
     from nxpipe.pipeline.artifacts import neuron_cache
+    from nxpipe.pipeline.artifacts.signing import trust_in
     from nxpipe.pipeline.config import load_config
 
     if channel:

@@ -52,7 +52,7 @@ def log(console: Console, name: str | None, last: int, store: str | None, config
       nxpipe channel log production
       nxpipe channel log production --last 3 --json
     """
-    from nxpipe.pipeline.artifacts.lookup import ChannelView, channel_log_data, channel_log_text
+    from nxpipe.pipeline.artifacts.channel_log import ChannelView, channel_log_data, channel_log_text
 
     view = ChannelView.of(open_uncached_store(store, config_path, console), config_path, console.say)
     entries = [entry for each in view.names(name) for entry in view.history(each, last)]
@@ -79,7 +79,7 @@ def show(console: Console, name: str | None, store: str | None, config_path: Pat
       nxpipe channel show production
       nxpipe channel show --json
     """
-    from nxpipe.pipeline.artifacts.lookup import ChannelView, channel_state_data, channel_state_text
+    from nxpipe.pipeline.artifacts.channel_log import ChannelView, channel_state_data, channel_state_text
 
     view = ChannelView.of(open_uncached_store(store, config_path, console), config_path, console.say)
     entries = [entry for each in view.names(name) for entry in view.history(each, 1)]
@@ -137,7 +137,7 @@ def require_unmanaged(channel: str, *, past_rollouts: bool) -> None:
 
 def record(console: Console, appended: "Appended", store: "Store", typed_key: str | None) -> None:
     """Print the channel's artifacts, whether they changed, and the signatures."""
-    from nxpipe.pipeline.artifacts.lookup import generation_data, served_lines
+    from nxpipe.pipeline.artifacts.channel_log import generation_data, served_lines
 
     generation = appended.generation
     key_ids = [each.key_id for each in generation.signatures] if appended.changed else []

@@ -8,7 +8,6 @@ import click
 
 from nxpipe.pipeline.cli.main import Group
 from nxpipe.pipeline.cli.options import config_option
-from nxpipe.pipeline.fleet.infrastructure import plan_text
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.exit_codes import FINDINGS
 from nxpipe.pipeline.util.text import table
@@ -117,7 +116,7 @@ def plan(ctx: click.Context, app: Path, origin: str, region: str | None, config_
       npx cdk synth --quiet && nxpipe infra plan
       nxpipe infra plan --from ../main/cdk.out
     """
-    from nxpipe.pipeline.fleet.infrastructure import templates_of
+    from nxpipe.pipeline.fleet.infrastructure import plan_text, templates_of
     from nxpipe.stacks.lint.costs import estimate, load_prices
     from nxpipe.stacks.lint.deployment_plan import plan as planned
 

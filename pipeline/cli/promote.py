@@ -10,7 +10,6 @@ from nxpipe.pipeline.artifacts.signing import author_signature
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.cli.channel import change_options, record, require_unmanaged
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.rollout.input import unserved_channel_warning
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def promote(
     from nxpipe.artifact_store.channel import change
     from nxpipe.pipeline.artifacts.identity import current_identity
     from nxpipe.pipeline.config import load_config
-    from nxpipe.pipeline.rollout.input import requirements
+    from nxpipe.pipeline.rollout.input import requirements, unserved_channel_warning
 
     require_unmanaged(channel, past_rollouts=past_rollouts)
     config, folder = load_config(config_path, os.environ, missing_ok=True), config_path.parent

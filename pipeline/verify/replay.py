@@ -114,8 +114,6 @@ def run_artifact(
     published: "Published", store: "Store", given: RunInputs, execution: ExecutionOptions, step: Step
 ) -> Iterator[RunResult]:
     """Every program of an artifact, on its stored inputs unless others are given."""
-    from nxpipe.pipeline.verify.stored_artifact import read_artifact
-
     artifact = read_artifact(published, store, step)
     runner = Runner(execution, artifact.core)
     largest = max(one.executable.sequence for one in artifact.programs)

@@ -26,8 +26,9 @@ from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
 from nxpipe.artifact_store.trust.keys import KeyFile, make_key_file
 from nxpipe.artifact_store.trust.policy import signing_with, vouch
 from nxpipe.artifact_store.trust.signatures import Signatures
+from nxpipe.pipeline.artifacts.channel_log import ChannelView
 from nxpipe.pipeline.artifacts.channels import ServedModel
-from nxpipe.pipeline.artifacts.lookup import ChannelView, find_match, pair
+from nxpipe.pipeline.artifacts.lookup import find_match, pair
 from nxpipe.pipeline.artifacts.neuron_cache import select_served
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.build.options import BuildOptions

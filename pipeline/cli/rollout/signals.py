@@ -1,14 +1,18 @@
 """`nxpipe rollout approve`, `pause`, `resume` and `abort`: the signals of an operator."""
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option
-from nxpipe.pipeline.rollout.aws import SignalResult
 from nxpipe.pipeline.util.console import Console
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nxpipe.pipeline.rollout.aws import SignalResult
 
 _fleet = click.argument("fleet")
 

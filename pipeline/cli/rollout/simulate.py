@@ -10,7 +10,6 @@ import click
 
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option
-from nxpipe.pipeline.rollout.simulate import TrafficModel
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import MissingSoftware
 from nxpipe.pipeline.util.exit_codes import RECORD
@@ -169,6 +168,7 @@ def simulate(
     if find_spec("numpy") is None:
         raise MissingSoftware("numpy", "nxpipe rollout simulate", "install nxpipe[compile]")
     from nxpipe.pipeline.rollout.planner import Slowness
+    from nxpipe.pipeline.rollout.simulate import TrafficModel
     from nxpipe.pipeline.rollout.simulate import simulate as simulated
 
     error = base_error if canary_error is None else canary_error
