@@ -319,7 +319,7 @@ class _Addressed:
             size = x.shape[axis]
             wrapped = np.where(index < 0, index + size, index)  # PyTorch counts negative indices from the end
             require_indices(wrapped, size)
-            where[axis] = wrapped
+            where[axis] = np.asarray(wrapped, order="C")
         return tuple(where)
 
 
@@ -354,6 +354,8 @@ class IndexUpdate(_Addressed, Operator, name="index_update"):
     def compute(self, x: Array, update: Array, *indices: Array) -> Array:
         result = x.copy()
         where = self.address(x, indices)
+        # numpy visits elements in memory order: of contiguous operands, the last update in row-major order wins.
+        update = np.asarray(update, order="C")
         if self.combine:
             _SCATTERS[self.combine].at(result, where, update)
         else:

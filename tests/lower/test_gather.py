@@ -1,5 +1,7 @@
 """Elements are found at computed places, and laid down there, bit for bit; an index that no axis has is an error."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from nxpipe.emulator.isa.dma import DmaCopy
 from nxpipe.emulator.isa.operands import Far
 from nxpipe.emulator.isa.program import Role, instructions
 from nxpipe.emulator.lower import lower
+from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Gather, Index, IndexUpdate, Iota, ScatterAlong, TakeAlong
 from nxpipe.emulator.ops.base import Operator
 from tests.lower.harness import Case, Given, of, require_equal
@@ -153,3 +156,17 @@ def test_a_row_of_a_cache_is_written_where_the_cache_lies() -> None:
         if isinstance(each, DmaCopy) and isinstance(each.dst, Far) and each.dst.buffer in states
     ]
     assert written == [2 * 4 * 16]
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (6, 1), (5,)])
+@pytest.mark.parametrize("view", [np.asfortranarray, np.flipud])
+def test_of_several_updates_of_an_element_the_last_in_row_major_order_wins(
+    view: Callable[[Array], Array], shape: tuple[int, ...]
+) -> None:
+    chance = np.random.default_rng(5)
+    indices = view(chance.integers(0, 3, (6, 5)))
+    update = np.asfortranarray(chance.standard_normal(shape))
+    expected = np.zeros(3)
+    for place, number in zip(indices.ravel(), np.broadcast_to(update, (6, 5)).ravel(), strict=True):
+        expected[place] = number
+    np.testing.assert_array_equal(IndexUpdate((0,), "").compute(np.zeros(3), update, indices), expected)
