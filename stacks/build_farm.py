@@ -7,13 +7,13 @@ from constructs import Construct
 
 from nxpipe.pipeline.config.cloud import Farm
 from nxpipe.stacks.handles import FarmHandle, NetworkHandle, ReleaseHandle, StoreHandle
-from nxpipe.stacks.iam import for_us, publishing, submitting
-from nxpipe.stacks.project import PROJECT_TAG, kept_log, tag_project
+from nxpipe.stacks.iam import own_account_service, publishing, submitting
+from nxpipe.stacks.project import PROJECT_TAG, log_group, tag_project
 
 _Job = aws_batch.CfnJobDefinition
 
 # A change of the machines lets jobs that run go on; as long as Batch allows, after which it ends them.
-WITH_GRACE: Final = aws_batch.CfnComputeEnvironment.UpdatePolicyProperty(
+UPDATE_POLICY: Final = aws_batch.CfnComputeEnvironment.UpdatePolicyProperty(
     job_execution_timeout_minutes=5 * 24 * 60, terminate_jobs_on_update=False
 )
 
@@ -34,15 +34,15 @@ def instance_profile(scope: Construct) -> aws_iam.CfnInstanceProfile:
 
 def job_role(scope: Construct) -> aws_iam.Role:
     """Taken by containers of this account's tasks."""
-    return aws_iam.Role(scope, "JobRole", path="/nxpipe/", assumed_by=for_us(scope, "ecs-tasks"))
+    return aws_iam.Role(scope, "JobRole", path="/nxpipe/", assumed_by=own_account_service(scope, "ecs-tasks"))
 
 
-def logs(scope: Construct, name: str) -> aws_batch.CfnJobDefinition.LogConfigurationProperty:
-    options = {"awslogs-group": kept_log(scope, "Logs", name).log_group_name, "awslogs-stream-prefix": "job"}
+def log_configuration(scope: Construct, name: str) -> aws_batch.CfnJobDefinition.LogConfigurationProperty:
+    options = {"awslogs-group": log_group(scope, "Logs", name).log_group_name, "awslogs-stream-prefix": "job"}
     return _Job.LogConfigurationProperty(log_driver="awslogs", options=options)
 
 
-def repeated(attempts: int) -> aws_batch.CfnJobDefinition.RetryStrategyProperty:
+def retry_strategy(attempts: int) -> aws_batch.CfnJobDefinition.RetryStrategyProperty:
     """An instance that went away is no fault of the job; what a program says once, it says again."""
     again = _Job.EvaluateOnExitProperty(action="RETRY", on_status_reason="Host EC2*")
     enough = _Job.EvaluateOnExitProperty(action="EXIT", on_reason="*")
@@ -121,7 +121,7 @@ class FarmStack(Stack):
             type="MANAGED",
             state="ENABLED",
             replace_compute_environment=False,
-            update_policy=WITH_GRACE,
+            update_policy=UPDATE_POLICY,
             compute_resources=resources,
         )
 
@@ -181,7 +181,7 @@ class FarmStack(Stack):
                 _Job.ResourceRequirementProperty(type="MEMORY", value=str(_MEMORY_MIB)),
             ],
             linux_parameters=_Job.LinuxParametersProperty(init_process_enabled=True),  # which ends compilers too
-            log_configuration=logs(self, f"/nxpipe/{self._project}/builds"),
+            log_configuration=log_configuration(self, f"/nxpipe/{self._project}/builds"),
             privileged=False,
         )
         return _Job(
@@ -192,7 +192,7 @@ class FarmStack(Stack):
             platform_capabilities=["EC2"],
             propagate_tags=True,
             container_properties=container,
-            retry_strategy=repeated(_ATTEMPTS),
+            retry_strategy=retry_strategy(_ATTEMPTS),
             timeout=_Job.TimeoutProperty(attempt_duration_seconds=_LONGEST_JOB),
         )
 

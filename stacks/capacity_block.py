@@ -12,11 +12,11 @@ from aws_cdk import Stack, aws_batch, aws_iam, aws_scheduler
 from constructs import Construct
 
 from nxpipe.pipeline.config.fleets import DRAINED_BEFORE_THE_END, CapacityBlock
-from nxpipe.stacks.iam import for_us
+from nxpipe.stacks.iam import own_account_service
 
 
 @dataclass(frozen=True)
-class Turn:
+class ScheduledCall:
     """One call of AWS, at one moment."""
 
     what: str  # that the block does then: "opens"
@@ -30,7 +30,7 @@ def drained_at(block: CapacityBlock) -> datetime:
     return (block.end - DRAINED_BEFORE_THE_END).astimezone(UTC)
 
 
-def keep_to_its_time(
+def schedule_queue(
     scope: Construct,
     name: str,
     block: CapacityBlock,
@@ -42,9 +42,11 @@ def keep_to_its_time(
     may = {"batch:UpdateJobQueue": queue.ref}
     closed = {"ComputeEnvironment": environment.ref, "State": "DISABLED"}
     turns = (
-        Turn("opens", block.start.astimezone(UTC), "batch:updateJobQueue", {**switched, "State": "ENABLED"}, may),
-        Turn("closes", drained_at(block), "batch:updateJobQueue", {**switched, "State": "DISABLED"}, may),
-        Turn(
+        ScheduledCall(
+            "opens", block.start.astimezone(UTC), "batch:updateJobQueue", {**switched, "State": "ENABLED"}, may
+        ),
+        ScheduledCall("closes", drained_at(block), "batch:updateJobQueue", {**switched, "State": "DISABLED"}, may),
+        ScheduledCall(
             "drains",
             drained_at(block),
             "batch:updateComputeEnvironment",
@@ -52,10 +54,10 @@ def keep_to_its_time(
             {"batch:UpdateComputeEnvironment": environment.ref},
         ),
     )
-    keep_turns(scope, name, block, turns)
+    add_schedules(scope, name, block, turns)
 
 
-def keep_turns(scope: Construct, name: str, block: CapacityBlock, turns: Iterable[Turn]) -> None:
+def add_schedules(scope: Construct, name: str, block: CapacityBlock, turns: Iterable[ScheduledCall]) -> None:
     stack = Stack.of(scope)
     kept = tuple(turns)
     role = _role(scope, kept)
@@ -76,12 +78,12 @@ def keep_turns(scope: Construct, name: str, block: CapacityBlock, turns: Iterabl
         )
 
 
-def _role(scope: Construct, turns: Iterable[Turn]) -> aws_iam.Role:
+def _role(scope: Construct, turns: Iterable[ScheduledCall]) -> aws_iam.Role:
     role = aws_iam.Role(
         scope,
         "ClockRole",
         path="/nxpipe/",
-        assumed_by=for_us(scope, "scheduler"),
+        assumed_by=own_account_service(scope, "scheduler"),
     )
     may = {action: resource for turn in turns for action, resource in turn.may.items()}
     for action, resource in sorted(may.items()):

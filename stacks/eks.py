@@ -10,12 +10,12 @@ from constructs import Construct
 from nxpipe.pipeline.config.cluster import SYSTEM, Cluster, NodeGroup
 from nxpipe.pipeline.config.fleets import Capacity, CapacityBlock
 from nxpipe.pipeline.config.locks import ClusterLock
-from nxpipe.stacks.capacity_block import Turn, drained_at, keep_turns
+from nxpipe.stacks.capacity_block import ScheduledCall, add_schedules, drained_at
 from nxpipe.stacks.handles import CacheHandle, NetworkHandle, StoreHandle
-from nxpipe.stacks.iam import for_us, mount_cache, pod_role, read_artifacts, wait_for_permissions
+from nxpipe.stacks.iam import mount_cache, own_account_service, pod_role, read_artifacts, wait_for_permissions
 from nxpipe.stacks.launch import Machine, Template, launch_template
 from nxpipe.stacks.names import NAMESPACE, NEURON, SERVICE_ACCOUNT, cluster_name, node_profile
-from nxpipe.stacks.project import PROJECT_TAG, kept_log, tag_project
+from nxpipe.stacks.project import PROJECT_TAG, log_group, tag_project
 
 # Nodes are not ready without these, and the others do not run without nodes.
 _BEFORE_NODES: Final = ("eks-pod-identity-agent", "kube-proxy", "vpc-cni")
@@ -94,7 +94,7 @@ _Group = aws_eks.CfnNodegroup
 
 
 @dataclass(frozen=True)
-class Home:
+class ClusterContext:
     """What all groups of a cluster share."""
 
     project: str
@@ -108,7 +108,7 @@ class Home:
 class SystemNodes(Construct):
     """Nodes without accelerators, for what the cluster itself needs: others would stand idle under it."""
 
-    def __init__(self, scope: Construct, id_: str, *, home: Home, instance_type: str) -> None:
+    def __init__(self, scope: Construct, id_: str, *, home: ClusterContext, instance_type: str) -> None:
         super().__init__(scope, id_)
         template = _template(self, home, SYSTEM, instance_type, [home.group], root_gib=_SYSTEM_ROOT_GIB)
         self.made = _Group(
@@ -130,7 +130,7 @@ class SystemNodes(Construct):
 class NeuronNodes(Construct):
     """One group."""
 
-    def __init__(self, scope: Construct, id_: str, *, home: Home, group: NodeGroup) -> None:
+    def __init__(self, scope: Construct, id_: str, *, home: ClusterContext, group: NodeGroup) -> None:
         super().__init__(scope, id_)
         near = aws_ec2.CfnPlacementGroup(self, "Near", strategy="cluster") if group.near else None
         groups = [home.group, home.network.efa_group] if group.efa else [home.group]
@@ -155,7 +155,7 @@ class NeuronNodes(Construct):
         if isinstance(group.capacity, CapacityBlock):
             self._keep_to_its_time(home, group, group.capacity)
 
-    def _keep_to_its_time(self, home: Home, group: NodeGroup, block: CapacityBlock) -> None:
+    def _keep_to_its_time(self, home: ClusterContext, group: NodeGroup, block: CapacityBlock) -> None:
         """What was bought is bought as a whole, so all of it runs from the first minute on."""
         name = cluster_name(home.project)
         most = group.size.max
@@ -166,13 +166,13 @@ class NeuronNodes(Construct):
 
         call, may = "eks:updateNodegroupConfig", {"eks:UpdateNodegroupConfig": self.made.attr_arn}
         turns = (
-            Turn("opens", block.start.astimezone(UTC), call, sized(most), may),
-            Turn("drains", drained_at(block), call, sized(0), may),
+            ScheduledCall("opens", block.start.astimezone(UTC), call, sized(most), may),
+            ScheduledCall("drains", drained_at(block), call, sized(0), may),
         )
-        keep_turns(self, f"{home.project}-nodes-{group.name}", block, turns)
+        add_schedules(self, f"{home.project}-nodes-{group.name}", block, turns)
 
 
-def _common(home: Home, template: Template) -> dict[str, object]:
+def _common(home: ClusterContext, template: Template) -> dict[str, object]:
     return {
         "cluster_name": home.cluster.ref,
         "version": home.lock.kubernetes,
@@ -187,7 +187,7 @@ def _common(home: Home, template: Template) -> dict[str, object]:
 
 def _template(
     scope: Construct,
-    home: Home,
+    home: ClusterContext,
     name: str,
     instance_type: str,
     groups: list[aws_ec2.ISecurityGroup],
@@ -288,7 +288,7 @@ class ClusterStack(Stack):
 
     def _logs(self) -> aws_logs.LogGroup:
         """EKS would make it itself, and leave it behind for ever."""
-        return kept_log(self, "Logs", f"/aws/eks/{cluster_name(self._project)}/cluster")
+        return log_group(self, "Logs", f"/aws/eks/{cluster_name(self._project)}/cluster")
 
     def _control_role(self) -> aws_iam.Role:
         role = aws_iam.Role(
@@ -296,7 +296,7 @@ class ClusterStack(Stack):
             "ControlRole",
             path="/nxpipe/",
             description=f"The control plane of {self._project}",
-            assumed_by=for_us(self, "eks"),
+            assumed_by=own_account_service(self, "eks"),
             managed_policies=[aws_iam.ManagedPolicy.from_aws_managed_policy_name("AmazonEKSClusterPolicy")],
         )
         role.add_to_principal_policy(
@@ -335,7 +335,7 @@ class ClusterStack(Stack):
     def _nodes(self, cluster: Cluster, lock: ClusterLock, addons: Addons) -> aws_eks.CfnNodegroup:
         """The group that add-ons run on, the others being there as well."""
         made_by_eks = self._cluster.attr_cluster_security_group_id
-        home = Home(
+        home = ClusterContext(
             project=self._project,
             cluster=self._cluster,
             group=aws_ec2.SecurityGroup.from_security_group_id(self, "Members", made_by_eks),

@@ -14,7 +14,7 @@ from nxpipe.stacks.names import PROJECT_TAG, cluster_name
 from nxpipe.stacks.project import tag_project
 
 
-def for_us(scope: IConstruct, service: str) -> aws_iam.ServicePrincipal:
+def own_account_service(scope: IConstruct, service: str) -> aws_iam.ServicePrincipal:
     """A service, by a name such as "events", when it acts for something of this account."""
     ours = {"StringEquals": {"aws:SourceAccount": Stack.of(scope).account}}
     return aws_iam.ServicePrincipal(f"{service}.amazonaws.com", conditions=ours)
@@ -67,10 +67,10 @@ def wait_for_permissions(made: CfnResource, role: aws_iam.IRole) -> None:
 
 
 CREATED_ONCE: Final = ("ac/", "cas/", "evidence/", "parts/", "sig/")
-YOUNG_AGAIN: Final = "cas/"  # what is copied onto itself, so that no collection takes it (section 7)
+REFRESHED: Final = "cas/"  # what is copied onto itself, so that no collection takes it (section 7)
 EVIDENCE: Final = "evidence/"  # the same of what is said again about an artifact that was given up (section 19)
-IN_PARTS: Final = "cas/"  # what may be larger than one request
-SIGNED_BY: Final = "ECDSA_SHA_256"  # the one algorithm of docs/reference/store-format.md that KMS has
+MULTIPART: Final = "cas/"  # what may be larger than one request
+SIGNING_ALGORITHM: Final = "ECDSA_SHA_256"  # the one algorithm of docs/reference/store-format.md that KMS has
 REPLACED: Final = ("failures/", "index/", "leases/", "neuron-artifacts/", "reports/", "runs/")
 
 
@@ -89,11 +89,11 @@ def publishing(store: StoreHandle, prefix: str) -> list[aws_iam.PolicyStatement]
         aws_iam.PolicyStatement(
             sid="SendParts",
             actions=["s3:PutObject"],
-            resources=[bucket.arn_for_objects(f"{prefix}{IN_PARTS}*")],
+            resources=[bucket.arn_for_objects(f"{prefix}{MULTIPART}*")],
             conditions={"Bool": {"s3:ObjectCreationOperation": "false"}},
         ),
-        keep_young(store, prefix),
-        keep_young(store, prefix, EVIDENCE, sid="KeepEvidenceYoung"),
+        refreshing_by_copy(store, prefix),
+        refreshing_by_copy(store, prefix, EVIDENCE, sid="KeepEvidenceYoung"),
         aws_iam.PolicyStatement(
             sid="AddObjects",
             actions=["s3:PutObject"],
@@ -102,7 +102,7 @@ def publishing(store: StoreHandle, prefix: str) -> list[aws_iam.PolicyStatement]
         aws_iam.PolicyStatement(
             sid="BreakOff",
             actions=["s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"],
-            resources=[bucket.arn_for_objects(f"{prefix}{folder}*") for folder in (IN_PARTS, *REPLACED)],
+            resources=[bucket.arn_for_objects(f"{prefix}{folder}*") for folder in (MULTIPART, *REPLACED)],
         ),
         aws_iam.PolicyStatement(sid="Read", actions=["s3:GetObject"], resources=[bucket.arn_for_objects(f"{prefix}*")]),
         # Without the permission to list, S3 answers "denied" for an object that is absent; so no condition on prefixes.
@@ -121,8 +121,8 @@ def publishing(store: StoreHandle, prefix: str) -> list[aws_iam.PolicyStatement]
     ]
 
 
-def keep_young(
-    store: StoreHandle, prefix: str, folder: str = YOUNG_AGAIN, *, sid: str = "KeepYoung"
+def refreshing_by_copy(
+    store: StoreHandle, prefix: str, folder: str = REFRESHED, *, sid: str = "KeepYoung"
 ) -> aws_iam.PolicyStatement:
     """Whoever names a blob again copies it onto itself. IAM cannot say "itself", but that the bytes come from the
     same folder of this store and from nowhere else.
@@ -143,12 +143,12 @@ def signing_with(key: str) -> list[aws_iam.PolicyStatement]:
             sid="Sign",
             actions=["kms:Sign"],
             resources=[key],
-            conditions={"StringEquals": {"kms:SigningAlgorithm": SIGNED_BY}},
+            conditions={"StringEquals": {"kms:SigningAlgorithm": SIGNING_ALGORITHM}},
         )
     ]
 
 
-def knowing(keys: Sequence[str]) -> list[aws_iam.PolicyStatement]:
+def reading_public_keys(keys: Sequence[str]) -> list[aws_iam.PolicyStatement]:
     """To look up the public halves of keys, without which nobody knows whose signature it is."""
     actions = ["kms:GetPublicKey"]
     return [aws_iam.PolicyStatement(sid="TellWhoSigned", actions=actions, resources=list(keys))] if keys else []
@@ -186,7 +186,7 @@ def promoting(store: StoreHandle, prefix: str, channel: str) -> list[aws_iam.Pol
             conditions={"Null": {"s3:if-none-match": "false"}},
         ),
         aws_iam.PolicyStatement(sid="MoveHead", actions=["s3:PutObject"], resources=[objects(f"{log}head")]),
-        keep_young(store, prefix),  # of what was published long ago
+        refreshing_by_copy(store, prefix),  # of what was published long ago
         aws_iam.PolicyStatement(sid="LetGo", actions=["s3:DeleteObject"], resources=[pins]),
         _key(store, "Encrypt", "kms:GenerateDataKey"),
     ]
@@ -280,7 +280,7 @@ class ReleaseStack(Stack):
                 return []
             builds, own = kms_key(signing.key), kms_key(signing.key_of(channel) if channel else signing.key)
             known = [key for key in dict.fromkeys((own, builds)) if key]
-            return [*(signing_with(own) if own else []), *knowing(known)]
+            return [*(signing_with(own) if own else []), *reading_public_keys(known)]
 
         publish = _in(release.environment, "", f"Publish artifacts of {project}")
         self.handle = ReleaseHandle(role=self._role(publish, [*publishing(store, prefix), *signs()]))

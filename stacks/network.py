@@ -14,10 +14,10 @@ from constructs import Construct, IValidation
 
 from nxpipe.pipeline.config.cloud import ClosedNetwork, ExistingNetwork, NatNetwork
 from nxpipe.stacks.handles import NetworkHandle
-from nxpipe.stacks.iam import for_us
-from nxpipe.stacks.lint.egress import GATEWAYS, Need, Resources, Unreachable, missing, needs
+from nxpipe.stacks.iam import own_account_service
+from nxpipe.stacks.lint.egress import GATEWAYS, Need, Resources, Unreachable, missing_endpoints, needs
 from nxpipe.stacks.names import efa_group
-from nxpipe.stacks.project import kept_log, tag_project
+from nxpipe.stacks.project import log_group, tag_project
 
 _SUBNET_BITS: Final = 4  # each zone gets a sixteenth of the addresses, and so does its way out
 _MOST_ZONES: Final = 6  # room is kept for that many, so that a new zone at the end of the list moves nothing
@@ -111,8 +111,8 @@ class NetworkStack(Stack):
         return vpc, dict(zip(zones, own, strict=True))
 
     def _record_flows(self, project: str, vpc: aws_ec2.Vpc) -> None:
-        logs = kept_log(self, "Flows", f"/nxpipe/{project}/flows")
-        role = aws_iam.Role(self, "FlowRole", assumed_by=for_us(self, "vpc-flow-logs"), path="/nxpipe/")
+        logs = log_group(self, "Flows", f"/nxpipe/{project}/flows")
+        role = aws_iam.Role(self, "FlowRole", assumed_by=own_account_service(self, "vpc-flow-logs"), path="/nxpipe/")
         logs.grant_write(role)
         vpc.add_flow_log("FlowLog", destination=aws_ec2.FlowLogDestination.to_cloud_watch_logs(logs, role))
 
@@ -166,7 +166,7 @@ class Endpoints(Construct):
 
     def __init__(self, scope: Construct, id_: str, *, network: NetworkHandle, callers: Sequence[Stack]) -> None:
         super().__init__(scope, id_)
-        wanted = sorted({need.endpoint for need in wants(callers)})
+        wanted = sorted({need.endpoint for need in endpoint_needs(callers)})
         self._subnets = aws_ec2.SubnetSelection(subnets=list(network.subnets.values()))
         for service in wanted:
             if service in GATEWAYS:
@@ -219,12 +219,12 @@ class _Complete:
     def validate(self) -> list[str]:
         there = [child.node.id for child in self._endpoints.node.children]
         try:
-            return missing(wants(self._callers), there)
+            return missing_endpoints(endpoint_needs(self._callers), there)
         except Unreachable as unreachable:
             return [str(unreachable)]
 
 
-def wants(callers: Iterable[Stack]) -> set[Need]:
+def endpoint_needs(callers: Iterable[Stack]) -> set[Need]:
     return {need for stack in callers for need in needs(stack.stack_name, _resources(stack))}
 
 

@@ -67,7 +67,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Limit:
+class AlarmLimit:
     """When a measure is wrong. `by_release` ones bring a rollout to its end, the others only tell.
 
     They are those that leave nothing to judge. Where versions can be compared, an alarm would end good releases by
@@ -98,7 +98,7 @@ class Measure:
     scope: Scope
     series: Mapping[str, Series]  # by the name that the expression gives it
     expression: str | None = None  # metric math over {names} of series; a measure of one needs none
-    limit: Limit | None = None
+    limit: AlarmLimit | None = None
 
     def of(self, subject: Subject, given: Mapping[str, float], label: str | None = None) -> aws_cloudwatch.IMetric:
         """The measure of one thing. `given` are the constants that an expression names."""
@@ -192,7 +192,7 @@ MEASURES: Final = (
         "seconds",
         "target group",
         {"time": _balancer("TargetResponseTime", "p99")},
-        limit=Limit("max_p99", 2, 3, by_release=False, meaning="slower than rollout.guards.max_p99"),
+        limit=AlarmLimit("max_p99", 2, 3, by_release=False, meaning="slower than rollout.guards.max_p99"),
     ),
     Measure(
         "error-rate",
@@ -201,7 +201,9 @@ MEASURES: Final = (
         "target group",
         ANSWERED,
         f"IF({{requests}} >= {_ENOUGH}, {NOT_ANSWERED} / {{requests}}, 0)",
-        Limit("max_error_rate", 2, 3, by_release=False, meaning="more failures than rollout.guards.max_error_rate"),
+        AlarmLimit(
+            "max_error_rate", 2, 3, by_release=False, meaning="more failures than rollout.guards.max_error_rate"
+        ),
     ),
     Measure(
         "refused",
@@ -209,7 +211,9 @@ MEASURES: Final = (
         "a minute",
         "load balancer",
         {"refused": _balancer("HTTPCode_ELB_503_Count", "Sum")},
-        limit=Limit(0, 2, 3, by_release=True, meaning="traffic goes to a target group that has no healthy instance"),
+        limit=AlarmLimit(
+            0, 2, 3, by_release=True, meaning="traffic goes to a target group that has no healthy instance"
+        ),
     ),
     Measure(
         "unanswered",
@@ -222,7 +226,7 @@ MEASURES: Final = (
             "late": _balancer("HTTPCode_ELB_504_Count", "Sum"),
         },
         f"IF({{requests}} >= {_ENOUGH}, (FILL({{broken}}, 0) + FILL({{late}}, 0)) / {{requests}}, 0)",
-        Limit(
+        AlarmLimit(
             "max_error_rate", 2, 3, by_release=False, meaning="instances hang or crash: more than max_error_rate allows"
         ),
     ),
@@ -239,7 +243,7 @@ MEASURES: Final = (
         "a minute",
         "fleet",
         {"failed": _host("execution_status_total", "Sum", status_type="hardware")},
-        limit=Limit(0, 1, 1, by_release=False, meaning="a device of the fleet fails; replace its instance"),
+        limit=AlarmLimit(0, 1, 1, by_release=False, meaning="a device of the fleet fails; replace its instance"),
     ),
     Measure(
         "compile-events",
@@ -247,7 +251,7 @@ MEASURES: Final = (
         "a minute",
         "fleet",
         {"compiled": _host("compile_events_total", "Sum")},
-        limit=Limit(0, 1, 1, by_release=True, meaning="an instance compiles what its artifact should have held"),
+        limit=AlarmLimit(0, 1, 1, by_release=True, meaning="an instance compiles what its artifact should have held"),
     ),
     Measure(
         "cost",
@@ -260,7 +264,7 @@ MEASURES: Final = (
 )
 
 # SageMaker counts for each variant, old and new instances together while calls shift; its times are microseconds.
-OF_ENDPOINTS: Final = (
+ENDPOINT_MEASURES: Final = (
     Measure(
         "calls",
         "Calls",
@@ -275,7 +279,7 @@ OF_ENDPOINTS: Final = (
         "endpoint",
         {"time": _hosted("ModelLatency", "p99")},
         "{time} / 1000000",
-        Limit("max_p99", 2, 3, by_release=True, meaning="slower than rollout.guards.max_p99"),
+        AlarmLimit("max_p99", 2, 3, by_release=True, meaning="slower than rollout.guards.max_p99"),
     ),
     Measure(
         "error-rate",
@@ -284,7 +288,7 @@ OF_ENDPOINTS: Final = (
         "endpoint",
         {"calls": _hosted("Invocations", "Sum"), "failed": _hosted("Invocation5XXErrors", "Sum")},
         f"IF({{calls}} >= {_ENOUGH}, FILL({{failed}}, 0) / {{calls}}, 0)",
-        Limit("max_error_rate", 2, 3, by_release=True, meaning="more failures than rollout.guards.max_error_rate"),
+        AlarmLimit("max_error_rate", 2, 3, by_release=True, meaning="more failures than rollout.guards.max_error_rate"),
     ),
 )
 
@@ -419,7 +423,7 @@ class ObserveStack(Stack):
                 left_y_axis=aws_cloudwatch.YAxisProps(label=measure.unit, min=0, show_units=False),
                 width=8,
             )
-            for measure in OF_ENDPOINTS
+            for measure in ENDPOINT_MEASURES
         ]
 
     def _subjects(self, measure: Measure, fleet: ServeHandle) -> list[Subject]:

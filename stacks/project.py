@@ -20,7 +20,7 @@ def tag_project(stack: Stack, project: str) -> None:
     Tags.of(stack).add(PROJECT_TAG, project)
 
 
-def kept_log(scope: Construct, id_: str, name: str | None = None) -> aws_logs.LogGroup:
+def log_group(scope: Construct, id_: str, name: str | None = None) -> aws_logs.LogGroup:
     """Without a name CloudFormation gives it one."""
     return aws_logs.LogGroup(
         scope,

@@ -13,9 +13,9 @@ from constructs import Construct
 from nxpipe.pipeline.config.endpoints import OLD_FLEET_KEPT, AllAtOnce, Canary, ModelEndpoint, Shift
 from nxpipe.pipeline.config.sections import Guards
 from nxpipe.stacks.handles import EndpointHandle, NetworkHandle, StoreHandle
-from nxpipe.stacks.iam import for_us, read_artifacts
-from nxpipe.stacks.observability import OF_ENDPOINTS, Subject
-from nxpipe.stacks.project import kept_log, tag_project
+from nxpipe.stacks.iam import own_account_service, read_artifacts
+from nxpipe.stacks.observability import ENDPOINT_MEASURES, Subject
+from nxpipe.stacks.project import log_group, tag_project
 
 _METRICS: Final = ("AWS/SageMaker", "/aws/sagemaker/Endpoints")
 _PULL: Final = ("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer")
@@ -31,7 +31,7 @@ _Statement = aws_iam.PolicyStatement
 
 
 @dataclass(frozen=True)
-class Hosted:
+class HostedModel:
     """What one endpoint is made of."""
 
     image: str  # in ECR, maybe of another account
@@ -41,13 +41,13 @@ class Hosted:
     group: aws_ec2.ISecurityGroup
 
 
-def hosting_role(scope: Construct, hosted: Hosted, store: StoreHandle) -> aws_iam.Role:
+def hosting_role(scope: Construct, hosted: HostedModel, store: StoreHandle) -> aws_iam.Role:
     role = aws_iam.Role(
         scope,
         "Role",
         description="Taken by SageMaker, to prepare the instances of an endpoint",
         path="/nxpipe/",
-        assumed_by=for_us(scope, "sagemaker"),
+        assumed_by=own_account_service(scope, "sagemaker"),
     )
     read_artifacts(store, role, hosted.artifacts)
     stack = Stack.of(scope)
@@ -56,7 +56,7 @@ def hosting_role(scope: Construct, hosted: Hosted, store: StoreHandle) -> aws_ia
     return role
 
 
-def _image(stack: Stack, hosted: Hosted) -> Iterator[aws_iam.PolicyStatement]:
+def _image(stack: Stack, hosted: HostedModel) -> Iterator[aws_iam.PolicyStatement]:
     registry, _, rest = hosted.image.partition("/")
     account, repository = registry.partition(".")[0], rest.partition("@")[0]
     arn = f"arn:{stack.partition}:ecr:{stack.region}:{account}:repository/{repository}"
@@ -64,7 +64,7 @@ def _image(stack: Stack, hosted: Hosted) -> Iterator[aws_iam.PolicyStatement]:
     yield _Statement(actions=["ecr:GetAuthorizationToken"], resources=["*"])
 
 
-def _network(stack: Stack, hosted: Hosted) -> Iterator[aws_iam.PolicyStatement]:
+def _network(stack: Stack, hosted: HostedModel) -> Iterator[aws_iam.PolicyStatement]:
     """An interface has no name before it is made: meant are those in our subnets."""
     here = f"arn:{stack.partition}:ec2:{stack.region}:{stack.account}"
     subnets = [f"{here}:subnet/{each}" for each in hosted.subnets]
@@ -75,7 +75,7 @@ def _network(stack: Stack, hosted: Hosted) -> Iterator[aws_iam.PolicyStatement]:
     yield _Statement(actions=[f"ec2:Describe{each}" for each in _LOOKED_AT], resources=["*"])
 
 
-def _telling(stack: Stack, hosted: Hosted) -> Iterator[aws_iam.PolicyStatement]:
+def _telling(stack: Stack, hosted: HostedModel) -> Iterator[aws_iam.PolicyStatement]:
     group = f"arn:{stack.partition}:logs:{stack.region}:{stack.account}:log-group:{hosted.log_group}"
     yield _Statement(actions=["logs:CreateLogGroup"], resources=[group])
     lines = ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"]
@@ -131,7 +131,7 @@ class EndpointStack(Stack):
 
     def _alarms(self, subject: Subject, guards: Guards) -> list[aws_cloudwatch.Alarm]:
         made = []
-        for measure in OF_ENDPOINTS:
+        for measure in ENDPOINT_MEASURES:
             name = f"{self._name}-endpoint-{measure.key}"
             alarm = measure.alarm(self, measure.key, name=name, subject=subject, guards=guards)
             if alarm is not None:
@@ -141,7 +141,7 @@ class EndpointStack(Stack):
     def _model(self) -> aws_sagemaker.CfnModel:
         group, subnets = self._group(), [each.subnet_id for each in self._network.subnets.values()]
         role = hosting_role(
-            self, Hosted(self._endpoint.image, self._artifacts, self._log_group, subnets, group), self._store
+            self, HostedModel(self._endpoint.image, self._artifacts, self._log_group, subnets, group), self._store
         )
         data = _Model.S3DataSourceProperty(
             s3_uri=f"s3://{self._store.bucket.bucket_name}/{self._artifacts}{self._endpoint.artifact}/",
@@ -203,7 +203,7 @@ class EndpointStack(Stack):
 
     def _logs(self) -> aws_logs.LogGroup:
         """Under the name that SageMaker would make it by, for ever, at its first line."""
-        return kept_log(self, "Logs", self._log_group)
+        return log_group(self, "Logs", self._log_group)
 
     @property
     def _log_group(self) -> str:

@@ -8,8 +8,8 @@ from constructs import Construct
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import TrainingFleet
 from nxpipe.pipeline.config.fleets import CapacityBlock, Scratch, TrainingSpot
-from nxpipe.stacks.build_farm import WITH_GRACE, instance_profile, job_role, logs, repeated
-from nxpipe.stacks.capacity_block import drained_at, keep_to_its_time
+from nxpipe.stacks.build_farm import UPDATE_POLICY, instance_profile, job_role, log_configuration, retry_strategy
+from nxpipe.stacks.capacity_block import drained_at, schedule_queue
 from nxpipe.stacks.handles import NetworkHandle, StoreHandle, TrainHandle
 from nxpipe.stacks.iam import read_artifacts
 from nxpipe.stacks.launch import Machine, launch_template
@@ -41,7 +41,7 @@ def file_system(
     return made
 
 
-def mounted(made: aws_fsx.CfnFileSystem) -> str:
+def mount_user_data(made: aws_fsx.CfnFileSystem) -> str:
     """User data in parts, as Batch wants it, which adds a part of its own."""
     variables = {"SCRATCH": FOLDER, "FILE_SYSTEM": made.attr_dns_name, "MOUNT_NAME": made.attr_lustre_mount_name}
     return "\n".join(
@@ -155,7 +155,7 @@ class TrainStack(Stack):
         queue = self._queue(environment)
         job = self._job(store, prefix)
         if isinstance(fleet.capacity, CapacityBlock):
-            keep_to_its_time(self, self._name, fleet.capacity, queue, environment)
+            schedule_queue(self, self._name, fleet.capacity, queue, environment)
         self.handle = TrainHandle(
             fleet=fleet.name, queue=aws_batch.JobQueue.from_job_queue_arn(self, "Training", queue.ref)
         )
@@ -178,7 +178,7 @@ class TrainStack(Stack):
             image=image,
             profile=self._profile,
             groups=[self._network.efa_group, services],
-            user_data=mounted(self._scratch) if self._scratch else "",
+            user_data=mount_user_data(self._scratch) if self._scratch else "",
             root_device="/dev/xvda",  # of Amazon Linux, as ECS has it
             root_gib=_ROOT_GIB,
             tags={PROJECT_TAG: self._project},
@@ -217,7 +217,7 @@ class TrainStack(Stack):
             type="MANAGED",
             state="ENABLED",
             replace_compute_environment=False,
-            update_policy=WITH_GRACE,
+            update_policy=UPDATE_POLICY,
             compute_resources=resources,
         )
 
@@ -266,7 +266,7 @@ class TrainStack(Stack):
             type="multinode" if several else "container",
             platform_capabilities=["EC2"],
             propagate_tags=True,
-            retry_strategy=repeated(_ATTEMPTS),
+            retry_strategy=retry_strategy(_ATTEMPTS),
             timeout=_Job.TimeoutProperty(attempt_duration_seconds=_LONGEST_JOB),
             node_properties=nodes if several else None,
             container_properties=None if several else container,
@@ -300,7 +300,7 @@ class TrainStack(Stack):
             mount_points=[_Job.MountPointsProperty(source_volume="scratch", container_path=FOLDER)]
             if self._scratch
             else None,
-            log_configuration=logs(self, f"/nxpipe/{self._project}/{self._fleet.name}"),
+            log_configuration=log_configuration(self, f"/nxpipe/{self._project}/{self._fleet.name}"),
             privileged=False,
         )
 

@@ -84,7 +84,7 @@ TEXT: Final[Properties] = {
 }
 
 
-def untouched(all_: Templates, facts: Facts) -> Iterator[Finding]:
+def unchanged_rule(all_: Templates, facts: Facts) -> Iterator[Finding]:
     for template in all_.all if facts.project else ():
         if template.stack.startswith(f"{facts.project}-serve-"):
             yield from _changed(template)
@@ -239,7 +239,7 @@ def _some(names: list[str]) -> str:
 KEEP: Final = "NXP-KEEP-1"
 
 # By the name of the stack after the project's. Adding a line is how something new is put under guard.
-KEPT: Final[Mapping[str, Mapping[str, str]]] = {
+STATEFUL_IDS: Final[Mapping[str, Mapping[str, str]]] = {
     "storage": {
         "Artifacts82DD59A1": "AWS::S3::Bucket",
         "Images2D38C313": "AWS::ECR::Repository",
@@ -253,18 +253,18 @@ KEPT: Final[Mapping[str, Mapping[str, str]]] = {
 _SOMETIMES: Final = frozenset({"Checkpoints620E2F20"})  # only a fleet on spot instances has one
 
 
-def kept_in(stack: str, project: str) -> Mapping[str, str] | None:
+def stateful_ids(stack: str, project: str) -> Mapping[str, str] | None:
     """The ids that a stack must keep; None for a stack that is not the project's."""
     name = stack.removeprefix(f"{project}-")
     if name == stack:
         return None
-    return next((ids for pattern, ids in KEPT.items() if fnmatchcase(name, pattern)), {})
+    return next((ids for pattern, ids in STATEFUL_IDS.items() if fnmatchcase(name, pattern)), {})
 
 
 def losses(templates: Templates, project: str) -> Iterator[tuple[Resource, str, str]]:
     """A resource, what would become of it, and what to do."""
     for template in templates.all:
-        ids = kept_in(template.stack, project)
+        ids = stateful_ids(template.stack, project)
         if ids is not None:
             yield from _missing(template, ids)
             yield from _loose(template, ids)
@@ -295,6 +295,6 @@ def _loose(template: Template, ids: Mapping[str, str]) -> Iterator[tuple[Resourc
             )
 
 
-def keeps(all_: Templates, facts: Facts) -> Iterator[Finding]:
+def keeps_logical_ids(all_: Templates, facts: Facts) -> Iterator[Finding]:
     for resource, what, mend in losses(all_, facts.project) if facts.project else ():
         yield Finding(KEEP, resource, "", what, mend)

@@ -103,12 +103,12 @@ def needs(stack: str, resources: Resources) -> Iterator[Need]:
                 yield Need(endpoint, caller, call)
 
 
-def missing(wanted: Collection[Need], there: Collection[str]) -> list[str]:
+def missing_endpoints(wanted: Collection[Need], there: Collection[str]) -> list[str]:
     """A sentence for each call that leads nowhere."""
     return [f"{need}, which the network does not have" for need in sorted(wanted) if need.endpoint not in there]
 
 
-def idle(wanted: Collection[Need], there: Collection[str]) -> list[str]:
+def unused_endpoints(wanted: Collection[Need], there: Collection[str]) -> list[str]:
     """The endpoints that cost money and that nothing calls."""
     return sorted(set(there) - {need.endpoint for need in wanted})
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from nxpipe.emulator.hardware import INSTANCES
-from nxpipe.stacks.lint.egress import Need, Unreachable, idle, needs
+from nxpipe.stacks.lint.egress import Need, Unreachable, needs, unused_endpoints
 from nxpipe.stacks.lint.finding import Facts, Finding
 from nxpipe.stacks.lint.launches import BATCH, TEMPLATE, Launch, compute, launches, subnets
 from nxpipe.stacks.lint.template import Properties, Resource, Templates, is_true, listed, settings, tables, text
@@ -267,7 +267,7 @@ def reachable(all_: Templates, facts: Facts) -> Iterator[Finding]:
                 caller = template.resources[need.caller.partition("/")[2]]
                 what = f"it calls {need.endpoint} ({need.call}), to which nothing leads out of the closed network"
                 yield Finding(ENDPOINT, caller, "", what, f"add an endpoint for {need.endpoint}")
-    for service in idle(wanted, there):
+    for service in unused_endpoints(wanted, there):
         what = f"nothing in the network calls {service}"
         yield Finding(
             ENDPOINT, there[service], "ServiceName", what, "leave the endpoint out: it costs money by the hour"

@@ -319,8 +319,8 @@ RULES: Final = (
     Rule(data_rules.SIGNER, "a key signs for one duty: builds, or one channel", data_rules.one_signer),
     Rule(data_rules.PRIVATE, "buckets are private, EFS and S3 refuse plain text", data_rules.private),
     Rule(rules.COST, "what the fleets cost a month is within the budget", rules.within),
-    Rule(KEEP, "stateful resources keep their logical ids", data_rules.keeps),
-    Rule(data_rules.WEIGHTS, "the rule that weighs a fleet's groups keeps its text", data_rules.untouched),
+    Rule(KEEP, "stateful resources keep their logical ids", data_rules.keeps_logical_ids),
+    Rule(data_rules.WEIGHTS, "the rule that weighs a fleet's groups keeps its text", data_rules.unchanged_rule),
 )
 
 

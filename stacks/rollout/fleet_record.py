@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nxpipe.stacks.rollout.states import NOT_MET, State, call, choose
+from nxpipe.stacks.rollout.states import CONDITION_FAILED, State, call, choose
 
 COLOURS: Final = ("blue", "green")
 _OF_THE_RULE: Final = "$.Rules[0].Actions[0].ForwardConfig.TargetGroups"
@@ -82,8 +82,8 @@ class Fleet:
 
 
 KEY: Final = "fleet"
-ASKED: Final = ("owner", "signal", "since")  # what people write; `stable` is the machines' own
-ME: Final = "$$.Execution.Id"
+WRITABLE: Final = ("owner", "signal", "since")  # what people write; `stable` is the machines' own
+EXECUTION_ID: Final = "$$.Execution.Id"
 
 
 @dataclass(frozen=True)
@@ -104,18 +104,18 @@ class Record:
         return self._change(
             "SET #owner = :me, #since = :now",
             "attribute_not_exists(#owner) OR #owner = :me",
-            {":me": ME, ":now": "$$.State.EnteredTime"},
+            {":me": EXECUTION_ID, ":now": "$$.State.EnteredTime"},
             then=then,
             caught=caught,
         )
 
     def take_over(self, owner: str, *, then: str, caught: Mapping[str, str]) -> State:
         """From an execution that has ended."""
-        values = {":me": ME, ":now": "$$.State.EnteredTime", ":dead": owner}
+        values = {":me": EXECUTION_ID, ":now": "$$.State.EnteredTime", ":dead": owner}
         return self._change("SET #owner = :me, #since = :now", "#owner = :dead", values, then=then, caught=caught)
 
     def point(self, colour: str, *, then: str) -> State:
-        values = {":colour": colour, ":me": ME}
+        values = {":colour": colour, ":me": EXECUTION_ID}
         return self._change("SET #stable = :colour", "#owner = :me", values, then=then)
 
     def claim(self, *, then: str, caught: Mapping[str, str]) -> State:
@@ -123,16 +123,21 @@ class Record:
         record itself tells.
         """
         condition = "#owner = :me AND (attribute_not_exists(#signal) OR #signal <> :end)"
-        values = {":me": ME, ":end": "States.Format('abort')"}
+        values = {":me": EXECUTION_ID, ":end": "States.Format('abort')"}
         return self._change("SET #owner = :me", condition, values, then=then, caught=caught)
 
     def use_up(self, word: str, *, then: str) -> State:
         """A word that is good for one step; what a person has said since counts."""
-        condition, values = "#owner = :me AND #signal = :word", {":me": ME, ":word": f"States.Format('{word}')"}
-        return self._change("REMOVE #signal", condition, values, then=then, caught={NOT_MET: then})
+        condition, values = (
+            "#owner = :me AND #signal = :word",
+            {":me": EXECUTION_ID, ":word": f"States.Format('{word}')"},
+        )
+        return self._change("REMOVE #signal", condition, values, then=then, caught={CONDITION_FAILED: then})
 
     def unlock(self, *, then: str, caught: Mapping[str, str] | None = None) -> State:
-        return self._change("REMOVE #owner, #since, #signal", "#owner = :me", {":me": ME}, then=then, caught=caught)
+        return self._change(
+            "REMOVE #owner, #since, #signal", "#owner = :me", {":me": EXECUTION_ID}, then=then, caught=caught
+        )
 
     def _change(
         self,

@@ -23,10 +23,10 @@ from constructs import Construct
 
 from nxpipe.pipeline.config import ServingFleet
 from nxpipe.stacks.handles import ObserveHandle, RolloutHandle, ServeHandle, StoreHandle
-from nxpipe.stacks.iam import for_us
-from nxpipe.stacks.project import kept_log, tag_project
-from nxpipe.stacks.rollout.fleet_record import ASKED, COLOURS, KEY, Fleet, Record, TargetGroup
-from nxpipe.stacks.rollout.state_machine import Means, release, watch, watchdog
+from nxpipe.stacks.iam import own_account_service
+from nxpipe.stacks.project import log_group, tag_project
+from nxpipe.stacks.rollout.fleet_record import COLOURS, KEY, WRITABLE, Fleet, Record, TargetGroup
+from nxpipe.stacks.rollout.state_machine import MachineResources, release, watch, watchdog
 
 _ROOT: Final = Path(__file__).parents[3]  # the folder that holds the package nxpipe
 _PACKAGE: Final = "nxpipe/pipeline"
@@ -39,7 +39,7 @@ class Judge(Construct):
 
     def __init__(self, scope: Construct, id_: str, *, name: str) -> None:
         super().__init__(scope, id_)
-        logs = kept_log(self, "Logs")
+        logs = log_group(self, "Logs")
         role = aws_iam.Role(
             self,
             "Role",
@@ -82,7 +82,7 @@ _ITS_RULE: Final = "rule/StepFunctionsGetEventsForStepFunctionsExecutionRule"
 
 
 @dataclass(frozen=True)
-class Things:
+class RolloutResources:
     """What the machines work on, by ARN."""
 
     rule: str
@@ -102,7 +102,7 @@ class Things:
 class Roles(Construct):
     """One for each machine, and a policy for whoever releases: roles of people and of jobs are others' to make."""
 
-    def __init__(self, scope: Construct, id_: str, things: Things, *, fleet: str) -> None:
+    def __init__(self, scope: Construct, id_: str, things: RolloutResources, *, fleet: str) -> None:
         super().__init__(scope, id_)
         self._things = things
         self.release, self.watch, self.watchdog = map(self._role, ("Release", "Watch", "Watchdog"))
@@ -131,7 +131,7 @@ class Roles(Construct):
             machine,
             description=f"{machine} of a rollout",
             path="/nxpipe/",
-            assumed_by=for_us(self, "states"),
+            assumed_by=own_account_service(self, "states"),
         )
 
     def _move_traffic(self, role: aws_iam.Role) -> None:
@@ -162,13 +162,13 @@ class Roles(Construct):
         _let(role, ("kms:Decrypt", "kms:GenerateDataKey"), key, only=via)
 
 
-def _releasing(things: Things, fleet: str) -> list[aws_iam.PolicyStatement]:
+def _releasing(things: RolloutResources, fleet: str) -> list[aws_iam.PolicyStatement]:
     """What `nxpipe rollout` calls, beside the store. Who may start a machine moves no weight himself: of the record he
     writes the lock and what he asks for, and never which colour is stable.
     """
     item = {"ForAllValues:StringEquals": {"dynamodb:LeadingKeys": [fleet]}, "Null": {"dynamodb:LeadingKeys": "false"}}
     words = {
-        "ForAllValues:StringEquals": {"dynamodb:LeadingKeys": [fleet], "dynamodb:Attributes": [KEY, *ASKED]},
+        "ForAllValues:StringEquals": {"dynamodb:LeadingKeys": [fleet], "dynamodb:Attributes": [KEY, *WRITABLE]},
         "Null": {"dynamodb:LeadingKeys": "false", "dynamodb:Attributes": "false"},
         "StringEqualsIfExists": {"dynamodb:ReturnValues": ["NONE", "UPDATED_OLD", "UPDATED_NEW"]},
     }
@@ -235,9 +235,9 @@ class RolloutStack(Stack):
         releasing = roles.releasing.managed_policy_arn
         CfnOutput(self, "ReleasingPolicyArn", value=releasing, description=f"For whoever releases to {fleet.name}")
 
-    def _things(self, observe: ObserveHandle, store: StoreHandle, folder: str) -> Things:
+    def _things(self, observe: ObserveHandle, store: StoreHandle, folder: str) -> RolloutResources:
         """By names that are known before what they name is made: machines start one another."""
-        return Things(
+        return RolloutResources(
             rule=self._fleet.rule,
             groups=[self._group_arn(self._fleet.colours[colour].group) for colour in COLOURS],
             table=self._table.table_arn,
@@ -252,8 +252,8 @@ class RolloutStack(Stack):
             watchdog=self._machine_arn("watchdog"),
         )
 
-    def _add_machines(self, things: Things, roles: Roles, bucket: str, folder: str) -> None:
-        means = Means(
+    def _add_machines(self, things: RolloutResources, roles: Roles, bucket: str, folder: str) -> None:
+        means = MachineResources(
             judge=things.judge,
             watch=things.watch,
             clock=self._clock,
@@ -297,7 +297,7 @@ class RolloutStack(Stack):
         )
         made.node.add_dependency(role.node.find_child("DefaultPolicy"))
 
-    def _wake_the_watchdog(self, things: Things) -> None:
+    def _wake_the_watchdog(self, things: RolloutResources) -> None:
         """When an execution ends otherwise than it should; and once a minute while one is under way, for a word of its
         end can be lost. The clock stands still otherwise: it is started and stopped by rollouts.
         """
@@ -306,7 +306,7 @@ class RolloutStack(Stack):
             "Waker",
             description=f"Wakes the watchdog of {self._name}",
             path="/nxpipe/",
-            assumed_by=for_us(self, "events"),
+            assumed_by=own_account_service(self, "events"),
         )
         role.add_to_principal_policy(
             aws_iam.PolicyStatement(actions=["states:StartExecution"], resources=[things.watchdog])

@@ -6,20 +6,20 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nxpipe.stacks.rollout.fleet_record import COLOURS, ME, Fleet, Record
+from nxpipe.stacks.rollout.fleet_record import COLOURS, EXECUTION_ID, Fleet, Record
 from nxpipe.stacks.rollout.states import (
-    ANYTHING,
-    NOT_MET,
+    ALL_ERRORS,
+    CONDITION_FAILED,
     State,
     States,
-    ask,
     call,
-    caught_by,
     choose,
     fail,
-    guarded,
+    invoke,
     put,
     wait,
+    with_catch,
+    with_catch_all,
 )
 from nxpipe.stacks.rollout.states import wait as wait_for
 
@@ -35,7 +35,7 @@ _NOT_BEGUN: Final = ["StepFunctions.SdkClientException", "StepFunctions.Throttli
 
 
 @dataclass(frozen=True)
-class Means:
+class MachineResources:
     """What the machines work with, by name or ARN."""
 
     judge: str
@@ -56,14 +56,14 @@ class Means:
         return call("s3", "putObject", parameters, then=then)
 
 
-def release(fleet: Fleet, record: Record, means: Means) -> dict[str, Any]:
+def release(fleet: Fleet, record: Record, means: MachineResources) -> dict[str, Any]:
     states = {
-        **guarded(_begin(fleet, record, means), "Refuse"),
-        **guarded(_fill(record, means), "LeaveEmpty"),
-        **guarded(_steps(fleet, record, means), "Back"),
-        **guarded(_promote(record), "Unfinished"),
-        **guarded(_back(fleet, record), "Unfinished"),
-        **guarded(_leave_empty(), "Unfinished"),
+        **with_catch_all(_begin(fleet, record, means), "Refuse"),
+        **with_catch_all(_fill(record, means), "LeaveEmpty"),
+        **with_catch_all(_steps(fleet, record, means), "Back"),
+        **with_catch_all(_promote(record), "Unfinished"),
+        **with_catch_all(_back(fleet, record), "Unfinished"),
+        **with_catch_all(_leave_empty(), "Unfinished"),
         **_end(record, means),
         "Refuse": record.unlock(then="Refused"),
         "Refused": {"Type": "Fail", "ErrorPath": "$.why.Error", "CausePath": "$.why.Cause"},
@@ -73,7 +73,7 @@ def release(fleet: Fleet, record: Record, means: Means) -> dict[str, Any]:
     return {"StartAt": "Lock", "TimeoutSeconds": ROLLOUT_SECONDS, "States": states}
 
 
-def see_alarms(fleet: Fleet, *, then: str) -> State:
+def describe_alarms(fleet: Fleet, *, then: str) -> State:
     """All of them, whatever state they are in: a guard that is not there any more guards nothing."""
     kinds = ("Metric", "Composite")
     return call(
@@ -90,17 +90,17 @@ def see_alarms(fleet: Fleet, *, then: str) -> State:
     )
 
 
-def _begin(fleet: Fleet, record: Record, means: Means) -> States:
+def _begin(fleet: Fleet, record: Record, means: MachineResources) -> States:
     """Until traffic is found whole, and what was asked for makes sense, nothing is touched but the lock."""
     found = {"fleet": fleet.told(), "state.$": "$", "name.$": "$$.Execution.Name", "at.$": _NOW}
     first, second = COLOURS
     return {
-        "Lock": record.lock(then="SeeWeights", caught={NOT_MET: "Busy"}),
+        "Lock": record.lock(then="SeeWeights", caught={CONDITION_FAILED: "Busy"}),
         "SeeWeights": fleet.look(into="$.weights", then="SeeBlue"),
         "SeeBlue": _see_size(fleet, first, then="SeeGreen"),
         "SeeGreen": _see_size(fleet, second, then="SeeAlarms"),
-        "SeeAlarms": see_alarms(fleet, then="Open"),
-        "Open": ask(means.judge, {"opens": found}, into="$.opened", then="KeepPlan"),
+        "SeeAlarms": describe_alarms(fleet, then="Open"),
+        "Open": invoke(means.judge, {"opens": found}, into="$.opened", then="KeepPlan"),
         "KeepPlan": means.keep("$.opened.is", then="Point"),
         "Point": record.point(f"{_FROM}.colour", then="Wake"),
     }
@@ -118,7 +118,7 @@ def _see_size(fleet: Fleet, colour: str, *, then: str) -> State:
     )
 
 
-def _fill(record: Record, means: Means) -> States:
+def _fill(record: Record, means: MachineResources) -> States:
     """The new colour gets as many instances as the old one has. If they do not come, nothing has happened yet."""
     pace = "$.opened.is.pace"
     enough = {"Variable": "$.warm.healthy", "NumericGreaterThanEqualsPath": "$.opened.is.size"}
@@ -166,7 +166,7 @@ def _fill(record: Record, means: Means) -> States:
     }
 
 
-def _steps(fleet: Fleet, record: Record, means: Means) -> States:
+def _steps(fleet: Fleet, record: Record, means: MachineResources) -> States:
     began = {"step.$": "$.turn.number", "carried.$": _CARRIED, "at.$": _NOW}
     verdict = "$.told.is.verdict"
     mine = {"Variable": _OWNER, "StringEqualsPath": "$.me.name"}
@@ -179,9 +179,9 @@ def _steps(fleet: Fleet, record: Record, means: Means) -> States:
             into="$.turn",
             then="Claim",
         ),
-        "Claim": record.claim(then="Shift", caught={NOT_MET: "SeeOwner"}),
+        "Claim": record.claim(then="Shift", caught={CONDITION_FAILED: "SeeOwner"}),
         "SeeOwner": record.read(into="$.record", then="Me"),
-        "Me": put({"name.$": ME}, into="$.me", then="Mine"),
+        "Me": put({"name.$": EXECUTION_ID}, into="$.me", then="Mine"),
         "Mine": choose(({"And": [{"Variable": _OWNER, "IsPresent": True}, mine]}, "Ended"), otherwise="Unfinished"),
         "Ended": put({"Error": "aborted", "Cause": "a person ended it"}, into="$.why", then="Back"),
         "Shift": fleet.shift("$.turn.weights", then="SeeShift"),
@@ -192,7 +192,7 @@ def _steps(fleet: Fleet, record: Record, means: Means) -> States:
             into="$.why",
             then="Back",
         ),
-        "BeginStep": ask(means.judge, {"begins": began}, into="$.told", then="Watch"),
+        "BeginStep": invoke(means.judge, {"begins": began}, into="$.told", then="Watch"),
         "Watch": _watch(means, then="Verdict"),
         "Verdict": choose(
             ({"Variable": verdict, "StringEquals": "advance"}, "UseUp"),
@@ -208,7 +208,7 @@ def _steps(fleet: Fleet, record: Record, means: Means) -> States:
     }
 
 
-def _watch(means: Means, *, then: str) -> State:
+def _watch(means: MachineResources, *, then: str) -> State:
     """In an execution of its own, so that no history grows with the length of a rollout."""
     return {
         "Type": "Task",
@@ -253,20 +253,20 @@ def _leave_empty() -> States:
     return {"LeaveEmpty": _resize(f"{_TO}.group", 0, then="KeepOutcome")}
 
 
-def _end(record: Record, means: Means) -> States:
+def _end(record: Record, means: MachineResources) -> States:
     """Evidence, word to people, and the lock last. The first three may fail: they keep nobody's traffic."""
     told = {"why.$": "$.why", "from.$": _FROM, "to.$": _TO, "execution.$": "$$.Execution.Id", "at.$": _NOW}
     key = f"States.Format('{means.folder}{{}}/outcome.json', $$.Execution.Name)"
     kept = {"Bucket": means.bucket, "Key.$": key, "ContentType": "application/json", "Body": told}
     clock = call("eventbridge", "disableRule", {"Name": means.clock}, then="Unlock")
     return {
-        "KeepOutcome": caught_by(call("s3", "putObject", kept, then="Tell"), {ANYTHING[0]: "Tell"}, into="$.unkept"),
-        "Tell": caught_by(
+        "KeepOutcome": with_catch(call("s3", "putObject", kept, then="Tell"), {ALL_ERRORS[0]: "Tell"}, into="$.unkept"),
+        "Tell": with_catch(
             _tell(means, "has ended", "States.JsonToString($.why)", then="Sleep"),
-            {ANYTHING[0]: "Sleep"},
+            {ALL_ERRORS[0]: "Sleep"},
             into="$.untold",
         ),
-        "Sleep": caught_by(clock, {ANYTHING[0]: "Unlock"}, into="$.awake"),
+        "Sleep": with_catch(clock, {ALL_ERRORS[0]: "Unlock"}, into="$.awake"),
         "Unlock": record.unlock(then="Done"),
         "Done": {
             "Type": "Pass",
@@ -282,7 +282,7 @@ def _resize(group: str, size: str | int, *, then: str) -> State:
     return call("autoscaling", "setDesiredCapacity", parameters, then=then)
 
 
-def _tell(means: Means, what: str, message: str, *, then: str) -> State:
+def _tell(means: MachineResources, what: str, message: str, *, then: str) -> State:
     parameters = {"TopicArn": means.topic, "Subject": f"A rollout {what}", "Message.$": message}
     return call("sns", "publish", parameters, then=then)
 
@@ -290,7 +290,7 @@ def _tell(means: Means, what: str, message: str, *, then: str) -> State:
 STEP_SECONDS: Final = 3 * 86_400  # seconds: as many looks as the judge has in one execution, ten minutes apart
 
 
-def watch(fleet: Fleet, record: Record, means: Means) -> dict[str, Any]:
+def watch(fleet: Fleet, record: Record, means: MachineResources) -> dict[str, Any]:
     metrics = {
         "StartTime.$": "$.told.is.ask.from",
         "EndTime.$": "$$.State.EnteredTime",
@@ -316,8 +316,8 @@ def watch(fleet: Fleet, record: Record, means: Means) -> dict[str, Any]:
             into="$.metrics",
             then="SeeAlarms",
         ),
-        "SeeAlarms": see_alarms(fleet, then="Judge"),
-        "Judge": ask(means.judge, {"looks": seen}, into="$.told", then="Keep"),
+        "SeeAlarms": describe_alarms(fleet, then="Judge"),
+        "Judge": invoke(means.judge, {"looks": seen}, into="$.told", then="Keep"),
         "Keep": means.keep("$.told.is", then="Verdict"),
         "Verdict": choose((again, "Wait"), otherwise="Told"),
         "Told": {"Type": "Succeed", "OutputPath": "$.told.is"},
@@ -330,7 +330,7 @@ _STABLE: Final = "$.record.Item.stable.S"
 _GONE: Final = "Sfn.ExecutionDoesNotExistException"
 
 
-def watchdog(fleet: Fleet, record: Record, means: Means) -> dict[str, Any]:
+def watchdog(fleet: Fleet, record: Record, means: MachineResources) -> dict[str, Any]:
     states: States = {
         "Look": record.read(into="$.record", then="Locked"),
         "Locked": choose(({"Variable": _OWNER, "IsPresent": True}, "Ask"), otherwise="Nothing"),
@@ -347,7 +347,7 @@ def watchdog(fleet: Fleet, record: Record, means: Means) -> dict[str, Any]:
         "AllBlue": fleet.same("$.weights", fleet.whole("blue"), then="Nothing", otherwise="AllGreen"),
         "AllGreen": fleet.same("$.weights", fleet.whole("green"), then="Nothing", otherwise="TakeOver"),
         "Alive": choose(({"Variable": "$.owner.status", "StringEquals": "RUNNING"}, "Nothing"), otherwise="TakeOver"),
-        "TakeOver": record.take_over(_OWNER, then="Whither", caught={NOT_MET: "Nothing"}),
+        "TakeOver": record.take_over(_OWNER, then="Whither", caught={CONDITION_FAILED: "Nothing"}),
         "Whither": choose(
             *(
                 (
@@ -364,12 +364,12 @@ def watchdog(fleet: Fleet, record: Record, means: Means) -> dict[str, Any]:
             otherwise="Sleep",  # it died before it had moved anything
         ),
         **_home(fleet, means),
-        "Sleep": caught_by(
+        "Sleep": with_catch(
             call("eventbridge", "disableRule", {"Name": means.clock}, then="Unlock"),
-            {ANYTHING[0]: "Unlock"},
+            {ALL_ERRORS[0]: "Unlock"},
             into="$.awake",
         ),
-        "Unlock": record.unlock(then="Nothing", caught={ANYTHING[0]: "WakeAgain"}),
+        "Unlock": record.unlock(then="Nothing", caught={ALL_ERRORS[0]: "WakeAgain"}),
         "WakeAgain": call("eventbridge", "enableRule", {"Name": means.clock}, then="StillLocked"),
         "StillLocked": fail("Rollout.StillLocked", "traffic is whole, but the lock could not be released"),
         "NotHealthy": fail("Rollout.NotHealthy", "the colour that the record calls stable has no healthy instance"),
@@ -379,7 +379,7 @@ def watchdog(fleet: Fleet, record: Record, means: Means) -> dict[str, Any]:
     return {"StartAt": "Look", "TimeoutSeconds": WATCHDOG_SECONDS, "States": states}
 
 
-def _home(fleet: Fleet, means: Means) -> States:
+def _home(fleet: Fleet, means: MachineResources) -> States:
     """All traffic to the stable colour, if somebody is there; when that is seen, the other one is emptied."""
     states: States = {}
     for colour, other in (COLOURS, COLOURS[::-1]):
@@ -403,8 +403,8 @@ def _home(fleet: Fleet, means: Means) -> States:
             f"See-{colour}": fleet.look(into="$.weights", then=f"At-{colour}", stubborn=True),
             f"At-{colour}": fleet.same("$.weights", weights, then=f"Empty-{other}", otherwise="NotWhole"),
             f"Empty-{other}": call("autoscaling", "setDesiredCapacity", empty, then=f"Tell-{colour}", stubborn=True),
-            f"Tell-{colour}": caught_by(
-                call("sns", "publish", words, then="Sleep"), {ANYTHING[0]: "Sleep"}, into="$.untold"
+            f"Tell-{colour}": with_catch(
+                call("sns", "publish", words, then="Sleep"), {ALL_ERRORS[0]: "Sleep"}, into="$.untold"
             ),
         }
     return states

@@ -10,8 +10,10 @@ from typing import Any, Final, TypeAlias
 State: TypeAlias = dict[str, Any]
 States: TypeAlias = dict[str, State]
 
-ANYTHING: Final = ["States.ALL"]
-NOT_MET: Final = "DynamoDb.ConditionalCheckFailedException"  # somebody else holds the lock: no use in asking again
+ALL_ERRORS: Final = ["States.ALL"]
+CONDITION_FAILED: Final = (
+    "DynamoDb.ConditionalCheckFailedException"  # somebody else holds the lock: no use in asking again
+)
 _PATIENCE: Final = {"IntervalSeconds": 1, "BackoffRate": 2, "MaxDelaySeconds": 20}
 _USUAL: Final = 4  # attempts after the first; half a minute in all
 _STUBBORN: Final = 10  # of what brings traffic back: three minutes
@@ -42,8 +44,8 @@ def call(
     it is dropped. `caught` says where to go on from errors, by their names; `why` then holds what happened.
     """
     retries = [
-        {"ErrorEquals": [NOT_MET], "MaxAttempts": 0},
-        {"ErrorEquals": ANYTHING, "MaxAttempts": _STUBBORN if stubborn else _USUAL, **_PATIENCE},
+        {"ErrorEquals": [CONDITION_FAILED], "MaxAttempts": 0},
+        {"ErrorEquals": ALL_ERRORS, "MaxAttempts": _STUBBORN if stubborn else _USUAL, **_PATIENCE},
     ]
     state: State = {
         "Type": "Task",
@@ -56,10 +58,10 @@ def call(
     }
     if keeping:
         state["ResultSelector"] = dict(keeping)
-    return caught_by(state, caught or {})
+    return with_catch(state, caught or {})
 
 
-def ask(function: str, payload: Mapping[str, Any], *, then: str, into: str) -> State:
+def invoke(function: str, payload: Mapping[str, Any], *, then: str, into: str) -> State:
     """What a function answers."""
     return {
         "Type": "Task",
@@ -73,16 +75,16 @@ def ask(function: str, payload: Mapping[str, Any], *, then: str, into: str) -> S
     }
 
 
-def caught_by(state: State, targets: Mapping[str, str], into: str = "$.why") -> State:
+def with_catch(state: State, targets: Mapping[str, str], into: str = "$.why") -> State:
     """Adds to those that the state has already; the first that fits counts."""
     catches = [{"ErrorEquals": [error], "ResultPath": into, "Next": target} for error, target in targets.items()]
     return {**state, "Catch": [*state.get("Catch", []), *catches]} if catches else state
 
 
-def guarded(states: States, target: str) -> States:
+def with_catch_all(states: States, target: str) -> States:
     """Whatever fails in one of these calls leads to the target."""
     return {
-        name: caught_by(state, {ANYTHING[0]: target}) if state["Type"] == "Task" else state
+        name: with_catch(state, {ALL_ERRORS[0]: target}) if state["Type"] == "Task" else state
         for name, state in states.items()
     }
 

@@ -33,7 +33,7 @@ from nxpipe.pipeline.config.fleets import (
 from nxpipe.stacks.handles import CacheHandle, NetworkHandle, ServeHandle, StoreHandle
 from nxpipe.stacks.iam import mount_cache, read_artifacts
 from nxpipe.stacks.launch import Machine, launch_template
-from nxpipe.stacks.project import kept_log, tag_project, unlocked_agent
+from nxpipe.stacks.project import log_group, tag_project, unlocked_agent
 from nxpipe.stacks.serving.load_balancer import Balancer
 from nxpipe.stacks.user_data.scripts import Agent, Cache, Serving
 
@@ -310,7 +310,7 @@ class ServeStack(Stack):
 
     def _log(self, role: aws_iam.Role) -> aws_logs.LogGroup:
         """What the devices do, from which CloudWatch takes the fleet's metrics."""
-        kept = kept_log(self, "Log", f"/nxpipe/{self._config.project.name}/{self._fleet.name}")
+        kept = log_group(self, "Log", f"/nxpipe/{self._config.project.name}/{self._fleet.name}")
         kept.grant_write(role)
         return kept
 

@@ -147,7 +147,7 @@ def unit(fleet: str, settings: str, command: Sequence[str], *, serves: bool, mou
     return _UNIT.format(
         fleet=fleet,
         settings=settings,
-        command=" ".join(map(word, command)),
+        command=" ".join(map(systemd_word, command)),
         kind="exec" if serves else "oneshot\nRemainAfterExit=yes",
         mounts=f"RequiresMountsFor={mount}\n" if mount else "",
     )
@@ -175,10 +175,10 @@ WantedBy=multi-user.target
 
 def watcher(fleet: str, settings: str, command: Sequence[str]) -> str:
     """Serving does not depend on it: it begins when it can, and again when it could not."""
-    return _WATCHER.format(fleet=fleet, settings=settings, command=" ".join(map(word, command)))
+    return _WATCHER.format(fleet=fleet, settings=settings, command=" ".join(map(systemd_word, command)))
 
 
-def word(text: str) -> str:
+def systemd_word(text: str) -> str:
     """As systemd reads a command line: % and $ mean something to it even between quotes."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return escaped if re.fullmatch(r"[A-Za-z0-9_./:=@%+,-]+", escaped) else f'"{escaped}"'

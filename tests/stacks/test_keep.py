@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nxpipe.stacks.lint.data_rules import KEPT, RULE, TEXT, kept_in
+from nxpipe.stacks.lint.data_rules import RULE, STATEFUL_IDS, TEXT, stateful_ids
 from nxpipe.stacks.lint.finding import Facts
 from nxpipe.stacks.lint.rules import lint
 from nxpipe.stacks.lint.template import Templates, read
@@ -13,7 +13,7 @@ RETAINED = {"DeletionPolicy": "Retain", "UpdateReplacePolicy": "Retain"}
 
 
 def storage() -> dict[str, Any]:
-    return {id_: {"Type": type_, "Properties": {}, **RETAINED} for id_, type_ in KEPT["storage"].items()}
+    return {id_: {"Type": type_, "Properties": {}, **RETAINED} for id_, type_ in STATEFUL_IDS["storage"].items()}
 
 
 def told(resources: dict[str, Any], stack: str = "search-storage", project: str | None = "search") -> list[str]:
@@ -25,7 +25,7 @@ def test_what_keeps_its_ids_is_not_told() -> None:
     assert told(storage()) == []
 
 
-@pytest.mark.parametrize("id_", KEPT["storage"])
+@pytest.mark.parametrize("id_", STATEFUL_IDS["storage"])
 def test_a_moved_id_is_told_as_what_is_left_behind_and_as_what_would_be_new(id_: str) -> None:
     moved = storage()
     moved["Renamed"] = moved.pop(id_)
@@ -55,7 +55,7 @@ def test_resources_that_can_be_made_again_may_come_and_go() -> None:
 def test_stacks_of_others_are_not_judged() -> None:
     assert told({}, stack="other-storage") == []
     assert told({}, project=None) == []
-    assert kept_in("search-network", "search") == {}
+    assert stateful_ids("search-network", "search") == {}
 
 
 def test_a_bucket_that_only_some_fleets_have_is_guarded_where_it_is() -> None:

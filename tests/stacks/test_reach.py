@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nxpipe.stacks.lint.egress import Need, Unreachable, idle, missing, needs
+from nxpipe.stacks.lint.egress import Need, Unreachable, missing_endpoints, needs, unused_endpoints
 
 INSTANCE = {
     "Statement": [{"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}]
@@ -162,8 +162,8 @@ def test_what_no_endpoint_leads_to_is_refused_with_the_callers_name_and_a_way_ou
 
 def test_an_endpoint_is_missing_by_the_name_of_its_caller_and_idle_without_one() -> None:
     wanted = [Need("logs", "demo-fleet/Role", "logs:PutLogEvents"), Need("s3", "demo-fleet/Role", "s3:GetObject")]
-    assert missing(wanted, ["s3"]) == [
+    assert missing_endpoints(wanted, ["s3"]) == [
         "demo-fleet/Role needs the endpoint logs (logs:PutLogEvents), which the network does not have"
     ]
-    assert missing(wanted, ["s3", "logs"]) == []
-    assert idle(wanted, ["s3", "logs", "sqs"]) == ["sqs"]
+    assert missing_endpoints(wanted, ["s3", "logs"]) == []
+    assert unused_endpoints(wanted, ["s3", "logs", "sqs"]) == ["sqs"]

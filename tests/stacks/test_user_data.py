@@ -9,7 +9,7 @@ import pytest
 
 from nxpipe.pipeline.config import Config, ServingFleet, load_config
 from nxpipe.pipeline.util.files import user_state_folder
-from nxpipe.stacks.user_data.scripts import LARGEST, Agent, Cache, NoPublicKey, Places, Serving, TooLong, word
+from nxpipe.stacks.user_data.scripts import LARGEST, Agent, Cache, NoPublicKey, Places, Serving, TooLong, systemd_word
 from tests.stacks.sandbox import Sandbox
 
 pytestmark = pytest.mark.runs
@@ -277,7 +277,7 @@ def test_a_fleet_without_a_server_of_ours_has_a_unit_that_ends(sandbox: Sandbox)
     [("a-b=c", "a-b=c"), ("a b", '"a b"'), ("5%", "5%%"), ("$x", '"$$x"'), ('"', '"\\""'), ("", '""')],
 )
 def test_a_word_means_to_systemd_what_it_says(plain: str, escaped: str) -> None:
-    assert word(plain) == escaped
+    assert systemd_word(plain) == escaped
 
 
 def test_what_ec2_would_not_take_is_refused(sandbox: Sandbox) -> None:
