@@ -170,7 +170,7 @@ def _as_json(finding: "Finding") -> dict[str, object]:
         "path": at.path,
         "place": finding.place,
         "what": finding.what,
-        "mend": finding.mend,
+        "mend": finding.remedy,
     }
 
 

@@ -30,14 +30,14 @@ def test_a_moved_id_is_told_as_what_is_left_behind_and_as_what_would_be_new(id_:
     moved = storage()
     moved["Renamed"] = moved.pop(id_)
     gone, new = told(moved)
-    assert f"{id_} is not in the template any more" in gone
-    assert "Renamed is to be kept, and is not among the ids that are guarded" in new
+    assert f"{id_} is no longer in the template" in gone
+    assert "Renamed is retained, but not listed as a stateful resource" in new
 
 
 def test_another_type_under_the_same_id_is_another_resource() -> None:
     changed = storage()
     changed["Key961B73FD"]["Type"] = "AWS::S3::Bucket"
-    assert any("Key961B73FD is not in the template any more" in each for each in told(changed))
+    assert any("Key961B73FD is no longer in the template" in each for each in told(changed))
 
 
 @pytest.mark.parametrize("policy", RETAINED)
@@ -85,7 +85,7 @@ def test_the_rule_that_weighs_is_not_told_as_long_as_its_text_stays() -> None:
 def test_any_other_text_of_it_would_put_its_weights_back_and_is_told(what: str, value: Any) -> None:
     (said,) = told_of_weights({**TEXT, what: value})
     assert f", {what})" in said
-    assert "would put back the weights of the first day; give it its old text back" in said
+    assert "would reset the traffic weights to the initial ones; restore its text" in said
 
 
 def test_a_fleet_whose_rule_has_gone_is_told_and_a_stack_of_somebody_else_is_not() -> None:

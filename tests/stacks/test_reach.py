@@ -143,13 +143,13 @@ def test_what_is_called_from_inside_is_known_and_what_is_not_called_is_not(what:
 
 UNREACHABLE: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
     "Policy calls organizations": ({"Role": ROLE, "Policy": policy({"Action": "organizations:ListRoots"})}, "nat"),
-    "Policy may do everything": ({"Role": ROLE, "Policy": policy({"Action": "*"})}, "list its actions"),
+    "Policy has permission for every action": ({"Role": ROLE, "Policy": policy({"Action": "*"})}, "list its actions"),
     "Role has the policy AdministratorAccess": (
         {"Role": managed("arn:aws:iam::aws:policy/AdministratorAccess")},
-        "write its actions out",
+        "list the actions in a policy",
     ),
     "Job runs public.ecr.aws/train:latest": ({"Job": running("public.ecr.aws/train:latest")}, "own repository"),
-    "Template calls pypi.example": ({"Template": booting("curl https://pypi.example/simple\n")}, "take it from S3"),
+    "Template calls pypi.example": ({"Template": booting("curl https://pypi.example/simple\n")}, "use S3 instead"),
 }
 
 

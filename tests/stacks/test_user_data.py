@@ -192,7 +192,7 @@ def test_keys_come_along_where_the_channel_asks_for_signatures(sandbox: Sandbox)
 
 
 def test_a_public_key_that_is_not_there_is_told_before_anything_is_deployed(sandbox: Sandbox) -> None:
-    with pytest.raises(NoPublicKey, match=r"channel production asks for signatures, and .*release\.pub cannot be read"):
+    with pytest.raises(NoPublicKey, match=r"channel production requires signatures, but .*release\.pub cannot be read"):
         serving(sandbox, configured(sandbox.folder, more=SIGNING)).script()
 
 
@@ -282,7 +282,7 @@ def test_a_word_means_to_systemd_what_it_says(plain: str, escaped: str) -> None:
 
 def test_what_ec2_would_not_take_is_refused(sandbox: Sandbox) -> None:
     long = str([f"word-{number}-{'x' * 1000}" for number in range(20)]).replace("'", '"')
-    with pytest.raises(TooLong, match=rf"EC2 takes {LARGEST}"):
+    with pytest.raises(TooLong, match=rf"EC2 allows {LARGEST}"):
         serving(sandbox, configured(sandbox.folder, command=long)).script()
 
 
