@@ -1,4 +1,4 @@
-"""CloudFormation templates from files and as deployed, the change plan as text; and the lock files of images."""
+"""CloudFormation templates from files or deployed stacks, text of deployment plans, and content of lock files."""
 
 import json
 import re

@@ -58,7 +58,7 @@ class FleetArtifacts:
         return self._of(self._tip(channel))
 
     def served_and_signed(self, channel: str) -> Published:
-        """The same with the signatures that this channel requires, for a rollout from one channel to another."""
+        """The artifact that a channel serves, if it has the signatures that the channel requires."""
         served = self._require_served(channel)
         self._trust.insist_on_signatures(self.store, channel, served)
         return self._published(served)
@@ -100,7 +100,7 @@ class FleetArtifacts:
                 change.promote(self.store, channel, [found], author, needs, expected=seen)
             except Refused:
                 now = self._tip(channel)
-                if (now.generation if now else 0) == seen:  # refused, but not for a concurrent change
+                if (now.generation if now else 0) == seen:  # the refusal was not caused by a concurrent change
                     raise
 
     def _is_settled(self, candidate: RolloutCandidate, tip: Generation | None) -> bool:

@@ -270,12 +270,12 @@ class StatusReader:
         self._evidence = (0, Evidence())  # of this many evaluations
 
     def status(self, execution: str | None = None) -> Status:
-        """Status of the running rollout, else of the last one; or of one by its ARN."""
+        """Status of the execution with this ARN; by default of the running rollout, else of the last one."""
         weights, item = self._machine.weights(), self._machine.record.read()
-        wanted = execution or item.owner
-        found = self._machine.execution(wanted) if wanted else self._machine.last()
+        arn = execution or item.owner
+        found = self._machine.execution(arn) if arn else self._machine.last()
         if found is None:
-            phase = Phase.STARTING if wanted else Phase.NONE
+            phase = Phase.STARTING if arn else Phase.NONE
             return Status(self._machine.fleet, phase, weights, None, None, None, None, Evidence())
         looks = self._read(found)
         outcome = outcome_of(self._machine, found)

@@ -1,6 +1,6 @@
 """Deployment plan: which resources a deployment creates, updates, replaces or deletes, and which instances restart.
 
-The plan follows from the templates alone. AWS's resource schemas tell which properties can be updated in place; this
+The plan follows from the templates alone. AWS's resource schemas define which properties can be updated in place; this
 module adds which changes restart instances.
 """
 
@@ -91,7 +91,7 @@ def _changed(resource: Resource, differing: tuple[str, ...]) -> Change:
 
 
 def _restarts(changes: tuple[Change, ...], after: Templates) -> Iterator[Restart]:
-    """Restarts of groups. A changed launch template refreshes a group's instances once, whatever else has changed."""
+    """Restarts of groups: one per group, however many changes affect its instances."""
     changed = {change.resource.key for change in changes if change.kind in ("changed", "replaced")}
     handled = {change.resource.key for change in changes if change.kind == "added"}
     for launch in launches(after):

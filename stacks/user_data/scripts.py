@@ -283,7 +283,7 @@ class Serving:
 
     def _grouping(self) -> dict[str, str]:
         """File that sets the number of physical cores per logical core to the value that programs are compiled for,
-        whatever the image's default. Only newer cores can be grouped.
+        independent of the image's default. Only newer cores can be grouped.
         """
         core = CORES[INSTANCES[self.fleet.instance_types[0]].core]
         if core.lnc_default == 1:

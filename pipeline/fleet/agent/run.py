@@ -1,6 +1,6 @@
-"""Agent on an instance: metadata and lifecycle hook of EC2, the artifact and the server; and its bundle of packages.
+"""Agent on an instance: instance metadata, lifecycle hook, artifact, server; and the agent's bundle of packages.
 
-The hook holds a new instance back from traffic until the agent completes it.
+Auto Scaling keeps a new instance out of service until the agent completes the lifecycle hook.
 """
 
 import http.client
@@ -262,7 +262,7 @@ class Agent:
 
     def serve(self) -> NoReturn:
         """Replaces this process by the server, which so receives the supervisor's signals."""
-        os.execvpe(self.command[0], self.command, {**os.environ, ARTIFACT: str(self.folder)})  # noqa: S606, as asked
+        os.execvpe(self.command[0], self.command, {**os.environ, ARTIFACT: str(self.folder)})  # noqa: S606, the command is the operator's
 
 
 _OURS: Final = "nxpipe-*.whl"
