@@ -96,7 +96,7 @@ class PromoteGate:
             expected=release.seen,
         )
         generation = appended.generation
-        figures = [each.model_dump() for each in generation.artifacts]
+        figures = [served.model_dump() for served in generation.artifacts]
         return GateOutcome(f"channel {options.channel} is at generation {generation.generation}", figures=figures)
 
 

@@ -43,7 +43,7 @@ def report_document(release: "ReleaseContext", run: "ReleaseRun") -> dict[str, A
         "seconds": round(run.seconds, 3),
         **report_header(release),
         "artifacts": _artifacts(release) if run.results and run.results[0].code == 0 else [],
-        "gates": [asdict(each) for each in results],
+        "gates": [asdict(result) for result in results],
         "way_back": undone,
         "versions": {"nxpipe": VERSION, "compiler": compiler_digest()},
     }

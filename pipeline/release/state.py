@@ -203,7 +203,7 @@ class ReleaseContext:
     def served(self) -> dict[tuple[str, str], Served]:
         """Artifacts that the destination channel serves now, by model and target."""
         tip = self.tip()
-        return {each.slot: each for each in tip.artifacts} if tip else {}
+        return {served.slot: served for served in tip.artifacts} if tip else {}
 
     def is_served(self, candidate: ReleaseCandidate) -> bool:
         served = self.served().get(candidate.slot)
@@ -218,7 +218,7 @@ class ReleaseContext:
         self._require_expected(tip)
         only = self.options.names
         ids = {model_id(model, self.folder) for model in self.config.models if model.name in only}
-        artifacts = [each for each in tip.artifacts if not only or each.model_id in ids]
+        artifacts = [served for served in tip.artifacts if not only or served.model_id in ids]
         if not artifacts:
             what = f" of {', '.join(only)}" if only else ""
             raise NotFound(f"channel {source} of {self.store.url} serves nothing{what}; release to it first")

@@ -80,8 +80,8 @@ class FleetRecord:
 
     def read(self) -> RecordItem:
         with asking(f"read the record of fleet {self.fleet}"):
-            found = self.client.get_item(TableName=self.table, Key=self._key, ConsistentRead=True).get("Item", {})
-        values = {name: attribute["S"] for name, attribute in found.items()}
+            item = self.client.get_item(TableName=self.table, Key=self._key, ConsistentRead=True).get("Item", {})
+        values = {name: attribute["S"] for name, attribute in item.items()}
         since = values.get("since")
         return RecordItem(
             values.get("owner"), since and datetime.fromisoformat(since), values.get("stable"), values.get("signal")
@@ -182,8 +182,8 @@ class StateMachine:
         with asking(f"read the weights of {self.front.rule}"):
             (found,) = balancing.describe_rules(RuleArns=[self.front.rule])["Rules"]
         (action,) = found["Actions"]
-        by_targets = {each["TargetGroupArn"]: each["Weight"] for each in action["ForwardConfig"]["TargetGroups"]}
-        return {colour: by_targets.get(each["targets"], 0) for colour, each in self.front.colours.items()}
+        by_targets = {group["TargetGroupArn"]: group["Weight"] for group in action["ForwardConfig"]["TargetGroups"]}
+        return {colour: by_targets.get(group["targets"], 0) for colour, group in self.front.colours.items()}
 
     def metrics(self, queries: list[dict[str, Any]], since: datetime) -> dict[str, list[float]]:
         """Values of each CloudWatch query, by its id."""
@@ -234,9 +234,9 @@ class StateMachine:
             events = self._states.get_execution_history(executionArn=arn, reverseOrder=True, maxResults=5)["events"]
         return next(
             (
-                each["stateEnteredEventDetails"]["name"]
-                for each in events
-                if "Fail" in each["type"] and "stateEnteredEventDetails" in each
+                event["stateEnteredEventDetails"]["name"]
+                for event in events
+                if "Fail" in event["type"] and "stateEnteredEventDetails" in event
             ),
             None,
         )
@@ -297,7 +297,7 @@ def baseline_history(machine: StateMachine, colour: str, minute: int) -> Baselin
         [_query(machine, colour, name, metric, "Sum", minute) for name, metric in metrics.items()],
         datetime.now(UTC) - timedelta(seconds=_MINUTES * minute),
     )
-    requests, minutes = sum(counts["requests"]), sum(1 for each in counts["requests"] if each)
+    requests, minutes = sum(counts["requests"]), sum(1 for count in counts["requests"] if count)
     good = sum(sum(counts[f"good{kind}"]) for kind in _GOOD)
     return BaselineHistory(
         timed,
@@ -310,7 +310,7 @@ def baseline_history(machine: StateMachine, colour: str, minute: int) -> Baselin
 def _latencies(machine: StateMachine, colour: str) -> tuple[int, tuple[float, ...]]:
     """Timed requests and latency thresholds of the busiest recent day; days cannot be combined."""
     statistics = {"timed": "SampleCount", **{name: name for name in _QUANTILES}}
-    queries = [_query(machine, colour, name, _LATENCY, each, _DAY) for name, each in statistics.items()]
+    queries = [_query(machine, colour, name, _LATENCY, statistic, _DAY) for name, statistic in statistics.items()]
     days = machine.metrics(queries, datetime.now(UTC) - timedelta(days=2))
     if not days["timed"]:
         return 0, ()
@@ -320,7 +320,7 @@ def _latencies(machine: StateMachine, colour: str) -> tuple[int, tuple[float, ..
         return timed, ()
     quantiles = [days[name][fullest] for name in _QUANTILES]
     # CloudWatch estimates each percentile separately, so a higher one may come out slightly smaller; hence the sort.
-    return timed, tuple(sorted([*quantiles, *(quantiles[-1] * each for each in _BEYOND)]))
+    return timed, tuple(sorted([*quantiles, *(quantiles[-1] * factor for factor in _BEYOND)]))
 
 
 def _query(machine: StateMachine, colour: str, id_: str, metric: str, statistic: str, period: int) -> dict[str, Any]:

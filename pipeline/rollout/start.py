@@ -244,14 +244,14 @@ def _prospects(plan: CanaryPlan, known: BaselineHistory, minute: int) -> Iterato
     guess = max(known.error_rate, plan.objective / 100)
     yield f"at {known.rps:.3g} requests a second with an error rate of {guess:.2g}:"
     rps = known.rps * minute / 60
-    found = prospects(plan, Service(rps, guess))
-    for each in found:
-        ends = f"about {each.advances:.0f} minutes" if each.advances else "rarely decided"
-        missed = [fault.fault.name for fault in each.faults if fault.chance < POWER and _judged(plan, fault.fault.name)]
-        yield f"  {each.share} %: {ends} for a healthy version" + (
+    steps = prospects(plan, Service(rps, guess))
+    for step in steps:
+        ends = f"about {step.advances:.0f} minutes" if step.advances else "rarely decided"
+        missed = [fault.fault.name for fault in step.faults if fault.chance < POWER and _judged(plan, fault.fault.name)]
+        yield f"  {step.share} %: {ends} for a healthy version" + (
             f"; does not detect {', '.join(missed)}" if missed else ""
         )
-    if any(fault.chance < POWER for fault in found[0].faults if _judged(plan, fault.fault.name)):
+    if any(fault.chance < POWER for fault in steps[0].faults if _judged(plan, fault.fault.name)):
         yield f"alternatives: nxpipe rollout plan --rps {rps:.3g} --base-error {guess:.2g}"
 
 

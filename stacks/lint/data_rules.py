@@ -47,8 +47,8 @@ def private(all_: Templates, facts: Facts) -> Iterator[Finding]:
 
 def _policies(all_: Templates, bucket: Resource) -> Iterator[Resource]:
     for policy in all_.of("AWS::S3::BucketPolicy"):
-        found = all_.follow(policy.properties.get("Bucket"), policy)
-        if found is not None and found.key == bucket.key:
+        target = all_.follow(policy.properties.get("Bucket"), policy)
+        if target is not None and target.key == bucket.key:
             yield policy
 
 
@@ -278,16 +278,16 @@ def losses(templates: Templates, project: str) -> Iterator[tuple[Resource, str, 
 
 def _missing(template: Template, ids: Mapping[str, str]) -> Iterator[tuple[Resource, str, str]]:
     for id_, type_ in ids.items():
-        found = template.resources.get(id_)
-        if found is None and id_ in _OPTIONAL:
+        resource = template.resources.get(id_)
+        if resource is None and id_ in _OPTIONAL:
             continue
-        if found is None or found.type != type_:
+        if resource is None or resource.type != type_:
             gone = Resource(template.stack, template.region, id_, type_, f"{template.stack}/{id_}", {})
             what = f"{id_} is no longer in the template: a deployment would abandon its data"
             yield gone, what, "restore the construct's id and its place in the tree"
-        elif not found.kept:
+        elif not resource.kept:
             what = "it would be deleted with its stack or at its replacement"
-            yield found, what, "set its removal policy to RETAIN"
+            yield resource, what, "set its removal policy to RETAIN"
 
 
 def _unlisted(template: Template, ids: Mapping[str, str]) -> Iterator[tuple[Resource, str, str]]:

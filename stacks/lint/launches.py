@@ -74,9 +74,9 @@ def specifications(user: Resource) -> list[Properties]:
     """Launch template specifications of an Auto Scaling group, a Batch environment or a node group."""
     properties = compute(user)
     mixed = settings(settings(properties, "MixedInstancesPolicy"), "LaunchTemplate")
-    found = [settings(properties, "LaunchTemplate"), settings(mixed, "LaunchTemplateSpecification")]
-    found += [settings(override, "LaunchTemplateSpecification") for override in tables(mixed, "Overrides")]
-    return [specification for specification in found if specification]
+    specifications = [settings(properties, "LaunchTemplate"), settings(mixed, "LaunchTemplateSpecification")]
+    specifications += [settings(override, "LaunchTemplateSpecification") for override in tables(mixed, "Overrides")]
+    return [specification for specification in specifications if specification]
 
 
 def compute(user: Resource) -> Properties:

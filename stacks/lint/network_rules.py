@@ -220,8 +220,8 @@ def _allows_itself(all_: Templates, group: Resource, direction: str) -> bool:
 
 
 def _is(all_: Templates, value: Any, at: Resource, expected: Resource) -> bool:
-    found = all_.follow(value, at)
-    return found is not None and found.key == expected.key
+    target = all_.follow(value, at)
+    return target is not None and target.key == expected.key
 
 
 def one_subnet(all_: Templates, facts: Facts) -> Iterator[Finding]:
@@ -264,13 +264,13 @@ def reachable(all_: Templates, facts: Facts) -> Iterator[Finding]:
     all_needs: set[Need] = set()
     for template in all_.all:
         try:
-            found = sorted(needs(template.stack, template.document["Resources"]))
+            required = sorted(needs(template.stack, template.document["Resources"]))
         except Unreachable as unreachable:
             what, _, remedy = str(unreachable).rpartition("; ")
             yield Finding(ENDPOINT, network, "", what, remedy)
             continue
-        all_needs.update(found)
-        for need in found:
+        all_needs.update(required)
+        for need in required:
             if need.endpoint not in endpoints:
                 caller = template.resources[need.caller.partition("/")[2]]
                 what = f"it calls {need.endpoint} ({need.call}), for which the closed network has no endpoint"

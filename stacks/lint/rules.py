@@ -220,7 +220,7 @@ def _moves(value: object, at: Resource, all_: Templates) -> bool:
     name, parameter = intrinsic(value)
     if name != "Ref":
         return False
-    document = next((each.document for each in all_.all if each.stack == at.stack), {})
+    document = next((template.document for template in all_.all if template.stack == at.stack), {})
     kind = ((document.get("Parameters") or {}).get(parameter) or {}).get("Type", "")
     return "SSM::Parameter::Value" in str(kind)
 
