@@ -112,7 +112,7 @@ def _log_cdf(z: float) -> float:
 
 
 def pooled_growth(bets: Sequence[Growth]) -> list[Growth]:
-    """Bets whose capitals are added: when the fastest one crosses, the others have grown as well and lower its goal."""
+    """Growth of bets whose capitals are added: the others have grown when the fastest crosses, lowering its goal."""
     rising = [bet for bet in bets if 0 < bet.drift < math.inf]
     if not rising:
         return list(bets)

@@ -1,9 +1,9 @@
 """Start of a rollout. Every step may be repeated, and no other rollout of the fleet can start meanwhile.
 
-The order makes it repeatable. First the lock, for an execution that does not exist yet. Then the channels of both
-environments. Last the execution, whose name follows from candidate, environment and generation of the fleet's channel.
-A command that is killed leaves a lock whose owner was never started; the same command takes it over at once and goes
-on, another one after five minutes.
+The order of the steps makes this safe: the lock, for an execution that does not exist yet; the channels of both
+environments; then the execution, whose name follows from candidate, environment and generation of the fleet's channel.
+A command that is killed leaves a lock whose owner was never started. The same command takes the lock over at once and
+continues; any other command takes it over after five minutes.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ from nxpipe.pipeline.rollout.status import RolloutEnd, outcome_of
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import RolloutRefused
 
-_ABANDONED: Final = timedelta(minutes=5)  # age of a lock whose command cannot still be about to start
+_ABANDONED: Final = timedelta(minutes=5)  # older locks without an execution are taken over
 
 
 @dataclass(frozen=True)

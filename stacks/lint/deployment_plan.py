@@ -19,9 +19,8 @@ Kind: TypeAlias = Literal["added", "removed", "left", "changed", "replaced", "un
 # In order of display.
 KINDS: Final[tuple[Kind, ...]] = ("replaced", "removed", "unclear", "left", "changed", "added")
 
-_ROLLING: Final = frozenset(
-    {"ReleaseVersion", "Version"}
-)  # properties of a node group whose update replaces its nodes one by one
+# Properties of a node group whose update replaces its nodes one by one.
+_ROLLING: Final = frozenset({"ReleaseVersion", "Version"})
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,7 @@ State: TypeAlias = dict[str, Any]
 States: TypeAlias = dict[str, State]
 
 ALL_ERRORS: Final = ["States.ALL"]
-CONDITION_FAILED: Final = (
-    "DynamoDb.ConditionalCheckFailedException"  # the condition does not hold: a retry is pointless
-)
+CONDITION_FAILED: Final = "DynamoDb.ConditionalCheckFailedException"  # not retried: the condition does not hold
 _BACKOFF: Final = {"IntervalSeconds": 1, "BackoffRate": 2, "MaxDelaySeconds": 20}
 _RETRIES: Final = 4  # half a minute in total
 _ROLLBACK_RETRIES: Final = 10  # of calls that restore traffic; three minutes in total
