@@ -27,12 +27,12 @@ from nxpipe.stacks.project import Site, store_prefix, warn_of_image
 from nxpipe.stacks.store import StoreStack
 from nxpipe.stacks.user_data.scripts import NoPublicKey, TooLong
 
-_A_FLAG: Final = "@aws-cdk/aws-s3:createDefaultLoggingPolicy"  # required for log buckets
+_REQUIRED_FLAG: Final = "@aws-cdk/aws-s3:createDefaultLoggingPolicy"  # required for log buckets
 
 
 def main(app: App) -> int:
-    if app.node.try_get_context(_A_FLAG) is None:
-        tell(['cdk.json lacks feature flags that the stacks require; copy "context" from nxpipe\'s cdk.json'])
+    if app.node.try_get_context(_REQUIRED_FLAG) is None:
+        print_errors(['cdk.json lacks feature flags that the stacks require; copy "context" from nxpipe\'s cdk.json'])
         return CONFIGURATION.number
     path = Path(app.node.try_get_context("config") or "nxpipe.toml")
     try:
@@ -40,25 +40,25 @@ def main(app: App) -> int:
         add_stacks(app, config, path.parent)
         guard(app, config, path.parent)
     except (ConfigInvalid, NoAgentLocked, NoPublicKey, TooLong, Unreachable) as error:
-        tell(getattr(error, "lines", [str(error)]))
+        print_errors(getattr(error, "lines", [str(error)]))
         return CONFIGURATION.number
     try:
         app.synth()
-    except RuntimeError as refused:  # jsii has this one type for all that CDK refuses
-        if not str(refused).startswith("ValidationFailed"):
+    except RuntimeError as error:  # jsii raises this type for every error of CDK
+        if not str(error).startswith("ValidationFailed"):
             raise
-        tell(str(refused).split("\n"))
+        print_errors(str(error).split("\n"))
         return FINDINGS.number
     return 0
 
 
-def tell(lines: Sequence[str]) -> None:
-    """Print lines to stderr, escaped: they quote names of the file and of templates."""
+def print_errors(lines: Sequence[str]) -> None:
+    """Print lines to stderr. They are escaped, because they quote names from nxpipe.toml and templates."""
     sys.stderr.writelines(f"{for_log(line)}\n" for line in lines)
 
 
 def deployable(path: Path) -> Config:
-    """The file, with all that a deployment needs to know beyond what a build does."""
+    """The configuration, also checked for the settings that only a deployment requires."""
     source = read_source(path, os.environ)
     config = load(source)
     if faults := [source.fault(finding) for finding in check_placement(config)]:
@@ -67,8 +67,10 @@ def deployable(path: Path) -> Config:
 
 
 def add_stacks(app: App, config: Config, folder: Path) -> None:
-    """`folder` is that of the file, where its relative paths start. A project without account or region gives
-    templates that deploy wherever the credentials at hand point.
+    """Add the stacks of a configuration to the app.
+
+    `folder` is the folder of nxpipe.toml; relative paths start there. Without `account` and `region` the templates
+    deploy to the account and region of the current credentials.
     """
     name = config.project.name
     env = Environment(account=config.project.account, region=config.project.region)
@@ -77,13 +79,13 @@ def add_stacks(app: App, config: Config, folder: Path) -> None:
     if has_network(config):
         from nxpipe.stacks.network import Endpoints, NetworkStack
 
-        place = NetworkStack(
+        network = NetworkStack(
             app, f"{name}-network", project=name, network=config.network, zones=zones_of(config), env=env
         )
-        add_fleets(Site(app, config, folder, env, store, place.handle), release)
+        add_fleets(Site(app, config, folder, env, store, network.handle), release)
         if not isinstance(config.network, ExistingNetwork):
-            callers = [each for each in app.node.children if isinstance(each, Stack)]
-            Endpoints(place, "Endpoints", network=place.handle, callers=callers)
+            callers = [child for child in app.node.children if isinstance(child, Stack)]
+            Endpoints(network, "Endpoints", network=network.handle, callers=callers)
 
 
 def add_release(app: App, config: Config, store: StoreHandle, env: Environment) -> ReleaseHandle | None:
@@ -91,7 +93,7 @@ def add_release(app: App, config: Config, store: StoreHandle, env: Environment) 
         return None
     from nxpipe.stacks.iam import ReleaseStack
 
-    made = ReleaseStack(
+    stack = ReleaseStack(
         app,
         f"{config.project.name}-release",
         project=config.project.name,
@@ -101,7 +103,7 @@ def add_release(app: App, config: Config, store: StoreHandle, env: Environment) 
         signing=config.signing,
         env=env,
     )
-    return made.handle
+    return stack.handle
 
 
 def add_fleets(site: Site, release: ReleaseHandle | None) -> None:
@@ -157,12 +159,12 @@ def add_training(site: Site, lock: AmiLock) -> None:
 
 
 def add_cache(site: Site) -> CacheHandle | None:
-    """For whoever compiles or loads programs on machines that come and go."""
+    """Add the compile cache, if the project has a cluster or serving fleets."""
     if not site.config.cluster and not serving_fleets(site):
         return None
     from nxpipe.stacks.cache import CacheStack
 
-    made = CacheStack(
+    stack = CacheStack(
         site.app,
         f"{site.project}-cache",
         project=site.project,
@@ -171,7 +173,7 @@ def add_cache(site: Site) -> CacheHandle | None:
         versions=site.config.amis.sdk,
         env=site.env,
     )
-    return made.handle
+    return stack.handle
 
 
 def add_serving(site: Site, lock: AmiLock, cache: CacheHandle | None) -> list[ServeHandle]:
@@ -182,7 +184,7 @@ def add_serving(site: Site, lock: AmiLock, cache: CacheHandle | None) -> list[Se
 
     image, agent = fleet_image(site.config, lock), locked_agent(site.folder)
     software = Software(image=image, agent=agent, folder=site.folder.absolute())
-    made = [
+    stacks = [
         ServeStack(
             site.app,
             f"{site.project}-serve-{fleet.name}",
@@ -197,9 +199,9 @@ def add_serving(site: Site, lock: AmiLock, cache: CacheHandle | None) -> list[Se
         )
         for fleet in fleets
     ]
-    for stack in made:
+    for stack in stacks:
         warn_of_image(stack, image, site.config, lock)
-    return [stack.handle for stack in made]
+    return [stack.handle for stack in stacks]
 
 
 def add_cluster(site: Site, cache: CacheHandle) -> None:
@@ -247,7 +249,7 @@ def add_alarms(site: Site, serving: list[ServeHandle], hosted: list[EndpointHand
 
     prices = load_prices()
     hourly = {fleet.name: prices.dearest(site.env.region, fleet.instance_types) for fleet in serving_fleets(site)}
-    made = ObserveStack(
+    stack = ObserveStack(
         site.app,
         f"{site.project}-observe",
         project=site.project,
@@ -259,10 +261,10 @@ def add_alarms(site: Site, serving: list[ServeHandle], hosted: list[EndpointHand
         hourly={name: price for name, price in hourly.items() if price is not None},
         env=site.env,
     )
-    return made.handle
+    return stack.handle
 
 
-def add_rollouts(site: Site, serving: list[ServeHandle], watched: ObserveHandle) -> None:
+def add_rollouts(site: Site, serving: list[ServeHandle], observe: ObserveHandle) -> None:
     if not serving:
         return
     from nxpipe.stacks.rollout.stack import RolloutStack
@@ -274,7 +276,7 @@ def add_rollouts(site: Site, serving: list[ServeHandle], watched: ObserveHandle)
             project=site.project,
             fleet=fleet,
             serve=handle,
-            observe=watched,
+            observe=observe,
             store=site.store,
             prefix=site.prefix,
             alarms=site.config.rollout.guards.alarms,

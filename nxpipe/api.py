@@ -52,7 +52,7 @@ class BuildFailed(PipelineError):
 
     def __init__(self, cells: "Sequence[CellResult]") -> None:
         self.cells = tuple(cells)
-        reasons = dict.fromkeys(one.failure.message if one.failure else one.status.value for one in cells)
+        reasons = dict.fromkeys(cell.failure.message if cell.failure else cell.status.value for cell in cells)
         super().__init__(f"{len(self.cells)} programs are missing: {'; '.join(reasons)}")
 
 
@@ -81,10 +81,10 @@ def build(
     state: Path = Path(NAME),
     **keywords: Unpack[ModelKeywords],
 ) -> "tuple[Published, ...]":
-    """Compile a model, verify it and publish the artifact, unless the store has it already.
+    """Compile a model, verify it and publish the artifact, unless the store already has it.
 
-    Returns the published artifacts: one, for one target and degree. Runs in processes of this machine. `state` is the
-    folder for timings of earlier builds. Raises `BuildFailed` if a program is missing.
+    Returns the published artifacts; a build for one target and degree has one. Runs in processes of this machine.
+    `state` is the folder for the timings of earlier builds. Raises `BuildFailed` if a program is missing.
     """
     from nxpipe.pipeline.build.options import BuildOptions
     from nxpipe.pipeline.build.run import BuildRun
@@ -101,7 +101,7 @@ def build(
         results = run.execute(run.plan([spec]))
     if missing := results.missing():
         raise BuildFailed(missing)
-    return tuple(found for one in results.plan.artifacts if (found := opened.find(one.key)))
+    return tuple(published for artifact in results.plan.artifacts if (published := opened.find(artifact.key)))
 
 
 def verify(
@@ -115,8 +115,9 @@ def verify(
 ) -> "tuple[Comparison, ...]":
     """Compare the emulated outputs of a model, or of an artifact of `store`, with the reference.
 
-    An artifact is what `build` returned, or its name as MODEL@KEY; its programs run on their stored inputs. The
-    reference is PyTorch in fp32, or ONNX's reference evaluator for an ONNX file. `layers` compares every layer too.
+    `model` may also be an artifact that `build` returned, or its name MODEL@KEY; its programs run on their stored
+    inputs. The reference is PyTorch in fp32, or ONNX's reference evaluator for an ONNX file. `layers` compares every
+    layer too.
     Returns one comparison per program; no threshold is applied.
     """
     from nxpipe.pipeline.compile.spec import BuildSpec
@@ -148,9 +149,9 @@ def _spec(model: str | Path, target: str, tp: int | None, keywords: ModelKeyword
     defaults = dict.fromkeys(spec_options()) | {
         name: Model.model_fields[name].default for name in ("batches", "autocast", "autocast_type")
     }
-    given = {name: value for name, value in keywords.items() if name != "axes"}
+    options = {name: value for name, value in keywords.items() if name != "axes"}
     axes = tuple(keywords.get("axes", {}).items())
-    return ModelSpec.from_options(str(model), defaults | given | {"target": target, "tp": tp}, axes=axes)
+    return ModelSpec.from_options(str(model), defaults | options | {"target": target, "tp": tp}, axes=axes)
 
 
 def _opened(store: "str | Store") -> "Store":

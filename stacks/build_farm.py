@@ -1,4 +1,4 @@
-"""Build farm on AWS Batch; roles, retry strategy and job timeouts, which training fleets share."""
+"""Build farm on AWS Batch. Training fleets share its roles, retry strategy and log configuration."""
 
 from typing import Any, Final
 
@@ -7,19 +7,19 @@ from constructs import Construct
 
 from nxpipe.pipeline.config.cloud import Farm
 from nxpipe.stacks.handles import FarmHandle, NetworkHandle, ReleaseHandle, StoreHandle
-from nxpipe.stacks.iam import for_us, publishing, submitting
-from nxpipe.stacks.project import PROJECT_TAG, kept_log, tag_project
+from nxpipe.stacks.iam import own_account_service, publishing, submitting
+from nxpipe.stacks.project import PROJECT_TAG, log_group, tag_project
 
 _Job = aws_batch.CfnJobDefinition
 
-# A change of the machines lets jobs that run go on; as long as Batch allows, after which it ends them.
-WITH_GRACE: Final = aws_batch.CfnComputeEnvironment.UpdatePolicyProperty(
+# An update of the compute environment does not terminate running jobs for 5 days, the longest time that Batch allows.
+UPDATE_POLICY: Final = aws_batch.CfnComputeEnvironment.UpdatePolicyProperty(
     job_execution_timeout_minutes=5 * 24 * 60, terminate_jobs_on_update=False
 )
 
 
 def instance_profile(scope: Construct) -> aws_iam.CfnInstanceProfile:
-    """As Batch asks for it: the cluster that instances join is made by Batch, under a name that nobody knows before."""
+    """Instance profile for Batch, with AWS's managed policy: Batch names the ECS cluster that instances join."""
     role = aws_iam.Role(
         scope,
         "InstanceRole",
@@ -33,27 +33,27 @@ def instance_profile(scope: Construct) -> aws_iam.CfnInstanceProfile:
 
 
 def job_role(scope: Construct) -> aws_iam.Role:
-    """Taken by containers of this account's tasks."""
-    return aws_iam.Role(scope, "JobRole", path="/nxpipe/", assumed_by=for_us(scope, "ecs-tasks"))
+    """Role that containers of this account's ECS tasks assume."""
+    return aws_iam.Role(scope, "JobRole", path="/nxpipe/", assumed_by=own_account_service(scope, "ecs-tasks"))
 
 
-def logs(scope: Construct, name: str) -> aws_batch.CfnJobDefinition.LogConfigurationProperty:
-    options = {"awslogs-group": kept_log(scope, "Logs", name).log_group_name, "awslogs-stream-prefix": "job"}
+def log_configuration(scope: Construct, name: str) -> aws_batch.CfnJobDefinition.LogConfigurationProperty:
+    options = {"awslogs-group": log_group(scope, "Logs", name).log_group_name, "awslogs-stream-prefix": "job"}
     return _Job.LogConfigurationProperty(log_driver="awslogs", options=options)
 
 
-def repeated(attempts: int) -> aws_batch.CfnJobDefinition.RetryStrategyProperty:
-    """An instance that went away is no fault of the job; what a program says once, it says again."""
-    again = _Job.EvaluateOnExitProperty(action="RETRY", on_status_reason="Host EC2*")
-    enough = _Job.EvaluateOnExitProperty(action="EXIT", on_reason="*")
-    return _Job.RetryStrategyProperty(attempts=attempts, evaluate_on_exit=[again, enough])
+def retry_strategy(attempts: int) -> aws_batch.CfnJobDefinition.RetryStrategyProperty:
+    """Retry a job whose instance was lost; do not retry a job that failed by itself."""
+    retry = _Job.EvaluateOnExitProperty(action="RETRY", on_status_reason="Host EC2*")
+    exit_ = _Job.EvaluateOnExitProperty(action="EXIT", on_reason="*")
+    return _Job.RetryStrategyProperty(attempts=attempts, evaluate_on_exit=[retry, exit_])
 
 
-# x86, as the Neuron compiler is; 4 to 8 GiB a processor. Several families, for spot capacity is seldom short in all.
+# x86, because the Neuron compiler is; 4 to 8 GiB per vCPU. Several families, because spot capacity varies by family.
 _FAMILIES: Final = ("m7i", "m6i", "r7i", "r6i")
-_DISK_GIB: Final = 300  # the image, a model's weights, and its programs
-_VCPUS: Final = 16  # of a job that says nothing else
-_MEMORY_MIB: Final = 60_000  # what ECS leaves of 64 GiB
+_DISK_GIB: Final = 300  # for the image, a model's weights, and its programs
+_VCPUS: Final = 16  # default of a job
+_MEMORY_MIB: Final = 60_000  # available to a container on an instance with 64 GiB
 _LONGEST_JOB: Final = 12 * 3600  # seconds
 _ATTEMPTS: Final = 5
 
@@ -62,7 +62,7 @@ _Environment = aws_batch.CfnComputeEnvironment
 
 
 class FarmStack(Stack):
-    """A queue, what its jobs are, and the machines that come and go with them."""
+    """Batch job queue, job definition, and a compute environment of spot instances."""
 
     handle: FarmHandle
 
@@ -79,7 +79,7 @@ class FarmStack(Stack):
         release: ReleaseHandle | None = None,
         **kwargs: Any,
     ) -> None:
-        """`prefix` is where the store is in its bucket: "" or "models/", say; `release` is who submits jobs."""
+        """`prefix` is the store's key prefix, such as "models/"; the role of `release` may submit jobs."""
         super().__init__(scope, id_, description=f"Build farm of {project}", **kwargs)
         self._project = project
         queue = self._queue(self._environment(farm, network))
@@ -90,14 +90,12 @@ class FarmStack(Stack):
         )
         policy = self._submitting(queue, job, release)
         tag_project(self, project)
-        CfnOutput(self, "QueueArn", value=queue.ref, description="Jobs are submitted here")
-        CfnOutput(self, "JobDefinitionArn", value=job.ref, description="What a job runs, if it says nothing else")
-        CfnOutput(
-            self, "SubmittingPolicyArn", value=policy.managed_policy_arn, description="For whoever builds on the farm"
-        )
+        CfnOutput(self, "QueueArn", value=queue.ref, description="Job queue for builds")
+        CfnOutput(self, "JobDefinitionArn", value=job.ref, description="Default job definition")
+        CfnOutput(self, "SubmittingPolicyArn", value=policy.managed_policy_arn, description="Policy to submit builds")
 
     def _environment(self, farm: Farm, network: NetworkHandle) -> aws_batch.CfnComputeEnvironment:
-        """Changed in place: jobs that run are left to end, and new ones get new instances."""
+        """Compute environment. Updates are in place: running jobs finish, and new jobs get new instances."""
         template = self._launch_template()
         resources = _Environment.ComputeResourcesProperty(
             type="SPOT",
@@ -106,7 +104,7 @@ class FarmStack(Stack):
             maxv_cpus=farm.max_vcpus,
             instance_types=list(_FAMILIES),
             instance_role=instance_profile(self).attr_arn,
-            subnets=[each.subnet_id for each in network.subnets.values()],
+            subnets=[subnet.subnet_id for subnet in network.subnets.values()],
             security_group_ids=[self._group(network).security_group_id],
             launch_template=_Environment.LaunchTemplateSpecificationProperty(
                 launch_template_id=template.ref, version=template.attr_latest_version_number
@@ -121,12 +119,12 @@ class FarmStack(Stack):
             type="MANAGED",
             state="ENABLED",
             replace_compute_environment=False,
-            update_policy=WITH_GRACE,
+            update_policy=UPDATE_POLICY,
             compute_resources=resources,
         )
 
     def _launch_template(self) -> aws_ec2.CfnLaunchTemplate:
-        """Jobs get their credentials from the agent of ECS: to them, one hop away, the instance's own do not exist."""
+        """Launch template. Its hop limit hides the instance's credentials from jobs, which use the ECS agent's."""
         disk = _Template.EbsProperty(
             volume_type="gp3", volume_size=_DISK_GIB, encrypted=True, delete_on_termination=True
         )
@@ -142,9 +140,7 @@ class FarmStack(Stack):
         )
 
     def _group(self, network: NetworkHandle) -> aws_ec2.SecurityGroup:
-        """Nobody calls a builder. It calls AWS's services, whose addresses are not only the network's own: S3 has a
-        gateway, to which the network's routes lead.
-        """
+        """Security group without ingress. Egress is HTTPS to any address: S3 has public ones behind its gateway."""
         group = aws_ec2.SecurityGroup(
             self,
             "Group",
@@ -167,7 +163,7 @@ class FarmStack(Stack):
         )
 
     def _job(self, farm: Farm, store: StoreHandle, prefix: str) -> aws_batch.CfnJobDefinition:
-        """All models of the image's nxpipe.toml; a job for one of them says so by its command."""
+        """Job definition that builds all models of the image's nxpipe.toml; a submission may override the command."""
         container = _Job.ContainerPropertiesProperty(
             image=farm.image,
             command=["nxpipe", "build"],
@@ -180,8 +176,8 @@ class FarmStack(Stack):
                 _Job.ResourceRequirementProperty(type="VCPU", value=str(_VCPUS)),
                 _Job.ResourceRequirementProperty(type="MEMORY", value=str(_MEMORY_MIB)),
             ],
-            linux_parameters=_Job.LinuxParametersProperty(init_process_enabled=True),  # which ends compilers too
-            log_configuration=logs(self, f"/nxpipe/{self._project}/builds"),
+            linux_parameters=_Job.LinuxParametersProperty(init_process_enabled=True),  # reaps compiler processes
+            log_configuration=log_configuration(self, f"/nxpipe/{self._project}/builds"),
             privileged=False,
         )
         return _Job(
@@ -192,14 +188,14 @@ class FarmStack(Stack):
             platform_capabilities=["EC2"],
             propagate_tags=True,
             container_properties=container,
-            retry_strategy=repeated(_ATTEMPTS),
+            retry_strategy=retry_strategy(_ATTEMPTS),
             timeout=_Job.TimeoutProperty(attempt_duration_seconds=_LONGEST_JOB),
         )
 
     def _submitting(
         self, queue: aws_batch.CfnJobQueue, job: aws_batch.CfnJobDefinition, release: ReleaseHandle | None
     ) -> aws_iam.ManagedPolicy:
-        """Here, and not with the release: a new revision of the job is allowed by the deployment that makes it."""
+        """Policy to submit jobs. It is in this stack, so that the deployment of a new job revision also permits it."""
         return aws_iam.ManagedPolicy(
             self,
             "Submitting",

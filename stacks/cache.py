@@ -1,6 +1,6 @@
-"""Stack of the compile cache: an EFS file system with one access point for each version of the SDK.
+"""Compile cache stack: an EFS file system with one access point for each version of the Neuron SDK.
 
-The bucket holds everything that is in the cache, so this stack may be destroyed and created again at any time.
+The bucket also holds everything in the cache, so this stack may be destroyed and created again at any time.
 """
 
 from typing import Any, Final
@@ -11,12 +11,12 @@ from constructs import Construct
 from nxpipe.stacks.handles import CacheHandle, NetworkHandle, StoreHandle
 from nxpipe.stacks.project import tag_project
 
-# Whoever mounts is this user, so that what one instance wrote the next one may replace.
+# All clients act as this user, so an instance may replace files that another instance wrote.
 _OWNER: Final = "7200"
 
 
 class CacheStack(Stack):
-    """Mounted with TLS, by a role, through the access point of one version of the SDK; in no other way."""
+    """File system that clients mount with TLS and IAM, through the access point of one SDK version only."""
 
     handle: CacheHandle
 
@@ -37,7 +37,9 @@ class CacheStack(Stack):
         points = {version: self._make_access_point(file_system, version) for version in versions}
         self.handle = CacheHandle(file_system=file_system, group=group, access_points=points)
         tag_project(self, project)
-        CfnOutput(self, "FileSystemId", value=file_system.file_system_id, description="Keeps compiled programs")
+        CfnOutput(
+            self, "FileSystemId", value=file_system.file_system_id, description="File system of compiled programs"
+        )
 
     def _make_group(self, project: str, network: NetworkHandle) -> aws_ec2.SecurityGroup:
         group = aws_ec2.SecurityGroup(
@@ -59,18 +61,18 @@ class CacheStack(Stack):
             encrypted=True,
             kms_key=store.key,
             throughput_mode=aws_efs.ThroughputMode.ELASTIC,
-            # Programs of models that nobody runs any more are cheap to keep, and dear only once when they come back.
+            # Programs of unused models cost little in Infrequent Access; the first read moves them back.
             lifecycle_policy=aws_efs.LifecyclePolicy.AFTER_30_DAYS,
             out_of_infrequent_access_policy=aws_efs.OutOfInfrequentAccessPolicy.AFTER_1_ACCESS,
             enable_automatic_backups=False,
             removal_policy=RemovalPolicy.DESTROY,
-            # What CDK calls refusing the anonymous is a policy that allows everyone to write: ours allows nobody.
+            # Setting this to False makes CDK add a statement that allows writes to everyone; the policy below has none.
             allow_anonymous_access=True,
-            file_system_policy=aws_iam.PolicyDocument(statements=_refused()),
+            file_system_policy=aws_iam.PolicyDocument(statements=_denials()),
         )
 
     def _make_access_point(self, file_system: aws_efs.FileSystem, version: str) -> aws_efs.AccessPoint:
-        """Programs of one compiler crash under another's driver: each version is root of a folder of its own."""
+        """Access point to the folder of one version: programs of one compiler crash under the driver of another."""
         return aws_efs.AccessPoint(
             self,
             f"Version-{version}",
@@ -81,12 +83,12 @@ class CacheStack(Stack):
         )
 
 
-def _refused() -> list[aws_iam.PolicyStatement]:
-    """A policy without an Allow: what a role's own policy does not grant is refused, and so is this for everyone."""
+def _denials() -> list[aws_iam.PolicyStatement]:
+    """Deny statements only: access is granted by the policies of roles."""
 
-    def deny(name: str, actions: list[str], condition: dict[str, dict[str, str]]) -> aws_iam.PolicyStatement:
+    def deny(sid: str, actions: list[str], condition: dict[str, dict[str, str]]) -> aws_iam.PolicyStatement:
         return aws_iam.PolicyStatement(
-            sid=name,
+            sid=sid,
             effect=aws_iam.Effect.DENY,
             principals=[aws_iam.AnyPrincipal()],
             actions=actions,
@@ -95,6 +97,6 @@ def _refused() -> list[aws_iam.PolicyStatement]:
 
     client = ["elasticfilesystem:ClientMount", "elasticfilesystem:ClientWrite", "elasticfilesystem:ClientRootAccess"]
     return [
-        deny("PlainText", ["*"], {"Bool": {"aws:SecureTransport": "false"}}),
-        deny("WithoutAccessPoint", client, {"Null": {"elasticfilesystem:AccessPointArn": "true"}}),
+        deny("DenyPlainText", ["*"], {"Bool": {"aws:SecureTransport": "false"}}),
+        deny("DenyWithoutAccessPoint", client, {"Null": {"elasticfilesystem:AccessPointArn": "true"}}),
     ]

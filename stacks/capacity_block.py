@@ -1,7 +1,7 @@
 """Capacity blocks: scheduled scaling that starts instances with the block and drains them before its end.
 
-Templates declare zero capacity, and schedules raise it. CloudFormation updates a property only when the resource's own
-text changed, so a deployment in the middle of a block changes nothing.
+Templates declare zero capacity, and schedules raise it. CloudFormation updates a resource only if its template text
+changed, so a deployment in the middle of a block changes nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,78 +12,85 @@ from aws_cdk import Stack, aws_batch, aws_iam, aws_scheduler
 from constructs import Construct
 
 from nxpipe.pipeline.config.fleets import DRAINED_BEFORE_THE_END, CapacityBlock
-from nxpipe.stacks.iam import for_us
+from nxpipe.stacks.iam import own_account_service
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One call of AWS, at one moment."""
+class ScheduledCall:
+    """One AWS API call at a fixed time, made by EventBridge Scheduler."""
 
-    what: str  # that the block does then: "opens"
+    event: str  # a verb for names and descriptions: "opens"
     moment: datetime
-    call: str  # as the schedules of EventBridge name it: "batch:updateJobQueue"
+    call: str  # service and API call, as in a universal target of EventBridge Scheduler: "batch:updateJobQueue"
     arguments: Mapping[str, object]
-    may: Mapping[str, str]  # actions of IAM, each with what it is done to
+    permissions: Mapping[str, str]  # IAM action to resource
 
 
 def drained_at(block: CapacityBlock) -> datetime:
     return (block.end - DRAINED_BEFORE_THE_END).astimezone(UTC)
 
 
-def keep_to_its_time(
+def schedule_queue(
     scope: Construct,
     name: str,
     block: CapacityBlock,
     queue: aws_batch.CfnJobQueue,
     environment: aws_batch.CfnComputeEnvironment,
 ) -> None:
-    """At the end the environment is closed too, for a closed queue still runs what it has taken."""
-    switched = {"JobQueue": queue.ref}
-    may = {"batch:UpdateJobQueue": queue.ref}
-    closed = {"ComputeEnvironment": environment.ref, "State": "DISABLED"}
-    turns = (
-        Turn("opens", block.start.astimezone(UTC), "batch:updateJobQueue", {**switched, "State": "ENABLED"}, may),
-        Turn("closes", drained_at(block), "batch:updateJobQueue", {**switched, "State": "DISABLED"}, may),
-        Turn(
+    """Enable the queue at the block's start; disable queue and environment before its end.
+
+    The environment is disabled too, because a disabled queue still runs the jobs that it has accepted.
+    """
+    job_queue = {"JobQueue": queue.ref}
+    permissions = {"batch:UpdateJobQueue": queue.ref}
+    disabled = {"ComputeEnvironment": environment.ref, "State": "DISABLED"}
+    calls = (
+        ScheduledCall(
+            "opens", block.start.astimezone(UTC), "batch:updateJobQueue", {**job_queue, "State": "ENABLED"}, permissions
+        ),
+        ScheduledCall(
+            "closes", drained_at(block), "batch:updateJobQueue", {**job_queue, "State": "DISABLED"}, permissions
+        ),
+        ScheduledCall(
             "drains",
             drained_at(block),
             "batch:updateComputeEnvironment",
-            closed,
+            disabled,
             {"batch:UpdateComputeEnvironment": environment.ref},
         ),
     )
-    keep_turns(scope, name, block, turns)
+    add_schedules(scope, name, block, calls)
 
 
-def keep_turns(scope: Construct, name: str, block: CapacityBlock, turns: Iterable[Turn]) -> None:
+def add_schedules(scope: Construct, name: str, block: CapacityBlock, calls: Iterable[ScheduledCall]) -> None:
     stack = Stack.of(scope)
-    kept = tuple(turns)
-    role = _role(scope, kept)
-    for turn in kept:
+    calls = tuple(calls)
+    role = _role(scope, calls)
+    for call in calls:
         aws_scheduler.CfnSchedule(
             scope,
-            turn.what.capitalize(),
-            name=f"{name}-{turn.what}",
-            description=f"The capacity block {block.id} {turn.what}",
-            schedule_expression=f"at({turn.moment:%Y-%m-%dT%H:%M:%S})",
+            call.event.capitalize(),
+            name=f"{name}-{call.event}",
+            description=f"The capacity block {block.id} {call.event}",
+            schedule_expression=f"at({call.moment:%Y-%m-%dT%H:%M:%S})",
             schedule_expression_timezone="UTC",
             flexible_time_window=aws_scheduler.CfnSchedule.FlexibleTimeWindowProperty(mode="OFF"),
             target=aws_scheduler.CfnSchedule.TargetProperty(
-                arn=f"arn:{stack.partition}:scheduler:::aws-sdk:{turn.call}",
+                arn=f"arn:{stack.partition}:scheduler:::aws-sdk:{call.call}",
                 role_arn=role.role_arn,
-                input=stack.to_json_string(turn.arguments),
+                input=stack.to_json_string(call.arguments),
             ),
         )
 
 
-def _role(scope: Construct, turns: Iterable[Turn]) -> aws_iam.Role:
+def _role(scope: Construct, calls: Iterable[ScheduledCall]) -> aws_iam.Role:
     role = aws_iam.Role(
         scope,
         "ClockRole",
         path="/nxpipe/",
-        assumed_by=for_us(scope, "scheduler"),
+        assumed_by=own_account_service(scope, "scheduler"),
     )
-    may = {action: resource for turn in turns for action, resource in turn.may.items()}
-    for action, resource in sorted(may.items()):
+    permissions = {action: resource for call in calls for action, resource in call.permissions.items()}
+    for action, resource in sorted(permissions.items()):
         role.add_to_policy(aws_iam.PolicyStatement(actions=[action], resources=[resource]))
     return role

@@ -10,22 +10,22 @@ from constructs import Construct
 from nxpipe.pipeline.config.cluster import SYSTEM, Cluster, NodeGroup
 from nxpipe.pipeline.config.fleets import Capacity, CapacityBlock
 from nxpipe.pipeline.config.locks import ClusterLock
-from nxpipe.stacks.capacity_block import Turn, drained_at, keep_turns
+from nxpipe.stacks.capacity_block import ScheduledCall, add_schedules, drained_at
 from nxpipe.stacks.handles import CacheHandle, NetworkHandle, StoreHandle
-from nxpipe.stacks.iam import for_us, mount_cache, pod_role, read_artifacts, wait_for_permissions
+from nxpipe.stacks.iam import mount_cache, own_account_service, pod_role, read_artifacts, wait_for_permissions
 from nxpipe.stacks.launch import Machine, Template, launch_template
 from nxpipe.stacks.names import NAMESPACE, NEURON, SERVICE_ACCOUNT, cluster_name, node_profile
-from nxpipe.stacks.project import PROJECT_TAG, kept_log, tag_project
+from nxpipe.stacks.project import PROJECT_TAG, log_group, tag_project
 
-# Nodes are not ready without these, and the others do not run without nodes.
+# Nodes need these add-ons to become ready; the others need nodes to run on.
 _BEFORE_NODES: Final = ("eks-pod-identity-agent", "kube-proxy", "vpc-cni")
 _AFTER_NODES: Final = ("aws-efs-csi-driver", "coredns")
 
-_LOOKS: Final = ("DescribeAccessPoints", "DescribeFileSystems", "DescribeMountTargets")
+_DESCRIBE_CALLS: Final = ("DescribeAccessPoints", "DescribeFileSystems", "DescribeMountTargets")
 
 
 class Addons(Construct):
-    """`cache` is what the EFS driver may mount."""
+    """EKS add-ons of the locked versions, with their roles. The EFS driver may mount `cache`."""
 
     def __init__(
         self,
@@ -45,12 +45,12 @@ class Addons(Construct):
             "vpc-cni": {"aws-node": addresses},
             "aws-efs-csi-driver": {"efs-csi-controller-sa": files, "efs-csi-node-sa": files},
         }
-        made = {
+        addons = {
             name: self._addon(name, lock.addons[name], cluster, accounts.get(name, {}))
             for name in (*_BEFORE_NODES, *_AFTER_NODES)
         }
-        self.before_nodes = [made[name] for name in _BEFORE_NODES]
-        self.after_nodes = [made[name] for name in _AFTER_NODES]
+        self.before_nodes = [addons[name] for name in _BEFORE_NODES]
+        self.after_nodes = [addons[name] for name in _AFTER_NODES]
 
     def _addon(
         self, name: str, version: str, cluster: aws_eks.CfnCluster, accounts: dict[str, aws_iam.Role]
@@ -59,18 +59,18 @@ class Addons(Construct):
             aws_eks.CfnAddon.PodIdentityAssociationProperty(service_account=account, role_arn=role.role_arn)
             for account, role in accounts.items()
         ]
-        made = aws_eks.CfnAddon(
+        addon = aws_eks.CfnAddon(
             self,
             name,
             addon_name=name,
             addon_version=version,
             cluster_name=cluster.ref,
             pod_identity_associations=identities or None,
-            resolve_conflicts="OVERWRITE",  # what somebody changed by hand is not what the file says
+            resolve_conflicts="OVERWRITE",  # discards manual changes
         )
         for role in accounts.values():
-            wait_for_permissions(made, role)
-        return made
+            wait_for_permissions(addon, role)
+        return addon
 
     def _files(self, project: str, cache: CacheHandle) -> aws_iam.Role:
         role = pod_role(self, "Files", project, "Mounts the compile cache in pods")
@@ -78,105 +78,105 @@ class Addons(Construct):
             mount_cache(cache, version, role)
         role.add_to_principal_policy(
             aws_iam.PolicyStatement(
-                actions=[f"elasticfilesystem:{look}" for look in _LOOKS],
+                actions=[f"elasticfilesystem:{call}" for call in _DESCRIBE_CALLS],
                 resources=[cache.file_system.file_system_arn],
             )
         )
         return role
 
 
-_SYSTEM_NODES: Final = 2  # in two zones, so that names resolve when one is lost
+_SYSTEM_NODES: Final = 2  # in two zones, so that DNS survives the loss of one
 _SYSTEM_ROOT_GIB: Final = 50
-_ROOT_GIB: Final = 500  # Neuron images have tens of gigabytes, and several stay on a node
-_KINDS: Final = {"capacity-block": "CAPACITY_BLOCK", "spot": "SPOT"}  # all others are on demand
+_ROOT_GIB: Final = 500  # Neuron images have tens of gigabytes, and a node keeps several
+_CAPACITY_TYPES: Final = {"capacity-block": "CAPACITY_BLOCK", "spot": "SPOT"}  # all others are on demand
 
 _Group = aws_eks.CfnNodegroup
 
 
 @dataclass(frozen=True)
-class Home:
-    """What all groups of a cluster share."""
+class ClusterContext:
+    """Arguments that all node groups of a cluster share."""
 
     project: str
     cluster: aws_eks.CfnCluster
-    group: aws_ec2.ISecurityGroup  # which EKS has made, and in which it expects every node
+    group: aws_ec2.ISecurityGroup  # the cluster security group, created by EKS, of which every node is a member
     role: aws_iam.Role
     lock: ClusterLock
     network: NetworkHandle
 
 
 class SystemNodes(Construct):
-    """Nodes without accelerators, for what the cluster itself needs: others would stand idle under it."""
+    """Node group without accelerators, for the cluster's own components."""
 
-    def __init__(self, scope: Construct, id_: str, *, home: Home, instance_type: str) -> None:
+    def __init__(self, scope: Construct, id_: str, *, context: ClusterContext, instance_type: str) -> None:
         super().__init__(scope, id_)
-        template = _template(self, home, SYSTEM, instance_type, [home.group], root_gib=_SYSTEM_ROOT_GIB)
-        self.made = _Group(
+        template = _template(self, context, SYSTEM, instance_type, [context.group], root_gib=_SYSTEM_ROOT_GIB)
+        self.node_group = _Group(
             self,
             "Group",
             nodegroup_name=SYSTEM,
             ami_type="AL2023_x86_64_STANDARD",
-            release_version=home.lock.system.release,
+            release_version=context.lock.system.release,
             capacity_type="ON_DEMAND",
-            subnets=[each.subnet_id for each in home.network.subnets.values()],
-            # One more than there are while a release is replaced.
+            subnets=[subnet.subnet_id for subnet in context.network.subnets.values()],
+            # One more during a node update.
             scaling_config=_Group.ScalingConfigProperty(
                 min_size=_SYSTEM_NODES, desired_size=_SYSTEM_NODES, max_size=_SYSTEM_NODES + 1
             ),
-            **_common(home, template),
+            **_common(context, template),
         )
 
 
 class NeuronNodes(Construct):
-    """One group."""
+    """Node group of one accelerator instance type in one zone."""
 
-    def __init__(self, scope: Construct, id_: str, *, home: Home, group: NodeGroup) -> None:
+    def __init__(self, scope: Construct, id_: str, *, context: ClusterContext, group: NodeGroup) -> None:
         super().__init__(scope, id_)
         near = aws_ec2.CfnPlacementGroup(self, "Near", strategy="cluster") if group.near else None
-        groups = [home.group, home.network.efa_group] if group.efa else [home.group]
+        groups = [context.group, context.network.efa_group] if group.efa else [context.group]
         template = _template(
-            self, home, group.name, group.instance_type, groups, near=near, capacity=group.capacity, efa=group.efa
+            self, context, group.name, group.instance_type, groups, near=near, capacity=group.capacity, efa=group.efa
         )
-        self.made = _Group(
+        self.node_group = _Group(
             self,
             "Group",
             nodegroup_name=group.name,
             ami_type="AL2023_x86_64_NEURON",
-            release_version=home.lock.neuron.release,
-            capacity_type=_KINDS.get(group.capacity.kind, "ON_DEMAND"),
-            subnets=[home.network.subnets[group.zone].subnet_id],
+            release_version=context.lock.neuron.release,
+            capacity_type=_CAPACITY_TYPES.get(group.capacity.kind, "ON_DEMAND"),
+            subnets=[context.network.subnets[group.zone].subnet_id],
             labels={"nxpipe/group": group.name},
             taints=[_Group.TaintProperty(key=NEURON, value="true", effect="NO_SCHEDULE")],
             scaling_config=_Group.ScalingConfigProperty(
                 min_size=group.size.min, desired_size=group.size.desired, max_size=group.size.max
             ),
-            **_common(home, template),
+            **_common(context, template),
         )
         if isinstance(group.capacity, CapacityBlock):
-            self._keep_to_its_time(home, group, group.capacity)
+            self._schedule(context, group, group.capacity)
 
-    def _keep_to_its_time(self, home: Home, group: NodeGroup, block: CapacityBlock) -> None:
-        """What was bought is bought as a whole, so all of it runs from the first minute on."""
-        name = cluster_name(home.project)
-        most = group.size.max
+    def _schedule(self, context: ClusterContext, group: NodeGroup, block: CapacityBlock) -> None:
+        """Scale to the maximum at the block's start, because all of it is paid for, and to zero before its end."""
+        name = cluster_name(context.project)
+        maximum = group.size.max
 
-        def sized(count: int) -> dict[str, object]:
-            size = {"MinSize": 0, "DesiredSize": count, "MaxSize": most}
+        def scaled_to(count: int) -> dict[str, object]:
+            size = {"MinSize": 0, "DesiredSize": count, "MaxSize": maximum}
             return {"ClusterName": name, "NodegroupName": group.name, "ScalingConfig": size}
 
-        call, may = "eks:updateNodegroupConfig", {"eks:UpdateNodegroupConfig": self.made.attr_arn}
-        turns = (
-            Turn("opens", block.start.astimezone(UTC), call, sized(most), may),
-            Turn("drains", drained_at(block), call, sized(0), may),
+        call, permissions = "eks:updateNodegroupConfig", {"eks:UpdateNodegroupConfig": self.node_group.attr_arn}
+        calls = (
+            ScheduledCall("opens", block.start.astimezone(UTC), call, scaled_to(maximum), permissions),
+            ScheduledCall("drains", drained_at(block), call, scaled_to(0), permissions),
         )
-        keep_turns(self, f"{home.project}-nodes-{group.name}", block, turns)
+        add_schedules(self, f"{context.project}-nodes-{group.name}", block, calls)
 
 
-def _common(home: Home, template: Template) -> dict[str, object]:
+def _common(context: ClusterContext, template: Template) -> dict[str, object]:
     return {
-        "cluster_name": home.cluster.ref,
-        "version": home.lock.kubernetes,
-        "node_role": home.role.role_arn,
+        "cluster_name": context.cluster.ref,
+        "version": context.lock.kubernetes,
+        "node_role": context.role.role_arn,
         "launch_template": _Group.LaunchTemplateSpecificationProperty(
             id=template.ref, version=template.attr_latest_version_number
         ),
@@ -187,7 +187,7 @@ def _common(home: Home, template: Template) -> dict[str, object]:
 
 def _template(
     scope: Construct,
-    home: Home,
+    context: ClusterContext,
     name: str,
     instance_type: str,
     groups: list[aws_ec2.ISecurityGroup],
@@ -198,29 +198,29 @@ def _template(
     root_gib: int = _ROOT_GIB,
 ) -> Template:
     machine = Machine(
-        name=f"{home.project}-nodes-{name}",
+        name=f"{context.project}-nodes-{name}",
         image=None,
         profile=None,
         groups=groups,
-        user_data="",  # how a node joins is added by EKS
+        user_data="",  # EKS adds the commands by which a node joins
         root_device="/dev/xvda",  # of Amazon Linux
         root_gib=root_gib,
         kubernetes=True,
         near=near,
-        tags={PROJECT_TAG: home.project},
+        tags={PROJECT_TAG: context.project},
     )
     return launch_template(scope, "Template", machine, instance_type=instance_type, capacity=capacity, efa=efa)
 
 
 _LOGS: Final = ("api", "audit", "authenticator", "controllerManager", "scheduler")
-_ON_NODES: Final = ("AmazonEC2ContainerRegistryPullOnly", "AmazonEKSWorkerNodePolicy")
-_WITH_THE_KEY: Final = ("kms:Decrypt", "kms:DescribeKey", "kms:Encrypt", "kms:ListGrants")
+_NODE_POLICIES: Final = ("AmazonEC2ContainerRegistryPullOnly", "AmazonEKSWorkerNodePolicy")
+_KEY_ACTIONS: Final = ("kms:Decrypt", "kms:DescribeKey", "kms:Encrypt", "kms:ListGrants")
 
 _Cluster = aws_eks.CfnCluster
 
 
 class ClusterStack(Stack):
-    """The control plane, the add-ons, the nodes, and who may do what."""
+    """Control plane, add-ons, node groups and access entries of the cluster."""
 
     def __init__(
         self,
@@ -236,23 +236,23 @@ class ClusterStack(Stack):
         cache: CacheHandle,
         **kwargs: Any,
     ) -> None:
-        """`prefix` is where the store is in its bucket: "" or "models/", say."""
+        """`prefix` is the store's key prefix in the bucket, such as "models/"."""
         super().__init__(scope, id_, description=f"Cluster of {project}", **kwargs)
         self._project, self._network, self._store = project, network, store
         self._cluster = self._control_plane(cluster, lock)
         for index, role in enumerate(cluster.admins):
-            self._let_rule(f"Admin{index}", role)
+            self._add_admin(f"Admin{index}", role)
         addons = Addons(self, "Addons", project=project, cluster=self._cluster, lock=lock, cache=cache)
         system = self._nodes(cluster, lock, addons)
-        for late in addons.after_nodes:
-            late.node.add_dependency(system)
-        self._let_pods_read_artifacts(prefix)
+        for addon in addons.after_nodes:
+            addon.node.add_dependency(system)
+        self._grant_artifacts_to_pods(prefix)
         tag_project(self, project)
         CfnOutput(self, "ClusterName", value=self._cluster.ref, description="For `aws eks update-kubeconfig --name`")
 
     def _control_plane(self, cluster: Cluster, lock: ClusterLock) -> aws_eks.CfnCluster:
         role = self._control_role()
-        made = _Cluster(
+        plane = _Cluster(
             self,
             "Cluster",
             name=cluster_name(self._project),
@@ -261,7 +261,7 @@ class ClusterStack(Stack):
             access_config=_Cluster.AccessConfigProperty(
                 authentication_mode="API", bootstrap_cluster_creator_admin_permissions=False
             ),
-            bootstrap_self_managed_addons=False,  # ours have pinned versions
+            bootstrap_self_managed_addons=False,  # the add-ons of this stack have locked versions
             encryption_config=[
                 _Cluster.EncryptionConfigProperty(
                     provider=_Cluster.ProviderProperty(key_arn=self._store.key.key_arn), resources=["secrets"]
@@ -269,26 +269,26 @@ class ClusterStack(Stack):
             ],
             logging=_Cluster.LoggingProperty(
                 cluster_logging=_Cluster.ClusterLoggingProperty(
-                    enabled_types=[_Cluster.LoggingTypeConfigProperty(type=each) for each in _LOGS]
+                    enabled_types=[_Cluster.LoggingTypeConfigProperty(type=log) for log in _LOGS]
                 )
             ),
             resources_vpc_config=_Cluster.ResourcesVpcConfigProperty(
-                subnet_ids=[each.subnet_id for each in self._network.subnets.values()],
+                subnet_ids=[subnet.subnet_id for subnet in self._network.subnets.values()],
                 security_group_ids=[self._callers().security_group_id],
                 endpoint_private_access=True,
                 endpoint_public_access=cluster.public is not None,
                 public_access_cidrs=list(cluster.public) if cluster.public else None,
             ),
-            # EKS moves a cluster on when the standard support of its version ends, and never bills the extended one.
+            # EKS upgrades the cluster when standard support ends, in place of billing extended support.
             upgrade_policy=_Cluster.UpgradePolicyProperty(support_type="STANDARD"),
         )
-        wait_for_permissions(made, role)
-        made.node.add_dependency(self._logs())
-        return made
+        wait_for_permissions(plane, role)
+        plane.node.add_dependency(self._logs())
+        return plane
 
     def _logs(self) -> aws_logs.LogGroup:
-        """EKS would make it itself, and leave it behind for ever."""
-        return kept_log(self, "Logs", f"/aws/eks/{cluster_name(self._project)}/cluster")
+        """Log group under the name that EKS uses; one that EKS creates itself is never deleted."""
+        return log_group(self, "Logs", f"/aws/eks/{cluster_name(self._project)}/cluster")
 
     def _control_role(self) -> aws_iam.Role:
         role = aws_iam.Role(
@@ -296,16 +296,16 @@ class ClusterStack(Stack):
             "ControlRole",
             path="/nxpipe/",
             description=f"The control plane of {self._project}",
-            assumed_by=for_us(self, "eks"),
+            assumed_by=own_account_service(self, "eks"),
             managed_policies=[aws_iam.ManagedPolicy.from_aws_managed_policy_name("AmazonEKSClusterPolicy")],
         )
         role.add_to_principal_policy(
-            aws_iam.PolicyStatement(actions=list(_WITH_THE_KEY), resources=[self._store.key.key_arn])
+            aws_iam.PolicyStatement(actions=list(_KEY_ACTIONS), resources=[self._store.key.key_arn])
         )
         return role
 
     def _callers(self) -> aws_ec2.SecurityGroup:
-        """EKS lets nodes call the API; this lets everything else in the network, which has to say who it is."""
+        """Security group for API clients in the network other than nodes. Requests still need authentication."""
         group = aws_ec2.SecurityGroup(
             self,
             "Callers",
@@ -316,7 +316,7 @@ class ClusterStack(Stack):
         group.add_ingress_rule(aws_ec2.Peer.ipv4(self._network.cidr), aws_ec2.Port.tcp(443), "from the network")
         return group
 
-    def _let_rule(self, id_: str, role: str) -> None:
+    def _add_admin(self, id_: str, role: str) -> None:
         policy = f"arn:{self.partition}:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy"
         aws_eks.CfnAccessEntry(
             self,
@@ -333,32 +333,35 @@ class ClusterStack(Stack):
         )
 
     def _nodes(self, cluster: Cluster, lock: ClusterLock, addons: Addons) -> aws_eks.CfnNodegroup:
-        """The group that add-ons run on, the others being there as well."""
-        made_by_eks = self._cluster.attr_cluster_security_group_id
-        home = Home(
+        """Create all node groups; returns the system group, which add-ons run on."""
+        cluster_group = self._cluster.attr_cluster_security_group_id
+        context = ClusterContext(
             project=self._project,
             cluster=self._cluster,
-            group=aws_ec2.SecurityGroup.from_security_group_id(self, "Members", made_by_eks),
+            group=aws_ec2.SecurityGroup.from_security_group_id(self, "Members", cluster_group),
             role=self._node_role(),
             lock=lock,
             network=self._network,
         )
-        system = SystemNodes(self, "System", home=home, instance_type=cluster.system_type).made
-        groups = [NeuronNodes(self, f"Nodes-{each.name}", home=home, group=each).made for each in cluster.groups]
+        system = SystemNodes(self, "System", context=context, instance_type=cluster.system_type).node_group
+        groups = [
+            NeuronNodes(self, f"Nodes-{group.name}", context=context, group=group).node_group
+            for group in cluster.groups
+        ]
         for group in (system, *groups):
-            for early in addons.before_nodes:
-                group.node.add_dependency(early)
+            for addon in addons.before_nodes:
+                group.node.add_dependency(addon)
         return system
 
     def _node_role(self) -> aws_iam.Role:
-        """With a profile of a known name, for nodes that are not started by a node group."""
+        """Role of all nodes. Its instance profile has a fixed name, for nodes outside of node groups."""
         role = aws_iam.Role(
             self,
             "NodeRole",
             path="/nxpipe/",
             description=f"Nodes of {self._project}",
             assumed_by=aws_iam.ServicePrincipal("ec2.amazonaws.com"),
-            managed_policies=[aws_iam.ManagedPolicy.from_aws_managed_policy_name(each) for each in _ON_NODES],
+            managed_policies=[aws_iam.ManagedPolicy.from_aws_managed_policy_name(name) for name in _NODE_POLICIES],
         )
         name = node_profile(self._project)
         aws_iam.CfnInstanceProfile(
@@ -366,7 +369,7 @@ class ClusterStack(Stack):
         )
         return role
 
-    def _let_pods_read_artifacts(self, prefix: str) -> None:
+    def _grant_artifacts_to_pods(self, prefix: str) -> None:
         role = pod_role(self, "Artifacts", self._project, "Reads artifacts in pods")
         read_artifacts(self._store, role, prefix)
         aws_eks.CfnPodIdentityAssociation(

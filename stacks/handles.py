@@ -1,10 +1,10 @@
-"""Handles: the constructs that one stack passes to another, so that no stack looks anything up."""
+"""Handles: the constructs that one stack passes to another. No stack looks up resources of another by name."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # each of them takes long to load, and few projects have all
+if TYPE_CHECKING:  # slow to import, and few projects use all of them
     from aws_cdk import (
         aws_autoscaling,
         aws_batch,
@@ -26,8 +26,8 @@ class NetworkHandle:
     vpc: "aws_ec2.IVpc"
     cidr: str
     subnets: "Mapping[str, aws_ec2.ISubnet]"  # by zone
-    efa_group: "aws_ec2.ISecurityGroup"  # all traffic to and from itself
-    closed: bool  # nothing is reached but by endpoints
+    efa_group: "aws_ec2.ISecurityGroup"  # allows all traffic between its members
+    closed: bool  # AWS services are reached only through VPC endpoints
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class CacheHandle:
 
     file_system: "aws_efs.IFileSystem"
     group: "aws_ec2.ISecurityGroup"
-    access_points: "Mapping[str, aws_efs.IAccessPoint]"  # by version of the compiler
+    access_points: "Mapping[str, aws_efs.IAccessPoint]"  # by SDK version
 
 
 @dataclass(frozen=True)
 class ReleaseHandle:
-    role: "aws_iam.IRole"  # of jobs that publish
+    role: "aws_iam.IRole"  # of GitHub jobs that publish
 
 
 @dataclass(frozen=True)
@@ -60,23 +60,23 @@ class FarmHandle:
 
 @dataclass(frozen=True)
 class ServeHandle:
-    """One serving fleet, as a rollout and its alarms see it."""
+    """Resources of one serving fleet that rollouts and alarms use."""
 
     fleet: str
     load_balancer: "aws_elasticloadbalancingv2.ApplicationLoadBalancer"
     listener: "aws_elasticloadbalancingv2.IApplicationListener"
-    rule: "aws_elasticloadbalancingv2.CfnListenerRule"  # its weights belong to rollouts
-    target_groups: "Mapping[str, aws_elasticloadbalancingv2.ApplicationTargetGroup]"  # blue, green, maybe standby
+    rule: "aws_elasticloadbalancingv2.CfnListenerRule"  # rollouts change its weights
+    target_groups: "Mapping[str, aws_elasticloadbalancingv2.ApplicationTargetGroup]"  # blue, green, standby
     groups: "Mapping[str, aws_autoscaling.CfnAutoScalingGroup]"
 
 
 @dataclass(frozen=True)
 class EndpointHandle:
-    """One endpoint of SageMaker, as those see it who watch it."""
+    """Metric dimensions and alarms of one SageMaker endpoint."""
 
     endpoint: str
     dimensions: Mapping[str, str]  # of its metrics
-    alarms: "Sequence[aws_cloudwatch.IAlarm]"  # each takes a new artifact's calls back
+    alarms: "Sequence[aws_cloudwatch.IAlarm]"  # each rolls a deployment back
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,12 @@ class TrainHandle:
 class ObserveHandle:
     release_bad: "Mapping[str, aws_cloudwatch.IAlarm]"  # by fleet
     topic: "aws_sns.ITopic"
-    topic_key: "aws_kms.IKey"  # whoever tells the topic something needs it too
+    topic_key: "aws_kms.IKey"  # publishers need permission to use it
 
 
 @dataclass(frozen=True)
 class RolloutHandle:
-    """What starts a fleet's rollouts, and where they stand."""
+    """State machine and record table of one fleet's rollouts."""
 
     fleet: str
     machine: str  # ARN

@@ -14,26 +14,26 @@ from nxpipe.stacks.names import PROJECT_TAG, cluster_name
 from nxpipe.stacks.project import tag_project
 
 
-def for_us(scope: IConstruct, service: str) -> aws_iam.ServicePrincipal:
-    """A service, by a name such as "events", when it acts for something of this account."""
-    ours = {"StringEquals": {"aws:SourceAccount": Stack.of(scope).account}}
-    return aws_iam.ServicePrincipal(f"{service}.amazonaws.com", conditions=ours)
+def own_account_service(scope: IConstruct, service: str) -> aws_iam.ServicePrincipal:
+    """Principal of a service, such as "events", limited to requests on behalf of this account."""
+    condition = {"StringEquals": {"aws:SourceAccount": Stack.of(scope).account}}
+    return aws_iam.ServicePrincipal(f"{service}.amazonaws.com", conditions=condition)
 
 
-def pod_role(scope: Construct, id_: str, project: str, what: str) -> aws_iam.Role:
-    """Taken by pods of this project's cluster only."""
+def pod_role(scope: Construct, id_: str, project: str, description: str) -> aws_iam.Role:
+    """Role that only pods of this project's cluster can assume."""
     stack = Stack.of(scope)
     arn = f"arn:{stack.partition}:eks:{stack.region}:{stack.account}:cluster/{cluster_name(project)}"
-    ours = {"StringEquals": {"aws:SourceAccount": stack.account}, "ArnEquals": {"aws:SourceArn": arn}}
-    pods = aws_iam.ServicePrincipal("pods.eks.amazonaws.com", conditions=ours)
-    return aws_iam.Role(scope, id_, path="/nxpipe/", description=what, assumed_by=aws_iam.SessionTagsPrincipal(pods))
+    conditions = {"StringEquals": {"aws:SourceAccount": stack.account}, "ArnEquals": {"aws:SourceArn": arn}}
+    pods = aws_iam.SessionTagsPrincipal(aws_iam.ServicePrincipal("pods.eks.amazonaws.com", conditions=conditions))
+    return aws_iam.Role(scope, id_, path="/nxpipe/", description=description, assumed_by=pods)
 
 
 def read_artifacts(store: StoreHandle, role: aws_iam.IRole, prefix: str = "") -> None:
-    """Resolve names, fetch and verify, in a store at `prefix` of the bucket: "" or "models/", say."""
+    """Permit a role to resolve, fetch and verify artifacts. `prefix` is the store's key prefix, such as "models/"."""
     statements = (
         aws_iam.PolicyStatement(actions=["s3:GetObject"], resources=[store.bucket.arn_for_objects(f"{prefix}*")]),
-        # Without the permission to list, S3 answers "denied" for an object that is absent.
+        # Without s3:ListBucket, S3 answers 403 instead of 404 for an absent object.
         aws_iam.PolicyStatement(actions=["s3:ListBucket"], resources=[store.bucket.bucket_arn]),
         aws_iam.PolicyStatement(
             actions=["kms:Decrypt"],
@@ -46,7 +46,7 @@ def read_artifacts(store: StoreHandle, role: aws_iam.IRole, prefix: str = "") ->
 
 
 def mount_cache(cache: CacheHandle, version: str, role: aws_iam.IRole) -> None:
-    """Read and write what one version of the compiler made, and see nothing of the others."""
+    """Permit a role to mount the compile cache of one SDK version, and no other."""
     point = cache.access_points[version].access_point_arn
     role.add_to_principal_policy(
         aws_iam.PolicyStatement(
@@ -60,22 +60,22 @@ def mount_cache(cache: CacheHandle, version: str, role: aws_iam.IRole) -> None:
     )
 
 
-def wait_for_permissions(made: CfnResource, role: aws_iam.IRole) -> None:
-    """What takes the role on begins with all that it may do, and ends before that is taken away."""
+def wait_for_permissions(resource: CfnResource, role: aws_iam.IRole) -> None:
+    """Create a resource after its role's policy, and delete it before that policy."""
     if policy := role.node.try_find_child("DefaultPolicy"):
-        made.node.add_dependency(policy)
+        resource.node.add_dependency(policy)
 
 
 CREATED_ONCE: Final = ("ac/", "cas/", "evidence/", "parts/", "sig/")
-YOUNG_AGAIN: Final = "cas/"  # what is copied onto itself, so that no collection takes it (section 7)
-EVIDENCE: Final = "evidence/"  # the same of what is said again about an artifact that was given up (section 19)
-IN_PARTS: Final = "cas/"  # what may be larger than one request
-SIGNED_BY: Final = "ECDSA_SHA_256"  # the one algorithm of docs/reference/store-format.md that KMS has
+REFRESHED: Final = "cas/"  # copied onto themselves, which renews their age for garbage collection (section 7)
+EVIDENCE: Final = "evidence/"  # renewed in the same way when it is published again (section 19)
+MULTIPART: Final = "cas/"  # may exceed the size of one request
+SIGNING_ALGORITHM: Final = "ECDSA_SHA_256"  # the only algorithm of docs/reference/store-format.md that KMS supports
 REPLACED: Final = ("failures/", "index/", "leases/", "neuron-artifacts/", "reports/", "runs/")
 
 
 def publishing(store: StoreHandle, prefix: str) -> list[aws_iam.PolicyStatement]:
-    """Statements for a store at `prefix` of the bucket: "" or "models/", say."""
+    """Statements to publish artifacts. `prefix` is the store's key prefix in the bucket, such as "models/"."""
     bucket = store.bucket
     s3 = f"s3.{Stack.of(bucket).region}.amazonaws.com"
     return [
@@ -85,33 +85,33 @@ def publishing(store: StoreHandle, prefix: str) -> list[aws_iam.PolicyStatement]
             resources=[bucket.arn_for_objects(f"{prefix}{folder}*") for folder in CREATED_ONCE],
             conditions={"Null": {"s3:if-none-match": "false"}},
         ),
-        # Parts are sent without a condition; what puts them together has one.
+        # Uploads of parts carry no If-None-Match header; CompleteMultipartUpload does.
         aws_iam.PolicyStatement(
-            sid="SendParts",
+            sid="UploadParts",
             actions=["s3:PutObject"],
-            resources=[bucket.arn_for_objects(f"{prefix}{IN_PARTS}*")],
+            resources=[bucket.arn_for_objects(f"{prefix}{MULTIPART}*")],
             conditions={"Bool": {"s3:ObjectCreationOperation": "false"}},
         ),
-        keep_young(store, prefix),
-        keep_young(store, prefix, EVIDENCE, sid="KeepEvidenceYoung"),
+        refreshing_by_copy(store, prefix),
+        refreshing_by_copy(store, prefix, EVIDENCE, sid="RefreshEvidence"),
         aws_iam.PolicyStatement(
-            sid="AddObjects",
+            sid="PutReplaceableObjects",
             actions=["s3:PutObject"],
             resources=[bucket.arn_for_objects(f"{prefix}{folder}*") for folder in REPLACED],
         ),
         aws_iam.PolicyStatement(
-            sid="BreakOff",
+            sid="AbortUploads",
             actions=["s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"],
-            resources=[bucket.arn_for_objects(f"{prefix}{folder}*") for folder in (IN_PARTS, *REPLACED)],
+            resources=[bucket.arn_for_objects(f"{prefix}{folder}*") for folder in (MULTIPART, *REPLACED)],
         ),
         aws_iam.PolicyStatement(sid="Read", actions=["s3:GetObject"], resources=[bucket.arn_for_objects(f"{prefix}*")]),
-        # Without the permission to list, S3 answers "denied" for an object that is absent; so no condition on prefixes.
+        # Without s3:ListBucket, S3 answers 403 instead of 404 for an absent object, hence no condition on prefixes.
         aws_iam.PolicyStatement(
-            sid="TellWhatIsAbsent",
+            sid="ListBucket",
             actions=["s3:ListBucket", "s3:ListBucketMultipartUploads"],
             resources=[bucket.bucket_arn],
         ),
-        # To decrypt is needed for writing too: S3 does so when it puts the parts of an upload together.
+        # Writes need kms:Decrypt too: S3 decrypts parts when it completes a multipart upload.
         aws_iam.PolicyStatement(
             sid="Encrypt",
             actions=["kms:Decrypt", "kms:GenerateDataKey"],
@@ -121,11 +121,12 @@ def publishing(store: StoreHandle, prefix: str) -> list[aws_iam.PolicyStatement]
     ]
 
 
-def keep_young(
-    store: StoreHandle, prefix: str, folder: str = YOUNG_AGAIN, *, sid: str = "KeepYoung"
+def refreshing_by_copy(
+    store: StoreHandle, prefix: str, folder: str = REFRESHED, *, sid: str = "RefreshBlobs"
 ) -> aws_iam.PolicyStatement:
-    """Whoever names a blob again copies it onto itself. IAM cannot say "itself", but that the bytes come from the
-    same folder of this store and from nowhere else.
+    """Statement to renew an object's age by a copy onto itself.
+
+    IAM conditions cannot require source and destination to be equal; this one requires the same folder of this store.
     """
     bucket = store.bucket
     return aws_iam.PolicyStatement(
@@ -137,26 +138,26 @@ def keep_young(
 
 
 def signing_with(key: str) -> list[aws_iam.PolicyStatement]:
-    """With one key, by its ARN."""
+    """Statement to sign with one KMS key. `key` is its ARN."""
     return [
         aws_iam.PolicyStatement(
             sid="Sign",
             actions=["kms:Sign"],
             resources=[key],
-            conditions={"StringEquals": {"kms:SigningAlgorithm": SIGNED_BY}},
+            conditions={"StringEquals": {"kms:SigningAlgorithm": SIGNING_ALGORITHM}},
         )
     ]
 
 
-def knowing(keys: Sequence[str]) -> list[aws_iam.PolicyStatement]:
-    """To look up the public halves of keys, without which nobody knows whose signature it is."""
+def reading_public_keys(keys: Sequence[str]) -> list[aws_iam.PolicyStatement]:
+    """Statement to read public keys, which identify the signer of a signature. `keys` are ARNs."""
     actions = ["kms:GetPublicKey"]
-    return [aws_iam.PolicyStatement(sid="TellWhoSigned", actions=actions, resources=list(keys))] if keys else []
+    return [aws_iam.PolicyStatement(sid="GetPublicKey", actions=actions, resources=list(keys))] if keys else []
 
 
-def kms_key(said: str | None) -> str | None:
-    """The ARN of a key that signs, if it is one of KMS."""
-    kind, _, arn = (said or "").partition(":")
+def kms_key(reference: str | None) -> str | None:
+    """The ARN of a signing key of nxpipe.toml, if it is in KMS: "kms:ARN"."""
+    kind, _, arn = (reference or "").partition(":")
     return arn if kind == "kms" else None
 
 
@@ -164,18 +165,21 @@ _PINS: Final = "pins/held-"
 
 
 def reading(store: StoreHandle, prefix: str) -> list[aws_iam.PolicyStatement]:
-    """Statements for a store at `prefix` of the bucket: "" or "models/", say."""
+    """Statements to read a store. `prefix` is its key prefix in the bucket, such as "models/"."""
     bucket = store.bucket
     return [
         aws_iam.PolicyStatement(sid="Read", actions=["s3:GetObject"], resources=[bucket.arn_for_objects(f"{prefix}*")]),
-        # Without the permission to list, S3 answers "denied" for an object that is absent; so no condition on prefixes.
-        aws_iam.PolicyStatement(sid="TellWhatIsAbsent", actions=["s3:ListBucket"], resources=[bucket.bucket_arn]),
+        # Without s3:ListBucket, S3 answers 403 instead of 404 for an absent object, hence no condition on prefixes.
+        aws_iam.PolicyStatement(sid="ListBucket", actions=["s3:ListBucket"], resources=[bucket.bucket_arn]),
         _key(store, "Decrypt", "kms:Decrypt"),
     ]
 
 
 def promoting(store: StoreHandle, prefix: str, channel: str) -> list[aws_iam.PolicyStatement]:
-    """A generation is created, so that of two at the same time one is told that it came second; none is replaced."""
+    """Statements to append generations to a channel.
+
+    A generation is created if absent: of two concurrent promotions the second one fails, and none is replaced.
+    """
     objects, log = store.bucket.arn_for_objects, f"{prefix}channels/{channel}/"
     pins = objects(f"{prefix}{_PINS}*")
     return [
@@ -186,8 +190,8 @@ def promoting(store: StoreHandle, prefix: str, channel: str) -> list[aws_iam.Pol
             conditions={"Null": {"s3:if-none-match": "false"}},
         ),
         aws_iam.PolicyStatement(sid="MoveHead", actions=["s3:PutObject"], resources=[objects(f"{log}head")]),
-        keep_young(store, prefix),  # of what was published long ago
-        aws_iam.PolicyStatement(sid="LetGo", actions=["s3:DeleteObject"], resources=[pins]),
+        refreshing_by_copy(store, prefix),  # for blobs that were published long ago
+        aws_iam.PolicyStatement(sid="DeleteOwnPins", actions=["s3:DeleteObject"], resources=[pins]),
         _key(store, "Encrypt", "kms:GenerateDataKey"),
     ]
 
@@ -199,28 +203,28 @@ def _key(store: StoreHandle, sid: str, action: str) -> aws_iam.PolicyStatement:
 
 
 def submitting(stack: Stack, project: str, queue: str, job: str) -> list[aws_iam.PolicyStatement]:
-    """`queue` and `job` are ARNs, that of the job with its revision.
+    """Statements to submit, tag, watch and terminate jobs. `queue` and `job` are ARNs, the latter with its revision.
 
-    A job has no ARN before it is submitted, so those that may be ended are known by the project's tag. It is given to
-    them as they are submitted, which IAM allows or not by the queue and the definition.
+    A job has no ARN before its submission, so permission to terminate it depends on the project's tag. The tag is set
+    at submission, which IAM authorizes by queue and job definition.
     """
     return [
         aws_iam.PolicyStatement(sid="Submit", actions=["batch:SubmitJob"], resources=[queue, job]),
         aws_iam.PolicyStatement(
-            sid="MarkAsOurs",
+            sid="TagJobs",
             actions=["batch:TagResource"],
             resources=[queue, job],
             conditions={"StringEquals": {f"aws:RequestTag/{PROJECT_TAG}": project}},
         ),
         aws_iam.PolicyStatement(
-            sid="EndOurs",
+            sid="TerminateOwnJobs",
             actions=["batch:TerminateJob"],
             resources=[stack.format_arn(service="batch", resource="job", resource_name="*")],
             conditions={"StringEquals": {f"aws:ResourceTag/{PROJECT_TAG}": project}},
         ),
-        # For these IAM knows no resources.
+        # These actions support no resource-level permissions.
         aws_iam.PolicyStatement(
-            sid="Watch",
+            sid="DescribeJobs",
             actions=[
                 "batch:DescribeJobDefinitions",
                 "batch:DescribeJobQueues",
@@ -234,27 +238,27 @@ def submitting(stack: Stack, project: str, queue: str, job: str) -> list[aws_iam
 
 _ISSUER: Final = "token.actions.githubusercontent.com"
 _AUDIENCE: Final = "sts.amazonaws.com"
-LONGEST_RELEASE: Final = Duration.hours(6)  # GitHub ends a job then
+LONGEST_RELEASE: Final = Duration.hours(6)  # GitHub's limit for a job
 
 
 @dataclass(frozen=True)
 class _Jobs:
-    """`word` begins the names of their role, `subject` is what their tokens say beside the repository."""
+    """GitHub Actions jobs that share a role."""
 
-    word: str
-    subject: str
-    does: str
-    variable: str  # where GitHub keeps the role's name
+    id_prefix: str  # of the logical ids of role, policy and output
+    subject: str  # the `sub` claim of their tokens, without the repository
+    description: str
+    variable: str  # the GitHub variable that holds the role's ARN
     longest: Duration = LONGEST_RELEASE
 
 
-def _in(environment: str, word: str, does: str) -> _Jobs:
+def _jobs_of_environment(environment: str, id_prefix: str, description: str) -> _Jobs:
     subject = f"environment:{environment}"
-    return _Jobs(word, subject, does, f"NXPIPE_ROLE_ARN of the environment {environment}")
+    return _Jobs(id_prefix, subject, description, f"NXPIPE_ROLE_ARN of the environment {environment}")
 
 
 class ReleaseStack(Stack):
-    """Roles that GitHub's word opens, and what each may do."""
+    """Roles that GitHub Actions jobs assume by OIDC, and their policies."""
 
     handle: ReleaseHandle
 
@@ -270,57 +274,64 @@ class ReleaseStack(Stack):
         signing: Signing | None = None,
         **kwargs: Any,
     ) -> None:
-        """`signing` names the keys: one for what is built, and one for each channel, which its jobs alone may use."""
+        """`signing` names one key for builds and one for each channel; only the jobs of a channel may use its key."""
         super().__init__(scope, id_, description=f"Releases of {project} from GitHub", **kwargs)
         self._provider, self._repository = self._provider_of(release), release.repository
 
-        def signs(channel: str | None = None) -> list[aws_iam.PolicyStatement]:
-            """With the key of this duty alone. Who promotes sees by the key of builds that they have signed."""
+        def signing_statements(channel: str | None = None) -> list[aws_iam.PolicyStatement]:
+            """Statements to sign with one key, and to verify signatures of builds."""
             if signing is None:
                 return []
             builds, own = kms_key(signing.key), kms_key(signing.key_of(channel) if channel else signing.key)
-            known = [key for key in dict.fromkeys((own, builds)) if key]
-            return [*(signing_with(own) if own else []), *knowing(known)]
+            public = [key for key in dict.fromkeys((own, builds)) if key]
+            return [*(signing_with(own) if own else []), *reading_public_keys(public)]
 
-        publish = _in(release.environment, "", f"Publish artifacts of {project}")
-        self.handle = ReleaseHandle(role=self._role(publish, [*publishing(store, prefix), *signs()]))
+        publish = _jobs_of_environment(release.environment, "", f"Publish artifacts of {project}")
+        self.handle = ReleaseHandle(role=self._role(publish, [*publishing(store, prefix), *signing_statements()]))
         variable = "NXPIPE_READ_ROLE_ARN of the repository"
         plan = _Jobs("Read", "pull_request", f"Read artifacts of {project}", variable, Duration.hours(1))
         self._role(plan, reading(store, prefix))
         for channel in release.channels:
-            word = f"Promote{channel.title().replace('-', '')}"
-            promote = _in(channel, word, f"Promote artifacts of {project} to {channel}")
-            self._role(promote, [*reading(store, prefix), *promoting(store, prefix, channel), *signs(channel)])
+            id_prefix = f"Promote{channel.title().replace('-', '')}"
+            promote = _jobs_of_environment(channel, id_prefix, f"Promote artifacts of {project} to {channel}")
+            self._role(
+                promote, [*reading(store, prefix), *promoting(store, prefix, channel), *signing_statements(channel)]
+            )
         tag_project(self, project)
 
     def _role(self, jobs: _Jobs, statements: list[aws_iam.PolicyStatement]) -> aws_iam.Role:
-        said = {f"{_ISSUER}:aud": _AUDIENCE, f"{_ISSUER}:sub": f"repo:{self._repository}:{jobs.subject}"}
+        claims = {f"{_ISSUER}:aud": _AUDIENCE, f"{_ISSUER}:sub": f"repo:{self._repository}:{jobs.subject}"}
         role = aws_iam.Role(
             self,
-            f"{jobs.word}Role",
-            description=f"{jobs.does}, from {self._repository}",
+            f"{jobs.id_prefix}Role",
+            description=f"{jobs.description}, from {self._repository}",
             path="/nxpipe/",
             max_session_duration=jobs.longest,
-            assumed_by=aws_iam.WebIdentityPrincipal(self._provider, {"StringEquals": said}),
+            assumed_by=aws_iam.WebIdentityPrincipal(self._provider, {"StringEquals": claims}),
         )
         aws_iam.ManagedPolicy(
             self,
-            f"{jobs.word}Policy",
-            description=jobs.does,
+            f"{jobs.id_prefix}Policy",
+            description=jobs.description,
             path="/nxpipe/",
             roles=[role],
             statements=statements,
         )
-        CfnOutput(self, f"{jobs.word}RoleArn", value=role.role_arn, description=f"The variable {jobs.variable}")
+        CfnOutput(
+            self,
+            f"{jobs.id_prefix}RoleArn",
+            value=role.role_arn,
+            description=f"Value of the GitHub variable {jobs.variable}",
+        )
         return role
 
     def _provider_of(self, release: Release) -> str:
-        """GitHub's provider: an account has room for one, so one that is there already is used.
+        """ARN of GitHub's OIDC provider; an account can have only one, so an existing one is reused.
 
-        It has no thumbprints: AWS trusts GitHub's certificate by its own authorities.
+        It has no thumbprints: AWS verifies GitHub's certificate with its own authorities.
         """
         if release.provider is not None:
             return release.provider
-        made = aws_iam.CfnOIDCProvider(self, "GitHub", url=f"https://{_ISSUER}", client_id_list=[_AUDIENCE])
-        arn: str = made.attr_arn
+        provider = aws_iam.CfnOIDCProvider(self, "GitHub", url=f"https://{_ISSUER}", client_id_list=[_AUDIENCE])
+        arn: str = provider.attr_arn
         return arn

@@ -15,21 +15,21 @@ from nxpipe.pipeline.config.fleets import Capacity
 
 Template: TypeAlias = aws_ec2.CfnLaunchTemplate
 _Interface: TypeAlias = aws_ec2.CfnLaunchTemplate.NetworkInterfaceProperty
-_TAGGED: Final = ("instance", "volume", "network-interface")
+_TAGGED_RESOURCES: Final = ("instance", "volume", "network-interface")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What its instances run, and as whom."""
+    """Instance settings that do not depend on the instance type."""
 
     name: str
-    image: str | None  # None: EKS chooses by the release of its group
-    profile: aws_iam.CfnInstanceProfile | None  # None: EKS makes one, and refuses any other
+    image: str | None  # None: EKS chooses it by the node group's release
+    profile: aws_iam.CfnInstanceProfile | None  # None: EKS creates it, and accepts no other
     groups: Sequence[aws_ec2.ISecurityGroup]
     user_data: str
-    root_device: str = "/dev/sda1"  # of Ubuntu's images, and so of the Neuron ones that we lock
-    root_gib: int = 200  # the image has 100 of libraries, and an artifact comes beside its cached objects
-    # Its containers' way to the metadata service is one hop longer, and its tags have slashes, which that one refuses.
+    root_device: str = "/dev/sda1"  # as in Ubuntu images, including the locked Neuron images
+    root_gib: int = 200  # 100 for the image's libraries; an artifact is stored twice, in the cache and unpacked
+    # Pods need a second hop to the metadata service. Their nodes' tags have slashes, which it does not support.
     kubernetes: bool = False
     near: aws_ec2.CfnPlacementGroup | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -44,7 +44,7 @@ def launch_template(
     capacity: Capacity | None = None,
     efa: bool = False,
 ) -> Template:
-    """Without an instance type the group that uses the template says which. `efa`: the instances train together."""
+    """Launch template. Without an instance type, the group that uses it chooses. `efa` adds EFA network interfaces."""
     groups = [group.security_group_id for group in machine.groups]
     if efa and instance_type is not None:
         network: dict[str, Any] = {"network_interfaces": efa_interfaces(instance_type, groups)}
@@ -56,14 +56,14 @@ def launch_template(
         iam_instance_profile=Template.IamInstanceProfileProperty(arn=machine.profile.attr_arn)
         if machine.profile
         else None,
-        metadata_options=_metadata(machine),
-        block_device_mappings=[_root(machine)],
+        metadata_options=_metadata_options(machine),
+        block_device_mappings=[_root_volume(machine)],
         monitoring=Template.MonitoringProperty(enabled=True),
-        tag_specifications=_tagged(machine),
+        tag_specifications=_tag_specifications(machine),
         user_data=Fn.base64(machine.user_data) if machine.user_data else None,
         placement=Template.PlacementProperty(group_name=machine.near.ref) if machine.near else None,
         **network,
-        **_bought(capacity),
+        **_purchase_options(capacity),
     )
     return Template(
         scope,
@@ -79,8 +79,10 @@ def launch_template(
 
 
 def efa_interfaces(instance_type: str, groups: Sequence[str]) -> list[_Interface]:
-    """One for each network card: the first carries the instance's address, the others nothing but EFA traffic, so that
-    they take no address of the subnet. Security groups belong inside; a subnet does not, for the group chooses it.
+    """One network interface per network card.
+
+    The first has the instance's IP address. The others carry EFA traffic only, and use no address of the subnet.
+    Security groups are listed per interface; the subnet is not, because the group chooses it.
     """
     cards = INSTANCES[instance_type].efa_interfaces or 0
     return [
@@ -95,23 +97,23 @@ def efa_interfaces(instance_type: str, groups: Sequence[str]) -> list[_Interface
     ]
 
 
-def _bought(capacity: Capacity | None) -> dict[str, Any]:
-    """On demand takes no word of the template; spot is said by the group, beside how much of it is on demand."""
+def _purchase_options(capacity: Capacity | None) -> dict[str, Any]:
+    """Settings for reserved capacity. On-demand needs none, and spot is a setting of the group."""
     if capacity is None or capacity.kind not in ("reservation", "capacity-block"):
         return {}
     target = Template.CapacityReservationTargetProperty(capacity_reservation_id=capacity.id)
-    found: dict[str, Any] = {
+    options: dict[str, Any] = {
         "capacity_reservation_specification": Template.CapacityReservationSpecificationProperty(
             capacity_reservation_target=target
         )
     }
     if capacity.kind == "capacity-block":
-        found["instance_market_options"] = Template.InstanceMarketOptionsProperty(market_type="capacity-block")
-    return found
+        options["instance_market_options"] = Template.InstanceMarketOptionsProperty(market_type="capacity-block")
+    return options
 
 
-def _metadata(machine: Machine) -> aws_ec2.CfnLaunchTemplate.MetadataOptionsProperty:
-    """Tags are in it where they may be, for the agent asks which group it belongs to."""
+def _metadata_options(machine: Machine) -> aws_ec2.CfnLaunchTemplate.MetadataOptionsProperty:
+    """IMDSv2 settings. Instance tags are enabled where possible: the agent reads the name of its group from them."""
     return Template.MetadataOptionsProperty(
         http_endpoint="enabled",
         http_tokens="required",
@@ -120,13 +122,13 @@ def _metadata(machine: Machine) -> aws_ec2.CfnLaunchTemplate.MetadataOptionsProp
     )
 
 
-def _root(machine: Machine) -> aws_ec2.CfnLaunchTemplate.BlockDeviceMappingProperty:
+def _root_volume(machine: Machine) -> aws_ec2.CfnLaunchTemplate.BlockDeviceMappingProperty:
     disk = Template.EbsProperty(
         volume_type="gp3", volume_size=machine.root_gib, encrypted=True, delete_on_termination=True
     )
     return Template.BlockDeviceMappingProperty(device_name=machine.root_device, ebs=disk)
 
 
-def _tagged(machine: Machine) -> list[aws_ec2.CfnLaunchTemplate.TagSpecificationProperty]:
+def _tag_specifications(machine: Machine) -> list[aws_ec2.CfnLaunchTemplate.TagSpecificationProperty]:
     tags = [{"key": key, "value": value} for key, value in {"Name": machine.name, **machine.tags}.items()]
-    return [Template.TagSpecificationProperty(resource_type=kind, tags=tags) for kind in _TAGGED]
+    return [Template.TagSpecificationProperty(resource_type=kind, tags=tags) for kind in _TAGGED_RESOURCES]

@@ -14,46 +14,46 @@ LOCK: Final = "nxpipe.agent.lock"
 
 
 class NoAgentLocked(Exception):
-    """Instances would not know what to install."""
+    """The agent's lock file is unreadable or names no digest."""
 
     def __init__(self, path: Path, fault: str) -> None:
         super().__init__(
-            f"{path} {fault}, and names the agent that instances install; run: nxpipe agent bundle PACKAGES"
+            f"{path} {fault}, but it must name the agent that instances install; run: nxpipe agent bundle PACKAGES"
         )
 
 
 def locked_agent(folder: Path) -> str | None:
-    """None: not locked yet."""
+    """SHA-256 of the agent's bundle; None if there is no lock file yet."""
     path = folder / LOCK
     try:
-        found = json.loads(path.read_text())["sha256"]
+        digest = json.loads(path.read_text())["sha256"]
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise NoAgentLocked(path, "cannot be read") from error
-    if not isinstance(found, str) or not re.fullmatch("[0-9a-f]{64}", found):
+    if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
         raise NoAgentLocked(path, "names no digest")
-    return found
+    return digest
 
 
 def lock_of(config: Config, folder: Path) -> AmiLock:
-    """`folder` is that of nxpipe.toml, where relative paths of it start."""
+    """The image lock. `folder` is the folder of nxpipe.toml; relative paths start there."""
     return read_lock(folder / config.amis.lock)
 
 
 def fleet_image(config: Config, lock: AmiLock) -> str:
-    """What instances start from: the image of the first version of the SDK that [amis] lists."""
+    """AMI of serving instances: the image of the first SDK version that [amis] lists."""
     return _image(config, lock, config.amis.sdk[0], FLEETS_PARAMETER)
 
 
 def training_image(config: Config, lock: AmiLock) -> str:
-    """What hosts of training start from."""
+    """AMI of training hosts."""
     return _image(config, lock, None, TRAINING_PARAMETER)
 
 
 def known_images(lock: AmiLock) -> Mapping[str, KnownImage]:
-    """The lock as the rules know it."""
-    return {each.id: KnownImage(each.region, each.expires) for each in lock.images}
+    """Locked images by AMI, for the lint rules."""
+    return {image.id: KnownImage(image.region, image.expires) for image in lock.images}
 
 
 def is_unlocked(image: str) -> bool:
@@ -61,7 +61,7 @@ def is_unlocked(image: str) -> bool:
 
 
 def unlocked_images(config: Config, lock: AmiLock) -> frozenset[str]:
-    """What stands in templates for images that are not in the lock file."""
+    """References in templates to images that are not in the lock file."""
     if config.project.region is None:  # a project without fleets
         return frozenset()
     return frozenset(filter(is_unlocked, (fleet_image(config, lock), training_image(config, lock))))
@@ -69,8 +69,8 @@ def unlocked_images(config: Config, lock: AmiLock) -> frozenset[str]:
 
 def _image(config: Config, lock: AmiLock, sdk: str | None, parameter: str) -> str:
     assert config.project.region is not None, "fleets have a region"
-    found = lock.image(config.project.region, sdk)
-    return found.id if found else f"{{{{resolve:ssm:{parameter}}}}}"
+    image = lock.image(config.project.region, sdk)
+    return image.id if image else f"{{{{resolve:ssm:{parameter}}}}}"
 
 
 IMAGE: Final = "nxpipe:ami-not-locked"  # the ids of the warnings

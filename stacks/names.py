@@ -1,11 +1,11 @@
-"""Resource names that stacks give and other tools refer to. Needs no CDK."""
+"""Resource names that both stacks and other tools use. This module does not import CDK."""
 
 from typing import Final
 
 PROJECT_TAG: Final = "nxpipe:project"
 NAMESPACE: Final = "nxpipe"  # of pods that run artifacts
-SERVICE_ACCOUNT: Final = "artifacts"  # of those pods: it may read the store
-NEURON: Final = "aws.amazon.com/neuron"  # keeps other pods off nodes with accelerators
+SERVICE_ACCOUNT: Final = "artifacts"  # of those pods; its role may read the store
+NEURON: Final = "aws.amazon.com/neuron"  # taint of nodes with accelerators
 
 
 def cluster_name(project: str) -> str:
@@ -13,7 +13,7 @@ def cluster_name(project: str) -> str:
 
 
 def node_profile(project: str) -> str:
-    """The instance profile of nodes that no node group starts."""
+    """The instance profile of nodes outside of node groups, such as Karpenter's."""
     return f"{project}-nodes"
 
 

@@ -1,6 +1,6 @@
-"""Network stack: a VPC with listed zones and literal addresses, and VPC endpoints for closed networks.
+"""Network stack: a VPC with explicit zones and address ranges, and VPC endpoints for closed networks.
 
-VPC endpoints of a closed network are created last: which are needed follows from what the other stacks call.
+The VPC endpoints of a closed network are created last, because they follow from the calls of the other stacks.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,17 +14,17 @@ from constructs import Construct, IValidation
 
 from nxpipe.pipeline.config.cloud import ClosedNetwork, ExistingNetwork, NatNetwork
 from nxpipe.stacks.handles import NetworkHandle
-from nxpipe.stacks.iam import for_us
-from nxpipe.stacks.lint.egress import GATEWAYS, Need, Resources, Unreachable, missing, needs
+from nxpipe.stacks.iam import own_account_service
+from nxpipe.stacks.lint.egress import GATEWAYS, Need, Resources, Unreachable, missing_endpoints, needs
 from nxpipe.stacks.names import efa_group
-from nxpipe.stacks.project import kept_log, tag_project
+from nxpipe.stacks.project import log_group, tag_project
 
-_SUBNET_BITS: Final = 4  # each zone gets a sixteenth of the addresses, and so does its way out
-_MOST_ZONES: Final = 6  # room is kept for that many, so that a new zone at the end of the list moves nothing
+_SUBNET_BITS: Final = 4  # each subnet has a sixteenth of the addresses
+_MOST_ZONES: Final = 6  # address ranges are reserved for these, so that appending a zone changes no subnet
 
 
 class NetworkStack(Stack):
-    """A VPC of our own, or the one that exists."""
+    """A new VPC, or a reference to an existing one."""
 
     handle: NetworkHandle
 
@@ -50,15 +50,15 @@ class NetworkStack(Stack):
 
     @property
     def availability_zones(self) -> list[str]:
-        """As listed: CDK would otherwise ask the account, with whatever credentials are at hand."""
+        """The configured zones; CDK would otherwise look them up with the current credentials."""
         return list(self._zones)
 
     def _existing(self, network: ExistingNetwork) -> tuple[aws_ec2.IVpc, dict[str, aws_ec2.ISubnet]]:
         subnets = {
-            each.zone: aws_ec2.Subnet.from_subnet_attributes(
-                self, f"Subnet-{each.zone}", subnet_id=each.id, availability_zone=each.zone
+            subnet.zone: aws_ec2.Subnet.from_subnet_attributes(
+                self, f"Subnet-{subnet.zone}", subnet_id=subnet.id, availability_zone=subnet.zone
             )
-            for each in network.subnets
+            for subnet in network.subnets
         }
         vpc = aws_ec2.Vpc.from_vpc_attributes(
             self,
@@ -68,23 +68,23 @@ class NetworkStack(Stack):
             availability_zones=list(subnets),
         )
         routes = "Annotation::@aws-cdk/aws-ec2:noSubnetRouteTableId"
-        for subnet in subnets.values():
-            Validations.of(subnet).acknowledge(Acknowledgment(id=routes, reason="its routes are not ours to touch"))
+        for imported in subnets.values():
+            Validations.of(imported).acknowledge(Acknowledgment(id=routes, reason="its routes are managed elsewhere"))
         return vpc, subnets
 
     def _own(
         self, project: str, network: ClosedNetwork | NatNetwork, zones: tuple[str, ...]
     ) -> tuple[aws_ec2.IVpc, dict[str, aws_ec2.ISubnet]]:
-        way_out = isinstance(network, NatNetwork)
+        has_nat = isinstance(network, NatNetwork)
         mask = ip_network(network.cidr).prefixlen + _SUBNET_BITS
         kinds = [
             aws_ec2.SubnetConfiguration(
                 name="fleet",
                 cidr_mask=mask,
-                subnet_type=aws_ec2.SubnetType.PRIVATE_WITH_EGRESS if way_out else aws_ec2.SubnetType.PRIVATE_ISOLATED,
+                subnet_type=aws_ec2.SubnetType.PRIVATE_WITH_EGRESS if has_nat else aws_ec2.SubnetType.PRIVATE_ISOLATED,
             )
         ]
-        if way_out:
+        if has_nat:
             public = aws_ec2.SubnetType.PUBLIC
             kinds.append(
                 aws_ec2.SubnetConfiguration(
@@ -98,29 +98,29 @@ class NetworkStack(Stack):
             ip_addresses=aws_ec2.IpAddresses.cidr(network.cidr),
             availability_zones=list(zones),
             reserved_azs=_MOST_ZONES - len(zones),
-            nat_gateways=len(zones) if way_out else 0,
+            nat_gateways=len(zones) if has_nat else 0,
             subnet_configuration=kinds,
-            restrict_default_security_group=False,  # that would take a custom resource; nothing joins that group
+            restrict_default_security_group=False,  # it requires a custom resource, and no resource uses that group
         )
         Validations.of(vpc).acknowledge(
-            Acknowledgment(id="CloudFormation-Validate::W3010", reason="zones are listed, so that no subnet ever moves")
+            Acknowledgment(id="CloudFormation-Validate::W3010", reason="zones are explicit, so that no subnet moves")
         )
         self._record_flows(project, vpc)
-        own = vpc.private_subnets if way_out else vpc.isolated_subnets
-        CfnOutput(self, "VpcId", value=vpc.vpc_id, description="The network of all fleets")
+        own = vpc.private_subnets if has_nat else vpc.isolated_subnets
+        CfnOutput(self, "VpcId", value=vpc.vpc_id, description="VPC of all fleets")
         return vpc, dict(zip(zones, own, strict=True))
 
     def _record_flows(self, project: str, vpc: aws_ec2.Vpc) -> None:
-        logs = kept_log(self, "Flows", f"/nxpipe/{project}/flows")
-        role = aws_iam.Role(self, "FlowRole", assumed_by=for_us(self, "vpc-flow-logs"), path="/nxpipe/")
+        logs = log_group(self, "Flows", f"/nxpipe/{project}/flows")
+        role = aws_iam.Role(self, "FlowRole", assumed_by=own_account_service(self, "vpc-flow-logs"), path="/nxpipe/")
         logs.grant_write(role)
         vpc.add_flow_log("FlowLog", destination=aws_ec2.FlowLogDestination.to_cloud_watch_logs(logs, role))
 
     def _efa_group(self, project: str, vpc: aws_ec2.IVpc) -> aws_ec2.ISecurityGroup:
-        """Collectives need all traffic to and from the group itself, named by the group: an open egress does not do.
+        """Security group for EFA, which requires rules for all traffic that name the group itself as peer.
 
-        The rules stand beside the group, for inside of it it cannot name itself; an explicit egress to nowhere keeps
-        EC2's own open one away.
+        The rules are separate resources, because a group cannot reference itself inline. The egress rule to
+        255.255.255.255 replaces EC2's default rule, which allows all egress.
         """
         group = aws_ec2.CfnSecurityGroup(
             self,
@@ -149,8 +149,8 @@ class NetworkStack(Stack):
         return aws_ec2.SecurityGroup.from_security_group_id(self, "EfaGroup", id_)
 
 
-# The types that tell who calls what.
-_TELLING: Final = (
+# Resource types that determine which services are called.
+_CALLER_TYPES: Final = (
     "AWS::Batch::ComputeEnvironment",
     "AWS::Batch::JobDefinition",
     "AWS::EC2::LaunchTemplate",
@@ -162,23 +162,23 @@ _TELLING: Final = (
 
 
 class Endpoints(Construct):
-    """The endpoints of a network, in its stack."""
+    """VPC endpoints of a network, in its stack."""
 
     def __init__(self, scope: Construct, id_: str, *, network: NetworkHandle, callers: Sequence[Stack]) -> None:
         super().__init__(scope, id_)
-        wanted = sorted({need.endpoint for need in wants(callers)})
+        services = sorted({need.endpoint for need in endpoint_needs(callers)})
         self._subnets = aws_ec2.SubnetSelection(subnets=list(network.subnets.values()))
-        for service in wanted:
+        for service in services:
             if service in GATEWAYS:
-                self._lead_by_routes(network, service)
-        interfaces = [service for service in wanted if service not in GATEWAYS]
+                self._add_gateway(network, service)
+        interfaces = [service for service in services if service not in GATEWAYS]
         if network.closed and interfaces:
-            self._lead_by_interfaces(network, interfaces)
+            self._add_interfaces(network, interfaces)
         if network.closed:
             self.node.add_validation(_Complete(self, callers))
 
-    def _lead_by_routes(self, network: NetworkHandle, service: str) -> None:
-        """Costs nothing, and spares a NAT gateway the artifacts: made for open networks, too."""
+    def _add_gateway(self, network: NetworkHandle, service: str) -> None:
+        """Add a gateway endpoint. It is free, and keeps artifact downloads off the NAT gateway of an open network."""
         aws_ec2.GatewayVpcEndpoint(
             self,
             service,
@@ -187,7 +187,7 @@ class Endpoints(Construct):
             subnets=[self._subnets],
         )
 
-    def _lead_by_interfaces(self, network: NetworkHandle, services: Iterable[str]) -> None:
+    def _add_interfaces(self, network: NetworkHandle, services: Iterable[str]) -> None:
         group = aws_ec2.SecurityGroup(
             self,
             "Group",
@@ -210,39 +210,41 @@ class Endpoints(Construct):
 
 @jsii.implements(IValidation)
 class _Complete:
-    """Asked by CDK before it writes a template, when nothing is changed any more."""
+    """Validation of the endpoints. CDK runs it after all constructs are complete, before it writes templates."""
 
     def __init__(self, endpoints: Endpoints, callers: Sequence[Stack]) -> None:
         self._endpoints = endpoints
         self._callers = callers
 
     def validate(self) -> list[str]:
-        there = [child.node.id for child in self._endpoints.node.children]
+        existing = [child.node.id for child in self._endpoints.node.children]
         try:
-            return missing(wants(self._callers), there)
+            return missing_endpoints(endpoint_needs(self._callers), existing)
         except Unreachable as unreachable:
             return [str(unreachable)]
 
 
-def wants(callers: Iterable[Stack]) -> set[Need]:
+def endpoint_needs(callers: Iterable[Stack]) -> set[Need]:
     return {need for stack in callers for need in needs(stack.stack_name, _resources(stack))}
 
 
 def _resources(stack: Stack) -> Resources:
-    """As the template will have them, before there is one. Each question crosses to node and back, so few are asked."""
-    every = [one for one in stack.node.find_all() if isinstance(one, CfnResource) and _type(one) in _TELLING]
-    told = stack.resolve([{"id": one.logical_id, "properties": one._cfn_properties} for one in every])
+    """Caller resources as the template will have them. One call resolves all of them: each call to jsii is slow."""
+    constructs = [
+        child for child in stack.node.find_all() if isinstance(child, CfnResource) and _type(child) in _CALLER_TYPES
+    ]
+    resolved = stack.resolve([{"id": child.logical_id, "properties": child._cfn_properties} for child in constructs])
     return {
-        each["id"]: {"Type": _type(one), "Properties": one._render_properties(each.get("properties", {})) or {}}
-        for one, each in zip(every, told, strict=True)
+        values["id"]: {"Type": _type(child), "Properties": child._render_properties(values.get("properties", {})) or {}}
+        for child, values in zip(constructs, resolved, strict=True)
     }
 
 
-def _type(one: CfnResource) -> str:
-    return _type_of_all(one.__class__) or one.cfn_resource_type
+def _type(resource: CfnResource) -> str:
+    return _type_of_class(resource.__class__) or resource.cfn_resource_type
 
 
 @cache
-def _type_of_all(made: type[CfnResource]) -> str | None:
-    """Of a class that is generated for one type."""
-    return getattr(made, "CFN_RESOURCE_TYPE_NAME", None)
+def _type_of_class(construct: type[CfnResource]) -> str | None:
+    """The resource type of a generated L1 class; None for the generic CfnResource."""
+    return getattr(construct, "CFN_RESOURCE_TYPE_NAME", None)

@@ -1,8 +1,8 @@
-"""Observability: the metrics table, the one source of alarms and dashboard, and the stack that creates them.
+"""Observability: the table of measures, from which alarms and dashboard are generated, and the stack with both.
 
-What the load balancer and Auto Scaling publish has their names. What hosts publish is in a namespace of ours, named as
-neuron-monitor documents it for Prometheus and in its reports (what its CloudWatch program sends is documented nowhere),
-with the project and the fleet as dimensions: so one series a fleet, whichever instances it has.
+Metrics of the load balancer and of Auto Scaling have AWS's names. Metrics of hosts are in the namespace `nxpipe`, under
+the names that neuron-monitor documents for Prometheus and in its reports; the names of its CloudWatch program are not
+documented. Their dimensions are project and fleet, so a fleet has one series, independent of its instances.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,12 +38,12 @@ Scope = Literal["fleet", "load balancer", "target group", "group", "endpoint"]
 
 @dataclass(frozen=True)
 class Series:
-    """One metric of CloudWatch, but for whose it is."""
+    """One CloudWatch metric without the dimensions of its subject."""
 
     namespace: str
     name: str
     statistic: str
-    only: Mapping[str, str] = field(default_factory=dict)  # more dimensions
+    only: Mapping[str, str] = field(default_factory=dict)  # additional dimensions
 
 
 def _host(name: str, statistic: str, **only: str) -> Series:
@@ -60,66 +60,66 @@ def _hosted(name: str, statistic: str) -> Series:
 
 @dataclass(frozen=True)
 class Subject:
-    """One thing that a measure is taken of; its name is empty where a fleet has only one."""
+    """The resource that a measure refers to. Its name is empty if a fleet has only one."""
 
     name: str
     dimensions: Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Limit:
-    """When a measure is wrong. `by_release` ones bring a rollout to its end, the others only tell.
+class AlarmLimit:
+    """Alarm threshold of a measure. `by_release` alarms roll a rollout back; the others only notify.
 
-    They are those that leave nothing to judge. Where versions can be compared, an alarm would end good releases by
-    chance, and whenever something goes wrong that both versions share: there the judge of rollouts decides.
+    `by_release` is for failures that allow no comparison. Where versions can be compared, the rollout's judge decides:
+    an alarm would also end good releases, by chance or for a failure that both versions share.
     """
 
-    above: float | str  # a figure, or the name of one of the guards that the configuration gives
-    minutes: int  # of the last `of`
+    above: float | str  # a number, or the name of a setting of [rollout.guards]
+    minutes: int  # above the threshold, of the last `of`
     of: int
     by_release: bool
     meaning: str
 
-    def figure(self, guards: Guards) -> float | None:
-        """None where a project leaves the limit out."""
+    def threshold(self, guards: Guards) -> float | None:
+        """The threshold; None if the project does not set the guard."""
         if not isinstance(self.above, str):
             return self.above
-        given = getattr(guards, self.above)
-        return given.total_seconds() if isinstance(given, timedelta) else given
+        value = getattr(guards, self.above)
+        return value.total_seconds() if isinstance(value, timedelta) else value
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A row: what is shown, of what it is made, and when it is wrong."""
+    """One row of the table: title, metrics, expression, and alarm threshold."""
 
-    key: str  # in names of alarms
+    key: str  # part of alarm names
     title: str
     unit: str
     scope: Scope
-    series: Mapping[str, Series]  # by the name that the expression gives it
-    expression: str | None = None  # metric math over {names} of series; a measure of one needs none
-    limit: Limit | None = None
+    series: Mapping[str, Series]  # by name in the expression
+    expression: str | None = None  # metric math over {names} of series; None for a single series
+    limit: AlarmLimit | None = None
 
-    def of(self, subject: Subject, given: Mapping[str, float], label: str | None = None) -> aws_cloudwatch.IMetric:
-        """The measure of one thing. `given` are the constants that an expression names."""
-        made = {
+    def of(self, subject: Subject, constants: Mapping[str, float], label: str | None = None) -> aws_cloudwatch.IMetric:
+        """The metric of one subject. `constants` are values that the expression names."""
+        metrics = {
             name: aws_cloudwatch.Metric(
-                namespace=each.namespace,
-                metric_name=each.name,
-                statistic=each.statistic,
-                dimensions_map={**subject.dimensions, **each.only},
+                namespace=series.namespace,
+                metric_name=series.name,
+                statistic=series.statistic,
+                dimensions_map={**subject.dimensions, **series.only},
                 period=PERIOD,
                 label=label,
             )
-            for name, each in self.series.items()
+            for name, series in self.series.items()
         }
         if self.expression is None:
-            (only,) = made.values()
-            return only
-        ids = {name: f"{name}_{subject.name}" for name in made}  # of all metrics of one graph, none twice
+            (metric,) = metrics.values()
+            return metric
+        ids = {name: f"{name}_{subject.name}" for name in metrics}  # unique within a graph
         return aws_cloudwatch.MathExpression(
-            expression=self.expression.format_map({**ids, **given}),
-            using_metrics={ids[name]: metric for name, metric in made.items()},
+            expression=self.expression.format_map({**ids, **constants}),
+            using_metrics={ids[name]: metric for name, metric in metrics.items()},
             period=PERIOD,
             label=label,
         )
@@ -127,9 +127,9 @@ class Measure:
     def alarm(
         self, scope: Construct, id_: str, *, name: str, subject: Subject, guards: Guards
     ) -> aws_cloudwatch.Alarm | None:
-        """None where nothing is wrong with whatever is measured."""
+        """The alarm of one subject; None if the measure has no threshold."""
         limit = self.limit
-        if limit is None or (above := limit.figure(guards)) is None:
+        if limit is None or (above := limit.threshold(guards)) is None:
             return None
         return aws_cloudwatch.Alarm(
             scope,
@@ -141,16 +141,16 @@ class Measure:
             comparison_operator=aws_cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD,
             datapoints_to_alarm=limit.minutes,
             evaluation_periods=limit.of,
-            # A group without traffic has no latency, and a device that does not fail sends no failures.
+            # A group without traffic has no latency metric, and a device without failures no failure metric.
             treat_missing_data=aws_cloudwatch.TreatMissingData.NOT_BREACHING,
         )
 
 
-# Below so few requests a minute one failure would be a rate; the statistical test of a rollout judges those.
-_ENOUGH: Final = 20
+# With fewer requests a minute, one failure would exceed the threshold; a rollout's statistical test judges those.
+_MIN_REQUESTS: Final = 20
 
-# What is no good answer of a target has failed: its 5XX, and what it never answered, for which the ALB answers 502 or
-# 504. Those two it counts for all target groups together. An absent count is none.
+# A request has failed unless a target answered it with 2XX, 3XX or 4XX: failures are 5XX, and requests without an
+# answer, for which the ALB returns 502 or 504 and has a count for all target groups together. An absent count is zero.
 ANSWERED: Final = {
     "requests": _balancer("RequestCount", "Sum"),
     **{f"good{kind}": _balancer(f"HTTPCode_Target_{kind}XX_Count", "Sum") for kind in (2, 3, 4)},
@@ -160,14 +160,14 @@ NOT_ANSWERED: Final = "({requests} - FILL({good2}, 0) - FILL({good3}, 0) - FILL(
 MEASURES: Final = (
     Measure(
         "utilisation",
-        "Tensor engines in use",
+        "Tensor engine utilization",
         "share of time",
         "fleet",
         {"used": _host("neuroncore_utilization_ratio", "Average")},
     ),
     Measure(
         "core-memory",
-        "Memory of the fullest core",
+        "Memory of the core that uses most",
         "bytes",
         "fleet",
         {"used": _host("neuroncore_memory_usage_bytes", "Maximum")},
@@ -181,39 +181,43 @@ MEASURES: Final = (
     ),
     Measure(
         "latency-p50",
-        "Latency, half of the requests",
+        "Latency, p50",
         "seconds",
         "target group",
         {"time": _balancer("TargetResponseTime", "p50")},
     ),
     Measure(
         "latency-p99",
-        "Latency, 99 of 100 requests",
+        "Latency, p99",
         "seconds",
         "target group",
         {"time": _balancer("TargetResponseTime", "p99")},
-        limit=Limit("max_p99", 2, 3, by_release=False, meaning="slower than rollout.guards.max_p99"),
+        limit=AlarmLimit("max_p99", 2, 3, by_release=False, meaning="slower than rollout.guards.max_p99"),
     ),
     Measure(
         "error-rate",
-        "Requests that failed",
+        "Failed requests",
         "share",
         "target group",
         ANSWERED,
-        f"IF({{requests}} >= {_ENOUGH}, {NOT_ANSWERED} / {{requests}}, 0)",
-        Limit("max_error_rate", 2, 3, by_release=False, meaning="more failures than rollout.guards.max_error_rate"),
+        f"IF({{requests}} >= {_MIN_REQUESTS}, {NOT_ANSWERED} / {{requests}}, 0)",
+        AlarmLimit(
+            "max_error_rate", 2, 3, by_release=False, meaning="more failures than rollout.guards.max_error_rate"
+        ),
     ),
     Measure(
         "refused",
-        "Requests that no instance got",
+        "Requests without a healthy target",
         "a minute",
         "load balancer",
         {"refused": _balancer("HTTPCode_ELB_503_Count", "Sum")},
-        limit=Limit(0, 2, 3, by_release=True, meaning="traffic goes to a target group that has no healthy instance"),
+        limit=AlarmLimit(
+            0, 2, 3, by_release=True, meaning="traffic goes to a target group that has no healthy instance"
+        ),
     ),
     Measure(
         "unanswered",
-        "Requests that an instance did not answer",
+        "Requests without an answer",
         "share",
         "load balancer",
         {
@@ -221,8 +225,8 @@ MEASURES: Final = (
             "broken": _balancer("HTTPCode_ELB_502_Count", "Sum"),
             "late": _balancer("HTTPCode_ELB_504_Count", "Sum"),
         },
-        f"IF({{requests}} >= {_ENOUGH}, (FILL({{broken}}, 0) + FILL({{late}}, 0)) / {{requests}}, 0)",
-        Limit(
+        f"IF({{requests}} >= {_MIN_REQUESTS}, (FILL({{broken}}, 0) + FILL({{late}}, 0)) / {{requests}}, 0)",
+        AlarmLimit(
             "max_error_rate", 2, 3, by_release=False, meaning="instances hang or crash: more than max_error_rate allows"
         ),
     ),
@@ -235,11 +239,11 @@ MEASURES: Final = (
     ),
     Measure(
         "execution-errors",
-        "Executions that a device failed",
+        "Failed executions",
         "a minute",
         "fleet",
         {"failed": _host("execution_status_total", "Sum", status_type="hardware")},
-        limit=Limit(0, 1, 1, by_release=False, meaning="a device of the fleet fails; replace its instance"),
+        limit=AlarmLimit(0, 1, 1, by_release=False, meaning="a device of the fleet has failures; replace its instance"),
     ),
     Measure(
         "compile-events",
@@ -247,11 +251,13 @@ MEASURES: Final = (
         "a minute",
         "fleet",
         {"compiled": _host("compile_events_total", "Sum")},
-        limit=Limit(0, 1, 1, by_release=True, meaning="an instance compiles what its artifact should have held"),
+        limit=AlarmLimit(
+            0, 1, 1, by_release=True, meaning="an instance compiles a program that its artifact should contain"
+        ),
     ),
     Measure(
         "cost",
-        "Cost since the beginning of the graph",
+        "Cost since the start of the graph",
         "US dollars",
         "group",
         {"instances": Series("AWS/AutoScaling", "GroupInServiceInstances", "Average")},
@@ -259,8 +265,8 @@ MEASURES: Final = (
     ),
 )
 
-# SageMaker counts for each variant, old and new instances together while calls shift; its times are microseconds.
-OF_ENDPOINTS: Final = (
+# SageMaker counts per variant: during a deployment, old and new instances together. Its times are in microseconds.
+ENDPOINT_MEASURES: Final = (
     Measure(
         "calls",
         "Calls",
@@ -270,31 +276,31 @@ OF_ENDPOINTS: Final = (
     ),
     Measure(
         "latency-p99",
-        "Latency, 99 of 100 calls",
+        "Latency, p99",
         "seconds",
         "endpoint",
         {"time": _hosted("ModelLatency", "p99")},
         "{time} / 1000000",
-        Limit("max_p99", 2, 3, by_release=True, meaning="slower than rollout.guards.max_p99"),
+        AlarmLimit("max_p99", 2, 3, by_release=True, meaning="slower than rollout.guards.max_p99"),
     ),
     Measure(
         "error-rate",
-        "Calls that failed",
+        "Failed calls",
         "share",
         "endpoint",
         {"calls": _hosted("Invocations", "Sum"), "failed": _hosted("Invocation5XXErrors", "Sum")},
-        f"IF({{calls}} >= {_ENOUGH}, FILL({{failed}}, 0) / {{calls}}, 0)",
-        Limit("max_error_rate", 2, 3, by_release=True, meaning="more failures than rollout.guards.max_error_rate"),
+        f"IF({{calls}} >= {_MIN_REQUESTS}, FILL({{failed}}, 0) / {{calls}}, 0)",
+        AlarmLimit("max_error_rate", 2, 3, by_release=True, meaning="more failures than rollout.guards.max_error_rate"),
     ),
 )
 
 
-_SPEAKERS: Final = ("cloudwatch.amazonaws.com", "budgets.amazonaws.com")
+_PUBLISHERS: Final = ("cloudwatch.amazonaws.com", "budgets.amazonaws.com")
 _WARNINGS: Final = (("ACTUAL", 80), ("ACTUAL", 100), ("FORECASTED", 100))  # percent of the budget
 
 
 class ObserveStack(Stack):
-    """Alarms of all serving fleets; the composite `release-bad` of each is what ends its rollouts."""
+    """Alarms and dashboard of all serving fleets. The composite alarm `release-bad` of a fleet ends its rollouts."""
 
     handle: ObserveHandle
 
@@ -312,7 +318,7 @@ class ObserveStack(Stack):
         hourly: Mapping[str, float],
         **kwargs: Any,
     ) -> None:
-        """`hourly` is what an instance of each fleet costs an hour; without a price no cost is shown."""
+        """`hourly` is the price of an instance by fleet, in US dollars; without a price, no cost is shown."""
         super().__init__(scope, id_, description=f"Alarms and dashboard of {project}", **kwargs)
         self._project = project
         self._guards = guards
@@ -324,43 +330,43 @@ class ObserveStack(Stack):
             bad[fleet.fleet] = self._add_alarms(fleet)
             rows += self._widgets(fleet, prices, bad[fleet.fleet])
         for endpoint in endpoints:
-            rows += self._of_endpoint(endpoint)
+            rows += self._endpoint_widgets(endpoint)
         if rows:
             aws_cloudwatch.Dashboard(self, "Dashboard", dashboard_name=project, widgets=rows)
         if budget.monthly is not None:
             self._add_budget(budget.monthly)
         self.handle = ObserveHandle(release_bad=bad, topic=self._topic, topic_key=key)
         tag_project(self, project)
-        CfnOutput(self, "TopicArn", value=self._topic.topic_arn, description="Alarms are sent here")
+        CfnOutput(self, "TopicArn", value=self._topic.topic_arn, description="Topic of all alarms")
 
     def _make_topic(self, observe: Observe) -> tuple[aws_sns.Topic, aws_kms.Key]:
-        """With a key of its own: the one that SNS has by default lets no alarm through."""
-        ours = {"StringEquals": {"aws:SourceAccount": self.account}}
-        speakers = [aws_iam.ServicePrincipal(each, conditions=ours) for each in _SPEAKERS]
+        """Topic with a key of its own: the policy of SNS's default key does not permit CloudWatch alarms."""
+        own_account = {"StringEquals": {"aws:SourceAccount": self.account}}
+        publishers = [aws_iam.ServicePrincipal(service, conditions=own_account) for service in _PUBLISHERS]
         key = aws_kms.Key(
             self,
             "Key",
             description=f"Encrypts the alarms of {self._project}",
             enable_key_rotation=True,
-            removal_policy=RemovalPolicy.DESTROY,  # nothing is kept under it
+            removal_policy=RemovalPolicy.DESTROY,  # messages are not stored
         )
         topic = aws_sns.Topic(self, "Topic", topic_name=f"{self._project}-alarms", master_key=key, enforce_ssl=True)
-        for speaker in speakers:
+        for publisher in publishers:
             key.add_to_resource_policy(
                 aws_iam.PolicyStatement(
-                    actions=["kms:Decrypt", "kms:GenerateDataKey"], principals=[speaker], resources=["*"]
+                    actions=["kms:Decrypt", "kms:GenerateDataKey"], principals=[publisher], resources=["*"]
                 )
             )
             topic.add_to_resource_policy(
-                aws_iam.PolicyStatement(actions=["sns:Publish"], principals=[speaker], resources=[topic.topic_arn])
+                aws_iam.PolicyStatement(actions=["sns:Publish"], principals=[publisher], resources=[topic.topic_arn])
             )
         for email in observe.emails:
             topic.add_subscription(aws_sns_subscriptions.EmailSubscription(email))
         return topic, key
 
     def _add_alarms(self, fleet: ServeHandle) -> aws_cloudwatch.IAlarm:
-        tell = aws_cloudwatch_actions.SnsAction(self._topic)
-        of_releases = []
+        notify = aws_cloudwatch_actions.SnsAction(self._topic)
+        by_release = []
         for measure in MEASURES:
             for subject in self._subjects(measure, fleet):
                 parts = (fleet.fleet, subject.name, measure.key) if subject.name else (fleet.fleet, measure.key)
@@ -369,17 +375,17 @@ class ObserveStack(Stack):
                 if alarm is None or measure.limit is None:
                     continue
                 if measure.limit.by_release:
-                    of_releases.append(alarm)
+                    by_release.append(alarm)
                 else:
-                    alarm.add_alarm_action(tell)
+                    alarm.add_alarm_action(notify)
         bad = aws_cloudwatch.CompositeAlarm(
             self,
             f"{fleet.fleet}-release-bad",
             composite_alarm_name=self._name(fleet.fleet, "release-bad"),
-            alarm_description=f"The fleet {fleet.fleet} is as no release may leave it: a rollout goes back",
-            alarm_rule=aws_cloudwatch.AlarmRule.any_of(*of_releases),
+            alarm_description=f"Fleet {fleet.fleet} fails in a way that rolls a rollout back",
+            alarm_rule=aws_cloudwatch.AlarmRule.any_of(*by_release),
         )
-        bad.add_alarm_action(tell)
+        bad.add_alarm_action(notify)
         return bad
 
     def _widgets(
@@ -399,13 +405,13 @@ class ObserveStack(Stack):
             graphs.append(aws_cloudwatch.GraphWidget(title=title, left=lines, left_y_axis=axis, width=8))
         yield from (graphs[start : start + 3] for start in range(0, len(graphs), 3))
 
-    def _of_endpoint(self, endpoint: EndpointHandle) -> Iterator[list[aws_cloudwatch.IWidget]]:
-        """What its alarms do is SageMaker's affair; here somebody is told of them."""
+    def _endpoint_widgets(self, endpoint: EndpointHandle) -> Iterator[list[aws_cloudwatch.IWidget]]:
+        """Widgets of an endpoint, and a composite alarm that notifies. Rollback by SageMaker uses the single alarms."""
         bad = aws_cloudwatch.CompositeAlarm(
             self,
             f"{endpoint.endpoint}-endpoint-bad",
             composite_alarm_name=self._name(endpoint.endpoint, "endpoint-bad"),
-            alarm_description=f"The endpoint {endpoint.endpoint} does worse than the guards of rollouts allow",
+            alarm_description=f"Endpoint {endpoint.endpoint} exceeds a limit of rollout.guards",
             alarm_rule=aws_cloudwatch.AlarmRule.any_of(*endpoint.alarms),
         )
         bad.add_alarm_action(aws_cloudwatch_actions.SnsAction(self._topic))
@@ -419,7 +425,7 @@ class ObserveStack(Stack):
                 left_y_axis=aws_cloudwatch.YAxisProps(label=measure.unit, min=0, show_units=False),
                 width=8,
             )
-            for measure in OF_ENDPOINTS
+            for measure in ENDPOINT_MEASURES
         ]
 
     def _subjects(self, measure: Measure, fleet: ServeHandle) -> list[Subject]:
@@ -429,18 +435,18 @@ class ObserveStack(Stack):
         if measure.scope == "load balancer":
             return [Subject("", {"LoadBalancer": balancer})]
         if measure.scope == "group":
-            return [Subject(name, {"AutoScalingGroupName": each.ref}) for name, each in fleet.groups.items()]
+            return [Subject(name, {"AutoScalingGroupName": group.ref}) for name, group in fleet.groups.items()]
         return [
-            Subject(name, {"LoadBalancer": balancer, "TargetGroup": each.target_group_full_name})
-            for name, each in fleet.target_groups.items()
+            Subject(name, {"LoadBalancer": balancer, "TargetGroup": targets.target_group_full_name})
+            for name, targets in fleet.target_groups.items()
         ]
 
     def _name(self, *parts: str) -> str:
         return "-".join((self._project, *parts))
 
     def _add_budget(self, monthly: int) -> None:
-        """Of what carries the project's tag: AWS counts that only once the tag is activated for billing."""
-        told = aws_budgets.CfnBudget.SubscriberProperty(subscription_type="SNS", address=self._topic.topic_arn)
+        """Budget for resources with the project's tag. AWS applies the filter once the tag is activated for billing."""
+        subscriber = aws_budgets.CfnBudget.SubscriberProperty(subscription_type="SNS", address=self._topic.topic_arn)
         aws_budgets.CfnBudget(
             self,
             "Budget",
@@ -459,11 +465,11 @@ class ObserveStack(Stack):
                         threshold=percent,
                         threshold_type="PERCENTAGE",
                     ),
-                    subscribers=[told],
+                    subscribers=[subscriber],
                 )
                 for kind, percent in _WARNINGS
             ],
         )
         CfnOutput(
-            self, "CostTag", value=PROJECT_TAG, description="Activate this cost allocation tag: the budget counts by it"
+            self, "CostTag", value=PROJECT_TAG, description="Cost allocation tag of the budget; activate it for billing"
         )

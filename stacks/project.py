@@ -1,4 +1,4 @@
-"""Project-wide parts of all stacks: the site, cost-allocation tag, log groups, warnings for unlocked inputs."""
+"""Parts that all stacks share: the site, the cost-allocation tag, log groups, warnings about missing lock files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,8 @@ def tag_project(stack: Stack, project: str) -> None:
     Tags.of(stack).add(PROJECT_TAG, project)
 
 
-def kept_log(scope: Construct, id_: str, name: str | None = None) -> aws_logs.LogGroup:
-    """Without a name CloudFormation gives it one."""
+def log_group(scope: Construct, id_: str, name: str | None = None) -> aws_logs.LogGroup:
+    """Log group with a retention of three months. CloudFormation generates a name if none is given."""
     return aws_logs.LogGroup(
         scope,
         id_,
@@ -33,9 +33,11 @@ def kept_log(scope: Construct, id_: str, name: str | None = None) -> aws_logs.Lo
 
 @dataclass(frozen=True)
 class Site:
+    """Arguments that most stacks of one project share."""
+
     app: App
     config: Config
-    folder: Path  # of nxpipe.toml, where relative paths of it start
+    folder: Path  # of nxpipe.toml; relative paths start there
     env: Environment
     store: StoreHandle
     network: NetworkHandle
@@ -50,7 +52,7 @@ class Site:
 
 
 def store_prefix(config: Config) -> str:
-    """Where the store lies in its bucket, as the keys of objects begin: "" or "models/", say."""
+    """Key prefix of the store in its bucket, such as "" or "models/"."""
     url = urlsplit(config.store.url)
     folder = url.path.strip("/") if url.scheme == "s3" else ""
     return f"{folder}/" if folder else ""
@@ -61,16 +63,16 @@ def warn_of_image(stack: Stack, image: str, config: Config, lock: AmiLock) -> No
         region = config.project.region
         Annotations.of(stack).add_warning_v2(
             IMAGE,
-            f"{lock.path.name} has no image for {region}, so instances start from the newest one on the day of the "
-            f"deployment; to choose it now, run: nxpipe ami lock --region {region}",
+            f"{lock.path.name} has no image for {region}, so instances start from the newest one at the time of "
+            f"deployment; to pin it now, run: nxpipe ami lock --region {region}",
         )
 
 
 def unlocked_agent(stack: Stack) -> str:
-    """What stands for the digest until it is known."""
+    """Parameter in place of the agent's digest while the lock file is missing."""
     Annotations.of(stack).add_warning_v2(
         AGENT,
-        f"{LOCK} is missing, which names the agent that instances install, so this stack cannot be deployed yet; "
+        f"{LOCK}, which names the agent that instances install, is missing, so this stack cannot be deployed yet; "
         "run: nxpipe agent bundle PACKAGES",
     )
     parameter = CfnParameter(
@@ -78,7 +80,7 @@ def unlocked_agent(stack: Stack) -> str:
         "AgentSha256",
         type="String",
         allowed_pattern="[0-9a-f]{64}",
-        description=f"The digest of the agent's bundle. {LOCK} names it, which `nxpipe agent bundle PACKAGES` writes.",
+        description=f"SHA-256 of the agent's bundle, from {LOCK}, which `nxpipe agent bundle PACKAGES` writes",
         constraint_description=f"the digest that `nxpipe agent bundle PACKAGES` writes into {LOCK}",
     )
     digest: str = parameter.value_as_string

@@ -1,6 +1,6 @@
 """SageMaker endpoint: model, execution role, and blue/green deployment to a new artifact.
 
-No container gets to this role where the model is isolated from the network.
+The container cannot use the execution role, because network isolation is enabled.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,9 +13,9 @@ from constructs import Construct
 from nxpipe.pipeline.config.endpoints import OLD_FLEET_KEPT, AllAtOnce, Canary, ModelEndpoint, Shift
 from nxpipe.pipeline.config.sections import Guards
 from nxpipe.stacks.handles import EndpointHandle, NetworkHandle, StoreHandle
-from nxpipe.stacks.iam import for_us, read_artifacts
-from nxpipe.stacks.observability import OF_ENDPOINTS, Subject
-from nxpipe.stacks.project import kept_log, tag_project
+from nxpipe.stacks.iam import own_account_service, read_artifacts
+from nxpipe.stacks.observability import ENDPOINT_MEASURES, Subject
+from nxpipe.stacks.project import log_group, tag_project
 
 _METRICS: Final = ("AWS/SageMaker", "/aws/sagemaker/Endpoints")
 _PULL: Final = ("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer")
@@ -25,74 +25,81 @@ _INTERFACES: Final = (
     "ec2:DeleteNetworkInterface",
     "ec2:DeleteNetworkInterfacePermission",
 )
-_LOOKED_AT: Final = ("DhcpOptions", "NetworkInterfaces", "SecurityGroups", "Subnets", "Vpcs")
+_DESCRIBED: Final = ("DhcpOptions", "NetworkInterfaces", "SecurityGroups", "Subnets", "Vpcs")
 
 _Statement = aws_iam.PolicyStatement
 
 
 @dataclass(frozen=True)
-class Hosted:
-    """What one endpoint is made of."""
+class HostedModel:
+    """Image, artifact, log group and network of one endpoint."""
 
-    image: str  # in ECR, maybe of another account
+    image: str  # in ECR, possibly of another account
     artifacts: str  # the prefix in the bucket
     log_group: str
     subnets: Sequence[str]
     group: aws_ec2.ISecurityGroup
 
 
-def hosting_role(scope: Construct, hosted: Hosted, store: StoreHandle) -> aws_iam.Role:
+def hosting_role(scope: Construct, hosted: HostedModel, store: StoreHandle) -> aws_iam.Role:
+    """Role that SageMaker assumes to start an endpoint's instances."""
     role = aws_iam.Role(
         scope,
         "Role",
         description="Taken by SageMaker, to prepare the instances of an endpoint",
         path="/nxpipe/",
-        assumed_by=for_us(scope, "sagemaker"),
+        assumed_by=own_account_service(scope, "sagemaker"),
     )
     read_artifacts(store, role, hosted.artifacts)
     stack = Stack.of(scope)
-    for statement in (*_image(stack, hosted), *_network(stack, hosted), *_telling(stack, hosted), _volumes(store)):
+    statements = (
+        *_image_statements(stack, hosted),
+        *_network_statements(stack, hosted),
+        *_monitoring_statements(stack, hosted),
+        _volume_statement(store),
+    )
+    for statement in statements:
         role.add_to_principal_policy(statement)
     return role
 
 
-def _image(stack: Stack, hosted: Hosted) -> Iterator[aws_iam.PolicyStatement]:
-    registry, _, rest = hosted.image.partition("/")
-    account, repository = registry.partition(".")[0], rest.partition("@")[0]
+def _image_statements(stack: Stack, hosted: HostedModel) -> Iterator[aws_iam.PolicyStatement]:
+    registry, _, path = hosted.image.partition("/")
+    account, repository = registry.partition(".")[0], path.partition("@")[0]
     arn = f"arn:{stack.partition}:ecr:{stack.region}:{account}:repository/{repository}"
     yield _Statement(actions=list(_PULL), resources=[arn])
     yield _Statement(actions=["ecr:GetAuthorizationToken"], resources=["*"])
 
 
-def _network(stack: Stack, hosted: Hosted) -> Iterator[aws_iam.PolicyStatement]:
-    """An interface has no name before it is made: meant are those in our subnets."""
-    here = f"arn:{stack.partition}:ec2:{stack.region}:{stack.account}"
-    subnets = [f"{here}:subnet/{each}" for each in hosted.subnets]
-    group = f"{here}:security-group/{hosted.group.security_group_id}"
-    in_ours = {"ArnEquals": {"ec2:Subnet": subnets}}
-    yield _Statement(actions=list(_INTERFACES), resources=[f"{here}:network-interface/*"], conditions=in_ours)
+def _network_statements(stack: Stack, hosted: HostedModel) -> Iterator[aws_iam.PolicyStatement]:
+    """Statements for network interfaces. They have no ARN in advance, so a condition limits them to the subnets."""
+    prefix = f"arn:{stack.partition}:ec2:{stack.region}:{stack.account}"
+    subnets = [f"{prefix}:subnet/{subnet}" for subnet in hosted.subnets]
+    group = f"{prefix}:security-group/{hosted.group.security_group_id}"
+    in_subnets = {"ArnEquals": {"ec2:Subnet": subnets}}
+    yield _Statement(actions=list(_INTERFACES), resources=[f"{prefix}:network-interface/*"], conditions=in_subnets)
     yield _Statement(actions=["ec2:CreateNetworkInterface"], resources=[*subnets, group])
-    yield _Statement(actions=[f"ec2:Describe{each}" for each in _LOOKED_AT], resources=["*"])
+    yield _Statement(actions=[f"ec2:Describe{kind}" for kind in _DESCRIBED], resources=["*"])
 
 
-def _telling(stack: Stack, hosted: Hosted) -> Iterator[aws_iam.PolicyStatement]:
+def _monitoring_statements(stack: Stack, hosted: HostedModel) -> Iterator[aws_iam.PolicyStatement]:
     group = f"arn:{stack.partition}:logs:{stack.region}:{stack.account}:log-group:{hosted.log_group}"
     yield _Statement(actions=["logs:CreateLogGroup"], resources=[group])
-    lines = ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"]
-    yield _Statement(actions=lines, resources=[group, f"{group}:log-stream:*"])
-    only = {"StringEquals": {"cloudwatch:namespace": list(_METRICS)}}
-    yield _Statement(actions=["cloudwatch:PutMetricData"], resources=["*"], conditions=only)
+    streams = ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"]
+    yield _Statement(actions=streams, resources=[group, f"{group}:log-stream:*"])
+    namespaces = {"StringEquals": {"cloudwatch:namespace": list(_METRICS)}}
+    yield _Statement(actions=["cloudwatch:PutMetricData"], resources=["*"], conditions=namespaces)
 
 
-def _volumes(store: StoreHandle) -> aws_iam.PolicyStatement:
-    """Instances are in SageMaker's account: their volumes get to the key by a grant, which only AWS may make."""
+def _volume_statement(store: StoreHandle) -> aws_iam.PolicyStatement:
+    """Statement for grants on the key, restricted to AWS services: instances are in SageMaker's account."""
     for_aws = {"Bool": {"kms:GrantIsForAWSResource": "true"}}
     return _Statement(actions=["kms:CreateGrant"], resources=[store.key.key_arn], conditions=for_aws)
 
 
-_VARIANT: Final = "all"  # has the same name before and after, or SageMaker would shift all calls at once
-_FOLDER: Final = "/opt/ml/model"  # where SageMaker puts what it has copied
-_SHORTEST_LIMIT: Final = 600  # seconds, of an update
+_VARIANT: Final = "all"  # constant: for a variant with a new name SageMaker would shift all calls at once
+_FOLDER: Final = "/opt/ml/model"  # to which SageMaker copies the artifact
+_MIN_TIMEOUT: Final = 600  # seconds: SageMaker's minimum for the duration of an update
 
 _Model = aws_sagemaker.CfnModel
 _Config = aws_sagemaker.CfnEndpointConfig
@@ -100,7 +107,7 @@ _Endpoint = aws_sagemaker.CfnEndpoint
 
 
 class EndpointStack(Stack):
-    """One endpoint."""
+    """Model, endpoint configuration, endpoint and alarms of one [[endpoints]] entry."""
 
     handle: EndpointHandle
 
@@ -117,31 +124,31 @@ class EndpointStack(Stack):
         prefix: str,
         **kwargs: Any,
     ) -> None:
-        """`prefix` is where the store is in its bucket: "" or "models/", say."""
+        """`prefix` is the store's key prefix in the bucket, such as "models/"."""
         super().__init__(scope, id_, description=f"Endpoint {endpoint.name} of {project}", **kwargs)
         self._endpoint, self._network, self._store = endpoint, network, store
         self._name = f"{project}-{endpoint.name}"
         self._artifacts = f"{prefix}endpoints/{endpoint.name}/"
         dimensions = {"EndpointName": self._name, "VariantName": _VARIANT}
         alarms = self._alarms(Subject("", dimensions), guards)
-        made = self._serve(self._config(self._model()), alarms)
+        created = self._serve(self._config(self._model()), alarms)
         self.handle = EndpointHandle(endpoint.name, dimensions, alarms)
         tag_project(self, project)
-        CfnOutput(self, "EndpointName", value=made.attr_endpoint_name, description="What callers invoke")
+        CfnOutput(self, "EndpointName", value=created.attr_endpoint_name, description="Name of the endpoint to invoke")
 
     def _alarms(self, subject: Subject, guards: Guards) -> list[aws_cloudwatch.Alarm]:
-        made = []
-        for measure in OF_ENDPOINTS:
+        alarms = []
+        for measure in ENDPOINT_MEASURES:
             name = f"{self._name}-endpoint-{measure.key}"
             alarm = measure.alarm(self, measure.key, name=name, subject=subject, guards=guards)
             if alarm is not None:
-                made.append(alarm)
-        return made
+                alarms.append(alarm)
+        return alarms
 
     def _model(self) -> aws_sagemaker.CfnModel:
-        group, subnets = self._group(), [each.subnet_id for each in self._network.subnets.values()]
+        group, subnets = self._group(), [subnet.subnet_id for subnet in self._network.subnets.values()]
         role = hosting_role(
-            self, Hosted(self._endpoint.image, self._artifacts, self._log_group, subnets, group), self._store
+            self, HostedModel(self._endpoint.image, self._artifacts, self._log_group, subnets, group), self._store
         )
         data = _Model.S3DataSourceProperty(
             s3_uri=f"s3://{self._store.bucket.bucket_name}/{self._artifacts}{self._endpoint.artifact}/",
@@ -160,7 +167,7 @@ class EndpointStack(Stack):
             ),
             vpc_config=_Model.VpcConfigProperty(security_group_ids=[group.security_group_id], subnets=subnets),
         )
-        model.node.add_dependency(role.node.find_child("DefaultPolicy"))  # SageMaker tries what it may do
+        model.node.add_dependency(role.node.find_child("DefaultPolicy"))  # SageMaker checks permissions at creation
         return model
 
     def _config(self, model: aws_sagemaker.CfnModel) -> aws_sagemaker.CfnEndpointConfig:
@@ -180,37 +187,37 @@ class EndpointStack(Stack):
     def _serve(
         self, config: aws_sagemaker.CfnEndpointConfig, alarms: list[aws_cloudwatch.Alarm]
     ) -> aws_sagemaker.CfnEndpoint:
-        longest = max(int(self._endpoint.longest_update.total_seconds()), _SHORTEST_LIMIT)
-        moving = _Endpoint.BlueGreenUpdatePolicyProperty(
+        timeout = max(int(self._endpoint.longest_update.total_seconds()), _MIN_TIMEOUT)
+        update = _Endpoint.BlueGreenUpdatePolicyProperty(
             traffic_routing_configuration=_routing(self._endpoint.shift),
             termination_wait_in_seconds=int(OLD_FLEET_KEPT.total_seconds()),
-            maximum_execution_timeout_in_seconds=longest,
+            maximum_execution_timeout_in_seconds=timeout,
         )
-        back = _Endpoint.AutoRollbackConfigProperty(
-            alarms=[_Endpoint.AlarmProperty(alarm_name=each.alarm_name) for each in alarms]
+        rollback = _Endpoint.AutoRollbackConfigProperty(
+            alarms=[_Endpoint.AlarmProperty(alarm_name=alarm.alarm_name) for alarm in alarms]
         )
-        made = _Endpoint(
+        endpoint = _Endpoint(
             self,
             "Endpoint",
             endpoint_name=self._name,
             endpoint_config_name=config.attr_endpoint_config_name,
             deployment_config=_Endpoint.DeploymentConfigProperty(
-                blue_green_update_policy=moving, auto_rollback_configuration=back
+                blue_green_update_policy=update, auto_rollback_configuration=rollback
             ),
         )
-        made.node.add_dependency(self._logs())
-        return made
+        endpoint.node.add_dependency(self._logs())
+        return endpoint
 
     def _logs(self) -> aws_logs.LogGroup:
-        """Under the name that SageMaker would make it by, for ever, at its first line."""
-        return kept_log(self, "Logs", self._log_group)
+        """Log group under the name that SageMaker uses; one that SageMaker creates itself has no expiry."""
+        return log_group(self, "Logs", self._log_group)
 
     @property
     def _log_group(self) -> str:
         return f"/aws/sagemaker/Endpoints/{self._name}"
 
     def _group(self) -> aws_ec2.SecurityGroup:
-        """Of the interfaces by which SageMaker fetches the artifact: nobody calls them."""
+        """Security group, without ingress, of the interfaces through which SageMaker downloads the artifact."""
         group = aws_ec2.SecurityGroup(
             self,
             "Group",

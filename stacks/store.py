@@ -1,4 +1,4 @@
-"""Stack of the artifact store: the bucket, its key, its access logs, and the registry of server images."""
+"""Storage stack: the artifact bucket, its KMS key, its access logs, and the ECR repository of server images."""
 
 from typing import Any, Final
 
@@ -8,14 +8,14 @@ from constructs import Construct
 from nxpipe.stacks.handles import StoreHandle
 from nxpipe.stacks.project import tag_project
 
-# Long enough to resume a large upload after a weekend; unfinished parts cost money and no listing shows them.
+# Long enough to resume a large upload after a weekend. Parts of unfinished uploads cost money, but are not listed.
 UNFINISHED_UPLOADS = Duration.days(7)
 
-# Artifacts are written once, and a rollback reads current versions only, which never expire. A noncurrent version is
-# what a deletion or a moved channel head left behind: this is how long such a mistake can be undone.
+# Artifacts are written once, and a rollback reads current versions only, which never expire. Noncurrent versions result
+# from deletions and moved channel heads: such a mistake can be undone for this long.
 UNDO_WINDOW = Duration.days(90)
 
-# Who read what is asked about after an incident, and incidents are noticed late.
+# Access logs are evidence after an incident, which may be noticed months later.
 ACCESS_LOGS_KEPT = Duration.days(400)
 
 _PRIVATE: Final[dict[str, Any]] = {
@@ -28,7 +28,7 @@ _PRIVATE: Final[dict[str, Any]] = {
 
 
 class StoreStack(Stack):
-    """Where every build publishes and every fleet reads; `stacks.grants` lets other stacks in."""
+    """Store that builds publish to and fleets read from; `stacks.iam` has the policies of other stacks."""
 
     handle: StoreHandle
 
@@ -48,9 +48,9 @@ class StoreStack(Stack):
         repository = self._make_repository(key, removal_policy)
         self.handle = StoreHandle(bucket=bucket, key=key, logs=logs, repository=repository)
         tag_project(self, project)
-        CfnOutput(self, "BucketName", value=bucket.bucket_name, description="Artifacts live in this bucket")
-        CfnOutput(self, "KeyArn", value=key.key_arn, description="Readers and writers need this KMS key")
-        CfnOutput(self, "RepositoryUri", value=repository.repository_uri, description="Images are pushed here")
+        CfnOutput(self, "BucketName", value=bucket.bucket_name, description="Bucket of the artifact store")
+        CfnOutput(self, "KeyArn", value=key.key_arn, description="KMS key of the artifact store")
+        CfnOutput(self, "RepositoryUri", value=repository.repository_uri, description="Repository of server images")
 
     def _make_key(self, project: str, removal_policy: RemovalPolicy) -> aws_kms.Key:
         return aws_kms.Key(
@@ -58,11 +58,11 @@ class StoreStack(Stack):
             "Key",
             description=f"Encrypts the artifacts of {project}",
             enable_key_rotation=True,
-            removal_policy=removal_policy,  # a deleted key would make kept artifacts unreadable
+            removal_policy=removal_policy,  # without the key, retained artifacts are unreadable
         )
 
     def _make_log_bucket(self, removal_policy: RemovalPolicy) -> aws_s3.Bucket:
-        """S3 delivers access logs only where its own key encrypts them."""
+        """Bucket for access logs. S3 delivers them only to buckets with SSE-S3 encryption."""
         logs = aws_s3.Bucket(
             self,
             "Logs",
@@ -78,13 +78,13 @@ class StoreStack(Stack):
             ],
             **_PRIVATE,
         )
-        logs.add_to_resource_policy(self._only_our_logs(logs))
+        logs.add_to_resource_policy(self._only_own_account_logs(logs))
         return logs
 
-    def _only_our_logs(self, logs: aws_s3.Bucket) -> aws_iam.PolicyStatement:
-        """What CDK adds for buckets of other stacks lets in the logs of anybody's bucket."""
+    def _only_own_account_logs(self, logs: aws_s3.Bucket) -> aws_iam.PolicyStatement:
+        """Deny logs of other accounts: the statement that CDK adds for other stacks' buckets does not exclude them."""
         return aws_iam.PolicyStatement(
-            sid="OnlyOurLogs",
+            sid="OnlyOwnAccountLogs",
             effect=aws_iam.Effect.DENY,
             actions=["s3:PutObject"],
             principals=[aws_iam.ServicePrincipal("logging.s3.amazonaws.com")],
@@ -116,7 +116,7 @@ class StoreStack(Stack):
         )
 
     def _make_repository(self, key: aws_kms.Key, removal_policy: RemovalPolicy) -> aws_ecr.Repository:
-        """Images are named by their digests, so none expires: one without a tag may be what a fleet runs."""
+        """Image repository without expiry: fleets name images by digest, so an untagged image may be in use."""
         return aws_ecr.Repository(
             self,
             "Images",

@@ -8,8 +8,8 @@ from constructs import Construct
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import TrainingFleet
 from nxpipe.pipeline.config.fleets import CapacityBlock, Scratch, TrainingSpot
-from nxpipe.stacks.build_farm import WITH_GRACE, instance_profile, job_role, logs, repeated
-from nxpipe.stacks.capacity_block import drained_at, keep_to_its_time
+from nxpipe.stacks.build_farm import UPDATE_POLICY, instance_profile, job_role, log_configuration, retry_strategy
+from nxpipe.stacks.capacity_block import drained_at, schedule_queue
 from nxpipe.stacks.handles import NetworkHandle, StoreHandle, TrainHandle
 from nxpipe.stacks.iam import read_artifacts
 from nxpipe.stacks.launch import Machine, launch_template
@@ -23,8 +23,8 @@ _BOUNDARY: Final = "=nxpipe="
 def file_system(
     scope: Construct, name: str, scratch: Scratch, subnet: aws_ec2.ISubnet, group: aws_ec2.ISecurityGroup
 ) -> aws_fsx.CfnFileSystem:
-    """In the group of the nodes, whose members let all traffic of each other through."""
-    made = aws_fsx.CfnFileSystem(
+    """FSx for Lustre file system in the security group of the nodes, which allows all traffic between its members."""
+    system = aws_fsx.CfnFileSystem(
         scope,
         "Scratch",
         file_system_type="LUSTRE",
@@ -37,13 +37,13 @@ def file_system(
         ),
         tags=[{"key": "Name", "value": f"{name}-scratch"}],
     )
-    made.apply_removal_policy(RemovalPolicy.DESTROY)
-    return made
+    system.apply_removal_policy(RemovalPolicy.DESTROY)
+    return system
 
 
-def mounted(made: aws_fsx.CfnFileSystem) -> str:
-    """User data in parts, as Batch wants it, which adds a part of its own."""
-    variables = {"SCRATCH": FOLDER, "FILE_SYSTEM": made.attr_dns_name, "MOUNT_NAME": made.attr_lustre_mount_name}
+def mount_user_data(system: aws_fsx.CfnFileSystem) -> str:
+    """User data that mounts the file system, in MIME multipart format, which Batch requires to add its own part."""
+    variables = {"SCRATCH": FOLDER, "FILE_SYSTEM": system.attr_dns_name, "MOUNT_NAME": system.attr_lustre_mount_name}
     return "\n".join(
         [
             "MIME-Version: 1.0",
@@ -62,7 +62,7 @@ def mounted(made: aws_fsx.CfnFileSystem) -> str:
     )
 
 
-_KEPT_AFTER_DELETION: Final = Duration.days(7)
+_NONCURRENT_EXPIRY: Final = Duration.days(7)
 
 
 def checkpoint_bucket(scope: Construct, fleet: str, store: StoreHandle) -> aws_s3.Bucket:
@@ -83,16 +83,16 @@ def checkpoint_bucket(scope: Construct, fleet: str, store: StoreHandle) -> aws_s
         lifecycle_rules=[
             aws_s3.LifecycleRule(
                 id="replaced-checkpoints",
-                noncurrent_version_expiration=_KEPT_AFTER_DELETION,
+                noncurrent_version_expiration=_NONCURRENT_EXPIRY,
                 expired_object_delete_marker=True,
-                abort_incomplete_multipart_upload_after=_KEPT_AFTER_DELETION,
+                abort_incomplete_multipart_upload_after=_NONCURRENT_EXPIRY,
             )
         ],
     )
 
 
 def grant_checkpoints(bucket: aws_s3.IBucket, store: StoreHandle, role: aws_iam.IRole) -> None:
-    """Write, read, and drop old ones, whose last versions stay for a week."""
+    """Permit a role to write, read and delete checkpoints; deleted versions are kept for a week."""
     through_s3 = {"StringEquals": {"kms:ViaService": f"s3.{Stack.of(role).region}.amazonaws.com"}}
     for statement in (
         aws_iam.PolicyStatement(
@@ -113,17 +113,17 @@ def grant_checkpoints(bucket: aws_s3.IBucket, store: StoreHandle, role: aws_iam.
         role.add_to_principal_policy(statement)
 
 
-_LONGEST_JOB: Final = 14 * 24 * 3600  # seconds; the most that a capacity block lasts, nearly
-_ATTEMPTS: Final = 10  # the most that Batch makes
-_HOST_SHARE: Final = 0.06  # of memory, for the system and the agent of ECS
-_ROOT_GIB: Final = 500  # a training container, and what it writes beside its checkpoints
+_LONGEST_JOB: Final = 14 * 24 * 3600  # seconds; close to the longest capacity block
+_ATTEMPTS: Final = 10  # Batch's maximum
+_HOST_SHARE: Final = 0.06  # of memory, for the operating system and the ECS agent
+_ROOT_GIB: Final = 500  # for a training container and its temporary files
 
 _Environment = aws_batch.CfnComputeEnvironment
 _Job = aws_batch.CfnJobDefinition
 
 
 class TrainStack(Stack):
-    """One fleet."""
+    """One training fleet: Batch queue, job definition, compute environment, and storage if configured."""
 
     handle: TrainHandle
 
@@ -140,9 +140,7 @@ class TrainStack(Stack):
         prefix: str,
         **kwargs: Any,
     ) -> None:
-        """`image` is the AMI of the hosts, of those with ECS and the Neuron driver; `prefix` where the store is in its
-        bucket.
-        """
+        """`image` is an AMI with ECS and the Neuron driver. `prefix` is the store's key prefix in the bucket."""
         super().__init__(scope, id_, description=f"Training fleet {fleet.name} of {project}", **kwargs)
         self._project, self._fleet, self._network = project, fleet, network
         self._name = f"{project}-{fleet.name}"
@@ -155,13 +153,13 @@ class TrainStack(Stack):
         queue = self._queue(environment)
         job = self._job(store, prefix)
         if isinstance(fleet.capacity, CapacityBlock):
-            keep_to_its_time(self, self._name, fleet.capacity, queue, environment)
+            schedule_queue(self, self._name, fleet.capacity, queue, environment)
         self.handle = TrainHandle(
             fleet=fleet.name, queue=aws_batch.JobQueue.from_job_queue_arn(self, "Training", queue.ref)
         )
         tag_project(self, project)
-        CfnOutput(self, "QueueArn", value=queue.ref, description="Jobs are submitted here")
-        CfnOutput(self, "JobDefinitionArn", value=job.ref, description="What a job is, but for its command")
+        CfnOutput(self, "QueueArn", value=queue.ref, description="Job queue of the fleet")
+        CfnOutput(self, "JobDefinitionArn", value=job.ref, description="Job definition; a submission gives the command")
 
     def _template(self, image: str) -> aws_ec2.CfnLaunchTemplate:
         self._profile = instance_profile(self)
@@ -178,8 +176,8 @@ class TrainStack(Stack):
             image=image,
             profile=self._profile,
             groups=[self._network.efa_group, services],
-            user_data=mounted(self._scratch) if self._scratch else "",
-            root_device="/dev/xvda",  # of Amazon Linux, as ECS has it
+            user_data=mount_user_data(self._scratch) if self._scratch else "",
+            root_device="/dev/xvda",  # of Amazon Linux, which ECS images use
             root_gib=_ROOT_GIB,
             tags={PROJECT_TAG: self._project},
         )
@@ -194,7 +192,7 @@ class TrainStack(Stack):
 
     def _environment(self, image: str, template: aws_ec2.CfnLaunchTemplate) -> aws_batch.CfnComputeEnvironment:
         spot = isinstance(self._fleet.capacity, TrainingSpot)
-        near = self._placement_group()
+        placement = self._placement_group()
         resources = _Environment.ComputeResourcesProperty(
             type="SPOT" if spot else "EC2",
             allocation_strategy="SPOT_CAPACITY_OPTIMIZED" if spot else "BEST_FIT_PROGRESSIVE",
@@ -203,7 +201,7 @@ class TrainStack(Stack):
             instance_types=[self._row.name],
             instance_role=self._profile.attr_arn,
             subnets=[self._subnet.subnet_id],
-            placement_group=near.ref if near else None,
+            placement_group=placement.ref if placement else None,
             launch_template=_Environment.LaunchTemplateSpecificationProperty(
                 launch_template_id=template.ref, version=template.attr_latest_version_number
             ),
@@ -217,12 +215,12 @@ class TrainStack(Stack):
             type="MANAGED",
             state="ENABLED",
             replace_compute_environment=False,
-            update_policy=WITH_GRACE,
+            update_policy=UPDATE_POLICY,
             compute_resources=resources,
         )
 
     def _placement_group(self) -> aws_ec2.CfnPlacementGroup | None:
-        """A block's instances are close together already, and in a group EC2 would find no room for them."""
+        """Cluster placement group; none for a capacity block, whose capacity is outside of placement groups."""
         capacity = self._fleet.capacity
         if isinstance(capacity, CapacityBlock) or capacity.placement == "none" or self._fleet.nodes == 1:
             return None
@@ -240,7 +238,7 @@ class TrainStack(Stack):
         )
 
     def _job(self, store: StoreHandle, prefix: str) -> aws_batch.CfnJobDefinition:
-        """Its command is the image's own, or that of the submission."""
+        """Job definition without a command: jobs run the command of the image or of the submission."""
         role = job_role(self)
         read_artifacts(store, role, prefix)
         environment = {"AWS_REGION": self.region, "NXPIPE_STORE_URL": f"s3://{store.bucket.bucket_name}/{prefix}"}
@@ -251,7 +249,7 @@ class TrainStack(Stack):
         if isinstance(self._fleet.capacity, CapacityBlock):
             environment["NXPIPE_ENDS_AT"] = f"{drained_at(self._fleet.capacity):%Y-%m-%dT%H:%M:%SZ}"
         container = self._container(store, role, environment)
-        several = self._fleet.nodes > 1
+        multinode = self._fleet.nodes > 1
         nodes = _Job.NodePropertiesProperty(
             num_nodes=self._fleet.nodes,
             main_node=0,
@@ -263,19 +261,19 @@ class TrainStack(Stack):
             self,
             "Job",
             job_definition_name=self._name,
-            type="multinode" if several else "container",
+            type="multinode" if multinode else "container",
             platform_capabilities=["EC2"],
             propagate_tags=True,
-            retry_strategy=repeated(_ATTEMPTS),
+            retry_strategy=retry_strategy(_ATTEMPTS),
             timeout=_Job.TimeoutProperty(attempt_duration_seconds=_LONGEST_JOB),
-            node_properties=nodes if several else None,
-            container_properties=None if several else container,
+            node_properties=nodes if multinode else None,
+            container_properties=None if multinode else container,
         )
 
     def _container(
         self, store: StoreHandle, role: aws_iam.IRole, environment: dict[str, str]
     ) -> aws_batch.CfnJobDefinition.ContainerPropertiesProperty:
-        """One on a host, with all that the host has."""
+        """Container with all devices, vCPUs and memory of its host."""
         devices = [f"/dev/neuron{chip}" for chip in range(self._row.chips)]
         devices += [f"/dev/infiniband/uverbs{card}" for card in range(self._row.efa_interfaces or 0)]
         memory = int(self._row.host_memory_gib * 1024 * (1 - _HOST_SHARE))
@@ -292,7 +290,7 @@ class TrainStack(Stack):
                 devices=[_Job.DeviceProperty(host_path=path, container_path=path) for path in devices],
                 init_process_enabled=True,
             ),
-            # Registered memory is locked memory, and the adapter registers what it sends from.
+            # EFA registers the buffers that it sends from, and registered memory is locked memory.
             ulimits=[_Job.UlimitProperty(name="memlock", soft_limit=-1, hard_limit=-1)],
             volumes=[_Job.VolumesProperty(name="scratch", host=_Job.VolumesHostProperty(source_path=FOLDER))]
             if self._scratch
@@ -300,7 +298,7 @@ class TrainStack(Stack):
             mount_points=[_Job.MountPointsProperty(source_volume="scratch", container_path=FOLDER)]
             if self._scratch
             else None,
-            log_configuration=logs(self, f"/nxpipe/{self._project}/{self._fleet.name}"),
+            log_configuration=log_configuration(self, f"/nxpipe/{self._project}/{self._fleet.name}"),
             privileged=False,
         )
 

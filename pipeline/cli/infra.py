@@ -153,11 +153,11 @@ def _before(origin: str, after: "Templates", region: str | None) -> "Templates":
 
 def _lost(after: "Templates", config_path: Path) -> "list[Finding]":
     from nxpipe.pipeline.config import load_config
-    from nxpipe.stacks.lint.data_rules import keeps
+    from nxpipe.stacks.lint.data_rules import keeps_logical_ids
     from nxpipe.stacks.lint.finding import Facts
 
     project = load_config(config_path, os.environ, missing_ok=True).project.name
-    return list(keeps(after, Facts(project=project)))
+    return list(keeps_logical_ids(after, Facts(project=project)))
 
 
 def _as_json(finding: "Finding") -> dict[str, object]:
@@ -170,7 +170,7 @@ def _as_json(finding: "Finding") -> dict[str, object]:
         "path": at.path,
         "place": finding.place,
         "what": finding.what,
-        "mend": finding.mend,
+        "mend": finding.remedy,
     }
 
 

@@ -1,4 +1,4 @@
-"""CloudFormation templates from files and as deployed, the change plan as text; and the lock files of images."""
+"""CloudFormation templates from files or deployed stacks, text of deployment plans, and content of lock files."""
 
 import json
 import re
@@ -42,11 +42,13 @@ def _read(path: Path, region: str | None) -> list[Template]:
     if not manifest.is_file():
         raise TemplateInvalid(f"{path} is not a CDK output folder: it has no {_MANIFEST}; run `npx cdk synth`")
     try:
-        found = json_of(_text(manifest))["artifacts"]
-        stacks = {id_: each for id_, each in found.items() if each["type"] == "aws:cloudformation:stack"}
+        artifacts = json_of(_text(manifest))["artifacts"]
+        stacks = {
+            id_: artifact for id_, artifact in artifacts.items() if artifact["type"] == "aws:cloudformation:stack"
+        }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TemplateInvalid(f"{manifest} is not a CDK manifest ({error}); run `npx cdk synth`") from error
-    return [_of_artifact(path, id_, each, region) for id_, each in sorted(stacks.items())]
+    return [_of_artifact(path, id_, artifact, region) for id_, artifact in sorted(stacks.items())]
 
 
 def _of_artifact(folder: Path, id_: str, artifact: Mapping[str, Any], region: str | None) -> Template:
@@ -105,8 +107,8 @@ def _yaml(text: str) -> Any:
 
 def deployed_templates(like: Templates, client: Callable[..., Any]) -> Templates:
     """Deployed templates of the same stacks, as far as they exist."""
-    found = (_deployed(template, client) for template in like.all)
-    return Templates(tuple(each for each in found if each is not None))
+    templates = (_deployed(template, client) for template in like.all)
+    return Templates(tuple(template for template in templates if template is not None))
 
 
 def _deployed(template: Template, client: Callable[..., Any]) -> Template | None:
@@ -191,7 +193,7 @@ def find_image(region: str, sdk: str, client: Callable[[str, str], Any]) -> Lock
             Owners=["amazon"],
             Filters=[{"Name": "name", "Values": [_NAME]}, {"Name": "description", "Values": [pattern]}],
         )
-    images = [each for each in response["Images"] if _holds(each, sdk)]
+    images = [image for image in response["Images"] if _holds(image, sdk)]
     if not images:
         raise AwsError(
             f"{region} has no image of Neuron SDK {sdk}; the newest one is {newest['Name']}, "
@@ -261,8 +263,8 @@ def _nodes(ssm: Any, kubernetes: str, kind: str, region: str) -> LockedNodes:
         what: f"{_NODES.format(kubernetes=kubernetes, kind=kind)}/{what}" for what in ("image_id", "release_version")
     }
     with asking(f"name the release of {kind} nodes for Kubernetes {kubernetes} in {region}"):
-        found = ssm.get_parameters(Names=list(names.values()))["Parameters"]
-    values = {each["Name"]: each["Value"] for each in found}
+        parameters = ssm.get_parameters(Names=list(names.values()))["Parameters"]
+    values = {parameter["Name"]: parameter["Value"] for parameter in parameters}
     if missing := [name for name in names.values() if name not in values]:
         raise AwsError(
             f"{region} has no {kind} nodes for Kubernetes {kubernetes}: there is no parameter {missing[0]}; "
@@ -273,8 +275,8 @@ def _nodes(ssm: Any, kubernetes: str, kind: str, region: str) -> LockedNodes:
 
 def _addon(eks: Any, name: str, kubernetes: str, region: str) -> str:
     with asking(f"list the versions of the add-on {name} in {region}"):
-        found = eks.describe_addon_versions(addonName=name, kubernetesVersion=kubernetes)["addons"]
-    for version, fit in _fits(found):
+        addons = eks.describe_addon_versions(addonName=name, kubernetesVersion=kubernetes)["addons"]
+    for version, fit in _fits(addons):
         if fit.get("clusterVersion") == kubernetes and fit.get("defaultVersion"):
             return version
     raise AwsError(
@@ -292,12 +294,12 @@ def _fits(addons: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _digest(image: str, client: AwsClients) -> str:
     """Digest of the image that a tag names now; for a multi-architecture image that of its index."""
-    registry, _, rest = image.partition("/")
-    repository, _, tag = rest.rpartition(":")
+    registry, _, path = image.partition("/")
+    repository, _, tag = path.rpartition(":")
     account, _, _, region, *_ = registry.split(".")
     with asking(f"find the image {image}"):
-        found = client("ecr", region).describe_images(
+        details = client("ecr", region).describe_images(
             registryId=account, repositoryName=repository, imageIds=[{"imageTag": tag}]
         )["imageDetails"]
-    digest: str = found[0]["imageDigest"]
+    digest: str = details[0]["imageDigest"]
     return digest

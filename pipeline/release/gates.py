@@ -38,7 +38,7 @@ class AlreadyDone:
 
 @dataclass(frozen=True)
 class GateOutcome:
-    """Result of running a gate. A nonzero `code` is an exit code and ends the release."""
+    """Result of running a gate. `code` is an exit code; a nonzero one ends the release."""
 
     sentence: str
     code: int = 0
@@ -75,7 +75,7 @@ class Gate(Protocol):
 
 
 class CheckGate:
-    """Reports every obstacle of a model before anything is compiled."""
+    """Reports all findings about a model before anything is compiled."""
 
     name: Final = "check"
 
@@ -136,14 +136,14 @@ def _to_build(release: "ReleaseContext") -> "list[PlannedArtifact]":
 
 
 def _worst_finding(report: "Report") -> str:
-    finding = next(found for found in report.findings if found.rule.exit_code is report.exit_code)
+    finding = next(finding for finding in report.findings if finding.rule.exit_code is report.exit_code)
     advice = f"; {finding.advice}" if finding.advice else ""
     others = f" (the first of {len(report.findings)} findings)" if len(report.findings) > 1 else ""
     return f"{report.model}: {finding.message}{advice}{others}"
 
 
 def _failure(results: Results) -> str:
-    failed = (one.failure for one in results.missing() if one.failure and one.status is CellStatus.FAILED)
+    failed = (cell.failure for cell in results.missing() if cell.failure and cell.status is CellStatus.FAILED)
     failures = list(dict.fromkeys(failure.message for failure in failed))
     return failures[0] if len(failures) == 1 else unstyled(headline(results))
 
@@ -151,12 +151,12 @@ def _failure(results: Results) -> str:
 def _cells(results: Results) -> Figures:
     return [
         {
-            "artifact": one.artifact.title,
-            "program": one.cell.shape.name,
-            "fate": RESULT_WORDS[one.status],
-            "seconds": one.seconds,
+            "artifact": result.artifact.title,
+            "program": result.cell.shape.name,
+            "fate": RESULT_WORDS[result.status],
+            "seconds": result.seconds,
         }
-        for one in results.cells()
+        for result in results.cells()
     ]
 
 
@@ -239,11 +239,12 @@ def _faults(release: "ReleaseContext", name: str, published: "Published", figure
     from nxpipe.pipeline.verify.replay import compare_artifact
 
     faults: list[str] = []
-    for done in compare_artifact(published, release.store, release.console.step, FAST):
-        wrong = [fault for run in done.emulated for fault in run.faults(release.thresholds)]
-        program, near = done.program, [found.as_json() for run in done.emulated for found in run.outputs]
-        figures.append({"artifact": name, "program": program, "against": done.reference, "near": near})
-        faults += (f"{program} against {done.reference}, {fault}" for fault in wrong)
+    for comparison in compare_artifact(published, release.store, release.console.step, FAST):
+        wrong = [fault for run in comparison.emulated for fault in run.faults(release.thresholds)]
+        program, reference = comparison.program, comparison.reference
+        near = [output.as_json() for run in comparison.emulated for output in run.outputs]
+        figures.append({"artifact": name, "program": program, "against": reference, "near": near})
+        faults += (f"{program} against {reference}, {fault}" for fault in wrong)
     return faults
 
 

@@ -22,9 +22,11 @@ class ExpectedGeneration:
 
 @dataclass(frozen=True)
 class ReleaseOptions:
-    """`source` is the channel to release from; None builds the artifacts. `expect` is the approved generation of the
-    source. `how` holds the execution options of `nxpipe build`. `place` holds the options for store and configuration
-    that were passed, for the undo commands.
+    """Options of `nxpipe release`.
+
+    `source` is the channel to release from; None builds the artifacts. `expect` is the approved generation of the
+    source. `how` holds the execution options of `nxpipe build`. `place` holds the store and configuration options of
+    the command line, which the undo commands repeat.
     """
 
     channel: str

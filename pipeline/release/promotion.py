@@ -33,9 +33,9 @@ class SignGate:
         policy = release.trust.policy
         judge = policy.judge(release.store, channel) if policy else None
         if policy is not None and judge is not None:
-            content = published is not None and not any(judge(Served.of(artifact)) for artifact in published)
-            content = content and all(_is_believed(release, policy, artifact) for artifact in published or ())
-            return AlreadyDone("done", f"channel {channel} trusts the existing signatures") if content else None
+            trusted = published is not None and not any(judge(Served.of(artifact)) for artifact in published)
+            trusted = trusted and all(_has_trusted_evidence(release, policy, artifact) for artifact in published or ())
+            return AlreadyDone("done", f"channel {channel} trusts the existing signatures") if trusted else None
         if not (release.options.key or release.config.signing.key):
             return AlreadyDone("skipped", f"channel {channel} requires no signature, and no key is set")
         signer = _signer(release)
@@ -62,7 +62,7 @@ class SignGate:
 
 
 class PromoteGate:
-    """Promotes all candidates as one generation, except those that rollouts promote after traffic has moved."""
+    """Promotes all candidates as one generation, except those that rollouts promote after shifting traffic."""
 
     name: Final = "promote"
 
@@ -96,7 +96,7 @@ class PromoteGate:
             expected=release.seen,
         )
         generation = appended.generation
-        figures = [each.model_dump() for each in generation.artifacts]
+        figures = [served.model_dump() for served in generation.artifacts]
         return GateOutcome(f"channel {options.channel} is at generation {generation.generation}", figures=figures)
 
 
@@ -112,8 +112,8 @@ def _direct(release: "ReleaseContext") -> "list[ReleaseCandidate]":
 
 def _all_published(release: "ReleaseContext") -> "list[Published] | None":
     found = [release.found(candidate) for candidate in release.candidates]
-    there = [candidate for candidate in found if candidate is not None]
-    return there if len(there) == len(found) else None
+    published = [artifact for artifact in found if artifact is not None]
+    return published if len(published) == len(found) else None
 
 
 def _signer(release: "ReleaseContext") -> "Signer":
@@ -128,11 +128,11 @@ def _unsigned(release: "ReleaseContext", signer: "Signer", published: "Published
     return not (signed and is_vouched(release.store, published, signer))
 
 
-def _is_believed(release: "ReleaseContext", policy: "Policy", published: "Published") -> bool:
+def _has_trusted_evidence(release: "ReleaseContext", policy: "Policy", published: "Published") -> bool:
     from nxpipe.artifact_store.trust.policy import believing
 
-    believe = believing(policy, release.store, release.options.channel)
-    return any(believe is None or believe(each) for each in release.store.evidence(published.manifest_digest))
+    trusts = believing(policy, release.store, release.options.channel)
+    return any(trusts is None or trusts(evidence) for evidence in release.store.evidence(published.manifest_digest))
 
 
 def _names(candidates: "tuple[ReleaseCandidate, ...] | list[ReleaseCandidate]") -> str:
@@ -144,12 +144,12 @@ _MINUTE: Final = 60  # seconds
 
 @dataclass(frozen=True)
 class _FleetResult:
-    """Result of one fleet's rollout. `goes_on`: it runs and is not waited for."""
+    """Result of one fleet's rollout. `is_running`: the rollout runs, and the release does not wait for it."""
 
     sentence: str
     code: int
     figures: dict[str, Any]
-    goes_on: bool = False
+    is_running: bool = False
 
 
 class RolloutGate:
@@ -165,25 +165,25 @@ class RolloutGate:
             return AlreadyDone("skipped", "--skip promote leaves nothing new to serve")
         if fleets_with_rollouts(release):
             return None
-        return AlreadyDone("skipped", f"no fleet has traffic to move for channel {release.options.channel}")
+        return AlreadyDone("skipped", f"no fleet has traffic to shift for channel {release.options.channel}")
 
     def intention(self, release: "ReleaseContext") -> str:
         pairs = [f"fleet {fleet.name} to {candidate.name}" for fleet, candidate in fleets_with_rollouts(release)]
-        return f"move the traffic of {', '.join(pairs)}, in steps of {_steps(release)} %"
+        return f"shift the traffic of {', '.join(pairs)}, in steps of {_steps(release)} %"
 
     def run(self, release: "ReleaseContext") -> GateOutcome:
         pairs = fleets_with_rollouts(release)
         contexts = [_context(release, fleet) for fleet, _ in pairs]
         _pin_later_fleets(contexts)
-        done: list[_FleetResult] = []
+        results: list[_FleetResult] = []
         for context, (_, candidate) in zip(contexts, pairs, strict=True):
-            done.append(_roll(release, context, release.published(candidate)))
-            if done[-1].code or done[-1].goes_on:
+            results.append(_roll_out(release, context, release.published(candidate)))
+            if results[-1].code or results[-1].is_running:
                 break
-        sentences = [each.sentence for each in done]
-        if waiting := [fleet.name for fleet, _ in pairs[len(done) :]]:
+        sentences = [result.sentence for result in results]
+        if waiting := [fleet.name for fleet, _ in pairs[len(results) :]]:
             sentences.append(f"not started: fleet {', '.join(waiting)}; the same command continues with it")
-        return GateOutcome("; ".join(sentences), done[-1].code, [each.figures for each in done])
+        return GateOutcome("; ".join(sentences), results[-1].code, [result.figures for result in results])
 
 
 def _context(release: "ReleaseContext", fleet: "ServingFleet") -> "RolloutContext":
@@ -196,38 +196,38 @@ def _context(release: "ReleaseContext", fleet: "ServingFleet") -> "RolloutContex
 
 
 def _pin_later_fleets(contexts: "list[RolloutContext]") -> None:
-    """Pins the environments of later fleets to what they run.
+    """Pins the environments of later fleets to the artifacts that they run.
 
-    The first promotion moves the channel. A later fleet that has only followed the channel would fetch the candidate
-    without a rollout.
+    The first promotion moves the shared channel. A later fleet without channels of its own would fetch the candidate
+    from it without a rollout.
     """
     for context in contexts[1:]:
         for colour in ENVIRONMENTS:
             context.artifacts.pin(colour, f"another fleet of channel {context.fleet.channel} is rolled out first")
 
 
-def _roll(release: "ReleaseContext", context: "RolloutContext", artifact: "Published") -> _FleetResult:
+def _roll_out(release: "ReleaseContext", context: "RolloutContext", artifact: "Published") -> _FleetResult:
     from nxpipe.pipeline.rollout.start import AlreadyServed, StartRequest, start_rollout
 
     request = StartRequest(artifact, None, again=False, minute=_MINUTE, reason=release.options.reason)
-    begun = start_rollout(release.console, context, request)
-    if isinstance(begun, AlreadyServed):
-        fleet, candidate = context.fleet.name, begun.candidate
+    started = start_rollout(release.console, context, request)
+    if isinstance(started, AlreadyServed):
+        fleet, candidate = context.fleet.name, started.candidate
         figures = {"fleet": fleet, "phase": "none", "artifact": vars(candidate)}
-        return _FleetResult(f"fleet {fleet} already runs {candidate.name} on {begun.colour}", 0, figures)
-    return _wait(release, context, begun)
+        return _FleetResult(f"fleet {fleet} already runs {candidate.name} on {started.colour}", 0, figures)
+    return _wait(release, context, started)
 
 
-def _wait(release: "ReleaseContext", context: "RolloutContext", begun: "StartedRollout") -> _FleetResult:
+def _wait(release: "ReleaseContext", context: "RolloutContext", started: "StartedRollout") -> _FleetResult:
     from nxpipe.pipeline.rollout.follow import exit_code, follow, move_fleet_channel
     from nxpipe.pipeline.rollout.render import status_line
 
     watcher, fleet = context.watcher, context.fleet.name
-    if not release.options.wait and not begun.is_over:
-        status = watcher.status(begun.arn)
+    if not release.options.wait and not started.is_over:
+        status = watcher.status(started.arn)
         sentence = f"fleet {fleet}: started; follow it with: nxpipe rollout status {fleet} --wait"
-        return _FleetResult(sentence, 0, status.as_json(), goes_on=True)
-    status = follow(release.console, fleet, lambda: watcher.status(begun.arn))
+        return _FleetResult(sentence, 0, status.as_json(), is_running=True)
+    status = follow(release.console, fleet, lambda: watcher.status(started.arn))
     move_fleet_channel(context, status)
     return _FleetResult(f"fleet {fleet}: {status_line(status)}", exit_code(status), status.as_json())
 

@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 FORMAT: Final = "nxpipe.release-report/1"
 
 
-def report_document(release: "ReleaseContext", course: "ReleaseRun") -> dict[str, Any]:
-    results = course.all()
-    # A release that failed before it served anything has nothing to undo, and perhaps no reachable store.
-    undone = undo_commands(release, results) if course.is_over and _has_served(results) else []
+def report_document(release: "ReleaseContext", run: "ReleaseRun") -> dict[str, Any]:
+    results = run.all()
+    # A release that failed before it served anything has nothing to undo, and its store may be unreachable.
+    undone = undo_commands(release, results) if run.is_over and _has_served(results) else []
     return {
         "format": FORMAT,
-        "verdict": _verdict(course),
-        "exit_code": course.code,
-        "began_at": course.began_at,
-        "seconds": round(course.seconds, 3),
+        "verdict": _verdict(run),
+        "exit_code": run.code,
+        "began_at": run.began_at,
+        "seconds": round(run.seconds, 3),
         **report_header(release),
-        "artifacts": _artifacts(release) if course.results and course.results[0].code == 0 else [],
-        "gates": [asdict(each) for each in results],
+        "artifacts": _artifacts(release) if run.results and run.results[0].code == 0 else [],
+        "gates": [asdict(result) for result in results],
         "way_back": undone,
         "versions": {"nxpipe": VERSION, "compiler": compiler_digest()},
     }
@@ -60,56 +60,69 @@ def report_header(release: "ReleaseContext") -> dict[str, Any]:
     }
 
 
-def _verdict(course: "ReleaseRun") -> str:
-    if not course.is_over:
+def _verdict(run: "ReleaseRun") -> str:
+    if not run.is_over:
         return "under way"
-    if course.code == 0:
+    if run.code == 0:
         return "released"
-    return "interrupted" if course.results[-1].state == "interrupted" else "not released"
+    return "interrupted" if run.results[-1].state == "interrupted" else "not released"
 
 
 def _has_served(results: Sequence[GateResult]) -> bool:
-    return any(one.gate in ("promote", "rollout") and one.state in ("passed", "done") for one in results)
+    return any(result.gate in ("promote", "rollout") and result.state in ("passed", "done") for result in results)
 
 
 def _artifacts(release: "ReleaseContext") -> list[dict[str, Any]]:
-    """Candidates with the manifests that are known: the store may be unreachable by now."""
-    found = []
-    for one in release.candidates:
-        published = release.known.get(one)
-        manifest = published.manifest_digest if published else None
-        found.append({"name": one.name, "model_id": one.model_id, "target": one.target, "manifest": manifest})
-    return found
+    """Candidates, with manifests that were read before: the store may have become unreachable."""
+    rows = []
+    for candidate in release.candidates:
+        published = release.known.get(candidate)
+        rows.append(
+            {
+                "name": candidate.name,
+                "model_id": candidate.model_id,
+                "target": candidate.target,
+                "manifest": published.manifest_digest if published else None,
+            }
+        )
+    return rows
 
 
-_FAR: Final = 100  # generations to search for the previous one
+_STARTED: Final = (0, UNDECIDED.number)  # exit codes of a rollout that has started
+_HISTORY: Final = 100  # generations to search for the previous one
 
 
 def undo_commands(release: "ReleaseContext", results: "Sequence[GateResult]") -> list[str]:
-    """Commands that undo a release, from the channel's log; none of them compiles. Traffic comes first."""
-    rollout = next((one for one in results if one.gate == "rollout" and one.code in (0, UNDECIDED.number)), None)
-    begun = {each["fleet"] for each in rollout.figures} if rollout else set()
-    words = [_fleet(release, fleet, one) for fleet, one in fleets_with_rollouts(release) if fleet.name in begun]
-    return [_command(release, each) for each in [*words, _promotion(release)] if each]
+    """Commands that undo a release, from the channel's log: first for traffic, then for the channel. None compiles."""
+    rollout = next((result for result in results if result.gate == "rollout" and result.code in _STARTED), None)
+    fleets = {figures["fleet"] for figures in rollout.figures} if rollout else set()
+    undo_rollouts = [
+        _undo_rollout(release, fleet, candidate)
+        for fleet, candidate in fleets_with_rollouts(release)
+        if fleet.name in fleets
+    ]
+    return [_command(release, arguments) for arguments in [*undo_rollouts, _undo_promotion(release)] if arguments]
 
 
-def _fleet(release: "ReleaseContext", fleet: "ServingFleet", one: "ReleaseCandidate") -> list[str]:
-    if not release.is_served(one):
+def _undo_rollout(release: "ReleaseContext", fleet: "ServingFleet", candidate: "ReleaseCandidate") -> list[str]:
+    if not release.is_served(candidate):
         return ["rollout", "abort", fleet.name]
     for colour in ENVIRONMENTS:
         tip = release.tip(environment_channel(fleet.name, colour))
         for served in tip.artifacts if tip else ():
-            if served.slot == one.slot and served.request_key != one.request_key:
+            if served.slot == candidate.slot and served.request_key != candidate.request_key:
                 return ["rollout", "start", fleet.name, served.name, "--wait"]
     return []
 
 
-def _promotion(release: "ReleaseContext") -> list[str]:
-    """A rollback to the previous generation if it is the last change, else promotions of the previous artifacts."""
-    left = rollout_slots(release)
-    direct = [one for one in release.candidates if one.slot not in left]
+def _undo_promotion(release: "ReleaseContext") -> list[str]:
+    """A rollback to the previous generation if the release was the last change, else a promotion of the previous
+    artifacts.
+    """
+    by_rollout = rollout_slots(release)
+    direct = [candidate for candidate in release.candidates if candidate.slot not in by_rollout]
     tip = release.tip()
-    if tip is None or not direct or not all(_serves(tip, one) for one in direct):
+    if tip is None or not direct or not all(_serves(tip, candidate) for candidate in direct):
         return []
     first, before = _change(_history(release), direct)
     if before is None:
@@ -117,36 +130,38 @@ def _promotion(release: "ReleaseContext") -> list[str]:
     channel = release.options.channel
     if first == tip:
         return ["rollback", "--channel", channel, "--to", str(before.generation), "--expect", str(tip.generation)]
-    slots = {one.slot for one in direct}
-    names = [each.name for each in before.artifacts if each.slot in slots and each not in tip.artifacts]
+    slots = {candidate.slot for candidate in direct}
+    names = [served.name for served in before.artifacts if served.slot in slots and served not in tip.artifacts]
     return ["promote", *names, "--channel", channel] if names else []
 
 
 def _history(release: "ReleaseContext") -> Iterator[Generation]:
-    return islice(release.trust.history(release.store, release.options.channel), _FAR)
+    return islice(release.trust.history(release.store, release.options.channel), _HISTORY)
 
 
 def _change(
     history: Iterator[Generation], direct: "list[ReleaseCandidate]"
 ) -> tuple[Generation | None, Generation | None]:
-    """The first generation with all candidates, and its predecessor if it is among the last _FAR."""
+    """The first generation with all candidates, and its predecessor if it is among the last _HISTORY."""
     first = None
-    for one in history:
-        if not all(_serves(one, candidate) for candidate in direct):
-            return first, one
-        first = one
+    for generation in history:
+        if not all(_serves(generation, candidate) for candidate in direct):
+            return first, generation
+        first = generation
     return first, None
 
 
-def _serves(generation: Generation, one: "ReleaseCandidate") -> bool:
-    return any(each.request_key == one.request_key and each.slot == one.slot for each in generation.artifacts)
+def _serves(generation: Generation, candidate: "ReleaseCandidate") -> bool:
+    return any(
+        served.request_key == candidate.request_key and served.slot == candidate.slot for served in generation.artifacts
+    )
 
 
-def _command(release: "ReleaseContext", words: list[str]) -> str:
-    # A signal goes to the state machine, which knows the store.
-    known = ("--config",) if words[:2] == ["rollout", "abort"] else ("--store", "--config")
-    typed = [word for option, value in release.options.place.items() if option in known for word in (option, value)]
-    return shlex.join(["nxpipe", *words, *typed])
+def _command(release: "ReleaseContext", arguments: list[str]) -> str:
+    # A signal goes to the fleet's record, without the store.
+    known = ("--config",) if arguments[:2] == ["rollout", "abort"] else ("--store", "--config")
+    place = [word for option, value in release.options.place.items() if option in known for word in (option, value)]
+    return shlex.join(["nxpipe", *arguments, *place])
 
 
 _PILLS: Final = {"passed": "built", "done": "found", "failed": "failed", "interrupted": "not-tried"}
@@ -163,8 +178,8 @@ def html_page(report: Report) -> bytes:
 def gate_table(report: Report) -> Markup:
     """The table of gates, which the GitHub summary shows too."""
     rows = [
-        [tag("td", tag("code", one["gate"])), _state(one["state"]), tag("td", one["sentence"]), _seconds(one)]
-        for one in report["gates"]
+        [tag("td", tag("code", gate["gate"])), _state(gate["state"]), tag("td", gate["sentence"]), _seconds(gate)]
+        for gate in report["gates"]
     ]
     return _table(("gate", "", "result", "time"), rows)
 
@@ -177,23 +192,23 @@ def _sections(report: Report) -> Iterator[Markup]:
     if report["way_back"]:
         commands = [tag("p", tag("code", command)) for command in report["way_back"]]
         yield tag("section", tag("h2", "Undo"), commands)
-    for one in report["gates"]:
-        if one["figures"]:
-            summary = tag("summary", f"{one['gate']}: {counted(len(one['figures']), 'row')}")
-            yield tag("section", tag("details", summary, _figures(one["figures"])))
-    made = [(tag("dt", name), tag("dd", tag("code", value))) for name, value in report["versions"].items()]
-    yield tag("section", tag("h2", "Versions"), tag("dl", made))
+    for gate in report["gates"]:
+        if gate["figures"]:
+            summary = tag("summary", f"{gate['gate']}: {counted(len(gate['figures']), 'row')}")
+            yield tag("section", tag("details", summary, _figures(gate["figures"])))
+    versions = [(tag("dt", name), tag("dd", tag("code", value))) for name, value in report["versions"].items()]
+    yield tag("section", tag("h2", "Versions"), tag("dl", versions))
 
 
 def _header(report: Report) -> Markup:
     verdict, source = report["verdict"], report["from"]
     exit_code = f"exit code {report['exit_code']}" if report["exit_code"] else ""
-    about = [moment(report), duration(report["seconds"]), f"from {source}" if source else "", exit_code]
+    facts = [moment(report), duration(report["seconds"]), f"from {source}" if source else "", exit_code]
     pill = tag("span", verdict, class_=f"verdict {_VERDICTS.get(verdict, _OTHERWISE)}")
     return tag(
         "header",
         tag("h1", f"Release to {report['channel']}", pill),
-        tag("p", " · ".join(filter(None, about)), class_="about"),
+        tag("p", " · ".join(filter(None, facts)), class_="about"),
         tag("p", "store ", tag("code", report["store"]), class_="about"),
         tag("p", report["reason"]) if report["reason"] else None,
     )
@@ -221,36 +236,40 @@ def _state(state: str) -> Markup:
     return tag("td", tag("span", state, class_=f"pill {_PILLS.get(state, _OTHERWISE)}"))
 
 
-def _seconds(one: Report) -> Markup:
-    return tag("td", duration(one["seconds"]) if one["seconds"] else "", class_="number")
+def _seconds(gate: Report) -> Markup:
+    return tag("td", duration(gate["seconds"]) if gate["seconds"] else "", class_="number")
 
 
 def write_report(report: dict[str, Any], folder: Path) -> Path:
-    """Writes release.json and release.html to a folder named after the start; returns the page."""
-    kept = folder / timestamp_of(report["began_at"])
-    write_whole(kept / "release.json", json.dumps(report, indent=2).encode())
-    write_whole(kept / "release.html", html_page(report))
-    return kept / "release.html"
+    """Writes release.json and release.html to a folder named after the start time; returns the path of the page."""
+    target = folder / timestamp_of(report["began_at"])
+    write_whole(target / "release.json", json.dumps(report, indent=2).encode())
+    write_whole(target / "release.html", html_page(report))
+    return target / "release.html"
 
 
 _COLOURS: Final = {"passed": "green", "done": "green", "failed": "red", "interrupted": "yellow"}
 _SHOWN: Final = 2000  # characters of a sentence
 
 
-def result_line(one: GateResult) -> str:
+def result_line(result: GateResult) -> str:
     """One line, printed when a gate ends."""
-    took = style(f"  {duration(one.seconds)}", dim=True) if one.seconds >= 0.1 else ""
-    return f"{one.gate:8} {_coloured_state(one)} {plain(one.sentence)}{took}"
+    seconds = style(f"  {duration(result.seconds)}", dim=True) if result.seconds >= 0.1 else ""
+    return f"{result.gate:8} {_coloured_state(result)} {plain(result.sentence)}{seconds}"
 
 
 def result_table(results: Sequence[GateResult]) -> str:
-    return table(("gate", "", ""), [(one.gate, _coloured_state(one), plain(one.sentence)) for one in results])
+    rows = [(result.gate, _coloured_state(result), plain(result.sentence)) for result in results]
+    return table(("gate", "", ""), rows)
 
 
 def report_text(report: Mapping[str, Any], results: Sequence[GateResult]) -> str:
     lines = [result_table(results)]
     if report["artifacts"]:
-        lines += ["", *(for_terminal(f"{one['name']} for {one['target']}") for one in report["artifacts"])]
+        lines += [
+            "",
+            *(for_terminal(f"{artifact['name']} for {artifact['target']}") for artifact in report["artifacts"]),
+        ]
     if report["verdict"] == "released" and not report["way_back"]:
         lines += ["", f"nothing to undo: channel {report['channel']} served none of it before"]
     if report["way_back"]:
@@ -265,11 +284,12 @@ def write_summary(report: Mapping[str, Any], environ: Mapping[str, str]) -> None
 def _summary(report: Mapping[str, Any]) -> str:
     """One HTML block without an empty line, which Markdown passes through unchanged."""
     mark = "✅" if report["verdict"] == "released" else "❌"
-    shortened = {**report, "gates": [{**one, "sentence": plain(one["sentence"])[:_SHOWN]} for one in report["gates"]]}
-    back: list[Markup] = [tag("pre", command) for command in map(plain, report["way_back"])]
+    gates = [{**gate, "sentence": plain(gate["sentence"])[:_SHOWN]} for gate in report["gates"]]
+    shortened = {**report, "gates": gates}
+    undo: list[Markup] = [tag("pre", command) for command in map(plain, report["way_back"])]
     head = tag("h2", f"{mark} nxpipe release to {report['channel']}: {report['verdict']}")
-    return f"{tag('div', head, gate_table(shortened), back)}\n\n"
+    return f"{tag('div', head, gate_table(shortened), undo)}\n\n"
 
 
-def _coloured_state(one: GateResult) -> str:
-    return style(f"{one.state:11}", fg=_COLOURS.get(one.state))
+def _coloured_state(result: GateResult) -> str:
+    return style(f"{result.state:11}", fg=_COLOURS.get(result.state))

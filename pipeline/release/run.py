@@ -37,9 +37,9 @@ _CUT_SHORT: Final = "interrupted; the same command continues from here"
 
 @dataclass
 class ReleaseRun:
-    """One run of the gates; `tell` is called after each gate."""
+    """One run of the gates; `on_result` is called after each gate."""
 
-    tell: Callable[["ReleaseRun"], None]
+    on_result: Callable[["ReleaseRun"], None]
     began_at: str = field(default_factory=written_now)
     results: list[GateResult] = field(default_factory=list)
     is_over: bool = False
@@ -55,51 +55,54 @@ class ReleaseRun:
 
     def all(self) -> Sequence[GateResult]:
         """Results of all gates, including those that were not reached."""
-        rest = (GateResult(gate.name, "not run", "") for gate in CHAIN[len(self.results) :])
-        return [*self.results, *rest]
+        not_run = (GateResult(gate.name, "not run", "") for gate in CHAIN[len(self.results) :])
+        return [*self.results, *not_run]
 
     def run(self, release: "ReleaseContext") -> int:
         """Runs the gates and returns the exit code. An exception is recorded as a result and raised."""
         for gate in CHAIN:
             began = time.monotonic()
             try:
-                result = _through(gate, release)
+                result = _result_of(gate, release)
             except BaseException as error:
-                self._note(_broken(gate, error), began)
+                self._add(_result_of_error(gate, error), began)
                 raise
-            self._note(result, began)
+            self._add(result, began)
             if result.code:
                 break
         return self.code
 
-    def _note(self, result: GateResult, began: float) -> None:
+    def _add(self, result: GateResult, began: float) -> None:
         self.results.append(replace(result, seconds=round(time.monotonic() - began, 3)))
         self.is_over = bool(result.code) or len(self.results) == len(CHAIN)
-        self.tell(self)
+        self.on_result(self)
 
 
 def preview(release: "ReleaseContext") -> list[GateResult]:
     """The current state of every gate, for a dry run."""
-    return [_left_out(gate, release) or GateResult(gate.name, "to do", gate.intention(release)) for gate in CHAIN]
+    return [
+        _without_running(gate, release) or GateResult(gate.name, "to do", gate.intention(release)) for gate in CHAIN
+    ]
 
 
-def _through(gate: Gate, release: "ReleaseContext") -> GateResult:
-    return _left_out(gate, release) or _passed(gate.name, gate.run(release))
+def _result_of(gate: Gate, release: "ReleaseContext") -> GateResult:
+    return _without_running(gate, release) or _result_of_outcome(gate.name, gate.run(release))
 
 
-def _left_out(gate: Gate, release: "ReleaseContext") -> GateResult | None:
+def _without_running(gate: Gate, release: "ReleaseContext") -> GateResult | None:
+    """The result of a gate that is skipped or has nothing to do; None if it must run."""
     if gate.name in release.options.skipped:
         return GateResult(gate.name, "skipped", f"--skip {gate.name}")
     settled: AlreadyDone | None = gate.settled(release)
     return GateResult(gate.name, settled.state, settled.sentence) if settled else None
 
 
-def _passed(name: str, outcome: GateOutcome) -> GateResult:
+def _result_of_outcome(name: str, outcome: GateOutcome) -> GateResult:
     state: GateState = "interrupted" if outcome.code == INTERRUPTED.number else "failed" if outcome.code else "passed"
     return GateResult(name, state, outcome.sentence, outcome.code, figures=outcome.figures)
 
 
-def _broken(gate: Gate, error: BaseException) -> GateResult:
+def _result_of_error(gate: Gate, error: BaseException) -> GateResult:
     if isinstance(error, KeyboardInterrupt | SystemExit):
         code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else TERMINATED
         return GateResult(gate.name, "interrupted", _CUT_SHORT, code.number)

@@ -1,6 +1,6 @@
-"""A release: its candidates, and the state of the store and its channels at any moment.
+"""State of a release: its candidates, and what the store and its channels hold for them.
 
-A candidate is one artifact per model and target, named by its request key, built or not.
+There is one candidate per model and target: an artifact with its request key, whether it is built or not.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReleaseCandidate:
-    """An artifact to release. `owner` is its model in nxpipe.toml; `target` is the compiler's. `manifest` is the digest
-    that the source channel serves, if the release is from a channel.
+    """An artifact to release. `owner` is its model in nxpipe.toml; `target` is the compiler target. For a release from
+    a channel, `manifest` is the digest that the source channel serves.
     """
 
     model_id: str
@@ -129,7 +129,7 @@ class NestedConsole(Console):
         self.say(*text.split("\n"))
 
     def data(self, value: object) -> None:
-        """The release's report has it."""
+        """Discarded: the release's report has its own document."""
 
     def complain(self, first: str, *further: str) -> None:
         self.say(first, *further)
@@ -137,8 +137,8 @@ class NestedConsole(Console):
 
 @dataclass
 class ReleaseContext:
-    """One run of `nxpipe release`. `seen` is the generation that the bench gate compared with, which a promotion must
-    succeed directly. `known` holds artifacts found in the store, which are immutable.
+    """One run of `nxpipe release`. `seen` is the generation that the bench gate compared with; a promotion must append
+    the next one. `known` caches artifacts of the store, which are immutable.
     """
 
     console: Console
@@ -203,7 +203,7 @@ class ReleaseContext:
     def served(self) -> dict[tuple[str, str], Served]:
         """Artifacts that the destination channel serves now, by model and target."""
         tip = self.tip()
-        return {each.slot: each for each in tip.artifacts} if tip else {}
+        return {served.slot: served for served in tip.artifacts} if tip else {}
 
     def is_served(self, candidate: ReleaseCandidate) -> bool:
         served = self.served().get(candidate.slot)
@@ -218,7 +218,7 @@ class ReleaseContext:
         self._require_expected(tip)
         only = self.options.names
         ids = {model_id(model, self.folder) for model in self.config.models if model.name in only}
-        artifacts = [each for each in tip.artifacts if not only or each.model_id in ids]
+        artifacts = [served for served in tip.artifacts if not only or served.model_id in ids]
         if not artifacts:
             what = f" of {', '.join(only)}" if only else ""
             raise NotFound(f"channel {source} of {self.store.url} serves nothing{what}; release to it first")
@@ -246,23 +246,23 @@ class ReleaseContext:
 
 
 def fleets_with_rollouts(release: "ReleaseContext") -> "list[tuple[ServingFleet, ReleaseCandidate]]":
-    """Fleets of the channel whose traffic has to move, with the candidate of each, in the order of nxpipe.toml.
+    """Fleets of the channel whose traffic a rollout must shift, each with its candidate, in the order of nxpipe.toml.
 
-    A fleet that was never served anything has no traffic to move.
+    A fleet whose channel has never served its model has no traffic to shift.
     """
     if "rollout" in release.options.skipped:
         return []
     served, slots = release.served(), {candidate.slot: candidate for candidate in release.candidates}
     ids = {model.name: model_id(model, release.folder) for model in release.config.models}
-    found = []
+    pairs = []
     for fleet in serving_fleets(release.config).values():
         candidate = slots.get((ids[fleet.model], INSTANCES[fleet.instance_types[0]].compiler_target))
         if fleet.channel != release.options.channel or candidate is None:
             continue
         old = served.get(candidate.slot)
         if _has_environments(release, fleet) or (old is not None and old.request_key != candidate.request_key):
-            found.append((fleet, candidate))
-    return found
+            pairs.append((fleet, candidate))
+    return pairs
 
 
 def rollout_slots(release: "ReleaseContext") -> set[tuple[str, str]]:

@@ -1,8 +1,7 @@
-"""The AWS side of a fleet's rollouts: state machine, traffic weights, the fleet's record, CloudWatch, signals of
-people.
+"""AWS resources of a fleet's rollouts: state machine, listener rule, record, CloudWatch metrics, operator signals.
 
-The record is one DynamoDB item per fleet: the owner of the lock, the stable environment, the signal of a person. The
-state machine's half of it is stacks/rollout/record.py, with the same attribute names.
+The record is one DynamoDB item per fleet: the owner of the lock, the stable environment, an operator's signal. The
+state machine accesses it by stacks/rollout/fleet_record.py, with the same attribute names.
 """
 
 import json
@@ -24,7 +23,7 @@ SUCCEEDED: Final = "SUCCEEDED"
 
 @dataclass(frozen=True)
 class RolloutExecution:
-    """One rollout. `output` is that of the execution; `fault` is its error if it has none."""
+    """One execution of a fleet's state machine. `output` is set if it succeeded, else `fault`."""
 
     arn: str
     status: str
@@ -45,11 +44,11 @@ class RolloutExecution:
 
 @dataclass(frozen=True)
 class ListenerRule:
-    """The listener rule and both target groups, as the definition of the state machine names them."""
+    """The listener rule and the target groups, from the definition of the state machine."""
 
     rule: str
     balancer: str  # its CloudWatch dimension
-    colours: Mapping[str, Mapping[str, str]]  # group, targets, series of each
+    colours: Mapping[str, Mapping[str, str]]  # `group`, `targets` and `series` by environment
 
     @staticmethod
     def of(definition: str) -> "ListenerRule":
@@ -63,6 +62,8 @@ _NAMES: Final = {f"#{name}": name for name in ("owner", "since", "signal")}
 
 @dataclass(frozen=True)
 class RecordItem:
+    """Attributes of the record; None if absent."""
+
     owner: str | None = None  # ARN of the execution that holds the lock
     since: datetime | None = None
     stable: str | None = None
@@ -71,25 +72,27 @@ class RecordItem:
 
 @dataclass(frozen=True)
 class FleetRecord:
+    """The record of one fleet, with conditional writes."""
+
     client: Any
     table: str
     fleet: str
 
     def read(self) -> RecordItem:
         with asking(f"read the record of fleet {self.fleet}"):
-            found = self.client.get_item(TableName=self.table, Key=self._key, ConsistentRead=True).get("Item", {})
-        said = {name: value["S"] for name, value in found.items()}
-        since = said.get("since")
+            item = self.client.get_item(TableName=self.table, Key=self._key, ConsistentRead=True).get("Item", {})
+        values = {name: attribute["S"] for name, attribute in item.items()}
+        since = values.get("since")
         return RecordItem(
-            said.get("owner"), since and datetime.fromisoformat(since), said.get("stable"), said.get("signal")
+            values.get("owner"), since and datetime.fromisoformat(since), values.get("stable"), values.get("signal")
         )
 
     def lock(self, me: str, *, after: str | None) -> bool:
-        """Acquires the lock for an execution that does not exist yet, under the ARN that it will have.
+        """Acquires the lock for an execution that does not exist yet, under its future ARN.
 
-        The channel of the candidate must move before the execution starts, and only the holder of the lock may move it.
-        An execution's ARN follows from its name, so the command locks for it; the state machine then finds the lock in
-        its own name and keeps it. `after` is an owner that was never started. False: another rollout was faster.
+        The candidate's channel must move before the execution starts, and only the holder of the lock may move it. An
+        execution's ARN follows from its name, so the command acquires the lock for it; the state machine then finds
+        itself as the owner. `after` is an owner that was never started. False if another rollout was faster.
         """
         free = "attribute_not_exists(#owner) OR #owner = :me"
         values = {":me": me, ":now": datetime.now(UTC).isoformat(timespec="milliseconds")}
@@ -100,8 +103,8 @@ class FleetRecord:
     def unlock(self, me: str) -> bool:
         return self._change("REMOVE #owner, #since, #signal", "#owner = :me", {":me": me})
 
-    def ask(self, execution: str, signal: str | None, *, instead_of: str | None = None) -> bool:
-        """Sets or removes the signal to a rollout. False: it does not run, or has another signal."""
+    def set_signal(self, execution: str, signal: str | None, *, instead_of: str | None = None) -> bool:
+        """Sets or removes the signal to a rollout. False if it does not run or has another signal."""
         condition, values = "#owner = :me", {":me": execution}
         if instead_of is not None:
             condition, values = f"{condition} AND #signal = :before", values | {":before": instead_of}
@@ -179,8 +182,8 @@ class StateMachine:
         with asking(f"read the weights of {self.front.rule}"):
             (found,) = balancing.describe_rules(RuleArns=[self.front.rule])["Rules"]
         (action,) = found["Actions"]
-        by_targets = {each["TargetGroupArn"]: each["Weight"] for each in action["ForwardConfig"]["TargetGroups"]}
-        return {colour: by_targets.get(each["targets"], 0) for colour, each in self.front.colours.items()}
+        by_targets = {group["TargetGroupArn"]: group["Weight"] for group in action["ForwardConfig"]["TargetGroups"]}
+        return {colour: by_targets.get(group["targets"], 0) for colour, group in self.front.colours.items()}
 
     def metrics(self, queries: list[dict[str, Any]], since: datetime) -> dict[str, list[float]]:
         """Values of each CloudWatch query, by its id."""
@@ -231,9 +234,9 @@ class StateMachine:
             events = self._states.get_execution_history(executionArn=arn, reverseOrder=True, maxResults=5)["events"]
         return next(
             (
-                each["stateEnteredEventDetails"]["name"]
-                for each in events
-                if "Fail" in each["type"] and "stateEnteredEventDetails" in each
+                event["stateEnteredEventDetails"]["name"]
+                for event in events
+                if "Fail" in event["type"] and "stateEnteredEventDetails" in event
             ),
             None,
         )
@@ -294,7 +297,7 @@ def baseline_history(machine: StateMachine, colour: str, minute: int) -> Baselin
         [_query(machine, colour, name, metric, "Sum", minute) for name, metric in metrics.items()],
         datetime.now(UTC) - timedelta(seconds=_MINUTES * minute),
     )
-    requests, minutes = sum(counts["requests"]), sum(1 for each in counts["requests"] if each)
+    requests, minutes = sum(counts["requests"]), sum(1 for count in counts["requests"] if count)
     good = sum(sum(counts[f"good{kind}"]) for kind in _GOOD)
     return BaselineHistory(
         timed,
@@ -305,9 +308,9 @@ def baseline_history(machine: StateMachine, colour: str, minute: int) -> Baselin
 
 
 def _latencies(machine: StateMachine, colour: str) -> tuple[int, tuple[float, ...]]:
-    """Of the busiest of the last days: percentiles of several days cannot be combined."""
+    """Timed requests and latency thresholds of the busiest recent day; days cannot be combined."""
     statistics = {"timed": "SampleCount", **{name: name for name in _QUANTILES}}
-    queries = [_query(machine, colour, name, _LATENCY, each, _DAY) for name, each in statistics.items()]
+    queries = [_query(machine, colour, name, _LATENCY, statistic, _DAY) for name, statistic in statistics.items()]
     days = machine.metrics(queries, datetime.now(UTC) - timedelta(days=2))
     if not days["timed"]:
         return 0, ()
@@ -316,8 +319,8 @@ def _latencies(machine: StateMachine, colour: str) -> tuple[int, tuple[float, ..
     if timed < MIN_TIMED_REQUESTS:
         return timed, ()
     quantiles = [days[name][fullest] for name in _QUANTILES]
-    # CloudWatch estimates percentiles independently: of nearly equal ones the higher may be the smaller number.
-    return timed, tuple(sorted([*quantiles, *(quantiles[-1] * each for each in _BEYOND)]))
+    # CloudWatch estimates each percentile separately, so a higher one may come out slightly smaller; hence the sort.
+    return timed, tuple(sorted([*quantiles, *(quantiles[-1] * factor for factor in _BEYOND)]))
 
 
 def _query(machine: StateMachine, colour: str, id_: str, metric: str, statistic: str, period: int) -> dict[str, Any]:
@@ -350,37 +353,37 @@ class SignalResult:
 
 
 def approve(machine: StateMachine) -> SignalResult:
-    return _say(machine, APPROVE, "is approved; it advances when its step is undecided")
+    return _signal(machine, APPROVE, "is approved; it advances when its step is undecided")
 
 
 def pause(machine: StateMachine) -> SignalResult:
-    return _say(machine, PAUSE, "is paused at its step; continue with: nxpipe rollout resume")
+    return _signal(machine, PAUSE, "is paused at its step; continue with: nxpipe rollout resume")
 
 
 def abort(machine: StateMachine) -> SignalResult:
-    return _say(machine, ABORT, "is aborted; all traffic returns to the baseline at the next evaluation")
+    return _signal(machine, ABORT, "is aborted; all traffic returns to the baseline at the next evaluation")
 
 
 def resume(machine: StateMachine) -> SignalResult:
-    execution, signal = _under_way(machine)
+    execution, signal = _running(machine)
     name = execution.rpartition(":")[2]
     if signal != PAUSE:
         return SignalResult(name, signal, False, f"Rollout {name} is not paused.")
-    changed = machine.record.ask(execution, None, instead_of=PAUSE)
+    changed = machine.record.set_signal(execution, None, instead_of=PAUSE)
     return SignalResult(name, None, changed, f"Rollout {name} is resumed.")
 
 
-def _say(machine: StateMachine, signal: str, means: str) -> SignalResult:
-    execution, before = _under_way(machine)
+def _signal(machine: StateMachine, signal: str, effect: str) -> SignalResult:
+    execution, before = _running(machine)
     name = execution.rpartition(":")[2]
     if before == ABORT != signal:
         raise RolloutRefused(f"rollout {name} is already aborted, which cannot be undone")
-    if before != signal and not machine.record.ask(execution, signal):
+    if before != signal and not machine.record.set_signal(execution, signal):
         raise RolloutRefused(f"rollout {name} has just ended")
-    return SignalResult(name, signal, before != signal, f"Rollout {name} {means}.")
+    return SignalResult(name, signal, before != signal, f"Rollout {name} {effect}.")
 
 
-def _under_way(machine: StateMachine) -> tuple[str, str | None]:
+def _running(machine: StateMachine) -> tuple[str, str | None]:
     """ARN of the running execution, and its signal."""
     _ = machine.front  # raises for a fleet without a state machine
     item = machine.record.read()

@@ -44,21 +44,21 @@ class FleetArtifacts:
 
     def resolve(self, name: str) -> Published:
         """The named artifact, if the fleet can run it."""
-        found = self.store.resolve(name)
+        artifact = self.store.resolve(name)
         model = self._model
-        if (found.model_id, found.record.target) != (model.model_id, model.target):
+        if (artifact.model_id, artifact.record.target) != (model.model_id, model.target):
             raise Refused(
-                f"{name} is {found.model_id} for {found.record.target}, but fleet {self.fleet.name} runs "
+                f"{name} is {artifact.model_id} for {artifact.record.target}, but fleet {self.fleet.name} runs "
                 f"{model.model_id} on {model.target}; name another artifact"
             )
-        return found
+        return artifact
 
     def served(self, channel: str) -> Served | None:
         """The artifact that the channel serves for the fleet's model and target."""
         return self._of(self._tip(channel))
 
     def served_and_signed(self, channel: str) -> Published:
-        """The same with the signatures that this channel requires, for a rollout from one channel to another."""
+        """The artifact that a channel serves, if it has the signatures that the channel requires."""
         served = self._require_served(channel)
         self._trust.insist_on_signatures(self.store, channel, served)
         return self._published(served)
@@ -100,7 +100,7 @@ class FleetArtifacts:
                 change.promote(self.store, channel, [found], author, needs, expected=seen)
             except Refused:
                 now = self._tip(channel)
-                if (now.generation if now else 0) == seen:  # refused, but not for a concurrent change
+                if (now.generation if now else 0) == seen:  # the refusal was not caused by a concurrent change
                     raise
 
     def _is_settled(self, candidate: RolloutCandidate, tip: Generation | None) -> bool:
@@ -109,10 +109,13 @@ class FleetArtifacts:
         if served is not None and served.request_key == candidate.artifact:
             return True
         history = self._trust.history(self.store, candidate.channel)
-        since = [self._of(each) for each in takewhile(lambda each: each.generation >= candidate.generation, history)]
+        since = [
+            self._of(generation)
+            for generation in takewhile(lambda generation: generation.generation >= candidate.generation, history)
+        ]
         # The last one is the generation that the rollout started from, unless the channel was empty.
         before = since.pop() if candidate.generation else None
-        return any(each != before for each in since)
+        return any(generation != before for generation in since)
 
     def _promote(self, channel: str, artifact: Published, why: str) -> None:
         needs = artifact_requirements(self.store, self.config, self.folder, channel)
@@ -146,7 +149,7 @@ class FleetArtifacts:
 
     def _of(self, tip: Generation | None) -> Served | None:
         slot = (self._model.model_id, self._model.target)
-        return next((each for each in tip.artifacts if each.slot == slot), None) if tip else None
+        return next((served for served in tip.artifacts if served.slot == slot), None) if tip else None
 
     @property
     def _model(self) -> ServedModel:

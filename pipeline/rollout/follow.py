@@ -145,4 +145,4 @@ class _Display:
 def _rows(text: str) -> int:
     """The number of terminal rows: long lines wrap."""
     columns = shutil.get_terminal_size().columns
-    return sum(max(1, math.ceil(len(unstyled(each)) / columns)) for each in text.split("\n"))
+    return sum(max(1, math.ceil(len(unstyled(line)) / columns)) for line in text.split("\n"))

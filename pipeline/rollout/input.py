@@ -66,7 +66,7 @@ def targets_of(config: "Config", folder: Path, channel: str) -> dict[str, set[st
 
 
 def unserved_channel_warning(config: "Config", channel: str) -> str | None:
-    """A warning of a channel that no fleet runs although there are fleets: most likely it is misspelt."""
+    """A warning about a channel that no fleet uses although there are fleets: it may be misspelt."""
     used = sorted({fleet.channel for fleet in config.fleets})
     if not used or channel in used:
         return None
@@ -117,7 +117,7 @@ class RolloutInput:
 
     @staticmethod
     def from_text(text: str) -> "RolloutInput | None":
-        """None if the execution was started by hand with less than this."""
+        """The input of an execution; None if a field is missing, as after a start by hand."""
         given: dict[str, Any] = json.loads(text)
         try:
             return RolloutInput(

@@ -112,7 +112,7 @@ def _log_cdf(z: float) -> float:
 
 
 def pooled_growth(bets: Sequence[Growth]) -> list[Growth]:
-    """Bets whose capitals are added: when the fastest one crosses, the others have grown as well and lower its goal."""
+    """Growth of bets whose capitals are added: the others have grown when the fastest crosses, lowering its goal."""
     rising = [bet for bet in bets if 0 < bet.drift < math.inf]
     if not rising:
         return list(bets)
@@ -243,10 +243,12 @@ def prospects(plan: CanaryPlan, service: Service) -> list[StepProspect]:
 
 def alternative(plan: CanaryPlan, service: Service, fault: Defect) -> Alternative:
     """Alternatives to the first step for a defect that it does not detect."""
-    share = next((each for each in _SHARES if _chance(plan, service, fault, each) >= POWER), None)
+    share = next((share for share in _SHARES if _chance(plan, service, fault, share) >= POWER), None)
     bake = minutes_until(against(plan, service, fault, 0, plan.steps[0].weight), POWER)
     errors = replace(fault, slowness=UNCHANGED_LATENCY)
-    shadow = next((each for each in (10.0, 25.0, 50.0, 100.0) if _seen_in_shadow(plan, service, errors, each)), None)
+    shadow = next(
+        (percent for percent in (10.0, 25.0, 50.0, 100.0) if _seen_in_shadow(plan, service, errors, percent)), None
+    )
     return Alternative(shadow, share, bake)
 
 
@@ -313,7 +315,7 @@ def _prospect(plan: CanaryPlan, service: Service, fault: Defect, number: int) ->
 
 
 def _detectable(plan: CanaryPlan, service: Service, number: int) -> float | None:
-    """In tenths of the baseline's rate. Detection rises with the rate, so a bisection suffices."""
+    """Smallest detectable error rate in tenths of the baseline's. Detection rises with it, so bisection is valid."""
 
     def is_found(rate: float) -> bool:
         bets = against(plan, service, Defect("", rate), number, plan.steps[number].weight)
@@ -337,9 +339,9 @@ def _seen_in_shadow(plan: CanaryPlan, service: Service, fault: Defect, percent: 
 def advice(plan: CanaryPlan, service: Service, found: Sequence[StepProspect]) -> tuple[str, ...]:
     """Defects that the first step does not detect, and changes that would."""
     first = found[0]
-    missed = [each for each in first.faults if each.chance < POWER]
+    missed = [prospect for prospect in first.faults if prospect.chance < POWER]
     advices = [_instead(plan, service, prospect) for prospect in missed]
-    slow = [each.share for each in found if each.undecided > 1 - POWER]
+    slow = [step.share for step in found if step.undecided > 1 - POWER]
     if slow:
         shares = " and ".join(f"{share} %" for share in slow)
         advices.append(

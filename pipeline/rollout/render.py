@@ -186,9 +186,9 @@ BAR_STYLES: Final = {
 
 def duration_histogram(outcomes: "Sequence[SimulatedRollout]") -> str:
     """One bar per span of minutes; its marks are rollouts, by their end."""
-    longest = max(each.minutes for each in outcomes)
+    longest = max(outcome.minutes for outcome in outcomes)
     span = -(-(longest + 1) // _BARS)
-    ended = Counter((each.minutes // span, each.decision) for each in outcomes)
+    ended = Counter((outcome.minutes // span, outcome.decision) for outcome in outcomes)
     bars = [{decision: ended[bar, decision] for decision in BAR_STYLES} for bar in range(longest // span + 1)]
     highest = max(sum(bar.values()) for bar in bars)
     return "\n".join(_line(at * span, span, bar, highest) for at, bar in enumerate(bars))

@@ -207,11 +207,11 @@ def simulate(
 
 
 def _some(plan: CanaryPlan, world: TrafficModel, seed: np.random.SeedSequence, count: int) -> list[SimulatedRollout]:
-    own, *each = seed.spawn(1 + count)
+    own, *seeds = seed.spawn(1 + count)
     if world.scenario == "bursty":
         history = SimulatedTraffic(world, np.random.default_rng(own)).history(_HISTORY, plan.steps[0].weight)
         plan = replace(plan, bursts=(fitted_tau(history), *[0.0] * (len(METRICS) - 1)))
-    return [roll_out(plan, SimulatedTraffic(world, np.random.default_rng(one))) for one in each]
+    return [roll_out(plan, SimulatedTraffic(world, np.random.default_rng(rollout_seed))) for rollout_seed in seeds]
 
 
 def roll_out(plan: CanaryPlan, traffic: SimulatedTraffic) -> SimulatedRollout:

@@ -1,9 +1,9 @@
 """Start of a rollout. Every step may be repeated, and no other rollout of the fleet can start meanwhile.
 
-The order makes it repeatable. First the lock, for an execution that does not exist yet. Then the channels of both
-environments. Last the execution, whose name follows from candidate, environment and generation of the fleet's channel.
-A command that is killed leaves a lock whose owner was never started; the same command takes it over at once and goes
-on, another one after five minutes.
+The order of the steps makes this safe: the lock, for an execution that does not exist yet; the channels of both
+environments; then the execution, whose name follows from candidate, environment and generation of the fleet's channel.
+A command that is killed leaves a lock whose owner was never started. The same command takes the lock over at once and
+continues; any other command takes it over after five minutes.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ from nxpipe.pipeline.rollout.status import RolloutEnd, outcome_of
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import RolloutRefused
 
-_ABANDONED: Final = timedelta(minutes=5)  # age of a lock whose command cannot still be about to start
+_ABANDONED: Final = timedelta(minutes=5)  # older locks without an execution are taken over
 
 
 @dataclass(frozen=True)
@@ -244,14 +244,14 @@ def _prospects(plan: CanaryPlan, known: BaselineHistory, minute: int) -> Iterato
     guess = max(known.error_rate, plan.objective / 100)
     yield f"at {known.rps:.3g} requests a second with an error rate of {guess:.2g}:"
     rps = known.rps * minute / 60
-    found = prospects(plan, Service(rps, guess))
-    for each in found:
-        ends = f"about {each.advances:.0f} minutes" if each.advances else "rarely decided"
-        missed = [fault.fault.name for fault in each.faults if fault.chance < POWER and _judged(plan, fault.fault.name)]
-        yield f"  {each.share} %: {ends} for a healthy version" + (
+    steps = prospects(plan, Service(rps, guess))
+    for step in steps:
+        ends = f"about {step.advances:.0f} minutes" if step.advances else "rarely decided"
+        missed = [fault.fault.name for fault in step.faults if fault.chance < POWER and _judged(plan, fault.fault.name)]
+        yield f"  {step.share} %: {ends} for a healthy version" + (
             f"; does not detect {', '.join(missed)}" if missed else ""
         )
-    if any(fault.chance < POWER for fault in found[0].faults if _judged(plan, fault.fault.name)):
+    if any(fault.chance < POWER for fault in steps[0].faults if _judged(plan, fault.fault.name)):
         yield f"alternatives: nxpipe rollout plan --rps {rps:.3g} --base-error {guess:.2g}"
 
 

@@ -107,7 +107,7 @@ class EvaluationRecord:
 
     @property
     def batches(self) -> list[Batch]:
-        return [Batch.from_json(each) for each in self.record.get("batches", ())]
+        return [Batch.from_json(batch) for batch in self.record.get("batches", ())]
 
     def added_to(self, evidence: Evidence, plan: CanaryPlan) -> Evidence:
         """The evidence after this evaluation, by the judge's own arithmetic."""
@@ -150,8 +150,8 @@ class EvaluationLog:
         return b"".join(self.store.backend.read(path) or ())
 
 
-def _read(found: Iterable[bytes]) -> list[EvaluationRecord]:
-    return [EvaluationRecord.of(each) for each in found]
+def _read(stored: Iterable[bytes]) -> list[EvaluationRecord]:
+    return [EvaluationRecord.of(record) for record in stored]
 
 
 ANSWERS: Final = ("approve", "abort")  # signals that decide an undecided step
@@ -245,7 +245,7 @@ class Status:
 
 
 def _evidence(plan: CanaryPlan, verdict: Verdict) -> dict[str, Any]:
-    """In nats."""
+    """Evidence and thresholds, in nats."""
     return {
         "worse": verdict.worse,
         "worse_by_metric": dict(zip(METRICS, verdict.worse_by_metric, strict=True)),
@@ -270,12 +270,12 @@ class StatusReader:
         self._evidence = (0, Evidence())  # of this many evaluations
 
     def status(self, execution: str | None = None) -> Status:
-        """Status of the running rollout, else of the last one; or of one by its ARN."""
+        """Status of the execution with this ARN; by default of the running rollout, else of the last one."""
         weights, item = self._machine.weights(), self._machine.record.read()
-        wanted = execution or item.owner
-        found = self._machine.execution(wanted) if wanted else self._machine.last()
+        arn = execution or item.owner
+        found = self._machine.execution(arn) if arn else self._machine.last()
         if found is None:
-            phase = Phase.STARTING if wanted else Phase.NONE
+            phase = Phase.STARTING if arn else Phase.NONE
             return Status(self._machine.fleet, phase, weights, None, None, None, None, Evidence())
         looks = self._read(found)
         outcome = outcome_of(self._machine, found)

@@ -1,7 +1,7 @@
 """Hourly cost of templates: instances at their desired capacity, and network resources billed by the hour.
 
-An estimate: requests, bytes and storage depend on use and are left out. Resources without a known price are listed, not
-guessed.
+An estimate: charges for requests, bytes and storage depend on use and are left out. Resources without a known price are
+listed without one.
 """
 
 import tomllib
@@ -49,21 +49,21 @@ class Prices:
         return self.known.get(region or "", {}).get(what)
 
     def dearest(self, region: str | None, types: Iterable[str]) -> float | None:
-        """Of instance types that one may get any of; none where a price of them is not known."""
-        found = [self.of(region, each) for each in types]
-        known = [price for price in found if price is not None]
-        return max(known) if known and len(known) == len(found) else None
+        """The highest price of several instance types; None if one of them has no known price."""
+        prices = [self.of(region, type_) for type_ in types]
+        known = [price for price in prices if price is not None]
+        return max(known) if known and len(known) == len(prices) else None
 
 
 @dataclass(frozen=True)
 class Line:
-    """What one resource costs an hour; None when its price is not known, or was paid already."""
+    """Hourly cost of one resource; None if its price is unknown or was paid in advance."""
 
     resource: Resource
     what: str
     hourly: float | None
     remark: str = ""
-    at_most: bool = False  # spot instances and mixed groups, by the price on demand of the dearest type
+    at_most: bool = False  # spot instances and mixed groups: priced as the dearest type on demand
 
     def __str__(self) -> str:
         return f"{self.what} ({self.resource.path}){', at most' if self.at_most else ''}{self.remark}"
@@ -71,6 +71,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Estimate:
+    """Costs of all resources that are billed by the hour."""
+
     lines: tuple[Line, ...]
     prices: Prices
 
@@ -83,21 +85,21 @@ class Estimate:
         return self.hourly * HOURS_A_MONTH
 
     def __str__(self) -> str:
-        """For a person: the dearest first, then what is not in the sum."""
+        """The text of the estimate: the dearest first, then resources that are not in the sum."""
         priced = sorted((line for line in self.lines if line.hourly), key=lambda line: -(line.hourly or 0))
-        told = [f"  {_dollars(line.hourly or 0, 4)} {line}" for line in priced]
-        silent: dict[tuple[str, str], list[str]] = {}
+        priced_lines = [f"  {_dollars(line.hourly or 0, 4)} {line}" for line in priced]
+        unpriced: dict[tuple[str, str], list[str]] = {}
         for line in self.lines:
             if line.hourly is None:
-                silent.setdefault((line.what, line.remark), []).append(line.resource.path)
-        left_out = [f"  not in it: {what} ({_places(paths)}){remark}" for (what, remark), paths in silent.items()]
-        head = f"{self._about(bool(silent))} {_dollars(self.hourly)} an hour, {_dollars(self.monthly, 0)} a month"
-        return "\n".join([f"{head}, by list prices of {self.prices.date}:", *told, *left_out])
+                unpriced.setdefault((line.what, line.remark), []).append(line.resource.path)
+        left_out = [f"  not included: {what} ({_places(paths)}){remark}" for (what, remark), paths in unpriced.items()]
+        head = f"{self._qualifier(bool(unpriced))} {_dollars(self.hourly)} an hour, {_dollars(self.monthly, 0)} a month"
+        return "\n".join([f"{head}, by list prices of {self.prices.date}:", *priced_lines, *left_out])
 
-    def _about(self, silent: bool) -> str:
-        """What is left out makes it more, what was bought as spot makes it less; both together, who knows."""
+    def _qualifier(self, incomplete: bool) -> str:
+        """Resources without a price make the estimate a lower bound, spot instances an upper bound."""
         at_most = any(line.at_most for line in self.lines)
-        return {(True, False): "At least", (False, True): "At most"}.get((silent, at_most), "About")
+        return {(True, False): "At least", (False, True): "At most"}.get((incomplete, at_most), "About")
 
 
 def load_prices() -> Prices:
@@ -114,7 +116,7 @@ def estimate(templates: Templates, prices: Prices) -> Estimate:
     lines = [
         *_of_instances(templates, prices),
         *_of_endpoints(templates, prices),
-        *_of_what_is_always_there(templates, prices),
+        *_of_fixed_resources(templates, prices),
     ]
     for resource in templates.of(*_BILLED_BY_USE_TOO):
         lines.append(Line(resource, resource.type, None, ": no price known"))
@@ -148,46 +150,46 @@ def _instances(
     *,
     at_most: bool = False,
 ) -> Iterator[Line]:
-    """The dearest type of those that a group may choose from: no estimate should flatter."""
+    """Cost of a group at the price of its dearest instance type, so that the estimate is not too low."""
     types = tuple(instance_types(at)) or (launch.types if launch is not None else ())
     if launch is not None and launch.block:
-        yield Line(at, f"a capacity block of {', '.join(types)}", None, ": paid when it was bought")
+        yield Line(at, f"a capacity block of {', '.join(types)}", None, ": paid at purchase")
         return
     if count == 0:
         return
     if not types:
-        yield Line(at, "instances", None, ": of a type that only the deployment knows")
+        yield Line(at, "instances", None, ": of a type known at deployment only")
         return
-    for unknown in [each for each in types if prices.of(at.region, each) is None]:
+    for unknown in [type_ for type_ in types if prices.of(at.region, type_) is None]:
         yield Line(at, unknown, None, f": no price known in {_where(at)}")
-    known = [(price, each) for each in types if (price := prices.of(at.region, each)) is not None]
+    known = [(price, type_) for type_ in types if (price := prices.of(at.region, type_)) is not None]
     if known:
         price, dearest = max(known)
         if count is None:
-            yield Line(at, dearest, None, ": in a number that only the deployment knows")
+            yield Line(at, dearest, None, ": in a number known at deployment only")
         else:
             yield Line(at, f"{count} × {dearest}", count * price, remark, at_most)
 
 
 def _jobs(environment: Resource, launch: Launch | None, prices: Prices) -> Iterator[Line]:
-    """Batch counts virtual processors, and starts instances for jobs: what it costs when it is full."""
-    types, most = instance_types(environment), _number(compute(environment).get("MaxvCpus"))
-    vcpus = [INSTANCES[each].vcpus for each in types if each in INSTANCES]
+    """Cost of a Batch environment at its maximum number of vCPUs; instances run while jobs do."""
+    types, maximum = instance_types(environment), _number(compute(environment).get("MaxvCpus"))
+    vcpus = [INSTANCES[type_].vcpus for type_ in types if type_ in INSTANCES]
     if len(vcpus) < len(types) or not types:
         yield Line(environment, "Batch", None, f": of {', '.join(types) or 'types'} that Batch chooses, while jobs run")
         return
-    count = None if most is None else most // min(vcpus)
+    count = None if maximum is None else maximum // min(vcpus)
     spot = str(compute(environment).get("Type")).upper() == "SPOT"
     yield from _instances(environment, launch, count, prices, ", while jobs run", at_most=spot)
 
 
 def _of_endpoints(templates: Templates, prices: Prices) -> Iterator[Line]:
-    """SageMaker has prices of its own, for instances that it calls ml.*."""
+    """Cost of SageMaker endpoints, whose instance types are ml.*, with prices of their own."""
     for endpoint in templates.of(_HOSTED):
         config = templates.follow(endpoint.properties.get("EndpointConfigName"), endpoint)
         variants = tables(config.properties, "ProductionVariants") if config is not None else []
         if not variants:
-            yield Line(endpoint, "instances", None, ": of a type that only the deployment knows")
+            yield Line(endpoint, "instances", None, ": of a type known at deployment only")
         for variant in variants:
             count, type_ = _number(variant.get("InitialInstanceCount")), str(variant.get("InstanceType"))
             price = prices.of(endpoint.region, type_)
@@ -197,7 +199,7 @@ def _of_endpoints(templates: Templates, prices: Prices) -> Iterator[Line]:
                 yield Line(endpoint, f"{count} × {type_}", count * price)
 
 
-def _of_what_is_always_there(templates: Templates, prices: Prices) -> Iterator[Line]:
+def _of_fixed_resources(templates: Templates, prices: Prices) -> Iterator[Line]:
     for gateway in templates.of(_NAT):
         yield _line(gateway, "NAT gateway", 1, prices)
     for endpoint in templates.of(_ENDPOINT):
@@ -215,7 +217,7 @@ def _line(resource: Resource, what: str, count: int, prices: Prices) -> Line:
 
 
 def _where(at: Resource) -> str:
-    return at.region or "a region that only the deployment knows"
+    return at.region or "a region known at deployment only"
 
 
 def _market(launch: Launch) -> object:

@@ -21,38 +21,38 @@ from nxpipe.stacks.lint.template import (
 
 PRIVATE = "NXP-DATA-1"
 
-_WAYS: Final = ("BlockPublicAcls", "BlockPublicPolicy", "IgnorePublicAcls", "RestrictPublicBuckets")
+_SETTINGS: Final = ("BlockPublicAcls", "BlockPublicPolicy", "IgnorePublicAcls", "RestrictPublicBuckets")
 
 
 def private(all_: Templates, facts: Facts) -> Iterator[Finding]:
     for bucket in all_.of("AWS::S3::Bucket"):
         blocked = settings(bucket.properties, "PublicAccessBlockConfiguration")
-        ways = [way for way in _WAYS if not is_true(blocked.get(way))]
-        if ways:
-            what = f"the bucket can become public: {', '.join(ways)} {'is' if len(ways) == 1 else 'are'} not set"
+        unset = [name for name in _SETTINGS if not is_true(blocked.get(name))]
+        if unset:
+            what = f"the bucket can become public: {', '.join(unset)} {'is' if len(unset) == 1 else 'are'} not set"
             yield Finding(PRIVATE, bucket, "PublicAccessBlockConfiguration", what, "set all four to true")
-        if not any(_refuses_plain_text(policy, "PolicyDocument") for policy in _policies(all_, bucket)):
-            what = "the bucket answers requests in plain text"
+        if not any(_requires_tls(policy, "PolicyDocument") for policy in _policies(all_, bucket)):
+            what = "the bucket accepts requests without TLS"
             yield Finding(PRIVATE, bucket, "", what, "deny all actions when aws:SecureTransport is false")
     for system in all_.of("AWS::EFS::FileSystem"):
         if not is_true(system.properties.get("Encrypted")):
             what = "the file system is not encrypted"
-            yield Finding(PRIVATE, system, "Encrypted", what, "set it to true; that makes a new file system")
-        if not _refuses_plain_text(system, "FileSystemPolicy"):
-            what = "the file system is mounted in plain text too"
+            yield Finding(PRIVATE, system, "Encrypted", what, "set it to true; this replaces the file system")
+        if not _requires_tls(system, "FileSystemPolicy"):
+            what = "the file system can be mounted without TLS"
             yield Finding(
-                PRIVATE, system, "FileSystemPolicy", what, "deny what comes when aws:SecureTransport is false"
+                PRIVATE, system, "FileSystemPolicy", what, "deny all actions when aws:SecureTransport is false"
             )
 
 
 def _policies(all_: Templates, bucket: Resource) -> Iterator[Resource]:
     for policy in all_.of("AWS::S3::BucketPolicy"):
-        found = all_.follow(policy.properties.get("Bucket"), policy)
-        if found is not None and found.key == bucket.key:
+        target = all_.follow(policy.properties.get("Bucket"), policy)
+        if target is not None and target.key == bucket.key:
             yield policy
 
 
-def _refuses_plain_text(holder: Resource, key: str) -> bool:
+def _requires_tls(holder: Resource, key: str) -> bool:
     return any(_denies(statement) for statement in tables(settings(holder.properties, key), "Statement"))
 
 
@@ -84,7 +84,7 @@ TEXT: Final[Properties] = {
 }
 
 
-def untouched(all_: Templates, facts: Facts) -> Iterator[Finding]:
+def unchanged_rule(all_: Templates, facts: Facts) -> Iterator[Finding]:
     for template in all_.all if facts.project else ():
         if template.stack.startswith(f"{facts.project}-serve-"):
             yield from _changed(template)
@@ -97,9 +97,11 @@ def _changed(template: Template) -> Iterator[Finding]:
         rule = Resource(template.stack, template.region, RULE, type_, f"{template.stack}/{RULE}", {})
     differing = sorted(key for key in {*TEXT, *rule.properties} if TEXT.get(key) != rule.properties.get(key))
     if differing:
-        what = "the rule's text has changed, and its deployment would put back the weights of the first day"
-        mend = "give it its old text back; weights are moved by rollouts alone"
-        yield Finding(WEIGHTS, rule, ", ".join(differing), what, mend)
+        what = (
+            "the rule's template text has changed, so a deployment would reset the traffic weights to the initial ones"
+        )
+        remedy = "restore its text; only rollouts change the weights"
+        yield Finding(WEIGHTS, rule, ", ".join(differing), what, remedy)
 
 
 _POLICIES = ("AWS::IAM::ManagedPolicy", "AWS::IAM::Policy", "AWS::IAM::RolePolicy")
@@ -107,6 +109,8 @@ _POLICIES = ("AWS::IAM::ManagedPolicy", "AWS::IAM::Policy", "AWS::IAM::RolePolic
 
 @dataclass(frozen=True)
 class Statement:
+    """An IAM statement and its place in a template."""
+
     resource: Resource  # the role or policy that holds it
     place: str
     body: Properties
@@ -117,11 +121,11 @@ class Statement:
 
     @property
     def actions(self) -> tuple[str, ...]:
-        return tuple(text(each) for each in listed(self.body.get("Action")))
+        return tuple(text(action) for action in listed(self.body.get("Action")))
 
     @property
     def resources(self) -> tuple[str, ...]:
-        return tuple(text(each) for each in listed(self.body.get("Resource")))
+        return tuple(text(arn) for arn in listed(self.body.get("Resource")))
 
 
 def statements(all_: Templates) -> Iterator[Statement]:
@@ -138,8 +142,8 @@ def _of(holder: Properties, resource: Resource, prefix: str) -> Iterator[Stateme
 
 
 def managed_arns(role: Resource) -> tuple[str, ...]:
-    """The managed policies that a role has."""
-    return tuple(text(each) for each in listed(role.properties.get("ManagedPolicyArns")))
+    """ARNs of a role's managed policies."""
+    return tuple(text(arn) for arn in listed(role.properties.get("ManagedPolicyArns")))
 
 
 WILDCARD = "NXP-IAM-1"
@@ -148,7 +152,7 @@ SIGNER = "NXP-IAM-2"
 _READS: Final = re.compile(
     r"[a-z0-9-]+:(Get|List|Describe|BatchGet|BatchCheck|Head|Lookup|Filter|Search|View|Validate)\w*\*?"
 )
-# Actions for which IAM knows no resource: all that a statement can do is to add a condition.
+# Write actions without resource-level permissions; a statement can only add conditions.
 _WITHOUT_RESOURCES: Final = frozenset(
     {
         "cloudwatch:PutMetricData",
@@ -166,33 +170,33 @@ _WITHOUT_RESOURCES: Final = frozenset(
     }
 )
 _BROAD: Final = re.compile(r":policy/(?:\S*(?:FullAccess|AdministratorAccess|PowerUserAccess)\S*)$")
-# The whole of a service, or all resources of one type: arn:aws:ecs:us-east-2:123456789012:cluster/*
+# All of a service, or all resources of one type: arn:aws:ecs:us-east-2:123456789012:cluster/*
 _EVERYTHING: Final = re.compile(r"\*|arn:[^:]*:(?!s3:)[^:]*:[^:]*:[^:]*:(?:[a-z-]+[:/])?\*|arn:[^:]*:s3:::\*(?:/\*)?")
-_ONLY_THEN: Final = re.compile(r"\$\{[^}]*\}")  # what only the deployment knows, whose name may have colons
-# What is meant by a condition, where a thing has no name before it is made. The tag is the project's own (PROJECT_TAG).
-_NAMED_BY: Final = ("aws:resourcetag/nxpipe:project", "ec2:subnet", "ec2:vpc")
+_REFERENCE: Final = re.compile(r"\$\{[^}]*\}")  # a value known at deployment; its name may have colons
+# Condition keys that select resources whose ARN is unknown before they exist. The tag is PROJECT_TAG.
+_SELECTING_KEYS: Final = ("aws:resourcetag/nxpipe:project", "ec2:subnet", "ec2:vpc")
 
 
 def no_wildcard(all_: Templates, facts: Facts) -> Iterator[Finding]:
     for statement in statements(all_):
-        writes, everything = _writes(statement), _everything(statement)
-        if statement.allows and writes and everything:
+        writes, wildcard = _writes(statement), _wildcard(statement)
+        if statement.allows and writes and wildcard:
             yield Finding(
                 WILDCARD,
                 statement.resource,
                 statement.place,
-                f"{_some(writes)} may be done to {everything}",
-                "name what it is done to",
+                f"it allows {_abbreviated(writes)} on {wildcard}",
+                "name the resources",
             )
     for role in all_.of("AWS::IAM::Role"):
         broad = [arn for arn in managed_arns(role) if _BROAD.search(arn)]
         if broad:
-            what = f"it has {_some(broad)}, which may change whatever there is"
+            what = f"it has {_abbreviated(broad)}, which allows all changes"
             yield Finding(WILDCARD, role, "ManagedPolicyArns", what, "grant the actions that are needed, by resource")
 
 
 def one_signer(all_: Templates, facts: Facts) -> Iterator[Finding]:
-    """Who holds one duty and is taken over could otherwise sign for all of them: a build for production, say."""
+    """Keys must not be shared: a compromised build role could otherwise sign for a production channel."""
     first: dict[str, Statement] = {}
     for statement in statements(all_):
         if not statement.allows or "kms:sign" not in map(str.lower, statement.actions):
@@ -211,35 +215,37 @@ def one_signer(all_: Templates, facts: Facts) -> Iterator[Finding]:
 
 def _writes(statement: Statement) -> list[str]:
     if "NotAction" in statement.body:
-        return ["whatever is not listed"]
+        return ["every action that is not listed"]
     return [action for action in statement.actions if not _READS.fullmatch(action) and action not in _WITHOUT_RESOURCES]
 
 
-def _everything(statement: Statement) -> str | None:
+def _wildcard(statement: Statement) -> str | None:
+    """The first wildcard resource of a statement."""
     if "NotResource" in statement.body:
-        return "whatever is not listed"
-    broad = (each for each in statement.resources if _EVERYTHING.fullmatch(_ONLY_THEN.sub("known", each)))
-    return next((each for each in broad if each == "*" or not _named(statement)), None)
+        return "every resource that is not listed"
+    broad = (arn for arn in statement.resources if _EVERYTHING.fullmatch(_REFERENCE.sub("known", arn)))
+    return next((arn for arn in broad if arn == "*" or not _is_selected(statement)), None)
 
 
-def _named(statement: Statement) -> bool:
+def _is_selected(statement: Statement) -> bool:
+    """True if a condition of the statement selects its resources."""
     conditions = settings(statement.body, "Condition")
     return any(
-        key.lower() in _NAMED_BY and not any("*" in text(each) for each in listed(meant))
+        key.lower() in _SELECTING_KEYS and not any("*" in text(value) for value in listed(values))
         for operator in ("ArnEquals", "StringEquals")
-        for key, meant in settings(conditions, operator).items()
+        for key, values in settings(conditions, operator).items()
     )
 
 
-def _some(names: list[str]) -> str:
-    first, rest = names[0], len(names) - 1
-    return first if not rest else f"{first} and {rest} more"
+def _abbreviated(names: list[str]) -> str:
+    first, others = names[0], len(names) - 1
+    return first if not others else f"{first} and {others} more"
 
 
 KEEP: Final = "NXP-KEEP-1"
 
-# By the name of the stack after the project's. Adding a line is how something new is put under guard.
-KEPT: Final[Mapping[str, Mapping[str, str]]] = {
+# Logical ids of stateful resources, by stack name without the project. Add a line for each new stateful resource.
+STATEFUL_IDS: Final[Mapping[str, Mapping[str, str]]] = {
     "storage": {
         "Artifacts82DD59A1": "AWS::S3::Bucket",
         "Images2D38C313": "AWS::ECR::Repository",
@@ -250,51 +256,51 @@ KEPT: Final[Mapping[str, Mapping[str, str]]] = {
         "Checkpoints620E2F20": "AWS::S3::Bucket",
     },
 }
-_SOMETIMES: Final = frozenset({"Checkpoints620E2F20"})  # only a fleet on spot instances has one
+_OPTIONAL: Final = frozenset({"Checkpoints620E2F20"})  # of fleets on spot instances only
 
 
-def kept_in(stack: str, project: str) -> Mapping[str, str] | None:
-    """The ids that a stack must keep; None for a stack that is not the project's."""
+def stateful_ids(stack: str, project: str) -> Mapping[str, str] | None:
+    """Logical ids that a stack must keep; None for a stack of another project."""
     name = stack.removeprefix(f"{project}-")
     if name == stack:
         return None
-    return next((ids for pattern, ids in KEPT.items() if fnmatchcase(name, pattern)), {})
+    return next((ids for pattern, ids in STATEFUL_IDS.items() if fnmatchcase(name, pattern)), {})
 
 
 def losses(templates: Templates, project: str) -> Iterator[tuple[Resource, str, str]]:
-    """A resource, what would become of it, and what to do."""
+    """Stateful resources that a deployment would lose or that are not listed: resource, fault, remedy."""
     for template in templates.all:
-        ids = kept_in(template.stack, project)
+        ids = stateful_ids(template.stack, project)
         if ids is not None:
             yield from _missing(template, ids)
-            yield from _loose(template, ids)
+            yield from _unlisted(template, ids)
 
 
 def _missing(template: Template, ids: Mapping[str, str]) -> Iterator[tuple[Resource, str, str]]:
     for id_, type_ in ids.items():
-        found = template.resources.get(id_)
-        if found is None and id_ in _SOMETIMES:
+        resource = template.resources.get(id_)
+        if resource is None and id_ in _OPTIONAL:
             continue
-        if found is None or found.type != type_:
+        if resource is None or resource.type != type_:
             gone = Resource(template.stack, template.region, id_, type_, f"{template.stack}/{id_}", {})
-            what = f"{id_} is not in the template any more: what it holds would be left behind, or replaced by nothing"
-            yield gone, what, "give the construct its old name and place back"
-        elif not found.kept:
-            what = "it would be deleted with its stack, or when it is replaced"
-            yield found, what, "set its removal policy to RETAIN"
+            what = f"{id_} is no longer in the template: a deployment would abandon its data"
+            yield gone, what, "restore the construct's id and its place in the tree"
+        elif not resource.kept:
+            what = "it would be deleted with its stack or at its replacement"
+            yield resource, what, "set its removal policy to RETAIN"
 
 
-def _loose(template: Template, ids: Mapping[str, str]) -> Iterator[tuple[Resource, str, str]]:
+def _unlisted(template: Template, ids: Mapping[str, str]) -> Iterator[tuple[Resource, str, str]]:
     for resource in template.resources.values():
         if resource.kept and resource.id not in ids:
-            what = f"{resource.id} is to be kept, and is not among the ids that are guarded"
+            what = f"{resource.id} is retained, but not listed as a stateful resource"
             yield (
                 resource,
                 what,
-                "add it to KEPT in stacks/lint/data_rules.py if it is new; else give its construct the old name back",
+                "add it to STATEFUL_IDS in stacks/lint/data_rules.py if it is new; else restore the construct's id",
             )
 
 
-def keeps(all_: Templates, facts: Facts) -> Iterator[Finding]:
-    for resource, what, mend in losses(all_, facts.project) if facts.project else ():
-        yield Finding(KEEP, resource, "", what, mend)
+def keeps_logical_ids(all_: Templates, facts: Facts) -> Iterator[Finding]:
+    for resource, what, remedy in losses(all_, facts.project) if facts.project else ():
+        yield Finding(KEEP, resource, "", what, remedy)

@@ -1,7 +1,7 @@
 """Deployment plan: which resources a deployment creates, updates, replaces or deletes, and which instances restart.
 
-Says what is certain from the templates alone. Whether a property can be changed in place is AWS's own schema; what a
-change of one resource does to the instances that are made from it is known here.
+The plan follows from the templates alone. AWS's resource schemas define which properties can be updated in place; this
+module adds which changes restart instances.
 """
 
 import json
@@ -16,10 +16,11 @@ from nxpipe.stacks.lint.template import Resource, Template, Templates
 
 Kind: TypeAlias = Literal["added", "removed", "left", "changed", "replaced", "unclear"]
 
-# The order in which a reader should see them.
+# In order of display.
 KINDS: Final[tuple[Kind, ...]] = ("replaced", "removed", "unclear", "left", "changed", "added")
 
-_ROLLING: Final = frozenset({"ReleaseVersion", "Version"})  # of a node group: its nodes are replaced, one by one
+# Properties of a node group whose update replaces its nodes one by one.
+_ROLLING: Final = frozenset({"ReleaseVersion", "Version"})
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Restart:
-    """Instances of a group that are replaced by new ones, and the change that makes it so."""
+    """Instances of a group that are replaced, and the changed resource that causes it."""
 
     group: Resource
     by: Resource
@@ -42,7 +43,7 @@ class Restart:
 class Plan:
     changes: tuple[Change, ...]
     restarts: tuple[Restart, ...]
-    forgotten: tuple[str, ...]  # stacks that are there and not in the app any more: CDK leaves them
+    forgotten: tuple[str, ...]  # deployed stacks that are no longer in the app; CDK leaves them unchanged
 
     @property
     def empty(self) -> bool:
@@ -53,27 +54,27 @@ def plan(before: Templates, after: Templates) -> Plan:
     old = {template.stack: template for template in before.all}
     changes = tuple(
         sorted(
-            (change for each in after.all for change in _of_stack(old.get(each.stack), each)),
+            (change for template in after.all for change in _of_stack(old.get(template.stack), template)),
             key=lambda change: (change.resource.stack, KINDS.index(change.kind), change.resource.path),
         )
     )
-    forgotten = tuple(sorted(set(old) - {each.stack for each in after.all}))
+    forgotten = tuple(sorted(set(old) - {template.stack for template in after.all}))
     return Plan(changes, tuple(_restarts(changes, after)), forgotten)
 
 
 def _of_stack(before: Template | None, after: Template) -> Iterator[Change]:
     old = before.resources if before is not None else {}
     for id_, resource in after.resources.items():
-        was = old.get(id_)
-        if was is None:
+        previous = old.get(id_)
+        if previous is None:
             yield Change(resource, "added")
-        elif was.type != resource.type:
+        elif previous.type != resource.type:
             yield Change(resource, "replaced", ("Type",))
-        elif differing := _differences(was.properties, resource.properties):
+        elif differing := _differences(previous.properties, resource.properties):
             yield _changed(resource, differing)
-    for id_, was in old.items():
+    for id_, previous in old.items():
         if id_ not in after.resources:
-            yield Change(was, "left" if was.kept else "removed")
+            yield Change(previous, "left" if previous.kept else "removed")
 
 
 def _differences(before: Mapping[str, object], after: Mapping[str, object]) -> tuple[str, ...]:
@@ -89,23 +90,21 @@ def _changed(resource: Resource, differing: tuple[str, ...]) -> Change:
 
 
 def _restarts(changes: tuple[Change, ...], after: Templates) -> Iterator[Restart]:
-    """A group takes the newest version of its launch template, and refreshes its instances by it: once, for whatever
-    has changed.
-    """
+    """Restarts of groups: one per group, however many changes affect its instances."""
     changed = {change.resource.key for change in changes if change.kind in ("changed", "replaced")}
-    told = {change.resource.key for change in changes if change.kind == "added"}
+    handled = {change.resource.key for change in changes if change.kind == "added"}
     for launch in launches(after):
         renewed = launch.resource.type == TEMPLATE and launch.resource.key in changed
         for user in launch.users if renewed else ():
-            if user.type in (GROUP, NODES) and user.key not in told:
-                told.add(user.key)
+            if user.type in (GROUP, NODES) and user.key not in handled:
+                handled.add(user.key)
                 yield Restart(user, launch.resource, _desired(user))
     for change in changes:
-        if _begins_anew(change) and change.resource.key not in told:
+        if _replaces_instances(change) and change.resource.key not in handled:
             yield Restart(change.resource, change.resource, _desired(change.resource))
 
 
-def _begins_anew(change: Change) -> bool:
+def _replaces_instances(change: Change) -> bool:
     if change.resource.type == NODES and not _ROLLING.isdisjoint(change.properties):
         return True
     return change.resource.type in (GROUP, NODES) and change.kind == "replaced"
@@ -118,6 +117,6 @@ def _desired(group: Resource) -> int | None:
 
 @cache
 def fixed_properties() -> Mapping[str, frozenset[str]]:
-    """By type, the properties that cannot change: a resource with another value is another resource."""
+    """Properties that cannot be updated in place, by resource type: a new value replaces the resource."""
     known = json.loads(Path(__file__).with_name("fixed.json").read_text())
     return {type_: frozenset(properties) for type_, properties in known.items()}

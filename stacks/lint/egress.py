@@ -1,7 +1,7 @@
 """Egress analysis: which AWS services are called from inside the network, and by which role, read from templates.
 
-Callers are the roles of instances and containers, agents of AWS Batch, image pulls, and scripts that run at boot. A
-call that a service makes on a caller's behalf, as S3 to KMS, is not a call from the network.
+Callers are roles of instances and containers, agents of AWS Batch, image pulls, and scripts that run at boot. A call
+that a service makes on a caller's behalf, such as S3 to KMS, is not a call from the network.
 """
 
 import re
@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-Resources: TypeAlias = Mapping[str, Mapping[str, Any]]  # those of one template
-_Call: TypeAlias = tuple[str, str]  # what is done, as a person would look for it, and the service that it is done to
+Resources: TypeAlias = Mapping[str, Mapping[str, Any]]  # of one template, by logical id
+_Call: TypeAlias = tuple[str, str]  # the call, as text for messages, and the service
 
-# The endpoints that the actions of a service take, as they are called after com.amazonaws.REGION.
+# VPC endpoints by service prefix of IAM actions. Names are without com.amazonaws.REGION.
 _ENDPOINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "autoscaling": ("autoscaling",),
     "batch": ("batch",),
@@ -21,7 +21,7 @@ _ENDPOINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "dynamodb": ("dynamodb",),
     "ec2": ("ec2",),
     "ec2messages": ("ec2messages",),
-    "ecr": ("ecr.api", "ecr.dkr", "s3"),  # S3 has the layers
+    "ecr": ("ecr.api", "ecr.dkr", "s3"),  # layers are in S3
     "ecs": ("ecs", "ecs-agent", "ecs-telemetry"),
     "eks": ("eks",),
     "eks-auth": ("eks-auth",),
@@ -33,7 +33,9 @@ _ENDPOINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "logs": ("logs",),
     "s3": ("s3",),
     "sagemaker": ("sagemaker.api",),
-    "sagemaker:InvokeEndpoint": ("sagemaker.runtime",),  # a service of its own, whose permissions are not
+    "sagemaker:InvokeEndpoint": (
+        "sagemaker.runtime",
+    ),  # an endpoint of its own, although its actions have the prefix `sagemaker`
     "secretsmanager": ("secretsmanager",),
     "sns": ("sns",),
     "sqs": ("sqs",),
@@ -43,9 +45,9 @@ _ENDPOINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "sts": ("sts",),
     "xray": ("xray",),
 }
-GATEWAYS: Final = ("dynamodb", "s3")  # the others are interfaces
+GATEWAYS: Final = ("dynamodb", "s3")  # all others are interface endpoints
 
-# Permissions that another service looks at when it is called, or a file server when it is mounted in its subnet.
+# Permissions that are no API calls of the caller: services check iam:PassRole, and EFS checks Client* at the mount.
 _NEVER_CALLED: Final = re.compile(r"elasticfilesystem:Client\w+|iam:PassRole")
 
 _MANAGED: Final[Mapping[str, tuple[str, ...]]] = {
@@ -58,7 +60,7 @@ _MANAGED: Final[Mapping[str, tuple[str, ...]]] = {
     "CloudWatchAgentServerPolicy": ("cloudwatch", "ec2", "logs", "ssm"),
     "service-role/AmazonEC2ContainerServiceforEC2Role": ("ecr", "ecs", "logs"),
 }
-_INSIDE: Final = ("ec2.", "ecs-tasks.", "pods.eks.")  # who takes on the roles of what runs in subnets
+_INSIDE: Final = ("ec2.", "ecs-tasks.", "pods.eks.")  # principals of roles whose users run in subnets
 
 _COMMANDS: Final = {
     "efs": "elasticfilesystem",
@@ -70,15 +72,17 @@ _COMMAND: Final = re.compile(r"(?<![\w/.:-])aws\s+(?:--[\w-]+(?:[=\s]+[^\s-]\S*)
 _URL: Final = re.compile(r"https?://([^\s/:\"'<>]+)")
 _LOCAL: Final = ("127.0.0.1", "localhost", "169.254.169.254", "169.254.170.2")
 _OF_AWS: Final = re.compile(r"(?:.*\.)?([a-z0-9-]+)\.[^.]+\.amazonaws\.com(?:\.cn)?")
-_UNKNOWN: Final = "${}"  # in the place of what is known only at deployment
+_UNKNOWN: Final = "${}"  # in place of a value known at deployment
 
 
 class Unreachable(Exception):
-    """Something inside a closed network calls what no endpoint leads to."""
+    """A caller in a closed network uses a service without a known VPC endpoint."""
 
 
 @dataclass(frozen=True, order=True)
 class Need:
+    """A VPC endpoint that a resource needs, and the call that needs it."""
+
     endpoint: str
     caller: str  # the stack and the logical id
     call: str
@@ -88,72 +92,76 @@ class Need:
 
 
 def needs(stack: str, resources: Resources) -> Iterator[Need]:
-    """All that the resources of one template need of a network without a way out."""
-    inside = {name for name, one in resources.items() if _is(one, "IAM::Role") and _runs_inside(one)}
-    for name, one in resources.items():
+    """VPC endpoints that the resources of one template need in a network without internet access."""
+    inside = {name for name, resource in resources.items() if _is(resource, "IAM::Role") and _runs_inside(resource)}
+    for name, resource in resources.items():
         caller = f"{stack}/{name}"
-        calls = _of_role(caller, one, resources) if name in inside else _of_other(caller, one, inside)
+        calls = _of_role(caller, resource, resources) if name in inside else _of_other(caller, resource, inside)
         for call, service in calls:
             if service not in _ENDPOINTS:
                 raise Unreachable(
-                    f"{caller} calls {service} ({call}), which has no endpoint in a closed network; take the call away,"
+                    f"{caller} calls {service} ({call}), which has no endpoint in a closed network; remove the call,"
                     ' or set network.kind to "nat"'
                 )
             for endpoint in _ENDPOINTS[service]:
                 yield Need(endpoint, caller, call)
 
 
-def missing(wanted: Collection[Need], there: Collection[str]) -> list[str]:
-    """A sentence for each call that leads nowhere."""
-    return [f"{need}, which the network does not have" for need in sorted(wanted) if need.endpoint not in there]
+def missing_endpoints(required: Collection[Need], endpoints: Collection[str]) -> list[str]:
+    """A message for each call whose endpoint is missing."""
+    return [f"{need}, which the network does not have" for need in sorted(required) if need.endpoint not in endpoints]
 
 
-def idle(wanted: Collection[Need], there: Collection[str]) -> list[str]:
-    """The endpoints that cost money and that nothing calls."""
-    return sorted(set(there) - {need.endpoint for need in wanted})
+def unused_endpoints(required: Collection[Need], endpoints: Collection[str]) -> list[str]:
+    """Endpoints without a caller."""
+    return sorted(set(endpoints) - {need.endpoint for need in required})
 
 
-def _of_role(caller: str, role: Mapping[str, Any], beside: Resources) -> Iterator[_Call]:
+def _of_role(caller: str, role: Mapping[str, Any], resources: Resources) -> Iterator[_Call]:
     for policy in role["Properties"].get("Policies", ()):
         yield from _of_policy(caller, policy["PolicyDocument"])
     for policy in role["Properties"].get("ManagedPolicyArns", ()):
-        for own in _refs([policy]) & set(beside):
-            yield from _of_policy(caller, beside[own]["Properties"]["PolicyDocument"])
+        for own in _refs([policy]) & set(resources):
+            yield from _of_policy(caller, resources[own]["Properties"]["PolicyDocument"])
         if not _refs([policy]):
             yield from _of_managed(caller, _text(policy).rpartition(":policy/")[2])
 
 
-def _of_other(caller: str, one: Mapping[str, Any], inside: Collection[str]) -> Iterator[_Call]:
-    properties = one.get("Properties", {})
-    if _is(one, "IAM::Policy", "IAM::ManagedPolicy") and _refs(properties.get("Roles", ())) & set(inside):
+def _of_other(caller: str, resource: Mapping[str, Any], inside: Collection[str]) -> Iterator[_Call]:
+    properties = resource.get("Properties", {})
+    if _is(resource, "IAM::Policy", "IAM::ManagedPolicy") and _refs(properties.get("Roles", ())) & set(inside):
         yield from _of_policy(caller, properties["PolicyDocument"])
-    elif _is(one, "Batch::ComputeEnvironment"):
-        yield "the agent of ECS on its instances", "ecs"
-    elif _is(one, "Batch::JobDefinition"):
-        yield "the output of its jobs", "logs"
+    elif _is(resource, "Batch::ComputeEnvironment"):
+        yield "the ECS agent of its instances", "ecs"
+    elif _is(resource, "Batch::JobDefinition"):
+        yield "the log of its jobs", "logs"
         for image in _values(properties, "Image"):
             yield from _of_image(caller, _text(image))
-    elif _is(one, "SageMaker::Model") and "VpcConfig" in properties:
-        yield "the artifact that SageMaker fetches", "s3"
-    elif _is(one, "EC2::LaunchTemplate"):
+    elif _is(resource, "SageMaker::Model") and "VpcConfig" in properties:
+        yield "the artifact that SageMaker downloads", "s3"
+    elif _is(resource, "EC2::LaunchTemplate"):
         yield from _of_script(caller, _text(properties["LaunchTemplateData"].get("UserData", "")))
 
 
 def _of_policy(caller: str, document: Mapping[str, Any]) -> Iterator[_Call]:
     for statement in _listed(document["Statement"]):
-        on_behalf = "kms:ViaService" in {key for each in statement.get("Condition", {}).values() for key in each}
+        on_behalf = "kms:ViaService" in {key for keys in statement.get("Condition", {}).values() for key in keys}
         if statement["Effect"] != "Allow" or on_behalf:
             continue
         for action in _listed(statement["Action"]):
             if action == "*":
-                raise Unreachable(f"{caller} may do everything, so that nobody can say what it calls; list its actions")
+                raise Unreachable(
+                    f"{caller} has permission for every action, so its calls are unknown; list its actions"
+                )
             if not _NEVER_CALLED.fullmatch(action):
                 yield action, action if action in _ENDPOINTS else action.partition(":")[0]
 
 
 def _of_managed(caller: str, policy: str) -> Iterator[_Call]:
     if policy not in _MANAGED:
-        raise Unreachable(f"{caller} has the policy {policy}, whose calls are not known here; write its actions out")
+        raise Unreachable(
+            f"{caller} has the policy {policy}, whose actions are unknown here; list the actions in a policy"
+        )
     for service in _MANAGED[policy]:
         yield policy, service
 
@@ -162,7 +170,7 @@ def _of_image(caller: str, image: str) -> Iterator[_Call]:
     registry, _, name = image.rpartition("/")
     if ".dkr.ecr." not in registry:
         raise Unreachable(
-            f"{caller} runs {image}, whose registry a closed network does not reach; copy it into the project's own"
+            f"{caller} runs {image}, whose registry a closed network cannot reach; copy it into the project's own"
             " repository"
         )
     yield f"the image {name}", "ecr"
@@ -177,17 +185,17 @@ def _of_script(caller: str, script: str) -> Iterator[_Call]:
         if (of_aws := _OF_AWS.fullmatch(host)) is not None:
             yield f"https://{host}", of_aws[1]
         elif host not in _LOCAL and not host.startswith("$"):
-            raise Unreachable(f"{caller} calls {host} at boot, which a closed network does not reach; take it from S3")
+            raise Unreachable(f"{caller} calls {host} at boot, which a closed network cannot reach; use S3 instead")
 
 
 def _runs_inside(role: Mapping[str, Any]) -> bool:
     trust = role["Properties"]["AssumeRolePolicyDocument"]
-    services = [_text(each) for one in _values(trust, "Service") for each in _listed(one)]
+    services = [_text(service) for principal in _values(trust, "Service") for service in _listed(principal)]
     return any(service.startswith(_INSIDE) for service in services)
 
 
-def _is(one: Mapping[str, Any], *types: str) -> bool:
-    return one["Type"].removeprefix("AWS::") in types
+def _is(resource: Mapping[str, Any], *types: str) -> bool:
+    return resource["Type"].removeprefix("AWS::") in types
 
 
 def _listed(value: Any) -> list[Any]:
@@ -195,24 +203,24 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _refs(values: Any) -> set[str]:
-    return {each["Ref"] for each in values if isinstance(each, Mapping) and "Ref" in each}
+    return {value["Ref"] for value in values if isinstance(value, Mapping) and "Ref" in value}
 
 
 def _values(value: Any, key: str) -> Iterator[Any]:
-    """Whatever stands under a key, at any depth."""
+    """All values of a key, at any depth."""
     if isinstance(value, Mapping):
-        for name, each in value.items():
+        for name, inner in value.items():
             if name == key:
-                yield each
+                yield inner
             else:
-                yield from _values(each, key)
+                yield from _values(inner, key)
     elif isinstance(value, list):
-        for each in value:
-            yield from _values(each, key)
+        for item in value:
+            yield from _values(item, key)
 
 
 def _text(value: Any) -> str:
-    """The text that a value of a template will be, as far as it is known."""
+    """The text of a template's value, with ${} for parts known at deployment."""
     if isinstance(value, str):
         return value
     if not isinstance(value, Mapping) or len(value) != 1:

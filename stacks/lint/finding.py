@@ -12,21 +12,21 @@ from nxpipe.stacks.lint.template import Resource, Templates
 
 @dataclass(frozen=True)
 class Finding:
-    """One breach of one rule: where, what is wrong, what to do."""
+    """One violation of one rule: place, fault, remedy."""
 
     rule: str
     resource: Resource
     place: str  # the property, as "LaunchTemplateData/NetworkInterfaces"
     what: str
-    mend: str
+    remedy: str
 
     def __str__(self) -> str:
-        return f"{self.rule} {self.resource.path} ({self.resource.type}, {self.place}): {self.what}; {self.mend}"
+        return f"{self.rule} {self.resource.path} ({self.resource.type}, {self.place}): {self.what}; {self.remedy}"
 
 
 @dataclass(frozen=True)
 class Window:
-    """When a capacity block may be used, drained in time."""
+    """The start of a capacity block, and the time by which its instances must be drained."""
 
     start: datetime
     drained: datetime
@@ -40,24 +40,24 @@ class KnownImage:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known beyond the templates. A rule does not judge by what is None."""
+    """Facts beyond the templates. A rule skips checks whose fact is None."""
 
     today: date = field(default_factory=lambda: datetime.now(UTC).date())
-    project: str | None = None  # whose stacks they are
+    project: str | None = None  # name of the project that the stacks belong to
     blocks: Mapping[str, Window] = field(default_factory=dict)  # by reservation
     images: Mapping[str, KnownImage] | None = None  # the lock file, by AMI
-    given_images: frozenset[str] = frozenset()  # AMIs that the configuration names itself
-    unlocked_images: frozenset[str] = frozenset()  # references in their place, of which synthesis warns
+    given_images: frozenset[str] = frozenset()  # AMIs that the configuration names
+    unlocked_images: frozenset[str] = frozenset()  # SSM references in place of AMIs; synthesis warns of them
     budget: int | None = None  # US dollars a month
     prices: Prices | None = None
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule of the pack: its id, what it says, and the function that finds breaches."""
+    """One rule of the pack: its id, its requirement, and the function that finds violations."""
 
     id: str
-    says: str
+    requirement: str
     check: Callable[[Templates, Facts], Iterator[Finding]]
 
 
@@ -67,13 +67,13 @@ EXPIRED: Final = "NXP-ACK-2"
 
 @dataclass(frozen=True)
 class Accepted:
-    """What somebody accepts, of which resources, and why."""
+    """An acknowledgement: a rule, the resources for which its findings are accepted, and the reason."""
 
     rule: str
-    resource: str  # a pattern of the construct's path, or of the stack and the logical id
+    resource: str  # a pattern of the construct path, the logical id, or STACK/LOGICAL_ID
     reason: str
-    expires: date | None = None  # those of the stacks themselves stand as long as the code does
-    optional: bool = False  # those of the stacks themselves idle when a project has no such stack
+    expires: date | None = None  # None for those in this package
+    optional: bool = False  # True for those in this package: no finding if they are unused
 
     def covers(self, finding: Finding) -> bool:
         at = finding.resource
@@ -82,21 +82,22 @@ class Accepted:
 
 
 def sift(findings: Iterable[Finding], accepted: Sequence[Accepted], today: date) -> list[Finding]:
-    """What is left of the findings, and what is wrong with the acknowledgements."""
-    found = list(findings)
-    in_force = [each for each in accepted if each.expires is None or each.expires > today]
-    left = [finding for finding in found if not any(each.covers(finding) for each in in_force)]
-    for each in accepted:
-        used = any(each.covers(finding) for finding in found)
-        if not used and not each.optional:
-            what = f"nothing needs the acknowledgement of {each.rule} for {each.resource}"
-            left.append(_about(each, IDLE, what, "take it away"))
-        elif used and each not in in_force:
-            what = f"the acknowledgement of {each.rule} for {each.resource} ended on {each.expires}"
-            left.append(_about(each, EXPIRED, what, "mend what it accepted, or look at its reason anew"))
-    return left
+    """Findings that no acknowledgement covers, and findings about unused or expired acknowledgements."""
+    all_findings = list(findings)
+    in_force = [entry for entry in accepted if entry.expires is None or entry.expires > today]
+    remaining = [finding for finding in all_findings if not any(entry.covers(finding) for entry in in_force)]
+    for entry in accepted:
+        used = any(entry.covers(finding) for finding in all_findings)
+        if not used and not entry.optional:
+            what = f"no finding needs the acknowledgement of {entry.rule} for {entry.resource}"
+            remaining.append(_of_acknowledgement(entry, IDLE, what, "remove it"))
+        elif used and entry not in in_force:
+            what = f"the acknowledgement of {entry.rule} for {entry.resource} expired on {entry.expires}"
+            remedy = "fix the finding, or review the reason and set a new date"
+            remaining.append(_of_acknowledgement(entry, EXPIRED, what, remedy))
+    return remaining
 
 
-def _about(accepted: Accepted, rule: str, what: str, mend: str) -> Finding:
+def _of_acknowledgement(accepted: Accepted, rule: str, what: str, remedy: str) -> Finding:
     table = Resource("", None, accepted.rule, "[[acknowledge]]", "nxpipe.toml", {})
-    return Finding(rule, table, accepted.rule, what, mend)
+    return Finding(rule, table, accepted.rule, what, remedy)

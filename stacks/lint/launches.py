@@ -17,7 +17,7 @@ _EFA = ("efa", "efa-only")
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch template, or an instance that a template makes by itself."""
+    """A launch template or a single instance, with the groups that use it."""
 
     resource: Resource
     users: tuple[Resource, ...]
@@ -30,15 +30,15 @@ class Launch:
 
     @property
     def inside(self) -> str:
-        """The path of its data, for the place of a finding."""
+        """Path prefix of the launch data, for the place of a finding."""
         return "" if self.resource.type == INSTANCE else "LaunchTemplateData/"
 
     @cached_property
     def types(self) -> tuple[str, ...]:
         own = self.data.get("InstanceType")
-        found = [own] if isinstance(own, str) else []
-        found += [each for user in self.users for each in instance_types(user)]
-        return tuple(dict.fromkeys(found))
+        types = [own] if isinstance(own, str) else []
+        types += [type_ for user in self.users for type_ in instance_types(user)]
+        return tuple(dict.fromkeys(types))
 
     @property
     def interfaces(self) -> list[Properties]:
@@ -46,7 +46,7 @@ class Launch:
 
     @property
     def efa(self) -> bool:
-        return any(each.get("InterfaceType") in _EFA for each in self.interfaces)
+        return any(interface.get("InterfaceType") in _EFA for interface in self.interfaces)
 
     @property
     def block(self) -> bool:
@@ -63,47 +63,47 @@ def launches(all_: Templates) -> Iterator[Launch]:
     users: dict[tuple[str, str], list[Resource]] = {}
     for user in all_.of(GROUP, BATCH, NODES):
         for specification in specifications(user):
-            found = all_.follow(specification.get("LaunchTemplateId") or specification.get("Id"), user)
-            if found is not None:
-                users.setdefault(found.key, []).append(user)
+            template = all_.follow(specification.get("LaunchTemplateId") or specification.get("Id"), user)
+            if template is not None:
+                users.setdefault(template.key, []).append(user)
     for resource in all_.of(TEMPLATE, INSTANCE):
         yield Launch(resource, tuple(users.get(resource.key, ())))
 
 
 def specifications(user: Resource) -> list[Properties]:
-    """The launch templates that a group, an environment or a node group names."""
+    """Launch template specifications of an Auto Scaling group, a Batch environment or a node group."""
     properties = compute(user)
     mixed = settings(settings(properties, "MixedInstancesPolicy"), "LaunchTemplate")
-    found = [settings(properties, "LaunchTemplate"), settings(mixed, "LaunchTemplateSpecification")]
-    found += [settings(each, "LaunchTemplateSpecification") for each in tables(mixed, "Overrides")]
-    return [each for each in found if each]
+    specifications = [settings(properties, "LaunchTemplate"), settings(mixed, "LaunchTemplateSpecification")]
+    specifications += [settings(override, "LaunchTemplateSpecification") for override in tables(mixed, "Overrides")]
+    return [specification for specification in specifications if specification]
 
 
 def compute(user: Resource) -> Properties:
-    """Batch keeps what other services have at the top in a table of its own."""
+    """Compute properties: in Batch a nested table, elsewhere the resource's own properties."""
     return settings(user.properties, "ComputeResources") if user.type == BATCH else user.properties
 
 
 def instance_types(user: Resource) -> list[str]:
     properties = compute(user)
     mixed = settings(settings(properties, "MixedInstancesPolicy"), "LaunchTemplate")
-    found = [
+    types = [
         *listed(properties.get("InstanceTypes")),
-        *(each.get("InstanceType") for each in tables(mixed, "Overrides")),
+        *(override.get("InstanceType") for override in tables(mixed, "Overrides")),
     ]
-    return [each for each in found if isinstance(each, str)]
+    return [type_ for type_ in types if isinstance(type_, str)]
 
 
 def size_of(user: Resource) -> object:
-    """How many instances a group or a node group asks for."""
+    """Desired number of instances of a group or node group."""
     if user.type == NODES:
         scaling = settings(user.properties, "ScalingConfig")
-        return scaling.get("DesiredSize", scaling.get("MinSize", 1))  # EKS's own choice
+        return scaling.get("DesiredSize", scaling.get("MinSize", 1))  # EKS's defaults
     return user.properties.get("DesiredCapacity", user.properties.get("MinSize", 0))
 
 
 def subnets(user: Resource) -> tuple[str, list[object] | None]:
-    """The property that says where instances are started, and its subnets if they are listed."""
+    """Name of the property with the subnets, and its value if that is a list."""
     key = "VPCZoneIdentifier" if user.type == GROUP else "Subnets"
     value = compute(user).get(key)
     return key, value if isinstance(value, list) else None

@@ -1,4 +1,4 @@
-"""The NXP rules over synthesised templates, those about capacity among them, and the facts that they need."""
+"""The NXP rule pack: the list of rules, the rules about capacity, images and cost, and the facts that rules need."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -23,27 +23,29 @@ POOL = "NXP-CAP-3"
 
 def block(all_: Templates, facts: Facts) -> Iterator[Finding]:
     for launch in launches(all_):
-        for place, what, mend in _faults_of_block(launch, facts):
-            yield Finding(BLOCK, launch.resource, f"{launch.inside}{place}", what, mend)
+        for place, what, remedy in _faults_of_block(launch, facts):
+            yield Finding(BLOCK, launch.resource, f"{launch.inside}{place}", what, remedy)
         for user in launch.users if launch.block else ():
             if "PlacementGroup" in compute(user):
                 what = "it starts instances of a capacity block in a placement group"
-                yield Finding(BLOCK, user, "PlacementGroup", what, "leave it out: a block's instances are near already")
+                yield Finding(
+                    BLOCK, user, "PlacementGroup", what, "leave it out: a block's instances are close together"
+                )
 
 
 def _faults_of_block(launch: Launch, facts: Facts) -> Iterator[tuple[str, str, str]]:
     if not launch.block:
         if launch.reservation in facts.blocks:
-            what = f"{launch.reservation} is a capacity block, and the market type does not say so"
+            what = f"{launch.reservation} is a capacity block, but the market type is another one"
             yield "InstanceMarketOptions", what, "set MarketType to capacity-block"
         return
     specification = settings(launch.data, "CapacityReservationSpecification")
     if not settings(specification, "CapacityReservationTarget"):
-        what = "instances of a capacity block do not say of which one"
+        what = "the launch template has the market type capacity-block, but names no block"
         yield "CapacityReservationSpecification", what, "name the block in CapacityReservationTarget"
     if settings(launch.data, "Placement").get("GroupName") or settings(launch.data, "Placement").get("GroupId"):
-        what = "instances of a capacity block are asked for in a placement group, where there is no capacity for them"
-        yield "Placement", what, "leave the group out: a block's instances are near already"
+        what = "the launch template requests a capacity block within a placement group, where it has no capacity"
+        yield "Placement", what, "leave the group out: a block's instances are close together"
 
 
 def empty_outside(all_: Templates, facts: Facts) -> Iterator[Finding]:
@@ -61,28 +63,28 @@ def empty_outside(all_: Templates, facts: Facts) -> Iterator[Finding]:
 def _group(all_: Templates, group: Resource, window: Window | None) -> Iterator[Finding]:
     for key in ("MinSize", "DesiredCapacity"):
         if str(group.properties.get(key, "0")) != "0":
-            what = "the group asks for instances before its capacity block begins, and EC2 has none"
+            what = "the group requests instances before its capacity block begins, when EC2 has none"
             yield Finding(OPEN, group, key, what, f"set {key} to 0; a scheduled action fills the group")
     moments = [
         (action.properties.get("StartTime"), str(action.properties.get("DesiredCapacity")) != "0")
         for action in all_.of("AWS::AutoScaling::ScheduledAction")
         if all_.same((action.properties.get("AutoScalingGroupName"), action), ({"Ref": group.id}, group))
     ]
-    yield from _judge(group, moments, window, "scheduled action that sets DesiredCapacity")
+    yield from _check_schedule(group, moments, window, "scheduled action that sets DesiredCapacity")
 
 
 def _environment(all_: Templates, environment: Resource, window: Window | None) -> Iterator[Finding]:
-    """Batch has no schedules of its own: EventBridge Scheduler switches the environment, or a queue before it."""
+    """Findings about a Batch environment, which EventBridge Scheduler opens and closes by its state or its queue's."""
     switched = [environment, *_queues(all_, environment)]
-    if all(each.properties.get("State", "ENABLED") == "ENABLED" for each in switched):
-        what = "the environment takes jobs before its capacity block begins, and EC2 has no instance for them"
+    if all(resource.properties.get("State", "ENABLED") == "ENABLED" for resource in switched):
+        what = "the environment accepts jobs before its capacity block begins, when EC2 has no instances"
         yield Finding(OPEN, environment, "State", what, "set the state of its queue to DISABLED; a schedule enables it")
     moments = [
-        (moment, told["State"] == "ENABLED")
-        for moment, told, said in _scheduled(all_, "batch:update")
-        if "State" in told and any(each.id in said for each in switched)
+        (moment, arguments["State"] == "ENABLED")
+        for moment, arguments, source in _scheduled(all_, "batch:update")
+        if "State" in arguments and any(resource.id in source for resource in switched)
     ]
-    yield from _judge(environment, moments, window, "schedule that sets State")
+    yield from _check_schedule(environment, moments, window, "schedule that sets State")
 
 
 def _queues(all_: Templates, environment: Resource) -> list[Resource]:
@@ -100,38 +102,40 @@ def _nodes(all_: Templates, nodes: Resource, window: Window | None) -> Iterator[
     scaling = settings(nodes.properties, "ScalingConfig")
     for key in ("MinSize", "DesiredSize"):
         if str(scaling.get(key, "1")) != "0":
-            what = "the node group asks for instances before its capacity block begins, and EC2 has none"
+            what = "the node group requests instances before its capacity block begins, when EC2 has none"
             yield Finding(OPEN, nodes, f"ScalingConfig/{key}", what, f"set {key} to 0; a schedule fills the group")
     name = nodes.properties.get("NodegroupName")
     moments = [
-        (moment, str(settings(told, "ScalingConfig").get("DesiredSize")) != "0")
-        for moment, told, said in _scheduled(all_, "eks:updateNodegroupConfig")
-        if "ScalingConfig" in told and (told.get("NodegroupName") == name or nodes.id in said)
+        (moment, str(settings(arguments, "ScalingConfig").get("DesiredSize")) != "0")
+        for moment, arguments, source in _scheduled(all_, "eks:updateNodegroupConfig")
+        if "ScalingConfig" in arguments and (arguments.get("NodegroupName") == name or nodes.id in source)
     ]
-    yield from _judge(nodes, moments, window, "schedule that sets DesiredSize")
+    yield from _check_schedule(nodes, moments, window, "schedule that sets DesiredSize")
 
 
 def _scheduled(all_: Templates, call: str) -> Iterator[tuple[str, Properties, str]]:
-    """When a call of AWS is made, with which arguments, and these as text."""
+    """Scheduled calls of an AWS API: time, arguments, and the text of the arguments."""
     for schedule in all_.of("AWS::Scheduler::Schedule"):
         target = settings(schedule.properties, "Target")
-        said = text(target.get("Input"))
+        source = text(target.get("Input"))
         if f":aws-sdk:{call}".lower() not in text(target.get("Arn")).lower():
             continue
         try:
-            told = json.loads(said)
+            arguments = json.loads(source)
         except ValueError:
             continue
-        if isinstance(told, dict):
+        if isinstance(arguments, dict):
             moment = str(schedule.properties.get("ScheduleExpression", ""))
-            yield moment.removeprefix("at(").removesuffix(")"), told, said
+            yield moment.removeprefix("at(").removesuffix(")"), arguments, source
 
 
-def _judge(user: Resource, moments: Sequence[tuple[object, bool]], window: Window | None, by: str) -> Iterator[Finding]:
+def _check_schedule(
+    user: Resource, moments: Sequence[tuple[object, bool]], window: Window | None, by: str
+) -> Iterator[Finding]:
     opened = [_moment(at) for at, filled in moments if filled]
     closed = [_moment(at) for at, filled in moments if not filled]
     if window is not None and any(at is not None and at < window.start for at in opened):
-        what = f"instances are asked for before the capacity block begins at {window.start.isoformat()}"
+        what = f"instances are requested before the capacity block begins at {window.start.isoformat()}"
         yield Finding(OPEN, user, "", what, f"move the {by}")
     if not closed:
         what = "nothing drains the instances before the capacity block ends, when EC2 terminates them"
@@ -142,7 +146,7 @@ def _judge(user: Resource, moments: Sequence[tuple[object, bool]], window: Windo
 
 
 def _moment(at: object) -> datetime | None:
-    """A time as templates write it, which is UTC if they do not say; None if only the deployment knows it."""
+    """A time of a template, in UTC if it has no time zone; None if it is known at deployment only."""
     try:
         moment = datetime.fromisoformat(str(at))
     except ValueError:
@@ -161,7 +165,7 @@ def warm_pool(all_: Templates, facts: Facts) -> Iterator[Finding]:
         types = instance_types(group)
         if len(types) > 1 or "MixedInstancesPolicy" in group.properties:
             what = f"a warm pool beside a group of several instance types or markets ({', '.join(types) or 'mixed'})"
-            yield Finding(POOL, pool, "AutoScalingGroupName", what, "leave one type, on demand, or no warm pool")
+            yield Finding(POOL, pool, "AutoScalingGroupName", what, "leave one on-demand type, or remove the warm pool")
         elif market is not None:
             what = f"a warm pool beside a group whose instances are bought as {market}"
             yield Finding(POOL, pool, "AutoScalingGroupName", what, "a warm pool takes on-demand instances only")
@@ -178,18 +182,16 @@ def metadata(all_: Templates, facts: Facts) -> Iterator[Finding]:
         if options.get("HttpEndpoint") == "disabled":
             continue
         if options.get("HttpTokens") != "required":
-            what = (
-                "the instance answers to the first version of its metadata service, which any request forgery can ask"
-            )
+            what = "IMDSv1 is enabled, which a server-side request forgery can read"
             yield Finding(METADATA, launch.resource, place, what, "set HttpTokens to required")
         hops = str(options.get("HttpPutResponseHopLimit", "unset"))
-        unused = launch.resource.type == TEMPLATE and not launch.users  # who knows what for
+        unused = launch.resource.type == TEMPLATE and not launch.users  # may be used for containers
         containers = unused or any(user.type in (BATCH, NODES) for user in launch.users)
         if hops != "1" and not (containers and hops == "2"):
             what = f"the hop limit of the metadata service is {hops}"
-            limit = "2 at most: containers need no more" if containers else "1: nothing but the host itself asks"
-            mend = f"set HttpPutResponseHopLimit to {limit}"
-            yield Finding(METADATA, launch.resource, place, what, mend)
+            limit = "2 at most: containers need no more" if containers else "1: only the host itself needs the service"
+            remedy = f"set HttpPutResponseHopLimit to {limit}"
+            yield Finding(METADATA, launch.resource, place, what, remedy)
 
 
 def image(all_: Templates, facts: Facts) -> Iterator[Finding]:
@@ -202,13 +204,13 @@ def image(all_: Templates, facts: Facts) -> Iterator[Finding]:
 def _fault_of_image(value: object, at: Resource, all_: Templates, facts: Facts) -> tuple[str, str] | None:
     lock = "run `nxpipe ami lock` and take the image from the lock file"
     if value is None:
-        return None  # Batch and EKS choose one of their own
+        return None  # Batch and EKS choose an image
     if isinstance(value, str) and value in facts.unlocked_images:
-        return None  # of the day of the deployment, for all its instances; synthesis warns of it
+        return None  # resolved once, at deployment; synthesis warns of it
     if isinstance(value, str) and value.startswith("ami-"):
         return _fault_of_id(value, at, facts)
     if _moves(value, at, all_):
-        return "the image is whatever a parameter names when an instance starts, so nodes of one fleet may differ", lock
+        return "an SSM parameter names the image when an instance starts, so instances of one fleet may differ", lock
     return None
 
 
@@ -218,7 +220,7 @@ def _moves(value: object, at: Resource, all_: Templates) -> bool:
     name, parameter = intrinsic(value)
     if name != "Ref":
         return False
-    document = next((each.document for each in all_.all if each.stack == at.stack), {})
+    document = next((template.document for template in all_.all if template.stack == at.stack), {})
     kind = ((document.get("Parameters") or {}).get(parameter) or {}).get("Type", "")
     return "SSM::Parameter::Value" in str(kind)
 
@@ -230,9 +232,9 @@ def _fault_of_id(id_: str, at: Resource, facts: Facts) -> tuple[str, str] | None
     if known is None:
         return f"{id_} is not in the lock file", "run `nxpipe ami lock` and take the image from there"
     if at.region is not None and known.region != at.region:
-        return f"{id_} is an image of {known.region}, and the stack is in {at.region}", "take the region's own"
+        return f"{id_} is an image of {known.region}, but the stack is in {at.region}", "use an image of that region"
     if known.expires <= facts.today:
-        return f"{id_} has been out of date since {known.expires}", "run `nxpipe ami lock` for newer ones"
+        return f"{id_} expired on {known.expires}", "run `nxpipe ami lock` for a newer image"
     return None
 
 
@@ -242,29 +244,29 @@ COST: Final = "NXP-COST-1"
 def within(all_: Templates, facts: Facts) -> Iterator[Finding]:
     if facts.budget is None or facts.prices is None:
         return
-    found = estimate(all_, facts.prices)
-    if found.monthly > facts.budget:
-        dearest = max(found.lines, key=lambda line: line.hourly or 0)
+    costs = estimate(all_, facts.prices)
+    if costs.monthly > facts.budget:
+        dearest = max(costs.lines, key=lambda line: line.hourly or 0)
         yield Finding(
             COST,
             dearest.resource,
             "",
-            f"a month costs about ${found.monthly:,.0f}, the budget is ${facts.budget:,}; most of it is {dearest.what}",
+            f"it costs about ${costs.monthly:,.0f} a month, the budget is ${facts.budget:,}; most is {dearest.what}",
             "make the fleets smaller, or raise `monthly` in [budget]",
         )
 
 
 def facts_of(config: Config, folder: Path) -> Facts:
-    """`folder` is that of nxpipe.toml, where relative paths of it start."""
+    """Facts for the rules. `folder` is the folder of nxpipe.toml; relative paths start there."""
     groups = config.cluster.groups if config.cluster else ()
-    blocks = [each.capacity for each in (*config.fleets, *groups) if isinstance(each.capacity, CapacityBlock)]
+    blocks = [user.capacity for user in (*config.fleets, *groups) if isinstance(user.capacity, CapacityBlock)]
     standbys = [fleet.standby for fleet in config.fleets if isinstance(fleet, ServingFleet) and fleet.standby]
     lock = lock_of(config, folder)
     return Facts(
         project=config.project.name,
-        blocks={each.id: Window(each.start, each.end - DRAINED_BEFORE_THE_END) for each in blocks},
+        blocks={block.id: Window(block.start, block.end - DRAINED_BEFORE_THE_END) for block in blocks},
         images=known_images(lock),
-        given_images=frozenset(each.image for each in standbys),
+        given_images=frozenset(standby.image for standby in standbys),
         unlocked_images=unlocked_images(config, lock),
         budget=config.budget.monthly,
         prices=load_prices(),
@@ -272,24 +274,22 @@ def facts_of(config: Config, folder: Path) -> Facts:
 
 
 def accepted_by(config: Config) -> list[Accepted]:
-    return [Accepted(each.rule, each.resource, each.reason, each.expires) for each in config.acknowledge]
+    return [Accepted(entry.rule, entry.resource, entry.reason, entry.expires) for entry in config.acknowledge]
 
 
 RULES: Final = (
     Rule(
         network_rules.LAYOUT,
-        "interfaces of an EFA instance are laid out as its catalogue row says",
+        "interfaces of an EFA instance match its network cards in the instance catalogue",
         network_rules.layout,
     ),
-    Rule(
-        network_rules.GROUPS, "security groups are inside the interfaces, and no subnet is", network_rules.groups_inside
-    ),
+    Rule(network_rules.GROUPS, "EFA interfaces list security groups, and no subnet", network_rules.groups_inside),
     Rule(
         network_rules.SELF,
-        "the EFA security group allows all traffic to and from itself, by group",
+        "the EFA security group allows all traffic to and from itself, by group reference",
         network_rules.talks_to_itself,
     ),
-    Rule(network_rules.SUBNET, "instances that talk by EFA are in one subnet", network_rules.one_subnet),
+    Rule(network_rules.SUBNET, "instances that communicate by EFA are in one subnet", network_rules.one_subnet),
     Rule(
         rules.BLOCK,
         "a capacity block has its market type, its reservation, no placement group",
@@ -297,34 +297,38 @@ RULES: Final = (
     ),
     Rule(
         rules.OPEN,
-        "a block's group is empty outside its window, and drained before its end",
+        "a capacity block's group is empty before its window, and drained before its end",
         rules.empty_outside,
     ),
-    Rule(rules.POOL, "a warm pool is of one on-demand type", rules.warm_pool),
+    Rule(rules.POOL, "a warm pool has one on-demand instance type", rules.warm_pool),
     Rule(
         network_rules.BATCH_GROUPS,
-        "a Batch environment has no groups if its interfaces have",
+        "a Batch environment has no security groups if its interfaces have them",
         network_rules.batch_groups,
     ),
     Rule(rules.METADATA, "IMDSv2 is required, one hop (two with containers)", rules.metadata),
-    Rule(rules.IMAGE, "the AMI is in the lock file, of its region, and not expired", rules.image),
+    Rule(rules.IMAGE, "the AMI is in the lock file, of the stack's region, and not expired", rules.image),
     Rule(network_rules.OPEN, "nothing is open to 0.0.0.0/0", network_rules.nothing_open),
     Rule(
         network_rules.ENDPOINT,
-        "in a closed network each call has an endpoint, each endpoint a caller",
+        "in a closed network each call has an endpoint, and each endpoint a caller",
         network_rules.reachable,
     ),
-    Rule(network_rules.PLAIN, "load balancers speak TLS", network_rules.nothing_plain),
-    Rule(data_rules.WILDCARD, "no action that writes has a wildcard resource", data_rules.no_wildcard),
-    Rule(data_rules.SIGNER, "a key signs for one duty: builds, or one channel", data_rules.one_signer),
-    Rule(data_rules.PRIVATE, "buckets are private, EFS and S3 refuse plain text", data_rules.private),
-    Rule(rules.COST, "what the fleets cost a month is within the budget", rules.within),
-    Rule(KEEP, "stateful resources keep their logical ids", data_rules.keeps),
-    Rule(data_rules.WEIGHTS, "the rule that weighs a fleet's groups keeps its text", data_rules.untouched),
+    Rule(network_rules.PLAIN, "load balancers use TLS", network_rules.nothing_plain),
+    Rule(data_rules.WILDCARD, "no write action has a wildcard resource", data_rules.no_wildcard),
+    Rule(data_rules.SIGNER, "a signing key is used for builds or for one channel only", data_rules.one_signer),
+    Rule(data_rules.PRIVATE, "buckets are private, EFS and S3 require TLS", data_rules.private),
+    Rule(rules.COST, "the monthly cost is within the budget", rules.within),
+    Rule(KEEP, "stateful resources keep their logical ids", data_rules.keeps_logical_ids),
+    Rule(
+        data_rules.WEIGHTS,
+        "the listener rule with a fleet's traffic weights keeps its template text",
+        data_rules.unchanged_rule,
+    ),
 )
 
 
 def lint(templates: Templates, facts: Facts) -> Iterator[Finding]:
-    """What the rules find in templates that are deployed together."""
+    """Findings of all rules in templates that are deployed together."""
     for rule in RULES:
         yield from rule.check(templates, facts)

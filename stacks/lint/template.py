@@ -1,4 +1,4 @@
-"""Synthesised templates as rules read them: resources by type, references resolved across stacks, defaults applied."""
+"""Synthesized templates: resources by type, references resolved across stacks, defaults of parameters applied."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 
 Properties: TypeAlias = Mapping[str, Any]
 
-_KEEPING: Final = ("Retain", "RetainExceptOnCreate", "Snapshot")
+_RETAINING: Final = ("Retain", "RetainExceptOnCreate", "Snapshot")
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Resource:
     region: str | None
     id: str
     type: str
-    path: str  # the construct's, or the stack and the logical id of a template that CDK did not make
+    path: str  # of the construct, or STACK/LOGICAL_ID in a template that CDK did not write
     properties: Properties = field(repr=False)
-    kept: bool = False  # when it is replaced, and when its stack is deleted
+    kept: bool = False  # True if retained at replacement and at deletion of its stack
 
     @property
     def key(self) -> tuple[str, str]:
@@ -31,7 +31,7 @@ class Resource:
 
 @dataclass(frozen=True)
 class Template:
-    """The template of one stack, after its parameters' defaults and conditions have been put in."""
+    """The template of one stack, with parameters and conditions resolved by their defaults."""
 
     stack: str
     document: Mapping[str, Any] = field(repr=False)
@@ -48,14 +48,14 @@ class Template:
                 type=str(body.get("Type", "")),
                 path=self._path(id_, body),
                 properties=body.get("Properties") or {},
-                kept=all(str(body.get(policy)) in _KEEPING for policy in ("DeletionPolicy", "UpdateReplacePolicy")),
+                kept=all(str(body.get(policy)) in _RETAINING for policy in ("DeletionPolicy", "UpdateReplacePolicy")),
             )
             for id_, body in (self.document.get("Resources") or {}).items()
         }
 
     def _path(self, id_: str, body: Mapping[str, Any]) -> str:
-        told = (body.get("Metadata") or {}).get("aws:cdk:path")
-        return self.paths.get(id_) or str(told or f"{self.stack}/{id_}")
+        path = (body.get("Metadata") or {}).get("aws:cdk:path")
+        return self.paths.get(id_) or str(path or f"{self.stack}/{id_}")
 
     @property
     def outputs(self) -> Mapping[str, Any]:
@@ -70,18 +70,18 @@ class Templates:
 
     def of(self, *types: str) -> Iterator[Resource]:
         for template in self.all:
-            yield from (each for each in template.resources.values() if each.type in types)
+            yield from (resource for resource in template.resources.values() if resource.type in types)
 
     def follow(self, value: object, at: Resource) -> Resource | None:
-        """The resource that a value speaks of: by Ref or attribute, an output of another stack, or an import."""
+        """The resource that a value references, by Ref, GetAtt, an output of another stack, or an import."""
         return self._follow(value, at.stack, frozenset())
 
-    def same(self, one: tuple[object, Resource], other: tuple[object, Resource]) -> bool:
-        """Whether two values, each read at a resource, mean the same thing."""
-        first, second = self.follow(*one), self.follow(*other)
-        if first is not None or second is not None:
-            return first is not None and second is not None and first.key == second.key
-        return one[0] == other[0]
+    def same(self, first: tuple[object, Resource], second: tuple[object, Resource]) -> bool:
+        """True if two values, each with the resource that has it, reference the same resource or are equal."""
+        left, right = self.follow(*first), self.follow(*second)
+        if left is not None or right is not None:
+            return left is not None and right is not None and left.key == right.key
+        return first[0] == second[0]
 
     @cached_property
     def _by_stack(self) -> Mapping[str, Template]:
@@ -102,19 +102,19 @@ class Templates:
         if name in ("Ref", "Fn::GetAtt") and template is not None:
             return template.resources.get(attribute_of(inner)[0] if name == "Fn::GetAtt" else str(inner))
         if name == "Fn::GetStackOutput":
-            there, output = str(inner.get("StackName")), str(inner.get("OutputName"))
-            other = self._by_stack.get(there)
-            if other is None or output not in other.outputs or (there, output) in seen:
+            exporter, output = str(inner.get("StackName")), str(inner.get("OutputName"))
+            other = self._by_stack.get(exporter)
+            if other is None or output not in other.outputs or (exporter, output) in seen:
                 return None
-            return self._follow(other.outputs[output].get("Value"), there, seen | {(there, output)})
+            return self._follow(other.outputs[output].get("Value"), exporter, seen | {(exporter, output)})
         if name == "Fn::ImportValue" and isinstance(inner, str) and inner in self._exports and ("", inner) not in seen:
-            there, exported = self._exports[inner]
-            return self._follow(exported, there, seen | {("", inner)})
+            exporter, exported = self._exports[inner]
+            return self._follow(exported, exporter, seen | {("", inner)})
         return None
 
 
 def intrinsic(value: object) -> tuple[str, Any]:
-    """The function that a value calls, and what with; an empty name for what calls none."""
+    """Name and argument of an intrinsic function; an empty name for any other value."""
     if isinstance(value, Mapping) and len(value) == 1:
         ((name, inner),) = value.items()
         if name == "Ref" or str(name).startswith("Fn::"):
@@ -123,7 +123,7 @@ def intrinsic(value: object) -> tuple[str, Any]:
 
 
 def attribute_of(inner: object) -> tuple[str, str]:
-    """The logical id and the attribute of a GetAtt, which is written as a list or with a dot."""
+    """Logical id and attribute of a GetAtt, which is a list or a string with a dot."""
     if isinstance(inner, str):
         id_, _, attribute = inner.partition(".")
         return id_, attribute
@@ -132,7 +132,7 @@ def attribute_of(inner: object) -> tuple[str, str]:
 
 
 def text(value: object) -> str:
-    """A value as a pattern would see it, with ${...} for what only the deployment knows."""
+    """The text of a value, with ${...} for parts known at deployment."""
     name, inner = intrinsic(value)
     if name == "Fn::Join":
         return str(inner[0]).join(map(text, inner[1])) if isinstance(inner[1], list) else "${...}"
@@ -146,37 +146,37 @@ def text(value: object) -> str:
 
 
 def listed(value: object) -> list[Any]:
-    """CloudFormation lets many a list of one be written without the list."""
+    """A value as a list: CloudFormation accepts a single item in place of many lists."""
     if value is None:
         return []
     return value if isinstance(value, list) else [value]
 
 
 def settings(properties: Properties, key: str) -> Properties:
-    """A property that is a table; an empty one if it is not there, or if only the deployment knows it."""
+    """A property that is a table; empty if it is absent or known at deployment only."""
     value = properties.get(key)
     return value if isinstance(value, Mapping) and not intrinsic(value)[0] else {}
 
 
 def tables(properties: Properties, key: str) -> list[Properties]:
-    """A property that is a list of tables, without those that only the deployment knows."""
-    return [each for each in listed(properties.get(key)) if isinstance(each, Mapping) and not intrinsic(each)[0]]
+    """A property that is a list of tables, without items known at deployment only."""
+    return [item for item in listed(properties.get(key)) if isinstance(item, Mapping) and not intrinsic(item)[0]]
 
 
 def is_true(value: object) -> bool:
-    """Templates write booleans as such, and as text."""
+    """True for a boolean true and for the text "true"."""
     return value is True or str(value).lower() == "true"
 
 
-_NOTHING: Final = {"Ref": "AWS::NoValue"}
+_NO_VALUE: Final = {"Ref": "AWS::NoValue"}
 
 
 def settle(document: Mapping[str, Any]) -> dict[str, Any]:
-    """What would be deployed by someone who changes no parameter."""
-    return _Settling(document).all()
+    """A template with all parameters at their defaults, and conditions resolved as far as possible."""
+    return _Resolver(document).all()
 
 
-class _Settling:
+class _Resolver:
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._document = document
         self._conditions: Mapping[str, Any] = document.get("Conditions") or {}
@@ -197,7 +197,7 @@ class _Settling:
 
     def value(self, value: Any) -> Any:
         if isinstance(value, list):
-            return [settled for each in value if (settled := self.value(each)) != _NOTHING]
+            return [resolved for item in value if (resolved := self.value(item)) != _NO_VALUE]
         name, inner = intrinsic(value)
         if name == "Ref" and inner in self._defaults:
             return self._defaults[inner]
@@ -205,12 +205,12 @@ class _Settling:
             holds = self._holds(inner[0])
             return value if holds is None else self.value(inner[1] if holds else inner[2])
         if isinstance(value, Mapping):
-            settled = {key: self.value(each) for key, each in value.items()}
-            return {key: each for key, each in settled.items() if each != _NOTHING or key == "Ref"}
+            resolved = {key: self.value(item) for key, item in value.items()}
+            return {key: item for key, item in resolved.items() if item != _NO_VALUE or key == "Ref"}
         return value
 
     def _holds(self, condition: object) -> bool | None:
-        """None when only the deployment knows."""
+        """The truth of a condition; None if it is known at deployment only."""
         if condition is None:
             return True
         if isinstance(condition, str):
@@ -222,24 +222,24 @@ class _Settling:
             return self._holds(condition["Condition"])
         name, inner = intrinsic(condition)
         if name == "Fn::Equals":
-            one, other = map(self.value, inner)
-            return None if intrinsic(one)[0] or intrinsic(other)[0] else str(one) == str(other)
+            left, right = map(self.value, inner)
+            return None if intrinsic(left)[0] or intrinsic(right)[0] else str(left) == str(right)
         if name == "Fn::Not":
             holds = self._decide(inner[0])
             return None if holds is None else not holds
         if name in ("Fn::And", "Fn::Or"):
             decisive = name == "Fn::Or"
-            answers = [self._decide(each) for each in inner]
-            if decisive in answers:
+            operands = [self._decide(operand) for operand in inner]
+            if decisive in operands:
                 return decisive
-            return None if None in answers else not decisive
+            return None if None in operands else not decisive
         return None
 
 
 def _typed(default: Any, kind: str) -> Any:
-    """A list's default is written as text with commas."""
+    """The default of a parameter; that of a list is text with commas."""
     if kind == "CommaDelimitedList" or kind.startswith("List<"):
-        return [each.strip() for each in str(default).split(",")]
+        return [item.strip() for item in str(default).split(",")]
     return default
 
 
@@ -247,7 +247,7 @@ _TEMPLATE: Final = ".template.json"
 
 
 def construct_paths(template: Path) -> Mapping[str, str]:
-    """By logical id, from what CDK writes beside a template; empty for a template that CDK did not write."""
+    """Construct paths by logical id, from CDK's metadata file beside a template; empty if there is none."""
     metadata = template.with_name(f"{template.name.removesuffix(_TEMPLATE)}.metadata.json")
     if not template.name.endswith(_TEMPLATE) or not metadata.is_file():
         return {}
@@ -262,5 +262,5 @@ def construct_paths(template: Path) -> Mapping[str, str]:
 def read(
     stack: str, document: Mapping[str, Any], region: str | None = None, paths: Mapping[str, str] | None = None
 ) -> Template:
-    """A template as someone would deploy it who changes no parameter."""
+    """The template of a stack, with all parameters at their defaults."""
     return Template(stack, settle(document), region, paths or {})

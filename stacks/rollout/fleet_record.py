@@ -4,74 +4,74 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nxpipe.stacks.rollout.states import NOT_MET, State, call, choose
+from nxpipe.stacks.rollout.states import CONDITION_FAILED, State, call, choose
 
 COLOURS: Final = ("blue", "green")
-_OF_THE_RULE: Final = "$.Rules[0].Actions[0].ForwardConfig.TargetGroups"
+_TARGET_GROUPS: Final = "$.Rules[0].Actions[0].ForwardConfig.TargetGroups"
 
 
 @dataclass(frozen=True)
 class TargetGroup:
-    """A group of instances and the targets that they are."""
+    """An Auto Scaling group and its target group."""
 
     group: str
     targets: str  # ARN
-    series: str  # the target group as metrics call it
+    series: str  # the CloudWatch dimension of the target group
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """All of them are values that a deployment knows; none is looked up in a rollout."""
+    """Resources of a serving fleet, resolved at deployment; a rollout looks up none of them."""
 
     name: str
-    rule: str  # ARN: the only thing whose weights a rollout may set
-    balancer: str  # as metrics call it
-    colours: Mapping[str, TargetGroup]  # blue, green, maybe standby
-    least: int  # instances that a colour has at least when it serves
+    rule: str  # ARN of the only listener rule that a rollout may modify
+    balancer: str  # CloudWatch dimension
+    colours: Mapping[str, TargetGroup]  # blue, green, optionally standby
+    least: int  # minimum number of instances of a serving environment
     alarms: tuple[str, ...]
 
-    def told(self) -> dict[str, Any]:
-        """To the judge, who chooses of it what a rollout needs; and to people, who look at the machine."""
+    def description(self) -> dict[str, Any]:
+        """Input of the judge; `nxpipe rollout` reads it from the state machine's definition."""
         colours = {
-            colour: {"group": each.group, "targets": each.targets, "series": each.series}
-            for colour, each in self.colours.items()
+            colour: {"group": target.group, "targets": target.targets, "series": target.series}
+            for colour, target in self.colours.items()
         }
         alarms = list(self.alarms)
         return {"rule": self.rule, "balancer": self.balancer, "least": self.least, "alarms": alarms, "colours": colours}
 
     def whole(self, colour: str) -> dict[str, int]:
-        """All traffic to one colour."""
-        return {each: 100 if each == colour else 0 for each in self.colours}
+        """Weights that send all traffic to one environment."""
+        return {name: 100 if name == colour else 0 for name in self.colours}
 
-    def shift(self, weights: str | Mapping[str, int], *, then: str, stubborn: bool = False) -> State:
-        """Sets all weights, to those of a table in the state or to given ones."""
+    def shift(self, weights: str | Mapping[str, int], *, then: str, rollback: bool = False) -> State:
+        """State that sets all weights; `weights` is a mapping, or the path of one in the state."""
         groups: list[dict[str, Any]] = []
-        for colour, each in self.colours.items():
+        for colour, target in self.colours.items():
             weight = {"Weight.$": f"{weights}.{colour}"} if isinstance(weights, str) else {"Weight": weights[colour]}
-            groups.append({"TargetGroupArn": each.targets, **weight})
+            groups.append({"TargetGroupArn": target.targets, **weight})
         forward = {"TargetGroups": groups, "TargetGroupStickinessConfig": {"Enabled": False}}
         parameters = {"RuleArn": self.rule, "Actions": [{"Type": "forward", "ForwardConfig": forward}]}
-        return call("elasticloadbalancingv2", "modifyRule", parameters, then=then, stubborn=stubborn)
+        return call("elasticloadbalancingv2", "modifyRule", parameters, then=then, rollback=rollback)
 
-    def look(self, *, into: str, then: str, stubborn: bool = False) -> State:
-        """The weights as the load balancer tells them; by target group, for it keeps no order of them."""
-        seen = {
-            f"{colour}.$": f"{_OF_THE_RULE}[?(@.TargetGroupArn == '{each.targets}')].Weight"
-            for colour, each in self.colours.items()
+    def read_weights(self, *, into: str, then: str, rollback: bool = False) -> State:
+        """State that reads the current weights by target group; the load balancer does not keep their order."""
+        selected = {
+            f"{colour}.$": f"{_TARGET_GROUPS}[?(@.TargetGroupArn == '{target.targets}')].Weight"
+            for colour, target in self.colours.items()
         }
         parameters = {"RuleArns": [self.rule]}
         return call(
             "elasticloadbalancingv2",
             "describeRules",
             parameters,
-            keeping=seen,
+            select=selected,
             into=into,
             then=then,
-            stubborn=stubborn,
+            rollback=rollback,
         )
 
-    def same(self, seen: str, weights: str | Mapping[str, int], *, then: str, otherwise: str) -> State:
-        """Whether what was looked at is what was wanted."""
+    def compare(self, seen: str, weights: str | Mapping[str, int], *, then: str, otherwise: str) -> State:
+        """Choice state: `then` if the weights at the path `seen` are the expected ones."""
         tests = [
             {"Variable": f"{seen}.{colour}[0]", "NumericEqualsPath": f"{weights}.{colour}"}
             if isinstance(weights, str)
@@ -82,12 +82,14 @@ class Fleet:
 
 
 KEY: Final = "fleet"
-ASKED: Final = ("owner", "signal", "since")  # what people write; `stable` is the machines' own
-ME: Final = "$$.Execution.Id"
+WRITABLE: Final = ("owner", "signal", "since")  # attributes that the command writes; only state machines write `stable`
+EXECUTION_ID: Final = "$$.Execution.Id"
 
 
 @dataclass(frozen=True)
 class Record:
+    """States that read and write a fleet's record. Every write requires the lock."""
+
     table: str
     fleet: str
 
@@ -99,40 +101,44 @@ class Record:
         parameters = {"TableName": self.table, "Key": self._key, "ConsistentRead": True}
         return call("dynamodb", "getItem", parameters, into=into, then=then)
 
-    def lock(self, *, then: str, caught: Mapping[str, str]) -> State:
-        """Also by who has it already: the answer to his first request may have been lost."""
+    def lock(self, *, then: str, catch: Mapping[str, str]) -> State:
+        """Acquire the lock. Its owner may acquire it again, because the first response may have been lost."""
         return self._change(
             "SET #owner = :me, #since = :now",
             "attribute_not_exists(#owner) OR #owner = :me",
-            {":me": ME, ":now": "$$.State.EnteredTime"},
+            {":me": EXECUTION_ID, ":now": "$$.State.EnteredTime"},
             then=then,
-            caught=caught,
+            catch=catch,
         )
 
-    def take_over(self, owner: str, *, then: str, caught: Mapping[str, str]) -> State:
-        """From an execution that has ended."""
-        values = {":me": ME, ":now": "$$.State.EnteredTime", ":dead": owner}
-        return self._change("SET #owner = :me, #since = :now", "#owner = :dead", values, then=then, caught=caught)
+    def take_over(self, owner: str, *, then: str, catch: Mapping[str, str]) -> State:
+        """Take the lock over from an execution that has ended."""
+        values = {":me": EXECUTION_ID, ":now": "$$.State.EnteredTime", ":dead": owner}
+        return self._change("SET #owner = :me, #since = :now", "#owner = :dead", values, then=then, catch=catch)
 
     def point(self, colour: str, *, then: str) -> State:
-        values = {":colour": colour, ":me": ME}
+        """Record the environment that has, or is about to have, all traffic."""
+        values = {":colour": colour, ":me": EXECUTION_ID}
         return self._change("SET #stable = :colour", "#owner = :me", values, then=then)
 
-    def claim(self, *, then: str, caught: Mapping[str, str]) -> State:
-        """Before each step: the lock is still held, and nobody has asked for the end. Which of the two is not met, the
-        record itself tells.
-        """
+    def claim(self, *, then: str, catch: Mapping[str, str]) -> State:
+        """Check before each step that the lock is held and no abort is requested. The record shows which one failed."""
         condition = "#owner = :me AND (attribute_not_exists(#signal) OR #signal <> :end)"
-        values = {":me": ME, ":end": "States.Format('abort')"}
-        return self._change("SET #owner = :me", condition, values, then=then, caught=caught)
+        values = {":me": EXECUTION_ID, ":end": "States.Format('abort')"}
+        return self._change("SET #owner = :me", condition, values, then=then, catch=catch)
 
-    def use_up(self, word: str, *, then: str) -> State:
-        """A word that is good for one step; what a person has said since counts."""
-        condition, values = "#owner = :me AND #signal = :word", {":me": ME, ":word": f"States.Format('{word}')"}
-        return self._change("REMOVE #signal", condition, values, then=then, caught={NOT_MET: then})
+    def consume(self, signal: str, *, then: str) -> State:
+        """Remove a signal that applies to one step, unless a person has replaced it since."""
+        condition, values = (
+            "#owner = :me AND #signal = :word",
+            {":me": EXECUTION_ID, ":word": f"States.Format('{signal}')"},
+        )
+        return self._change("REMOVE #signal", condition, values, then=then, catch={CONDITION_FAILED: then})
 
-    def unlock(self, *, then: str, caught: Mapping[str, str] | None = None) -> State:
-        return self._change("REMOVE #owner, #since, #signal", "#owner = :me", {":me": ME}, then=then, caught=caught)
+    def unlock(self, *, then: str, catch: Mapping[str, str] | None = None) -> State:
+        return self._change(
+            "REMOVE #owner, #since, #signal", "#owner = :me", {":me": EXECUTION_ID}, then=then, catch=catch
+        )
 
     def _change(
         self,
@@ -141,15 +147,15 @@ class Record:
         values: Mapping[str, str],
         *,
         then: str,
-        caught: Mapping[str, str] | None = None,
+        catch: Mapping[str, str] | None = None,
     ) -> State:
-        words = [name for name in ("owner", "since", "signal", "stable") if f"#{name}" in f"{update} {condition}"]
+        names = [name for name in ("owner", "since", "signal", "stable") if f"#{name}" in f"{update} {condition}"]
         parameters = {
             "TableName": self.table,
             "Key": self._key,
             "UpdateExpression": update,
             "ConditionExpression": condition,
-            "ExpressionAttributeNames": {f"#{name}": name for name in words},
+            "ExpressionAttributeNames": {f"#{name}": name for name in names},
             "ExpressionAttributeValues": {name: {"S.$": path} for name, path in values.items()},
         }
-        return call("dynamodb", "updateItem", parameters, then=then, caught=caught, stubborn=True)
+        return call("dynamodb", "updateItem", parameters, then=then, catch=catch, rollback=True)

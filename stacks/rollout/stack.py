@@ -23,23 +23,23 @@ from constructs import Construct
 
 from nxpipe.pipeline.config import ServingFleet
 from nxpipe.stacks.handles import ObserveHandle, RolloutHandle, ServeHandle, StoreHandle
-from nxpipe.stacks.iam import for_us
-from nxpipe.stacks.project import kept_log, tag_project
-from nxpipe.stacks.rollout.fleet_record import ASKED, COLOURS, KEY, Fleet, Record, TargetGroup
-from nxpipe.stacks.rollout.state_machine import Means, release, watch, watchdog
+from nxpipe.stacks.iam import own_account_service
+from nxpipe.stacks.project import log_group, tag_project
+from nxpipe.stacks.rollout.fleet_record import COLOURS, KEY, WRITABLE, Fleet, Record, TargetGroup
+from nxpipe.stacks.rollout.state_machine import MachineResources, release, watch, watchdog
 
 _ROOT: Final = Path(__file__).parents[3]  # the folder that holds the package nxpipe
 _PACKAGE: Final = "nxpipe/pipeline"
 RUNTIME: Final = "python3.13"
-_LONG_AGO: Final = (1980, 1, 1, 0, 0, 0)
+_TIMESTAMP: Final = (1980, 1, 1, 0, 0, 0)
 
 
 class Judge(Construct):
-    """It may write its log, and nothing else: whatever it is told, it can only answer."""
+    """Lambda function that judges a rollout. Its role permits writing its log and nothing else."""
 
     def __init__(self, scope: Construct, id_: str, *, name: str) -> None:
         super().__init__(scope, id_)
-        logs = kept_log(self, "Logs")
+        logs = log_group(self, "Logs")
         role = aws_iam.Role(
             self,
             "Role",
@@ -49,11 +49,11 @@ class Judge(Construct):
         )
         logs.grant_write(role)
         code = aws_s3_assets.Asset(self, "Code", path=str(archive()))
-        made = aws_lambda.CfnFunction(
+        function = aws_lambda.CfnFunction(
             self,
             "Function",
             function_name=name,
-            description="Says what the counts of a rollout mean",
+            description="Evaluates the request counts of a rollout",
             runtime=RUNTIME,
             architectures=["arm64"],
             handler="nxpipe.pipeline.canary.handler.handle",
@@ -63,33 +63,33 @@ class Judge(Construct):
             memory_size=512,
             timeout=20,
         )
-        self.arn: str = made.attr_arn
+        self.arn: str = function.attr_arn
 
 
 def archive() -> Path:
-    """Not compressed: what a compressor makes of a text differs from one version of it to the next."""
+    """Zip file of the function. Stored without compression, whose bytes differ between versions of zlib."""
     path = Path(tempfile.mkdtemp(), "judge.zip")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as packed:
         for source in [_ROOT / _PACKAGE / "__init__.py", *sorted((_ROOT / _PACKAGE / "canary").glob("*.py"))]:
-            entry = zipfile.ZipInfo(str(source.relative_to(_ROOT)), _LONG_AGO)
+            entry = zipfile.ZipInfo(str(source.relative_to(_ROOT)), _TIMESTAMP)
             entry.external_attr = 0o644 << 16
             packed.writestr(entry, source.read_bytes())
     return path
 
 
-# By this rule of its own Step Functions hears that an execution has ended for which another one waits.
-_ITS_RULE: Final = "rule/StepFunctionsGetEventsForStepFunctionsExecutionRule"
+# Step Functions' own EventBridge rule, by which an execution that waits for another learns of its end.
+_SYNC_RULE: Final = "rule/StepFunctionsGetEventsForStepFunctionsExecutionRule"
 
 
 @dataclass(frozen=True)
-class Things:
-    """What the machines work on, by ARN."""
+class RolloutResources:
+    """Resources that the state machines use, by ARN."""
 
     rule: str
     groups: Sequence[str]
     table: str
     judge: str
-    evidence: str  # the objects of one folder
+    evidence: str  # objects below one prefix
     evidence_key: str
     topic: str
     topic_key: str
@@ -100,29 +100,31 @@ class Things:
 
 
 class Roles(Construct):
-    """One for each machine, and a policy for whoever releases: roles of people and of jobs are others' to make."""
+    """One role per state machine, and a managed policy to attach to the roles of people and jobs that release."""
 
-    def __init__(self, scope: Construct, id_: str, things: Things, *, fleet: str) -> None:
+    def __init__(self, scope: Construct, id_: str, resources: RolloutResources, *, fleet: str) -> None:
         super().__init__(scope, id_)
-        self._things = things
+        self._resources = resources
         self.release, self.watch, self.watchdog = map(self._role, ("Release", "Watch", "Watchdog"))
-        self._move_traffic(self.release)
-        self._judge(self.release)
-        self._start_watches(self.release)
-        _let(self.release, ("autoscaling:DescribeAutoScalingGroups", "elasticloadbalancing:DescribeTargetHealth"), "*")
-        _let(self.release, ("cloudwatch:DescribeAlarms",), "*")
-        self._judge(self.watch)
-        _let(self.watch, ("dynamodb:GetItem",), things.table)
-        _let(self.watch, ("cloudwatch:DescribeAlarms", "cloudwatch:GetMetricData"), "*")
-        self._move_traffic(self.watchdog)
-        _let(self.watchdog, ("elasticloadbalancing:DescribeTargetHealth",), "*")
-        _let(self.watchdog, ("states:DescribeExecution",), *map(_executions, (things.release, things.watchdog)))
+        self._grant_traffic(self.release)
+        self._grant_judge(self.release)
+        self._grant_watch(self.release)
+        _grant(
+            self.release, ("autoscaling:DescribeAutoScalingGroups", "elasticloadbalancing:DescribeTargetHealth"), "*"
+        )
+        _grant(self.release, ("cloudwatch:DescribeAlarms",), "*")
+        self._grant_judge(self.watch)
+        _grant(self.watch, ("dynamodb:GetItem",), resources.table)
+        _grant(self.watch, ("cloudwatch:DescribeAlarms", "cloudwatch:GetMetricData"), "*")
+        self._grant_traffic(self.watchdog)
+        _grant(self.watchdog, ("elasticloadbalancing:DescribeTargetHealth",), "*")
+        _grant(self.watchdog, ("states:DescribeExecution",), *map(_executions, (resources.release, resources.watchdog)))
         self.releasing = aws_iam.ManagedPolicy(
             self,
             "Releasing",
             description="Start, watch, pause, approve and end the rollouts of one fleet",
             path="/nxpipe/",
-            statements=_releasing(things, fleet),
+            statements=_releasing(resources, fleet),
         )
 
     def _role(self, machine: str) -> aws_iam.Role:
@@ -131,44 +133,45 @@ class Roles(Construct):
             machine,
             description=f"{machine} of a rollout",
             path="/nxpipe/",
-            assumed_by=for_us(self, "states"),
+            assumed_by=own_account_service(self, "states"),
         )
 
-    def _move_traffic(self, role: aws_iam.Role) -> None:
-        things = self._things
-        _let(role, ("elasticloadbalancing:ModifyRule",), things.rule)
-        _let(role, ("elasticloadbalancing:DescribeRules",), "*")
-        _let(role, ("autoscaling:SetDesiredCapacity",), *things.groups)
-        _let(role, ("dynamodb:GetItem", "dynamodb:UpdateItem"), things.table)
-        _let(role, ("events:EnableRule", "events:DisableRule"), things.clock)
-        _let(role, ("sns:Publish",), things.topic)
-        self._seal(role, "sns", things.topic_key)
+    def _grant_traffic(self, role: aws_iam.Role) -> None:
+        resources = self._resources
+        _grant(role, ("elasticloadbalancing:ModifyRule",), resources.rule)
+        _grant(role, ("elasticloadbalancing:DescribeRules",), "*")
+        _grant(role, ("autoscaling:SetDesiredCapacity",), *resources.groups)
+        _grant(role, ("dynamodb:GetItem", "dynamodb:UpdateItem"), resources.table)
+        _grant(role, ("events:EnableRule", "events:DisableRule"), resources.clock)
+        _grant(role, ("sns:Publish",), resources.topic)
+        self._grant_key(role, "sns", resources.topic_key)
 
-    def _judge(self, role: aws_iam.Role) -> None:
-        _let(role, ("lambda:InvokeFunction",), self._things.judge)
-        _let(role, ("s3:PutObject",), self._things.evidence)
-        self._seal(role, "s3", self._things.evidence_key)
+    def _grant_judge(self, role: aws_iam.Role) -> None:
+        _grant(role, ("lambda:InvokeFunction",), self._resources.judge)
+        _grant(role, ("s3:PutObject",), self._resources.evidence)
+        self._grant_key(role, "s3", self._resources.evidence_key)
 
-    def _start_watches(self, role: aws_iam.Role) -> None:
-        things, stack = self._things, Stack.of(self)
-        _let(role, ("states:StartExecution",), things.watch)
-        _let(role, ("states:DescribeExecution", "states:StopExecution"), _executions(things.watch))
-        its = stack.format_arn(service="events", resource=_ITS_RULE)
-        _let(role, ("events:DescribeRule", "events:PutRule", "events:PutTargets"), its)
+    def _grant_watch(self, role: aws_iam.Role) -> None:
+        resources, stack = self._resources, Stack.of(self)
+        _grant(role, ("states:StartExecution",), resources.watch)
+        _grant(role, ("states:DescribeExecution", "states:StopExecution"), _executions(resources.watch))
+        sync_rule = stack.format_arn(service="events", resource=_SYNC_RULE)
+        _grant(role, ("events:DescribeRule", "events:PutRule", "events:PutTargets"), sync_rule)
 
-    def _seal(self, role: aws_iam.Role, service: str, key: str) -> None:
-        """For what that service writes on the role's behalf."""
+    def _grant_key(self, role: aws_iam.Role, service: str, key: str) -> None:
+        """Permit use of the key by a service on the role's behalf."""
         via = {"StringEquals": {"kms:ViaService": f"{service}.{Stack.of(self).region}.amazonaws.com"}}
-        _let(role, ("kms:Decrypt", "kms:GenerateDataKey"), key, only=via)
+        _grant(role, ("kms:Decrypt", "kms:GenerateDataKey"), key, only=via)
 
 
-def _releasing(things: Things, fleet: str) -> list[aws_iam.PolicyStatement]:
-    """What `nxpipe rollout` calls, beside the store. Who may start a machine moves no weight himself: of the record he
-    writes the lock and what he asks for, and never which colour is stable.
+def _releasing(resources: RolloutResources, fleet: str) -> list[aws_iam.PolicyStatement]:
+    """Statements for the calls of `nxpipe rollout`, without those for the store.
+
+    They permit no change of weights. Of the record they permit writes of the lock and of signals, not of `stable`.
     """
     item = {"ForAllValues:StringEquals": {"dynamodb:LeadingKeys": [fleet]}, "Null": {"dynamodb:LeadingKeys": "false"}}
-    words = {
-        "ForAllValues:StringEquals": {"dynamodb:LeadingKeys": [fleet], "dynamodb:Attributes": [KEY, *ASKED]},
+    writable = {
+        "ForAllValues:StringEquals": {"dynamodb:LeadingKeys": [fleet], "dynamodb:Attributes": [KEY, *WRITABLE]},
         "Null": {"dynamodb:LeadingKeys": "false", "dynamodb:Attributes": "false"},
         "StringEqualsIfExists": {"dynamodb:ReturnValues": ["NONE", "UPDATED_OLD", "UPDATED_NEW"]},
     }
@@ -176,20 +179,20 @@ def _releasing(things: Things, fleet: str) -> list[aws_iam.PolicyStatement]:
     follow = ["states:DescribeExecution", "states:GetExecutionHistory"]
     reads = ["cloudwatch:GetMetricData", "elasticloadbalancing:DescribeRules"]
     return [
-        aws_iam.PolicyStatement(actions=[*start, *watch], resources=[things.release]),
-        aws_iam.PolicyStatement(actions=follow, resources=[_executions(things.release)]),
-        aws_iam.PolicyStatement(actions=["dynamodb:GetItem"], resources=[things.table], conditions=item),
-        aws_iam.PolicyStatement(actions=["dynamodb:UpdateItem"], resources=[things.table], conditions=words),
+        aws_iam.PolicyStatement(actions=[*start, *watch], resources=[resources.release]),
+        aws_iam.PolicyStatement(actions=follow, resources=[_executions(resources.release)]),
+        aws_iam.PolicyStatement(actions=["dynamodb:GetItem"], resources=[resources.table], conditions=item),
+        aws_iam.PolicyStatement(actions=["dynamodb:UpdateItem"], resources=[resources.table], conditions=writable),
         aws_iam.PolicyStatement(actions=reads, resources=["*"]),
     ]
 
 
 def _executions(machine: str) -> str:
-    """All of one machine: AWS names them after it."""
+    """ARN pattern of all executions of a state machine."""
     return f"{machine.replace(':stateMachine:', ':execution:')}:*"
 
 
-def _let(
+def _grant(
     role: aws_iam.Role, actions: Sequence[str], *resources: str, only: dict[str, dict[str, str]] | None = None
 ) -> None:
     role.add_to_principal_policy(
@@ -201,7 +204,7 @@ _ENDED: Final = ["FAILED", "TIMED_OUT", "ABORTED"]
 
 
 class RolloutStack(Stack):
-    """Costs nothing while nothing is rolled out."""
+    """State machines, judge, record table and watchdog of one fleet. Without a rollout it costs nothing."""
 
     handle: RolloutHandle
 
@@ -219,25 +222,30 @@ class RolloutStack(Stack):
         alarms: Sequence[str],
         **kwargs: Any,
     ) -> None:
-        """`prefix` is where the store lies in its bucket; `alarms` end a rollout beside the fleet's own."""
+        """`prefix` is the store's key prefix in the bucket. `alarms` end a rollout, in addition to the fleet's own."""
         super().__init__(scope, id_, description=f"Rollouts of fleet {fleet.name} of {project}", **kwargs)
         self._name = f"{project}-{fleet.name}"
-        self._fleet = _described(fleet, serve, (observe.release_bad[fleet.name].alarm_name, *alarms))
+        self._fleet = _fleet_of(fleet, serve, (observe.release_bad[fleet.name].alarm_name, *alarms))
         self._table = self._make_table()
         folder = f"{prefix}rollouts/{fleet.name}/"
-        things = self._things(observe, store, folder)
-        roles = Roles(self, "Roles", things, fleet=fleet.name)
-        self._add_machines(things, roles, store.bucket.bucket_name, folder)
-        self._wake_the_watchdog(things)
-        self.handle = RolloutHandle(fleet=fleet.name, machine=things.release, table=self._table)
+        resources = self._resources(observe, store, folder)
+        roles = Roles(self, "Roles", resources, fleet=fleet.name)
+        self._add_machines(resources, roles, store.bucket.bucket_name, folder)
+        self._add_watchdog_rules(resources)
+        self.handle = RolloutHandle(fleet=fleet.name, machine=resources.release, table=self._table)
         tag_project(self, project)
-        CfnOutput(self, "MachineArn", value=things.release, description=f"Moves the traffic of {fleet.name}")
+        CfnOutput(self, "MachineArn", value=resources.release, description=f"State machine of rollouts to {fleet.name}")
         releasing = roles.releasing.managed_policy_arn
-        CfnOutput(self, "ReleasingPolicyArn", value=releasing, description=f"For whoever releases to {fleet.name}")
+        CfnOutput(
+            self,
+            "ReleasingPolicyArn",
+            value=releasing,
+            description=f"Policy for principals that release to {fleet.name}",
+        )
 
-    def _things(self, observe: ObserveHandle, store: StoreHandle, folder: str) -> Things:
-        """By names that are known before what they name is made: machines start one another."""
-        return Things(
+    def _resources(self, observe: ObserveHandle, store: StoreHandle, folder: str) -> RolloutResources:
+        """ARNs built from names, because the state machines reference one another."""
+        return RolloutResources(
             rule=self._fleet.rule,
             groups=[self._group_arn(self._fleet.colours[colour].group) for colour in COLOURS],
             table=self._table.table_arn,
@@ -252,27 +260,27 @@ class RolloutStack(Stack):
             watchdog=self._machine_arn("watchdog"),
         )
 
-    def _add_machines(self, things: Things, roles: Roles, bucket: str, folder: str) -> None:
-        means = Means(
-            judge=things.judge,
-            watch=things.watch,
+    def _add_machines(self, resources: RolloutResources, roles: Roles, bucket: str, folder: str) -> None:
+        machine_resources = MachineResources(
+            judge=resources.judge,
+            watch=resources.watch,
             clock=self._clock,
-            topic=things.topic,
+            topic=resources.topic,
             bucket=bucket,
             folder=folder,
         )
         record = Record(self._table.table_name, self._fleet.name)
-        self._machine("Watch", "watch", watch(self._fleet, record, means), roles.watch)
-        self._machine("Watchdog", "watchdog", watchdog(self._fleet, record, means), roles.watchdog)
-        self._machine("Release", "rollout", release(self._fleet, record, means), roles.release)
+        self._machine("Watch", "watch", watch(self._fleet, record, machine_resources), roles.watch)
+        self._machine("Watchdog", "watchdog", watchdog(self._fleet, record, machine_resources), roles.watchdog)
+        self._machine("Release", "rollout", release(self._fleet, record, machine_resources), roles.release)
 
     @property
     def _clock(self) -> str:
-        """The name of the rule that wakes the watchdog."""
+        """The name of the schedule that starts the watchdog."""
         return f"{self._name}-watchdog"
 
     def _make_table(self) -> aws_dynamodb.Table:
-        """One item. What it says matters while a rollout is under way; between two, the rule itself tells."""
+        """Table with one item, used during a rollout only; otherwise the listener rule has the whole state."""
         return aws_dynamodb.Table(
             self,
             "Record",
@@ -285,42 +293,43 @@ class RolloutStack(Stack):
             removal_policy=RemovalPolicy.DESTROY,
         )
 
-    def _machine(self, id_: str, what: str, definition: dict[str, Any], role: aws_iam.Role) -> None:
-        """After its permissions, without which AWS refuses a machine that waits for another one."""
-        made = aws_stepfunctions.CfnStateMachine(
+    def _machine(self, id_: str, suffix: str, definition: dict[str, Any], role: aws_iam.Role) -> None:
+        """Create a state machine after its role's policy, which AWS checks for machines that wait for another one."""
+        machine = aws_stepfunctions.CfnStateMachine(
             self,
             id_,
-            state_machine_name=f"{self._name}-{what}",
+            state_machine_name=f"{self._name}-{suffix}",
             state_machine_type="STANDARD",
-            definition_string=json.dumps(definition),  # CDK's own would leave out what is null
+            definition_string=json.dumps(definition),  # CDK's serialization drops null values
             role_arn=role.role_arn,
         )
-        made.node.add_dependency(role.node.find_child("DefaultPolicy"))
+        machine.node.add_dependency(role.node.find_child("DefaultPolicy"))
 
-    def _wake_the_watchdog(self, things: Things) -> None:
-        """When an execution ends otherwise than it should; and once a minute while one is under way, for a word of its
-        end can be lost. The clock stands still otherwise: it is started and stopped by rollouts.
+    def _add_watchdog_rules(self, resources: RolloutResources) -> None:
+        """Start the watchdog when an execution fails, and once a minute during a rollout, because events can be lost.
+
+        Rollouts enable and disable the schedule.
         """
         role = aws_iam.Role(
             self,
             "Waker",
             description=f"Wakes the watchdog of {self._name}",
             path="/nxpipe/",
-            assumed_by=for_us(self, "events"),
+            assumed_by=own_account_service(self, "events"),
         )
         role.add_to_principal_policy(
-            aws_iam.PolicyStatement(actions=["states:StartExecution"], resources=[things.watchdog])
+            aws_iam.PolicyStatement(actions=["states:StartExecution"], resources=[resources.watchdog])
         )
-        target = aws_events.CfnRule.TargetProperty(id="watchdog", arn=things.watchdog, role_arn=role.role_arn)
+        target = aws_events.CfnRule.TargetProperty(id="watchdog", arn=resources.watchdog, role_arn=role.role_arn)
         aws_events.CfnRule(
             self,
             "Ended",
             name=f"{self._name}-ended",
-            description="A rollout that did not come to its own end",
+            description="Executions of a rollout that failed, timed out or were stopped",
             event_pattern={
                 "source": ["aws.states"],
                 "detail-type": ["Step Functions Execution Status Change"],
-                "detail": {"status": _ENDED, "stateMachineArn": [things.release]},
+                "detail": {"status": _ENDED, "stateMachineArn": [resources.release]},
             },
             targets=[target],
         )
@@ -328,7 +337,7 @@ class RolloutStack(Stack):
             self,
             "Clock",
             name=self._clock,
-            description="While a rollout is under way",
+            description="Starts the watchdog once a minute during a rollout",
             schedule_expression="rate(1 minute)",
             state="DISABLED",
             targets=[target],
@@ -337,15 +346,15 @@ class RolloutStack(Stack):
     def _arn(self, service: str, resource: str, name: str, separator: str = "/") -> str:
         return f"arn:{self.partition}:{service}:{self.region}:{self.account}:{resource}{separator}{name}"
 
-    def _machine_arn(self, what: str) -> str:
-        return self._arn("states", "stateMachine", f"{self._name}-{what}", ":")
+    def _machine_arn(self, suffix: str) -> str:
+        return self._arn("states", "stateMachine", f"{self._name}-{suffix}", ":")
 
     def _group_arn(self, name: str) -> str:
-        """What stands before a name in the ARN is only known when the group is made."""
+        """ARN pattern of a group: its UUID is unknown before the group exists."""
         return self._arn("autoscaling", "autoScalingGroup:*:autoScalingGroupName", name)
 
 
-def _described(fleet: ServingFleet, serve: ServeHandle, alarms: tuple[str, ...]) -> Fleet:
+def _fleet_of(fleet: ServingFleet, serve: ServeHandle, alarms: tuple[str, ...]) -> Fleet:
     colours = {
         colour: TargetGroup(serve.groups[colour].ref, targets.target_group_arn, targets.target_group_full_name)
         for colour, targets in serve.target_groups.items()

@@ -6,47 +6,47 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nxpipe.stacks.rollout.fleet_record import COLOURS, ME, Fleet, Record
+from nxpipe.stacks.rollout.fleet_record import COLOURS, EXECUTION_ID, Fleet, Record
 from nxpipe.stacks.rollout.states import (
-    ANYTHING,
-    NOT_MET,
+    ALL_ERRORS,
+    CONDITION_FAILED,
     State,
     States,
-    ask,
     call,
-    caught_by,
     choose,
     fail,
-    guarded,
+    invoke,
     put,
     wait,
+    with_catch,
+    with_catch_all,
 )
 from nxpipe.stacks.rollout.states import wait as wait_for
 
-ROLLOUT_SECONDS: Final = 35 * 86_400  # seconds: four steps of a week, and people who are asked
+ROLLOUT_SECONDS: Final = 35 * 86_400  # four steps of a week, and a week of waiting for people
 _FROM: Final = "$.opened.is.from"
 _TO: Final = "$.opened.is.to"
-_CARRIED: Final = "$.told.is.carried"
+_CARRIED: Final = "$.told.is.carried"  # `told` is the judge's last response
 _OWNER: Final = "$.record.Item.owner.S"
 HEALTHY: Final = "$.TargetHealthDescriptions[?(@.TargetHealth.State == 'healthy')].Target.Id"  # of a target group
 _NOW: Final = "$$.State.EnteredTime"
-# What says that the watch of a step did not begin: if it began and failed, there is nothing to try again.
-_NOT_BEGUN: Final = ["StepFunctions.SdkClientException", "StepFunctions.ThrottlingException"]
+# Errors by which the `watch` execution did not start. One that started and failed is not retried.
+_NOT_STARTED: Final = ["StepFunctions.SdkClientException", "StepFunctions.ThrottlingException"]
 
 
 @dataclass(frozen=True)
-class Means:
-    """What the machines work with, by name or ARN."""
+class MachineResources:
+    """Resources that the state machines use, by name or ARN."""
 
     judge: str
-    watch: str  # the machine that looks at one step
+    watch: str  # the state machine that evaluates one step
     clock: str  # the rule that wakes the watchdog
     topic: str
     bucket: str
     folder: str  # of the bucket, for evidence: "rollouts/search/", say
 
-    def keep(self, answer: str, *, then: str) -> State:
-        """What the judge wants to be kept of an answer."""
+    def store_evidence(self, answer: str, *, then: str) -> State:
+        """State that stores the evaluation record of a judge's response in the bucket."""
         parameters = {
             "Bucket": self.bucket,
             "Key.$": f"States.Format('{self.folder}{{}}', {answer}.key)",
@@ -56,31 +56,31 @@ class Means:
         return call("s3", "putObject", parameters, then=then)
 
 
-def release(fleet: Fleet, record: Record, means: Means) -> dict[str, Any]:
+def release(fleet: Fleet, record: Record, resources: MachineResources) -> dict[str, Any]:
     states = {
-        **guarded(_begin(fleet, record, means), "Refuse"),
-        **guarded(_fill(record, means), "LeaveEmpty"),
-        **guarded(_steps(fleet, record, means), "Back"),
-        **guarded(_promote(record), "Unfinished"),
-        **guarded(_back(fleet, record), "Unfinished"),
-        **guarded(_leave_empty(), "Unfinished"),
-        **_end(record, means),
+        **with_catch_all(_begin(fleet, record, resources), "Refuse"),
+        **with_catch_all(_fill(record, resources), "LeaveEmpty"),
+        **with_catch_all(_steps(fleet, record, resources), "Back"),
+        **with_catch_all(_promote(record), "Unfinished"),
+        **with_catch_all(_back(fleet, record), "Unfinished"),
+        **with_catch_all(_leave_empty(), "Unfinished"),
+        **_end(record, resources),
         "Refuse": record.unlock(then="Refused"),
         "Refused": {"Type": "Fail", "ErrorPath": "$.why.Error", "CausePath": "$.why.Cause"},
-        "Busy": fail("Rollout.Busy", f"another rollout of fleet {fleet.name} is under way"),
+        "Busy": fail("Rollout.Busy", f"another rollout of fleet {fleet.name} is running"),
         "Unfinished": {"Type": "Fail", "ErrorPath": "$.why.Error", "CausePath": "$.why.Cause"},
     }
     return {"StartAt": "Lock", "TimeoutSeconds": ROLLOUT_SECONDS, "States": states}
 
 
-def see_alarms(fleet: Fleet, *, then: str) -> State:
-    """All of them, whatever state they are in: a guard that is not there any more guards nothing."""
+def describe_alarms(fleet: Fleet, *, then: str) -> State:
+    """State that reads all alarms in any state: an alarm that was deleted must not pass as OK."""
     kinds = ("Metric", "Composite")
     return call(
         "cloudwatch",
         "describeAlarms",
         {"AlarmNames": list(fleet.alarms), "AlarmTypes": [f"{kind}Alarm" for kind in kinds]},
-        keeping={
+        select={
             f"{kind.lower()}_{word}.$": f"$.{kind}Alarms[*].{member}"
             for kind in kinds
             for word, member in (("names", "AlarmName"), ("states", "StateValue"))
@@ -90,18 +90,18 @@ def see_alarms(fleet: Fleet, *, then: str) -> State:
     )
 
 
-def _begin(fleet: Fleet, record: Record, means: Means) -> States:
-    """Until traffic is found whole, and what was asked for makes sense, nothing is touched but the lock."""
-    found = {"fleet": fleet.told(), "state.$": "$", "name.$": "$$.Execution.Name", "at.$": _NOW}
+def _begin(fleet: Fleet, record: Record, resources: MachineResources) -> States:
+    """Acquire the lock and run the preflight check. Before it passes, nothing but the lock is changed."""
+    payload = {"fleet": fleet.description(), "state.$": "$", "name.$": "$$.Execution.Name", "at.$": _NOW}
     first, second = COLOURS
     return {
-        "Lock": record.lock(then="SeeWeights", caught={NOT_MET: "Busy"}),
-        "SeeWeights": fleet.look(into="$.weights", then="SeeBlue"),
+        "Lock": record.lock(then="SeeWeights", catch={CONDITION_FAILED: "Busy"}),
+        "SeeWeights": fleet.read_weights(into="$.weights", then="SeeBlue"),
         "SeeBlue": _see_size(fleet, first, then="SeeGreen"),
         "SeeGreen": _see_size(fleet, second, then="SeeAlarms"),
-        "SeeAlarms": see_alarms(fleet, then="Open"),
-        "Open": ask(means.judge, {"opens": found}, into="$.opened", then="KeepPlan"),
-        "KeepPlan": means.keep("$.opened.is", then="Point"),
+        "SeeAlarms": describe_alarms(fleet, then="Open"),
+        "Open": invoke(resources.judge, {"opens": payload}, into="$.opened", then="KeepPlan"),
+        "KeepPlan": resources.store_evidence("$.opened.is", then="Point"),
         "Point": record.point(f"{_FROM}.colour", then="Wake"),
     }
 
@@ -112,20 +112,20 @@ def _see_size(fleet: Fleet, colour: str, *, then: str) -> State:
         "autoscaling",
         "describeAutoScalingGroups",
         {"AutoScalingGroupNames": [fleet.colours[colour].group]},
-        keeping={"desired.$": f"{group}.DesiredCapacity", "most.$": f"{group}.MaxSize"},
+        select={"desired.$": f"{group}.DesiredCapacity", "most.$": f"{group}.MaxSize"},
         into=f"$.{colour}",
         then=then,
     )
 
 
-def _fill(record: Record, means: Means) -> States:
-    """The new colour gets as many instances as the old one has. If they do not come, nothing has happened yet."""
+def _fill(record: Record, resources: MachineResources) -> States:
+    """Scale the candidate's environment to the baseline's size. If that fails, no traffic has moved."""
     pace = "$.opened.is.pace"
     enough = {"Variable": "$.warm.healthy", "NumericGreaterThanEqualsPath": "$.opened.is.size"}
     late = {"Variable": "$.warm.tries", "NumericGreaterThanEqualsPath": f"{pace}.warm_tries"}
     signal = "$.record.Item.signal.S"
     return {
-        "Wake": call("eventbridge", "enableRule", {"Name": means.clock}, then="Fill"),
+        "Wake": call("eventbridge", "enableRule", {"Name": resources.clock}, then="Fill"),
         "Fill": _resize(f"{_TO}.group", "$.opened.is.size", then="Cold"),
         "Cold": put({"tries": 0}, into="$.warm", then="WarmUp"),
         "WarmUp": wait_for(f"{pace}.warm", then="SeeHealth"),
@@ -133,7 +133,7 @@ def _fill(record: Record, means: Means) -> States:
             "elasticloadbalancingv2",
             "describeTargetHealth",
             {"TargetGroupArn.$": f"{_TO}.targets"},
-            keeping={"healthy.$": HEALTHY},
+            select={"healthy.$": HEALTHY},
             into="$.health",
             then="SeeSignal",
         ),
@@ -166,10 +166,10 @@ def _fill(record: Record, means: Means) -> States:
     }
 
 
-def _steps(fleet: Fleet, record: Record, means: Means) -> States:
+def _steps(fleet: Fleet, record: Record, resources: MachineResources) -> States:
     began = {"step.$": "$.turn.number", "carried.$": _CARRIED, "at.$": _NOW}
     verdict = "$.told.is.verdict"
-    mine = {"Variable": _OWNER, "StringEqualsPath": "$.me.name"}
+    is_owner = {"Variable": _OWNER, "StringEqualsPath": "$.me.name"}
     last = {"Variable": "$.turn.number", "NumericGreaterThanEqualsPath": "$.opened.is.count"}
     return {
         "First": put({"is": {"carried.$": "$.opened.is.carried"}}, into="$.told", then="Zero"),
@@ -179,45 +179,48 @@ def _steps(fleet: Fleet, record: Record, means: Means) -> States:
             into="$.turn",
             then="Claim",
         ),
-        "Claim": record.claim(then="Shift", caught={NOT_MET: "SeeOwner"}),
+        "Claim": record.claim(then="Shift", catch={CONDITION_FAILED: "SeeOwner"}),
         "SeeOwner": record.read(into="$.record", then="Me"),
-        "Me": put({"name.$": ME}, into="$.me", then="Mine"),
-        "Mine": choose(({"And": [{"Variable": _OWNER, "IsPresent": True}, mine]}, "Ended"), otherwise="Unfinished"),
+        "Me": put({"name.$": EXECUTION_ID}, into="$.me", then="Mine"),
+        "Mine": choose(({"And": [{"Variable": _OWNER, "IsPresent": True}, is_owner]}, "Ended"), otherwise="Unfinished"),
         "Ended": put({"Error": "aborted", "Cause": "a person ended it"}, into="$.why", then="Back"),
         "Shift": fleet.shift("$.turn.weights", then="SeeShift"),
-        "SeeShift": fleet.look(into="$.weights", then="Shifted"),
-        "Shifted": fleet.same("$.weights", "$.turn.weights", then="BeginStep", otherwise="NotShifted"),
+        "SeeShift": fleet.read_weights(into="$.weights", then="Shifted"),
+        "Shifted": fleet.compare("$.weights", "$.turn.weights", then="BeginStep", otherwise="NotShifted"),
         "NotShifted": put(
-            {"Error": "moved", "Cause": "the rule has other weights than it was just given: somebody else changes it"},
+            {
+                "Error": "moved",
+                "Cause": "the listener rule does not have the weights that were just set: another process changes it",
+            },
             into="$.why",
             then="Back",
         ),
-        "BeginStep": ask(means.judge, {"begins": began}, into="$.told", then="Watch"),
-        "Watch": _watch(means, then="Verdict"),
+        "BeginStep": invoke(resources.judge, {"begins": began}, into="$.told", then="Watch"),
+        "Watch": _watch(resources, then="Verdict"),
         "Verdict": choose(
             ({"Variable": verdict, "StringEquals": "advance"}, "UseUp"),
             ({"Variable": verdict, "StringEquals": "watch"}, "Watch"),
             ({"Variable": verdict, "StringEquals": "ask"}, "AskPeople"),
             otherwise="Because",
         ),
-        "UseUp": record.use_up("approve", then="NextStep"),
-        "AskPeople": _tell(means, "needs a person", "$.told.is.reason", then="Watch"),
+        "UseUp": record.consume("approve", then="NextStep"),
+        "AskPeople": _notify(resources, "needs a person", "$.told.is.reason", then="Watch"),
         "Because": put({"Error.$": verdict, "Cause.$": "$.told.is.reason"}, into="$.why", then="Back"),
         "NextStep": put({"number.$": "States.MathAdd($.turn.number, 1)"}, into="$.turn", then="Another"),
         "Another": choose((last, "Promote"), otherwise="Step"),
     }
 
 
-def _watch(means: Means, *, then: str) -> State:
-    """In an execution of its own, so that no history grows with the length of a rollout."""
+def _watch(resources: MachineResources, *, then: str) -> State:
+    """State that evaluates a step in an execution of its own, so that the history stays within its limit."""
     return {
         "Type": "Task",
         "Resource": "arn:aws:states:::states:startExecution.sync:2",
         "Parameters": {
-            "StateMachineArn": means.watch,
+            "StateMachineArn": resources.watch,
             "Input": {"told.$": "$.told", "AWS_STEP_FUNCTIONS_STARTED_BY_EXECUTION_ID.$": "$$.Execution.Id"},
         },
-        "Retry": [{"ErrorEquals": _NOT_BEGUN, "IntervalSeconds": 2, "MaxAttempts": 4, "BackoffRate": 2}],
+        "Retry": [{"ErrorEquals": _NOT_STARTED, "IntervalSeconds": 2, "MaxAttempts": 4, "BackoffRate": 2}],
         "ResultSelector": {"is.$": "$.Output"},
         "ResultPath": "$.told",
         "Next": then,
@@ -225,7 +228,7 @@ def _watch(means: Means, *, then: str) -> State:
 
 
 def _promote(record: Record) -> States:
-    """The pointer first: from then on a watchdog would go forward, and the old colour is no longer needed."""
+    """Record the candidate as stable first: from then on the watchdog restores traffic to the candidate."""
     return {
         "Promote": record.point(f"{_TO}.colour", then="Drain"),
         "Drain": _resize(f"{_FROM}.group", 0, then="Promoted"),
@@ -238,12 +241,12 @@ def _promote(record: Record) -> States:
 
 
 def _back(fleet: Fleet, record: Record) -> States:
-    """Two calls, and traffic is where it was. A colour is emptied only once the record names the other one."""
+    """Restore all traffic to the baseline. An environment is scaled to zero after the record names the other one."""
     home = "$.opened.is.home"
     return {
-        "Back": fleet.shift(home, then="SeeBack", stubborn=True),
-        "SeeBack": fleet.look(into="$.weights", then="IsBack", stubborn=True),
-        "IsBack": fleet.same("$.weights", home, then="PointBack", otherwise="Unfinished"),
+        "Back": fleet.shift(home, then="SeeBack", rollback=True),
+        "SeeBack": fleet.read_weights(into="$.weights", then="IsBack", rollback=True),
+        "IsBack": fleet.compare("$.weights", home, then="PointBack", otherwise="Unfinished"),
         "PointBack": record.point(f"{_FROM}.colour", then="EmptyAgain"),
         "EmptyAgain": _resize(f"{_TO}.group", 0, then="KeepOutcome"),
     }
@@ -253,20 +256,22 @@ def _leave_empty() -> States:
     return {"LeaveEmpty": _resize(f"{_TO}.group", 0, then="KeepOutcome")}
 
 
-def _end(record: Record, means: Means) -> States:
-    """Evidence, word to people, and the lock last. The first three may fail: they keep nobody's traffic."""
-    told = {"why.$": "$.why", "from.$": _FROM, "to.$": _TO, "execution.$": "$$.Execution.Id", "at.$": _NOW}
-    key = f"States.Format('{means.folder}{{}}/outcome.json', $$.Execution.Name)"
-    kept = {"Bucket": means.bucket, "Key.$": key, "ContentType": "application/json", "Body": told}
-    clock = call("eventbridge", "disableRule", {"Name": means.clock}, then="Unlock")
+def _end(record: Record, resources: MachineResources) -> States:
+    """Store the outcome, notify, disable the schedule, release the lock. The first three may fail without effect."""
+    outcome = {"why.$": "$.why", "from.$": _FROM, "to.$": _TO, "execution.$": "$$.Execution.Id", "at.$": _NOW}
+    key = f"States.Format('{resources.folder}{{}}/outcome.json', $$.Execution.Name)"
+    stored = {"Bucket": resources.bucket, "Key.$": key, "ContentType": "application/json", "Body": outcome}
+    clock = call("eventbridge", "disableRule", {"Name": resources.clock}, then="Unlock")
     return {
-        "KeepOutcome": caught_by(call("s3", "putObject", kept, then="Tell"), {ANYTHING[0]: "Tell"}, into="$.unkept"),
-        "Tell": caught_by(
-            _tell(means, "has ended", "States.JsonToString($.why)", then="Sleep"),
-            {ANYTHING[0]: "Sleep"},
+        "KeepOutcome": with_catch(
+            call("s3", "putObject", stored, then="Tell"), {ALL_ERRORS[0]: "Tell"}, into="$.unkept"
+        ),
+        "Tell": with_catch(
+            _notify(resources, "has ended", "States.JsonToString($.why)", then="Sleep"),
+            {ALL_ERRORS[0]: "Sleep"},
             into="$.untold",
         ),
-        "Sleep": caught_by(clock, {ANYTHING[0]: "Unlock"}, into="$.awake"),
+        "Sleep": with_catch(clock, {ALL_ERRORS[0]: "Unlock"}, into="$.awake"),
         "Unlock": record.unlock(then="Done"),
         "Done": {
             "Type": "Pass",
@@ -282,22 +287,23 @@ def _resize(group: str, size: str | int, *, then: str) -> State:
     return call("autoscaling", "setDesiredCapacity", parameters, then=then)
 
 
-def _tell(means: Means, what: str, message: str, *, then: str) -> State:
-    parameters = {"TopicArn": means.topic, "Subject": f"A rollout {what}", "Message.$": message}
+def _notify(resources: MachineResources, event: str, message: str, *, then: str) -> State:
+    parameters = {"TopicArn": resources.topic, "Subject": f"A rollout {event}", "Message.$": message}
     return call("sns", "publish", parameters, then=then)
 
 
-STEP_SECONDS: Final = 3 * 86_400  # seconds: as many looks as the judge has in one execution, ten minutes apart
+STEP_SECONDS: Final = 3 * 86_400  # enough for the judge's evaluations in one execution, ten minutes apart
 
 
-def watch(fleet: Fleet, record: Record, means: Means) -> dict[str, Any]:
+def watch(fleet: Fleet, record: Record, resources: MachineResources) -> dict[str, Any]:
+    """The state machine that evaluates one step until the judge decides."""
     metrics = {
         "StartTime.$": "$.told.is.ask.from",
         "EndTime.$": "$$.State.EnteredTime",
         "ScanBy": "TimestampAscending",
         "MetricDataQueries.$": "$.told.is.ask.queries",
     }
-    seen = {
+    payload = {
         "carried.$": "$.told.is.carried",
         "metrics.$": "$.metrics.results",
         "alarms.$": "$.alarms",
@@ -312,13 +318,13 @@ def watch(fleet: Fleet, record: Record, means: Means) -> dict[str, Any]:
             "cloudwatch",
             "getMetricData",
             metrics,
-            keeping={"results.$": "$.MetricDataResults"},
+            select={"results.$": "$.MetricDataResults"},
             into="$.metrics",
             then="SeeAlarms",
         ),
-        "SeeAlarms": see_alarms(fleet, then="Judge"),
-        "Judge": ask(means.judge, {"looks": seen}, into="$.told", then="Keep"),
-        "Keep": means.keep("$.told.is", then="Verdict"),
+        "SeeAlarms": describe_alarms(fleet, then="Judge"),
+        "Judge": invoke(resources.judge, {"looks": payload}, into="$.told", then="Keep"),
+        "Keep": resources.store_evidence("$.told.is", then="Verdict"),
         "Verdict": choose((again, "Wait"), otherwise="Told"),
         "Told": {"Type": "Succeed", "OutputPath": "$.told.is"},
     }
@@ -330,7 +336,8 @@ _STABLE: Final = "$.record.Item.stable.S"
 _GONE: Final = "Sfn.ExecutionDoesNotExistException"
 
 
-def watchdog(fleet: Fleet, record: Record, means: Means) -> dict[str, Any]:
+def watchdog(fleet: Fleet, record: Record, resources: MachineResources) -> dict[str, Any]:
+    """The state machine that restores traffic after a rollout execution has failed."""
     states: States = {
         "Look": record.read(into="$.record", then="Locked"),
         "Locked": choose(({"Variable": _OWNER, "IsPresent": True}, "Ask"), otherwise="Nothing"),
@@ -338,16 +345,16 @@ def watchdog(fleet: Fleet, record: Record, means: Means) -> dict[str, Any]:
             "sfn",
             "describeExecution",
             {"ExecutionArn.$": _OWNER},
-            keeping={"status.$": "$.Status"},
+            select={"status.$": "$.Status"},
             into="$.owner",
             then="Alive",
-            caught={_GONE: "SeeUnknown"},
+            catch={_GONE: "SeeUnknown"},
         ),
-        "SeeUnknown": fleet.look(into="$.weights", then="AllBlue", stubborn=True),
-        "AllBlue": fleet.same("$.weights", fleet.whole("blue"), then="Nothing", otherwise="AllGreen"),
-        "AllGreen": fleet.same("$.weights", fleet.whole("green"), then="Nothing", otherwise="TakeOver"),
+        "SeeUnknown": fleet.read_weights(into="$.weights", then="AllBlue", rollback=True),
+        "AllBlue": fleet.compare("$.weights", fleet.whole("blue"), then="Nothing", otherwise="AllGreen"),
+        "AllGreen": fleet.compare("$.weights", fleet.whole("green"), then="Nothing", otherwise="TakeOver"),
         "Alive": choose(({"Variable": "$.owner.status", "StringEquals": "RUNNING"}, "Nothing"), otherwise="TakeOver"),
-        "TakeOver": record.take_over(_OWNER, then="Whither", caught={NOT_MET: "Nothing"}),
+        "TakeOver": record.take_over(_OWNER, then="Whither", catch={CONDITION_FAILED: "Nothing"}),
         "Whither": choose(
             *(
                 (
@@ -361,50 +368,50 @@ def watchdog(fleet: Fleet, record: Record, means: Means) -> dict[str, Any]:
                 )
                 for colour in COLOURS
             ),
-            otherwise="Sleep",  # it died before it had moved anything
+            otherwise="Sleep",  # the rollout failed before it had moved any traffic
         ),
-        **_home(fleet, means),
-        "Sleep": caught_by(
-            call("eventbridge", "disableRule", {"Name": means.clock}, then="Unlock"),
-            {ANYTHING[0]: "Unlock"},
+        **_restore(fleet, resources),
+        "Sleep": with_catch(
+            call("eventbridge", "disableRule", {"Name": resources.clock}, then="Unlock"),
+            {ALL_ERRORS[0]: "Unlock"},
             into="$.awake",
         ),
-        "Unlock": record.unlock(then="Nothing", caught={ANYTHING[0]: "WakeAgain"}),
-        "WakeAgain": call("eventbridge", "enableRule", {"Name": means.clock}, then="StillLocked"),
-        "StillLocked": fail("Rollout.StillLocked", "traffic is whole, but the lock could not be released"),
-        "NotHealthy": fail("Rollout.NotHealthy", "the colour that the record calls stable has no healthy instance"),
-        "NotWhole": fail("Rollout.NotWhole", "the rule has other weights than it was just given"),
+        "Unlock": record.unlock(then="Nothing", catch={ALL_ERRORS[0]: "WakeAgain"}),
+        "WakeAgain": call("eventbridge", "enableRule", {"Name": resources.clock}, then="StillLocked"),
+        "StillLocked": fail("Rollout.StillLocked", "traffic is restored, but the lock could not be released"),
+        "NotHealthy": fail("Rollout.NotHealthy", "the stable environment of the record has no healthy instance"),
+        "NotWhole": fail("Rollout.NotWhole", "the listener rule does not have the weights that were just set"),
         "Nothing": {"Type": "Succeed"},
     }
     return {"StartAt": "Look", "TimeoutSeconds": WATCHDOG_SECONDS, "States": states}
 
 
-def _home(fleet: Fleet, means: Means) -> States:
-    """All traffic to the stable colour, if somebody is there; when that is seen, the other one is emptied."""
+def _restore(fleet: Fleet, resources: MachineResources) -> States:
+    """Send all traffic to the stable environment if it has a healthy instance; then scale the other one to zero."""
     states: States = {}
     for colour, other in (COLOURS, COLOURS[::-1]):
         weights = fleet.whole(colour)
         empty = {"AutoScalingGroupName": fleet.colours[other].group, "DesiredCapacity": 0, "HonorCooldown": False}
-        said = f"A rollout of fleet {fleet.name} ended before its time. All traffic goes to {colour}."
-        words = {"TopicArn": means.topic, "Subject": "A rollout was brought home", "Message": said}
-        there = {"Variable": "$.health.healthy[0]", "IsPresent": True}
+        message = f"A rollout of fleet {fleet.name} failed. All traffic goes to {colour}."
+        notification = {"TopicArn": resources.topic, "Subject": "A failed rollout was rolled back", "Message": message}
+        healthy = {"Variable": "$.health.healthy[0]", "IsPresent": True}
         states |= {
             f"Look-{colour}": call(
                 "elasticloadbalancingv2",
                 "describeTargetHealth",
                 {"TargetGroupArn": fleet.colours[colour].targets},
-                keeping={"healthy.$": HEALTHY},
+                select={"healthy.$": HEALTHY},
                 into="$.health",
                 then=f"There-{colour}",
-                stubborn=True,
+                rollback=True,
             ),
-            f"There-{colour}": choose((there, f"To-{colour}"), otherwise="NotHealthy"),
-            f"To-{colour}": fleet.shift(weights, then=f"See-{colour}", stubborn=True),
-            f"See-{colour}": fleet.look(into="$.weights", then=f"At-{colour}", stubborn=True),
-            f"At-{colour}": fleet.same("$.weights", weights, then=f"Empty-{other}", otherwise="NotWhole"),
-            f"Empty-{other}": call("autoscaling", "setDesiredCapacity", empty, then=f"Tell-{colour}", stubborn=True),
-            f"Tell-{colour}": caught_by(
-                call("sns", "publish", words, then="Sleep"), {ANYTHING[0]: "Sleep"}, into="$.untold"
+            f"There-{colour}": choose((healthy, f"To-{colour}"), otherwise="NotHealthy"),
+            f"To-{colour}": fleet.shift(weights, then=f"See-{colour}", rollback=True),
+            f"See-{colour}": fleet.read_weights(into="$.weights", then=f"At-{colour}", rollback=True),
+            f"At-{colour}": fleet.compare("$.weights", weights, then=f"Empty-{other}", otherwise="NotWhole"),
+            f"Empty-{other}": call("autoscaling", "setDesiredCapacity", empty, then=f"Tell-{colour}", rollback=True),
+            f"Tell-{colour}": with_catch(
+                call("sns", "publish", notification, then="Sleep"), {ALL_ERRORS[0]: "Sleep"}, into="$.untold"
             ),
         }
     return states

@@ -1,7 +1,7 @@
 """Amazon States Language builders (JSONPath): each function returns the JSON of a state.
 
 Every service call is retried before it counts as failed. All writes are absolute (weights, sizes, values of a
-record), so repeating a call whose response was lost is harmless.
+record), so a call may be repeated when its response was lost.
 """
 
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ from typing import Any, Final, TypeAlias
 State: TypeAlias = dict[str, Any]
 States: TypeAlias = dict[str, State]
 
-ANYTHING: Final = ["States.ALL"]
-NOT_MET: Final = "DynamoDb.ConditionalCheckFailedException"  # somebody else holds the lock: no use in asking again
-_PATIENCE: Final = {"IntervalSeconds": 1, "BackoffRate": 2, "MaxDelaySeconds": 20}
-_USUAL: Final = 4  # attempts after the first; half a minute in all
-_STUBBORN: Final = 10  # of what brings traffic back: three minutes
-_LONGEST_CALL: Final = 30  # seconds
-# A function that was reached and failed would fail again: it knows nothing but what it is asked.
-_UNREACHED: Final = [
+ALL_ERRORS: Final = ["States.ALL"]
+CONDITION_FAILED: Final = "DynamoDb.ConditionalCheckFailedException"  # not retried: the condition does not hold
+_BACKOFF: Final = {"IntervalSeconds": 1, "BackoffRate": 2, "MaxDelaySeconds": 20}
+_RETRIES: Final = 4  # half a minute in total
+_ROLLBACK_RETRIES: Final = 10  # of calls that restore traffic; three minutes in total
+_TIMEOUT: Final = 30  # seconds
+# Errors of a function that did not run. One that ran and failed would fail again: it depends on its input only.
+_NOT_REACHED: Final = [
     "Lambda.AWSLambdaException",
     "Lambda.ClientExecutionTimeoutException",
     "Lambda.SdkClientException",
@@ -34,55 +34,57 @@ def call(
     *,
     then: str,
     into: str | None = None,
-    keeping: Mapping[str, str] | None = None,
-    caught: Mapping[str, str] | None = None,
-    stubborn: bool = False,
+    select: Mapping[str, str] | None = None,
+    catch: Mapping[str, str] | None = None,
+    rollback: bool = False,
 ) -> State:
-    """One call of AWS. Its answer, or of that what is worth `keeping`, goes `into` a place of the state; without one
-    it is dropped. `caught` says where to go on from errors, by their names; `why` then holds what happened.
+    """Task state with one AWS API call. The response, or the fields of it in `select`, is stored at the path `into`.
+
+    Without `into` the response is discarded. `catch` is the next state by error name; the error is stored at `$.why`.
+    `rollback` marks calls that restore traffic, which are retried for longer.
     """
     retries = [
-        {"ErrorEquals": [NOT_MET], "MaxAttempts": 0},
-        {"ErrorEquals": ANYTHING, "MaxAttempts": _STUBBORN if stubborn else _USUAL, **_PATIENCE},
+        {"ErrorEquals": [CONDITION_FAILED], "MaxAttempts": 0},
+        {"ErrorEquals": ALL_ERRORS, "MaxAttempts": _ROLLBACK_RETRIES if rollback else _RETRIES, **_BACKOFF},
     ]
     state: State = {
         "Type": "Task",
         "Resource": f"arn:aws:states:::aws-sdk:{service}:{action}",
         "Parameters": dict(parameters),
-        "TimeoutSeconds": _LONGEST_CALL,
+        "TimeoutSeconds": _TIMEOUT,
         "Retry": retries if service == "dynamodb" else retries[1:],
         "ResultPath": into,
         "Next": then,
     }
-    if keeping:
-        state["ResultSelector"] = dict(keeping)
-    return caught_by(state, caught or {})
+    if select:
+        state["ResultSelector"] = dict(select)
+    return with_catch(state, catch or {})
 
 
-def ask(function: str, payload: Mapping[str, Any], *, then: str, into: str) -> State:
-    """What a function answers."""
+def invoke(function: str, payload: Mapping[str, Any], *, then: str, into: str) -> State:
+    """Task state that invokes a Lambda function; its response is stored at `into`, under the key `is`."""
     return {
         "Type": "Task",
         "Resource": "arn:aws:states:::lambda:invoke",
         "Parameters": {"FunctionName": function, "Payload": dict(payload)},
-        "TimeoutSeconds": _LONGEST_CALL,
-        "Retry": [{"ErrorEquals": _UNREACHED, "MaxAttempts": _USUAL, **_PATIENCE}],
+        "TimeoutSeconds": _TIMEOUT,
+        "Retry": [{"ErrorEquals": _NOT_REACHED, "MaxAttempts": _RETRIES, **_BACKOFF}],
         "ResultSelector": {"is.$": "$.Payload"},
         "ResultPath": into,
         "Next": then,
     }
 
 
-def caught_by(state: State, targets: Mapping[str, str], into: str = "$.why") -> State:
-    """Adds to those that the state has already; the first that fits counts."""
+def with_catch(state: State, targets: Mapping[str, str], into: str = "$.why") -> State:
+    """The state with further catchers after the existing ones; the first match applies."""
     catches = [{"ErrorEquals": [error], "ResultPath": into, "Next": target} for error, target in targets.items()]
     return {**state, "Catch": [*state.get("Catch", []), *catches]} if catches else state
 
 
-def guarded(states: States, target: str) -> States:
-    """Whatever fails in one of these calls leads to the target."""
+def with_catch_all(states: States, target: str) -> States:
+    """The states with a catcher of all errors on each task, which leads to the target."""
     return {
-        name: caught_by(state, {ANYTHING[0]: target}) if state["Type"] == "Task" else state
+        name: with_catch(state, {ALL_ERRORS[0]: target}) if state["Type"] == "Task" else state
         for name, state in states.items()
     }
 

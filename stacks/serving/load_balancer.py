@@ -1,4 +1,4 @@
-"""Load balancer of a fleet: listener, blue and green target groups, and the one rule with the traffic weights."""
+"""Load balancer of a fleet: listener, blue and green target groups, and the listener rule with the traffic weights."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -11,14 +11,14 @@ from nxpipe.pipeline.config import ServingFleet
 from nxpipe.stacks.handles import NetworkHandle, StoreHandle
 from nxpipe.stacks.observability import ANSWERED, NOT_ANSWERED
 
-COLOUR_HEADER: Final = "x-nxpipe-group"  # a call that has it goes where it says, whatever the weights are
-_WEIGHED: Final = 100  # the priority of the rule for all other calls
-_FIRST_DAY: Final = {"blue": 100, "green": 0}
-_DRAINED_IN: Final = Duration.seconds(60)
+COLOUR_HEADER: Final = "x-nxpipe-group"  # selects an environment for a request, regardless of the weights
+_WEIGHTED_PRIORITY: Final = 100  # priority of the rule for all other requests
+_INITIAL_WEIGHTS: Final = {"blue": 100, "green": 0}
+_DEREGISTRATION_DELAY: Final = Duration.seconds(60)
 
 
 class Balancer(Construct):
-    """Not reached from outside of the network; answers 404 to what no rule takes."""
+    """Internal load balancer. It answers 404 to requests that no rule matches."""
 
     def __init__(
         self,
@@ -52,33 +52,33 @@ class Balancer(Construct):
             for number, (colour, targets) in enumerate(self.target_groups.items(), 1)
         }
 
-    def errors(self, colour: str, name: str, most: float) -> aws_cloudwatch.Alarm:
-        """The share of calls that the instances of a colour have failed, or never answered."""
+    def errors(self, colour: str, name: str, threshold: float) -> aws_cloudwatch.Alarm:
+        """Alarm on the share of an environment's requests that failed or had no answer."""
         dimensions = {
             "LoadBalancer": self.load_balancer.load_balancer_full_name,
             "TargetGroup": self.target_groups[colour].target_group_full_name,
         }
-
         metrics = {
-            name: aws_cloudwatch.Metric(
-                namespace=each.namespace, metric_name=each.name, dimensions_map=dimensions, statistic=each.statistic
+            key: aws_cloudwatch.Metric(
+                namespace=series.namespace,
+                metric_name=series.name,
+                dimensions_map=dimensions,
+                statistic=series.statistic,
             )
-            for name, each in ANSWERED.items()
+            for key, series in ANSWERED.items()
         }
         return aws_cloudwatch.Alarm(
             self,
             f"Errors-{colour}",
             alarm_name=name,
-            alarm_description=f"More than {most:.2%} of the calls to {colour} fail",
+            alarm_description=f"More than {threshold:.2%} of the calls to {colour} fail",
             metric=aws_cloudwatch.MathExpression(
-                expression=f"IF(requests > 0, {NOT_ANSWERED} / requests, 0)".format_map(
-                    {each: each for each in metrics}
-                ),
+                expression=f"IF(requests > 0, {NOT_ANSWERED} / requests, 0)".format_map({key: key for key in metrics}),
                 using_metrics=metrics,
                 label="failed",
                 period=Duration.minutes(1),
             ),
-            threshold=most,
+            threshold=threshold,
             comparison_operator=aws_cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD,
             evaluation_periods=3,
             treat_missing_data=aws_cloudwatch.TreatMissingData.NOT_BREACHING,
@@ -94,9 +94,9 @@ class Balancer(Construct):
         )
         for client in self._fleet.clients or (network.cidr,):
             group.add_ingress_rule(aws_ec2.Peer.ipv4(client), aws_ec2.Port.tcp(self._port), "callers")
-        served = aws_ec2.Port.tcp(self._fleet.port)
-        group.add_egress_rule(instances, served, "calls and health checks")
-        instances.add_ingress_rule(group, served, "calls and health checks")
+        port = aws_ec2.Port.tcp(self._fleet.port)
+        group.add_egress_rule(instances, port, "calls and health checks")
+        instances.add_ingress_rule(group, port, "calls and health checks")
         return group
 
     @property
@@ -104,10 +104,10 @@ class Balancer(Construct):
         return 443 if self._fleet.certificate else 80
 
     def _listener(self) -> elb.ApplicationListener:
-        nothing = elb.ListenerAction.fixed_response(404, content_type="text/plain", message_body="no such path")
+        not_found = elb.ListenerAction.fixed_response(404, content_type="text/plain", message_body="no such path")
         if self._fleet.certificate is None:
             return self.load_balancer.add_listener(
-                "Listener", port=self._port, protocol=elb.ApplicationProtocol.HTTP, open=False, default_action=nothing
+                "Listener", port=self._port, protocol=elb.ApplicationProtocol.HTTP, open=False, default_action=not_found
             )
         return self.load_balancer.add_listener(
             "Listener",
@@ -116,11 +116,11 @@ class Balancer(Construct):
             certificates=[elb.ListenerCertificate.from_arn(self._fleet.certificate)],
             ssl_policy=elb.SslPolicy.RECOMMENDED_TLS,
             open=False,
-            default_action=nothing,
+            default_action=not_found,
         )
 
     def _target_group(self, colour: str, network: NetworkHandle) -> elb.ApplicationTargetGroup:
-        """A model is loaded for minutes, but one that has stopped answering should be noticed in seconds."""
+        """Target group. Health checks are frequent, so that a failed server is noticed within seconds."""
         return elb.ApplicationTargetGroup(
             self,
             colour,
@@ -129,7 +129,7 @@ class Balancer(Construct):
             protocol=elb.ApplicationProtocol.HTTP,
             target_type=elb.TargetType.INSTANCE,
             load_balancing_algorithm_type=elb.TargetGroupLoadBalancingAlgorithmType.LEAST_OUTSTANDING_REQUESTS,
-            deregistration_delay=_DRAINED_IN,
+            deregistration_delay=_DEREGISTRATION_DELAY,
             health_check=elb.HealthCheck(
                 path=self._fleet.health,
                 healthy_http_codes="200",
@@ -141,18 +141,20 @@ class Balancer(Construct):
         )
 
     def _rule(self) -> elb.CfnListenerRule:
-        """Where calls go. The weights here are those of the first day: from then on they belong to rollouts, and a
-        deployment leaves them alone as long as this text stays as it is. So it names the two colours that every fleet
-        has, and takes no tag; NXP-KEEP-2 proves it.
+        """Listener rule with the traffic weights.
+
+        Rollouts change the weights; the template has the initial ones. A deployment does not reset them as long as the
+        rule's template text is unchanged. So the rule names only the two environments that every fleet has, and has no
+        tags. NXP-KEEP-2 checks this.
         """
-        weighed = [
+        weighted = [
             elb.CfnListenerRule.TargetGroupTupleProperty(
                 target_group_arn=self.target_groups[colour].target_group_arn, weight=weight
             )
-            for colour, weight in _FIRST_DAY.items()
+            for colour, weight in _INITIAL_WEIGHTS.items()
         ]
         forward = elb.CfnListenerRule.ForwardConfigProperty(
-            target_groups=weighed,
+            target_groups=weighted,
             target_group_stickiness_config=elb.CfnListenerRule.TargetGroupStickinessConfigProperty(enabled=False),
         )
         every = elb.CfnListenerRule.PathPatternConfigProperty(values=["*"])
@@ -160,7 +162,7 @@ class Balancer(Construct):
             self,
             "Weights",
             listener_arn=self.listener.listener_arn,
-            priority=_WEIGHED,
+            priority=_WEIGHTED_PRIORITY,
             conditions=[
                 elb.CfnListenerRule.RuleConditionProperty(field="path-pattern", path_pattern_config=every),
             ],
@@ -170,7 +172,7 @@ class Balancer(Construct):
         return rule
 
     def _direct_calls(self, priority: int, colour: str, targets: elb.ApplicationTargetGroup) -> elb.CfnListenerRule:
-        """How a new version is tried before it has any weight."""
+        """Listener rule for requests with the environment header, which test a version before it has traffic."""
         header = elb.CfnListenerRule.HttpHeaderConfigProperty(http_header_name=COLOUR_HEADER, values=[colour])
         return elb.CfnListenerRule(
             self,
@@ -184,8 +186,8 @@ class Balancer(Construct):
         )
 
     def _log_to(self, store: StoreHandle, prefix: str) -> None:
-        logged: Mapping[str, str] = {"enabled": "true", "bucket": store.logs.bucket_name, "prefix": prefix}
-        for name, value in logged.items():
+        attributes: Mapping[str, str] = {"enabled": "true", "bucket": store.logs.bucket_name, "prefix": prefix}
+        for name, value in attributes.items():
             self.load_balancer.set_attribute(f"access_logs.s3.{name}", value)
         store.logs.add_to_resource_policy(
             aws_iam.PolicyStatement(

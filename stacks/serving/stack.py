@@ -33,7 +33,7 @@ from nxpipe.pipeline.config.fleets import (
 from nxpipe.stacks.handles import CacheHandle, NetworkHandle, ServeHandle, StoreHandle
 from nxpipe.stacks.iam import mount_cache, read_artifacts
 from nxpipe.stacks.launch import Machine, launch_template
-from nxpipe.stacks.project import kept_log, tag_project, unlocked_agent
+from nxpipe.stacks.project import log_group, tag_project, unlocked_agent
 from nxpipe.stacks.serving.load_balancer import Balancer
 from nxpipe.stacks.user_data.scripts import Agent, Cache, Serving
 
@@ -42,56 +42,56 @@ Group: TypeAlias = aws_autoscaling.CfnAutoScalingGroup
 
 @dataclass(frozen=True)
 class InstanceGroup:
-    """One group of the fleet: what it is called, launched by, and how large it may be."""
+    """Settings of one Auto Scaling group of a fleet."""
 
     name: str
     template: aws_ec2.CfnLaunchTemplate
     types: tuple[str, ...]
     capacity: ServingCapacity
     size: Size
-    serves_first: bool  # the others are empty until a rollout fills them
+    serves_first: bool  # other groups are empty until a rollout scales them up
     targets: str  # the ARN of its target group
     ready_within: int  # seconds
     hook: str | None
 
     @property
     def alarm(self) -> str:
-        """That stops a refresh."""
+        """Name of the alarm that stops an instance refresh."""
         return f"{self.name}-errors"
 
 
-def group(scope: Construct, id_: str, colour: InstanceGroup, network: NetworkHandle) -> Group:
-    """With its schedules if it is a capacity block's, and its warm pool if it has one."""
+def instance_group(scope: Construct, id_: str, colour: InstanceGroup, network: NetworkHandle) -> Group:
+    """Auto Scaling group, with schedules for a capacity block and a warm pool if configured."""
     filled = colour.serves_first and not isinstance(colour.capacity, CapacityBlock)
     desired = colour.size.desired if filled else 0
-    made = Group(
+    group = Group(
         scope,
         id_,
         auto_scaling_group_name=colour.name,
-        min_size="0",  # a rollout empties the colour that it has left; it keeps `size.min` itself
+        min_size="0",  # a rollout scales the old environment to zero, and itself respects `size.min`
         desired_capacity=str(desired),
         max_size=str(colour.size.max),
         vpc_zone_identifier=[subnet.subnet_id for subnet in network.subnets.values()],
         target_group_arns=[colour.targets],
         health_check_type="ELB",
-        # The hook lets an instance in when its artifact is there; then the server loads it.
+        # The lifecycle hook ends when the artifact is fetched; after it, the server still loads the model.
         health_check_grace_period=colour.ready_within,
         capacity_rebalance=True if colour.capacity.kind == "spot" else None,
         lifecycle_hook_specification_list=_hooks(colour),
         metrics_collection=[Group.MetricsCollectionProperty(granularity="1Minute")],
         tags=[Group.TagPropertyProperty(key="Name", value=colour.name, propagate_at_launch=True)],
-        **_launched_by(colour),
+        **_launch_settings(colour),
     )
-    made.cfn_options.update_policy = _changed(colour)
+    group.cfn_options.update_policy = _update_policy(colour)
     if isinstance(colour.capacity, CapacityBlock):
-        _open_with_the_block(scope, id_, made, colour, colour.capacity)
+        _add_block_schedule(scope, id_, group, colour, colour.capacity)
     if isinstance(colour.capacity, ServingOnDemand) and colour.capacity.warm_pool:
-        _keep_warm(scope, id_, made, colour.capacity.warm_pool)
-    return made
+        _add_warm_pool(scope, id_, group, colour.capacity.warm_pool)
+    return group
 
 
 def _hooks(colour: InstanceGroup) -> list[Any] | None:
-    """In the group itself: a hook beside it would come after its first instances."""
+    """Lifecycle hook as a property of the group: a separate resource would be created after the first instances."""
     if colour.hook is None:
         return None
     return [
@@ -104,21 +104,22 @@ def _hooks(colour: InstanceGroup) -> list[Any] | None:
     ]
 
 
-def _launched_by(colour: InstanceGroup) -> dict[str, Any]:
-    by = Group.LaunchTemplateSpecificationProperty(
+def _launch_settings(colour: InstanceGroup) -> dict[str, Any]:
+    """Launch template, or mixed-instances policy for several types or spot."""
+    specification = Group.LaunchTemplateSpecificationProperty(
         launch_template_id=colour.template.ref, version=colour.template.attr_latest_version_number
     )
     spot = colour.capacity.kind == "spot"
     if len(colour.types) == 1 and not spot:
-        return {"launch_template": by}
+        return {"launch_template": specification}
     distribution = Group.InstancesDistributionProperty(
         on_demand_allocation_strategy="prioritized",
         on_demand_base_capacity=colour.capacity.on_demand_base if colour.capacity.kind == "spot" else 0,
         on_demand_percentage_above_base_capacity=0 if spot else 100,
         spot_allocation_strategy="capacity-optimized-prioritized",
     )
-    overrides = [Group.LaunchTemplateOverridesProperty(instance_type=each) for each in colour.types]
-    template = Group.LaunchTemplateProperty(launch_template_specification=by, overrides=overrides)
+    overrides = [Group.LaunchTemplateOverridesProperty(instance_type=type_) for type_ in colour.types]
+    template = Group.LaunchTemplateProperty(launch_template_specification=specification, overrides=overrides)
     return {
         "mixed_instances_policy": Group.MixedInstancesPolicyProperty(
             instances_distribution=distribution, launch_template=template
@@ -126,14 +127,15 @@ def _launched_by(colour: InstanceGroup) -> dict[str, Any]:
     }
 
 
-def _changed(colour: InstanceGroup) -> CfnUpdatePolicy:
-    """New instances come before old ones go, unless capacity was bought ahead: then there is no room for both. Sizes
-    that a rollout has set stay, as long as the template's own do.
+def _update_policy(colour: InstanceGroup) -> CfnUpdatePolicy:
+    """Update policy: new instances start before old ones stop, unless capacity is reserved, which limits their number.
+
+    Sizes that a rollout has set are kept while the sizes in the template do not change.
     """
-    bought = colour.capacity.kind in ("reservation", "capacity-block")
+    reserved = colour.capacity.kind in ("reservation", "capacity-block")
     preferences = CfnAutoScalingInstanceRefreshPreferences(
-        min_healthy_percentage=50 if bought else 100,
-        max_healthy_percentage=100 if bought else 125,
+        min_healthy_percentage=50 if reserved else 100,
+        max_healthy_percentage=100 if reserved else 125,
         instance_warmup=colour.ready_within,
         skip_matching=True,
         alarm_specification=CfnAutoScalingInstanceRefreshAlarmSpecification(alarms=[colour.alarm]),
@@ -144,51 +146,51 @@ def _changed(colour: InstanceGroup) -> CfnUpdatePolicy:
     )
 
 
-def _open_with_the_block(scope: Construct, id_: str, made: Group, colour: InstanceGroup, block: CapacityBlock) -> None:
-    def at(name: str, moment: datetime, desired: int, most: int) -> None:
+def _add_block_schedule(scope: Construct, id_: str, group: Group, colour: InstanceGroup, block: CapacityBlock) -> None:
+    def schedule(name: str, moment: datetime, desired: int, maximum: int) -> None:
         aws_autoscaling.CfnScheduledAction(
             scope,
             f"{id_}-{name}",
-            auto_scaling_group_name=made.ref,
+            auto_scaling_group_name=group.ref,
             start_time=moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
             min_size=0,
             desired_capacity=desired,
-            max_size=most,
+            max_size=maximum,
         )
 
     if colour.serves_first:
-        at("opens", block.start, colour.size.desired, colour.size.max)
-    at("closes", block.end - DRAINED_BEFORE_THE_END, 0, 0)
+        schedule("opens", block.start, colour.size.desired, colour.size.max)
+    schedule("closes", block.end - DRAINED_BEFORE_THE_END, 0, 0)
 
 
-def _keep_warm(scope: Construct, id_: str, made: Group, pool: WarmPool) -> None:
-    """Each colour has one: the next rollout begins in the other."""
+def _add_warm_pool(scope: Construct, id_: str, group: Group, pool: WarmPool) -> None:
+    """Warm pool of one environment; both have one, because rollouts alternate between them."""
     aws_autoscaling.CfnWarmPool(
         scope,
         f"{id_}-warm",
-        auto_scaling_group_name=made.ref,
+        auto_scaling_group_name=group.ref,
         min_size=pool.min,
         pool_state="Stopped",
         instance_reuse_policy=aws_autoscaling.CfnWarmPool.InstanceReusePolicyProperty(reuse_on_scale_in=pool.reuse),
     )
 
 
-BLUE: Final = "blue"  # serves from the first day on
+BLUE: Final = "blue"  # serves after the first deployment
 GREEN: Final = "green"
 STANDBY: Final = "standby"
 
 
 @dataclass(frozen=True)
 class Software:
-    """What instances start with, each named by what it is and not by where something newer might be."""
+    """Image and agent of instances, by id or digest, so that all instances of a deployment are equal."""
 
-    image: str  # an AMI of the lock, or what stands for one
+    image: str  # an AMI of the lock file, or an SSM reference
     agent: str | None  # the SHA-256 of a bundle in the artifact bucket; None: not locked yet
-    folder: Path  # of nxpipe.toml, where relative paths of it start
+    folder: Path  # of nxpipe.toml; relative paths start there
 
 
 class ServeStack(Stack):
-    """One fleet."""
+    """One serving fleet: load balancer, Auto Scaling groups, launch template, instance role and log."""
 
     handle: ServeHandle
 
@@ -233,31 +235,31 @@ class ServeStack(Stack):
         )
         tag_project(self, config.project.name)
         name = self._balancer.load_balancer.load_balancer_dns_name
-        CfnOutput(self, "Address", value=name, description=f"Where {fleet.name} answers, from inside of the network")
+        CfnOutput(self, "Address", value=name, description=f"DNS name of {fleet.name} within the network")
 
     @property
     def hook(self) -> str:
-        """The agent answers it."""
+        """Name of the lifecycle hook, which the agent completes."""
         return f"{self._name}-ready"
 
-    def _security_group(self, id_: str, what: str) -> aws_ec2.SecurityGroup:
-        """What instances call is AWS alone: by endpoints where the network is closed."""
-        made = aws_ec2.SecurityGroup(
+    def _security_group(self, id_: str, members: str) -> aws_ec2.SecurityGroup:
+        """Security group with HTTPS egress, for AWS services."""
+        group = aws_ec2.SecurityGroup(
             self,
             id_,
             vpc=self._network.vpc,
-            description=f"{what} of fleet {self._fleet.name}",
+            description=f"{members} of fleet {self._fleet.name}",
             allow_all_outbound=False,
         )
-        made.add_egress_rule(aws_ec2.Peer.any_ipv4(), aws_ec2.Port.tcp(443), "AWS")
-        return made
+        group.add_egress_rule(aws_ec2.Peer.any_ipv4(), aws_ec2.Port.tcp(443), "AWS")
+        return group
 
     def _template(
         self, software: Software, store: StoreHandle, prefix: str, cache: CacheHandle | None
     ) -> aws_ec2.CfnLaunchTemplate:
         role = self._role("Role", "Instances")
         read_artifacts(store, role)
-        self._let_answer_the_hook(role)
+        self._grant_hook_completion(role)
         sdk = self._config.amis.sdk[0]
         if cache:
             mount_cache(cache, sdk, role)
@@ -285,23 +287,23 @@ class ServeStack(Stack):
         types = self._fleet.instance_types
         return launch_template(self, "Template", machine, instance_type=types[0], capacity=self._fleet.capacity)
 
-    def _role(self, id_: str, what: str) -> aws_iam.Role:
+    def _role(self, id_: str, members: str) -> aws_iam.Role:
         return aws_iam.Role(
             self,
             id_,
-            description=f"{what} of fleet {self._fleet.name}",
+            description=f"{members} of fleet {self._fleet.name}",
             path="/nxpipe/",
             assumed_by=aws_iam.ServicePrincipal("ec2.amazonaws.com"),
         )
 
     def _profile(self, id_: str, role: aws_iam.Role) -> aws_iam.CfnInstanceProfile:
-        made = aws_iam.CfnInstanceProfile(self, id_, path="/nxpipe/", roles=[role.role_name])
+        profile = aws_iam.CfnInstanceProfile(self, id_, path="/nxpipe/", roles=[role.role_name])
         if policy := role.node.try_find_child("DefaultPolicy"):
-            made.node.add_dependency(policy)  # no instance starts without its permissions
-        return made
+            profile.node.add_dependency(policy)  # no instance starts without its permissions
+        return profile
 
-    def _let_answer_the_hook(self, role: aws_iam.Role) -> None:
-        """By the names of the groups; what stands before a name in the ARN is only known when the group is made."""
+    def _grant_hook_completion(self, role: aws_iam.Role) -> None:
+        """Permit completion of the hook, by group name: the ARN's UUID is unknown before the group exists."""
         names = [f"autoScalingGroup:*:autoScalingGroupName/{self._name}-{colour}" for colour in (BLUE, GREEN)]
         arns = [f"arn:{self.partition}:autoscaling:{self.region}:{self.account}:{name}" for name in names]
         role.add_to_principal_policy(
@@ -309,14 +311,14 @@ class ServeStack(Stack):
         )
 
     def _log(self, role: aws_iam.Role) -> aws_logs.LogGroup:
-        """What the devices do, from which CloudWatch takes the fleet's metrics."""
-        kept = kept_log(self, "Log", f"/nxpipe/{self._config.project.name}/{self._fleet.name}")
-        kept.grant_write(role)
-        return kept
+        """Log of device metrics, from which CloudWatch extracts the fleet's metrics."""
+        group = log_group(self, "Log", f"/nxpipe/{self._config.project.name}/{self._fleet.name}")
+        group.grant_write(role)
+        return group
 
     def _group(self, colour: str, template: aws_ec2.CfnLaunchTemplate) -> Group:
         fleet = self._fleet
-        described = InstanceGroup(
+        settings = InstanceGroup(
             name=f"{self._name}-{colour}",
             template=template,
             types=fleet.instance_types,
@@ -327,10 +329,10 @@ class ServeStack(Stack):
             ready_within=int(fleet.ready_within.total_seconds()),
             hook=self.hook,
         )
-        return self._made(colour, described)
+        return self._create(colour, settings)
 
     def _standby(self, standby: Standby) -> Group:
-        """Its image serves the model when it starts: there is no agent, and nothing to wait for but its health."""
+        """Standby group. Its image serves the model at start: it has no agent and no lifecycle hook."""
         machine = Machine(
             name=f"{self._name}-{STANDBY}",
             image=standby.image,
@@ -338,7 +340,7 @@ class ServeStack(Stack):
             groups=[self._instances],
             user_data="",
         )
-        described = InstanceGroup(
+        settings = InstanceGroup(
             name=machine.name,
             template=launch_template(self, "StandbyTemplate", machine, instance_type=standby.instance_type),
             types=(standby.instance_type,),
@@ -349,14 +351,14 @@ class ServeStack(Stack):
             ready_within=int(self._fleet.ready_within.total_seconds()),
             hook=None,
         )
-        return self._made(STANDBY, described)
+        return self._create(STANDBY, settings)
 
-    def _made(self, colour: str, described: InstanceGroup) -> Group:
-        """Behind its rules, for nobody asks for the health of targets without one; and behind the alarm that a refresh
-        asks for.
+    def _create(self, colour: str, settings: InstanceGroup) -> Group:
+        """Create the group after its listener rules, without which targets have no health checks, and after the alarm
+        that its instance refresh names.
         """
-        made = group(self, colour.capitalize(), described, self._network)
-        made.node.add_dependency(self._balancer.rule, self._balancer.direct[colour])
-        most = self._config.rollout.guards.max_error_rate
-        made.node.add_dependency(self._balancer.errors(colour, described.alarm, most))
-        return made
+        group = instance_group(self, colour.capitalize(), settings, self._network)
+        group.node.add_dependency(self._balancer.rule, self._balancer.direct[colour])
+        threshold = self._config.rollout.guards.max_error_rate
+        group.node.add_dependency(self._balancer.errors(colour, settings.alarm, threshold))
+        return group

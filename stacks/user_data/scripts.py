@@ -1,4 +1,4 @@
-"""Files that user data writes: the instance's nxpipe.toml, and scripts with their variables prepended."""
+"""User data of serving instances: a script that writes configuration and systemd units, and installs the agent."""
 
 import json
 import re
@@ -14,22 +14,23 @@ from nxpipe.pipeline.config import Config, ServingFleet, Signing, TrustedKey
 from nxpipe.pipeline.config.kinds import write_duration
 
 _FOLDER: Final = Path(__file__).parent
-LARGEST: Final = 16 * 1024  # bytes that EC2 takes
+LARGEST: Final = 16 * 1024  # bytes; EC2's limit
 
 
 class TooLong(Exception):
-    """User data that EC2 would refuse."""
+    """User data above EC2's limit."""
 
     def __init__(self, size: int) -> None:
         super().__init__(
-            f"the user data has {size} bytes, and EC2 takes {LARGEST}; shorten the fleet's command, or put its words "
-            "into a script of the AMI"
+            f"the user data has {size} bytes, and EC2 allows {LARGEST}; shorten the fleet's command, or move it into "
+            "a script of the AMI"
         )
 
 
 def script(values: Mapping[str, str], files: Mapping[str, str], *parts: str) -> str:
-    """Each part is the name of a file beside this one; `files` are written before the parts run, by their paths. What
-    is given may hold references that CloudFormation resolves.
+    """Shell script that sets variables, writes `files` (path to content), and runs the parts.
+
+    A part is the name of a .sh file beside this module. Values may contain CloudFormation references.
     """
     head = ["#!/usr/bin/env bash", "set -Eeuo pipefail", *(f"{name}={quote(values[name])}" for name in values), ""]
     writing = [f"put {quote(path)} {quote(files[path])}" for path in files]
@@ -43,22 +44,22 @@ def part_text(part: str) -> str:
     return (_FOLDER / f"{part}.sh").read_text()
 
 
-_BY_THE_AGENT: Final = {"command", "standby", "certificate", "clients"}  # said elsewhere, or not the instance's affair
+_BY_THE_AGENT: Final = {"command", "standby", "certificate", "clients"}  # passed otherwise, or unused on instances
 
 
 class NoPublicKey(Exception):
-    """A channel asks for signatures, and the instances would not know by whom."""
+    """A channel requires signatures, but a public key cannot be read."""
 
     def __init__(self, channel: str, fault: str) -> None:
         super().__init__(
-            f"channel {channel} asks for signatures, and {fault}; put the public key into a file beside nxpipe.toml "
+            f"channel {channel} requires signatures, but {fault}; put the public key into a file beside nxpipe.toml "
             "and name it in [[signing.trusted]]"
         )
 
 
 def fleet_file(config: Config, fleet: ServingFleet, store: Mapping[str, str], keys: str) -> str:
-    """`keys` is the folder that the public keys will be in, there."""
-    model = next(each for each in config.models if each.name == fleet.model)
+    """The instance's nxpipe.toml. `keys` is the folder of the public keys on the instance."""
+    model = next(model for model in config.models if model.name == fleet.model)
     tables = [
         ("[project]", config.project.model_dump(exclude_none=True)),
         ("[store]", store),
@@ -70,35 +71,35 @@ def fleet_file(config: Config, fleet: ServingFleet, store: Mapping[str, str], ke
 
 
 def public_keys(config: Config, fleet: ServingFleet, folder: Path) -> dict[str, str]:
-    """By the name of the file that each is to be in."""
+    """Public keys that the instance needs, by file name."""
     if fleet.channel not in config.signing.require:
         return {}
-    found = {}
-    for each in config.signing.trusted:
+    texts = {}
+    for trusted in config.signing.trusted:
         try:
-            path = folder / Path(each.key.removeprefix("file:")).expanduser()
-            found[f"{each.name}.pub"] = path.read_text()
+            path = folder / Path(trusted.key.removeprefix("file:")).expanduser()
+            texts[f"{trusted.name}.pub"] = path.read_text()
         except OSError as error:
-            raise NoPublicKey(fleet.channel, f"{each.key} cannot be read ({error.strerror})") from error
+            raise NoPublicKey(fleet.channel, f"{trusted.key} cannot be read ({error.strerror})") from error
         except RuntimeError as error:
-            raise NoPublicKey(fleet.channel, f"{each.key} cannot be found: there is no such home folder") from error
-    if not found:
-        raise NoPublicKey(fleet.channel, "nxpipe.toml trusts no key by name")
-    return found
+            raise NoPublicKey(fleet.channel, f"{trusted.key} cannot be found: there is no such home folder") from error
+    if not texts:
+        raise NoPublicKey(fleet.channel, "nxpipe.toml has no [[signing.trusted]] key")
+    return texts
 
 
 def _signing(signing: Signing, channel: str, keys: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """Of other channels nothing is said: a promise about one that no fleet runs is a mistake, and told as such."""
+    """The [signing] tables of one channel; a channel without fleets would make the instance's file invalid."""
     if channel not in signing.require:
         return []
-    trusted = [each for each in signing.trusted if each.may_sign_for(channel)]
+    trusted = [key for key in signing.trusted if key.may_sign_for(channel)]
     head = ("[signing]", {"threshold": signing.threshold, "require": [channel]})
-    return [head, *(("[[signing.trusted]]", _trusted(each, keys)) for each in trusted)]
+    return [head, *(("[[signing.trusted]]", _trusted(key, keys)) for key in trusted)]
 
 
-def _trusted(one: TrustedKey, keys: str) -> dict[str, Any]:
-    more = {name: said for name, said in (("expires", one.expires), ("signs", one.signs)) if said}
-    return {"name": one.name, "key": f"file:{keys}/{one.name}.pub", **more}
+def _trusted(key: TrustedKey, keys: str) -> dict[str, Any]:
+    optional = {name: value for name, value in (("expires", key.expires), ("signs", key.signs)) if value}
+    return {"name": key.name, "key": f"file:{keys}/{key.name}.pub", **optional}
 
 
 def _table(head: str, values: Mapping[str, Any]) -> str:
@@ -106,13 +107,13 @@ def _table(head: str, values: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    """JSON writes text, numbers and truth as TOML does."""
+    """A TOML value. Strings, numbers and booleans have the same form in JSON."""
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, timedelta):
         return json.dumps(write_duration(value))
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {_value(each)}" for key, each in value.items() if each is not None) + " }"
+        return "{ " + ", ".join(f"{key} = {_value(item)}" for key, item in value.items() if item is not None) + " }"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_value, value)) + "]"
     return json.dumps(value, ensure_ascii=False)
@@ -143,11 +144,11 @@ WantedBy=multi-user.target
 
 
 def unit(fleet: str, settings: str, command: Sequence[str], *, serves: bool, mount: str | None) -> str:
-    """Without a server of its own the unit is done when the agent ends, and another one goes on from there."""
+    """Unit of the agent. Without a server command it is a oneshot unit, after which the image's own unit serves."""
     return _UNIT.format(
         fleet=fleet,
         settings=settings,
-        command=" ".join(map(word, command)),
+        command=" ".join(map(systemd_word, command)),
         kind="exec" if serves else "oneshot\nRemainAfterExit=yes",
         mounts=f"RequiresMountsFor={mount}\n" if mount else "",
     )
@@ -174,12 +175,12 @@ WantedBy=multi-user.target
 
 
 def watcher(fleet: str, settings: str, command: Sequence[str]) -> str:
-    """Serving does not depend on it: it begins when it can, and again when it could not."""
-    return _WATCHER.format(fleet=fleet, settings=settings, command=" ".join(map(word, command)))
+    """Unit that publishes device metrics. Serving does not depend on it; systemd restarts it after a failure."""
+    return _WATCHER.format(fleet=fleet, settings=settings, command=" ".join(map(systemd_word, command)))
 
 
-def word(text: str) -> str:
-    """As systemd reads a command line: % and $ mean something to it even between quotes."""
+def systemd_word(text: str) -> str:
+    """A word, quoted for a systemd command line, where % and $ are special even within quotes."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return escaped if re.fullmatch(r"[A-Za-z0-9_./:=@%+,-]+", escaped) else f'"{escaped}"'
 
@@ -190,7 +191,7 @@ def environment(values: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Agent:
-    """A bundle of wheels in the store's bucket: `nxpipe` and what it needs, in one tar file that its digest names."""
+    """The agent's bundle in the store's bucket: a tar file of wheels, named by its digest."""
 
     url: str
     sha256: str
@@ -204,7 +205,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Places:
-    """Where things go on an instance; `root` is another folder than / where a script is tried out."""
+    """Paths on an instance. Tests set `root` to a folder."""
 
     root: str = ""
 
@@ -234,7 +235,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Serving:
-    """One fleet, and what its instances take from the other stacks."""
+    """User data of one fleet's instances."""
 
     config: Config
     fleet: ServingFleet
@@ -242,7 +243,7 @@ class Serving:
     region: str
     store_url: str
     hook: str
-    log: str  # the group of the fleet's log
+    log: str  # name of the fleet's log group
     agent: Agent
     cache: Cache | None
     places: Places = Places()
@@ -281,8 +282,9 @@ class Serving:
         }
 
     def _grouping(self) -> dict[str, str]:
-        """How many physical cores make one that a program sees: as the programs were compiled, even if an image is
-        set up otherwise. Only newer cores can be grouped."""
+        """File that sets the number of physical cores per logical core to the value that programs are compiled for,
+        independent of the image's default. Only newer cores can be grouped.
+        """
         core = CORES[INSTANCES[self.fleet.instance_types[0]].core]
         if core.lnc_default == 1:
             return {}

@@ -69,7 +69,7 @@ def test_a_template_in_yaml_is_read_with_its_short_forms_and_defaults(project: P
     answer = nxpipe("infra", "lint", "cluster.yaml")
     assert answer.code == 33
     assert "NXP-NET-1 cluster/In" in answer.out
-    assert "the world may reach port 22" in answer.out
+    assert "port 22 is open to the internet" in answer.out
 
 
 def test_findings_as_json_say_where_and_what_to_do(project: Path, nxpipe: InProcess) -> None:
@@ -177,7 +177,7 @@ def test_losing_what_must_be_kept_ends_in_an_exit_code_of_its_own(project: Path,
     written(project / "before", {})
     answer = nxpipe("infra", "plan", "--from", "before")
     assert answer.code == 33
-    assert "Artifacts82DD59A1 is not in the template any more" in answer.err
+    assert "Artifacts82DD59A1 is no longer in the template" in answer.err
 
 
 def test_the_plan_for_programs_has_the_same_facts(project: Path, nxpipe: InProcess) -> None:

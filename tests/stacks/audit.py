@@ -56,8 +56,8 @@ def findings(report: Any) -> Iterator[Finding]:
         stack = Path(failed["file_path"]).name.removesuffix(".template.json")
         type_, _, id_ = failed["resource"].partition(".")
         resource = Resource(stack, None, id_, type_, f"{stack}/{id_}", {})
-        what, mend = failed["check_name"], "mend it, or write the decision into stacks/lint/validation.py"
-        yield Finding(failed["check_id"], resource, "", what, mend)
+        what, remedy = failed["check_name"], "fix it, or write the decision into stacks/lint/validation.py"
+        yield Finding(failed["check_id"], resource, "", what, remedy)
 
 
 if __name__ == "__main__":

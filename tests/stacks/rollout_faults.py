@@ -24,7 +24,7 @@ from moto.stepfunctions.parser.asl.component.state.exec.state_task.service.state
 from moto.stepfunctions.parser.asl.component.state.state import CommonStateField
 
 from nxpipe.stacks.rollout.fleet_record import Fleet, Record, TargetGroup
-from nxpipe.stacks.rollout.state_machine import Means, release, watch, watchdog
+from nxpipe.stacks.rollout.state_machine import MachineResources, release, watch, watchdog
 from nxpipe.stacks.rollout.states import States
 from tests.localaws.formation.provider import client_of
 from tests.stacks.local import REGION
@@ -36,7 +36,7 @@ _FLEET: Final = Fleet(
     "f", "rule", "balancer", {name: TargetGroup(name, name, name) for name in ("blue", "green")}, 1, ()
 )
 _RECORD: Final = Record("table", "f")
-_MEANS: Final = Means("judge", "watch", "clock", "topic", "bucket", "folder/")
+_MEANS: Final = MachineResources("judge", "watch", "clock", "topic", "bucket", "folder/")
 MACHINES: Final[dict[Machine, States]] = {
     "rollout": release(_FLEET, _RECORD, _MEANS)["States"],
     "watch": watch(_FLEET, _RECORD, _MEANS)["States"],

@@ -94,17 +94,17 @@ def test_a_capacity_block_is_paid_already() -> None:
     block = launch(InstanceType="trn1.32xlarge", InstanceMarketOptions={"MarketType": "capacity-block"})
     found = estimated({"Launch": block, "Nodes": group(DesiredCapacity="4")})
     assert found.hourly == 0
-    assert "paid when it was bought" in str(found)
+    assert "paid at purchase" in str(found)
 
 
 @pytest.mark.parametrize(
     ("resources", "region", "said"),
     [
         (SERVING, "eu-west-9", "inf2.xlarge (demo/Nodes): no price known in eu-west-9"),
-        (SERVING, None, "a region that only the deployment knows"),
+        (SERVING, None, "a region known at deployment only"),
         ({**SERVING, "Launch": launch(InstanceType="trn2.48xlarge")}, REGION, "trn2.48xlarge (demo/Nodes): no price"),
-        ({**SERVING, "Nodes": group(DesiredCapacity={"Ref": "Count"})}, REGION, "in a number that only the deployment"),
-        ({**SERVING, "Launch": launch()}, REGION, "of a type that only the deployment knows"),
+        ({**SERVING, "Nodes": group(DesiredCapacity={"Ref": "Count"})}, REGION, "in a number known at deployment only"),
+        ({**SERVING, "Launch": launch()}, REGION, "of a type known at deployment only"),
         ({"Farm": environment(InstanceTypes=["c7i"], MaxvCpus=256)}, REGION, "c7i that Batch chooses"),
         ({"Scratch": resource("AWS::FSx::FileSystem")}, REGION, "AWS::FSx::FileSystem (demo/Scratch): no price known"),
         (

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nxpipe.stacks.lint.data_rules import KEPT, RULE, TEXT, kept_in
+from nxpipe.stacks.lint.data_rules import RULE, STATEFUL_IDS, TEXT, stateful_ids
 from nxpipe.stacks.lint.finding import Facts
 from nxpipe.stacks.lint.rules import lint
 from nxpipe.stacks.lint.template import Templates, read
@@ -13,7 +13,7 @@ RETAINED = {"DeletionPolicy": "Retain", "UpdateReplacePolicy": "Retain"}
 
 
 def storage() -> dict[str, Any]:
-    return {id_: {"Type": type_, "Properties": {}, **RETAINED} for id_, type_ in KEPT["storage"].items()}
+    return {id_: {"Type": type_, "Properties": {}, **RETAINED} for id_, type_ in STATEFUL_IDS["storage"].items()}
 
 
 def told(resources: dict[str, Any], stack: str = "search-storage", project: str | None = "search") -> list[str]:
@@ -25,19 +25,19 @@ def test_what_keeps_its_ids_is_not_told() -> None:
     assert told(storage()) == []
 
 
-@pytest.mark.parametrize("id_", KEPT["storage"])
+@pytest.mark.parametrize("id_", STATEFUL_IDS["storage"])
 def test_a_moved_id_is_told_as_what_is_left_behind_and_as_what_would_be_new(id_: str) -> None:
     moved = storage()
     moved["Renamed"] = moved.pop(id_)
     gone, new = told(moved)
-    assert f"{id_} is not in the template any more" in gone
-    assert "Renamed is to be kept, and is not among the ids that are guarded" in new
+    assert f"{id_} is no longer in the template" in gone
+    assert "Renamed is retained, but not listed as a stateful resource" in new
 
 
 def test_another_type_under_the_same_id_is_another_resource() -> None:
     changed = storage()
     changed["Key961B73FD"]["Type"] = "AWS::S3::Bucket"
-    assert any("Key961B73FD is not in the template any more" in each for each in told(changed))
+    assert any("Key961B73FD is no longer in the template" in each for each in told(changed))
 
 
 @pytest.mark.parametrize("policy", RETAINED)
@@ -55,7 +55,7 @@ def test_resources_that_can_be_made_again_may_come_and_go() -> None:
 def test_stacks_of_others_are_not_judged() -> None:
     assert told({}, stack="other-storage") == []
     assert told({}, project=None) == []
-    assert kept_in("search-network", "search") == {}
+    assert stateful_ids("search-network", "search") == {}
 
 
 def test_a_bucket_that_only_some_fleets_have_is_guarded_where_it_is() -> None:
@@ -85,7 +85,7 @@ def test_the_rule_that_weighs_is_not_told_as_long_as_its_text_stays() -> None:
 def test_any_other_text_of_it_would_put_its_weights_back_and_is_told(what: str, value: Any) -> None:
     (said,) = told_of_weights({**TEXT, what: value})
     assert f", {what})" in said
-    assert "would put back the weights of the first day; give it its old text back" in said
+    assert "would reset the traffic weights to the initial ones; restore its text" in said
 
 
 def test_a_fleet_whose_rule_has_gone_is_told_and_a_stack_of_somebody_else_is_not() -> None:

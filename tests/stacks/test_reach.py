@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nxpipe.stacks.lint.egress import Need, Unreachable, idle, missing, needs
+from nxpipe.stacks.lint.egress import Need, Unreachable, missing_endpoints, needs, unused_endpoints
 
 INSTANCE = {
     "Statement": [{"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}]
@@ -143,13 +143,13 @@ def test_what_is_called_from_inside_is_known_and_what_is_not_called_is_not(what:
 
 UNREACHABLE: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
     "Policy calls organizations": ({"Role": ROLE, "Policy": policy({"Action": "organizations:ListRoots"})}, "nat"),
-    "Policy may do everything": ({"Role": ROLE, "Policy": policy({"Action": "*"})}, "list its actions"),
+    "Policy has permission for every action": ({"Role": ROLE, "Policy": policy({"Action": "*"})}, "list its actions"),
     "Role has the policy AdministratorAccess": (
         {"Role": managed("arn:aws:iam::aws:policy/AdministratorAccess")},
-        "write its actions out",
+        "list the actions in a policy",
     ),
     "Job runs public.ecr.aws/train:latest": ({"Job": running("public.ecr.aws/train:latest")}, "own repository"),
-    "Template calls pypi.example": ({"Template": booting("curl https://pypi.example/simple\n")}, "take it from S3"),
+    "Template calls pypi.example": ({"Template": booting("curl https://pypi.example/simple\n")}, "use S3 instead"),
 }
 
 
@@ -162,8 +162,8 @@ def test_what_no_endpoint_leads_to_is_refused_with_the_callers_name_and_a_way_ou
 
 def test_an_endpoint_is_missing_by_the_name_of_its_caller_and_idle_without_one() -> None:
     wanted = [Need("logs", "demo-fleet/Role", "logs:PutLogEvents"), Need("s3", "demo-fleet/Role", "s3:GetObject")]
-    assert missing(wanted, ["s3"]) == [
+    assert missing_endpoints(wanted, ["s3"]) == [
         "demo-fleet/Role needs the endpoint logs (logs:PutLogEvents), which the network does not have"
     ]
-    assert missing(wanted, ["s3", "logs"]) == []
-    assert idle(wanted, ["s3", "logs", "sqs"]) == ["sqs"]
+    assert missing_endpoints(wanted, ["s3", "logs"]) == []
+    assert unused_endpoints(wanted, ["s3", "logs", "sqs"]) == ["sqs"]

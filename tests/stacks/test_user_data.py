@@ -9,7 +9,7 @@ import pytest
 
 from nxpipe.pipeline.config import Config, ServingFleet, load_config
 from nxpipe.pipeline.util.files import user_state_folder
-from nxpipe.stacks.user_data.scripts import LARGEST, Agent, Cache, NoPublicKey, Places, Serving, TooLong, word
+from nxpipe.stacks.user_data.scripts import LARGEST, Agent, Cache, NoPublicKey, Places, Serving, TooLong, systemd_word
 from tests.stacks.sandbox import Sandbox
 
 pytestmark = pytest.mark.runs
@@ -192,7 +192,7 @@ def test_keys_come_along_where_the_channel_asks_for_signatures(sandbox: Sandbox)
 
 
 def test_a_public_key_that_is_not_there_is_told_before_anything_is_deployed(sandbox: Sandbox) -> None:
-    with pytest.raises(NoPublicKey, match=r"channel production asks for signatures, and .*release\.pub cannot be read"):
+    with pytest.raises(NoPublicKey, match=r"channel production requires signatures, but .*release\.pub cannot be read"):
         serving(sandbox, configured(sandbox.folder, more=SIGNING)).script()
 
 
@@ -277,12 +277,12 @@ def test_a_fleet_without_a_server_of_ours_has_a_unit_that_ends(sandbox: Sandbox)
     [("a-b=c", "a-b=c"), ("a b", '"a b"'), ("5%", "5%%"), ("$x", '"$$x"'), ('"', '"\\""'), ("", '""')],
 )
 def test_a_word_means_to_systemd_what_it_says(plain: str, escaped: str) -> None:
-    assert word(plain) == escaped
+    assert systemd_word(plain) == escaped
 
 
 def test_what_ec2_would_not_take_is_refused(sandbox: Sandbox) -> None:
     long = str([f"word-{number}-{'x' * 1000}" for number in range(20)]).replace("'", '"')
-    with pytest.raises(TooLong, match=rf"EC2 takes {LARGEST}"):
+    with pytest.raises(TooLong, match=rf"EC2 allows {LARGEST}"):
         serving(sandbox, configured(sandbox.folder, command=long)).script()
 
 

@@ -1,6 +1,6 @@
-"""Agent on an instance: metadata and lifecycle hook of EC2, the artifact and the server; and its bundle of packages.
+"""Agent on an instance: instance metadata, lifecycle hook, artifact, server; and the agent's bundle of packages.
 
-The hook holds a new instance back from traffic until the agent completes it.
+Auto Scaling keeps a new instance out of service until the agent completes the lifecycle hook.
 """
 
 import http.client
@@ -78,12 +78,12 @@ class _Metadata:
         return self._ask("GET", f"/latest/meta-data/{path}", {_TOKEN: self._token})
 
     def require(self, path: str) -> str:
-        found = self.get(path)
-        if found is None:
+        value = self.get(path)
+        if value is None:
             raise NotReady(f"the instance metadata service at {self._endpoint} has no {path}; is this an EC2 instance?")
-        if not _NAME.fullmatch(found):
+        if not _NAME.fullmatch(value):
             raise self._invalid(path)
-        return found
+        return value
 
     def close(self) -> None:
         self._connection.close()
@@ -223,7 +223,7 @@ def require_programs_for(instance_type: str, manifest: "Manifest") -> None:
             f"{manifest.name} has programs for {manifest.target}, but a {instance_type} runs those for "
             f"{entry.compiler_target}; build the model for this fleet and promote that artifact"
         )
-    degree = max((each.tensor_parallel for each in manifest.executables), default=1)
+    degree = max((executable.tensor_parallel for executable in manifest.executables), default=1)
     if degree > entry.logical_cores:
         raise NotReady(
             f"{manifest.name} needs {degree} logical cores, but a {instance_type} has {entry.logical_cores}; "
@@ -262,7 +262,7 @@ class Agent:
 
     def serve(self) -> NoReturn:
         """Replaces this process by the server, which so receives the supervisor's signals."""
-        os.execvpe(self.command[0], self.command, {**os.environ, ARTIFACT: str(self.folder)})  # noqa: S606, as asked
+        os.execvpe(self.command[0], self.command, {**os.environ, ARTIFACT: str(self.folder)})  # noqa: S606, the command is the operator's
 
 
 _OURS: Final = "nxpipe-*.whl"

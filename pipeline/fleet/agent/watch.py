@@ -91,22 +91,22 @@ def _memory(report: MonitorReport) -> Counter[str]:
 
 def _table(within: MonitorReport, *path: str) -> MonitorReport:
     """A nested table; empty if absent."""
-    found: Any = within
+    table: Any = within
     for name in path:
-        found = found.get(name) or {}
-        if not isinstance(found, dict):
+        table = table.get(name) or {}
+        if not isinstance(table, dict):
             raise ReportInvalid(f"{name!r:.40} is not a table")
-    return found  # type: ignore[no-any-return]
+    return table  # type: ignore[no-any-return]
 
 
 def _number(within: MonitorReport, name: str, most: int) -> float:
     """A number; zero if absent."""
-    found = within.get(name)
-    if found is None:
+    number = within.get(name)
+    if number is None:
         return 0
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= most:
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= most:
         raise ReportInvalid(f"{name!r:.40} is not a number from 0 to {most}")
-    return found
+    return number
 
 
 NAMESPACE: Final = "nxpipe"
@@ -136,21 +136,21 @@ def fleet_metrics(found: Figures, compiled: int) -> list[Metric]:
 
 def log_event(at: int, dimensions: Mapping[str, str], instance: str, sent: Sequence[Metric]) -> str:
     """`at` is in milliseconds. The instance is a field and not a dimension: a metric belongs to a fleet."""
-    more = {name: value for each in sent for name, value in each.only}
+    more = {name: value for metric in sent for name, value in metric.only}
     directives = [
         {
             "Namespace": NAMESPACE,
             "Dimensions": [[*dimensions, *(name for name, _ in only)]],
-            "Metrics": [{"Name": each.name, "Unit": each.unit} for each in sent if each.only == only],
+            "Metrics": [{"Name": metric.name, "Unit": metric.unit} for metric in sent if metric.only == only],
         }
-        for only in dict.fromkeys(each.only for each in sent)
+        for only in dict.fromkeys(metric.only for metric in sent)
     ]
     document: dict[str, Any] = {
         "_aws": {"Timestamp": at, "CloudWatchMetrics": directives},
         **dimensions,
         **more,
         "instance": instance,
-        **{each.name: each.value for each in sent},
+        **{metric.name: metric.value for metric in sent},
     }
     return json.dumps(document, separators=(",", ":"))
 
@@ -169,7 +169,7 @@ class Compilers:
     _seen: frozenset[str] = field(default=frozenset())
 
     def begun(self) -> int:
-        running = frozenset(each.name for each in self.processes.glob("[0-9]*") if _compiles(each))
+        running = frozenset(process.name for process in self.processes.glob("[0-9]*") if _compiles(process))
         begun = len(running - self._seen)
         self._seen = running
         return begun
@@ -250,12 +250,12 @@ def _documents(process: "subprocess.Popen[bytes]", monitor: str) -> Iterator[dic
         if len(line) > _MAX_BYTES:
             raise NotReady(f"{monitor} wrote a line of more than {_MAX_BYTES} bytes, which is not a report")
         try:
-            found = json.loads(line)
+            document = json.loads(line)
         except (ValueError, RecursionError) as broken:
             raise NotReady(f"{monitor} wrote no valid report ({broken}): {line[:80]!r}") from broken
-        if not isinstance(found, dict):
+        if not isinstance(document, dict):
             raise NotReady(f"{monitor} wrote no valid report: {line[:80]!r}")
-        yield found
+        yield document
     raise NotReady(f"{monitor} exited with {process.wait()}; see its output above, and restart it")
 
 

@@ -136,7 +136,7 @@ def _configuration() -> KubernetesObject:
         "bindVerb": "bind",
         "enableHTTPS": False,
         "nodeCacheCapable": True,
-        "managedResources": [{"name": each, "ignoredByScheduler": False} for each in _RESOURCES],
+        "managedResources": [{"name": resource, "ignoredByScheduler": False} for resource in _RESOURCES],
         "ignorable": False,
     }
     return {
@@ -165,26 +165,26 @@ class NodePool:
 
     @property
     def zones(self) -> list[str]:
-        return sorted({each.zone for each in self.groups})
+        return sorted({group.zone for group in self.groups})
 
     @property
     def markets(self) -> list[str]:
-        kinds = {each.capacity.kind for each in self.groups}
+        kinds = {group.capacity.kind for group in self.groups}
         return sorted({"reserved" if kind in _RESERVED else kind for kind in kinds})
 
     @property
     def reservations(self) -> list[str]:
-        found = {each.capacity.id for each in self.groups if each.capacity.kind in ("reservation", "capacity-block")}
-        return sorted(found)
+        ids = {group.capacity.id for group in self.groups if group.capacity.kind in ("reservation", "capacity-block")}
+        return sorted(ids)
 
     @property
     def most(self) -> int:
-        return sum(each.size.max for each in self.groups)
+        return sum(group.size.max for group in self.groups)
 
 
 def node_pools(groups: Sequence[NodeGroup]) -> list[NodePool]:
-    types = sorted({each.instance_type for each in groups})
-    return [NodePool(type_, tuple(each for each in groups if each.instance_type == type_)) for type_ in types]
+    types = sorted({group.instance_type for group in groups})
+    return [NodePool(type_, tuple(group for group in groups if group.instance_type == type_)) for type_ in types]
 
 
 def node_pool_objects(config: Config, pool: NodePool, image: str) -> list[KubernetesObject]:
@@ -211,7 +211,7 @@ def _class(config: Config, pool: NodePool, image: str) -> KubernetesObject:
         "tags": tags,
     }
     if pool.reservations:
-        spec["capacityReservationSelectorTerms"] = [{"id": each} for each in pool.reservations]
+        spec["capacityReservationSelectorTerms"] = [{"id": reservation} for reservation in pool.reservations]
     if cards := INSTANCES[pool.instance_type].efa_interfaces:
         spec["networkInterfaces"] = network_interfaces(cards)
     return {"apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": pool.name}, "spec": spec}
@@ -230,7 +230,7 @@ def network_interfaces(cards: int) -> list[KubernetesObject]:
 def _subnets(config: Config) -> list[KubernetesObject]:
     """Subnets by id, or by tags in a network of our own, whose ids are known after deployment."""
     if isinstance(config.network, ExistingNetwork):
-        return [{"id": each.id} for each in config.network.subnets]
+        return [{"id": subnet.id} for subnet in config.network.subnets]
     return [{"tags": {PROJECT_TAG: config.project.name, "aws-cdk:subnet-name": "fleet"}}]
 
 
@@ -271,15 +271,15 @@ _EFA_PLUGIN: Final = "aws-efa-k8s-device-plugin"
 
 def manifests(config: Config, cluster: Cluster, images: Mirror, lock: ClusterLock) -> dict[str, str]:
     """Manifests by file name."""
-    made = {
+    objects_by_name = {
         "artifacts": _artifacts(),
         **_plugins(cluster, images, lock),
         "neuron-scheduler-extension": scheduler_extension_objects(_pinned(images.scheduler_extension, lock)),
         "neuron-scheduler": scheduler_objects(_pinned(images.scheduler, lock)),
     }
     for pool in node_pools(cluster.groups):
-        made[f"karpenter-{pool.name}"] = node_pool_objects(config, pool, lock.neuron.image)
-    return {f"{name}.yaml": HEAD + to_yaml(objects) for name, objects in sorted(made.items())}
+        objects_by_name[f"karpenter-{pool.name}"] = node_pool_objects(config, pool, lock.neuron.image)
+    return {f"{name}.yaml": HEAD + to_yaml(objects) for name, objects in sorted(objects_by_name.items())}
 
 
 def _artifacts() -> list[KubernetesObject]:
@@ -289,14 +289,16 @@ def _artifacts() -> list[KubernetesObject]:
 
 
 def _plugins(cluster: Cluster, images: Mirror, lock: ClusterLock) -> dict[str, list[KubernetesObject]]:
-    types = sorted({each.instance_type for each in cluster.groups})
-    made = {"neuron-device-plugin": device_plugin_objects(_pinned(images.device_plugin, lock), types)}
-    fast = [each for each in types if INSTANCES[each].efa_interfaces]
-    if fast and images.efa_plugin:
+    types = sorted({group.instance_type for group in cluster.groups})
+    plugins = {"neuron-device-plugin": device_plugin_objects(_pinned(images.device_plugin, lock), types)}
+    efa_types = [type_ for type_ in types if INSTANCES[type_].efa_interfaces]
+    if efa_types and images.efa_plugin:
         image = _pinned(images.efa_plugin, lock)
         folders = {"infiniband": "/dev/infiniband"}
-        made["efa-device-plugin"] = [device_plugin(_EFA_PLUGIN, image, fast, host_network=True, folders=folders)]
-    return made
+        plugins["efa-device-plugin"] = [
+            device_plugin(_EFA_PLUGIN, image, efa_types, host_network=True, folders=folders)
+        ]
+    return plugins
 
 
 def _pinned(image: str, lock: ClusterLock) -> str:
@@ -307,11 +309,11 @@ def _pinned(image: str, lock: ClusterLock) -> str:
 def write_manifests(folder: Path, files: Mapping[str, str], head: str) -> None:
     """Writes the files and deletes stale ones. `head` is the first line of a file that this command has written."""
     folder.mkdir(parents=True, exist_ok=True)
-    there = {path.name: path for path in folder.iterdir() if path.is_file()}
-    ours = {name for name, path in there.items() if path.read_bytes().startswith(head.encode())}
-    if foreign := sorted(files.keys() & there.keys() - ours):
+    existing = {path.name: path for path in folder.iterdir() if path.is_file()}
+    ours = {name for name, path in existing.items() if path.read_bytes().startswith(head.encode())}
+    if foreign := sorted(files.keys() & existing.keys() - ours):
         raise WouldOverwrite(f"{folder / foreign[0]} was not written by this command; move it, or pass another --out")
     for name, text in files.items():
         write_whole(folder / name, text.encode())
     for stale in sorted(ours - files.keys()):
-        there[stale].unlink()
+        existing[stale].unlink()

@@ -18,22 +18,22 @@ _LINES: Final = re.compile(r"[!-~][ -~]*\n(?:[ -~]*\n)*")
 
 def to_yaml(objects: Sequence[KubernetesObject]) -> str:
     """One YAML document per object, keys in their order."""
-    return "".join("---\n" + "\n".join(_lines(each, "")) + "\n" for each in objects)
+    return "".join("---\n" + "\n".join(_lines(item, "")) + "\n" for item in objects)
 
 
 def _lines(value: YamlValue, indent: str) -> Iterator[str]:
     if isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _entry(f"{indent}{_text(key)}:", each, indent + "  ")
+        for key, item in value.items():
+            yield from _entry(f"{indent}{_text(key)}:", item, indent + "  ")
     else:
         assert isinstance(value, Sequence), "scalars are written beside their key"
-        for each in value:
-            if isinstance(each, Mapping) and each:
-                first, *rest = _lines(each, indent + "  ")
+        for item in value:
+            if isinstance(item, Mapping) and item:
+                first, *others = _lines(item, indent + "  ")
                 yield f"{indent}- {first.lstrip(' ')}"
-                yield from rest
+                yield from others
             else:
-                yield from _entry(f"{indent}-", each, indent + "  ")
+                yield from _entry(f"{indent}-", item, indent + "  ")
 
 
 def _entry(head: str, value: YamlValue, indent: str) -> Iterator[str]:
@@ -91,7 +91,7 @@ def cluster_role(name: str, rules: Iterable[Rule]) -> list[KubernetesObject]:
         "apiVersion": f"{_RBAC}/v1",
         "kind": "ClusterRole",
         "metadata": {"name": name},
-        "rules": [_rule(each) for each in rules],
+        "rules": [_rule(rule) for rule in rules],
     }
     return [role, cluster_role_binding(name, name, name)]
 

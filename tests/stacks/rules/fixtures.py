@@ -298,22 +298,20 @@ FIXTURES: Final = (
             Break(f"{_DATA}/NetworkInterfaces/3/DeviceIndex", 0, "card 3 has device index 0; it must be 1"),
             Break(f"{_DATA}/NetworkInterfaces/3/InterfaceType", "interface", "card 3 is of type interface"),
             Break(
-                f"{_DATA}/NetworkInterfaces/7", GONE, "has network cards 0 to 7, and the interfaces are on cards 0, 1"
+                f"{_DATA}/NetworkInterfaces/7", GONE, "has network cards 0 to 7, but the interfaces are on cards 0, 1"
             ),
             Break(f"{_DATA}/InstanceType", "trn1n.32xlarge", "one interface for each of the 16 cards"),
             Break(f"{_DATA}/InstanceType", "inf2.xlarge", "inf2.xlarge has no Elastic Fabric Adapter"),
             Break(f"{_DATA}/NetworkInterfaces/0/AssociatePublicIpAddress", True, "no public address to an instance"),
-            Break(
-                _DATA, {"InstanceType": "trn1.32xlarge", "Placement": {"GroupName": "near"}}, "collectives go by TCP"
-            ),
+            Break(_DATA, {"InstanceType": "trn1.32xlarge", "Placement": {"GroupName": "near"}}, "collectives use TCP"),
         ),
     ),
     Fixture(
         "NXP-EFA-2",
         _NODES,
         (
-            Break(f"{_DATA}/SecurityGroupIds", ["sg-1"], "security groups stand beside the interfaces"),
-            Break(f"{_DATA}/NetworkInterfaces/2/Groups", GONE, "no security group of its own"),
+            Break(f"{_DATA}/SecurityGroupIds", ["sg-1"], "security groups are listed outside of the interfaces"),
+            Break(f"{_DATA}/NetworkInterfaces/2/Groups", GONE, "an interface has no security group"),
             Break(f"{_DATA}/NetworkInterfaces/0/SubnetId", "subnet-1", "names a subnet"),
         ),
     ),
@@ -321,10 +319,10 @@ FIXTURES: Final = (
         "NXP-EFA-3",
         _NODES,
         (
-            Break("In", GONE, "no ingress of all traffic"),
-            Break("Out", GONE, "no egress of all traffic"),
-            Break("Out/Properties/IpProtocol", "tcp", "no egress of all traffic"),
-            Break("Out/Properties/DestinationSecurityGroupId", "sg-1", "no egress of all traffic"),
+            Break("In", GONE, "no ingress rule for all traffic"),
+            Break("Out", GONE, "no egress rule for all traffic"),
+            Break("Out/Properties/IpProtocol", "tcp", "no egress rule for all traffic"),
+            Break("Out/Properties/DestinationSecurityGroupId", "sg-1", "no egress rule for all traffic"),
         ),
     ),
     Fixture(
@@ -336,9 +334,9 @@ FIXTURES: Final = (
         "NXP-CAP-1",
         _BLOCK,
         (
-            Break(f"{_DATA}/InstanceMarketOptions", GONE, "the market type does not say so"),
-            Break(f"{_DATA}/CapacityReservationSpecification", GONE, "do not say of which one"),
-            Break(f"{_DATA}/Placement", {"GroupName": "near"}, "asked for in a placement group"),
+            Break(f"{_DATA}/InstanceMarketOptions", GONE, "the market type is another one"),
+            Break(f"{_DATA}/CapacityReservationSpecification", GONE, "names no block"),
+            Break(f"{_DATA}/Placement", {"GroupName": "near"}, "requests a capacity block within a placement group"),
             Break(
                 "Nodes/Properties/PlacementGroup", "near", "starts instances of a capacity block in a placement group"
             ),
@@ -361,7 +359,7 @@ FIXTURES: Final = (
         "NXP-CAP-2",
         _BATCH_BLOCK,
         (
-            Break("Queue/Properties/State", "ENABLED", "takes jobs before its capacity block begins"),
+            Break("Queue/Properties/State", "ENABLED", "accepts jobs before its capacity block begins"),
             Break("Drain", GONE, "nothing drains the instances"),
             Break("Drain/Properties/ScheduleExpression", "at(2026-12-08T11:00:00)", "drained later than"),
         ),
@@ -392,14 +390,14 @@ FIXTURES: Final = (
     Fixture(
         "NXP-BATCH-1",
         _NODES | {"Environment": environment()},
-        (Break("Environment/Properties/ComputeResources/SecurityGroupIds", ["sg-1"], "Batch refuses both"),),
+        (Break("Environment/Properties/ComputeResources/SecurityGroupIds", ["sg-1"], "Batch rejects both"),),
     ),
     Fixture(
         "NXP-HOST-1",
         _HOST,
         (
-            Break(f"{_DATA}/MetadataOptions", GONE, "the first version of its metadata service"),
-            Break(f"{_DATA}/MetadataOptions/HttpTokens", "optional", "the first version of its metadata service"),
+            Break(f"{_DATA}/MetadataOptions", GONE, "IMDSv1 is enabled"),
+            Break(f"{_DATA}/MetadataOptions/HttpTokens", "optional", "IMDSv1 is enabled"),
             Break(f"{_DATA}/MetadataOptions/HttpPutResponseHopLimit", 2, "the hop limit of the metadata service is 2"),
             Break(f"{_DATA}/MetadataOptions/HttpPutResponseHopLimit", GONE, "is unset"),
         ),
@@ -414,22 +412,24 @@ FIXTURES: Final = (
         _HOST,
         (
             Break(f"{_DATA}/ImageId", "ami-0000000000000000", "is not in the lock file"),
-            Break(f"{_DATA}/ImageId", "ami-0000000000000001", "out of date since 2026-11-21"),
+            Break(f"{_DATA}/ImageId", "ami-0000000000000001", "expired on 2026-11-21"),
             Break(f"{_DATA}/ImageId", "ami-0000000000000002", "is an image of us-west-2"),
-            Break(f"{_DATA}/ImageId", "{{resolve:ssm:/aws/service/neuron/latest}}", "nodes of one fleet may differ"),
-            Break(f"{_DATA}/ImageId", "resolve:ssm:/aws/service/neuron/latest", "nodes of one fleet may differ"),
+            Break(
+                f"{_DATA}/ImageId", "{{resolve:ssm:/aws/service/neuron/latest}}", "instances of one fleet may differ"
+            ),
+            Break(f"{_DATA}/ImageId", "resolve:ssm:/aws/service/neuron/latest", "instances of one fleet may differ"),
         ),
     ),
     Fixture(
         "NXP-NET-1",
         _OPEN,
         (
-            Break("Group/Properties/SecurityGroupIngress/0/CidrIp", "0.0.0.0/0", "the world may reach port 443"),
-            Break("Group/Properties/SecurityGroupIngress/0/CidrIpv6", "::/0", "the world may reach port 443"),
-            Break("In/Properties/CidrIp", "0.0.0.0/0", "the world may reach port 22"),
+            Break("Group/Properties/SecurityGroupIngress/0/CidrIp", "0.0.0.0/0", "port 443 is open to the internet"),
+            Break("Group/Properties/SecurityGroupIngress/0/CidrIpv6", "::/0", "port 443 is open to the internet"),
+            Break("In/Properties/CidrIp", "0.0.0.0/0", "port 22 is open to the internet"),
             Break("Balancer/Properties/Scheme", "internet-facing", "the load balancer has public addresses"),
             Break("Cluster/Properties/ResourcesVpcConfig", {}, "the cluster's API server"),
-            Break("Subnet/Properties/MapPublicIpOnLaunch", True, "whatever starts in the subnet"),
+            Break("Subnet/Properties/MapPublicIpOnLaunch", True, "instances in the subnet get public addresses"),
             Break(f"{_DATA}/NetworkInterfaces/0/AssociatePublicIpAddress", "true", "instances get public addresses"),
         ),
     ),
@@ -437,16 +437,16 @@ FIXTURES: Final = (
         "NXP-NET-2",
         _CLOSED,
         (
-            Break("S3", GONE, "it calls s3 (s3:GetObject), to which nothing leads"),
+            Break("S3", GONE, "it calls s3 (s3:GetObject), for which the closed network has no endpoint"),
             Break("Scaling", GONE, "it calls autoscaling (autoscaling:CompleteLifecycleAction)"),
             Break(
                 "Role/Properties/ManagedPolicyArns",
                 ["arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"],
                 "it calls ssmmessages (AmazonSSMManagedInstanceCore)",
             ),
-            Break("Job", resource("AWS::Batch::JobDefinition"), "it calls logs (the output of its jobs)"),
+            Break("Job", resource("AWS::Batch::JobDefinition"), "it calls logs (the log of its jobs)"),
             Break("Environment", environment(), "it calls ecs-agent"),
-            Break("Policy/Properties/PolicyDocument/Statement/0/Action", "*", "nobody can say what it calls"),
+            Break("Policy/Properties/PolicyDocument/Statement/0/Action", "*", "its calls are unknown"),
             Break(
                 "Idle",
                 resource("AWS::EC2::VPCEndpoint", ServiceName="com.amazonaws.us-east-2.kms"),
@@ -457,7 +457,7 @@ FIXTURES: Final = (
     Fixture(
         "NXP-NET-3",
         _LISTENERS,
-        (Break("Http/Properties/DefaultActions", [{"Type": "forward"}], "go in plain text"),),
+        (Break("Http/Properties/DefaultActions", [{"Type": "forward"}], "uses HTTP without TLS"),),
     ),
     Fixture(
         "NXP-IAM-2",
@@ -471,32 +471,36 @@ FIXTURES: Final = (
         "NXP-IAM-1",
         _GRANTED,
         (
-            Break(f"{_GRANT}/0/Action", "ec2:TerminateInstances", "ec2:TerminateInstances may be done to *"),
-            Break(f"{_GRANT}/0/Action", "*", "* may be done to *"),
-            Break(f"{_GRANT}/1/Resource", "arn:aws:s3:::*", "s3:PutObject may be done to arn:aws:s3:::*"),
-            Break(f"{_GRANT}/1", {"Effect": "Allow", "NotAction": "iam:*", "Resource": "*"}, "whatever is not listed"),
+            Break(f"{_GRANT}/0/Action", "ec2:TerminateInstances", "ec2:TerminateInstances on *"),
+            Break(f"{_GRANT}/0/Action", "*", "* on *"),
+            Break(f"{_GRANT}/1/Resource", "arn:aws:s3:::*", "s3:PutObject on arn:aws:s3:::*"),
+            Break(
+                f"{_GRANT}/1",
+                {"Effect": "Allow", "NotAction": "iam:*", "Resource": "*"},
+                "every action that is not listed",
+            ),
             Break(
                 f"{_GRANT}/1",
                 {"Effect": "Allow", "Action": "batch:SubmitJob", "Resource": "arn:aws:batch:us-east-2:1:job-queue/*"},
-                "batch:SubmitJob may be done to",
+                "batch:SubmitJob on",
             ),
             Break(
                 f"{_GRANT}/1/Resource",
                 {"Fn::Join": ["", ["arn:aws:sqs:us-east-2:", {"Ref": "AWS::AccountId"}, ":*"]]},
-                "s3:PutObject may be done to arn:aws:sqs:us-east-2:",
+                "s3:PutObject on arn:aws:sqs:us-east-2:",
             ),
-            Break(f"{_GRANT}/3/Condition", GONE, "ec2:CreateNetworkInterface may be done to arn:aws:ec2"),
+            Break(f"{_GRANT}/3/Condition", GONE, "ec2:CreateNetworkInterface on arn:aws:ec2"),
             Break(
                 f"{_GRANT}/3/Condition/ArnEquals/ec2:Subnet",
                 "arn:aws:ec2:us-east-2:1:subnet/*",
-                "ec2:CreateNetworkInterface may be done to arn:aws:ec2",
+                "ec2:CreateNetworkInterface on arn:aws:ec2",
             ),
-            Break(f"{_GRANT}/3/Resource", "*", "ec2:CreateNetworkInterface may be done to *"),
-            Break(f"{_GRANT}/4/Condition", GONE, "batch:TerminateJob may be done to arn:aws:batch"),
+            Break(f"{_GRANT}/3/Resource", "*", "ec2:CreateNetworkInterface on *"),
+            Break(f"{_GRANT}/4/Condition", GONE, "batch:TerminateJob on arn:aws:batch"),
             Break(
                 f"{_GRANT}/4/Condition/StringEquals",
                 {"aws:ResourceTag/nxpipe:project": "*"},
-                "batch:TerminateJob may be done to arn:aws:batch",
+                "batch:TerminateJob on arn:aws:batch",
             ),
             Break(
                 "Role/Properties/ManagedPolicyArns",
@@ -515,9 +519,9 @@ FIXTURES: Final = (
                 False,
                 "IgnorePublicAcls is not set",
             ),
-            Break("Policy", GONE, "the bucket answers requests in plain text"),
-            Break("Policy/Properties/PolicyDocument/Statement/0/Effect", "Allow", "answers requests in plain text"),
-            Break("Files/Properties/FileSystemPolicy", GONE, "mounted in plain text"),
+            Break("Policy", GONE, "the bucket accepts requests without TLS"),
+            Break("Policy/Properties/PolicyDocument/Statement/0/Effect", "Allow", "accepts requests without TLS"),
+            Break("Files/Properties/FileSystemPolicy", GONE, "mounted without TLS"),
             Break("Files/Properties/Encrypted", GONE, "is not encrypted"),
         ),
     ),

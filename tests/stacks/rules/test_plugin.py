@@ -29,7 +29,7 @@ def reported(folder: Path) -> str:
 
 
 def test_a_finding_ends_the_synthesis_and_stands_in_cdks_report_with_its_construct(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="NXP-NET-1: the world may reach every port"):
+    with pytest.raises(RuntimeError, match="NXP-NET-1: every port is open to the internet"):
         synthesise(tmp_path, "0.0.0.0/0")
     for words in ("NXP-NET-1", "AwsSolutions-EC23", "demo-fleet/In", "name a security group"):
         assert words in reported(tmp_path)
@@ -41,5 +41,5 @@ def test_one_list_of_acknowledgements_holds_for_all_packs(tmp_path: Path) -> Non
 
 
 def test_an_acknowledgement_that_nothing_needs_ends_the_synthesis_too(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="NXP-ACK-1: nothing needs the acknowledgement of NXP-NET-1"):
+    with pytest.raises(RuntimeError, match="NXP-ACK-1: no finding needs the acknowledgement of NXP-NET-1"):
         synthesise(tmp_path, "10.0.0.0/8", OURS)
