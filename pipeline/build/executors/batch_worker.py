@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 _FORMAT: Final = "nxpipe.items/1"
-_INSTEAD: Final = "publish it to the hub and pass its id there, or use another executor"
+_REMEDY: Final = "publish it to the hub and pass its id there, or use another executor"
 
 
 def put_jobs(store: "Store", jobs: Sequence[Job]) -> "Blob":
-    """The list has a random id: the outcome of an earlier attempt must not count for this one."""
+    """Store a list of jobs. Its random id separates the outcomes of this attempt from those of earlier ones."""
     from nxpipe.artifact_store.canonical import canonical_json
 
     document = {"format": _FORMAT, "run": secrets.token_hex(16), "items": [job.document() for job in jobs]}
@@ -49,18 +49,18 @@ def read_job(store: "Store", digest: str, place: int) -> Job:
     return Job.from_document(document["items"][place])
 
 
-def require_remote_sources(asked: ModelSpec) -> None:
-    """A worker on another machine has the hub and the store, and none of the files here."""
-    model, folder = asked.model_id, asked.weights.folder
-    if asked.kind == "file":
+def require_remote_sources(spec: ModelSpec) -> None:
+    """Raise BuildRefused for files of this machine: a remote worker reaches only the hub and the store."""
+    model, folder = spec.model_id, spec.weights.folder
+    if spec.kind == "file":
         raise BuildRefused(
             f"{model}: a program in a file of this machine, which the build farm cannot read; use another executor"
         )
-    if asked.kind == "folder":
-        raise BuildRefused(f"{model}: a folder of this machine, which the build farm cannot read; {_INSTEAD}")
+    if spec.kind == "folder":
+        raise BuildRefused(f"{model}: a folder of this machine, which the build farm cannot read; {_REMEDY}")
     if folder is not None:
         raise BuildRefused(
-            f"{model}: its weights are in {folder} of this machine, which the build farm cannot read; {_INSTEAD}"
+            f"{model}: its weights are in {folder} of this machine, which the build farm cannot read; {_REMEDY}"
         )
 
 
@@ -69,7 +69,8 @@ _MESSAGE: Final = 4096
 
 
 def run_array_job(url: str, jobs: str, place: int, log: Callable[[str], None]) -> JobFinished:
-    """`url` is the store as this machine reaches it; the job has the scheduler's. `jobs` is the digest of the list."""
+    """Run one job of a list, and store its outcome. `url` is the store as this machine reaches it, which replaces the
+    scheduler's. `jobs` is the digest of the list."""
     from nxpipe.artifact_store.builds import record_outcome
     from nxpipe.artifact_store.url import open_store
     from nxpipe.pipeline.build.worker import run_job
@@ -95,8 +96,8 @@ def run_array_job(url: str, jobs: str, place: int, log: Callable[[str], None]) -
 
 
 def _require_same_key(job: Job) -> None:
-    """An image of another version would commit its result under another cache key."""
-    request = BuildSpec.of(job.asked)
+    """Raise MissingSoftware if this image computes another cache key, as an image of another version does."""
+    request = BuildSpec.of(job.spec)
     if job.shape is None:
         own = digest_of(request.key_inputs())
     else:
@@ -116,7 +117,8 @@ def _result(ended: JobFinished) -> str:
 
 
 def _shorten(ended: JobFinished) -> JobFinished:
-    """To the size of a record, without lone surrogates, which a file name may contain and UTF-8 cannot encode."""
+    """Shorten the failure's texts to the size of a record and replace lone surrogates, which a file name may contain
+    and UTF-8 cannot encode."""
     failure = ended.failure
     if failure is None:
         return ended

@@ -37,18 +37,18 @@ def plan_json(plan: BuildPlan) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Row:
-    """A cell, and its reason generalized to every bucket."""
+    """A cell with its reason, in which N stands for its bucket."""
 
     cell: PlannedCell
     reason: str
 
 
 def _groups(artifact: PlannedArtifact) -> list[BraceGroup[_Row]]:
-    """None if it is published: its own line says it all."""
+    """Groups of cells of one status and reason; none for a published artifact, whose headline says so."""
     if artifact.is_published:
         return []
     reasons = generalize([(reason(cell), cell.shape) for cell in artifact.cells])
-    rows = [_Row(*each) for each in zip(artifact.cells, reasons, strict=True)]
+    rows = [_Row(*pair) for pair in zip(artifact.cells, reasons, strict=True)]
     return brace_groups(rows, lambda row: row.cell.shape, lambda row: (row.cell.status, row.reason))
 
 
@@ -100,12 +100,12 @@ def _sum(plan: BuildPlan) -> str:
 
 
 def _time(totals: Mapping[str, Any]) -> str:
-    """Of one worker, since a plan knows of no executor."""
+    """The estimated time of one worker, since a plan has no executor."""
     if not totals["to_do"]:
         return ""
     unknown = totals["without_estimate"]
     if unknown == totals["to_do"]:
-        return "; no estimate of the time, for nothing like it was built before"
+        return "; no estimate of the time: no similar program was built before"
     others = f", and {unknown:,} without an estimate" if unknown else ""
     return f"; about {duration(totals['seconds'])} of one worker's time{others}"
 
@@ -129,7 +129,7 @@ def _artifact_json(artifact: PlannedArtifact) -> dict[str, Any]:
     return {
         "key": artifact.key,
         "title": artifact.title,
-        "asked": artifact.asked.document(),
+        "asked": artifact.spec.document(),
         "cells": [_cell_json(cell) for cell in artifact.cells],
     }
 
