@@ -75,8 +75,8 @@ def export(
     chosen = _chosen(opened, names, channel, config_path, console)
     require_entries(chosen)
     for one in chosen:
-        if one.doubt:
-            console.say(f"  {one.doubt}")
+        if one.warning:
+            console.say(f"  {one.warning}")
     into = open_store(target).backend
     exported = _export(opened, chosen, into, console)
     _show(console, into.url, chosen, exported)

@@ -341,7 +341,7 @@ def test_without_names_the_newest_artifacts_of_the_configuration_are_exported(
     answer = nxpipe("cache", "export", "--to", "cache", "--json")
     assert answer.code == 0, answer.err
     assert [row["entry"] for row in json.loads(answer.out)["entries"]] == [FOLDER]
-    assert "acme/two for inf2: the store holds no artifact by AWS's compiler" in answer.err
+    assert "acme/two for inf2: the store holds no artifact of neuronx-cc" in answer.err
 
 
 def test_an_entry_that_others_hold_is_an_error_after_all_else_is_written(
