@@ -73,9 +73,9 @@ class BenchLine:
 
 def bench(manifest: "Manifest", before: "Manifest | None", store: "Store") -> list[BenchLine]:
     """Each program with the baseline's program of the same phase, batch, bucket and tensor-parallel degree."""
-    known = predicted_times(before, store) if before else {}
+    baseline = predicted_times(before, store) if before else {}
     return [
-        BenchLine(manifest.name, manifest.target, before.name if before else None, program, known.get(identity))
+        BenchLine(manifest.name, manifest.target, before.name if before else None, program, baseline.get(identity))
         for identity, program in predicted_times(manifest, store).items()
     ]
 

@@ -173,6 +173,6 @@ def _moment(text: str) -> str:
 
 def _age(seconds: float) -> str:
     """An age in its largest unit."""
-    whole = max(0, int(seconds))
-    name, length = next((unit for unit in _UNITS if whole >= unit[1]), _UNITS[-1])
-    return f"{whole // length} {name}{'' if whole // length == 1 else 's'}"
+    total = max(0, int(seconds))
+    name, length = next((unit for unit in _UNITS if total >= unit[1]), _UNITS[-1])
+    return f"{total // length} {name}{'' if total // length == 1 else 's'}"

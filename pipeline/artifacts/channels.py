@@ -47,8 +47,8 @@ def unknown_channel(store: "Store", name: str) -> ChannelEmpty:
     """The error for reading a channel without generations: most likely its name is misspelt."""
 
     known = channels(store.backend)
-    others = f"; it has {', '.join(known)}" if known else ", which has none yet; create one with nxpipe promote"
-    return ChannelEmpty(f"there is no channel {name!r} in {store.url}{did_you_mean(name, known) or others}")
+    remedy = f"; it has {', '.join(known)}" if known else ", which has none yet; create one with nxpipe promote"
+    return ChannelEmpty(f"there is no channel {name!r} in {store.url}{did_you_mean(name, known) or remedy}")
 
 
 def declared_channels(config: "Config") -> set[str]:
@@ -69,9 +69,9 @@ class ServedModel:
     def of(cls, config: "Config", fleet: "ServingFleet", environment: str | None) -> "ServedModel":
 
         model = next(model for model in config.models if model.name == fleet.model)
-        own = (environment_channel(fleet.name, environment),) if environment else ()
+        environment_channels = (environment_channel(fleet.name, environment),) if environment else ()
         target = INSTANCES[fleet.instance_types[0]].compiler_target
-        return cls((*own, fleet.channel), _published_as(model), target)
+        return cls((*environment_channels, fleet.channel), _published_as(model), target)
 
 
 def _published_as(model: "Model") -> str:

@@ -148,7 +148,7 @@ class ExportedEntry:
     """The result of one entry's export; `why` explains it."""
 
     entry: CacheEntry
-    what: ExportResult
+    result: ExportResult
     why: str = ""
 
 
@@ -163,7 +163,7 @@ def export_entries(
 
 def require_exported(exported: Sequence[ExportedEntry], url: str) -> None:
     """Raise EntriesLocked for entries that were skipped, after all others were exported."""
-    skipped = [entry for entry in exported if entry.what is ExportResult.HELD]
+    skipped = [entry for entry in exported if entry.result is ExportResult.HELD]
     if skipped:
         reasons = "; ".join(f"{entry.entry.folder}: {entry.why}" for entry in skipped)
         raise EntriesLocked(
@@ -223,13 +223,13 @@ def _is(cache: Backend, path: str, blob: "Blob") -> bool:
 
 def _halved(sent: Sent) -> Sent:
     """Progress in halves: a byte counts when it is read from the store and when it is in the cache."""
-    seen = reported = 0
+    total = reported = 0
 
     def progress(size: int) -> None:
-        nonlocal seen, reported
-        seen += size
-        sent(seen // 2 - reported)
-        reported = seen // 2
+        nonlocal total, reported
+        total += size
+        sent(total // 2 - reported)
+        reported = total // 2
 
     return progress
 

@@ -82,11 +82,11 @@ def _default_keys(config: "Config", folder: Path) -> "Iterator[TrustedKey]":
 
     signing, promoted = config.signing, _with_environments(config, [rule.channel for rule in config.signing.promoting])
     if signing.key:
-        ours = _public_half(signing.key, folder)
-        others = _with_environments(config, signing.require) - promoted
-        yield TrustedKey("signing.key", ours, signs="artifacts" if promoted else None)
-        if promoted and others:
-            yield TrustedKey("signing.key", ours, others, signs="channels")
+        public_key = _public_half(signing.key, folder)
+        other_channels = _with_environments(config, signing.require) - promoted
+        yield TrustedKey("signing.key", public_key, signs="artifacts" if promoted else None)
+        if promoted and other_channels:
+            yield TrustedKey("signing.key", public_key, other_channels, signs="channels")
     for rule in signing.promoting:
         channels = _with_environments(config, (rule.channel,))
         yield TrustedKey(f"promoting {rule.channel}", _public_half(rule.key, folder), channels, signs="channels")
@@ -138,8 +138,8 @@ def known_keys(config: "Config", folder: Path) -> "list[PublicKey]":
     signing = config.signing
     if signing.trusted:
         return [_trusted(table, config, folder).key for table in signing.trusted]
-    beside = _beside(signing.key or "", folder)
-    return [named_public_key(beside)] if beside else []
+    public_file = _public_key_file(signing.key or "", folder)
+    return [named_public_key(public_file)] if public_file else []
 
 
 def named_public_key(path: Path) -> "PublicKey":
@@ -158,11 +158,11 @@ def _public_half(key: str, folder: Path) -> "PublicKey":
     """The public key. It is read from the file beside a key file, so that verification needs no private key."""
     from nxpipe.artifact_store.trust.signers import open_signer
 
-    beside = _beside(key, folder)
-    return named_public_key(beside) if beside else open_signer(key, folder).public
+    public_file = _public_key_file(key, folder)
+    return named_public_key(public_file) if public_file else open_signer(key, folder).public
 
 
-def _beside(key: str, folder: Path) -> Path | None:
+def _public_key_file(key: str, folder: Path) -> Path | None:
     """The public key file beside a key file, if it exists."""
     from nxpipe.artifact_store.trust.keys import public_path
 

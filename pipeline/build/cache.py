@@ -113,8 +113,8 @@ class Timings:
         self._path = path
         self._known: dict[str, list[float]] = {}
         with suppress(OSError, ValueError, TypeError, AttributeError):  # no file yet, or another format
-            read = json_of(read_file(path, limit=4 * MiB))
-            self._known = {str(name): [float(work), float(seconds)] for name, (work, seconds) in read.items()}
+            document = json_of(read_file(path, limit=4 * MiB))
+            self._known = {str(name): [float(work), float(seconds)] for name, (work, seconds) in document.items()}
 
     @classmethod
     def kept_in(cls, state: Path) -> Self:
@@ -155,9 +155,9 @@ def timing_key(request: BuildSpec, shape: Shape) -> str:
     )
 
 
-def _line(known: Iterable[list[float]]) -> tuple[float, float]:
+def _line(timings: Iterable[list[float]]) -> tuple[float, float]:
     """Least-squares line of seconds by work (slope, offset); a constant if all have the same work."""
-    points = list(known)
+    points = list(timings)
     middle = sum(work for work, _ in points) / len(points)
     mean = sum(seconds for _, seconds in points) / len(points)
     spread = sum((work - middle) ** 2 for work, _ in points)

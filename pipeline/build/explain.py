@@ -89,15 +89,15 @@ def look_up_request(
     request: BuildSpec, planned: PlannedArtifact, store: "Store", count: int, report: Report
 ) -> CacheLookup:
     inputs = request.key_inputs()
-    near = nearest_artifacts(store, inputs, count=max(count, _SEARCHED), report=report)
-    candidates = [(artifact, store.key_inputs(artifact.published.manifest)) for artifact in near]
+    nearest = nearest_artifacts(store, inputs, count=max(count, _SEARCHED), report=report)
+    candidates = [(artifact, store.key_inputs(artifact.published.manifest)) for artifact in nearest]
     programs = [
         ProgramLookup(
             cell, None if _needs_no_compiler(request, cell, store) else _nearest_program(request, cell, candidates)
         )
         for cell in planned.cells
     ]
-    return CacheLookup(request.source.id, digest_of(inputs), planned.is_published, near[:count], programs)
+    return CacheLookup(request.source.id, digest_of(inputs), planned.is_published, nearest[:count], programs)
 
 
 def _needs_no_compiler(request: BuildSpec, cell: PlannedCell, store: "Store") -> bool:
@@ -127,8 +127,8 @@ def _program_inputs(inputs: Mapping[str, Any], like: Mapping[str, object]) -> It
     if isinstance(options := shared_inputs.get("options"), dict):
         shared_inputs["options"] = {name: value for name, value in options.items() if name != "verified"}
     for shape in shapes:
-        own = {"shapes": [[shape.phase, shape.batch, shape.sequence]], "cache": cache_capacity(shape, shapes)}
-        yield shape, {**shared_inputs, **own, "format": like["format"]}
+        own_inputs = {"shapes": [[shape.phase, shape.batch, shape.sequence]], "cache": cache_capacity(shape, shapes)}
+        yield shape, {**shared_inputs, **own_inputs, "format": like["format"]}
 
 
 def _shapes(value: object) -> Iterator[Shape]:

@@ -196,9 +196,8 @@ class Job:
         return "cell" if self.shape else "artifact"
 
     def document(self) -> dict[str, Any]:
-        fields = asdict(self)
-        del fields["spec"]
-        return fields | {"asked": self.spec.document()}
+        fields = asdict(self) | {"spec": self.spec.document()}
+        return {"asked" if name == "spec" else name: value for name, value in fields.items()}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "Job":

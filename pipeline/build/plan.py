@@ -312,20 +312,20 @@ def explain_cache_miss(store: "Store", inputs: dict[str, object]) -> str | None:
     )
 
 
-def _fields(near: "NearestArtifact") -> str:
+def _fields(nearest: "NearestArtifact") -> str:
     """The first differing fields, as `options.autocast ("matmult" there, "all" here)`."""
-    listed = near.differences[:_FIELDS]
+    listed = nearest.differences[:_FIELDS]
     fields = [
         f"{for_terminal(difference.path)} ({shorten(difference.before)} there, {shorten(difference.after)} here)"
         for difference in listed
     ]
-    more = len(near.differences) - len(listed)
-    return ", ".join(fields) + (f" and {more} more fields" if more else "")
+    omitted = len(nearest.differences) - len(listed)
+    return ", ".join(fields) + (f" and {omitted} more fields" if omitted else "")
 
 
 def shorten(text: str | None) -> str:
     """Canonical JSON for a terminal, without the middle of a long value."""
     if text is None:
         return "-"
-    shown = for_terminal(text)
-    return shown if len(shown) <= _WIDTH else f"{shown[: _WIDTH - 20]}...{shown[-17:]}"
+    printable = for_terminal(text)
+    return printable if len(printable) <= _WIDTH else f"{printable[: _WIDTH - 20]}...{printable[-17:]}"

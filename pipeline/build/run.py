@@ -75,7 +75,7 @@ class JobQueue:
     def of(
         cls, plan: BuildPlan, thresholds: Thresholds, *, force: bool = False, kms_key: str | None = None
     ) -> "JobQueue":
-        queue, seen = cls(), set[str]()
+        queue, queued = cls(), set[str]()
 
         def job(artifact: PlannedArtifact, cell: PlannedCell | None) -> Job:
             return Job(
@@ -99,8 +99,8 @@ class JobQueue:
             queue._missing[artifact.key] = {cell.key for cell in missing}
             for cell in missing:
                 queue._dependents[cell.key].append(artifact.key)
-                if cell.status is CellStatus.QUEUED and cell.key not in seen:
-                    seen.add(cell.key)
+                if cell.status is CellStatus.QUEUED and cell.key not in queued:
+                    queued.add(cell.key)
                     queue.put(job(artifact, cell))
             queue._put_if_complete(artifact.key)
         return queue

@@ -180,8 +180,8 @@ class BuildState:
             self._published.add(event.key)
         elif not event.cached:
             self._estimates.measured(name.cell, event.seconds)
-        done = CellStatus.CACHED if event.cached else CellStatus.BUILT
-        self._set(event.key, CellStatus.FAILED if event.failure else done)
+        success = CellStatus.CACHED if event.cached else CellStatus.BUILT
+        self._set(event.key, CellStatus.FAILED if event.failure else success)
 
     def _leave_queue(self, key: str) -> None:
         """Remove the job from the queued work: at its start, or at its end if no worker could take it."""
@@ -258,27 +258,27 @@ class Results:
         return one_code(cell.failure.code if cell.failure else INCOMPLETE.number for cell in deciding)
 
     def _cell(self, artifact: PlannedArtifact, cell: PlannedCell) -> CellResult:
-        own, publishing = self.state.finished.get(cell.key), self.state.finished.get(artifact.key)
+        built, publishing = self.state.finished.get(cell.key), self.state.finished.get(artifact.key)
         published = artifact.is_published or (publishing is not None and publishing.failure is None)
-        failed = next((end for end in (own, publishing) if end is not None and end.failure is not None), None)
+        failed = next((end for end in (built, publishing) if end is not None and end.failure is not None), None)
         failure = failed.failure if failed else cell.failure
         if published:
-            is_built = own is not None and own.failure is None and not own.cached
+            is_built = built is not None and built.failure is None and not built.cached
             status = CellStatus.BUILT if is_built else CellStatus.CACHED
         elif failed is not None and failed.key in self.state.retrying:
             status = CellStatus.RETRYING
         elif failure:
             status = CellStatus.FAILED
         else:
-            is_built = own is not None or cell.status is CellStatus.COMMITTED
+            is_built = built is not None or cell.status is CellStatus.COMMITTED
             status = CellStatus.BLOCKED if is_built else CellStatus.SKIPPED
         return CellResult(
             artifact=artifact,
             cell=cell,
             status=status,
             attempts=self.state.attempts.get(cell.key, 0),
-            seconds=own.seconds if own else 0.0,
-            memory=own.memory if own else 0,
+            seconds=built.seconds if built else 0.0,
+            memory=built.memory if built else 0,
             failure=None if published else failure,
         )
 

@@ -237,11 +237,11 @@ class Evaluation:
     reason: str
 
 
-def evaluate(state: RolloutState, seen: Mapping[str, Any]) -> Evaluation:
+def evaluate(state: RolloutState, observed: Mapping[str, Any]) -> Evaluation:
     """Evaluate the settled minutes, and choose the next action."""
-    at = seen["at"]
-    minutes = state.settled(at) if complete(seen["metrics"]) else range(0)
-    taken, opened = batches(seen["metrics"], minutes, state.plan.latencies, state.pace.period, state.opened)
+    at = observed["at"]
+    minutes = state.settled(at) if complete(observed["metrics"]) else range(0)
+    taken, opened = batches(observed["metrics"], minutes, state.plan.latencies, state.pace.period, state.opened)
     state, judged = replace(state, opened=opened), None
     if state.over:
         state = replace(state, alone=state.alone + (batch for batch in taken if batch.minute >= state.begun))
@@ -254,9 +254,9 @@ def evaluate(state: RolloutState, seen: Mapping[str, Any]) -> Evaluation:
         looks=state.looks + 1,
         looks_here=state.looks_here + 1,
     )
-    active = Alarms.of(seen["alarms"]).active(state.alarms)
+    active = Alarms.of(observed["alarms"]).active(state.alarms)
     verdict = None if judged is None else judged.verdict
-    action, reason = _action(state, verdict, active, _signal(seen["record"]), state.minute(at))
+    action, reason = _action(state, verdict, active, _signal(observed["record"]), state.minute(at))
     if action is Action.ASK:
         state = replace(state, asked=state.minute(at))
     if action is not Action.CONTINUE:

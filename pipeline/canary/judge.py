@@ -86,21 +86,21 @@ def add_minutes(
 ) -> tuple[Evidence, tuple[str, ...]]:
     """The evidence with each valid minute added to its step, and the reasons why others were set aside."""
     steps, refused = list(_begun(plan, evidence, at).steps), []
-    taken: dict[int, Batch] = {}
+    accepted: dict[int, Batch] = {}
     for batch in sorted(batches, key=repr):
-        reason = fault(batch) or _out_of_place(batch.minute, evidence, taken, steps[0].begun, at)
+        reason = fault(batch) or _out_of_place(batch.minute, evidence, accepted, steps[0].begun, at)
         if reason:
             refused.append(f"minute {batch.minute}: {reason}")
         else:
-            taken[batch.minute] = batch
-    for batch in taken.values():
+            accepted[batch.minute] = batch
+    for batch in accepted.values():
         number = max(at for at, step in enumerate(steps) if step.begun <= batch.minute)
         steps[number] = _with(plan, steps[number], batch)
-    frozen = {minute for minute, batch in taken.items() if is_incident(plan, batch.stable)}
-    baked = {minute for minute, batch in taken.items() if batch.canary.requests or batch.pairs} - frozen
+    frozen = {minute for minute, batch in accepted.items() if is_incident(plan, batch.stable)}
+    baked = {minute for minute, batch in accepted.items() if batch.canary.requests or batch.pairs} - frozen
     updated = Evidence(
         tuple(steps),
-        evidence.taken.joined(Minutes.of(taken)),
+        evidence.taken.joined(Minutes.of(accepted)),
         evidence.frozen.joined(Minutes.of(frozen)),
         evidence.baked.joined(Minutes.of(baked)),
         evidence.set_aside + len(refused),
@@ -178,9 +178,9 @@ def _begun(plan: CanaryPlan, evidence: Evidence, at: Moment) -> Evidence:
     return replace(evidence, steps=(*steps, empty_step(plan, at.begun)))
 
 
-def _out_of_place(minute: int, evidence: Evidence, taken: dict[int, Batch], first: int, at: Moment) -> str | None:
+def _out_of_place(minute: int, evidence: Evidence, accepted: dict[int, Batch], first: int, at: Moment) -> str | None:
     """The reason why a minute does not count now; None if it does."""
-    if minute in evidence.taken or minute in taken:
+    if minute in evidence.taken or minute in accepted:
         return "it was taken in before"
     if minute < first:
         return "the rollout had not begun"
@@ -225,8 +225,8 @@ def _metrics(plan: CanaryPlan, evidence: Evidence, verdict: Verdict) -> list[str
     lines = []
     for metric, name in enumerate(METRICS):
         low, high = interval(plan, evidence.steps, metric)
-        what = "errors" if name == ERRORS else _slower(plan, metric, name)
-        lines.append(f"  {what}: odds ratio {_between(low, high)}; evidence {odds(verdict.worse_by_metric[metric])}")
+        label = "errors" if name == ERRORS else _slower(plan, metric, name)
+        lines.append(f"  {label}: odds ratio {_between(low, high)}; evidence {odds(verdict.worse_by_metric[metric])}")
     return lines
 
 

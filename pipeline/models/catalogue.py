@@ -42,8 +42,8 @@ def nearest(model_id: str) -> list[str]:
     for name in _ids():
         for spelling in (name, name.rpartition("/")[2]):
             spellings.setdefault(spelling.casefold(), name)
-    close = get_close_matches(model_id.casefold(), spellings, n=6, cutoff=0.6)
-    return list(dict.fromkeys(spellings[spelling] for spelling in close))[:3]
+    matches = get_close_matches(model_id.casefold(), spellings, n=6, cutoff=0.6)
+    return list(dict.fromkeys(spellings[spelling] for spelling in matches))[:3]
 
 
 @cache

@@ -161,14 +161,16 @@ def shapes_of(phases: Iterable[str], batches: Iterable[int], buckets: Sequence[i
     return tuple(dict.fromkeys(shapes))
 
 
-def cache_capacity(shape: Shape, beside: Iterable[Shape]) -> int | None:
+def cache_capacity(shape: Shape, siblings: Iterable[Shape]) -> int | None:
     """Tokens that the KV cache of a prefill holds; None where the program's own sequence length decides.
 
     All prefill and decode programs of one batch size share a cache as long as the longest of them: whichever prefill
     a prompt fits into, decode continues with the cache that it left.
     """
     sharing = [
-        other.sequence for other in beside if other.phase in ("prefill", "decode") and other.batch == shape.batch
+        sibling.sequence
+        for sibling in siblings
+        if sibling.phase in ("prefill", "decode") and sibling.batch == shape.batch
     ]
     return max(sharing) if shape.phase == "prefill" and sharing else None
 

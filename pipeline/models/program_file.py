@@ -86,10 +86,10 @@ class SavedProgram:
         self.require_data()
         return FileWeights(self)
 
-    def capture_request(self, shape: Shape, beside: Iterable[Shape] = ()) -> None:
+    def capture_request(self, shape: Shape, siblings: Iterable[Shape] = ()) -> None:
         return None
 
-    def capture(self, shape: Shape, beside: Iterable[Shape] = ()) -> "Graph":
+    def capture(self, shape: Shape, siblings: Iterable[Shape] = ()) -> "Graph":
         return self.graph
 
     @cached_property
@@ -100,10 +100,10 @@ class SavedProgram:
         self.require_axes()
         return capture_file(self.path, self.sizes)
 
-    def parameters(self, shape: Shape, beside: Iterable[Shape] = ()) -> "Mapping[str, TensorType]":
+    def parameters(self, shape: Shape, siblings: Iterable[Shape] = ()) -> "Mapping[str, TensorType]":
         return {name: value.type for name, value in self.graph.parameters.items()}
 
-    def outputs(self, shape: Shape, beside: Iterable[Shape], weights: Arrays, inputs: Arrays) -> Arrays:
+    def outputs(self, shape: Shape, siblings: Iterable[Shape], weights: Arrays, inputs: Arrays) -> Arrays:
         """The outputs of PyTorch, or of ONNX's reference evaluator, with the weights in the file."""
         from nxpipe.emulator.capture import file_outputs
 
@@ -135,8 +135,8 @@ class SavedProgram:
         """SHA-256 of the file, under "", and of the data files beside it; the file's own name is not part of a key."""
         self.require_readable()
         self.require_axes()
-        beside = {name: sha256_of_file(self.path.parent / name) for name in self.require_data()}
-        return {"": sha256_of_file(self.path), **beside}
+        data_files = {name: sha256_of_file(self.path.parent / name) for name in self.require_data()}
+        return {"": sha256_of_file(self.path), **data_files}
 
     def require_data(self) -> tuple[str, ...]:
         """The names of the data files beside it; ModelSourceError if one is missing, truncated or elsewhere."""

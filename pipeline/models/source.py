@@ -41,8 +41,8 @@ _RELATIVE_POSITIONS: Final = "relative_attention_num_buckets"  # such a model ha
 
 
 class ModelSource(Protocol):
-    """A resolved model. `shape` is one program, `beside` all programs that are served together: they share a KV cache,
-    whose length depends on the longest."""
+    """A resolved model. `shape` is one program, `siblings` all programs that are served together: they share a KV
+    cache, whose length depends on the longest."""
 
     @property
     def id(self) -> str: ...
@@ -95,15 +95,15 @@ class ModelSource(Protocol):
 
     def open_weights(self, weights: WeightsSource) -> Weights: ...
 
-    def capture_request(self, shape: Shape, beside: Iterable[Shape] = ()) -> "CaptureRequest | None":
+    def capture_request(self, shape: Shape, siblings: Iterable[Shape] = ()) -> "CaptureRequest | None":
         """The model class, configuration and static shapes to trace; None for a saved graph."""
         ...
 
-    def capture(self, shape: Shape, beside: Iterable[Shape] = ()) -> "Graph": ...
+    def capture(self, shape: Shape, siblings: Iterable[Shape] = ()) -> "Graph": ...
 
-    def parameters(self, shape: Shape, beside: Iterable[Shape] = ()) -> "Mapping[str, TensorType]": ...
+    def parameters(self, shape: Shape, siblings: Iterable[Shape] = ()) -> "Mapping[str, TensorType]": ...
 
-    def outputs(self, shape: Shape, beside: Iterable[Shape], weights: Arrays, inputs: Arrays) -> Arrays:
+    def outputs(self, shape: Shape, siblings: Iterable[Shape], weights: Arrays, inputs: Arrays) -> Arrays:
         """The outputs of the reference."""
         ...
 
@@ -169,27 +169,27 @@ class PretrainedModel:
     def open_weights(self, weights: WeightsSource) -> Weights:
         return weights.open(self.folder)
 
-    def capture_request(self, shape: Shape, beside: Iterable[Shape] = ()) -> "CaptureRequest":
+    def capture_request(self, shape: Shape, siblings: Iterable[Shape] = ()) -> "CaptureRequest":
         from nxpipe.emulator.capture import CaptureRequest
 
         request = CaptureRequest(self.config, self.task, shape.phase, shape.batch, shape.sequence, self.dtype)
-        capacity = cache_capacity(shape, beside)
+        capacity = cache_capacity(shape, siblings)
         return request if capacity is None else replace(request, capacity=capacity)
 
-    def capture(self, shape: Shape, beside: Iterable[Shape] = ()) -> "Graph":
+    def capture(self, shape: Shape, siblings: Iterable[Shape] = ()) -> "Graph":
         from nxpipe.emulator.capture import capture
 
-        return capture(self.capture_request(shape, beside))
+        return capture(self.capture_request(shape, siblings))
 
-    def parameters(self, shape: Shape, beside: Iterable[Shape] = ()) -> "Mapping[str, TensorType]":
+    def parameters(self, shape: Shape, siblings: Iterable[Shape] = ()) -> "Mapping[str, TensorType]":
         from nxpipe.emulator.capture import parameter_specs
 
-        return parameter_specs(self.capture_request(shape, beside))
+        return parameter_specs(self.capture_request(shape, siblings))
 
-    def outputs(self, shape: Shape, beside: Iterable[Shape], weights: Arrays, inputs: Arrays) -> Arrays:
+    def outputs(self, shape: Shape, siblings: Iterable[Shape], weights: Arrays, inputs: Arrays) -> Arrays:
         from nxpipe.emulator.capture import reference_outputs
 
-        return reference_outputs(self.capture_request(shape, beside), weights, inputs)
+        return reference_outputs(self.capture_request(shape, siblings), weights, inputs)
 
 
 def resolve(
@@ -285,8 +285,8 @@ def _snapshot(model_id: str, revision: str | None, *, files: bool) -> Path:
 
 def _parts(model_id: str) -> tuple[str, str]:
     """A hub id as its repository and the folder in it."""
-    owner, _, rest = model_id.partition("/")
-    name, _, folder = rest.partition("/")
+    owner, _, path = model_id.partition("/")
+    name, _, folder = path.partition("/")
     return (f"{owner}/{name}" if name else owner), folder
 
 

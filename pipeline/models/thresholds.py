@@ -96,8 +96,8 @@ def sentences(report: Report) -> Iterator[str]:
 
 def _sentence(program: str, row: Mapping[str, str]) -> str:
     reference = row.get("yardstick", DEFAULT_REFERENCE)
-    near = f"cosine {row['cosine']}, largest relative error {row['max_relative']}"
-    return f"{program} {row['output']}: against {reference} {near}"
+    distance = f"cosine {row['cosine']}, largest relative error {row['max_relative']}"
+    return f"{program} {row['output']}: against {reference} {distance}"
 
 
 def evidence_shortfall(manifest: "Manifest", evidence: Sequence[Evidence], allowed: Thresholds) -> str | None:

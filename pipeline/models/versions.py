@@ -24,11 +24,11 @@ _EXTRAS: Final = {"diffusers": "diffusion", "onnx": "onnx"}  # all others come w
 @cache
 def optional_versions() -> dict[str, str]:
     """Releases of the optional packages that change how transformers computes a layer."""
-    found = {}
+    versions = {}
     for name in _OPTIONAL:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 def digest_of(document: Mapping[str, object]) -> str:

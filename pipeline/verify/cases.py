@@ -244,14 +244,14 @@ def _decode_steps(
     prefill, decode = decoders
     answer = prefill(prompt)
     position = prompt["attention_mask"].sum(axis=1)
-    logits, read = [answer["logits"]], []
+    logits, tokens_read = [answer["logits"]], []
     for number in range(steps):
         chosen = logits[-1][:, -1].argmax(axis=-1)[:, None] if tokens is None else tokens[number]
-        read.append(chosen)
+        tokens_read.append(chosen)
         state = {name: array for name, array in answer.items() if name.startswith("cache.")}
         answer = decode({"input_ids": chosen, "position": position + number, **state})
         logits.append(answer["logits"])
-    return logits, read
+    return logits, tokens_read
 
 
 def _named(logits: Logits) -> Arrays:

@@ -87,7 +87,7 @@ class Comparison:
     input_source: str
     reference: str
     emulated: tuple[VariantResult, ...]
-    beside: tuple[VariantResult, ...]
+    other_references: tuple[VariantResult, ...]
 
 
 def compare_case(case: Case, step: Step, *, layers: bool = False) -> Comparison:
@@ -103,8 +103,8 @@ def compare_case(case: Case, step: Step, *, layers: bool = False) -> Comparison:
         with step(f"emulate {case.program}, {variant}"):
             emulated, work = emulate(case.inputs, truth[0] if layers else None)
         runs.append(replace(_deviations(truth, emulated, variant, case.inputs, layers), work=work))
-    beside = tuple(_deviations(truth, answers[name], name, case.inputs, layers) for name in others)
-    return Comparison(case.program, case.input_source, reference, tuple(runs), beside)
+    other_references = tuple(_deviations(truth, answers[name], name, case.inputs, layers) for name in others)
+    return Comparison(case.program, case.input_source, reference, tuple(runs), other_references)
 
 
 def on_emulator(compiled: CompileTapped, parameters: Arrays, executor: Runner) -> EmulatedRun:

@@ -75,8 +75,8 @@ class RunInputs:
         except (ModelSourceError, InputInvalid) as error:
             raise type(error)(str(error).replace("--prompts: ", "--text: ")) from error
         batches = prompts.batches(shape.batch, shape.sequence)
-        rows, what = len(prompts.rows_for(shape.sequence)), "texts" if len(self.texts) > 1 else "text"
-        return ProgramInputs([blank | batch for batch in batches], prompts.description(what, shape.sequence), rows)
+        rows, noun = len(prompts.rows_for(shape.sequence)), "texts" if len(self.texts) > 1 else "text"
+        return ProgramInputs([blank | batch for batch in batches], prompts.description(noun, shape.sequence), rows)
 
 
 @dataclass(frozen=True)
@@ -176,9 +176,9 @@ def _cases(artifact: StoredArtifact, stored: StoredProgram, execution: Execution
     if outputs is not None:
         references["the stored outputs"] = lambda _: [_answer(outputs)]
     if not references:
-        why = "PyTorch is not installed here" if source else "its file is not stored"
+        reason = "PyTorch is not installed here" if source else "its file is not stored"
         raise ModelSourceError(
-            f"{artifact.manifest.model.id}: it has no evidence, and {why}, so there is no reference to compare "
+            f"{artifact.manifest.model.id}: it has no evidence, and {reason}, so there is no reference to compare "
             "with; build it again without --no-verify"
         )
     inputs, input_source = artifact.inputs(stored)
@@ -188,13 +188,13 @@ def _cases(artifact: StoredArtifact, stored: StoredProgram, execution: Execution
 
 
 def _stored_run(stored: StoredProgram, weights: Arrays, runner: Runner) -> EmulatedRun:
-    done: list[tuple[list[Answer], Statistics | None]] = []
+    results: list[tuple[list[Answer], Statistics | None]] = []
 
     def emulate(batches: Batches, _: "Answer | None") -> tuple[list["Answer"], "Statistics | None"]:
-        if not done:
+        if not results:
             loaded = runner.load(stored.program, weights, stored.instructions)
-            done.append(([_answer(loaded.run(batch)) for batch in batches], loaded.work))
-        return done[0]
+            results.append(([_answer(loaded.run(batch)) for batch in batches], loaded.work))
+        return results[0]
 
     return emulate
 

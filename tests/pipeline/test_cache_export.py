@@ -89,7 +89,7 @@ def carry_out(store: Store, manifest: Manifest, cache: Backend) -> list[Exported
 
 
 def outcomes(exported: Sequence[ExportedEntry]) -> list[ExportResult]:
-    return [one.what for one in exported]
+    return [one.result for one in exported]
 
 
 def cached(place: Place) -> dict[str, bytes]:
@@ -270,10 +270,10 @@ def test_what_others_have_begun_or_finished_stays_as_it_is(
     place = folder(tmp_path / "cache")
     write(place, there)
     first, second = carry_out(store, made(store, {FOLDER: FILES, OTHER: FILES}), place.backend)
-    assert first.what is what
+    assert first.result is what
     assert why in first.why
     assert bool(first.why) == bool(why)
-    assert second.what is ExportResult.WRITTEN
+    assert second.result is ExportResult.WRITTEN
     assert cached(place) == {**inside({FOLDER: there}), **inside({OTHER: FILES})}
 
 

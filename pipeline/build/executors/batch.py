@@ -76,8 +76,8 @@ def counts_of(array: ArrayJob, job: JobDescription) -> dict[str, int]:
     """Children by status; a single job is its own child. An array may fail before it has children."""
     if array.single:
         return {job["status"]: 1}
-    summary = job.get("arrayProperties", {}).get("statusSummary", {})
-    return {status: count for status, count in summary.items() if count}
+    by_status = job.get("arrayProperties", {}).get("statusSummary", {})
+    return {status: count for status, count in by_status.items() if count}
 
 
 def children(batch: Any, array: ArrayJob, job: JobDescription, status: str) -> Iterator[tuple[int, JobDescription]]:
@@ -86,15 +86,15 @@ def children(batch: Any, array: ArrayJob, job: JobDescription, status: str) -> I
         if job["status"] == status:
             yield 0, job
         return
-    more: dict[str, str] = {}
+    token: dict[str, str] = {}
     while True:
         with asking("list the children of an array job"):
-            page = batch.list_jobs(arrayJobId=array.id, jobStatus=status, maxResults=_PAGE, **more)
+            page = batch.list_jobs(arrayJobId=array.id, jobStatus=status, maxResults=_PAGE, **token)
         for child in page["jobSummaryList"]:
             yield child["arrayProperties"]["index"], child
         if not page.get("nextToken"):
             return
-        more = {"nextToken": page["nextToken"]}
+        token = {"nextToken": page["nextToken"]}
 
 
 # Prefixes of the reasons that Batch and ECS give.
@@ -109,18 +109,21 @@ def failure_from_job(job: JobDescription) -> Failure:
     status, reason = job.get("statusReason", ""), container.get("reason", "")
     kind = _kind(status, reason)
     reasons = dict.fromkeys(text.rstrip(".") for text in (reason, status) if text)
-    why = ", ".join(reasons) or "AWS Batch gives no reason"
+    explanation = ", ".join(reasons) or "AWS Batch gives no reason"
     code = container.get("exitCode")
-    ended = f"job {job['jobId']} of the build farm ended without an outcome" + (
+    message = f"job {job['jobId']} of the build farm ended without an outcome" + (
         "" if code is None else f" and with exit code {code}"
     )
     stream = container.get("logStreamName")
-    where = f"; read its log stream {stream}" if stream else ""
+    log_hint = f"; read its log stream {stream}" if stream else ""
     if kind in _LIMITS:
         return Failure(
-            FailureClass.LIMIT, kind, f"{ended}: {why}{where}; allow more with {_LIMITS[kind]}.", SYSTEM.number
+            FailureClass.LIMIT,
+            kind,
+            f"{message}: {explanation}{log_hint}; allow more with {_LIMITS[kind]}.",
+            SYSTEM.number,
         )
-    return Failure(FailureClass.RETRYABLE, kind, f"{ended}: {why}{where}.", AWS.number)
+    return Failure(FailureClass.RETRYABLE, kind, f"{message}: {explanation}{log_hint}.", AWS.number)
 
 
 def lost_job(job: str) -> Failure:
@@ -268,18 +271,18 @@ class BatchExecutor:
     def close(self) -> None:
         """Terminate the arrays, and with them their children. The error names jobs that could not be terminated."""
         self._buffer.clear()
-        left: dict[str, AwsError] = {}
+        not_terminated: dict[str, AwsError] = {}
         while self._arrays:
             job = self._arrays.pop().id
             try:
                 with asking(f"terminate job {job}"):
                     self._farm.batch.terminate_job(jobId=job, reason="The build that submitted it has ended.")
             except AwsError as error:
-                left[job] = error
-        if left:
+                not_terminated[job] = error
+        if not_terminated:
             raise AwsError(
-                f"{len(left)} jobs of the build farm may still run ({', '.join(left)}), which could not be terminated: "
-                f"{next(iter(left.values()))}"
+                f"{len(not_terminated)} jobs of the build farm could not be terminated and may still run "
+                f"({', '.join(not_terminated)}): {next(iter(not_terminated.values()))}"
             )
 
     def _poll(self) -> list[Event]:
@@ -316,11 +319,11 @@ class BatchExecutor:
 
     def _submit_array(self, jobs: Sequence[Job], size: JobSize) -> ArrayJob:
         blob = put_jobs(self._store, jobs)
-        more: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if len(jobs) > 1:
-            more["arrayProperties"] = {"size": len(jobs)}
+            options["arrayProperties"] = {"size": len(jobs)}
         if self._limits.seconds is not None:
-            more["timeout"] = {"attemptDurationSeconds": max(_SHORTEST, math.ceil(self._limits.seconds))}
+            options["timeout"] = {"attemptDurationSeconds": max(_SHORTEST, math.ceil(self._limits.seconds))}
         with asking(f"submit {len(jobs)} jobs to {self._farm.queue}"):
             answer = self._farm.batch.submit_job(
                 jobName=f"{self._farm.project}-build-{blob.sha256[:12]}",
@@ -334,7 +337,7 @@ class BatchExecutor:
                     ],
                 },
                 tags={PROJECT_TAG: self._farm.project},
-                **more,
+                **options,
             )
         return ArrayJob(answer["jobId"], blob, [job.key for job in jobs], time.monotonic())
 
@@ -406,8 +409,8 @@ class BatchExecutor:
         if time.monotonic() - array.waits_since >= self._intervals.waiting:
             array.waits_since = math.inf  # logged
             for place, child in children(self._farm.batch, array, job, "RUNNABLE"):
-                why = child.get("statusReason") or "AWS Batch has no machine for it yet"
-                yield JobLog(array.keys[place], f"job {array.id} waits for a machine: {why}")
+                explanation = child.get("statusReason") or "AWS Batch has no machine for it yet"
+                yield JobLog(array.keys[place], f"job {array.id} waits for a machine: {explanation}")
                 break
 
     def _refresh_list(self, array: ArrayJob) -> None:

@@ -37,14 +37,16 @@ def read_job(store: "Store", digest: str, place: int) -> Job:
     from nxpipe.artifact_store.errors import InvalidDocument, NotFound
     from nxpipe.artifact_store.layout import digest_path
 
-    where = f"{store.url}/{digest_path(digest)}"
+    location = f"{store.url}/{digest_path(digest)}"
     stat = store.backend.stat(digest_path(digest))
     if stat is None:
-        raise NotFound(f"{where}: no such list of jobs; gc removes it a day after its build; build again for a new one")
+        raise NotFound(
+            f"{location}: no such list of jobs; gc removes it a day after its build; build again for a new one"
+        )
     document = json_of(store.read_blob(Blob(sha256=digest, size=stat.size)))
     if document.get("format") != _FORMAT or not 0 <= place < len(document["items"]):
         raise InvalidDocument(
-            f"{where}: not a list of jobs with an index {place}; only `nxpipe build` writes such lists"
+            f"{location}: not a list of jobs with an index {place}; only `nxpipe build` writes such lists"
         )
     return Job.from_document(document["items"][place])
 
@@ -99,10 +101,10 @@ def _require_same_key(job: Job) -> None:
     """Raise MissingSoftware if this image computes another cache key, as an image of another version does."""
     request = BuildSpec.of(job.spec)
     if job.shape is None:
-        own = digest_of(request.key_inputs())
+        key = digest_of(request.key_inputs())
     else:
-        own = request.evidence_key(job.shape) if request.verified else request.program_key(job.shape)
-    if own != job.key:
+        key = request.evidence_key(job.shape) if request.verified else request.program_key(job.shape)
+    if key != job.key:
         raise MissingSoftware(
             "the versions of the plan (nxpipe, its libraries, or the model's revision on the hub)",
             f"{job.title} of the build farm",
@@ -110,17 +112,17 @@ def _require_same_key(job: Job) -> None:
         )
 
 
-def _result(ended: JobFinished) -> str:
-    if ended.failure is None:
-        return f"{'cached' if ended.cached else 'done'} after {ended.seconds:.1f} s"
-    return f"{ended.failure.log}\n{ended.failure.kind}: {ended.failure.message}".lstrip()
+def _result(finished: JobFinished) -> str:
+    if finished.failure is None:
+        return f"{'cached' if finished.cached else 'done'} after {finished.seconds:.1f} s"
+    return f"{finished.failure.log}\n{finished.failure.kind}: {finished.failure.message}".lstrip()
 
 
-def _shorten(ended: JobFinished) -> JobFinished:
+def _shorten(finished: JobFinished) -> JobFinished:
     """Shorten the failure's texts to the size of a record and replace lone surrogates, which a file name may contain
     and UTF-8 cannot encode."""
-    failure = ended.failure
+    failure = finished.failure
     if failure is None:
-        return ended
+        return finished
     message, log = (text.encode(errors="replace").decode() for text in (failure.message, failure.log))
-    return replace(ended, failure=replace(failure, message=message[:_MESSAGE], log=log[-_LOG:]))
+    return replace(finished, failure=replace(failure, message=message[:_MESSAGE], log=log[-_LOG:]))

@@ -87,8 +87,8 @@ class WorkerProcess:
 
     def has_new_job(self) -> bool:
         """True on the first call for each job."""
-        was, self._is_new = self._is_new, False
-        return was
+        is_new, self._is_new = self._is_new, False
+        return is_new
 
     def release(self) -> int:
         """End the worker's job; return the peak of its memory in bytes."""
@@ -129,9 +129,9 @@ class WorkerProcess:
 
     def measure(self) -> int:
         """Resident memory of the process and its children in bytes; 0 on a system without /proc."""
-        now = sum(map(_resident, _with_children(self._process.pid)))
-        self.peak = max(self.peak, now)
-        return now
+        used = sum(map(_resident, _with_children(self._process.pid)))
+        self.peak = max(self.peak, used)
+        return used
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):
@@ -218,8 +218,8 @@ class LocalExecutor:
 
     def takes(self, job: Job) -> bool:
         """True if a process and memory are free; a job that needs more memory waits until no other job runs."""
-        taken = sum(worker.job.memory for worker in self._busy if worker.job)
-        return not self._busy or (len(self._busy) < self._jobs and taken + job.memory <= self._memory)
+        used = sum(worker.job.memory for worker in self._busy if worker.job)
+        return not self._busy or (len(self._busy) < self._jobs and used + job.memory <= self._memory)
 
     def start(self, job: Job) -> None:
         worker = self._idle_worker() or WorkerProcess(self._threads)
@@ -228,13 +228,13 @@ class LocalExecutor:
 
     def events(self, patience: float) -> Sequence[Event]:
         """See `Executor.events`. Limits are checked several times a second."""
-        until = time.monotonic() + patience
+        deadline = time.monotonic() + patience
         events: list[Event] = []
         while not events:
-            left = until - time.monotonic()
-            if not self._busy or left <= 0:
+            remaining = deadline - time.monotonic()
+            if not self._busy or remaining <= 0:
                 break
-            WorkerProcess.wait_for_events(self._busy, min(left, _POLL))
+            WorkerProcess.wait_for_events(self._busy, min(remaining, _POLL))
             for worker in list(self._busy):
                 events += self._events_of(worker)
         return events
@@ -266,18 +266,18 @@ class LocalExecutor:
             worker.kill()
         return events
 
-    def _release(self, worker: WorkerProcess, ended: JobFinished) -> JobFinished:
+    def _release(self, worker: WorkerProcess, event: JobFinished) -> JobFinished:
         peak = worker.release()
         self._busy.remove(worker)
         self._idle.append(worker)
-        return JobFinished(ended.key, ended.seconds, ended.cached, peak or ended.memory, ended.failure)
+        return JobFinished(event.key, event.seconds, event.cached, peak or event.memory, event.failure)
 
     def _failure(self, worker: WorkerProcess) -> Failure | None:
         """Failure of a worker that died or exceeds a limit."""
         assert worker.job is not None
         seconds, memory = self._limits.seconds, self._limits.memory
-        if (how := worker.death()) is not None:
-            text = f"the worker of {worker.job.title} {how}; its uncommitted work is lost"
+        if (death := worker.death()) is not None:
+            text = f"the worker of {worker.job.title} {death}; its uncommitted work is lost"
             return Failure(FailureClass.RETRYABLE, "WorkerDied", text, SYSTEM.number, worker.log_tail())
         if seconds is not None and worker.elapsed > seconds:
             return time_exceeded(worker.job.title, worker.elapsed, worker.log_tail())

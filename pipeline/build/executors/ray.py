@@ -162,10 +162,10 @@ def unavailable(address: str, text: str) -> PipelineError:
     if versions := _VERSIONS.search(text):
         import ray
 
-        own = ".".join(map(str, sys.version_info[:3]))
+        python = ".".join(map(str, sys.version_info[:3]))
         return ExecutorUnavailable(
             f"The Ray cluster at {address} runs Ray {versions[1]} on Python {versions[2]}, and this is Ray "
-            f"{ray.__version__} on Python {own}; install the cluster's versions here"
+            f"{ray.__version__} on Python {python}; install the cluster's versions here"
         )
     if "ray[client]" in text:
         return MissingSoftware("grpcio", f"--address {address}", "pip install 'nxpipe[ray]'")
@@ -284,9 +284,9 @@ def _memory() -> int:
     """Bytes of this process and its children, such as a compiler."""
     from ray.thirdparty_files import psutil
 
-    own = psutil.Process()
+    parent = psutil.Process()
     used = 0
-    for process in (own, *own.children(recursive=True)):
+    for process in (parent, *parent.children(recursive=True)):
         try:
             used += process.memory_info().rss
         except psutil.NoSuchProcess:  # it has just ended
@@ -303,7 +303,8 @@ def failure_from_task(error: Exception, title: str, worker: str) -> Failure:
         return _outside_job(error.cause, f"{title}: {worker}", log)
     if isinstance(error, exceptions.OutOfMemoryError):
         message = (
-            f"{title}: Ray killed {worker}, for its node was out of memory; give the nodes more memory or fewer CPUs"
+            f"{title}: Ray killed {worker}, because its node was out of memory; "
+            "give the nodes more memory or fewer CPUs"
         )
         return Failure(FailureClass.RETRYABLE, "OutOfMemory", message, SYSTEM.number, log)
     message = f"{title}: {worker} or its node was lost; its uncommitted work is lost"
@@ -378,10 +379,10 @@ class RayExecutor:
     def events(self, patience: float) -> Sequence[Event]:
         deadline = time.monotonic() + patience
         while True:
-            left = max(0.0, deadline - time.monotonic())
+            remaining = max(0.0, deadline - time.monotonic())
             with self._cluster.connection_errors():
-                events = self._poll(min(_POLL, left))
-            if events or left == 0.0:
+                events = self._poll(min(_POLL, remaining))
+            if events or remaining == 0.0:
                 return events
 
     def close(self) -> None:
@@ -391,9 +392,9 @@ class RayExecutor:
     def _poll(self, seconds: float) -> list[Event]:
         """Events of messages and ended tasks. A task ends after its last message: ends are read first and returned
         last."""
-        ended = self._ended_within(seconds)
+        ended_tasks = self._ended_within(seconds)
         events = [event for message in self._fetch() if (event := self._read(message))]
-        events += [self._end_of(number) for number in ended]
+        events += [self._end_of(number) for number in ended_tasks]
         self._cancel_over_limits()
         return events + self._wait_for_nodes()
 
@@ -431,12 +432,12 @@ class RayExecutor:
     def _end_of(self, number: int) -> JobFinished:
         task = self._tasks.pop(number)
         try:
-            ended: JobFinished = self._ray.get(task.reference)
+            event: JobFinished = self._ray.get(task.reference)
         except Exception as error:  # Ray derives its errors from those of the task, of any class
             seconds = time.monotonic() - task.began if task.began else 0.0
             failure = self._over_limit(task) or failure_from_task(error, task.job.title, task.worker)
             return JobFinished(task.job.key, seconds, memory=task.memory, failure=failure)
-        return ended
+        return event
 
     def _cancel_over_limits(self) -> None:
         """Cancel tasks over a limit, at each poll until they end: cancelling is idempotent, and a request may be

@@ -40,8 +40,8 @@ class BuildHost:
 
 
 def _versions() -> dict[str, str]:
-    own = {"nxpipe": VERSION, "compiler": compiler_digest(), "python": platform.python_version()}
-    return own | {name: release for name in LIBRARIES if (release := _installed(name))}
+    versions = {"nxpipe": VERSION, "compiler": compiler_digest(), "python": platform.python_version()}
+    return versions | {name: release for name in LIBRARIES if (release := _installed(name))}
 
 
 def _installed(name: str) -> str:
@@ -192,8 +192,8 @@ class ReportFiles:
 def write_report(results: Results, folder: Path, predicted: Mapping[str, Predicted] | None = None) -> ReportFiles:
     """Each file is written atomically, in a folder named by the time at which the build began."""
     report = report_document(results, predicted)
-    own = folder / timestamp_of(results.began_at)
-    files = ReportFiles(own / "report.json", own / "report.html")
+    report_folder = folder / timestamp_of(results.began_at)
+    files = ReportFiles(report_folder / "report.json", report_folder / "report.html")
     write_whole(files.json, canonical_json(report))
     write_whole(files.html, page(report))
     return files

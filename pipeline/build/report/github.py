@@ -78,12 +78,12 @@ def _table(rows: list[str], limit: int, fold: str = "") -> str:
     """A table of at most `limit` bytes; a long one with a `fold` is folded under that title."""
     is_folded = bool(fold) and len(rows) > _OPEN
     opening, closing = (f"<details><summary>{fold}</summary>\n\n", "\n</details>\n") if is_folded else ("", "")
-    frame = _size(opening + _HEADER + _more(len(rows)) + closing)
-    shown = list(_fitting(rows, limit - frame))
-    if not rows or limit < frame:
+    overhead = _size(opening + _HEADER + _more(len(rows)) + closing)
+    shown = list(_fitting(rows, limit - overhead))
+    if not rows or limit < overhead:
         return ""
-    more = _more(len(rows) - len(shown)) if len(shown) < len(rows) else ""
-    return f"{opening}{_HEADER}{''.join(shown)}\n{more}{closing}"
+    omitted = _more(len(rows) - len(shown)) if len(shown) < len(rows) else ""
+    return f"{opening}{_HEADER}{''.join(shown)}\n{omitted}{closing}"
 
 
 def annotations(results: Results) -> list[str]:
@@ -93,8 +93,10 @@ def annotations(results: Results) -> list[str]:
     others = [cells for group in missing[len(failed) :] for cells in group.groups]
     lines = [workflow_command("error", f"nxpipe build: {group.reason.name}", _error(group)) for group in failed]
     if len(lines) > _ANNOTATIONS:
-        more = counted(len(lines) - _ANNOTATIONS + 1, "more reason")
-        lines[_ANNOTATIONS - 1 :] = [workflow_command("error", "nxpipe build", f"{more}: see the summary of the step")]
+        omitted = counted(len(lines) - _ANNOTATIONS + 1, "more reason")
+        lines[_ANNOTATIONS - 1 :] = [
+            workflow_command("error", "nxpipe build", f"{omitted}: see the summary of the step")
+        ]
     if others:
         lines.append(
             workflow_command(
@@ -110,8 +112,8 @@ def _error(group: MissingGroup) -> str:
 
 def _names(groups: list[BraceGroup[CellResult]]) -> str:
     names = [f"{plain(cells.members[0].artifact.title)}, {cells.name}" for cells in groups[:_NAMES]]
-    more = [f"{len(groups) - _NAMES} more"] if len(groups) > _NAMES else []
-    return "; ".join(names + more)[: 2 * _SHOWN]
+    omitted = [f"{len(groups) - _NAMES} more"] if len(groups) > _NAMES else []
+    return "; ".join(names + omitted)[: 2 * _SHOWN]
 
 
 def _missing_rows(results: Results) -> Iterator[str]:

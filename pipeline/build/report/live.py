@@ -123,10 +123,10 @@ class LineView:
 
     def beat(self, state: BuildState) -> None:
         if running := list(_running(state)):
-            more = [f"{len(running) - _NAMED} more"] if len(running) > _NAMED else []
-            left = state.seconds_left()
-            time_left = f"; about {duration(left)} left" if left else ""
-            self._print(state, f"running {', '.join(running[:_NAMED] + more)}{time_left}")
+            omitted = [f"{len(running) - _NAMED} more"] if len(running) > _NAMED else []
+            seconds = state.seconds_left()
+            time_left = f"; about {duration(seconds)} left" if seconds else ""
+            self._print(state, f"running {', '.join(running[:_NAMED] + omitted)}{time_left}")
 
     def close(self) -> None: ...
 
@@ -153,9 +153,9 @@ class JsonView:
     def close(self) -> None: ...
 
     def _write(self, document: dict[str, object], state: BuildState) -> None:
-        left = state.seconds_left()
+        seconds = state.seconds_left()
         counts = {EVENT_WORDS[status]: count for status, count in state.counts().items()}
-        figures = {"counts": counts, "seconds_left": None if left is None else round(left, 1)}
+        figures = {"counts": counts, "seconds_left": None if seconds is None else round(seconds, 1)}
         self._console.data_line(document | figures, err=True)
 
 

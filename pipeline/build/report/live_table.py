@@ -80,16 +80,16 @@ def screen(state: BuildState, width: int, height: int) -> RenderableType:
     failures = list(state.failures)[: max(height - _OTHER_LINES - 1, 0)]
     rows = max(height - _OTHER_LINES - len(failures), 1)
     parts = [_time(state, width), _bar(state), _counts(state), Text(), _running(state, width, rows)]
-    if (more := len(state.running()) - rows) > 0:
-        parts.append(Text(f"and {more:,} more", style="dim"))
+    if (omitted := len(state.running()) - rows) > 0:
+        parts.append(Text(f"and {omitted:,} more", style="dim"))
     return Group(*parts, *([Text(), _failures(failures, width)] if failures else []))
 
 
 def _time(state: BuildState, width: int) -> RenderableType:
-    left = state.seconds_left()
+    seconds = state.seconds_left()
     time = f"{clock(state.elapsed)} elapsed"
-    if left and width >= _TIME_LEFT_WIDTH:
-        time += f", about {duration(left)} left"
+    if seconds and width >= _TIME_LEFT_WIDTH:
+        time += f", about {duration(seconds)} left"
     grid = Table.grid(expand=True, padding=(0, 1))
     grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     grid.add_column(no_wrap=True, justify="right")

@@ -17,12 +17,12 @@ _HEADER: Final = ("  PROGRAM", "STATUS", "TIME", "REASON")
 def plan_table(plan: BuildPlan) -> str:
     """A line for each artifact, one for each group of its cells with one status and reason, and the totals."""
     groups = [(artifact, _groups(artifact)) for artifact in plan.artifacts]
-    lines = table(_HEADER, [_row(cells) for _, own in groups for cells in own]).splitlines()
+    lines = table(_HEADER, [_row(cells) for _, cell_groups in groups for cells in cell_groups]).splitlines()
     header, rows = lines[0], iter(lines[1:])
     shown = [header] if len(lines) > 1 else []
-    for artifact, own in groups:
+    for artifact, cell_groups in groups:
         shown.append(_headline(artifact))
-        shown += [next(rows) for _ in own]
+        shown += [next(rows) for _ in cell_groups]
     return "\n".join([*shown, "", _sum(plan)])
 
 
@@ -67,10 +67,10 @@ def _row(group: BraceGroup[_Row]) -> tuple[str, ...]:
 def _estimate(cells: Iterable[PlannedCell]) -> str:
     """Time of the queued cells; `+` if some have no estimate."""
     queued = [cell.seconds for cell in cells if cell.status is CellStatus.QUEUED]
-    known = [seconds for seconds in queued if seconds is not None]
+    estimates = [seconds for seconds in queued if seconds is not None]
     if not queued:
         return ""
-    return f"~{duration(sum(known))}{'' if len(known) == len(queued) else '+'}" if known else "?"
+    return f"~{duration(sum(estimates))}{'' if len(estimates) == len(queued) else '+'}" if estimates else "?"
 
 
 def _headline(artifact: PlannedArtifact) -> str:

@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 def duration(seconds: float) -> str:
     """0.4 s, 41 s, 3:07 min, 1:02:09 h."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s" if seconds < 9.95 else f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02} min"
-    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02} h"
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{rounded} s"
+    if rounded < 3600:
+        return f"{rounded // 60}:{rounded % 60:02} min"
+    return f"{rounded // 3600}:{rounded // 60 % 60:02}:{rounded % 60:02} h"
 
 
 def clock(seconds: float) -> str:
     """A duration in a column: 0:41, 1:02:09."""
-    whole = int(seconds)
-    hours = f"{whole // 3600}:{whole // 60 % 60:02}" if whole >= 3600 else str(whole // 60)
-    return f"{hours}:{whole % 60:02}"
+    total = int(seconds)
+    hours = f"{total // 3600}:{total // 60 % 60:02}" if total >= 3600 else str(total // 60)
+    return f"{hours}:{total % 60:02}"
 
 
 def counted(number: int, noun: str) -> str:
@@ -61,8 +61,8 @@ def brace_groups(
     items."""
     groups: dict[Hashable, dict[int, list[T]]] = {}
     for item in items:
-        own = shape(item)
-        groups.setdefault((alike(item), own.phase), {}).setdefault(own.batch, []).append(item)
+        item_shape = shape(item)
+        groups.setdefault((alike(item), item_shape.phase), {}).setdefault(item_shape.batch, []).append(item)
     return [group for batches in groups.values() for group in _grids(batches, shape)]
 
 

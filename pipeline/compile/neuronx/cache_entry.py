@@ -39,7 +39,7 @@ def state_of(names: Collection[str]) -> EntryState:
     return EntryState.FAILED if DONE in names or _FAILED in names else EntryState.UNFINISHED
 
 
-def travels(name: str) -> bool:
+def is_kept(name: str) -> bool:
     """True for a file that an artifact keeps: not a lock, which belongs to a process, nor a log, which names local
     paths."""
     return not name.endswith(_LOCK) and name != _FAILED
@@ -104,6 +104,6 @@ def cache_entries(cache: Path, program: str) -> dict[str, bytes]:
         if state_of([path.name for path in files]) is EntryState.READY:
             for path in files:
                 where = path.relative_to(cache).as_posix()
-                if folder_of(where) and travels(path.name):
+                if folder_of(where) and is_kept(path.name):
                     kept[cached(program, where)] = path.read_bytes()
     return kept
