@@ -1,8 +1,8 @@
 """Lambda entry of the judge: preflight, start of a step, evaluation; and the state that the state machine carries
 between them.
 
-The state is one text, which no service parses: a number does not survive every serialisation of three services. Field
-names are part of that text and of the plans of running rollouts: they cannot change.
+The state is one text, which no service parses: each service that serialises a number may change it. Field names are
+part of that text and of the plans of running rollouts: they cannot change.
 """
 
 import json
@@ -319,7 +319,7 @@ def _action_of_verdict(state: RolloutState, verdict: Verdict, signal: Signal | N
 
 
 def handle(event: Mapping[str, Any], _context: object) -> dict[str, Any]:
-    """The response to one request of the state machine."""
+    """The response to one request of the state machine, whose name is the key of the event."""
     ((request, parameters),) = event.items()
     handlers = {"opens": preflight, "begins": begin_step, "looks": record_evaluation}
     return handlers[request](parameters)
