@@ -53,6 +53,20 @@ REFUSED: Final = frozenset(
 FIXED: Final[dict[str, frozenset[str]]] = {
     "pipeline/cli/infra.py": frozenset(["mend"]),  # a key of the JSON output
     "stacks/rollout/state_machine.py": frozenset(["tell", "told"]),  # state names and paths of running executions
+    # Fields of job, plan and report documents, and a word of event lines.
+    "pipeline/build/jobs.py": frozenset({"asked", "said"}),
+    "pipeline/build/report/document.py": frozenset({"asked"}),
+    "pipeline/build/report/html.py": frozenset({"asked"}),
+    "pipeline/build/report/plan_text.py": frozenset({"asked"}),
+    # A field of the rollout's state, and texts of decision records, which form a digest chain.
+    "pipeline/canary/handler.py": frozenset({"asked", "nobody"}),
+    "pipeline/canary/judge.py": frozenset({"asked"}),
+    # A key input of an emission.
+    "pipeline/compile/frontend.py": frozenset({"room"}),
+    # A key input of evidence, and a field of evidence.
+    "pipeline/compile/spec.py": frozenset({"yardstick"}),
+    "pipeline/models/thresholds.py": frozenset({"yardstick"}),
+    "pipeline/verify/evidence.py": frozenset({"yardstick"}),
 }
 
 AREAS: Final = ("app.py", "artifact_store", "emulator", "pipeline", "stacks", "nxpipe/api.py", "docs", "README.md")

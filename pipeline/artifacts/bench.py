@@ -1,7 +1,7 @@
-"""Predicted time of an artifact's programs, compared with those of another artifact.
+"""Predicted times of an artifact's programs, compared with those of a baseline.
 
-A prediction is the compiler's own timeline, from documented instruction costs. It is no measurement, but two
-predictions differ only by what differs in the programs.
+A prediction is the latency of the compiler's timeline, from documented instruction costs. It is not a measurement, but
+two predictions differ only by differences of the programs.
 """
 
 from dataclasses import dataclass
@@ -72,10 +72,10 @@ class BenchLine:
 
 
 def bench(manifest: "Manifest", before: "Manifest | None", store: "Store") -> list[BenchLine]:
-    """Each program with the baseline's of the same phase, batch, bucket and tensor-parallel degree."""
-    known = predicted_times(before, store) if before else {}
+    """Each program with the baseline's program of the same phase, batch, bucket and tensor-parallel degree."""
+    baseline = predicted_times(before, store) if before else {}
     return [
-        BenchLine(manifest.name, manifest.target, before.name if before else None, program, known.get(identity))
+        BenchLine(manifest.name, manifest.target, before.name if before else None, program, baseline.get(identity))
         for identity, program in predicted_times(manifest, store).items()
     ]
 
@@ -83,8 +83,8 @@ def bench(manifest: "Manifest", before: "Manifest | None", store: "Store") -> li
 def predicted_times(manifest: "Manifest", store: "Store") -> "dict[tuple[str, int, int, int], PredictedTime]":
     figures = artifact_files.read(manifest, store)
     return {
-        identity(one): PredictedTime(
-            one.name, one.tensor_parallel, number_at(figures.get(one.name), FIGURES["predicted_ns"])
+        identity(program): PredictedTime(
+            program.name, program.tensor_parallel, number_at(figures.get(program.name), FIGURES["predicted_ns"])
         )
-        for one in manifest.executables
+        for program in manifest.executables
     }

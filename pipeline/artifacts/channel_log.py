@@ -24,7 +24,7 @@ from nxpipe.pipeline.util.text import for_terminal, shown, style, table
 
 @dataclass(frozen=True)
 class ChannelEntry:
-    """A generation with its predecessor's artifacts, its signers, and the reason why it is not trusted, if any."""
+    """A generation, its predecessor's artifacts, its signers, and the reason why it is not trusted, if any."""
 
     generation: Generation
     before: tuple[Served, ...]
@@ -33,16 +33,18 @@ class ChannelEntry:
 
     @property
     def age(self) -> float:
-        """Seconds, by the clocks of this machine and of the author."""
+        """Age in seconds, by the clocks of this machine and of the author."""
         return time.time() - seconds_since_1970(self.generation.at)
 
-    def require_belief(self) -> None:
+    def require_trust(self) -> None:
         if self.fault:
             raise untrusted(self.generation, self.fault)
 
 
 @dataclass(frozen=True)
 class ChannelView:
+    """The channels of a store, verified by a trust policy."""
+
     store: Store
     trust: ChannelVerifier
 
@@ -52,7 +54,7 @@ class ChannelView:
         return cls(store, trust_in(config, config_path.parent, store, say))
 
     def names(self, name: str | None) -> list[str]:
-        """The requested channel, or all."""
+        """The named channel, or all channels."""
         known = channels(self.store.backend)
         if name is None:
             return known
@@ -63,25 +65,25 @@ class ChannelView:
     def history(self, name: str, last: int) -> Iterator[ChannelEntry]:
         """The newest generations first, each verified by the digest in its successor."""
         verified = [*islice(self.trust.history(self.store, name), last + 1), None]
-        for one, before in islice(pairwise(verified), last):
-            assert one is not None, "only the first generation has no predecessor"
-            old, fault = before.artifacts if before else (), self.trust.fault(self.store.backend, one)
-            if one is verified[0] and fault is None:
-                self.trust.mark(one)
-            yield ChannelEntry(one, old, tuple(self.policy.authors(one)), fault)
+        for generation, before in islice(pairwise(verified), last):
+            assert generation is not None, "only the first generation has no predecessor"
+            old, fault = before.artifacts if before else (), self.trust.fault(self.store.backend, generation)
+            if generation is verified[0] and fault is None:
+                self.trust.mark(generation)
+            yield ChannelEntry(generation, old, tuple(self.policy.authors(generation)), fault)
 
     @cached_property
     def policy(self) -> Policy:
         return self.trust.policy or Policy()
 
-    def require_belief(self, entry: ChannelEntry) -> None:
-        """Requires trust in the current state: the generation, and the signatures of its artifacts."""
-        entry.require_belief()
-        for each in entry.generation.artifacts:
-            self.trust.insist_on_signatures(self.store, entry.generation.channel, each)
+    def require_trust(self, entry: ChannelEntry) -> None:
+        """Raise unless the current state is trusted: the generation, and the signatures of its artifacts."""
+        entry.require_trust()
+        for artifact in entry.generation.artifacts:
+            self.trust.insist_on_signatures(self.store, entry.generation.channel, artifact)
 
     def signers(self, channel: str, served: Served) -> list[str]:
-        """Trusted signers of an artifact on this channel now."""
+        """Trusted signers of an artifact on this channel at this time."""
         return self.policy.signers(self.store, served.manifest.sha256, channel, self.store.backend.now())
 
 
@@ -94,7 +96,7 @@ def generation_data(generation: Generation) -> dict[str, object]:
 
 
 def served_lines(generation: Generation) -> list[str]:
-    return [f"  {each.name} for {each.target}" for each in generation.artifacts]
+    return [f"  {artifact.name} for {artifact.target}" for artifact in generation.artifacts]
 
 
 def channel_log_data(entry: ChannelEntry) -> dict[str, object]:
@@ -102,8 +104,8 @@ def channel_log_data(entry: ChannelEntry) -> dict[str, object]:
         {"model_id": model, "target": target, "from": old and old.request_key, "to": new and new.request_key}
         for model, target, old, new in _changes(entry)
     ]
-    about = {"changes": changes, "signed_by": entry.signed_by, "fault": entry.fault}
-    return generation_data(entry.generation) | about
+    log_fields = {"changes": changes, "signed_by": entry.signed_by, "fault": entry.fault}
+    return generation_data(entry.generation) | log_fields
 
 
 def channel_log_text(entry: ChannelEntry) -> str:
@@ -117,22 +119,22 @@ def channel_log_text(entry: ChannelEntry) -> str:
 
 
 def channel_state_data(entry: ChannelEntry, signers: Mapping[Served, Sequence[str]]) -> dict[str, object]:
-    served = [{**each.model_dump(), "signed_by": names} for each, names in signers.items()]
-    about = {"age_seconds": round(entry.age), "signed_by": entry.signed_by, "fault": entry.fault}
-    return generation_data(entry.generation) | about | {"artifacts": served}
+    served = [{**artifact.model_dump(), "signed_by": names} for artifact, names in signers.items()]
+    state_fields = {"age_seconds": round(entry.age), "signed_by": entry.signed_by, "fault": entry.fault}
+    return generation_data(entry.generation) | state_fields | {"artifacts": served}
 
 
 def channel_state_text(entry: ChannelEntry, signers: Mapping[Served, Sequence[str]]) -> str:
     generation = entry.generation
     rows = [
         (
-            each.model_id,
-            each.target,
-            each.request_key[:SHOWN],
-            each.manifest.sha256[:SHOWN],
+            artifact.model_id,
+            artifact.target,
+            artifact.request_key[:SHOWN],
+            artifact.manifest.sha256[:SHOWN],
             ", ".join(names) or "not signed",
         )
-        for each, names in signers.items()
+        for artifact, names in signers.items()
     ]
     lines = [
         _title(f"{generation.channel}, generation {generation.generation}"),
@@ -146,7 +148,7 @@ def channel_state_text(entry: ChannelEntry, signers: Mapping[Served, Sequence[st
 
 def _changes(entry: ChannelEntry) -> "Iterator[tuple[str, str, Served | None, Served | None]]":
     """Changed slots: model, target, previous and new artifact."""
-    old, new = ({each.slot: each for each in state} for state in (entry.before, entry.generation.artifacts))
+    old, new = ({artifact.slot: artifact for artifact in state} for state in (entry.before, entry.generation.artifacts))
     for slot in sorted(old.keys() | new.keys()):
         if old.get(slot) != new.get(slot):
             yield *slot, old.get(slot), new.get(slot)
@@ -171,6 +173,6 @@ def _moment(text: str) -> str:
 
 def _age(seconds: float) -> str:
     """An age in its largest unit."""
-    whole = max(0, int(seconds))
-    name, length = next((unit for unit in _UNITS if whole >= unit[1]), _UNITS[-1])
-    return f"{whole // length} {name}{'' if whole // length == 1 else 's'}"
+    total = max(0, int(seconds))
+    name, length = next((unit for unit in _UNITS if total >= unit[1]), _UNITS[-1])
+    return f"{total // length} {name}{'' if total // length == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""Differences of two artifacts below their digests: programs, graphs, tensors."""
+"""Differences between two artifacts below their digests: programs, graphs, tensors."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GraphDifference:
-    """Operators of two graphs, counted as often as they run. `added` and `removed` are by operator, result type and
-    module.
-    """
+    """Operators of two graphs, counted as often as they run. `added` and `removed` count by operator, result type and
+    module."""
 
-    operators: Mapping[str, tuple[int, int]]  # of either graph: before, after
+    operators: Mapping[str, tuple[int, int]]  # counts before and after, by operator
     constants: tuple[int, int]
     added: Counter[str] = field(default_factory=Counter)
     removed: Counter[str] = field(default_factory=Counter)
@@ -45,20 +44,20 @@ class GraphDifference:
 def graph_difference(before: "Graph", after: "Graph") -> GraphDifference:
     old, new = (_kinds(graph) for graph in (before, after))
     labels = [Counter[str](), Counter[str]()]
-    for found, kinds in zip(labels, (old, new), strict=True):
+    for counts, kinds in zip(labels, (old, new), strict=True):
         for (label, _), count in kinds.items():
-            found[label] += count
+            counts[label] += count
     names = sorted(labels[0].keys() | labels[1].keys())
     return GraphDifference(
         operators={name: (labels[0][name], labels[1][name]) for name in names},
         constants=(len(before.constants), len(after.constants)),
-        added=Counter({f"{label} {rest}": count for (label, rest), count in (new - old).items()}),
-        removed=Counter({f"{label} {rest}": count for (label, rest), count in (old - new).items()}),
+        added=Counter({f"{label} {location}": count for (label, location), count in (new - old).items()}),
+        removed=Counter({f"{label} {location}": count for (label, location), count in (old - new).items()}),
     )
 
 
 def graph_of(manifest: "Manifest", executable: "Executable", store: "Store") -> "Graph | None":
-    """The stored graph; None for artifacts without one, as those of neuronx-cc."""
+    """The stored graph; None for an artifact without graphs, such as one of neuronx-cc."""
     from nxpipe.emulator.ir.decoding import decode
 
     path = artifact_files.graph(executable.name)
@@ -67,17 +66,17 @@ def graph_of(manifest: "Manifest", executable: "Executable", store: "Store") -> 
 
 
 def _kinds(graph: "Graph") -> Counter[tuple[str, str]]:
-    """Counts by operator, and by result type and module."""
-    found = Counter[tuple[str, str]]()
+    """Counts of nodes by operator, and by result type and module."""
+    counts = Counter[tuple[str, str]]()
     for number, times in enumerate(_times(graph)):
         node = graph.nodes[number]
-        where = f" at {node.origin.module}" if node.origin.module else ""
-        found[node.op.label, f"{node.result.type}{where}"] += times
-    return found
+        location = f" at {node.origin.module}" if node.origin.module else ""
+        counts[node.op.label, f"{node.result.type}{location}"] += times
+    return counts
 
 
 def _times(graph: "Graph") -> Iterator[int]:
-    """Executions of each node."""
+    """The number of executions of each node."""
     counts = {number: repeat.count for repeat in graph.repeats for number in range(repeat.start, repeat.stop)}
     return (counts.get(number, 1) for number in range(len(graph.nodes)))
 
@@ -97,7 +96,8 @@ FIGURES: Final[Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class ProgramDifference:
-    """`figures` are (before, after), None if absent. `graph` is None if both are equal or one is not stored."""
+    """Difference of a program in two artifacts. `figures` are (before, after), None if absent. `graph` is None if the
+    graphs are equal or one is not stored."""
 
     name: str
     degree: int
@@ -122,10 +122,10 @@ class ProgramDifference:
 def program_differences(before: "Manifest", after: "Manifest", store: "Store") -> Iterator[ProgramDifference]:
     """Differences of the programs that both artifacts have."""
     figures = [artifact_files.read(manifest, store) for manifest in (before, after)]
-    known = {identity(one): one for one in before.executables}
+    known = {identity(program): program for program in before.executables}
     for new in after.executables:
         if old := known.get(identity(new)):
-            sides = [figures[side].get(one.name) for side, one in enumerate((old, new))]
+            sides = [figures[side].get(program.name) for side, program in enumerate((old, new))]
             yield ProgramDifference(
                 name=new.name,
                 degree=new.tensor_parallel,
@@ -137,13 +137,13 @@ def program_differences(before: "Manifest", after: "Manifest", store: "Store") -
             )
 
 
-def identity(one: "Executable") -> tuple[str, int, int, int]:
+def identity(program: "Executable") -> tuple[str, int, int, int]:
     """The key by which programs of two artifacts correspond: phase, batch, bucket, degree."""
-    return one.phase, one.batch, one.sequence, one.tensor_parallel
+    return program.phase, program.batch, program.sequence, program.tensor_parallel
 
 
 def number_at(figures: Any, path: tuple[str, ...]) -> float | None:
-    """A figure by path; the document may come from another producer, so nothing about it is assumed."""
+    """A figure by path; None if the document, perhaps of another producer, has no number there."""
     for name in path:
         figures = figures.get(name) if isinstance(figures, Mapping) else None
     return figures if isinstance(figures, int | float) and not isinstance(figures, bool) else None
@@ -161,7 +161,8 @@ _BLOCK: Final = 1 << 20  # elements per comparison
 
 @dataclass(frozen=True)
 class TensorChange:
-    """`largest` is the maximal difference relative to the maximal element before; `why` explains None."""
+    """Change of a tensor. `largest` is the maximal difference relative to the maximal element before; None is explained
+    by `why`."""
 
     name: str
     largest: float | None
@@ -189,10 +190,10 @@ def _change(name: str, old: "np.ndarray[Any, Any]", new: "np.ndarray[Any, Any]")
 
     size = distance = 0.0
     for start in range(0, len(old), _BLOCK):
-        one, other = (side[start : start + _BLOCK].astype(np.float64) for side in (old, new))
-        if not (np.isfinite(one).all() and np.isfinite(other).all()):
+        old_block, new_block = (side[start : start + _BLOCK].astype(np.float64) for side in (old, new))
+        if not (np.isfinite(old_block).all() and np.isfinite(new_block).all()):
             return TensorChange(name, None, "some elements are not finite")
-        size, distance = max(size, float(abs(one).max())), max(distance, float(abs(other - one).max()))
+        size, distance = max(size, float(abs(old_block).max())), max(distance, float(abs(new_block - old_block).max()))
     if not size:
         return TensorChange(name, None, "all elements were 0")
     return TensorChange(name, distance / size)

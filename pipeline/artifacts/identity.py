@@ -10,7 +10,7 @@ _MAX_LENGTH: Final = 256
 
 
 def current_identity() -> str:
-    """The actor of the GitHub run, else git's user, else the user of the operating system."""
+    """The actor of the GitHub run, else the git user, else the user of the operating system."""
     return _plain(_from_github() or _from_git() or _from_system())
 
 
@@ -26,10 +26,10 @@ def _from_git() -> str | None:
 
 def _git(setting: str) -> str | None:
     try:
-        done = subprocess.run(["git", "config", setting], capture_output=True, text=True, check=False, timeout=10)
+        result = subprocess.run(["git", "config", setting], capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None  # no git on this host
-    return done.stdout.strip() or None
+    return result.stdout.strip() or None
 
 
 def _from_system() -> str:

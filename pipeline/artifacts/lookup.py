@@ -1,4 +1,4 @@
-"""Artifacts and channels by their name on the command line."""
+"""Lookup of artifacts and channels by the names on the command line."""
 
 import os
 import re
@@ -18,19 +18,19 @@ _KEY: Final = re.compile("[0-9a-f]{6,64}")
 
 
 def is_artifact(word: str) -> bool:
-    """True if the word can only name an artifact."""
+    """True if the word can name an artifact only."""
     return "@" in word or _KEY.fullmatch(word) is not None
 
 
 def artifact(word: str, store: "Store") -> "Manifest":
-    """The artifact of a name, as in `nxpipe store show`, or of a manifest's digest, even without a record."""
+    """The artifact of a name, as in `nxpipe store show`, or of a manifest's digest, even if it is not published."""
     try:
         return store.resolve(word).manifest
     except NotFound:
-        found = _by_digest(word, store)
-        if found is None:
+        manifest = _by_digest(word, store)
+        if manifest is None:
             raise
-        return found
+        return manifest
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ class Match:
     artifacts: "tuple[Manifest, ...]"
 
     def beside(self, other: "Manifest") -> "Manifest | None":
-        """The artifact to compare `other` with."""
+        """The artifact to compare `other` with: for a channel, that of the same model and target."""
         if not self.is_channel:
             return self.artifacts[0]
-        return next((one for one in self.artifacts if _slot(one) == _slot(other)), None)
+        return next((manifest for manifest in self.artifacts if _slot(manifest) == _slot(other)), None)
 
 
 def find_match(word: str, store: "Store", config_path: Path) -> Match:
-    """The channel or artifact of a word; an error for a channel without generations."""
+    """The channel or artifact of a word; ChannelEmpty for a channel without generations."""
     from nxpipe.artifact_store.channel.log import channels
     from nxpipe.pipeline.artifacts.channels import unknown_channel
 
@@ -61,52 +61,52 @@ def find_match(word: str, store: "Store", config_path: Path) -> Match:
 
 
 def empty_channel(channel: str) -> Match:
-    """A match of a channel without artifacts."""
+    """The match of a channel without artifacts."""
     return Match(channel, True, ())
 
 
 def pair(words: Sequence[str], store: "Store", config_path: Path) -> "tuple[Manifest, Manifest]":
-    """The two artifacts of two words; for a channel the one of the same model and target as the other."""
+    """The artifacts of two words; for a channel, that of the same model and target as the other word's artifact."""
     before, after = (_either(word, store, config_path) for word in words)
-    found = [
+    pairs = [
         (old, new)
         for old in before.artifacts
         for new in after.artifacts
         if not (before.is_channel or after.is_channel) or _slot(old) == _slot(new)
     ]
-    if len(found) == 1:
-        return found[0]
-    both = ", ".join(f"{new.model.id} for {new.target}" for _, new in found) or "nothing of one model and target"
-    raise NotFound(f"{before.word} and {after.word} have in common: {both}; name an artifact, as MODEL@KEY")
+    if len(pairs) == 1:
+        return pairs[0]
+    common = ", ".join(f"{new.model.id} for {new.target}" for _, new in pairs) or "nothing of one model and target"
+    raise NotFound(f"{before.word} and {after.word} have in common: {common}; name an artifact, as MODEL@KEY")
 
 
 def _either(word: str, store: "Store", config_path: Path) -> Match:
-    """The match of a word, which may be a model id if it names no channel."""
+    """The match of a word, which is a model id if it names no channel."""
     try:
-        found = find_match(word, store, config_path)
+        match = find_match(word, store, config_path)
     except ChannelEmpty as no_channel:
         try:
             return Match(word, False, (artifact(word, store),))
         except NotFound as no_artifact:
             raise NotFound(f"{no_artifact}; and {no_channel}") from no_artifact
-    return found
+    return match
 
 
 def _served(channel: str, store: "Store", config_path: Path) -> "tuple[Manifest, ...]":
-    """Artifacts that a channel serves now, by a trusted generation."""
+    """The artifacts of a channel's current generation, which must be trusted."""
     from nxpipe.pipeline.artifacts.signing import trust_in
     from nxpipe.pipeline.config import load_config
 
     config = load_config(config_path, os.environ, missing_ok=True)
     served = trust_in(config, config_path.parent, store).served(store, channel)
-    return tuple(_promoted(one, channel, store) for one in served or ())
+    return tuple(_promoted(artifact, channel, store) for artifact in served or ())
 
 
 def _promoted(served: "Served", channel: str, store: "Store") -> "Manifest":
-    found = _by_digest(served.manifest.sha256, store)
-    if found is None:
+    manifest = _by_digest(served.manifest.sha256, store)
+    if manifest is None:
         raise NotFound(f"channel {channel} serves {served.name}, whose manifest is not in {store.url}; build it again")
-    return found
+    return manifest
 
 
 def _slot(manifest: "Manifest") -> tuple[str, str]:

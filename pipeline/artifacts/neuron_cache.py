@@ -1,7 +1,7 @@
 """Export of artifacts to the Neuron runtime's persistent compile cache; docs/guides/neuronx.md.
 
-Compilers and runtimes use the cache meanwhile, and the export takes no lock. A file is written completely under another
-name and linked to its own, or put into the bucket on the condition that it does not exist: nothing is overwritten. The
+Compilers and runtimes use the cache during an export, and the export takes no lock. In a folder, a complete file is
+written under a temporary name and then linked; in a bucket, an object is created if absent: nothing is overwritten. The
 NEFF is created first: its creator owns the entry, and other writers stop before they have written anything.
 `model.done` is created last: readers ignore a folder without it.
 """
@@ -52,6 +52,8 @@ class NothingToExport(NotFound):
 
 @dataclass(frozen=True)
 class ExportSelection:
+    """A selected artifact and its cache entries."""
+
     manifest: Manifest
     entries: Sequence[CacheEntry]
 
@@ -66,8 +68,8 @@ class ExportSelection:
         return sorted(executable.name for executable in self.manifest.executables if executable.name not in having)
 
     @property
-    def doubt(self) -> str | None:
-        """A warning of programs that the export omits."""
+    def warning(self) -> str | None:
+        """A warning about programs that the export omits."""
         if self.manifest.backend != _BACKEND:
             return f"{self.name}: {_NO_DEVICE}"
         if not self.without:
@@ -79,22 +81,22 @@ class ExportSelection:
 
 
 def select_named(store: "Store", names: Sequence[str]) -> list[ExportSelection]:
-    """The named artifacts; one that cannot be exported is an error."""
+    """The named artifacts; NothingToExport for one that cannot be exported."""
     published = store.list()
-    found = {one.request_key: one for one in (choose(name, published, store.url) for name in names)}
-    chosen = [_chosen(one.manifest) for one in found.values()]
-    for one in chosen:
-        if one.manifest.backend != _BACKEND:
-            raise NothingToExport(f"{one.name} cannot be exported: {_NO_DEVICE}; {_BUILD_IT}")
+    by_key = {artifact.request_key: artifact for artifact in (choose(name, published, store.url) for name in names)}
+    chosen = [_chosen(artifact.manifest) for artifact in by_key.values()]
+    for artifact in chosen:
+        if artifact.manifest.backend != _BACKEND:
+            raise NothingToExport(f"{artifact.name} cannot be exported: {_NO_DEVICE}; {_BUILD_IT}")
     return chosen
 
 
 def select_served(store: "Store", channel: str, trust: "ChannelVerifier") -> list[ExportSelection]:
-    """Artifacts that a channel serves now."""
+    """The artifacts of a channel's current generation."""
     artifacts = trust.served(store, channel)
     if artifacts is None:
         raise unknown_channel(store, channel)
-    return [_chosen(store.manifest(one.manifest)) for one in artifacts]
+    return [_chosen(store.manifest(served.manifest)) for served in artifacts]
 
 
 def select_configured(
@@ -103,25 +105,25 @@ def select_configured(
     """The newest artifact of neuronx-cc for each model of nxpipe.toml and its target."""
     published, chosen = store.list(), {}
     for model in config.models:
-        wanted = (model_id(model, folder), INSTANCES[model.target].compiler_target)
-        fitting = (one.manifest for one in published if (one.model_id, one.target) == wanted)
-        newest = next((manifest for manifest in fitting if manifest.backend == _BACKEND), None)
+        requested = (model_id(model, folder), INSTANCES[model.target].compiler_target)
+        matching = (artifact.manifest for artifact in published if (artifact.model_id, artifact.target) == requested)
+        newest = next((manifest for manifest in matching if manifest.backend == _BACKEND), None)
         if newest is None:
-            say(f"  {wanted[0]} for {wanted[1]}: the store holds no artifact by AWS's compiler, and {_NO_DEVICE}")
+            say(f"  {requested[0]} for {requested[1]}: the store holds no artifact of neuronx-cc, and {_NO_DEVICE}")
         else:
             chosen[newest.request_key] = _chosen(newest)
     if not chosen:
         raise NothingToExport(
-            f"{store.url} holds nothing by AWS's compiler of the models of nxpipe.toml ({len(config.models)}); "
+            f"{store.url} holds no artifact of neuronx-cc for the models of nxpipe.toml ({len(config.models)}); "
             f"{_BUILD_IT}, or name other artifacts"
         )
     return list(chosen.values())
 
 
 def require_entries(chosen: Sequence[ExportSelection]) -> None:
-    if not any(one.entries for one in chosen):
-        doubts = "; ".join(one.doubt for one in chosen if one.doubt)
-        raise NothingToExport(f"nothing can be exported: {doubts}")
+    if not any(selection.entries for selection in chosen):
+        warnings = "; ".join(selection.warning for selection in chosen if selection.warning)
+        raise NothingToExport(f"nothing can be exported: {warnings}")
 
 
 def _chosen(manifest: Manifest) -> ExportSelection:
@@ -132,7 +134,7 @@ _ABANDONED: Final = 24 * 3600.0  # seconds
 
 
 class EntriesLocked(StoreError):
-    """Entries that other writers have started and not completed."""
+    """Entries that another writer has started and not completed."""
 
 
 class ExportResult(Enum):
@@ -143,51 +145,53 @@ class ExportResult(Enum):
 
 @dataclass(frozen=True)
 class ExportedEntry:
+    """The result of one entry's export; `why` explains it."""
+
     entry: CacheEntry
-    what: ExportResult
+    result: ExportResult
     why: str = ""
 
 
 def export_entries(
     blobs: "Blobs", entries: Iterable[CacheEntry], cache: Backend, sent: Sent
 ) -> Iterator[ExportedEntry]:
-    """Exports the entries one by one; a repetition continues where the last attempt ended."""
-    tell = in_turn(_halves(sent))
+    """Export the entries in order; a repetition continues where the last attempt ended."""
+    progress = in_turn(_halved(sent))
     for entry in entries:
-        yield _export(blobs, entry, cache, tell)
+        yield _export(blobs, entry, cache, progress)
 
 
 def require_exported(exported: Sequence[ExportedEntry], url: str) -> None:
-    """Raises for entries that were not exported, after all others were."""
-    held = [one for one in exported if one.what is ExportResult.HELD]
-    if held:
-        whys = "; ".join(f"{one.entry.folder}: {one.why}" for one in held)
+    """Raise EntriesLocked for entries that were skipped, after all others were exported."""
+    skipped = [entry for entry in exported if entry.result is ExportResult.HELD]
+    if skipped:
+        reasons = "; ".join(f"{entry.entry.folder}: {entry.why}" for entry in skipped)
         raise EntriesLocked(
-            f"{len(held)} of {len(exported)} entries were skipped in {url} ({whys}); when no compiler runs "
+            f"{len(skipped)} of {len(exported)} entries were skipped in {url} ({reasons}); when no compiler runs "
             "there, run `neuron_parallel_compile --command clear-locks` or remove these folders, and export again"
         )
 
 
 def remove_abandoned_files(cache: Backend) -> None:
-    """Removes files that killed exports left in `tmp/`."""
-    for found in cache.abandoned(cache.now() - _ABANDONED):
-        cache.remove_abandoned(found)
+    """Remove files that killed exports left in `tmp/`."""
+    for file in cache.abandoned(cache.now() - _ABANDONED):
+        cache.remove_abandoned(file)
 
 
-def _export(blobs: "Blobs", entry: CacheEntry, cache: Backend, tell: Sent) -> ExportedEntry:
-    sizes = {found.path.rpartition("/")[2]: found.size for found in cache.walk(f"{entry.folder}/")}
+def _export(blobs: "Blobs", entry: CacheEntry, cache: Backend, progress: Sent) -> ExportedEntry:
+    sizes = {file.path.rpartition("/")[2]: file.size for file in cache.walk(f"{entry.folder}/")}
     state = state_of(sizes)
     if state is EntryState.READY:
-        tell(2 * entry.size)
+        progress(2 * entry.size)
         same = sizes[NEFF] == entry.files[NEFF].size
         return ExportedEntry(entry, ExportResult.THERE, "" if same else "from another compilation, which is kept")
     if why := _why_not(entry, cache, state, sizes):
         return ExportedEntry(entry, ExportResult.HELD, why)
     for name in (NEFF, *sorted(entry.files.keys() - {NEFF, DONE}), DONE):
         if name in sizes:
-            tell(2 * entry.files[name].size)
-        elif not _create(blobs, entry.files[name], cache, entry.path(name), tell):
-            return _export(blobs, entry, cache, tell)  # a concurrent writer was faster
+            progress(2 * entry.files[name].size)
+        elif not _create(blobs, entry.files[name], cache, entry.path(name), progress):
+            return _export(blobs, entry, cache, progress)  # a concurrent writer was faster
     return ExportedEntry(entry, ExportResult.WRITTEN)
 
 
@@ -195,19 +199,19 @@ def _why_not(entry: CacheEntry, cache: Backend, state: EntryState, names: Collec
     if state is EntryState.LOCKED:
         return "locked by a compiler that runs or was killed"
     if state is EntryState.FAILED:
-        return "it holds a failed compilation"
+        return "the entry is a failed compilation"
     for name in sorted(entry.files.keys() & set(names)):
         if not _is(cache, entry.path(name), entry.files[name]):
             return f"another writer started it with a different {name}"
     return None
 
 
-def _create(blobs: "Blobs", blob: "Blob", cache: Backend, path: str, tell: Sent) -> bool:
-    """Creates a file; False if a different one exists."""
+def _create(blobs: "Blobs", blob: "Blob", cache: Backend, path: str, progress: Sent) -> bool:
+    """Create a file; False if a different one exists."""
     with scratch(cache.scratch_folder) as file:
-        for chunk in blobs.chunks(blob, tell):
+        for chunk in blobs.chunks(blob, progress):
             file.write(chunk)
-        return cache.create(path, file.finish(), durable=True, sent=tell) or _is(cache, path, blob)
+        return cache.create(path, file.finish(), durable=True, sent=progress) or _is(cache, path, blob)
 
 
 def _is(cache: Backend, path: str, blob: "Blob") -> bool:
@@ -217,32 +221,34 @@ def _is(cache: Backend, path: str, blob: "Blob") -> bool:
     return (stat.sha256 or sha256_of_chunks(cache.read(path) or ())) == blob.sha256
 
 
-def _halves(sent: Sent) -> Sent:
-    """Progress in halves: every byte counts when it is read from the store and when it is in the cache."""
-    seen = reported = 0
+def _halved(sent: Sent) -> Sent:
+    """Progress in halves: a byte counts when it is read from the store and when it is in the cache."""
+    total = reported = 0
 
-    def tell(size: int) -> None:
-        nonlocal seen, reported
-        seen += size
-        sent(seen // 2 - reported)
-        reported = seen // 2
+    def progress(size: int) -> None:
+        nonlocal total, reported
+        total += size
+        sent(total // 2 - reported)
+        reported = total // 2
 
-    return tell
+    return progress
 
 
 @dataclass(frozen=True)
 class FoundEntry:
+    """An entry in a compile cache."""
+
     folder: str
     state: EntryState
     size: int  # bytes of all its files
 
 
 def entries_in(cache: Backend) -> Iterator[FoundEntry]:
-    """Entries of a cache by folder; other files are ignored."""
+    """Entries of a cache, sorted by folder; files outside of entries are ignored."""
     sizes: dict[str, dict[str, int]] = {}
-    for found in cache.walk(""):
-        if folder := folder_of(found.path):
-            sizes.setdefault(folder, {})[found.path] = found.size
+    for file in cache.walk(""):
+        if folder := folder_of(file.path):
+            sizes.setdefault(folder, {})[file.path] = file.size
     for folder in sorted(sizes):
         names = [path.rpartition("/")[2] for path in sizes[folder]]
         yield FoundEntry(folder, state_of(names), sum(sizes[folder].values()))

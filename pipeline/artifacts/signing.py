@@ -1,4 +1,4 @@
-"""Keys and trust policy from [signing] of nxpipe.toml. Cryptography is imported for signing and checking only."""
+"""Keys and trust policy from [signing] of nxpipe.toml. Cryptography is imported only to sign and to verify."""
 
 import os
 from pathlib import Path
@@ -26,13 +26,13 @@ _WORKFLOW = ("GITHUB_SERVER_URL", "GITHUB_WORKFLOW_REF")
 
 
 def signing_policy(config: "Config", folder: Path) -> "Policy | None":
-    """The trust policy; None if nothing requires or trusts a signature."""
+    """The trust policy; None if the configuration neither requires nor trusts a signature."""
     signing = config.signing
     if not signing.require and not signing.trusted:
         return None
     from nxpipe.artifact_store.trust.policy import Policy
 
-    trusted = tuple(_trusted(each, config, folder) for each in signing.trusted)
+    trusted = tuple(_trusted(table, config, folder) for table in signing.trusted)
     if not trusted:
         trusted = tuple(_default_keys(config, folder))
     return Policy(trusted, _with_environments(config, signing.require), signing.threshold)
@@ -41,7 +41,7 @@ def signing_policy(config: "Config", folder: Path) -> "Policy | None":
 def trust_in(
     config: "Config", folder: Path, store: "Store", say: "Callable[[str], None]" = lambda _: None
 ) -> "ChannelVerifier":
-    """Trust in a store's channels: by the policy, and by marks of the generations that this machine has seen.
+    """The verifier of a store's channels, by the policy and by marks of the generations that this machine has seen.
 
     Marks detect a rollback of the store itself: a channel never returns to an earlier generation.
     """
@@ -67,38 +67,38 @@ def _identity(url: str) -> str:
 
 
 def unused_channels(config: "Config") -> "Iterator[str]":
-    """Warnings of channels in [signing] that no fleet runs and that resemble a fleet's channel without a rule."""
+    """Warnings about channels in [signing] that no fleet serves and that resemble a fleet's channel without a rule."""
     signing = config.signing
-    ruled = {*signing.require, *(each for key in signing.trusted for each in key.channels or ())}
-    free = sorted({fleet.channel for fleet in config.fleets} - ruled)
-    for channel in sorted(ruled - {fleet.channel for fleet in config.fleets}):
-        if hint := did_you_mean(channel, free):
-            yield f"[signing] names channel {channel}, but no fleet of nxpipe.toml runs it{hint}"
+    with_rule = {*signing.require, *(channel for key in signing.trusted for channel in key.channels or ())}
+    without_rule = sorted({fleet.channel for fleet in config.fleets} - with_rule)
+    for channel in sorted(with_rule - {fleet.channel for fleet in config.fleets}):
+        if hint := did_you_mean(channel, without_rule):
+            yield f"[signing] names channel {channel}, but no fleet of nxpipe.toml serves it{hint}"
 
 
 def _default_keys(config: "Config", folder: Path) -> "Iterator[TrustedKey]":
-    """Without [[signing.trusted]]: each signing key is trusted for what it signs."""
+    """Trusted keys without [[signing.trusted]]: each signing key, for the documents that it signs."""
     from nxpipe.artifact_store.trust.policy import TrustedKey
 
-    signing, promoted = config.signing, _with_environments(config, [each.channel for each in config.signing.promoting])
+    signing, promoted = config.signing, _with_environments(config, [rule.channel for rule in config.signing.promoting])
     if signing.key:
-        ours = _public_half(signing.key, folder)
-        others = _with_environments(config, signing.require) - promoted
-        yield TrustedKey("signing.key", ours, signs="artifacts" if promoted else None)
-        if promoted and others:
-            yield TrustedKey("signing.key", ours, others, signs="channels")
-    for each in signing.promoting:
-        channels = _with_environments(config, (each.channel,))
-        yield TrustedKey(f"promoting {each.channel}", _public_half(each.key, folder), channels, signs="channels")
+        public_key = _public_half(signing.key, folder)
+        other_channels = _with_environments(config, signing.require) - promoted
+        yield TrustedKey("signing.key", public_key, signs="artifacts" if promoted else None)
+        if promoted and other_channels:
+            yield TrustedKey("signing.key", public_key, other_channels, signs="channels")
+    for rule in signing.promoting:
+        channels = _with_environments(config, (rule.channel,))
+        yield TrustedKey(f"promoting {rule.channel}", _public_half(rule.key, folder), channels, signs="channels")
 
 
 def _with_environments(config: "Config", channels: "Sequence[str]") -> frozenset[str]:
-    """Rules of a channel apply to the environments of the fleets that run it."""
+    """The channels and, for each fleet that serves one of them, the channels of its environments."""
     of_fleets = {
-        environment_channel(fleet.name, colour)
+        environment_channel(fleet.name, environment)
         for fleet in config.fleets
         if fleet.channel in channels
-        for colour in ENVIRONMENTS
+        for environment in ENVIRONMENTS
     }
     return frozenset(channels) | of_fleets
 
@@ -116,13 +116,13 @@ def chosen_signer(typed: str | None, config: "Config", folder: Path, channel: st
 
 
 def author_signature(typed: str | None, config: "Config", folder: Path, channel: str, store: "Store") -> "Sign | None":
-    """The signing function of a channel's change; None unless the channel requires it or --key was passed."""
+    """The function that signs a channel's change; None unless the channel requires it or --key was passed."""
     if typed is None and channel not in _with_environments(config, config.signing.require):
         return None
     from nxpipe.artifact_store.trust.policy import signing_with
 
     base = next(
-        (each.channel for each in config.fleets if channel in _with_environments(config, (each.channel,))), channel
+        (fleet.channel for fleet in config.fleets if channel in _with_environments(config, (fleet.channel,))), channel
     )
     signer, policy = chosen_signer(typed, config, folder, base), signing_policy(config, folder)
     if policy and channel in policy.required and not policy.trusts(signer.public, channel, store.backend.now()):
@@ -134,12 +134,12 @@ def author_signature(typed: str | None, config: "Config", folder: Path, channel:
 
 
 def known_keys(config: "Config", folder: Path) -> "list[PublicKey]":
-    """Trusted keys in local files, with which a machine without a network can verify signatures."""
+    """Trusted keys in local files, for verification on a machine without a network."""
     signing = config.signing
     if signing.trusted:
-        return [_trusted(each, config, folder).key for each in signing.trusted]
-    beside = _beside(signing.key or "", folder)
-    return [named_public_key(beside)] if beside else []
+        return [_trusted(table, config, folder).key for table in signing.trusted]
+    public_file = _public_key_file(signing.key or "", folder)
+    return [named_public_key(public_file)] if public_file else []
 
 
 def named_public_key(path: Path) -> "PublicKey":
@@ -149,20 +149,20 @@ def named_public_key(path: Path) -> "PublicKey":
 
 
 def builder_id() -> str:
-    """The builder id of the provenance: the GitHub workflow, or a local machine."""
+    """The builder id in the provenance: the GitHub workflow, or a local machine."""
     server, workflow = (os.environ.get(name) for name in _WORKFLOW)
     return f"{server}/{workflow}" if server and workflow else "nxpipe:local"
 
 
 def _public_half(key: str, folder: Path) -> "PublicKey":
-    """The public key, from the file beside a key file: verification needs no private key."""
+    """The public key. It is read from the file beside a key file, so that verification needs no private key."""
     from nxpipe.artifact_store.trust.signers import open_signer
 
-    beside = _beside(key, folder)
-    return named_public_key(beside) if beside else open_signer(key, folder).public
+    public_file = _public_key_file(key, folder)
+    return named_public_key(public_file) if public_file else open_signer(key, folder).public
 
 
-def _beside(key: str, folder: Path) -> Path | None:
+def _public_key_file(key: str, folder: Path) -> Path | None:
     """The public key file beside a key file, if it exists."""
     from nxpipe.artifact_store.trust.keys import public_path
 

@@ -1,4 +1,4 @@
-"""The store of a command: --store, else NXPIPE_STORE_URL, else nxpipe.toml, else a folder beside it."""
+"""Store of a command: --store, else NXPIPE_STORE_URL, else nxpipe.toml, else a folder beside it."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,8 @@ VARIABLE = "NXPIPE_STORE_URL"
 
 
 def store_url(option: str | None, config_path: Path) -> str:
-    """The URL of the store. A relative path in nxpipe.toml starts at the file, any other at the working directory."""
+    """The URL of the store. A relative path in nxpipe.toml starts at that file's folder, any other at the working
+    directory."""
     typed = _typed(option)
     if typed is not None:
         return typed
@@ -29,7 +30,7 @@ def store_url(option: str | None, config_path: Path) -> str:
 def open_configured_store(option: str | None, config_path: Path, console: "Console") -> "Store":
     """The store, read through this machine's cache, and from its replicas if it fails.
 
-    Replicas and the KMS key belong to the store of nxpipe.toml: a store from --store has neither.
+    Replicas and the KMS key are those of the store in nxpipe.toml: a store from --store has neither.
     """
     from nxpipe.artifact_store.url import anchored, is_remote, open_store
 

@@ -1,8 +1,7 @@
 """Build cache of a store: the lease on a cache key, the negative cache of known failures, and timings of cache misses.
 
 A lease keeps two builders from compiling the same key at once: the second waits, and has a cache hit. It is an
-optimisation and guards nothing: if it is lost, the work is done twice, and the store's conditional create decides who
-published.
+optimisation only: if it is lost, both compile, and the store's conditional create decides which result is kept.
 """
 
 import json
@@ -31,7 +30,7 @@ from nxpipe.pipeline.util.errors import BuildRefused, DoesNotFit, PipelineError,
 from nxpipe.pipeline.util.files import MiB, json_of, read_file, write_whole
 
 _POLL: Final = 1.0  # seconds between two attempts to acquire a lease
-# Known failures that are raised again as what they were, for their exit codes; all others as BuildRefused.
+# Known failures that are raised as their original class, for its exit code; all others become BuildRefused.
 _KINDS: Final[dict[str, type[PipelineError]]] = {kind.__qualname__: kind for kind in (VerificationFailed, DoesNotFit)}
 
 
@@ -56,8 +55,8 @@ def hold_lease(store: Store, key: str, log: Callable[[str], None]) -> Iterator[N
 
 
 def _is_dead(holder: str) -> bool:
-    """True for a process of this machine that has ended. Processes of other machines cannot be checked: their leases
-    expire."""
+    """True if the holder is an ended process of this machine. Processes of other machines cannot be checked: their
+    leases expire."""
     host, _, number = holder.rpartition(" ")[0].rpartition(":")
     if host != socket.gethostname() or not number.isdecimal():
         return False
@@ -76,7 +75,7 @@ def raise_known_failure(store: Store, key: str, thresholds: Thresholds) -> None:
         failure = failure_of(store, key)
         if failure is None or not _is_valid(store, failure, thresholds):
             return
-    except (StoreError, ValueError):  # an unreadable record saves no work
+    except (StoreError, ValueError):  # without a readable record, the cell is built
         return
     kind = _KINDS.get(failure.kind, BuildRefused)
     when = failure.at[:16].replace("T", " ")
@@ -97,32 +96,32 @@ def record_failure(store: Store, key: str, thresholds: Thresholds) -> Iterator[N
 
 
 def _is_valid(store: Store, failure: KnownFailure, thresholds: Thresholds) -> bool:
-    """A failed verification is known for its thresholds only, which are not part of the key."""
+    """False for a failed verification under other thresholds, which are not part of the key."""
     if failure.kind != VerificationFailed.__qualname__:
         return True
     return failure.log is not None and json_of(store.read_blob(failure.log))["verify"] == asdict(thresholds)
 
 
-_KEPT: Final = 2000  # timings, the newest
+_KEPT: Final = 2000  # newest timings in the file
 
 
 class Timings:
-    """Seconds by timing key, in a file that may be deleted at any time. The key ignores the compiler, for a new release
-    takes about as long as the last."""
+    """Build times by timing key, in a file that may be deleted at any time. The key ignores the compiler: its next
+    release takes about as long."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known: dict[str, list[float]] = {}
         with suppress(OSError, ValueError, TypeError, AttributeError):  # no file yet, or another format
-            read = json_of(read_file(path, limit=4 * MiB))
-            self._known = {str(name): [float(work), float(seconds)] for name, (work, seconds) in read.items()}
+            document = json_of(read_file(path, limit=4 * MiB))
+            self._known = {str(name): [float(work), float(seconds)] for name, (work, seconds) in document.items()}
 
     @classmethod
     def kept_in(cls, state: Path) -> Self:
         return cls(state / "timings.json")
 
     def estimate(self, name: str, work: float) -> float | None:
-        """Seconds of the last time, else a fit of the others by their work; None before the first build."""
+        """Seconds of the cell's last build, else a fit of the other timings by work; None before the first build."""
         if name in self._known:
             return self._known[name][1]
         if not self._known:
@@ -143,7 +142,7 @@ class Timings:
 
 
 def timing_key(request: BuildSpec, shape: Shape) -> str:
-    """Key of a cell without its compiler and its weights."""
+    """Key of a cell that ignores its compiler and its weights."""
     return digest_of(
         {
             "model": request.source.id,
@@ -156,9 +155,9 @@ def timing_key(request: BuildSpec, shape: Shape) -> str:
     )
 
 
-def _line(known: Iterable[list[float]]) -> tuple[float, float]:
+def _line(timings: Iterable[list[float]]) -> tuple[float, float]:
     """Least-squares line of seconds by work (slope, offset); a constant if all have the same work."""
-    points = list(known)
+    points = list(timings)
     middle = sum(work for work, _ in points) / len(points)
     mean = sum(seconds for _, seconds in points) / len(points)
     spread = sum((work - middle) ** 2 for work, _ in points)

@@ -25,16 +25,23 @@ _SEARCHED: Final = 5  # nearest artifacts whose programs are compared
 
 
 def difference_table(differences: "Sequence[Difference]", before: str, after: str) -> str:
-    rows = [(for_terminal(one.path), shorten(one.before), shorten(one.after)) for one in differences]
+    rows = [
+        (for_terminal(difference.path), shorten(difference.before), shorten(difference.after))
+        for difference in differences
+    ]
     return table(("field", before, after), rows)
 
 
 def differences_as_json(differences: "Sequence[Difference]", before: str, after: str) -> list[dict[str, object]]:
     """A side that lacks the field is left out."""
     return [
-        {"field": one.path}
-        | {side: json.loads(text) for side, text in ((before, one.before), (after, one.after)) if text is not None}
-        for one in differences
+        {"field": difference.path}
+        | {
+            side: json.loads(text)
+            for side, text in ((before, difference.before), (after, difference.after))
+            if text is not None
+        }
+        for difference in differences
     ]
 
 
@@ -49,7 +56,7 @@ class NearestProgram:
 
 @dataclass(frozen=True)
 class ProgramLookup:
-    """`nearest` is None unless the program has to be compiled."""
+    """Cache hit or miss of one program; `nearest` is None unless the program has to be compiled."""
 
     cell: PlannedCell
     nearest: NearestProgram | None
@@ -82,45 +89,46 @@ def look_up_request(
     request: BuildSpec, planned: PlannedArtifact, store: "Store", count: int, report: Report
 ) -> CacheLookup:
     inputs = request.key_inputs()
-    near = nearest_artifacts(store, inputs, count=max(count, _SEARCHED), report=report)
-    asked = [(one, store.key_inputs(one.published.manifest)) for one in near]
+    nearest = nearest_artifacts(store, inputs, count=max(count, _SEARCHED), report=report)
+    candidates = [(artifact, store.key_inputs(artifact.published.manifest)) for artifact in nearest]
     programs = [
         ProgramLookup(
-            cell, None if _needs_no_compiler(request, cell, store) else _nearest_program(request, cell, asked)
+            cell, None if _needs_no_compiler(request, cell, store) else _nearest_program(request, cell, candidates)
         )
         for cell in planned.cells
     ]
-    return CacheLookup(request.source.id, digest_of(inputs), planned.is_published, near[:count], programs)
+    return CacheLookup(request.source.id, digest_of(inputs), planned.is_published, nearest[:count], programs)
 
 
 def _needs_no_compiler(request: BuildSpec, cell: PlannedCell, store: "Store") -> bool:
-    """A failed or refused cell has a reason of its own."""
+    """True if the program is in the store, or if its status gives another reason: failed or refused."""
     if cell.status is not CellStatus.QUEUED:
         return True
     return store.backend.stat(part_path(request.program_key(cell.shape))) is not None
 
 
 def _nearest_program(
-    request: BuildSpec, cell: PlannedCell, asked: Sequence[tuple[NearestArtifact, Mapping[str, Any]]]
+    request: BuildSpec, cell: PlannedCell, candidates: Sequence[tuple[NearestArtifact, Mapping[str, Any]]]
 ) -> NearestProgram | None:
-    wanted = request.program_key_inputs(cell.shape)
-    found = [
-        NearestProgram(one, shape, differences(stored, wanted))
-        for one, inputs in asked
-        for shape, stored in _program_inputs(inputs, wanted)
+    requested = request.program_key_inputs(cell.shape)
+    programs = [
+        NearestProgram(artifact, shape, differences(stored, requested))
+        for artifact, inputs in candidates
+        for shape, stored in _program_inputs(inputs, requested)
     ]
-    return min(found, key=lambda program: len(program.differences), default=None)
+    return min(programs, key=lambda program: len(program.differences), default=None)
 
 
 def _program_inputs(inputs: Mapping[str, Any], like: Mapping[str, object]) -> Iterator[tuple[Shape, dict[str, object]]]:
-    """Key inputs of each program of an artifact, from the artifact's own; they may be of another producer."""
+    """Key inputs of each program of an artifact, derived from the artifact's own. Another producer may have written
+    them."""
     shapes = list(_shapes(inputs.get("shapes")))
     shared_inputs = {name: value for name, value in inputs.items() if name in like}
     if isinstance(options := shared_inputs.get("options"), dict):
         shared_inputs["options"] = {name: value for name, value in options.items() if name != "verified"}
     for shape in shapes:
-        own = {"shapes": [[shape.phase, shape.batch, shape.sequence]], "cache": cache_capacity(shape, shapes)}
-        yield shape, {**shared_inputs, **own, "format": like["format"]}
+        own_inputs = {"shapes": [[shape.phase, shape.batch, shape.sequence]], "cache": cache_capacity(shape, shapes)}
+        yield shape, {**shared_inputs, **own_inputs, "format": like["format"]}
 
 
 def _shapes(value: object) -> Iterator[Shape]:

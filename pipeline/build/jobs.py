@@ -1,8 +1,8 @@
-"""Statuses, failures, jobs, events and the protocol of executors: what plan, scheduler, workers and reports share.
+"""Shared types of plan, scheduler, workers and reports: statuses, failures, jobs, events and the executor protocol.
 
-`CellStatus` and `FailureClass` are the one enumeration of each. Jobs and events cross processes and machines as JSON.
-Documents have words of their own for a status, fixed by their format version: `nxpipe.items/1`, `nxpipe.plan/1`,
-`nxpipe.build-report/1`, and the event lines of `nxpipe build --json`.
+Jobs and events are sent between processes and machines as JSON. Documents spell a status in words of their own, which
+their format version fixes: `nxpipe.items/1`, `nxpipe.plan/1`, `nxpipe.build-report/1`, and the event lines of `nxpipe
+build --json`.
 """
 
 import traceback
@@ -23,14 +23,14 @@ from nxpipe.pipeline.util.text import human_bytes
 
 
 class CellStatus(Enum):
-    """From plan to report, in the order in which a summary lists them. docs/building.md, section 3."""
+    """Status of a cell, from plan to report, in the order of a summary. See docs/building.md, section 3."""
 
     PUBLISHED = "published"  # plan: its artifact is in the store and within [verify]
     COMMITTED = "committed"  # plan: its step results are in the store, its artifact is not
     CACHED = "cached"  # a job found it in the store, or its artifact was published before
     BUILT = "built"  # this build compiled or verified it
-    FAILED = "failed"  # given up, now or by an earlier build (known failure)
-    REFUSED = "refused"  # plan: no request can be made of it, so it has no key
+    FAILED = "failed"  # failed in this build, or in an earlier one (known failure)
+    REFUSED = "refused"  # plan: its specification cannot be resolved, so it has no cache key
     RETRYING = "not retried"  # its last attempt met a retryable failure; another attempt is due
     RUNNING = "running"
     QUEUED = "queued"
@@ -39,12 +39,12 @@ class CellStatus(Enum):
 
     @property
     def in_store(self) -> bool:
-        """A plan need not build it."""
+        """True if the store holds the cell, so that it is not built."""
         return self in (CellStatus.PUBLISHED, CellStatus.COMMITTED)
 
     @property
     def is_missing(self) -> bool:
-        """At the end of a build: it is in no published artifact."""
+        """True if, at the end of a build, the cell is in no published artifact."""
         return self not in (CellStatus.PUBLISHED, CellStatus.CACHED, CellStatus.BUILT)
 
     @property
@@ -89,7 +89,8 @@ RESULT_WORDS: Final[Mapping[CellStatus, str]] = {**REPORT_WORDS, CellStatus.BLOC
 
 
 class FailureClass(StrEnum):
-    """What the scheduler does with a failed job. Values are those of documents. docs/building.md, section 4."""
+    """Class of a failure: it decides what the scheduler does with the job. Values are those of documents. See
+    docs/building.md, section 4."""
 
     DETERMINISTIC = "deterministic"  # the same request fails again: recorded as a known failure, never retried
     RETRYABLE = "environmental"  # a full disk, a network, a killed worker: retried with a growing pause
@@ -99,8 +100,8 @@ class FailureClass(StrEnum):
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a job failed. `kind` is the error's class, `code` its number in the table of exit codes, `log` the traceback
-    or the end of a process's stderr."""
+    """Failure of a job. `kind` is the error's class name, `code` its exit code, `log` the traceback or the end of the
+    process's stderr."""
 
     failure_class: FailureClass
     kind: str
@@ -123,10 +124,10 @@ class Failure:
         return cls(FailureClass(fields.pop("sort")), **fields)
 
 
-# Every other job would fail as well.
+# Errors that would fail every other job as well.
 _HOST: Final = (MissingSoftware, AwsError, BadUrl, Denied, UnsafeBackend)
 _RETRYABLE: Final = (OSError, MemoryError, StoreUnavailable, Changed, Incomplete, NotEnoughMemory)
-# The state of this machine may be the cause of an error of the request: no memory, no disk, a missing package.
+# Errors of this machine's state, which may cause errors of a request: no memory, no disk, a missing package.
 _MACHINE: Final = (MemoryError, OSError, ImportError)
 
 
@@ -152,7 +153,7 @@ def memory_exceeded(title: str, used: int, limit: int, log: str = "") -> Failure
 
 
 def failure_class_of(error: Exception) -> FailureClass:
-    """An error of an unknown class is deterministic: only what is known to pass is retried."""
+    """Class of an error; deterministic if unknown, so that only failures known to be transient are retried."""
     if isinstance(error, _HOST):
         return FailureClass.HOST
     if isinstance(error, LimitExceeded):
@@ -163,7 +164,7 @@ def failure_class_of(error: Exception) -> FailureClass:
 
 
 def is_caused_by_machine(error: BaseException) -> bool:
-    """The state of this machine is in the chain of causes, however deep it was wrapped."""
+    """True if an error of this machine's state is anywhere in the chain of causes."""
     return any(isinstance(cause, _MACHINE) for cause in _causes(error))
 
 
@@ -177,11 +178,11 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 @dataclass(frozen=True)
 class Job:
     """A cell to build, or an artifact to publish (`shape` is None). `key` is the cache key of its result, `work` its
-    size relative to others (the largest goes first), `memory` an estimate in bytes."""
+    size relative to other jobs (the largest starts first), `memory` an estimate in bytes."""
 
     key: str
     title: str
-    asked: ModelSpec
+    spec: ModelSpec
     shape: Shape | None
     store: str
     thresholds: Thresholds
@@ -195,24 +196,24 @@ class Job:
         return "cell" if self.shape else "artifact"
 
     def document(self) -> dict[str, Any]:
-        return asdict(self) | {"asked": self.asked.document()}
+        fields = asdict(self) | {"spec": self.spec.document()}
+        return {"asked" if name == "spec" else name: value for name, value in fields.items()}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "Job":
-        shape = document["shape"]
+        fields = dict(document)
+        spec, shape = ModelSpec.from_document(fields.pop("asked")), fields.pop("shape")
         return cls(
-            **dict(document)
-            | {
-                "asked": ModelSpec.from_document(document["asked"]),
-                "shape": None if shape is None else Shape(**shape),
-                "thresholds": Thresholds(**document["thresholds"]),
-            }
+            spec=spec,
+            shape=None if shape is None else Shape(**shape),
+            thresholds=Thresholds(**fields.pop("thresholds")),
+            **fields,
         )
 
 
 @dataclass(frozen=True)
 class JobSubmitted:
-    """An attempt was handed to the executor. Of the scheduler alone: no executor sends it, no document has it."""
+    """An attempt was handed to the executor. Internal to the scheduler: neither executors nor documents have it."""
 
     key: str
 
@@ -225,7 +226,7 @@ class JobStarted:
 
 @dataclass(frozen=True)
 class JobLog:
-    """A step that began, or a line of the log."""
+    """The title of a step that began, or a line of the log."""
 
     key: str
     text: str
@@ -244,16 +245,16 @@ class JobFinished:
 
 @dataclass(frozen=True)
 class JobRetry:
-    """An attempt ended in a retryable failure, and another one is due. Of the scheduler; in documents it is a log
-    line with `text`."""
+    """An attempt ended in a retryable failure, and another one is due. Emitted by the scheduler; in documents it is a
+    log line with `text`."""
 
     key: str
     text: str
     attempt: JobFinished
 
 
-Event: TypeAlias = JobStarted | JobLog | JobFinished  # of an executor
-BuildEvent: TypeAlias = Event | JobRetry  # of a build, as its observers see it
+Event: TypeAlias = JobStarted | JobLog | JobFinished  # sent by an executor
+BuildEvent: TypeAlias = Event | JobRetry  # seen by the observers of a build
 
 
 def to_document(event: BuildEvent) -> dict[str, Any]:
@@ -284,12 +285,12 @@ def from_document(document: Mapping[str, Any]) -> Event:
             failure = fields.pop("fault", None)
             return JobFinished(**fields, failure=None if failure is None else Failure.from_document(failure))
         case kind:
-            raise ValueError(f"{kind!r} is no event of a job")
+            raise ValueError(f"unknown job event {kind!r}")
 
 
 @dataclass(frozen=True)
 class JobLimits:
-    """Of each job; None: no limit."""
+    """Limits of each job; None: no limit."""
 
     seconds: float | None = None
     memory: int | None = None  # bytes

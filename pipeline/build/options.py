@@ -27,7 +27,7 @@ class BuildOptions:
 def specs_of_options(
     options: Mapping[str, Any], config: Config, names: Sequence[str], root: Path
 ) -> tuple[ModelSpec, ...]:
-    """The artifacts of a command line: of its own model, or of those in nxpipe.toml."""
+    """Specifications of a command line: of its own model, or of those in nxpipe.toml."""
     model_id, verified = options["model_id"], not options["no_verify"]
     if model_id is None:
         return specs_of_config(config, names, root, backend=options["backend"], verified=verified)
@@ -44,18 +44,18 @@ def specs_of_options(
 def specs_of_config(
     config: Config, names: Sequence[str], root: Path, *, backend: Backend | None = None, verified: bool = True
 ) -> tuple[ModelSpec, ...]:
-    """The artifacts of all models in nxpipe.toml, or of those named; `backend` overrides the file's."""
+    """Specifications of all models in nxpipe.toml, or of the named ones; `backend` overrides the file's."""
     chosen = backend or config.build.backend
     return _unique(
         spec
         for model in configured_models(config, names)
         for first in [ModelSpec.from_config(model, root, backend=chosen, verified=verified)]
-        for spec in (first, *(each for also in model.also for each in _variants(first, also.targets, also.tp)))
+        for spec in (first, *(variant for also in model.also for variant in _variants(first, also.targets, also.tp)))
     )
 
 
 def _unique(specs: Iterable[ModelSpec]) -> tuple[ModelSpec, ...]:
-    """Each artifact once, although two options may specify it."""
+    """The specifications without duplicates, which two options may cause."""
     return tuple(dict.fromkeys(specs))
 
 

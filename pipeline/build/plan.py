@@ -60,7 +60,7 @@ def cell_work(request: BuildSpec, shape: Shape) -> float:
 
 
 def worker_memory(request: BuildSpec) -> int:
-    """Bytes of a worker that builds one of its cells."""
+    """Bytes of a worker that builds one cell of the specification."""
     return _ALONE + (_PER_PARAMETER * parameters_of(request.source.config) if request.verified else 0)
 
 
@@ -75,8 +75,9 @@ def _first(config: Mapping[str, object], *names: str) -> int:
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """`key` is the cache key of its last step, "" if it is refused. `why` explains a cache miss, `failure` a cell that
-    is not built. `work` is its size relative to other cells; `seconds` an estimate from earlier builds."""
+    """A cell of a plan. `key` is the cache key of its last step, "" if it is refused. `why` explains a cache miss;
+    `failure` is set if the cell cannot be built. `work` is its size relative to other cells; `seconds` an estimate from
+    earlier builds."""
 
     key: str
     shape: Shape
@@ -89,11 +90,12 @@ class PlannedCell:
 
 @dataclass(frozen=True)
 class PlannedArtifact:
-    """`key` is the request key, "" if it is refused. `memory`: bytes that a worker on one of its cells may take."""
+    """An artifact of a plan. `key` is the request key, "" if it is refused. `memory`: estimated bytes of a worker on
+    one of its cells."""
 
     key: str
     title: str
-    asked: ModelSpec
+    spec: ModelSpec
     cells: tuple[PlannedCell, ...]
     memory: int = 0
 
@@ -104,7 +106,7 @@ class PlannedArtifact:
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """`store` is a URL."""
+    """The artifacts of a build; `store` is a URL."""
 
     store: str
     artifacts: tuple[PlannedArtifact, ...]
@@ -116,15 +118,15 @@ class BuildPlan:
 
     @property
     def exit_code(self) -> int:
-        """Of a dry run: not 0 if a cell cannot be built."""
+        """Exit code of a dry run: not 0 if a cell cannot be built."""
         return one_code(cell.failure.code for _, cell in self.cells() if cell.failure)
 
 
-_LISTED: Final = 64  # keys, from which on one listing is cheaper than a request for each
-_SEARCHED: Final = 200  # key inputs that are in no index; a build must not wait for thousands
+_LISTED: Final = 64  # keys; for more, one listing is cheaper than a request for each
+_SEARCHED: Final = 200  # key inputs to read that are in no index; a build must not wait for thousands
 _FIELDS: Final = 3  # differing fields in the line of a cache miss
 _WIDTH: Final = 60  # characters of a value
-_EXPLAINED: Final = 16  # artifacts whose nearest is searched: of a large matrix the first ones say it all
+_EXPLAINED: Final = 16  # artifacts whose nearest one is searched; those of a large matrix have similar reasons
 _FORCED: Final = "forced"
 _UNVERIFIED: Final = "compiled, and not yet verified with these weights"
 _MISS: Final = "cache miss"
@@ -132,14 +134,14 @@ _MISS: Final = "cache miss"
 
 @dataclass(frozen=True)
 class Unverified:
-    """A published artifact without evidence that is within [verify]. `beyond`: its evidence is beyond the thresholds;
-    None if it has none."""
+    """A published artifact without evidence within [verify]. `beyond` is the error if its evidence is beyond the
+    thresholds; None if it has none."""
 
     beyond: VerificationFailed | None = None
 
 
 def find_unverified(published: Published, store: Store, request: BuildSpec, allowed: Thresholds) -> Unverified | None:
-    """None: the artifact is all that this request would leave in the store."""
+    """None if the artifact has all evidence that the specification requires."""
     if not request.verified:
         return None
     manifest, evidence = published.manifest, store.evidence(published.manifest_digest)
@@ -157,7 +159,7 @@ class _Lookup:
     """A resolved artifact, its cells' cache keys, and its state in the store. `cells`: shape, program key and evidence
     key ("" without verification)."""
 
-    asked: ModelSpec
+    spec: ModelSpec
     request: BuildSpec
     key: str
     is_published: bool = False
@@ -171,11 +173,11 @@ class _Lookup:
     @property
     def title(self) -> str:
         request = self.request
-        return f"{self.asked.name or request.source.id} on {request.target.name}, tp {request.tensor_parallel}"
+        return f"{self.spec.name or request.source.id} on {request.target.name}, tp {request.tensor_parallel}"
 
 
 def make_plan(
-    asked: Sequence[ModelSpec],
+    specs: Sequence[ModelSpec],
     store: Store,
     thresholds: Thresholds,
     timings: Timings,
@@ -183,92 +185,99 @@ def make_plan(
     force: bool = False,
     hints: bool = False,
 ) -> BuildPlan:
-    """With `hints`, a cache miss is explained by the nearest artifact, which takes a search."""
-    found = [_resolve(one) for one in asked]
-    artifacts = [one for one in found if isinstance(one, _Lookup)]
-    published = _present(store, ACTIONS, action_path, [one.key for one in artifacts])
-    known = [] if force else [one for one in artifacts if one.key in published]
-    for one, unverified in zip(known, store.backend.each(partial(_unverified, store, thresholds), known), strict=True):
-        one.is_published, one.unverified = True, unverified
-    for one in artifacts:
-        one.cells = [(shape, _cache_keys(one.request, shape)) for shape in sorted(one.request.shapes)]
-    open_keys = [key for one in artifacts if not one.is_complete for _, keys in one.cells for key in keys]
-    parts = frozenset() if force else _present(store, PARTS, part_path, open_keys)
-    failures = frozenset() if force else _present(store, FAILURES, failure_path, set(open_keys) - parts)
-    planner = _Planner(store, thresholds, timings, parts, failures, force=force, hints_left=_EXPLAINED if hints else 0)
-    return BuildPlan(store.url, tuple(planner.artifact(one) if isinstance(one, _Lookup) else one for one in found))
+    """Plan the specifications against the store. `hints` explains each cache miss by the nearest artifact, which takes
+    a search."""
+    resolved = [_resolve(spec) for spec in specs]
+    lookups = [item for item in resolved if isinstance(item, _Lookup)]
+    published = _present(store, ACTIONS, action_path, [lookup.key for lookup in lookups])
+    known = [] if force else [lookup for lookup in lookups if lookup.key in published]
+    for lookup, unverified in zip(
+        known, store.backend.each(partial(_unverified, store, thresholds), known), strict=True
+    ):
+        lookup.is_published, lookup.unverified = True, unverified
+    for lookup in lookups:
+        lookup.cells = [(shape, _cache_keys(lookup.request, shape)) for shape in sorted(lookup.request.shapes)]
+    open_keys = [key for lookup in lookups if not lookup.is_complete for _, keys in lookup.cells for key in keys]
+    step_results = frozenset() if force else _present(store, PARTS, part_path, open_keys)
+    failures = frozenset() if force else _present(store, FAILURES, failure_path, set(open_keys) - step_results)
+    planner = _Planner(
+        store, thresholds, timings, step_results, failures, force=force, hints_left=_EXPLAINED if hints else 0
+    )
+    return BuildPlan(
+        store.url, tuple(planner.artifact(item) if isinstance(item, _Lookup) else item for item in resolved)
+    )
 
 
-def _resolve(asked: ModelSpec) -> _Lookup | PlannedArtifact:
+def _resolve(spec: ModelSpec) -> _Lookup | PlannedArtifact:
     try:
-        request = BuildSpec.of(asked)
+        request = BuildSpec.of(spec)
         request.check()
-        return _Lookup(asked, request, digest_of(request.key_inputs()))
+        return _Lookup(spec, request, digest_of(request.key_inputs()))
     except Exception as error:
-        return _refused(asked, failure_from(error))
+        return _refused(spec, failure_from(error))
 
 
-def _refused(asked: ModelSpec, failure: Failure) -> PlannedArtifact:
-    """Its cells as far as they are known without the model."""
-    shapes = shapes_of(asked.phases or ("forward",), asked.batches, asked.buckets or (DEFAULT_BUCKET,))
+def _refused(spec: ModelSpec, failure: Failure) -> PlannedArtifact:
+    """A refused artifact, with the cells that its specification names."""
+    shapes = shapes_of(spec.phases or ("forward",), spec.batches, spec.buckets or (DEFAULT_BUCKET,))
     cells = tuple(PlannedCell("", shape, CellStatus.REFUSED, failure=failure) for shape in sorted(shapes))
-    return PlannedArtifact("", f"{asked.title} on {asked.target}, tp {asked.tp or 1}", asked, cells)
+    return PlannedArtifact("", f"{spec.title} on {spec.target}, tp {spec.tp or 1}", spec, cells)
 
 
-def _unverified(store: Store, thresholds: Thresholds, one: _Lookup) -> Unverified | None:
-    """An artifact that was removed a moment ago counts as one that has to be published again."""
-    published = store.find(one.key)
-    return find_unverified(published, store, one.request, thresholds) if published else Unverified()
+def _unverified(store: Store, thresholds: Thresholds, lookup: _Lookup) -> Unverified | None:
+    """`find_unverified`; an artifact that was just removed counts as one to publish again."""
+    published = store.find(lookup.key)
+    return find_unverified(published, store, lookup.request, thresholds) if published else Unverified()
 
 
 def _cache_keys(request: BuildSpec, shape: Shape) -> tuple[str, ...]:
-    """Of the program, and of its evidence if it is verified: the last one is the cell's."""
+    """Cache keys of the program and, if it is verified, of its evidence; the last one is the cell's."""
     program = request.program_key(shape)
     return (program, request.evidence_key(shape, program)) if request.verified else (program,)
 
 
 def _present(store: Store, folder: str, path_of: Callable[[str], str], keys: Iterable[str]) -> frozenset[str]:
-    """The keys that have an object; many keys are looked up in one listing."""
-    wanted = list(keys)
-    if len(wanted) > _LISTED:
-        return frozenset(path.removeprefix(folder) for path in store.backend.paths(folder)).intersection(wanted)
-    stats = store.backend.each(lambda key: store.backend.stat(path_of(key)), wanted)
-    return frozenset(key for key, stat in zip(wanted, stats, strict=True) if stat is not None)
+    """The keys that have an object in the store; many keys are looked up in one listing."""
+    requested = list(keys)
+    if len(requested) > _LISTED:
+        return frozenset(path.removeprefix(folder) for path in store.backend.paths(folder)).intersection(requested)
+    stats = store.backend.each(lambda key: store.backend.stat(path_of(key)), requested)
+    return frozenset(key for key, stat in zip(requested, stats, strict=True) if stat is not None)
 
 
 @dataclass
 class _Planner:
-    """Statuses, given the keys that are present in the store."""
+    """Planner of artifacts, given the step results and known failures that are in the store."""
 
     store: Store
     thresholds: Thresholds
     timings: Timings
-    parts: frozenset[str]
+    step_results: frozenset[str]
     failures: frozenset[str]
     force: bool
     hints_left: int
 
-    def artifact(self, one: _Lookup) -> PlannedArtifact:
-        if one.is_complete:
-            cells = [PlannedCell(keys[-1], shape, CellStatus.PUBLISHED) for shape, keys in one.cells]
-        elif one.unverified and one.unverified.beyond:
-            failure = failure_from(one.unverified.beyond)
-            cells = [PlannedCell(keys[-1], shape, CellStatus.FAILED, failure=failure) for shape, keys in one.cells]
+    def artifact(self, lookup: _Lookup) -> PlannedArtifact:
+        if lookup.is_complete:
+            cells = [PlannedCell(keys[-1], shape, CellStatus.PUBLISHED) for shape, keys in lookup.cells]
+        elif lookup.unverified and lookup.unverified.beyond:
+            failure = failure_from(lookup.unverified.beyond)
+            cells = [PlannedCell(keys[-1], shape, CellStatus.FAILED, failure=failure) for shape, keys in lookup.cells]
         else:
-            cells = [self._cell(one, shape, keys) for shape, keys in one.cells]
+            cells = [self._cell(lookup, shape, keys) for shape, keys in lookup.cells]
             if any(cell.why == _MISS for cell in cells):
-                why = self._nearest(one.request)
+                why = self._nearest(lookup.request)
                 cells = [replace(cell, why=why) if cell.why == _MISS else cell for cell in cells]
-        return PlannedArtifact(one.key, one.title, one.asked, tuple(cells), worker_memory(one.request))
+        return PlannedArtifact(lookup.key, lookup.title, lookup.spec, tuple(cells), worker_memory(lookup.request))
 
-    def _cell(self, one: _Lookup, shape: Shape, keys: tuple[str, ...]) -> PlannedCell:
-        key, work = keys[-1], cell_work(one.request, shape)
-        if self.parts.issuperset(keys):
+    def _cell(self, lookup: _Lookup, shape: Shape, keys: tuple[str, ...]) -> PlannedCell:
+        key, work = keys[-1], cell_work(lookup.request, shape)
+        if self.step_results.issuperset(keys):
             return PlannedCell(key, shape, CellStatus.COMMITTED, work=work)
         if failure := self._known_failure(keys):
             return PlannedCell(key, shape, CellStatus.FAILED, work=work, failure=failure)
-        why = _FORCED if self.force else _UNVERIFIED if one.unverified or keys[0] in self.parts else _MISS
-        seconds = self.timings.estimate(timing_key(one.request, shape), work)
+        why = _FORCED if self.force else _UNVERIFIED if lookup.unverified or keys[0] in self.step_results else _MISS
+        seconds = self.timings.estimate(timing_key(lookup.request, shape), work)
         return PlannedCell(key, shape, CellStatus.QUEUED, why, work, seconds)
 
     def _known_failure(self, keys: tuple[str, ...]) -> Failure | None:
@@ -292,24 +301,31 @@ def explain_cache_miss(store: "Store", inputs: dict[str, object]) -> str | None:
 
     try:
         with no_collection():
-            found = nearest_artifacts(store, inputs, count=1, at_most=_SEARCHED)
+            nearest = nearest_artifacts(store, inputs, count=1, at_most=_SEARCHED)
     except StoreError as error:
         # A hint is not worth a failed build; a store that cannot be read fails the publish.
         return f"cache miss: the nearest artifact cannot be found: {error}"
-    return f"cache miss: nearest artifact {found[0].published.name} differs in {_fields(found[0])}" if found else None
+    return (
+        f"cache miss: nearest artifact {nearest[0].published.name} differs in {_fields(nearest[0])}"
+        if nearest
+        else None
+    )
 
 
-def _fields(near: "NearestArtifact") -> str:
-    """The first ones, as `options.autocast ("matmult" there, "all" here)`."""
-    listed = near.differences[:_FIELDS]
-    fields = [f"{for_terminal(one.path)} ({shorten(one.before)} there, {shorten(one.after)} here)" for one in listed]
-    more = len(near.differences) - len(listed)
-    return ", ".join(fields) + (f" and {more} more fields" if more else "")
+def _fields(nearest: "NearestArtifact") -> str:
+    """The first differing fields, as `options.autocast ("matmult" there, "all" here)`."""
+    listed = nearest.differences[:_FIELDS]
+    fields = [
+        f"{for_terminal(difference.path)} ({shorten(difference.before)} there, {shorten(difference.after)} here)"
+        for difference in listed
+    ]
+    omitted = len(nearest.differences) - len(listed)
+    return ", ".join(fields) + (f" and {omitted} more fields" if omitted else "")
 
 
 def shorten(text: str | None) -> str:
     """Canonical JSON for a terminal, without the middle of a long value."""
     if text is None:
         return "-"
-    shown = for_terminal(text)
-    return shown if len(shown) <= _WIDTH else f"{shown[: _WIDTH - 20]}...{shown[-17:]}"
+    printable = for_terminal(text)
+    return printable if len(printable) <= _WIDTH else f"{printable[: _WIDTH - 20]}...{printable[-17:]}"

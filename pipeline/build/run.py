@@ -1,7 +1,7 @@
-"""One `nxpipe build`: plan, scheduler, output, report and exit code. The scheduler decides what starts and is retried.
+"""Run of `nxpipe build`: plan, scheduler, output, report and exit code.
 
-The largest cell starts first, so that the last one to end is small; an artifact is published as soon as its last cell
-is there. All that happens is applied to the `BuildState`, which the scheduler reads for its own decisions.
+The scheduler starts the largest cell first, so that the last one to end is small, and publishes an artifact as soon as
+its last cell is committed. Every event is applied to the `BuildState`, from which the scheduler decides.
 """
 
 import heapq
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.config import Config
 
 
-_PUBLISH_FIRST: Final = 1e30  # work of an artifact whose cells are all there: before every cell
+_PUBLISH_FIRST: Final = 1e30  # work of a job that publishes: it starts before every cell
 _PATIENCE: Final = 1.0  # seconds to wait for events
 _LONGEST_PAUSE: Final = 60.0  # seconds before another attempt
 _RANDOM: Final = random.SystemRandom()
@@ -68,20 +68,20 @@ class JobQueue:
     _ready: list[tuple[float, int, Job]] = field(default_factory=list)
     _artifacts: dict[str, Job] = field(default_factory=dict)
     _missing: dict[str, set[str]] = field(default_factory=dict)
-    _wanted_by: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    _dependents: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     _count: int = 0
 
     @classmethod
     def of(
         cls, plan: BuildPlan, thresholds: Thresholds, *, force: bool = False, kms_key: str | None = None
     ) -> "JobQueue":
-        queue, seen = cls(), set[str]()
+        queue, queued = cls(), set[str]()
 
         def job(artifact: PlannedArtifact, cell: PlannedCell | None) -> Job:
             return Job(
                 key=cell.key if cell else artifact.key,
                 title=f"{artifact.title}, {cell.shape.name}" if cell else artifact.title,
-                asked=artifact.asked.absolute(),
+                spec=artifact.spec.absolute(),
                 shape=cell.shape if cell else None,
                 store=plan.store,
                 thresholds=thresholds,
@@ -98,9 +98,9 @@ class JobQueue:
             missing = [cell for cell in artifact.cells if cell.status is not CellStatus.COMMITTED]
             queue._missing[artifact.key] = {cell.key for cell in missing}
             for cell in missing:
-                queue._wanted_by[cell.key].append(artifact.key)
-                if cell.status is CellStatus.QUEUED and cell.key not in seen:
-                    seen.add(cell.key)
+                queue._dependents[cell.key].append(artifact.key)
+                if cell.status is CellStatus.QUEUED and cell.key not in queued:
+                    queued.add(cell.key)
                     queue.put(job(artifact, cell))
             queue._put_if_complete(artifact.key)
         return queue
@@ -120,8 +120,8 @@ class JobQueue:
         heapq.heappush(self._ready, (-job.work, self._count, job))
 
     def complete(self, job: Job) -> None:
-        """Artifacts that waited for this cell alone are ready."""
-        for key in self._wanted_by.get(job.key, ()):
+        """Queue the artifacts that waited for this cell alone."""
+        for key in self._dependents.get(job.key, ()):
             self._missing[key].discard(job.key)
             self._put_if_complete(key)
 
@@ -132,7 +132,8 @@ class JobQueue:
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """`pause`: seconds before the second attempt, doubled with each one; half of it is random."""
+    """Policy after a failure. `pause`: seconds before the second attempt, doubled with each one; half of it is
+    random."""
 
     keep_going: bool = False
     retries: int = 2
@@ -140,8 +141,8 @@ class RetryPolicy:
 
 
 def run_jobs(state: BuildState, queue: JobQueue, executor: Executor, policy: RetryPolicy) -> Results:
-    """Until the queue is empty, or, after a failure that stops the build, until the running jobs have finished. Ctrl-C
-    stops the running jobs; what is committed stays."""
+    """Run jobs until the queue is empty; after a failure that stops the build, until the running jobs have finished.
+    Ctrl-C stops running jobs; committed results stay."""
     scheduler = _Scheduler(state, queue, executor, policy)
     began_at, began, interrupted = written_now(), time.monotonic(), False
     try:
@@ -169,7 +170,7 @@ class _Scheduler:
                 self._handle(event)
 
     def _start_ready_jobs(self) -> bool:
-        """False: nothing runs, and nothing is left to start."""
+        """Start the jobs that the executor takes; False if none runs and none is left to start."""
         now = time.monotonic()
         for due in [pair for pair in self._later if pair[0] <= now]:
             self._later.remove(due)
@@ -211,7 +212,7 @@ class _Scheduler:
 
 
 def _close(executor: Executor) -> str:
-    """Jobs that could not be stopped, as a sentence: it matters less than how the build itself ended."""
+    """Close the executor; return an error as a sentence, because the result of the build matters more."""
     try:
         executor.close()
     except PipelineError as error:
@@ -220,7 +221,7 @@ def _close(executor: Executor) -> str:
 
 
 def _fails_every_job(failure: Failure) -> bool:
-    """The cause is this machine, or the store, which all jobs share."""
+    """True if the cause is this machine, or the store, which all jobs share."""
     return failure.failure_class is FailureClass.HOST or failure.code == STORE.number
 
 
@@ -263,7 +264,8 @@ def _executor(state: BuildState, store: Store, options: ExecutorOptions) -> Exec
 
 @dataclass
 class BuildRun:
-    """`state_folder` is the project's `.nxpipe`: reports, timings and the arguments of an unfinished build."""
+    """One run of `nxpipe build`. `state_folder` is the project's `.nxpipe`: reports, timings and the arguments of an
+    unfinished build."""
 
     console: Console
     store: "Store"
@@ -276,11 +278,11 @@ class BuildRun:
     def timings(self) -> Timings:
         return Timings.kept_in(self.state_folder)
 
-    def plan(self, asked: Sequence[ModelSpec]) -> BuildPlan:
-        return make_plan(asked, self.store, self.thresholds, self.timings, force=self.options.force, hints=True)
+    def plan(self, specs: Sequence[ModelSpec]) -> BuildPlan:
+        return make_plan(specs, self.store, self.thresholds, self.timings, force=self.options.force, hints=True)
 
     def show(self, plan: BuildPlan) -> int:
-        """A dry run."""
+        """Print the plan of a dry run; return its exit code."""
         if self.console.json:
             self.console.data(plan_json(plan))
         else:
@@ -301,8 +303,8 @@ class BuildRun:
         _record_timings(results, self.timings)
         try:
             published = published_artifacts(self.store, results)
-            figures = {one.request_key: artifact_files.read(one.manifest, self.store) for one in published.values()}
-            verified = {one.request_key: report_of(one.manifest, self.store) for one in published.values()}
+            figures = {item.request_key: artifact_files.read(item.manifest, self.store) for item in published.values()}
+            verified = {item.request_key: report_of(item.manifest, self.store) for item in published.values()}
         except StoreUnavailable:
             if not results.missing():
                 raise
@@ -324,7 +326,7 @@ class BuildRun:
     def _write_reports(
         self, results: Results, published: Mapping[str, "Published"], figures: Mapping[str, dict[str, Any]]
     ) -> Path | None:
-        """If a job ran: in the state folder, and beside each artifact that this build published."""
+        """Write the report, if a job ran: to the state folder, and beside each artifact that this build published."""
         attempts = results.state.attempts
         if not attempts:
             return None
@@ -334,19 +336,19 @@ class BuildRun:
         files = write_report(results, self.state_folder / "builds", figures)
         html, json = files.html.read_bytes(), files.json.read_bytes()
         try:
-            for key, one in published.items():
+            for key, artifact in published.items():
                 if key in attempts:
-                    store_report(self.store, one.manifest_digest, results.began_at, html=html, json=json)
+                    store_report(self.store, artifact.manifest_digest, results.began_at, html=html, json=json)
         except StoreUnavailable as error:  # the artifacts and the local report are complete
             self.console.say(f"  the report was not stored beside the artifacts: {error}")
         return files.html
 
 
 def _record_timings(results: Results, timings: Timings) -> None:
-    """For the estimates of the next plan."""
-    built = [one for one in results.cells() if one.status is CellStatus.BUILT and one.seconds]
-    keys = [timing_key(BuildSpec.of(one.artifact.asked), one.cell.shape) for one in built]
-    timings.note({key: (one.cell.work, one.seconds) for key, one in zip(keys, built, strict=True)})
+    """Record the times of built cells for the estimates of the next plan."""
+    built = [result for result in results.cells() if result.status is CellStatus.BUILT and result.seconds]
+    keys = [timing_key(BuildSpec.of(result.artifact.spec), result.cell.shape) for result in built]
+    timings.note({key: (result.cell.work, result.seconds) for key, result in zip(keys, built, strict=True)})
 
 
 def _annotate_github(console: Console, results: Results) -> None:
@@ -377,9 +379,9 @@ class UnfinishedBuild:
 
     def arguments(self) -> list[str]:
         try:
-            found = json_of(read_file(self._path, limit=MiB))
+            document = json_of(read_file(self._path, limit=MiB))
         except (OSError, ValueError):
-            found = None
-        if not isinstance(found, list):
+            document = None
+        if not isinstance(document, list):
             raise BuildRefused(f"no unfinished build: {self._path} does not exist; run nxpipe build without --resume")
-        return [str(argument) for argument in found]
+        return [str(argument) for argument in document]

@@ -1,7 +1,6 @@
-"""State of a build: the one reducer of its events, read by the scheduler, the live display and the report.
+"""State of a build: the reducer of its events, which the scheduler, the live display and the report read.
 
-`BuildState(plan).apply(event)` is all that ever changes it. A cell that several artifacts share is one job, and counts
-once for each of them.
+Only `BuildState.apply` changes it. A cell that several artifacts share is one job, and counts once for each of them.
 """
 
 import threading
@@ -26,13 +25,13 @@ from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact, PlannedCell
 from nxpipe.pipeline.util.exit_codes import INCOMPLETE, INTERRUPTED, one_code
 from nxpipe.pipeline.util.text import plain
 
-_FAILURES: Final = 3  # of the last ones, kept for the display
-_STEPS: Final = 50  # kept of an attempt; a model that logs more does not log steps
+_FAILURES: Final = 3  # latest failures kept for the display
+_STEPS: Final = 50  # log lines kept of an attempt; a longer log does not consist of steps
 
 
 @dataclass(frozen=True)
 class JobName:
-    """A job of the plan as people read it; one without a cell publishes its artifact."""
+    """Display name of a job. Without a cell, the job publishes an artifact."""
 
     title: str
     program: str
@@ -45,8 +44,8 @@ class JobName:
 
 @dataclass
 class Attempt:
-    """A job on a worker. Times are seconds since the build began; `over` and `end` are None while it runs, and of an
-    attempt that was lost or that is retried."""
+    """One run of a job on a worker. Times are seconds since the build began. `over` and `end` are None while it runs,
+    and for a lost or retried attempt."""
 
     job: JobName
     key: str
@@ -59,14 +58,15 @@ class Attempt:
 
     @property
     def step(self) -> str:
-        """The last one, as a display shows it beside the program's name."""
+        """The last log line, without the program's name, which a display shows beside it."""
         return plain(self.last_text).removesuffix(f" {self.job.program}")
 
 
 class BuildState:
-    """`finished`: the last end of each job by key. `attempts`: how often each was submitted. `retrying`: jobs whose
-    last end was a retryable failure. `timeline`: every attempt in the order of its start. `observers` are called with
-    each event after it was applied, from one thread at a time; other threads read while they hold `lock`."""
+    """State of one build. `finished`: the last `JobFinished` by job key. `attempts`: the number of submissions by job
+    key. `retrying`: keys of jobs whose last attempt ended in a retryable failure. `timeline`: attempts in the order of
+    their start. `observers` are called with each event after it was applied, from one thread at a time; other threads
+    hold `lock` to read."""
 
     def __init__(self, plan: BuildPlan, now: Callable[[], float] = time.monotonic) -> None:
         self.plan = plan
@@ -131,7 +131,7 @@ class BuildState:
         return self._now() - self._began
 
     def counts(self) -> dict[CellStatus, int]:
-        """Cells by the status that a display of progress knows."""
+        """Cells by the status under which a display of progress counts them."""
         return {status: self._counts[status] for status in EVENT_WORDS}
 
     def job_name(self, key: str) -> JobName:
@@ -139,11 +139,11 @@ class BuildState:
         return self._names.get(key) or JobName(key[:12], "", None)
 
     def running(self) -> Sequence[Attempt]:
-        """The longest first."""
+        """Running attempts, the longest first."""
         return sorted(self._running.values(), key=lambda attempt: attempt.began)
 
     def seconds_left(self) -> float | None:
-        """None if no cell like a queued one was measured, in this build or an earlier one."""
+        """Estimated seconds to the end; None if no similar cell was measured, in this build or an earlier one."""
         now = self.elapsed
         running = [(attempt.job.cell, now - attempt.began) for attempt in self._running.values() if attempt.job.cell]
         return self._estimates.left(running)
@@ -180,11 +180,11 @@ class BuildState:
             self._published.add(event.key)
         elif not event.cached:
             self._estimates.measured(name.cell, event.seconds)
-        done = CellStatus.CACHED if event.cached else CellStatus.BUILT
-        self._set(event.key, CellStatus.FAILED if event.failure else done)
+        success = CellStatus.CACHED if event.cached else CellStatus.BUILT
+        self._set(event.key, CellStatus.FAILED if event.failure else success)
 
     def _leave_queue(self, key: str) -> None:
-        """At its start; at its end if it never started, as a job that no worker could take."""
+        """Remove the job from the queued work: at its start, or at its end if no worker could take it."""
         cell = self.job_name(key).cell
         if cell and self._status.get(key) is CellStatus.QUEUED:
             self._estimates.take(cell)
@@ -198,7 +198,8 @@ class BuildState:
 
 @dataclass(frozen=True)
 class CellResult:
-    """`failure` is the cell's own, or that of publishing its artifact; of a retried job that of the last attempt."""
+    """Result of a cell. `failure` is its own, or that of publishing its artifact; of a retried job, that of the last
+    attempt."""
 
     artifact: PlannedArtifact
     cell: PlannedCell
@@ -216,13 +217,13 @@ class ArtifactResult:
 
     @property
     def is_published(self) -> bool:
-        return not any(one.status.is_missing for one in self.cells)
+        return not any(cell.status.is_missing for cell in self.cells)
 
 
 @dataclass(frozen=True)
 class Results:
-    """A build that is over. `interrupted`: by Ctrl-C. `left_behind`: jobs that the executor could not stop, as a
-    sentence."""
+    """Results of a finished build. `interrupted`: by Ctrl-C. `left_behind`: a sentence that names jobs which the
+    executor could not stop."""
 
     state: BuildState
     began_at: str
@@ -236,55 +237,55 @@ class Results:
         return self.state.plan
 
     def artifacts(self) -> Iterator[ArtifactResult]:
-        """In the order of the plan; two artifacts may have one key, if two models of nxpipe.toml are the same."""
+        """Artifacts in the order of the plan; equal models of nxpipe.toml have one key."""
         for artifact in self.plan.artifacts:
             yield ArtifactResult(artifact, tuple(self._cell(artifact, cell) for cell in artifact.cells))
 
     def cells(self) -> list[CellResult]:
-        return [cell for one in self.artifacts() for cell in one.cells]
+        return [cell for artifact in self.artifacts() for cell in artifact.cells]
 
     def missing(self) -> list[CellResult]:
-        return [one for one in self.cells() if one.status.is_missing]
+        return [cell for cell in self.cells() if cell.status.is_missing]
 
     @property
     def exit_code(self) -> int:
-        """0 only if every cell is in a published artifact. A cell that was not retried leaves the code to the failure
-        that stopped the build."""
+        """Exit code: 0 only if every cell is in a published artifact. A cell that was not retried leaves the code to
+        the failure that stopped the build."""
         if self.interrupted:
             return INTERRUPTED.number
         missing = self.missing()
-        deciding = [one for one in missing if one.status is not CellStatus.RETRYING] or missing
-        return one_code(one.failure.code if one.failure else INCOMPLETE.number for one in deciding)
+        deciding = [cell for cell in missing if cell.status is not CellStatus.RETRYING] or missing
+        return one_code(cell.failure.code if cell.failure else INCOMPLETE.number for cell in deciding)
 
     def _cell(self, artifact: PlannedArtifact, cell: PlannedCell) -> CellResult:
-        own, publishing = self.state.finished.get(cell.key), self.state.finished.get(artifact.key)
+        built, publishing = self.state.finished.get(cell.key), self.state.finished.get(artifact.key)
         published = artifact.is_published or (publishing is not None and publishing.failure is None)
-        failed = next((end for end in (own, publishing) if end is not None and end.failure is not None), None)
+        failed = next((end for end in (built, publishing) if end is not None and end.failure is not None), None)
         failure = failed.failure if failed else cell.failure
         if published:
-            is_built = own is not None and own.failure is None and not own.cached
+            is_built = built is not None and built.failure is None and not built.cached
             status = CellStatus.BUILT if is_built else CellStatus.CACHED
         elif failed is not None and failed.key in self.state.retrying:
             status = CellStatus.RETRYING
         elif failure:
             status = CellStatus.FAILED
         else:
-            is_built = own is not None or cell.status is CellStatus.COMMITTED
+            is_built = built is not None or cell.status is CellStatus.COMMITTED
             status = CellStatus.BLOCKED if is_built else CellStatus.SKIPPED
         return CellResult(
             artifact=artifact,
             cell=cell,
             status=status,
             attempts=self.state.attempts.get(cell.key, 0),
-            seconds=own.seconds if own else 0.0,
-            memory=own.memory if own else 0,
+            seconds=built.seconds if built else 0.0,
+            memory=built.memory if built else 0,
             failure=None if published else failure,
         )
 
 
 class TimeEstimates:
-    """Time left of a build: the plan's estimates, scaled by how far they were off so far. A cell without an estimate
-    counts by its work. Sums only, for a display reads this four times a second, and a plan has thousands of cells."""
+    """Estimate of the time left: the plan's estimates, scaled by their error so far; a cell without an estimate counts
+    by its work. It keeps sums only, since a display reads it four times a second and a plan has thousands of cells."""
 
     def __init__(self) -> None:
         self._waiting = 0
@@ -309,17 +310,20 @@ class TimeEstimates:
             self._measured[1] += seconds
 
     def left(self, running: Sequence[tuple[PlannedCell, float]]) -> float | None:
-        """`running`: cells with their elapsed seconds. None if no cell like a queued or running one was measured.
+        """Seconds left, given the running cells with their elapsed seconds; None if no similar cell was measured.
 
         The work is divided by the largest number of jobs seen at once; the longest running job is a lower bound.
         """
         self._at_once = max(self._at_once, len(running))
-        waiting = self._of(self._seconds, self._work) if self._waiting else 0.0
-        whole = [(self._of(cell.seconds or 0.0, 0.0 if cell.seconds else cell.work), had) for cell, had in running]
-        rest = [max(seconds - had, 0.0) for seconds, had in whole if seconds is not None]
-        if waiting is None or len(rest) < len(whole):
+        waiting = self._actual_seconds(self._seconds, self._work) if self._waiting else 0.0
+        expected = [
+            (self._actual_seconds(cell.seconds or 0.0, 0.0 if cell.seconds else cell.work), elapsed)
+            for cell, elapsed in running
+        ]
+        remaining = [max(seconds - elapsed, 0.0) for seconds, elapsed in expected if seconds is not None]
+        if waiting is None or len(remaining) < len(expected):
             return None
-        return max([(waiting + sum(rest)) / self._at_once, *rest])
+        return max([(waiting + sum(remaining)) / self._at_once, *remaining])
 
     def _count(self, cell: PlannedCell, sign: int) -> None:
         self._waiting += sign
@@ -328,8 +332,8 @@ class TimeEstimates:
         else:
             self._seconds += sign * cell.seconds
 
-    def _of(self, seconds: float, work: float) -> float | None:
-        """Actual seconds of so many estimated seconds, and of so much work without an estimate."""
+    def _actual_seconds(self, seconds: float, work: float) -> float | None:
+        """Actual seconds for these estimated seconds, and for this work without an estimate."""
         estimated, took = self._measured
         size, lasted = self._rated
         if work and not (size and lasted):

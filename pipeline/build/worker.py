@@ -2,8 +2,8 @@
 
 Workers share nothing but the store.
 A cell is two steps, its program and its evidence; the result of each is committed to the store under its own cache key.
-An artifact is assembled from the results of its cells and from nothing else, so its bytes do not depend on who built
-them, in which order, or on how many machines.
+An artifact is assembled from the results of its cells only, so its bytes do not depend on the
+number of machines or the order of the jobs.
 """
 
 import resource
@@ -42,38 +42,38 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.models.weights import Tensors
 
 
-_WEIGHTS: Final = WeightCache()  # of this process, which mostly builds cells of one model in a row
+_WEIGHTS: Final = WeightCache()  # shared by all jobs of this process: consecutive cells mostly belong to one model
 _LOG_INTERVAL: Final = 2.0  # seconds
 _KIB: Final = 1024
 
 
-def run_job(job: Job, tell: Callable[[Event], None]) -> JobFinished:
-    """An error is in the returned event; only an interruption is raised."""
+def run_job(job: Job, send: Callable[[Event], None]) -> JobFinished:
+    """Run a job. An exception becomes the failure in the returned event; an interruption propagates."""
     began, failure, built = time.monotonic(), None, False
     try:
         with confined(limits_now()):
-            built = _run(job, tell)
+            built = _run(job, send)
     except Exception as error:
         failure = failure_from(error)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB + _reader_memory()
     return JobFinished(job.key, time.monotonic() - began, cached=not built, memory=memory, failure=failure)
 
 
-def _run(job: Job, tell: Callable[[Event], None]) -> bool:
-    """False: a cache hit."""
+def _run(job: Job, send: Callable[[Event], None]) -> bool:
+    """Build the job's cell or publish its artifact; False for a cache hit."""
 
     def log(text: str) -> None:
-        tell(JobLog(job.key, text.strip()))
+        send(JobLog(job.key, text.strip()))
 
     @contextmanager
     def step(title: str) -> Iterator[None]:
         log(title)
         yield
 
-    request = BuildSpec.of(job.asked)
+    request = BuildSpec.of(job.spec)
     request.check()
     store = _store(job.store, job.kms_key)
-    builder = CellBuilder(store, step, log, job.thresholds, force=job.force, shelf=_WEIGHTS)
+    builder = CellBuilder(store, step, log, job.thresholds, force=job.force, weight_cache=_WEIGHTS)
     if job.shape is not None:
         return builder.make(request, job.shape)
     published = None if job.force else store.find(job.key)
@@ -84,8 +84,8 @@ def _run(job: Job, tell: Callable[[Event], None]) -> bool:
 
 
 def _reader_memory() -> int:
-    """Peak memory of the confined processes that read models for this one."""
-    client = sys.modules.get("nxpipe.emulator.confinement.client")  # imported by the first request to it
+    """Peak memory, in bytes, of the confined processes that read model files for this process."""
+    client = sys.modules.get("nxpipe.emulator.confinement.client")  # imported on first use
     return client.peak() if client is not None else 0
 
 
@@ -98,7 +98,7 @@ def _store(url: str, kms_key: str | None) -> "Store":
 
 @contextmanager
 def _log_progress(log: Callable[[str], None], title: str, total: int) -> Iterator["Sent"]:
-    """A log line every few seconds while bytes are sent."""
+    """Log the progress every few seconds while bytes are sent."""
     done, logged = 0, time.monotonic()
 
     def sent(size: int) -> None:
@@ -116,8 +116,8 @@ _Keep: TypeAlias = Callable[[Store, str, Mapping[str, Blob], dict[str, object]],
 
 
 class CellBuilder:
-    """Builds cells in a row and keeps loaded weights for the next one. With `force` it ignores the cache and waits for
-    no lease; the store refuses the result if its bytes differ from what is there."""
+    """Builder of cells that keeps loaded weights for the next cell. `force` bypasses cache and leases; the store still
+    refuses a result whose bytes differ from the stored ones."""
 
     def __init__(
         self,
@@ -127,26 +127,26 @@ class CellBuilder:
         thresholds: Thresholds,
         *,
         force: bool = False,
-        shelf: WeightCache | None = None,
+        weight_cache: WeightCache | None = None,
     ) -> None:
         self._store = store
         self._step = step
         self._log = log
         self._thresholds = thresholds
         self._force = force
-        self._shelf = shelf or WeightCache()
+        self._weight_cache = weight_cache or WeightCache()
 
     def make(self, request: BuildSpec, shape: Shape) -> bool:
-        """False: a cache hit for every step."""
+        """Build a cell; False if every step was a cache hit."""
         backend = _backend_of(request.backend)
-        front: Callable[[], Any] = cache(partial(backend.frontend, request, shape, self._step))
+        run_frontend: Callable[[], Any] = cache(partial(backend.frontend, request, shape, self._step))
 
         def program() -> BackendOutput:
-            return backend.program(request, shape, front(), self._store, self._step, force=self._force)
+            return backend.program(request, shape, run_frontend(), self._store, self._step, force=self._force)
 
         def evidence() -> BackendOutput:
-            materials = self._shelf.of(request, self._step)
-            return collect_evidence(request, shape, front(), materials, self._store, self._step, self._thresholds)
+            weights = self._weight_cache.of(request, self._step)
+            return collect_evidence(request, shape, run_frontend(), weights, self._store, self._step, self._thresholds)
 
         key = request.program_key(shape)
         built = self._build_step(key, program)
@@ -157,9 +157,9 @@ class CellBuilder:
         return built
 
     def publish(self, request: BuildSpec, watch: Watch) -> Published:
-        """Publish an artifact whose cells are all committed. A cell that lost a blob, which no listing shows, is built
-        again."""
-        tensors = self._shelf.of(request, self._step).tensors
+        """Publish an artifact whose cells are all committed. If a blob is missing, which no listing shows, rebuild the
+        cells first."""
+        tensors = self._weight_cache.of(request, self._step).tensors
         try:
             return publish(request, tensors, self._store, self._step, watch, self._thresholds)
         except Incomplete:
@@ -168,17 +168,17 @@ class CellBuilder:
             return publish(request, tensors, self._store, self._step, watch, self._thresholds)
 
     def _build_step(
-        self, key: str, make: Callable[[], BackendOutput], find: _Find = step_result, keep: _Keep = keep_step_result
+        self, key: str, build: Callable[[], BackendOutput], find: _Find = step_result, keep: _Keep = keep_step_result
     ) -> bool:
         if self._force:
-            self._commit(key, make, keep)
+            self._commit(key, build, keep)
             return True
         if self._is_cached(key, find):
             return False
         with hold_lease(self._store, key, self._log):
             if self._is_cached(key, find):
                 return False
-            self._commit(key, make, keep)
+            self._commit(key, build, keep)
             return True
 
     def _is_cached(self, key: str, find: _Find) -> bool:
@@ -187,26 +187,26 @@ class CellBuilder:
         raise_known_failure(self._store, key, self._thresholds)
         return False
 
-    def _commit(self, key: str, make: Callable[[], BackendOutput], keep: _Keep) -> None:
+    def _commit(self, key: str, build: Callable[[], BackendOutput], keep: _Keep) -> None:
         with record_failure(self._store, key, self._thresholds):
-            made = make()
-        keep(self._store, key, made.files, dict(made.facts))
+            output = build()
+        keep(self._store, key, output.files, dict(output.facts))
 
     def _require_thresholds(self, request: BuildSpec, shape: Shape, key: str) -> None:
-        """Evidence that was committed first stays, and may be beyond the thresholds of today."""
-        part = observed(self._store, key)
-        if part is not None:
-            require_within(request.source.id, [compared(shape, part)], self._thresholds)
+        """Raise VerificationFailed for committed evidence that is beyond today's thresholds."""
+        result = observed(self._store, key)
+        if result is not None:
+            require_within(request.source.id, [compared(shape, result)], self._thresholds)
 
 
 @dataclass(frozen=True)
 class _Program:
     shape: Shape
-    part: StepResult
+    result: StepResult
     evidence: StepResult | None
 
     def executable(self) -> Executable:
-        shape, facts = self.shape, self.part.facts
+        shape, facts = self.shape, self.result.facts
         return Executable.model_validate(
             {
                 "name": shape.name,
@@ -216,19 +216,19 @@ class _Program:
                 "tensor_parallel": facts["degree"],
                 "graph_key": facts["graph_key"],
                 "outputs": facts["outputs"],
-                "blob": self.part.blob(PROGRAM),
+                "blob": self.result.blob(PROGRAM),
             }
         )
 
     def files(self) -> dict[str, Blob]:
-        """All but the program itself."""
-        return {file.path: file.blob for file in self.part.files if file.path != PROGRAM}
+        """Files beside the program, by path in the artifact."""
+        return {file.path: file.blob for file in self.result.files if file.path != PROGRAM}
 
 
 def publish(
     request: BuildSpec, tensors: "Tensors", store: Store, step: Step, watch: Watch, allowed: Thresholds
 ) -> Published:
-    """Evidence first, then the manifest that makes the artifact visible."""
+    """Store weights and evidence, then publish the manifest, which makes the artifact visible."""
     programs = [_program(request, shape, store) for shape in sorted(request.shapes)]
     with step(f"store {len(tensors)} tensors"):
         size = sum(tensors.kinds[name].nbytes for name in tensors)
@@ -242,21 +242,21 @@ def publish(
 
 
 def _evidence(request: BuildSpec, programs: list[_Program], manifest: Manifest, allowed: Thresholds) -> Evidence:
-    found = tuple(compared(each.shape, each.evidence) for each in programs if each.evidence)
-    require_within(request.source.id, found, allowed)
+    results = tuple(compared(program.shape, program.evidence) for program in programs if program.evidence)
+    require_within(request.source.id, results, allowed)
     limits = Limits.model_validate(asdict(allowed))
-    return Evidence(manifest=manifest.digest, kind=EMULATED, programs=found, limits=limits)
+    return Evidence(manifest=manifest.digest, kind=EMULATED, programs=results, limits=limits)
 
 
 def _program(request: BuildSpec, shape: Shape, store: Store) -> _Program:
-    part = step_result(store, request.program_key(shape))
+    result = step_result(store, request.program_key(shape))
     evidence = observed(store, request.evidence_key(shape)) if request.verified else None
-    if part is None or (request.verified and evidence is None):
+    if result is None or (request.verified and evidence is None):
         raise Incomplete(
             f"{request.source.id}: the build of {shape.name} is no longer in {store.url}; "
             "run the same command again to rebuild it"
         )
-    return _Program(shape, part, evidence)
+    return _Program(shape, result, evidence)
 
 
 def _manifest(request: BuildSpec, programs: list[_Program], weights: tuple[Tensor, ...], store: Store) -> Manifest:
@@ -264,7 +264,7 @@ def _manifest(request: BuildSpec, programs: list[_Program], weights: tuple[Tenso
     files: dict[str, Blob] = {}
     for program in programs:
         files |= program.files()
-    figures: dict[str, Any] = {each.shape.name: each.part.facts.get("utilisation") for each in programs}
+    figures: dict[str, Any] = {program.shape.name: program.result.facts.get("utilisation") for program in programs}
     if all(figures.values()):
         files[UTILISATION] = store.put_blob(utilisation_file(figures))
     if source.config:
@@ -281,7 +281,7 @@ def _manifest(request: BuildSpec, programs: list[_Program], weights: tuple[Tenso
 
 
 def _elements(tensors: "Tensors") -> Iterator[Elements]:
-    """One at a time: only tensors that are being stored are in memory."""
+    """Yield tensors one at a time, so that only those being stored are in memory."""
     import numpy as np
 
     for name in tensors:
@@ -290,12 +290,12 @@ def _elements(tensors: "Tensors") -> Iterator[Elements]:
 
 
 class InlineExecutor:
-    """One job at a time, for a build that is not worth a second process."""
+    """Executor of one job at a time in this process, for builds that are shorter than the start of another process."""
 
     name: Final = "local"
 
     def __init__(self, apply: Callable[[Event], None]) -> None:
-        """`apply` is called with events while a job runs, for `events` returns only at its end."""
+        """`apply` receives the events while a job runs, since `events` returns only when it has finished."""
         self._apply = apply
         self._job: Job | None = None
 
@@ -313,7 +313,7 @@ class InlineExecutor:
         return (run_job(job, self._apply),)
 
     def close(self) -> None:
-        """Jobs run only inside `events`."""
+        """Nothing to stop: jobs run only inside `events`."""
 
 
 def _backend_of(name: str) -> Backend:

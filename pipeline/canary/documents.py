@@ -1,6 +1,6 @@
-"""Canonical JSON of plans, evidence and records, and the errors of documents that are invalid.
+"""Canonical JSON of plans, evidence and records, and the errors of invalid documents.
 
-Invalid counts are no error: the judge sets such a minute aside and counts it.
+Invalid counts are not an error: the judge sets such a minute aside and counts it.
 """
 
 import hashlib
@@ -8,7 +8,7 @@ import json
 
 
 def canonical_json(document: object) -> str:
-    """The one text of a document, so that a digest identifies its content."""
+    """The canonical text of a document: equal content has equal digests."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -17,11 +17,11 @@ def digest_of(document: object) -> str:
 
 
 class CanaryError(Exception):
-    """Root of the judge's errors; the message is one sentence that ends in the remedy."""
+    """Base of the judge's errors. Each message is one sentence that ends in the remedy."""
 
 
 class PlanInvalid(CanaryError):
-    """A plan or schedule that no rollout can follow."""
+    """A plan or schedule that is not a valid rollout."""
 
 
 class EvidenceInvalid(CanaryError):

@@ -1,14 +1,16 @@
-"""E-values: the tests that decide over a rollout, and the intervals that follow from them. All values are in nats.
+"""E-values of the sequential tests of a rollout, and the confidence sequences that follow from them. All values are in
+nats.
 
-An e-value is the capital of a gambler who bets against a null hypothesis at fair odds. Under the null its expectation
-is at most 1 at any time, and by Ville's inequality it ever reaches 1/a with a chance of at most a. So evidence may be
-evaluated every minute and the rollout stopped at the first crossing: that is anytime validity. A p-value that is
-computed again every minute has no such guarantee.
+An e-process is the capital of a betting martingale: a gambler who bets against a null hypothesis at odds that are fair
+under the null. Under the null its expectation is at most 1 at every stopping time, and by Ville's inequality it ever
+reaches 1/a with a probability of at most a. So evidence may be evaluated every minute and the rollout stopped at the
+first crossing, with a Type I error of at most a: anytime validity. The reciprocal of its maximum so far is an
+always-valid p-value; a fixed-sample p-value that is computed again every minute has no such guarantee.
 
 A bet on the odds ratio r against the null "at most r0" multiplies the capital by L(r) / L(r0) of each minute. The ratio
 rises with the canary's bad requests, and those rise stochastically with the true odds ratio (monotone likelihood
 ratio). Its expectation is therefore at most 1 for every true ratio up to r0, even for one that changes with time. The
-true ratio is unknown, so the capital is split over a grid (`constants.RATIO_STAKES`) and the bets are added.
+true ratio is unknown, so the capital is split over a grid (`constants.RATIO_STAKES`) and the bets are added: a mixture.
 """
 
 import math
@@ -32,44 +34,49 @@ from nxpipe.pipeline.canary.plan import CanaryPlan
 
 @lru_cache(maxsize=256)
 def bets_above(grid: tuple[float, ...], ratio: float) -> tuple[tuple[int, float], ...]:
-    """Bets that the odds ratio is above this one: positions on the grid, and the log of each stake."""
+    """Bets that the odds ratio is above `ratio`: positions on the grid, and the log of each stake."""
     return _normalised([(at, RATIO_STAKES[r][0]) for at, r in enumerate(grid) if r > ratio and r in RATIO_STAKES])
 
 
 @lru_cache(maxsize=256)
 def bets_below(grid: tuple[float, ...], ratio: float) -> tuple[tuple[int, float], ...]:
-    """Bets that the odds ratio is below this one."""
+    """Bets that the odds ratio is below `ratio`."""
     return _normalised([(at, RATIO_STAKES[r][1]) for at, r in enumerate(grid) if r < ratio and r in RATIO_STAKES])
 
 
 def _normalised(bets: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    whole = math.fsum(bet for _, bet in bets)
-    return tuple((at, math.log(bet / whole)) for at, bet in bets)
+    """Bets with stakes that sum to 1, as logs."""
+    total = math.fsum(bet for _, bet in bets)
+    return tuple((at, math.log(bet / total)) for at, bet in bets)
 
 
 def worse(plan: CanaryPlan, steps: Sequence[StepEvidence], metric: int, ratio: float) -> float:
-    """The e-value against "the odds ratio of the metric was never above `ratio`".
+    """The e-value against the null "the odds ratio of the metric was never above `ratio`".
 
     One bet runs since the first minute and one since the start of each later step. Stakes of steps that have not begun
     are idle capital, which keeps the sum an e-value at every moment.
     """
     bets, null = bets_above(plan.ratios, ratio), plan.ratios.index(ratio)
     stakes = stakes_by_step(len(plan.steps))
-    grown = [_log(math.fsum(stakes[len(steps) :]))]  # stakes of later steps
+    logs = [_log(math.fsum(stakes[len(steps) :]))]  # stakes of later steps
     for stake, curve in zip(stakes, _since_each(steps, metric), strict=False):
-        grown.append(_log(stake) + _bet(bets, curve, null))
-    return log_sum(grown)
+        logs.append(_log(stake) + _bet(bets, curve, null))
+    return log_sum(logs)
 
 
 def better(plan: CanaryPlan, steps: Sequence[StepEvidence], metric: int, ratio: float) -> float:
-    """The e-value against "the odds ratio of the metric was never below `ratio`", since the first of these steps."""
+    """The e-value against the null "the odds ratio of the metric was never below `ratio`", since the first of these
+    steps."""
     if not steps:
         return 0.0
     return _bet(bets_below(plan.ratios, ratio), _since_each(steps, metric)[0], plan.ratios.index(ratio))
 
 
 def within_objective(plan: CanaryPlan, step: StepEvidence) -> float:
-    """The e-value against "the canary's error rate is at or above the objective"."""
+    """The e-value against the null "the canary's error rate is at or above the objective".
+
+    A request multiplies the capital by its likelihood at the alternative error rate over that at the objective.
+    """
     good, rate = step.requests - step.errors, plan.objective
     return log_sum(
         [
@@ -80,21 +87,24 @@ def within_objective(plan: CanaryPlan, step: StepEvidence) -> float:
 
 
 def all_metrics(by_metric: Sequence[float]) -> float:
-    return log_sum([_log(bet) + grown for bet, grown in zip(METRIC_STAKES, by_metric, strict=True)])
+    """The e-value of all metrics together: the mean of theirs, weighted by METRIC_STAKES."""
+    return log_sum([_log(bet) + log_capital for bet, log_capital in zip(METRIC_STAKES, by_metric, strict=True)])
 
 
 def _bet(bets: Iterable[tuple[int, float]], curve: Curve, null: int) -> float:
+    """The log capital of bets against the ratio at position `null`, from a curve of log likelihoods."""
     return log_sum([bet + (curve[at] - curve[null]) * GRAIN for at, bet in bets])
 
 
 def stakes_by_step(steps: int) -> tuple[float, ...]:
+    """The part of the unit that is staked at the start of each step."""
     if steps == 1:
         return (1.0,)
     return (FIRST_STEP_STAKE, *[(1 - FIRST_STEP_STAKE) / (steps - 1)] * (steps - 1))
 
 
 def _since_each(steps: Sequence[StepEvidence], metric: int) -> list[Curve]:
-    """Curves of all minutes since the start of each step: suffix sums."""
+    """For each step, the curve of all minutes since its start: suffix sums."""
     sums: list[Curve] = []
     for step in reversed(steps):
         curve = step.curves[metric]
@@ -114,19 +124,19 @@ def _times(count: int, log: float) -> float:
 def interval(plan: CanaryPlan, steps: Sequence[StepEvidence], metric: int) -> tuple[float, float]:
     """A confidence sequence for the odds ratio of canary and baseline, on the plan's grid.
 
-    Each end is wrong in at most `alpha` of all rollouts with a constant ratio, at all moments together. It is the set
-    of ratios that the tests above do not reject at 1/alpha. A ratio is excluded only together with all beyond it, so
-    the set is an interval and the error of an end is the error of one test: that against the true ratio.
+    It is the set of ratios that the tests above do not reject at 1/alpha. Each end is wrong in at most `alpha` of all
+    rollouts with a constant ratio, at all moments together: a ratio is excluded only together with all ratios beyond
+    it, so the error of an end is the Type I error of one test, that against the true ratio.
     """
-    enough = math.log(1 / plan.alpha)
+    threshold = math.log(1 / plan.alpha)
     inner = plan.ratios[:-1]
     low, high = 0.0, math.inf
     for ratio in inner:
-        if worse(plan, steps, metric, ratio) < enough:
+        if worse(plan, steps, metric, ratio) < threshold:
             break
         low = ratio
     for ratio in reversed(plan.ratios[1:]):
-        if better(plan, steps, metric, ratio) < enough:
+        if better(plan, steps, metric, ratio) < threshold:
             break
         high = ratio
     return low, high
@@ -134,23 +144,24 @@ def interval(plan: CanaryPlan, steps: Sequence[StepEvidence], metric: int) -> tu
 
 @dataclass(frozen=True)
 class FullTrafficTest:
-    """Counts at full traffic. Without a baseline the error rate is tested against the objective alone."""
+    """The counts at full traffic. Without a baseline the error rate is tested against the objective alone."""
 
     requests: int = 0
     errors: int = 0
 
     def __add__(self, batches: Iterable[Batch]) -> "FullTrafficTest":
-        """Invalid minutes are left out."""
+        """The test with more minutes, of which invalid ones are left out."""
         arms = [batch.canary for batch in batches if fault(batch) is None]
         return FullTrafficTest(
             self.requests + sum(int(arm.requests) for arm in arms), self.errors + sum(int(arm.errors) for arm in arms)
         )
 
     def fails(self, plan: CanaryPlan) -> bool:
+        """True if the candidate is rolled back from full traffic."""
         return self.against(plan.objective) >= math.log(FULL_TRAFFIC_FACTOR / plan.alpha)
 
     def against(self, objective: float) -> float:
-        """The e-value against "the error rate was never above the objective"."""
+        """The e-value against the null "the error rate was never above the objective"."""
         bet = math.log(1 / len(FULL_TRAFFIC_ODDS))
         return log_sum(
             [

@@ -1,10 +1,10 @@
 """Evidence of a rollout: sums over minutes, one log-likelihood curve for each step and metric.
 
 A curve holds the log likelihood at every odds ratio of the plan's grid, relative to a ratio of 1. Independent minutes
-multiply, so their curves add, and every e-value is a function of the sums: no minute has to be kept.
+multiply, so their curves add, and every e-value is a function of the sums: minutes need not be stored.
 
 Values are whole grains of 2**-30 nats. Sums of integers are exact: the same minutes give the same evidence, to the bit,
-in whichever order and from whichever region they arrive, and JSON carries it unchanged.
+in any order and from any region, and JSON preserves it.
 """
 
 import math
@@ -24,7 +24,7 @@ Curve = tuple[int, ...]  # grains, at the plan's odds ratios
 
 @dataclass(frozen=True)
 class StepEvidence:
-    """The minutes of one step: a curve of each metric over the plan's ratios, and the canary's own counts."""
+    """The evidence of one step: a curve of each metric over the plan's ratios, and the canary's own counts."""
 
     begun: int  # its first minute
     curves: tuple[Curve, ...]
@@ -48,6 +48,8 @@ def sum_curves(left: Curve, right: Curve) -> Curve:
 
 @dataclass(frozen=True)
 class Evidence:
+    """The evidence of a rollout: of each step, and the minutes that it contains."""
+
     steps: tuple[StepEvidence, ...] = ()
     taken: Minutes = field(default_factory=Minutes)
     frozen: Minutes = field(default_factory=Minutes)  # minutes in which the baseline itself was beyond its objective
@@ -89,7 +91,7 @@ def empty_step(plan: CanaryPlan, minute: int) -> StepEvidence:
 def pooled(regions: Sequence[Evidence]) -> Evidence:
     """The combined evidence of independent regions that follow one plan and are at one step: their curves add.
 
-    A minute is taken, frozen or baked if it is so in any region.
+    A minute is taken, frozen or baked if it is in any region.
     """
     if len({len(region.steps) for region in regions}) != 1:
         raise EvidenceInvalid("the regions are at different steps; pool them after all have begun the same one")
@@ -125,7 +127,8 @@ def _of_arms(canary: tuple[int, int], stable: tuple[int, int], thetas: tuple[flo
 
 
 def _of_pairs(pairs: Pairs, thetas: tuple[float, ...]) -> tuple[Curve, ...]:
-    """A discordant pair is a minute with one request of each version: the same likelihood in closed form."""
+    """The curves of shadowed pairs. A discordant pair is a minute with one request of each version: its likelihood has
+    a closed form."""
     counts = [(int(pairs.canary_alone[at]), int(pairs.stable_alone[at])) for at in range(len(METRICS))]
     return tuple(
         _in_grains([canary * theta - (canary + stable) * math.log1p(math.exp(theta)) for theta in thetas], thetas)

@@ -1,7 +1,8 @@
-"""Lambda entry of the judge: the steps of an evaluation, and the state between two, as the state machine carries it.
+"""Lambda entry of the judge: preflight, start of a step, evaluation; and the state that the state machine carries
+between them.
 
-It travels as one text that no service parses: a number that three services have serialised is not always the same
-number. Names of fields are names in that text and in plans of running rollouts: they cannot change.
+The state is one text, which no service parses: each service that serialises a number may change it. Field names are
+part of that text and of the plans of running rollouts: they cannot change.
 """
 
 import json
@@ -22,7 +23,7 @@ from nxpipe.pipeline.canary.record import record_of
 
 @dataclass(frozen=True)
 class RolloutState:
-    """One rollout at the end of an evaluation."""
+    """The state of a rollout after an evaluation."""
 
     name: str  # of the execution
     plan: CanaryPlan
@@ -39,10 +40,10 @@ class RolloutState:
     )  # unanswered requests of canary and stable
     step: int = 0
     begun: int = 0  # first counted minute of the step
-    due: int | None = None  # first minute that was not read yet
+    due: int | None = None  # first unread minute
     looks: int = 0  # evaluations
     looks_here: int = 0  # evaluations in this execution of the inner state machine
-    asked: int | None = None  # minute in which a person was asked to decide
+    asked: int | None = None  # minute in which people were notified that a decision is needed
     previous: str | None = None  # the digest of the last record
 
     @property
@@ -54,9 +55,8 @@ class RolloutState:
         return minute_of(at, self.pace.period)
 
     def begin(self, step: int, at: str) -> "RolloutState":
-        """The state at the start of a step. Its first counted minute follows this one and the warm-up. Minutes of the
-        previous step that have not settled yet are read later and counted there.
-        """
+        """The state at the start of a step. Its first counted minute follows the warm-up. Minutes of the previous step
+        that have not settled yet are read later and count there."""
         begun = self.minute(at) + 1 + WARMUP_MINUTES
         due = begun if self.due is None else self.due
         return replace(self, step=step, begun=begun, due=due, looks_here=0, asked=None)
@@ -69,8 +69,9 @@ class RolloutState:
     def moment(self, at: str) -> Moment:
         return Moment(self.step, self.begun, max(self.begun, self.minute(at)))
 
-    def question(self, at: str) -> dict[str, Any]:
-        """The query of the next evaluation. It starts in the past: CloudWatch rejects an empty range."""
+    def query(self, at: str) -> dict[str, Any]:
+        """The CloudWatch query of the next evaluation. It starts in the past, since CloudWatch rejects an empty
+        range."""
         first = min(self.settled(at).stop, self.minute(at) - 1)
         arms = {"canary": self.canary, "stable": self.stable}
         return {
@@ -90,7 +91,7 @@ class RolloutState:
         plan, pace = CanaryPlan.from_json(fields.pop("plan")), Schedule.from_json(fields.pop("pace"))
         evidence, alarms = Evidence.from_json(fields.pop("evidence")), tuple(fields.pop("alarms"))
         alone = FullTrafficTest(**fields.pop("alone"))
-        # A text of an earlier version has no `opened`.
+        # The text of an earlier version has no `opened`.
         canary, stable = map(UnansweredRequests.from_json, fields.pop("opened", ([], [])))
         return RolloutState(
             plan=plan, pace=pace, evidence=evidence, alone=alone, alarms=alarms, opened=(canary, stable), **fields
@@ -98,9 +99,8 @@ class RolloutState:
 
 
 def stored_document(name: str, number: int, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Key and body of a stored document. The body holds a text, so a reader computes the digest of the same bytes.
-    Number 0 is the plan; evaluations follow.
-    """
+    """Key and body of a stored document. The body contains a text, so that readers compute the digest of the same
+    bytes. Number 0 is the plan; evaluations follow."""
     return {"key": f"{name}/{number:06}.json", "record": {"text": canonical_json(document)}}
 
 
@@ -108,12 +108,12 @@ _COLOURS: Final = ("blue", "green")
 
 
 class Refused(CanaryError):
-    """A rollout that must not begin; nothing was changed."""
+    """A rollout that must not start; nothing was changed."""
 
 
 @dataclass(frozen=True)
 class Alarms:
-    """States of the alarms that guard a rollout. A guard that was deleted protects nothing, so it counts as ALARM."""
+    """States of the alarms that guard a rollout. A deleted alarm protects nothing, so it counts as ALARM."""
 
     states: Mapping[str, str]
 
@@ -124,16 +124,18 @@ class Alarms:
         ]
         return Alarms({name: state for pair in pairs for name, state in pair})
 
-    def sounding(self, guards: tuple[str, ...]) -> list[str]:
+    def active(self, guards: tuple[str, ...]) -> list[str]:
+        """The guards in ALARM, and those that do not exist."""
         missing = [f"{name} (which is gone)" for name in guards if name not in self.states]
         return [*(name for name in guards if self.states.get(name) == "ALARM"), *missing]
 
 
 def preflight(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The opening document of the state machine: both environments, fleet size, weights of each step, initial state.
+    """The first document of the state machine: both environments, fleet size, weights of each step, initial state.
 
-    `found` holds the fleet as the template describes it, and the state of the machine: its input, and what AWS reports
-    of weights, sizes and alarms. An inconsistency is an error, and the machine stops before it has changed anything.
+    `found` contains the fleet as the template describes it, and the state of the machine: its input, and what AWS
+    reports of weights, sizes and alarms. An inconsistency is an error, which stops the machine before it has changed
+    anything.
     """
     fleet, state = found["fleet"], found["state"]
     old, new = _colours(state)
@@ -141,8 +143,8 @@ def preflight(found: Mapping[str, Any]) -> dict[str, Any]:
     size = _size(fleet, old, new, state)
     plan, pace = CanaryPlan.from_json(_table(state, "plan")), Schedule.from_json(state.get("pace", {}))
     alarms = tuple(fleet["alarms"])
-    if sounding := Alarms.of(state["alarms"]).sounding(alarms):
-        raise Refused(f"alarm {sounding[0]} is active before the rollout; resolve it, then start again")
+    if active := Alarms.of(state["alarms"]).active(alarms):
+        raise Refused(f"alarm {active[0]} is active before the rollout; resolve it, then start again")
     rollout = RolloutState(
         name=found["name"],
         plan=plan,
@@ -181,22 +183,24 @@ def _table(machine_input: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _require_whole(old: str, weights: Mapping[str, list[int]]) -> None:
-    found = ", ".join(f"{colour} {' '.join(map(str, weight))}" for colour, weight in weights.items())
-    elsewhere = [colour for colour, weight in weights.items() if colour != old and weight != [0]]
-    if elsewhere or not weights[old] or weights[old] == [0]:
-        raise Refused(f"{old} does not have all traffic (weights {found}); restore its weight first")
+    """Raise Refused unless the baseline's environment has all traffic."""
+    listing = ", ".join(f"{colour} {' '.join(map(str, weight))}" for colour, weight in weights.items())
+    others = [colour for colour, weight in weights.items() if colour != old and weight != [0]]
+    if others or not weights[old] or weights[old] == [0]:
+        raise Refused(f"{old} does not have all traffic (weights {listing}); restore its weight first")
 
 
 def _size(fleet: Mapping[str, Any], old: str, new: str, sizes: Mapping[str, Any]) -> int:
-    """The baseline's number of instances: promotion and rollback move all traffic to one environment at once."""
+    """The baseline's number of instances, which the candidate needs too: promotion and rollback move all traffic at
+    once."""
     size = max(int(sizes[old]["desired"]), int(fleet["least"]), 1)
-    group, there, most = fleet["colours"][new]["group"], sizes[new]["desired"], sizes[new]["most"]
-    if there:
+    group, running, maximum = fleet["colours"][new]["group"], sizes[new]["desired"], sizes[new]["most"]
+    if running:
         raise Refused(
-            f"{group} has {there} instances of an earlier version; set its desired capacity to 0, then start again"
+            f"{group} has {running} instances of an earlier version; set its desired capacity to 0, then start again"
         )
-    if size > most:
-        raise Refused(f"{group} may have {most} instances and needs {size}; raise the fleet's size.max")
+    if size > maximum:
+        raise Refused(f"{group} may have {maximum} instances and needs {size}; raise the fleet's size.max")
     return size
 
 
@@ -224,7 +228,7 @@ class Signal(StrEnum):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The state after an evaluation, the action, and the data of both."""
+    """The result of an evaluation: the new state and the action, with the data of both."""
 
     state: RolloutState
     taken: list[Batch]
@@ -233,10 +237,11 @@ class Evaluation:
     reason: str
 
 
-def evaluate(state: RolloutState, seen: Mapping[str, Any]) -> Evaluation:
-    at = seen["at"]
-    minutes = state.settled(at) if complete(seen["metrics"]) else range(0)
-    taken, opened = batches(seen["metrics"], minutes, state.plan.latencies, state.pace.period, state.opened)
+def evaluate(state: RolloutState, observed: Mapping[str, Any]) -> Evaluation:
+    """Evaluate the settled minutes, and choose the next action."""
+    at = observed["at"]
+    minutes = state.settled(at) if complete(observed["metrics"]) else range(0)
+    taken, opened = batches(observed["metrics"], minutes, state.plan.latencies, state.pace.period, state.opened)
     state, judged = replace(state, opened=opened), None
     if state.over:
         state = replace(state, alone=state.alone + (batch for batch in taken if batch.minute >= state.begun))
@@ -249,9 +254,9 @@ def evaluate(state: RolloutState, seen: Mapping[str, Any]) -> Evaluation:
         looks=state.looks + 1,
         looks_here=state.looks_here + 1,
     )
-    sounding = Alarms.of(seen["alarms"]).sounding(state.alarms)
+    active = Alarms.of(observed["alarms"]).active(state.alarms)
     verdict = None if judged is None else judged.verdict
-    action, reason = _action(state, verdict, sounding, _signal(seen["record"]), state.minute(at))
+    action, reason = _action(state, verdict, active, _signal(observed["record"]), state.minute(at))
     if action is Action.ASK:
         state = replace(state, asked=state.minute(at))
     if action is not Action.CONTINUE:
@@ -260,19 +265,19 @@ def evaluate(state: RolloutState, seen: Mapping[str, Any]) -> Evaluation:
 
 
 def _signal(record: Mapping[str, Any]) -> Signal | None:
-    """The signal of an item as DynamoDB returns it; None for an unknown one, whose author cannot be informed."""
+    """The signal in an item of DynamoDB; None for an unknown one, whose author cannot be notified."""
     signal = record.get("Item", {}).get("signal", {}).get("S")
     return Signal(signal) if signal in set(Signal) else None
 
 
 def _action(
-    state: RolloutState, verdict: Verdict | None, sounding: list[str], signal: Signal | None, minute: int
+    state: RolloutState, verdict: Verdict | None, active: list[str], signal: Signal | None, minute: int
 ) -> tuple[Action, str]:
     """The next action and its reason. Reasons are part of decision records: their texts are fixed."""
     if signal is Signal.ABORT:
         return Action.ROLL_BACK, "a person ended it"
-    if sounding:
-        return Action.ROLL_BACK, f"the alarm {sounding[0]} sounds"
+    if active:
+        return Action.ROLL_BACK, f"the alarm {active[0]} sounds"
     action, reason = (
         _action_at_full_traffic(state, minute)
         if verdict is None
@@ -286,16 +291,16 @@ def _action(
 
 
 def _action_at_full_traffic(state: RolloutState, minute: int) -> tuple[Action, str]:
-    alone, gone = state.alone, minute - state.begun
+    alone, elapsed = state.alone, minute - state.begun
     if alone.fails(state.plan):
         failed = f"{alone.errors} of {alone.requests} requests failed since it serves alone"
         return (
             Action.ROLL_BACK,
             f"the new version fails more than {state.plan.objective:.3g} of its requests: {failed}",
         )
-    if gone >= state.pace.final:
-        return Action.ADVANCE, f"all traffic has gone well for {gone} minutes"
-    return Action.CONTINUE, f"all traffic goes to the new version, for {max(0, gone)} of {state.pace.final} minutes"
+    if elapsed >= state.pace.final:
+        return Action.ADVANCE, f"all traffic has gone well for {elapsed} minutes"
+    return Action.CONTINUE, f"all traffic goes to the new version, for {max(0, elapsed)} of {state.pace.final} minutes"
 
 
 def _action_of_verdict(state: RolloutState, verdict: Verdict, signal: Signal | None, minute: int) -> tuple[Action, str]:
@@ -314,45 +319,45 @@ def _action_of_verdict(state: RolloutState, verdict: Verdict, signal: Signal | N
 
 
 def handle(event: Mapping[str, Any], _context: object) -> dict[str, Any]:
-    """The response to one request of the state machine."""
-    ((request, given),) = event.items()
-    handlers = {"opens": preflight, "begins": begins, "looks": looks}
-    return handlers[request](given)
+    """The response to one request of the state machine, whose name is the key of the event."""
+    ((request, parameters),) = event.items()
+    handlers = {"opens": preflight, "begins": begin_step, "looks": record_evaluation}
+    return handlers[request](parameters)
 
 
-def begins(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The start of a step, whose weights are in force."""
-    state = RolloutState.from_text(given["carried"]).begin(given["step"], given["at"])
-    return _answer(state, given["at"], Action.WATCH, f"step {given['step'] + 1} begins")
+def begin_step(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Response to the start of a step, whose weights are in force."""
+    state = RolloutState.from_text(parameters["carried"]).begin(parameters["step"], parameters["at"])
+    return _response(state, parameters["at"], Action.WATCH, f"step {parameters['step'] + 1} begins")
 
 
-def looks(given: Mapping[str, Any]) -> dict[str, Any]:
-    """One evaluation, with the record of its decision."""
-    before, at = RolloutState.from_text(given["carried"]), given["at"]
-    found = evaluate(before, given)
-    state = found.state
-    batches = [batch.as_json() for batch in found.taken]
+def record_evaluation(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Response to one evaluation, with its decision record."""
+    before, at = RolloutState.from_text(parameters["carried"]), parameters["at"]
+    evaluation = evaluate(before, parameters)
+    state = evaluation.state
+    batches = [batch.as_json() for batch in evaluation.taken]
     judged: dict[str, Any] = {"previous": before.previous, "verdict": None, "batches": batches}
-    if found.judged:
-        judged = record_of(before.plan, before.moment(at), found.taken, found.judged, before.previous)
+    if evaluation.judged:
+        judged = record_of(before.plan, before.moment(at), evaluation.taken, evaluation.judged, before.previous)
     record = judged | {
         "execution": state.name,
         "number": state.looks,
         "at": at,
-        "alarms": given["alarms"],
-        "record": given["record"],
-        "word": found.action,
-        "reason": found.reason,
+        "alarms": parameters["alarms"],
+        "record": parameters["record"],
+        "word": evaluation.action,
+        "reason": evaluation.reason,
     }
     state = replace(state, previous=digest_of(record))
-    return _answer(state, at, found.action, found.reason) | stored_document(state.name, state.looks, record)
+    return _response(state, at, evaluation.action, evaluation.reason) | stored_document(state.name, state.looks, record)
 
 
-def _answer(state: RolloutState, at: str, action: Action, reason: str) -> dict[str, Any]:
+def _response(state: RolloutState, at: str, action: Action, reason: str) -> dict[str, Any]:
     return {
         "verdict": action.value,
         "reason": reason,
         "wait": state.pace.poll,
-        "ask": state.question(at),
+        "ask": state.query(at),
         "carried": state.text(),
     }

@@ -1,4 +1,4 @@
-"""The judge: a pure function of plan, evidence, new minutes and the moment. It reads no clock, no network, no
+"""Judge of a rollout: a pure function of plan, evidence, new minutes and the moment, without clock, network or
 randomness.
 
 Each minute counts once, for the step in which it lies, whenever it arrives. So CloudWatch may be late, an evaluation
@@ -33,7 +33,7 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Evidence is in nats: the natural logarithm of an e-value."""
+    """The outcome of an evaluation. Evidence is in nats: the natural logarithm of an e-value."""
 
     decision: Decision
     step: int
@@ -59,7 +59,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Moment:
-    """Position of the rollout. Minutes are numbered as in batches; those before `minute` are over."""
+    """The position of the rollout. Minutes are numbered as in batches; those before `minute` are over."""
 
     step: int
     begun: int  # first minute with the step's weights verified
@@ -69,11 +69,14 @@ class Moment:
 
 @dataclass(frozen=True)
 class Judgement:
+    """A verdict, and the evidence that it is based on."""
+
     evidence: Evidence
     verdict: Verdict
 
 
 def judge(plan: CanaryPlan, evidence: Evidence, batches: Sequence[Batch], at: Moment) -> Judgement:
+    """Add the minutes to the evidence, and decide."""
     evidence, refused = add_minutes(plan, evidence, batches, at)
     return Judgement(evidence, decide(plan, evidence, at, refused))
 
@@ -81,31 +84,32 @@ def judge(plan: CanaryPlan, evidence: Evidence, batches: Sequence[Batch], at: Mo
 def add_minutes(
     plan: CanaryPlan, evidence: Evidence, batches: Sequence[Batch], at: Moment
 ) -> tuple[Evidence, tuple[str, ...]]:
-    """The evidence with each valid minute added to its step, and the reasons why other minutes were set aside."""
+    """The evidence with each valid minute added to its step, and the reasons why others were set aside."""
     steps, refused = list(_begun(plan, evidence, at).steps), []
-    taken: dict[int, Batch] = {}
+    accepted: dict[int, Batch] = {}
     for batch in sorted(batches, key=repr):
-        reason = fault(batch) or _out_of_place(batch.minute, evidence, taken, steps[0].begun, at)
+        reason = fault(batch) or _out_of_place(batch.minute, evidence, accepted, steps[0].begun, at)
         if reason:
             refused.append(f"minute {batch.minute}: {reason}")
         else:
-            taken[batch.minute] = batch
-    for batch in taken.values():
+            accepted[batch.minute] = batch
+    for batch in accepted.values():
         number = max(at for at, step in enumerate(steps) if step.begun <= batch.minute)
         steps[number] = _with(plan, steps[number], batch)
-    frozen = {minute for minute, batch in taken.items() if is_incident(plan, batch.stable)}
-    baked = {minute for minute, batch in taken.items() if batch.canary.requests or batch.pairs} - frozen
-    grown = Evidence(
+    frozen = {minute for minute, batch in accepted.items() if is_incident(plan, batch.stable)}
+    baked = {minute for minute, batch in accepted.items() if batch.canary.requests or batch.pairs} - frozen
+    updated = Evidence(
         tuple(steps),
-        evidence.taken.joined(Minutes.of(taken)),
+        evidence.taken.joined(Minutes.of(accepted)),
         evidence.frozen.joined(Minutes.of(frozen)),
         evidence.baked.joined(Minutes.of(baked)),
         evidence.set_aside + len(refused),
     )
-    return grown, tuple(refused)
+    return updated, tuple(refused)
 
 
 def decide(plan: CanaryPlan, evidence: Evidence, at: Moment, refused: tuple[str, ...] = ()) -> Verdict:
+    """The verdict on the evidence at this moment."""
     steps = evidence.steps
     against = tuple(worse(plan, steps, metric, plan.margin) for metric in range(len(METRICS)))
     minutes = max(0, at.minute - at.begun - evidence.frozen.since(at.begun))
@@ -116,15 +120,15 @@ def decide(plan: CanaryPlan, evidence: Evidence, at: Moment, refused: tuple[str,
 
 
 def _decision(plan: CanaryPlan, evidence: Evidence, verdict: Verdict, at: Moment) -> Decision:
-    # Ville's inequality: a canary that is no worse ever reaches 1/alpha in at most alpha of all rollouts. So the first
-    # crossing rolls back, at any minute and in any step, before anything else is considered.
+    # Ville's inequality: the e-process of a canary that is no worse ever reaches 1/alpha in at most alpha of all
+    # rollouts (Type I error). So the first crossing rolls back, at any minute and step, before all other rules.
     threshold = math.log(1 / plan.alpha)
     if verdict.worse >= threshold:
         return Decision.ROLL_BACK
-    # An incident of the baseline: the comparison goes on, but it is no time to add traffic to either version.
+    # During an incident of the baseline the comparison continues, but no version gets more traffic.
     if evidence.taken.newest is not None and evidence.taken.newest in evidence.frozen:
-        lasting = evidence.frozen.since(at.begun) >= plan.bake_max + at.extended
-        return Decision.UNDECIDED if lasting else Decision.FROZEN
+        is_exhausted = evidence.frozen.since(at.begun) >= plan.bake_max + at.extended
+        return Decision.UNDECIDED if is_exhausted else Decision.FROZEN
     suspected = verdict.worse >= threshold * SUSPICION
     baked = evidence.baked.since(at.begun) >= plan.bake_min and is_timed(evidence.steps[-1])
     if verdict.better >= math.log(1 / plan.beta) and baked and not suspected:
@@ -133,10 +137,10 @@ def _decision(plan: CanaryPlan, evidence: Evidence, verdict: Verdict, at: Moment
 
 
 def _good_enough(plan: CanaryPlan, step: StepEvidence, at: Moment) -> float:
-    """The e-value against "beyond the step's tolerance, and beyond the objective": the mean of both tests.
+    """The e-value against the null "beyond the step's tolerance, and beyond the objective": the mean of both tests.
 
-    Either one suffices to advance: a service with few errors is within its objective long before a ratio can be known.
-    Both tests are valid under the joint null, and so is their mean.
+    Either one suffices to advance: a service with few errors is within its objective long before a ratio is known. Both
+    tests are valid under the joint null, and so is their mean.
     """
     half = math.log(0.5)
     ratio = better(plan, [step], 0, plan.steps[at.step].tolerates)
@@ -144,7 +148,7 @@ def _good_enough(plan: CanaryPlan, step: StepEvidence, at: Moment) -> float:
 
 
 def is_timed(step: StepEvidence) -> bool:
-    """False if too many requests have no latency: the slow ones may be those that are missing."""
+    """False if too many requests have no latency: the slow requests may be the missing ones."""
     return step.untimed <= MAX_UNTIMED * step.requests
 
 
@@ -174,8 +178,9 @@ def _begun(plan: CanaryPlan, evidence: Evidence, at: Moment) -> Evidence:
     return replace(evidence, steps=(*steps, empty_step(plan, at.begun)))
 
 
-def _out_of_place(minute: int, evidence: Evidence, taken: dict[int, Batch], first: int, at: Moment) -> str | None:
-    if minute in evidence.taken or minute in taken:
+def _out_of_place(minute: int, evidence: Evidence, accepted: dict[int, Batch], first: int, at: Moment) -> str | None:
+    """The reason why a minute does not count now; None if it does."""
+    if minute in evidence.taken or minute in accepted:
         return "it was taken in before"
     if minute < first:
         return "the rollout had not begun"
@@ -189,7 +194,7 @@ def _with(plan: CanaryPlan, step: StepEvidence, batch: Batch) -> StepEvidence:
 
 
 def explain(plan: CanaryPlan, evidence: Evidence, verdict: Verdict) -> str:
-    """The verdict as text: decision, evidence for and against, and the interval of each metric."""
+    """The verdict as text: decision, evidence for and against, and the confidence sequence of each metric."""
     lines = [_sentence(plan, verdict), *_metrics(plan, evidence, verdict)]
     step = evidence.steps[-1]
     if not is_timed(step):
@@ -220,8 +225,8 @@ def _metrics(plan: CanaryPlan, evidence: Evidence, verdict: Verdict) -> list[str
     lines = []
     for metric, name in enumerate(METRICS):
         low, high = interval(plan, evidence.steps, metric)
-        what = "errors" if name == ERRORS else _slower(plan, metric, name)
-        lines.append(f"  {what}: odds ratio {_between(low, high)}; evidence {odds(verdict.worse_by_metric[metric])}")
+        label = "errors" if name == ERRORS else _slower(plan, metric, name)
+        lines.append(f"  {label}: odds ratio {_between(low, high)}; evidence {odds(verdict.worse_by_metric[metric])}")
     return lines
 
 

@@ -1,10 +1,11 @@
 """Likelihood of a minute at each odds ratio, without and with overdispersion.
 
-Condition on the requests of both versions and on the bad requests of both together. The canary's part of the bad ones
-then follows Fisher's noncentral hypergeometric distribution, which depends on the odds ratio alone. The error rate of
-the service, its traffic and its daily pattern cancel: a rise that both versions share is no evidence.
+Condition on the margins of the minute's 2x2 table: the requests of each version, and the bad requests of both together.
+The canary's count of bad requests then follows Fisher's noncentral hypergeometric distribution, which depends on the
+odds ratio alone. The error rate of the service, its traffic and its daily pattern cancel: a rise that both versions
+share is no evidence.
 
-The normaliser is a sum over all possible parts: a polynomial in the odds ratio. A short one is evaluated directly. Two
+The normaliser is a sum over all possible counts: a polynomial in the odds ratio. A short one is evaluated directly. Two
 facts keep a long one short, and exact to the precision of a float:
 
 - The terms are log-concave: away from the largest one, the remainder soon falls below 1e-17 of the sum.
@@ -12,15 +13,15 @@ facts keep a long one short, and exact to the precision of a float:
   function at t is at most exp(-variance (1 - cos t)). Every h-th term, taken h times, therefore gives the whole sum to
   within 2 exp(-variance (1 - cos(2 pi / h))): below 1e-17 for h up to two thirds of the standard deviation.
 
-The summed terms follow from the conditioned counts, never from the canary's part. So each likelihood is a function that
-was fixed before the observation, as an e-value requires.
+The choice of terms depends on the margins, never on the canary's count. So each likelihood is a function that was fixed
+before the observation, as an e-value requires.
 
-Overdispersion: errors of one version may come in bursts, which no common cause explains. The log odds ratio of a minute
-then varies about the true one with standard deviation tau, and the likelihood of the minute is a mixture over ratios.
-The mixture is taken on a lattice that depends on the conditioned counts and tau alone, fine enough for the sharper of
-the two, the minute and the mixing distribution. On any lattice the likelihood ratio of two mixtures rises with the
-canary's bad requests, so e-values remain e-values under this model. The model itself is an assumption: validate tau on
-minutes in which both groups ran the same version.
+Overdispersion: errors of one version may come in bursts without a common cause. The log odds ratio of a minute then
+varies about the true one with standard deviation tau, and the likelihood of the minute is a mixture over ratios. The
+mixture is taken on a lattice that depends on the margins and tau alone, fine enough for the narrower of the minute's
+likelihood and the mixing distribution. On any lattice the likelihood ratio of two mixtures rises with the canary's bad
+requests, so e-values remain e-values under this model. The model itself is an assumption: validate tau on minutes in
+which both groups ran the same version.
 """
 
 import math
@@ -41,7 +42,7 @@ def log_sum(logs: Sequence[float]) -> float:
 
 _NEGLIGIBLE: Final = 1e-17  # of the sum
 _STRIDE: Final = 0.65  # in standard deviations
-_WIDE: Final = 8  # standard deviation from which strided terms are cheaper than all terms
+_WIDE: Final = 8  # standard deviation above which strided terms are cheaper than all terms
 _SHORT: Final = 600  # nats between the terms of a polynomial; a float spans 708 to either side of 1
 
 
@@ -67,7 +68,7 @@ def informative(canary: tuple[int, int], stable: tuple[int, int]) -> bool:
 
 
 def _coefficients(n: int, m: int, k: int, ratio: float) -> list[float]:
-    """All terms at this ratio, that of the highest part first. Each follows from its neighbour: no factorials."""
+    """All terms at this ratio, that of the highest count first. Each follows from its neighbour, without factorials."""
     low, high, rest = max(0, k - m), min(n, k), m - k
     centre = min(max(round(_mean(n, m, k, ratio)), low), high)
     above, below = [], []
@@ -83,6 +84,7 @@ def _coefficients(n: int, m: int, k: int, ratio: float) -> list[float]:
 
 
 def _polynomial(coefficients: Sequence[float], ratio: float) -> float:
+    """The value of a polynomial, highest coefficient first, by Horner's rule."""
     total = 0.0
     for coefficient in coefficients:
         total = total * ratio + coefficient
@@ -94,22 +96,23 @@ def _log_normaliser(n: int, m: int, k: int, theta: float) -> float:
     mean = _mean(n, m, k, math.exp(theta))
     centre = min(max(round(mean), max(0, k - m)), min(n, k))
     deviation = _deviation(n, m, k, mean)
-    whole = (
+    relative_sum = (
         _every_term(n, m, k, centre, math.exp(theta))
         if deviation < _WIDE
         else _strided(n, m, k, centre, theta, int(_STRIDE * deviation))
     )
-    return _log_term(n, m, k, centre, theta) + math.log(whole)
+    return _log_term(n, m, k, centre, theta) + math.log(relative_sum)
 
 
 def _mean(n: int, m: int, k: int, ratio: float) -> float:
-    """The mode, where neighbouring terms are equal: x (m - k + x) = ratio (n - x) (k - x)."""
+    """The mode of the count, where neighbouring terms are equal: x (m - k + x) = ratio (n - x) (k - x)."""
     a, b, c = 1 - ratio, m - k + ratio * (n + k), ratio * n * k
     root = math.sqrt(max(0.0, b * b + 4 * a * c))
     return 2 * c / (b + root) if b > 0 else (root - b) / (2 * a)
 
 
 def _deviation(n: int, m: int, k: int, mean: float) -> float:
+    """The standard deviation of the count, by the normal approximation."""
     cells = (mean, n - mean, k - mean, m - k + mean)
     return 0.0 if min(cells) <= 0 else math.fsum(1 / cell for cell in cells) ** -0.5
 
@@ -120,7 +123,7 @@ def _log_term(n: int, m: int, k: int, x: int, theta: float) -> float:
 
 
 def _every_term(n: int, m: int, k: int, centre: int, ratio: float) -> float:
-    """Sum of all terms relative to the one at `centre`. Beyond the possible parts a factor makes the term zero."""
+    """Sum of all terms relative to the one at `centre`. Beyond the possible counts a factor makes the term zero."""
     total, rest = 1.0, m - k
     term, x = 1.0, centre
     while term > _NEGLIGIBLE * total:
@@ -141,8 +144,8 @@ def _strided(n: int, m: int, k: int, centre: int, theta: float, stride: int) -> 
     top, total = _log_term(n, m, k, centre, theta), 1.0
     upwards = range(centre + stride, min(n, k) + 1, stride)
     downwards = range(centre - stride, max(0, -rest) - 1, -stride)
-    for shares in (upwards, downwards):
-        for x in shares:
+    for side in (upwards, downwards):
+        for x in side:
             log = theta * x - lgamma(x + 1) - lgamma(n - x + 1) - lgamma(k - x + 1) - lgamma(rest + x + 1)
             term = exp(log - top)
             total += term
@@ -172,7 +175,7 @@ def mixed_log_likelihoods(
 def fitted_tau(history: Sequence[Tallies]) -> float:
     """The upper 95 % limit of tau, from minutes in which both groups ran the same version.
 
-    The limit and not the estimate: a short history must lead to too little evidence, never to too much.
+    The limit, not the estimate: a short history must cause too little evidence, never too much.
     """
     minutes = [minute for minute in history if informative(*minute)]
     if not minutes:
@@ -198,16 +201,17 @@ def fitted_tau(history: Sequence[Tallies]) -> float:
 
 
 def _lattice(canary: tuple[int, int], stable: tuple[int, int], low: float, high: float, tau: float) -> list[float]:
-    """Log odds ratios; zero is one of them."""
+    """The lattice of log odds ratios; zero is one of them."""
     k = canary[1] + stable[1]
-    shares = min(canary[0], k) - max(0, k - stable[0])
+    support = min(canary[0], k) - max(0, k - stable[0])
     step = (
-        1 / tau**2 + shares / 4
+        1 / tau**2 + support / 4
     ) ** -0.5  # a sum of `shares` Bernoulli variables has a variance of at most a quarter of them
     return [step * at for at in range(math.floor(low / step), math.ceil(high / step) + 1)]
 
 
 def _mixed(lattice: Sequence[float], known: Sequence[float], theta: float, tau: float) -> float:
+    """The log of a Gaussian mixture, around theta with standard deviation tau, of known log likelihoods."""
     weights = [-0.5 * ((at - theta) / tau) ** 2 for at in lattice]
     return log_sum([weight + log for weight, log in zip(weights, known, strict=True)]) - log_sum(weights)
 

@@ -1,7 +1,7 @@
 """CloudWatch metrics of a load balancer: the queries, and the counts of each minute that their results hold.
 
 A minute is read once, after its counts have settled. A series without a value for a minute counted zero: the load
-balancer publishes a metric only when it is nonzero.
+balancer publishes only nonzero metrics.
 
 An error is a request without a good response of a target: a 5XX, or no response at all. A target that hangs, crashes
 or closes the connection sends none; the load balancer then returns a 502 or 504 of its own, which it counts for all
@@ -27,7 +27,7 @@ ERRORS: Final = "errors"
 LATENCIES: Final = ("p50", "p75", "p90", "p95", "p99", "p99 x 1.25", "p99 x 1.6")
 METRICS: Final = (ERRORS, *LATENCIES)
 
-# A value of a metrics service. It should be a whole number; `fault` reports one that is not.
+# A value of a metrics service. It should be a whole number; `fault` reports other values.
 Count: TypeAlias = int | float
 _MAX_COUNT: Final = 10**10  # requests in a minute; a higher count is a broken counter
 
@@ -137,7 +137,7 @@ def is_whole(count: Count) -> bool:
 
 @dataclass(frozen=True)
 class Minutes:
-    """A set of minutes as ranges: a rollout of days takes a handful of numbers."""
+    """A set of minutes as ranges: a rollout of days has few of them."""
 
     ranges: tuple[tuple[int, int], ...] = ()  # first and last, ascending, never touching
 
@@ -150,7 +150,7 @@ class Minutes:
         return Minutes(tuple((first, last) for first, last in document))
 
     def __contains__(self, minute: int) -> bool:
-        at = bisect.bisect_right(self.ranges, minute, key=lambda each: each[0]) - 1
+        at = bisect.bisect_right(self.ranges, minute, key=lambda span: span[0]) - 1
         return at >= 0 and minute <= self.ranges[at][1]
 
     @property
@@ -173,11 +173,11 @@ class Minutes:
 
 @dataclass(frozen=True)
 class UnansweredRequests:
-    """Requests without a response since the first minute of a rollout."""
+    """The balance of requests and responses since the first minute of a rollout."""
 
     now: int = 0
-    most: int = 0  # maximum that was overdue, as far as it has been counted
-    busiest: int = 0  # maximum of one minute: at most so many were open when the rollout began
+    most: int = 0  # largest number of overdue requests that was counted as unanswered
+    busiest: int = 0  # most requests of one minute, an upper limit of those open when the rollout began
 
     @staticmethod
     def from_json(document: Sequence[int]) -> "UnansweredRequests":
@@ -189,9 +189,9 @@ class UnansweredRequests:
     def after(
         self, requests: Count, answers: Count, *, failed: Count, in_flight: float
     ) -> tuple["UnansweredRequests", Count]:
-        """The balance one minute later, and the requests that are proved unanswered.
+        """The balance one minute later, and the number of requests that are proved unanswered.
 
-        A minute reports at most as many as it has requests beside its `failed` ones; the rest follows in the next.
+        A minute reports at most its requests without the `failed` ones; the remainder is reported by the next minutes.
         `in_flight` is the fraction of a minute's requests that may be open at its end. Invalid counts change nothing.
         """
         if not all(is_whole(count) and count >= 0 for count in (requests, answers, failed)):
@@ -217,9 +217,8 @@ _COUNTS: Final = {
 
 
 def queries(balancer: str, arms: Mapping[str, str], latencies: Sequence[float], period: int) -> list[dict[str, Any]]:
-    """`arms` are target groups by the name of the arm. A trimmed count TC(x:) omits values up to x, so it counts the
-    slower requests.
-    """
+    """Queries of CloudWatch. `arms` are target groups by arm. A trimmed count TC(x:) omits values up to x, so it counts
+    the slower requests."""
     slower = {f"slower{number}": (_LATENCY, f"TC({latency:.10g}:)") for number, latency in enumerate(latencies)}
     return [
         {
@@ -243,7 +242,7 @@ def queries(balancer: str, arms: Mapping[str, str], latencies: Sequence[float], 
 
 
 def complete(results: Results) -> bool:
-    """CloudWatch may return partial data; the next evaluation queries these minutes again."""
+    """False for partial data of CloudWatch; the next evaluation queries these minutes again."""
     return all(result.get("StatusCode", "Complete") == "Complete" for result in results)
 
 
@@ -254,9 +253,8 @@ def batches(
     period: int,
     opened: tuple[UnansweredRequests, UnansweredRequests],
 ) -> tuple[list[Batch], tuple[UnansweredRequests, UnansweredRequests]]:
-    """The batches of the given minutes, and the open requests after them (canary, stable). Without latencies a request
-    may be in flight for a minute.
-    """
+    """The batches of the given minutes, and the balances after them (canary, stable). Without latencies, requests may
+    be in flight for a minute."""
     in_flight = min(1.0, latencies[-1] / period) if latencies else 1.0
     values: _Values = {
         result["Id"]: {
@@ -265,19 +263,21 @@ def batches(
         }
         for result in results
     }
-    found, (canary, stable) = [], opened
+    by_minute, (canary, stable) = [], opened
     for minute in minutes:
         canary, new = _arm("canary", values, minute, len(latencies), (canary, in_flight))
         stable, old = _arm("stable", values, minute, len(latencies), (stable, in_flight))
-        found.append(Batch(minute, new, old))
-    return found, (canary, stable)
+        by_minute.append(Batch(minute, new, old))
+    return by_minute, (canary, stable)
 
 
 def _arm(
     name: str, values: _Values, minute: int, latencies: int, opened: tuple[UnansweredRequests, float]
 ) -> tuple[UnansweredRequests, Arm]:
-    def count(of: str) -> Count:
-        return values.get(f"{name}_{of}", {}).get(minute, 0)
+    """The counts of one version in one minute, and its balance after it."""
+
+    def count(series: str) -> Count:
+        return values.get(f"{name}_{series}", {}).get(minute, 0)
 
     before, in_flight = opened
     requests, failed = count("requests"), count("5xx")
@@ -291,7 +291,7 @@ def _arm(
 
 
 def minute_of(timestamp: str, period: int, *, earlier: int = 0) -> int:
-    """The number of a minute since 1970, `earlier` seconds before the timestamp."""
+    """The number of the minute since 1970 that is `earlier` seconds before the timestamp."""
     return (int(_moment(timestamp).timestamp()) - earlier) // period
 
 

@@ -29,17 +29,19 @@ class TrafficStep:
 
 
 def tolerated_odds(share: int) -> float:
-    """The odds ratio that raises the errors of all traffic by TOLERATED_RISE percent: it falls as the share grows."""
+    """The odds ratio that raises the errors of all traffic by TOLERATED_RISE percent; it falls as the share grows."""
     return round(1 + TOLERATED_RISE / min(share, 100 - BASELINE_SHARE), 2)
 
 
 @dataclass(frozen=True)
 class CanaryPlan:
+    """The steps of a rollout, and the error rates of its sequential tests."""
+
     steps: tuple[TrafficStep, ...]
     bake_min: int  # minutes
     bake_max: int
-    alpha: float  # limit of the chance to roll back a version that is as good as the baseline
-    beta: float  # limit of the chance to advance a version that is worse than a step tolerates
+    alpha: float  # Type I error: limit of the probability to roll back a version as good as the baseline
+    beta: float  # limit of the probability to advance a version that is worse than a step tolerates
     objective: float  # an error rate below it is good enough
     margin: float = 1.0  # an odds ratio up to it counts as no worse
     bursts: tuple[float, ...] = (0.0,) * len(METRICS)  # tau of each metric: overdispersion, see likelihood.py
@@ -94,6 +96,7 @@ class CanaryPlan:
 
 
 def _fault(plan: CanaryPlan) -> str | None:
+    """The reason why a plan is invalid; None if it is valid."""
     shares = [step.share for step in plan.steps]
     if not shares or shares != sorted(set(shares)) or shares[0] < 1 or shares[-1] != 100:
         return f"shares {shares} must ascend from at least 1 to 100"
@@ -119,15 +122,14 @@ def _latency_fault(latencies: tuple[float, ...]) -> str | None:
     return None
 
 
-# Polls of new instances, each with a few events: with these an execution stays within the 25,000 events of a history.
+# Most health checks, each with a few events: an execution then stays within the 25,000 events of a history.
 _MAX_WARM_TRIES: Final = 1_000
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Intervals and timeouts. They change no verdict. A minute of the plan is one `period`, so a rehearsal can run a
-    rollout in seconds.
-    """
+    """Intervals and timeouts, which change no verdict. A minute of the plan is one `period`, so a rehearsal can run a
+    rollout in seconds."""
 
     period: int = 60  # seconds of one count
     poll: int = 60  # seconds between evaluations
@@ -135,7 +137,7 @@ class Schedule:
     warm: int = 15  # seconds between health checks of new instances
     warm_tries: int = 240  # health checks until the capacity counts as unavailable
     final: int = 10  # minutes of full traffic before the baseline's instances are stopped
-    patience: int = 1_440  # minutes that a person has to approve or abort an undecided step
+    patience: int = 1_440  # minutes for a person to approve or abort an undecided step
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -1,6 +1,6 @@
-"""Record of a rollout: canonical JSON of plans and evidence, the digest chain of evaluations, and their replay.
+"""Record of a rollout: the digest chain of its evaluations, and their replay.
 
-Invalid counts are no error: the judge sets such a minute aside and counts it.
+Invalid counts are not an error: the judge sets such a minute aside and counts it.
 """
 
 import json
@@ -18,6 +18,7 @@ from nxpipe.pipeline.canary.plan import CanaryPlan
 def record_of(
     plan: CanaryPlan, at: Moment, batches: Sequence[Batch], judged: Judgement, previous: str | None
 ) -> dict[str, Any]:
+    """The decision record of an evaluation; `previous` is the digest of the one before it."""
     return {
         "plan": plan.digest,
         "moment": asdict(at),
@@ -29,7 +30,7 @@ def record_of(
 
 
 def read(lines: Sequence[str]) -> tuple[CanaryPlan, list[dict[str, Any]]]:
-    """Plan and judgements of a file."""
+    """The plan and the decision records of a file."""
     try:
         documents = [json.loads(line) for line in lines if line.strip()]
     except (ValueError, RecursionError) as error:
@@ -41,7 +42,7 @@ def read(lines: Sequence[str]) -> tuple[CanaryPlan, list[dict[str, Any]]]:
 
 @dataclass(frozen=True)
 class ReplayedJudgement:
-    """One repeated judgement, and how it differs from its record, if it does."""
+    """A repeated judgement; `wrong` describes its difference from the record, if any."""
 
     number: int
     judged: Judgement
@@ -49,11 +50,11 @@ class ReplayedJudgement:
 
 
 def replay(plan: CanaryPlan, records: Iterable[Mapping[str, Any]]) -> Iterable[ReplayedJudgement]:
-    """Repeats all judgements, up to the first that differs."""
+    """Repeat all judgements, up to the first that differs from its record."""
     evidence, previous = Evidence(), None
     for number, record in enumerate(records, 1):
         if record.get("verdict") is not None:
-            judged, wrong = _again(plan, evidence, record, previous, number)
+            judged, wrong = _repeat(plan, evidence, record, previous, number)
             yield ReplayedJudgement(number, judged, wrong)
             if wrong:
                 return
@@ -61,18 +62,21 @@ def replay(plan: CanaryPlan, records: Iterable[Mapping[str, Any]]) -> Iterable[R
         previous = digest_of(record)
 
 
-def _again(
+def _repeat(
     plan: CanaryPlan, evidence: Evidence, record: Mapping[str, Any], previous: str | None, number: int
 ) -> tuple[Judgement, str | None]:
     try:
-        at, batches = Moment(**record["moment"]), [Batch.from_json(each) for each in record["batches"]]
+        at, batches = Moment(**record["moment"]), [Batch.from_json(batch) for batch in record["batches"]]
         judged = judge(plan, evidence, batches, at)
         recorded = {name: record[name] for name in ("plan", "evidence", "verdict", "previous")}
     except (KeyError, TypeError, AttributeError, CanaryError) as error:
         raise RecordInvalid(f"judgement {number} of the record cannot be parsed: {error!r}; fetch it again") from error
-    again = record_of(plan, at, batches, judged, previous)
-    wrong = next((name for name in recorded if canonical_json(recorded[name]) != canonical_json(again[name])), None)
-    return judged, wrong and f"its {wrong} is {_short(recorded[wrong])}, but the judge computes {_short(again[wrong])}"
+    repeated = record_of(plan, at, batches, judged, previous)
+    wrong = next((name for name in recorded if canonical_json(recorded[name]) != canonical_json(repeated[name])), None)
+    return (
+        judged,
+        wrong and f"its {wrong} is {_short(recorded[wrong])}, but the judge computes {_short(repeated[wrong])}",
+    )
 
 
 def _short(value: object) -> str:

@@ -75,8 +75,8 @@ def export(
     chosen = _chosen(opened, names, channel, config_path, console)
     require_entries(chosen)
     for one in chosen:
-        if one.doubt:
-            console.say(f"  {one.doubt}")
+        if one.warning:
+            console.say(f"  {one.warning}")
     into = open_store(target).backend
     exported = _export(opened, chosen, into, console)
     _show(console, into.url, chosen, exported)
@@ -149,7 +149,7 @@ def _show(console: Console, url: str, chosen: "Sequence[ExportSelection]", expor
                 "artifact": name,
                 "program": one.entry.program,
                 "entry": one.entry.folder,
-                "outcome": one.what.value,
+                "outcome": one.result.value,
                 "why": one.why or None,
                 "size_bytes": one.entry.size,
             }
@@ -170,4 +170,4 @@ def _show(console: Console, url: str, chosen: "Sequence[ExportSelection]", expor
 
 
 def _outcome(one: "ExportedEntry") -> str:
-    return f"{one.what.value}, {one.why}" if one.why else one.what.value
+    return f"{one.result.value}, {one.why}" if one.why else one.result.value

@@ -61,7 +61,7 @@ def log(console: Console, name: str | None, last: int, store: str | None, config
     else:
         _print(console, [channel_log_text(entry) for entry in entries], view.store.url)
     for entry in entries:
-        entry.require_belief()
+        entry.require_trust()
 
 
 @channel.command(cls=Command)
@@ -93,7 +93,7 @@ def show(console: Console, name: str | None, store: str | None, config_path: Pat
         texts = [channel_state_text(entry, names) for entry, names in zip(entries, signers, strict=True)]
         _print(console, texts, view.store.url)
     for entry in entries:
-        view.require_belief(entry)
+        view.require_trust(entry)
 
 
 def _print(console: Console, texts: list[str], url: str) -> None:

@@ -144,7 +144,7 @@ class _Subject:
             return
         timings = Timings.kept_in(state_folder(self.config_path))
         for one in make_plan(self.specs(), store, Thresholds.of(self.config), timings).artifacts:
-            yield look_up_request(BuildSpec.of(one.asked), one, store, count, report)
+            yield look_up_request(BuildSpec.of(one.spec), one, store, count, report)
 
 
 def _page(answer: "CacheLookup", url: str) -> Iterator[str]:

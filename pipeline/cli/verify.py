@@ -173,7 +173,7 @@ def _as_text(shown: _Shown, verify_options: "VerifyOptions", allowed: "Threshold
     done = shown.done
     cut = f", first {verify_options.slice_layers} layers" if verify_options.slice_layers else ""
     headline = f"{shown.model}  {done.program}{cut}, against {done.reference}, on {done.input_source}"
-    runs = (*done.emulated, *done.beside)
+    runs = (*done.emulated, *done.other_references)
     parts = [
         for_terminal(headline),
         _indented(_figures([(shown.way(run), found) for run in runs for found in _worst(run.outputs)])),
@@ -240,7 +240,7 @@ def _as_json(shown: _Shown, verify_options: "VerifyOptions", allowed: "Threshold
         "passed": not _faults(shown, allowed),
         "yardstick": done.reference,
         "emulated": {run.variant: _run_json(run, allowed) for run in done.emulated},
-        "beside": {run.variant: _run_json(run, allowed) for run in done.beside},
+        "beside": {run.variant: _run_json(run, allowed) for run in done.other_references},
     }
 
 

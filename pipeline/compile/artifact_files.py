@@ -1,4 +1,4 @@
-"""What an artifact keeps beside its programs, by path; section 4 of docs/reference/store-format.md."""
+"""Files that an artifact has beside its programs, by path. See section 4 of docs/reference/store-format.md."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -21,17 +21,17 @@ CACHE: Final = "neuron-cache"
 
 
 def graph(program: str) -> str:
-    """What the program of instructions was made of."""
+    """Path of the graph that the program was compiled from."""
     return f"graphs/{program}"
 
 
 def constant(digest: str) -> str:
-    """A table that is too large to stand in each program that reads it."""
+    """Path of a constant table that is too large to be stored in each program that reads it."""
     return f"constants/{digest}"
 
 
 def cached(program: str, file: str) -> str:
-    """What AWS's compiler left in its own cache; `file` is as it lies there, its two folders first."""
+    """Path of a file of the Neuron compile cache. `file` is its path there, with two leading folders."""
     return f"{CACHE}/{program}/{file}"
 
 
@@ -39,18 +39,18 @@ _IN_SHORT: Final = "in_short"
 
 
 def to_bytes(documents: Mapping[str, object]) -> bytes:
-    """By program."""
+    """JSON of utilisation documents by program."""
     return json.dumps(documents, sort_keys=True, separators=(",", ":")).encode()
 
 
 def document(used: "Utilisation", padding: "Padding") -> dict[str, object]:
-    """Of one program; with the figures the line in which a person reads them."""
+    """Utilisation of one program: its figures, and a line that summarises them."""
     padded = f"; padded with zeros: {padding}" if padding else ""
     return {_IN_SHORT: used.sentence() + padded, "padding": asdict(padding), **used.document()}
 
 
 def read(manifest: "Manifest", store: "Store") -> dict[str, Any]:
-    """By program; empty for an artifact that does not say."""
+    """Utilisation documents by program; empty for an artifact without them."""
     for file in manifest.files:
         if file.path == UTILISATION:
             document = json_of(store.read_blob(file.blob))
@@ -58,9 +58,10 @@ def read(manifest: "Manifest", store: "Store") -> dict[str, Any]:
     return {}
 
 
-def sentences(found: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Program and line. It may be a stranger's: what is not as we write it is passed over."""
-    for program, figures in found.items():
+def sentences(documents: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Program and summary line of each document. Another producer may have written them, so those of another form are
+    skipped."""
+    for program, figures in documents.items():
         match figures:
             case {"in_short": str(line)} if (program + line).isprintable():
                 yield program, line

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.compile.spec import BuildSpec
 
 
-# The compiled program among the files of its step result; the other files go by their paths in an artifact.
+# The compiled program among the files of its step result; other files have the paths that they have in an artifact.
 PROGRAM: Final = "program"
 
 
@@ -28,40 +28,44 @@ class BackendOutput:
 
 
 class Backend(Protocol):
+    """A code generator."""
+
     def frontend(self, spec: "BuildSpec", shape: Shape, step: Step) -> Any:
-        """The graph that the program, and its verification, are made from."""
+        """Capture the graph from which the program is compiled and verified."""
         ...
 
     def program(
-        self, spec: "BuildSpec", shape: Shape, front: Any, store: "Store", step: Step, *, force: bool
+        self, spec: "BuildSpec", shape: Shape, frontend_output: Any, store: "Store", step: Step, *, force: bool
     ) -> BackendOutput:
-        """Compile what `frontend` returned. The metadata has at least `degree`, `graph_key` and `outputs`. `force`
+        """Compile the output of `frontend`. The metadata has at least `degree`, `graph_key` and `outputs`. `force`
         ignores results in the store."""
         ...
 
 
 class Toolchain(Protocol):
+    """The installation that a backend needs: its checks, and its part of the cache keys."""
+
     verifies: bool
-    """Its programs can be run here, and compared with the reference."""
+    """True if programs run on this machine, so that they can be compared with the reference."""
 
     def require_source(self, source: ModelSource) -> None:
-        """BuildRefused for a model that it cannot compile."""
+        """Raise BuildRefused for a model that the compiler cannot compile."""
         ...
 
     def require_installed(self) -> None:
-        """MissingSoftware where the compiler is not installed."""
+        """Raise MissingSoftware if the compiler is not installed."""
         ...
 
     def check(self, spec: "BuildSpec") -> None:
-        """BuildRefused for options that the compiler does not have."""
+        """Raise BuildRefused for options that the compiler does not have."""
         ...
 
     def key_inputs(self, spec: "BuildSpec") -> dict[str, object]:
-        """The compiler, as a part of every key: its source or release, and its flags."""
+        """Key inputs of the compiler: its source or release, and its flags."""
         ...
 
     def weights_inputs(self, spec: "BuildSpec") -> dict[str, object]:
-        """The weights, as a part of a program's key, where a program contains them."""
+        """Key inputs of the weights, if a program contains them; else empty."""
         ...
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Severity(StrEnum):
-    """An error stops a build; a warning can affect its outputs or its run; a note informs."""
+    """Severity of a finding. An error stops a build; a warning can affect its outputs or its run; a note informs."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -45,20 +45,27 @@ SOURCE: Final = _error(101, "model-source", "The model is not available, or cann
 CONFIGURATION: Final = _error(102, "configuration", "A value of config.json cannot describe a model.", exit_codes.MODEL)
 WEIGHTS: Final = _error(103, "weights", "The weight files are damaged or belong to another model.", exit_codes.MODEL)
 CUSTOM_CODE: Final = _warning(
-    104, "custom-code", "The model brings modelling code of its own, which is never run; transformers' class is used."
+    104, "custom-code", "The model has modelling code of its own, which is never run; transformers' class is used."
 )
 QUANTISED: Final = _error(105, "quantised", "The configuration is that of a quantised checkpoint.", exit_codes.MODEL)
-PICKLED: Final = _warning(106, "pickled-weights", "Weights that only Python's pickle can read; nxpipe never does.")
+PICKLED: Final = _warning(106, "pickled-weights", "Weights that only Python's pickle can read; nxpipe never uses it.")
 
 NOT_CAPTURED: Final = _error(201, "not-captured", "The model's own class cannot be built or traced.")
-GRAPH_BREAK: Final = _error(202, "graph-break", "Python decides by a tensor's value; a compiled program cannot.")
-OPERATOR: Final = _error(203, "unsupported-operator", "An operator that the compiler has no counterpart for.")
-POSITIONS: Final = _error(204, "positions", "A lookup reaches behind its table: the bucket has more positions.")
+GRAPH_BREAK: Final = _error(
+    202, "graph-break", "Python control flow depends on a tensor's value; a compiled program has none."
+)
+OPERATOR: Final = _error(203, "unsupported-operator", "An operator that the compiler does not support.")
+POSITIONS: Final = _error(
+    204, "positions", "A lookup beyond its table: the bucket is longer than the model's positions."
+)
 UNKNOWN_OPTION: Final = _error(205, "option", "An option that the target or the compiler does not have.")
 FAULT: Final = _error(299, "compiler-fault", "A defect of nxpipe itself: report it.", exit_codes.INTERNAL)
 
 DEGREE: Final = _error(
-    301, "tensor-parallel-degree", "The model or the target cannot be split so many ways.", exit_codes.DOES_NOT_FIT
+    301,
+    "tensor-parallel-degree",
+    "The model or the target does not have this tensor-parallel degree.",
+    exit_codes.DOES_NOT_FIT,
 )
 INT64: Final = _error(302, "int64-narrowed", "An integer does not fit the 32 bits that the compiler keeps.")
 LARGE_TENSOR: Final = _warning(303, "tensor-above-4-gb", "Older runtimes refuse tensors above 4 GB.")
@@ -68,21 +75,23 @@ INTEGER_ORDER: Final = _warning(
     306, "integer-order", "neuronx-cc may refuse to order integers; fp32 is exact to 2**24."
 )
 FP8_KIND: Final = _error(307, "fp8-format", "The target has the other of the two E4M3 formats.")
-WINDOW: Final = _error(308, "dilated-window", "neuronx-cc refuses to reduce windows with holes.")
+WINDOW: Final = _error(308, "dilated-window", "neuronx-cc refuses reductions over dilated windows.")
 PUBLISHED_PLAN: Final = _note(309, "published-plan", "An entry of the authors' tensor-parallel plan is not followed.")
-PADDED: Final = _note(310, "padding", "A tensor-parallel degree that does not divide the model: ranks work on zeros.")
+PADDED: Final = _note(
+    310, "padding", "The tensor-parallel degree does not divide the model: its tensors are padded with zeros."
+)
 
 DOES_NOT_FIT: Final = _error(
     401, "does-not-fit", "A core's memory is smaller than its share of the model.", exit_codes.DOES_NOT_FIT
 )
-TIGHT: Final = _warning(402, "tight-memory", "More than nine tenths of a core's memory are taken.")
+TIGHT: Final = _warning(402, "tight-memory", "More than nine tenths of a core's memory are used.")
 
 NARROW_SENSITIVE: Final = _note(
     501, "narrowed-reduction", "Autocast narrows work that models usually keep in fp32: norms, softmax, exponents."
 )
 FP16_OVERFLOW: Final = _warning(502, "fp16-overflow", "fp16 ends at 65504; a larger value becomes infinite.")
 FP8_RANGE: Final = _warning(503, "fp8-range", "fp8 E4M3 ends at 240 (448 on Trn3); a larger value becomes NaN.")
-NARROW_COUNT: Final = _warning(504, "inexact-integers", "Integers turned into a narrow float lose their last digits.")
+NARROW_COUNT: Final = _warning(504, "inexact-integers", "Integers converted to a narrow float lose their last digits.")
 
 RULES: Final = {
     rule.id: rule
@@ -122,7 +131,7 @@ class Finding:
 
     @classmethod
     def at(cls, rule: Rule, message: str, advice: str, origin: "Origin", count: int = 1) -> "Finding":
-        """A finding where a node of the graph came from."""
+        """A finding at the source line of a graph node."""
         file, line = source_place(origin.source)
         return cls(rule, message, advice, origin.module, file, line, count)
 
@@ -154,16 +163,16 @@ def merge(findings: list[Finding]) -> tuple[Finding, ...]:
     merged: dict[Finding, list[Finding]] = {}
     for finding in findings:
         merged.setdefault(replace(finding, count=1, programs=()), []).append(finding)
-    together = [
+    unordered = [
         replace(
-            same[0],
-            count=max(finding.count for finding in same),
-            programs=tuple(dict.fromkeys(program for finding in same for program in finding.programs)),
+            group[0],
+            count=max(finding.count for finding in group),
+            programs=tuple(dict.fromkeys(program for finding in group for program in finding.programs)),
         )
-        for same in merged.values()
+        for group in merged.values()
     ]
     order = list(Severity)
-    return tuple(sorted(together, key=lambda finding: (order.index(finding.severity), finding.rule.id)))
+    return tuple(sorted(unordered, key=lambda finding: (order.index(finding.severity), finding.rule.id)))
 
 
 def source_place(source: str) -> tuple[str, int | None]:
@@ -173,6 +182,6 @@ def source_place(source: str) -> tuple[str, int | None]:
 
 
 def worst_exit_code(findings: tuple[Finding, ...]) -> exit_codes.ExitCode:
-    """The first in the order of the walk: what stops the source hides what would stop the compiler."""
-    stopping = [finding.rule for finding in findings if finding.severity is Severity.ERROR]
-    return min(stopping, key=lambda rule: rule.id).exit_code if stopping else exit_codes.OK
+    """Exit code of the error of the earliest stage, by rule id: an error of the source hides those of the compiler."""
+    errors = [finding.rule for finding in findings if finding.severity is Severity.ERROR]
+    return min(errors, key=lambda rule: rule.id).exit_code if errors else exit_codes.OK

@@ -1,6 +1,7 @@
-"""The compiler as build, check, verify, run and explain use it: `compile_shape`, and the emulator backend over it.
+"""Compilation of programs for build, check, verify, run and `explain --after`: `compile_shape`, and the emulator
+backend.
 
-Build, check, verify, run and `explain --after` all compile here; only this module chooses passes and their options.
+Only this module chooses passes and their options.
 """
 
 from collections import Counter
@@ -34,7 +35,7 @@ CAPTURE: Final = "capture"  # the name of the graph before the first pass
 
 @dataclass(frozen=True)
 class CapturedShape:
-    """A captured program, before any pass, which may be compiled with several options."""
+    """A captured program before any pass. It may be compiled with several options."""
 
     spec: BuildSpec
     shape: Shape
@@ -57,11 +58,11 @@ def compile_shape(
     tap: "Tap | None" = None,
     until: str | None = None,
 ) -> "CompiledGraph":
-    """One program of a specification, divided among as many ranks as it asks for.
+    """Compile one program of a specification for all its ranks.
 
     `captured` is a graph of this shape to start from. Without it, a model class whose layers repeat is traced at two
-    small depths, and the cost does not grow with the model's depth. `tap` changes the graph after the passes and before
-    the division, to add outputs. `until` stops after the pass of that name (`pass_names`).
+    small depths, and the cost does not grow with the model's depth. `tap` transforms the graph after the passes and
+    before it is sharded, to add outputs. `until` stops after the pass of that name (`pass_names`).
     """
     from nxpipe.emulator.compile import divided
     from nxpipe.emulator.passes.shard import DegreeImpossible
@@ -78,7 +79,7 @@ def compile_shape(
 
 
 def pass_options(spec: BuildSpec) -> "PassOptions":
-    """OptionsInvalid for an autocast type that the target does not have."""
+    """Options of the passes; OptionsInvalid for an autocast type that the target does not have."""
     from nxpipe.emulator.passes import PassOptions
 
     return PassOptions(spec.autocast, spec.autocast_type, spec.target.compiler_target, spec.tensor_parallel)
@@ -113,7 +114,7 @@ def backend_steps() -> list[str]:
 
 
 def lowered_text(spec: BuildSpec, graph: "Graph", step: str) -> str:
-    """The back end's record after one of its steps, as text, for a graph after all passes."""
+    """Text of the back end's record after one of its steps, for a graph after all passes."""
     from nxpipe.emulator.lower import record_text
 
     return record_text(graph, spec.target.core, spec.tensor_parallel, step)
@@ -137,23 +138,23 @@ def _with_plan(spec: BuildSpec, shape: Shape, captured: CapturedShape | None, op
 
 
 def _compile_until(captured: CapturedShape, options: "PassOptions", until: str) -> "CompiledGraph":
-    """The program as it is after one pass. Before the pass that shards it, the ranks have one graph in common."""
+    """The program after one pass. Before the pass that shards it, all ranks share one graph."""
     from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.emulator.ir.repeat import unroll
     from nxpipe.emulator.passes import PASSES, run_passes
     from nxpipe.emulator.passes.shard import padding, plan, shard
 
     passes: tuple[Pass, ...] = PASSES[: pass_names().index(until)]
-    front = passes.index(shard) if shard in passes else len(passes)
+    unsharded = passes.index(shard) if shard in passes else len(passes)
     options = _with_plan(captured.spec, captured.shape, captured, options)
-    whole = run_passes(captured.graph, options, passes[:front])
-    graph = run_passes(whole, options, passes[front:])
-    if front == len(passes) or options.tensor_parallel == 1:
+    whole = run_passes(captured.graph, options, passes[:unsharded])
+    graph = run_passes(whole, options, passes[unsharded:])
+    if unsharded == len(passes) or options.tensor_parallel == 1:
         return CompiledGraph(graph, graph, 1, {}, {})
     layers = unroll(whole)
     division = plan(layers, options.tensor_parallel, dict(options.published_plan))
-    pieces = (division.parameters, division.states, padding(layers, division))
-    return CompiledGraph(whole, graph, division.degree, *pieces)
+    sharding = (division.parameters, division.states, padding(layers, division))
+    return CompiledGraph(whole, graph, division.degree, *sharding)
 
 
 class EmulatorBackend:
@@ -162,16 +163,27 @@ class EmulatorBackend:
             return compile_shape(spec, shape)
 
     def program(
-        self, spec: "BuildSpec", shape: Shape, front: "CompiledGraph", store: "Store", step: Step, *, force: bool
+        self,
+        spec: "BuildSpec",
+        shape: Shape,
+        frontend_output: "CompiledGraph",
+        store: "Store",
+        step: Step,
+        *,
+        force: bool,
     ) -> BackendOutput:
-        """Equal graphs are lowered once, whatever model they came from."""
-        graph = front.graph.to_bytes()
-        key = digest_of(_emission_key_inputs(spec, front, sha256_hex(graph)))
+        """Compile the program. Equal graphs are lowered once, also for different models."""
+        graph = frontend_output.graph.to_bytes()
+        key = digest_of(_emission_key_inputs(spec, frontend_output, sha256_hex(graph)))
         emission = None if force else step_result(store, key)
         if emission is None:
-            files, metadata = _emit(spec, shape, front, store, step)
+            files, metadata = _emit(spec, shape, frontend_output, store, step)
             emission = keep_step_result(store, key, files, metadata)
-        facts = {"degree": front.degree, "graph_key": front.graph.key, "outputs": sorted(front.whole.outputs)}
+        facts = {
+            "degree": frontend_output.degree,
+            "graph_key": frontend_output.graph.key,
+            "outputs": sorted(frontend_output.whole.outputs),
+        }
         return BackendOutput(
             {artifact_files.graph(shape.name): store.put_blob(graph), **{f.path: f.blob for f in emission.files}},
             {**facts, **emission.facts},
@@ -179,7 +191,7 @@ class EmulatorBackend:
 
 
 def _emission_key_inputs(spec: "BuildSpec", program: "CompiledGraph", graph: str) -> dict[str, object]:
-    """All that the back end reads, with the module paths that it names in its figures."""
+    """Key inputs of everything that the back end reads, with the module paths that its figures name."""
     from nxpipe.emulator.analysis.graph_memory import room
 
     return {
@@ -199,7 +211,7 @@ def _emission_key_inputs(spec: "BuildSpec", program: "CompiledGraph", graph: str
 def _emit(
     spec: "BuildSpec", shape: Shape, program: "CompiledGraph", store: "Store", step: Step
 ) -> tuple[Mapping[str, "Blob"], dict[str, object]]:
-    """Run the back end. A program that breaks a rule of its core is not stored."""
+    """Run the back end. A program that violates a rule of its core is not stored."""
     from nxpipe.emulator.analysis.graph_memory import room
     from nxpipe.emulator.analysis.utilization import utilisation
     from nxpipe.emulator.compile import emit

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from nxpipe.emulator.ir.graph import Graph
     from nxpipe.emulator.ir.types import TensorType
 
-_RESOLVED: Final = 64  # specifications that a process remembers: a model is looked up once, not once a cell
+_RESOLVED: Final = 64  # cached specifications: a model is resolved once, not for each cell
 
 
 @dataclass(frozen=True)
 class BuildSpec:
-    """One artifact, resolved. Programs share the weights, and a KV cache where they keep one."""
+    """Resolved specification of one artifact. Its programs share the weights and, if they have one, the KV cache."""
 
     source: ModelSource
     weights: Weights
@@ -37,7 +37,7 @@ class BuildSpec:
     autocast: str = "matmult"
     autocast_type: str = "bf16"
     tensor_parallel: int = 1
-    verified: bool = True  # compared with the reference; the evidence lies beside the artifact, whose bytes are equal
+    verified: bool = True  # compared with the reference; the artifact's bytes do not depend on it
     backend: str = "emulator"
 
     @classmethod
@@ -47,7 +47,7 @@ class BuildSpec:
 
     @classmethod
     def without_weights(cls, spec: ModelSpec) -> "BuildSpec":
-        """Resolve a specification that is compiled only, for its first target."""
+        """Resolve a specification that is only compiled, for its first target."""
         return _build_spec(spec, spec.look_up(weights=False), NoWeights())
 
     @property
@@ -72,7 +72,8 @@ class BuildSpec:
         }
 
     def program_key(self, shape: Shape) -> str:
-        """The key of one program: it covers all that can change the program, and nothing that is served beside it."""
+        """The key of one program: it covers everything that can change the program, and no other program of the
+        artifact."""
         return digest_of(self.program_key_inputs(shape))
 
     def program_key_inputs(self, shape: Shape) -> dict[str, object]:
@@ -86,7 +87,8 @@ class BuildSpec:
         }
 
     def evidence_key(self, shape: Shape, program_key: str | None = None) -> str:
-        """The key of the program's outputs by these weights, compared with this reference by this code."""
+        """The key of one program's evidence: its outputs with these weights, compared with this reference by this
+        code."""
         return digest_of(
             {
                 "format": "nxpipe.observation/1",
@@ -98,7 +100,7 @@ class BuildSpec:
         )
 
     def program_inputs(self, shapes: Iterable[Shape]) -> dict[str, object]:
-        """All that can change the captured graphs of these shapes, and the compiler."""
+        """Everything that can change the captured graphs of these shapes, and the compiler."""
         return {**self.source.key_inputs(shapes), "compiler": self.toolchain.key_inputs(self)}
 
     def _options(self) -> dict[str, object]:
@@ -136,7 +138,7 @@ class BuildSpec:
     # Checks
 
     def check(self) -> None:
-        """Refuse, before any work, what cannot be built."""
+        """Raise a BuildRefused or MissingSoftware, before any work, if the artifact cannot be built."""
         self.toolchain.require_installed()
         self._require_degree()
         self.source.check_shapes(self.shapes)
@@ -150,10 +152,10 @@ class BuildSpec:
             )
 
     def degree_refused(self, reason: str, possible: Iterable[int]) -> BuildRefused:
-        """The error for a model that cannot be divided so; its remedy is a degree that suits model and target."""
-        both = sorted(set(possible).intersection(self.target.degrees))
+        """The error for a model that does not have the degree; its remedy is a degree that suits model and target."""
+        common = sorted(set(possible).intersection(self.target.degrees))
         return BuildRefused(
-            f"{self.source.id}: {reason}; on {self.target.name} it can have {self._nearest_degree(both)}"
+            f"{self.source.id}: {reason}; on {self.target.name} it can have {self._nearest_degree(common)}"
         )
 
     def _nearest_degree(self, possible: Sequence[int]) -> str:

@@ -1,7 +1,7 @@
-"""Well-known public models, so that naming one needs no network. Adding a model is adding data to known_models.json.
+"""Catalogue of public models, which are resolved without a network. To add a model, add its data to known_models.json.
 
-A configuration there has the entries of the model's own config.json that affect its graph. Together with `task` it
-gives a model of exactly `parameters` parameters, the published number.
+A configuration in it has those entries of the model's config.json that affect the graph. Together with `task` it
+defines a model of exactly `parameters` parameters, the published number.
 """
 
 import copy
@@ -17,7 +17,7 @@ _DATA = Path(__file__).with_name("known_models.json")
 
 @dataclass(frozen=True)
 class KnownModel:
-    """One public model under its hub id; `task` is the hub's name for what it is for."""
+    """A public model under its hub id; `task` is the hub's."""
 
     id: str
     task: str
@@ -35,15 +35,15 @@ def find(model_id: str) -> KnownModel | None:
 
 
 def nearest(model_id: str) -> list[str]:
-    """Up to three known ids that were probably meant, best first; capitals and a missing owner do not count."""
-    from difflib import get_close_matches  # only an error pays for it
+    """Up to three similar ids of the catalogue, best first; case and a missing owner are ignored."""
+    from difflib import get_close_matches  # imported for an error only
 
     spellings: dict[str, str] = {}
     for name in _ids():
         for spelling in (name, name.rpartition("/")[2]):
             spellings.setdefault(spelling.casefold(), name)
-    close = get_close_matches(model_id.casefold(), spellings, n=6, cutoff=0.6)
-    return list(dict.fromkeys(spellings[spelling] for spelling in close))[:3]
+    matches = get_close_matches(model_id.casefold(), spellings, n=6, cutoff=0.6)
+    return list(dict.fromkeys(spellings[spelling] for spelling in matches))[:3]
 
 
 @cache
@@ -54,5 +54,5 @@ def _entries() -> dict[str, dict[str, Any]]:
 
 @cache
 def _ids() -> dict[str, str]:
-    """Every spelling that the hub accepts, and the id it stands for."""
+    """Catalogue ids by every spelling that the hub accepts."""
     return {name: id_ for id_, entry in _entries().items() for name in (id_, *entry["aliases"])}

@@ -1,7 +1,7 @@
-"""Checkpoint files: safetensors headers, tensors, and SHA-256 digests that are remembered between runs.
+"""Checkpoint files: safetensors headers, tensors, and SHA-256 digests that are cached between runs.
 
-A remembered digest is bound to device, inode, size and both times of the file, never to its size alone. A file that
-changed within the last seconds is not remembered, because a later write could leave the same times.
+A cached digest is valid for the device, inode, size and both times of the file. A digest is not cached if its file
+changed in the last seconds, because a later write could leave the same times.
 """
 
 import hashlib
@@ -31,16 +31,16 @@ _SETTLED_SECONDS = 2.0
 
 
 def sha256_of_file(path: Path) -> str:
-    """The digest of the file as it is now."""
+    """The digest of the file's current content."""
     stamp = _stamp(path)
-    with suppress(OSError, ValueError, KeyError, TypeError):  # no memory, or a damaged one: hash the file
-        remembered = json_of(read_file(_memory_of(path), limit=MiB))
-        if remembered["stamp"] == stamp:
-            return str(remembered["sha256"])
+    with suppress(OSError, ValueError, KeyError, TypeError):  # no cached digest, or a damaged one
+        cached = json_of(read_file(_cached_digest_path(path), limit=MiB))
+        if cached["stamp"] == stamp:
+            return str(cached["sha256"])
     with open_regular(path) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if stamp == _stamp(path) and time.time() - path.stat().st_mtime > _SETTLED_SECONDS:
-        _remember(path, {"stamp": stamp, "sha256": digest})
+        _cache_digest(path, {"stamp": stamp, "sha256": digest})
     return digest
 
 
@@ -49,27 +49,27 @@ def _stamp(path: Path) -> list[int]:
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
-def _memory_of(path: Path) -> Path:
+def _cached_digest_path(path: Path) -> Path:
     return cache_folder() / "digests" / hashlib.sha256(os.fsencode(path.resolve())).hexdigest()
 
 
-def _remember(path: Path, value: dict[str, object]) -> None:
-    """Best effort: a cache that cannot be written only costs time."""
+def _cache_digest(path: Path, value: dict[str, object]) -> None:
+    """Store a digest, best effort: a cache that cannot be written only costs time."""
     with suppress(OSError):
-        memory = _memory_of(path)
-        memory.parent.parent.mkdir(0o700, parents=True, exist_ok=True)
-        memory.parent.mkdir(0o700, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=memory.parent)
+        cache_file = _cached_digest_path(path)
+        cache_file.parent.parent.mkdir(0o700, parents=True, exist_ok=True)
+        cache_file.parent.mkdir(0o700, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=cache_file.parent)
         with os.fdopen(handle, "w") as file:
             json.dump(value, file)
-        Path(temporary).replace(memory)
+        Path(temporary).replace(cache_file)
 
 
-_LARGEST_INDEX = 128 * MiB  # that of a model of 91,991 tensors has 9 MB
+_LARGEST_INDEX = 128 * MiB  # the index of a model of 91,991 tensors has 9 MB
 
 
 class SafetensorsWeights:
-    """A safetensors checkpoint; a file is opened when a tensor of it is read."""
+    """A safetensors checkpoint. A file is opened when one of its tensors is read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -87,7 +87,7 @@ class SafetensorsWeights:
         return tensor.astype(numpy_dtype(str(kind.dtype)), copy=False)
 
     def require(self, name: str, kind: "TensorType") -> None:
-        """Fail as `load` would for this tensor, without reading it."""
+        """Raise the errors of `load` for this tensor, without reading it."""
         stored = self._stored_name(name)
         with _opened(self._file_of[stored]) as file:
             self._require_shape(stored, file.get_slice(stored).get_shape(), kind)
@@ -101,16 +101,16 @@ class SafetensorsWeights:
 
     @cached_property
     def _file_of(self) -> dict[str, Path]:
-        """Every tensor of the checkpoint, and the file it is in."""
-        found: dict[str, Path] = {}
+        """The file of every tensor of the checkpoint."""
+        file_of: dict[str, Path] = {}
         for path in self._files:
             with _opened(path) as file:
-                found.update(dict.fromkeys(file.keys(), path))
-        return found
+                file_of.update(dict.fromkeys(file.keys(), path))
+        return file_of
 
     @cached_property
     def _spellings(self) -> dict[str, list[str]]:
-        """Stored names by their modern spelling, with and without the leading name of a base model."""
+        """Stored names by their modern spelling, with and without the prefix of a base model."""
         spelled: dict[str, list[str]] = defaultdict(list)
         for stored in self._file_of:
             modern = _modern(stored)
@@ -119,24 +119,29 @@ class SafetensorsWeights:
         return spelled
 
     def _stored_name(self, name: str) -> str:
-        """A checkpoint of a head model prefixes the base model's names (`bert.encoder...`), and the other way round."""
+        """The stored name of a parameter. Checkpoints of head models prefix the base model's names (`bert.encoder...`),
+        and checkpoints of base models do not."""
         if name in self._file_of:
             return name
         tail = name.partition(".")[2]
-        found = self._spellings.get(name) or [
+        candidates = self._spellings.get(name) or [
             other for other in self._spellings.get(tail, ()) if _modern(other) == tail
         ]
-        if len(found) == 1:
-            return found[0]
-        what = f"{len(found)} that could be it: {', '.join(sorted(found)[:4])}" if found else "no such tensor"
+        if len(candidates) == 1:
+            return candidates[0]
+        holds = (
+            f"{len(candidates)} that could be it: {', '.join(sorted(candidates)[:4])}"
+            if candidates
+            else "no such tensor"
+        )
         raise ModelSourceError(
-            f"{self._folder}: the model needs tensor {name!r}, but the weights hold {what} (of {len(self._file_of)} "
+            f"{self._folder}: the model needs tensor {name!r}, but the weights hold {holds} (of {len(self._file_of)} "
             "tensors); pass the folder of this model's own weights, the right --task, or --weights random:0"
         )
 
 
 def _modern(name: str) -> str:
-    """Checkpoints of 2018 call a norm's weight and bias gamma and beta."""
+    """The modern spelling: checkpoints of 2018 call a norm's weight and bias gamma and beta."""
     return re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
 
 
@@ -153,7 +158,7 @@ def _opened(path: Path) -> Any:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The weight files of a folder, in order; a typed refusal when there are none, or only pickles."""
+    """The safetensors files of a folder, in order; ModelSourceError if there are none, or only pickles."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         return _indexed(folder, index)
@@ -186,7 +191,7 @@ def _indexed(folder: Path, index: Path) -> list[Path]:
 
 
 def numpy_dtype(name: str) -> "np.dtype[Any]":
-    """numpy's type for a name of ours; the narrow floats come from ml_dtypes."""
+    """The numpy type of a dtype name; narrow floats come from ml_dtypes."""
     import ml_dtypes
     import numpy as np
 

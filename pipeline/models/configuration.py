@@ -1,7 +1,7 @@
 """Model configuration, a config.json: task, non-finite floats, first layers; and the shapes of the model's programs.
 
-Transformers writes Infinity and NaN, which JSON lacks, as bare words or as `{"__float__": "Infinity"}`. The second is
-JSON and is read back as a number, so cache keys and published files have that.
+Transformers writes Infinity and NaN, which JSON lacks, as bare words or as `{"__float__": "Infinity"}`. The second form
+is JSON and is read back as a number; cache keys and published files use it.
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import Final
 
 from nxpipe.pipeline.util.errors import ModelSourceError
 
-_BARE = "feature-extraction"
+_DEFAULT_TASK = "feature-extraction"
 _BY_SUFFIX = {
     "ForMaskedLM": "fill-mask",
     "ForCausalLM": "text-generation",
@@ -39,11 +39,11 @@ _AUDIO_TASKS = {
 
 
 def task_of(config: Mapping[str, object]) -> str:
-    """The task of the class that the configuration names; the bare model's otherwise."""
+    """The task of the class that the configuration names; feature extraction without one."""
     architectures = config.get("architectures", config.get("_class_name"))
     named = architectures if isinstance(architectures, list) else [architectures]
     name = str(named[0]) if named else ""
-    task = next((task for suffix, task in _BY_SUFFIX.items() if name.endswith(suffix)), _BARE)
+    task = next((task for suffix, task in _BY_SUFFIX.items() if name.endswith(suffix)), _DEFAULT_TASK)
     if name.endswith("ForConditionalGeneration") and _generates_from_text(config):
         task = "text2text-generation"
     return _AUDIO_TASKS.get(task, task) if any(setting in config for setting in _AUDIO_SETTINGS) else task
@@ -56,7 +56,7 @@ def _generates_from_text(config: Mapping[str, object]) -> bool:
 
 
 _TAG: Final = "__float__"
-_SPELLED: Final = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+_FLOAT_OF_TAG: Final = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
 
 def decode_floats(value: object) -> object:
@@ -64,8 +64,8 @@ def decode_floats(value: object) -> object:
     if isinstance(value, dict):
         tag = value.get(_TAG) if len(value) == 1 else None
         return (
-            _SPELLED[tag]
-            if isinstance(tag, str) and tag in _SPELLED
+            _FLOAT_OF_TAG[tag]
+            if isinstance(tag, str) and tag in _FLOAT_OF_TAG
             else {k: decode_floats(v) for k, v in value.items()}
         )
     return [decode_floats(part) for part in value] if isinstance(value, list) else value
@@ -80,21 +80,21 @@ def encode_floats(value: object) -> object:
     return [encode_floats(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-# The keys of model families for the number of layers.
+# Configuration keys for the number of layers, which depend on the model family.
 _DEPTHS: Final = (
     *("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     *("num_decoder_layers", "encoder_layers", "decoder_layers"),
 )
-# Models in stages have a number of layers for each stage.
+# Configuration keys for the number of layers of each stage.
 _STAGES: Final = ("depths", "layers_per_block")
 # Lists that describe the convolutions in front of the layers.
 _IN_FRONT: Final = "conv_"
 
 
 def first_layers(config: Mapping[str, object], count: int) -> dict[str, object]:
-    """The configuration of the first `count` layers, of each stage where a model has stages.
+    """The configuration of the first `count` layers, or of the first `count` of each stage.
 
-    Lists with an entry for each layer (`layer_types`) are cut with them.
+    Lists with an entry for each layer (`layer_types`) are truncated with them.
     """
     depths = {value for key, value in config.items() if key in _DEPTHS and isinstance(value, int)}
     inner = {key: value for key, value in config.items() if key.endswith("_config") and isinstance(value, Mapping)}
@@ -114,9 +114,9 @@ def first_layers(config: Mapping[str, object], count: int) -> dict[str, object]:
 
 
 def _at_most(layers: object, count: int) -> object:
-    """A number of layers, or one for each stage or part of a stage."""
+    """A number of layers, or a list of them by stage, each limited to `count`."""
     if isinstance(layers, list | tuple):
-        return [_at_most(each, count) for each in layers]
+        return [_at_most(layer, count) for layer in layers]
     return min(layers, count) if isinstance(layers, int) else layers
 
 
@@ -161,14 +161,16 @@ def shapes_of(phases: Iterable[str], batches: Iterable[int], buckets: Sequence[i
     return tuple(dict.fromkeys(shapes))
 
 
-def cache_capacity(shape: Shape, beside: Iterable[Shape]) -> int | None:
+def cache_capacity(shape: Shape, siblings: Iterable[Shape]) -> int | None:
     """Tokens that the KV cache of a prefill holds; None where the program's own sequence length decides.
 
     All prefill and decode programs of one batch size share a cache as long as the longest of them: whichever prefill
     a prompt fits into, decode continues with the cache that it left.
     """
     sharing = [
-        other.sequence for other in beside if other.phase in ("prefill", "decode") and other.batch == shape.batch
+        sibling.sequence
+        for sibling in siblings
+        if sibling.phase in ("prefill", "decode") and sibling.batch == shape.batch
     ]
     return max(sharing) if shape.phase == "prefill" and sharing else None
 
@@ -179,5 +181,5 @@ def all_phases(task: str) -> tuple[str, ...]:
 
 
 def default_phases(task: str) -> tuple[str, ...]:
-    """The phases of a build that names none."""
+    """The phases of a build without --phases."""
     return all_phases(task)[:1]

@@ -1,6 +1,6 @@
 """Saved programs: a `.pt2` file of torch.export or an ONNX file, in place of a Hugging Face model.
 
-A file holds one program with static shapes and its own weights; open axes of an ONNX file are fixed by name.
+A file contains one program with static shapes and its own weights; open axes of an ONNX file get a size by name.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nxpipe.emulator.ir.graph import Graph
     from nxpipe.emulator.ir.types import TensorType
 
-# Libraries by the kind of file, whose releases can change the graph that is read.
+# Libraries that read each kind of file: their releases can change the graph.
 _LIBRARIES: Final = {".pt2": ("torch", "numpy"), ".onnx": ("onnx", "numpy")}
 
 
@@ -40,7 +40,7 @@ class UnknownAxis(BuildRefused):
 
 @dataclass(frozen=True)
 class SavedProgram:
-    """A program file, and the sizes of its open axes. It is a `ModelSource` of one program."""
+    """A program file, and the sizes of its open axes: a `ModelSource` of one program."""
 
     path: Path
     sizes: Mapping[str, int]
@@ -86,10 +86,10 @@ class SavedProgram:
         self.require_data()
         return FileWeights(self)
 
-    def capture_request(self, shape: Shape, beside: Iterable[Shape] = ()) -> None:
+    def capture_request(self, shape: Shape, siblings: Iterable[Shape] = ()) -> None:
         return None
 
-    def capture(self, shape: Shape, beside: Iterable[Shape] = ()) -> "Graph":
+    def capture(self, shape: Shape, siblings: Iterable[Shape] = ()) -> "Graph":
         return self.graph
 
     @cached_property
@@ -100,11 +100,11 @@ class SavedProgram:
         self.require_axes()
         return capture_file(self.path, self.sizes)
 
-    def parameters(self, shape: Shape, beside: Iterable[Shape] = ()) -> "Mapping[str, TensorType]":
+    def parameters(self, shape: Shape, siblings: Iterable[Shape] = ()) -> "Mapping[str, TensorType]":
         return {name: value.type for name, value in self.graph.parameters.items()}
 
-    def outputs(self, shape: Shape, beside: Iterable[Shape], weights: Arrays, inputs: Arrays) -> Arrays:
-        """The outputs of PyTorch, or of ONNX's reference evaluator, by the weights in the file."""
+    def outputs(self, shape: Shape, siblings: Iterable[Shape], weights: Arrays, inputs: Arrays) -> Arrays:
+        """The outputs of PyTorch, or of ONNX's reference evaluator, with the weights in the file."""
         from nxpipe.emulator.capture import file_outputs
 
         if self.path.suffix == ".onnx":
@@ -112,7 +112,7 @@ class SavedProgram:
         return file_outputs(self.path, self.graph, inputs)
 
     def read_weights(self) -> Arrays:
-        """The weights in the file and in those beside it."""
+        """The weights in the file and in the data files beside it."""
         from nxpipe.emulator.capture import file_parameters
 
         self.require_data()
@@ -135,11 +135,11 @@ class SavedProgram:
         """SHA-256 of the file, under "", and of the data files beside it; the file's own name is not part of a key."""
         self.require_readable()
         self.require_axes()
-        beside = {name: sha256_of_file(self.path.parent / name) for name in self.require_data()}
-        return {"": sha256_of_file(self.path), **beside}
+        data_files = {name: sha256_of_file(self.path.parent / name) for name in self.require_data()}
+        return {"": sha256_of_file(self.path), **data_files}
 
     def require_data(self) -> tuple[str, ...]:
-        """The names of the data files beside it; a ModelSourceError if one is missing, cut short or elsewhere."""
+        """The names of the data files beside it; ModelSourceError if one is missing, truncated or elsewhere."""
         return self._data_files
 
     @cached_property
@@ -153,7 +153,7 @@ class SavedProgram:
             raise ModelSourceError(str(error)) from error
 
     def require_axes(self) -> None:
-        """Only open axes may have a size here: any other size would change the key and not the program."""
+        """Raise UnknownAxis for a size of an axis that is not open: it would change the key and not the program."""
         for name in self.sizes.keys() - set(self._open_axes if self.sizes else ()):
             raise UnknownAxis(self.id, name, self._open_axes)
 
@@ -173,7 +173,7 @@ class SavedProgram:
 
 @dataclass(frozen=True)
 class FileWeights:
-    """The tensors in a program file, whose digest is in the key already."""
+    """The tensors in a program file. Their digest is part of the program's key."""
 
     program: SavedProgram
 
@@ -189,5 +189,5 @@ class FileWeights:
 
 
 def is_saved(model_id: str) -> bool:
-    """A path of a .pt2 or .onnx file."""
+    """True for a path of a .pt2 or .onnx file."""
     return Path(model_id).suffix in _LIBRARIES and not Path(model_id).is_dir()

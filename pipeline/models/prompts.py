@@ -43,7 +43,8 @@ class Prompts:
     def read(
         prompts: Sequence[str], source: "ModelSource", longest: int, *, truncate: bool = False, title: str = "Prompt"
     ) -> "Prompts":
-        """InputInvalid for a prompt of more than `longest` tokens, the largest bucket, unless `truncate` cuts it."""
+        """Tokenise prompts; InputInvalid for one of more than `longest` tokens, the largest bucket, unless `truncate`
+        cuts it."""
         rows = tuple(tuple(ids) for ids in _ids(prompts, source))
         number, row = max(enumerate(rows, start=1), key=lambda row: len(row[1]))
         if len(row) > longest and not truncate:
@@ -57,11 +58,11 @@ class Prompts:
         return Prompts(rows, padding, truncate)
 
     def rows_for(self, sequence: int) -> list[tuple[int, ...]]:
-        """The rows that a program of this length reads: all, truncated, or those that fit."""
+        """The rows that a program of this sequence length reads: all, truncated, or those that fit."""
         return [row[:sequence] for row in self.rows if self.truncate or len(row) <= sequence]
 
     def batches(self, batch: int, sequence: int) -> list[dict[str, "np.ndarray[Any, Any]"]]:
-        """Padded on the right; the last batch is filled up with its last prompt."""
+        """Batches of rows, padded on the right; the last row fills up the last batch."""
         import numpy as np
 
         rows = self.rows_for(sequence)
@@ -78,17 +79,17 @@ class Prompts:
             for first in range(0, len(rows), batch)
         ]
 
-    def description(self, what: str, sequence: int) -> str:
-        """How many `what` a program of this length reads, and how much it does not."""
+    def description(self, noun: str, sequence: int) -> str:
+        """The number of `noun` that a program of this sequence length reads, and of those that it omits."""
         read, beyond = self.rows_for(sequence), sum(max(0, len(row) - sequence) for row in self.rows)
         if self.truncate:
-            return f"{len(read)} {what}" + (f", cut to {sequence} tokens: {beyond:,} left out" if beyond else "")
-        left = len(self.rows) - len(read)
-        return f"{len(read)} {what}" + (f"; {left} more are longer than {sequence} tokens" if left else "")
+            return f"{len(read)} {noun}" + (f", cut to {sequence} tokens: {beyond:,} left out" if beyond else "")
+        omitted = len(self.rows) - len(read)
+        return f"{len(read)} {noun}" + (f"; {omitted} more are longer than {sequence} tokens" if omitted else "")
 
 
 def _ids(prompts: Sequence[str], source: "ModelSource") -> list[list[int]]:
-    """Token ids of JSON lists, and of texts by the model's own tokenizer."""
+    """Token ids of JSON lists, and of texts by the model's tokenizer."""
     parsed = [_as_ids(line) for line in prompts]
     texts = [line for line, ids in zip(prompts, parsed, strict=True) if ids is None]
     tokenised = iter(_tokenised(texts, source) if texts else ())
@@ -97,15 +98,15 @@ def _ids(prompts: Sequence[str], source: "ModelSource") -> list[list[int]]:
     for line, ids in zip(prompts, rows, strict=True):
         outside = [token for token in ids if token < 0 or (vocabulary is not None and token >= vocabulary)]
         if outside or not ids:
-            what = f"token {outside[0]} is not in the vocabulary of {vocabulary}" if outside else "no token at all"
-            raise InputInvalid(f"--prompts: {line[:40]!r}: {what}; use the model's own tokenizer")
+            reason = f"token {outside[0]} is not in the vocabulary of {vocabulary}" if outside else "no token at all"
+            raise InputInvalid(f"--prompts: {line[:40]!r}: {reason}; use the model's own tokenizer")
     return rows
 
 
 def _vocabulary(source: "ModelSource") -> int | None:
     """The size of the vocabulary, of the model or of its text part."""
-    reads = source.config.get("text_config")
-    for config in (source.config, reads if isinstance(reads, dict) else {}):
+    text = source.config.get("text_config")
+    for config in (source.config, text if isinstance(text, dict) else {}):
         size = config.get("vocab_size")
         if isinstance(size, int):
             return size
@@ -113,7 +114,7 @@ def _vocabulary(source: "ModelSource") -> int | None:
 
 
 def _as_ids(line: str) -> list[int] | None:
-    """Token ids of a JSON list; None of text. A list of other numbers is refused."""
+    """Token ids of a JSON list; None for text. A list with other numbers raises InputInvalid."""
     try:
         value = json_of(line)
     except NotJson:

@@ -1,6 +1,6 @@
-"""Sources of a model: a Hugging Face model by folder or hub id; a program file (program_file.py) is the other kind.
+"""Model sources: a Hugging Face model by folder or hub id. The other source is a program file (program_file.py).
 
-Both have the methods of `ModelSource`; code above this package calls those and does not ask which kind it has.
+Both implement `ModelSource`; code outside this package depends on that protocol only.
 """
 
 import os
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 
 DEFAULT_BUCKET: Final = 128
-# NAME or OWNER/NAME; a repository of several models, as diffusion has them, is followed by the folder: unet, vae.
+# NAME or OWNER/NAME; OWNER/NAME/FOLDER for a repository of several models: unet, vae.
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*){0,2}")
 _LARGEST_CONFIG = 4 * MiB
 _RELATIVE_POSITIONS: Final = "relative_attention_num_buckets"  # such a model has no table of positions
 
 
 class ModelSource(Protocol):
-    """A model that was looked up. `shape` is the program in question, `beside` all programs that are served together:
-    they share a KV cache, whose length depends on the longest."""
+    """A resolved model. `shape` is one program, `siblings` all programs that are served together: they share a KV
+    cache, whose length depends on the longest."""
 
     @property
     def id(self) -> str: ...
@@ -60,7 +60,7 @@ class ModelSource(Protocol):
 
     @property
     def folder(self) -> Path | None:
-        """The model's files, where there are any beside its configuration."""
+        """The folder of the model's files, if it has more than its configuration."""
         ...
 
     @property
@@ -70,47 +70,47 @@ class ModelSource(Protocol):
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """All phases that the model is served with."""
+        """All phases in which the model is served."""
         ...
 
     def shapes(
         self, phases: Iterable[str], batches: Iterable[int], buckets: tuple[int, ...] | None
     ) -> tuple[Shape, ...]:
-        """The programs of these options; `buckets` may be open."""
+        """The shapes of the programs; `buckets` None: the default bucket."""
         ...
 
     def check_shapes(self, shapes: Iterable[Shape]) -> None:
-        """BuildRefused for a phase or a sequence length that the model does not have."""
+        """Raise BuildRefused for a phase or a sequence length that the model does not have."""
         ...
 
     def identity(self) -> dict[str, object]:
-        """All that the parameters' names and types follow from."""
+        """Everything that determines the names and types of the parameters."""
         ...
 
     def key_inputs(self, shapes: Iterable[Shape]) -> dict[str, object]:
-        """All that can change the captured graphs, with the libraries that capture them; no weights are among it."""
+        """Everything that can change the captured graphs, with the libraries that capture them and without weights."""
         ...
 
     def relevant_config(self) -> dict[str, object]: ...
 
     def open_weights(self, weights: WeightsSource) -> Weights: ...
 
-    def capture_request(self, shape: Shape, beside: Iterable[Shape] = ()) -> "CaptureRequest | None":
-        """The model class, configuration and static shapes to trace; None for a graph that was saved."""
+    def capture_request(self, shape: Shape, siblings: Iterable[Shape] = ()) -> "CaptureRequest | None":
+        """The model class, configuration and static shapes to trace; None for a saved graph."""
         ...
 
-    def capture(self, shape: Shape, beside: Iterable[Shape] = ()) -> "Graph": ...
+    def capture(self, shape: Shape, siblings: Iterable[Shape] = ()) -> "Graph": ...
 
-    def parameters(self, shape: Shape, beside: Iterable[Shape] = ()) -> "Mapping[str, TensorType]": ...
+    def parameters(self, shape: Shape, siblings: Iterable[Shape] = ()) -> "Mapping[str, TensorType]": ...
 
-    def outputs(self, shape: Shape, beside: Iterable[Shape], weights: Arrays, inputs: Arrays) -> Arrays:
+    def outputs(self, shape: Shape, siblings: Iterable[Shape], weights: Arrays, inputs: Arrays) -> Arrays:
         """The outputs of the reference."""
         ...
 
 
 @dataclass(frozen=True)
 class PretrainedModel:
-    """A Hugging Face model: its name, its configuration, and the folder of its files when there is one."""
+    """A Hugging Face model: its name, its configuration, and the folder of its files, if it has one."""
 
     id: str
     revision: str | None
@@ -122,7 +122,7 @@ class PretrainedModel:
 
     @property
     def dtype(self) -> str:
-        """The type that the weights are kept in."""
+        """The dtype in which the weights are stored."""
         named = self.config.get("dtype", self.config.get("torch_dtype")) or "float32"
         return str(named).removeprefix("torch.")
 
@@ -131,7 +131,7 @@ class PretrainedModel:
         return all_phases(self.task)
 
     def relevant_config(self) -> dict[str, object]:
-        """The entries of the configuration that can change the graph: those that the capture reads."""
+        """The entries of the configuration that the capture reads: the others cannot change the graph."""
         return {key: encode_floats(value) for key, value in relevant(self.config).items()}
 
     def shapes(
@@ -169,33 +169,33 @@ class PretrainedModel:
     def open_weights(self, weights: WeightsSource) -> Weights:
         return weights.open(self.folder)
 
-    def capture_request(self, shape: Shape, beside: Iterable[Shape] = ()) -> "CaptureRequest":
+    def capture_request(self, shape: Shape, siblings: Iterable[Shape] = ()) -> "CaptureRequest":
         from nxpipe.emulator.capture import CaptureRequest
 
         request = CaptureRequest(self.config, self.task, shape.phase, shape.batch, shape.sequence, self.dtype)
-        capacity = cache_capacity(shape, beside)
+        capacity = cache_capacity(shape, siblings)
         return request if capacity is None else replace(request, capacity=capacity)
 
-    def capture(self, shape: Shape, beside: Iterable[Shape] = ()) -> "Graph":
+    def capture(self, shape: Shape, siblings: Iterable[Shape] = ()) -> "Graph":
         from nxpipe.emulator.capture import capture
 
-        return capture(self.capture_request(shape, beside))
+        return capture(self.capture_request(shape, siblings))
 
-    def parameters(self, shape: Shape, beside: Iterable[Shape] = ()) -> "Mapping[str, TensorType]":
+    def parameters(self, shape: Shape, siblings: Iterable[Shape] = ()) -> "Mapping[str, TensorType]":
         from nxpipe.emulator.capture import parameter_specs
 
-        return parameter_specs(self.capture_request(shape, beside))
+        return parameter_specs(self.capture_request(shape, siblings))
 
-    def outputs(self, shape: Shape, beside: Iterable[Shape], weights: Arrays, inputs: Arrays) -> Arrays:
+    def outputs(self, shape: Shape, siblings: Iterable[Shape], weights: Arrays, inputs: Arrays) -> Arrays:
         from nxpipe.emulator.capture import reference_outputs
 
-        return reference_outputs(self.capture_request(shape, beside), weights, inputs)
+        return reference_outputs(self.capture_request(shape, siblings), weights, inputs)
 
 
 def resolve(
     model_id: str, *, revision: str | None = None, task: str | None = None, files: bool = False
 ) -> PretrainedModel:
-    """Find a model by folder or hub id; with `files` its weights and tokenizer too, not only its configuration."""
+    """Find a model by folder or hub id. `files` includes its weights and tokenizer, not only its configuration."""
     if looks_like_folder(model_id):
         folder = expanded(model_id)
         config = _read_config(folder)
@@ -231,7 +231,7 @@ def _parsed_config(folder: Path) -> dict[str, object]:
     if not folder.is_dir():
         raise ModelSourceError(f"{folder}: no such folder; pass a folder with a config.json, or a hub id")
     if not path.is_file():
-        raise ModelSourceError(f"{folder}: holds no config.json; {_where_instead(folder)}")
+        raise ModelSourceError(f"{folder}: holds no config.json; {_config_advice(folder)}")
     try:
         config = decode_floats(json_of(read_file(path, limit=_LARGEST_CONFIG)))
     except DocumentInvalid as error:
@@ -242,15 +242,15 @@ def _parsed_config(folder: Path) -> dict[str, object]:
     return config
 
 
-def _where_instead(folder: Path) -> str:
-    """Diffusers saves a pipeline as one folder a model."""
+def _config_advice(folder: Path) -> str:
+    """Advice for a folder without a configuration: Diffusers saves a pipeline as one folder for each model."""
     models = sorted(path.parent.name for path in folder.glob("*/config.json"))
     if (folder / "model_index.json").is_file() and models:
         return f"it is a pipeline of several models: pass one of its folders {', '.join(models)}"
     return "pass the folder that save_pretrained() wrote"
 
 
-# Beside its configuration: weights, and the tokenizer, with which a verification reads real text.
+# Files beside the configuration: weights, and the tokenizer, with which a verification reads text.
 _FILES = (
     *("*.safetensors", "*.safetensors.index.json"),
     *("tokenizer*", "vocab*", "merges.txt", "added_tokens.json", "special_tokens_map.json"),
@@ -259,10 +259,10 @@ _FILES = (
 
 
 def _snapshot(model_id: str, revision: str | None, *, files: bool) -> Path:
-    """The hub's snapshot of a model: from the machine's cache, else from the network."""
+    """The folder of the hub's snapshot of a model, from the machine's cache or from the network."""
     repository, folder = _parts(model_id)
     names = ["config.json", *_FILES] if files else ["config.json"]
-    wanted = [f"{folder}/{name}" if folder else name for name in names]
+    patterns = [f"{folder}/{name}" if folder else name for name in names]
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "0" if files else "1")
     try:
         from huggingface_hub import snapshot_download
@@ -272,39 +272,40 @@ def _snapshot(model_id: str, revision: str | None, *, files: bool) -> Path:
     for offline in (True, False):
         try:
             snapshot = Path(
-                snapshot_download(repository, revision=revision, allow_patterns=wanted, local_files_only=offline)
+                snapshot_download(repository, revision=revision, allow_patterns=patterns, local_files_only=offline)
             )
-        except Exception as error:  # the hub's client passes on any error of its transport
+        except Exception as error:  # the hub's client raises the errors of its transport
             failure = error
             continue
-        found = snapshot / folder
-        if (found / "config.json").is_file() and (not files or any(found.glob("*.safetensors"))):
-            return found
+        model_folder = snapshot / folder
+        if (model_folder / "config.json").is_file() and (not files or any(model_folder.glob("*.safetensors"))):
+            return model_folder
     raise _unreachable(model_id, failure, files=files)
 
 
 def _parts(model_id: str) -> tuple[str, str]:
     """A hub id as its repository and the folder in it."""
-    owner, _, rest = model_id.partition("/")
-    name, _, folder = rest.partition("/")
+    owner, _, path = model_id.partition("/")
+    name, _, folder = path.partition("/")
     return (f"{owner}/{name}" if name else owner), folder
 
 
 def _unreachable(model_id: str, failure: Exception | None, *, files: bool) -> ModelSourceError:
-    what = "weights" if files else "configuration"
+    missing = "weights" if files else "configuration"
     why = f" ({type(failure).__name__})" if failure else ""
-    close = nearest(model_id)
-    hint = f"; did you mean {' or '.join(close[:2])}?" if close and not find(model_id) else ""
-    other = (
+    similar = nearest(model_id)
+    hint = f"; did you mean {' or '.join(similar[:2])}?" if similar and not find(model_id) else ""
+    remedy = (
         "pass --weights random:0 or a folder with the weights" if files else "pass a folder that holds its config.json"
     )
     return ModelSourceError(
-        f"the {what} of {model_id!r} are neither on this machine nor available from the hub{why}; {other}{hint}"
+        f"the {missing} of {model_id!r} are neither on this machine nor available from the hub{why}; {remedy}{hint}"
     )
 
 
 def longest_sequence(model: PretrainedModel) -> int | None:
-    """The most tokens that the model has positions for, where its configuration, or that of its text part, says so."""
+    """The number of positions of the model, from its configuration or that of its text part; None if it has no
+    limit."""
     text = model.config.get("text_config")
     for config in (model.config, text if isinstance(text, dict) else {}):
         for key in ("max_position_embeddings", "n_positions"):

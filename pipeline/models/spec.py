@@ -1,6 +1,6 @@
 """Model specification: a model and its build options as the user wrote them, in nxpipe.toml or on the command line.
 
-Nothing is looked up here. `BuildSpec.of` (pipeline/compile/spec.py) resolves a specification.
+It is not resolved: `BuildSpec.of` (pipeline/compile/spec.py) does that.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,27 +25,27 @@ _BUILD: Final = ("name", "axes", "backend", "verified")
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One artifact that the user specifies: a model, its programs, a target and a tensor-parallel degree."""
+    """Specification of one artifact: a model, its programs, a target and a tensor-parallel degree."""
 
     model_id: str
     revision: str | None
     task: str | None
     target: str
-    tp: int | None  # None: a build takes one core, a check finds the smallest degree that fits
+    tp: int | None  # None: 1 for a build, the smallest degree that fits for a check
     phases: tuple[str, ...] | None
     batches: tuple[int, ...]
     buckets: tuple[int, ...] | None  # None: 128, or as many tokens as the model has positions
     autocast: str
     autocast_type: str
     weights: WeightsSource = field(default_factory=lambda: WeightsSource.parse(None))
-    name: str | None = None  # the model's in nxpipe.toml
+    name: str | None = None  # the model's name in nxpipe.toml
     axes: tuple[tuple[str, int], ...] = ()  # sizes of open axes of an ONNX file
     backend: Backend = "emulator"
     verified: bool = True
 
     @classmethod
     def from_options(cls, model_id: str, options: Mapping[str, Any], **build: Any) -> "ModelSpec":
-        """The model of a command line, by the values of its options; `build` are the fields that only a build has."""
+        """The model of a command line, from the values of its options; `build` are the fields that only a build has."""
         values = {option: options[option] for option in spec_options()}
         return cls(model_id, **values | {"weights": WeightsSource.parse(values["weights"])}, **build)
 
@@ -69,11 +69,12 @@ class ModelSpec:
         return self.name or self.model_id
 
     def targets(self) -> tuple[Instance, ...]:
-        """The target instance; a check may specify all."""
+        """The target instance; `all` is every instance of the catalogue."""
         return tuple(INSTANCES.values()) if self.target == ALL else (instance(self.target),)
 
     def look_up(self, *, weights: bool) -> ModelSource:
-        """The model itself, from a file, a folder or the hub; with `weights` its own checkpoint too, if it is used."""
+        """The model from a file, a folder or the hub; `weights` includes its checkpoint, if the specification
+        uses it."""
         if self.kind == "file":
             return SavedProgram(expanded(self.model_id), dict(self.axes))
         files = weights and self.weights.kind == "checkpoint"
@@ -111,10 +112,10 @@ def configured_models(config: Config, names: Sequence[str]) -> list[Model]:
 
 
 def spec_options() -> list[str]:
-    """The options that nxpipe.toml and the command line have in common: all but the model's name."""
-    return [each.name for each in fields(ModelSpec) if each.name not in ("model_id", *_BUILD)]
+    """The options that nxpipe.toml and the command line share: all but the model's name."""
+    return [option.name for option in fields(ModelSpec) if option.name not in ("model_id", *_BUILD)]
 
 
 def _tuples(value: Any) -> Any:
-    """JSON has lists only."""
+    """A JSON value with tuples in place of lists."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value

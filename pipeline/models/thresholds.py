@@ -47,7 +47,7 @@ class Deviation:
     top1: float | None = None  # the share of positions whose likeliest entry is the same
 
     def as_json(self) -> dict[str, str]:
-        """Four significant digits; of the cosine, seven decimals."""
+        """Figures with four significant digits; the cosine with seven decimals."""
         figures = {"max_absolute": self.max_absolute, "mean_absolute": self.mean_absolute}
         figures |= {"max_relative": self.max_relative}
         figures |= {name: value for name, value in (("kl", self.kl), ("top1", self.top1)) if value is not None}
@@ -78,14 +78,13 @@ def _most(figure: str, value: float | None, limit: float | None, name: str) -> s
 
 
 def is_scores(output: str) -> bool:
-    """Logits are compared as distributions, too."""
+    """True for logits, which are compared as distributions too."""
     return output.rpartition(".")[2].endswith("logits")
 
 
 def sentences(report: Report) -> Iterator[str]:
-    """A stored report in lines. Of a program with many outputs, such as the KV caches of a decoder, the first and the
-    worst of the others.
-    """
+    """Lines for a stored report. For a program with many outputs, such as a decoder's KV caches: the first output, and
+    the worst of the others."""
     for program, rows in report.items():
         if len(rows) > _SHOWN:
             worst = min(rows[1:], key=lambda row: float(row["cosine"]))
@@ -97,16 +96,16 @@ def sentences(report: Report) -> Iterator[str]:
 
 def _sentence(program: str, row: Mapping[str, str]) -> str:
     reference = row.get("yardstick", DEFAULT_REFERENCE)
-    near = f"cosine {row['cosine']}, largest relative error {row['max_relative']}"
-    return f"{program} {row['output']}: against {reference} {near}"
+    distance = f"cosine {row['cosine']}, largest relative error {row['max_relative']}"
+    return f"{program} {row['output']}: against {reference} {distance}"
 
 
 def evidence_shortfall(manifest: "Manifest", evidence: Sequence[Evidence], allowed: Thresholds) -> str | None:
-    """Why no evidence shows the artifact within the thresholds; None if one does."""
+    """The reason why no evidence shows the artifact to be within the thresholds; None if one does."""
     if (sentence := is_covered(manifest, evidence)) is not None:
         return sentence
-    whole = [each for each in evidence if gap(manifest, each) is None]
-    faults = [next(faults_of(each.programs, allowed), None) for each in whole]
+    complete = [document for document in evidence if gap(manifest, document) is None]
+    faults = [next(faults_of(document.programs, allowed), None) for document in complete]
     return None if None in faults else faults[0]
 
 
@@ -119,36 +118,39 @@ def faults_of(programs: Sequence[Compared], allowed: Thresholds) -> Iterator[str
 
 
 def require_within(name: str, programs: Sequence[Compared], allowed: Thresholds) -> None:
+    """Raise VerificationFailed for the first output beyond the thresholds."""
     for sentence in faults_of(programs, allowed):
         raise VerificationFailed(f"verification failed: {name} {sentence}; try --autocast none, or change [verify]")
 
 
 def complete_evidence(manifest: "Manifest", evidence: Sequence[Evidence]) -> Evidence | None:
-    """The first evidence that covers all programs: its figures are shown, and its outputs compared with later runs."""
-    return next((each for each in evidence if gap(manifest, each) is None), None)
+    """The first evidence that covers all programs. Its figures are shown, and its outputs compared with later runs."""
+    return next((document for document in evidence if gap(manifest, document) is None), None)
 
 
 def report_of(manifest: "Manifest", store: "Store") -> Report:
-    """The figures of an artifact by program, rounded; none of one that is not verified."""
-    found = complete_evidence(manifest, store.evidence(manifest.digest))
-    programs = found.programs if found else ()
-    return {each.program: [_shown(one, each.yardstick) for one in each.outputs] for each in programs}
+    """The rounded figures of an artifact by program; empty if it is not verified."""
+    evidence = complete_evidence(manifest, store.evidence(manifest.digest))
+    programs = evidence.programs if evidence else ()
+    return {
+        program.program: [_shown(figures, program.yardstick) for figures in program.outputs] for program in programs
+    }
 
 
 def _shown(figures: Figures, reference: str) -> dict[str, str]:
-    """The reference is part of it unless it is the default."""
-    by = {} if reference == DEFAULT_REFERENCE else {"yardstick": reference}
-    return _stored_deviation(figures).as_json() | by
+    """Figures of one output, with the reference unless it is the default."""
+    reference_field = {} if reference == DEFAULT_REFERENCE else {"yardstick": reference}
+    return _stored_deviation(figures).as_json() | reference_field
 
 
 def _faults(figures: Figures, allowed: Thresholds) -> list[str]:
     absent = [
         f"{name} is absent, and {threshold} is {limit}"
-        for name, found, limit, threshold in (
+        for name, value, limit, threshold in (
             ("KL divergence", figures.kl, allowed.max_kl, "max_kl"),
             ("top-1", figures.top1, allowed.min_top1, "min_top1"),
         )
-        if found is None and limit is not None and is_scores(figures.output)
+        if value is None and limit is not None and is_scores(figures.output)
     ]
     return _stored_deviation(figures).faults(allowed) + absent
 

@@ -13,22 +13,22 @@ from nxpipe.pipeline.util.errors import MissingSoftware
 
 # Releases of these can change a captured graph, so they are part of every key.
 LIBRARIES: Final = ("torch", "transformers", "numpy")
-# transformers selects the implementation of a layer by these, where they are installed.
+# transformers selects the implementation of a layer by the presence of these.
 _OPTIONAL: Final = (
     *("apex", "causal-conv1d", "detectron2", "flash-attn", "flash-linear-attention", "kernels", "mamba-ssm"),
     *("mambapy", "natten", "timm", "xlstm"),
 )
-_EXTRAS: Final = {"diffusers": "diffusion", "onnx": "onnx"}  # all else comes with `compile`
+_EXTRAS: Final = {"diffusers": "diffusion", "onnx": "onnx"}  # all others come with `compile`
 
 
 @cache
 def optional_versions() -> dict[str, str]:
     """Releases of the optional packages that change how transformers computes a layer."""
-    found = {}
+    versions = {}
     for name in _OPTIONAL:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 def digest_of(document: Mapping[str, object]) -> str:

@@ -1,4 +1,4 @@
-"""Sources of weights: the model's own checkpoint, another folder, or a seed. Tensors are read or made one at a time."""
+"""Sources of weights: the model's own checkpoint, another folder, or a seed. Tensors are loaded one at a time."""
 
 import hashlib
 import re
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 Arrays: TypeAlias = Mapping[str, "np.ndarray[Any, Any]"]
 
-_CHUNK = 1 << 16  # elements at a time: stays in the processor's cache
-GENERATOR = 1  # goes into the request key: raise it when `random_tensor` changes a single bit
+_CHUNK = 1 << 16  # elements at a time, which fit the processor's cache
+GENERATOR = 1  # part of the request key: increase it when `random_tensor` changes any bit
 
 
 class Weights(Protocol):
-    """A source of weights: what identifies it, and its tensors by name."""
+    """A source of weights: its identity, and its tensors by name."""
 
     def identity(self) -> dict[str, object]:
-        """What goes into the request key; cheap, and free of paths."""
+        """Key inputs of the weights, cheap to compute and without paths."""
         ...
 
     def load(self, name: str, kind: "TensorType") -> "np.ndarray[Any, Any]": ...
@@ -37,7 +37,7 @@ class Weights(Protocol):
 class WeightsSource:
     """The value of `--weights`, or of `weights` in nxpipe.toml: "hub", "random:SEED" or a folder.
 
-    Parsing never fails, since commands that read no weights accept any value; `open` reports what is wrong.
+    Parsing never fails, since commands that read no weights accept any value; `open` raises the errors.
     """
 
     kind: Literal["checkpoint", "random", "folder"]
@@ -51,15 +51,15 @@ class WeightsSource:
 
     @property
     def folder(self) -> Path | None:
-        """The folder that the user names; None of a seed and of the model's own checkpoint."""
+        """The folder that the user named; None for a seed and for the model's own checkpoint."""
         return expanded(str(self.text)) if self.kind == "folder" else None
 
     def within(self, root: Path) -> "WeightsSource":
-        """The same source with its folder below `root`, unless that is absolute."""
+        """The same source with a relative folder anchored at `root`."""
         return self if self.folder is None else replace(self, text=str(root / self.folder))
 
     def open(self, model_folder: Path | None) -> "Weights":
-        """The weights, or a ModelSourceError. `model_folder` has the model's own checkpoint."""
+        """The weights; ModelSourceError if there are none. `model_folder` has the model's own checkpoint."""
         if self.kind == "random":
             seed = re.fullmatch(r"random:(\d{1,18})", str(self.text))
             if seed is None:
@@ -79,7 +79,7 @@ class WeightsSource:
 
 
 class NoWeights:
-    """The weights of a spec that is compiled only: for a check, and for a listing of passes."""
+    """The weights of a specification that is only compiled: for a check, and for a listing of passes."""
 
     def identity(self) -> dict[str, object]:
         raise ModelSourceError("no weights were opened; pass --weights random:0 or a folder")
@@ -89,7 +89,7 @@ class NoWeights:
 
 
 class Tensors(Mapping[str, "np.ndarray[Any, Any]"]):
-    """The tensors of a model, each loaded when it is read and not cached: a 70B model must not fill the memory."""
+    """The tensors of a model, each loaded when it is read and not cached, since a 70B model would fill the memory."""
 
     def __init__(self, source: Weights, kinds: Mapping[str, "TensorType"]) -> None:
         self._source = source
@@ -107,7 +107,7 @@ class Tensors(Mapping[str, "np.ndarray[Any, Any]"]):
 
 @dataclass(frozen=True)
 class RandomWeights:
-    """Weights made from a seed: the same on every machine, each tensor independent of all others."""
+    """Weights from a seed: equal on every machine, each tensor independent of all others."""
 
     seed: int
 
@@ -119,10 +119,12 @@ class RandomWeights:
 
 
 def random_tensor(seed: int, name: str, shape: tuple[int, ...], dtype: str) -> "np.ndarray[Any, Any]":
-    """A bell-shaped tensor around 0 (scales of norms: around 1) with the usual spread of an untrained transformer.
+    """A tensor with an approximately normal distribution around 0 (scales of norms: around 1) and the usual spread of
+    an untrained transformer.
 
-    Made of Philox's raw bits, whose stream numpy promises never to change, by integer sums alone: neither numpy's
-    release nor the processor can alter a bit. Four 16-bit lanes added have a standard deviation of 2**17 / sqrt(12).
+    It is computed from Philox's raw bits, whose stream numpy promises never to change, by integer sums alone: neither
+    numpy's release nor the processor can change a bit. The sum of four 16-bit lanes has a standard deviation of 2**17 /
+    sqrt(12).
     """
     import numpy as np
 

@@ -89,7 +89,7 @@ class CheckGate:
         from nxpipe.pipeline.check.checker import check
         from nxpipe.pipeline.check.formats import as_text
 
-        specs = dict.fromkeys(replace(artifact.asked, name=None) for artifact in _to_build(release))
+        specs = dict.fromkeys(replace(artifact.spec, name=None) for artifact in _to_build(release))
         reports = [check(spec, release.console.step) for spec in specs]
         figures = [report.as_json() for report in reports]
         wrong = [report for report in reports if report.exit_code.number]

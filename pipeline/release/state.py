@@ -82,8 +82,8 @@ def planned_candidates(artifacts: "Sequence[PlannedArtifact]") -> tuple[ReleaseC
 def _described(artifacts: "Sequence[PlannedArtifact]") -> Iterable[ReleaseCandidate]:
     for artifact in artifacts:
         if artifact.key:
-            request = BuildSpec.of(artifact.asked)
-            yield ReleaseCandidate(request.source.id, request.target.compiler_target, artifact.key, artifact.asked.name)
+            request = BuildSpec.of(artifact.spec)
+            yield ReleaseCandidate(request.source.id, request.target.compiler_target, artifact.key, artifact.spec.name)
 
 
 _FORMAT: Final = "nxpipe.verified/1"

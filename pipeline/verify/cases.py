@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.models.weights import Tensors
 
 
-# Inputs of a model with a tokenizer, where no prompts are given: everyday language, numbers, code, names.
+# Default inputs of a model with a tokenizer: everyday language, numbers, code, names.
 _SAMPLES: Final = (
     "The river rose in the night, and by morning the lower road was under water.",
     "Der Zug nach Basel faehrt heute um 17:42 Uhr von Gleis 9.",
@@ -48,7 +48,7 @@ _SAMPLES: Final = (
 
 
 def compare_model(spec: BuildSpec, options: VerifyOptions, step: Step) -> Iterator[Comparison]:
-    """Every program of the specification, in each autocast mode."""
+    """Compare every program of the specification, in each autocast mode."""
 
     spec = _sliced(spec, options)
     spec.check()
@@ -60,7 +60,7 @@ def compare_model(spec: BuildSpec, options: VerifyOptions, step: Step) -> Iterat
 
 
 def _sliced(spec: BuildSpec, options: VerifyOptions) -> BuildSpec:
-    """The specification of the first layers alone, where the options ask for it."""
+    """The specification of the first layers only, if the options have `slice_layers`."""
     source = spec.source
     if not isinstance(source, PretrainedModel):
         if options.layers or options.slice_layers or options.steps or options.prompts:
@@ -83,7 +83,7 @@ def tensors_of(spec: BuildSpec, shape: Shape) -> "Tensors":
 
 
 def compile_variants(captured: CapturedShape, options: VerifyOptions) -> Mapping[str, CompileTapped]:
-    """The program in the specification's autocast mode first, then in the modes of the options, for all ranks."""
+    """Compile functions by autocast mode: the specification's mode first, then those of the options."""
     spec, shape = captured.spec, captured.shape
     modes = dict.fromkeys((spec.autocast, *options.modes))
     return {mode: partial(compile_shape, replace(spec, autocast=mode), shape, captured=captured) for mode in modes}
@@ -106,13 +106,13 @@ def _case(spec: BuildSpec, shape: Shape, tensors: "Tensors", options: VerifyOpti
         program=shape.name,
         input_source=input_source,
         inputs=inputs,
-        variants={mode: on_emulator(each, tensors, runner(spec, options)) for mode, each in variants.items()},
+        variants={mode: on_emulator(variant, tensors, runner(spec, options)) for mode, variant in variants.items()},
         references=_references(spec, shape, tensors),
     )
 
 
 def _references(spec: BuildSpec, shape: Shape, tensors: "Tensors") -> dict[str, ReferenceRun]:
-    """The implementations to compare with, the reference of evidence first. A model class runs in bf16 as well."""
+    """The implementations to compare with, that of the evidence first. A model class runs in bf16 as well."""
     request = spec.capture_request(shape)
     if request is None:
         return {spec.reference: partial(_saved_answers, spec, shape, tensors)}
@@ -139,7 +139,7 @@ def in_pytorch(request: "CaptureRequest", tensors: Arrays, dtype: str) -> Refere
 
 
 def _inputs(spec: BuildSpec, shape: Shape, graph: "Graph", options: VerifyOptions) -> tuple[Batches, str]:
-    """Text where the program reads nothing else, or random values of a fixed seed; and their source."""
+    """Text if the program reads nothing else, or random values of a fixed seed; and a description of the source."""
     from nxpipe.emulator.capture import example_inputs
 
     random = example_inputs(graph, spec.source.config, seed=0)
@@ -162,9 +162,9 @@ def longest(spec: BuildSpec) -> int:
 
 
 def read_texts(spec: BuildSpec, batch: int, buckets: tuple[int, int], options: VerifyOptions) -> tuple[Batches, str]:
-    """The given prompts, else samples if the model has a tokenizer; no batch where random ids are taken instead.
+    """The user's prompts, else samples if the model has a tokenizer; no batch if random ids are used instead.
 
-    `buckets` are the program's, and the longest that is served with it.
+    `buckets` are the program's bucket, and the longest bucket that is served with it.
     """
     sequence, largest = buckets
     if options.prompts:
@@ -186,7 +186,7 @@ Logits: TypeAlias = "list[np.ndarray[Any, Any]]"
 
 
 def compare_steps(spec: BuildSpec, options: VerifyOptions, step: Step) -> Iterator[Comparison]:
-    """One comparison a batch size, at the longest bucket, which prompt and new tokens share."""
+    """One comparison for each batch size, at the longest bucket, which prompt and new tokens share."""
     if "decode" not in spec.source.phases:
         raise BuildRefused(f"{spec.source.id}: task {spec.source.task} has no decode phase; leave out --steps")
     for batch in sorted({shape.batch for shape in spec.shapes}):
@@ -206,24 +206,24 @@ def _compared(spec: BuildSpec, options: VerifyOptions, size: tuple[int, int], st
         captured = [capture_shape(spec, shape) for shape in pair]
     prompt, input_source = _prompt(spec, captured[0].graph, options, size)
     with step(f"{options.steps} steps in {DEFAULT_REFERENCE}"):
-        truth, tokens = _follow(_in_pytorch(spec, pair, tensors, "float32"), prompt, options.steps, None)
+        truth, tokens = _decode_steps(_in_pytorch(spec, pair, tensors, "float32"), prompt, options.steps, None)
 
     def compared(variant: str, decoders: tuple[Decoder, Decoder]) -> VariantResult:
-        found, _ = _follow(decoders, prompt, options.steps, tokens)
-        return VariantResult(variant, tuple(compare(_named(found), _named(truth))))
+        logits, _ = _decode_steps(decoders, prompt, options.steps, tokens)
+        return VariantResult(variant, tuple(compare(_named(logits), _named(truth))))
 
     emulated = []
-    variants = [compile_variants(each, options) for each in captured]
+    variants = [compile_variants(phase, options) for phase in captured]
     for mode in variants[0]:
         with step(f"{options.steps} steps emulated, {mode}"):
-            loaded = [runner(spec, options).load(each[mode](), tensors) for each in variants]
+            loaded = [runner(spec, options).load(by_mode[mode](), tensors) for by_mode in variants]
             run = compared(mode, (loaded[0].run, loaded[1].run))
-            prefill, decode = (each.work for each in loaded)
+            prefill, decode = (program.work for program in loaded)
             emulated.append(replace(run, work=prefill + decode if prefill and decode else None))
     with step(f"{options.steps} steps in PyTorch bf16"):
-        beside = compared("PyTorch bf16", _in_pytorch(spec, pair, tensors, "bfloat16"))
+        bf16 = compared("PyTorch bf16", _in_pytorch(spec, pair, tensors, "bfloat16"))
     name = f"{pair[0].name} and {options.steps} steps of {pair[1].name}"
-    return Comparison(name, input_source, DEFAULT_REFERENCE, tuple(emulated), (beside,))
+    return Comparison(name, input_source, DEFAULT_REFERENCE, tuple(emulated), (bf16,))
 
 
 def _in_pytorch(spec: BuildSpec, pair: tuple[Shape, Shape], tensors: Arrays, dtype: str) -> tuple[Decoder, Decoder]:
@@ -237,21 +237,21 @@ def _in_pytorch(spec: BuildSpec, pair: tuple[Shape, Shape], tensors: Arrays, dty
     return runner(pair[0]), runner(pair[1])
 
 
-def _follow(
+def _decode_steps(
     decoders: tuple[Decoder, Decoder], prompt: Arrays, steps: int, tokens: "Logits | None"
 ) -> tuple[Logits, Logits]:
     """The logits of the prompt's last token and of each step, and the token that each step read."""
     prefill, decode = decoders
     answer = prefill(prompt)
     position = prompt["attention_mask"].sum(axis=1)
-    logits, read = [answer["logits"]], []
+    logits, tokens_read = [answer["logits"]], []
     for number in range(steps):
         chosen = logits[-1][:, -1].argmax(axis=-1)[:, None] if tokens is None else tokens[number]
-        read.append(chosen)
+        tokens_read.append(chosen)
         state = {name: array for name, array in answer.items() if name.startswith("cache.")}
         answer = decode({"input_ids": chosen, "position": position + number, **state})
         logits.append(answer["logits"])
-    return logits, read
+    return logits, tokens_read
 
 
 def _named(logits: Logits) -> Arrays:
@@ -259,7 +259,7 @@ def _named(logits: Logits) -> Arrays:
 
 
 def _prompt(spec: BuildSpec, graph: "Graph", options: VerifyOptions, size: tuple[int, int]) -> tuple[Arrays, str]:
-    """A batch of prompts and an empty KV cache; the new tokens fit into the bucket after each prompt."""
+    """A batch of prompts and an empty KV cache; the bucket holds each prompt with its new tokens."""
     import numpy as np
 
     from nxpipe.emulator.capture import example_inputs

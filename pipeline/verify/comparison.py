@@ -1,7 +1,7 @@
 """Comparison of a program on the emulator with references, on the same weights and inputs, optionally by layer.
 
-The first reference of a case is the one that deviations are from: PyTorch in fp32 for a model. The others, such as
-PyTorch's own bf16, are compared with it too, to show what the narrow type alone costs.
+Deviations are relative to the first reference of a case: PyTorch in fp32 for a model. Other references, such as PyTorch
+in bf16, are compared with it too, to show the error of the narrow type alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 Batches: TypeAlias = Sequence[Arrays]
 ReferenceRun: TypeAlias = "Callable[[Batches], list[Answer]]"
-# Compiles a program; its tap adds outputs to the graph before that is divided among ranks.
+# Compiles a program; its tap adds outputs to the graph before it is sharded.
 CompileTapped: TypeAlias = "Callable[..., CompiledGraph]"
-# The answers, with the layers of a reference's answer, if one is given; and the instruction counts, if there are any.
+# The answers, with the same layers as the reference answer, if one is passed; and the instruction counts, if any.
 EmulatedRun: TypeAlias = "Callable[[Batches, Answer | None], tuple[list[Answer], Statistics | None]]"
 
 
@@ -43,7 +43,7 @@ class VerifyOptions:
     slice_layers: int | None = None
     steps: int = 0
     execution: ExecutionOptions = FAST
-    truncate: bool = False  # prompts that are longer than the largest bucket
+    truncate: bool = False  # cut prompts that are longer than the largest bucket
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Case:
     input_source: str
     inputs: Batches
     variants: Mapping[str, EmulatedRun]
-    references: Mapping[str, ReferenceRun]  # deviations are from the first
+    references: Mapping[str, ReferenceRun]  # deviations are relative to the first
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ class VariantResult:
     work: "Statistics | None" = None  # of each core
 
     def faults(self, allowed: Thresholds) -> list[str]:
-        return [f"{found.output} {fault}" for found in self.outputs for fault in found.faults(allowed)]
+        return [f"{output.output} {fault}" for output in self.outputs for fault in output.faults(allowed)]
 
     def layer_faults(self, allowed: Thresholds) -> list[str]:
-        """The faults of the first layer beyond the thresholds; later layers compute with its outputs."""
-        found = ((layer.output, layer.faults(allowed)) for layer in self.layers)
-        return next(([f"layer {name} {fault}" for fault in faults] for name, faults in found if faults), [])
+        """The faults of the first layer beyond the thresholds: later layers compute with its outputs."""
+        layers = ((layer.output, layer.faults(allowed)) for layer in self.layers)
+        return next(([f"layer {name} {fault}" for fault in faults] for name, faults in layers if faults), [])
 
     def first_divergent(self, allowed: Thresholds) -> str | None:
         """The first layer beyond the thresholds."""
@@ -87,28 +87,28 @@ class Comparison:
     input_source: str
     reference: str
     emulated: tuple[VariantResult, ...]
-    beside: tuple[VariantResult, ...]
+    other_references: tuple[VariantResult, ...]
 
 
 def compare_case(case: Case, step: Step, *, layers: bool = False) -> Comparison:
     """Run all variants and references of a case, and compare each with the first reference."""
     answers = {}
-    for name, ask in case.references.items():
+    for name, run_reference in case.references.items():
         with step(f"run {case.program} in {name}"):
-            answers[name] = ask(case.inputs)
+            answers[name] = run_reference(case.inputs)
     reference, *others = answers
     truth = answers[reference]
     runs = []
     for variant, emulate in case.variants.items():
         with step(f"emulate {case.program}, {variant}"):
-            found, work = emulate(case.inputs, truth[0] if layers else None)
-        runs.append(replace(_deviations(truth, found, variant, case.inputs, layers), work=work))
-    beside = tuple(_deviations(truth, answers[name], name, case.inputs, layers) for name in others)
-    return Comparison(case.program, case.input_source, reference, tuple(runs), beside)
+            emulated, work = emulate(case.inputs, truth[0] if layers else None)
+        runs.append(replace(_deviations(truth, emulated, variant, case.inputs, layers), work=work))
+    other_references = tuple(_deviations(truth, answers[name], name, case.inputs, layers) for name in others)
+    return Comparison(case.program, case.input_source, reference, tuple(runs), other_references)
 
 
 def on_emulator(compiled: CompileTapped, parameters: Arrays, executor: Runner) -> EmulatedRun:
-    """The emulator's answers, from all ranks of a program that is compiled when it is called."""
+    """A function that compiles a program and returns the emulator's answers from all its ranks."""
 
     def emulate(batches: Batches, layers_like: "Answer | None") -> tuple[list["Answer"], "Statistics | None"]:
         from nxpipe.emulator.capture.request import Answer
@@ -120,54 +120,55 @@ def on_emulator(compiled: CompileTapped, parameters: Arrays, executor: Runner) -
         answers = []
         for batch in batches:
             outputs = loaded.run(batch)
-            seen = {name: outputs.pop(_tap(name)) for name in layers}
-            answers.append(Answer(outputs, seen))
+            of_layers = {name: outputs.pop(_tap(name)) for name in layers}
+            answers.append(Answer(outputs, of_layers))
         return answers, loaded.work
 
     return emulate
 
 
 def _with_layers(graph: "Graph", like: Arrays) -> "Graph":
-    """The graph with the result of each layer as one more output, where PyTorch's layer has a result of that shape."""
+    """The graph with the result of each layer as an additional output, if PyTorch's layer has a result of that
+    shape."""
     from nxpipe.emulator.ir.repeat import unroll
 
     graph = unroll(graph)
-    found: dict[str, Value] = {}
+    results: dict[str, Value] = {}
     for name, array in like.items():
-        of_layer = [
+        candidates = [
             node.result
             for node in graph.nodes
             if f"{node.origin.module}.".startswith(f"{name}.") and node.result.type.shape == array.shape
         ]
-        if of_layer:
-            found[name] = of_layer[-1]
-    return replace(graph, outputs={**graph.outputs, **{_tap(name): value for name, value in found.items()}})
+        if candidates:
+            results[name] = candidates[-1]
+    return replace(graph, outputs={**graph.outputs, **{_tap(name): value for name, value in results.items()}})
 
 
 def _tap(layer: str) -> str:
-    """A name for a layer's output that no model's own output has."""
+    """A name for a layer's output that differs from all outputs of models."""
     return f"layer {layer}"
 
 
 def _deviations(
-    truth: list["Answer"], found: list["Answer"], variant: str, batches: Batches, layers: bool
+    truth: list["Answer"], ours: list["Answer"], variant: str, batches: Batches, layers: bool
 ) -> VariantResult:
     def rows(answers: list["Answer"], part: str) -> Arrays:
         import numpy as np
 
         shown = [_attended(getattr(answer, part), batch) for answer, batch in zip(answers, batches, strict=True)]
-        return {name: np.concatenate([each[name] for each in shown]) for name in shown[0]}
+        return {name: np.concatenate([arrays[name] for arrays in shown]) for name in shown[0]}
 
-    outputs = tuple(compare(rows(found, "outputs"), rows(truth, "outputs")))
+    outputs = tuple(compare(rows(ours, "outputs"), rows(truth, "outputs")))
     if not layers:
         return VariantResult(variant, outputs)
-    known = set(found[0].layers)
+    known = set(ours[0].layers)
     expected = {name: value for name, value in rows(truth, "layers").items() if name in known}
-    return VariantResult(variant, outputs, tuple(compare(rows(found, "layers"), expected)))
+    return VariantResult(variant, outputs, tuple(compare(rows(ours, "layers"), expected)))
 
 
 def _attended(arrays: Arrays, batch: Arrays) -> Arrays:
-    """Leave out positions that hold padding, where an array has one row a position."""
+    """The arrays without padding positions, if they have a row for each position."""
     import numpy as np
 
     mask = batch.get("attention_mask")
@@ -181,7 +182,8 @@ def _attended(arrays: Arrays, batch: Arrays) -> Arrays:
 
 
 def require_memory(model: str, kinds: Mapping[str, Any]) -> None:
-    """References and emulator run one after another, each with its fp32 copy of the weights and buffers."""
+    """Raise NotEnoughMemory if the reference or the emulator, which run in turn, cannot hold an fp32 copy of the
+    weights."""
     need = 6 * sum(kind.elements for kind in kinds.values())
     free = available_memory()
     if need > free:

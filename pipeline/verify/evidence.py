@@ -1,4 +1,4 @@
-"""Evidence of a program: outputs beside the reference's, their deviation as figures, and the environment of the run."""
+"""Evidence of a program: its outputs, their deviation from the reference, and the environment of the run."""
 
 import math
 import os
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.models.weights import Tensors
 
 
-_ROWS: Final = 64  # of logits at a time: a row may have 256,000 entries, and is compared in float64
+_ROWS: Final = 64  # rows of logits at a time: a row may have 256,000 entries, and is compared in float64
 
 
 def compare(ours: Arrays, reference: Arrays) -> list[Deviation]:
-    """One deviation an output, in the reference's order."""
+    """One deviation for each output, in the reference's order."""
     return [_deviation(name, ours[name], value) for name, value in reference.items()]
 
 
@@ -45,7 +45,7 @@ def _deviation(name: str, ours: "np.ndarray[Any, Any]", reference: "np.ndarray[A
     import numpy as np
 
     if ours.shape != reference.shape:
-        raise ValueError(f"output {name}: {ours.shape} beside a reference of {reference.shape}")
+        raise ValueError(f"output {name}: shape {ours.shape}, and the reference has {reference.shape}")
     a, b = (np.asarray(value, np.float64).ravel() for value in (ours, reference))
     difference = np.abs(a - b)
     largest = float(np.abs(b).max(initial=0.0))
@@ -65,7 +65,8 @@ def _deviation(name: str, ours: "np.ndarray[Any, Any]", reference: "np.ndarray[A
 
 
 def _as_distributions(ours: "np.ndarray[Any, Any]", reference: "np.ndarray[Any, Any]") -> tuple[float, float]:
-    """The mean Kullback-Leibler divergence of the softmax over the last axis, and how often both peak at one place."""
+    """The mean Kullback-Leibler divergence of the softmax over the last axis, and the fraction of positions with the
+    same maximum."""
     import numpy as np
 
     a, b = (value.reshape(-1, value.shape[-1]) for value in (ours, reference))
@@ -82,7 +83,7 @@ def _as_distributions(ours: "np.ndarray[Any, Any]", reference: "np.ndarray[Any, 
 def _log_softmax(rows: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
     import numpy as np
 
-    with np.errstate(invalid="ignore"):  # an infinite score makes the divergence NaN, which no threshold lets pass
+    with np.errstate(invalid="ignore"):  # an infinite score makes the divergence NaN, which is beyond every threshold
         shifted = rows.astype(np.float64) - rows.max(axis=-1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
@@ -96,7 +97,7 @@ _LONGEST: Final = 4000  # characters of one value of the environment
 
 @dataclass
 class LoadedWeights:
-    """A model's weights: `tensors` loads each when it is read, `loaded` keeps all of them in memory."""
+    """A model's weights. `tensors` loads each when it is read; `loaded` keeps all of them in memory."""
 
     tensors: "Tensors"
     _loaded: "Arrays | None" = field(default=None, init=False)
@@ -113,7 +114,7 @@ class LoadedWeights:
 
 
 class WeightCache:
-    """The weights of the model that this process used last. Only one is kept: two would take twice the memory."""
+    """Cache of the weights of one model, the last that this process used: two would take twice the memory."""
 
     def __init__(self) -> None:
         self._key = ""
@@ -137,7 +138,8 @@ def collect_evidence(
     step: Step,
     thresholds: Thresholds,
 ) -> BackendOutput:
-    """Run the program and the reference, and compare; VerificationFailed for an output beyond the thresholds."""
+    """Run the program and the reference, and compare their outputs; VerificationFailed for one beyond the
+    thresholds."""
     _require_memory(spec.source.id, weights)
     inputs, ours, reference = _run_both(spec, shape, program, weights.loaded(step), step)
     deviations = compare(ours, reference)
@@ -151,35 +153,35 @@ def collect_evidence(
     return BackendOutput(files, _metadata(deviations, spec.reference, execution_environment()))
 
 
-def compared(shape: Shape, part: "StepResult") -> Compared:
-    """The evidence of one program, from its step result."""
-    blobs = {"inputs": part.blob(_INPUTS).model_dump(), "answers": part.blob(_OUTPUTS).model_dump()}
+def compared(shape: Shape, result: "StepResult") -> Compared:
+    """The comparison of one program with its reference, from its step result."""
+    blobs = {"inputs": result.blob(_INPUTS).model_dump(), "answers": result.blob(_OUTPUTS).model_dump()}
     try:
-        return parse_document(Compared, {"program": shape.name, **part.facts, **blobs})
+        return parse_document(Compared, {"program": shape.name, **result.facts, **blobs})
     except InvalidDocument as fault:
-        raise Corrupt(f"part {part.key}", str(fault), "read it with the version of nxpipe that wrote it") from fault
+        raise Corrupt(f"part {result.key}", str(fault), "read it with the version of nxpipe that wrote it") from fault
 
 
 def _metadata(deviations: Sequence[Deviation], reference: str, environment: Mapping[str, str]) -> dict[str, object]:
-    outputs = [{name: _finite(value) for name, value in asdict(each).items()} for each in deviations]
+    outputs = [{name: _finite(value) for name, value in asdict(deviation).items()} for deviation in deviations]
     return {"yardstick": reference, "outputs": outputs, "surroundings": dict(environment)}
 
 
 def _finite(value: object) -> object:
-    """JSON has no NaN, which a divergence is where no threshold limits it."""
+    """None for NaN, which JSON lacks: a divergence may be NaN if no threshold limits it."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def execution_environment() -> dict[str, str]:
-    """The processor, its threads and the builds of numpy and torch, on which figures may depend and artifacts may not.
+    """The processor, its threads and the builds of numpy and torch: figures may depend on them, artifacts must not.
 
-    No host, user or path is in it; torch is part of it where it is loaded.
+    It has no host, user or path; torch is included if it is loaded.
     """
     import numpy as np
 
     built: Any = np.show_config(mode="dicts")
     blas = built.get("Build Dependencies", {}).get("blas", {})
-    found = {
+    environment = {
         "processor": _processor(),
         "machine": platform.machine(),
         "processors": str(processors()),
@@ -187,14 +189,16 @@ def execution_environment() -> dict[str, str]:
         "blas": f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip(),
         "numpy": np.__version__,
     }
-    found |= {name: os.environ[name] for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS") if name in os.environ}
+    environment |= {
+        name: os.environ[name] for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS") if name in os.environ
+    }
     if (torch := sys.modules.get("torch")) is not None:
-        found |= {
+        environment |= {
             "torch": str(torch.__version__),
             "torch threads": str(torch.get_num_threads()),
             "torch capability": torch.backends.cpu.get_cpu_capability(),
         }
-    return {name: "".join(filter(str.isprintable, text))[:_LONGEST] for name, text in found.items()}
+    return {name: "".join(filter(str.isprintable, text))[:_LONGEST] for name, text in environment.items()}
 
 
 def _processor() -> str:
@@ -220,9 +224,10 @@ def _run_both(
 
 
 def _require_memory(model: str, weights: LoadedWeights) -> None:
-    """The reference keeps the weights in fp32, and the emulator a rounded copy, beside the weights themselves."""
-    beside = 2 if weights.are_loaded else 3
-    need = beside * 4 * sum(kind.elements for kind in weights.tensors.kinds.values())
+    """Raise NotEnoughMemory unless the reference's fp32 weights and the emulator's rounded copy fit beside the
+    weights."""
+    copies = 2 if weights.are_loaded else 3
+    need = copies * 4 * sum(kind.elements for kind in weights.tensors.kinds.values())
     free = available_memory()
     if need > free:
         raise NotEnoughMemory(

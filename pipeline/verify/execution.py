@@ -1,5 +1,5 @@
-"""Execution of a compiled program: `fast`, each operator by its numerics; or `isa`, the program of instructions on
-emulated cores, from the store or emitted now."""
+"""Execution of a compiled program: `fast` evaluates each operator by its numerics; `isa` runs the instructions, stored
+or emitted now, on emulated cores."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 Mode: TypeAlias = Literal["fast", "isa"]
-HOSTILE: Final = "hostile"  # every engine as late as it may be
+HOSTILE: Final = "hostile"  # every engine runs as late as its waits permit
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,14 @@ FAST: Final = ExecutionOptions()
 
 @dataclass(frozen=True)
 class Runner:
-    """`core` is the core generation, for `isa`."""
+    """Loader of programs. `core` is the core generation, for `isa`."""
 
     execution: ExecutionOptions
     core: str
 
     def load(self, program: "CompiledGraph", weights: Arrays, stored: "Executable | None" = None) -> "RunnableProgram":
-        """`stored` is the program of instructions of an artifact, which is never emitted again."""
+        """Load a program with its weights. `stored` are the instructions of an artifact, which are not emitted
+        again."""
         if self.execution.mode == "fast":
             from nxpipe.emulator.run.fast import LoadedRanks
 
@@ -48,12 +49,12 @@ class Runner:
         from nxpipe.emulator.compile import emit
         from nxpipe.emulator.run.isa import Isa
 
-        cores = Isa(stored or emit(program, self.core), order=self.execution.order).load(weights)
-        return RunnableProgram(program, cores, counting=cores)
+        loaded = Isa(stored or emit(program, self.core), order=self.execution.order).load(weights)
+        return RunnableProgram(program, loaded, counting=loaded)
 
 
 class RunnableProgram:
-    """A program with its weights. Inputs and outputs are whole tensors, divided and joined for its ranks."""
+    """A program with its weights. Inputs and outputs are whole tensors, split and joined for its ranks."""
 
     def __init__(self, program: "CompiledGraph", ranks: "Runnable", counting: "LoadedIsa | None" = None) -> None:
         from nxpipe.emulator.run.fast import LoadedProgram
@@ -66,7 +67,7 @@ class RunnableProgram:
 
     @property
     def work(self) -> "Statistics | None":
-        """The work of all runs on each core; None where no instructions were counted."""
+        """The work of all runs on each core; None if no instructions were counted."""
         return self._counting.statistics if self._counting else None
 
 

@@ -1,4 +1,4 @@
-"""Programs run on inputs: inference for `nxpipe run`, and stored artifacts compared again on their stored inputs."""
+"""Programs run on inputs: inference for `nxpipe run`, and stored artifacts compared on their stored inputs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -44,8 +44,8 @@ class RunResult:
 
 @dataclass(frozen=True)
 class RunInputs:
-    """The user's inputs: tensors by name, or lines of text. Without either, a program reads its default inputs. States
-    that are not given start at zero."""
+    """The user's inputs: tensors by name, or lines of text. Without either, a program reads its default inputs. Missing
+    states start at zero."""
 
     tensors: Arrays | None = None
     texts: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class RunInputs:
         shape: Shape,
         largest: int,
     ) -> "ProgramInputs":
-        """The inputs of each run. A batch of texts is filled up with its last one."""
+        """The inputs of each run. The last text fills up the last batch."""
         if self.tensors is None and not self.texts:
             return ProgramInputs([default[0]], default[1])
         blank = _blank_states(program, default[0])
@@ -75,21 +75,21 @@ class RunInputs:
         except (ModelSourceError, InputInvalid) as error:
             raise type(error)(str(error).replace("--prompts: ", "--text: ")) from error
         batches = prompts.batches(shape.batch, shape.sequence)
-        rows, what = len(prompts.rows_for(shape.sequence)), "texts" if len(self.texts) > 1 else "text"
-        return ProgramInputs([blank | batch for batch in batches], prompts.description(what, shape.sequence), rows)
+        rows, noun = len(prompts.rows_for(shape.sequence)), "texts" if len(self.texts) > 1 else "text"
+        return ProgramInputs([blank | batch for batch in batches], prompts.description(noun, shape.sequence), rows)
 
 
 @dataclass(frozen=True)
 class ProgramInputs:
-    """The inputs of one program: one run for each batch, their source, and the number of texts, if they are texts."""
+    """The inputs of one program, one run for each batch; their source; and the number of texts, if they are texts."""
 
     batches: list[Arrays]
     description: str
     rows: int = 0
 
 
-def run_model(spec: BuildSpec, given: RunInputs, execution: ExecutionOptions, step: Step) -> Iterator[RunResult]:
-    """Every program of a specification, compiled as a build compiles it."""
+def run_model(spec: BuildSpec, user_inputs: RunInputs, execution: ExecutionOptions, step: Step) -> Iterator[RunResult]:
+    """Run every program of a specification, compiled as a build compiles it."""
     from nxpipe.emulator.capture import example_inputs
     from nxpipe.pipeline.compile.frontend import compile_shape
     from nxpipe.pipeline.verify.comparison import require_memory
@@ -104,53 +104,55 @@ def run_model(spec: BuildSpec, given: RunInputs, execution: ExecutionOptions, st
             program = compile_shape(spec, shape)
         random = example_inputs(program.whole, spec.source.config, seed=0)
         default = (random | _blank_states(program, random), "random inputs")
-        feed = given.to(program, default, spec.source, shape, largest)
+        inputs = user_inputs.to(program, default, spec.source, shape, largest)
         with step(f"load {shape.name}"):
             running = runner.load(program, tensors)
-        yield from _ran(name, shape.name, running, feed, step)
+        yield from _run_program(name, shape.name, running, inputs, step)
 
 
 def run_artifact(
-    published: "Published", store: "Store", given: RunInputs, execution: ExecutionOptions, step: Step
+    published: "Published", store: "Store", user_inputs: RunInputs, execution: ExecutionOptions, step: Step
 ) -> Iterator[RunResult]:
-    """Every program of an artifact, on its stored inputs unless others are given."""
+    """Run every program of an artifact, on its stored inputs unless the user passed others."""
     artifact = read_artifact(published, store, step)
     runner = Runner(execution, artifact.core)
-    largest = max(one.executable.sequence for one in artifact.programs)
-    for one in artifact.programs:
-        stored = one.executable
-        feed = given.to(
-            one.program,
-            artifact.inputs(one),
+    largest = max(stored_program.executable.sequence for stored_program in artifact.programs)
+    for stored_program in artifact.programs:
+        stored = stored_program.executable
+        inputs = user_inputs.to(
+            stored_program.program,
+            artifact.inputs(stored_program),
             artifact.source,
             Shape(stored.phase, stored.batch, stored.sequence),
             largest,
         )
         with step(f"load {stored.name}"):
-            running = runner.load(one.program, artifact.weights, one.instructions)
-        yield from _ran(published.model_id, stored.name, running, feed, step)
+            running = runner.load(stored_program.program, artifact.weights, stored_program.instructions)
+        yield from _run_program(published.model_id, stored.name, running, inputs, step)
 
 
 def _blank_states(program: "CompiledGraph", inputs: Arrays) -> dict[str, "np.ndarray[Any, Any]"]:
     return {name: 0 * array for name, array in inputs.items() if name in program.graph.outputs}
 
 
-def _ran(model: str, program: str, running: RunnableProgram, feed: ProgramInputs, step: Step) -> Iterator[RunResult]:
-    """The result of one program; none if every text is longer than it and another program is long enough."""
-    if not feed.batches:
-        with step(f"skip {program}: {feed.description}"):
+def _run_program(
+    model: str, program: str, running: RunnableProgram, program_inputs: ProgramInputs, step: Step
+) -> Iterator[RunResult]:
+    """Run one program. No result if every text is longer than its bucket and another program has a longer one."""
+    if not program_inputs.batches:
+        with step(f"skip {program}: {program_inputs.description}"):
             return
     with step(f"run {program}"):
-        answers = [running.run(batch) for batch in feed.batches]
-    if not feed.rows:
-        yield RunResult(model, program, feed.description, feed.batches[0], answers[0], running.work)
+        answers = [running.run(batch) for batch in program_inputs.batches]
+    if not program_inputs.rows:
+        yield RunResult(model, program, program_inputs.description, program_inputs.batches[0], answers[0], running.work)
     else:
-        inputs, outputs = _joined(feed.batches, feed.rows), _joined(answers, feed.rows)
-        yield RunResult(model, program, feed.description, inputs, outputs, running.work)
+        inputs, outputs = _joined(program_inputs.batches, program_inputs.rows), _joined(answers, program_inputs.rows)
+        yield RunResult(model, program, program_inputs.description, inputs, outputs, running.work)
 
 
 def _joined(batches: Sequence[Arrays], rows: int) -> Arrays:
-    """All batches as one, without the rows that fill up the last."""
+    """All batches as one, without the rows that fill up the last one."""
     import numpy as np
 
     return {name: np.concatenate([batch[name] for batch in batches])[:rows] for name in batches[0]}
@@ -159,40 +161,40 @@ def _joined(batches: Sequence[Arrays], rows: int) -> Arrays:
 def compare_artifact(
     published: "Published", store: "Store", step: Step, execution: ExecutionOptions
 ) -> Iterator[Comparison]:
-    """Every program of the artifact, compared with PyTorch and with the outputs in its evidence."""
+    """Compare every program of the artifact with PyTorch and with the outputs in its evidence."""
     artifact = read_artifact(published, store, step)
-    for one in artifact.programs:
-        yield from (compare_case(case, step) for case in _cases(artifact, one, execution))
+    for program in artifact.programs:
+        yield from (compare_case(case, step) for case in _cases(artifact, program, execution))
 
 
-def _cases(artifact: StoredArtifact, one: StoredProgram, execution: ExecutionOptions) -> Iterator[Case]:
-    """One case a reference, so that neither hides what the other shows; the program runs once for both."""
+def _cases(artifact: StoredArtifact, stored: StoredProgram, execution: ExecutionOptions) -> Iterator[Case]:
+    """One case for each reference, so that neither masks a deviation from the other; the program runs once for both."""
     references: dict[str, ReferenceRun] = {}
-    source, outputs = artifact.source, one.outputs
+    source, outputs = artifact.source, stored.outputs
     if source is not None and find_spec("torch") is not None:
-        references[DEFAULT_REFERENCE] = in_pytorch(_capture_request(source, one), artifact.weights, "float32")
+        references[DEFAULT_REFERENCE] = in_pytorch(_capture_request(source, stored), artifact.weights, "float32")
     if outputs is not None:
         references["the stored outputs"] = lambda _: [_answer(outputs)]
     if not references:
-        why = "PyTorch is not installed here" if source else "its file is not stored"
+        reason = "PyTorch is not installed here" if source else "its file is not stored"
         raise ModelSourceError(
-            f"{artifact.manifest.model.id}: it has no evidence, and {why}, so there is no reference to compare "
+            f"{artifact.manifest.model.id}: it has no evidence, and {reason}, so there is no reference to compare "
             "with; build it again without --no-verify"
         )
-    inputs, input_source = artifact.inputs(one)
-    emulated = {"as stored": _as_stored(one, artifact.weights, Runner(execution, artifact.core))}
+    inputs, input_source = artifact.inputs(stored)
+    emulated = {"as stored": _stored_run(stored, artifact.weights, Runner(execution, artifact.core))}
     for name, reference in references.items():
-        yield Case(one.executable.name, input_source, [inputs], emulated, {name: reference})
+        yield Case(stored.executable.name, input_source, [inputs], emulated, {name: reference})
 
 
-def _as_stored(one: StoredProgram, weights: Arrays, runner: Runner) -> EmulatedRun:
-    done: list[tuple[list[Answer], Statistics | None]] = []
+def _stored_run(stored: StoredProgram, weights: Arrays, runner: Runner) -> EmulatedRun:
+    results: list[tuple[list[Answer], Statistics | None]] = []
 
     def emulate(batches: Batches, _: "Answer | None") -> tuple[list["Answer"], "Statistics | None"]:
-        if not done:
-            loaded = runner.load(one.program, weights, one.instructions)
-            done.append(([_answer(loaded.run(batch)) for batch in batches], loaded.work))
-        return done[0]
+        if not results:
+            loaded = runner.load(stored.program, weights, stored.instructions)
+            results.append(([_answer(loaded.run(batch)) for batch in batches], loaded.work))
+        return results[0]
 
     return emulate
 
@@ -203,9 +205,9 @@ def _answer(outputs: Arrays) -> "Answer":
     return Answer(outputs, {})
 
 
-def _capture_request(source: PretrainedModel, one: StoredProgram) -> "CaptureRequest":
-    executable = one.executable
+def _capture_request(source: PretrainedModel, stored: StoredProgram) -> "CaptureRequest":
+    executable = stored.executable
     request = source.capture_request(Shape(executable.phase, executable.batch, executable.sequence))
     if executable.phase != "prefill":
         return request
-    return replace(request, capacity=one.program.graph.inputs["cache.0.key"].type.shape[2])
+    return replace(request, capacity=stored.program.graph.inputs["cache.0.key"].type.shape[2])

@@ -35,7 +35,7 @@ def core_of(manifest: "Manifest") -> str:
     """The core generation that the artifact was built for."""
     from nxpipe.emulator.hardware import INSTANCES
 
-    cores = {one.compiler_target: one.core for one in INSTANCES.values()}
+    cores = {instance.compiler_target: instance.core for instance in INSTANCES.values()}
     if manifest.target not in cores:
         raise ProgramInvalid(f"{manifest.model.id}: unknown target {manifest.target!r}; {_REMEDY}")
     return cores[manifest.target]
@@ -59,15 +59,15 @@ def read_instructions(manifest: "Manifest", stored: "StoredExecutable", store: "
     if not any(file.path == artifact_files.graph(stored.name) for file in manifest.files):
         raise ProgramInvalid(f"{where}: built by an older nxpipe, which stored no program of instructions; {_REMEDY}")
     try:
-        found = from_bytes(store.read_blob(stored.blob))
+        executable = from_bytes(store.read_blob(stored.blob))
     except ExecutableInvalid as error:
         raise ProgramInvalid(f"{where}: {error}; {_REMEDY}") from error
-    actual, expected = (found.program.core, found.program.ranks), (core_of(manifest), stored.tensor_parallel)
+    actual, expected = (executable.program.core, executable.program.ranks), (core_of(manifest), stored.tensor_parallel)
     if actual != expected:
         raise ProgramInvalid(
             f"{where}: its program is for {_cores(*actual)}, its manifest for {_cores(*expected)}; {_REMEDY}"
         )
-    return found.with_constants(_tables(found, manifest, where, store))
+    return executable.with_constants(_tables(executable, manifest, where, store))
 
 
 def require_compiled_from(program: "CompiledGraph", instructions: "Executable", where: str) -> None:
@@ -79,8 +79,8 @@ def require_compiled_from(program: "CompiledGraph", instructions: "Executable", 
         piece = program.states.get(port.name) if port.role is Role.STATE else None
         return replace(port, type=piece.local(port.type) if piece else port.type, sizes=())
 
-    found, buffers = [on_a_rank(port) for port in instructions.ports], instructions.program.buffers
-    ends = ({f"{port.role} {port.name} {port.type}" for port in ports} for ports in (ports_of(program), found))
+    ports_found, buffers = [on_a_rank(port) for port in instructions.ports], instructions.program.buffers
+    ends = ({f"{port.role} {port.name} {port.type}" for port in ports} for ports in (ports_of(program), ports_found))
     reads = ({f"parameter {name}" for name in names} for names in (program.graph.parameters, _parameters(buffers)))
     for ours, theirs in (ends, reads):
         if ours != theirs:
@@ -98,13 +98,13 @@ def _cores(core: str, ranks: int) -> str:
     return f"{ranks} rank{'' if ranks == 1 else 's'} of NeuronCore-{core}"
 
 
-def _tables(found: "Executable", manifest: "Manifest", where: str, store: "Store") -> dict[str, bytes]:
-    """The constant tables that are stored beside the program, and shared with others."""
+def _tables(executable: "Executable", manifest: "Manifest", where: str, store: "Store") -> dict[str, bytes]:
+    """The constant tables of a program, which are stored beside it and shared with others."""
     from nxpipe.emulator.executable.tables import constant_sizes
 
     files, tables = {file.path: file.blob for file in manifest.files}, dict[str, bytes]()
-    sizes = constant_sizes(found.program.buffers)
-    for digest in found.absent_constants:
+    sizes = constant_sizes(executable.program.buffers)
+    for digest in executable.absent_constants:
         blob = files.get(artifact_files.constant(digest))
         if blob is None or (blob.sha256, {blob.size}) != (digest, sizes[digest]):
             raise ProgramInvalid(f"{where}: the table {digest[:12]} that it reads is not stored with it; {_REMEDY}")
@@ -114,17 +114,21 @@ def _tables(found: "Executable", manifest: "Manifest", where: str, store: "Store
 
 @dataclass(frozen=True)
 class StoredProgram:
+    """A program of a stored artifact."""
+
     executable: "StoredExecutable"
-    program: "CompiledGraph"  # as a graph
+    program: "CompiledGraph"  # the graph
     instructions: "Executable"
-    inputs: Arrays | None  # of the evidence, if there is any
-    outputs: Arrays | None  # and what was answered to them
+    inputs: Arrays | None  # inputs of the evidence, if there is any
+    outputs: Arrays | None  # outputs of the evidence for these inputs
 
 
 @dataclass(frozen=True)
 class StoredArtifact:
+    """A stored artifact with its weights and programs in memory."""
+
     manifest: "Manifest"
-    source: PretrainedModel | None  # None: of a program file, which has no model class
+    source: PretrainedModel | None  # None for a program file, which has no model class
     weights: Arrays
     programs: tuple[StoredProgram, ...]
 
@@ -133,7 +137,7 @@ class StoredArtifact:
         return core_of(self.manifest)
 
     def inputs(self, stored: StoredProgram) -> tuple[Arrays, str]:
-        """The default inputs of a program, and their source."""
+        """The default inputs of a program, and a description of their source."""
         if stored.inputs is not None:
             require_inputs(stored, self.manifest.model.id)
             return stored.inputs, "the stored inputs"
@@ -149,14 +153,14 @@ class StoredArtifact:
 
 
 def require_inputs(stored: StoredProgram, model: str) -> None:
-    """ProgramInvalid for inputs that the program does not take; their source is not trusted."""
+    """Raise ProgramInvalid for stored inputs that the program does not take: they are not trusted."""
     from nxpipe.emulator.errors import InputsInvalid
 
     try:
         stored.program.require_inputs(stored.inputs or {})
     except InputsInvalid as error:
         raise ProgramInvalid(
-            f"{model} {stored.executable.name}: of its stored inputs, {error}; build it again"
+            f"{model} {stored.executable.name}: invalid stored inputs: {error}; build it again"
         ) from error
 
 
@@ -166,16 +170,16 @@ def read_artifact(published: "Published", store: "Store", step: Step) -> StoredA
 
     manifest = published.manifest
     require_instructions(manifest)
-    strange = sorted({tensor.dtype for tensor in manifest.weights} - set(DType))
-    if strange:
-        raise ProgramInvalid(f"{manifest.model.id}: unknown type of weights {strange[0]}; build the model again")
+    unknown = sorted({tensor.dtype for tensor in manifest.weights} - set(DType))
+    if unknown:
+        raise ProgramInvalid(f"{manifest.model.id}: unknown type of weights {unknown[0]}; build the model again")
     kinds = {tensor.name: TensorType(tensor.shape, DType(tensor.dtype)) for tensor in manifest.weights}
     require_memory(manifest.model.id, kinds)
     with step(f"read {len(manifest.blobs())} blobs"):
         weights = _weights(manifest, kinds, store)
         files = {file.path: store.read_blob(file.blob) for file in manifest.files}
-        found = complete_evidence(manifest, store.evidence(published.manifest_digest))
-        programs = tuple(_stored(manifest, executable, files, found, store) for executable in manifest.executables)
+        evidence = complete_evidence(manifest, store.evidence(published.manifest_digest))
+        programs = tuple(_stored(manifest, executable, files, evidence, store) for executable in manifest.executables)
     return StoredArtifact(manifest, _source(manifest, files), weights, programs)
 
 
@@ -201,15 +205,15 @@ def _stored(
     instructions = read_instructions(manifest, executable, store)
     program = _program(instructions, executable, files, where)
     require_compiled_from(program, instructions, where)
-    found = evidence.of(executable.name) if evidence else None
-    inputs, outputs = (_arrays(store, found.inputs), _arrays(store, found.answers)) if found else (None, None)
+    compared = evidence.of(executable.name) if evidence else None
+    inputs, outputs = (_arrays(store, compared.inputs), _arrays(store, compared.answers)) if compared else (None, None)
     return StoredProgram(executable, program, instructions, inputs, outputs)
 
 
 def _program(
     instructions: "Executable", executable: "StoredExecutable", files: Mapping[str, bytes], where: str
 ) -> "CompiledGraph":
-    """The graph as it was published. The pieces of tensors on each rank come from the compiled program."""
+    """The published graph. The shards of its tensors come from the compiled program."""
     from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.emulator.ir.decoding import decode
     from nxpipe.emulator.isa.program import Role
@@ -237,7 +241,7 @@ def _arrays(store: "Store", blob: "Blob") -> Arrays:
 
 
 def _source(manifest: "Manifest", files: Mapping[str, bytes]) -> PretrainedModel | None:
-    """The model's own class can be built from its configuration."""
+    """The model, whose class is built from the stored configuration; None without one."""
     if "config.json" not in files:
         return None
     config = json_of(files["config.json"])

@@ -164,7 +164,7 @@ def test_a_long_list_is_folded_and_one_that_has_no_room_ends_in_a_word_about_the
     long = step_summary(everything)
     assert rendered(long).tags >= {"details", "summary", "table"}
     assert len(rendered(long).cells) == 200 * 6
-    short = step_summary(everything, room=4000)
+    short = step_summary(everything, limit=4000)
     assert len(short.encode()) <= 4000
     shown = short.count("✅ |")
     assert 0 < shown < 200

@@ -59,7 +59,7 @@ def test_a_plan_says_of_every_lot_of_cells_what_it_needs_and_why() -> None:
 
 
 def test_what_nothing_like_was_timed_before_has_no_time() -> None:
-    assert "nothing like it was built before" in table(matrix(1, [1], [64, 128]))
+    assert "no similar program was built before" in table(matrix(1, [1], [64, 128]))
     mixed = plan(artifact("m", cell("m", shape(64), seconds=5.0), cell("m", shape(128))))
     assert table(mixed).endswith("about 5.0 s of one worker's time, and 1 without an estimate.")
     assert table(matrix(1, [1], [64], CellStatus.PUBLISHED)).endswith("1 cached, 0 to build.")

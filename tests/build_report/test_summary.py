@@ -42,17 +42,17 @@ def test_every_missing_cell_is_named_below_its_reason_with_a_way_out() -> None:
         "",
         "failed system: no space left on the disk; free some",
         "  acme/model-1, forward-b1-s64  (3 attempts)",
-        "  fix: Fix the cause that the message names, then run the same command again: what is in the store is not "
+        "  fix: Fix the cause that the message names, then run the same command again: cells in the store are not "
         "built again.",
         "",
         "not tried: not started after another cell had failed",
         "  acme/model-1, forward-b1-s{128,256}",
         "  acme/model-2, forward-b1-s{64,128,256}",
-        "  fix: Fix that one and run the same command again, or run it with `--keep-going`.",
+        "  fix: Fix the failed cell and run the same command again, or run it with `--keep-going`.",
         "",
-        "blocked: it is built and in the store, but its artifact cannot be published without the others",
+        "blocked: it is built and in the store, but its artifact cannot be published without its other cells",
         "  acme/model-0, forward-b1-s64",
-        "  fix: Fix the others; this one is not built again.",
+        "  fix: Fix the other cells; this one is not built again.",
     ]
     assert untried.key not in {each.key for each in done}
 
@@ -61,7 +61,7 @@ def test_an_interrupted_build_says_so_of_what_it_did_not_come_to() -> None:
     of = results(matrix(1, [1], [64]), interrupted=True)
     lines = said(of)
     assert lines[0].startswith("interrupted: 1 program: 1 not tried; 0 of 1 artifact published")
-    assert lines[2] == "not tried: the build was interrupted before it started"
+    assert lines[2] == "not tried: the build was interrupted before the job started"
     assert lines[4] == "  fix: Run the same command again; it resumes."
 
 
@@ -77,7 +77,7 @@ def test_what_was_not_tried_again_has_not_failed_and_is_told_with_what_it_met(in
         if interrupted
         else (
             "not retried after another cell had failed",
-            "Fix that one and run the same command again, or run it with `--keep-going`.",
+            "Fix the failed cell and run the same command again, or run it with `--keep-going`.",
         )
     )
     assert lines[6:] == [

@@ -79,8 +79,8 @@ def test_an_item_larger_than_the_memory_waits_until_it_is_alone(pool: LocalExecu
 def test_an_item_that_cannot_be_carried_out_is_a_fault_of_its_own_and_its_worker_lives_on(
     pool: LocalExecutor, job: Job
 ) -> None:
-    lost = replace(job.asked, model_id="/nowhere/m.onnx")
-    pool.start(replace(job, asked=lost, shape=Shape("program", 1, 1)))
+    lost = replace(job.spec, model_id="/nowhere/m.onnx")
+    pool.start(replace(job, spec=lost, shape=Shape("program", 1, 1)))
     failed = until_ended(pool)
     failure = end(failed).failure
     assert failure is not None

@@ -98,7 +98,7 @@ def job(title: str, memory: int = 0, what: ModelSpec | None = None) -> Job:
     return Job(
         key=BuildSpec.of(own).evidence_key(shape),
         title=title,
-        asked=what or own,
+        spec=what or own,
         shape=shape,
         store="file:///elsewhere",
         kms_key=None,

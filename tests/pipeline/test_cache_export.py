@@ -89,7 +89,7 @@ def carry_out(store: Store, manifest: Manifest, cache: Backend) -> list[Exported
 
 
 def outcomes(exported: Sequence[ExportedEntry]) -> list[ExportResult]:
-    return [one.what for one in exported]
+    return [one.result for one in exported]
 
 
 def cached(place: Place) -> dict[str, bytes]:
@@ -270,10 +270,10 @@ def test_what_others_have_begun_or_finished_stays_as_it_is(
     place = folder(tmp_path / "cache")
     write(place, there)
     first, second = carry_out(store, made(store, {FOLDER: FILES, OTHER: FILES}), place.backend)
-    assert first.what is what
+    assert first.result is what
     assert why in first.why
     assert bool(first.why) == bool(why)
-    assert second.what is ExportResult.WRITTEN
+    assert second.result is ExportResult.WRITTEN
     assert cached(place) == {**inside({FOLDER: there}), **inside({OTHER: FILES})}
 
 
@@ -341,7 +341,7 @@ def test_without_names_the_newest_artifacts_of_the_configuration_are_exported(
     answer = nxpipe("cache", "export", "--to", "cache", "--json")
     assert answer.code == 0, answer.err
     assert [row["entry"] for row in json.loads(answer.out)["entries"]] == [FOLDER]
-    assert "acme/two for inf2: the store holds no artifact by AWS's compiler" in answer.err
+    assert "acme/two for inf2: the store holds no artifact of neuronx-cc" in answer.err
 
 
 def test_an_entry_that_others_hold_is_an_error_after_all_else_is_written(

@@ -41,7 +41,7 @@ def test_an_answer_of_the_opposite_direction_has_cosine_minus_one() -> None:
 
 
 def test_answers_of_different_shapes_are_not_compared() -> None:
-    with pytest.raises(ValueError, match=r"\(2,\) beside a reference of \(3,\)"):
+    with pytest.raises(ValueError, match=r"shape \(2,\), and the reference has \(3,\)"):
         compare({"y": np.ones(2)}, {"y": np.ones(3)})
 
 

@@ -362,7 +362,7 @@ def _show(world: World) -> str:
     """It shows what is there, and ends in an error where that may not be acted on."""
     view = ChannelView.of(world.store, world.config_path, lambda _: None)
     (entry,) = view.history(CHANNEL, 1)
-    view.require_belief(entry)
+    view.require_trust(entry)
     return entry.generation.artifacts[0].manifest.sha256
 
 

@@ -66,7 +66,7 @@ def answer(course: RolloutState, counts: Mapping[str, float], minutes: range) ->
         {"Id": each["Id"], "Timestamps": times, "Values": [counts[each["Id"]]] * len(times), "StatusCode": "Complete"}
         if each["Id"] in counts
         else {"Id": each["Id"], "Timestamps": [], "Values": [], "StatusCode": "Complete"}
-        for each in course.question(at(0))["queries"]
+        for each in course.query(at(0))["queries"]
     ]
 
 
@@ -189,7 +189,7 @@ def test_no_question_is_about_the_future() -> None:
     """CloudWatch refuses one whose beginning is not before its end, which is the moment of the next look."""
     course = begun()
     for minute in (0, 0.5, 1, 3, 30):
-        assert datetime.fromisoformat(course.question(at(minute))["from"]) < datetime.fromisoformat(at(minute))
+        assert datetime.fromisoformat(course.query(at(minute))["from"]) < datetime.fromisoformat(at(minute))
 
 
 # A look

@@ -1,4 +1,4 @@
-"""Executor on AWS Batch: one array job for the jobs of a build, and what became of its children."""
+"""Executor on AWS Batch: array jobs for the jobs of a build, and the outcomes of their children."""
 
 import math
 import time
@@ -37,8 +37,9 @@ ENDED: Final = ("SUCCEEDED", "FAILED")
 
 @dataclass
 class ArrayJob:
-    """`keys` are those of its jobs. The sets hold indices: of children that have started, that have failed, and whose
-    end is open. `counts` by status are those of the last poll; times are of the scheduler's clock."""
+    """A submitted array job. `keys` are the cache keys of its jobs by index. The sets hold indices of children: `open`
+    without an outcome, `begun` started, `failed` failed. `counts` are children by status at the last poll. Times are of
+    the scheduler's clock."""
 
     id: str
     items: "Blob"
@@ -58,25 +59,25 @@ class ArrayJob:
         return len(self.keys) == 1
 
     def child(self, place: int) -> str:
-        """Its id in Batch."""
+        """The child's id in Batch."""
         return self.id if self.single else f"{self.id}:{place}"
 
 
 def describe(batch: Any, ids: Sequence[str]) -> dict[str, JobDescription]:
-    """By id, without jobs that Batch no longer knows."""
-    found: list[JobDescription] = []
+    """Descriptions by job id, without jobs that Batch no longer knows."""
+    jobs: list[JobDescription] = []
     with asking("describe the jobs of the build"):
         for at in range(0, len(ids), _DESCRIBED):
-            found += batch.describe_jobs(jobs=list(ids[at : at + _DESCRIBED]))["jobs"]
-    return {one["jobId"]: one for one in found}
+            jobs += batch.describe_jobs(jobs=list(ids[at : at + _DESCRIBED]))["jobs"]
+    return {job["jobId"]: job for job in jobs}
 
 
 def counts_of(array: ArrayJob, job: JobDescription) -> dict[str, int]:
     """Children by status; a single job is its own child. An array may fail before it has children."""
     if array.single:
         return {job["status"]: 1}
-    summary = job.get("arrayProperties", {}).get("statusSummary", {})
-    return {status: count for status, count in summary.items() if count}
+    by_status = job.get("arrayProperties", {}).get("statusSummary", {})
+    return {status: count for status, count in by_status.items() if count}
 
 
 def children(batch: Any, array: ArrayJob, job: JobDescription, status: str) -> Iterator[tuple[int, JobDescription]]:
@@ -85,45 +86,48 @@ def children(batch: Any, array: ArrayJob, job: JobDescription, status: str) -> I
         if job["status"] == status:
             yield 0, job
         return
-    more: dict[str, str] = {}
+    token: dict[str, str] = {}
     while True:
         with asking("list the children of an array job"):
-            page = batch.list_jobs(arrayJobId=array.id, jobStatus=status, maxResults=_PAGE, **more)
-        for one in page["jobSummaryList"]:
-            yield one["arrayProperties"]["index"], one
+            page = batch.list_jobs(arrayJobId=array.id, jobStatus=status, maxResults=_PAGE, **token)
+        for child in page["jobSummaryList"]:
+            yield child["arrayProperties"]["index"], child
         if not page.get("nextToken"):
             return
-        more = {"nextToken": page["nextToken"]}
+        token = {"nextToken": page["nextToken"]}
 
 
-# Prefixes of reasons of Batch and ECS.
+# Prefixes of the reasons that Batch and ECS give.
 _OUT_OF_MEMORY: Final = "OutOfMemory"
 _TOO_LONG: Final = "Job attempt duration exceeded timeout"
 _LIMITS: Final = {"OutOfMemory": "--memory-limit", "OutOfTime": "--timeout"}  # the option that allows more
 
 
 def failure_from_job(job: JobDescription) -> Failure:
-    """From a child, or from its array if Batch does not list the child."""
+    """Failure of a child without an outcome, from its description or, if Batch does not list it, from its array's."""
     container = job.get("container", {})
     status, reason = job.get("statusReason", ""), container.get("reason", "")
     kind = _kind(status, reason)
-    reasons = dict.fromkeys(each.rstrip(".") for each in (reason, status) if each)
-    why = ", ".join(reasons) or "AWS Batch gives no reason"
+    reasons = dict.fromkeys(text.rstrip(".") for text in (reason, status) if text)
+    explanation = ", ".join(reasons) or "AWS Batch gives no reason"
     code = container.get("exitCode")
-    ended = f"job {job['jobId']} of the build farm ended without an outcome" + (
+    message = f"job {job['jobId']} of the build farm ended without an outcome" + (
         "" if code is None else f" and with exit code {code}"
     )
     stream = container.get("logStreamName")
-    where = f"; read its log stream {stream}" if stream else ""
+    log_hint = f"; read its log stream {stream}" if stream else ""
     if kind in _LIMITS:
         return Failure(
-            FailureClass.LIMIT, kind, f"{ended}: {why}{where}; allow more with {_LIMITS[kind]}.", SYSTEM.number
+            FailureClass.LIMIT,
+            kind,
+            f"{message}: {explanation}{log_hint}; allow more with {_LIMITS[kind]}.",
+            SYSTEM.number,
         )
-    return Failure(FailureClass.RETRYABLE, kind, f"{ended}: {why}{where}.", AWS.number)
+    return Failure(FailureClass.RETRYABLE, kind, f"{message}: {explanation}{log_hint}.", AWS.number)
 
 
 def lost_job(job: str) -> Failure:
-    """Batch keeps a job for at least a day after its end."""
+    """Failure of a job that Batch no longer knows, which it keeps for at least a day after its end."""
     message = f"job {job} of the build farm left no outcome, and AWS Batch no longer knows it."
     return Failure(FailureClass.RETRYABLE, "JobForgotten", message, AWS.number)
 
@@ -142,7 +146,7 @@ def _kind(status: str, reason: str) -> str:
     return "OutOfTime" if status.startswith(_TOO_LONG) else "JobFailed"
 
 
-PROJECT_TAG: Final = "nxpipe:project"  # permits its submitter to terminate a job
+PROJECT_TAG: Final = "nxpipe:project"  # IAM permits the submitter to terminate jobs with this tag
 _MIB: Final = 1024**2
 _MIB_A_VCPU: Final = 7500  # of the farm's instances, less what ECS reserves
 
@@ -157,7 +161,8 @@ class JobSize:
 
 @dataclass(frozen=True)
 class BuildFarm:
-    """`definition` is the ARN of one revision; `store` the URL its jobs publish to, `size` its default resources."""
+    """The deployed build farm. `definition` is the ARN of one revision; `store` the URL its jobs publish to, `size`
+    their default resources."""
 
     batch: Any
     project: str
@@ -167,8 +172,8 @@ class BuildFarm:
     size: JobSize
 
     def size_for(self, job: Job, limits: JobLimits) -> JobSize:
-        """At least the definition's size, doubled until the job fits, as instances double: jobs of similar size are one
-        array."""
+        """At least the definition's size, doubled until the job fits, as instance sizes double: jobs of similar size
+        share an array."""
         if limits.memory is not None:
             memory = math.ceil(limits.memory / _MIB)
         else:
@@ -178,24 +183,24 @@ class BuildFarm:
 
 
 def find_farm(project: str, region: str | None) -> BuildFarm:
-    """The deployed stack of `[farm]`, from AWS; credentials are those of the AWS SDK."""
+    """Find the deployed stack of `[farm]` in AWS, with the credentials of the AWS SDK."""
     batch = client("batch", region, retries="adaptive")
     queue, job = f"{project}-builds", f"{project}-build"
     with asking("find the build farm"):
         queues = batch.describe_job_queues(jobQueues=[queue])["jobQueues"]
         jobs = batch.describe_job_definitions(jobDefinitionName=job, status="ACTIVE")["jobDefinitions"]
-    for what, name, found in (("job queue", queue, queues), ("job definition", job, jobs)):
-        if not found:
+    for kind, name, matches in (("job queue", queue, queues), ("job definition", job, jobs)):
+        if not matches:
             raise AwsError(
-                f"AWS Batch has no {what} {name} in {batch.meta.region_name}; describe `[farm]` in nxpipe.toml and run "
-                f"`npx cdk deploy {project}-build-farm`, or name the region that it is in"
+                f"AWS Batch has no {kind} {name} in {batch.meta.region_name}; describe `[farm]` in nxpipe.toml and run "
+                f"`npx cdk deploy {project}-build-farm`, or name the region of the farm"
             )
     if queues[0]["state"] != "ENABLED":
         raise AwsError(f"the job queue {queue} in {batch.meta.region_name} is disabled; enable it to submit jobs")
-    newest = max(jobs, key=lambda one: one["revision"])
+    newest = max(jobs, key=lambda definition: definition["revision"])
     container = newest["containerProperties"]
-    environment = {one["name"]: one["value"] for one in container.get("environment", ())}
-    resources = {one["type"]: int(one["value"]) for one in container.get("resourceRequirements", ())}
+    environment = {variable["name"]: variable["value"] for variable in container.get("environment", ())}
+    resources = {resource["type"]: int(resource["value"]) for resource in container.get("resourceRequirements", ())}
     return BuildFarm(
         batch=batch,
         project=project,
@@ -208,12 +213,15 @@ def find_farm(project: str, region: str | None) -> BuildFarm:
 
 LARGEST_ARRAY: Final = 10_000
 _SHORTEST: Final = 60  # seconds: the shortest timeout of a Batch job
-_REFRESH: Final = 3600.0  # seconds after which a list is marked as in use: children may wait longer than gc's grace
+_REFRESH: Final = (
+    3600.0  # seconds after which a list is marked as in use: children may wait longer than gc's grace period
+)
 
 
 @dataclass(frozen=True)
 class PollIntervals:
-    """Seconds: between two polls; until the log says why jobs wait; for which AWS or the store may not answer."""
+    """Intervals in seconds. `poll`: between two polls. `waiting`: until the log explains why jobs wait. `silence`:
+    without an answer of AWS or the store, until the build fails."""
 
     poll: float = 10.0
     waiting: float = 300.0
@@ -244,7 +252,7 @@ class BatchExecutor:
         return len(self._buffer) < LARGEST_ARRAY
 
     def start(self, job: Job) -> None:
-        require_remote_sources(job.asked)
+        require_remote_sources(job.spec)
         self._buffer.append(job)
         self._polled_at = -math.inf  # submitted at the next call of `events`
 
@@ -255,51 +263,52 @@ class BatchExecutor:
             time.sleep(max(0.0, min(due, until) - time.monotonic()))
             if time.monotonic() >= due:
                 self._polled_at = time.monotonic()
-                if found := self._poll():
-                    return found
+                if events := self._poll():
+                    return events
             if time.monotonic() >= until:
                 return ()
 
     def close(self) -> None:
-        """Children end with their array. Jobs that AWS cannot be asked to terminate are named in the error."""
+        """Terminate the arrays, and with them their children. The error names jobs that could not be terminated."""
         self._buffer.clear()
-        left: dict[str, AwsError] = {}
+        not_terminated: dict[str, AwsError] = {}
         while self._arrays:
             job = self._arrays.pop().id
             try:
                 with asking(f"terminate job {job}"):
                     self._farm.batch.terminate_job(jobId=job, reason="The build that submitted it has ended.")
             except AwsError as error:
-                left[job] = error
-        if left:
+                not_terminated[job] = error
+        if not_terminated:
             raise AwsError(
-                f"{len(left)} jobs of the build farm may still run ({', '.join(left)}), which could not be terminated: "
-                f"{next(iter(left.values()))}"
+                f"{len(not_terminated)} jobs of the build farm could not be terminated and may still run "
+                f"({', '.join(not_terminated)}): {next(iter(not_terminated.values()))}"
             )
 
     def _poll(self) -> list[Event]:
-        """Events that came before an error are returned first; a retryable error does not end a build of hours."""
-        found: list[Event] = []
+        """Events since the last poll. Those before an error are returned first; a retryable error does not end the
+        build until `silence` has passed."""
+        events: list[Event] = []
         try:
             self._submit()
             for event in self._read():
-                found.append(event)
+                events.append(event)
             self._answered_at, self._silent = time.monotonic(), False
         except Exception as error:
-            lasting = time.monotonic() - self._answered_at > self._intervals.silence
-            if not found and (lasting or not is_retryable(error)):
+            is_lasting = time.monotonic() - self._answered_at > self._intervals.silence
+            if not events and (is_lasting or not is_retryable(error)):
                 raise
             if not self._silent and is_retryable(error):
                 self._silent = True
-                found += [JobLog(key, f"polling again later: {error}") for key in self._keys()[:1]]
-        return found
+                events += [JobLog(key, f"polling again later: {error}") for key in self._keys()[:1]]
+        return events
 
     def _keys(self) -> list[str]:
         waiting = [job.key for job in self._buffer]
         return waiting + [array.keys[place] for array in self._arrays for place in array.open]
 
     def _submit(self) -> None:
-        """One array for all jobs of one size: a large model does not make all jobs large."""
+        """Submit one array for all jobs of one size, so that a large model does not enlarge all jobs."""
         while self._buffer:
             sizes = {job.key: self._farm.size_for(job, self._limits) for job in self._buffer}
             size = sizes[self._buffer[0].key]
@@ -310,11 +319,11 @@ class BatchExecutor:
 
     def _submit_array(self, jobs: Sequence[Job], size: JobSize) -> ArrayJob:
         blob = put_jobs(self._store, jobs)
-        more: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if len(jobs) > 1:
-            more["arrayProperties"] = {"size": len(jobs)}
+            options["arrayProperties"] = {"size": len(jobs)}
         if self._limits.seconds is not None:
-            more["timeout"] = {"attemptDurationSeconds": max(_SHORTEST, math.ceil(self._limits.seconds))}
+            options["timeout"] = {"attemptDurationSeconds": max(_SHORTEST, math.ceil(self._limits.seconds))}
         with asking(f"submit {len(jobs)} jobs to {self._farm.queue}"):
             answer = self._farm.batch.submit_job(
                 jobName=f"{self._farm.project}-build-{blob.sha256[:12]}",
@@ -328,7 +337,7 @@ class BatchExecutor:
                     ],
                 },
                 tags={PROJECT_TAG: self._farm.project},
-                **more,
+                **options,
             )
         return ArrayJob(answer["jobId"], blob, [job.key for job in jobs], time.monotonic())
 
@@ -343,7 +352,7 @@ class BatchExecutor:
         self._arrays = [array for array in self._arrays if array.open]
 
     def _events_of(self, array: ArrayJob, job: JobDescription) -> Iterator[Event]:
-        """Batch is read before the store: the outcome of a child that has ended is in the store by then."""
+        """Events of one array. Batch is read before the store, which has the outcome of an ended child by then."""
         counts = counts_of(array, job)
         if counts != array.counts and counts.get("RUNNING"):
             for place, _ in children(self._farm.batch, array, job, "RUNNING"):
@@ -363,7 +372,7 @@ class BatchExecutor:
             yield JobStarted(array.keys[place], array.child(place))
 
     def _note_failed(self, array: ArrayJob, job: JobDescription, counts: Mapping[str, int]) -> None:
-        """Reads no more pages than it takes to find the new ones."""
+        """Record failed children; no more pages are read than needed to find the new ones."""
         if len(array.failed) < counts.get("FAILED", 0):
             for place, _ in children(self._farm.batch, array, job, "FAILED"):
                 array.failed.add(place)
@@ -383,15 +392,15 @@ class BatchExecutor:
     def _without_outcome(self, array: ArrayJob, places: set[int]) -> Iterator[Event]:
         described = describe(self._farm.batch, [array.child(place) for place in sorted(places)])
         for place in sorted(places):
-            one = described.get(array.child(place))
-            yield self._end(array, place, failure_from_job(one) if one else lost_job(array.child(place)))
+            child = described.get(array.child(place))
+            yield self._end(array, place, failure_from_job(child) if child else lost_job(array.child(place)))
 
     def _end(self, array: ArrayJob, place: int, failure: Failure) -> JobFinished:
         array.open.discard(place)
         return JobFinished(array.keys[place], seconds=0.0, failure=failure)
 
     def _log_waiting(self, array: ArrayJob, job: JobDescription, counts: Mapping[str, int]) -> Iterator[JobLog]:
-        """Missing capacity is no failure; the log says so, since a person may know how long to wait."""
+        """Log once why an array waits: missing capacity is no failure, but a person may want to end the build."""
         if not counts.get("RUNNABLE") or counts.get("STARTING") or counts.get("RUNNING"):
             array.waits_since = None
             return
@@ -399,9 +408,9 @@ class BatchExecutor:
             array.waits_since = time.monotonic()
         if time.monotonic() - array.waits_since >= self._intervals.waiting:
             array.waits_since = math.inf  # logged
-            for place, one in children(self._farm.batch, array, job, "RUNNABLE"):
-                why = one.get("statusReason") or "AWS Batch has no machine for it yet"
-                yield JobLog(array.keys[place], f"job {array.id} waits for a machine: {why}")
+            for place, child in children(self._farm.batch, array, job, "RUNNABLE"):
+                explanation = child.get("statusReason") or "AWS Batch has no machine for it yet"
+                yield JobLog(array.keys[place], f"job {array.id} waits for a machine: {explanation}")
                 break
 
     def _refresh_list(self, array: ArrayJob) -> None:
@@ -411,7 +420,7 @@ class BatchExecutor:
 
 
 def _require_one_store(url: str, farm: BuildFarm) -> None:
-    """The scheduler must find what the workers commit, and their outcomes."""
+    """Raise BuildRefused unless the build uses the farm's store, where the scheduler finds results and outcomes."""
     if not url.startswith("s3://"):
         raise BuildRefused(
             f"the build farm cannot reach {url}, a folder of this machine; pass --store "

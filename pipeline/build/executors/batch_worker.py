@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 _FORMAT: Final = "nxpipe.items/1"
-_INSTEAD: Final = "publish it to the hub and pass its id there, or use another executor"
+_REMEDY: Final = "publish it to the hub and pass its id there, or use another executor"
 
 
 def put_jobs(store: "Store", jobs: Sequence[Job]) -> "Blob":
-    """The list has a random id: the outcome of an earlier attempt must not count for this one."""
+    """Store a list of jobs. Its random id separates the outcomes of this attempt from those of earlier ones."""
     from nxpipe.artifact_store.canonical import canonical_json
 
     document = {"format": _FORMAT, "run": secrets.token_hex(16), "items": [job.document() for job in jobs]}
@@ -37,30 +37,32 @@ def read_job(store: "Store", digest: str, place: int) -> Job:
     from nxpipe.artifact_store.errors import InvalidDocument, NotFound
     from nxpipe.artifact_store.layout import digest_path
 
-    where = f"{store.url}/{digest_path(digest)}"
+    location = f"{store.url}/{digest_path(digest)}"
     stat = store.backend.stat(digest_path(digest))
     if stat is None:
-        raise NotFound(f"{where}: no such list of jobs; gc removes it a day after its build; build again for a new one")
+        raise NotFound(
+            f"{location}: no such list of jobs; gc removes it a day after its build; build again for a new one"
+        )
     document = json_of(store.read_blob(Blob(sha256=digest, size=stat.size)))
     if document.get("format") != _FORMAT or not 0 <= place < len(document["items"]):
         raise InvalidDocument(
-            f"{where}: not a list of jobs with an index {place}; only `nxpipe build` writes such lists"
+            f"{location}: not a list of jobs with an index {place}; only `nxpipe build` writes such lists"
         )
     return Job.from_document(document["items"][place])
 
 
-def require_remote_sources(asked: ModelSpec) -> None:
-    """A worker on another machine has the hub and the store, and none of the files here."""
-    model, folder = asked.model_id, asked.weights.folder
-    if asked.kind == "file":
+def require_remote_sources(spec: ModelSpec) -> None:
+    """Raise BuildRefused for files of this machine: a remote worker reaches only the hub and the store."""
+    model, folder = spec.model_id, spec.weights.folder
+    if spec.kind == "file":
         raise BuildRefused(
             f"{model}: a program in a file of this machine, which the build farm cannot read; use another executor"
         )
-    if asked.kind == "folder":
-        raise BuildRefused(f"{model}: a folder of this machine, which the build farm cannot read; {_INSTEAD}")
+    if spec.kind == "folder":
+        raise BuildRefused(f"{model}: a folder of this machine, which the build farm cannot read; {_REMEDY}")
     if folder is not None:
         raise BuildRefused(
-            f"{model}: its weights are in {folder} of this machine, which the build farm cannot read; {_INSTEAD}"
+            f"{model}: its weights are in {folder} of this machine, which the build farm cannot read; {_REMEDY}"
         )
 
 
@@ -69,7 +71,8 @@ _MESSAGE: Final = 4096
 
 
 def run_array_job(url: str, jobs: str, place: int, log: Callable[[str], None]) -> JobFinished:
-    """`url` is the store as this machine reaches it; the job has the scheduler's. `jobs` is the digest of the list."""
+    """Run one job of a list, and store its outcome. `url` is the store as this machine reaches it, which replaces the
+    scheduler's. `jobs` is the digest of the list."""
     from nxpipe.artifact_store.builds import record_outcome
     from nxpipe.artifact_store.url import open_store
     from nxpipe.pipeline.build.worker import run_job
@@ -95,13 +98,13 @@ def run_array_job(url: str, jobs: str, place: int, log: Callable[[str], None]) -
 
 
 def _require_same_key(job: Job) -> None:
-    """An image of another version would commit its result under another cache key."""
-    request = BuildSpec.of(job.asked)
+    """Raise MissingSoftware if this image computes another cache key, as an image of another version does."""
+    request = BuildSpec.of(job.spec)
     if job.shape is None:
-        own = digest_of(request.key_inputs())
+        key = digest_of(request.key_inputs())
     else:
-        own = request.evidence_key(job.shape) if request.verified else request.program_key(job.shape)
-    if own != job.key:
+        key = request.evidence_key(job.shape) if request.verified else request.program_key(job.shape)
+    if key != job.key:
         raise MissingSoftware(
             "the versions of the plan (nxpipe, its libraries, or the model's revision on the hub)",
             f"{job.title} of the build farm",
@@ -109,16 +112,17 @@ def _require_same_key(job: Job) -> None:
         )
 
 
-def _result(ended: JobFinished) -> str:
-    if ended.failure is None:
-        return f"{'cached' if ended.cached else 'done'} after {ended.seconds:.1f} s"
-    return f"{ended.failure.log}\n{ended.failure.kind}: {ended.failure.message}".lstrip()
+def _result(finished: JobFinished) -> str:
+    if finished.failure is None:
+        return f"{'cached' if finished.cached else 'done'} after {finished.seconds:.1f} s"
+    return f"{finished.failure.log}\n{finished.failure.kind}: {finished.failure.message}".lstrip()
 
 
-def _shorten(ended: JobFinished) -> JobFinished:
-    """To the size of a record, without lone surrogates, which a file name may contain and UTF-8 cannot encode."""
-    failure = ended.failure
+def _shorten(finished: JobFinished) -> JobFinished:
+    """Shorten the failure's texts to the size of a record and replace lone surrogates, which a file name may contain
+    and UTF-8 cannot encode."""
+    failure = finished.failure
     if failure is None:
-        return ended
+        return finished
     message, log = (text.encode(errors="replace").decode() for text in (failure.message, failure.log))
-    return replace(ended, failure=replace(failure, message=message[:_MESSAGE], log=log[-_LOG:]))
+    return replace(finished, failure=replace(failure, message=message[:_MESSAGE], log=log[-_LOG:]))

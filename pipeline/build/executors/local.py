@@ -1,7 +1,7 @@
 """Executor in processes of this machine: the pool, and both ends of a worker process.
 
-Jobs come on stdin and events go to stdout, one JSON document a line. A worker ends when the scheduler is gone, also in
-the middle of a job: the next build does the rest.
+Jobs come on stdin and events go to stdout, one JSON document a line. A worker ends with its
+scheduler, even during a job: the next build continues.
 """
 
 import ctypes
@@ -40,7 +40,7 @@ from nxpipe.pipeline.util.process import available_memory, processors
 _MODULE: Final = "nxpipe.pipeline.build.executors.local"
 # Threads of numpy and PyTorch: workers side by side must not use the same processors twice.
 _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_LOG_TAIL: Final = 8000  # bytes of its stderr
+_LOG_TAIL: Final = 8000  # bytes of a worker's stderr
 _CHUNK: Final = 1 << 16
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _SCHEDULER_GONE: Final = 75
@@ -48,7 +48,8 @@ _PR_SET_PDEATHSIG: Final = 1  # of prctl(2)
 
 
 class WorkerProcess:
-    """In a session of its own: Ctrl-C reaches the scheduler alone, and a kill reaches all that the worker started."""
+    """A worker process in its own session: Ctrl-C reaches the scheduler alone, and a kill reaches all processes that
+    the worker started."""
 
     def __init__(self, threads: int) -> None:
         self._stderr = tempfile.TemporaryFile(prefix="nxpipe-worker-")  # noqa: SIM115 - closed by `kill`
@@ -77,7 +78,7 @@ class WorkerProcess:
         return time.monotonic() - self._began
 
     def send(self, job: Job) -> None:
-        """A worker that has died meanwhile is noticed by `death`."""
+        """Send a job. If the worker has died in the meantime, `death` reports it."""
         assert self._process.stdin is not None
         self.job, self._began, self._is_new, self.peak = job, time.monotonic(), True, 0
         with suppress(BrokenPipeError):
@@ -85,12 +86,12 @@ class WorkerProcess:
             self._process.stdin.flush()
 
     def has_new_job(self) -> bool:
-        """True once for each job."""
-        was, self._is_new = self._is_new, False
-        return was
+        """True on the first call for each job."""
+        is_new, self._is_new = self._is_new, False
+        return is_new
 
     def release(self) -> int:
-        """Its job has finished; the peak of its memory."""
+        """End the worker's job; return the peak of its memory in bytes."""
         self.measure()
         self.job = None
         return self.peak
@@ -112,7 +113,7 @@ class WorkerProcess:
         return [from_document(json.loads(line)) for line in lines]
 
     def death(self) -> str | None:
-        """How it ended, as a phrase; None while it lives."""
+        """How the process ended, as a phrase; None while it runs."""
         code = self._process.poll()
         if code is None:
             return None
@@ -127,10 +128,10 @@ class WorkerProcess:
         return self._stderr.read().decode(errors="replace")
 
     def measure(self) -> int:
-        """Resident memory of it and its children in bytes; 0 on a system without /proc."""
-        now = sum(map(_resident, _with_children(self._process.pid)))
-        self.peak = max(self.peak, now)
-        return now
+        """Resident memory of the process and its children in bytes; 0 on a system without /proc."""
+        used = sum(map(_resident, _with_children(self._process.pid)))
+        self.peak = max(self.peak, used)
+        return used
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):
@@ -138,7 +139,7 @@ class WorkerProcess:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._stderr):
             if pipe is not None:
-                with suppress(BrokenPipeError):  # a job that it had not read
+                with suppress(BrokenPipeError):  # an unread job
                     pipe.close()
 
 
@@ -174,14 +175,14 @@ def main() -> None:
 
 
 def _end_with_scheduler() -> None:
-    """By the kernel on Linux, even if it hangs. On other systems, and if the scheduler is gone by now, at the end of
-    stdin."""
+    """Let the kernel kill this process when its scheduler ends (Linux). On other systems, or if the scheduler has ended
+    by now, the process exits at the end of stdin."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _own_stdout() -> IO[str]:
-    """The pipe is for events alone: what a library prints goes to stderr."""
+    """The stdout pipe, for events alone; output of libraries is redirected to stderr."""
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return out
@@ -197,12 +198,13 @@ if __name__ == "__main__":
     main()
 
 
-_SHARE: Final = 0.9  # of the memory that is free at the start
+_SHARE: Final = 0.9  # of the memory that is free when the executor starts
 _POLL: Final = 0.1  # seconds between two checks of the limits
 
 
 class LocalExecutor:
-    """As many processes as processors and memory allow. A worker that dies takes one job with it."""
+    """Executor in processes of this machine, as many as processors and memory allow. A worker that dies fails one
+    job."""
 
     name: Final = "local"
 
@@ -215,9 +217,9 @@ class LocalExecutor:
         self._busy: list[WorkerProcess] = []
 
     def takes(self, job: Job) -> bool:
-        """A job that needs more memory than is left waits until no other runs."""
-        taken = sum(worker.job.memory for worker in self._busy if worker.job)
-        return not self._busy or (len(self._busy) < self._jobs and taken + job.memory <= self._memory)
+        """True if a process and memory are free; a job that needs more memory waits until no other job runs."""
+        used = sum(worker.job.memory for worker in self._busy if worker.job)
+        return not self._busy or (len(self._busy) < self._jobs and used + job.memory <= self._memory)
 
     def start(self, job: Job) -> None:
         worker = self._idle_worker() or WorkerProcess(self._threads)
@@ -225,14 +227,14 @@ class LocalExecutor:
         worker.send(job)
 
     def events(self, patience: float) -> Sequence[Event]:
-        """Limits are checked several times a second meanwhile."""
-        until = time.monotonic() + patience
+        """See `Executor.events`. Limits are checked several times a second."""
+        deadline = time.monotonic() + patience
         events: list[Event] = []
         while not events:
-            left = until - time.monotonic()
-            if not self._busy or left <= 0:
+            remaining = deadline - time.monotonic()
+            if not self._busy or remaining <= 0:
                 break
-            WorkerProcess.wait_for_events(self._busy, min(left, _POLL))
+            WorkerProcess.wait_for_events(self._busy, min(remaining, _POLL))
             for worker in list(self._busy):
                 events += self._events_of(worker)
         return events
@@ -244,7 +246,7 @@ class LocalExecutor:
         self._idle.clear()
 
     def _idle_worker(self) -> WorkerProcess | None:
-        """A worker that died idle is dropped: it must not cost a job an attempt."""
+        """An idle worker that still runs, so that a dead one costs no job an attempt; None if there is none."""
         while self._idle:
             worker = self._idle.pop()
             if worker.death() is None:
@@ -264,18 +266,18 @@ class LocalExecutor:
             worker.kill()
         return events
 
-    def _release(self, worker: WorkerProcess, ended: JobFinished) -> JobFinished:
+    def _release(self, worker: WorkerProcess, event: JobFinished) -> JobFinished:
         peak = worker.release()
         self._busy.remove(worker)
         self._idle.append(worker)
-        return JobFinished(ended.key, ended.seconds, ended.cached, peak or ended.memory, ended.failure)
+        return JobFinished(event.key, event.seconds, event.cached, peak or event.memory, event.failure)
 
     def _failure(self, worker: WorkerProcess) -> Failure | None:
-        """Of a worker that died or exceeds a limit."""
+        """Failure of a worker that died or exceeds a limit."""
         assert worker.job is not None
         seconds, memory = self._limits.seconds, self._limits.memory
-        if (how := worker.death()) is not None:
-            text = f"the worker of {worker.job.title} {how}; its uncommitted work is lost"
+        if (death := worker.death()) is not None:
+            text = f"the worker of {worker.job.title} {death}; its uncommitted work is lost"
             return Failure(FailureClass.RETRYABLE, "WorkerDied", text, SYSTEM.number, worker.log_tail())
         if seconds is not None and worker.elapsed > seconds:
             return time_exceeded(worker.job.title, worker.elapsed, worker.log_tail())

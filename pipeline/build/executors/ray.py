@@ -48,7 +48,8 @@ class RayNode:
 
 
 class RayCluster:
-    """The one connection of this process. Without an address Ray is started here, and stopped with it."""
+    """The one Ray connection of this process. Without an address, Ray is started on this machine and stopped by
+    `close`."""
 
     def __init__(self, address: str | None, jobs: int | None) -> None:
         self._ray = _ray()
@@ -58,7 +59,7 @@ class RayCluster:
             _require_cluster(address)
         with _own_signals():
             context = self._connect(address, jobs)
-        # Ray prints news of dead workers to stdout, which is for results; they are failures of their jobs as well.
+        # Ray reports dead workers on stdout, which is for results; the executor reports them as failures of their jobs.
         self._ray._private.worker._worker_logs_enabled = False
         self._folder = None if address else Path(context.address_info["session_dir"])
         self._endpoint = address if address and address.startswith("ray://") else context.address_info["address"]
@@ -68,12 +69,12 @@ class RayCluster:
         try:
             if address is not None:
                 return self._ray.init(address, **quiet)
-            # Else Ray writes a token for all its clusters to the home folder, which may not be writable.
+            # Without it, Ray writes a token to the home folder, which may not be writable.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
             return self._ray.init(
                 "local", num_cpus=jobs, object_store_memory=_OBJECTS, include_dashboard=False, **quiet
             )
-        except Exception as error:  # of every kind
+        except Exception as error:  # Ray raises many classes
             if address is not None:
                 raise unavailable(address, str(error)) from error
             raise ExecutorUnavailable(f"Ray cannot be started on this machine: {_last_line(str(error))}") from error
@@ -81,12 +82,16 @@ class RayCluster:
     def nodes(self) -> list[RayNode]:
         """Nodes that are alive and have a CPU.
 
-        Asked of a head that is gone, Ray would wait a minute and then end this process: hence the probe.
+        The port is checked first: without its head, Ray would wait a minute and then end this process.
         """
         with self.connection_errors():
             _require_open_port(self._endpoint)
             offers = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        return [RayNode(int(each["CPU"]), int(each.get("memory", 0))) for each in offers if each.get("CPU", 0) >= 1]
+        return [
+            RayNode(int(resources["CPU"]), int(resources.get("memory", 0)))
+            for resources in offers
+            if resources.get("CPU", 0) >= 1
+        ]
 
     @contextmanager
     def connection_errors(self) -> Iterator[None]:
@@ -100,14 +105,14 @@ class RayCluster:
             ) from error
 
     def close(self) -> None:
-        """Ray ends all tasks of this connection."""
+        """Disconnect; Ray ends all tasks of the connection."""
         self._ray.shutdown()
         if self._folder is not None:  # logs and sockets that Ray leaves behind
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _ray() -> Any:
-    """The library, without its usage statistics unless the user has enabled them."""
+    """The ray module, without its usage statistics unless the user has enabled them."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -129,7 +134,8 @@ def _connection_errors() -> tuple[type[Exception], ...]:
 
 
 def _require_cluster(address: str) -> None:
-    """Probe from another process: Ray itself gives up after minutes, prints pages and may end the process."""
+    """Probe the address from another process: Ray itself gives up after minutes, prints pages and may end the
+    process."""
     if address != "auto" and not _ADDRESS.fullmatch(address):
         raise unavailable(address, "it is neither HOST:PORT nor ray://HOST:PORT nor auto")
     try:
@@ -156,10 +162,10 @@ def unavailable(address: str, text: str) -> PipelineError:
     if versions := _VERSIONS.search(text):
         import ray
 
-        own = ".".join(map(str, sys.version_info[:3]))
+        python = ".".join(map(str, sys.version_info[:3]))
         return ExecutorUnavailable(
             f"The Ray cluster at {address} runs Ray {versions[1]} on Python {versions[2]}, and this is Ray "
-            f"{ray.__version__} on Python {own}; install the cluster's versions here"
+            f"{ray.__version__} on Python {python}; install the cluster's versions here"
         )
     if "ray[client]" in text:
         return MissingSoftware("grpcio", f"--address {address}", "pip install 'nxpipe[ray]'")
@@ -199,7 +205,8 @@ RunJob: TypeAlias = Callable[[Job, Callable[[Event], None]], JobFinished]
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """Of a running task, which uses so many bytes. It also tells that the job has started, if that message was lost."""
+    """Heartbeat of a running task, with its memory in bytes. It also marks the job as started if `JobStarted` was
+    lost."""
 
     memory: int
 
@@ -222,7 +229,7 @@ class Mailbox:
 
 
 class _Sender:
-    """Sends messages of a task. It neither blocks nor fails if the mailbox is gone."""
+    """Sender of a task's messages. It neither blocks nor fails if the mailbox is lost."""
 
     def __init__(self, task: int, mailbox: Any) -> None:
         self._task = task
@@ -240,7 +247,7 @@ class _Sender:
 
 
 def run_task(task: int, job: Job, mailbox: Any, run_job: RunJob | None) -> JobFinished:
-    """The task. It sends nothing after it has returned."""
+    """The Ray task: run a job and send its events. No message follows its return."""
     run_job = run_job or _default_run_job()
     sender = _Sender(task, mailbox)
     sender.send(JobStarted(job.key, f"{socket.gethostname()}/{os.getpid()}"))
@@ -277,9 +284,9 @@ def _memory() -> int:
     """Bytes of this process and its children, such as a compiler."""
     from ray.thirdparty_files import psutil
 
-    own = psutil.Process()
+    parent = psutil.Process()
     used = 0
-    for process in (own, *own.children(recursive=True)):
+    for process in (parent, *parent.children(recursive=True)):
         try:
             used += process.memory_info().rss
         except psutil.NoSuchProcess:  # it has just ended
@@ -288,7 +295,7 @@ def _memory() -> int:
 
 
 def failure_from_task(error: Exception, title: str, worker: str) -> Failure:
-    """From what `ray.get` raised. A failure of the job itself does not raise: it is in the task's result."""
+    """Failure for an exception of `ray.get`. A failure of the job itself is in the task's result."""
     from ray import exceptions
 
     log = str(error).strip()
@@ -296,7 +303,8 @@ def failure_from_task(error: Exception, title: str, worker: str) -> Failure:
         return _outside_job(error.cause, f"{title}: {worker}", log)
     if isinstance(error, exceptions.OutOfMemoryError):
         message = (
-            f"{title}: Ray killed {worker}, for its node was out of memory; give the nodes more memory or fewer CPUs"
+            f"{title}: Ray killed {worker}, because its node was out of memory; "
+            "give the nodes more memory or fewer CPUs"
         )
         return Failure(FailureClass.RETRYABLE, "OutOfMemory", message, SYSTEM.number, log)
     message = f"{title}: {worker} or its node was lost; its uncommitted work is lost"
@@ -304,7 +312,7 @@ def failure_from_task(error: Exception, title: str, worker: str) -> Failure:
 
 
 def _outside_job(cause: BaseException, worker: str, log: str) -> Failure:
-    """An error outside the job fails every job: the node has no nxpipe, or another version."""
+    """Failure for an error outside the job, which fails every job: the node has no nxpipe, or another version."""
     kind, text = type(cause).__name__, " ".join(str(cause).split())
     if isinstance(cause, ImportError):
         message = f"{worker} lacks software: {text}; install the same nxpipe on every node of the cluster"
@@ -316,14 +324,15 @@ def _outside_job(cause: BaseException, worker: str, log: str) -> Failure:
 _POLL: Final = 0.2  # seconds between two reads of the mailbox
 _NODES_INTERVAL: Final = 2.0  # seconds between two listings of the nodes
 _MAILBOX_TIMEOUT: Final = 10.0  # seconds
-_AHEAD: Final = 2  # jobs submitted for each CPU: the next one is there when one ends, and the largest still go first
-# The mailbox runs on the head node, without which there is no cluster.
+_AHEAD: Final = 2  # jobs submitted for each CPU: a next one is queued when one ends, and the largest still start first
+# The mailbox runs on the head node, since the cluster does not survive its loss.
 _ON_THE_HEAD: Final = {"node:__internal_head__": 0.001}
 
 
 @dataclass
 class _Task:
-    """`requested` is memory in bytes. `began`: time of its first message, by the scheduler's clock."""
+    """A submitted task. `requested` is memory in bytes; `began` the time of its first message, by the scheduler's
+    clock."""
 
     job: Job
     reference: Any
@@ -337,7 +346,8 @@ class RayExecutor:
     name = "ray"
 
     def __init__(self, address: str | None, limits: JobLimits, jobs: int | None, run_job: RunJob | None = None) -> None:
-        """`jobs` at once; None: as many as keep the cluster busy. `run_job` is the worker's function."""
+        """`jobs`: most jobs at once; None: as many as keep the cluster busy. `run_job` replaces the worker's
+        function."""
         self._limits = limits
         self._jobs = jobs
         self._run_job = run_job
@@ -355,11 +365,11 @@ class RayExecutor:
 
     def takes(self, job: Job) -> bool:
         self._count_nodes()
-        room = self._jobs or _AHEAD * sum(node.cpus for node in self._nodes)
-        return len(self._tasks) < max(1, room)  # queued tasks make an autoscaling cluster grow
+        limit = self._jobs or _AHEAD * sum(node.cpus for node in self._nodes)
+        return len(self._tasks) < max(1, limit)  # queued tasks make an autoscaling cluster grow
 
     def start(self, job: Job) -> None:
-        """Requests at most the memory of the largest node, else the task would wait for ever."""
+        """Submit a job. It requests at most the memory of the largest node: a task that fits no node waits for ever."""
         self._count_nodes()
         requested = min(job.memory, max((node.memory for node in self._nodes), default=job.memory))
         number = next(self._numbers)
@@ -369,10 +379,10 @@ class RayExecutor:
     def events(self, patience: float) -> Sequence[Event]:
         deadline = time.monotonic() + patience
         while True:
-            left = max(0.0, deadline - time.monotonic())
+            remaining = max(0.0, deadline - time.monotonic())
             with self._cluster.connection_errors():
-                events = self._poll(min(_POLL, left))
-            if events or left == 0.0:
+                events = self._poll(min(_POLL, remaining))
+            if events or remaining == 0.0:
                 return events
 
     def close(self) -> None:
@@ -380,10 +390,11 @@ class RayExecutor:
         self._cluster.close()
 
     def _poll(self, seconds: float) -> list[Event]:
-        """A task has sent all its messages before it ends: ends are looked up first and returned last."""
-        ended = self._ended_within(seconds)
+        """Events of messages and ended tasks. A task ends after its last message: ends are read first and returned
+        last."""
+        ended_tasks = self._ended_within(seconds)
         events = [event for message in self._fetch() if (event := self._read(message))]
-        events += [self._end_of(number) for number in ended]
+        events += [self._end_of(number) for number in ended_tasks]
         self._cancel_over_limits()
         return events + self._wait_for_nodes()
 
@@ -398,7 +409,7 @@ class RayExecutor:
         return [numbers[reference] for reference in ended]
 
     def _fetch(self) -> list[Message]:
-        """A mailbox that died is restarted, empty."""
+        """Messages of the mailbox, which is empty after it died and was restarted."""
         try:
             messages: list[Message] = self._ray.get(self._mailbox.take.remote(), timeout=_MAILBOX_TIMEOUT)
         except (self._ray.exceptions.RayActorError, self._ray.exceptions.GetTimeoutError):
@@ -408,7 +419,7 @@ class RayExecutor:
     def _read(self, message: Message) -> Event | None:
         number, content = message
         task = self._tasks.get(number)
-        if task is None:  # it arrived after its task was killed
+        if task is None:  # a message that arrived after its task was killed
             return None
         task.began = task.began or time.monotonic()
         if isinstance(content, JobStarted):
@@ -421,15 +432,16 @@ class RayExecutor:
     def _end_of(self, number: int) -> JobFinished:
         task = self._tasks.pop(number)
         try:
-            ended: JobFinished = self._ray.get(task.reference)
+            event: JobFinished = self._ray.get(task.reference)
         except Exception as error:  # Ray derives its errors from those of the task, of any class
             seconds = time.monotonic() - task.began if task.began else 0.0
             failure = self._over_limit(task) or failure_from_task(error, task.job.title, task.worker)
             return JobFinished(task.job.key, seconds, memory=task.memory, failure=failure)
-        return ended
+        return event
 
     def _cancel_over_limits(self) -> None:
-        """Repeated until the task has ended: a cancel is idempotent, and one may be lost."""
+        """Cancel tasks over a limit, at each poll until they end: cancelling is idempotent, and a request may be
+        lost."""
         for task in self._tasks.values():
             if self._over_limit(task):
                 self._ray.cancel(task.reference, force=True)
@@ -443,8 +455,8 @@ class RayExecutor:
         return None
 
     def _wait_for_nodes(self) -> list[Event]:
-        """Without nodes, jobs wait, which is logged once. A task that requests more memory than any node has is
-        submitted again with less."""
+        """Log once that jobs wait for a node. A task that requests more memory than any node has is submitted again
+        with less."""
         self._count_nodes()
         largest = max((node.memory for node in self._nodes), default=None)
         waiting = [number for number, task in self._tasks.items() if task.began is None]

@@ -26,7 +26,7 @@ from nxpipe.pipeline.util.process import processors
 
 @dataclass(frozen=True)
 class BuildHost:
-    """Machine of the scheduler, and versions by name; that of the compiler is the digest of its source."""
+    """Machine of the scheduler. `versions` are by name; the compiler's is the digest of its source."""
 
     cores: int
     memory: int
@@ -40,19 +40,19 @@ class BuildHost:
 
 
 def _versions() -> dict[str, str]:
-    own = {"nxpipe": VERSION, "compiler": compiler_digest(), "python": platform.python_version()}
-    return own | {name: found for name in LIBRARIES if (found := _installed(name))}
+    versions = {"nxpipe": VERSION, "compiler": compiler_digest(), "python": platform.python_version()}
+    return versions | {name: release for name in LIBRARIES if (release := _installed(name))}
 
 
 def _installed(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:
-        return ""  # a machine that only submits jobs need not have it
+        return ""  # not installed on a machine that only submits jobs
 
 
 FORMAT: Final = "nxpipe.build-report/1"
-Predicted = Mapping[str, Mapping[str, Any]]  # figures of each program by its name, as utilisation.read gives them
+Predicted = Mapping[str, Mapping[str, Any]]  # figures by program name, from `artifact_files.read`
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
@@ -60,12 +60,14 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 def report_document(
     results: Results,
     predicted: Mapping[str, Predicted] | None = None,
-    about: BuildHost | None = None,
+    host: BuildHost | None = None,
     home: Path | None = None,
 ) -> dict[str, Any]:
-    """`predicted` is by request key; paths below `home` are written from `~` on."""
-    artifacts = [_artifact(results, one, (predicted or {}).get(one.artifact.key, {})) for one in results.artifacts()]
-    document = _head(results) | _host(about or BuildHost.here())
+    """The report as JSON. `predicted` is by request key; paths below `home` begin with `~`."""
+    artifacts = [
+        _artifact(results, result, (predicted or {}).get(result.artifact.key, {})) for result in results.artifacts()
+    ]
+    document = _head(results) | _host(host or BuildHost.here())
     document |= {"artifacts": artifacts, "attempts": list(_attempts(results))}
     clean: dict[str, Any] = _clean(document, str(home or expanded("~")))
     return clean
@@ -85,48 +87,48 @@ def _head(results: Results) -> dict[str, Any]:
     }
 
 
-def _host(about: BuildHost) -> dict[str, Any]:
-    host = {"cores": about.cores, "memory_bytes": about.memory, "system": about.system}
-    return {"host": host, "versions": about.versions}
+def _host(host: BuildHost) -> dict[str, Any]:
+    machine = {"cores": host.cores, "memory_bytes": host.memory, "system": host.system}
+    return {"host": machine, "versions": host.versions}
 
 
-def _artifact(results: Results, one: ArtifactResult, predicted: Predicted) -> dict[str, Any]:
-    artifact = one.artifact
+def _artifact(results: Results, result: ArtifactResult, predicted: Predicted) -> dict[str, Any]:
+    artifact = result.artifact
     return {
         "key": artifact.key,
         "title": artifact.title,
-        "asked": artifact.asked.document(),
-        "published": one.is_published,
+        "asked": artifact.spec.document(),
+        "published": result.is_published,
         "cells": [
-            _cell(results, cell) | {"predicted": _figures(predicted, cell.cell.shape.name)} for cell in one.cells
+            _cell(results, cell) | {"predicted": _figures(predicted, cell.cell.shape.name)} for cell in result.cells
         ],
     }
 
 
-def _cell(results: Results, one: CellResult) -> dict[str, Any]:
-    shape = one.cell.shape
+def _cell(results: Results, result: CellResult) -> dict[str, Any]:
+    shape = result.cell.shape
     return {
-        "key": one.cell.key,
+        "key": result.cell.key,
         "program": shape.name,
         "phase": shape.phase,
         "batch": shape.batch,
         "sequence": shape.sequence,
         "before": {
-            "state": PLAN_WORDS[one.cell.status],
-            "why": one.cell.why,
-            "estimated_seconds": one.cell.seconds,
+            "state": PLAN_WORDS[result.cell.status],
+            "why": result.cell.why,
+            "estimated_seconds": result.cell.seconds,
         },
-        "became": REPORT_WORDS[one.status],
-        "attempts": one.attempts,
-        "seconds": round(one.seconds, 3),
-        "memory_bytes": one.memory,
-        "missing": _missing(results, one) if one.status.is_missing else None,
+        "became": REPORT_WORDS[result.status],
+        "attempts": result.attempts,
+        "seconds": round(result.seconds, 3),
+        "memory_bytes": result.memory,
+        "missing": _missing(results, result) if result.status.is_missing else None,
     }
 
 
-def _missing(results: Results, one: CellResult) -> dict[str, Any]:
-    why = reason(results, one)
-    failure_class, kind = (one.failure.failure_class.value, one.failure.kind) if one.failure else (None, None)
+def _missing(results: Results, result: CellResult) -> dict[str, Any]:
+    why = reason(results, result)
+    failure_class, kind = (result.failure.failure_class.value, result.failure.kind) if result.failure else (None, None)
     return {"reason": why.name, "message": why.text, "sort": failure_class, "kind": kind}
 
 
@@ -151,24 +153,24 @@ def _attempts(results: Results) -> Iterator[dict[str, Any]]:
     workers: dict[str, int] = {}
     names = {cell.key: (artifact.title, cell.shape.name) for artifact, cell in results.plan.cells()}
     names |= {artifact.key: (artifact.title, "publish") for artifact in results.plan.artifacts}
-    for one in results.state.timeline:
-        title, program = names.get(one.key, ("", one.key))
+    for attempt in results.state.timeline:
+        title, program = names.get(attempt.key, ("", attempt.key))
         yield {
-            "key": one.key,
+            "key": attempt.key,
             "title": title,
             "program": program,
-            "worker": workers.setdefault(one.worker, len(workers) + 1),
-            "began": round(one.began, 3),
-            "over": None if one.over is None else round(one.over, 3),
-            "outcome": _outcome(one),
-            "steps": [[round(at, 3), text] for at, text in one.steps],
+            "worker": workers.setdefault(attempt.worker, len(workers) + 1),
+            "began": round(attempt.began, 3),
+            "over": None if attempt.over is None else round(attempt.over, 3),
+            "outcome": _outcome(attempt),
+            "steps": [[round(at, 3), text] for at, text in attempt.steps],
         }
 
 
-def _outcome(one: Attempt) -> str:
-    if one.end is None:
+def _outcome(attempt: Attempt) -> str:
+    if attempt.end is None:
         return "cut short"
-    return "failed" if one.end.failure else "found" if one.end.cached else "built"
+    return "failed" if attempt.end.failure else "found" if attempt.end.cached else "built"
 
 
 def _clean(value: Any, home: str) -> Any:
@@ -177,8 +179,8 @@ def _clean(value: Any, home: str) -> Any:
         text = _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", value)
         return re.sub(rf"(?<![\w.-]){re.escape(home)}(?![\w.-])", "~", text) if len(home) > 1 and home in text else text
     if isinstance(value, Mapping):
-        return {key: _clean(each, home) for key, each in value.items()}
-    return [_clean(each, home) for each in value] if isinstance(value, list | tuple) else value
+        return {key: _clean(item, home) for key, item in value.items()}
+    return [_clean(item, home) for item in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True)
@@ -190,8 +192,8 @@ class ReportFiles:
 def write_report(results: Results, folder: Path, predicted: Mapping[str, Predicted] | None = None) -> ReportFiles:
     """Each file is written atomically, in a folder named by the time at which the build began."""
     report = report_document(results, predicted)
-    own = folder / timestamp_of(results.began_at)
-    files = ReportFiles(own / "report.json", own / "report.html")
+    report_folder = folder / timestamp_of(results.began_at)
+    files = ReportFiles(report_folder / "report.json", report_folder / "report.html")
     write_whole(files.json, canonical_json(report))
     write_whole(files.html, page(report))
     return files

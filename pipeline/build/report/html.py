@@ -64,12 +64,13 @@ def sheet(title: str, sections: Iterable[Markup], script: str = "") -> bytes:
 
 
 def moment(report: Mapping[str, Any]) -> str:
-    """Time at which it began."""
+    """The time at which the build began."""
     return f"{report['began_at'][:19].replace('T', ' ')} UTC"
 
 
 def _policy(style: str, script: str) -> str:
-    """Allows this style and this script only: a text that escaped all escaping would still do nothing."""
+    """A Content-Security-Policy for this style and this script only: an unescaped text of a model could still not
+    run."""
     allowed = f"default-src 'none'; style-src '{_digest(style)}'"
     return f"{allowed}; script-src '{_digest(script)}'" if script else allowed
 
@@ -80,10 +81,10 @@ def _digest(source: str) -> str:
 
 _SCRIPT: Final = Path(__file__).with_name("page.js")
 _OPEN: Final = 8  # groups of cells that are listed without a click
-# Words of the document, and the status as this page shows it.
+# Words of the document, and the names of the statuses on this page.
 _STATUS: Final = {word: status.value for status, word in REPORT_WORDS.items()}
 _PLANNED: Final = {word: status.value for status, word in PLAN_WORDS.items()}
-_IN_STORE: Final = tuple(REPORT_WORDS[each] for each in (CellStatus.CACHED, CellStatus.BUILT, CellStatus.BLOCKED))
+_IN_STORE: Final = tuple(REPORT_WORDS[status] for status in (CellStatus.CACHED, CellStatus.BUILT, CellStatus.BLOCKED))
 _FAILED: Final = REPORT_WORDS[CellStatus.FAILED]
 _COLUMNS: Final = ("program", "of", "planned", "status", "attempts", "time", "memory", "predicted")
 _NUMBERS: Final = ("attempts", "time", "memory", "predicted")
@@ -121,11 +122,11 @@ def _sections(report: Report) -> Iterator[Markup]:
 def _header(report: Report) -> Markup:
     verdict = report["verdict"]
     exit_code = f"exit code {report['exit_code']}" if report["exit_code"] else ""
-    about = [moment(report), duration(report["seconds"]), f"executor {report['executor']}", exit_code]
+    details = [moment(report), duration(report["seconds"]), f"executor {report['executor']}", exit_code]
     return tag(
         "header",
         tag("h1", "Build report", tag("span", verdict, class_=f"verdict {verdict}")),
-        tag("p", " · ".join(filter(None, about)), class_="about"),
+        tag("p", " · ".join(filter(None, details)), class_="about"),
         tag("p", "store ", tag("code", report["store"]), class_="about"),
     )
 
@@ -139,9 +140,9 @@ def _tiles(report: Report, cells: Sequence[tuple[Report, Report]]) -> Markup:
         (f"{len(cells):,}", "programs"),
         *((f"{number:,}", label) for word, label in _STATUS.items() if (number := report["counts"].get(word))),
         (duration(worked), "of work"),
-        (human_bytes(most) if most else "–", "most memory of one"),
+        (human_bytes(most) if most else "–", "peak memory of a job"),
     ]
-    tiles = [tag("div", tag("strong", figure), tag("span", what)) for figure, what in figures]
+    tiles = [tag("div", tag("strong", figure), tag("span", label)) for figure, label in figures]
     return tag("section", tiles, class_="tiles")
 
 
@@ -243,7 +244,7 @@ def _class(word: str) -> str:
 _ROW: Final = 24  # pixels from one worker to the next
 _BAR: Final = 18
 _AXIS: Final = 22
-_WORKERS: Final = 48  # that are drawn; of many more a picture says nothing
+_WORKERS: Final = 48  # rows of the timeline; more would be unreadable
 _BARS: Final = 3000
 _TICKS: Final = 8
 _STEPS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400)  # seconds
@@ -253,12 +254,12 @@ Attempt = Mapping[str, Any]
 
 def timeline(attempts: Sequence[Attempt], seconds: float) -> Markup:
     drawn = _drawn(attempts)
-    end = max([seconds, *(each["over"] for each in drawn if each["over"] is not None), 0.001])
-    workers = sorted({each["worker"] for each in drawn})
+    end = max([seconds, *(attempt["over"] for attempt in drawn if attempt["over"] is not None), 0.001])
+    workers = sorted({attempt["worker"] for attempt in drawn})
     rows = {worker: number for number, worker in enumerate(workers)}
     height = _ROW * len(workers) + _AXIS
     names = [tag("text", f"worker {worker}", x=0, y=rows[worker] * _ROW + 14) for worker in workers]
-    bars = [_attempt_bar(each, rows[each["worker"]], end) for each in drawn]
+    bars = [_attempt_bar(attempt, rows[attempt["worker"]], end) for attempt in drawn]
     return tag(
         "figure",
         tag("svg", names, class_="names", width=84, height=height, aria_hidden="true"),
@@ -269,18 +270,18 @@ def timeline(attempts: Sequence[Attempt], seconds: float) -> Markup:
 
 
 def _drawn(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """The longest, where there are too many."""
-    near = [each for each in attempts if each["worker"] <= _WORKERS]
-    longest = sorted(near, key=lambda each: _over(each, float("inf")) - each["began"], reverse=True)
-    return sorted(longest[:_BARS], key=lambda each: (each["began"], each["worker"]))
+    """The attempts to draw: the longest, if there are too many."""
+    shown = [attempt for attempt in attempts if attempt["worker"] <= _WORKERS]
+    longest = sorted(shown, key=lambda attempt: _over(attempt, float("inf")) - attempt["began"], reverse=True)
+    return sorted(longest[:_BARS], key=lambda attempt: (attempt["began"], attempt["worker"]))
 
 
 def _attempt_bar(attempt: Attempt, row: int, end: float) -> Markup:
-    """A picture in the picture, so that a name never reaches out of its bar."""
+    """A nested SVG, which clips the program's name to its bar."""
     took = _over(attempt, end) - attempt["began"]
     title = f"{attempt['program']} of {attempt['title']}\n"
     title += f"{attempt['outcome']} on worker {attempt['worker']}, {duration(took)}"
-    steps = "".join(f"\n{clock(at)} {said}" for at, said in attempt["steps"])
+    steps = "".join(f"\n{clock(at)} {step}" for at, step in attempt["steps"])
     return tag(
         "svg",
         tag("title", title + steps),
@@ -295,7 +296,7 @@ def _attempt_bar(attempt: Attempt, row: int, end: float) -> Markup:
 
 
 def _over(attempt: Attempt, end: float) -> float:
-    """One that was cut short lasted to the end."""
+    """The end of an attempt; `end` if it was cut short."""
     over: float | None = attempt["over"]
     return end if over is None else over
 

@@ -34,9 +34,9 @@ class View(Protocol):
 
 
 class LiveView:
-    """Observer of a build's state. A thread of its own calls the view's beat while no event comes.
+    """Observer of a build's state that drives a view. Its own thread calls the view's beat while no event comes.
 
-    It shows nothing before the first event: a build with nothing to do has no display.
+    Nothing is shown before the first event: a build with nothing to do has no display.
     """
 
     def __init__(self, state: BuildState, view: View) -> None:
@@ -54,14 +54,14 @@ class LiveView:
         self.close()
 
     def handle(self, event: BuildEvent) -> None:
-        """The state has applied it, and holds its lock."""
+        """Show an event. The state, whose lock the caller holds, has applied it."""
         self._view.show(event, self._state)
         if self._beats is None:
             self._beats = threading.Thread(target=self._beat, name="build-view", daemon=True)
             self._beats.start()
 
     def close(self) -> None:
-        """Leave nothing on the terminal but log lines. May be called again."""
+        """Close the view, which leaves only log lines on the terminal. A second call does nothing."""
         if not self._closed.is_set():
             self._closed.set()
             if self._beats is not None:
@@ -75,7 +75,7 @@ class LiveView:
 
 
 def live_view(console: Console, state: BuildState) -> LiveView:
-    """The view that the command's options and the kind of stderr call for."""
+    """The view for the command's options and the kind of stderr."""
     return LiveView(state, _view(console))
 
 
@@ -103,8 +103,8 @@ class QuietView:
 
 
 class LineView:
-    """A line at the start and the end of each cell, one for each artifact, and a heartbeat that names what runs; of a
-    build of one cell also its steps."""
+    """A line at the start and end of each cell and at the end of each artifact, and a heartbeat that names running
+    jobs; also the steps, in a build of one cell."""
 
     every = _HEARTBEAT
 
@@ -123,10 +123,10 @@ class LineView:
 
     def beat(self, state: BuildState) -> None:
         if running := list(_running(state)):
-            more = [f"{len(running) - _NAMED} more"] if len(running) > _NAMED else []
-            left = state.seconds_left()
-            rest = f"; about {duration(left)} left" if left else ""
-            self._print(state, f"running {', '.join(running[:_NAMED] + more)}{rest}")
+            omitted = [f"{len(running) - _NAMED} more"] if len(running) > _NAMED else []
+            seconds = state.seconds_left()
+            time_left = f"; about {duration(seconds)} left" if seconds else ""
+            self._print(state, f"running {', '.join(running[:_NAMED] + omitted)}{time_left}")
 
     def close(self) -> None: ...
 
@@ -153,9 +153,9 @@ class JsonView:
     def close(self) -> None: ...
 
     def _write(self, document: dict[str, object], state: BuildState) -> None:
-        left = state.seconds_left()
+        seconds = state.seconds_left()
         counts = {EVENT_WORDS[status]: count for status, count in state.counts().items()}
-        figures = {"counts": counts, "seconds_left": None if left is None else round(left, 1)}
+        figures = {"counts": counts, "seconds_left": None if seconds is None else round(seconds, 1)}
         self._console.data_line(document | figures, err=True)
 
 

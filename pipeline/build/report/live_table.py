@@ -27,10 +27,10 @@ _COLOURS: Final = {
     CellStatus.QUEUED: "",
     CellStatus.FAILED: "red",
 }
-_ROOM_FOR_STEP: Final = 50  # columns of the terminal from which on the table has this column
-_ROOM_FOR_WORKER: Final = 76
-_ROOM_FOR_TIME_LEFT: Final = 44
-_AROUND: Final = 8  # lines besides those of running jobs and of failures
+_STEP_WIDTH: Final = 50  # least width of a terminal, in columns, for this part of the display
+_WORKER_WIDTH: Final = 76
+_TIME_LEFT_WIDTH: Final = 44
+_OTHER_LINES: Final = 8  # lines besides those of running jobs and of failures
 
 
 class TableView:
@@ -59,7 +59,7 @@ class TableView:
             sys.stderr = self._stderr
 
     def _start(self) -> None:
-        """stdout is left alone: results go there."""
+        """Start the display on stderr; stdout is for results."""
         sys.stderr = Above(self._console, self._stderr)
         self._live = Live(
             console=self._console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
@@ -70,26 +70,26 @@ class TableView:
 
 
 class Above(FileProxy):
-    """Other output to stderr appears above the table."""
+    """Proxy of stderr that prints other output above the table."""
 
     buffer = None  # else click would write to the bytes below it, past this proxy
 
 
 def screen(state: BuildState, width: int, height: int) -> RenderableType:
-    """All that the terminal shows."""
-    failures = list(state.failures)[: max(height - _AROUND - 1, 0)]
-    room = max(height - _AROUND - len(failures), 1)
-    parts = [_time(state, width), _bar(state), _counts(state), Text(), _running(state, width, room)]
-    if (more := len(state.running()) - room) > 0:
-        parts.append(Text(f"and {more:,} more", style="dim"))
+    """The complete display: totals, running jobs, last failures."""
+    failures = list(state.failures)[: max(height - _OTHER_LINES - 1, 0)]
+    rows = max(height - _OTHER_LINES - len(failures), 1)
+    parts = [_time(state, width), _bar(state), _counts(state), Text(), _running(state, width, rows)]
+    if (omitted := len(state.running()) - rows) > 0:
+        parts.append(Text(f"and {omitted:,} more", style="dim"))
     return Group(*parts, *([Text(), _failures(failures, width)] if failures else []))
 
 
 def _time(state: BuildState, width: int) -> RenderableType:
-    left = state.seconds_left()
+    seconds = state.seconds_left()
     time = f"{clock(state.elapsed)} elapsed"
-    if left and width >= _ROOM_FOR_TIME_LEFT:
-        time += f", about {duration(left)} left"
+    if seconds and width >= _TIME_LEFT_WIDTH:
+        time += f", about {duration(seconds)} left"
     grid = Table.grid(expand=True, padding=(0, 1))
     grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     grid.add_column(no_wrap=True, justify="right")
@@ -111,19 +111,19 @@ def _counts(state: BuildState) -> RenderableType:
     return Text("  ", no_wrap=True, overflow="ellipsis").join(parts)
 
 
-def _running(state: BuildState, width: int, room: int) -> RenderableType:
+def _running(state: BuildState, width: int, rows: int) -> RenderableType:
     table = Table(box=None, expand=True, pad_edge=False, padding=(0, 1), header_style="dim")
     table.add_column("PROGRAM", no_wrap=True, overflow="ellipsis")
     table.add_column("OF", ratio=3)
-    if width >= _ROOM_FOR_WORKER:
+    if width >= _WORKER_WIDTH:
         table.add_column("WORKER", no_wrap=True, overflow="ellipsis", max_width=18)
-    if width >= _ROOM_FOR_STEP:
+    if width >= _STEP_WIDTH:
         table.add_column("STEP", no_wrap=True, overflow="ellipsis", ratio=2)
     table.add_column("TIME", no_wrap=True, justify="right", min_width=4)
-    for attempt in state.running()[:room]:
+    for attempt in state.running()[:rows]:
         row: list[RenderableType] = [Text(attempt.job.program), BothEnds(attempt.job.title)]
-        row += [Text(plain(attempt.worker), style="dim")] if width >= _ROOM_FOR_WORKER else []
-        row += [Text(attempt.step)] if width >= _ROOM_FOR_STEP else []
+        row += [Text(plain(attempt.worker), style="dim")] if width >= _WORKER_WIDTH else []
+        row += [Text(attempt.step)] if width >= _STEP_WIDTH else []
         table.add_row(*row, Text(clock(state.elapsed - attempt.began)))
     return table
 
@@ -132,11 +132,11 @@ def _failures(failures: Sequence[tuple[JobName, str]], width: int) -> Renderable
     grid = Table.grid(expand=True, padding=(0, 2))
     grid.add_column(no_wrap=True, style="red")
     grid.add_column(no_wrap=True, overflow="ellipsis")
-    if width >= _ROOM_FOR_WORKER:
+    if width >= _WORKER_WIDTH:
         grid.add_column(ratio=2)
     grid.add_column(no_wrap=True, overflow="ellipsis", ratio=3)
     for job, why in failures:
-        title: list[RenderableType] = [BothEnds(job.title)] if width >= _ROOM_FOR_WORKER else []
+        title: list[RenderableType] = [BothEnds(job.title)] if width >= _WORKER_WIDTH else []
         grid.add_row("failed", Text(job.program), *title, Text(why))
     return grid
 
@@ -148,18 +148,18 @@ class BothEnds:
     text: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        room, text = options.max_width, self.text
-        if cell_len(text) > room:
-            half = max(room - 1, 0) // 2
-            text = f"{set_cell_size(text, room - 1 - half).rstrip()}\N{HORIZONTAL ELLIPSIS}{_end(text, half)}"
+        width, text = options.max_width, self.text
+        if cell_len(text) > width:
+            half = max(width - 1, 0) // 2
+            text = f"{set_cell_size(text, width - 1 - half).rstrip()}\N{HORIZONTAL ELLIPSIS}{_end(text, half)}"
         yield Text(text, no_wrap=True, overflow="crop")
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         return Measurement(1, cell_len(self.text))
 
 
-def _end(text: str, room: int) -> str:
-    """The longest end that fits: a character may take two columns."""
-    while cell_len(text) > room:
+def _end(text: str, width: int) -> str:
+    """The longest end of at most `width` columns; a character may take two."""
+    while cell_len(text) > width:
         text = text[1:]
     return text

@@ -1,10 +1,10 @@
-// The page is read without this; with it, the table of programs can be sorted and filtered.
+// Sorting and filtering of the table of programs. The page is complete without this script.
 const table = document.getElementById("programs");
 const body = table.tBodies[0];
 const rows = [...body.rows];
 
 const box = Object.assign(document.createElement("input"), {
-  type: "search", className: "filter", placeholder: "Filter: words, all of which must be there",
+  type: "search", className: "filter", placeholder: "Filter: rows that contain all words",
 });
 box.setAttribute("aria-label", "Filter the programs");
 box.addEventListener("input", () => {
@@ -16,7 +16,7 @@ box.addEventListener("input", () => {
 });
 table.parentElement.before(box);
 
-const worth = (row, column) => {
+const sortKey = (row, column) => {
   const cell = row.cells[column];
   return cell.dataset.value === undefined ? cell.textContent : Number(cell.dataset.value);
 };
@@ -29,7 +29,7 @@ const compare = (a, b) => (typeof a === "number" ? a - b : a.localeCompare(b, un
     const down = head.getAttribute("aria-sort") === "ascending";
     for (const other of head.parentElement.cells) other.removeAttribute("aria-sort");
     head.setAttribute("aria-sort", down ? "descending" : "ascending");
-    rows.sort((a, b) => (down ? -1 : 1) * compare(worth(a, column), worth(b, column)));
+    rows.sort((a, b) => (down ? -1 : 1) * compare(sortKey(a, column), sortKey(b, column)));
     body.append(...rows);
   });
 });

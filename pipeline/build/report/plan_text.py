@@ -17,12 +17,12 @@ _HEADER: Final = ("  PROGRAM", "STATUS", "TIME", "REASON")
 def plan_table(plan: BuildPlan) -> str:
     """A line for each artifact, one for each group of its cells with one status and reason, and the totals."""
     groups = [(artifact, _groups(artifact)) for artifact in plan.artifacts]
-    lines = table(_HEADER, [_row(cells) for _, own in groups for cells in own]).splitlines()
+    lines = table(_HEADER, [_row(cells) for _, cell_groups in groups for cells in cell_groups]).splitlines()
     header, rows = lines[0], iter(lines[1:])
     shown = [header] if len(lines) > 1 else []
-    for artifact, own in groups:
+    for artifact, cell_groups in groups:
         shown.append(_headline(artifact))
-        shown += [next(rows) for _ in own]
+        shown += [next(rows) for _ in cell_groups]
     return "\n".join([*shown, "", _sum(plan)])
 
 
@@ -37,18 +37,18 @@ def plan_json(plan: BuildPlan) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Row:
-    """A cell, and its reason generalized to every bucket."""
+    """A cell with its reason, in which N stands for its bucket."""
 
     cell: PlannedCell
     reason: str
 
 
 def _groups(artifact: PlannedArtifact) -> list[BraceGroup[_Row]]:
-    """None if it is published: its own line says it all."""
+    """Groups of cells of one status and reason; none for a published artifact, whose headline says so."""
     if artifact.is_published:
         return []
     reasons = generalize([(reason(cell), cell.shape) for cell in artifact.cells])
-    rows = [_Row(*each) for each in zip(artifact.cells, reasons, strict=True)]
+    rows = [_Row(*pair) for pair in zip(artifact.cells, reasons, strict=True)]
     return brace_groups(rows, lambda row: row.cell.shape, lambda row: (row.cell.status, row.reason))
 
 
@@ -67,10 +67,10 @@ def _row(group: BraceGroup[_Row]) -> tuple[str, ...]:
 def _estimate(cells: Iterable[PlannedCell]) -> str:
     """Time of the queued cells; `+` if some have no estimate."""
     queued = [cell.seconds for cell in cells if cell.status is CellStatus.QUEUED]
-    known = [seconds for seconds in queued if seconds is not None]
+    estimates = [seconds for seconds in queued if seconds is not None]
     if not queued:
         return ""
-    return f"~{duration(sum(known))}{'' if len(known) == len(queued) else '+'}" if known else "?"
+    return f"~{duration(sum(estimates))}{'' if len(estimates) == len(queued) else '+'}" if estimates else "?"
 
 
 def _headline(artifact: PlannedArtifact) -> str:
@@ -100,12 +100,12 @@ def _sum(plan: BuildPlan) -> str:
 
 
 def _time(totals: Mapping[str, Any]) -> str:
-    """Of one worker, since a plan knows of no executor."""
+    """The estimated time of one worker, since a plan has no executor."""
     if not totals["to_do"]:
         return ""
     unknown = totals["without_estimate"]
     if unknown == totals["to_do"]:
-        return "; no estimate of the time, for nothing like it was built before"
+        return "; no estimate of the time: no similar program was built before"
     others = f", and {unknown:,} without an estimate" if unknown else ""
     return f"; about {duration(totals['seconds'])} of one worker's time{others}"
 
@@ -129,7 +129,7 @@ def _artifact_json(artifact: PlannedArtifact) -> dict[str, Any]:
     return {
         "key": artifact.key,
         "title": artifact.title,
-        "asked": artifact.asked.document(),
+        "asked": artifact.spec.document(),
         "cells": [_cell_json(cell) for cell in artifact.cells],
     }
 

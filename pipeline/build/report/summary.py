@@ -1,4 +1,4 @@
-"""Summary of a build: what is published, what is missing and why, and how to fix it; and the texts of all its views.
+"""Summary of a build: published artifacts, missing cells with reason and remedy; and texts of all views.
 
 Cells that share a status are one group with one name: `forward-b{1,4}-s{128,256,512}` are six programs.
 """
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 def duration(seconds: float) -> str:
     """0.4 s, 41 s, 3:07 min, 1:02:09 h."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s" if seconds < 9.95 else f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02} min"
-    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02} h"
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{rounded} s"
+    if rounded < 3600:
+        return f"{rounded // 60}:{rounded % 60:02} min"
+    return f"{rounded // 3600}:{rounded // 60 % 60:02}:{rounded % 60:02} h"
 
 
 def clock(seconds: float) -> str:
     """A duration in a column: 0:41, 1:02:09."""
-    whole = int(seconds)
-    hours = f"{whole // 3600}:{whole // 60 % 60:02}" if whole >= 3600 else str(whole // 60)
-    return f"{hours}:{whole % 60:02}"
+    total = int(seconds)
+    hours = f"{total // 3600}:{total // 60 % 60:02}" if total >= 3600 else str(total // 60)
+    return f"{hours}:{total % 60:02}"
 
 
 def counted(number: int, noun: str) -> str:
@@ -45,7 +45,7 @@ def counted(number: int, noun: str) -> str:
 
 
 T = TypeVar("T")
-_RANGE: Final = 4  # numbers in equal steps, from which on a range is shorter than a list
+_RANGE: Final = 4  # least count of numbers in equal steps that is written as a range
 
 
 @dataclass(frozen=True)
@@ -57,23 +57,24 @@ class BraceGroup(Generic[T]):
 def brace_groups(
     items: Iterable[T], shape: Callable[[T], Shape], alike: Callable[[T], Hashable]
 ) -> list[BraceGroup[T]]:
-    """Groups of items that are alike and of one phase: full grids of batches and buckets, in the order of the items."""
+    """Groups of items that are alike and of one phase, each a full grid of batches and buckets, in the order of the
+    items."""
     groups: dict[Hashable, dict[int, list[T]]] = {}
     for item in items:
-        own = shape(item)
-        groups.setdefault((alike(item), own.phase), {}).setdefault(own.batch, []).append(item)
+        item_shape = shape(item)
+        groups.setdefault((alike(item), item_shape.phase), {}).setdefault(item_shape.batch, []).append(item)
     return [group for batches in groups.values() for group in _grids(batches, shape)]
 
 
 def generalize(reasons: Sequence[tuple[str, Shape]]) -> list[str]:
-    """Reasons with N for the bucket of their cell, so that equal ones can be grouped.
+    """Reasons with N in place of their cell's bucket, so that equal ones can be grouped.
 
-    A text that several buckets share is about none of them, even if it contains such a number.
+    A text that several buckets share does not contain a bucket: such a number in it has another meaning.
     """
-    about: dict[str, set[int]] = {}
+    buckets: dict[str, set[int]] = {}
     for text, shape in reasons:
-        about.setdefault(text, set()).add(shape.sequence)
-    return [text if len(about[text]) > 1 else _without(shape.sequence, text) for text, shape in reasons]
+        buckets.setdefault(text, set()).add(shape.sequence)
+    return [text if len(buckets[text]) > 1 else _without(shape.sequence, text) for text, shape in reasons]
 
 
 def _without(number: int, text: str) -> str:
@@ -81,7 +82,7 @@ def _without(number: int, text: str) -> str:
 
 
 def _grids(batches: dict[int, list[T]], shape: Callable[[T], Shape]) -> Iterable[BraceGroup[T]]:
-    """Batches with the same buckets are one grid."""
+    """One group for all batches with the same buckets."""
     grids: dict[tuple[int, ...], list[int]] = {}
     for batch, items in batches.items():
         grids.setdefault(tuple(sorted(shape(item).sequence for item in items)), []).append(batch)
@@ -105,18 +106,18 @@ def _braced(numbers: Sequence[int]) -> str:
 
 
 _ROWS: Final = {row.number: row for row in TABLE}
-# The remedy of an exit code is for a command that failed at once; these jobs were retried, or hit a limit of a job.
+# In place of the remedy of an exit code, which is for a command: these jobs were retried, or exceeded a limit of a job.
 _REMEDIES: Final[Mapping[FailureClass, str]] = {
     FailureClass.LIMIT: "Allow more with `--timeout` or `--memory-limit`, or build a smaller program.",
-    FailureClass.RETRYABLE: "Fix the cause that the message names, then run the same command again: what is in the "
-    "store is not built again.",
+    FailureClass.RETRYABLE: "Fix the cause that the message names, then run the same command again: cells in the "
+    "store are not built again.",
 }
-_FIX_THE_OTHER: Final = "Fix that one and run the same command again, or run it with `--keep-going`."
+_FIX_THE_FAILED: Final = "Fix the failed cell and run the same command again, or run it with `--keep-going`."
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a cell is missing. `name` is that of an exit code."""
+    """The reason why a cell is missing. `name` is that of an exit code."""
 
     status: CellStatus
     name: str
@@ -126,7 +127,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class MissingGroup:
-    """Cells that are missing for one reason."""
+    """Cells that are missing for the same reason."""
 
     reason: Reason
     groups: list[BraceGroup[CellResult]]
@@ -137,25 +138,25 @@ class MissingGroup:
 
 
 def status_counts(results: Results) -> dict[CellStatus, int]:
-    found = [one.status for one in results.cells()]
-    return {status: found.count(status) for status in REPORT_WORDS if status in found}
+    statuses = [cell.status for cell in results.cells()]
+    return {status: statuses.count(status) for status in REPORT_WORDS if status in statuses}
 
 
-def reason(results: Results, one: CellResult) -> Reason:
-    """Of a missing cell."""
-    status = one.status
-    if one.failure and status is CellStatus.RETRYING:
-        return _not_retried(results, one.failure)
-    if one.failure:
-        row = _ROWS.get(one.failure.code, INTERNAL)
-        remedy = _REMEDIES.get(one.failure.failure_class, row.way_out)
-        return Reason(status, row.name, plain(one.failure.message), remedy)
+def reason(results: Results, result: CellResult) -> Reason:
+    """The reason why this cell is missing."""
+    status = result.status
+    if result.failure and status is CellStatus.RETRYING:
+        return _not_retried(results, result.failure)
+    if result.failure:
+        row = _ROWS.get(result.failure.code, INTERNAL)
+        remedy = _REMEDIES.get(result.failure.failure_class, row.way_out)
+        return Reason(status, row.name, plain(result.failure.message), remedy)
     if status is CellStatus.BLOCKED:
-        text = "it is built and in the store, but its artifact cannot be published without the others"
-        return Reason(status, INCOMPLETE.name, text, "Fix the others; this one is not built again.")
+        text = "it is built and in the store, but its artifact cannot be published without its other cells"
+        return Reason(status, INCOMPLETE.name, text, "Fix the other cells; this one is not built again.")
     if results.interrupted:
-        return Reason(status, INTERRUPTED.name, "the build was interrupted before it started", INTERRUPTED.way_out)
-    return Reason(status, INCOMPLETE.name, "not started after another cell had failed", _FIX_THE_OTHER)
+        return Reason(status, INTERRUPTED.name, "the build was interrupted before the job started", INTERRUPTED.way_out)
+    return Reason(status, INCOMPLETE.name, "not started after another cell had failed", _FIX_THE_FAILED)
 
 
 def _not_retried(results: Results, failure: Failure) -> Reason:
@@ -164,32 +165,32 @@ def _not_retried(results: Results, failure: Failure) -> Reason:
         text = f"the build was interrupted before the next attempt ended; {last}"
         return Reason(CellStatus.RETRYING, INTERRUPTED.name, text, INTERRUPTED.way_out)
     text = f"not retried after another cell had failed; {last}"
-    return Reason(CellStatus.RETRYING, INCOMPLETE.name, text, _FIX_THE_OTHER)
+    return Reason(CellStatus.RETRYING, INCOMPLETE.name, text, _FIX_THE_FAILED)
 
 
 def missing_groups(results: Results) -> list[MissingGroup]:
-    """Missing cells by reason: failures first, then what they kept from being built."""
-    missing = [(one, reason(results, one)) for one in results.missing()]
-    texts = generalize([(why.text, one.cell.shape) for one, why in missing])
-    found: dict[Reason, list[tuple[CellResult, Reason]]] = {}
-    for (one, why), text in zip(missing, texts, strict=True):
-        found.setdefault(replace(why, text=text), []).append((one, why))
+    """Missing cells by reason: failures first, then the cells that were not built because of them."""
+    missing = [(result, reason(results, result)) for result in results.missing()]
+    texts = generalize([(why.text, result.cell.shape) for result, why in missing])
+    by_reason: dict[Reason, list[tuple[CellResult, Reason]]] = {}
+    for (result, why), text in zip(missing, texts, strict=True):
+        by_reason.setdefault(replace(why, text=text), []).append((result, why))
     order = list(REPORT_WORDS)
-    groups = [_group(general, members) for general, members in found.items()]
+    groups = [_group(general, members) for general, members in by_reason.items()]
     return sorted(groups, key=lambda group: order.index(group.reason.status))
 
 
 def _group(general: Reason, members: list[tuple[CellResult, Reason]]) -> MissingGroup:
-    """With the reason of its cells if it is the same for all, else with the general one."""
+    """A group with the reason of its cells if all have the same, else with the general one."""
     reasons = {why for _, why in members}
-    return MissingGroup(reasons.pop() if len(reasons) == 1 else general, _grouped([one for one, _ in members]))
+    return MissingGroup(reasons.pop() if len(reasons) == 1 else general, _grouped([result for result, _ in members]))
 
 
 def _grouped(cells: list[CellResult]) -> list[BraceGroup[CellResult]]:
-    def alike(one: CellResult) -> tuple[str, str, int]:
-        return one.artifact.key, one.artifact.title, max(one.attempts, 1)
+    def alike(result: CellResult) -> tuple[str, str, int]:
+        return result.artifact.key, result.artifact.title, max(result.attempts, 1)
 
-    return brace_groups(cells, lambda one: one.cell.shape, alike)
+    return brace_groups(cells, lambda result: result.cell.shape, alike)
 
 
 def summary(results: Results, report: Path | None = None) -> list[str]:
@@ -218,7 +219,7 @@ def tally(results: Results) -> str:
 
 
 def published(results: Results) -> str:
-    count = sum(one.is_published for one in results.artifacts())
+    count = sum(artifact.is_published for artifact in results.artifacts())
     return f"{count:,} of {counted(len(results.plan.artifacts), 'artifact')} published"
 
 
@@ -227,17 +228,17 @@ def _missing(group: MissingGroup) -> Iterator[str]:
     status = style(why.status.value, fg="red" if is_failure else "yellow")
     yield f"{status}{f' {why.name}' if is_failure else ''}: {why.text}"
     for cells in group.groups:
-        one = cells.members[0]
-        attempts = f"  ({counted(one.attempts, 'attempt')})" if one.attempts > 1 else ""
-        yield f"  {plain(one.artifact.title)}, {cells.name}{attempts}"
+        first = cells.members[0]
+        attempts = f"  ({counted(first.attempts, 'attempt')})" if first.attempts > 1 else ""
+        yield f"  {plain(first.artifact.title)}, {cells.name}{attempts}"
     yield f"  fix: {why.remedy}"
 
 
 def published_artifacts(store: "Store", results: Results) -> dict[str, "Published"]:
     """Artifacts of the plan that are complete, by request key."""
-    keys = dict.fromkeys(one.artifact.key for one in results.artifacts() if one.is_published)
-    found = ((key, store.find(key)) for key in keys)
-    return {key: one for key, one in found if one is not None}
+    keys = dict.fromkeys(result.artifact.key for result in results.artifacts() if result.is_published)
+    artifacts = ((key, store.find(key)) for key in keys)
+    return {key: artifact for key, artifact in artifacts if artifact is not None}
 
 
 def show_artifacts(
@@ -247,15 +248,15 @@ def show_artifacts(
     verified: Mapping[str, Report],
     results: Results,
 ) -> None:
-    """A line for each published artifact, cache hit or built; `--json` has those that are missing as well."""
+    """Print a line for each published artifact, a cache hit or built; `--json` includes missing ones."""
     documents = []
-    for one in results.artifacts():
-        key = one.artifact.key
+    for result in results.artifacts():
+        key = result.artifact.key
         if key not in published:
-            documents.append(_missing_json(one))
+            documents.append(_missing_json(result))
             continue
-        cached = one.artifact.is_published or not _is_built(results, key)
-        documents.append(_artifact_json(published[key], one, figures[key], verified[key], cached=cached))
+        cached = result.artifact.is_published or not _is_built(results, key)
+        documents.append(_artifact_json(published[key], result, figures[key], verified[key], cached=cached))
         if not console.json:
             console.result(*_lines(published[key], figures[key], verified[key], cached=cached))
     if console.json:
@@ -263,16 +264,16 @@ def show_artifacts(
 
 
 def show_end(console: Console, results: Results, report: Path | None) -> None:
-    """One sentence if the build is one cell, else the summary."""
+    """Print one sentence for a build of one cell, else the summary."""
     missing = results.missing()
-    failures = list(dict.fromkeys(one.failure for one in missing if one.failure))
+    failures = list(dict.fromkeys(cell.failure for cell in missing if cell.failure))
     if console.verbose:
         for failure in failures:
             console.trace(failure.log)
     if results.left_behind:
         console.complain(results.left_behind)
     if results.interrupted:
-        console.say("Interrupted. What is committed stays; `nxpipe build --resume` continues.")
+        console.say("Interrupted. Committed cells stay; `nxpipe build --resume` continues.")
     elif len(failures) == 1 and len(results.cells()) == 1:
         console.complain(failures[0].message)
     elif missing:
@@ -301,7 +302,7 @@ def _lines(published: "Published", programs: dict[str, Any], verified: Report, *
 
 
 def _artifact_json(
-    published: "Published", one: ArtifactResult, programs: dict[str, Any], verified: Report, *, cached: bool
+    published: "Published", result: ArtifactResult, programs: dict[str, Any], verified: Report, *, cached: bool
 ) -> dict[str, object]:
     return {
         "model": published.model_id,
@@ -313,29 +314,29 @@ def _artifact_json(
         "size_bytes": published.size_bytes,
         "verification": verified,
         "utilisation": programs,
-        "cells": [_cell_json(cell) for cell in one.cells],
+        "cells": [_cell_json(cell) for cell in result.cells],
     }
 
 
-def _missing_json(one: ArtifactResult) -> dict[str, object]:
-    artifact = one.artifact
+def _missing_json(result: ArtifactResult) -> dict[str, object]:
+    artifact = result.artifact
     return {
-        "model": artifact.asked.title,
+        "model": artifact.spec.title,
         "request_key": artifact.key or None,
         "cache": "missing",
-        "target": artifact.asked.target,
-        "cells": [_cell_json(cell) for cell in one.cells],
+        "target": artifact.spec.target,
+        "cells": [_cell_json(cell) for cell in result.cells],
     }
 
 
-def _cell_json(one: CellResult) -> dict[str, object]:
+def _cell_json(result: CellResult) -> dict[str, object]:
     document = {
-        "program": one.cell.shape.name,
-        "fate": RESULT_WORDS[one.status],
-        "attempts": one.attempts,
-        "seconds": one.seconds,
+        "program": result.cell.shape.name,
+        "fate": RESULT_WORDS[result.status],
+        "attempts": result.attempts,
+        "seconds": result.seconds,
     }
-    if one.failure is None:
+    if result.failure is None:
         return document
-    failure = {"kind": one.failure.kind, "message": one.failure.message, "exit_code": one.failure.code}
+    failure = {"kind": result.failure.kind, "message": result.failure.message, "exit_code": result.failure.code}
     return document | {"fault": failure}

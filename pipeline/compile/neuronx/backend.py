@@ -1,4 +1,4 @@
-"""Backend of neuronx-cc: a child process with limits of time and memory, its error codes, and the NEFF it makes.
+"""Backend of neuronx-cc: a child process with limits of time and memory, its error codes, and the NEFF.
 
 neuronx-cc starts processes of its own, so limits and the final kill apply to the session: all of them together.
 """
@@ -53,15 +53,15 @@ class ProcessLimits:
 
 
 class OutOfTime(Exception):
-    """The work took longer than it may."""
+    """The process exceeded its time limit."""
 
 
 class OutOfMemory(Exception):
-    """The work took more memory than it may."""
+    """The process exceeded its memory limit."""
 
 
 def run_limited(work: Callable[[_Argument], None], argument: _Argument, log: Path, limits: ProcessLimits) -> int:
-    """Run `work` with its output in `log`. Returns the exit status; negative if a signal ended it."""
+    """Run `work` in a child process with its output in `log`; return the exit status, negative if a signal ended it."""
     process = get_context("spawn").Process(target=_begin, args=(work, argument, log))
     process.start()
     try:
@@ -90,21 +90,21 @@ def _watch(process: BaseProcess, limits: ProcessLimits) -> None:
 
 
 def _end(process: BaseProcess) -> None:
-    """Kill the whole session, even if its first process has ended: until that is waited for, its id is not reused."""
+    """Kill the whole session, even if its first process has ended: its id is not reused until `join`."""
     assert process.pid is not None
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGKILL)  # before it had a session of its own
+        os.kill(process.pid, signal.SIGKILL)  # if it has no session of its own yet
     process.join()
 
 
 def _resident(session: int | None) -> Iterator[int]:
-    """Bytes of memory that each process of a session holds; what they share counts for each."""
+    """Resident bytes of each process of a session; shared memory counts for each."""
     page = os.sysconf("SC_PAGE_SIZE")
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # a process that has just ended
-            fields = entry.read_text().rpartition(")")[2].split()  # the name before may hold anything
+            fields = entry.read_text().rpartition(")")[2].split()  # the process name may contain spaces and parentheses
             if int(fields[3]) == session:
                 yield int(fields[21]) * page
 
@@ -154,7 +154,7 @@ def finding_of(output: str, program: str) -> Finding | None:
 
 
 def first_code(output: str) -> str | None:
-    """Any code, of the compiler's own defects too."""
+    """The first code of any kind, of the compiler's own defects too."""
     match = _CODE.search(output)
     return f"NCC_{match[1]}" if match else None
 
@@ -164,38 +164,38 @@ _CACHED: Final = "Got a cached failed neff"
 
 
 class CompilerFailed(BuildRefused):
-    """neuronx-cc failed for a reason that is not the program's; the same build may succeed later."""
+    """neuronx-cc failed for a reason outside the program; the same build may succeed later."""
 
     deterministic = False
 
 
 def explain(model: str, program: str, status: int, output: str) -> BuildRefused:
-    """The error for a process that ended with `status` (negative: by that signal) and left no NEFF."""
-    what = f"{model} {program}"
-    found = finding_of(output, program)
+    """The error for a process that left no NEFF and ended with `status` (negative: by that signal)."""
+    title = f"{model} {program}"
+    finding = finding_of(output, program)
     if _CACHED in output:
         return CompilerFailed(
-            f"{what}: AWS's compile cache returned the failure of an earlier attempt; run "
+            f"{title}: AWS's compile cache returned the failure of an earlier attempt; run "
             "`neuron_parallel_compile --command clean`, or unset NEURON_COMPILE_CACHE_URL"
         )
-    if found is not None:
-        kind = DoesNotFit if found.rule is DOES_NOT_FIT else BuildRefused
-        return kind(f"{what}: neuronx-cc reports {found.message} ({found.rule.id}); {found.advice}")
+    if finding is not None:
+        kind = DoesNotFit if finding.rule is DOES_NOT_FIT else BuildRefused
+        return kind(f"{title}: neuronx-cc reports {finding.message} ({finding.rule.id}); {finding.advice}")
     compiler = _STATUS.search(output)
     ended = int(compiler[1]) if compiler else status
     if ended == -signal.SIGKILL:
         return NotEnoughMemory(
-            f"{what}: the compiler was killed, as the kernel does when memory runs out; use a machine with more of it"
+            f"{title}: the compiler was killed, as the kernel does when memory runs out; use a machine with more of it"
         )
     if ended < 0:
-        return CompilerFailed(f"{what}: signal {-ended} ended the compiler; run the same command again")
+        return CompilerFailed(f"{title}: signal {-ended} ended the compiler; run the same command again")
     if compiler:
         code = first_code(output) or "no error code"
         return CompilerFailed(
-            f"{what}: neuronx-cc ended with status {ended} and {code}, which its reference does not hold against a "
+            f"{title}: neuronx-cc ended with status {ended} and {code}, which AWS's reference does not attribute to a "
             "program; run the same command again, and report it to AWS if it stays"
         )
-    return CompilerFailed(f"{what}: torch_neuronx failed: {_last_line(output)}; nxpipe doctor shows the releases")
+    return CompilerFailed(f"{title}: torch_neuronx failed: {_last_line(output)}; nxpipe doctor shows the releases")
 
 
 def _last_line(output: str) -> str:
@@ -203,12 +203,12 @@ def _last_line(output: str) -> str:
     return lines[-1][:300].rstrip(".") if lines else "no output"
 
 
-LONGEST: Final = 2 * 3600.0  # seconds that one program may take
+LONGEST: Final = 2 * 3600.0  # seconds for one program
 _READ: Final = 1 << 20  # bytes of the end of a log, where the errors are
-_NOTED: Final = 8000  # characters of the output that travel with an error
+_NOTED: Final = 8000  # characters of the output in the note of an error
 _LOG: Final = "process.log"
 _CACHE: Final = "cache"
-_HEADER: Final = 1024  # bytes, before the archive that a NEFF is
+_HEADER: Final = 1024  # bytes in front of the archive in a NEFF
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class TraceJob:
 
     @property
     def workdir(self) -> Path:
-        """The folder in which the NEFF is found; the compile cache beside it may hold others."""
+        """The folder of the NEFF, apart from the compile cache, which may contain others."""
         return self.folder / "neuronx"
 
     @property
@@ -241,20 +241,20 @@ class NeuronxBackend:
             return spec.capture(shape)
 
     def program(
-        self, spec: "BuildSpec", shape: Shape, front: "Graph", store: "Store", step: Step, *, force: bool
+        self, spec: "BuildSpec", shape: Shape, frontend_output: "Graph", store: "Store", step: Step, *, force: bool
     ) -> BackendOutput:
         with step(f"compile {shape.name} with neuronx-cc"):
             limits = ProcessLimits(LONGEST, available_memory())
-            compiled = compile_neff(spec, shape, front, spec.tensors(), limits)
-        files = {**compiled, f"ports/{shape.name}.json": _ports(front)}
-        facts = {"degree": 1, "graph_key": front.key, "outputs": sorted(front.outputs)}
+            compiled = compile_neff(spec, shape, frontend_output, spec.tensors(), limits)
+        files = {**compiled, f"ports/{shape.name}.json": _ports(frontend_output)}
+        facts = {"degree": 1, "graph_key": frontend_output.key, "outputs": sorted(frontend_output.outputs)}
         return BackendOutput({path: store.put_blob(data) for path, data in files.items()}, facts)
 
 
 def compile_neff(
     spec: "BuildSpec", shape: Shape, graph: "Graph", tensors: Tensors, limits: ProcessLimits
 ) -> dict[str, bytes]:
-    """The program, and the files that the compiler left for it in its cache."""
+    """The compiled program, and the files of its entries in the compile cache."""
     from nxpipe.emulator.capture import example_inputs
 
     capture = spec.capture_request(shape)
@@ -297,10 +297,10 @@ def _compiled(model: str, program: str, job: TraceJob, limits: ProcessLimits) ->
         ) from error
     if status != 0:
         raise explain(model, program, status, _output(job.folder))
-    found = sorted(job.workdir.rglob("*.neff"))
-    if len(found) != 1:
-        raise CompilerFailed(f"{model} {program}: torch_neuronx left {len(found)} NEFF files, and not exactly one")
-    neff = found[0].read_bytes()
+    neffs = sorted(job.workdir.rglob("*.neff"))
+    if len(neffs) != 1:
+        raise CompilerFailed(f"{model} {program}: torch_neuronx left {len(neffs)} NEFF files instead of one")
+    neff = neffs[0].read_bytes()
     if len(neff) <= _HEADER:
         raise CompilerFailed(
             f"{model} {program}: the NEFF is truncated at {len(neff)} bytes; its header alone has {_HEADER}"
@@ -309,7 +309,7 @@ def _compiled(model: str, program: str, job: TraceJob, limits: ProcessLimits) ->
 
 
 def trace_job(job: TraceJob) -> None:
-    """The work of the child process. neuronx-cc leaves files in its working directory, which is the job's folder."""
+    """Body of the child process. Its working directory is the job's folder, where neuronx-cc leaves files."""
     os.chdir(job.folder)
     os.environ.clear()
     os.environ.update(job.environment)
@@ -325,7 +325,7 @@ def _output(folder: Path) -> str:
 
 
 def _ports(graph: "Graph") -> bytes:
-    """Inputs and outputs by name and type, in the order in which the NEFF takes and gives them."""
+    """Inputs and outputs by name and type, in the order of the NEFF's arguments and results."""
 
     def described(values: "Mapping[str, Value]") -> list[dict[str, object]]:
         return [

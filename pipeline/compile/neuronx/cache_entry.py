@@ -1,4 +1,4 @@
-"""Entries of the Neuron compile cache: folders, files and state, and the files of them that an artifact keeps."""
+"""Entries of the Neuron compile cache: folders, files and states; and those files of entries that an artifact keeps."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -39,13 +39,16 @@ def state_of(names: Collection[str]) -> EntryState:
     return EntryState.FAILED if DONE in names or _FAILED in names else EntryState.UNFINISHED
 
 
-def travels(name: str) -> bool:
-    """A lock is of the moment, and a log of a place."""
+def is_kept(name: str) -> bool:
+    """True for a file that an artifact keeps: not a lock, which belongs to a process, nor a log, which names local
+    paths."""
     return not name.endswith(_LOCK) and name != _FAILED
 
 
 @dataclass(frozen=True)
 class CacheEntry:
+    """A finished cache entry in an artifact."""
+
     program: str  # of the artifact that keeps it
     folder: str  # in a cache
     files: Mapping[str, "Blob"]
@@ -59,23 +62,23 @@ class CacheEntry:
 
 
 def entries_of(manifest: "Manifest") -> list[CacheEntry]:
-    """The entries that came with an artifact's programs."""
-    found: dict[tuple[str, str], dict[str, Blob]] = {}
+    """The cache entries of an artifact's programs; ProgramInvalid if one is not complete."""
+    files_of: dict[tuple[str, str], dict[str, Blob]] = {}
     for file in manifest.files:
-        top, _, rest = file.path.partition("/")
+        top, _, path = file.path.partition("/")
         if top == CACHE:
-            program, folder, name = _parts(manifest, rest)
-            found.setdefault((program, folder), {})[name] = file.blob
-    for (program, folder), files in found.items():
+            program, folder, name = _parts(manifest, path)
+            files_of.setdefault((program, folder), {})[name] = file.blob
+    for (program, folder), files in files_of.items():
         if state_of(files) is not EntryState.READY:
             raise ProgramInvalid(
                 f"{manifest.model.id} {program}: {folder} lacks {NEFF} or {DONE}; build the model again"
             )
-    return [CacheEntry(program, folder, files) for (program, folder), files in found.items()]
+    return [CacheEntry(program, folder, files) for (program, folder), files in files_of.items()]
 
 
 def folder_of(path: str) -> str | None:
-    """The entry that a cache's file belongs to; None for a stranger's file."""
+    """The entry that a file of a cache belongs to; None for a file of no entry."""
     compiler, _, rest = path.partition("/")
     module, _, name = rest.partition("/")
     named = _COMPILER.fullmatch(compiler) and _MODULE.fullmatch(module) and name and "/" not in name
@@ -83,24 +86,24 @@ def folder_of(path: str) -> str | None:
 
 
 def _parts(manifest: "Manifest", path: str) -> tuple[str, str, str]:
-    program, _, rest = path.partition("/")
-    folder = folder_of(rest)
+    program, _, file = path.partition("/")
+    folder = folder_of(file)
     if folder is None or program not in {executable.name for executable in manifest.executables}:
         raise ProgramInvalid(
-            f"{manifest.model.id}: its file {CACHE}/{path} is no part of a cache entry of one of its programs; build "
+            f"{manifest.model.id}: its file {CACHE}/{path} belongs to no cache entry of its programs; build "
             "the model again"
         )
-    return program, folder, rest.removeprefix(f"{folder}/")
+    return program, folder, file.removeprefix(f"{folder}/")
 
 
 def cache_entries(cache: Path, program: str) -> dict[str, bytes]:
-    """Finished entries, by their files' paths in an artifact. Mostly none: tracing is documented not to be cached."""
-    found: dict[str, bytes] = {}
+    """Files of the finished entries, by path in an artifact. Usually none: AWS documents that tracing uses no cache."""
+    kept: dict[str, bytes] = {}
     for folder in sorted(cache.glob("*/*/")):
         files = sorted(path for path in folder.iterdir() if path.is_file())
         if state_of([path.name for path in files]) is EntryState.READY:
             for path in files:
                 where = path.relative_to(cache).as_posix()
-                if folder_of(where) and travels(path.name):
-                    found[cached(program, where)] = path.read_bytes()
-    return found
+                if folder_of(where) and is_kept(path.name):
+                    kept[cached(program, where)] = path.read_bytes()
+    return kept

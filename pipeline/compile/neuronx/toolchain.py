@@ -21,7 +21,7 @@ PROGRAM: Final = "neuronx-cc"
 TARGETS: Final = ("inf2", "trn1", "trn1n", "trn2")
 REMEDY: Final = "use an AWS Neuron image, with neuronx-cc on the PATH and torch-neuronx; the emulator needs neither"
 _NEEDED: Final = ("neuronx-cc", "torch-neuronx")
-_OPTIONAL: Final = ("torch-xla", "libneuronxla")  # they make the HLO module, where they are separate packages
+_OPTIONAL: Final = ("torch-xla", "libneuronxla")  # they create the HLO module, if they are separate packages
 
 
 class NeuronxToolchain:
@@ -54,7 +54,7 @@ class NeuronxToolchain:
     def key_inputs(self, spec: "BuildSpec") -> dict[str, object]:
         return {
             "backend": "neuronx",
-            "source": compiler_digest(),  # of nxpipe's own capture, whose graph gives the program its name
+            "source": compiler_digest(),  # of nxpipe's own capture, whose graph key names the program
             "driver": source_digest(Path(__file__).parent),
             "flags": list(compiler_flags(spec)),
             "toolchain": toolchain(),
@@ -65,16 +65,16 @@ class NeuronxToolchain:
 
 
 def toolchain() -> dict[str, str]:
-    """The releases that a NEFF depends on; MissingSoftware names the first that is absent."""
+    """The installed releases that a NEFF depends on; MissingSoftware for the first that is absent."""
     missing = _missing()
     if missing:
         raise MissingSoftware(missing, "--backend neuronx", REMEDY)
-    found = {name: _installed(name) for name in (*_NEEDED, *_OPTIONAL)}
-    return {name: release for name, release in found.items() if release is not None}
+    releases = {name: _installed(name) for name in (*_NEEDED, *_OPTIONAL)}
+    return {name: release for name, release in releases.items() if release is not None}
 
 
 def installed_releases() -> str | None:
-    """The releases in one line; None where the backend cannot run."""
+    """The releases in one line; None if the backend cannot run."""
     return None if _missing() else ", ".join(f"{name} {release}" for name, release in toolchain().items())
 
 
@@ -103,15 +103,15 @@ _TEXT: Final = (
 )
 _MODEL_TYPES: Final = {**dict.fromkeys(_TEXT, "transformer"), "image-denoising": "unet-inference"}
 
-# Flags in NEURON_CC_FLAGS that AWS's wrapper keeps for itself; any other would reach the compiler.
+# Flags in NEURON_CC_FLAGS that AWS's wrapper consumes; all others reach the compiler.
 _WRAPPER_FLAGS: Final = ("--cache_dir", "--no_cache", "--retry_failed_compilation", "--log_level")
 _RETRY: Final = "--retry_failed_compilation"
-# Variables that change the model's types silently, or make the compiler extract graphs only.
+# Variables that silently change the model's types, or limit the compiler to extracting graphs.
 _MISLEADING: Final = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16", "NEURON_EXTRACT_GRAPHS_ONLY")
 
 
 def compiler_flags(spec: "BuildSpec") -> tuple[str, ...]:
-    """All flags are explicit, since defaults have changed between releases."""
+    """The flags of neuronx-cc, all explicit, since defaults have changed between releases."""
     casts = ("--auto-cast-type", spec.autocast_type) if spec.autocast != "none" else ()
     return (
         *("--target", spec.target.compiler_target),
@@ -122,10 +122,11 @@ def compiler_flags(spec: "BuildSpec") -> tuple[str, ...]:
     )
 
 
-def compiler_environment(spec: "BuildSpec", given: Mapping[str, str], cache: Path) -> dict[str, str]:
-    """The user's environment, with a compile cache of its own unless one is set, and without misleading variables."""
-    environment = {name: value for name, value in given.items() if name not in _MISLEADING}
-    flags = wrapper_flags(given)
+def compiler_environment(spec: "BuildSpec", environ: Mapping[str, str], cache: Path) -> dict[str, str]:
+    """The user's environment without misleading variables, and with a temporary compile cache unless the user has set
+    one."""
+    environment = {name: value for name, value in environ.items() if name not in _MISLEADING}
+    flags = wrapper_flags(environ)
     return {
         "NEURON_COMPILE_CACHE_URL": str(cache),
         **environment,
@@ -134,17 +135,17 @@ def compiler_environment(spec: "BuildSpec", given: Mapping[str, str], cache: Pat
     }
 
 
-def wrapper_flags(given: Mapping[str, str]) -> list[str]:
+def wrapper_flags(environ: Mapping[str, str]) -> list[str]:
     """The flags in NEURON_CC_FLAGS; BuildRefused for one that would change a program without changing its key."""
     try:
-        flags = shlex.split(given.get("NEURON_CC_FLAGS", ""))
+        flags = shlex.split(environ.get("NEURON_CC_FLAGS", ""))
     except ValueError as error:
         raise BuildRefused(f"NEURON_CC_FLAGS cannot be read ({error}); unset it, or close its quotes") from error
     for flag in flags:
         if flag.partition("=")[0] not in _WRAPPER_FLAGS:
             raise BuildRefused(
                 f"NEURON_CC_FLAGS holds {flag!r}, which would change the program and not its key; leave only "
-                f"{', '.join(_WRAPPER_FLAGS)} there (a value goes behind '=')"
+                f"{', '.join(_WRAPPER_FLAGS)} there (write a value as FLAG=VALUE)"
             )
     return flags
 
