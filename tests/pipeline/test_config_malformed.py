@@ -70,8 +70,8 @@ WRONG = {
     "UTF-8 with a mark": Wrong(b"\xef\xbb\xbf" + PROJECT.encode(), 1, "", "byte order mark of UTF-8", "without"),
     "UTF-16": Wrong(PROJECT.encode("utf-16"), 1, "", "byte order mark of UTF-16", "without"),
     "a NUL byte": Wrong(b'[project]\nname = "a\x00b"\n', 2, "", r"a\u0000b", "printable characters"),
-    "two megabytes": Wrong("#" * (2 << 20), None, "", "more than 1,048,576 bytes", "up to that size"),
-    "unclosed string": Wrong('[project]\nname = "search\n', 2, "", r"name = \"search", "the quotes that end"),
+    "two megabytes": Wrong("#" * (2 << 20), None, "", "more than 1,048,576 bytes", "within that size"),
+    "unclosed string": Wrong('[project]\nname = "search\n', 2, "", r"name = \"search", "a closing quote"),
     "no value": Wrong("[project]\nname =\n", 2, "", "name =", "text stands in quotes"),
     "a bare word": Wrong("[project]\nname = search\n", 2, "", "name = search", "text stands in quotes"),
     "no equals sign": Wrong("[project]\nname\n", 2, "", "name", "key = value"),
@@ -79,7 +79,7 @@ WRONG = {
     "a table twice": Wrong(PROJECT + "[project]\n", 3, "", "[project]", "each [table] only once"),
     "unclosed list": Wrong(PROJECT + "[rollout]\nsteps = [5, 100\n", 4, "", "steps = [5, 100", "]"),
     "a day that no calendar has": Wrong(PROJECT + "[build]\ntimeout = 2026-02-30\n", 4, "", "2026-02-30", "calendar"),
-    "lists without an end": Wrong("a = " + "[" * 5000 + "]" * 5000, None, "", "hundreds deep", "a few levels"),
+    "lists without an end": Wrong("a = " + "[" * 5000 + "]" * 5000, None, "", "deeper than the limit", "a few levels"),
     "a number of 5000 digits": Wrong(f"{PROJECT}[build]\nparallelism = {'9' * 5000}\n", 4, "", "thousands", "64 bits"),
     "a number of 20000 bits": Wrong(
         f"{PROJECT}[build]\nparallelism = 0x{'f' * 5000}\n", 4, "build.parallelism", "20000 bits", "from 1 to 256"
@@ -236,7 +236,7 @@ WRONG = {
         16,
         "endpoints[0].disk",
         "100",
-        "has local disks only",
+        "has local disks of a fixed size only",
     ),
     "a rack as an instance": Wrong(
         fleet('["inf2.xlarge"]', '["trn3_gen1"]'), 13, "fleets[0].instance_types[0]", "trn3_gen1", "trn2u.48xlarge"

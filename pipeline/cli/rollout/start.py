@@ -62,7 +62,7 @@ def start(
     CloudWatch; if there are too few, only errors are evaluated, and the command reports it.
 
     The fleet's channel is updated once the rollout has promoted: by this command with --wait, else by `nxpipe rollout
-    status --wait` or the next start. Repeating a start is idempotent: it reports the same rollout, whatever its state.
+    status --wait` or the next start. Repeating a start is idempotent: it reports the same rollout in any state.
     With --wait, the exit code reports how the rollout ended; Ctrl-C does not affect the rollout.
 
     \b

@@ -111,7 +111,7 @@ def fsck(ctx: click.Context, repair_from: str | None, store: str | None, config_
 
 
 def _outlook(health: "Health") -> str:
-    """The suffix about orphans. Objects of an unreadable record look like orphans; gc removes them only after repair."""
+    """The suffix about orphans. Objects of an unreadable record look like orphans; gc keeps them until a repair."""
     return ", which gc removes" if health.is_sound else ", judged by the readable records only"
 
 
