@@ -27,7 +27,7 @@ class Numbers(click.ParamType[tuple[int, ...]]):
         except ValueError:
             numbers = ()
         if not numbers or numbers[0] < 1 or numbers[-1] > self._maximum:
-            self.fail(f"{value!r} is not a list of integers from 1 to {self._maximum}, as in 128,512", param, ctx)
+            self.fail(f"{value!r} is not a list of integers from 1 to {self._maximum}, as in 1,2", param, ctx)
         return numbers
 
 

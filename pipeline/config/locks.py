@@ -99,7 +99,7 @@ def _invalid(path: Path, found: str, allowed: str) -> ConfigInvalid:
     return ConfigInvalid([Fault(str(path), None, "", found, allowed)])
 
 
-_CLUSTER_LOCK_HEAD: Final = "# Written by `nxpipe infra lock`: the releases, versions and digests of the cluster. Commit it.\n"
+_CLUSTER_LOCK_HEAD: Final = "# Written by `nxpipe infra lock`: the versions and digests of the cluster. Commit it.\n"
 _REMEDY: Final = "the output of `nxpipe infra lock`; run it"
 ADDONS: Final = ("aws-efs-csi-driver", "coredns", "eks-pod-identity-agent", "kube-proxy", "vpc-cni")
 

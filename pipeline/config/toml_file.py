@@ -92,9 +92,7 @@ def _syntax_fault(path: Path, text: str, message: str) -> Fault:
     reason = message[: position.start()] if position else message
     remedy = next((text for words, text in _REMEDIES if reason.startswith(words)), f"valid TOML ({reason})")
     if not _OWN_TABLE.search(text):
-        return Fault(
-            str(path), line, "", "not a configuration of nxpipe", f"a file with the table [project], and {remedy}"
-        )
+        return Fault(str(path), line, "", "no table of nxpipe.toml", f"a file with the table [project], and {remedy}")
     return Fault(str(path), line, "", shown(lines[line - 1].strip()), remedy)
 
 

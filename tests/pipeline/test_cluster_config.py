@@ -81,7 +81,7 @@ def test_what_eks_would_refuse_is_refused_in_one_sentence(old: str, new: str, sa
     [
         ("inf2.xlarge", BLOCK, "EC2 sells capacity blocks of"),
         ("trn2u.48xlarge", '{ kind = "spot" }', "EC2 sells no trn2u.48xlarge on the spot market"),
-        ("inf2.xlarge", '{ kind = "on-demand", placement = "cluster" }', "has no Elastic Fabric Adapter, and gains"),
+        ("inf2.xlarge", '{ kind = "on-demand", placement = "cluster" }', "has no Elastic Fabric Adapter, which"),
         ("inf2.xlarge", '{ kind = "spot" }', ""),
     ],
 )

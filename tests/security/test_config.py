@@ -75,8 +75,10 @@ CONFIGS: Final = {
     "A09": Hostile(bert(hidden_size="32"), 10, WHOLE),
     "A10": Hostile(bert(hidden_size=2**63), 10, "at most 16,777,216 elements of a row"),
     "A11": Hostile(b'{"model_type": "bert", "hidden_size": ' + b"9" * 5000 + b"}", 10, "more than 4,300 digits"),
-    "A12": Hostile(b'{"model_type": "bert", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 10, "nested hundreds"),
-    "A13": Hostile(b'{"model_type": "bert", "x": ' + b"[" * 900 + b"]" * 900 + b"}", 10, "nested deeper than the limit"),
+    "A12": Hostile(b'{"model_type": "bert", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 10, "nested deeper than"),
+    "A13": Hostile(
+        b'{"model_type": "bert", "x": ' + b"[" * 900 + b"]" * 900 + b"}", 10, "nested deeper than the limit"
+    ),
     "A14": Hostile(bert(note="x" * ((4 << 20) - 400)), 0),
     "A15": Hostile(bert(note="x" * (4 << 20)), 10, "more than 4,194,304 bytes"),
     "A16": Hostile(bert(auto_map={"AutoModel": "evil.Evil"}, trust_remote_code=True), 0, "never runs"),
