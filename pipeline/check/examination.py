@@ -136,8 +136,8 @@ def _footprints(
 ) -> tuple[tuple[GraphMemory, ...], dict[int, str]]:
     """The footprint of each degree; without a compiled program, only the share of the weights."""
     if graphs:
-        found, refused = footprints(graphs, degrees, published)
-        return tuple(found), refused
+        by_degree, refused = footprints(graphs, degrees, published)
+        return tuple(by_degree), refused
     total = sum(kind.nbytes for kind in weights.values())
     return tuple(GraphMemory(degree, -(-total // degree), 0, 0, 0, 0) for degree in degrees if total), {}
 

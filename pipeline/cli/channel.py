@@ -82,7 +82,7 @@ def show(console: Console, name: str | None, store: str | None, config_path: Pat
     from nxpipe.pipeline.artifacts.channel_log import ChannelView, channel_state_data, channel_state_text
 
     view = ChannelView.of(open_uncached_store(store, config_path, console), config_path, console.say)
-    entries = [entry for each in view.names(name) for entry in view.history(each, 1)]
+    entries = [entry for channel_name in view.names(name) for entry in view.history(channel_name, 1)]
     signers = [
         {served: view.signers(entry.generation.channel, served) for served in entry.generation.artifacts}
         for entry in entries

@@ -93,8 +93,8 @@ def _figures(program: "ProgramDifference") -> Iterator[tuple[str, ...]]:
     for figure, (before, after) in program.figures.items():
         if before != after:
             change = f"{after / before - 1:+.1%}" if before and after is not None else ""
-            name, *rest = figure.removesuffix("_ns").split("_")
-            yield program.name, " ".join((name, *rest)), _value(figure, before), _value(figure, after), change
+            name, *words = figure.removesuffix("_ns").split("_")
+            yield program.name, " ".join((name, *words)), _value(figure, before), _value(figure, after), change
 
 
 def _value(figure: str, value: float | None) -> str:

@@ -36,9 +36,9 @@ _CDK: Final = "pip install 'nxpipe[cdk]'"
 class Need:
     """A library or program that a command requires."""
 
-    what: str
+    name: str
     needed_for: str
-    get_it: str
+    remedy: str
     find: Callable[[], str | None]
     optional: bool = False
 
@@ -48,11 +48,11 @@ class Requirement:
     """A requirement and its version, or None if it is missing."""
 
     need: Need
-    found: str | None
+    version: str | None
 
     @property
     def state(self) -> str:
-        if self.found:
+        if self.version:
             return "ok"
         return "optional" if self.need.optional else "missing"
 
@@ -143,7 +143,7 @@ def doctor(ctx: click.Context) -> None:
         console.page(
             table(("state", "software", "needed for", "version, or how to install it"), [_row(f) for f in findings])
         )
-    missing = [finding.need.what for finding in findings if finding.state == "missing"]
+    missing = [finding.need.name for finding in findings if finding.state == "missing"]
     if missing:
         console.say(f"Missing: {', '.join(missing)}.")
         ctx.exit(SOFTWARE.number)
@@ -152,14 +152,14 @@ def doctor(ctx: click.Context) -> None:
 
 def _row(finding: Requirement) -> tuple[str, str, str, str]:
     state = style(finding.state, fg=_COLOURS[finding.state])
-    return state, finding.need.what, finding.need.needed_for, finding.found or finding.need.get_it
+    return state, finding.need.name, finding.need.needed_for, finding.version or finding.need.remedy
 
 
 def _as_json(finding: Requirement) -> dict[str, object]:
     return {
-        "what": finding.need.what,
+        "what": finding.need.name,
         "state": finding.state,
         "needed_for": finding.need.needed_for,
-        "found": finding.found,
-        "get_it": finding.need.get_it,
+        "found": finding.version,
+        "get_it": finding.need.remedy,
     }

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nxpipe.stacks.lint.template import Templates
 
 
-_REGION = click.option("--region", metavar="REGION", help="The region of templates that name none.")
+_REGION = click.option("--region", metavar="REGION", help="The region of templates without one.")
 
 
 @click.group(cls=Group)
@@ -177,16 +177,19 @@ def _as_json(finding: "Finding") -> dict[str, object]:
 def _plan_as_json(plan: "Plan", before: float, after: float) -> dict[str, object]:
     changes = [
         {
-            "stack": each.resource.stack,
-            "id": each.resource.id,
-            "type": each.resource.type,
-            "path": each.resource.path,
-            "change": each.kind,
-            "properties": list(each.properties),
+            "stack": change.resource.stack,
+            "id": change.resource.id,
+            "type": change.resource.type,
+            "path": change.resource.path,
+            "change": change.kind,
+            "properties": list(change.properties),
         }
-        for each in plan.changes
+        for change in plan.changes
     ]
-    restarts = [{"group": each.group.path, "by": each.by.path, "instances": each.instances} for each in plan.restarts]
+    restarts = [
+        {"group": restart.group.path, "by": restart.by.path, "instances": restart.instances}
+        for restart in plan.restarts
+    ]
     monthly = {"before": round(before, 2), "after": round(after, 2)}
     return {"changes": changes, "restarts": restarts, "forgotten": list(plan.forgotten), "monthly_usd": monthly}
 

@@ -96,9 +96,9 @@ class ModelOptions:
         return [ModelSpec.from_config(model, root) for model in configured_models(config, self.names)]
 
 
-def _first_option(names: Sequence[str], given: frozenset[str]) -> str | None:
+def _first_option(names: Sequence[str], set_options: frozenset[str]) -> str | None:
     """The first of the options that the user set, with its dashes."""
-    return next(("--" + name.replace("_", "-") for name in names if name in given), None)
+    return next(("--" + name.replace("_", "-") for name in names if name in set_options), None)
 
 
 def _usage(message: str) -> click.UsageError:
@@ -138,14 +138,14 @@ def _take_options(values: dict[str, Any]) -> ModelOptions:
     """Remove the values of these options from a command's values and return them."""
     context = click.get_current_context()
     names = ("model_id", "names", "axes", *spec_options())
-    taken = {name: values.pop(name) for name in names}
-    given = [name for name in names if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
-    target, tp = taken.pop("target"), taken.pop("tp")
+    options = {name: values.pop(name) for name in names}
+    set_options = [name for name in names if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    target, tp = options.pop("target"), options.pop("tp")
     return ModelOptions(
         targets=target if isinstance(target, tuple) else (target,),
         degrees=tp if isinstance(tp, tuple) else (tp,),
-        given=frozenset(given),
-        **taken,
+        given=frozenset(set_options),
+        **options,
     )
 
 

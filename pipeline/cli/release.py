@@ -112,9 +112,11 @@ def release(
 
 def _location(ctx: click.Context) -> dict[str, str]:
     """The options for store and configuration on the command line; the undo commands repeat them."""
-    given = ParameterSource.COMMANDLINE
+    command_line = ParameterSource.COMMANDLINE
     return {
-        option: str(ctx.params[name]) for name, option in _LOCATION_OPTIONS if ctx.get_parameter_source(name) is given
+        option: str(ctx.params[name])
+        for name, option in _LOCATION_OPTIONS
+        if ctx.get_parameter_source(name) is command_line
     }
 
 

@@ -157,8 +157,8 @@ def _violation(details: ErrorDetails, place: Place) -> Violation:
 
 def _wrong_tag(value: dict[str, Any], place: Place, kind: Kind) -> Violation:
     tag = value.get(TAG)
-    found = "nothing" if TAG not in value else shown(tag)
-    return Violation((*place.path, TAG), found, listed(kind.variants), _guess(tag, tuple(kind.variants)))
+    tag_text = "nothing" if TAG not in value else shown(tag)
+    return Violation((*place.path, TAG), tag_text, listed(kind.variants), _guess(tag, tuple(kind.variants)))
 
 
 def _unknown_key(place: Place) -> Violation:

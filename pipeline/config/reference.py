@@ -55,12 +55,12 @@ def _without_null(schema: Any) -> Any:
         return [_without_null(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {key: _without_null(item) for key, item in schema.items() if not (key == "default" and item is None)}
-    choices = kept.get("anyOf", [])
+    properties = {key: _without_null(item) for key, item in schema.items() if not (key == "default" and item is None)}
+    choices = properties.get("anyOf", [])
     if {"type": "null"} not in choices:
-        return kept
+        return properties
     value = [item for item in choices if item != {"type": "null"}]
-    others = {key: item for key, item in kept.items() if key != "anyOf"}
+    others = {key: item for key, item in properties.items() if key != "anyOf"}
     return {**value[0], **others} if len(value) == 1 else {"anyOf": value, **others}
 
 
