@@ -69,8 +69,8 @@ def cross_check(tables: Tables) -> Iterator[Violation]:
                 yield from _model_fits(path, name, INSTANCES[name], by_name[fleet.model])
     for index, endpoint in tables.endpoints.items():
         if endpoint.model in by_name:
-            path = ("endpoints", index, "instance_type")
-            yield from _model_fits(path, endpoint.instance_type, endpoint.hardware, by_name[endpoint.model])
+            key = ("endpoints", index, "instance_type")
+            yield from _model_fits(key, endpoint.instance_type, endpoint.hardware, by_name[endpoint.model])
 
 
 def _repeated_names(section: str, names: tuple[str, ...]) -> Iterator[Violation]:

@@ -138,8 +138,9 @@ def toml_of(text: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError:
         raise
     except ValueError:  # Python limits integers to 4,300 digits
-        line = next((n for n, row in enumerate(text.splitlines(), 1) if re.search("[0-9_]{4300}", row)), None)
-        raise DocumentInvalid("a number of more than 4,300 digits", line) from None
+        lines = enumerate(text.splitlines(), 1)
+        position = next((number for number, line in lines if re.search("[0-9_]{4300}", line)), None)
+        raise DocumentInvalid("a number of more than 4,300 digits", position) from None
 
 
 def _too_deep(format_name: str) -> DocumentInvalid:
