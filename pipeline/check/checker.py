@@ -1,4 +1,4 @@
-"""Check of one model: its examination, from the cache if it can be, judged for every target and degree."""
+"""Check of one model: its examination, cached if possible, and the fit of every target and degree."""
 
 import hashlib
 import json
@@ -45,7 +45,7 @@ from nxpipe.pipeline.util.files import MiB, cache_folder, json_of, read_file
 from nxpipe.pipeline.util.process import no_collection
 from nxpipe.pipeline.util.progress import Step
 
-_MOST_ENTRIES = 512
+_ENTRIES_LIMIT = 512
 
 
 def lookup(key: str) -> Examination | None:
@@ -54,15 +54,15 @@ def lookup(key: str) -> Examination | None:
         document = json_of(read_file(path, limit=64 * MiB))
         if document["digest"] != _digest(key, document["examination"]):
             return None
-        found = Examination.from_json(document["examination"])
+        examination = Examination.from_json(document["examination"])
         path.touch()
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # a damaged entry is a miss
-    return found
+        return None  # a damaged entry is a cache miss
+    return examination
 
 
-def keep(key: str, examination: Examination) -> None:
-    """Write an entry atomically. A folder that cannot be written costs time on the next run, and nothing else."""
+def store_examination(key: str, examination: Examination) -> None:
+    """Write a cache entry atomically. An unwritable folder is ignored: the next run examines the model again."""
     body = examination.as_json()
     document = json.dumps({"digest": _digest(key, body), "examination": body})
     with suppress(OSError):
@@ -73,14 +73,14 @@ def keep(key: str, examination: Examination) -> None:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(document)
         Path(temporary).replace(folder / f"{key}.json")
-        _forget_the_oldest(folder)
+        _remove_oldest(folder)
 
 
-def _forget_the_oldest(folder: Path) -> None:
+def _remove_oldest(folder: Path) -> None:
     entries = list(folder.iterdir())
-    if len(entries) > _MOST_ENTRIES:
+    if len(entries) > _ENTRIES_LIMIT:
         entries.sort(key=lambda path: path.stat().st_mtime)
-        for path in entries[: len(entries) - _MOST_ENTRIES]:
+        for path in entries[: len(entries) - _ENTRIES_LIMIT]:
             path.unlink(missing_ok=True)
 
 
@@ -92,7 +92,7 @@ def _folder() -> Path:
     return cache_folder() / "checks"
 
 
-_NOTHING: Final = Examination((), (), (), {}, whole=False)
+_EMPTY: Final = Examination((), (), (), {}, whole=False)
 
 
 def check(spec: ModelSpec, step: "Step") -> Report:
@@ -113,26 +113,26 @@ def _check_model(spec: ModelSpec, source: PretrainedModel, step: "Step") -> Repo
     unusable = any(finding.rule is CONFIGURATION for finding in findings)
     shapes = spec.shapes(source, source.phases)
     findings += too_long(source, shapes)
-    checkpoint, damage = examine_files(_weights_folder(spec, source))
-    findings += damage
-    found = _NOTHING
+    checkpoint, file_findings = examine_files(_weights_folder(spec, source))
+    findings += file_findings
+    examination = _EMPTY
     if not unusable:
         refused = {name for finding in findings for name in finding.programs}
-        # That the model is quantised is a finding already; the model it was quantised from can be checked further.
-        plain = replace(source, config=without_quantisation(source.config))
-        wanted = _compiled_spec(spec, plain, tuple(shape for shape in shapes if shape.name not in refused))
+        # Quantisation is a finding already; the rest of the check uses the configuration before quantisation.
+        unquantised = replace(source, config=without_quantisation(source.config))
+        build_spec = _compiled_spec(spec, unquantised, tuple(shape for shape in shapes if shape.name not in refused))
         try:
-            found = _examine_cached(wanted, _degrees(spec), checkpoint, step)
-        except InvalidDocument as error:  # numbers that canonical JSON cannot hold
+            examination = _examine_cached(build_spec, _degrees(spec), checkpoint, step)
+        except InvalidDocument as error:  # numbers that canonical JSON cannot represent
             findings.append(located_in_config(source, Finding(CONFIGURATION, f"config.json: {error}")))
-    findings += [located_by_message(source, finding) for finding in found.findings]
-    whole = found.whole and len(found.programs) == len(shapes)
+    findings += [located_by_message(source, finding) for finding in examination.findings]
+    complete = examination.whole and len(examination.programs) == len(shapes)
     file = located_in_config(source, Finding(SOURCE, "")).file
-    return _report(spec, source, file, replace(found, whole=whole), findings)
+    return _report(spec, source, file, replace(examination, whole=complete), findings)
 
 
 def _check_program_file(spec: ModelSpec, program: SavedProgram, step: "Step") -> Report:
-    """A program file is read each time: that takes no tracing."""
+    """Check a .pt2 or .onnx file, without the cache: reading it involves no tracing."""
     from nxpipe.pipeline.check.examination import examine
 
     file = relative_path(program.path)
@@ -142,14 +142,14 @@ def _check_program_file(spec: ModelSpec, program: SavedProgram, step: "Step") ->
         return Report(program.id, "", (), False, (), (Finding(SOURCE, str(error), file=file),), file)
 
     shapes = spec.shapes(program, program.phases)
-    found = examine(_compiled_spec(spec, program, shapes), _degrees(spec), None, step)
-    findings = [*found.findings, *_missing_data(program)]
+    examination = examine(_compiled_spec(spec, program, shapes), _degrees(spec), None, step)
+    findings = [*examination.findings, *_missing_data(program)]
     findings = [finding if finding.file else replace(finding, file=file) for finding in findings]
-    return _report(spec, program, file, found, findings)
+    return _report(spec, program, file, examination, findings)
 
 
 def _missing_data(program: SavedProgram) -> Iterator[Finding]:
-    """The graph needs no weights, but a build does. An unreadable program has a finding already."""
+    """A finding for absent weight data, which a build needs. An unreadable program has a finding already."""
     try:
         program.require_data()
     except ModelSourceError as error:
@@ -159,11 +159,13 @@ def _missing_data(program: SavedProgram) -> Iterator[Finding]:
         return
 
 
-def _report(spec: ModelSpec, source: ModelSource, file: str, found: Examination, findings: Iterable[Finding]) -> Report:
-    fits = tuple(fit_target(found, target, spec.tp) for target in spec.targets())
+def _report(
+    spec: ModelSpec, source: ModelSource, file: str, examination: Examination, findings: Iterable[Finding]
+) -> Report:
+    fits = tuple(fit_target(examination, target, spec.tp) for target in spec.targets())
     merged = merge([*findings, *verdicts(fits, spec.tp)])
     task = source.task if isinstance(source, PretrainedModel) else ""
-    return Report(source.id, task, found.programs, found.whole, fits, merged, file)
+    return Report(source.id, task, examination.programs, examination.whole, fits, merged, file)
 
 
 def _weights_folder(spec: ModelSpec, source: ModelSource) -> Path | None:
@@ -175,7 +177,7 @@ def _degrees(spec: ModelSpec) -> tuple[int, ...]:
 
 
 def _compiled_spec(spec: ModelSpec, source: ModelSource, shapes: tuple[Shape, ...]) -> BuildSpec:
-    """The programs to compile, for one rank and the first target: the graph is the same for all, rules differ."""
+    """The programs to compile, for one rank and the first target: all targets and degrees share the graph."""
     return BuildSpec(source, NoWeights(), shapes, spec.targets()[0], spec.autocast, spec.autocast_type)
 
 
@@ -183,19 +185,19 @@ def _examine_cached(
     spec: BuildSpec, degrees: tuple[int, ...], checkpoint: Checkpoint | None, step: "Step"
 ) -> Examination:
     key = _key(spec, degrees, checkpoint)
-    found = lookup(key)
-    if found is None:
-        from nxpipe.pipeline.check.examination import examine, lasting
+    examination = lookup(key)
+    if examination is None:
+        from nxpipe.pipeline.check.examination import examine, is_cacheable
 
-        with no_collection():  # nearly all that importing PyTorch and tracing allocate stays until the end
-            found = examine(spec, degrees, checkpoint, step)
-        if lasting(found):
-            keep(key, found)
-    return found
+        with no_collection():  # most objects from PyTorch's import and from tracing live until the end
+            examination = examine(spec, degrees, checkpoint, step)
+        if is_cacheable(examination):
+            store_examination(key, examination)
+    return examination
 
 
 def _key(spec: BuildSpec, degrees: tuple[int, ...], checkpoint: Checkpoint | None) -> str:
-    """Like the key of a build, with the checker's own source in it, and of the weights their headers alone."""
+    """The cache key: that of a build, with the checker's source, and with the headers instead of the weights."""
     return digest_of(
         {
             "format": "nxpipe.check/2",

@@ -1,4 +1,4 @@
-"""Examination: every program of a model compiled and measured; one that fails is a finding, and the next is tried."""
+"""Examination: compiles and measures every program of a model. A program that does not compile is a finding."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -47,16 +47,16 @@ if TYPE_CHECKING:
 
 
 def examine(spec: BuildSpec, degrees: tuple[int, ...], checkpoint: Checkpoint | None, step: Step) -> Examination:
-    """All findings of the programs, and the memory that they take at each tensor-parallel degree."""
+    """All findings of the programs, and their memory at each tensor-parallel degree."""
     findings: list[Finding] = []
     spec = _with_known_options(spec, findings)
     graphs: dict[str, Graph] = {}
-    here = False
+    is_local = False
     for shape in sorted(spec.shapes):
         with step(f"check {shape.name}"):
             graph, error = _compile(spec, shape)
             problems = [] if error is None else findings_of(error)
-            here = here or (error is not None and _of_this_machine(error))
+            is_local = is_local or (error is not None and _is_local(error))
             if graph is not None:
                 graphs[shape.name] = graph
                 target = spec.target.compiler_target
@@ -66,18 +66,18 @@ def examine(spec: BuildSpec, degrees: tuple[int, ...], checkpoint: Checkpoint | 
     if checkpoint and weights:
         findings += compare_checkpoint(checkpoint, weights)
     published = dict(authors_plan(spec, spec.shapes[0])) if graphs and max(degrees) > 1 else {}
-    findings += _not_followed(graphs.values(), published)
-    taken, refused = _footprints(list(graphs.values()), weights, degrees, published)
+    findings += _unmet_plan(graphs.values(), published)
+    graph_footprints, refused = _footprints(list(graphs.values()), weights, degrees, published)
     programs = tuple(_program(name, graph) for name, graph in graphs.items())
-    return Examination(programs, merge(findings), taken, refused, len(graphs) == len(spec.shapes), here)
+    return Examination(programs, merge(findings), graph_footprints, refused, len(graphs) == len(spec.shapes), is_local)
 
 
 def _with_known_options(spec: BuildSpec, findings: list[Finding]) -> BuildSpec:
-    """Options that the compiler does not have are a finding; everything else is checked without them."""
+    """The specification without options that the compiler lacks; these become a finding."""
     try:
         pass_options(spec)
     except OptionsInvalid as error:
-        findings.append(Finding(UNKNOWN_OPTION, str(error), "everything else was checked with --autocast none"))
+        findings.append(Finding(UNKNOWN_OPTION, str(error), "all other checks used --autocast none"))
         return replace(spec, autocast="none", autocast_type="bf16")
     return spec
 
@@ -88,7 +88,7 @@ def _compile(spec: BuildSpec, shape: Shape) -> tuple[Graph | None, Exception | N
         return compile_shape(spec, shape).graph, None
     except (MemoryError, LimitExceeded):  # limits of this run, not of the model
         raise
-    except Exception as error:  # the model's own code runs here; an unforeseen error is a finding too, with its log
+    except Exception as error:  # the model's own code can raise any error; it becomes a finding with a log
         return None, error
 
 
@@ -96,8 +96,8 @@ def findings_of(error: Exception) -> list[Finding]:
     """An error of the compiler's front end as findings."""
     if isinstance(error, UnsupportedOperators):
         return group_layers(
-            Finding(OPERATOR, one.operator, one.advice, one.module, *source_place(one.source), count=one.count)
-            for one in error.findings
+            Finding(OPERATOR, gap.operator, gap.advice, gap.module, *source_place(gap.source), count=gap.count)
+            for gap in error.findings
         )
     message, _, advice = str(error).partition("; ")
     if isinstance(error, CaptureError):
@@ -105,11 +105,11 @@ def findings_of(error: Exception) -> list[Finding]:
         return [Finding(rule, message, advice, "", *source_place(error.source))]
     if isinstance(error, CompileError):
         return [Finding(INT64 if isinstance(error, ConstantTooLarge) else NOT_CAPTURED, message, advice)]
-    return [Finding(FAULT, report_crash(error), "report that log")]
+    return [Finding(FAULT, report_crash(error), "report the log file")]
 
 
 def _weights(spec: BuildSpec, graphs: Mapping[str, Graph]) -> Mapping[str, "TensorType"]:
-    """The weights that the model needs: of its programs, or of the model class where no program compiles."""
+    """The weights that the model needs: those of its programs, or of the model class if no program compiles."""
     if graphs:
         return {name: value.type for graph in graphs.values() for name, value in graph.parameters.items()}
     for shape in spec.shapes:
@@ -122,10 +122,10 @@ def _weights(spec: BuildSpec, graphs: Mapping[str, Graph]) -> Mapping[str, "Tens
     return {}
 
 
-def _not_followed(graphs: Iterable[Graph], published: Mapping[str, str]) -> Iterator[Finding]:
+def _unmet_plan(graphs: Iterable[Graph], published: Mapping[str, str]) -> Iterator[Finding]:
     for graph in graphs if published else ():
         for sentence in divide(graph, published).unmet:
-            yield Finding(PUBLISHED_PLAN, sentence, "the division that the graph allows is taken instead")
+            yield Finding(PUBLISHED_PLAN, sentence, "the compiler uses a split that the graph allows instead")
 
 
 def _footprints(
@@ -134,10 +134,10 @@ def _footprints(
     degrees: tuple[int, ...],
     published: Mapping[str, str],
 ) -> tuple[tuple[GraphMemory, ...], dict[int, str]]:
-    """The footprint of each degree; without a compiled program, at least its share of the weights."""
+    """The footprint of each degree; without a compiled program, only the share of the weights."""
     if graphs:
-        found, refused = footprints(graphs, degrees, published)
-        return tuple(found), refused
+        by_degree, refused = footprints(graphs, degrees, published)
+        return tuple(by_degree), refused
     total = sum(kind.nbytes for kind in weights.values())
     return tuple(GraphMemory(degree, -(-total // degree), 0, 0, 0, 0) for degree in degrees if total), {}
 
@@ -147,18 +147,18 @@ def _program(name: str, graph: Graph) -> Program:
     return Program(name, len(counts), sum(counts), graph.key)
 
 
-def lasting(examination: Examination) -> bool:
-    """Whether the examination holds later and on another machine, and may be cached.
+def is_cacheable(examination: Examination) -> bool:
+    """True if the examination is valid later and on another machine.
 
-    A defect of nxpipe may be fixed, weights are files of this machine, and a missing library may be installed.
+    It is not if it depends on a defect of nxpipe, on weight files, or on software of this machine.
     """
     return not examination.of_this_machine and all(
         finding.rule not in (FAULT, WEIGHTS) for finding in examination.findings
     )
 
 
-def _of_this_machine(error: BaseException) -> bool:
-    """Whether an error depends on this machine's packages, files or memory, and not on the model alone."""
+def _is_local(error: BaseException) -> bool:
+    """True if an error depends on packages, files or memory of this machine, and not on the model alone."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ImportError | OSError | MemoryError | MissingSoftware):

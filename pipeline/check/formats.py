@@ -1,4 +1,4 @@
-"""Formats of a report: text with the verdict first, then errors, memory and notes; and SARIF 2.1.0."""
+"""Formats of a report: text (verdict, errors, memory, notes) and SARIF 2.1.0."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,29 +22,29 @@ def as_text(report: Report) -> str:
     parts = [verdict(report)]
     parts += [_finding(finding) for finding in report.of(Severity.ERROR)]
     parts += _programs(report)
-    if any(one.rows for one in report.fits):
+    if any(fit.rows for fit in report.fits):
         parts += _memory(report)
     parts += [_finding(finding) for finding in report.findings if finding.severity is not Severity.ERROR]
     return "\n\n".join(parts)
 
 
 def verdict(report: Report) -> str:
-    """One sentence: does it lower, does it fit, and where."""
+    """One sentence: whether the model lowers, and the smallest instance that it fits."""
     if report.exit_code is exit_codes.OK:
         colour, verdict = "green", f"lowers, {_where(report)}"
     elif report.exit_code is exit_codes.DOES_NOT_FIT:
-        on = f" {report.fits[0].target}" if len(report.fits) == 1 else " any instance"
-        colour, verdict = "red", f"lowers, but does not fit{on}"
+        target = f" {report.fits[0].target}" if len(report.fits) == 1 else " any instance"
+        colour, verdict = "red", f"lowers, but does not fit{target}"
     else:
         colour, verdict = "red", "cannot be used" if report.exit_code is exit_codes.MODEL else "does not lower"
     return f"{style(report.model, bold=True)} {style(verdict, fg=colour)}{_counts(report)}"
 
 
 def _where(report: Report) -> str:
-    fitting = [one for one in report.fits if one.chosen is not None]
+    fitting = [fit for fit in report.fits if fit.chosen is not None]
     if not fitting:
         return "memory unknown"
-    smallest = min(fitting, key=lambda one: one.cores)
+    smallest = min(fitting, key=lambda fit: fit.cores)
     where = f"{smallest.target} at tp {smallest.chosen}"
     if len(report.fits) > 1:
         return f"and fits {len(fitting)} of {len(report.fits)} instances, the smallest {where}"
@@ -59,21 +59,24 @@ def _counts(report: Report) -> str:
 
 def _programs(report: Report) -> Iterator[str]:
     if report.programs:
-        rows = [(one.name, f"{one.nodes:,}", f"{one.steps:,}", one.graph_key[:12]) for one in report.programs]
+        rows = [
+            (program.name, f"{program.nodes:,}", f"{program.steps:,}", program.graph_key[:12])
+            for program in report.programs
+        ]
         yield _aligned(("PROGRAM", "OPERATORS", "WITH REPEATS", "GRAPH KEY"), rows, right=(1, 2))
 
 
 def _memory(report: Report) -> Iterator[str]:
-    caveat = "" if report.whole else " (at least: not every program lowered)"
-    rows = sorted({row.degree: row for one in report.fits for row in one.rows}.values(), key=lambda row: row.degree)
+    caveat = "" if report.whole else " (a lower bound: not every program lowered)"
+    rows = sorted({row.degree: row for fit in report.fits for row in fit.rows}.values(), key=lambda row: row.degree)
     if len(report.fits) == 1:
-        (one,) = report.fits
-        head = f"Memory of a core by tensor-parallel degree; on {one.target} it has {_size(one.capacity)}{caveat}"
+        (fit,) = report.fits
+        headline = f"Memory of a core by tensor-parallel degree; on {fit.target} it has {_size(fit.capacity)}{caveat}"
         columns = (*_PARTS, "CODE", "TOTAL", "USED", "")
-        degrees = [_degree(row, one) for row in one.rows]
-        yield f"{head}\n{_aligned(columns, degrees, right=range(1, len(columns) - 1))}"
+        degrees = [_degree(row, fit) for row in fit.rows]
+        yield f"{headline}\n{_aligned(columns, degrees, right=range(1, len(columns) - 1))}"
     else:
-        yield f"Share of a core's memory by tensor-parallel degree{caveat}\n{_instances(report.fits)}"
+        yield f"Share of a core's memory by tensor-parallel degree{caveat}\n{_instance_table(report.fits)}"
         cells = [[*_parts(row.degree, row.footprint), _size(row.footprint.data)] for row in rows if row.footprint]
         header = (*_PARTS, "TOTAL WITHOUT CODE")
         yield f"Memory of a core by part\n{_aligned(header, cells, right=range(1, len(header)))}"
@@ -84,16 +87,16 @@ def _memory(report: Report) -> Iterator[str]:
 
 def _degree(row: Row, fit: TargetFit) -> Sequence[str]:
     if row.footprint is None:
-        return (str(row.degree), *["-"] * 7, "cannot be had")
+        return (str(row.degree), *["-"] * 7, "not possible")
     mark = style("fits", fg="green") if row.fits else style("does not fit", fg="red")
     chosen = "" if row.degree != fit.chosen else "  <- smallest" if row == _smallest(fit) else "  <- requested"
     totals = (_size(fit.code), _size(row.need), f"{row.need / fit.capacity:.0%}")
-    padded = f", {row.footprint.padding.work:.0%} of work is for padding" if row.footprint.padding else ""
+    padded = f", {row.footprint.padding.work:.0%} of the work is padding" if row.footprint.padding else ""
     return (*_parts(row.degree, row.footprint), *totals, mark + padded + chosen)
 
 
-def _parts(degree: int, one: GraphMemory) -> Sequence[str]:
-    sizes = (one.weights, one.state, one.activations, one.constants + one.interface)
+def _parts(degree: int, footprint: GraphMemory) -> Sequence[str]:
+    sizes = (footprint.weights, footprint.state, footprint.activations, footprint.constants + footprint.interface)
     return (str(degree), *map(_size, sizes))
 
 
@@ -101,14 +104,14 @@ def _smallest(fit: TargetFit) -> Row | None:
     return next((row for row in fit.rows if row.fits), None)
 
 
-def _instances(fits: tuple[TargetFit, ...]) -> str:
-    """A row an instance, a column a degree: what does not fit is above 100 %."""
-    degrees = sorted({row.degree for one in fits for row in one.rows})
+def _instance_table(fits: tuple[TargetFit, ...]) -> str:
+    """One row per instance, one column per degree; a share above 100 % does not fit."""
+    degrees = sorted({row.degree for fit in fits for row in fit.rows})
     rows = []
-    for one in fits:
-        best = style(f"tp {one.chosen}", fg="green") if one.chosen else style("does not fit", fg="red")
-        shares = (_share(one.row(degree), one) for degree in degrees)
-        rows.append((one.target, str(one.cores), _size(one.capacity), best, *shares))
+    for fit in fits:
+        best = style(f"tp {fit.chosen}", fg="green") if fit.chosen else style("does not fit", fg="red")
+        shares = (_share(fit.row(degree), fit) for degree in degrees)
+        rows.append((fit.target, str(fit.cores), _size(fit.capacity), best, *shares))
     header = ("INSTANCE", "CORES", "EACH", "FITS AT", *(f"TP {degree}" for degree in degrees))
     return _aligned(header, rows, right=(1, 2, *range(4, len(header))))
 
@@ -121,9 +124,9 @@ def _share(row: Row | None, fit: TargetFit) -> str:
 
 
 def _finding(finding: Finding) -> str:
-    head = style(f"{finding.severity} {finding.rule.id}", fg=_COLOURS[finding.severity], bold=True)
+    headline = style(f"{finding.severity} {finding.rule.id}", fg=_COLOURS[finding.severity], bold=True)
     times = f" ({finding.count} times)" if finding.count > 1 else ""
-    lines = [f"{head} {finding.rule.name}: {finding.message}{times}"]
+    lines = [f"{headline} {finding.rule.name}: {finding.message}{times}"]
     lines += [f"  remedy: {finding.advice}"] if finding.advice else []
     where = "  ".join(part for part in (finding.place, finding.module) if part)
     lines += [f"  at {where}"] if where else []
@@ -132,7 +135,7 @@ def _finding(finding: Finding) -> str:
 
 
 def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:
-    """A table whose columns of numbers end below each other."""
+    """A table with right-aligned columns of numbers."""
     cells = [list(row) for row in (header, *rows)]
     for column in right:
         width = max(len(unstyled(row[column])) for row in cells)
@@ -142,7 +145,7 @@ def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequen
 
 
 def _size(count: int) -> str:
-    """Device memory comes in powers of two."""
+    """A size in binary units, in which device memory is specified."""
     for unit, name in ((_GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if count >= unit:
             return f"{count / unit:.1f} {name}"
@@ -150,15 +153,15 @@ def _size(count: int) -> str:
 
 
 SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
-_MOST_RESULTS: Final = 25_000  # of one run: GitHub refuses a log with more
+_RESULTS_LIMIT: Final = 25_000  # per run: GitHub refuses a log with more results
 _ORDER: Final = {id_: number for number, id_ in enumerate(RULES)}
 
 
-def as_sarif(reports: Iterable[Report], about: str) -> dict[str, object]:
-    """`about` is the file to annotate where nothing of the model lies in the repository: the one that names it."""
-    results = [_result(report, finding, about) for report in reports for finding in report.findings]
+def as_sarif(reports: Iterable[Report], fallback_file: str) -> dict[str, object]:
+    """The SARIF log. `fallback_file` is annotated if no file of the model is in the repository."""
+    results = [_result(report, finding, fallback_file) for report in reports for finding in report.findings]
     driver = {"name": "nxpipe", "semanticVersion": VERSION, "rules": [_rule(rule) for rule in RULES.values()]}
-    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results[:_MOST_RESULTS]}
+    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results[:_RESULTS_LIMIT]}
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
@@ -168,15 +171,18 @@ def _rule(rule: Rule) -> dict[str, object]:
         "name": rule.name,
         "shortDescription": {"text": rule.meaning},
         "fullDescription": {"text": rule.meaning},
-        "help": {"text": f"{rule.meaning} Each result names the place and the remedy; see nxpipe check --help."},
+        "help": {"text": f"{rule.meaning} Each result names the source line and the remedy; see nxpipe check --help."},
         "defaultConfiguration": {"level": str(rule.severity)},
     }
 
 
-def _result(report: Report, finding: Finding, about: str) -> dict[str, object]:
-    file, line, elsewhere = _place(report, finding, about)
-    place = {"artifactLocation": {"uri": quote(file), "uriBaseId": "%SRCROOT%"}, "region": {"startLine": line}}
-    location: dict[str, object] = {"physicalLocation": place}
+def _result(report: Report, finding: Finding, fallback_file: str) -> dict[str, object]:
+    file, line, suffix = _place(report, finding, fallback_file)
+    physical_location = {
+        "artifactLocation": {"uri": quote(file), "uriBaseId": "%SRCROOT%"},
+        "region": {"startLine": line},
+    }
+    location: dict[str, object] = {"physicalLocation": physical_location}
     if finding.module:
         location["logicalLocations"] = [{"fullyQualifiedName": finding.module, "kind": "module"}]
     advice = f" Remedy: {finding.advice}." if finding.advice else ""
@@ -184,19 +190,19 @@ def _result(report: Report, finding: Finding, about: str) -> dict[str, object]:
         "ruleId": finding.rule.id,
         "ruleIndex": _ORDER[finding.rule.id],
         "level": str(finding.severity),
-        "message": {"text": f"{report.model}: {finding.message}{elsewhere}.{advice}"},
+        "message": {"text": f"{report.model}: {finding.message}{suffix}.{advice}"},
         "locations": [location],
         "occurrenceCount": finding.count,
         "partialFingerprints": {"nxpipeFinding/v1": _fingerprint(report, finding)},
     }
 
 
-def _place(report: Report, finding: Finding, about: str) -> tuple[str, int, str]:
-    """A file of the repository with a line, or the name of a place outside of it."""
+def _place(report: Report, finding: Finding, fallback_file: str) -> tuple[str, int, str]:
+    """File and line of the annotation, and a text that names a place outside of the repository."""
     if _in_repository(finding.file):
         return finding.file, finding.line or 1, ""
-    shown = report.file if _in_repository(report.file) else about
-    return shown, 1, f" at {finding.place}" if finding.place else ""
+    file = report.file if _in_repository(report.file) else fallback_file
+    return file, 1, f" at {finding.place}" if finding.place else ""
 
 
 def _in_repository(file: str) -> bool:
@@ -204,6 +210,6 @@ def _in_repository(file: str) -> bool:
 
 
 def _fingerprint(report: Report, finding: Finding) -> str:
-    """The same finding of the same model, although lines and counts move."""
+    """An identifier of the finding that does not depend on line numbers and counts."""
     parts = (report.model, finding.rule.id, finding.file, finding.module, finding.message)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()

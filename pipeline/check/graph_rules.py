@@ -1,4 +1,4 @@
-"""Rules about a compiled graph: what compiler and runtime refuse by their public documentation, and numeric risks."""
+"""Rules about a compiled graph: documented limits of compiler and runtime, lookups out of range, numeric risks."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -50,7 +50,7 @@ from nxpipe.pipeline.compile.findings import (
 
 
 def nodes_with_counts(graph: Graph) -> Iterator[tuple[Node, int]]:
-    """Each stored node, and how often it runs: nodes of a repeat are stored once."""
+    """Each stored node with its execution count: nodes of a repeat are stored once."""
     times = [1] * len(graph.nodes)
     for repeat in graph.repeats:
         times[repeat.start : repeat.stop] = [repeat.count] * (repeat.stop - repeat.start)
@@ -58,11 +58,11 @@ def nodes_with_counts(graph: Graph) -> Iterator[tuple[Node, int]]:
 
 
 def group_layers(findings: Iterable[Finding]) -> list[Finding]:
-    """Merge findings that differ in the layer number alone, and count them."""
+    """Merge findings that differ only in the layer number, and add up their counts."""
     groups: dict[Finding, int] = {}
     for finding in findings:
-        one = replace(finding, module=re.sub(r"(?<=\.)\d+(?=\.|$)", "*", finding.module), count=1)
-        groups[one] = groups.get(one, 0) + finding.count
+        group = replace(finding, module=re.sub(r"(?<=\.)\d+(?=\.|$)", "*", finding.module), count=1)
+        groups[group] = groups.get(group, 0) + finding.count
     return [replace(finding, count=count) for finding, count in groups.items()]
 
 
@@ -73,7 +73,7 @@ def limits(graph: Graph, target: str) -> Iterator[Finding]:
     """Sizes, types and operators that the compiler or the runtime refuses or changes."""
     yield from _sizes(graph)
     yield from _narrow_floats(graph, target)
-    yield from group_layers(_refused(graph))
+    yield from group_layers(_refused_nodes(graph))
 
 
 def _interface(graph: Graph) -> dict[str, TensorType]:
@@ -87,7 +87,7 @@ def _sizes(graph: Graph) -> Iterator[Finding]:
             yield Finding(
                 LARGE_TENSOR,
                 f"{name} is {kind}: {kind.nbytes / 2**30:.1f} GiB in one tensor",
-                "split it by tensor parallelism, or use a runtime that takes tensors above 4 GB",
+                "split it by tensor parallelism, or use a runtime that supports tensors above 4 GB",
                 module=name,
             )
         if kind.elements == 0:
@@ -97,7 +97,7 @@ def _sizes(graph: Graph) -> Iterator[Finding]:
 
 
 def _narrow_floats(graph: Graph, target: str) -> Iterator[Finding]:
-    """Which of the two E4M3 formats there is depends on the generation."""
+    """Tensors in the E4M3 format that the target's generation lacks."""
     if target == "trn3":
         return
     for name, kind in _interface(graph).items():
@@ -105,12 +105,12 @@ def _narrow_floats(graph: Graph, target: str) -> Iterator[Finding]:
             yield Finding(
                 FP8_KIND,
                 f"{name} is {kind}, a format that {target} does not have (NCC_EVRF051)",
-                "compile for trn3, or store it as float8_e4m3, which ends at 240",
+                "compile for trn3, or store it as float8_e4m3, whose maximum is 240",
                 module=name,
             )
 
 
-def _refused(graph: Graph) -> Iterator[Finding]:
+def _refused_nodes(graph: Graph) -> Iterator[Finding]:
     for node, times in nodes_with_counts(graph):
         for rule, message, advice in _refusals(node):
             yield Finding.at(rule, message, advice, node.origin, times)
@@ -123,19 +123,19 @@ def _refusals(node: Node) -> Iterator[tuple[Rule, str, str]]:
     if isinstance(node.op, ArgSort) and not kind.is_float:
         yield (
             INTEGER_ORDER,
-            f"{node.op.label} on {kind}: the compiler refuses a top-k on integers (NCC_EVRF013)",
+            f"{node.op.label} on {kind}: neuronx-cc refuses a top-k on integers (NCC_EVRF013)",
             "sort the keys as fp32, which is exact below 2**24",
         )
     if isinstance(node.op, Pool) and max(node.op.dilation) > 1:
         yield (
             WINDOW,
-            f"{node.op.label} over windows with holes of {max(node.op.dilation) - 1} (NCC_EVRF018)",
-            "take every n-th place with a slice first, or pool without dilation",
+            f"{node.op.label} over windows with dilation {max(node.op.dilation)} (NCC_EVRF018)",
+            "take every n-th element with a strided slice first, or pool without dilation",
         )
 
 
-_FP16_MOST = 65504
-# Functions whose results leave the range of fp16 for inputs well inside it: exp(11.1) does already.
+_FP16_MAX = 65504
+# Functions whose results exceed fp16 for moderate inputs: exp(11.1) does.
 _GROWING = frozenset({"exp", "exp2", "expm1", "pow", "square", "cosh", "sinh"})
 _SENSITIVE_FUNCTIONS = frozenset({"exp", "exp2", "log", "log2", "log1p", "expm1", "rsqrt", "reciprocal"})
 _SENSITIVE = (LayerNorm, RmsNorm, Softmax)
@@ -143,12 +143,12 @@ _EXACT_INTEGERS = {DType.BFLOAT16: 1 << 8, DType.FLOAT16: 1 << 11}
 
 
 def risks(graph: Graph, autocast: str) -> Iterator[Finding]:
-    """Narrow types that may spoil an answer: risks to look at with `nxpipe verify`, not faults."""
-    yield from group_layers(_of_nodes(graph, autocast))
-    yield from _of_constants(graph)
+    """Uses of narrow types that may degrade outputs: risks to examine with `nxpipe verify`, not faults."""
+    yield from group_layers(_node_risks(graph, autocast))
+    yield from _constant_risks(graph)
 
 
-def _of_nodes(graph: Graph, autocast: str) -> Iterator[Finding]:
+def _node_risks(graph: Graph, autocast: str) -> Iterator[Finding]:
     narrow = {DType.BFLOAT16, DType.FLOAT16}
     for node, times in nodes_with_counts(graph):
         reads = node.operands[0].type.dtype if node.operands else None
@@ -156,15 +156,15 @@ def _of_nodes(graph: Graph, autocast: str) -> Iterator[Finding]:
         if autocast == "all" and _sensitive(node) and reads in narrow:
             yield Finding.at(
                 NARROW_SENSITIVE,
-                f"autocast all feeds {label} with {reads}",
-                "compare with --autocast matmult, which leaves it in fp32",
+                f"autocast all casts the operands of {label} to {reads}",
+                "compare with --autocast matmult, which keeps it in fp32",
                 node.origin,
                 times,
             )
-        if kind is DType.FLOAT16 and (label in _GROWING or _squares(node)):
-            what = "a square" if _squares(node) else label
+        if kind is DType.FLOAT16 and (label in _GROWING or _is_square(node)):
+            operation = "a square" if _is_square(node) else label
             advice = "keep it in fp32 or bf16, or make the values smaller first"
-            yield Finding.at(FP16_OVERFLOW, f"{what} in fp16 overflows early", advice, node.origin, times)
+            yield Finding.at(FP16_OVERFLOW, f"{operation} in fp16 overflows above 65504", advice, node.origin, times)
         if isinstance(node.op, Cast) and kind.value.startswith("float8"):
             advice = "scale the operands into the range, or cast to bf16"
             yield Finding.at(FP8_RANGE, f"an operand is cast to {kind} without a scale", advice, node.origin, times)
@@ -174,19 +174,19 @@ def _sensitive(node: Node) -> bool:
     return isinstance(node.op, _SENSITIVE) or node.op.label in _SENSITIVE_FUNCTIONS
 
 
-def _squares(node: Node) -> bool:
+def _is_square(node: Node) -> bool:
     return node.op.label == "multiply" and node.operands[0] == node.operands[1]
 
 
-def _of_constants(graph: Graph) -> Iterator[Finding]:
+def _constant_risks(graph: Graph) -> Iterator[Finding]:
     for value, numbers in graph.constants.items():
         largest = float(np.abs(numbers.astype(np.float64)).max(initial=0.0))
-        if value.type.dtype is DType.FLOAT16 and largest >= _FP16_MOST:
-            what = "infinite" if np.isinf(largest) else "at the end of the range"
+        if value.type.dtype is DType.FLOAT16 and largest >= _FP16_MAX:
+            position = "infinite" if np.isinf(largest) else "at the maximum of the range"
             yield Finding(
                 FP16_OVERFLOW,
-                f"a constant of shape {list(value.type.shape)} is {what} in fp16, as masks made for fp32 are",
-                "a row that is masked whole becomes NaN; use -1e4 in masks, or bf16",
+                f"a constant of shape {list(value.type.shape)} is {position} in fp16, like a mask written for fp32",
+                "softmax of a fully masked row is NaN; use -1e4 in masks, or bf16",
             )
     constants = graph.constants
     for node, times in nodes_with_counts(graph):
@@ -204,7 +204,7 @@ def _of_constants(graph: Graph) -> Iterator[Finding]:
             )
 
 
-# What these give was in their first operand.
+# Operators whose results contain only elements of their first operand.
 _SELECTING = (Broadcast, Cast, Flip, Gather, Index, Reshape, Slice, TakeAlong, Transpose)
 
 
@@ -219,31 +219,31 @@ _BIT = Range(0, 1)
 
 
 def lookups_outside(graph: Graph) -> Iterator[Finding]:
-    """Every lookup that can ask for a row behind the end of its table, or in front of it."""
-    yield from group_layers(_outside(graph, _ranges(graph)))
+    """Lookups whose index can be outside of their table."""
+    yield from group_layers(_out_of_range(graph, _ranges(graph)))
 
 
-def _outside(graph: Graph, ranges: Mapping[Value, Range]) -> Iterator[Finding]:
+def _out_of_range(graph: Graph, ranges: Mapping[Value, Range]) -> Iterator[Finding]:
     for node, times in nodes_with_counts(graph):
-        for index, size, lowest in _lookups(node):
-            found = ranges.get(index)
-            if found is not None and (found.high >= size or found.low < lowest):
-                worst = found.high if found.high >= size else found.low
-                beyond = max(found.high - size + 1, lowest - found.low)
+        for index, size, lowest in _table_lookups(node):
+            index_range = ranges.get(index)
+            if index_range is not None and (index_range.high >= size or index_range.low < lowest):
+                worst = index_range.high if index_range.high >= size else index_range.low
+                beyond = max(index_range.high - size + 1, lowest - index_range.low)
                 yield Finding.at(
                     POSITIONS,
-                    f"row {worst} is read from a table of {size} rows",
-                    f"pass --buckets shorter by {beyond}, or give the table more rows",
+                    f"a lookup reads row {worst} of a table with {size} rows",
+                    f"pass --buckets shorter by {beyond}, or enlarge the table",
                     node.origin,
                     times,
                 )
 
 
-def _lookups(node: Node) -> Iterator[tuple[Value, int, int]]:
-    """Index, length of the axis that it counts along, and the least index that is allowed."""
+def _table_lookups(node: Node) -> Iterator[tuple[Value, int, int]]:
+    """The index tensors of a lookup, each with the length of its axis and the least valid index."""
     if isinstance(node.op, Gather | TakeAlong):
         yield node.operands[1], node.operands[0].type.shape[node.op.axis], 0
-    if isinstance(node.op, Index):  # which counts negative numbers from the end
+    if isinstance(node.op, Index):  # negative indices count from the end
         shape = node.operands[0].type.shape
         for axis, index in zip(node.op.axes, node.operands[1:], strict=True):
             yield index, shape[axis], -shape[axis]
@@ -256,33 +256,33 @@ def _ranges(graph: Graph) -> dict[Value, Range]:
         if numbers.size and not value.type.dtype.is_float
     }
     known |= {value: _BIT for name, value in graph.inputs.items() if "mask" in name and not value.type.dtype.is_float}
-    # What later iterations of a repeat compute with is not what the first does.
+    # Carried values differ between the iterations of a repeat, so their ranges are unknown.
     carried = {value for repeat in graph.repeats for value in repeat.carried}
     for node in graph.nodes:
         if node.result.type.dtype is DType.BOOL:
             known[node.result] = _BIT
         elif not node.result.type.dtype.is_float:
-            given = [None if operand in carried else known.get(operand) for operand in node.operands]
-            found = _range(node.op, given, node)
-            if found is not None:
-                known[node.result] = found
+            operand_ranges = [None if operand in carried else known.get(operand) for operand in node.operands]
+            result_range = _range(node.op, operand_ranges, node)
+            if result_range is not None:
+                known[node.result] = result_range
     return known
 
 
-def _range(op: Operator, given: list[Range | None], node: Node) -> Range | None:
+def _range(op: Operator, operands: list[Range | None], node: Node) -> Range | None:
     if isinstance(op, Iota):
         ends = (op.start, op.start + op.step * max(op.length - 1, 0))
         return Range(min(ends), max(ends))
-    if not given or given[0] is None:
+    if not operands or operands[0] is None:
         return None
     if isinstance(op, _SELECTING):
-        return given[0]
+        return operands[0]
     if isinstance(op, Cumulate) and op.function == "cumsum":
         length = node.operands[0].type.shape[op.axis]
-        low, high = given[0]
+        low, high = operands[0]
         return Range(min(low, length * low), max(high, length * high))
-    if isinstance(op, Binary) and given[1] is not None:
-        return _combined(op.function, given[0], given[1])
+    if isinstance(op, Binary) and operands[1] is not None:
+        return _combined(op.function, operands[0], operands[1])
     return None
 
 

@@ -1,6 +1,6 @@
-"""Files of a model, checked before it is built: its configuration, with lines of config.json, and its checkpoint.
+"""Checks of a model's files: its configuration, with lines of config.json, and its checkpoint.
 
-Of a checkpoint only the headers are read: they show that all tensors are there, and are of this model.
+Only the headers of a checkpoint are read; they have the names, types and shapes of all tensors.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from nxpipe.emulator.ir.types import TensorType
 
 
-# Names that the families of transformers give to sizes which no model can have at zero.
+# Settings of transformers' model families that must be at least 1.
 _SIZES = (
     *("vocab_size", "hidden_size", "d_model", "n_embd", "intermediate_size", "d_ff", "num_key_value_heads"),
     *("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers", "num_attention_heads"),
@@ -45,15 +45,15 @@ _MOST_OVERSIZED = 20
 
 
 def unusable_source(model_id: str, error: ModelSourceError) -> Finding:
-    """A model that cannot be read, with the line of its config.json that is not JSON, if that is the reason."""
+    """The finding for an unreadable model, with the line of a syntax error in config.json."""
     path = expanded(model_id) / "config.json"
     line = getattr(error.__cause__, "lineno", None)
-    named = str(path) in str(error)
-    return Finding(SOURCE, str(error), file=relative_path(path) if named else "", line=line)
+    is_named = str(path) in str(error)
+    return Finding(SOURCE, str(error), file=relative_path(path) if is_named else "", line=line)
 
 
 def review_config(source: PretrainedModel) -> Iterator[Finding]:
-    """The findings of the configuration alone."""
+    """The findings of the configuration."""
     for key in _SIZES:
         value = source.config.get(key)
         if isinstance(value, bool | str | float) or (isinstance(value, int) and value < 1):
@@ -62,20 +62,20 @@ def review_config(source: PretrainedModel) -> Iterator[Finding]:
                 Finding(CONFIGURATION, f"{key} is {value!r}", "it must be a whole number of at least 1"),
                 key,
             )
-    for beyond in islice(oversized(source.config), _MOST_OVERSIZED):
-        yield located_in_config(source, Finding(CONFIGURATION, str(beyond), "correct the configuration"), beyond.key)
+    for excess in islice(oversized(source.config), _MOST_OVERSIZED):
+        yield located_in_config(source, Finding(CONFIGURATION, str(excess), "correct the configuration"), excess.key)
     for key, name in fetched(source.config):
-        what = f"{key} names another model, {name[:80]!r}, which is never fetched"
+        message = f"{key} names another model, {name[:80]!r}, which is never fetched"
         yield located_in_config(
-            source, Finding(CONFIGURATION, what, "write its own configuration as backbone_config"), key
+            source, Finding(CONFIGURATION, message, "write the configuration of the backbone as backbone_config"), key
         )
     if quantised(source.config):
         yield located_in_config(
             source,
             Finding(
                 QUANTISED,
-                "the configuration is that of a quantised checkpoint, whose packed weights have a layout of their own",
-                "pass the model that it was quantised from",
+                "the configuration is that of a quantised checkpoint, whose packed weights are not supported",
+                "pass the model before quantisation",
             ),
             "quantization_config",
         )
@@ -84,15 +84,15 @@ def review_config(source: PretrainedModel) -> Iterator[Finding]:
             source,
             Finding(
                 CUSTOM_CODE,
-                "the model brings Python code of its own (auto_map), which nxpipe never runs",
-                "transformers' own class of this model_type is checked instead, if there is one",
+                "the model contains Python code (auto_map), which nxpipe never runs",
+                "the class of this model_type in transformers is checked instead, if it exists",
             ),
             "auto_map",
         )
 
 
 def too_long(source: PretrainedModel, shapes: tuple[Shape, ...]) -> Iterator[Finding]:
-    """Buckets beyond the model's positions: a lookup there would read past the end of the table."""
+    """Buckets beyond the model's positions, where a lookup would read past the end of the table."""
     longest = longest_sequence(source)
     for shape in shapes:
         if longest is not None and shape.sequence > longest:
@@ -110,7 +110,7 @@ def too_long(source: PretrainedModel, shapes: tuple[Shape, ...]) -> Iterator[Fin
 
 
 def located_by_message(source: PretrainedModel, finding: Finding) -> Finding:
-    """Place a finding without a line of code at the setting of config.json that its message names."""
+    """Locate a finding without a source line at the setting of config.json that its message names."""
     if finding.file or finding.rule is not NOT_CAPTURED:
         return finding
     spelled = finding.message.replace(" ", "_")
@@ -121,12 +121,12 @@ def located_by_message(source: PretrainedModel, finding: Finding) -> Finding:
 
 
 def _architectures(source: PretrainedModel) -> list[str]:
-    named = source.config.get("architectures")
-    return [str(name) for name in named] if isinstance(named, list) else []
+    architectures = source.config.get("architectures")
+    return [str(name) for name in architectures] if isinstance(architectures, list) else []
 
 
 def located_in_config(source: PretrainedModel, finding: Finding, *keys: str) -> Finding:
-    """Place a finding at the line of config.json that has the first of these keys, if the model is a folder."""
+    """Locate a finding at the line of config.json with the first of these keys, if the model is a folder."""
     path = source.folder / "config.json" if source.folder else None
     if path is None or not path.is_file():
         return finding
@@ -135,16 +135,16 @@ def located_in_config(source: PretrainedModel, finding: Finding, *keys: str) -> 
 
 def _line_of(path: Path, keys: Sequence[str]) -> int | None:
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    found = (number for key in keys for number, line in enumerate(lines, start=1) if f'"{key}"' in line)
-    return next(found, None)
+    numbers = (number for key in keys for number, line in enumerate(lines, start=1) if f'"{key}"' in line)
+    return next(numbers, None)
 
 
 def relative_path(path: Path) -> str:
-    """The path from the working directory, as annotations of a pull request need it."""
+    """The path relative to the working directory, as annotations of a pull request require."""
     return Path(os.path.relpath(path)).as_posix()
 
 
-_LARGEST_HEADER = 100 << 20  # the format's own limit
+_LARGEST_HEADER = 100 << 20  # the limit of the safetensors format
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Checkpoint:
 
 
 def examine_files(folder: Path | None) -> tuple[Checkpoint | None, list[Finding]]:
-    """The checkpoint of a folder, if it is complete. A folder with a configuration alone has no finding."""
+    """The checkpoint of a folder if it is complete, and findings. A folder with only a configuration has no finding."""
     if folder is None:
         return None, []
     if not any(folder.glob("*.safetensors*")):
@@ -165,31 +165,33 @@ def examine_files(folder: Path | None) -> tuple[Checkpoint | None, list[Finding]
     try:
         files = weight_files(folder)
     except ModelSourceError as error:
-        return None, [Finding(WEIGHTS, str(error), "fetch the whole snapshot again")]
+        return None, [Finding(WEIGHTS, str(error), "fetch the complete snapshot again")]
     digests, findings = [], []
     for path in files:
         try:
             digests.append((path.name, hashlib.sha256(_header(path)).hexdigest()))
         except OSError as error:
             reason = f"{path.name}: cannot be read ({error.strerror or error})"
-            findings.append(Finding(WEIGHTS, reason, "correct its permissions, or fetch it again", file=path.name))
+            findings.append(
+                Finding(WEIGHTS, reason, "correct the file permissions, or fetch the file again", file=path.name)
+            )
         except ModelSourceError as error:
             findings.append(Finding(WEIGHTS, str(error), "fetch or save the file again", file=path.name))
     return (None if findings else Checkpoint(folder, tuple(digests))), findings
 
 
-def compare_checkpoint(checkpoint: Checkpoint, wanted: Mapping[str, "TensorType"]) -> Iterator[Finding]:
-    """The tensors that the checkpoint lacks or has in another shape: one finding, with the first as example."""
+def compare_checkpoint(checkpoint: Checkpoint, required: Mapping[str, "TensorType"]) -> Iterator[Finding]:
+    """One finding for all tensors that the checkpoint lacks or has in another shape; it names the first."""
     weights = SafetensorsWeights(checkpoint.folder)
     failures = []
-    for name, kind in wanted.items():
+    for name, kind in required.items():
         try:
             weights.require(name, kind)
         except ModelSourceError as error:
             failures.append((name, str(error)))
     if failures:
         name, message = failures[0]
-        advice = f"{len(failures)} of {len(wanted)} tensors do not agree; pass this model's own weights, or its task"
+        advice = f"{len(failures)} of {len(required)} tensors do not match; pass the weights of this model, or its task"
         yield Finding(WEIGHTS, message, advice, module=name, count=len(failures))
 
 
@@ -216,5 +218,5 @@ def _header(path: Path) -> bytes:
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise ModelSourceError(f"{path.name}: its header is not that of a safetensors file") from error
     if end != size:
-        raise ModelSourceError(f"{path.name}: {size:,} bytes, and its header declares {end:,}")
+        raise ModelSourceError(f"{path.name}: {size:,} bytes, but its header declares {end:,}")
     return header

@@ -22,23 +22,23 @@ from nxpipe.pipeline.util.exit_codes import ExitCode
 
 @dataclass(frozen=True)
 class Program:
-    """One program that lowers: operators as stored, and as they run when repeats are written out."""
+    """One program that lowers: its number of operators as stored, and with repeats expanded."""
 
     name: str
     nodes: int
     steps: int
-    graph_key: str  # that of a build on one core
+    graph_key: str  # of a build on one core
 
 
 @dataclass(frozen=True)
 class Examination:
-    """The results that depend on the model, its shapes and the options alone: on any machine, for any instance."""
+    """Results that depend only on the model, its shapes and the options, and not on the machine or instance."""
 
     programs: tuple[Program, ...]
     findings: tuple[Finding, ...]
     footprints: tuple[GraphMemory, ...]
-    refused: Mapping[int, str]  # tensor-parallel degrees that the model cannot have, and why
-    whole: bool  # whether the footprints cover all programs, and not the weights alone
+    refused: Mapping[int, str]  # reasons by impossible tensor-parallel degree
+    whole: bool  # the footprints cover all programs; else the weights only
     of_this_machine: bool = False  # a finding depends on this machine; such an examination is not cached
 
     def as_json(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def finding_from_json(data: Mapping[str, Any]) -> Finding:
 
 @dataclass(frozen=True)
 class Row:
-    """One tensor-parallel degree on one instance; `reason`: why the degree is not possible."""
+    """One tensor-parallel degree on one instance; `reason` is set if the degree is not possible."""
 
     degree: int
     footprint: GraphMemory | None
@@ -83,7 +83,7 @@ class Row:
 
 @dataclass(frozen=True)
 class TargetFit:
-    """One instance: what a core holds, what each degree needs, and the degree that the verdict is about."""
+    """The fit on one instance: memory of a core, need of each degree, and the chosen degree."""
 
     target: str
     cores: int
@@ -106,7 +106,7 @@ class Report:
     whole: bool
     fits: tuple[TargetFit, ...]
     findings: tuple[Finding, ...]
-    file: str = ""  # where findings belong that have no line of code; of a model in a folder, its config.json
+    file: str = ""  # the file of findings without a source line: config.json of a model in a folder
 
     @property
     def exit_code(self) -> ExitCode:
@@ -131,33 +131,35 @@ class Report:
 _GIB = 1 << 30
 
 
-def fit_target(found: Examination, target: Instance, requested: int | None) -> TargetFit:
-    """The table of one instance. A requested degree has a row even if the instance does not offer it."""
+def fit_target(examination: Examination, target: Instance, requested: int | None) -> TargetFit:
+    """The fit on one instance. A requested degree has a row even if the instance does not offer it."""
     memory, code = capacity(target), code_bytes(target)
     offered = target.degrees
     listed = sorted({*offered, requested} if requested else offered)
-    rows = tuple(_row(found, target, degree, offered, memory) for degree in listed) if found.footprints else ()
+    rows = (
+        tuple(_row(examination, target, degree, offered, memory) for degree in listed) if examination.footprints else ()
+    )
     fitting = [row.degree for row in rows if row.fits]
     chosen = (requested if requested in fitting else None) if requested else min(fitting, default=None)
     return TargetFit(target.name, target.logical_cores, memory, code, rows, chosen)
 
 
-def _row(found: Examination, target: Instance, degree: int, offered: tuple[int, ...], memory: int) -> Row:
-    footprint = next((one for one in found.footprints if one.degree == degree), None)
+def _row(examination: Examination, target: Instance, degree: int, offered: tuple[int, ...], memory: int) -> Row:
+    footprint = next((candidate for candidate in examination.footprints if candidate.degree == degree), None)
     if degree not in offered:
         reason = f"{target.name} offers degrees {', '.join(map(str, offered))}"
         return Row(degree, None, 0, fits=False, reason=reason)
     if footprint is None:
-        return Row(degree, None, 0, fits=False, reason=found.refused.get(degree, "not examined"))
+        return Row(degree, None, 0, fits=False, reason=examination.refused.get(degree, "not examined"))
     need = footprint.on(target)
     return Row(degree, footprint, need, fits=need <= memory)
 
 
 def verdicts(fits: tuple[TargetFit, ...], requested: int | None) -> Iterator[Finding]:
-    """One instance must hold the model; of several, one is enough."""
-    if not any(one.rows for one in fits):
+    """Findings about the fit: the model must fit one of the instances."""
+    if not any(fit.rows for fit in fits):
         return
-    fitting = [one for one in fits if one.chosen is not None]
+    fitting = [fit for fit in fits if fit.chosen is not None]
     if not fitting:
         yield _refusal(fits, requested)
     if len(fits) == 1 and fitting:
@@ -175,26 +177,28 @@ def verdicts(fits: tuple[TargetFit, ...], requested: int | None) -> Iterator[Fin
 def _padded(footprint: GraphMemory, fit: TargetFit) -> Finding:
     rows = (row for row in fit.rows if row.fits and row.footprint and not row.footprint.padding)
     without = ", ".join(str(row.degree) for row in rows)
-    advice = f"degrees that fit without padding: {without}" if without else "no degree that fits goes without padding"
-    return Finding(PADDED, f"tp {footprint.degree} pads with zeros, which is {footprint.padding}", advice)
+    advice = f"degrees that fit without padding: {without}" if without else "every degree that fits needs padding"
+    return Finding(PADDED, f"tp {footprint.degree} pads with zeros: {footprint.padding}", advice)
 
 
 def _refusal(fits: tuple[TargetFit, ...], requested: int | None) -> Finding:
     if len(fits) > 1:
-        return Finding(DOES_NOT_FIT, "no instance of the catalogue holds the model", "use a smaller bucket or batch")
-    one = fits[0]
-    row = one.row(requested)
-    possible = [row.degree for row in one.rows if row.fits]
-    advice = f"the smallest degree that fits is --tp {possible[0]}" if possible else "see --target all"
+        return Finding(DOES_NOT_FIT, "the model fits no instance of the catalogue", "use a smaller bucket or batch")
+    fit = fits[0]
+    row = fit.row(requested)
+    possible = [row.degree for row in fit.rows if row.fits]
+    advice = (
+        f"the smallest degree that fits is --tp {possible[0]}" if possible else "see other instances with --target all"
+    )
     if row is not None and row.reason:
         return Finding(DEGREE, f"tp {requested} is not possible: {row.reason}", advice)
-    counted = [row for row in one.rows if row.footprint]
+    counted = [row for row in fit.rows if row.footprint]
     if not counted:
-        return Finding(DEGREE, f"no degree of {one.target} suits the model: {one.rows[0].reason}", advice)
+        return Finding(DEGREE, f"the model supports no degree of {fit.target}: {fit.rows[0].reason}", advice)
     least = row or min(counted, key=lambda row: row.need)
     return Finding(
         DOES_NOT_FIT,
-        f"at tp {least.degree} each core of {one.target} needs {least.need / _GIB:.1f} GiB and has "
-        f"{one.capacity / _GIB:.1f} GiB",
+        f"at tp {least.degree} each core of {fit.target} needs {least.need / _GIB:.1f} GiB and has "
+        f"{fit.capacity / _GIB:.1f} GiB",
         advice,
     )

@@ -54,32 +54,32 @@ def lock(console: Console, regions: tuple[str, ...], config_path: Path) -> None:
 
     config = load_config(config_path, os.environ)
     before = read_lock(config_path.parent / config.amis.lock)
-    wanted = regions or _of_the_project(config.project.region, before)
+    selected = regions or _default_regions(config.project.region, before)
     trains = any(isinstance(fleet, TrainingFleet) for fleet in config.fleets)
-    found = []
-    for region in dict.fromkeys(wanted):
+    images = []
+    for region in dict.fromkeys(selected):
         with console.step(f"images of {region}"):
-            found += [find_image(region, sdk, client) for sdk in config.amis.sdk]
+            images += [find_image(region, sdk, client) for sdk in config.amis.sdk]
             if trains:
-                found.append(find_training_host(region, client))
-    after = before.with_images(found, config.amis.sdk)
+                images.append(find_training_host(region, client))
+    after = before.with_images(images, config.amis.sdk)
     write_whole(after.path, after.text().encode())
-    _tell(console, after, found)
+    _print_images(console, after, images)
 
 
-def _of_the_project(region: str | None, before: "AmiLock") -> tuple[str, ...]:
+def _default_regions(region: str | None, before: "AmiLock") -> tuple[str, ...]:
     if region is not None:
         return (region,)
-    locked = tuple(dict.fromkeys(each.region for each in before.images))
+    locked = tuple(dict.fromkeys(image.region for image in before.images))
     if not locked:
         raise click.UsageError("nxpipe.toml names no region; pass --region")
     return locked
 
 
-def _tell(console: Console, after: "AmiLock", found: "list[LockedImage]") -> None:
+def _print_images(console: Console, after: "AmiLock", images: "list[LockedImage]") -> None:
     if console.json:
-        console.data({"file": str(after.path), "images": [each.model_dump(mode="json") for each in found]})
+        console.data({"file": str(after.path), "images": [image.model_dump(mode="json") for image in images]})
         return
-    rows = [(each.region, each.sdk or "training", each.id, each.name, str(each.expires)) for each in found]
+    rows = [(image.region, image.sdk or "training", image.id, image.name, str(image.expires)) for image in images]
     console.page(table(("REGION", "SDK", "IMAGE", "NAME", "EXPIRES"), rows))
     console.say(f"Wrote {after.path}.")

@@ -62,7 +62,7 @@ def bench(
 
     MODEL is the name of a model in nxpipe.toml, whose artifacts must be built, or an artifact (MODEL@KEY or a key);
     default: every model of nxpipe.toml. A program is compared with the baseline's program of the same phase, batch,
-    bucket and degree for the same model and target. Predictions follow from the documented costs of instructions;
+    bucket and degree for the same model and target. Predictions are sums of the documented costs of instructions;
     nothing is run. Exits with code 16 if a program is slower than the baseline by more than the threshold. An unknown
     channel is an error, unless a fleet or [signing] of nxpipe.toml names it, or --allow-empty is given.
 
@@ -78,7 +78,11 @@ def bench(
     opened = open_configured_store(store, config_path, console)
     artifacts = list(_artifacts(models, opened, config_path))
     baseline = _baseline(against, opened, config_path, allow_empty) if against is not None else None
-    lines = [line for one in artifacts for line in compare(one, baseline.beside(one) if baseline else None, opened)]
+    lines = [
+        line
+        for artifact in artifacts
+        for line in compare(artifact, baseline.beside(artifact) if baseline else None, opened)
+    ]
     if console.json:
         console.data([line.document(threshold) for line in lines])
     elif lines:
@@ -91,44 +95,44 @@ def bench(
         ctx.exit(REGRESSION.number)
 
 
-def _baseline(word: str, store: "Store", config_path: Path, allow_empty: bool) -> "Match":
-    """The baseline. An empty channel is accepted only if it is declared: a misspelt one would never fail."""
+def _baseline(name: str, store: "Store", config_path: Path, allow_empty: bool) -> "Match":
+    """The baseline. An empty channel must be declared: a comparison with a misspelt channel would never fail."""
     from nxpipe.pipeline.artifacts.channels import declared_channels
     from nxpipe.pipeline.artifacts.lookup import empty_channel, find_match
 
     try:
-        return find_match(word, store, config_path)
+        return find_match(name, store, config_path)
     except ChannelEmpty:
-        if allow_empty or word in declared_channels(load_config(config_path, os.environ, missing_ok=True)):
-            return empty_channel(word)
+        if allow_empty or name in declared_channels(load_config(config_path, os.environ, missing_ok=True)):
+            return empty_channel(name)
         raise
 
 
-def _artifacts(words: Sequence[str], store: "Store", config_path: Path) -> "Iterator[Manifest]":
-    """The named artifacts; else those of nxpipe.toml."""
+def _artifacts(names: Sequence[str], store: "Store", config_path: Path) -> "Iterator[Manifest]":
+    """The named artifacts, else the artifacts of the models in nxpipe.toml."""
     from nxpipe.pipeline.artifacts.lookup import artifact, is_artifact
     from nxpipe.pipeline.build.options import specs_of_config
 
-    if words and all(map(is_artifact, words)):  # needs no valid configuration
-        yield from (artifact(word, store) for word in words)
+    if names and all(map(is_artifact, names)):  # needs no valid configuration
+        yield from (artifact(name, store) for name in names)
         return
-    config = load_config(config_path, os.environ, missing_ok=bool(words))
-    described = [model.name for model in config.models]
-    for word in words or described:
-        if word not in described:
-            yield artifact(word, store)
+    config = load_config(config_path, os.environ, missing_ok=bool(names))
+    configured = [model.name for model in config.models]
+    for name in names or configured:
+        if name not in configured:
+            yield artifact(name, store)
             continue
-        for asked in specs_of_config(config, (word,), config_path.parent):
-            yield _built(asked, store)
+        for spec in specs_of_config(config, (name,), config_path.parent):
+            yield _built(spec, store)
 
 
-def _built(asked: "ModelSpec", store: "Store") -> "Manifest":
-    key = digest_of(BuildSpec.of(asked).key_inputs())
+def _built(spec: "ModelSpec", store: "Store") -> "Manifest":
+    key = digest_of(BuildSpec.of(spec).key_inputs())
     published = store.find(key)
     if published is None:
         raise NotFound(
-            f"{asked.name} for {asked.target} is not built with its current options: {store.url} has no "
-            f"{key[:SHOWN]}; run `nxpipe build --only {asked.name}`, or see why with `nxpipe explain {asked.name}`"
+            f"{spec.name} for {spec.target} is not built with its current options: {store.url} has no "
+            f"{key[:SHOWN]}; run `nxpipe build --only {spec.name}`, or see the cause with `nxpipe explain {spec.name}`"
         )
     return published.manifest
 
@@ -157,15 +161,15 @@ def _milliseconds(ns: float | None) -> str:
 
 
 def _note_unserved(console: Console, artifacts: "Sequence[Manifest]", baseline: "Match") -> None:
-    for one in artifacts:
-        if baseline.beside(one) is None:
-            console.say(f"channel {baseline.word} serves no {one.model.id} for {one.target} yet")
+    for artifact in artifacts:
+        if baseline.beside(artifact) is None:
+            console.say(f"channel {baseline.word} serves no {artifact.model.id} for {artifact.target} yet")
 
 
 def _sentence(slower: "Sequence[BenchLine]", threshold: float) -> str:
     worst = max(slower, key=lambda line: line.change or 0.0)
-    count = f"{len(slower)} program{' is' if len(slower) == 1 else 's are'}"
+    subject = f"{len(slower)} program{' is' if len(slower) == 1 else 's are'}"
     return (
-        f"{count} predicted to be slower by more than {100 * threshold:g}%: {worst.program.name} of {worst.artifact} "
+        f"{subject} predicted to be slower by more than {100 * threshold:g}%: {worst.program.name} of {worst.artifact} "
         f"by {worst.change:.1%}; `nxpipe diff {worst.against} {worst.artifact}` shows the change"
     )

@@ -105,10 +105,10 @@ def build(
 
 
 def _rerun(ctx: click.Context, unfinished: "UnfinishedBuild") -> None:
-    given = [argument for argument in ctx.meta[_ARGUMENTS] if argument != "--resume"]
-    if given:
+    others = [argument for argument in ctx.meta[_ARGUMENTS] if argument != "--resume"]
+    if others:
         raise click.UsageError(
-            f"--resume cannot be combined with {given[0]}; it reruns the last build's arguments", ctx
+            f"--resume cannot be combined with {others[0]}; it reruns the last build's arguments", ctx
         )
     arguments = unfinished.arguments()
     ctx.obj.say(f"  nxpipe build {' '.join(arguments)}")

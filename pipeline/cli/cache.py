@@ -51,12 +51,12 @@ def export(
     """Write the cache entries of artifacts into a compile cache.
 
     Without names, exports the newest artifact of each model of nxpipe.toml for its target. An entry is a copy of the
-    files that neuronx-cc left in its own cache for a program. Programs compiled without that cache have no entry, nor
-    have those of the emulator. Existing files are never overwritten, and compilers may use the cache meanwhile.
+    files that neuronx-cc left in its own cache for a program. Programs compiled without that cache have no entry;
+    programs of the emulator have none either. Existing files are never overwritten, and compilers may use the cache
+    during the export.
 
     Exits with code 0 when all entries are in the cache. Programs without an entry are listed on stderr. It is an error
-    if no program has an entry, or if another process began an entry and did not finish it; all other entries are
-    written first.
+    if no program has an entry, or if another process left an entry unfinished; all other entries are written first.
 
     \b
     Example:
@@ -72,15 +72,15 @@ def export(
 
     console: Console = ctx.obj
     opened = open_configured_store(store, config_path, console)
-    chosen = _chosen(opened, names, channel, config_path, console)
-    require_entries(chosen)
-    for one in chosen:
-        if one.warning:
-            console.say(f"  {one.warning}")
-    into = open_store(target).backend
-    exported = _export(opened, chosen, into, console)
-    _show(console, into.url, chosen, exported)
-    require_exported(exported, into.url)
+    selections = _select(opened, names, channel, config_path, console)
+    require_entries(selections)
+    for selection in selections:
+        if selection.warning:
+            console.say(f"  {selection.warning}")
+    destination = open_store(target).backend
+    exported = _export(opened, selections, destination, console)
+    _show(console, destination.url, selections, exported)
+    require_exported(exported, destination.url)
 
 
 @cache.command()
@@ -100,18 +100,23 @@ def ls(console: Console, target: str) -> None:
     from nxpipe.artifact_store.url import open_store
     from nxpipe.pipeline.artifacts.neuron_cache import entries_in
 
-    found = list(entries_in(open_store(target).backend))
+    entries = list(entries_in(open_store(target).backend))
     if console.json:
-        console.data([{"entry": one.folder, "state": one.state.value, "size_bytes": one.size} for one in found])
-    elif found:
+        console.data(
+            [{"entry": entry.folder, "state": entry.state.value, "size_bytes": entry.size} for entry in entries]
+        )
+    elif entries:
         console.page(
-            table(("state", "size", "entry"), [(one.state.value, human_bytes(one.size), one.folder) for one in found])
+            table(
+                ("state", "size", "entry"),
+                [(entry.state.value, human_bytes(entry.size), entry.folder) for entry in entries],
+            )
         )
     else:
         console.say(f"{target} has no compile cache entries.")
 
 
-def _chosen(
+def _select(
     store: "Store", names: Sequence[str], channel: str | None, config_path: Path, console: Console
 ) -> "list[ExportSelection]":
     from nxpipe.pipeline.artifacts import neuron_cache
@@ -127,47 +132,51 @@ def _chosen(
 
 
 def _export(
-    store: "Store", chosen: "Sequence[ExportSelection]", into: "Backend", console: Console
+    store: "Store", selections: "Sequence[ExportSelection]", destination: "Backend", console: Console
 ) -> "list[ExportedEntry]":
     from nxpipe.artifact_store.url import is_remote
     from nxpipe.pipeline.artifacts.neuron_cache import export_entries, remove_abandoned_files
     from nxpipe.pipeline.util.progress import watching
 
-    entries = [entry for one in chosen for entry in one.entries]
-    # S3 resumes an interrupted upload; a folder keeps its remains, which are removed here.
-    if not is_remote(into.url):
-        remove_abandoned_files(into)
-    with watching(console, f"export to {into.url}", sum(entry.size for entry in entries)) as sent:
-        return list(export_entries(store.blobs, entries, into, sent))
+    entries = [entry for selection in selections for entry in selection.entries]
+    # S3 resumes an interrupted upload; a folder keeps partial files, which are removed here.
+    if not is_remote(destination.url):
+        remove_abandoned_files(destination)
+    with watching(console, f"export to {destination.url}", sum(entry.size for entry in entries)) as sent:
+        return list(export_entries(store.blobs, entries, destination, sent))
 
 
-def _show(console: Console, url: str, chosen: "Sequence[ExportSelection]", exported: "Sequence[ExportedEntry]") -> None:
-    names = [one.name for one in chosen for _ in one.entries]
+def _show(
+    console: Console, url: str, selections: "Sequence[ExportSelection]", exported: "Sequence[ExportedEntry]"
+) -> None:
+    names = [selection.name for selection in selections for _ in selection.entries]
     if console.json:
         rows = [
             {
                 "artifact": name,
-                "program": one.entry.program,
-                "entry": one.entry.folder,
-                "outcome": one.result.value,
-                "why": one.why or None,
-                "size_bytes": one.entry.size,
+                "program": result.entry.program,
+                "entry": result.entry.folder,
+                "outcome": result.result.value,
+                "why": result.why or None,
+                "size_bytes": result.entry.size,
             }
-            for name, one in zip(names, exported, strict=True)
+            for name, result in zip(names, exported, strict=True)
         ]
-        without = [{"artifact": one.name, "programs": one.without} for one in chosen if one.without]
+        without = [
+            {"artifact": selection.name, "programs": selection.without} for selection in selections if selection.without
+        ]
         console.data({"cache": url, "entries": rows, "without_entry": without})
         return
     console.page(
         table(
             ("outcome", "size", "artifact", "program", "entry"),
             [
-                (_outcome(one), human_bytes(one.entry.size), name, one.entry.program, one.entry.folder)
-                for name, one in zip(names, exported, strict=True)
+                (_outcome_text(result), human_bytes(result.entry.size), name, result.entry.program, result.entry.folder)
+                for name, result in zip(names, exported, strict=True)
             ],
         )
     )
 
 
-def _outcome(one: "ExportedEntry") -> str:
-    return f"{one.result.value}, {one.why}" if one.why else one.result.value
+def _outcome_text(result: "ExportedEntry") -> str:
+    return f"{result.result.value}, {result.why}" if result.why else result.result.value

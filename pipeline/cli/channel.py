@@ -55,7 +55,7 @@ def log(console: Console, name: str | None, last: int, store: str | None, config
     from nxpipe.pipeline.artifacts.channel_log import ChannelView, channel_log_data, channel_log_text
 
     view = ChannelView.of(open_uncached_store(store, config_path, console), config_path, console.say)
-    entries = [entry for each in view.names(name) for entry in view.history(each, last)]
+    entries = [entry for channel_name in view.names(name) for entry in view.history(channel_name, last)]
     if console.json:
         console.data([channel_log_data(entry) for entry in entries])
     else:
@@ -82,7 +82,7 @@ def show(console: Console, name: str | None, store: str | None, config_path: Pat
     from nxpipe.pipeline.artifacts.channel_log import ChannelView, channel_state_data, channel_state_text
 
     view = ChannelView.of(open_uncached_store(store, config_path, console), config_path, console.say)
-    entries = [entry for each in view.names(name) for entry in view.history(each, 1)]
+    entries = [entry for channel_name in view.names(name) for entry in view.history(channel_name, 1)]
     signers = [
         {served: view.signers(entry.generation.channel, served) for served in entry.generation.artifacts}
         for entry in entries
@@ -126,7 +126,7 @@ def change_options(command: _Function) -> _Function:
 
 
 def require_unmanaged(channel: str, *, past_rollouts: bool) -> None:
-    """Refuse a blue or green channel: only rollouts move traffic with evaluation."""
+    """Refuse a blue or green channel: only rollouts evaluate the traffic that they move."""
     fleet = fleet_of_channel(channel)
     if fleet is not None and not past_rollouts:
         raise click.UsageError(
@@ -140,11 +140,11 @@ def record(console: Console, appended: "Appended", store: "Store", typed_key: st
     from nxpipe.pipeline.artifacts.channel_log import generation_data, served_lines
 
     generation = appended.generation
-    key_ids = [each.key_id for each in generation.signatures] if appended.changed else []
+    key_ids = [signature.key_id for signature in generation.signatures] if appended.changed else []
     unsigned = _unsigned(store, generation) if key_ids or typed_key else []
     if console.json:
-        about = {"changed": appended.changed, "signed_with": key_ids, "unsigned_artifacts": unsigned}
-        console.data({**about, **generation_data(generation)})
+        document = {"changed": appended.changed, "signed_with": key_ids, "unsigned_artifacts": unsigned}
+        console.data({**document, **generation_data(generation)})
         return
     state = "changed" if appended.changed else "unchanged"
     console.say(f"Channel {generation.channel} {state}, generation {generation.generation}:")
@@ -152,14 +152,14 @@ def record(console: Console, appended: "Appended", store: "Store", typed_key: st
     if key_ids:
         console.say(f"  signed generation {generation.generation} with key {', '.join(key_ids)}")
     elif typed_key:
-        console.say("  nothing was signed, because the channel did not change")
+        console.say("  the channel did not change, so nothing was signed")
     for name in unsigned:
         console.say(f"  {name} is not signed; sign it with: nxpipe store sign {name}")
 
 
 def _unsigned(store: "Store", generation: "Generation") -> list[str]:
-    """Artifacts without a signature: a signed generation vouches for the choice, not for the artifacts."""
+    """Artifacts without a signature: a signed generation confirms the selection, not the artifacts."""
     from nxpipe.artifact_store.trust.signatures import Signatures
 
     signatures = Signatures(store)
-    return [each.name for each in generation.artifacts if not signatures.key_ids(each.manifest.sha256)]
+    return [artifact.name for artifact in generation.artifacts if not signatures.key_ids(artifact.manifest.sha256)]

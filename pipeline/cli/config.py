@@ -35,14 +35,14 @@ def check(console: Console, config_path: Path) -> None:
     Example:
       nxpipe config check --config staging.toml
     """
-    found = load_config(config_path, os.environ)
-    for sentence in unused_channels(found):
+    loaded = load_config(config_path, os.environ)
+    for sentence in unused_channels(loaded):
         console.say(f"Note: {sentence}")
     if console.json:
-        console.data({"file": str(config_path), "models": len(found.models), "fleets": len(found.fleets)})
+        console.data({"file": str(config_path), "models": len(loaded.models), "fleets": len(loaded.fleets)})
         return
     console.result(
-        f"{config_path} is valid: {_count(len(found.models), 'model')}, {_count(len(found.fleets), 'fleet')}."
+        f"{config_path} is valid: {_count(len(loaded.models), 'model')}, {_count(len(loaded.fleets), 'fleet')}."
     )
 
 

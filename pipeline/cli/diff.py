@@ -50,29 +50,29 @@ def diff(console: Console, before: str, after: str, tensors: bool, store: str | 
 
     opened = open_configured_store(store, config_path, console)
     old, new = pair((before, after), opened, config_path)
-    asked = differences(opened.key_inputs(old), opened.key_inputs(new))
-    parts = ManifestDifference.between(old, new)
+    key_inputs = differences(opened.key_inputs(old), opened.key_inputs(new))
+    manifests = ManifestDifference.between(old, new)
     programs = list(program_differences(old, new, opened))
-    figures = differences(*(dict(report_of(one, opened)) for one in (old, new)))
-    changes = list(tensor_changes(old, new, _changed_weights(parts), opened)) if tensors else None
+    evidence = differences(*(dict(report_of(manifest, opened)) for manifest in (old, new)))
+    changes = list(tensor_changes(old, new, _changed_weights(manifests), opened)) if tensors else None
     if console.json:
-        console.data(_as_json(asked, parts, programs, changes, figures))
+        console.data(_as_json(key_inputs, manifests, programs, changes, evidence))
     else:
-        console.page("\n\n".join(_page(asked, parts, programs, changes, figures)) or "no difference")
+        console.page("\n\n".join(_page(key_inputs, manifests, programs, changes, evidence)) or "no difference")
 
 
-def _changed_weights(parts: "ManifestDifference") -> list[str]:
-    return [part.name for section in parts.sections if section.title == "weights" for part in section.changed]
+def _changed_weights(manifests: "ManifestDifference") -> list[str]:
+    return [entry.name for section in manifests.sections if section.title == "weights" for entry in section.changed]
 
 
 def _page(
-    asked: "Sequence[Difference]",
-    parts: "ManifestDifference",
+    key_inputs: "Sequence[Difference]",
+    manifests: "ManifestDifference",
     programs: "Sequence[ProgramDifference]",
     changes: "Sequence[TensorChange] | None",
-    figures: "Sequence[Difference]",
+    evidence: "Sequence[Difference]",
 ) -> Iterator[str]:
-    for title, fields in (("key inputs", asked), ("identity", parts.identity)):
+    for title, fields in (("key inputs", key_inputs), ("identity", manifests.identity)):
         if fields:
             yield f"{_title(title)}\n{difference_table(fields, 'A', 'B')}"
     if rows := [row for program in programs for row in _figures(program)]:
@@ -80,21 +80,21 @@ def _page(
     for program in programs:
         if program.graph:
             yield "\n".join(_graph(program.name, program.graph))
-    for section in parts.sections:
+    for section in manifests.sections:
         if section.differing:
-            yield f"{_title(section.title)}: {_counts(section)}\n{_parts(section)}"
+            yield f"{_title(section.title)}: {_counts(section)}\n{_entry_table(section)}"
     if changes:
         yield f"{_title('tensors')}\n{table(('name', 'changed by'), [_changed(change) for change in changes])}"
-    if figures:
-        yield f"{_title('evidence')}\n{difference_table(figures, 'A', 'B')}"
+    if evidence:
+        yield f"{_title('evidence')}\n{difference_table(evidence, 'A', 'B')}"
 
 
 def _figures(program: "ProgramDifference") -> Iterator[tuple[str, ...]]:
     for figure, (before, after) in program.figures.items():
         if before != after:
             change = f"{after / before - 1:+.1%}" if before and after is not None else ""
-            name, *rest = figure.removesuffix("_ns").split("_")
-            yield program.name, " ".join((name, *rest)), _value(figure, before), _value(figure, after), change
+            name, *words = figure.removesuffix("_ns").split("_")
+            yield program.name, " ".join((name, *words)), _value(figure, before), _value(figure, after), change
 
 
 def _value(figure: str, value: float | None) -> str:
@@ -105,16 +105,16 @@ def _value(figure: str, value: float | None) -> str:
     return human_bytes(int(value)) if figure.endswith("_bytes") else f"{value:,.0f}"
 
 
-def _graph(program: str, found: "GraphDifference") -> Iterator[str]:
+def _graph(program: str, difference: "GraphDifference") -> Iterator[str]:
     rows = [
-        ("nodes", *map(str, found.nodes)),
-        ("constants", *map(str, found.constants)),
-        *((name, str(old), str(new)) for name, (old, new) in found.operators.items() if old != new),
+        ("nodes", *map(str, difference.nodes)),
+        ("constants", *map(str, difference.constants)),
+        *((name, str(old), str(new)) for name, (old, new) in difference.operators.items() if old != new),
     ]
     yield f"{_title(f'graph of {program}')}\n{table(('operator', 'A', 'B'), rows)}"
-    for sign, kinds in (("-", found.removed), ("+", found.added)):
-        often_first = sorted(kinds.items(), key=lambda each: (-each[1], each[0]))
-        yield from _listed([f"{sign} {count} x {kind}" for kind, count in often_first])
+    for sign, kinds in (("-", difference.removed), ("+", difference.added)):
+        by_count = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
+        yield from _listed([f"{sign} {count} x {kind}" for kind, count in by_count])
 
 
 def _listed(lines: Sequence[str]) -> Iterator[str]:
@@ -130,16 +130,16 @@ def _counts(section: "Section") -> str:
         (section.removed, "removed"),
         (section.same, "unchanged"),
     )
-    return ", ".join(f"{len(parts)} {word} ({_bytes(parts)})" for parts, word in counted if parts)
+    return ", ".join(f"{len(entries)} {state} ({_bytes(entries)})" for entries, state in counted if entries)
 
 
-def _bytes(parts: "Sequence[EntryChange]") -> str:
+def _bytes(entries: "Sequence[EntryChange]") -> str:
     """The size in B, or in A for a removed part."""
-    return human_bytes(sum(blob.size for part in parts if (blob := part.after or part.before)))
+    return human_bytes(sum(blob.size for entry in entries if (blob := entry.after or entry.before)))
 
 
-def _parts(section: "Section") -> str:
-    rows = [(part.name, _blob(part.before), _blob(part.after)) for part in section.differing]
+def _entry_table(section: "Section") -> str:
+    rows = [(entry.name, _blob(entry.before), _blob(entry.after)) for entry in section.differing]
     header, *lines = table(("name", "A", "B"), rows).splitlines()
     return "\n".join((header, *_listed(lines)))
 
@@ -157,33 +157,33 @@ def _title(text: str) -> str:
 
 
 def _as_json(
-    asked: "Sequence[Difference]",
-    parts: "ManifestDifference",
+    key_inputs: "Sequence[Difference]",
+    manifests: "ManifestDifference",
     programs: "Sequence[ProgramDifference]",
     changes: "Sequence[TensorChange] | None",
-    figures: "Sequence[Difference]",
+    evidence: "Sequence[Difference]",
 ) -> dict[str, object]:
     tensors: Mapping[str, object] = {} if changes is None else {"tensors": [change.document() for change in changes]}
     return {
-        "key_inputs": differences_as_json(asked, "a", "b"),
-        "identity": differences_as_json(parts.identity, "a", "b"),
+        "key_inputs": differences_as_json(key_inputs, "a", "b"),
+        "identity": differences_as_json(manifests.identity, "a", "b"),
         "programs": [program.document() for program in programs],
-        **{section.title: _section_as_json(section) for section in parts.sections},
+        **{section.title: _section_as_json(section) for section in manifests.sections},
         **tensors,
-        "evidence": differences_as_json(figures, "a", "b"),
+        "evidence": differences_as_json(evidence, "a", "b"),
     }
 
 
 def _section_as_json(section: "Section") -> dict[str, object]:
     return {
         "same": len(section.same),
-        "same_bytes": sum(part.after.size for part in section.same if part.after),
-        "changed": [_part_as_json(part) for part in section.changed],
-        "added": [_part_as_json(part) for part in section.added],
-        "removed": [_part_as_json(part) for part in section.removed],
+        "same_bytes": sum(entry.after.size for entry in section.same if entry.after),
+        "changed": [_entry_as_json(entry) for entry in section.changed],
+        "added": [_entry_as_json(entry) for entry in section.added],
+        "removed": [_entry_as_json(entry) for entry in section.removed],
     }
 
 
-def _part_as_json(part: "EntryChange") -> dict[str, object]:
-    sides = {"a": part.before, "b": part.after}
-    return {"name": part.name} | {side: blob.model_dump() for side, blob in sides.items() if blob}
+def _entry_as_json(entry: "EntryChange") -> dict[str, object]:
+    sides = {"a": entry.before, "b": entry.after}
+    return {"name": entry.name} | {side: blob.model_dump() for side, blob in sides.items() if blob}

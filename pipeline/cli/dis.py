@@ -66,11 +66,11 @@ def dis(
     program = _in_file(Path(source), name, store) if _is_file(source) else _in_store(ctx, source, name)
     engine = Engine(only) if only else None
     if console.json:
-        used = _used(program, source)
-        document: dict[str, Any] = {"totals": used.totals.document(), "utilisation": used.document()}
+        utilisation = _measure(program, source)
+        document: dict[str, Any] = {"totals": utilisation.totals.document(), "utilisation": utilisation.document()}
         console.data(document if totalled else document | {"text": text(program, only=engine, tables=tables)})
     elif totalled:
-        console.page(_report(_used(program, source)))
+        console.page(_report(_measure(program, source)))
     else:
         for line in lines(program, only=engine, tables=tables):
             console.result(line)
@@ -95,22 +95,22 @@ def _in_store(ctx: click.Context, artifact: str, name: str | None) -> "Program":
 
     store = open_configured_store(ctx.params["store"], ctx.params["config_path"], ctx.obj)
     manifest = store.resolve(artifact).manifest
-    return read_instructions(manifest, _chosen(manifest, name), store).program
+    return read_instructions(manifest, _select_program(manifest, name), store).program
 
 
-def _chosen(manifest: "Manifest", name: str | None) -> "Executable":
-    programs = {one.name: one for one in manifest.executables}
+def _select_program(manifest: "Manifest", name: str | None) -> "Executable":
+    programs = {program.name: program for program in manifest.executables}
     if name is None and len(programs) == 1:
         return manifest.executables[0]
     if name in programs:
         return programs[name]
-    has = f"{manifest.model.id} has {', '.join(programs) or 'no program'}"
+    available = f"{manifest.model.id} has {', '.join(programs) or 'no program'}"
     if name is None:
-        raise click.UsageError(f"{has}; select one with --program")
-    raise click.BadParameter(f"{has}, not {name!r}{did_you_mean(name, programs)}", param_hint="--program")
+        raise click.UsageError(f"{available}; select one with --program")
+    raise click.BadParameter(f"{available}, not {name!r}{did_you_mean(name, programs)}", param_hint="--program")
 
 
-def _used(program: "Program", source: str) -> "Utilisation":
+def _measure(program: "Program", source: str) -> "Utilisation":
     """The totals; a program that violates the ISA has a text, but no totals."""
     from nxpipe.emulator.analysis.utilization import utilisation
     from nxpipe.emulator.isa.constraints import ProgramInvalid as Illegal
@@ -118,13 +118,13 @@ def _used(program: "Program", source: str) -> "Utilisation":
 
     try:
         check(program)
-    except Illegal as fault:
-        raise ProgramInvalid(f"{source}: {fault}") from fault
+    except Illegal as error:
+        raise ProgramInvalid(f"{source}: {error}") from error
     return utilisation(program)
 
 
-def _report(used: "Utilisation") -> str:
-    total = used.totals
+def _report(utilisation: "Utilisation") -> str:
+    total = utilisation.totals
     engines = [
         (engine, f"{count:,}", f"{total.ns[engine] / 1000:,.1f}") for engine, count in sorted(total.engines.items())
     ]
@@ -139,6 +139,6 @@ def _report(used: "Utilisation") -> str:
         table(("engine", "instructions", "busy us"), engines),
         table(("memory", "read", "written"), memories),
         table(("instruction", "times"), kinds),
-        used.sentence(),
+        utilisation.sentence(),
     ]
     return "\n\n".join(parts)

@@ -36,9 +36,9 @@ _CDK: Final = "pip install 'nxpipe[cdk]'"
 class Need:
     """A library or program that a command requires."""
 
-    what: str
+    name: str
     needed_for: str
-    get_it: str
+    remedy: str
     find: Callable[[], str | None]
     optional: bool = False
 
@@ -48,11 +48,11 @@ class Requirement:
     """A requirement and its version, or None if it is missing."""
 
     need: Need
-    found: str | None
+    version: str | None
 
     @property
     def state(self) -> str:
-        if self.found:
+        if self.version:
             return "ok"
         return "optional" if self.need.optional else "missing"
 
@@ -65,10 +65,10 @@ def examine() -> list[Requirement]:
 def _library(name: str, exactly: str | None = None) -> Callable[[], str | None]:
     def find() -> str | None:
         try:
-            found = version(name)
+            installed = version(name)
         except PackageNotFoundError:
             return None
-        return found if exactly is None or found.partition("+")[0] == exactly else None
+        return installed if exactly is None or installed.partition("+")[0] == exactly else None
 
     return find
 
@@ -80,16 +80,16 @@ def _program(*command: str) -> Callable[[], str | None]:
         if shutil.which(command[0]) is None:
             return None
         try:
-            answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+            completed = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
         except (OSError, subprocess.TimeoutExpired):
             return None
-        return answer.stdout.strip().partition("\n")[0] if answer.returncode == 0 else None
+        return completed.stdout.strip().partition("\n")[0] if completed.returncode == 0 else None
 
     return find
 
 
 def _cdk() -> str | None:
-    """The version of the project's CDK command, else of the one on the PATH."""
+    """The version of the CDK command in node_modules, else of the command on the PATH."""
     local = Path("node_modules/.bin/cdk")
     return _program(str(local.resolve()) if local.exists() else "cdk", "--version")()
 
@@ -140,8 +140,10 @@ def doctor(ctx: click.Context) -> None:
     if console.json:
         console.data([_as_json(finding) for finding in findings])
     else:
-        console.page(table(("state", "what", "needed for", "found, or how to install it"), [_row(f) for f in findings]))
-    missing = [finding.need.what for finding in findings if finding.state == "missing"]
+        console.page(
+            table(("state", "software", "needed for", "version, or how to install it"), [_row(f) for f in findings])
+        )
+    missing = [finding.need.name for finding in findings if finding.state == "missing"]
     if missing:
         console.say(f"Missing: {', '.join(missing)}.")
         ctx.exit(SOFTWARE.number)
@@ -150,14 +152,14 @@ def doctor(ctx: click.Context) -> None:
 
 def _row(finding: Requirement) -> tuple[str, str, str, str]:
     state = style(finding.state, fg=_COLOURS[finding.state])
-    return state, finding.need.what, finding.need.needed_for, finding.found or finding.need.get_it
+    return state, finding.need.name, finding.need.needed_for, finding.version or finding.need.remedy
 
 
 def _as_json(finding: Requirement) -> dict[str, object]:
     return {
-        "what": finding.need.what,
+        "what": finding.need.name,
         "state": finding.state,
         "needed_for": finding.need.needed_for,
-        "found": finding.found,
-        "get_it": finding.need.get_it,
+        "found": finding.version,
+        "get_it": finding.need.remedy,
     }

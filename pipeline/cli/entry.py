@@ -1,4 +1,4 @@
-"""The console script: repairs the standard streams, imports the command, answers Ctrl-C during the imports.
+"""The console script: repairs the standard streams, imports the command, handles Ctrl-C during the imports.
 
 Two start-up measures, each measured over 20 runs: without the search for pydantic plugins, `store ls` takes 20 ms less
 processor time; without a last garbage collection at exit, 10 ms (`--help`) to 70 ms (`build`) less.
@@ -48,15 +48,15 @@ def repair_streams() -> None:
 class _NoPlugins(ModuleType):
     """A stand-in for pydantic's plugin loader, which would import importlib.metadata and scan all packages.
 
-    Plugins that happen to be installed must not take part in reading documents either. Only the command may decide
-    that for its process, so the stand-in is here and not in the library.
+    Plugins that happen to be installed must not take part in reading documents either. Only a command
+    may change that for its whole process, so the stand-in is here and not in the library.
     """
 
     def get_plugins(self) -> tuple[()]:
         return ()
 
     def __getattr__(self, name: str) -> Any:
-        """Any other attribute, as of a later pydantic, is the real loader's."""
+        """Return any other attribute, such as one of a later pydantic, from the real loader."""
         if name.startswith("__"):
             raise AttributeError(name)
         from importlib import import_module

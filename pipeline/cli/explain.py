@@ -96,11 +96,11 @@ def explain(
         _print_programs(ctx.obj, subject.specs(), after)
         return
     opened = open_configured_store(store, config_path, ctx.obj)
-    answers = list(subject.answers(opened, count, ctx.obj.detail))
+    lookups = list(subject.lookups(opened, count, ctx.obj.detail))
     if ctx.obj.json:
-        ctx.obj.data([_as_json(answer) for answer in answers])
+        ctx.obj.data([_as_json(lookup) for lookup in lookups])
     else:
-        ctx.obj.page("\n\n".join(section for answer in answers for section in _page(answer, opened.url)))
+        ctx.obj.page("\n\n".join(section for lookup in lookups for section in _page(lookup, opened.url)))
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class _Subject:
 
     @property
     def is_stored(self) -> bool:
-        """True for an artifact; one that is certainly an artifact needs no valid configuration."""
+        """True for an artifact; one that has the form of an artifact name needs no valid configuration."""
         from nxpipe.pipeline.artifacts.lookup import is_artifact
 
         if self.model is None:
@@ -132,7 +132,7 @@ class _Subject:
         names = (self.model,) if self.model else self.options.names
         return specs_of_options(self.values, self.config, names, self.config_path.parent)
 
-    def answers(self, store: "Store", count: int, report: "Report") -> "Iterator[CacheLookup]":
+    def lookups(self, store: "Store", count: int, report: "Report") -> "Iterator[CacheLookup]":
         from nxpipe.pipeline.build.cache import Timings
         from nxpipe.pipeline.build.explain import look_up_artifact, look_up_request
         from nxpipe.pipeline.build.plan import make_plan
@@ -143,72 +143,73 @@ class _Subject:
             yield look_up_artifact(store.resolve(str(self.model)), store, count, report)
             return
         timings = Timings.kept_in(state_folder(self.config_path))
-        for one in make_plan(self.specs(), store, Thresholds.of(self.config), timings).artifacts:
-            yield look_up_request(BuildSpec.of(one.spec), one, store, count, report)
+        for artifact in make_plan(self.specs(), store, Thresholds.of(self.config), timings).artifacts:
+            yield look_up_request(BuildSpec.of(artifact.spec), artifact, store, count, report)
 
 
-def _page(answer: "CacheLookup", url: str) -> Iterator[str]:
-    headline = for_terminal(f"{short_name(answer.model, answer.key)} {'is' if answer.is_hit else 'is not'} in {url}")
-    if answer.is_hit and answer.programs:
+def _page(lookup: "CacheLookup", url: str) -> Iterator[str]:
+    headline = for_terminal(f"{short_name(lookup.model, lookup.key)} {'is' if lookup.is_hit else 'is not'} in {url}")
+    if lookup.is_hit and lookup.programs:
         yield headline
     else:
-        yield headline if answer.nearest else f"{headline}; there is no other artifact to compare with"
-        yield from map(_compared, answer.nearest)
-    if answer.programs:
-        rows = [(one.cell.shape.name, one.cell.status.value, _reason(one)) for one in answer.programs]
+        yield headline if lookup.nearest else f"{headline}; there is no other artifact to compare with"
+        yield from map(_difference_section, lookup.nearest)
+    if lookup.programs:
+        rows = [(program.cell.shape.name, program.cell.status.value, _reason(program)) for program in lookup.programs]
         yield table(("program", "state", "why"), rows)
-    for program in answer.programs:
-        if (near := program.nearest) and near.differences:
-            count = len(near.differences)
+    for program in lookup.programs:
+        if (nearest := program.nearest) and nearest.differences:
+            count = len(nearest.differences)
             yield (
-                f"{program.cell.shape.name}: {near.shape.name} of {for_terminal(near.artifact.published.name)} differs "
-                f"in {count} field{'' if count == 1 else 's'}\n{difference_table(near.differences, 'stored', 'wanted')}"
+                f"{program.cell.shape.name}: {nearest.shape.name} of {for_terminal(nearest.artifact.published.name)} "
+                f"differs in {count} field{'' if count == 1 else 's'}\n"
+                f"{difference_table(nearest.differences, 'stored', 'wanted')}"
             )
 
 
-def _compared(near: "NearestArtifact") -> str:
-    count = len(near.differences)
+def _difference_section(nearest: "NearestArtifact") -> str:
+    count = len(nearest.differences)
     return (
-        f"{for_terminal(near.published.name)} differs in {count} of {near.fields} fields\n"
-        f"{difference_table(near.differences, 'stored', 'wanted')}"
+        f"{for_terminal(nearest.published.name)} differs in {count} of {nearest.fields} fields\n"
+        f"{difference_table(nearest.differences, 'stored', 'wanted')}"
     )
 
 
 def _reason(program: "ProgramLookup") -> str:
-    cell, near = program.cell, program.nearest
+    cell, nearest = program.cell, program.nearest
     if cell.failure:
         return cell.failure.message
-    if near is None:
+    if nearest is None:
         return cell.why
-    stored = f"{near.shape.name} of {near.artifact.published.name}"
+    stored = f"{nearest.shape.name} of {nearest.artifact.published.name}"
     return (
         f"cache miss: nearest program {stored}"
-        if near.differences
-        else f"same key as {stored}, whose result was collected"
+        if nearest.differences
+        else f"same key as {stored}, whose result was garbage-collected"
     )
 
 
-def _as_json(answer: "CacheLookup") -> dict[str, object]:
+def _as_json(lookup: "CacheLookup") -> dict[str, object]:
     return {
-        "model": answer.model,
-        "request_key": answer.key,
-        "in_store": answer.is_hit,
+        "model": lookup.model,
+        "request_key": lookup.key,
+        "in_store": lookup.is_hit,
         "nearest": [
             {
-                "request_key": near.published.request_key,
-                "model": near.published.model_id,
-                "target": near.published.target,
-                "fields": near.fields,
-                "differences": differences_as_json(near.differences, "stored", "wanted"),
+                "request_key": nearest.published.request_key,
+                "model": nearest.published.model_id,
+                "target": nearest.published.target,
+                "fields": nearest.fields,
+                "differences": differences_as_json(nearest.differences, "stored", "wanted"),
             }
-            for near in answer.nearest
+            for nearest in lookup.nearest
         ],
-        "programs": [_program_as_json(program) for program in answer.programs],
+        "programs": [_program_as_json(program) for program in lookup.programs],
     }
 
 
 def _program_as_json(program: "ProgramLookup") -> dict[str, object]:
-    cell, near = program.cell, program.nearest
+    cell, nearest = program.cell, program.nearest
     return {
         "program": cell.shape.name,
         "key": cell.key,
@@ -216,11 +217,11 @@ def _program_as_json(program: "ProgramLookup") -> dict[str, object]:
         "in_store": program.is_hit,
         "why": _reason(program),
         "nearest": None
-        if near is None
+        if nearest is None
         else {
-            "request_key": near.artifact.published.request_key,
-            "program": near.shape.name,
-            "differences": differences_as_json(near.differences, "stored", "wanted"),
+            "request_key": nearest.artifact.published.request_key,
+            "program": nearest.shape.name,
+            "differences": differences_as_json(nearest.differences, "stored", "wanted"),
         },
     }
 
@@ -244,18 +245,18 @@ def _print_programs(console: Console, specs: "Sequence[ModelSpec]", after: str) 
         raise click.BadParameter(f"unknown pass {after!r}; the passes are {', '.join(known)}", param_hint="--after")
     is_lowered = after in backend_steps()
     documents = []
-    for each in specs:
-        spec = BuildSpec.without_weights(each)
+    for model_spec in specs:
+        spec = BuildSpec.without_weights(model_spec)
         for shape in spec.shapes:
             with console.step(f"compile {shape.name}"):
                 program = compile_shape(spec, shape, until=None if is_lowered else after)
                 text = lowered_text(spec, program.graph, after) if is_lowered else str(program.graph)
             kind = "lowered" if is_lowered else "graph"
-            document = {"model": each.model_id, "program": shape.name, "after": after, kind: text}
+            document = {"model": model_spec.model_id, "program": shape.name, "after": after, kind: text}
             documents.append(document | {"padding": asdict(program.padding)})
             if not console.json:
                 padded = f"; padded with zeros: {program.padding}" if program.padding else ""
-                head = f"{each.model_id} {shape.name} after {after}: {len(program.graph.nodes)} nodes{padded}"
-                console.page(f"{for_terminal(head)}\n{text}\n")
+                headline = f"{model_spec.model_id} {shape.name} after {after}: {len(program.graph.nodes)} nodes{padded}"
+                console.page(f"{for_terminal(headline)}\n{text}\n")
     if console.json:
         console.data(documents)

@@ -1,4 +1,4 @@
-"""`nxpipe infra`: lint templates, plan deployments, lock and write the manifests of a cluster. None needs CDK."""
+"""`nxpipe infra`: lint templates, plan deployments, lock and write the manifests of a cluster, all without CDK."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nxpipe.stacks.lint.template import Templates
 
 
-_REGION = click.option("--region", metavar="REGION", help="The region of templates that name none.")
+_REGION = click.option("--region", metavar="REGION", help="The region of templates without one.")
 
 
 @click.group(cls=Group)
@@ -60,13 +60,13 @@ def lint(ctx: click.Context, templates: tuple[Path, ...], config_path: Path | No
     from nxpipe.pipeline.fleet.infrastructure import templates_of
 
     console: Console = ctx.obj
-    found = _lint(templates_of(templates, region), config_path)
+    findings = _lint(templates_of(templates, region), config_path)
     if console.json:
-        console.data([_as_json(each) for each in found])
-    elif found:
-        console.result(*map(str, found))
-    if found:
-        console.say(f"{len(found)} finding{'' if len(found) == 1 else 's'}.")
+        console.data([_as_json(finding) for finding in findings])
+    elif findings:
+        console.result(*map(str, findings))
+    if findings:
+        console.say(f"{len(findings)} finding{'' if len(findings) == 1 else 's'}.")
         ctx.exit(FINDINGS.number)
     console.say("No findings.")
 
@@ -83,8 +83,8 @@ def _lint(templates: "Templates", config_path: Path | None) -> "list[Finding]":
 
     config = load_config(config_path, os.environ)
     facts = facts_of(config, config_path.parent)
-    ours = [each for each in accepted_by(config) if each.rule.startswith("NXP-")]
-    return sift(lint(templates, facts), ours, facts.today)
+    accepted = [entry for entry in accepted_by(config) if entry.rule.startswith("NXP-")]
+    return sift(lint(templates, facts), accepted, facts.today)
 
 
 @infra.command()
@@ -122,7 +122,7 @@ def plan(ctx: click.Context, app: Path, origin: str, region: str | None, config_
 
     console: Console = ctx.obj
     after = templates_of([app], region)
-    before = _before(origin, after, region)
+    before = _baseline(origin, after, region)
     prices = load_prices()
     costs = estimate(before, prices), estimate(after, prices)
     changes = planned(before, after)
@@ -130,14 +130,14 @@ def plan(ctx: click.Context, app: Path, origin: str, region: str | None, config_
         console.data(_plan_as_json(changes, costs[0].monthly, costs[1].monthly))
     else:
         console.page(plan_text(changes, *costs))
-    lost = _lost(after, config_path)
-    for each in lost:
-        console.complain(str(each))
-    if lost:
+    deletions = _deletion_findings(after, config_path)
+    for finding in deletions:
+        console.complain(str(finding))
+    if deletions:
         ctx.exit(FINDINGS.number)
 
 
-def _before(origin: str, after: "Templates", region: str | None) -> "Templates":
+def _baseline(origin: str, after: "Templates", region: str | None) -> "Templates":
     if origin == "deployed":
         from nxpipe.pipeline.fleet.infrastructure import deployed_templates
         from nxpipe.pipeline.util.aws import client
@@ -151,7 +151,7 @@ def _before(origin: str, after: "Templates", region: str | None) -> "Templates":
     return templates_of([folder], region)
 
 
-def _lost(after: "Templates", config_path: Path) -> "list[Finding]":
+def _deletion_findings(after: "Templates", config_path: Path) -> "list[Finding]":
     from nxpipe.pipeline.config import load_config
     from nxpipe.stacks.lint.data_rules import keeps_logical_ids
     from nxpipe.stacks.lint.finding import Facts
@@ -161,13 +161,13 @@ def _lost(after: "Templates", config_path: Path) -> "list[Finding]":
 
 
 def _as_json(finding: "Finding") -> dict[str, object]:
-    at = finding.resource
+    resource = finding.resource
     return {
         "rule": finding.rule,
-        "stack": at.stack,
-        "id": at.id,
-        "type": at.type,
-        "path": at.path,
+        "stack": resource.stack,
+        "id": resource.id,
+        "type": resource.type,
+        "path": resource.path,
         "place": finding.place,
         "what": finding.what,
         "mend": finding.remedy,
@@ -177,16 +177,19 @@ def _as_json(finding: "Finding") -> dict[str, object]:
 def _plan_as_json(plan: "Plan", before: float, after: float) -> dict[str, object]:
     changes = [
         {
-            "stack": each.resource.stack,
-            "id": each.resource.id,
-            "type": each.resource.type,
-            "path": each.resource.path,
-            "change": each.kind,
-            "properties": list(each.properties),
+            "stack": change.resource.stack,
+            "id": change.resource.id,
+            "type": change.resource.type,
+            "path": change.resource.path,
+            "change": change.kind,
+            "properties": list(change.properties),
         }
-        for each in plan.changes
+        for change in plan.changes
     ]
-    restarts = [{"group": each.group.path, "by": each.by.path, "instances": each.instances} for each in plan.restarts]
+    restarts = [
+        {"group": restart.group.path, "by": restart.by.path, "instances": restart.instances}
+        for restart in plan.restarts
+    ]
     monthly = {"before": round(before, 2), "after": round(after, 2)}
     return {"changes": changes, "restarts": restarts, "forgotten": list(plan.forgotten), "monthly_usd": monthly}
 
@@ -214,19 +217,19 @@ def lock(console: Console, config_path: Path) -> None:
     cluster, region = cluster_of(config, str(config_path))
     images = cluster.images.all if cluster.images else ()
     with console.step(f"Kubernetes {cluster.kubernetes} in {region}"):
-        found = find_cluster(region, cluster.kubernetes, images, client)
+        resolved = find_cluster(region, cluster.kubernetes, images, client)
     path = config_path.parent / cluster.lock
-    write_whole(path, found.text().encode())
-    _show_lock(console, path, found)
+    write_whole(path, resolved.text().encode())
+    _show_lock(console, path, resolved)
 
 
-def _show_lock(console: Console, path: Path, found: "ClusterLock") -> None:
+def _show_lock(console: Console, path: Path, cluster_lock: "ClusterLock") -> None:
     if console.json:
-        console.data({"file": str(path), **found.model_dump(mode="json")})
+        console.data({"file": str(path), **cluster_lock.model_dump(mode="json")})
         return
-    rows = [("nodes", "neuron", found.neuron.release), ("nodes", "system", found.system.release)]
-    rows += [("add-on", name, version) for name, version in sorted(found.addons.items())]
-    rows += [("image", name, digest) for name, digest in sorted(found.images.items())]
+    rows = [("nodes", "neuron", cluster_lock.neuron.release), ("nodes", "system", cluster_lock.system.release)]
+    rows += [("add-on", name, version) for name, version in sorted(cluster_lock.addons.items())]
+    rows += [("image", name, digest) for name, digest in sorted(cluster_lock.images.items())]
     console.page(table(("KIND", "NAME", "VERSION"), rows))
     console.say(f"Wrote {path}.")
 
@@ -244,8 +247,8 @@ def _show_lock(console: Console, path: Path, found: "ClusterLock") -> None:
 def manifests(console: Console, out: Path, config_path: Path) -> None:
     """Write the Kubernetes manifests of the cluster.
 
-    One file each for the device plugins of Neuron and EFA, the Neuron scheduler, the service account that reads
-    artifacts, and Karpenter's node pools. Images are pinned by the digests in the lock file. Nothing is applied.
+    One file each for the device plugins of Neuron and EFA, the Neuron scheduler, the service account for artifacts,
+    and Karpenter's node pools. Images are pinned by the digests in the lock file. Nothing is applied.
 
     \b
     Example:
@@ -259,8 +262,8 @@ def manifests(console: Console, out: Path, config_path: Path) -> None:
     config = load_config(config_path, os.environ)
     cluster, _ = cluster_of(config, str(config_path))
     if cluster.images is None:
-        wanted = "the images of the manifests, in a registry of ECR"
-        raise ConfigInvalid([Fault(str(config_path), None, "cluster.images", "no such table", wanted)])
+        expected = "the images of the manifests, in a registry of ECR"
+        raise ConfigInvalid([Fault(str(config_path), None, "cluster.images", "no such table", expected)])
     files = render(config, cluster, cluster.images, read_cluster_lock(config, config_path.parent / cluster.lock))
     write_manifests(out, files, HEAD)
     if console.json:

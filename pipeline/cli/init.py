@@ -64,10 +64,10 @@ def configuration(root: Path, model_id: str, task: str | None) -> str:
     return text
 
 
-def _slug(text: str, otherwise: str) -> str:
+def _slug(text: str, default: str) -> str:
     """The text as a valid name, as similar as possible."""
     words = re.sub("[^a-z0-9]+", "-", text.lower()).lstrip("-0123456789")
-    return words[:40].strip("-") or otherwise
+    return words[:40].strip("-") or default
 
 
 def _task_of(model_id: str, folder: Path) -> str:
@@ -89,13 +89,15 @@ def _comments() -> dict[str, str]:
 def _require_valid(text: str, model_id: str) -> None:
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:  # such as of a lone surrogate
+    except tomllib.TOMLDecodeError as error:  # a lone surrogate, for example
         raise ModelSourceError(f"{model_id!r} cannot be written into a configuration: {error}") from error
     try:
         Config.model_validate(document)
     except ValidationError as error:
-        wrong = next(violations(error, Config))
-        raise ModelSourceError(f"{model_id!r} cannot be used: found {wrong.found}, expected {wrong.allowed}") from error
+        violation = next(violations(error, Config))
+        raise ModelSourceError(
+            f"{model_id!r} cannot be used: found {violation.found}, expected {violation.allowed}"
+        ) from error
 
 
 _GITHUB: Final = {
@@ -126,7 +128,7 @@ def plan(root: Path, model_id: str, task: str | None) -> tuple[Change, ...]:
     changes = (
         Change(root, "nxpipe.toml", _read(root / "nxpipe.toml"), configuration(root, model_id, task)),
         *(Change(root, name, _read(root / name), file.read_text(encoding="utf-8")) for name, file in _GITHUB.items()),
-        Change(root, ".gitignore", ignored, _ignoring(ignored or ""), amends=True),
+        Change(root, ".gitignore", ignored, _with_state_folder(ignored or ""), amends=True),
     )
     return tuple(change for change in changes if not (change.amends and change.before == change.after))
 
@@ -138,8 +140,8 @@ def _read(path: Path) -> str | None:
     return "" if os.path.lexists(path) else None
 
 
-def _ignoring(text: str) -> str:
-    """The text of .gitignore with the entry of the state folder in it once."""
+def _with_state_folder(text: str) -> str:
+    """The text of .gitignore with one entry for the state folder."""
     if any(line.strip().strip("/") == _STATE.strip("/") for line in text.splitlines()):
         return text
     newline = "\r\n" if "\r\n" in text else "\n"
@@ -147,7 +149,7 @@ def _ignoring(text: str) -> str:
 
 
 def diff(change: Change) -> str:
-    """The change as a unified diff, as `git apply` takes it."""
+    """The change as a unified diff for `git apply`."""
     old = "/dev/null" if change.before is None else f"a/{change.name}"
     before, after = ((text or "").splitlines(keepends=True) for text in (change.before, change.after))
     lines = difflib.unified_diff(before, after, old, f"b/{change.name}")
@@ -158,20 +160,20 @@ def diff(change: Change) -> str:
 def require_inside(changes: Sequence[Change]) -> None:
     """Raise if a file would be read or written outside of the repository."""
     for change in changes:
-        home, there = (Path(os.path.realpath(path)) for path in (change.root, change.path))
-        if not there.is_relative_to(home):
+        root, target = (Path(os.path.realpath(path)) for path in (change.root, change.path))
+        if not target.is_relative_to(root):
             raise WouldOverwrite(
-                f"{change.path} is a link to {there}, outside of {home}; nothing was written; replace the link by a "
+                f"{change.path} is a link to {target}, outside of {root}; nothing was written; replace the link by a "
                 "folder or file of the repository"
             )
 
 
 def require_absent(changes: Sequence[Change]) -> None:
     """Raise if a new file would replace an existing one."""
-    standing = [str(change.path) for change in changes if change.before is not None and not change.amends]
-    if standing:
+    existing = [str(change.path) for change in changes if change.before is not None and not change.amends]
+    if existing:
         raise WouldOverwrite(
-            f"{' and '.join(standing)} {'exists' if len(standing) == 1 else 'exist'} already; nothing was written; "
+            f"{' and '.join(existing)} {'exists' if len(existing) == 1 else 'exist'} already; nothing was written; "
             "move the file away, or see the difference with --dry-run"
         )
 
@@ -181,13 +183,13 @@ def write(changes: Sequence[Change]) -> None:
     with ExitStack() as undo, ExitStack() as staging:
         staged = [(change, _stage(change, undo, staging)) for change in changes]
         for change, file in staged:
-            undo.callback(_put_back, change)
+            undo.callback(_restore, change)
             file.replace(change.path)
         undo.pop_all()  # success: nothing is undone
 
 
 def _stage(change: Change, undo: ExitStack, staging: ExitStack) -> Path:
-    """Write the new text beside its destination, so that a full disk is noticed before any file changes."""
+    """Write the new text beside its destination: a full disk fails before any file changes."""
     for folder in _missing_folders(change.path.parent):
         folder.mkdir()
         undo.callback(folder.rmdir)
@@ -199,13 +201,13 @@ def _stage(change: Change, undo: ExitStack, staging: ExitStack) -> Path:
 
 
 def _missing_folders(folder: Path) -> Iterator[Path]:
-    """From the outermost to the innermost."""
+    """The folders that do not exist, the outermost first."""
     if not folder.exists():
         yield from _missing_folders(folder.parent)
         yield folder
 
 
-def _put_back(change: Change) -> None:
+def _restore(change: Change) -> None:
     if change.before is None:
         change.path.unlink(missing_ok=True)
     else:

@@ -103,7 +103,7 @@ class _ShortHelp(click.Command):
 
 
 class Command(_ShortHelp):
-    """A command with the common options; models are read in a confined process."""
+    """A command with the common options."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -135,7 +135,7 @@ class Group(_ShortHelp, click.Group):
 
 
 class LazyGroup(Group):
-    """A group that imports a subcommand when it runs. `homes` maps its name to module:attribute and help line."""
+    """A group that imports a subcommand when it runs. `homes` maps each name to module:attribute and help line."""
 
     def __init__(self, *args: Any, homes: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -159,7 +159,7 @@ class LazyGroup(Group):
 
 @click.group(cls=LazyGroup, homes=COMMANDS)
 def cli() -> None:
-    """Ship models to AWS Inferentia2 and Trainium without renting one to find out.
+    """Compile, verify and ship models for AWS Inferentia2 and Trainium, without an accelerator.
 
     \b
     Example:

@@ -25,7 +25,7 @@ from nxpipe.pipeline.util.files import expanded
 from nxpipe.pipeline.verify.execution import HOSTILE, ExecutionOptions, Mode
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-# Options that select programs or weights of a Hugging Face model. A .pt2 or .onnx file has its own.
+# Options that select programs or weights of a Hugging Face model. A .pt2 or .onnx file contains both.
 _NOT_FOR_FILES: Final = ("task", "batches", "buckets", "phases", "weights", "revision")
 
 
@@ -53,9 +53,9 @@ class ModelOptions:
     given: frozenset[str]
 
     def require_applicable(self) -> None:
-        """Refuse options without effect: nxpipe.toml alone describes its models, and a file has its own shapes."""
+        """Refuse options without effect: options of models in nxpipe.toml, shapes of a program file."""
         if self.model_id is None:
-            if option := _first(spec_options(), self.given):
+            if option := _first_option(spec_options(), self.given):
                 raise _usage(f"{option} requires --model-id; models of nxpipe.toml take it from the file")
         elif self.names:
             raise _usage("--only selects models of nxpipe.toml and cannot be combined with --model-id")
@@ -66,7 +66,7 @@ class ModelOptions:
             if self.axes:
                 raise _usage("--axis fixes open axes of an ONNX file; pass one with --model-id FILE.onnx")
             return
-        if option := _first(_NOT_FOR_FILES, self.given):
+        if option := _first_option(_NOT_FOR_FILES, self.given):
             raise _usage(
                 f"{option} does not apply to {Path(self.model_id).name}, which has shapes and weights of its own; "
                 "remove it, and fix open axes of an ONNX file with --axis NAME=SIZE"
@@ -85,7 +85,7 @@ class ModelOptions:
         return single | {name: getattr(self, name) for name in spec_options() if name not in single}
 
     def build_values(self, backend: str | None, no_verify: bool) -> dict[str, Any]:
-        """The same with all targets and degrees, and the options of a build, for the build matrix."""
+        """`values` with all targets and degrees, and the options of a build, for the build matrix."""
         build = {"model_id": self.model_id, "axes": self.axes, "backend": backend, "no_verify": no_verify}
         return self.values() | {"target": self.targets, "tp": self.degrees} | build
 
@@ -96,9 +96,9 @@ class ModelOptions:
         return [ModelSpec.from_config(model, root) for model in configured_models(config, self.names)]
 
 
-def _first(names: Sequence[str], given: frozenset[str]) -> str | None:
+def _first_option(names: Sequence[str], set_options: frozenset[str]) -> str | None:
     """The first of the options that the user set, with its dashes."""
-    return next(("--" + name.replace("_", "-") for name in names if name in given), None)
+    return next(("--" + name.replace("_", "-") for name in names if name in set_options), None)
 
 
 def _usage(message: str) -> click.UsageError:
@@ -125,7 +125,7 @@ def model_options(
     def decorate(function: _Function) -> Any:
         @wraps(function)
         def command(*args: Any, **values: Any) -> Any:
-            return function(*args, options=_take(values), **values)
+            return function(*args, options=_take_options(values), **values)
 
         for option in reversed(added):
             command = option(command)
@@ -134,18 +134,18 @@ def model_options(
     return decorate
 
 
-def _take(values: dict[str, Any]) -> ModelOptions:
-    """Remove the values of these options from a command's."""
+def _take_options(values: dict[str, Any]) -> ModelOptions:
+    """Remove the values of these options from a command's values and return them."""
     context = click.get_current_context()
     names = ("model_id", "names", "axes", *spec_options())
-    taken = {name: values.pop(name) for name in names}
-    given = [name for name in names if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
-    target, tp = taken.pop("target"), taken.pop("tp")
+    options = {name: values.pop(name) for name in names}
+    set_options = [name for name in names if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    target, tp = options.pop("target"), options.pop("tp")
     return ModelOptions(
         targets=target if isinstance(target, tuple) else (target,),
         degrees=tp if isinstance(tp, tuple) else (tp,),
-        given=frozenset(given),
-        **taken,
+        given=frozenset(set_options),
+        **options,
     )
 
 
@@ -231,7 +231,7 @@ def execution_options(function: _Function) -> Any:
     def command(*args: Any, **values: Any) -> Any:
         mode, order = values.pop("mode"), values.pop("engine_order")
         if order is not None and mode != "isa":
-            raise _usage("--engine-order applies to emulated cores; pass --mode isa too")
+            raise _usage("--engine-order requires --mode isa, which executes the program on emulated cores")
         execution = ExecutionOptions(mode, order or HOSTILE)
         return function(*args, execution=execution, **values)
 

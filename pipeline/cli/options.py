@@ -28,7 +28,7 @@ store_option = click.option(
 
 
 class Label(click.ParamType[str]):
-    """The name of a channel or a pin; it becomes a component of a path."""
+    """The name of a channel or a pin, which is a component of a path."""
 
     name = "NAME"
 
@@ -58,7 +58,7 @@ class OneLine(click.ParamType[str]):
         text = str(value)
         if not text.isprintable() or len(text) > self._longest or not (text or self._empty):
             least = 0 if self._empty else 1
-            self.fail(f"it must be one line of {least} to {self._longest} printable characters", param, ctx)
+            self.fail(f"the text must be one line of {least} to {self._longest} printable characters", param, ctx)
         return text
 
 

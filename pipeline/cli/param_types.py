@@ -18,16 +18,16 @@ class Numbers(click.ParamType[tuple[int, ...]]):
 
     name = "N,N,..."
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, maximum: int) -> None:
+        self._maximum = maximum
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         try:
             numbers = tuple(sorted({int(part) for part in str(value).split(",")}))
         except ValueError:
             numbers = ()
-        if not numbers or numbers[0] < 1 or numbers[-1] > self._most:
-            self.fail(f"{value!r} is not a list of integers from 1 to {self._most}, as in 128,512", param, ctx)
+        if not numbers or numbers[0] < 1 or numbers[-1] > self._maximum:
+            self.fail(f"{value!r} is not a list of integers from 1 to {self._maximum}, as in 1,2", param, ctx)
         return numbers
 
 
@@ -39,10 +39,10 @@ class Expectation(click.ParamType[ExpectedGeneration]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> ExpectedGeneration:
         if isinstance(value, ExpectedGeneration):
             return value
-        found = re.fullmatch(r"([1-9][0-9]{0,14})@([0-9a-f]{64})", str(value), re.ASCII)
-        if found is None:
+        match = re.fullmatch(r"([1-9][0-9]{0,14})@([0-9a-f]{64})", str(value), re.ASCII)
+        if match is None:
             self.fail(f"{value!r} is not GENERATION@DIGEST: a number, @ and 64 hexadecimal digits", param, ctx)
-        return ExpectedGeneration(int(found[1]), found[2])
+        return ExpectedGeneration(int(match[1]), match[2])
 
 
 class Phases(click.ParamType[tuple[str, ...]]):

@@ -58,14 +58,14 @@ def promote(
         console.say(f"Note: {sentence}")
     author = change.Author(actor or current_identity(), reason, author_signature(key, config, folder, channel, opened))
     needs = requirements(opened, config, folder, channel)
-    appended = change.promote(opened, channel, _chosen(opened, names), author, needs, expected=expect)
+    appended = change.promote(opened, channel, _select(opened, names), author, needs, expected=expect)
     record(console, appended, opened, key)
 
 
-def _chosen(store: "Store", names: tuple[str, ...]) -> "list[Published]":
-    """One listing for all names; the same artifact under two names is one."""
+def _select(store: "Store", names: tuple[str, ...]) -> "list[Published]":
+    """The named artifacts without repeats, from one listing of the store."""
     from nxpipe.artifact_store.names import choose
 
     published = store.list()
     chosen = [choose(name, published, store.url) for name in names]
-    return list({one.request_key: one for one in chosen}.values())
+    return list({artifact.request_key: artifact for artifact in chosen}.values())

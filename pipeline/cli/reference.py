@@ -20,7 +20,7 @@ def exit_codes_page() -> str:
         "Every `nxpipe` command exits with one of these codes. The meaning of a number never changes.\n",
         "| Code | Name | Meaning | Remedy |",
         "| ---: | --- | --- | --- |",
-        *(f"| {row.number} | {row.name} | {row.meaning} | {row.way_out} |" for row in exit_codes.TABLE),
+        *(f"| {row.number} | {row.name} | {row.meaning} | {row.remedy} |" for row in exit_codes.TABLE),
     ]
     return _NOTE + "\n".join(lines) + "\n"
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.release.run import ReleaseRun
     from nxpipe.pipeline.release.state import ReleaseContext
 
-_PLACE: Final = (("store", "--store"), ("config_path", "--config"))
+_LOCATION_OPTIONS: Final = (("store", "--store"), ("config_path", "--config"))
 
 
 @click.command(cls=Command)
@@ -90,7 +90,7 @@ def release(
 
     console: Console = ctx.obj
     config = load_config(config_path, os.environ)
-    words = ReleaseOptions(
+    options = ReleaseOptions(
         channel=channel,
         source=source,
         expect=expect,
@@ -104,36 +104,40 @@ def release(
         how=build_options,
         place=_location(ctx),
     )
-    _require_valid(ctx, config, words)
+    _require_valid(ctx, config, options)
     opened = open_uncached_store(store, config_path, console)
-    one = ReleaseContext(console, opened, config, config_path, words)
-    ctx.exit(_show_plan(one) if dry_run else _run(one))
+    release_context = ReleaseContext(console, opened, config, config_path, options)
+    ctx.exit(_show_plan(release_context) if dry_run else _run(release_context))
 
 
 def _location(ctx: click.Context) -> dict[str, str]:
-    """The options for store and configuration that were given, which the undo commands repeat."""
-    given = ParameterSource.COMMANDLINE
-    return {option: str(ctx.params[name]) for name, option in _PLACE if ctx.get_parameter_source(name) is given}
+    """The options for store and configuration on the command line; the undo commands repeat them."""
+    command_line = ParameterSource.COMMANDLINE
+    return {
+        option: str(ctx.params[name])
+        for name, option in _LOCATION_OPTIONS
+        if ctx.get_parameter_source(name) is command_line
+    }
 
 
-def _require_valid(ctx: click.Context, config: "Config", words: ReleaseOptions) -> None:
+def _require_valid(ctx: click.Context, config: "Config", options: ReleaseOptions) -> None:
     from nxpipe.pipeline.artifacts.channels import fleet_of_channel
     from nxpipe.pipeline.release.promotion import requires_signature
 
-    channel, message = words.channel, None
+    channel, message = options.channel, None
     if fleet := fleet_of_channel(channel):
         message = f"rollouts of fleet {fleet} manage channel {channel}; release to the channel of the fleet"
-    elif words.source == channel:
-        message = f"channel {channel} serves it already; pass another channel with --from"
-    elif words.expect is not None and words.source is None:
-        message = "--expect requires --from CHANNEL, whose generation it names"
-    elif "sign" in words.skipped and requires_signature(config, words):
+    elif options.source == channel:
+        message = f"--from and --channel name the same channel, {channel}; pass another channel with --from"
+    elif options.expect is not None and options.source is None:
+        message = "--expect names a generation of the --from channel; pass --from CHANNEL too"
+    elif "sign" in options.skipped and requires_signature(config, options):
         message = f"channel {channel} accepts signed artifacts only; remove --skip sign"
     if message:
         raise click.UsageError(message, ctx)
 
 
-def _show_plan(one: "ReleaseContext") -> int:
+def _show_plan(release_context: "ReleaseContext") -> int:
     """A dry run; the exit code is that of `nxpipe build --dry-run`."""
     from dataclasses import asdict
 
@@ -141,39 +145,40 @@ def _show_plan(one: "ReleaseContext") -> int:
     from nxpipe.pipeline.release.report import report_header, result_table
     from nxpipe.pipeline.release.run import preview
 
-    results, plan = preview(one), one.plan
-    if one.console.json:
-        gates = [asdict(each) for each in results]
-        one.console.data({**report_header(one), "gates": gates, "plan": plan_json(plan) if plan else None})
+    results, plan = preview(release_context), release_context.plan
+    if release_context.console.json:
+        gates = [asdict(result) for result in results]
+        document = {**report_header(release_context), "gates": gates, "plan": plan_json(plan) if plan else None}
+        release_context.console.data(document)
     else:
         parts = [result_table(results), *([plan_table(plan)] if plan else [])]
-        one.console.page("\n\n".join(parts))
+        release_context.console.page("\n\n".join(parts))
     return plan.exit_code if plan else 0
 
 
-def _run(one: "ReleaseContext") -> int:
+def _run(release_context: "ReleaseContext") -> int:
     from nxpipe.pipeline.build.report.github import in_github, show_summary
     from nxpipe.pipeline.release.report import report_document, report_text, result_line, write_report, write_summary
     from nxpipe.pipeline.release.run import ReleaseRun
 
-    console = one.console
+    console = release_context.console
 
-    def tell(course: "ReleaseRun") -> None:
-        console.say(result_line(course.results[-1]))
-        report = report_document(one, course)
-        kept = write_report(report, one.kept)
-        if not course.is_over:
+    def report_gate(run: "ReleaseRun") -> None:
+        console.say(result_line(run.results[-1]))
+        report = report_document(release_context, run)
+        path = write_report(report, release_context.kept)
+        if not run.is_over:
             return
         if in_github(os.environ):
             show_summary(console, lambda: write_summary(report, os.environ))
         if console.json:
             console.data(report)
         else:
-            console.page(report_text(report, course.all()))
-        console.say(f"report: {kept}")
+            console.page(report_text(report, run.all()))
+        console.say(f"report: {path}")
 
-    course = ReleaseRun(tell)
-    code = course.run(one)
+    run = ReleaseRun(report_gate)
+    code = run.run(release_context)
     if code:
-        console.complain(f"{course.results[-1].gate}: {course.results[-1].sentence}")
+        console.complain(f"{run.results[-1].gate}: {run.results[-1].sentence}")
     return code

@@ -16,7 +16,7 @@ from nxpipe.pipeline.util.console import Console
 @click.command(cls=Command)
 @change_options
 @click.option(
-    "--to", type=click.IntRange(1), metavar="N", help="The generation to restore.  [default: the last different one]"
+    "--to", type=click.IntRange(1), metavar="N", help="The generation to restore.  [default: the last one that differs]"
 )
 @click.option("--expect", type=click.IntRange(1), metavar="N", help="Fail unless the channel is at generation N.")
 @click.option(
@@ -43,8 +43,8 @@ def rollback(
     """Restore the artifacts that a channel served before.
 
     Appends a generation with the state of an earlier one; nothing is compiled, copied or deleted. A second rollback
-    goes one state further back; pass --expect or --to when retrying one whose result is unknown. The identity is as in
-    `nxpipe promote`.
+    goes one state further back; pass --expect or --to to retry a rollback whose result is unknown. The identity is that
+    of `nxpipe promote`.
 
     Fails if a promotion to the channel would fail for a missing signature, unless the artifact is served already. If a
     key expired, --despite-policy overrides this and is recorded in the log.

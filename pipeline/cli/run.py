@@ -32,7 +32,7 @@ _LARGEST_INPUT = 4096 * MiB
 @model_options("run")
 @click.option(
     "--input",
-    "given",
+    "input_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
     help="A .safetensors file with the program's inputs by name; missing cache states start at zero.",
@@ -60,7 +60,7 @@ def run(
     /,
     artifact: str | None,
     options: ModelOptions,
-    given: Path | None,
+    input_file: Path | None,
     texts: tuple[str, ...],
     truncate: bool,
     output: Path | None,
@@ -84,9 +84,9 @@ def run(
     options.require_applicable()
     if artifact is not None and (options.model_id or options.names):
         raise click.UsageError("ARTIFACT cannot be combined with --model-id or --only; pass only --store", ctx)
-    if given is not None and texts:
+    if input_file is not None and texts:
         raise click.UsageError("--input and --text cannot be combined; pass one of them", ctx)
-    inputs, mode = _inputs(given, texts, truncate), execution.mode
+    inputs, mode = _inputs(input_file, texts, truncate), execution.mode
     if artifact is not None:
         from nxpipe.pipeline.artifacts.store_url import open_configured_store
         from nxpipe.pipeline.verify.replay import run_artifact
@@ -95,29 +95,29 @@ def run(
         runs = run_artifact(opened.resolve(artifact), opened, inputs, execution, console.step)
     else:
         runs = _model_runs(options, config_path, inputs, execution, console)
-    found: list[RunResult] = []
-    for ran in runs:
-        found.append(ran)
+    results: list[RunResult] = []
+    for result in runs:
+        results.append(result)
         if output is not None:
-            _write(output / f"{ran.program}.safetensors", ran.outputs)
+            _write(output / f"{result.program}.safetensors", result.outputs)
         if not console.json:
-            console.page(_as_text(ran, mode))
+            console.page(_as_text(result, mode))
     if console.json:
-        console.data([_as_json(ran, mode) for ran in found])
+        console.data([_as_json(result, mode) for result in results])
 
 
-def _inputs(given: Path | None, texts: tuple[str, ...], truncate: bool) -> "RunInputs":
+def _inputs(input_file: Path | None, texts: tuple[str, ...], truncate: bool) -> "RunInputs":
     from nxpipe.pipeline.verify.replay import RunInputs
 
-    if given is None:
+    if input_file is None:
         return RunInputs(texts=texts, truncate=truncate)
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
     try:
-        return RunInputs(load(read_file(given, limit=_LARGEST_INPUT)))
+        return RunInputs(load(read_file(input_file, limit=_LARGEST_INPUT)))
     except (SafetensorError, KeyError, DocumentInvalid, OSError) as error:
-        raise click.BadParameter(f"{given} is not a safetensors file ({error})", param_hint="--input") from error
+        raise click.BadParameter(f"{input_file} is not a safetensors file ({error})", param_hint="--input") from error
 
 
 def _model_runs(
@@ -131,40 +131,40 @@ def _model_runs(
         yield from run_model(BuildSpec.of(spec), inputs, execution, console.step)
 
 
-def _as_text(ran: "RunResult", mode: Mode) -> str:
+def _as_text(result: "RunResult", mode: Mode) -> str:
     rows = [
         (name, "x".join(map(str, array.shape)) or "scalar", *(f"{figure:.4g}" for figure in _figures(array)))
-        for name, array in ran.outputs.items()
+        for name, array in result.outputs.items()
     ]
-    parts = [for_terminal(f"{ran.model}  {ran.program}, {mode}, on {ran.input_source}")]
-    parts += [_indented(table(("output", "shape", "least", "mean", "most"), rows))]
-    for name in ran.outputs:
-        for number, row in enumerate(_likeliest(ran, name)):
+    parts = [for_terminal(f"{result.model}  {result.program}, {mode}, on {result.input_source}")]
+    parts += [_indented(table(("output", "shape", "min", "mean", "max"), rows))]
+    for name in result.outputs:
+        for number, row in enumerate(_likeliest(result, name)):
             entries = ", ".join(f"{entry} ({share:.3g})" for entry, share in row)
             parts.append(f"  {for_terminal(name)}, row {number}: most likely: {entries}")
-    if ran.work:
-        engines = [(engine, f"{count:,}") for engine, count in sorted(ran.work.engines.items())]
-        parts += [f"  {statistics_sentence(ran.work)}", _indented(table(("engine", "instructions"), engines))]
+    if result.work:
+        engines = [(engine, f"{count:,}") for engine, count in sorted(result.work.engines.items())]
+        parts += [f"  {statistics_sentence(result.work)}", _indented(table(("engine", "instructions"), engines))]
     return "\n".join(parts)
 
 
-def _as_json(ran: "RunResult", mode: Mode) -> dict[str, object]:
+def _as_json(result: "RunResult", mode: Mode) -> dict[str, object]:
     document: dict[str, object] = {
-        "model": ran.model,
-        "program": ran.program,
+        "model": result.model,
+        "program": result.program,
         "mode": mode,
-        "inputs": ran.input_source,
-        "outputs": {name: _output_json(ran, name) for name in ran.outputs},
+        "inputs": result.input_source,
+        "outputs": {name: _output_json(result, name) for name in result.outputs},
     }
-    return document | ({"work": ran.work.document()} if ran.work else {})
+    return document | ({"work": result.work.document()} if result.work else {})
 
 
-def _output_json(ran: "RunResult", name: str) -> dict[str, object]:
-    array = ran.outputs[name]
+def _output_json(result: "RunResult", name: str) -> dict[str, object]:
+    array = result.outputs[name]
     least, mean, most = _figures(array)
     document: dict[str, object] = {"dtype": str(array.dtype), "shape": list(array.shape)}
     document |= {"least": least, "mean": mean, "most": most}
-    rows = [[{"entry": entry, "share": share} for entry, share in row] for row in _likeliest(ran, name)]
+    rows = [[{"entry": entry, "share": share} for entry, share in row] for row in _likeliest(result, name)]
     return document | ({"likeliest": rows} if rows else {})
 
 
@@ -172,18 +172,20 @@ def _figures(array: "np.ndarray[Any, Any]") -> tuple[float, float, float]:
     return (float(array.min()), float(array.mean()), float(array.max())) if array.size else (0.0, 0.0, 0.0)
 
 
-def _likeliest(ran: "RunResult", name: str) -> list[list[tuple[int, float]]]:
-    """The most probable entries in each row of logits, with their probabilities; for logits by position, at the last
-    position that is not padding."""
+def _likeliest(result: "RunResult", name: str) -> list[list[tuple[int, float]]]:
+    """The most probable entries of each row of logits, with their probabilities.
+
+    Logits with a sequence axis are read at the last position that is not padding.
+    """
     import numpy as np
 
-    logits = ran.outputs[name]
+    logits = result.outputs[name]
     if not name.endswith("logits") or logits.ndim not in (2, 3):
         return []
     if logits.ndim == 3:
-        mask = ran.inputs.get("attention_mask")
-        reads = mask is not None and mask.shape == logits.shape[:2]
-        last = mask.shape[1] - 1 - np.argmax(mask[:, ::-1], axis=1) if reads and mask is not None else -1
+        mask = result.inputs.get("attention_mask")
+        has_mask = mask is not None and mask.shape == logits.shape[:2]
+        last = mask.shape[1] - 1 - np.argmax(mask[:, ::-1], axis=1) if has_mask and mask is not None else -1
         logits = logits[np.arange(len(logits)), last]
     shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
     shares /= shares.sum(axis=-1, keepdims=True)

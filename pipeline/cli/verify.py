@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Shown:
-    """A comparison with the labels of its output."""
+class _Labelled:
+    """A comparison with the labels of its rows."""
 
     model: str
     autocast_type: str | None  # None for an artifact
-    done: "Comparison"
+    comparison: "Comparison"
 
-    def way(self, run: "VariantResult") -> str:
-        if run.variant in ("matmult", "all"):
-            return f"emulated, {run.variant} {self.autocast_type}"
-        return f"emulated, {run.variant}" if run in self.done.emulated else run.variant
+    def label(self, result: "VariantResult") -> str:
+        if result.variant in ("matmult", "all"):
+            return f"emulated, {result.variant} {self.autocast_type}"
+        return f"emulated, {result.variant}" if result in self.comparison.emulated else result.variant
 
 
 @click.command(cls=Command)
@@ -116,97 +116,115 @@ def verify(
     verify_options = VerifyOptions(also, lines, layers, slice_layers, steps or 0, execution, truncate)
     if artifact is not None:
         if options.model_id or options.names or verify_options != VerifyOptions(execution=execution):
-            raise click.UsageError("ARTIFACT is verified as published; pass only --store, --mode and --json", ctx)
-        found = _of_artifact(artifact, store, config_path, execution, console)
+            raise click.UsageError(
+                "ARTIFACT cannot be combined with options of a model; pass only --store, --mode and --json", ctx
+            )
+        comparisons = _of_artifact(artifact, store, config_path, execution, console)
     else:
-        found = _of_models(options.specs(config, config_path.parent), verify_options, console)
-    _show(found, verify_options, Thresholds.of(config), console)
+        comparisons = _of_models(options.specs(config, config_path.parent), verify_options, console)
+    _show(comparisons, verify_options, Thresholds.of(config), console)
 
 
-def _show(found: Iterable[_Shown], verify_options: "VerifyOptions", allowed: "Thresholds", console: Console) -> None:
-    """Print each comparison when it is done; raise after the last one if any is beyond the thresholds."""
-    documents, faults = [], []
-    for shown in found:
-        documents.append(_as_json(shown, verify_options, allowed))
-        faults += _faults(shown, allowed)
+def _show(
+    comparisons: Iterable[_Labelled], verify_options: "VerifyOptions", thresholds: "Thresholds", console: Console
+) -> None:
+    """Print each comparison; raise after the last one if any result is beyond the thresholds."""
+    documents, failures = [], []
+    for comparison in comparisons:
+        documents.append(_as_json(comparison, verify_options, thresholds))
+        failures += _failures(comparison, thresholds)
         if not console.json:
-            console.page(_as_text(shown, verify_options, allowed))
+            console.page(_as_text(comparison, verify_options, thresholds))
     if console.json:
         console.data(documents)
-    if faults:
+    if failures:
         raise VerificationFailed(
-            f"verification failed: {'; '.join(faults)}; choose a more precise autocast or relax [verify] in nxpipe.toml"
+            f"verification failed: {'; '.join(failures)}; choose a more precise autocast or relax [verify] in "
+            "nxpipe.toml"
         )
 
 
 def _of_artifact(
     name: str, store: str | None, config_path: Path, execution: ExecutionOptions, console: Console
-) -> Iterator[_Shown]:
+) -> Iterator[_Labelled]:
     from nxpipe.pipeline.artifacts.store_url import open_configured_store
     from nxpipe.pipeline.verify.replay import compare_artifact
 
     opened = open_configured_store(store, config_path, console)
     published = opened.resolve(name)
     title = published.name
-    yield from (_Shown(title, None, done) for done in compare_artifact(published, opened, console.step, execution))
+    yield from (
+        _Labelled(title, None, comparison)
+        for comparison in compare_artifact(published, opened, console.step, execution)
+    )
 
 
-def _of_models(specs: "Sequence[ModelSpec]", options: "VerifyOptions", console: Console) -> Iterator[_Shown]:
+def _of_models(specs: "Sequence[ModelSpec]", options: "VerifyOptions", console: Console) -> Iterator[_Labelled]:
     from nxpipe.pipeline.compile.spec import BuildSpec
     from nxpipe.pipeline.verify.cases import compare_model
 
     for spec in map(BuildSpec.of, specs):
-        for done in compare_model(spec, options, console.step):
-            yield _Shown(spec.source.id, spec.autocast_type, done)
+        for comparison in compare_model(spec, options, console.step):
+            yield _Labelled(spec.source.id, spec.autocast_type, comparison)
 
 
-def _faults(shown: _Shown, allowed: "Thresholds") -> list[str]:
-    """Only the first divergent layer: later layers compute with its output."""
+def _failures(labelled: _Labelled, thresholds: "Thresholds") -> list[str]:
+    """The failures of all emulated variants; of the layers only the first divergent one, because later ones read it."""
     return [
-        f"{shown.model} {shown.done.program} autocast {run.variant} {fault}"
-        for run in shown.done.emulated
-        for fault in (*run.faults(allowed), *run.layer_faults(allowed))
+        f"{labelled.model} {labelled.comparison.program} autocast {result.variant} {failure}"
+        for result in labelled.comparison.emulated
+        for failure in (*result.faults(thresholds), *result.layer_faults(thresholds))
     ]
 
 
-def _as_text(shown: _Shown, verify_options: "VerifyOptions", allowed: "Thresholds") -> str:
-    done = shown.done
+def _as_text(labelled: _Labelled, verify_options: "VerifyOptions", thresholds: "Thresholds") -> str:
+    comparison = labelled.comparison
     cut = f", first {verify_options.slice_layers} layers" if verify_options.slice_layers else ""
-    headline = f"{shown.model}  {done.program}{cut}, against {done.reference}, on {done.input_source}"
-    runs = (*done.emulated, *done.other_references)
+    headline = (
+        f"{labelled.model}  {comparison.program}{cut}, against {comparison.reference}, on {comparison.input_source}"
+    )
+    results = (*comparison.emulated, *comparison.other_references)
     parts = [
         for_terminal(headline),
-        _indented(_figures([(shown.way(run), found) for run in runs for found in _worst(run.outputs)])),
+        _indented(
+            _figures(
+                [(labelled.label(result), deviation) for result in results for deviation in _worst(result.outputs)]
+            )
+        ),
     ]
-    parts += [f"  {shown.way(run)}: {statistics_sentence(run.work)}" for run in runs if run.work]
-    if any(run.layers for run in runs):
-        parts += ["  Layer by layer, largest relative error:", _indented(_growth(shown, runs))]
-        parts += [f"  {shown.way(run)}: {_verdict(run, allowed)}" for run in runs]
+    parts += [f"  {labelled.label(result)}: {statistics_sentence(result.work)}" for result in results if result.work]
+    if any(result.layers for result in results):
+        parts += ["  Layer by layer, largest relative error:", _indented(_growth(labelled, results))]
+        parts += [f"  {labelled.label(result)}: {_verdict(result, thresholds)}" for result in results]
     return "\n".join(parts)
 
 
 def _worst(outputs: Sequence["Deviation"]) -> Iterator["Deviation"]:
-    """One row per kind of cache state, the worst of all layers; `--json` has every one."""
+    """The deviations, with one row per kind of cache state: the worst of all layers. `--json` has every layer."""
     kinds: dict[str, list[Deviation]] = {}
-    for found in outputs:
-        kind = re.sub(r"\.\d+\.", ".*.", found.output) if found.output.startswith("cache.") else found.output
-        kinds.setdefault(kind, []).append(found)
-    for kind, alike in kinds.items():
-        # NaN is worse than any number, and compares with none.
-        worst = max(alike, key=lambda found: (found.max_relative != found.max_relative, found.max_relative))
-        yield worst if len(alike) == 1 else replace(worst, output=f"{kind}, the worst of {len(alike)}")
+    for deviation in outputs:
+        kind = (
+            re.sub(r"\.\d+\.", ".*.", deviation.output) if deviation.output.startswith("cache.") else deviation.output
+        )
+        kinds.setdefault(kind, []).append(deviation)
+    for kind, deviations in kinds.items():
+        # NaN is worse than any number, and every comparison with it is false.
+        worst = max(
+            deviations, key=lambda deviation: (deviation.max_relative != deviation.max_relative, deviation.max_relative)
+        )
+        yield worst if len(deviations) == 1 else replace(worst, output=f"{kind}, the worst of {len(deviations)}")
 
 
-def _growth(shown: _Shown, runs: Sequence["VariantResult"]) -> str:
+def _growth(labelled: _Labelled, results: Sequence["VariantResult"]) -> str:
     """One row per layer, one column per run."""
-    found = [{layer.output: f"{layer.max_relative:.3g}" for layer in run.layers} for run in runs]
-    names = dict.fromkeys(name for column in found for name in column)
-    rows = [[name, *(column.get(name, "") for column in found)] for name in names]
-    return table(("layer", *(shown.way(run) for run in runs)), rows)
+    columns = [{layer.output: f"{layer.max_relative:.3g}" for layer in result.layers} for result in results]
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = [[name, *(column.get(name, "") for column in columns)] for name in names]
+    return table(("layer", *(labelled.label(result) for result in results)), rows)
 
 
-def _verdict(run: "VariantResult", allowed: "Thresholds") -> str:
-    first = run.first_divergent(allowed)
+def _verdict(result: "VariantResult", thresholds: "Thresholds") -> str:
+    first = result.first_divergent(thresholds)
     return (
         f"{for_terminal(first)} is the first layer beyond the thresholds"
         if first
@@ -216,10 +234,12 @@ def _verdict(run: "VariantResult", allowed: "Thresholds") -> str:
 
 def _figures(rows: Sequence[tuple[str, "Deviation"]]) -> str:
     cells = []
-    for way, found in rows:
-        errors = (found.max_absolute, found.mean_absolute, found.max_relative)
-        distances = ("" if figure is None else f"{figure:.4g}" for figure in (found.kl, found.top1))
-        cells.append([way, found.output, *(f"{error:.3g}" for error in errors), f"{found.cosine:.7f}", *distances])
+    for label, deviation in rows:
+        errors = (deviation.max_absolute, deviation.mean_absolute, deviation.max_relative)
+        distances = ("" if figure is None else f"{figure:.4g}" for figure in (deviation.kl, deviation.top1))
+        cells.append(
+            [label, deviation.output, *(f"{error:.3g}" for error in errors), f"{deviation.cosine:.7f}", *distances]
+        )
     return table(("", "output", "max abs", "mean abs", "max rel", "cosine", "KL", "top-1"), cells)
 
 
@@ -227,28 +247,28 @@ def _indented(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 
-def _as_json(shown: _Shown, verify_options: "VerifyOptions", allowed: "Thresholds") -> dict[str, object]:
-    done = shown.done
+def _as_json(labelled: _Labelled, verify_options: "VerifyOptions", thresholds: "Thresholds") -> dict[str, object]:
+    comparison = labelled.comparison
     return {
-        "model": shown.model,
-        "program": done.program,
-        "autocast_type": shown.autocast_type,
+        "model": labelled.model,
+        "program": comparison.program,
+        "autocast_type": labelled.autocast_type,
         "mode": verify_options.execution.mode,
         "slice_layers": verify_options.slice_layers,
-        "inputs": done.input_source,
-        "thresholds": asdict(allowed),
-        "passed": not _faults(shown, allowed),
-        "yardstick": done.reference,
-        "emulated": {run.variant: _run_json(run, allowed) for run in done.emulated},
-        "beside": {run.variant: _run_json(run, allowed) for run in done.other_references},
+        "inputs": comparison.input_source,
+        "thresholds": asdict(thresholds),
+        "passed": not _failures(labelled, thresholds),
+        "yardstick": comparison.reference,
+        "emulated": {result.variant: _result_json(result, thresholds) for result in comparison.emulated},
+        "beside": {result.variant: _result_json(result, thresholds) for result in comparison.other_references},
     }
 
 
-def _run_json(run: "VariantResult", allowed: "Thresholds") -> dict[str, object]:
-    document: dict[str, object] = {"outputs": [asdict(found) for found in run.outputs]}
-    if run.layers:
-        document["layers"] = [asdict(found) for found in run.layers]
-        document["first_layer_beyond"] = run.first_divergent(allowed)
-    if run.work:
-        document["work"] = run.work.document()
+def _result_json(result: "VariantResult", thresholds: "Thresholds") -> dict[str, object]:
+    document: dict[str, object] = {"outputs": [asdict(deviation) for deviation in result.outputs]}
+    if result.layers:
+        document["layers"] = [asdict(deviation) for deviation in result.layers]
+        document["first_layer_beyond"] = result.first_divergent(thresholds)
+    if result.work:
+        document["work"] = result.work.document()
     return document

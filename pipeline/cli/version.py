@@ -22,11 +22,13 @@ def version(console: Console) -> None:
     Example:
       nxpipe version --json
     """
-    found = versions()
+    components = versions()
     if console.json:
-        console.data(found)
+        console.data(components)
     else:
-        console.page(table(("component", "version"), [(name, text or "not installed") for name, text in found.items()]))
+        console.page(
+            table(("component", "version"), [(name, text or "not installed") for name, text in components.items()])
+        )
 
 
 def versions() -> dict[str, str | None]:

@@ -9,7 +9,7 @@ from nxpipe.pipeline.artifacts.store_url import VARIABLE
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.util.console import Console
 
-_PLACE: Final = "AWS_BATCH_JOB_ARRAY_INDEX"
+_INDEX_VARIABLE: Final = "AWS_BATCH_JOB_ARRAY_INDEX"
 
 
 @click.command(cls=Command)
@@ -30,10 +30,12 @@ def worker(ctx: click.Context, items: str) -> None:
     from nxpipe.pipeline.build.executors.batch_worker import run_array_job
 
     console: Console = ctx.obj
-    url, place = os.environ.get(VARIABLE), os.environ.get(_PLACE, "0")
+    url, index = os.environ.get(VARIABLE), os.environ.get(_INDEX_VARIABLE, "0")
     if not url:
         raise click.UsageError(f"{VARIABLE} is not set; set it to the store of the job list", ctx)
-    if not is_key(items) or not place.isdecimal():
-        raise click.UsageError(f"--items takes 64 hex digits and {_PLACE} a number; found {items!r} and {place!r}", ctx)
-    ended = run_array_job(url, items, int(place), lambda text: console.result(*text.split("\n")))
-    ctx.exit(ended.failure.code if ended.failure else 0)
+    if not is_key(items) or not index.isdecimal():
+        raise click.UsageError(
+            f"--items must be 64 hex digits and {_INDEX_VARIABLE} a number; found {items!r} and {index!r}", ctx
+        )
+    finished = run_array_job(url, items, int(index), lambda text: console.result(*text.split("\n")))
+    ctx.exit(finished.failure.code if finished.failure else 0)

@@ -1,4 +1,4 @@
-"""nxpipe.toml: its schema, its faults, its reference page. The stacks, the fleets and all commands read it here."""
+"""nxpipe.toml: its schema, its faults and its reference page, for the commands, the stacks and the fleets."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,4 @@
-"""The network that all fleets of a project are in."""
+"""The tables about the AWS account: network, budget, AMIs, alarms, GitHub roles, build farm, accepted findings."""
 
 from datetime import date
 from ipaddress import ip_network
@@ -27,7 +27,7 @@ _KIND = "The network of the instances and its egress."
 
 
 def divisible(cidr: str) -> str:
-    """EC2's bounds for a VPC and, as each subnet is a sixteenth of it, for its subnets."""
+    """Check EC2's bounds for a VPC and for its subnets, each a sixteenth of it."""
     if not 16 <= ip_network(cidr).prefixlen <= 24:
         raise refuse('a block from /16 to /24, such as "10.20.0.0/16"; each zone gets a sixteenth of it')
     return cidr

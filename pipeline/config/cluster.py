@@ -1,4 +1,4 @@
-"""A cluster of Kubernetes, for whom fleets do not fit: its version, who rules it, and its groups of nodes."""
+"""The table [cluster]: an EKS cluster instead of fleets, its administrators, node groups and images."""
 
 from typing import Annotated, Final, TypeAlias
 
@@ -9,7 +9,7 @@ from nxpipe.pipeline.config.fleets import CapacityBlock, ServingType, Size, Trai
 from nxpipe.pipeline.config.kinds import DISTINCT, LIST, Cidr, Folder, Slug, Zone
 from nxpipe.pipeline.config.schema import Absent, Table, refuse, text
 
-SYSTEM: Final = "system"  # the group of nodes without accelerators that a cluster itself needs
+SYSTEM: Final = "system"  # the name of the node group without accelerators, for system pods
 
 _Admin: TypeAlias = Annotated[
     str, text(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[A-Za-z0-9+=,.@_/-]+", "the ARN of a role", longest=1024)
@@ -21,7 +21,7 @@ _HostType: TypeAlias = Annotated[
     str,
     text(
         r"(?:m|c|r|t)[0-9][a-z-]*\.[0-9a-z]+",
-        'an instance type without accelerators such as "m7i.large", of the architecture x86',
+        'an instance type without accelerators such as "m7i.large", with x86 processors',
         longest=32,
     ),
 ]
@@ -38,7 +38,7 @@ Mirrored: TypeAlias = Annotated[
 _REGISTRY: Final = "123456789012.dkr.ecr.us-east-2.amazonaws.com"
 
 
-def _listed(cidr: str) -> str:
+def _not_the_internet(cidr: str) -> str:
     if cidr.endswith("/0"):
         raise refuse("the address ranges of the callers, not the whole internet", found=f'"{cidr}"')
     return cidr
@@ -67,33 +67,33 @@ class NodeGroup(Table):
 
     @field_validator("name")
     @classmethod
-    def _not_the_system(cls, name: str) -> str:
+    def _not_reserved(cls, name: str) -> str:
         if name == SYSTEM:
             raise refuse(f"another name; {SYSTEM} is the group of system nodes")
         return name
 
     @field_validator("capacity")
     @classmethod
-    def _sold(cls, capacity: TrainingCapacity, info: ValidationInfo) -> TrainingCapacity:
+    def _check_capacity(cls, capacity: TrainingCapacity, info: ValidationInfo) -> TrainingCapacity:
         type_ = info.data.get("instance_type")
         if type_ is None:
             return capacity
         check_sold(capacity, (type_,))
-        alone = isinstance(capacity, CapacityBlock) or capacity.placement == "none"
-        if not alone and "placement" in capacity.model_fields_set and not INSTANCES[type_].efa_interfaces:
+        placed_freely = isinstance(capacity, CapacityBlock) or capacity.placement == "none"
+        if not placed_freely and "placement" in capacity.model_fields_set and not INSTANCES[type_].efa_interfaces:
             raise refuse(
-                f"no placement: a {type_} has no Elastic Fabric Adapter, and gains nothing from neighbours",
+                f"no placement: a {type_} has no Elastic Fabric Adapter, which a cluster placement group is for",
                 found='placement = "cluster"',
             )
         return capacity
 
     @field_validator("size")
     @classmethod
-    def _empty_before_its_block(cls, size: Size, info: ValidationInfo) -> Size:
+    def _require_empty_start(cls, size: Size, info: ValidationInfo) -> Size:
         capacity = info.data.get("capacity")
         if isinstance(capacity, CapacityBlock) and (size.min or size.desired or not size.max):
             raise refuse(
-                "min = 0, no desired, and max = the instances of the block: nodes come and go with it",
+                "min = 0, no desired, and max = the instances of the block: the nodes run while the block lasts",
                 found=f"min = {size.min}, desired = {size.desired}, max = {size.max}",
             )
         return size
@@ -120,8 +120,8 @@ class Mirror(Table):
 
     @property
     def all(self) -> tuple[str, ...]:
-        asked = (self.device_plugin, self.scheduler_extension, self.scheduler, self.efa_plugin)
-        return tuple(each for each in asked if each is not None)
+        images = (self.device_plugin, self.scheduler_extension, self.scheduler, self.efa_plugin)
+        return tuple(image for image in images if image is not None)
 
 
 class Cluster(Table):
@@ -133,7 +133,7 @@ class Cluster(Table):
         examples=[["arn:aws:iam::123456789012:role/platform"]],
     )
     public: Annotated[
-        tuple[Annotated[Cidr, AfterValidator(_listed)], ...] | None,
+        tuple[Annotated[Cidr, AfterValidator(_not_the_internet)], ...] | None,
         LIST,
         DISTINCT,
         Absent("the API is private"),
@@ -160,8 +160,8 @@ class Cluster(Table):
 
     @field_validator("groups")
     @classmethod
-    def _own_names(cls, groups: tuple[NodeGroup, ...]) -> tuple[NodeGroup, ...]:
-        names = [each.name for each in groups]
+    def _unique_names(cls, groups: tuple[NodeGroup, ...]) -> tuple[NodeGroup, ...]:
+        names = [group.name for group in groups]
         for name in names:
             if names.count(name) > 1:
                 raise refuse("groups with unique names", found=f'{names.count(name)} groups called "{name}"')
@@ -169,8 +169,8 @@ class Cluster(Table):
 
     @field_validator("images")
     @classmethod
-    def _complete(cls, images: Mirror | None, info: ValidationInfo) -> Mirror | None:
-        fast = [each.name for each in info.data.get("groups", ()) if each.efa]
-        if images is not None and images.efa_plugin is None and fast:
-            raise refuse(f"efa_plugin as well; pods of group {fast[0]} request adapters from it", found="none")
+    def _require_efa_plugin(cls, images: Mirror | None, info: ValidationInfo) -> Mirror | None:
+        efa_groups = [group.name for group in info.data.get("groups", ()) if group.efa]
+        if images is not None and images.efa_plugin is None and efa_groups:
+            raise refuse(f"efa_plugin as well; pods of group {efa_groups[0]} request adapters from it", found="none")
         return images

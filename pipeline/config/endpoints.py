@@ -1,4 +1,4 @@
-"""Models on SageMaker instead of instances of our own: one table for each endpoint."""
+"""The tables [[endpoints]]: SageMaker endpoints, which serve a model without a fleet of the project."""
 
 from datetime import timedelta
 from math import ceil
@@ -11,17 +11,17 @@ from nxpipe.pipeline.config.kinds import EcrImage, Slug, duration, write_duratio
 from nxpipe.pipeline.config.schema import Absent, Table, Unit, one_of, refuse, text
 
 _PREFIX: Final = "ml."
-# How SageMaker sells the sizes, by its ProductionVariant: not a property of the hardware.
+# From SageMaker's ProductionVariant: a property of the service, not of the hardware.
 _HOSTED_FAMILIES: Final = ("inf2", "trn1", "trn1n")
-_WITH_LOCAL_DISKS: Final = ("trn1", "trn1n")  # which are there anyway, and as large as they are
+_WITH_LOCAL_DISKS: Final = ("trn1", "trn1n")  # of a fixed size, so no volume can be set
 HOSTED: Final = {_PREFIX + name: entry for name, entry in INSTANCES.items() if entry.family in _HOSTED_FAMILIES}
 
-LONGEST_UPDATE: Final = timedelta(hours=8)  # SageMaker gives an update up then
-OLD_FLEET_KEPT: Final = timedelta(minutes=5)  # after the last step, for calls that it still answers
+LONGEST_UPDATE: Final = timedelta(hours=8)  # the limit after which SageMaker cancels an update
+OLD_FLEET_KEPT: Final = timedelta(minutes=5)  # after the last step, for requests in progress
 
 _KIND: Final = "The traffic shifting mode."
 _BAKE: Final = "The bake time of each step; an alarm rolls back."
-# An alarm looks at three minutes.
+# An alarm evaluates three minutes.
 _Bake = Annotated[timedelta, duration("3m", "1h"), Field(description=_BAKE, examples=["10m"])]
 
 
@@ -68,7 +68,7 @@ Shift: TypeAlias = Annotated[Canary | Linear | AllAtOnce, Field(discriminator="k
 
 
 def longest_update(ready_within: timedelta, shift: Shift) -> timedelta:
-    """Instances have their time to fetch and as much to start, each step is watched, the old ones stay on."""
+    """The sum of twice `ready_within` (fetch, start), the bake time of each step, and the time for the old fleet."""
     return 2 * ready_within + shift.steps * shift.bake + OLD_FLEET_KEPT
 
 
@@ -128,20 +128,20 @@ class ModelEndpoint(Table):
 
     @field_validator("shift")
     @classmethod
-    def _ends_in_time(cls, shift: Shift, info: ValidationInfo) -> Shift:
+    def _within_update_limit(cls, shift: Shift, info: ValidationInfo) -> Shift:
         ready = info.data.get("ready_within")
         if ready is not None and longest_update(ready, shift) > LONGEST_UPDATE:
             raise refuse(
-                f"a shift that ends in time: {shift.steps} steps and twice ready_within are longer than the "
-                f"{write_duration(LONGEST_UPDATE)} that SageMaker gives an update",
+                f"a shorter shift: {shift.steps} steps and twice ready_within exceed the "
+                f"{write_duration(LONGEST_UPDATE)} that SageMaker allows for an update",
                 found=f'bake = "{write_duration(shift.bake)}"',
             )
         return shift
 
     @field_validator("disk")
     @classmethod
-    def _has_a_volume(cls, disk: int | None, info: ValidationInfo) -> int | None:
+    def _requires_volume(cls, disk: int | None, info: ValidationInfo) -> int | None:
         hosted = HOSTED.get(info.data.get("instance_type", ""))
         if disk is not None and hosted is not None and hosted.family in _WITH_LOCAL_DISKS:
-            raise refuse(f"no disk; ml.{hosted.name} has local disks only")
+            raise refuse(f"no disk; ml.{hosted.name} has local disks of a fixed size only")
         return disk

@@ -1,16 +1,16 @@
-"""Faults of a configuration: the place, the value found, the values allowed, the nearest valid spelling."""
+"""Faults of a configuration: file and line, the value found, the values allowed, the nearest valid spelling."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-# A place in the document, as in ("models", 1, "buckets", 2).
+# The path of a key in the document, as in ("models", 1, "buckets", 2).
 KeyPath: TypeAlias = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
 class Violation:
-    """A broken rule: the key and the values, without file and line."""
+    """A broken rule: the key, the value found and the values allowed, without file and line."""
 
     path: KeyPath
     found: str

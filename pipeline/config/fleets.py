@@ -1,4 +1,4 @@
-"""Fleets of instances and how their capacity is bought. A combination that EC2 refuses cannot be expressed."""
+"""The tables [[fleets]]: fleets of instances and their purchase options. Combinations that EC2 refuses are invalid."""
 
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.config.root import Config
 
 
-# How EC2 sells the sizes, by its DescribeInstanceTypes: not a property of the hardware.
+# From EC2's DescribeInstanceTypes: purchase options, not properties of the hardware.
 IN_CAPACITY_BLOCKS: Final = ("trn1.32xlarge", "trn2.48xlarge", "trn2u.48xlarge")
 NEVER_SPOT: Final = ("trn2u.48xlarge",)
 DRAINED_BEFORE_THE_END: Final = timedelta(minutes=45)  # EC2 begins to terminate half an hour before
@@ -96,9 +96,9 @@ class CapacityBlock(Table):
 
     @field_validator("start", "end")
     @classmethod
-    def _says_its_offset(cls, moment: datetime) -> datetime:
+    def _require_offset(cls, moment: datetime) -> datetime:
         if moment.tzinfo is None:
-            raise refuse(f"an offset after it, such as {moment.isoformat()}Z; capacity blocks are sold in UTC")
+            raise refuse(f"a time with an offset, such as {moment.isoformat()}Z; capacity blocks are sold in UTC")
         return moment
 
     @field_validator("end")
@@ -150,17 +150,17 @@ Capacity: TypeAlias = (
 
 
 def check_sold(capacity: Capacity, types: tuple[str, ...]) -> None:
-    """Refuse a kind in which EC2 does not sell one of the types."""
-    if capacity.kind == "capacity-block" and (wrong := [each for each in types if each not in IN_CAPACITY_BLOCKS]):
+    """Refuse a purchase option that EC2 does not offer for one of the types."""
+    if capacity.kind == "capacity-block" and (unsold := [name for name in types if name not in IN_CAPACITY_BLOCKS]):
         raise refuse(
-            f"another kind: EC2 sells capacity blocks of {', '.join(IN_CAPACITY_BLOCKS)}, not of {wrong[0]}",
+            f"another kind: EC2 sells capacity blocks of {', '.join(IN_CAPACITY_BLOCKS)}, not of {unsold[0]}",
             found='kind = "capacity-block"',
         )
-    if capacity.kind == "spot" and (wrong := [each for each in types if each in NEVER_SPOT]):
-        raise refuse(f"another kind; EC2 sells no {wrong[0]} on the spot market", found='kind = "spot"')
+    if capacity.kind == "spot" and (unsold := [name for name in types if name in NEVER_SPOT]):
+        raise refuse(f"another kind; EC2 sells no {unsold[0]} on the spot market", found='kind = "spot"')
 
 
-# An UltraServer is not a size that EC2 launches by one name.
+# EC2 launches an UltraServer as several instances, not by one instance type.
 _LAUNCHABLE = {name: entry for name, entry in INSTANCES.items() if entry.servers == 1}
 # Inf2 instances cannot take part in collectives across instances.
 _TRAINABLE = [name for name, entry in _LAUNCHABLE.items() if entry.compiler_target != "inf2"]
@@ -184,7 +184,7 @@ class Size(Table):
 
     @field_validator("desired", "max")
     @classmethod
-    def _not_below(cls, count: int, info: ValidationInfo) -> int:
+    def _ordered(cls, count: int, info: ValidationInfo) -> int:
         least = max(info.data.get("min", 0), info.data.get("desired", 0))
         if count < least:
             raise refuse(f"at least {least}, for min <= desired <= max")
@@ -196,7 +196,7 @@ _ModelName = Annotated[Slug, Field(description="The `name` of one of the models.
 _Channel = Annotated[
     Slug, Field(description="The channel whose current artifact the fleet runs.", examples=["production"])
 ]
-_Words = Annotated[str, text("[!-~](?:[ -~]*[!-~])?", "a word of a command line", longest=1024)]
+_Word = Annotated[str, text("[!-~](?:[ -~]*[!-~])?", "a word of a command line", longest=1024)]
 
 
 class Standby(Table):
@@ -235,7 +235,7 @@ class ServingFleet(Table):
     ready_within: Annotated[timedelta, duration("1m", "2h")] = Field(
         default=timedelta(minutes=30), description="The time limit for an instance to become ready.", examples=["30m"]
     )
-    command: Annotated[tuple[_Words, ...], MAYBE_EMPTY] = Field(
+    command: Annotated[tuple[_Word, ...], MAYBE_EMPTY] = Field(
         default=(),
         description="The command line of the server, as a list. NXPIPE_ARTIFACT is the artifact's folder. "
         "Without it, the agent exits once the artifact is in place, and a unit of the AMI serves "
@@ -259,15 +259,15 @@ class ServingFleet(Table):
     @field_validator("instance_types")
     @classmethod
     def _one_compiler_target(cls, types: tuple[str, ...]) -> tuple[str, ...]:
-        targets = {INSTANCES[each].compiler_target: each for each in types}
+        targets = {INSTANCES[name].compiler_target: name for name in types}
         if len(targets) > 1:
-            compiled = ", ".join(f"{each} runs programs for {target}" for target, each in targets.items())
+            compiled = ", ".join(f"{name} runs programs for {target}" for target, name in targets.items())
             raise refuse(f"instance types of one compiler target: {compiled}")
         return types
 
     @field_validator("capacity")
     @classmethod
-    def _sold(cls, capacity: ServingCapacity, info: ValidationInfo) -> ServingCapacity:
+    def _check_capacity(cls, capacity: ServingCapacity, info: ValidationInfo) -> ServingCapacity:
         types: tuple[str, ...] = info.data.get("instance_types", ())
         check_sold(capacity, types)
         if len(types) > 1 and capacity.kind == "on-demand" and capacity.warm_pool is not None:
@@ -288,7 +288,7 @@ class Scratch(Table):
 
     @field_validator("size")
     @classmethod
-    def _in_steps(cls, size: int) -> int:
+    def _multiple_of_1200(cls, size: int) -> int:
         if size % 1200:
             raise refuse(f"a multiple of 1200 (GiB), such as {max(size // 1200, 1) * 1200}")
         return size
@@ -322,7 +322,7 @@ class TrainingFleet(Table):
 
     @field_validator("nodes")
     @classmethod
-    def _nodes_can_talk(cls, nodes: int, info: ValidationInfo) -> int:
+    def _require_efa(cls, nodes: int, info: ValidationInfo) -> int:
         types: tuple[str, ...] = info.data.get("instance_types", ())
         if nodes > 1 and types and not INSTANCES[types[0]].efa_interfaces:
             raise refuse(f"1; {types[0]} has no Elastic Fabric Adapter for training on several nodes")
@@ -330,7 +330,7 @@ class TrainingFleet(Table):
 
     @field_validator("capacity")
     @classmethod
-    def _sold(cls, capacity: TrainingCapacity, info: ValidationInfo) -> TrainingCapacity:
+    def _check_capacity(cls, capacity: TrainingCapacity, info: ValidationInfo) -> TrainingCapacity:
         check_sold(capacity, info.data.get("instance_types", ()))
         return capacity
 
@@ -339,7 +339,7 @@ Fleet: TypeAlias = Annotated[ServingFleet | TrainingFleet, Field(discriminator="
 
 
 def serving_fleets(config: "Config") -> "dict[str, ServingFleet]":
-    return {each.name: each for each in config.fleets if isinstance(each, ServingFleet)}
+    return {fleet.name: fleet for fleet in config.fleets if isinstance(fleet, ServingFleet)}
 
 
 def serving_fleet(config: "Config", name: str, option: str) -> "ServingFleet":

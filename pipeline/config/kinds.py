@@ -56,7 +56,7 @@ _ADDRESS = rf"{_NUMBER}(?:\.{_NUMBER}){{3}}"
 def _read_block(value: Any) -> str:
     if not isinstance(value, str) or not re.fullmatch(f"{_ADDRESS}/[0-9]{{1,2}}", value):
         raise ValueError
-    return str(ip_network(value))  # refuses bits behind the mask
+    return str(ip_network(value))  # refuses host bits
 
 
 Cidr = Annotated[
@@ -221,7 +221,7 @@ Size = Annotated[
     ),
 ]
 
-# TOML has lists; the frozen configuration keeps tuples.
+# TOML has lists; the frozen configuration has tuples.
 LIST: Final = Field(strict=False, min_length=1, max_length=64)
 MAYBE_EMPTY: Final = Field(strict=False, max_length=64)
 JUST_ONE: Final = Field(strict=False, min_length=1, max_length=1)

@@ -69,8 +69,8 @@ def cross_check(tables: Tables) -> Iterator[Violation]:
                 yield from _model_fits(path, name, INSTANCES[name], by_name[fleet.model])
     for index, endpoint in tables.endpoints.items():
         if endpoint.model in by_name:
-            at = ("endpoints", index, "instance_type")
-            yield from _model_fits(at, endpoint.instance_type, endpoint.hardware, by_name[endpoint.model])
+            key = ("endpoints", index, "instance_type")
+            yield from _model_fits(key, endpoint.instance_type, endpoint.hardware, by_name[endpoint.model])
 
 
 def _repeated_names(section: str, names: tuple[str, ...]) -> Iterator[Violation]:
@@ -101,7 +101,7 @@ def _model_fits(path: KeyPath, name: str, entry: Instance, model: Model) -> Iter
         yield Violation(path, f'"{name}", which has {entry.logical_cores} logical cores', allowed)
 
 
-_T = TypeVar("_T")
+_Item = TypeVar("_Item")
 
 
 def valid_tables(document: dict[str, Any]) -> Tables:
@@ -126,18 +126,18 @@ def _items(document: dict[str, Any], section: str) -> list[Any]:
 
 
 def _texts(items: list[Any], key: str) -> tuple[str, ...]:
-    """One text for each item, empty where the item has none."""
+    """The text under the key of each item; empty for an item without one."""
     values = (item.get(key) if isinstance(item, dict) else None for item in items)
     return tuple(value if isinstance(value, str) else "" for value in values)
 
 
-def _valid(adapter: TypeAdapter[_T], items: list[Any]) -> dict[int, _T]:
-    valid: dict[int, _T] = {}
+def _valid(adapter: TypeAdapter[_Item], items: list[Any]) -> dict[int, _Item]:
+    valid: dict[int, _Item] = {}
     for index, item in enumerate(items):
         try:
             valid[index] = adapter.validate_python(item)
         except ValidationError:
-            continue  # pydantic's own validation of the document reports it
+            continue  # the validation of the whole document reports it
     return valid
 
 
@@ -153,18 +153,18 @@ def zones_of(config: Config) -> tuple[str, ...]:
     """The availability zones that have a subnet, in the order of the file."""
     network, region = config.network, config.project.region
     if isinstance(network, ExistingNetwork):
-        return tuple(each.zone for each in network.subnets)
+        return tuple(subnet.zone for subnet in network.subnets)
     return network.zones or (f"{region}a", f"{region}b")
 
 
 def check_placement(config: Config) -> Iterator[Violation]:
     """Violations that prevent a deployment: zones without a subnet, names that AWS refuses, keys without an ARN."""
-    yield from _moving_key(config)
+    yield from _alias_keys(config)
     region = config.project.region
     if not has_network(config):
         return
     if region is None:
-        yield Violation(("project", "region"), "nothing", "a region; the subnets of the fleets lie in its zones")
+        yield Violation(("project", "region"), "nothing", "a region; the subnets of the fleets are in its zones")
         return
     zones = zones_of(config)
     yield from _misplaced_zones(config, region, zones)
@@ -174,23 +174,25 @@ def check_placement(config: Config) -> Iterator[Violation]:
     yield from _misplaced_endpoints(config)
 
 
-def _moving_key(config: Config) -> Iterator[Violation]:
-    named = {("signing", "key"): config.signing.key} | {
-        ("signing", "promoting", at, "key"): each.key for at, each in enumerate(config.signing.promoting)
+def _alias_keys(config: Config) -> Iterator[Violation]:
+    keys = {("signing", "key"): config.signing.key} | {
+        ("signing", "promoting", index, "key"): entry.key for index, entry in enumerate(config.signing.promoting)
     }
-    for place, key in named.items() if config.release else ():
+    for path, key in keys.items() if config.release else ():
         if ":alias/" not in (key or ""):
             continue
-        allowed = 'the ARN of the key, not of an alias ("kms:arn:...:key/ID"); the role of releases is limited to it'
-        yield Violation(place, shown(key), allowed)
+        allowed = (
+            'the ARN of the key, not of an alias ("kms:arn:...:key/ID"); the IAM role of releases is limited to it'
+        )
+        yield Violation(path, shown(key), allowed)
 
 
 def _misplaced_zones(config: Config, region: str, zones: tuple[str, ...]) -> Iterator[Violation]:
     for index, zone in enumerate(zones):
         if not zone.startswith(region) or len(zone) != len(region) + 1:
-            yield Violation(_path(config, index), shown(zone), f"a zone of {region}, the region of the project")
+            yield Violation(_zone_path(config, index), shown(zone), f"a zone of {region}, the region of the project")
         elif zone in zones[:index]:
-            yield Violation(_path(config, index), shown(zone), "a zone that is not listed yet")
+            yield Violation(_zone_path(config, index), shown(zone), "a zone that is not listed yet")
 
 
 def _misplaced_fleets(config: Config, zones: tuple[str, ...]) -> Iterator[Violation]:
@@ -199,13 +201,13 @@ def _misplaced_fleets(config: Config, zones: tuple[str, ...]) -> Iterator[Violat
             allowed = f"a zone that has a subnet: {', '.join(zones)} (network.zones)"
             yield Violation(("fleets", index, "zone"), shown(fleet.zone), allowed)
         if isinstance(fleet, TrainingFleet) and fleet.capacity.kind == "spot" and fleet.nodes > 1:
-            allowed = "1, or another kind of capacity; AWS Batch runs multi-node jobs on no spot instances"
+            allowed = "1, or another kind of capacity; AWS Batch does not run multi-node jobs on spot instances"
             yield Violation(("fleets", index, "nodes"), shown(fleet.nodes), allowed)
 
 
 def _misplaced_nodes(cluster: Cluster, zones: tuple[str, ...]) -> Iterator[Violation]:
     if len(zones) < 2:
-        yield Violation(("cluster",), shown(zones), "two zones in network.zones; EKS places network interfaces in both")
+        yield Violation(("cluster",), shown(zones), "two zones in network.zones; EKS requires subnets in two zones")
     for index, group in enumerate(cluster.groups):
         if group.zone not in zones:
             allowed = f"a zone that has a subnet: {', '.join(zones)} (network.zones)"
@@ -216,20 +218,22 @@ def _misplaced_endpoints(config: Config) -> Iterator[Violation]:
     longest = LONGEST_ENDPOINT_NAME - len(config.project.name) - 1
     for index, endpoint in enumerate(config.endpoints):
         if len(endpoint.name) > longest:
-            allowed = f"at most {longest} characters; SageMaker takes {LONGEST_ENDPOINT_NAME} with PROJECT- in front"
+            allowed = (
+                f"at most {longest} characters; SageMaker allows {LONGEST_ENDPOINT_NAME} including the prefix PROJECT-"
+            )
             yield Violation(("endpoints", index, "name"), shown(endpoint.name), allowed)
         if f".ecr.{config.project.region}." not in endpoint.image:
             allowed = f"an image in ECR of {config.project.region}; SageMaker pulls from its own region only"
             yield Violation(("endpoints", index, "image"), shown(endpoint.image), allowed)
 
 
-def _path(config: Config, index: int) -> tuple[str | int, ...]:
+def _zone_path(config: Config, index: int) -> tuple[str | int, ...]:
     if isinstance(config.network, ExistingNetwork):
         return ("network", "subnets", index, "zone")
     return ("network", "zones", index)
 
 
-ENVIRONMENT: Final = "environment"  # stands in a fault where a file name would
+ENVIRONMENT: Final = "environment"  # in place of the file name in a fault
 _INTEGER: Final = "[+-]?[0-9]{1,40}"
 _FLOAT: Final = "[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?"
 
@@ -250,7 +254,7 @@ def _scalar_keys(table: type[Table], parents: tuple[str, ...]) -> Iterator[tuple
 
 
 def set_variables(environ: Mapping[str, str]) -> dict[KeyPath, str]:
-    """The variable that sets each key. An empty variable counts as unset, because CI systems leave such."""
+    """The variable that sets each key. An empty variable counts as unset, because CI systems define empty ones."""
     return {settable()[name][0]: name for name, value in environ.items() if value and name in settable()}
 
 
@@ -258,11 +262,11 @@ def unknown_variables(environ: Mapping[str, str]) -> Iterator[Fault]:
     """Variables that begin with NXPIPE_ and the name of a table, and set no key of it."""
     sections = {name.split("_")[1] for name in settable()}
     for name, value in sorted(environ.items()):
-        prefix, *rest = name.split("_")
-        if prefix != "NXPIPE" or len(rest) < 2 or rest[0] not in sections or name in settable() or not value:
+        prefix, *words = name.split("_")
+        if prefix != "NXPIPE" or len(words) < 2 or words[0] not in sections or name in settable() or not value:
             continue
-        known = [each for each in settable() if each.startswith(f"NXPIPE_{rest[0]}_")]
-        allowed = f"a variable for a scalar key of [{rest[0].lower()}]: {', '.join(known)}"
+        known = [variable for variable in settable() if variable.startswith(f"NXPIPE_{words[0]}_")]
+        allowed = f"a variable for a scalar key of [{words[0].lower()}]: {', '.join(known)}"
         yield Fault(ENVIRONMENT, None, name, shown(value), allowed, nearest(name, settable()))
 
 
@@ -282,7 +286,7 @@ def override(document: Mapping[str, Any], environ: Mapping[str, str]) -> dict[st
 
 
 def _typed(text: str, kind: Kind) -> object:
-    """A number where the key takes one; any other text is validated like a string of the file."""
+    """A number if the key has a numeric type, else the text, validated like a string in the file."""
     if kind.annotation in (int, int | str) and re.fullmatch(_INTEGER, text):
         return int(text)
     if kind.annotation is float and re.fullmatch(_FLOAT, text):
@@ -290,7 +294,7 @@ def _typed(text: str, kind: Kind) -> object:
     return text
 
 
-# A command that runs without a file (`store ls`, for one) still needs a project name.
+# A command that runs without a file, such as `store ls`, still needs a project name.
 _DEFAULT_DOCUMENT: Final[dict[str, Any]] = {"project": {"name": "unnamed"}}
 
 

@@ -1,7 +1,7 @@
 """Lock files: AMIs of instances (`nxpipe ami lock`), and versions and digests of a cluster (`nxpipe infra lock`).
 
-AWS resolves names and defaults to the newest image, release or add-on, so instances that start on different days, or
-clusters that are created in different weeks, would differ. The lock files are committed; reading them needs no AWS.
+By default AWS resolves the newest image, release or add-on, so instances started on different days, or clusters created
+in different weeks, would differ. The lock files are committed; no AWS call is needed to read them.
 """
 
 from collections.abc import Iterable
@@ -50,15 +50,15 @@ class AmiLock:
     images: tuple[LockedImage, ...] = ()
 
     def image(self, region: str, sdk: str | None) -> LockedImage | None:
-        """The AMI with a version of the SDK, or for hosts of training if `sdk` is None; None if it is not locked."""
-        return next((each for each in self.images if (each.region, each.sdk) == (region, sdk)), None)
+        """The AMI with a version of the SDK, or for training hosts if `sdk` is None; None if it is not locked."""
+        return next((image for image in self.images if (image.region, image.sdk) == (region, sdk)), None)
 
-    def with_images(self, found: Iterable[LockedImage], sdks: Iterable[str]) -> "AmiLock":
+    def with_images(self, images: Iterable[LockedImage], sdks: Iterable[str]) -> "AmiLock":
         """Replace the images of the given regions, and drop those of unused SDK versions."""
-        new, kept = tuple(found), frozenset((None, *sdks))
-        regions = {each.region for each in new}
-        old = [each for each in self.images if each.region not in regions and each.sdk in kept]
-        return AmiLock(self.path, tuple(sorted([*new, *old], key=lambda each: (each.region, each.sdk or ""))))
+        new, used_sdks = tuple(images), frozenset((None, *sdks))
+        regions = {image.region for image in new}
+        old = [image for image in self.images if image.region not in regions and image.sdk in used_sdks]
+        return AmiLock(self.path, tuple(sorted([*new, *old], key=lambda image: (image.region, image.sdk or ""))))
 
     def text(self) -> str:
         """The text of the file, in a stable order."""
@@ -69,13 +69,13 @@ def read_lock(path: Path) -> AmiLock:
     """Read the lock file of AMIs; a missing file is empty."""
     try:
         document = toml_of(read_file(path, limit=4 * MiB).decode())
-        images = tuple(LockedImage.model_validate(each) for each in document.pop("image", ()))
+        images = tuple(LockedImage.model_validate(entry) for entry in document.pop("image", ()))
     except FileNotFoundError:
         return AmiLock(path)
     except (ValueError, ValidationError, UnicodeDecodeError) as error:
-        first = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0]
         raise _invalid(
-            path, f"an unreadable file ({first})", "the output of `nxpipe ami lock`; run it again"
+            path, f"an unreadable file ({reason})", "the output of `nxpipe ami lock`; run it again"
         ) from error
     if document:
         raise _invalid(path, f"the key {next(iter(document))}", "the output of `nxpipe ami lock`; run it again")
@@ -99,8 +99,8 @@ def _invalid(path: Path, found: str, allowed: str) -> ConfigInvalid:
     return ConfigInvalid([Fault(str(path), None, "", found, allowed)])
 
 
-_CLUSTER_LOCK_HEAD: Final = "# Written by `nxpipe infra lock`: what the cluster is made of. Commit it.\n"
-_RUN: Final = "the output of `nxpipe infra lock`; run it"
+_CLUSTER_LOCK_HEAD: Final = "# Written by `nxpipe infra lock`: the versions and digests of the cluster. Commit it.\n"
+_REMEDY: Final = "the output of `nxpipe infra lock`; run it"
 ADDONS: Final = ("aws-efs-csi-driver", "coredns", "eks-pod-identity-agent", "kube-proxy", "vpc-cni")
 
 _Release = Annotated[str, text(r"1\.[0-9]+\.[0-9]+-[0-9]{8}", 'a release of node images such as "1.34.1-20261012"')]
@@ -122,7 +122,7 @@ class ClusterLock(Table):
     region: Region = Field(description="The region.")
     kubernetes: str = Field(description="The Kubernetes version.")
     neuron: LockedNodes = Field(description="Nodes with accelerators.")
-    system: LockedNodes = Field(description="Nodes without.")
+    system: LockedNodes = Field(description="Nodes without accelerators.")
     addons: dict[str, _AddonVersion] = Field(description="The versions of the add-ons.")
     images: dict[str, _Digest] = Field(
         default_factory=dict, description="The digests of the images of [cluster.images]."
@@ -156,19 +156,19 @@ def read_cluster_lock(config: Config, path: Path) -> ClusterLock:
     try:
         lock = ClusterLock.model_validate(toml_of(read_file(path, limit=MiB).decode()))
     except FileNotFoundError:
-        raise _invalid(path, "no such file", _RUN) from None
+        raise _invalid(path, "no such file", _REMEDY) from None
     except (ValueError, ValidationError, UnicodeDecodeError) as error:
-        raise _invalid(path, f"an unreadable file ({str(error).splitlines()[0]})", f"{_RUN} again") from error
+        raise _invalid(path, f"an unreadable file ({str(error).splitlines()[0]})", f"{_REMEDY} again") from error
     cluster, region = cluster_of(config, str(path))
     _require_match(lock, cluster, region, path)
     return lock
 
 
 def _require_match(lock: ClusterLock, cluster: Cluster, region: str, path: Path) -> None:
-    for key, wanted in (("kubernetes", cluster.kubernetes), ("region", region)):
-        if (found := getattr(lock, key)) != wanted:
-            raise _invalid(path, f"{key} {found}", f"{wanted}, as in nxpipe.toml; run `nxpipe infra lock` again")
+    for key, expected in (("kubernetes", cluster.kubernetes), ("region", region)):
+        if (actual := getattr(lock, key)) != expected:
+            raise _invalid(path, f"{key} {actual}", f"{expected}, as in nxpipe.toml; run `nxpipe infra lock` again")
     images = cluster.images.all if cluster.images else ()
     for known, names in ((lock.addons, ADDONS), (lock.images, images)):
-        if missing := [each for each in names if each not in known]:
-            raise _invalid(path, f"no entry for {missing[0]}", f"{_RUN} again")
+        if missing := [name for name in names if name not in known]:
+            raise _invalid(path, f"no entry for {missing[0]}", f"{_REMEDY} again")

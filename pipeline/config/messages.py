@@ -1,4 +1,4 @@
-"""Texts of a violation: the key, the value found, the values allowed; from pydantic's errors and the declared types."""
+"""Texts of a violation (key, value found, values allowed), from pydantic's errors and the declared types."""
 
 import json
 import re
@@ -51,7 +51,7 @@ def shown(value: object) -> str:
     if isinstance(value, int):
         return str(value) if value.bit_length() <= 64 else f"a whole number of {value.bit_length()} bits"
     if isinstance(value, list | tuple):
-        return _list_shown(value)
+        return _shown_list(value)
     if isinstance(value, dict):
         return "a table"
     if isinstance(value, date | datetime | time):
@@ -59,11 +59,11 @@ def shown(value: object) -> str:
     return str(value)
 
 
-def _list_shown(items: list[Any] | tuple[Any, ...]) -> str:
+def _shown_list(items: list[Any] | tuple[Any, ...]) -> str:
     if not items:
         return "an empty list"
-    words = ["[...]" if isinstance(item, list | tuple) else shown(item) for item in items[:8]]
-    text = ", ".join(words)
+    texts = ["[...]" if isinstance(item, list | tuple) else shown(item) for item in items[:8]]
+    text = ", ".join(texts)
     return f"[{text}]" if len(items) <= 8 and len(text) <= _LONGEST else f"[{text[:_LONGEST]} ...]"
 
 
@@ -74,12 +74,12 @@ def _quoted(text: str) -> str:
 
 def allowed_text(kind: Kind, name: str = "") -> str:
     """The values that a type allows, as text after "expected"."""
-    text = _bare_allowed(kind, name)
+    text = _allowed_without_unit(kind, name)
     unit = kind.of(Unit)
     return f"{text} ({unit.name})" if unit else text
 
 
-def _bare_allowed(kind: Kind, name: str) -> str:
+def _allowed_without_unit(kind: Kind, name: str) -> str:
     form = kind.of(Form)
     if form is not None:
         return str(form.allowed)
@@ -119,7 +119,7 @@ def _bounds(kind: Kind) -> str:
 
 
 def choices_of(kind: Kind) -> tuple[str, ...]:
-    """The valid spellings, for the search of the nearest one."""
+    """The valid values of an enumeration, for spelling suggestions; empty for other types."""
     form = kind.of(Form)
     if form is not None:
         return tuple(form.choices)
@@ -127,20 +127,20 @@ def choices_of(kind: Kind) -> tuple[str, ...]:
 
 
 def violations(error: ValidationError, root: type[Table]) -> Iterator[Violation]:
-    """One violation for each error of pydantic's that is not a consequence of another one."""
+    """One violation for each pydantic error that no other error causes."""
     for details in error.errors(include_url=False):
         if not _is_consequence(details):
-            yield _finding(details, walk(root, details["loc"]))
+            yield _violation(details, walk(root, details["loc"]))
 
 
 def _is_consequence(details: ErrorDetails) -> bool:
-    """A consequence of another error: a default computed from a faulty key, a list short of its faulty items."""
+    """True if another error causes this one: a default computed from a faulty key, a list without its faulty items."""
     if details["type"] == "too_short":
         return bool(len(details["input"]) >= details["ctx"]["min_length"])
     return details["type"] == "default_factory_not_called"
 
 
-def _finding(details: ErrorDetails, place: Place) -> Violation:
+def _violation(details: ErrorDetails, place: Place) -> Violation:
     value, kind = details["input"], place.kind
     if kind is None:
         return _unknown_key(place)
@@ -151,27 +151,27 @@ def _finding(details: ErrorDetails, place: Place) -> Violation:
     if details["type"] == "missing":
         return Violation(place.path, "nothing", allowed)
     if kind.variants and isinstance(value, dict):
-        return _wrong_shape(value, place, kind)
+        return _wrong_tag(value, place, kind)
     return Violation(place.path, shown(value), allowed, _guess(value, choices_of(kind)))
 
 
-def _wrong_shape(value: dict[str, Any], place: Place, kind: Kind) -> Violation:
+def _wrong_tag(value: dict[str, Any], place: Place, kind: Kind) -> Violation:
     tag = value.get(TAG)
-    found = "nothing" if TAG not in value else shown(tag)
-    return Violation((*place.path, TAG), found, listed(kind.variants), _guess(tag, tuple(kind.variants)))
+    tag_text = "nothing" if TAG not in value else shown(tag)
+    return Violation((*place.path, TAG), tag_text, listed(kind.variants), _guess(tag, tuple(kind.variants)))
 
 
 def _unknown_key(place: Place) -> Violation:
     table, key = place.table, place.path[-1]
-    assert table is not None, "only a table refuses keys"
+    assert table is not None, "only a table has unknown keys"
     known = tuple(table.model_fields)
-    elsewhere = [tag_of(shape) for shape in place.siblings if key in shape.model_fields]
-    if elsewhere:
+    other_tags = [tag_of(shape) for shape in place.siblings if key in shape.model_fields]
+    if other_tags:
         allowed = f'a key of {TAG} = "{tag_of(table)}": {", ".join(known)}'
-        return Violation(place.path, f"a key of {TAG} = {listed(elsewhere)} only", allowed)
-    what = "section" if len(place.path) == 1 else "key"
+        return Violation(place.path, f"a key of {TAG} = {listed(other_tags)} only", allowed)
+    noun = "section" if len(place.path) == 1 else "key"
     allowed = f"one of {', '.join(known)}"
-    return Violation(place.path, f"an unknown {what}", allowed, _guess(key, known))
+    return Violation(place.path, f"an unknown {noun}", allowed, _guess(key, known))
 
 
 def _guess(value: object, choices: tuple[str, ...]) -> str | None:

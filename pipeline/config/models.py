@@ -29,12 +29,12 @@ Autocast: TypeAlias = Literal["none", "matmult", "all"]
 AutocastType: TypeAlias = Literal["bf16", "fp16", "tf32", "fp8_e4m3"]
 
 
-def _usual_phases(earlier: dict[str, Any]) -> tuple[Phase, ...]:
+def _default_phases(earlier: dict[str, Any]) -> tuple[Phase, ...]:
     return ("prefill",) if earlier["task"] == "text-generation" else ("forward",)
 
 
 class Variant(Table):
-    """More artifacts of the same model: each target with each degree."""
+    """More artifacts of the same model: every combination of target and degree."""
 
     targets: Annotated[tuple[InstanceType, ...], LIST, DISTINCT] = Field(
         description="The instance types to compile for.", examples=[["trn1.32xlarge", "trn2.48xlarge"]]
@@ -86,7 +86,7 @@ class Model(Table):
         examples=[[128, 512]],
     )
     phases: Annotated[tuple[Phase, ...], LIST, DISTINCT, Absent("prefill for text-generation, else forward")] = Field(
-        default_factory=_usual_phases,
+        default_factory=_default_phases,
         description="The programs of the model: forward, or prefill (the prompt) and decode (one token on the"
         " KV cache) as separate programs.",
         examples=[["prefill", "decode"]],
@@ -118,9 +118,9 @@ class Model(Table):
 
     @field_validator("revision")
     @classmethod
-    def _a_folder_has_no_revisions(cls, revision: str | None, info: ValidationInfo) -> str | None:
+    def _revision_requires_id(cls, revision: str | None, info: ValidationInfo) -> str | None:
         if revision is not None and info.data.get("path") is not None:
-            raise refuse("no revision beside path; a folder has one version")
+            raise refuse("no revision together with path; a folder has one version")
         return revision
 
     @field_validator("tp")
@@ -133,7 +133,7 @@ class Model(Table):
 
     @field_validator("phases")
     @classmethod
-    def _phases_agree(cls, phases: tuple[Phase, ...], info: ValidationInfo) -> tuple[Phase, ...]:
+    def _check_phases(cls, phases: tuple[Phase, ...], info: ValidationInfo) -> tuple[Phase, ...]:
         task = info.data.get("task", "text-generation")
         if "forward" in phases and len(phases) > 1:
             raise refuse('"forward" alone, or "prefill" and "decode"; forward is the whole model in one program')
@@ -143,7 +143,7 @@ class Model(Table):
 
     @field_validator("weights")
     @classmethod
-    def _the_hub_needs_an_id(cls, weights: str | None, info: ValidationInfo) -> str | None:
+    def _hub_requires_id(cls, weights: str | None, info: ValidationInfo) -> str | None:
         if weights == "hub" and info.data.get("path") is not None:
             raise refuse('a folder or "random:SEED"; a model from a path is not on the hub')
         return weights

@@ -41,27 +41,27 @@ def json_schema() -> dict[str, Any]:
     schema: dict[str, Any] = _without_null(Config.model_json_schema())
     by_name = {table.__name__: table for _, _, table in tables(Config)}
     for name, definition in schema["$defs"].items():
-        for key, about in definition["properties"].items():
-            about["description"] = field_help(by_name[name], key)
+        for key, property_schema in definition["properties"].items():
+            property_schema["description"] = field_help(by_name[name], key)
             form = field_kind(by_name[name].model_fields[key]).of(Form)
-            if form is not None and "default" in about:
-                about["default"] = form.write(by_name[name].model_fields[key].default)
+            if form is not None and "default" in property_schema:
+                property_schema["default"] = form.write(by_name[name].model_fields[key].default)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "nxpipe.toml"}
 
 
 def _without_null(schema: Any) -> Any:
     """The schema without null, which TOML lacks: an unset key is absent."""
     if isinstance(schema, list):
-        return [_without_null(each) for each in schema]
+        return [_without_null(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {key: _without_null(each) for key, each in schema.items() if not (key == "default" and each is None)}
-    choices = kept.get("anyOf", [])
+    properties = {key: _without_null(item) for key, item in schema.items() if not (key == "default" and item is None)}
+    choices = properties.get("anyOf", [])
     if {"type": "null"} not in choices:
-        return kept
-    value = [each for each in choices if each != {"type": "null"}]
-    rest = {key: each for key, each in kept.items() if key != "anyOf"}
-    return {**value[0], **rest} if len(value) == 1 else {"anyOf": value, **rest}
+        return properties
+    value = [item for item in choices if item != {"type": "null"}]
+    others = {key: item for key, item in properties.items() if key != "anyOf"}
+    return {**value[0], **others} if len(value) == 1 else {"anyOf": value, **others}
 
 
 _INTRODUCTION: Final = """\
@@ -99,7 +99,7 @@ name = "search"
 def configuration_page() -> str:
     """The text of docs/reference/configuration.md."""
     chapters = [_chapter(path, tag, table) for path, tag, table in tables(Config)]
-    return "\n".join([_INTRODUCTION, *dict.fromkeys(chapters)])  # tables that both kinds of fleet share appear once
+    return "\n".join([_INTRODUCTION, *dict.fromkeys(chapters)])  # tables shared by both kinds of fleet appear once
 
 
 def tables(table: type[Table], parents: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str, type[Table]]]:
@@ -140,6 +140,7 @@ def _wrapped(text: str, indent: str = "") -> str:
     """Each paragraph at 100 columns."""
     paragraphs = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
     lines = (
-        fill(each, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) for each in paragraphs
+        fill(paragraph, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        for paragraph in paragraphs
     )
     return "\n\n".join(lines)

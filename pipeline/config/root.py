@@ -1,4 +1,4 @@
-"""The whole file."""
+"""The root of nxpipe.toml: one field per table."""
 
 from typing import Annotated
 

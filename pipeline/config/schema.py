@@ -1,7 +1,7 @@
 """The base of all tables, the markers on their types, and the introspection of pydantic's models.
 
-A `Form` is a kind of value: one parser and one text of what is allowed. That text follows "expected" in a fault, and
-stands on the reference page and in the JSON Schema, so the three always agree.
+A `Form` is a value type: one parser, and one text of the allowed values. Faults (after "expected"), the reference page
+and the JSON Schema all show that text.
 """
 
 import re
@@ -20,7 +20,7 @@ RULE = "rule"  # the type of pydantic errors that carry their own text
 
 
 def refuse(allowed: str, *, found: str | None = None) -> PydanticCustomError:
-    """The error of a validator: the value is well formed and breaks a rule; `allowed` is the text after "expected"."""
+    """The error of a validator: a well-formed value that breaks a rule; `allowed` is the text after "expected"."""
     return PydanticCustomError(RULE, "{allowed}", {"allowed": allowed, "found": found})
 
 
@@ -35,8 +35,8 @@ class Form:
     choices: tuple[str, ...] = ()
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        as_in_the_file = core_schema.plain_serializer_function_ser_schema(self.write, when_used="json-unless-none")
-        return core_schema.no_info_plain_validator_function(self.read, serialization=as_in_the_file)
+        serialization = core_schema.plain_serializer_function_ser_schema(self.write, when_used="json-unless-none")
+        return core_schema.no_info_plain_validator_function(self.read, serialization=serialization)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return dict(self.schema)
@@ -87,7 +87,7 @@ class Absent:
 
 @dataclass(frozen=True)
 class ListRule:
-    """A rule on a whole list, beside the rules of its items."""
+    """A rule on a whole list, in addition to the rules of its items."""
 
     allowed: str
     holds: Callable[[tuple[Any, ...]], bool]
@@ -105,7 +105,7 @@ TAG: Final = "kind"  # the discriminator of a table with several variants
 
 
 class Table(BaseModel):
-    # Strict, because `tp = true` is a mistake and not a 1. Built late, so that only what is used is paid for.
+    # Strict, because `tp = true` is a mistake and not a 1. Deferred, so that a command builds only the schemas it uses.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
 
@@ -118,7 +118,7 @@ class Kind:
 
     def of(self, marker: type) -> Any:
         """The marker of that class, or None."""
-        return next((each for each in self.metadata if isinstance(each, marker)), None)
+        return next((item for item in self.metadata if isinstance(item, marker)), None)
 
     @property
     def variants(self) -> dict[str, type[Table]]:
@@ -151,7 +151,8 @@ def kind_of(annotation: Any, metadata: tuple[Any, ...] = ()) -> Kind:
         inner, *extra = get_args(annotation)
         return kind_of(inner, (*metadata, *_flattened(extra)))
     if get_origin(annotation) in (Union, UnionType) and NoneType in get_args(annotation):
-        inner = Union[tuple(each for each in get_args(annotation) if each is not NoneType)]  # noqa: UP007 - computed
+        arguments = tuple(argument for argument in get_args(annotation) if argument is not NoneType)
+        inner = Union[arguments]  # noqa: UP007 - computed
         return kind_of(inner, metadata)
     return Kind(annotation, metadata)
 
@@ -161,8 +162,8 @@ def field_kind(field: FieldInfo) -> Kind:
 
 
 def _flattened(metadata: list[Any]) -> Iterator[Any]:
-    for each in metadata:
-        yield from each.metadata if isinstance(each, FieldInfo) else (each,)
+    for item in metadata:
+        yield from item.metadata if isinstance(item, FieldInfo) else (item,)
 
 
 @dataclass(frozen=True)
@@ -176,11 +177,11 @@ class Place:
 
 
 def walk(root: type[Table], location: KeyPath) -> Place:
-    """Resolve a location of pydantic's, in which the tag of a variant stands like a key."""
+    """Resolve a location of a pydantic error, in which the tag of a variant is a step like a key."""
     place = Place((), Kind(root))
     for step in location:
         kind = place.kind
-        assert kind is not None, "pydantic does not look inside a key that does not exist"
+        assert kind is not None, "pydantic reports no location inside an unknown key"
         if step in kind.variants:
             others = tuple(shape for tag, shape in kind.variants.items() if tag != step)
             place = replace(place, kind=Kind(kind.variants[str(step)]), siblings=others)

@@ -64,7 +64,7 @@ class Guards(Table):
     )
 
 
-_TO_THE_END = ListRule(
+_ENDS_IN_100 = ListRule(
     "in ascending order that end in 100", lambda steps: ASCENDING.holds(steps) and steps[-1:] == (100,)
 )
 
@@ -72,12 +72,12 @@ _TO_THE_END = ListRule(
 class Rollout(Table):
     """Canary rollouts: traffic moves in steps, each evaluated by an anytime-valid sequential test."""
 
-    steps: Annotated[tuple[Annotated[int, Field(ge=1, le=100), Unit("percent of traffic")], ...], LIST, _TO_THE_END] = (
-        Field(
-            default=(5, 25, 50, 100),
-            description="The traffic shares of the new version, step by step.",
-            examples=[[5, 25, 50, 100]],
-        )
+    steps: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=100), Unit("percent of traffic")], ...], LIST, _ENDS_IN_100
+    ] = Field(
+        default=(5, 25, 50, 100),
+        description="The traffic shares of the new version, step by step.",
+        examples=[[5, 25, 50, 100]],
     )
     alpha: float = Field(
         default=0.01,
@@ -204,11 +204,9 @@ class TrustedKey(Table):
 
     @field_validator("expires")
     @classmethod
-    def _says_its_offset(cls, moment: datetime | None) -> datetime | None:
+    def _require_offset(cls, moment: datetime | None) -> datetime | None:
         if moment is not None and moment.tzinfo is None:
-            raise refuse(
-                f"an offset after it, such as {moment.isoformat()}Z; the expiry is one moment for all time zones"
-            )
+            raise refuse(f"a time with an offset, such as {moment.isoformat()}Z; the expiry applies in all time zones")
         return moment
 
     signs: Annotated[Literal["artifacts", "channels"] | None, Absent("both")] = Field(
@@ -263,41 +261,41 @@ class Signing(Table):
 
     @field_validator("trusted")
     @classmethod
-    def _names_of_their_own(cls, trusted: tuple[TrustedKey, ...]) -> tuple[TrustedKey, ...]:
-        names = [each.name for each in trusted]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise refuse("unique names of keys", found=f'"{twice}" twice')
+    def _unique_names(cls, trusted: tuple[TrustedKey, ...]) -> tuple[TrustedKey, ...]:
+        names = [entry.name for entry in trusted]
+        duplicate = next((name for name in names if names.count(name) > 1), None)
+        if duplicate is not None:
+            raise refuse("unique names of keys", found=f'"{duplicate}" twice')
         return trusted
 
     @field_validator("require")
     @classmethod
-    def _enough_may_sign(cls, channels: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    def _require_enough_keys(cls, channels: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         if not {"key", "trusted", "threshold"} <= info.data.keys():
-            return channels  # a violation of these is reported already
+            return channels  # violations of these keys are reported already
         key, trusted, threshold = info.data["key"], info.data["trusted"], info.data["threshold"]
         if channels and key is None and not trusted:
-            raise refuse(
-                "signing.key or signing.trusted to be set as well, for otherwise nothing could reach these channels"
-            )
+            raise refuse("signing.key or signing.trusted to be set as well; promotion to these channels requires a key")
         for channel in channels:
-            here = [each for each in trusted if each.may_sign_for(channel)]
-            able = sum(each.vouches_for("artifacts") for each in here) if trusted else 1
-            if able < threshold:
-                raise refuse(f"at least {threshold} trusted keys (threshold) that may sign for {channel}, not {able}")
-            if trusted and not any(each.vouches_for("channels") for each in here):
-                raise refuse(f"a trusted key that may sign promotions to {channel}; none of these may")
+            channel_keys = [entry for entry in trusted if entry.may_sign_for(channel)]
+            signers = sum(entry.vouches_for("artifacts") for entry in channel_keys) if trusted else 1
+            if signers < threshold:
+                raise refuse(
+                    f"at least {threshold} trusted keys (threshold) that may sign for {channel}, not {signers}"
+                )
+            if trusted and not any(entry.vouches_for("channels") for entry in channel_keys):
+                raise refuse(f"a trusted key that may sign promotions to {channel}; no key of signing.trusted may")
         return channels
 
     @field_validator("promoting")
     @classmethod
-    def _one_key_of_a_channel(cls, promoting: tuple[PromotingKey, ...]) -> tuple[PromotingKey, ...]:
-        channels = [each.channel for each in promoting]
-        twice = next((channel for channel in channels if channels.count(channel) > 1), None)
-        if twice is not None:
-            raise refuse("one key for each channel", found=f'"{twice}" twice')
+    def _one_key_per_channel(cls, promoting: tuple[PromotingKey, ...]) -> tuple[PromotingKey, ...]:
+        channels = [entry.channel for entry in promoting]
+        duplicate = next((channel for channel in channels if channels.count(channel) > 1), None)
+        if duplicate is not None:
+            raise refuse("one key for each channel", found=f'"{duplicate}" twice')
         return promoting
 
     def key_of(self, channel: str) -> str | None:
         """The key that signs promotions to this channel."""
-        return next((each.key for each in self.promoting if each.channel == channel), self.key)
+        return next((entry.key for entry in self.promoting if entry.channel == channel), self.key)

@@ -1,8 +1,4 @@
-"""The table [store], and its loading without the rest of the file.
-
-Most commands need only the store. They start faster without the other tables, and a fault in another table does not
-block `store fetch`. A document with an unknown table or an invalid [store] is loaded completely, to report all faults.
-"""
+"""The table [store]: URL, replicas, read-through cache and encryption of the artifact store."""
 
 from typing import Annotated
 

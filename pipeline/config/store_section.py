@@ -1,4 +1,8 @@
-"""The [store] section alone: store commands need no other table of nxpipe.toml, and no validation of it."""
+"""The [store] section, loaded without the other tables of nxpipe.toml.
+
+Store commands need no other table: they start faster without them, and a fault in another table does not block
+`store fetch`. A document with an unknown table or an invalid [store] is loaded completely, to report all faults.
+"""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -37,7 +41,7 @@ def load_store_section(path: Path, environ: Mapping[str, str]) -> Store:
     if not any(name.startswith("NXPIPE_STORE_") for name in environ):
         document = _document(path)
         if document.keys() <= TABLES:
-            with suppress(ValidationError):  # reported below with all others
+            with suppress(ValidationError):  # the complete load below reports it with all others
                 return Store.model_validate(document.get("store", {}))
     from nxpipe.pipeline.config.load import load_config
 

@@ -10,14 +10,16 @@ from nxpipe.pipeline.config.faults import ConfigInvalid, Fault, KeyPath
 from nxpipe.pipeline.config.messages import shown
 from nxpipe.pipeline.util.files import DocumentInvalid, read_file, toml_of
 
-_LARGEST: Final = 1 << 20  # far above any real file, far below what takes long to parse
-_LEAST: Final = 'at least the table [project] with a name, such as name = "search"; `nxpipe init` writes a whole file'
-_MARKS: Final = {b"\xef\xbb\xbf": "UTF-8", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+_SIZE_LIMIT: Final = 1 << 20  # bytes: more than any real file, few enough to parse quickly
+_SMALLEST_DOCUMENT: Final = (
+    'at least the table [project] with a name, such as name = "search"; `nxpipe init` writes a whole file'
+)
+_BYTE_ORDER_MARKS: Final = {b"\xef\xbb\xbf": "UTF-8", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _POSITION: Final = r" \((?:at line ([0-9]+), column ([0-9]+)|at end of document)\)$"
 
-# nxpipe.toml may be a link to any file, and that file may hold secrets: a fault quotes a line only if the file has the
-# header of a table of ours.
-_OURS: Final = re.compile(
+# nxpipe.toml may be a link to any file, even one with secrets: a fault quotes a line only if the file has the header of
+# a table of nxpipe.toml.
+_OWN_TABLE: Final = re.compile(
     r"^[ \t]*\[{1,2}[ \t]*(?:project|store|models|fleets|endpoints|network|rollout|build|verify|signing)\b",
     re.MULTILINE,
 )
@@ -28,20 +30,20 @@ _REMEDIES: Final = (
     ("Cannot declare", "each [table] only once; one more item of a list is headed [[table]]"),
     (
         "Cannot mutate immutable namespace",
-        "no further keys for a table that was written in braces or as a list in brackets",
+        "no further keys for a table that is written in braces or as a list in brackets",
     ),
-    ("Cannot redefine namespace", "no second definition of a table that dotted keys made"),
+    ("Cannot redefine namespace", "no second definition of a table that dotted keys define"),
     ("Duplicate inline table key", "each key only once in a table"),
-    ("Invalid value", "a value: text stands in quotes, numbers, true and false do not"),
+    ("Invalid value", "a value: text in quotes; numbers, true and false without quotes"),
     ("Expected '=' after a key", "a line of the form key = value, and quotes around a key with unusual characters"),
     ("Expected newline or end of document", "one key = value on each line"),
-    ("Unterminated string", "the quotes that end the text"),
-    ("Unescaped '\\' in a string", "\\\\ for a backslash, or single quotes around text that has backslashes"),
+    ("Unterminated string", "a closing quote at the end of the text"),
+    ("Unescaped '\\' in a string", "\\\\ for a backslash, or single quotes around text with backslashes"),
     ("Unclosed array", "a comma between two items, and ] at the end of the list"),
     ("Unclosed inline table", "a comma between two keys, and } at the end of the table"),
-    ("Illegal character '\\n'", "the quotes that end the text, on the same line"),
-    ("Illegal character", "printable characters; others are written as \\uXXXX in double quotes"),
-    ("Invalid date or datetime", "a date that the calendar has"),
+    ("Illegal character '\\n'", "a closing quote on the same line"),
+    ("Illegal character", "printable characters, or \\uXXXX in double quotes"),
+    ("Invalid date or datetime", "a valid calendar date"),
 )
 
 
@@ -55,15 +57,15 @@ def read_document(path: Path) -> tuple[str, dict[str, Any]]:
     except DocumentInvalid as error:
         _refuse(path, error.lineno, str(error), "no more than a few levels, and numbers that fit in 64 bits")
     if not document:
-        _refuse(path, None, "no settings", _LEAST)
+        _refuse(path, None, "no settings", _SMALLEST_DOCUMENT)
     return text, document
 
 
 def _bytes(path: Path) -> bytes:
     try:
-        return read_file(path, limit=_LARGEST)
+        return read_file(path, limit=_SIZE_LIMIT)
     except DocumentInvalid as error:
-        _refuse(path, None, str(error), "a configuration up to that size")
+        _refuse(path, None, str(error), "a configuration within that size")
     except FileNotFoundError:
         _refuse(path, None, "no such file", "the configuration; write one with `nxpipe init` or pass --config PATH")
     except IsADirectoryError:
@@ -73,7 +75,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _decode(path: Path, data: bytes) -> str:
-    for mark, encoding in _MARKS.items():
+    for mark, encoding in _BYTE_ORDER_MARKS.items():
         if data.startswith(mark):
             _refuse(path, 1, f"a byte order mark of {encoding}", "UTF-8 without a byte order mark")
     try:
@@ -87,12 +89,10 @@ def _syntax_fault(path: Path, text: str, message: str) -> Fault:
     position = re.search(_POSITION, message)
     lines = text.split("\n")
     line = int(position[1]) if position and position[1] else len(text.rstrip().split("\n"))
-    what = message[: position.start()] if position else message
-    remedy = next((text for words, text in _REMEDIES if what.startswith(words)), f"valid TOML ({what})")
-    if not _OURS.search(text):
-        return Fault(
-            str(path), line, "", "not a configuration of nxpipe", f"a file with the table [project], and {remedy}"
-        )
+    reason = message[: position.start()] if position else message
+    remedy = next((text for words, text in _REMEDIES if reason.startswith(words)), f"valid TOML ({reason})")
+    if not _OWN_TABLE.search(text):
+        return Fault(str(path), line, "", "no table of nxpipe.toml", f"a file with the table [project], and {remedy}")
     return Fault(str(path), line, "", shown(lines[line - 1].strip()), remedy)
 
 
@@ -109,7 +109,7 @@ _SCALAR = re.compile(r"[^,\]}#\n]+")
 
 
 def locate(text: str) -> dict[KeyPath, int]:
-    """The line of each key, table and array item. The text must be valid TOML: nothing is checked again here."""
+    """The line of each key, table and array item. The text must be valid TOML; the scan does not check it."""
     scan = _Scan(text)
     table: KeyPath = ()
     while not scan.ended():
@@ -118,14 +118,14 @@ def locate(text: str) -> dict[KeyPath, int]:
 
 
 class _Scan:
-    """A position in the text, and the lines of the keys behind it."""
+    """A scan position in the text, and the lines of the keys before it."""
 
     def __init__(self, text: str) -> None:
         self.lines: dict[KeyPath, int] = {}
         self._text = text
         self._at = 0
         self._newlines = [match.start() for match in re.finditer("\n", text)]
-        self._arrays: dict[KeyPath, int] = {}  # how many [[headers]] each array of tables has had so far
+        self._arrays: dict[KeyPath, int] = {}  # the number of [[headers]] of each array of tables so far
 
     def ended(self) -> bool:
         self._skip_blank()
@@ -155,11 +155,11 @@ class _Scan:
         *parents, last = self._keys()
         self._take("]")
         table = (*self._enter(parents, line), last)
-        self.lines[table] = line  # even if a subtable implied it earlier: this is where its own keys begin
+        self.lines[table] = line  # overrides the line of a subtable's header, which implied the table earlier
         return table
 
     def _enter(self, parents: list[str], line: int) -> KeyPath:
-        """The path of a header's parents; inside an array of tables that is its newest table."""
+        """The path of a header's parents; a parent that is an array of tables stands for its last table."""
         path: KeyPath = ()
         for key in parents:
             path = (*path, key)
@@ -195,7 +195,7 @@ class _Scan:
             self._at = value.end()
 
     def _keys(self) -> list[str]:
-        """A dotted key, taken apart; quoted parts are read by `tomllib` itself, escapes and all."""
+        """The parts of a dotted key; `tomllib` reads quoted parts, with their escapes."""
         keys: list[str] = []
         while not keys or self._take("."):
             self._skip_blank()
@@ -207,7 +207,7 @@ class _Scan:
         return keys
 
     def _take(self, token: str) -> bool:
-        """Step over blanks and `token`, if it comes next."""
+        """Skip blanks, then `token` if it is next; return True if it was."""
         self._skip_blank()
         if not self._text.startswith(token, self._at):
             return False
@@ -216,7 +216,7 @@ class _Scan:
 
     def _skip_blank(self) -> None:
         blank = _BLANK.match(self._text, self._at)
-        assert blank is not None, "the pattern matches nothing as well"
+        assert blank is not None, "the pattern also matches the empty string"
         self._at = blank.end()
 
     def _line(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 from nxpipe.pipeline.util.errors import AwsError
 
-_TOO_MANY: Final = ("RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequestsException")
+_THROTTLING: Final = ("RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequestsException")
 
 
 def client(service: str, region: str | None = None, *, retries: Literal["standard", "adaptive"] = "standard") -> Any:
@@ -17,9 +17,9 @@ def client(service: str, region: str | None = None, *, retries: Literal["standar
 
     session = Session()
     session.register_component("data_loader", _descriptions())
-    patience = Config(connect_timeout=5, read_timeout=30, retries={"mode": retries, "total_max_attempts": 5})
+    config = Config(connect_timeout=5, read_timeout=30, retries={"mode": retries, "total_max_attempts": 5})
     with asking(f"create a client for {service}"):
-        return session.create_client(service, region_name=region, config=patience)
+        return session.create_client(service, region_name=region, config=config)
 
 
 @cache
@@ -31,22 +31,22 @@ def _descriptions() -> Any:
 
 
 @contextmanager
-def asking(what: str) -> Iterator[None]:
-    """Convert SDK errors; `what` is an infinitive phrase, as in "list the queues"."""
+def asking(action: str) -> Iterator[None]:
+    """Convert SDK errors; `action` is an infinitive phrase, as in "list the queues"."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         yield
     except (BotoCoreError, ClientError) as error:
-        raise AwsError(f"AWS: cannot {what}: {str(error).rstrip('.')}") from error
+        raise AwsError(f"AWS: cannot {action}: {str(error).rstrip('.')}") from error
 
 
 def is_no_answer(error: AwsError) -> bool:
-    """True for network errors, server errors and throttling, which a retry may pass; false for a bad request."""
+    """True for network errors, server errors and throttling, after which a retry may succeed."""
     from botocore import exceptions as sdk
 
     cause = error.__cause__
     if isinstance(cause, sdk.ClientError):
         status = cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        return status >= 500 or cause.response.get("Error", {}).get("Code") in _TOO_MANY
+        return status >= 500 or cause.response.get("Error", {}).get("Code") in _THROTTLING
     return isinstance(cause, sdk.ConnectionError | sdk.HTTPClientError)

@@ -17,7 +17,7 @@ _CLEARED = "\r\033[K"  # clears the terminal row of the cursor
 class Console:
     """The output of one invocation. Mutable, because --json, --quiet and --verbose may follow the command.
 
-    Each argument is one line: unprintable characters, line breaks included, are printed as escapes. Nothing else in
+    Each argument is one line: unprintable characters, including line breaks, are printed as escapes. No other code in
     `pipeline` writes to the stdout or stderr of a command, and only `style` sets colours.
     """
 
@@ -30,7 +30,7 @@ class Console:
         _write(lines, sys.stdout)
 
     def page(self, text: str) -> None:
-        """Print text of several lines, such as a table; foreign text in it is escaped already."""
+        """Print text of several lines, such as a table; untrusted text in it must be escaped already."""
         _write(text.split("\n"), sys.stdout)
 
     def data(self, value: object) -> None:
@@ -104,7 +104,7 @@ class Guarded:
     """stdout or stderr for libraries: escapes their warnings and tracebacks, which may quote names of models."""
 
     def __init__(self, stream: TextIO) -> None:
-        self.own = stream  # for the console only, whose text is escaped
+        self.own = stream  # for the console only, which escapes its text itself
 
     def write(self, text: str) -> int:
         self.own.write("\n".join(map(for_log, text.split("\n"))))
@@ -133,7 +133,7 @@ def _write(lines: Sequence[str], stream: TextIO | None) -> None:
 
 
 def _write_raw(text: str, stream: TextIO | None, end: str = "\n") -> None:
-    """Write and flush; a process that was started with a closed stream has None in its place."""
+    """Write and flush; the stream is None if the process was started with it closed."""
     if stream is not None:
         unguarded = own(stream)
         unguarded.write(text + end)

@@ -1,4 +1,4 @@
-"""Errors of the pipeline. They carry no exit codes: util/exit_codes.py maps them. Imports nothing."""
+"""Errors of the pipeline. util/exit_codes.py maps them to exit codes. Imports nothing."""
 
 
 class PipelineError(Exception):
@@ -68,7 +68,7 @@ class WouldOverwrite(PipelineError):
 
 
 def sentence_of(error: Exception) -> str:
-    """The message of an error as one sentence; errors of the operating system get a composed one."""
+    """The message of an error as one sentence; for errors of the operating system, file name and cause."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
     if isinstance(error, MemoryError):
@@ -77,4 +77,4 @@ def sentence_of(error: Exception) -> str:
 
 
 class RolloutRefused(PipelineError):
-    """A rollout that must not begin, or a word for one that is not under way; no traffic was moved."""
+    """A rollout that cannot start, or a signal without a rollout in progress; no traffic was moved."""

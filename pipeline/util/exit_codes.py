@@ -1,7 +1,6 @@
 """The table of exit codes: number, meaning, remedy, and the errors that map to it.
 
-Errors are named by module and class, not imported: the module of a raised error is loaded already, so commands that
-succeed pay nothing for the table.
+Errors are named by module and class, not imported, so the table adds no import time to a command.
 """
 
 from collections.abc import Iterable
@@ -14,7 +13,7 @@ class ExitCode:
     number: int
     name: str
     meaning: str
-    way_out: str
+    remedy: str
     errors: tuple[str, ...] = ()
 
 
@@ -194,7 +193,7 @@ RECORD: Final = ExitCode(
     35,
     "rollout-record",
     "A rollout's plan, evidence or record is malformed, or a recorded verdict does not match its evidence.",
-    "The message names the evaluation; fetch the record again, or find out who changed it.",
+    "Fetch the record again; if the error persists, find the change to the evaluation that the message names.",
     ("nxpipe.pipeline.canary.documents:CanaryError",),
 )
 ROLLED_BACK: Final = ExitCode(
@@ -282,6 +281,6 @@ def exit_code_of(error: BaseException) -> ExitCode | None:
 
 
 def one_code(codes: Iterable[int]) -> int:
-    """The exit code of a build from those of its failed cells: the common one, else INCOMPLETE; 0 without failures."""
-    different = set(codes)
-    return OK.number if not different else different.pop() if len(different) == 1 else INCOMPLETE.number
+    """The exit code of a build, from the codes of its failed cells: the common one, else INCOMPLETE; 0 without any."""
+    distinct = set(codes)
+    return OK.number if not distinct else distinct.pop() if len(distinct) == 1 else INCOMPLETE.number

@@ -1,7 +1,7 @@
 """Files: the folders of the user and the project, atomic writes, and reads of untrusted documents within limits.
 
-Every file that a user names is read by `read_file`, every JSON text by `json_of`, every TOML text by `toml_of`. Each
-refusal is one sentence; `DocumentInvalid` is a ValueError, so callers can add the origin of the document.
+`read_file` reads every file that a user names, `json_of` every JSON text, `toml_of` every TOML text. The message of
+`DocumentInvalid` (a ValueError) is one sentence without the origin of the document, which the caller adds.
 """
 
 import json
@@ -16,7 +16,7 @@ from nxpipe.emulator.regular_file import open_regular
 
 
 class NoHome(OSError):
-    """The user has no home folder, as in a container with an unknown uid. Callers do without caches."""
+    """The user has no home folder, as in a container with an unknown uid. Callers then work without caches."""
 
 
 def home() -> Path:
@@ -51,7 +51,7 @@ def state_folder(config_path: Path) -> Path:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write atomically: readers see the old bytes or the new ones. Creates the folder; the last writer wins."""
+    """Write atomically: readers see the old bytes or the new bytes. Creates the folder; the last writer wins."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     try:
@@ -63,10 +63,10 @@ def write_whole(path: Path, data: bytes) -> None:
 
 MiB: Final = 1 << 20
 
-_DEEPEST: Final = 100  # levels: the parsers and the code that walks documents recurse once per level
-_MOST_PARTS: Final = 2_000_000  # each takes about 100 bytes of memory and as little as two in the file
+_DEPTH_LIMIT: Final = 100  # levels: parsers, and code that traverses documents, recurse once per level
+_PARTS_LIMIT: Final = 2_000_000  # each takes about 100 bytes of memory, and two or more in the file
 _LARGEST_TOML: Final = 4 * MiB
-_MOST_KEY_PARTS: Final = 32  # tomllib takes quadratic time and memory in the parts of a dotted key
+_KEY_PARTS_LIMIT: Final = 32  # tomllib takes quadratic time and memory in the parts of a dotted key
 _WORD: Final = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
 _DOTTED: Final = re.compile(rf"{_WORD}(?:[ \t]*\.[ \t]*{_WORD})*+")
 
@@ -95,8 +95,8 @@ def read_file(path: Path, *, limit: int) -> bytes:
 def json_of(data: bytes | str) -> Any:
     """The value of a JSON text of limited depth and size."""
     encoded = data.encode(errors="replace") if isinstance(data, str) else data
-    if (parts := sum(encoded.count(mark) for mark in (b"[", b"{", b","))) > _MOST_PARTS:
-        raise DocumentInvalid(f"JSON of {parts:,} parts; the limit is {_MOST_PARTS:,}")
+    if (parts := sum(encoded.count(mark) for mark in (b"[", b"{", b","))) > _PARTS_LIMIT:
+        raise DocumentInvalid(f"JSON of {parts:,} parts; the limit is {_PARTS_LIMIT:,}")
     try:
         value: object = json.loads(data)
     except json.JSONDecodeError as error:
@@ -113,9 +113,11 @@ def json_of(data: bytes | str) -> Any:
 
 def _require_flat(value: object) -> None:
     level = [value]
-    for _ in range(_DEEPEST):
-        holders = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
-        level = [part for parts in holders for part in parts if isinstance(part, dict | list)]
+    for _ in range(_DEPTH_LIMIT):
+        containers = (
+            item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)
+        )
+        level = [item for items in containers for item in items if isinstance(item, dict | list)]
         if not level:
             return
     raise _too_deep("JSON")
@@ -126,9 +128,9 @@ def toml_of(text: str) -> dict[str, Any]:
     if len(text) > _LARGEST_TOML:
         raise DocumentInvalid(f"TOML of {len(text):,} characters; the limit is {_LARGEST_TOML:,}")
     for key in _DOTTED.finditer(text):
-        if key[0].count(".") >= _MOST_KEY_PARTS and len(re.findall(_WORD, key[0])) > _MOST_KEY_PARTS:
+        if key[0].count(".") >= _KEY_PARTS_LIMIT and len(re.findall(_WORD, key[0])) > _KEY_PARTS_LIMIT:
             line = text.count("\n", 0, key.start()) + 1
-            raise DocumentInvalid(f"a dotted key of more than {_MOST_KEY_PARTS} parts", line)
+            raise DocumentInvalid(f"a dotted key of more than {_KEY_PARTS_LIMIT} parts", line)
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -136,9 +138,10 @@ def toml_of(text: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError:
         raise
     except ValueError:  # Python limits integers to 4,300 digits
-        at = next((n for n, row in enumerate(text.splitlines(), 1) if re.search("[0-9_]{4300}", row)), None)
-        raise DocumentInvalid("a number of thousands of digits", at) from None
+        lines = enumerate(text.splitlines(), 1)
+        position = next((number for number, line in lines if re.search("[0-9_]{4300}", line)), None)
+        raise DocumentInvalid("a number of more than 4,300 digits", position) from None
 
 
-def _too_deep(what: str) -> DocumentInvalid:
-    return DocumentInvalid(f"{what} nested hundreds deep")
+def _too_deep(format_name: str) -> DocumentInvalid:
+    return DocumentInvalid(f"{format_name} nested deeper than the limit of {_DEPTH_LIMIT} levels")

@@ -1,8 +1,8 @@
 """The process of a command: signals, crash reports, memory and processors of the machine.
 
 Ctrl-C and SIGTERM unwind the stack, so that temporary files are removed. A thread that waits for a server cannot be
-interrupted and may take minutes to time out, so an alarm ends the process after a few seconds. That is as safe as a
-kill: stores publish atomically, and a retry starts clean.
+interrupted and may take minutes to time out, so an alarm ends the process after a few seconds. That is safe, because
+stores publish atomically: a retry finds no partial state.
 """
 
 import gc
@@ -29,14 +29,14 @@ _ABANDONED: Final = b"\nInterrupted; a pending request was abandoned; a retry is
 
 
 def handle_signals() -> None:
-    """Install the handlers. An ignored SIGINT, as of a background job, stays ignored."""
+    """Install the handlers. An ignored SIGINT, as in a background job, stays ignored."""
     signal.signal(signal.SIGTERM, _terminate)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
 
 
 def exit_quietly(code: int) -> None:
-    """After the unwinding: let the pending alarm end the process without a message."""
+    """Let the pending alarm end the process without a message; for use after the stack is unwound."""
     if left := signal.alarm(0):
         signal.signal(signal.SIGALRM, lambda *_: os._exit(code))
         signal.alarm(left)
@@ -53,28 +53,28 @@ def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 def _set_alarm(code: int) -> None:
-    def leave(signum: int, frame: FrameType | None) -> NoReturn:
+    def exit_now(signum: int, frame: FrameType | None) -> NoReturn:
         os.write(2, _ABANDONED)
         os._exit(code)
 
     if signal.alarm(_GRACE):
-        leave(signal.SIGALRM, None)  # the second signal ends the process at once
-    signal.signal(signal.SIGALRM, leave)
+        exit_now(signal.SIGALRM, None)  # the second signal ends the process at once
+    signal.signal(signal.SIGALRM, exit_now)
 
 
 def report_crash(error: Exception) -> str:
     """Write the traceback to a log file; return the sentence that names the file."""
     trace = "".join(traceback.format_exception(error))
     log = _write_log(trace)
-    kept = f"the traceback is in {log}" if log else "the traceback could not be saved; rerun with --verbose"
-    return f"internal error: {type(error).__name__}: {error}; {kept}."
+    location = f"the traceback is in {log}" if log else "the traceback could not be saved; rerun with --verbose"
+    return f"internal error: {type(error).__name__}: {error}; {location}."
 
 
 def _write_log(trace: str) -> Path | None:
     """Write to the log folder, else to the temporary folder; None if neither is writable."""
-    about = f"nxpipe {VERSION}, Python {platform.python_version()}, {platform.platform()}\n"
+    header = f"nxpipe {VERSION}, Python {platform.python_version()}, {platform.platform()}\n"
     lines = [f"$ {' '.join(sys.argv)}", "", *trace.split("\n")]
-    text = (about + "\n".join(map(for_log, lines))).encode()  # escaped for terminals
+    text = (header + "\n".join(map(for_log, lines))).encode()  # escaped for terminals
     for folder in (_own_folder, tempfile.gettempdir):
         try:
             return _new_file(str(folder()), text)
@@ -90,7 +90,7 @@ def _own_folder() -> Path:
 
 
 def _new_file(folder: str, text: bytes) -> Path:
-    """A file of an unpredictable name that only the user can read, because temporary folders are shared."""
+    """Create a file with a random name that only the user can read, because temporary folders are shared."""
     handle, name = tempfile.mkstemp(".log", f"nxpipe-{time.strftime('%Y%m%dT%H%M%S')}-", folder)
     with os.fdopen(handle, "wb") as file:
         file.write(text)

@@ -13,13 +13,13 @@ from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.text import for_terminal, human_bytes
 
 _BAR: Final = 24  # characters
-_SHOWN_EVERY: Final = 0.1  # seconds, on a terminal
-_SAID_EVERY: Final = 5.0  # seconds, in a log
-_REMEMBERED: Final = 10.0  # seconds over which the rate is taken
+_TERMINAL_INTERVAL: Final = 0.1  # seconds, on a terminal
+_LOG_INTERVAL: Final = 5.0  # seconds, in a log
+_RATE_WINDOW: Final = 10.0  # seconds over which the rate is averaged
 
 _Clock = Callable[[], float]
 
-# Opens the progress of one object, by title and size; gives the callback for sent bytes.
+# Opens the progress of one object, by title and size; returns the callback for sent bytes.
 Watch = Callable[[str, int], AbstractContextManager[Sent]]
 
 
@@ -36,10 +36,10 @@ class Progress:
         self._total = total
         self._clock = clock
         self._live = console.live
-        self._every = _SHOWN_EVERY if self._live else _SAID_EVERY
+        self._interval = _TERMINAL_INTERVAL if self._live else _LOG_INTERVAL
         self._done = 0
-        self._spoke = clock()
-        self._seen = deque([(self._spoke, 0)])
+        self._printed_at = clock()
+        self._samples = deque([(self._printed_at, 0)])
 
     def __enter__(self) -> Self:
         return self
@@ -49,18 +49,18 @@ class Progress:
             self._console.clear_row()
 
     def sent(self, size: int) -> None:
-        """Count sent bytes; a negative size takes back bytes of a failed attempt."""
+        """Count sent bytes; a negative size subtracts the bytes of a failed attempt."""
         self._done += size
         now = self._clock()
-        if now - self._spoke >= self._every and not self._console.quiet:
-            self._spoke = now
-            self._say(now)
+        if now - self._printed_at >= self._interval and not self._console.quiet:
+            self._printed_at = now
+            self._print(now)
 
-    def _say(self, now: float) -> None:
-        self._seen.append((now, self._done))
-        while len(self._seen) > 2 and now - self._seen[1][0] > _REMEMBERED:
-            self._seen.popleft()
-        began, before = self._seen[0]
+    def _print(self, now: float) -> None:
+        self._samples.append((now, self._done))
+        while len(self._samples) > 2 and now - self._samples[1][0] > _RATE_WINDOW:
+            self._samples.popleft()
+        began, before = self._samples[0]
         rate = max(self._done - before, 0) / (now - began)
         left = (self._total - self._done) / rate if rate else None
         if self._console.json:
@@ -69,11 +69,11 @@ class Progress:
         elif self._live:
             filled = _BAR * min(self._done, self._total) // self._total if self._total else _BAR
             bar = f"  [{'#' * filled:{_BAR}}] "
-            self._console.overwrite(_in_one_row(bar, self._words(rate, left)))
+            self._console.overwrite(_in_one_row(bar, self._text(rate, left)))
         else:
-            self._console.say(f"  {self._words(rate, left)}")
+            self._console.say(f"  {self._text(rate, left)}")
 
-    def _words(self, rate: float, left: float | None) -> str:
+    def _text(self, rate: float, left: float | None) -> str:
         # Retries may send more than the total.
         share = 100 * min(self._done, self._total) // self._total if self._total else 100
         time_left = "" if left is None else f", {_duration(left)} left"
@@ -86,10 +86,10 @@ def watching(console: Console, title: str, total: int) -> Iterator[Sent]:
         yield progress.sent
 
 
-def _in_one_row(bar: str, words: str) -> str:
-    """One terminal row, because wrapped rows cannot be rewritten: without the bar on a narrow terminal, truncated."""
-    room = shutil.get_terminal_size().columns - 1
-    return bar + words if len(bar + words) <= room else f"  {words}"[:room]
+def _in_one_row(bar: str, text: str) -> str:
+    """One terminal row, since wrapped rows cannot be rewritten: on a narrow terminal without the bar, and truncated."""
+    width = shutil.get_terminal_size().columns - 1
+    return bar + text if len(bar + text) <= width else f"  {text}"[:width]
 
 
 def _duration(seconds: float) -> str:

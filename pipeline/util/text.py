@@ -1,4 +1,4 @@
-"""Text for people: spelling suggestions, tables and sizes; and escaping, one function per medium."""
+"""Text output: spelling suggestions, tables, sizes; and escaping, with one function per medium."""
 
 import difflib
 import html
@@ -44,13 +44,13 @@ def human_bytes(count: int) -> str:
     return f"{size:.1f} TB"
 
 
-# Marks the styles that we set ourselves. A text from elsewhere cannot contain it: it is another one in every process.
+# The mark of styles set by `style`. It is random in every process, so untrusted text cannot contain it.
 _MARK: Final = f"\x1b{os.urandom(8).hex()}"
 _STYLE: Final = re.compile(re.escape(_MARK) + r"\[([0-9;]*)m")
 _RESET: Final = 0
 
 _SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
-# The runner takes a line for a command that begins so, whatever blanks precede, and `##[` anywhere in it.
+# The runner of GitHub Actions reads a line as a command if it begins with `::` after any blanks, or contains `##[`.
 _COMMAND: Final = re.compile(r"^(\s*):(?=:)")
 _OLD_COMMAND: Final = "##["
 _MARKUP: Final = re.compile(r"""[\\`*_\[\]#|~:@/.$&<>"']""")
@@ -62,11 +62,11 @@ def for_terminal(text: str) -> str:
     """One line for a terminal: unprintable characters, line breaks and tabs become escapes."""
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else _escape(each) for each in text)
+    return "".join(character if character.isprintable() else _escape(character) for character in text)
 
 
 def for_log(line: str) -> str:
-    """One line of output that GitHub Actions cannot take for a workflow command."""
+    """One line of output that GitHub Actions does not read as a workflow command."""
     line = for_terminal(line).replace(_OLD_COMMAND, r"#\x23[")
     return _COMMAND.sub(r"\1\\x3a", line)
 
@@ -78,7 +78,7 @@ def for_html(text: str) -> str:
 
 def for_markdown(text: str) -> str:
     """Markdown text without HTML, markup, links or GitHub mentions."""
-    return _MARKUP.sub(lambda found: f"&#{ord(found[0])};{_NO_WIDTH if found[0] == '@' else ''}", for_terminal(text))
+    return _MARKUP.sub(lambda match: f"&#{ord(match[0])};{_NO_WIDTH if match[0] == '@' else ''}", for_terminal(text))
 
 
 def workflow_command(name: str, title: str, message: str) -> str:
@@ -93,15 +93,18 @@ def for_json(value: object, indent: int | None = None, *, ascii_only: bool = Fal
 
 
 def for_json_text(document: str) -> str:
-    """The same for a JSON text from elsewhere; escapes in its strings keep their value."""
+    """`for_json` for a JSON text from another source; escapes in its strings keep their value."""
     if not document.replace("\n", "").isprintable():
-        document = "".join(each if each.isprintable() or each == "\n" else _json_escape(each) for each in document)
+        document = "".join(
+            character if character.isprintable() or character == "\n" else _json_escape(character)
+            for character in document
+        )
     return document.replace(_OLD_COMMAND, r"#\u0023[")
 
 
 def style(text: str, fg: str | None = None, *, bold: bool = False, dim: bool = False) -> str:
     """The text with a style mark, which `line_for` converts to terminal codes. Styles may be nested."""
-    codes = [code for code, wanted in ((1, bold), (2, dim)) if wanted]
+    codes = [code for code, enabled in ((1, bold), (2, dim)) if enabled]
     codes += [_COLOURS[fg]] if fg else []
     return f"{_MARK}[{';'.join(map(str, codes))}m{shown(text)}{_MARK}[{_RESET}m" if codes else shown(text)
 
@@ -124,7 +127,7 @@ def line_for(text: str, *, coloured: bool) -> str:
     """The escaped line, with terminal codes for its style marks or without."""
     line = for_log(unstyled(text))
     if coloured and _STYLE.search(text) and line == for_terminal(unstyled(text)):
-        line = _STYLE.sub(lambda found: f"\x1b[{found[1]}m", shown(text))
+        line = _STYLE.sub(lambda match: f"\x1b[{match[1]}m", shown(text))
     return line
 
 
@@ -135,7 +138,10 @@ def _without_controls(text: str, kept: str) -> str:
     """The text with control, bidirectional and invisible characters as escapes."""
     if text.isprintable():
         return text
-    return "".join(_escape(each) if category(each) in _CONTROLS and each not in kept else each for each in text)
+    return "".join(
+        _escape(character) if category(character) in _CONTROLS and character not in kept else character
+        for character in text
+    )
 
 
 def _escape(character: str) -> str:
@@ -156,5 +162,5 @@ def _workflow_data(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """A text of a model or an error as one line without control characters."""
+    """A text from a model or an error as one line without control characters."""
     return for_log(" ".join(text.split()))

@@ -99,7 +99,7 @@ def test_every_folder_of_the_layout_is_on_the_page() -> None:
 
 
 def test_the_limits_on_the_page_are_those_of_the_code() -> None:
-    limits = {name: [int(number) for number in re.findall(r"\d+", text)] for name, text in rows("15", "What")}
+    limits = {name: [int(number) for number in re.findall(r"\d+", text)] for name, text in rows("15", "Item")}
     expected = {
         "manifest": [manifest.MAX_MANIFEST_BYTES],
         "key inputs": [manifest.MAX_KEY_INPUTS_BYTES],

@@ -38,7 +38,7 @@ def bounds() -> str:
     rows: dict[tuple[float, float], list[str]] = {}
     for row in ROWS:
         rows.setdefault((row.units, row.noise), []).append(row.name)
-    lines = ["| units | beside | operators |", "|---|---|---|"]
+    lines = ["| units | absolute | operators |", "|---|---|---|"]
     lines += [f"| {units:g} | {noise:.1g} | {', '.join(sorted(rows[units, noise]))} |" for units, noise in sorted(rows)]
     return "\n".join(lines)
 

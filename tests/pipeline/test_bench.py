@@ -128,7 +128,7 @@ def test_the_models_of_the_configuration_are_those_that_a_build_has_made(
     (here / "nxpipe.toml").write_text(PROJECT + DESCRIBED)
     missing = nxpipe("bench")
     assert missing.code == NOT_FOUND.number
-    assert "run `nxpipe build --only bert`, or see why with `nxpipe explain bert`" in missing.err
+    assert "run `nxpipe build --only bert`, or see the cause with `nxpipe explain bert`" in missing.err
     publish(store, "built", {16: 1.0, 32: 2.0}, model="tiny-bert", inputs=asked(here).key_inputs())
     for words in ((), ("bert",)):
         assert verdicts(nxpipe, *words) == {"forward-b1-s16": "alone", "forward-b1-s32": "alone"}

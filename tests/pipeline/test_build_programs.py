@@ -283,7 +283,7 @@ def test_the_order_of_the_engines_changes_no_answer(tmp_path: Path, llama: Path,
     [
         (("--mode", "isa", "--engine-order", "backwards"), "'backwards' is not program, hostile or random:SEED"),
         (("--mode", "isa", "--engine-order", "random:x"), "as in random:7"),
-        (("--engine-order", "program"), "pass --mode isa too"),
+        (("--engine-order", "program"), "requires --mode isa"),
     ],
 )
 def test_an_order_that_says_nothing_is_refused(

@@ -222,7 +222,7 @@ def test_a_bucket_that_leaves_no_room_for_the_first_positions_is_refused_before_
     found = findings(answer.out)
     assert answer.code == 11
     assert {finding["rule"] for finding in found} == {"NXC-204"}
-    assert all("row 34 is read from a table of 34 rows" in finding["message"] for finding in found)
+    assert all("a lookup reads row 34 of a table with 34 rows" in finding["message"] for finding in found)
     assert all(finding["file"].startswith("transformers/models/roberta/") for finding in found)
     assert all("shorter by 1" in finding["advice"] for finding in found)
 
@@ -273,7 +273,7 @@ def test_an_entry_altered_by_one_figure_is_not_believed(nxpipe: InProcess, bert:
 
 
 def test_the_memory_of_checks_is_bounded(nxpipe: InProcess, bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checker, "_MOST_ENTRIES", 2)
+    monkeypatch.setattr(checker, "_ENTRIES_LIMIT", 2)
     for bucket in ("8", "16", "24", "32"):
         assert nxpipe("check", "--model-id", str(bert), "--buckets", bucket).code == 0
     assert len(list((Path(os.environ["XDG_CACHE_HOME"]) / "nxpipe" / "checks").iterdir())) == 2

@@ -87,7 +87,7 @@ def counted(builder: GraphBuilder, mask: Value) -> Value:
 @pytest.mark.parametrize(("rows", "worst"), [(8, 8), (7, 8), (9, None), (100, None)])
 def test_counted_positions_are_followed_to_their_table(rows: int, worst: int | None) -> None:
     said = [finding.message for finding in looked_up(counted, rows=rows)]
-    assert said == ([] if worst is None else [f"row {worst} is read from a table of {rows} rows"])
+    assert said == ([] if worst is None else [f"a lookup reads row {worst} of a table with {rows} rows"])
 
 
 def test_a_constant_place_behind_the_table_is_found() -> None:

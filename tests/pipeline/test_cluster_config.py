@@ -63,8 +63,8 @@ def test_a_cluster_of_its_own_is_complete_and_has_a_network(tmp_path: Path) -> N
         ('"trn1.32xlarge"', '"trn1.2xlarge"\n', ""),
         (ON_DEMAND, '{ kind = "on-demand", warm_pool = { min = 1 } }', "cluster.groups[0].capacity.warm_pool:"),
         (ON_DEMAND, BLOCK, ""),
-        (f"{ON_DEMAND}\nsize = {SIZE}", f"{BLOCK}\nsize = {{ min = 1, max = 4 }}", "nodes come and go with it"),
-        (f"{ON_DEMAND}\nsize = {SIZE}", f"{BLOCK}\nsize = {{ min = 0, max = 0 }}", "nodes come and go with it"),
+        (f"{ON_DEMAND}\nsize = {SIZE}", f"{BLOCK}\nsize = {{ min = 1, max = 4 }}", "run while the block lasts"),
+        (f"{ON_DEMAND}\nsize = {SIZE}", f"{BLOCK}\nsize = {{ min = 0, max = 0 }}", "run while the block lasts"),
         ('"us-east-2b"', '"us-east-2c"', "cluster.groups.0.zone"),
         ("[cluster]", '[network]\nkind = "closed"\nzones = ["us-east-2b"]\n[cluster]', "two zones in network.zones"),
         ('region = "us-east-2"', "", "a region; the subnets"),
@@ -81,7 +81,7 @@ def test_what_eks_would_refuse_is_refused_in_one_sentence(old: str, new: str, sa
     [
         ("inf2.xlarge", BLOCK, "EC2 sells capacity blocks of"),
         ("trn2u.48xlarge", '{ kind = "spot" }', "EC2 sells no trn2u.48xlarge on the spot market"),
-        ("inf2.xlarge", '{ kind = "on-demand", placement = "cluster" }', "has no Elastic Fabric Adapter, and gains"),
+        ("inf2.xlarge", '{ kind = "on-demand", placement = "cluster" }', "has no Elastic Fabric Adapter, which"),
         ("inf2.xlarge", '{ kind = "spot" }', ""),
     ],
 )

@@ -70,17 +70,19 @@ WRONG = {
     "UTF-8 with a mark": Wrong(b"\xef\xbb\xbf" + PROJECT.encode(), 1, "", "byte order mark of UTF-8", "without"),
     "UTF-16": Wrong(PROJECT.encode("utf-16"), 1, "", "byte order mark of UTF-16", "without"),
     "a NUL byte": Wrong(b'[project]\nname = "a\x00b"\n', 2, "", r"a\u0000b", "printable characters"),
-    "two megabytes": Wrong("#" * (2 << 20), None, "", "more than 1,048,576 bytes", "up to that size"),
-    "unclosed string": Wrong('[project]\nname = "search\n', 2, "", r"name = \"search", "the quotes that end"),
-    "no value": Wrong("[project]\nname =\n", 2, "", "name =", "text stands in quotes"),
-    "a bare word": Wrong("[project]\nname = search\n", 2, "", "name = search", "text stands in quotes"),
+    "two megabytes": Wrong("#" * (2 << 20), None, "", "more than 1,048,576 bytes", "within that size"),
+    "unclosed string": Wrong('[project]\nname = "search\n', 2, "", r"name = \"search", "a closing quote"),
+    "no value": Wrong("[project]\nname =\n", 2, "", "name =", "text in quotes"),
+    "a bare word": Wrong("[project]\nname = search\n", 2, "", "name = search", "text in quotes"),
     "no equals sign": Wrong("[project]\nname\n", 2, "", "name", "key = value"),
     "a key twice": Wrong(PROJECT + 'name = "other"\n', 3, "", r"name = \"other\"", "only once"),
     "a table twice": Wrong(PROJECT + "[project]\n", 3, "", "[project]", "each [table] only once"),
     "unclosed list": Wrong(PROJECT + "[rollout]\nsteps = [5, 100\n", 4, "", "steps = [5, 100", "]"),
     "a day that no calendar has": Wrong(PROJECT + "[build]\ntimeout = 2026-02-30\n", 4, "", "2026-02-30", "calendar"),
-    "lists without an end": Wrong("a = " + "[" * 5000 + "]" * 5000, None, "", "hundreds deep", "a few levels"),
-    "a number of 5000 digits": Wrong(f"{PROJECT}[build]\nparallelism = {'9' * 5000}\n", 4, "", "thousands", "64 bits"),
+    "lists without an end": Wrong("a = " + "[" * 5000 + "]" * 5000, None, "", "deeper than the limit", "a few levels"),
+    "a number of 5000 digits": Wrong(
+        f"{PROJECT}[build]\nparallelism = {'9' * 5000}\n", 4, "", "more than 4,300 digits", "64 bits"
+    ),
     "a number of 20000 bits": Wrong(
         f"{PROJECT}[build]\nparallelism = 0x{'f' * 5000}\n", 4, "build.parallelism", "20000 bits", "from 1 to 256"
     ),
@@ -122,7 +124,7 @@ WRONG = {
         8,
         "models[0].revision",
         '"main"',
-        "no revision beside path",
+        "no revision together with path",
     ),
     "an id with a space": Wrong(
         model("").replace("bert-base-", "bert "), 5, "models[0].id", "bert uncased", "a hub id"
@@ -229,14 +231,14 @@ WRONG = {
         15,
         "endpoints[0].shift",
         '"1h"',
-        "longer than the 8h",
+        "exceed the 8h",
     ),
     "a volume beside local disks": Wrong(
         endpoint("ml.inf2.xlarge", "ml.trn1.2xlarge", "disk = 100\n").replace('"inf2.xlarge"', '"trn1.2xlarge"'),
         16,
         "endpoints[0].disk",
         "100",
-        "has local disks only",
+        "has local disks of a fixed size only",
     ),
     "a rack as an instance": Wrong(
         fleet('["inf2.xlarge"]', '["trn3_gen1"]'), 13, "fleets[0].instance_types[0]", "trn3_gen1", "trn2u.48xlarge"
@@ -381,7 +383,7 @@ WRONG = {
         6,
         "signing.trusted[0].expires",
         "2027-01-01T00:00:00",
-        "an offset after it",
+        "a time with an offset",
     ),
     "no channel's name": Wrong(
         PROJECT + '[signing]\nkey = "file:k"\nrequire = ["Prod"]\n', 5, "signing.require[0]", '"Prod"', "lower-case"

@@ -169,7 +169,7 @@ def test_programs_hold_no_weights_and_are_the_same_whatever_they_are(
     found = explained(nxpipe, "chat")
     assert [each["field"] for each in found["nearest"][0]["differences"]] == ["weights.seed"]
     assert {each["program"] for each in found["programs"] if each["nearest"]["differences"] == []} == PROGRAMS
-    assert f"same key as decode-b1-s32 of {name_of(near)}, whose result was collected" in nxpipe("explain").out
+    assert f"same key as decode-b1-s32 of {name_of(near)}, whose result was garbage-collected" in nxpipe("explain").out
 
 
 def test_parts_are_hits_of_their_own(nxpipe: InProcess, request_here: BuildSpec, store: Store) -> None:

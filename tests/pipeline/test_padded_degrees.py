@@ -26,7 +26,7 @@ def test_a_check_says_what_padding_costs_and_which_degrees_go_without(nxpipe: In
     (report,) = json.loads(answer.out)
     (note,) = [finding for finding in report["findings"] if finding["rule"] == "NXC-310"]
     assert (note["severity"], note["kind"]) == ("note", "padding")
-    assert note["message"].startswith("tp 4 pads with zeros, which is ")
+    assert note["message"].startswith("tp 4 pads with zeros: ")
     rows = {row["degree"]: row["footprint"] for row in report["targets"][0]["rows"]}
     assert rows[1]["padding"] == {"held": 0.0, "work": 0.0}
     assert 0 < rows[4]["padding"]["work"] < 0.5

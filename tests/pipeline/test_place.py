@@ -73,7 +73,7 @@ subnets = [
     [
         (
             PROJECT,
-            "nxpipe.toml:1: project.region: found nothing; expected a region; the subnets of the fleets lie in its "
+            "nxpipe.toml:1: project.region: found nothing; expected a region; the subnets of the fleets are in its "
             "zones",
         ),
         (
@@ -125,5 +125,5 @@ def test_a_release_signs_with_a_key_that_cannot_become_another(tmp_path: Path) -
     assert told(tmp_path, PROJECT + release + key) == []
     (fault,) = told(tmp_path, PROJECT + release + key.replace("key/1a2b", "alias/release"))
     assert "signing.key" in fault
-    assert "the role of releases is limited to it" in fault
+    assert "the IAM role of releases is limited to it" in fault
     assert told(tmp_path, PROJECT + key.replace("key/1a2b", "alias/release")) == []

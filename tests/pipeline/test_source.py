@@ -50,7 +50,7 @@ BROKEN = [
     (b"", "not valid JSON"),
     (b"{", "not valid JSON"),
     (b"\xff\xfe", "not valid JSON"),
-    (b"[" * 100_000, "JSON nested hundreds deep"),
+    (b"[" * 100_000, "JSON nested deeper than the limit"),
     (b"[]", 'no "model_type"'),
     (b"{}", 'no "model_type"'),
     (b'{"model_type": 3}', 'no "model_type"'),

@@ -58,7 +58,7 @@ def test_a_list_that_fits_nothing_says_how_many_there_are(here: Path) -> None:
     publish(here / "s")
     answer = nxpipe("store", "ls", "--store", "s", "--target", "trn1")
     assert (answer.code, answer.out) == (OK, "")
-    assert "none of the 1 artifacts" in answer.err
+    assert "None of the 1 artifacts" in answer.err
 
 
 # explain

@@ -75,8 +75,10 @@ CONFIGS: Final = {
     "A09": Hostile(bert(hidden_size="32"), 10, WHOLE),
     "A10": Hostile(bert(hidden_size=2**63), 10, "at most 16,777,216 elements of a row"),
     "A11": Hostile(b'{"model_type": "bert", "hidden_size": ' + b"9" * 5000 + b"}", 10, "more than 4,300 digits"),
-    "A12": Hostile(b'{"model_type": "bert", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 10, "nested hundreds"),
-    "A13": Hostile(b'{"model_type": "bert", "x": ' + b"[" * 900 + b"]" * 900 + b"}", 10, "nested hundreds deep"),
+    "A12": Hostile(b'{"model_type": "bert", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 10, "nested deeper than"),
+    "A13": Hostile(
+        b'{"model_type": "bert", "x": ' + b"[" * 900 + b"]" * 900 + b"}", 10, "nested deeper than the limit"
+    ),
     "A14": Hostile(bert(note="x" * ((4 << 20) - 400)), 0),
     "A15": Hostile(bert(note="x" * (4 << 20)), 10, "more than 4,194,304 bytes"),
     "A16": Hostile(bert(auto_map={"AutoModel": "evil.Evil"}, trust_remote_code=True), 0, "never runs"),
@@ -352,7 +354,7 @@ def test_a_toml_bomb_is_refused_before_it_is_read(text: str, nxpipe: InProcess, 
     answer = nxpipe("config", "check", "--config", str(path))
     is_a_sentence(answer)
     assert answer.code == 3
-    assert "dotted key of more than 32 parts" in answer.err or "nested hundreds deep" in answer.err
+    assert "dotted key of more than 32 parts" in answer.err or "nested deeper than the limit" in answer.err
 
 
 @pytest.mark.attempt("C61")

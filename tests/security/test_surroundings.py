@@ -316,14 +316,14 @@ def test_a_summary_that_cannot_be_written_changes_no_exit_code(
 
 NXPIPE_TOML = Path("nxpipe.toml")
 FILES: dict[str, tuple[str, Callable[[], object]]] = {
-    "C50": ("nested hundreds deep", lambda: NXPIPE_TOML.write_text("a = " + "[" * 100_000)),
-    "C51": ("nested hundreds deep", lambda: NXPIPE_TOML.write_text("a = " + "{a=" * 5_000)),
+    "C50": ("nested deeper than the limit", lambda: NXPIPE_TOML.write_text("a = " + "[" * 100_000)),
+    "C51": ("nested deeper than the limit", lambda: NXPIPE_TOML.write_text("a = " + "{a=" * 5_000)),
     "C53": ("1,048,576 bytes", lambda: NXPIPE_TOML.write_text("[[models]]\n" * 1_000_000)),
     "C54": ("1,048,576 bytes", lambda: NXPIPE_TOML.write_text('a = "' + "x" * 10_000_000 + '"')),
-    "C55": ("thousands of digits", lambda: NXPIPE_TOML.write_text(f"[project]\nname = {'9' * 1_000_000}")),
+    "C55": ("more than 4,300 digits", lambda: NXPIPE_TOML.write_text(f"[project]\nname = {'9' * 1_000_000}")),
     "C56": ("1,048,576 bytes", lambda: NXPIPE_TOML.write_text(f"[{'.'.join('a' * 1_000)}]\n" * 10_000)),
     "C57": ("UTF-8", lambda: NXPIPE_TOML.write_bytes(b"\xff\xfe\xff")),
-    "C58": ("not a configuration of nxpipe", lambda: NXPIPE_TOML.write_bytes(b"\0" * 1000)),
+    "C58": ("no table of nxpipe.toml", lambda: NXPIPE_TOML.write_bytes(b"\0" * 1000)),
     "C59": ("byte order mark", lambda: NXPIPE_TOML.write_bytes(b"\xef\xbb\xbf[project]\n")),
     "C60": ("Not a regular file", lambda: os.environ.update(NXPIPE_CONFIG="/dev/zero")),
     "C63": ("a folder", lambda: os.environ.update(NXPIPE_CONFIG="/tmp")),

@@ -503,7 +503,7 @@ def test_a_promotion_says_what_its_key_has_signed(world: World, nxpipe: InProces
     first = nxpipe(*words).err
     assert f"signed generation 1 with key {key}\n" in first
     assert f"{name} is not signed; sign it with: nxpipe store sign {name}\n" in first
-    assert "nothing was signed, because the channel did not change" in nxpipe(*words).err
+    assert "the channel did not change, so nothing was signed" in nxpipe(*words).err
     assert "not signed" in nxpipe("channel", "show", "next").out
 
 

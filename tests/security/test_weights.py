@@ -85,8 +85,11 @@ INDEXES: Final = {
     "W12": (shards("x\x1b]0;title\x07"), "which is missing"),
     "W13": (shards(1, 2), "not a safetensors index|not a plain file name"),
     "W13b": (shards([1], [2]), "not a safetensors index"),
-    "W14": (b"[" * 100_000 + b"]" * 100_000, "JSON nested hundreds deep"),
-    "nested below Python's limit": (b'{"weight_map": ' + b"[" * 900 + b"]" * 900 + b"}", "JSON nested hundreds deep"),
+    "W14": (b"[" * 100_000 + b"]" * 100_000, "JSON nested deeper than the limit"),
+    "nested below Python's limit": (
+        b'{"weight_map": ' + b"[" * 900 + b"]" * 900 + b"}",
+        "JSON nested deeper than the limit",
+    ),
     "an integer of 5000 digits": (b'{"weight_map": ' + b"9" * 5000 + b"}", "more than 4,300 digits"),
     "bytes that are no text": (b"\x80\x81", "not a safetensors index"),
 }

@@ -159,7 +159,7 @@ def test_spot_nodes_that_should_train_together_are_refused_in_one_sentence() -> 
     config = Config(project=Project(name="demo", region="us-east-2"), fleets=(spot,))
     (finding,) = check_placement(config)
     assert finding.path == ("fleets", 0, "nodes")
-    assert "runs multi-node jobs on no spot instances" in finding.allowed
+    assert "does not run multi-node jobs on spot instances" in finding.allowed
     one_node = fleet(capacity={"kind": "spot"}, nodes=1)
     assert list(check_placement(config.model_copy(update={"fleets": (one_node,)}))) == []
 

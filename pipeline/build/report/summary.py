@@ -149,13 +149,13 @@ def reason(results: Results, result: CellResult) -> Reason:
         return _not_retried(results, result.failure)
     if result.failure:
         row = _ROWS.get(result.failure.code, INTERNAL)
-        remedy = _REMEDIES.get(result.failure.failure_class, row.way_out)
+        remedy = _REMEDIES.get(result.failure.failure_class, row.remedy)
         return Reason(status, row.name, plain(result.failure.message), remedy)
     if status is CellStatus.BLOCKED:
         text = "it is built and in the store, but its artifact cannot be published without its other cells"
         return Reason(status, INCOMPLETE.name, text, "Fix the other cells; this one is not built again.")
     if results.interrupted:
-        return Reason(status, INTERRUPTED.name, "the build was interrupted before the job started", INTERRUPTED.way_out)
+        return Reason(status, INTERRUPTED.name, "the build was interrupted before the job started", INTERRUPTED.remedy)
     return Reason(status, INCOMPLETE.name, "not started after another cell had failed", _FIX_THE_FAILED)
 
 
@@ -163,7 +163,7 @@ def _not_retried(results: Results, failure: Failure) -> Reason:
     last = f"its last attempt failed: {plain(failure.message)}"
     if results.interrupted:
         text = f"the build was interrupted before the next attempt ended; {last}"
-        return Reason(CellStatus.RETRYING, INTERRUPTED.name, text, INTERRUPTED.way_out)
+        return Reason(CellStatus.RETRYING, INTERRUPTED.name, text, INTERRUPTED.remedy)
     text = f"not retried after another cell had failed; {last}"
     return Reason(CellStatus.RETRYING, INCOMPLETE.name, text, _FIX_THE_FAILED)
 

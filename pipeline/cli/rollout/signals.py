@@ -94,8 +94,8 @@ def _send(console: Console, fleet: str, config_path: Path, signal: "Callable[...
     from nxpipe.pipeline.rollout.aws import StateMachine
 
     config = load_config(config_path, os.environ)
-    answer = signal(StateMachine(config, serving_fleet(config, fleet, "FLEET")))
+    result = signal(StateMachine(config, serving_fleet(config, fleet, "FLEET")))
     if console.json:
-        console.data({"execution": answer.execution, "signal": answer.signal, "changed": answer.changed})
+        console.data({"execution": result.execution, "signal": result.signal, "changed": result.changed})
     else:
-        console.result(answer.sentence)
+        console.result(result.sentence)

@@ -79,32 +79,35 @@ def plan(console: Console, rps: float, base_error: float, config_path: Path) -> 
     """
     from nxpipe.pipeline.rollout.planner import Service, advice, prospects
 
-    chosen, service = configured_plan(config_path), Service(rps, base_error)
-    found = prospects(chosen, service)
-    hints = advice(chosen, service, found)
+    canary_plan, service = configured_plan(config_path), Service(rps, base_error)
+    steps = prospects(canary_plan, service)
+    hints = advice(canary_plan, service, steps)
     if console.json:
-        console.data({"steps": [asdict(each) for each in found], "advice": list(hints)})
+        console.data({"steps": [asdict(step) for step in steps], "advice": list(hints)})
         return
-    console.page("\n\n".join((_steps(chosen, found), _faults(chosen, found), "\n".join(hints))).rstrip())
+    console.page("\n\n".join((_steps(canary_plan, steps), _faults(canary_plan, steps), "\n".join(hints))).rstrip())
 
 
-def _steps(plan: "CanaryPlan", found: "list[StepProspect]") -> str:
+def _steps(plan: "CanaryPlan", prospects: "list[StepProspect]") -> str:
     rows = [
         (
-            f"{each.share} %",
+            f"{prospect.share} %",
             f"{step.tolerates:g}",
-            "-" if each.advances is None else f"{each.advances:.0f} min",
-            f"{each.undecided:.0%}",
-            "-" if each.detectable_error is None else f"{each.detectable_error:.2%}",
+            "-" if prospect.advances is None else f"{prospect.advances:.0f} min",
+            f"{prospect.undecided:.0%}",
+            "-" if prospect.detectable_error is None else f"{prospect.detectable_error:.2%}",
         )
-        for step, each in zip(plan.steps, found, strict=True)
+        for step, prospect in zip(plan.steps, prospects, strict=True)
     ]
     return table(("share", "tolerates", "healthy version advances", "undecided", "detectable error rate"), rows)
 
 
-def _faults(plan: "CanaryPlan", found: "list[StepProspect]") -> str:
-    rows = [(fault.fault.name, *(_cell(each.faults[at]) for each in found)) for at, fault in enumerate(found[0].faults)]
-    shares = [f"at {each.share} %" for each in found]
+def _faults(plan: "CanaryPlan", prospects: "list[StepProspect]") -> str:
+    rows = [
+        (fault.fault.name, *(_cell(prospect.faults[index]) for prospect in prospects))
+        for index, fault in enumerate(prospects[0].faults)
+    ]
+    shares = [f"at {prospect.share} %" for prospect in prospects]
     return f"Detected within {plan.bake_max} min, median time, failed requests:\n{table(('fault', *shares), rows)}"
 
 
@@ -171,10 +174,10 @@ def simulate(
     from nxpipe.pipeline.rollout.simulate import TrafficModel
     from nxpipe.pipeline.rollout.simulate import simulate as simulated
 
-    error = base_error if canary_error is None else canary_error
-    world = TrafficModel(scenario, rps, base_error, error, Slowness(latency_scale, latency_tail), burst)
+    error_rate = base_error if canary_error is None else canary_error
+    traffic = TrafficModel(scenario, rps, base_error, error_rate, Slowness(latency_scale, latency_tail), burst)
     with console.step(f"{rollouts:,} rollouts"):
-        summary = simulated(configured_plan(config_path), world, rollouts, seed)
+        summary = simulated(configured_plan(config_path), traffic, rollouts, seed)
     if console.json:
         console.data(summary.as_json())
     else:
@@ -188,13 +191,13 @@ def _summary_text(summary: "SimulationSummary") -> str:
 
     rows = []
     for decision in (Decision.ADVANCE, Decision.ROLL_BACK, Decision.UNDECIDED):
-        ended, every = summary.ended(decision), len(summary.outcomes)
+        ended, total = summary.ended(decision), len(summary.outcomes)
         rows.append(
             (
                 style(f"{BAR_STYLES[decision].mark} {BAR_STYLES[decision].name}", fg=BAR_STYLES[decision].colour),
                 f"{len(ended):,}",
-                f"{len(ended) / every:.2%}",
-                f"{upper_limit(len(ended), every):.2%}",
+                f"{len(ended) / total:.2%}",
+                f"{upper_limit(len(ended), total):.2%}",
                 "-" if not ended else f"{median_minutes(ended):.0f} min",
             )
         )
@@ -208,8 +211,9 @@ def _summary_text(summary: "SimulationSummary") -> str:
 def replay(ctx: click.Context, record: Path) -> None:
     """Recompute every verdict of a recorded rollout.
 
-    The first line of RECORD is the plan, each other line an evaluation. Every evaluation must follow bit for bit from
-    the counts before it and name the digest of the previous one. Exits with code 35 at the first that does not.
+    The first line of RECORD is the plan, each other line an evaluation. Every evaluation must be bit-equal to the one
+    computed from the preceding counts, and name the digest of the previous evaluation. Exits with code 35 at the first
+    one that differs.
 
     \b
     Example:
@@ -223,28 +227,35 @@ def replay(ctx: click.Context, record: Path) -> None:
     except ValueError as error:
         raise click.BadParameter(f"{record}: {error}", param_hint="RECORD") from error
     plan, records = read(lines)
-    replayed = list(replay(plan, records))
-    wrong = next((each for each in replayed if each.wrong), None)
+    evaluations = list(replay(plan, records))
+    mismatch = next((evaluation for evaluation in evaluations if evaluation.wrong), None)
     if console.json:
-        console.data(_as_json(replayed))
-    elif replayed and not wrong:
-        console.page(_replay_text(plan, replayed))
-    if wrong:
-        console.complain(f"evaluation {wrong.number} of {record} does not follow from its counts: {wrong.wrong}.")
+        console.data(_as_json(evaluations))
+    elif evaluations and not mismatch:
+        console.page(_replay_text(plan, evaluations))
+    if mismatch:
+        console.complain(
+            f"evaluation {mismatch.number} of {record} differs from the one computed from its counts: {mismatch.wrong}."
+        )
         ctx.exit(RECORD.number)
-    console.say(f"{len(replayed)} evaluations, all reproduced.")
+    console.say(f"{len(evaluations)} evaluations, all reproduced.")
 
 
-def _as_json(replayed: "list[ReplayedJudgement]") -> list[dict[str, object]]:
+def _as_json(evaluations: "list[ReplayedJudgement]") -> list[dict[str, object]]:
     return [
-        {"number": each.number, "verdict": each.judged.verdict.as_json(), "same": each.wrong is None, "why": each.wrong}
-        for each in replayed
+        {
+            "number": evaluation.number,
+            "verdict": evaluation.judged.verdict.as_json(),
+            "same": evaluation.wrong is None,
+            "why": evaluation.wrong,
+        }
+        for evaluation in evaluations
     ]
 
 
-def _replay_text(plan: "CanaryPlan", replayed: "list[ReplayedJudgement]") -> str:
+def _replay_text(plan: "CanaryPlan", evaluations: "list[ReplayedJudgement]") -> str:
     """The last verdict of each step."""
     from nxpipe.pipeline.canary.judge import explain
 
-    last = {each.judged.verdict.step: each.judged for each in replayed}
+    last = {evaluation.judged.verdict.step: evaluation.judged for evaluation in evaluations}
     return "\n".join(explain(plan, judged.evidence, judged.verdict) for judged in last.values())

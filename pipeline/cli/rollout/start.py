@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 )
 @click.option("--to", type=click.Choice(("blue", "green")), help="Fail unless this is the idle environment.")
 @click.option(
-    "--again", is_flag=True, help="Also if the fleet runs the artifact already, or it was rolled back before."
+    "--again",
+    is_flag=True,
+    help="Start even if the fleet runs the artifact already, or a rollout of it was rolled back.",
 )
 @click.option("--wait", is_flag=True, help="Wait until the rollout ends or needs an operator.")
 @click.option(
@@ -60,8 +62,8 @@ def start(
     CloudWatch; if there are too few, only errors are evaluated, and the command reports it.
 
     The fleet's channel is updated once the rollout has promoted: by this command with --wait, else by `nxpipe rollout
-    status --wait` or the next start. Repeating a start is idempotent: it reports the same rollout, whatever its state.
-    With --wait the exit code is that of the rollout's end; Ctrl-C does not affect the rollout.
+    status --wait` or the next start. Repeating a start is idempotent: it reports the same rollout in any state.
+    With --wait, the exit code reports how the rollout ended; Ctrl-C does not affect the rollout.
 
     \b
     Example:
@@ -76,24 +78,24 @@ def start(
     console: Console = ctx.obj
     if (artifact is None) == (channel is None):
         raise click.UsageError("pass either ARTIFACT or --channel", ctx)
-    one = open_context(console, fleet, store, config_path, actor=actor or current_identity(), key=key)
-    found = one.artifacts.resolve(artifact) if artifact else one.artifacts.served_and_signed(str(channel))
-    begun = start_rollout(console, one, StartRequest(found, to, again, int(minute), reason))
-    if isinstance(begun, AlreadyServed):
-        report_already_served(console, one, begun)
+    rollout = open_context(console, fleet, store, config_path, actor=actor or current_identity(), key=key)
+    candidate = rollout.artifacts.resolve(artifact) if artifact else rollout.artifacts.served_and_signed(str(channel))
+    started = start_rollout(console, rollout, StartRequest(candidate, to, again, int(minute), reason))
+    if isinstance(started, AlreadyServed):
+        report_already_served(console, rollout, started)
     else:
-        ctx.exit(_watched(console, one, begun, wait))
+        ctx.exit(_follow(console, rollout, started, wait))
 
 
-def _watched(console: Console, one: "RolloutContext", begun: "StartedRollout", wait: bool) -> int:
-    """Wait for the end with --wait, else print how to watch the rollout."""
+def _follow(console: Console, rollout: "RolloutContext", started: "StartedRollout", wait: bool) -> int:
+    """Wait for the end with --wait, else print the command that waits for it."""
     from nxpipe.pipeline.rollout.follow import finish, follow
 
-    watcher, fleet = one.watcher, one.fleet.name
-    if wait or begun.is_over:
-        return finish(console, one, follow(console, fleet, lambda: watcher.status(begun.arn)))
+    watcher, fleet = rollout.watcher, rollout.fleet.name
+    if wait or started.is_over:
+        return finish(console, rollout, follow(console, fleet, lambda: watcher.status(started.arn)))
     if console.json:
-        console.data(watcher.status(begun.arn).as_json())
+        console.data(watcher.status(started.arn).as_json())
     else:
         console.result(f"Watch it with: nxpipe rollout status {fleet} --wait")
     return 0

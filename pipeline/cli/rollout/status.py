@@ -49,19 +49,20 @@ def status(
     if wait:
         from nxpipe.pipeline.artifacts.identity import current_identity
 
-        one = open_context(console, names[0], store, config_path, actor=actor or current_identity(), key=key)
-        ctx.exit(finish(console, one, follow(console, names[0], one.watcher.status)))
-    told = [(one, one.watcher.status()) for name in names for one in [open_context(console, name, store, config_path)]]
+        rollout = open_context(console, names[0], store, config_path, actor=actor or current_identity(), key=key)
+        ctx.exit(finish(console, rollout, follow(console, names[0], rollout.watcher.status)))
+    rollouts = (open_context(console, name, store, config_path) for name in names)
+    states = [(rollout, rollout.watcher.status()) for rollout in rollouts]
     if console.json:
-        found = [status.as_json() for _, status in told]
-        console.data(found[0] if fleet else found)
+        documents = [status.as_json() for _, status in states]
+        console.data(documents[0] if fleet else documents)
     else:
-        for one, status in told:
+        for rollout, status in states:
             console.page(status_page(status))
-            if said := pending_promotion(one, status):
-                console.say(said)
+            if warning := pending_promotion(rollout, status):
+                console.say(warning)
     if fleet:
-        ctx.exit(exit_code(told[0][1]))
+        ctx.exit(exit_code(states[0][1]))
 
 
 @click.command(cls=Command)
@@ -85,20 +86,20 @@ def log(console: Console, fleet: str, execution: str | None, store: str | None, 
     from nxpipe.pipeline.rollout.status import EvaluationLog
     from nxpipe.pipeline.util.errors import RolloutRefused
 
-    one = open_context(console, fleet, store, config_path)
-    machine = one.machine
+    rollout = open_context(console, fleet, store, config_path)
+    machine = rollout.machine
     _ = machine.front
     if execution is None:
         owner = machine.record.read().owner
-        found = machine.execution(owner) if owner else machine.last()
+        rollout_execution = machine.execution(owner) if owner else machine.last()
     else:
-        found = machine.execution(machine.execution_arn(execution))
-    if found is None:
+        rollout_execution = machine.execution(machine.execution_arn(execution))
+    if rollout_execution is None:
         which = f"rollout {execution}" if execution else "rollout yet"
         raise RolloutRefused(f"there is no {which} of fleet {fleet}")
-    kept = EvaluationLog.at(one.artifacts.store, fleet, found.name)
-    looks = kept.refresh()
+    evaluation_log = EvaluationLog.at(rollout.artifacts.store, fleet, rollout_execution.name)
+    evaluations = evaluation_log.refresh()
     if not console.json:
-        console.page(evaluation_table(found, looks))
-    elif plan := kept.plan_text():
-        console.data_text("\n".join([plan, *(look.text for look in looks)]))
+        console.page(evaluation_table(rollout_execution, evaluations))
+    elif plan := evaluation_log.plan_text():
+        console.data_text("\n".join([plan, *(evaluation.text for evaluation in evaluations)]))

@@ -64,7 +64,7 @@ def import_(console: Console, bundle: Path, store: str | None, config_path: Path
     """Import and publish an artifact that `nxpipe store export` wrote.
 
     Checks every byte against its digest; the artifact becomes visible only when it is complete. Its signatures are
-    imported too; those of keys in [signing] of nxpipe.toml must be valid. Whether they suffice is checked at promotion.
+    imported too; those of keys in [signing] of nxpipe.toml must be valid. Promotion checks whether they suffice.
     An interrupted import is resumed by the same command.
 
     \b

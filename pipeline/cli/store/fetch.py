@@ -51,11 +51,11 @@ def fetch(
     """Fetch an artifact into a folder, verified and ready to serve.
 
     NAME is a model's id, MODEL@KEY, or a key (at least six hex digits). Writes manifest.json, executables/,
-    weights.safetensors and files/; the manifest is written last, so a folder that has one is complete. Files that exist
-    already are not fetched again, and an interrupted fetch is resumed.
+    weights.safetensors and files/; the manifest is written last, so a folder with a manifest is complete.
+    Existing files are not fetched again, and an interrupted fetch is resumed.
 
-    With --channel, the channel's log must be complete, no older than this machine has seen, and signed as [signing] of
-    nxpipe.toml requires; this holds with --offline too.
+    With --channel, the channel's log must be complete, not older than the last one that this machine read, and signed
+    as [signing] of nxpipe.toml requires; this holds with --offline too.
 
     \b
     Example:
@@ -67,26 +67,26 @@ def fetch(
     if channel is None and (model or target):
         raise click.UsageError("--model and --target require --channel", ctx)
     console: Console = ctx.obj
-    asked = _Asked(name, channel, model, target, folder, config_path, console)
-    answer = None
+    request = _FetchRequest(name, channel, model, target, folder, config_path, console)
+    local = None
     if offline:
-        answer = asked.from_store(open_offline_store(store, config_path), None)
+        local = request.from_store(open_offline_store(store, config_path), None)
     elif name and _is_whole_key(name):
         # A key names immutable content: a complete local copy needs no network.
         with suppress(StoreError):
-            answer = asked.from_store(open_offline_store(store, config_path), None)
-    wanted, fetched = answer or asked.from_store(
+            local = request.from_store(open_offline_store(store, config_path), None)
+    selection, fetched = local or request.from_store(
         open_configured_store(store, config_path, console), offline_index(store, config_path)
     )
     if console.json:
-        console.data(_as_json(wanted, fetched))
+        console.data(_as_json(selection, fetched))
         return
     console.result(str(folder))
-    console.say(_as_text(wanted, fetched, offline))
+    console.say(_as_text(selection, fetched, offline))
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _FetchRequest:
     name: str | None
     channel: str | None
     model: str | None
@@ -95,19 +95,19 @@ class _Asked:
     config_path: Path
     console: Console
 
-    def from_store(self, store: "Store", remember: "OfflineIndex | None") -> "tuple[Wanted, Fetched]":
-        from nxpipe.artifact_store.fetch.folder import fetch as carry_out
+    def from_store(self, store: "Store", index: "OfflineIndex | None") -> "tuple[Wanted, Fetched]":
+        from nxpipe.artifact_store.fetch.folder import fetch as fetch_folder
         from nxpipe.artifact_store.fetch.folder import size_of
         from nxpipe.artifact_store.fetch.selection import by_name
 
         if self.channel is not None:
-            wanted = self._by_channel(store, self.channel, remember)
+            selection = self._by_channel(store, self.channel, index)
         else:
-            wanted = by_name(store, self.name or "", remember)
-        with Progress(self.console, f"fetch {wanted.manifest.model.id}", size_of(wanted.manifest)) as progress:
-            return wanted, carry_out(store.blobs, wanted.manifest, self.folder, progress.sent)
+            selection = by_name(store, self.name or "", index)
+        with Progress(self.console, f"fetch {selection.manifest.model.id}", size_of(selection.manifest)) as progress:
+            return selection, fetch_folder(store.blobs, selection.manifest, self.folder, progress.sent)
 
-    def _by_channel(self, store: "Store", channel: str, remember: "OfflineIndex | None") -> "Wanted":
+    def _by_channel(self, store: "Store", channel: str, index: "OfflineIndex | None") -> "Wanted":
         """The artifact of a channel, under the rules of [signing]."""
         from nxpipe.artifact_store.fetch.selection import by_channel
         from nxpipe.pipeline.artifacts.channels import unknown_channel
@@ -116,7 +116,7 @@ class _Asked:
         config = load_config(self.config_path, os.environ, missing_ok=True)
         trust = trust_in(config, self.config_path.parent, store, self.console.say)
         try:
-            return by_channel(store, channel, self.model, self.target, trust, remember)
+            return by_channel(store, channel, self.model, self.target, trust, index)
         except ChannelEmpty as empty:
             raise unknown_channel(store, channel) from empty
 
@@ -127,22 +127,22 @@ def _is_whole_key(name: str) -> bool:
     return is_key(name.rpartition("@")[2])
 
 
-def _as_json(wanted: "Wanted", fetched: "Fetched") -> dict[str, object]:
+def _as_json(selection: "Wanted", fetched: "Fetched") -> dict[str, object]:
     return {
         "folder": str(fetched.folder),
-        "model": wanted.manifest.model.id,
-        "target": wanted.manifest.target,
-        "key": wanted.manifest.request_key,
+        "model": selection.manifest.model.id,
+        "target": selection.manifest.target,
+        "key": selection.manifest.request_key,
         "manifest_digest": fetched.manifest,
         "bytes_written": fetched.bytes_written,
-        "seen_seconds_ago": wanted.seen_ago,
+        "seen_seconds_ago": selection.seen_ago,
     }
 
 
-def _as_text(wanted: "Wanted", fetched: "Fetched", offline: bool) -> str:
-    manifest = wanted.manifest
+def _as_text(selection: "Wanted", fetched: "Fetched", offline: bool) -> str:
+    manifest = selection.manifest
     wrote = f"wrote {human_bytes(fetched.bytes_written)}" if fetched.bytes_written else "up to date"
-    age = f", last seen {_ago(wanted.seen_ago)}" if offline and wanted.seen_ago is not None else ""
+    age = f", last seen {_ago(selection.seen_ago)}" if offline and selection.seen_ago is not None else ""
     return f"  {manifest.name} for {manifest.target}: {wrote}{age}"
 
 

@@ -31,9 +31,9 @@ _COLOURS = {"pass": "green", "fail": "red", "not applicable": "yellow", "not pro
 def doctor(console: Console, store: str | None, config_path: Path) -> None:
     """Check that a folder or bucket can hold a store safely.
 
-    Writes to a temporary prefix in the store and removes it. A failed vital property is an error that names it; any
-    other is reported as a weakness. A property that a denied permission keeps from being tested is reported as not
-    proved, with the permission.
+    Writes to a temporary prefix in the store and removes it. A failure of a required property is an error; a failure
+    of any other property is reported. A property that cannot be tested for lack of a permission is reported as "not
+    proved", with the permission.
 
     \b
     Example:
@@ -42,28 +42,29 @@ def doctor(console: Console, store: str | None, config_path: Path) -> None:
     from nxpipe.artifact_store.maintenance.doctor import examine, insist_on_safety
 
     opened = open_uncached_store(store, config_path, console)
-    found = list(examine(opened.backend))
+    diagnoses = list(examine(opened.backend))
     if console.json:
-        console.data([_as_json(each) for each in found])
+        console.data([_as_json(diagnosis) for diagnosis in diagnoses])
     else:
-        console.page(table(("verdict", "property", "seen", "why it matters"), [_row(each) for each in found]))
-    insist_on_safety(opened.url, found)
+        console.page(table(("verdict", "property", "observed", "reason"), [_row(diagnosis) for diagnosis in diagnoses]))
+    insist_on_safety(opened.url, diagnoses)
     console.say(f"{opened.url} can hold a store safely.")
 
 
-def _row(each: "Diagnosis") -> tuple[str, ...]:
-    verdict = style(each.verdict, fg=_COLOURS[each.verdict])
-    return verdict, each.probe.name, each.detail, each.probe.why if each.verdict == "fail" else ""
+def _row(diagnosis: "Diagnosis") -> tuple[str, ...]:
+    verdict = style(diagnosis.verdict, fg=_COLOURS[diagnosis.verdict])
+    return verdict, diagnosis.probe.name, diagnosis.detail, diagnosis.probe.why if diagnosis.verdict == "fail" else ""
 
 
-def _as_json(each: "Diagnosis") -> dict[str, object]:
+def _as_json(diagnosis: "Diagnosis") -> dict[str, object]:
     return {
-        "property": each.probe.name,
-        "verdict": each.verdict,
-        "vital": each.probe.vital,
-        "seen": each.detail,
-        "denied": each.denied and {"permission": each.denied.permission, "operation": each.denied.operation},
-        "why": each.probe.why,
+        "property": diagnosis.probe.name,
+        "verdict": diagnosis.verdict,
+        "vital": diagnosis.probe.vital,
+        "seen": diagnosis.detail,
+        "denied": diagnosis.denied
+        and {"permission": diagnosis.denied.permission, "operation": diagnosis.denied.operation},
+        "why": diagnosis.probe.why,
     }
 
 
@@ -85,17 +86,17 @@ def fsck(ctx: click.Context, repair_from: str | None, store: str | None, config_
       nxpipe store fsck --repair-from s3://my-replica/nxpipe
     """
     from nxpipe.artifact_store import open_store
-    from nxpipe.artifact_store.maintenance.collection import fsck as carry_out
+    from nxpipe.artifact_store.maintenance.collection import fsck as check
 
     console: Console = ctx.obj
     opened = open_uncached_store(store, config_path, console)
     source = open_store(repair_from) if repair_from else None
-    with ExitStack() as shown:
+    with ExitStack() as stack:
 
         def begin(total: int) -> "Sent":
-            return shown.enter_context(Progress(console, "reading", total)).sent
+            return stack.enter_context(Progress(console, "reading", total)).sent
 
-        health = carry_out(opened, source=source, begin=begin)
+        health = check(opened, source=source, begin=begin)
     if console.json:
         console.data(asdict(health))
     else:
@@ -103,15 +104,15 @@ def fsck(ctx: click.Context, repair_from: str | None, store: str | None, config_
             console.result(f"{_verdict(finding)}  {finding.fault}")
     console.say(
         f"{health.blobs} blobs of {human_bytes(health.bytes)} are referenced; {len(health.standing)} findings open, "
-        f"{sum(f.mended for f in health.findings)} were repaired; {health.orphans} objects of "
+        f"{sum(finding.mended for finding in health.findings)} were repaired; {health.orphans} objects of "
         f"{human_bytes(health.orphaned)} are orphans{_outlook(health)}."
     )
     ctx.exit(_outcome(health).number)
 
 
 def _outlook(health: "Health") -> str:
-    """An unreadable record's objects look like orphans; nothing is collected until it is repaired."""
-    return ", which gc removes" if health.is_sound else ", as far as readable records show"
+    """The suffix about orphans. Objects of an unreadable record look like orphans; gc keeps them until a repair."""
+    return ", which gc removes" if health.is_sound else ", judged by the readable records only"
 
 
 def _verdict(finding: "Finding") -> str:
@@ -121,7 +122,7 @@ def _verdict(finding: "Finding") -> str:
 
 
 def _outcome(health: "Health") -> ExitCode:
-    """CORRUPT outranks STORE."""
+    """The exit code; CORRUPT has priority over STORE."""
     if health.is_sound:
         return OK
     return STORE if all(finding.unreadable for finding in health.standing) else CORRUPT

@@ -44,13 +44,13 @@ def pin(
     pins = Pins(opened.backend)
     if name is not None and pin_name is not None:
         published = opened.resolve(name)
-        found = [pins.add(pin_name, published.record.manifest, actor=current_identity(), reason=reason)]
+        entries = [pins.add(pin_name, published.record.manifest, actor=current_identity(), reason=reason)]
     else:
-        found = pins.all()
+        entries = pins.all()
     if console.json:
-        console.data([one.model_dump(mode="json") for one in found])
-    elif found:
-        console.page(table(("pin", "manifest", "expires", "by", "reason"), [_pin_row(one) for one in found]))
+        console.data([entry.model_dump(mode="json") for entry in entries])
+    elif entries:
+        console.page(table(("pin", "manifest", "expires", "by", "reason"), [_pin_row(entry) for entry in entries]))
     else:
         console.say(f"{opened.url} has no pins.")
 
@@ -77,10 +77,10 @@ def unpin(console: Console, pin_name: str, store: str | None, config_path: Path)
         console.say(f"Removed pin {pin_name} of {opened.url}.")
 
 
-def _pin_row(one: "Pin") -> tuple[str, ...]:
+def _pin_row(entry: "Pin") -> tuple[str, ...]:
     from nxpipe.artifact_store.names import SHOWN
 
-    return one.name, one.manifest.sha256[:SHOWN], (one.expires_at or "never")[:16], one.actor, one.reason
+    return entry.name, entry.manifest.sha256[:SHOWN], (entry.expires_at or "never")[:16], entry.actor, entry.reason
 
 
 _UNITS: Final = {"h": 3600, "d": 86400, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -110,7 +110,7 @@ class Quantity(click.ParamType[int]):
     "--budget",
     type=Quantity("MiB", "GiB", "TiB"),
     metavar="NMiB|NGiB|NTiB",
-    help="Remove the oldest artifacts until the rest fits, as in 2TiB.",
+    help="Remove the oldest artifacts until the others fit, as in 2TiB.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the steps with reasons; change nothing.")
 @store_option
@@ -127,8 +127,8 @@ def gc(
 ) -> None:
     """Remove orphaned objects, and artifacts beyond the retention rules.
 
-    An artifact is removed if any of the rules applies; without rules, only the remains of crashes and repairs are
-    removed. Pinned artifacts stay, and those that a channel served in the last 90 days or its last 10 generations.
+    An artifact is removed if any of the rules applies; without rules, only objects left by crashes and repairs are
+    removed. Artifacts stay if they are pinned, or if a channel served them in its last 90 days or 10 generations.
     Objects younger than a day stay. A removed artifact disappears at once; its bytes are freed a day later.
 
     \b
@@ -142,19 +142,19 @@ def gc(
     now = time_to_collect(opened, looking=dry_run)
     if not dry_run:
         opened.backend.recover()
-    made = plan(opened, Rules(keep=keep, max_age=max_age, budget=budget), now)
-    outcome = None if dry_run else carry_out(opened, made)
+    planned = plan(opened, Rules(keep=keep, max_age=max_age, budget=budget), now)
+    outcome = None if dry_run else carry_out(opened, planned)
     if console.json:
-        console.data(_as_json(made, outcome))
-    elif made.steps:
-        console.page(table(("action", "object", "size", "why"), [_step_row(step) for step in made.steps]))
+        console.data(_as_json(planned, outcome))
+    elif planned.steps:
+        console.page(table(("action", "object", "size", "why"), [_step_row(step) for step in planned.steps]))
     if outcome is None:
-        freed = sum(step.found.size for step in made.steps if step.action != "retire")
-        console.say(f"{len(made.steps)} steps would free {human_bytes(freed)} of {opened.url}; nothing was changed.")
+        freed = sum(step.found.size for step in planned.steps if step.action != "retire")
+        console.say(f"{len(planned.steps)} steps would free {human_bytes(freed)} of {opened.url}; nothing was changed.")
     else:
         console.say(
             f"{len(outcome.done)} steps freed {human_bytes(outcome.freed)} of {opened.url}; "
-            f"{len(outcome.spared)} objects stay, because another process used or changed them meanwhile."
+            f"{len(outcome.spared)} objects stay, because another process used or changed them during the run."
         )
 
 
@@ -162,7 +162,7 @@ def _step_row(step: "Step") -> tuple[str, ...]:
     return step.action, step.found.path, human_bytes(step.found.size), step.reason
 
 
-def _as_json(made: "Plan", outcome: "Collected | None") -> dict[str, object]:
+def _as_json(planned: "Plan", outcome: "Collected | None") -> dict[str, object]:
     spared = {(step.action, step.found.path) for step in outcome.spared} if outcome else set()
     return {
         "carried_out": outcome is not None,
@@ -175,6 +175,6 @@ def _as_json(made: "Plan", outcome: "Collected | None") -> dict[str, object]:
                 "reason": step.reason,
                 "spared": (step.action, step.found.path) in spared,
             }
-            for step in made.steps
+            for step in planned.steps
         ],
     }

@@ -46,18 +46,18 @@ def ls(
     """
     opened = open_configured_store(store, config_path, console)
     published = opened.list(console.detail)
-    chosen = [one for one in published if _matches(one, model, target)][:limit]
+    selected = [artifact for artifact in published if _matches(artifact, model, target)][:limit]
     if console.json:
-        console.data([_summary(one) for one in chosen])
-    elif chosen:
-        console.page(table(_COLUMNS, [_row(one) for one in chosen]))
+        console.data([_summary(artifact) for artifact in selected])
+    elif selected:
+        console.page(table(_COLUMNS, [_row(artifact) for artifact in selected]))
     if not published:
         console.say(
             f"{opened.url} has no artifacts; build one with: "
             "nxpipe build --model-id bert-base-uncased --weights random:0"
         )
-    elif not chosen:
-        console.say(f"none of the {len(published)} artifacts in {opened.url} matches")
+    elif not selected:
+        console.say(f"None of the {len(published)} artifacts in {opened.url} matches.")
 
 
 @click.command(cls=Command)
@@ -83,38 +83,45 @@ def show(console: Console, name: str, store: str | None, config_path: Path) -> N
     evidence = opened.evidence(published.manifest_digest)
     if console.json:
         manifest = published.manifest.model_dump(mode="json")
-        found = [{"digest": each.digest, **each.model_dump(mode="json")} for each in evidence]
-        details = {"manifest": manifest, "key_inputs": inputs, "utilisation": programs, "evidence": found}
+        evidence_data = [{"digest": entry.digest, **entry.model_dump(mode="json")} for entry in evidence]
+        details = {"manifest": manifest, "key_inputs": inputs, "utilisation": programs, "evidence": evidence_data}
         console.data(_summary(published) | details)
     else:
         console.page("\n\n".join(_page(published, published.manifest, inputs, programs, evidence)))
 
 
-def _matches(one: "Published", model: str | None, target: str | None) -> bool:
-    return (model is None or fnmatchcase(one.model_id, model)) and target in (None, one.target)
+def _matches(artifact: "Published", model: str | None, target: str | None) -> bool:
+    return (model is None or fnmatchcase(artifact.model_id, model)) and target in (None, artifact.target)
 
 
-def _row(one: "Published") -> tuple[str, ...]:
+def _row(artifact: "Published") -> tuple[str, ...]:
     from nxpipe.artifact_store.names import SHOWN
 
-    key = one.request_key[:SHOWN]
-    return key, one.model_id, one.target, str(one.executables), human_bytes(one.size_bytes), _minute(one)
+    key = artifact.request_key[:SHOWN]
+    return (
+        key,
+        artifact.model_id,
+        artifact.target,
+        str(artifact.executables),
+        human_bytes(artifact.size_bytes),
+        _minute(artifact),
+    )
 
 
-def _summary(one: "Published") -> dict[str, object]:
+def _summary(artifact: "Published") -> dict[str, object]:
     return {
-        "request_key": one.request_key,
-        "manifest_digest": one.manifest_digest,
-        "model": one.model_id,
-        "target": one.target,
-        "programs": one.executables,
-        "size_bytes": one.size_bytes,
-        "published_at": one.published_at,
+        "request_key": artifact.request_key,
+        "manifest_digest": artifact.manifest_digest,
+        "model": artifact.model_id,
+        "target": artifact.target,
+        "programs": artifact.executables,
+        "size_bytes": artifact.size_bytes,
+        "published_at": artifact.published_at,
     }
 
 
-def _minute(one: "Published") -> str:
-    return f"{one.published_at[:16].replace('T', ' ')} UTC"
+def _minute(artifact: "Published") -> str:
+    return f"{artifact.published_at[:16].replace('T', ' ')} UTC"
 
 
 def _page(
@@ -124,7 +131,7 @@ def _page(
     programs: dict[str, Any],
     evidence: "Sequence[Evidence]",
 ) -> Iterator[str]:
-    """The page's sections; one without content is left out."""
+    """The sections of the page that have content."""
     from nxpipe.artifact_store.index.leaves import leaves
     from nxpipe.artifact_store.names import SHOWN
 
@@ -148,19 +155,20 @@ def _page(
             "programs",
             [
                 (
-                    one.name,
-                    f"{one.phase}, batch {one.batch}, sequence {one.sequence}, tensor parallel {one.tensor_parallel}, "
-                    f"{human_bytes(one.blob.size)}, graph {one.graph_key[:12]}",
+                    program.name,
+                    f"{program.phase}, batch {program.batch}, sequence {program.sequence}, "
+                    f"tensor parallel {program.tensor_parallel}, "
+                    f"{human_bytes(program.blob.size)}, graph {program.graph_key[:12]}",
                 )
-                for one in manifest.executables
+                for program in manifest.executables
             ],
         )
     if manifest.files:
         yield _section("files", [(file.path, human_bytes(file.blob.size)) for file in manifest.files])
     if sentences := list(artifact_files.sentences(programs)):
         yield _section("utilisation", sentences)
-    for each in evidence:
-        yield _section(f"evidence {each.digest[:SHOWN]}", _figures(each))
+    for entry in evidence:
+        yield _section(f"evidence {entry.digest[:SHOWN]}", _figures(entry))
     if key_inputs:
         yield _section("key inputs", ((path, _readable(value)) for path, value in leaves(key_inputs)))
 
@@ -171,14 +179,14 @@ def _figures(evidence: "Evidence") -> Iterator[tuple[str, str]]:
     for name, limit in evidence.limits.model_dump().items():
         if limit is not None:
             yield f"limits.{name}", str(limit)
-    for one in evidence.programs:
-        yield f"{one.program}.yardstick", one.yardstick
-        for figures in one.outputs:
+    for program in evidence.programs:
+        yield f"{program.program}.yardstick", program.yardstick
+        for figures in program.outputs:
             values = figures.model_dump(exclude={"output"})
             text = ", ".join(f"{name} {value:.7g}" for name, value in values.items() if value is not None)
-            yield f"{one.program}.{figures.output}", text
-        for name, text in sorted(one.surroundings.items()):
-            yield f"{one.program}, {name}", text
+            yield f"{program.program}.{figures.output}", text
+        for name, text in sorted(program.surroundings.items()):
+            yield f"{program.program}, {name}", text
 
 
 def _bytes_of(blobs: "list[Blob]") -> str:
@@ -210,7 +218,7 @@ def du(console: Console, store: str | None, config_path: Path) -> None:
     """Show the size of each model, of shared and of orphaned objects.
 
     "logical" counts every artifact as if it were alone, "stored" counts every blob once, and "own" counts blobs that no
-    other model shares, which gc could free.
+    other model shares.
 
     \b
     Example:
@@ -219,17 +227,18 @@ def du(console: Console, store: str | None, config_path: Path) -> None:
     from nxpipe.artifact_store.maintenance.reachability import usage
 
     opened = open_uncached_store(store, config_path, console)
-    found = usage(opened)
+    store_usage = usage(opened)
     if console.json:
-        console.data(asdict(found))
+        console.data(asdict(store_usage))
         return
     rows = [
-        (each.model_id, str(each.artifacts), *map(human_bytes, (each.logical, each.stored, each.own)))
-        for each in found.models
+        (model.model_id, str(model.artifacts), *map(human_bytes, (model.logical, model.stored, model.own)))
+        for model in store_usage.models
     ]
     console.page(table(("model", "artifacts", "logical", "stored", "own"), rows))
     console.say(
-        f"{human_bytes(found.stored)} in {found.objects} objects; artifacts take {human_bytes(found.artifacts_stored)} "
-        f"instead of {human_bytes(found.logical)}, {human_bytes(found.shared)} of it shared by several models; "
-        f"{human_bytes(found.orphaned)} in {found.orphans} objects are orphaned."
+        f"{human_bytes(store_usage.stored)} in {store_usage.objects} objects; "
+        f"artifacts take {human_bytes(store_usage.artifacts_stored)} instead of {human_bytes(store_usage.logical)}, "
+        f"{human_bytes(store_usage.shared)} of it shared by several models; "
+        f"{human_bytes(store_usage.orphaned)} in {store_usage.orphans} objects are orphaned."
     )

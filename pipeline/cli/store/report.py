@@ -43,8 +43,8 @@ def report(console: Console, name: str, target: Path | None, store: str | None, 
 
     opened = open_uncached_store(store, config_path, console)
     published = opened.resolve(name)
-    moments = report_timestamps(opened, published.manifest_digest)
-    data = read_report(opened, published.manifest_digest, moments[-1], "json") if moments else None
+    timestamps = report_timestamps(opened, published.manifest_digest)
+    data = read_report(opened, published.manifest_digest, timestamps[-1], "json") if timestamps else None
     if data is None:
         raise NotFound(
             f"{published.name} in {opened.url} has no build report; it was imported without one, or published by a "
@@ -61,11 +61,11 @@ def report(console: Console, name: str, target: Path | None, store: str | None, 
             file.write(data)
     except FileExistsError as error:
         raise WouldOverwrite(f"{target} exists already; nothing was written; pass another --to") from error
-    console.say(f"  {target}: the report of the build of {moments[-1]}")
+    console.say(f"  {target}: the report of the build of {timestamps[-1]}")
 
 
-def _page(text: str, what: str) -> bytes:
-    """The page, rendered from the document: the stored page is unsigned, and a browser would run its scripts."""
+def _page(text: str, subject: str) -> bytes:
+    """The page, rendered from the document: the stored page is unsigned, and a browser would run scripts in it."""
     from nxpipe.pipeline.build.report.document import FORMAT
     from nxpipe.pipeline.build.report.html import page
 
@@ -76,6 +76,6 @@ def _page(text: str, what: str) -> bytes:
         return page(report)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise InvalidDocument(
-            f"the report of {what} cannot be shown as a page ({type(error).__name__}: {error}); "
+            f"the report of {subject} cannot be shown as a page ({type(error).__name__}: {error}); "
             "pass --to FILE.json to see the document"
         ) from error

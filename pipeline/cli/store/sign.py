@@ -82,10 +82,10 @@ def sign(
     signer = chosen_signer(key, load_config(config_path, os.environ, missing_ok=True), config_path.parent)
     published = opened.resolve(name)
     statement = Signatures(opened).add(published, signer, builder or builder_id())
-    vouched = vouch(opened, published, signer, builder or builder_id())
+    evidence = vouch(opened, published, signer, builder or builder_id())
     if console.json:
-        about = {"manifest_digest": published.manifest_digest, "key_id": signer.public.key_id}
-        console.data(about | {"statement": statement.to_json(), "evidence": vouched})
+        document = {"manifest_digest": published.manifest_digest, "key_id": signer.public.key_id}
+        console.data(document | {"statement": statement.to_json(), "evidence": evidence})
     else:
         console.result(f"{published.model_id}  manifest {published.manifest_digest}")
         console.result(f"signed by key {signer.public.key_id}")
@@ -122,18 +122,20 @@ def verify_signature(
     keys = {str(path): named_public_key(path) for path in files} or _trusted_keys(config_path)
     opened = open_uncached_store(store, config_path, console)
     published, signatures = opened.resolve(name), Signatures(opened)
-    found = {label: signatures.by(key, published.manifest_digest) for label, key in keys.items()}
-    proved = {label: statement for label, statement in found.items() if statement is not None}
-    if not proved:
+    statements = {label: signatures.by(key, published.manifest_digest) for label, key in keys.items()}
+    verified = {label: statement for label, statement in statements.items() if statement is not None}
+    if not verified:
         raise _unsigned(published, opened, keys)
-    signed_by = [{"name": label, "key_id": keys[label].key_id, "builder": proved[label].builder} for label in proved]
-    statement = next(iter(proved.values())).to_json()
+    signed_by = [
+        {"name": label, "key_id": keys[label].key_id, "builder": verified[label].builder} for label in verified
+    ]
+    statement = next(iter(verified.values())).to_json()
     if console.json:
-        about = {"manifest_digest": published.manifest_digest, "signed_by": signed_by}
-        console.data(about | {"statement": statement})
+        document = {"manifest_digest": published.manifest_digest, "signed_by": signed_by}
+        console.data(document | {"statement": statement})
         return
-    for each in signed_by:
-        console.say(f"signed by {each['name']} (key {each['key_id']}), built by {each['builder']}")
+    for signer in signed_by:
+        console.say(f"signed by {signer['name']} (key {signer['key_id']}), built by {signer['builder']}")
     console.data(statement)
 
 
@@ -143,12 +145,12 @@ def _trusted_keys(config_path: Path) -> "dict[str, PublicKey]":
     policy = signing_policy(load_config(config_path, os.environ, missing_ok=True), config_path.parent)
     if policy is None or not policy.trusted:
         raise Refused("no public key is given; pass --public-key FILE, or set [[signing.trusted]] in nxpipe.toml")
-    return {each.name: each.key for each in policy.trusted}
+    return {trusted.name: trusted.key for trusted in policy.trusted}
 
 
 def _unsigned(published: "Published", store: "Store", keys: "dict[str, PublicKey]") -> Refused:
     from nxpipe.artifact_store.trust.signatures import Signatures
 
-    claimed = Signatures(store).key_ids(published.manifest_digest)
-    others = f"it has signatures of {', '.join(claimed)} only" if claimed else "it has no signatures"
-    return Refused(f"{published.name} is not signed by {', '.join(keys)}; {others}; sign it with: nxpipe store sign")
+    key_ids = Signatures(store).key_ids(published.manifest_digest)
+    existing = f"it has signatures of {', '.join(key_ids)} only" if key_ids else "it has no signatures"
+    return Refused(f"{published.name} is not signed by {', '.join(keys)}; {existing}; sign it with: nxpipe store sign")
