@@ -123,7 +123,7 @@ def _change_instruction(program: Program) -> Program:
         ("emit_kernels", _drop_kernel, "no kernel computes linear"),
         ("emit_kernels", _compute_twice, "computed by two kernels"),
         ("promote_to_sbuf", _lose_buffer, "buffer"),
-        ("allocate_hbm", _overlap, "give each its own addresses"),
+        ("allocate_hbm", _overlap, "use disjoint addresses"),
         ("allocate_hbm", _change_instruction, "the instructions changed with the addresses"),
         ("insert_waits", _wait_too_long, "than come before it in program order"),
         ("insert_waits", _change_instruction, "instructions changed with the waits"),
