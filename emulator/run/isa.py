@@ -23,7 +23,7 @@ from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.run.fast import States
 
 # Weights that programs of one model share, by content and layout: the storage on each rank.
-Shelf: TypeAlias = MutableMapping[object, Sequence[Storage]]
+SharedWeights: TypeAlias = MutableMapping[object, Sequence[Storage]]
 
 
 def layout(buffer: Buffer) -> Buffer:
@@ -132,7 +132,7 @@ class Isa:
     def buffers(self, role: Role) -> Iterator[tuple[int, Buffer]]:
         return (each for each in enumerate(self.executable.program.buffers) if each[1].role is role)
 
-    def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> "LoadedIsa":
+    def load(self, weights: Mapping[str, Array], shelf: SharedWeights | None = None) -> "LoadedIsa":
         check(self.executable.program)
         return LoadedIsa(self, weights, {} if shelf is None else shelf)
 
@@ -140,7 +140,7 @@ class Isa:
 class LoadedIsa:
     """An executable loaded on all of its ranks, with each rank's weights."""
 
-    def __init__(self, code: Isa, weights: Mapping[str, Array], shelf: Shelf) -> None:
+    def __init__(self, code: Isa, weights: Mapping[str, Array], shelf: SharedWeights) -> None:
         self._code = code
         self._machine = Machine(code.executable.program, order=code.order, check=code.races)
         self.statistics = Statistics()  # of each core, over all runs
@@ -164,7 +164,7 @@ class LoadedIsa:
         outputs = {name: self._read(port, 0) for name, port in executable.of_role(Role.OUTPUT).items()}
         return outputs, [self._after(rank, own) for rank, own in enumerate(states or [{}] * machine.ranks)]
 
-    def _load(self, number: int, buffer: Buffer, weights: Mapping[str, Array], shelf: Shelf) -> None:
+    def _load(self, number: int, buffer: Buffer, weights: Mapping[str, Array], shelf: SharedWeights) -> None:
         """Load one weight, or share the storage of a program of the same model that has it. Weights are read-only, so
         ranks share those that are not divided."""
         ranks, piece = self._code.ranks, self._code.executable.divisions.get(number)

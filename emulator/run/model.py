@@ -23,7 +23,7 @@ from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.passes.shard import Sharding
 from nxpipe.emulator.run.fast import LoadedRanks, Runnable, States
-from nxpipe.emulator.run.isa import Resident, Shelf
+from nxpipe.emulator.run.isa import Resident, SharedWeights
 from nxpipe.emulator.run.status import (
     BadInput,
     CoreBusy,
@@ -61,7 +61,7 @@ class Code(Protocol):
     def states(self) -> Mapping[str, TensorType]:
         """The type of each state on one rank."""
 
-    def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> Runnable:
+    def load(self, weights: Mapping[str, Array], shelf: SharedWeights | None = None) -> Runnable:
         """Load it; `shelf` has the weights that programs of the same model have loaded on the same cores."""
 
 
@@ -95,7 +95,7 @@ class Fast:
     def states(self) -> Mapping[str, TensorType]:
         return {name: value.type for name, value in states(self.program.graph).items()}
 
-    def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> Runnable:
+    def load(self, weights: Mapping[str, Array], shelf: SharedWeights | None = None) -> Runnable:
         return LoadedRanks(self.program.graph, weights)
 
 
@@ -212,16 +212,16 @@ class Model:
         self, codes: Sequence[Code], weights: Mapping[str, Array], cores: range, memory: int, leave: Callable[[], None]
     ) -> None:
         self.cores = cores
-        self.left = memory - taken(codes)  # bytes on each core
+        self.left = memory - required_memory(codes)  # bytes on each core
         self._leave = leave
         self._busy = Lock()
         self._accounts = Lock()
         if self.left < 0:
             raise DeviceMemoryExhausted(
-                f"the model takes {taken(codes):,} bytes on each of {len(cores)} cores, which have {memory:,}"
+                f"the model takes {required_memory(codes):,} bytes on each of {len(cores)} cores, which have {memory:,}"
                 f"{_largest(codes)}; divide it among more cores, or load fewer of its programs"
             )
-        shelf: Shelf = {}
+        shelf: SharedWeights = {}
         self._loaded: Mapping[Code, Runnable] = {code: _load(code, weights, shelf) for code in codes}
         self._states = _common_states(codes)
 
@@ -294,7 +294,7 @@ class Model:
             raise Unloaded("these states were given up, or belong to another model; allocate some of this one")
 
 
-def taken(codes: Sequence[Code]) -> int:
+def required_memory(codes: Sequence[Code]) -> int:
     """Bytes on each core: weights once, scratch of the largest program."""
     weights: dict[str, int] = {}
     for code in codes:
@@ -310,7 +310,7 @@ def _largest(codes: Sequence[Code]) -> str:
     return f" ({named}and scratch with {max(code.scratch for code in codes):,})"
 
 
-def _load(code: Code, weights: Mapping[str, Array], shelf: Shelf) -> Runnable:
+def _load(code: Code, weights: Mapping[str, Array], shelf: SharedWeights) -> Runnable:
     try:
         return code.load(weights, shelf)
     except (ExecutionError, ProgramInvalid) as fault:

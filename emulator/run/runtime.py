@@ -6,7 +6,7 @@ from queue import SimpleQueue
 from threading import Lock
 from types import TracebackType
 
-from nxpipe.emulator.analysis.graph_memory import room
+from nxpipe.emulator.analysis.graph_memory import data_capacity
 from nxpipe.emulator.hardware import Instance
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.run.model import Code, Model
@@ -26,7 +26,7 @@ class Cores:
     @property
     def memory(self) -> int:
         """Bytes that one core has for a model."""
-        return room(self.target)
+        return data_capacity(self.target)
 
     @property
     def free(self) -> int:

@@ -180,7 +180,7 @@ class EmulatorBackend:
 
 def _emission_key_inputs(spec: "BuildSpec", program: "CompiledGraph", graph: str) -> dict[str, object]:
     """All that the back end reads, with the module paths that it names in its figures."""
-    from nxpipe.emulator.analysis.graph_memory import room
+    from nxpipe.emulator.analysis.graph_memory import data_capacity
 
     return {
         "format": "nxpipe.emission/1",
@@ -191,7 +191,7 @@ def _emission_key_inputs(spec: "BuildSpec", program: "CompiledGraph", graph: str
         "states": {name: asdict(piece) for name, piece in program.states.items()},
         "padding": asdict(program.padding),
         "core": spec.target.core,
-        "room": room(spec.target),
+        "room": data_capacity(spec.target),
         "compiler": compiler_digest(),
     }
 
@@ -200,7 +200,7 @@ def _emit(
     spec: "BuildSpec", shape: Shape, program: "CompiledGraph", store: "Store", step: Step
 ) -> tuple[Mapping[str, "Blob"], dict[str, object]]:
     """Run the back end. A program that breaks a rule of its core is not stored."""
-    from nxpipe.emulator.analysis.graph_memory import room
+    from nxpipe.emulator.analysis.graph_memory import data_capacity
     from nxpipe.emulator.analysis.utilization import utilisation
     from nxpipe.emulator.compile import emit
     from nxpipe.emulator.errors import OutOfMemory
@@ -209,7 +209,7 @@ def _emit(
 
     with step(f"emit {shape.name}"):
         try:
-            executable = emit(program, spec.target.core, room=room(spec.target))
+            executable = emit(program, spec.target.core, room=data_capacity(spec.target))
         except OutOfMemory as error:
             raise DoesNotFit(f"{spec.source.id} {shape.name}: {error}") from error
         check(executable.program)

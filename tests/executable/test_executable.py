@@ -213,7 +213,7 @@ def test_a_loop_that_lies_about_its_body_is_refused() -> None:
 def test_totals_are_those_of_the_code() -> None:
     executable = program(memset(), Loop(5, (memset(), memset(engine=Engine.SCALAR))))
     assert executable.counts.instructions == 3
-    assert executable.counts.carried_out == {Engine.SCALAR: 5, Engine.VECTOR: 6}
+    assert executable.counts.executed == {Engine.SCALAR: 5, Engine.VECTOR: 6}
     other = parts(to_bytes(program(memset())))[Section.TOTALS]
     with pytest.raises(ExecutableInvalid, match="totals"):
         from_bytes(with_section(executable, Section.TOTALS, other))
@@ -253,7 +253,7 @@ def test_a_section_that_says_what_cannot_be_is_refused(section: Section, content
 
 def test_a_number_of_a_loop_that_is_not_around_it_is_refused() -> None:
     inside = memset(dst=replace(TILE, offset=index(0)))
-    with pytest.raises(ExecutableInvalid, match="1 loops inside of 0"):
+    with pytest.raises(ExecutableInvalid, match="1 loops inside 0"):
         from_bytes(to_bytes(program(Loop(2, (inside,)), inside)))
 
 

@@ -125,7 +125,7 @@ def _change_instruction(program: Program) -> Program:
         ("promote_to_sbuf", _lose_buffer, "buffer"),
         ("allocate_hbm", _overlap, "use disjoint addresses"),
         ("allocate_hbm", _change_instruction, "the instructions changed with the addresses"),
-        ("insert_waits", _wait_too_long, "than come before it in program order"),
+        ("insert_waits", _wait_too_long, "than precede it in program order"),
         ("insert_waits", _change_instruction, "instructions changed with the waits"),
         ("eliminate_redundant_waits", _wait_too_long, "a wait that it did not have before"),
     ],
