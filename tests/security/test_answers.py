@@ -85,8 +85,8 @@ def test_steps_leave_room_for_less_of_a_prompt_and_say_so(nxpipe: InProcess, lla
 IDS: Final = np.full((1, 16), 5)
 MASK: Final = np.ones((1, 16), np.int64)
 WRONG: Final[dict[str, tuple[dict[str, Any], str]]] = {
-    "an id behind the table": ({"input_ids": IDS + 92}, "holds 97, which is outside of the lookup table of size 97"),
-    "a negative id": ({"input_ids": IDS - 6}, "holds -1, which is outside of the lookup table of size 97"),
+    "an id behind the table": ({"input_ids": IDS + 92}, "holds 97, which is outside the lookup table of size 97"),
+    "a negative id": ({"input_ids": IDS - 6}, "holds -1, which is outside the lookup table of size 97"),
     "an id that is far too large": ({"input_ids": IDS + 2**40}, "1099511627781"),
     "another batch": ({"input_ids": np.repeat(IDS, 3, 0)}, "is int64 [3, 16], and the program takes int64 [1, 16]"),
     "another length": ({"attention_mask": MASK[:, :7]}, "is int64 [1, 7], and the program takes int64 [1, 16]"),
@@ -132,7 +132,7 @@ def test_so_are_ids_of_a_vocabulary_that_ranks_divide(nxpipe: InProcess, llama: 
         answer = nxpipe(*order, "--input", str(given))
         is_a_sentence(answer)
         assert answer.code == 2, answer.err
-        assert "holds 128, which is outside of the lookup table of size 128" in answer.err
+        assert "holds 128, which is outside the lookup table of size 128" in answer.err
     first, second = (load_file(next((out / name).rglob("*.safetensors"))) for name in ("--model-id", "tiny-llama"))
     np.testing.assert_array_equal(first["logits"], second["logits"])
 

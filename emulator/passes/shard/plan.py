@@ -337,7 +337,7 @@ class Sharding:
     def whole(self, local: TensorType) -> TensorType:
         return local.with_shape((*local.shape[: self.axis], sum(self.sizes), *local.shape[self.axis + 1 :]))
 
-    def parted(self, whole: Array, degree: int) -> list[Array]:
+    def split(self, whole: Array, degree: int) -> list[Array]:
         """The share of each rank, from a whole tensor."""
         cut = RankSlice(self.axis, 1, self.sizes, self.parts, degree, self.slots, self.lengths)
         return [cut.piece(whole, rank) for rank in range(degree)]
