@@ -131,7 +131,7 @@ def _size_on_rank(graph: Graph, plan: ShardPlan) -> Size:
     }
 
     def size(value: Value) -> int:
-        layout = plan.walk.layout(counterparts.get(value, value))
+        layout = plan.propagation.layout(counterparts.get(value, value))
         shape = value.type.shape if layout is None else layout.local(value.type.shape, plan.degree)
         return TensorType(shape, value.type.dtype).nbytes
 
