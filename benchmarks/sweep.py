@@ -48,7 +48,7 @@ Every class behind transformers' automatic mappings ({}), from its default confi
 can be built, captured in float32 with {} tokens and a batch of one, with torch {} and transformers {}, by
 `benchmarks/sweep.py`. The classes are captured only; no graph is executed. `CaptureError`: the class has no default
 model on this machine, needs an input whose shape no configuration gives, or raises an error in tracing. `GraphBreak`:
-its control flow depends on a tensor's value. `UnsupportedOperators`: it uses operators that have no counterpart.
+it branches on a tensor's value. `UnsupportedOperators`: it uses operators that have no counterpart.
 """
 
 
