@@ -333,7 +333,7 @@ class Utilisation:
         return "; ".join(parts)
 
     def _instructions(self) -> dict[str, object]:
-        """Counts by engine, each DMA queue by itself, and by kind."""
+        """Counts by engine (each DMA queue separately) and kind of instruction."""
         total = self.totals
         by_engine: dict[str, dict[str, object]] = {}
         for (engine, kind), static in sorted(total.static_counts.items()):

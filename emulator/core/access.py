@@ -61,7 +61,7 @@ def pattern(axes: tuple[Axis, ...], itemsize: int) -> Pattern:
 
 @lru_cache(maxsize=1 << 14)
 def touch(first: Pattern, second: Pattern, distance: int) -> bool:
-    """Whether two patterns share a byte; the second begins `distance` bytes after the first."""
+    """True if two patterns share a byte; the second begins `distance` bytes after the first."""
     if first.low >= second.high + distance or second.low + distance >= first.high:
         return False
     if first.is_solid and second.is_solid:

@@ -231,9 +231,9 @@ def _all_words(instruction: TensorTensor) -> bool:
 
 def tensor_reduce(instruction: TensorReduce, at: Bound) -> None:
     src, dst, op = instruction.src, at.window("dst"), instruction.op
-    kept = [axis.size for axis in src.axes[: len(src.axes) - instruction.axes]]
+    kept_sizes = [axis.size for axis in src.axes[: len(src.axes) - instruction.axes]]
     values = at.bits("src") if op in BITS else at.floats("src")
-    folded = fold(op, values.reshape(src.partitions, *kept, -1), -1)
+    folded = fold(op, values.reshape(src.partitions, *kept_sizes, -1), -1)
     if op in BITS:
         dst.put_bits(folded.astype(raw(dst.dtype)))
     else:

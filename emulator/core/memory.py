@@ -114,7 +114,7 @@ class Memories:
                 storage.poison(base, base + buffer.nbytes)
 
     def is_loaded(self, number: int, low: int, high: int) -> bool:
-        """Whether these bytes of a buffer belong to tensors that the host has loaded."""
+        """True if these bytes of a buffer belong to tensors that the host has loaded."""
         loaded, size = self._hbm[number].loaded, max(_size(self.buffers[number]), 1)
         return loaded is not None and bool(loaded[low // size : (high - 1) // size + 1].all())
 

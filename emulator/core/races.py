@@ -110,15 +110,15 @@ class Log:
             min((clocks.now[engine][of] for engine in engines if engine != of), default=1 << 62)
             for of in range(len(ENGINES))
         ]
-        kept = [
+        remaining = [
             number
             for number, access in enumerate(self._accesses)
             if access is not None and access.number > oldest[access.engine]
         ]
-        boxes = self._boxes[:, kept]
-        self._boxes = np.zeros((4, max(256, 2 * len(kept))), np.int64)
-        self._boxes[:, : len(kept)] = boxes
-        self._accesses = [self._accesses[number] for number in kept]
+        boxes = self._boxes[:, remaining]
+        self._boxes = np.zeros((4, max(256, 2 * len(remaining))), np.int64)
+        self._boxes[:, : len(remaining)] = boxes
+        self._accesses = [self._accesses[number] for number in remaining]
 
 
 def _covers(access: Access, other: Access) -> bool:

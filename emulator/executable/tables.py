@@ -1,4 +1,4 @@
-"""The tables of an executable beside the code: ports, buffers, divisions, notes and constants, written and read."""
+"""Encoding and decoding of an executable's tables: ports, buffers, divisions, notes and constants."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -145,7 +145,7 @@ def read_divisions(source: Reader, ranks: int, buffers: Sequence[Buffer]) -> dic
 
 
 def _fits(axis: int, shares: Sequence[Share], buffer: Buffer, ranks: int) -> bool:
-    """Whether a rank's share has the length of the buffer on the divided axis."""
+    """True if a rank's share has the length of the buffer on the divided axis."""
     if not shares or not all(share.is_possible(ranks) for share in shares):
         return False
     order = buffer.order or range(len(buffer.shape))

@@ -112,7 +112,7 @@ class TensorType:
 
 
 def is_reasonable(tensor: TensorType) -> bool:
-    """Whether a tensor type is within the limits; an axis of size 0 counts as 1, so that it hides no other size."""
+    """True if a tensor type is within the limits; an axis of size 0 counts as 1, so that it hides no other size."""
     return tensor.rank <= _MAX_RANK and math.prod(max(size, 1) for size in tensor.shape) <= _MAX_ELEMENTS
 
 

@@ -68,7 +68,7 @@ def line(instruction: Instruction, labels: Sequence[str]) -> str:
 
 
 def _is_default(value: object, default: object) -> bool:
-    """Whether a field has its default value. The text is compared too, because -0.0 equals 0.0."""
+    """True if a field has its default value. The text is compared too, because -0.0 equals 0.0."""
     return default is not MISSING and value == default and str(value) == str(default)
 
 

@@ -166,10 +166,10 @@ class TensorReduce(Instruction, name="tensor_reduce"):
         if not 1 <= self.axes <= len(self.src.axes):
             yield Violation(Rule.SHAPE, f"{self.axes} of {len(self.src.axes)} axes are reduced", "reduce one or more")
             return
-        kept = 1
+        result_size = 1
         for axis in self.src.axes[: len(self.src.axes) - self.axes]:
-            kept *= axis.size
-        yield from sized("dst", self.dst, self.src.partitions, kept)
+            result_size *= axis.size
+        yield from sized("dst", self.dst, self.src.partitions, result_size)
 
     def cycles(self, core: CoreSpec) -> float:
         fast = self.src.dtype is self.dst.dtype is DType.BFLOAT16 and self.op in (Alu.ADD, Alu.MAXIMUM)

@@ -140,7 +140,7 @@ _ROOT = float(np.sqrt(2 / np.pi))
 
 
 def _near(value: float, number: float) -> bool:
-    """Whether a constant is `number` within 1e-6: models round such constants to different numbers of digits."""
+    """True if a constant is `number` within 1e-6: models round such constants to different numbers of digits."""
     return abs(value - number) <= 1e-6 * abs(number)
 
 
@@ -270,7 +270,7 @@ def _masked(view: _View, value: Value) -> tuple[Value, list[Value]]:
 
 
 def _can_hide_all(view: _View, mask: Value) -> bool:
-    """Whether a mask may hide all keys of a row. Such a row is NaN when decomposed, but 0 in fused attention."""
+    """True if a mask may hide all keys of a row. Such a row is NaN when decomposed, but 0 in fused attention."""
     table = view.builder.table_of(mask)
     if table is not None:
         return bool(np.isneginf(table).all(axis=-1).any())
@@ -312,7 +312,7 @@ def recognise_causal(graph: Graph, _: PassOptions) -> Graph:
 
 
 def _is_causal(builder: GraphBuilder, mask: Value, rows: int, keys: int) -> bool:
-    """Whether a mask is causal: as a constant table, or as a comparison of known positions."""
+    """True if a mask is causal: as a constant table, or as a comparison of known positions."""
     if mask.type.elements != rows * keys or mask.type.shape[-2:] != (rows, keys):
         return False
     table = builder.table_of(mask)
@@ -341,7 +341,7 @@ def _compared_positions(builder: GraphBuilder, mask: Value) -> tuple[Array, Arra
 
 
 def _is_lower_triangular(keys: Array, rows: Array) -> bool:
-    """Whether each row attends to exactly the keys up to its own index."""
+    """True if each row attends to exactly the keys up to its own index."""
     visible = np.minimum(np.arange(1, rows.size + 1), keys.size)
     last_visible = np.maximum.accumulate(keys)[visible - 1]
     first_hidden = np.minimum.accumulate(keys[::-1])[::-1][np.minimum(visible, keys.size - 1)]

@@ -146,7 +146,7 @@ def _starts(nodes: Sequence[Node], positions: Mapping[Value, int], period: int, 
 def _agree(
     nodes: Sequence[Node], positions: Mapping[Value, int], position: int, period: int, varying: _Varying
 ) -> bool:
-    """Whether a node and the node a period later apply the same operator to corresponding operands."""
+    """True if a node and the node a period later apply the same operator to corresponding operands."""
     node, later = nodes[position], nodes[position + period]
     if node.op != later.op or len(node.operands) != len(later.operands):
         return False

@@ -128,7 +128,7 @@ def lookups(value: Value, graph: Graph) -> Iterator[tuple[int, int]]:
 
 
 def _is_sharded_lookup(node: Node, carriers: Set[Value], local: Set[Value]) -> bool:
-    """Whether a node belongs to a lookup in a sharded table: ids minus the rank's first row, and 0 for other ranks'
+    """True if a node belongs to a lookup in a sharded table: ids minus the rank's first row, and 0 for other ranks'
     rows."""
     if isinstance(node.op, Binary):
         return node.op.function == "subtract" and node.operands[0] in carriers

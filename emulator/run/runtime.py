@@ -48,7 +48,7 @@ class Cores:
             self._free.update(cores)
 
     def _is_aligned(self, cores: range) -> bool:
-        """Whether the cores may form one group: on Trn1, a group must begin at a multiple of its size."""
+        """True if the cores may form one group: on Trn1, a group must begin at a multiple of its size."""
         return self.target.compiler_target not in _ALIGNED or cores.start % len(cores) == 0
 
     def _unavailable_message(self, count: int, start: int | None) -> str:

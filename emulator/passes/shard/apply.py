@@ -338,7 +338,7 @@ def _rows_divide_evenly(value: Value, degree: int) -> bool:
 
 
 def _is_row_wise(node: Node) -> bool:
-    """Whether a node computes each row from the same row of its operands, or from operands without rows."""
+    """True if a node computes each row from the same row of its operands, or from operands without rows."""
     if isinstance(node.op, RmsNorm | LayerNorm):
         return node.op.axes == 1
     if not isinstance(node.op, Binary | Cast | Unary | Where) or node.result.type.rank < 2:
@@ -352,12 +352,12 @@ def _is_row_invariant(operand: Value) -> bool:
 
 
 def _has_same_rows(operand: Value, node: Node) -> bool:
-    """Whether a node's result has the rows of its operand."""
+    """True if a node's result has the rows of its operand."""
     return operand.type.shape[:-1] == node.result.type.shape[:-1]
 
 
 def _saves_traffic(graph: Graph, region: set[Value]) -> bool:
-    """Whether dividing a region does not increase traffic: its gathered bytes are at most those of its all-reduces."""
+    """True if dividing a region does not increase traffic: its gathered bytes are at most those of its all-reduces."""
     sums = [node.result for node in graph.nodes if node.result in region and isinstance(node.op, AllReduce)]
     gathered = sum(value.type.nbytes for value in _read_whole(graph, region))
     return len(sums) < len(region) and gathered <= sum(value.type.nbytes for value in sums)

@@ -58,12 +58,12 @@ class AxisSplit:
 
     @property
     def required(self) -> bool:
-        """Whether a degree that cannot divide the work is an error; otherwise the work is replicated."""
+        """True if a degree that cannot divide the work is an error; otherwise the work is replicated."""
         return self.root()._required
 
     @property
     def is_summed(self) -> bool:
-        """Whether ranks sum over the units, so that no two ranks may have the same unit."""
+        """True if ranks sum over the units, so that no two ranks may have the same unit."""
         return self.root()._is_summed
 
     @property
@@ -114,7 +114,7 @@ class AxisSplit:
         return Share(size, parts, slots, length * (size // max(self.units, 1)))
 
     def allows(self, degree: int) -> bool:
-        """Whether `degree` ranks can share the work, so that no sum counts a unit twice."""
+        """True if `degree` ranks can share the work, so that no sum counts a unit twice."""
         if self.served_by and self.root()._finer:
             return all(split.units % degree == 0 for split in (self, *self.served_by, *self.root()._finer))
         if self.served_by:
@@ -177,7 +177,7 @@ class AxisSplit:
         return min(costs, key=lambda slots: costs[slots], default=None)
 
     def _may_be_padded(self, degree: int, slots: int, copies: int, groups: list[int]) -> bool:
-        """Whether the slots need no padding, or padding is allowed."""
+        """True if the slots need no padding, or padding is allowed."""
         even = degree * slots == copies * self.units and not any(group % copies for group in groups)
         return even or not any(split.padding_obstacle for split in (self, *self.root()._finer))
 
@@ -202,7 +202,7 @@ class Split:
         return tuple(split.share(size, degree) for size, split in zip(self.sizes, self.splits, strict=True))
 
     def is_divided(self, degree: int) -> bool:
-        """Whether a rank has less than the whole tensor."""
+        """True if a rank has less than the whole tensor."""
         return not all(share.is_whole for share in self.shares(degree))
 
     def local(self, shape: Sequence[int], degree: int) -> tuple[int, ...]:
@@ -238,7 +238,7 @@ class Split:
         return Split(axis, outer, tuple(block // length for block in scaled), self.splits)
 
     def matches(self, other: "Split") -> bool:
-        """Whether both layouts divide the same axis into the same blocks."""
+        """True if both layouts divide the same axis into the same blocks."""
         return (self.axis, self.outer, self.sizes) == (other.axis, other.outer, other.sizes)
 
     def join(self, other: "Split") -> None:

@@ -139,7 +139,7 @@ def _equal(left: _PaddingValue, right: _PaddingValue) -> bool:
 
 
 def _sums_to_zero(op: Operator, paddings: list[_PaddingValue]) -> bool:
-    """Whether a sum over padding is zero; for products, if one factor is zero and the other finite."""
+    """True if a sum over padding is zero; for products, if one factor is zero and the other finite."""
     terms = paddings[:2] if isinstance(op, Linear | MatMul | GroupedMatMul) else paddings[:1]
     return 0.0 in terms and _common(*terms) is not _NAN
 

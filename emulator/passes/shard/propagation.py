@@ -144,7 +144,7 @@ class Propagation:
         return max(weights, key=lambda table: table.type.shape[0], default=None)
 
     def _is_weight(self, table: Value) -> bool:
-        """Whether a table is a weight, possibly after a cast that the propagation has not reached yet."""
+        """True if a table is a weight, possibly after a cast that the propagation has not reached yet."""
         defined = {node.result: node for node in self.graph.nodes if isinstance(node.op, Cast)}
         while table in defined:
             table = defined[table].operands[0]
@@ -226,7 +226,7 @@ class Propagation:
 
 
 def is_divisible(layout: Layout) -> bool:
-    """Whether a layout has more than one unit; the single key head of multi-query attention is replicated."""
+    """True if a layout has more than one unit; the single key head of multi-query attention is replicated."""
     return layout is not None and any(split.units > 1 for split in layout.splits)
 
 

@@ -187,8 +187,12 @@ def index_update(propagation: Propagation, node: Node) -> NodeSharding:
         return replicated(propagation, node)
     for other in indices:
         propagation.replicate(other)
-    wanted = (propagation.align(x, layout), propagation.align(update, layout.at(place)), *[None] * len(indices))
-    return NodeSharding(wanted, layout)
+    layouts = (
+        propagation.align(x, layout),
+        propagation.align(update, layout.at(place)),
+        *[None] * len(indices),
+    )
+    return NodeSharding(layouts, layout)
 
 
 def _layout_of_target(propagation: Propagation, x: Value, update: Value, result_axes: dict[int, int]) -> Layout:
@@ -287,8 +291,12 @@ def _by_groups(propagation: Propagation, node: Node, groups: int, channels: Layo
     channels.splits[0].limit(groups)
     channels.splits[0].forbid_padding(_CHANNELS)
     outputs = Split(0, 1, weight.type.shape[:1], channels.splits)
-    wanted = (channels, propagation.align(weight, outputs), *[propagation.align(other, outputs) for other in bias])
-    return NodeSharding(wanted, outputs.at(1))
+    layouts = (
+        channels,
+        propagation.align(weight, outputs),
+        *[propagation.align(other, outputs) for other in bias],
+    )
+    return NodeSharding(layouts, outputs.at(1))
 
 
 def matmul(propagation: Propagation, node: Node) -> NodeSharding:
