@@ -175,7 +175,7 @@ def spoiled(**changes: Any) -> Graph:
         ({"count": 1}, "has fewer than 2 iterations"),
         ({"stop": 99}, "overlaps the repeat before it"),
         ({"start": 5, "stop": 5}, "overlaps the repeat before it"),
-        ({"count": 5}, "takes 4 tensors in one place"),
+        ({"count": 5}, "takes 4 tensors for one value"),
         ({"count": 2**62, "taken": {}, "given": {}}, "expand to more than"),
     ],
 )
