@@ -1,4 +1,4 @@
-"""Writes docs/results/conformance.md: what PyTorch's operator database and ONNX's node tests say of the operators.
+"""Writes docs/results/conformance.md: results of PyTorch's operator database and ONNX's node tests.
 
     python benchmarks/conformance.py [--most N] [--workers N]
 
@@ -32,7 +32,7 @@ _PARTICULARS = re.compile(r" at \S+:\d+| with x\d+ \[[^:]*|\b\w+\[[\d,]*\]|'[^']
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--most", type=int, help="samples of each operator and type")
-    parser.add_argument("--workers", type=int, help="processes; as many as there are cores unless told")
+    parser.add_argument("--workers", type=int, help="processes; default: the number of cores")
     args = parser.parse_args()
     verdicts = dict(judged(args.most, args.workers))
     found = list(outcomes())
@@ -48,9 +48,9 @@ def page(verdicts: Mapping[str, Verdict], found: list[Outcome], most: int | None
     versions = f"PyTorch {torch.__version__}, ONNX {onnx.__version__}, numpy {numpy.__version__}"
     lines = [
         "# Conformance\n",
-        "What independent judges say of the operators: PyTorch's own operator database, and ONNX's node tests through",
-        "its standard backend interface. Unsupported means refused before anything runs, with a reason; failed means",
-        f"another result. `benchmarks/conformance.py` wrote this page on {date.today().isoformat()} with {versions}.\n",
+        "Results of two independent test suites for the operators: PyTorch's operator database, and ONNX's node tests",
+        "through its standard backend interface. Unsupported: rejected with a reason before execution. Failed: a wrong",
+        f"result. `benchmarks/conformance.py` wrote this page on {date.today().isoformat()} with {versions}.\n",
         *_opinfo(verdicts, most),
         *_onnx(found),
         *_ours(verdicts, found),
@@ -69,10 +69,9 @@ def _opinfo(verdicts: Mapping[str, Verdict], most: int | None) -> Iterable[str]:
     samples = f"at most {most} samples of each type" if most else "every sample"
     types = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
     yield "## PyTorch's operator database\n"
-    yield f"{len(verdicts)} operators, {samples} ({types}), each traced, imported, run on the emulator and held against"
-    yield f"PyTorch: **{passed} passed, {reasons.total()} unsupported, {failed} failed**. Of those that passed, {wider}"
-    yield "agree with PyTorch in float64, but not with its arithmetic in the sample's own type, whose roundings come in"
-    yield "between.\n"
+    yield f"{len(verdicts)} operators, {samples} ({types}), each traced, imported, run on the emulator and compared"
+    yield f"with PyTorch: **{passed} passed, {reasons.total()} unsupported, {failed} failed**. Of the passed, {wider}"
+    yield "agree with PyTorch in float64, but not in the sample's type, in which PyTorch rounds intermediate results.\n"
     yield from _grouped(reasons, "samples")
     yield from ("| Operator | Passed | Unsupported | Failed |", "| --- | ---: | ---: | ---: |")
     for name, verdict in sorted(verdicts.items()):
@@ -98,12 +97,12 @@ def _onnx(found: list[Outcome]) -> Iterable[str]:
 
 
 def _ours(verdicts: Mapping[str, Verdict], found: list[Outcome]) -> Iterable[str]:
-    """How often each operator of the graph took part in something that passed."""
+    """The number of passed samples and node tests that contain each operator of the graph."""
     samples = sum((verdict.used for verdict in verdicts.values()), Counter[str]())
     tests = Counter(name for one in found if one.verdict == "passed" for name in one.used)
     yield "## The graph's own operators\n"
-    yield "How many passed samples and node tests each took part in. What ranks say to each other has no counterpart"
-    yield "in either; the tests of tensor parallelism hold it against the whole model.\n"
+    yield "The number of passed samples and node tests that contain each operator. Collectives have no counterpart in"
+    yield "either suite; the tests of tensor parallelism compare them with the unsharded model.\n"
     yield from ("| Operator | Samples | Node tests |", "| --- | ---: | ---: |")
     for name in sorted(OPERATORS):
         yield f"| `{name}` | {samples[name]} | {tests[name]} |"
@@ -117,7 +116,7 @@ def _grouped(reasons: Counter[str], unit: str) -> Iterable[str]:
 
 
 def _general(reason: str) -> str:
-    """The advice alone, without the operator that is told it and what is particular about the case."""
+    """The advice of a reason, without the operator and the particulars of the case."""
     advice = reason.rpartition("; the first is ")[2]
     if advice != reason or re.match(r"[\w.:]+(\.\w+)?(, result \d+)?: ", advice):
         advice = re.sub(r"^.*?: ", "", advice, count=1)

@@ -1,4 +1,4 @@
-"""What `nxpipe check` says of well-known models at their real sizes, what it costs, and how exact the emulator is.
+"""Results and cost of `nxpipe check` for well-known models at full size, and the accuracy of the emulator.
 
 Usage: python benchmarks/models.py [--folder DIR] [--only TEXT] [--page docs/results/models.md]
 
@@ -260,20 +260,19 @@ def legend() -> str:
     libraries = ("torch", "transformers", "diffusers")
     versions = ", ".join(f"{name} {version(name).partition('+')[0]}" for name in libraries)
     return (
-        "What `nxpipe check` says of well-known models at their real sizes: batch 1, 128 tokens (77 where a model "
-        f"reads no more), decoders with prefill and decode, bf16 `matmult`, on {TARGET}.\n\n"
+        "Results of `nxpipe check` for well-known models at full size: batch 1, 128 tokens (77 for models with a "
+        f"shorter limit), decoders with prefill and decode, bf16 `matmult`, on {TARGET}.\n\n"
         "Written by `nice -n -15 python benchmarks/models.py --page docs/results/models.md` on "
-        f"{datetime.date.today()}, {os.cpu_count()} cores that others used too, Python {platform.python_version()}, "
+        f"{datetime.date.today()}, {os.cpu_count()} cores under other load, Python {platform.python_version()}, "
         f"{versions}.\n\n"
-        "- *nodes* are stored, *unrolled* is with every repeated layer written out.\n"
-        "- *seconds* and *peak* are those of the whole command with an empty cache, imports of torch and transformers "
-        "included; *processor* is the time that the cores worked, which other work on the machine stretches less; "
-        "*warm* is a second check.\n"
-        "- *plain export* is torch.export and its decomposition to core ATen of the same programs, in a process of its "
-        "own with the same imports: seconds, and in brackets those of the processor. *ratio* is the check's processor "
-        "time over it.\n"
+        "- *nodes* is the number of stored nodes, *unrolled* that with all repeated layers unrolled.\n"
+        "- *seconds* and *peak* are those of the whole command with an empty cache, including imports of torch and "
+        "transformers; *processor* is CPU time, which depends less on other load; *warm* is a second check.\n"
+        "- *plain export* is torch.export and its decomposition to core ATen of the same programs, in its own "
+        "process with the same imports: seconds, with CPU seconds in brackets. *ratio* is the CPU time of the check "
+        "divided by that of the export.\n"
         "- *verified* is `nxpipe verify` of a small model of the same class with random weights, against PyTorch fp32: "
-        "programs that are within the thresholds, and the worst output of all of them under bf16 `matmult`."
+        "the programs within the thresholds, and the worst output of all programs under bf16 `matmult`."
     )
 
 
@@ -285,14 +284,14 @@ def summary(rows: list[dict[str, Any]]) -> str:
     ours, theirs = (sum(row[what]["processor"] for row in exported) for what in ("check", "export"))
     return (
         f"{passed} of {len(rows)} pass, {verified} verify. {within} of {len(exported)} take at most {GOAL} of the "
-        f"processor time of plain export; all together {ours:.0f} s beside {theirs:.0f} s, a ratio of "
+        f"processor time of plain export; in total {ours:.0f} s and {theirs:.0f} s, a ratio of "
         f"{ours / max(theirs, 1e-9):.2f}. Slowest warm check {max(row['warm']['seconds'] for row in rows):.2f} s."
         f"\n\n{floor(rows)}"
     )
 
 
 def floor(rows: list[dict[str, Any]]) -> str:
-    """What no check can go below, because it imports what plain export imports."""
+    """The lower bound of every check: the imports that it shares with plain export."""
     small = [row for row in rows if comparable(row) and ratio(row) > GOAL]
     imports = (
         "import gc; gc.disable(); from nxpipe.emulator.capture import repeated_layers; gc.freeze()"  # as a check does
@@ -301,8 +300,8 @@ def floor(rows: list[dict[str, Any]]) -> str:
     names = ", ".join(f"`{row['model']}` {ratio(row):.2f}" for row in small)
     above = f"Above the goal of {GOAL}: {names}. " if small else ""
     return (
-        f"{above}Of every check, {seconds:.1f} s of processor time are the imports of torch "
-        "and transformers; with a model of few programs and few layers they are most of either."
+        f"{above}In every check, the imports of torch and transformers take {seconds:.1f} s of CPU time, "
+        "which dominates both times for models with few programs and layers."
     )
 
 

@@ -1,9 +1,8 @@
-"""Writes docs/results/mutations.md: who notices small changes to emitted programs, and which of them nobody notices,
-and why.
+"""Writes docs/results/mutations.md: the detection of small changes to emitted programs, and reasons for missed ones.
 
     python benchmarks/mutate.py [--each N] [--seed N]
 
-N mutants of each kind, or all that there are. Fails if one that is not explained goes unnoticed.
+N mutants of each kind, or all if there are fewer. Fails if a mutant is missed without an explanation.
 """
 
 import argparse
@@ -34,7 +33,7 @@ def main() -> int:
     PAGE.write_text("\n".join(page(verdicts, args.each, args.seed)) + "\n")
     unexplained = [verdict for verdict in verdicts if verdict.is_missed and not explanation(verdict.mutant)]
     for verdict in unexplained:
-        print(f"nobody notices, and nobody knows why: {verdict.mutant}", file=sys.stderr)
+        print(f"missed without an explanation: {verdict.mutant}", file=sys.stderr)
     return int(bool(unexplained))
 
 
@@ -43,14 +42,14 @@ def page(verdicts: Sequence[Verdict], each: int, seed: int) -> Iterator[str]:
     same = sum(bool(verdict.proof) for verdict in verdicts)
     total, others = len(verdicts), len(verdicts) - same
     yield "# Mutations\n"
-    yield "What becomes of programs with one small mistake. Each mutant is a program that `emulator.lower` emitted,"
-    yield "changed in one place. Where the change is not one of waits, order or queues, half of the mutants have their"
-    yield "waits made anew, as if the lowering itself had been wrong; the others are as if the program had been damaged"
-    yield "afterwards."
+    yield "Mutation testing of the emulator: the share of programs with one small error that it detects. Each mutant"
+    yield "is a program that `emulator.lower` emitted, with one change. If the change is not one of waits, order or"
+    yield "queues, the waits of half of the mutants are inserted again, which simulates an error in the lowering; the"
+    yield "other half simulates damage to the emitted program."
     yield f"`benchmarks/mutate.py --each {each} --seed {seed}` wrote this page on {date.today().isoformat()}.\n"
-    yield f"**{total} mutants, {caught} caught: {_share(caught, total)}.** Of the rest, {same} are proved to compute"
-    yield "the same as the program that they were made of, in every order of engines and on every input, so that nobody"
-    yield f"could notice them. **Of the {others} others {_share(caught, others)} are caught.**\n"
+    yield f"**{total} mutants, {caught} detected: {_share(caught, total)}.** Of the rest, {same} are proved equivalent"
+    yield "to the original program, in every order of engines and on every input, so that no test can detect them."
+    yield f"**Of the {others} others, {_share(caught, others)} are detected.**\n"
     yield from _judges()
     yield from _by_kind(verdicts)
     yield from _equal(verdicts)
@@ -60,13 +59,13 @@ def page(verdicts: Sequence[Verdict], each: int, seed: int) -> Iterator[str]:
 
 def _judges() -> Iterator[str]:
     yield "## Judges\n"
-    yield "Asked in this order; the first that objects has caught it.\n"
+    yield "The judges run in this order; the first that reports a fault detects the mutant.\n"
     yield "- **Validator**: `emulator.isa.legality`, which does not run the program."
     yield "- **Hostile memory**: reads of unwritten bytes, accesses out of bounds, sums not begun, deadlocks."
     yield "- **Race check**: two accesses that no wait orders. A memory fault may end a run first."
-    yield "- **Outputs**: all outputs and states of every rank beside `emulator.fast`, within what sums in another"
-    yield "  order may differ by. Four draws of inputs and weights, the hostile order and two random ones; and indices"
-    yield "  that no table has, which are to be refused.\n"
+    yield "- **Outputs**: all outputs and states of every rank, compared with `emulator.run.fast` within the tolerance"
+    yield "  of sums in another order. Four samples of inputs and weights, the hostile order and two random orders;"
+    yield "  also out-of-range indices, which must be rejected.\n"
     yield "Programs: " + ", ".join(f"`{sample.name}` ({sample.core})" for sample, _ in samples()) + ".\n"
 
 
@@ -75,7 +74,7 @@ def _by_kind(verdicts: Sequence[Verdict]) -> Iterator[str]:
     yield (
         "| Change | Mutants | "
         + " | ".join(judge.capitalize() for judge in Judge)
-        + " | Caught | Proved the same | Missed |"
+        + " | Detected | Proved equivalent | Missed |"
     )
     yield "| --- |" + " ---: |" * (len(Judge) + 4)
     for kind in (*KINDS, "all"):
@@ -89,12 +88,12 @@ def _by_kind(verdicts: Sequence[Verdict]) -> Iterator[str]:
 
 
 def _equal(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    yield "## Proved to be the same\n"
-    yield "A proof (`tests/mutation/proofs.py`) follows each byte through the program by name instead of value, apart"
-    yield "from the emulated core and its race check: every two accesses that meet are in order, and every output byte"
-    yield "comes about as it did before.\n"
+    yield "## Proved equivalent\n"
+    yield "A proof (`tests/mutation/proofs.py`) executes the program symbolically, independently of the emulated core"
+    yield "and its race check: every two conflicting accesses are ordered, and every output byte has the same"
+    yield "expression as in the original program.\n"
     reasons = Counter((verdict.proof, verdict.mutant.kind) for verdict in verdicts if verdict.proof)
-    yield from ("| Why | Change | Mutants |", "| --- | --- | ---: |")
+    yield from ("| Reason | Change | Mutants |", "| --- | --- | ---: |")
     yield from (f"| {why} | {kind} | {count} |" for (why, kind), count in sorted(reasons.items()))
     yield ""
 
@@ -105,17 +104,17 @@ def _missed(verdicts: Sequence[Verdict]) -> Iterator[str]:
     if not missed:
         yield "None.\n"
         return
-    yield from ("| Mutant | Why nobody notices |", "| --- | --- |")
-    yield from (f"| {mutant} | {explanation(mutant) or 'not known'} |" for mutant in missed)
+    yield from ("| Mutant | Reason |", "| --- | --- |")
+    yield from (f"| {mutant} | {explanation(mutant) or 'unknown'} |" for mutant in missed)
     yield ""
 
 
 def _waits() -> Iterator[str]:
-    yield "## Waits that others imply\n"
-    yield "Where whoever is waited for has itself waited for another, waiting for that one too says nothing new."
-    yield "`eliminate_redundant_waits` removes such waits;"
-    yield "carrying out all iterations of all loops finds what it overlooks.\n"
-    yield from ("| Program | Waits | Implied by others |", "| --- | ---: | ---: |")
+    yield "## Redundant waits\n"
+    yield "A wait is redundant if another wait of the instruction implies it, because the awaited engine has already"
+    yield "waited for the same instruction. `eliminate_redundant_waits` removes such waits; the table counts those that"
+    yield "remain, by execution of all iterations of all loops.\n"
+    yield from ("| Program | Waits | Redundant |", "| --- | ---: | ---: |")
     for sample, program in samples():
         total = sum(len(each.waits) for each in instructions(program.body))
         yield f"| `{sample.name}` | {total} | {sum(map(len, redundant(program).values()))} |"

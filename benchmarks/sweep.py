@@ -46,9 +46,9 @@ _HEADING = """# Breadth: the model classes of transformers
 
 Every class behind transformers' automatic mappings ({}), from its default configuration cut to two layers where that
 can be built, captured in float32 with {} tokens and a batch of one, with torch {} and transformers {}, by
-`benchmarks/sweep.py`. Capturing is all it tries: no graph of it is executed. `CaptureError`: the class has no default
-model on this machine, needs an input whose shape no configuration tells, or raises an error in tracing. `GraphBreak`:
-it decides by a tensor's value. `UnsupportedOperators`: it uses operators that have no counterpart.
+`benchmarks/sweep.py`. The classes are captured only; no graph is executed. `CaptureError`: the class has no default
+model on this machine, needs an input whose shape no configuration gives, or raises an error in tracing. `GraphBreak`:
+it branches on a tensor's value. `UnsupportedOperators`: it uses operators that have no counterpart.
 """
 
 
@@ -279,7 +279,7 @@ def _print_page(answers: list[Answer], every: int, mappings: Iterable[str]) -> N
     print("| result | classes |\n|---|---|")
     for kind, count in kinds.most_common():
         print(f"| {kind} | {count} |")
-    print("\n| class | result | why |\n|---|---|---|")
+    print("\n| class | result | reason |\n|---|---|---|")
     for answer in answers:
         if answer.kind != "lowered":
             print(f"| {answer.name} | {answer.kind} | {answer.says[:300].replace('|', '/')} |")

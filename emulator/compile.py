@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from nxpipe.emulator.analysis.graph_memory import states
-from nxpipe.emulator.analysis.program_memory import require_room
+from nxpipe.emulator.analysis.program_memory import require_capacity
 from nxpipe.emulator.capture import CaptureRequest, capture
 from nxpipe.emulator.capture.dispatch import of_model
 from nxpipe.emulator.executable.executable import Executable
@@ -85,7 +85,7 @@ def emit(
     core; OutOfMemory if the program takes more."""
     lowered = lower(program.graph, core, program.degree)
     if room is not None:
-        require_room(lowered, room)
+        require_capacity(lowered, room)
     # A weight that is only combined with a rank's rows is sliced as they are, although the plan keeps it whole.
     sliced = {name: _piece(op) for name, op in sliced_parameters(program.graph).items()}
     pieces = {**sliced, **program.parameters, **program.states}

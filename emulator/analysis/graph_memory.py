@@ -1,9 +1,8 @@
-"""Graph memory: the memory that a model takes of a NeuronCore, estimated from graphs without loading a weight, and the
-capacity of a core.
+"""Graph memory: an estimate of a model's memory on a NeuronCore, from graphs without weights, and a core's capacity.
 
-Weights and states are those that the program will have. An intermediate value counts in HBM for its whole life,
-although the compiler keeps many in SBUF; a few copies into another order are not counted. `analysis.program_memory`
-measures a program. Views, and weights that are only cast on their way into an engine, take nothing.
+Weights and states are exact. Each intermediate value counts in HBM for its whole live range, although the compiler
+keeps many in SBUF; a few layout copies are not counted. Views, and weights that are only cast when they are loaded,
+need no memory. `analysis.program_memory` measures a compiled program.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from nxpipe.emulator.passes.shard import NO_PADDING, Padding, ShardPlan, divide,
 
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
-CODE_PER_PHYSICAL_CORE: Final = 96 * _MIB  # instructions and their rings, by the runtime's documentation
+CODE_PER_PHYSICAL_CORE: Final = 96 * _MIB  # instructions and their rings, from the runtime's documentation
 
 _VIEWS: Final = (Reshape, Broadcast, Slice, Transpose)
 _UPDATES: Final = (SliceUpdate, IndexUpdate)
@@ -49,14 +48,14 @@ def code_bytes(target: Instance) -> int:
     return CODE_PER_PHYSICAL_CORE * CORES[target.core].lnc_default
 
 
-def room(target: Instance) -> int:
-    """Bytes that one logical core has for programs' data: weights, states and scratch."""
+def data_capacity(target: Instance) -> int:
+    """Bytes of HBM on one logical core for programs' data: weights, states and scratch."""
     return capacity(target) - code_bytes(target)
 
 
 @dataclass(frozen=True)
 class GraphMemory:
-    """Bytes that all programs of a model together take on each logical core, at one tensor-parallel degree."""
+    """Bytes that all programs of a model together need on each logical core, at one tensor-parallel degree."""
 
     degree: int
     weights: int
@@ -71,31 +70,32 @@ class GraphMemory:
         return self.weights + self.state + self.constants + self.interface + self.activations
 
     def on(self, target: Instance) -> int:
-        """The same with code, whose size depends on the target."""
+        """Total bytes including code, whose size depends on the target."""
         return self.data + code_bytes(target)
 
 
 def footprints(
     programs: Sequence[Graph], degrees: Sequence[int], published: Mapping[str, str] | None = None
 ) -> tuple[list[GraphMemory], dict[int, str]]:
-    """The memory at each degree, with the published plan if there is one; or the reason why a degree is impossible."""
-    found, refused = [], {}
-    several = programs if max(degrees, default=1) > 1 else ()
-    divisions = {graph: divide(_first_iteration(graph), published) for graph in several}
+    """The memory at each possible degree, and the reason for each impossible degree."""
+    estimates, impossible = [], {}
+    divided = programs if max(degrees, default=1) > 1 else ()
+    divisions = {graph: divide(_first_iteration(graph), published) for graph in divided}
     for degree in degrees:
         plans = {graph: division.plan(degree) for graph, division in divisions.items() if degree > 1}
         reasons = [str(plan.refusal) for plan in plans.values() if plan.refusal]
         if reasons:
-            refused[degree] = reasons[0]
+            impossible[degree] = reasons[0]
         else:
             sizes = {graph: _size_on_rank(graph, plans[graph]) if plans else _whole for graph in programs}
-            most = worst(padding(graph, plan) for graph, plan in plans.items())
-            found.append(replace(footprint(degree, sizes), padding=most))
-    return found, refused
+            largest_padding = worst(padding(graph, plan) for graph, plan in plans.items())
+            estimates.append(replace(footprint(degree, sizes), padding=largest_padding))
+    return estimates, impossible
 
 
 def footprint(degree: int, sizes: Mapping[Graph, Size]) -> GraphMemory:
-    """Weights and states are shared by all programs; scratch is that of the largest, because one runs at a time."""
+    """The memory of several programs: shared weights and states, and the scratch of the largest program, because only
+    one program runs at a time."""
     weights: dict[str, int] = {}
     state: dict[str, int] = {}
     constants = interface = activations = 0
@@ -113,17 +113,17 @@ def _whole(value: Value) -> int:
 
 
 def _first_iteration(graph: Graph) -> Graph:
-    """A graph without its repeats: the sharding of the first layer is that of all."""
+    """The graph of the first iteration of each repeat: all layers are sharded like the first."""
     inside = {value: first for repeat in graph.repeats for first, value in _counterparts(repeat.given)}
     later = {value for repeat in graph.repeats for row in repeat.given.values() for value in row[1:]}
     outputs = {name: inside.get(value, value) for name, value in graph.outputs.items() if value not in later}
-    nodes = (replace(node, operands=tuple(inside.get(one, one) for one in node.operands)) for node in graph.nodes)
+    nodes = (replace(node, operands=tuple(inside.get(value, value) for value in node.operands)) for node in graph.nodes)
     return replace(graph, nodes=tuple(nodes), outputs=outputs, repeats=())
 
 
 def _size_on_rank(graph: Graph, plan: ShardPlan) -> Size:
-    # What later iterations of a repeat take or give lies across ranks as its counterpart in the first does.
-    alike = {
+    # Parameters and results of later iterations have the layout of their counterparts in the first iteration.
+    counterparts = {
         value: first
         for repeat in graph.repeats
         for rows in (repeat.taken, repeat.given)
@@ -131,7 +131,7 @@ def _size_on_rank(graph: Graph, plan: ShardPlan) -> Size:
     }
 
     def size(value: Value) -> int:
-        layout = plan.walk.layout(alike.get(value, value))
+        layout = plan.propagation.layout(counterparts.get(value, value))
         shape = value.type.shape if layout is None else layout.local(value.type.shape, plan.degree)
         return TensorType(shape, value.type.dtype).nbytes
 
@@ -144,14 +144,14 @@ def _counterparts(rows: Mapping[Value, tuple[Value, ...]]) -> Iterator[tuple[Val
 
 
 def states(graph: Graph) -> dict[str, Value]:
-    """The values carried from one run to the next, by name: an input and an output that share one."""
+    """The states: inputs with the name of an output, whose values are carried from one run to the next."""
     return {name: value for name, value in graph.inputs.items() if name in graph.outputs}
 
 
 def _interface_bytes(graph: Graph) -> int:
-    held = states(graph)
-    ends = (*graph.inputs.items(), *graph.outputs.items())
-    return sum(value.type.nbytes for name, value in ends if name not in held)
+    state_names = states(graph)
+    interface = (*graph.inputs.items(), *graph.outputs.items())
+    return sum(value.type.nbytes for name, value in interface if name not in state_names)
 
 
 def peak_bytes(graph: Graph, size: Size = _whole) -> int:
@@ -168,12 +168,12 @@ def peak_bytes(graph: Graph, size: Size = _whole) -> int:
 
 
 def _lifetimes(graph: Graph) -> dict[Value, tuple[int, int]]:
-    """The life of each buffer. A node reads at an even time and may write at the next, odd one."""
+    """The live range of each buffer. A node reads at an even time and may write at the next, odd time."""
     buffer = _buffers(graph)
     born: dict[Value, int] = {}
     for step, node in enumerate(graph.nodes):
         if buffer[node.result] == node.result:
-            # An elementwise result may take the place of an operand that nobody reads any more.
+            # An elementwise result may reuse the buffer of an operand that has no later reader.
             born[node.result] = 2 * step + isinstance(node.op, _IN_PLACE)
     for repeat in graph.repeats:
         born |= {value: 2 * repeat.stop - 1 for row in repeat.given.values() for value in row if buffer[value] == value}
@@ -189,8 +189,8 @@ def _lifetimes(graph: Graph) -> dict[Value, tuple[int, int]]:
 
 
 def _kept_by_repeats(graph: Graph) -> Iterator[tuple[Value, int]]:
-    """Values that the next iteration needs live until this one ends: loop-carried values, and those from before the
-    repeat."""
+    """Values that are live until the end of an iteration because the next one reads them: loop-carried values, and
+    values from before the repeat, each with that time."""
     for repeat in graph.repeats:
         end = 2 * repeat.stop - 1
         body = graph.nodes[repeat.start : repeat.stop]
@@ -201,7 +201,7 @@ def _kept_by_repeats(graph: Graph) -> Iterator[tuple[Value, int]]:
 
 
 def _buffers(graph: Graph) -> dict[Value, Value | None]:
-    """The value in whose storage each value is; None for a value that takes no scratch."""
+    """The value whose storage each value shares; None for a value without scratch."""
     buffer: dict[Value, Value | None] = dict.fromkeys(_resident(graph))
     for repeat in graph.repeats:
         for row in repeat.given.values():
@@ -213,7 +213,7 @@ def _buffers(graph: Graph) -> dict[Value, Value | None]:
 
 
 def _resident(graph: Graph) -> Iterator[Value]:
-    """Weights, constants and the interface of a program have storage of their own."""
+    """Values with storage outside scratch: weights, constants and the interface of a program."""
     ends = set(graph.outputs.values())
     yield from (*graph.inputs.values(), *graph.parameters.values(), *graph.constants, *ends)
     for repeat in graph.repeats:
@@ -221,7 +221,7 @@ def _resident(graph: Graph) -> Iterator[Value]:
 
 
 def _storage(node: Node, buffer: Mapping[Value, Value | None]) -> Value | None:
-    """A view shares its operand's storage; so does an updated state, and a weight that is cast as it is loaded."""
+    """The storage of a result. Views, updated states and weights cast on load share their operand's storage."""
     if not node.operands:
         return node.result
     source = buffer[node.operands[0]]

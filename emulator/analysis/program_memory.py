@@ -1,4 +1,4 @@
-"""Program memory: the HBM that a program takes on one core, and the refusal of a program that exceeds it."""
+"""Program memory: the HBM that a program needs on one core, and the error for a program that exceeds the capacity."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,8 +14,8 @@ from nxpipe.emulator.isa.program import Buffer, Program, Role, lifetimes, within
 
 @dataclass(frozen=True)
 class ProgramMemory:
-    """Bytes in HBM on one rank, by purpose. Scratch is at its peak, because buffers with disjoint lives share
-    addresses. `total` is a little more than the sum, because buffers begin at whole DMA packets."""
+    """Bytes in HBM on one rank, by role. Scratch is the peak, because buffers with disjoint live ranges share
+    addresses. `total` is slightly more than the sum, because buffers are aligned to DMA packets."""
 
     by_role: Mapping[Role, int]
     total: int
@@ -25,26 +25,27 @@ class ProgramMemory:
 
 
 def footprint(program: Program) -> ProgramMemory:
-    taken = Counter(dict.fromkeys(Role, 0))
+    by_role = Counter(dict.fromkeys(Role, 0))
     for buffer in program.buffers:
         if buffer.role is not Role.SCRATCH:
-            taken[buffer.role] += buffer.nbytes
+            by_role[buffer.role] += buffer.nbytes
     scratch = [buffer for buffer in program.buffers if buffer.role is Role.SCRATCH]
     if scratch:
         end = max(buffer.address + buffer.nbytes for buffer in scratch)
-        taken[Role.SCRATCH] = end - min(buffer.address for buffer in scratch)
-    return ProgramMemory(taken, program.hbm)
+        by_role[Role.SCRATCH] = end - min(buffer.address for buffer in scratch)
+    return ProgramMemory(by_role, program.hbm)
 
 
-def require_room(program: Program, room: int) -> None:
-    """Raise OutOfMemory for a program that takes more than `room` bytes, which a core has for programs' data."""
-    if program.hbm > room:
+def require_capacity(program: Program, capacity: int) -> None:
+    """Raise OutOfMemory for a program that needs more than `capacity` bytes, the data capacity of a core."""
+    if program.hbm > capacity:
         largest = sorted(_at_the_peak(program), key=lambda taken: (-taken.nbytes, taken.what))
-        raise OutOfMemory("the program", "HBM behind each core", program.hbm, room, largest, _advice(program, room))
+        advice = _advice(program, capacity)
+        raise OutOfMemory("the program", "HBM behind each core", program.hbm, capacity, largest, advice)
 
 
 def _at_the_peak(program: Program) -> Iterator[Taken]:
-    """Permanent buffers, and the scratch that is live at its peak."""
+    """The buffers at the peak: permanent buffers, and the scratch that is live then."""
     live, origins = _live_at_most(program), writers(program)
     for number, buffer in enumerate(program.buffers):
         if buffer.role is not Role.SCRATCH:
@@ -54,15 +55,17 @@ def _at_the_peak(program: Program) -> Iterator[Taken]:
 
 
 def _live_at_most(program: Program) -> set[int]:
-    """The scratch that is live at the peak."""
+    """The scratch buffers that are live at the peak."""
     scratch = {
-        number: life for number, life in lifetimes(program.body).items() if program.buffers[number].role is Role.SCRATCH
+        number: live_range
+        for number, live_range in lifetimes(program.body).items()
+        if program.buffers[number].role is Role.SCRATCH
     }
-    moments = (
-        {number for number, life in scratch.items() if life.first <= start <= life.last}
-        for start in sorted({life.first for life in scratch.values()})
+    live_sets = (
+        {number for number, live_range in scratch.items() if live_range.first <= position <= live_range.last}
+        for position in sorted({live_range.first for live_range in scratch.values()})
     )
-    return max(moments, key=lambda live: sum(program.buffers[number].nbytes for number in live), default=set())
+    return max(live_sets, key=lambda live: sum(program.buffers[number].nbytes for number in live), default=set())
 
 
 def writers(program: Program) -> dict[int, str]:
@@ -77,7 +80,7 @@ def writers(program: Program) -> dict[int, str]:
 
 
 def _module(note: str) -> str:
-    """The module of a place in the model; the source line where there is none."""
+    """The module path in a note; the source line if there is no module path."""
     return note.partition(" ")[0]
 
 
@@ -90,14 +93,14 @@ def _shaped(buffer: Buffer) -> str:
     return f"{times}{TensorType(buffer.shape, buffer.dtype)}"
 
 
-def _advice(program: Program, room: int) -> str:
-    """The remedy, by the kind of buffer that takes most."""
-    taken = footprint(program).by_role
-    ways = []
-    if taken[Role.PARAMETER] > room // 2:
-        ways.append(f"divide the weights among more cores (--tp above {program.ranks})")
+def _advice(program: Program, capacity: int) -> str:
+    """The remedies, by the kind of buffer that needs most memory."""
+    by_role = footprint(program).by_role
+    remedies = []
+    if by_role[Role.PARAMETER] > capacity // 2:
+        remedies.append(f"divide the weights among more cores (--tp above {program.ranks})")
         if any(buffer.role is Role.PARAMETER and buffer.dtype is DType.FLOAT32 for buffer in program.buffers):
-            ways.append("cast them to bf16 (--autocast all)")
-    if sum(nbytes for role, nbytes in taken.items() if role is not Role.PARAMETER) > room // 4:
-        ways.append("make the batch or the longest bucket smaller")
-    return ", ".join([*ways, "or take an instance with more memory behind each core"])
+            remedies.append("cast them to bf16 (--autocast all)")
+    if sum(nbytes for role, nbytes in by_role.items() if role is not Role.PARAMETER) > capacity // 4:
+        remedies.append("make the batch or the longest bucket smaller")
+    return ", ".join([*remedies, "or use an instance with more memory behind each core"])

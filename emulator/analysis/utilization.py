@@ -1,7 +1,7 @@
-"""Utilisation of a program: totals of instructions, time and bytes by the iterations of the loops around each.
+"""Utilization of a program: instructions, busy time and bytes, multiplied by the loop counts around each instruction.
 
-`totals` counts what instructions move. `buffer_traffic` counts the distinct bytes of each buffer instead: a lower bound
-on the traffic of any program for the same task.
+`totals` counts the bytes that instructions move. `buffer_traffic` counts the distinct bytes of each buffer: a lower
+bound on the traffic of any program for the same task.
 """
 
 from collections import Counter
@@ -30,12 +30,12 @@ HBM: Final = "hbm"
 
 @dataclass
 class Totals:
-    """Counts by engine and kind of instruction, and bytes by memory. `ns` is the busy time of each engine; DMA queues
-    share their engines, whose busy time is at least `dma_ns`. `ideal_cycles` are the cycles of the program's
-    multiplications on a tensor engine that is fully used in every row, column and cycle."""
+    """Counts by (engine, kind of instruction), and bytes by memory. `ns` is the busy time of each engine; DMA queues
+    share the DMA engines, whose busy time is at least `dma_ns`. `ideal_cycles` are the cycles of the program's
+    multiplications on a tensor engine that uses every row and column in every cycle."""
 
-    written_down: Counter[tuple[str, str]] = field(default_factory=Counter)
-    carried_out: Counter[tuple[str, str]] = field(default_factory=Counter)
+    static_counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    executed_counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     ns: dict[str, float] = field(default_factory=dict)
     dma_ns: float = 0.0
     read: Counter[str] = field(default_factory=Counter)
@@ -46,15 +46,15 @@ class Totals:
 
     @property
     def static(self) -> int:
-        return self.written_down.total()
+        return self.static_counts.total()
 
     @property
     def engines(self) -> Counter[str]:
-        return _summed({engine: count} for (engine, _), count in self.carried_out.items())
+        return _summed({engine: count} for (engine, _), count in self.executed_counts.items())
 
     @property
     def kinds(self) -> Counter[str]:
-        return _summed({kind: count} for (_, kind), count in self.carried_out.items())
+        return _summed({kind: count} for (_, kind), count in self.executed_counts.items())
 
     @property
     def utilisation(self) -> float | None:
@@ -62,10 +62,10 @@ class Totals:
         return self.ideal_cycles / self.tensor_cycles if self.tensor_cycles else None
 
     def document(self) -> dict[str, object]:
-        """For a report: everything, in an order that does not change."""
+        """The totals as a JSON document, in a stable order."""
         return {
             "static_instructions": self.static,
-            "instructions": self.carried_out.total(),
+            "instructions": self.executed_counts.total(),
             "by_engine": dict(sorted(self.engines.items())),
             "by_kind": dict(sorted(self.kinds.items())),
             "busy_ns": {engine: round(ns, 1) for engine, ns in sorted(self.ns.items())},
@@ -79,85 +79,85 @@ class Totals:
 
 
 def totals(program: Program) -> Totals:
-    core, found = CORES[program.core], Totals()
+    core, result = CORES[program.core], Totals()
     for instruction, counts in within(program.body):
-        _add(found, instruction, counts, core)
-    return found
+        _add(result, instruction, counts, core)
+    return result
 
 
-def _add(found: Totals, instruction: Instruction, counts: tuple[int, ...], core: CoreSpec) -> None:
+def _add(totals: Totals, instruction: Instruction, counts: tuple[int, ...], core: CoreSpec) -> None:
     times = prod(counts)
-    price = cost(instruction, core)
+    instruction_cost = cost(instruction, core)
     engine = instruction.engine.value
-    found.written_down[engine, instruction.name] += 1
-    found.carried_out[engine, instruction.name] += times
-    found.ns[engine] = found.ns.get(engine, 0.0) + times * price.ns
+    totals.static_counts[engine, instruction.name] += 1
+    totals.executed_counts[engine, instruction.name] += times
+    totals.ns[engine] = totals.ns.get(engine, 0.0) + times * instruction_cost.ns
     if instruction.engine in DMA_QUEUES:
-        found.dma_ns += times * price.ns * share_of_dma(instruction, core)
+        totals.dma_ns += times * instruction_cost.ns * share_of_dma(instruction, core)
     for place in instruction.written():
-        found.written[_level(place)] += times * moved(place)
+        totals.written[_level(place)] += times * moved(place)
     for place in instruction.read():
-        found.read[_level(place)] += times * moved(place)
+        totals.read[_level(place)] += times * moved(place)
     if isinstance(instruction, Matmul):
-        _add_products(found, instruction, times, core)
-        # Those that do not add have been counted as if they read their sums.
+        _add_products(totals, instruction, times, core)
+        # A matmul that begins a sum does not read `dst`; subtract the reads counted above.
         if instruction.reads_of_dst():
-            found.read[_level(instruction.dst)] -= _first(instruction.accumulate, counts) * moved(instruction.dst)
-    if price.cycles is not None and engine == "tensor":
-        found.tensor_cycles += times * price.cycles
+            totals.read[_level(instruction.dst)] -= _first(instruction.accumulate, counts) * moved(instruction.dst)
+    if instruction_cost.cycles is not None and engine == "tensor":
+        totals.tensor_cycles += times * instruction_cost.cycles
 
 
-def _add_products(found: Totals, it: Matmul, times: int, core: CoreSpec) -> None:
-    products = it.stationary.partitions * it.stationary.elements * it.moving.elements
-    slow = core.fp32_cycle_factor if DType.FLOAT32 in (it.stationary.dtype, it.moving.dtype) else 1
-    found.multiply_adds += times * products
-    found.ideal_cycles += times * slow * products / (core.pe_rows * core.pe_cols)
+def _add_products(totals: Totals, matmul: Matmul, times: int, core: CoreSpec) -> None:
+    products = matmul.stationary.partitions * matmul.stationary.elements * matmul.moving.elements
+    cycle_factor = core.fp32_cycle_factor if DType.FLOAT32 in (matmul.stationary.dtype, matmul.moving.dtype) else 1
+    totals.multiply_adds += times * products
+    totals.ideal_cycles += times * cycle_factor * products / (core.pe_rows * core.pe_cols)
 
 
 def _first(accumulate: Affine, counts: tuple[int, ...]) -> int:
-    """The number of iterations in which `accumulate` is 0 and a matmul begins a sum: the first iteration of the loops
-    that it depends on. A number that does not count up from 0 is taken as always above 0."""
+    """The number of iterations in which `accumulate` is 0, so that the matmul begins a sum: the first iteration of the
+    loops that it depends on. An expression that does not count up from 0 is assumed to be always above 0."""
     if accumulate.bounds(counts)[0] != 0 or accumulate.turns or accumulate.base:
         return prod(counts) if accumulate.bounds(counts)[1] <= 0 else 0
-    taken = prod(counts[depth] for depth, _ in accumulate.terms)
-    return prod(counts) // taken if taken else 0
+    iterations = prod(counts[depth] for depth, _ in accumulate.terms)
+    return prod(counts) // iterations if iterations else 0
 
 
 def _summed(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
-    found = Counter[str]()
-    for each in counts:
-        found.update(each)
-    return found
+    total = Counter[str]()
+    for counter in counts:
+        total.update(counter)
+    return total
 
 
 def _level(place: Place) -> str:
     return place.memory.value if isinstance(place, Tile) else HBM
 
 
-_MOST_GRAINS: Final = 1 << 22  # of one buffer, up to which bytes are counted exactly
+_MOST_GRAINS: Final = 1 << 22  # grains of one buffer up to which bytes are counted exactly
 
 
 @dataclass(frozen=True, slots=True)
 class BufferTraffic:
-    """Distinct bytes of a buffer; bytes that the program itself has written before do not count as read."""
+    """Distinct bytes of a buffer. A read of bytes that the program has written before does not count."""
 
     read: int = 0
     written: int = 0
 
 
 def buffer_traffic(program: Program) -> list[BufferTraffic]:
-    """The traffic of each buffer. Rows that are indexed by number count at each read, up to all of them."""
+    """The traffic of each buffer. Indexed rows count at each read, up to the size of the buffer."""
     uses: list[list[_Use]] = [[] for _ in program.buffers]
     for instruction, counts in within(program.body):
         for far, written in _ends(instruction):
             if all(counts) and far.elements:
                 uses[far.buffer].append(_use(far, counts, written))
-    return [_touched(buffer, found) for buffer, found in zip(program.buffers, uses, strict=True)]
+    return [_touched(buffer, buffer_uses) for buffer, buffer_uses in zip(program.buffers, uses, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """The `run` bytes at `start`, and again along each axis; of rows that go by number, how many bytes."""
+    """An access to a buffer: `run` bytes at `start`, repeated along each axis; or `by_number` bytes of indexed rows."""
 
     written: bool
     start: int = 0
@@ -170,11 +170,11 @@ class _Use:
         return self.run * prod(axis.size for axis in self.axes)
 
     def grains(self, grain: int) -> NDArray[Any]:
-        found = np.arange(self.start // grain, (self.start + self.run) // grain)
+        positions = np.arange(self.start // grain, (self.start + self.run) // grain)
         for axis in self.axes:
             steps = np.arange(axis.size) * (axis.stride // grain)
-            found = (steps[:, None] + found).ravel()
-        return found
+            positions = (steps[:, None] + positions).ravel()
+        return positions
 
 
 def _ends(instruction: Instruction) -> Iterator[tuple[Far, bool]]:
@@ -183,22 +183,22 @@ def _ends(instruction: Instruction) -> Iterator[tuple[Far, bool]]:
 
 
 def _use(far: Far, counts: Sequence[int], written: bool) -> _Use:
-    """Loops around it are axes like its own."""
+    """The use of a buffer by an operand; enclosing loops become axes of the access."""
     size = far.dtype.itemsize
     if far.rows is not None:
-        each = prod(axis.size for axis in far.axes if axis.stride)
-        return _Use(written, by_number=each * prod(counts) * size)
+        elements = prod(axis.size for axis in far.axes if axis.stride)
+        return _Use(written, by_number=elements * prod(counts) * size)
     axes = [*far.axes, *(Axis(counts[depth], step) for depth, step in far.offset.terms)]
-    axes += [Axis(turn.count, turn.step) for turn in far.offset.turns]
+    axes += [Axis(rotation.count, rotation.step) for rotation in far.offset.turns]
     start = far.offset.base + sum((axis.size - 1) * min(axis.stride, 0) for axis in axes)
     run = 1
-    apart: list[Axis] = []
+    separate: list[Axis] = []
     for stride, count in sorted((abs(axis.stride), axis.size) for axis in axes if axis.stride and axis.size > 1):
-        if stride <= run and not apart:
+        if stride <= run and not separate:
             run += (count - 1) * stride
         else:
-            apart.append(Axis(count, stride * size))
-    return _Use(written, start * size, run * size, tuple(apart))
+            separate.append(Axis(count, stride * size))
+    return _Use(written, start * size, run * size, tuple(separate))
 
 
 def _touched(buffer: Buffer, uses: Sequence[_Use]) -> BufferTraffic:
@@ -209,7 +209,7 @@ def _touched(buffer: Buffer, uses: Sequence[_Use]) -> BufferTraffic:
         read, written = (_at_most(buffer, uses, writing) for writing in (False, True))
         return BufferTraffic(read, written)
     fresh, stored = np.zeros(grains, bool), np.zeros(grains, bool)
-    scattered = known = 0  # bytes written by number, and those of them that were there to be read
+    scattered = known = 0  # bytes of indexed rows written so far, and those written before the last read
     for use in uses:
         if use.written:
             scattered += use.by_number
@@ -228,11 +228,11 @@ def _strides(use: _Use) -> Iterable[int]:
 
 
 def _at_most(buffer: Buffer, uses: Sequence[_Use], written: bool) -> int:
-    """An upper bound, for buffers with too many grains to count: different uses count as disjoint."""
+    """An upper bound for buffers with too many grains to count: distinct uses count as disjoint."""
     return min(buffer.nbytes, sum(use.nbytes + use.by_number for use in set(uses) if use.written is written))
 
 
-DMA: Final = "dma"  # all queues together, for they share their engines
+DMA: Final = "dma"  # all queues together, because they share the DMA engines
 _NAMED: Final = 10
 _READ: Final = (Role.PARAMETER, Role.CONSTANT, Role.INPUT, Role.STATE)
 _WRITTEN: Final = (Role.OUTPUT, Role.STATE)
@@ -256,9 +256,9 @@ class Spill:
 
 @dataclass(frozen=True)
 class Utilisation:
-    """`compulsory`: for each role the bytes that any program of the task moves, each once: reads of weights, constants,
-    inputs and states, writes of outputs and states. `busy_ns`: by engine. `latency_ns`: of all engines together; None
-    where simulating it takes too long. `spills`: the largest first."""
+    """The utilization of a program. `compulsory`: by role, the bytes that any program of the task must move, each once:
+    reads of weights, constants, inputs and states, writes of outputs and states. `busy_ns`: by engine. `latency_ns`: of
+    the whole program; None if its simulation takes too long. `spills`: the largest first."""
 
     totals: Totals
     compulsory: Mapping[Role, int]
@@ -266,7 +266,7 @@ class Utilisation:
     latency_ns: float | None
     spills: tuple[Spill, ...]
     footprint: ProgramMemory
-    code: int  # bytes, as an executable holds it
+    code: int  # bytes of code in the executable
 
     @property
     def traffic(self) -> int:
@@ -275,13 +275,13 @@ class Utilisation:
 
     @property
     def ratio(self) -> float | None:
-        """HBM traffic divided by compulsory traffic; None where nothing is compulsory."""
+        """HBM traffic divided by compulsory traffic; None if there is no compulsory traffic."""
         least = sum(self.compulsory.values())
         return self.traffic / least if least else None
 
     @property
     def bound(self) -> str | None:
-        """The busiest engine; None where none is busy."""
+        """The busiest engine; None if no engine is busy."""
         return max(self.busy_ns, key=lambda engine: self.busy_ns[engine], default=None)
 
     @property
@@ -322,7 +322,7 @@ class Utilisation:
         """One line for a terminal."""
         parts = [f"{_size(self.traffic)} of HBM read and written"]
         if self.ratio is not None:
-            parts[0] += f", {self.ratio:.2f} x what must move"
+            parts[0] += f", {self.ratio:.2f} x the compulsory traffic"
         parts.append(f"{_size(self.spilled)} of it spilled and read back")
         if self.totals.utilisation is not None:
             parts.append(f"the tensor engine {self.totals.utilisation:.0%} used while busy")
@@ -333,20 +333,20 @@ class Utilisation:
         return "; ".join(parts)
 
     def _instructions(self) -> dict[str, object]:
-        """Counts by engine, each DMA queue by itself, and by kind."""
+        """Counts by engine (each DMA queue separately) and kind of instruction."""
         total = self.totals
         by_engine: dict[str, dict[str, object]] = {}
-        for (engine, kind), static in sorted(total.written_down.items()):
-            done = total.carried_out[engine, kind]
-            by_engine.setdefault(engine, {})[kind] = {"carried_out": done, "static": static}
-        return {"by_engine": by_engine, "carried_out": total.carried_out.total(), "static": total.static}
+        for (engine, kind), static in sorted(total.static_counts.items()):
+            executed = total.executed_counts[engine, kind]
+            by_engine.setdefault(engine, {})[kind] = {"carried_out": executed, "static": static}
+        return {"by_engine": by_engine, "carried_out": total.executed_counts.total(), "static": total.static}
 
     def _spilled(self) -> dict[str, object]:
-        rest = self.spills[_NAMED:]
+        others = self.spills[_NAMED:]
         return {
             "bytes": self.spilled,
             "largest": [spill.document() for spill in self.spills[:_NAMED]],
-            "rest": {"modules": len(rest), "bytes": sum(spill.moved for spill in rest)},
+            "rest": {"modules": len(others), "bytes": sum(spill.moved for spill in others)},
         }
 
 
@@ -365,14 +365,14 @@ def utilisation(program: Program) -> Utilisation:
 
 def _compulsory(program: Program) -> dict[Role, int]:
     least = dict.fromkeys((*_READ, Role.OUTPUT), 0)
-    for buffer, found in zip(program.buffers, buffer_traffic(program), strict=True):
+    for buffer, traffic in zip(program.buffers, buffer_traffic(program), strict=True):
         least[buffer.role] = least.get(buffer.role, 0)
-        least[buffer.role] += found.read * (buffer.role in _READ) + found.written * (buffer.role in _WRITTEN)
+        least[buffer.role] += traffic.read * (buffer.role in _READ) + traffic.written * (buffer.role in _WRITTEN)
     return {role: nbytes for role, nbytes in least.items() if role is not Role.SCRATCH}
 
 
 def _busy(total: Totals) -> dict[str, float]:
-    """A queue runs one copy at a time, on whichever of the shared DMA engines."""
+    """The busy time of each engine. DMA is bound by its busiest queue, and by the DMA engines that all queues share."""
     busy = {engine: ns for engine, ns in total.ns.items() if Engine(engine) not in DMA_QUEUES}
     queues = [ns for engine, ns in total.ns.items() if Engine(engine) in DMA_QUEUES]
     return {**busy, DMA: max(*queues, total.dma_ns)} if queues else busy
@@ -381,10 +381,10 @@ def _busy(total: Totals) -> dict[str, float]:
 def _spills(program: Program) -> tuple[Spill, ...]:
     written, read = [0] * len(program.buffers), [0] * len(program.buffers)
     for instruction, counts in within(program.body):
-        for places, found in ((instruction.written(), written), (instruction.read(), read)):
+        for places, nbytes in ((instruction.written(), written), (instruction.read(), read)):
             for place in places:
                 if isinstance(place, Far):
-                    found[place.buffer] += prod(counts) * moved(place)
+                    nbytes[place.buffer] += prod(counts) * moved(place)
     origins = writers(program)
     sums: dict[str, Spill] = {}
     for number, buffer in enumerate(program.buffers):

@@ -1,7 +1,7 @@
 """Accesses of instructions: access patterns as numpy views of a core's memories, checked for bounds and poison.
 
-A `Window` is made once for each place of an instruction and located anew in each iteration of the loops. It is then a
-strided view of the memory, so that nothing is copied. A `Bound` is an instruction with the windows of its operands.
+A `Window` is created once for each operand of an instruction and moved to its address in each iteration of the loops.
+It is a strided view of the memory, so nothing is copied. A `Bound` is an instruction with the windows of its operands.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ class Pattern:
     high: int
     run: int
     outer: tuple[Axis, ...]  # axes of runs: in bytes, strides above 0
-    rows: Starts | None = None  # starts of indexed rows, each of which has all of the runs
+    rows: Starts | None = None  # offsets of indexed rows; each row contains all runs
 
     @property
     def is_solid(self) -> bool:
@@ -60,43 +60,43 @@ def pattern(axes: tuple[Axis, ...], itemsize: int) -> Pattern:
 
 
 @lru_cache(maxsize=1 << 14)
-def touch(one: Pattern, other: Pattern, ahead: int) -> bool:
-    """Two patterns share a byte, where the offset of the other is `ahead` bytes after the first one's."""
-    if one.low >= other.high + ahead or other.low + ahead >= one.high:
+def touch(first: Pattern, second: Pattern, distance: int) -> bool:
+    """True if two patterns share a byte; the second begins `distance` bytes after the first."""
+    if first.low >= second.high + distance or second.low + distance >= first.high:
         return False
-    if one.is_solid and other.is_solid:
+    if first.is_solid and second.is_solid:
         return True
-    mine, others = one.starts(), other.starts() + ahead
-    before = np.searchsorted(mine, others - one.run, side="right")
-    behind = np.searchsorted(mine, others + other.run, side="left")
-    return bool((behind > before).any())
+    first_starts, second_starts = first.starts(), second.starts() + distance
+    ended = np.searchsorted(first_starts, second_starts - first.run, side="right")
+    begun = np.searchsorted(first_starts, second_starts + second.run, side="left")
+    return bool((begun > ended).any())
 
 
 class Window:
-    """A place in one core's memory. `locate` moves it to an iteration of the loops; `here` is its offset in bytes."""
+    """An operand in one core's memory. `locate` moves it to a loop iteration; `position` is its byte offset."""
 
     def __init__(self, place: Place, memories: Memories) -> None:
         self.place = place
-        self._loads: Memories | None = None  # that record which tensors were loaded whole
+        self._loads: Memories | None = None  # for operands in HBM: they record the tensors that the host loaded
         self.dtype = place.dtype
         size = place.dtype.itemsize
         self._cells, self._full = raw(place.dtype), int("01" * size, 16)
         if isinstance(place, Tile):
-            self._lie_on_chip(place, memories)
+            self._bind_tile(place, memories)
         else:
-            self._lie_in_hbm(place, memories)
+            self._bind_hbm(place, memories)
         self.pattern = pattern(self._inner, size)
         self._fixed = None if place.offset.terms or place.offset.turns else self._bounded(place.offset.base)
-        self.here = self._fixed or 0
-        self._known: set[int] = set()  # offsets found written: no byte is poisoned during a run
+        self.position = self._fixed or 0
+        self._known: set[int] = set()  # offsets whose bytes are written; no byte is poisoned again during a run
 
-    def _lie_on_chip(self, tile: Tile, memories: Memories) -> None:
+    def _bind_tile(self, tile: Tile, memories: Memories) -> None:
         self.storage: Storage = memories.on_chip[tile.memory]
         self._label, self._address = str(tile.memory), 0
         self.base, self._unit, self._limit = tile.start * self.storage.pitch, 1, memories.capacities[tile.memory]
         self.lanes = (tile.start, tile.start + tile.partitions)
         if not 0 <= tile.start < self.lanes[1] <= memories.core.partitions:
-            raise OutOfBounds(f"it uses partitions {tile.start} up to {self.lanes[1]} of {memories.core.partitions}")
+            raise OutOfBounds(f"uses partitions {tile.start} up to {self.lanes[1]} of {memories.core.partitions}")
         self._inner = tile.axes
         size = tile.dtype.itemsize
         merged = _merged(tile.axes)
@@ -104,7 +104,7 @@ class Window:
         self._strides = (self.storage.pitch, *(axis.stride * size for axis in merged))
         self.flat = (tile.partitions, tile.elements)
 
-    def _lie_in_hbm(self, far: Far, memories: Memories) -> None:
+    def _bind_hbm(self, far: Far, memories: Memories) -> None:
         buffer = memories.buffers[far.buffer]
         size = far.dtype.itemsize
         self.storage, self.base = memories.location(far.buffer)
@@ -119,28 +119,28 @@ class Window:
 
     @property
     def origin(self) -> int:
-        """The address of its offset: in its partition, or in HBM."""
-        return self._address + self.here
+        """The address of the current offset: in a partition, or in HBM."""
+        return self._address + self.position
 
     def forget(self) -> None:
-        """Forget what was found written: a new run begins with poisoned memory."""
+        """Discard the record of written offsets: a new run begins with poisoned memory."""
         self._known.clear()
 
     def locate(self, indices: tuple[int, ...]) -> None:
         if self._fixed is None:
-            self.here = self._bounded(self.place.offset.at(indices))
+            self.position = self._bounded(self.place.offset.at(indices))
 
     def bits(self) -> Array:
-        """Its elements as unsigned words; Unwritten where one was never written."""
+        """The elements as unsigned words; raises Unwritten if one was never written."""
         self._require_written()
         return self._view(self.storage.cells)
 
     def numbers(self) -> Array:
-        """Its elements as numbers, not to be written to: a row for each partition, or each index of the first axis."""
+        """The elements as numbers, read-only: one row for each partition, or for each index of the first axis."""
         return decode(self.bits().reshape(self.flat), self.dtype)
 
     def put(self, numbers: Array) -> None:
-        """Write results, rounded to its type."""
+        """Write results, rounded to the operand's type."""
         self.put_bits(encode(numbers, self.dtype))
 
     def put_bits(self, bits: Array) -> None:
@@ -155,26 +155,26 @@ class Window:
 
     def add_to_sum(self, more: Array) -> None:
         if self.storage.begun is None or self._view(self.storage.begun).min(initial=self._full) != self._full:
-            raise SumNotBegun(f"it accumulates to {self}, where no matmul has begun a sum")
+            raise SumNotBegun(f"accumulates to {self}, where no matmul has begun a sum")
         self._store(encode(self.numbers() + more, self.dtype))
 
     def _store(self, bits: Array) -> None:
         self._require_count(bits)
         self._view(self.storage.cells)[...] = bits.reshape(self.shape)
-        if self.here not in self._known:
+        if self.position not in self._known:
             self._view(self.storage.written)[...] = self._full
-            self._known.add(self.here)
+            self._known.add(self.position)
 
     def _require_count(self, bits: Array) -> None:
         if bits.size != prod(self.flat):
             raise MalformedInstruction(f"{bits.size} elements are written to {self}, which has {prod(self.flat)}")
 
     def _bounded(self, offset: int) -> int:
-        here = offset * self._unit
+        position = offset * self._unit
         reach = self._reach()
-        if here + reach.low < 0 or here + reach.high > self._limit:
-            raise OutOfBounds(f"it reaches from byte {here + reach.low} up to {here + reach.high} {self._where()}")
-        return here
+        if position + reach.low < 0 or position + reach.high > self._limit:
+            raise OutOfBounds(f"reaches from byte {position + reach.low} up to {position + reach.high} {self._where()}")
+        return position
 
     def _reach(self) -> Pattern:
         return self.pattern
@@ -185,41 +185,41 @@ class Window:
         return f"of {self._label}, which has {self._limit}"
 
     def _view(self, cells: Bytes) -> Array:
-        return np.ndarray(self.shape, self._cells, cells, self.base + self.here, self._strides)
+        return np.ndarray(self.shape, self._cells, cells, self.base + self.position, self._strides)
 
     def _require_written(self) -> None:
-        if self.here in self._known:
+        if self.position in self._known:
             return
         if not self._is_written():
             self._raise_unwritten()
-        self._known.add(self.here)
+        self._known.add(self.position)
 
     def _is_written(self) -> bool:
-        low, high = self.here + self.pattern.low, self.here + self.pattern.high
+        low, high = self.position + self.pattern.low, self.position + self.pattern.high
         if (
             self._loads is not None
             and isinstance(self.place, Far)
             and self._loads.is_loaded(self.place.buffer, low, high)
         ):
             return True
-        # Bytes of `written` are 0 or 1. Read as words as wide as an element, a word equals `_full` (0x0101...) only if
-        # all of its bytes are 1 and is less otherwise, so one minimum over words proves that every byte was written.
+        # Each byte of `written` is 0 or 1. A word as wide as an element equals `_full` (0x0101...) if all its bytes are
+        # 1, and is less otherwise. One minimum over all words therefore proves that every byte was written.
         return bool(self._view(self.storage.written).min(initial=self._full) == self._full)
 
     def _raise_unwritten(self) -> None:
         missing = np.flatnonzero(self._view(self.storage.written).reshape(-1) != self._full)
         first = int(missing[0])
-        raise Unwritten(f"it reads {self}, where element {first} of {prod(self.flat)} was never written")
+        raise Unwritten(f"reads {self}, where element {first} of {prod(self.flat)} was never written")
 
     def __str__(self) -> str:
-        low, high = self.here + self.pattern.low, self.here + self.pattern.high
+        low, high = self.position + self.pattern.low, self.position + self.pattern.high
         if isinstance(self.place, Tile):
             return f"{self._label}[{self.lanes[0]}:{self.lanes[1]}, bytes {low}:{high}]"
         return f"{self._label}[bytes {low}:{high}]"
 
 
 class RowsWindow(Window):
-    """A place in HBM whose first axis is indexed by row numbers."""
+    """An operand in HBM whose first axis is indexed by row numbers (indirect DMA)."""
 
     def __init__(self, place: Far, memories: Memories) -> None:
         if place.rows is None or not place.axes or place.axes[0].stride < 1:
@@ -238,10 +238,10 @@ class RowsWindow(Window):
         self.rows.locate(indices)
 
     def read_rows(self) -> None:
-        """Read the row numbers, at the time of the copy, and check their bounds."""
+        """Read the row numbers when the copy executes, and check their bounds."""
         numbers = signed(self.rows.numbers().reshape(-1))
         if len(numbers) != self.shape[0]:
-            raise MalformedInstruction(f"{len(numbers)} row numbers are given for a first axis of {self.shape[0]}")
+            raise MalformedInstruction(f"{len(numbers)} row numbers for a first axis of size {self.shape[0]}")
         require_indices(numbers, self._count())
         self._numbers = numbers.astype(np.int64)
         starts = self._span.low + self._numbers * self._step
@@ -254,12 +254,12 @@ class RowsWindow(Window):
         )
 
     def _count(self) -> int:
-        """The number of rows in the buffer from here on."""
-        return (self._limit - self.here - self._span.high) // self._step + 1
+        """The number of rows from the current position to the end of the buffer."""
+        return (self._limit - self.position - self._span.high) // self._step + 1
 
     def _table(self, cells: Bytes) -> Array:
         shape = (self._count(), *self.shape[1:])
-        return np.ndarray(shape, self._cells, cells, self.base + self.here, self._strides)
+        return np.ndarray(shape, self._cells, cells, self.base + self.position, self._strides)
 
     def _view(self, cells: Bytes) -> Array:
         rows: Array = self._table(cells)[self._numbers]
@@ -278,7 +278,7 @@ class RowsWindow(Window):
 def window(place: Place, memories: Memories) -> Window:
     if isinstance(place, Far):
         if not 0 <= place.buffer < len(memories.buffers):
-            raise MalformedInstruction(f"there is no buffer {place.buffer}; the program has {len(memories.buffers)}")
+            raise MalformedInstruction(f"buffer {place.buffer} does not exist; the program has {len(memories.buffers)}")
         if place.rows is not None:
             return RowsWindow(place, memories)
     return Window(place, memories)
@@ -314,47 +314,48 @@ class Bound:
         self.waits = tuple((NUMBER[wait.engine], wait.done) for wait in instruction.waits)
         self.indices: tuple[int, ...] = ()
         self.times = 0
-        self.added = 0  # times that a matmul accumulated
+        self.added = 0  # executions in which a matmul accumulated
         self._windows = {name: window(place, memories) for name, place in instruction.places.items()}
 
     @cached_property
     def rows(self) -> tuple[RowsWindow, ...]:
-        return tuple(each for each in self._windows.values() if isinstance(each, RowsWindow))
+        return tuple(window for window in self._windows.values() if isinstance(window, RowsWindow))
 
     @cached_property
     def direct(self) -> tuple[tuple[Window, bool], ...]:
-        """Places that are known before anything is read, and whether each is written."""
-        numbers = tuple((each.rows, False) for each in self.rows)
-        return numbers + tuple(each for each in self._accesses() if not isinstance(each[0], RowsWindow))
+        """Operands whose addresses depend on no row numbers, each with True if it is written."""
+        row_numbers = tuple((window.rows, False) for window in self.rows)
+        return row_numbers + tuple(access for access in self._accesses() if not isinstance(access[0], RowsWindow))
 
     @cached_property
     def indirect(self) -> tuple[tuple[Window, bool], ...]:
-        return tuple(each for each in self._accesses() if isinstance(each[0], RowsWindow))
+        """Operands whose addresses depend on row numbers, each with True if it is written."""
+        return tuple(access for access in self._accesses() if isinstance(access[0], RowsWindow))
 
     def _accesses(self) -> Iterator[tuple[Window, bool]]:
-        """A place that is both read and written counts as written, which is enough to find races."""
-        for name, each in self._windows.items():
-            yield each, name in self.instruction.writes
+        """All operands with True for a write. Read-modify-write counts as a write, which suffices to find races."""
+        for name, window in self._windows.items():
+            yield window, name in self.instruction.writes
 
     def forget(self) -> None:
         self.times = self.added = 0
-        for each in (*self._windows.values(), *(rows.rows for rows in self.rows)):
-            each.forget()
+        for window in (*self._windows.values(), *(indirect.rows for indirect in self.rows)):
+            window.forget()
 
     def locate(self, indices: tuple[int, ...]) -> None:
         self.indices = indices
-        for each in self._windows.values():
-            each.locate(indices)
+        for window in self._windows.values():
+            window.locate(indices)
 
     def window(self, name: str) -> Window:
         return self._windows[name]
 
     def numbers(self, name: str) -> Array:
-        """An operand, floats as float32 and integers as they are: a row for each partition; not to be written to."""
+        """An operand, read-only: floats as float32, integers unchanged; one row for each partition."""
         return self._windows[name].numbers()
 
     def bits(self, name: str) -> Array:
-        """Elements as unsigned words: a row for each partition; not to be written to."""
+        """An operand's elements as unsigned words, read-only; one row for each partition."""
         window = self._windows[name]
         return window.bits().reshape(window.flat)
 
@@ -362,7 +363,7 @@ class Bound:
         return floats(self._windows[name].numbers())
 
     def scalar(self, name: str) -> Array:
-        """A scalar operand: one number, or a column with one for each partition."""
+        """A scalar operand: one number, or a column with one number for each partition."""
         value = getattr(self.instruction, name)
         return self.floats(name) if isinstance(value, Tile) else np.asarray(value, np.float32)
 
@@ -375,12 +376,12 @@ Handler = Callable[[Any, Bound], None]
 
 
 def move(src: Window, dst: Window) -> None:
-    """Copy elements: bit by bit between equal types or integers of the same 32 or 64 bits, else through float32."""
+    """Copy elements: bitwise between equal types or integers of equal width (32 or 64 bits), else through float32."""
     if same_bits(src.dtype, dst.dtype):
         dst.put_bits(src.bits())
     else:
         dst.put(floats(src.numbers()))
 
 
-def same_bits(one: DType, other: DType) -> bool:
-    return one is other or (one in _WORDS and other in _WORDS and one.itemsize == other.itemsize)
+def same_bits(src: DType, dst: DType) -> bool:
+    return src is dst or (src in _WORDS and dst in _WORDS and src.itemsize == dst.itemsize)

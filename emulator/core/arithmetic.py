@@ -1,6 +1,6 @@
-"""Elements as bits and as numbers, and the ALU operators on them: on floats, on integers and on bits.
+"""Conversion of elements between bits and numbers, and the ALU operators on floats, integers and bits.
 
-Floats of every type are computed as float32 arrays (`emulator.numerics`), integers as they are.
+Floats of every type are computed as float32 arrays (`emulator.numerics`), integers in their own type.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def raw(dtype: DType) -> np.dtype[np.unsignedinteger]:
 
 
 def decode(bits: Array, dtype: DType) -> Array:
-    """Numbers from bits; possibly a view of them, so not to be written to."""
+    """Numbers from bits. The result may be a view of the bits, so it is read-only."""
     if dtype is DType.BFLOAT16:
         words = bits.astype(np.uint32)
         words <<= np.uint32(16)
@@ -37,7 +37,7 @@ def decode(bits: Array, dtype: DType) -> Array:
 
 
 def encode(numbers: Array, dtype: DType) -> Array:
-    """Bits from results; this is where a result is rounded, once."""
+    """Bits from results. A result is rounded here, once."""
     settled = settle(numbers, dtype)
     if dtype is DType.BFLOAT16:
         return (np.ascontiguousarray(settled).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
@@ -45,7 +45,7 @@ def encode(numbers: Array, dtype: DType) -> Array:
 
 
 def signed(numbers: Array) -> Array:
-    """Indices as signed numbers: an unsigned word with its highest bit set was computed as a negative one."""
+    """Indices as signed numbers: an unsigned word with its highest bit set is a negative index."""
     return numbers.view(np.int32) if numbers.dtype == np.uint32 else numbers
 
 
@@ -55,11 +55,11 @@ def floats(numbers: Array) -> Floats:
 
 WORDS: Final = (DType.INT32, DType.UINT32)
 
-_OF_ONE: Final[dict[Alu, Callable[[Floats], Array]]] = {
+_UNARY: Final[dict[Alu, Callable[[Floats], Array]]] = {
     **{op: Unary(op.value).compute for op in UNARY - {Alu.SQUARE, Alu.INVERT}},
     Alu.SQUARE: np.square,
 }
-_OF_TWO: Final[dict[Alu, np.ufunc]] = {
+_BINARY: Final[dict[Alu, np.ufunc]] = {
     Alu.ADD: np.add,
     Alu.SUBTRACT: np.subtract,
     Alu.MULTIPLY: np.multiply,
@@ -76,13 +76,13 @@ _OF_TWO: Final[dict[Alu, np.ufunc]] = {
     Alu.LOGICAL_XOR: np.logical_xor,
     Alu.POWER: np.power,
 }
-_FOLDING: Final = frozenset(
+_REDUCING: Final = frozenset(
     {
         *(Alu.ADD, Alu.SUBTRACT, Alu.MULTIPLY, Alu.MAXIMUM, Alu.MINIMUM),
         *(Alu.LOGICAL_AND, Alu.LOGICAL_OR, Alu.LOGICAL_XOR),
     }
 )
-_OF_BITS: Final[dict[Alu, np.ufunc]] = {
+_BITWISE: Final[dict[Alu, np.ufunc]] = {
     Alu.BITWISE_AND: np.bitwise_and,
     Alu.BITWISE_OR: np.bitwise_or,
     Alu.BITWISE_XOR: np.bitwise_xor,
@@ -92,29 +92,29 @@ _OF_BITS: Final[dict[Alu, np.ufunc]] = {
 
 
 def combine(op: Alu, left: Floats, right: Array) -> Floats:
-    """`left op right` in float32; an operator of one operand ignores the other. Comparisons give 1 and 0."""
-    if op in _OF_ONE:
-        return floats(_OF_ONE[op](left))
-    return floats(_known(_OF_TWO, op)(left, right))
+    """`left op right` in float32; a unary operator ignores `right`. Comparisons give 1 and 0."""
+    if op in _UNARY:
+        return floats(_UNARY[op](left))
+    return floats(_known(_BINARY, op)(left, right))
 
 
 def combine_words(op: Alu, left: Array, right: Array) -> Array:
     """`left op right` of 32-bit integers exactly; higher bits are dropped when the result is written."""
-    return np.asarray(_known(_OF_TWO, op)(left.astype(np.int64), right.astype(np.int64)))
+    return np.asarray(_known(_BINARY, op)(left.astype(np.int64), right.astype(np.int64)))
 
 
 def combine_bits(op: Alu, left: Array, right: Array) -> Array:
     """`left op right` of unsigned words; shifts insert zeros."""
-    return np.invert(left) if op is Alu.INVERT else np.asarray(_known(_OF_BITS, op)(left, right))
+    return np.invert(left) if op is Alu.INVERT else np.asarray(_known(_BITWISE, op)(left, right))
 
 
 def fold(op: Alu, values: Array, axis: int) -> Array:
-    """A reduction along an axis: of words for bit operators, else in float32."""
+    """A reduction along an axis: on words for bit operators, otherwise in float32."""
     if op in BITS:
-        return np.asarray(_known(_OF_BITS, op).reduce(values, axis=axis))
-    if op not in _FOLDING:
+        return np.asarray(_known(_BITWISE, op).reduce(values, axis=axis))
+    if op not in _REDUCING:
         raise MalformedInstruction(f"{op} cannot reduce a row")
-    return floats(np.asarray(_OF_TWO[op].reduce(values, axis=axis)))
+    return floats(np.asarray(_BINARY[op].reduce(values, axis=axis)))
 
 
 def _known(table: dict[Alu, np.ufunc], op: Alu) -> np.ufunc:

@@ -1,6 +1,6 @@
 """Semantics of the instructions: a handler for each record of `emulator.isa`, in the order of the engines.
 
-The plain, slow definition of what the hardware computes. Collectives are apart in `EXCHANGES`, as they need all ranks.
+These are the plain, slow reference semantics of the hardware. Collectives need all ranks and are in `EXCHANGES`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -68,8 +68,8 @@ Exchange = Callable[[Any, Bound, Sequence[Array], int], None]
 
 
 def contribution(at: Bound) -> Array:
-    """A copy of `src`, since other instructions may write there before all ranks have met. One row for each partition;
-    a place in HBM is one row."""
+    """A rank's operand of a collective: a copy of `src`, because a later instruction may overwrite it before all ranks
+    have arrived. One row for each partition; an operand in HBM is one row."""
     src = at.instruction.places["src"]
     return at.numbers("src").reshape(src.partitions if isinstance(src, Tile) else 1, -1).copy()
 
@@ -87,8 +87,8 @@ def all_gather(_: CollectiveAllGather, at: Bound, contributions: Sequence[Array]
 
 
 def _sum(op: Alu, contributions: Sequence[Array]) -> Floats:
-    """From the first rank to the last, in float32: every rank computes the same bits."""
-    return reduce(lambda total, more: combine(op, total, more), map(floats, contributions))
+    """The sum from the first rank to the last, in float32, so that every rank computes the same bits."""
+    return reduce(lambda total, contribution: combine(op, total, contribution), map(floats, contributions))
 
 
 EXCHANGES: Final[Mapping[type[Instruction], Exchange]] = {
@@ -98,7 +98,7 @@ EXCHANGES: Final[Mapping[type[Instruction], Exchange]] = {
 }
 
 
-_ON_ONE_THREAD: Final = 1 << 18  # multiplications: up to here OpenBLAS uses one thread
+_SINGLE_THREADED: Final = 1 << 18  # multiplications; up to this number OpenBLAS uses one thread
 
 
 def matmul(instruction: Matmul, at: Bound) -> None:
@@ -117,30 +117,31 @@ def transpose(instruction: NcTranspose, at: Bound) -> None:
         return
     transposed = src.bits().reshape(src.flat).T
     if instruction.engine is Engine.TENSOR and at.core.nki_gen < 3 and src.dtype.is_float:
-        transposed = _multiplied(transposed, src.numbers().T, src.dtype)
+        transposed = _identity_product(transposed, src.numbers().T, src.dtype)
     dst.put_bits(transposed)
 
 
 def multiply(left: Floats, right: Floats) -> Floats:
-    """A product of matrices, in blocks of columns so small that BLAS does not start threads for them: the products of
-    tiles are too short to wait for a thread that a busy machine has to wake first."""
+    """A matrix product, in blocks of columns so small that BLAS starts no threads. The product of two tiles takes less
+    time than waking a thread on a busy machine."""
     (height, inner), width = left.shape, right.shape[1]
-    few = max(_ON_ONE_THREAD // (height * inner), 1)
-    count = width // few
-    full = count * few
+    block = max(_SINGLE_THREADED // (height * inner), 1)
+    count = width // block
+    full = count * block
     result = np.empty((height, width), np.float32)
-    pieces = result[:, :full].reshape(height, count, few, copy=False).transpose(1, 0, 2)
-    np.matmul(left, right[:, :full].reshape(inner, count, few).transpose(1, 0, 2), out=pieces)
+    pieces = result[:, :full].reshape(height, count, block, copy=False).transpose(1, 0, 2)
+    np.matmul(left, right[:, :full].reshape(inner, count, block).transpose(1, 0, 2), out=pieces)
     np.matmul(left, right[:, full:], out=result[:, full:])
     return result
 
 
-def _multiplied(bits: Array, numbers: Array, dtype: DType) -> Array:
-    """Before v3 a transpose is a product with an identity matrix, so an infinity or a NaN makes its whole sum NaN."""
-    spoiled = ~np.isfinite(numbers).all(axis=1)
-    if spoiled.any():
+def _identity_product(bits: Array, numbers: Array, dtype: DType) -> Array:
+    """Transposed bits before v3, where a transpose is a product with the identity: an infinity or a NaN makes each sum
+    that contains it NaN."""
+    not_finite = ~np.isfinite(numbers).all(axis=1)
+    if not_finite.any():
         bits = bits.copy()
-        bits[spoiled] = encode(np.full(1, np.nan, np.float32), dtype)
+        bits[not_finite] = encode(np.full(1, np.nan, np.float32), dtype)
     return bits
 
 
@@ -205,7 +206,7 @@ def reciprocal(_: Reciprocal, at: Bound) -> None:
 
 
 def _ordered(op: Alu, values: Floats, operand: Array, reverse: bool) -> Floats:
-    """`values op operand`, or reversed; an operator of one operand ignores the other."""
+    """`values op operand`, or `operand op values` if reversed; a unary operator ignores the operand."""
     if reverse and op not in UNARY:
         return combine(op, floats(np.broadcast_to(operand, values.shape)), values)
     return combine(op, values, operand)
@@ -220,19 +221,19 @@ def _bit_operand(at: Bound, name: str, values: Array) -> Array:
     if isinstance(operand, Tile):
         return at.bits(name)
     if operand != int(operand):
-        raise MalformedInstruction(f"{operand} is no integer, and bit operators take integers")
+        raise MalformedInstruction(f"{operand} is not an integer, and bit operators take integers")
     return np.asarray(int(operand) & int(np.iinfo(values.dtype).max), values.dtype)
 
 
 def _all_words(instruction: TensorTensor) -> bool:
-    return all(each.dtype in WORDS for each in (instruction.dst, instruction.left, instruction.right))
+    return all(tile.dtype in WORDS for tile in (instruction.dst, instruction.left, instruction.right))
 
 
 def tensor_reduce(instruction: TensorReduce, at: Bound) -> None:
     src, dst, op = instruction.src, at.window("dst"), instruction.op
-    kept = [axis.size for axis in src.axes[: len(src.axes) - instruction.axes]]
+    kept_sizes = [axis.size for axis in src.axes[: len(src.axes) - instruction.axes]]
     values = at.bits("src") if op in BITS else at.floats("src")
-    folded = fold(op, values.reshape(src.partitions, *kept, -1), -1)
+    folded = fold(op, values.reshape(src.partitions, *kept_sizes, -1), -1)
     if op in BITS:
         dst.put_bits(folded.astype(raw(dst.dtype)))
     else:
@@ -256,11 +257,11 @@ def bn_stats(_: BnStats, at: Bound) -> None:
 
 def bn_aggregate(_: BnAggregate, at: Bound) -> None:
     x = at.floats("src")
-    counts, means_, squares = x[:, 0::3], x[:, 1::3], x[:, 2::3]
+    counts, means, squares = x[:, 0::3], x[:, 1::3], x[:, 2::3]
     total = counts.sum(axis=1, keepdims=True)
-    mean = (counts * means_).sum(axis=1, keepdims=True) / total
-    apart = means_ - mean
-    variance = (squares + counts * apart * apart).sum(axis=1, keepdims=True) / total
+    mean = (counts * means).sum(axis=1, keepdims=True) / total
+    deviation = means - mean
+    variance = (squares + counts * deviation * deviation).sum(axis=1, keepdims=True) / total
     at.put(np.concatenate([mean, variance], axis=1))
 
 
@@ -269,8 +270,8 @@ def _statistics(x: Floats) -> Floats:
     if not x.shape[1]:
         return np.zeros((len(x), 3), np.float32)
     mean = x.mean(axis=1, keepdims=True)
-    apart = x - mean
-    squares = (apart * apart).sum(axis=1, keepdims=True)
+    deviation = x - mean
+    squares = (deviation * deviation).sum(axis=1, keepdims=True)
     return np.concatenate([np.full_like(mean, x.shape[1]), mean, squares], axis=1)
 
 
@@ -280,8 +281,8 @@ def max8(_: Max8, at: Bound) -> None:
 
 def find_index8(_: FindIndex8, at: Bound) -> None:
     dst = at.window("dst")
-    places = _first_matches(at)[0]
-    dst.put_bits(places.astype(raw(dst.dtype)))  # -1 has all bits set
+    positions = _first_matches(at)[0]
+    dst.put_bits(positions.astype(raw(dst.dtype)))  # -1 has all bits set
 
 
 def match_replace8(instruction: MatchReplace8, at: Bound) -> None:
@@ -294,18 +295,19 @@ def match_replace8(instruction: MatchReplace8, at: Bound) -> None:
 
 
 def _first_matches(at: Bound) -> tuple[Array, Array]:
-    """For each value the place of its first match that no equal value before it has, or -1; and all these places."""
+    """The position of each value's first match that no earlier equal value has taken, or -1; and a mask of all taken
+    positions."""
     x, values = at.floats("src"), at.floats("values")
     matched = np.zeros(x.shape, np.bool_)
     lanes = np.arange(len(x))
-    places = np.full(values.shape, -1, np.int64)
-    for number in range(values.shape[1]):
-        matches = (x == values[:, number : number + 1]) & ~matched
+    positions = np.full(values.shape, -1, np.int64)
+    for column in range(values.shape[1]):
+        matches = (x == values[:, column : column + 1]) & ~matched
         first = matches.argmax(axis=1)
-        found = matches[lanes, first]
-        places[found, number] = first[found]
-        matched[lanes[found], first[found]] = True
-    return places, matched
+        has_match = matches[lanes, first]
+        positions[has_match, column] = first[has_match]
+        matched[lanes[has_match], first[has_match]] = True
+    return positions, matched
 
 
 VECTOR_HANDLERS: Final[Mapping[type[Instruction], Handler]] = {
@@ -326,11 +328,11 @@ VECTOR_HANDLERS: Final[Mapping[type[Instruction], Handler]] = {
 }
 
 
-_GRAPH_NAMES: Final = {Function.GELU_TANH: "gelu_tanh", Function.ARCTAN: "atan"}  # where they differ
+_GRAPH_NAMES: Final = {Function.GELU_TANH: "gelu_tanh", Function.ARCTAN: "atan"}  # where the names differ
 _sigmoid, _tanh, _softplus = (Unary(name).compute for name in ("sigmoid", "tanh", "softplus"))
 
 
-def _named(function: Function) -> Callable[[Floats], Array]:
+def _graph_op(function: Function) -> Callable[[Floats], Array]:
     return Unary(_GRAPH_NAMES.get(function, function.value)).compute
 
 
@@ -343,8 +345,8 @@ def _mish(x: Floats) -> Array:
 
 
 def _within(function: Function, most: float) -> Callable[[Floats], Array]:
-    """A table of a limited range: NaN outside, so that a missing range reduction shows in the result."""
-    compute, limit = _named(function), np.float32(most)
+    """A table with a limited range: NaN outside, so that a missing range reduction is visible in the result."""
+    compute, limit = _graph_op(function), np.float32(most)
 
     def bounded(x: Floats) -> Array:
         return np.where(np.abs(x) <= limit, compute(x), np.float32(np.nan))
@@ -353,7 +355,7 @@ def _within(function: Function, most: float) -> Callable[[Floats], Array]:
 
 
 _FUNCTIONS: Final[dict[Function, Callable[[Floats], Array]]] = {
-    **{function: _named(function) for function in Function if function.value not in ("copy", "square", "mish")},
+    **{function: _graph_op(function) for function in Function if function.value not in ("copy", "square", "mish")},
     Function.COPY: lambda x: x,
     Function.SQUARE: np.square,
     Function.MISH: _mish,
@@ -400,7 +402,7 @@ def gather_free(_: GatherFree, at: Bound) -> None:
 
 
 def _pattern(tile: Tile, start: Affine, by_partition: int, steps: tuple[int, ...], at: Bound) -> Array:
-    """`start + p * by_partition + sum of index * step` in int32: a row for each partition."""
+    """`start + p * by_partition + sum of index * step` in int32; one row for each partition."""
     numbers = start.at(at.indices) + np.arange(tile.partitions, dtype=np.int64) * by_partition
     for axis, step in zip(tile.axes, steps, strict=True):
         numbers = np.add.outer(numbers, np.arange(axis.size, dtype=np.int64) * step)

@@ -1,4 +1,4 @@
-"""Faults of a program that the emulated core reports, where a real core would compute silently and wrongly."""
+"""Faults of a program that the emulated core reports; a real core would silently compute a wrong result."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from nxpipe.emulator.errors import ExecutionError
 
 
 class MachineFault(ExecutionError):
-    """The root of these faults. `where` is the instruction at fault."""
+    """The base class of program faults. `where` is the instruction at fault."""
 
     remedy = ""
 
@@ -15,30 +15,30 @@ class MachineFault(ExecutionError):
         super().__init__(f"{where}: {what}; {self.remedy}" if where else f"{what}; {self.remedy}")
 
     def at(self, where: str) -> "MachineFault":
-        """The same, as the fault of an instruction."""
+        """The same fault, attributed to an instruction."""
         return type(self)(self.what, where)
 
 
 class Unwritten(MachineFault):
     """A read of bytes that have not been written since the run began."""
 
-    remedy = "write them first, or wait for the instruction that does"
+    remedy = "write them first, or wait for the instruction that writes them"
 
 
 class OutOfBounds(MachineFault):
-    """An access outside of a partition or of a buffer."""
+    """An access outside a partition or a buffer."""
 
-    remedy = "move it, or make it smaller"
+    remedy = "move the operand, or make it smaller"
 
 
 class SumNotBegun(MachineFault):
-    """A matmul that accumulates where no matmul has begun a sum."""
+    """A matmul that accumulates into PSUM where no matmul has begun a sum."""
 
-    remedy = "let the first matmul of a sum not accumulate, and let nothing else write there before the last"
+    remedy = "begin the sum with a matmul that does not accumulate; write nothing else there before the last matmul"
 
 
 class MalformedInstruction(MachineFault):
-    """An instruction whose operands do not fit each other."""
+    """An instruction whose operands are inconsistent."""
 
     remedy = "check the program with emulator.isa.legality"
 
@@ -46,13 +46,13 @@ class MalformedInstruction(MachineFault):
 class Race(MachineFault):
     """Two accesses to the same bytes, one of them a write, that no semaphore wait orders."""
 
-    remedy = "let the later one wait for the earlier one"
+    remedy = "make the later access wait for the earlier one"
 
 
 class Deadlock(MachineFault):
     """Engines with instructions left, none of which can proceed."""
 
-    remedy = "wait only for instructions that come before in the program"
+    remedy = "wait only for instructions that come earlier in the program"
 
     def __init__(self, what: str, where: str = "", waiting: Sequence[str] = ()) -> None:
         self.waiting = tuple(waiting)

@@ -1,8 +1,8 @@
-"""The emulated core as a whole: loads a program, runs it on as many cores as it has ranks, and counts the work.
+"""The emulated machine: one core for each rank of a program, with execution statistics.
 
-What the host loads stays between runs, and so do states; the cores' own memories are poisoned before each run. A rank
-is a generator that yields its contribution to a collective: the ranks run one after the other up to the same
-collective, and none of them needs a thread.
+Weights, inputs and states stay in HBM between runs; SBUF, PSUM and scratch are poisoned before each run. Each rank is a
+generator that yields its contribution to a collective. The ranks run one after the other up to the same collective, so
+no threads are needed.
 """
 
 from collections import Counter
@@ -29,8 +29,8 @@ from nxpipe.emulator.numerics import Array, Draws, rounding_by_place
 
 @dataclass(frozen=True)
 class Statistics:
-    """Counts of one core: executed instructions by name and by engine, bytes read and written by memory. A byte that a
-    pattern reads several times counts several times."""
+    """Counts of one core: executed instructions by name and by engine, bytes read and written by memory. A byte that an
+    access pattern reads several times counts each time."""
 
     instructions: Mapping[str, int] = field(default_factory=dict)
     engines: Mapping[Engine, int] = field(default_factory=dict)
@@ -39,11 +39,11 @@ class Statistics:
 
     def __add__(self, other: "Statistics") -> "Statistics":
         """The counts of both runs together."""
-        both = ((getattr(self, each.name), getattr(other, each.name)) for each in fields(self))
-        return Statistics(*(dict(Counter(one) + Counter(more)) for one, more in both))
+        pairs = ((getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
+        return Statistics(*(dict(Counter(mine) + Counter(others)) for mine, others in pairs))
 
     def document(self) -> dict[str, object]:
-        """For a report, in an order that does not change."""
+        """The counts as a JSON document, in a stable order."""
         return {
             "instructions": sum(self.engines.values()),
             "by_engine": dict(sorted(self.engines.items())),
@@ -53,15 +53,15 @@ class Statistics:
         }
 
 
-def count(everything: Iterable[Bound]) -> Statistics:
-    """Statistics from how often each instruction was executed."""
+def count(bindings: Iterable[Bound]) -> Statistics:
+    """Statistics from the number of executions of each instruction."""
     names, engines, read, written = Counter[str](), Counter[Engine](), Counter[str](), Counter[str]()
-    for bound in everything:
+    for bound in bindings:
         instruction = bound.instruction
         names[instruction.name] += bound.times
         engines[instruction.engine] += bound.times
         for place in instruction.read():
-            # A matmul reads its sums only when it adds to them.
+            # A matmul reads `dst` only when it accumulates.
             times = bound.added if isinstance(instruction, Matmul) and place is instruction.dst else bound.times
             read[_memory(place)] += times * moved(place)
         for place in instruction.written():
@@ -74,8 +74,9 @@ def _memory(place: Place) -> str:
 
 
 class Machine:
-    """A legal program (`emulator.isa.legality`), loaded. `order` chooses among the engines that may proceed: `hostile`,
-    `program` or `random:SEED`. `check=False` skips the race detection, which is faster; every other rule holds."""
+    """A loaded program, which must be legal (`emulator.isa.legality`). `order` selects the next engine among those that
+    can proceed: `hostile`, `program` or `random:SEED`. `check=False` turns off race detection, which is faster; all
+    other checks remain."""
 
     def __init__(self, program: Program, *, order: str = "hostile", check: bool = True) -> None:
         self._order = order
@@ -95,27 +96,28 @@ class Machine:
         return len(self._cores)
 
     def write(self, name: str, array: Array, rank: int | None = None) -> None:
-        """Write an input, a state or a parameter in the host's layout: to one rank, or to all."""
+        """Write an input, state or parameter in the host's layout to one rank, or to all."""
         for core in self._cores if rank is None else [self._cores[rank]]:
             core.memories.write(name, array)
 
     def read(self, name: str, rank: int = 0) -> Array:
-        """Read an output or a state; floats of any type come as float32."""
+        """Read an output or a state; floats of any type are returned as float32."""
         return self._cores[rank].memories.read(name)
 
     def storage(self, number: int, rank: int) -> Storage:
-        """The storage of a buffer on a rank; between runs it may become an `alias` of another."""
+        """The storage of a buffer on a rank; between runs it may be made an `alias` of another."""
         return self._cores[rank].memories.location(number)[0]
 
     def execute(self) -> Statistics:
-        """One run on every core. The statistics are those of one core, as all of them execute the same instructions."""
-        # The engines follow IEEE 754 and never trap. Random draws depend on an instruction's place in the stream of its
-        # engine, so that they are the same in every order of the engines.
+        """Run the program once on every core. The statistics are those of one core: all cores execute the same
+        instructions."""
+        # The engines follow IEEE 754 and never trap. Random draws (stochastic rounding) are seeded by an instruction's
+        # position in the stream of its engine, so they do not depend on the order of the engines.
         with np.errstate(all="ignore"), rounding_by_place() as draws:
             runs = [core.run(ordering(self._order, core.body, core.rank), draws) for core in self._cores]
             contributions: list[Array] | None = None
-            while (meeting := [_resume(run, contributions) for run in runs]) and meeting[0] is not None:
-                contributions = [each for each in meeting if each is not None]
+            while (arrived := [_resume(run, contributions) for run in runs]) and arrived[0] is not None:
+                contributions = [array for array in arrived if array is not None]
         return self._cores[0].statistics()
 
 
@@ -123,7 +125,7 @@ _Run = Generator[Array, Sequence[Array], None]
 
 
 def _resume(run: _Run, contributions: Sequence[Array] | None) -> Array | None:
-    """Run a rank up to its next collective: its contribution there, or None at the end of its program."""
+    """Run a rank up to its next collective; returns its contribution, or None at the end of the program."""
     try:
         return next(run) if contributions is None else run.send(contributions)
     except StopIteration:
@@ -149,11 +151,11 @@ class _Core:
 
     def run(self, order: Order, draws: Draws | None) -> _Run:
         self.memories.poison()
-        everything = list(self._bound.values())
-        for bound in everything:
+        bindings = list(self._bound.values())
+        for bound in bindings:
             bound.forget()
         streams = Streams(self.body, lambda instruction: self._bound[id(instruction)])
-        races = Races(self.memories, everything, self._describe) if self._check else None
+        races = Races(self.memories, bindings, self._describe) if self._check else None
         while (engine := order.choose(streams)) is not None:
             due = streams.head(engine)
             try:
@@ -169,8 +171,8 @@ class _Core:
 
     def _execute(self, due: Due, streams: Streams, races: Races | None, draws: Draws | None) -> _Run:
         bound = due.bound
-        # Row numbers are an operand like any other: they are read, and their own places checked for races, before
-        # the rows that they select are known and can be checked themselves.
+        # Row numbers are operands too: they are read and checked for races first; only then are the rows that they
+        # select known and checked.
         bound.locate(due.indices)
         bound.times += 1
         if races is not None:
@@ -194,9 +196,9 @@ class _Core:
         return count(self._bound.values())
 
     def _describe(self, instruction: Instruction, indices: tuple[int, ...]) -> str:
-        """The text of an instruction without its waits, the iteration of its loops, its rank and its origin."""
-        shown = " ".join(line(instruction.after(), self.memories.labels).split())
+        """An instruction's text without waits, with its loop iteration, rank and source position."""
+        text = " ".join(line(instruction.after(), self.memories.labels).split())
         iteration = f" with {', '.join(f'i{depth}={index}' for depth, index in enumerate(indices))}" if indices else ""
         rank = f" on rank {self.rank}" if self._program.ranks > 1 else ""
         note = self._program.notes[instruction.note] if instruction.note < len(self._program.notes) else ""
-        return f"{shown}{iteration}{rank}{f', at {note}' if note else ''}"
+        return f"{text}{iteration}{rank}{f', at {note}' if note else ''}"

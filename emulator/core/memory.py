@@ -1,10 +1,10 @@
-"""The memories of one core: SBUF, PSUM and its part of HBM, with the bytes that were written.
+"""The memories of one core: SBUF, PSUM and its part of HBM, with a map of the written bytes.
 
-Memory starts poisoned: every byte is 0xFF, which is NaN in every float type and -1 in every integer, so that a value
-that was used without being written spoils the result visibly; and a byte map of what was written turns such a read into
-an error at once. What the host loads stays from run to run, and so do states; everything else is poisoned again before
-each run, so that no result depends on the run before. Scratch buffers of HBM share one storage, since they may overlap;
-any other buffer has its own, so that programs loaded side by side can share weights and states.
+Memory is poisoned at the start: every byte is 0xFF, which is NaN in every float type and -1 in every integer type. The
+map of written bytes turns a read of unwritten memory into an error. Inputs, weights and states stay from run to run;
+everything else is poisoned again before each run, so that no result depends on an earlier run. Scratch buffers in HBM
+share one storage, because they may overlap; any other buffer has its own storage, so that programs loaded side by side
+can share weights and states.
 """
 
 from collections import Counter
@@ -36,9 +36,9 @@ _KEPT = (Role.INPUT, Role.STATE, *_LOADED)
 
 @dataclass(eq=False)
 class Storage:
-    """Bytes, `pitch` in each partition, allocated at the first access. `written` and `begun` map each byte to 1 once it
-    was written, or is part of a sum that a matmul has begun. `loaded` maps each tensor of a buffer that the host loaded
-    whole, for which `written` is not needed."""
+    """Bytes of one memory or buffer, `pitch` in each partition, allocated at the first access. `written` has 1 for each
+    written byte; `begun` has 1 for each byte of a sum that a matmul has begun. `loaded` is true for each tensor of a
+    buffer that the host has loaded, for which `written` is not needed."""
 
     name: str
     pitch: int
@@ -55,7 +55,7 @@ class Storage:
         return np.zeros(self.size, np.uint8)
 
     def alias(self, other: "Storage") -> None:
-        """Share the bytes of another storage, whose tensors were all loaded."""
+        """Share the bytes of another storage, all of whose tensors the host has loaded."""
         self.cells, self.loaded = other.cells, other.loaded
 
     def poison(self, low: int = 0, high: int | None = None) -> None:
@@ -74,15 +74,17 @@ def _on_chip(name: Memory, partitions: int, pitch: int) -> Storage:
 
 
 class Memories:
+    """SBUF, PSUM and the HBM buffers of one core, sized for one program."""
+
     def __init__(self, program: Program) -> None:
         core = CORES[program.core]
         self.core = core
         self.buffers = program.buffers
         self.labels = labelled(program.buffers)
         self.capacities = {Memory.SBUF: core.sbuf, Memory.PSUM: core.psum}
-        reached = _reached(program.body)
+        reached = _extents(program.body)
         self.on_chip = {
-            # Only as much of each partition as the program reaches: the rest would cost time to poison.
+            # Allocate only the part of each partition that the program accesses: poisoning more costs time.
             memory: _on_chip(memory, core.partitions, max(min(reached[memory], capacity), 1))
             for memory, capacity in self.capacities.items()
         }
@@ -98,12 +100,12 @@ class Memories:
         self._load_constants(program.constants)
 
     def location(self, number: int) -> tuple[Storage, int]:
-        """The storage of a buffer, and the byte at which it begins there."""
+        """The storage of a buffer, and the byte at which the buffer begins in it."""
         buffer = self.buffers[number]
         return self._hbm[number], buffer.address - self._low if buffer.role is Role.SCRATCH else 0
 
     def poison(self) -> None:
-        """Poison everything that a run must not inherit from an earlier one."""
+        """Poison all memory that a run must not inherit from an earlier run."""
         for storage in self.on_chip.values():
             storage.poison()
         for number, buffer in enumerate(self.buffers):
@@ -112,25 +114,25 @@ class Memories:
                 storage.poison(base, base + buffer.nbytes)
 
     def is_loaded(self, number: int, low: int, high: int) -> bool:
-        """These bytes of a buffer belong to tensors that the host has loaded."""
+        """True if these bytes of a buffer belong to tensors that the host has loaded."""
         loaded, size = self._hbm[number].loaded, max(_size(self.buffers[number]), 1)
         return loaded is not None and bool(loaded[low // size : (high - 1) // size + 1].all())
 
     def write(self, name: str, array: Array) -> None:
-        """Write a tensor from the host, with its axes in the host's order."""
+        """Write a tensor whose axes are in the host's order."""
         for number, index in self._named(name, Role.INPUT, Role.STATE, Role.PARAMETER):
             put(self._hbm[number], self.buffers[number], index, array)
 
     def read(self, name: str) -> Array:
-        """Read a tensor; floats of any type come as float32."""
+        """Read a tensor; floats of any type are returned as float32."""
         number, index = next(iter(self._named(name, Role.OUTPUT, Role.STATE, Role.INPUT, Role.PARAMETER)))
         buffer = self.buffers[number]
         storage, low = self._hbm[number], index * _size(buffer)
         high = low + _size(buffer)
         if not self.is_loaded(number, low, high) and not storage.written[low:high].all():
             first = int(np.argmin(storage.written[low:high])) // buffer.dtype.itemsize
-            at = [int(place) for place in np.unravel_index(first, buffer.shape)]
-            raise Unwritten(f"the {buffer.role} {name!r} is read, and its element {at} was never written")
+            at = [int(index) for index in np.unravel_index(first, buffer.shape)]
+            raise Unwritten(f"the {buffer.role} {name!r} is read, but its element {at} was never written")
         return get(storage, buffer, index)
 
     def _load_constants(self, constants: Mapping[str, bytes]) -> None:
@@ -142,33 +144,33 @@ class Memories:
                     raise MissingTensor("constant", digest, str(TensorType(buffer.shape, buffer.dtype)))
                 if len(constants[digest]) != _size(buffer):
                     raise WrongTensor("constant", digest, f"{_size(buffer)} bytes", f"{len(constants[digest])} bytes")
-            # Constants are read-only, so a single one needs no copy.
+            # Constants are read-only, so a single constant needs no copy.
             storage = self._hbm[number]
             storage.cells = np.frombuffer(b"".join(constants[digest] for digest in buffer.names), np.uint8)
             storage.loaded = np.ones(len(buffer.names), np.bool_)
 
     def _named(self, name: str, *roles: Role) -> Iterator[tuple[int, int]]:
-        """(buffer, index) of every tensor with this name, of the first of these roles that has one."""
+        """(buffer, index) of every tensor with this name, in the first of these roles that has the name."""
         for role in roles:
-            found = [
+            matches = [
                 (number, buffer.names.index(name))
                 for number, buffer in enumerate(self.buffers)
                 if buffer.role is role and name in buffer.names
             ]
-            if found:
-                yield from found
+            if matches:
+                yield from matches
                 return
-        known = sorted({each for buffer in self.buffers if buffer.role in roles for each in buffer.names})
+        known = sorted({tensor for buffer in self.buffers if buffer.role in roles for tensor in buffer.names})
         listed = ", ".join(known[:8]) + (f" and {len(known) - 8} more" if len(known) > 8 else "")
         raise ExecutionError(f"the program has no {' or '.join(roles)} {name!r}; it has {listed or 'none'}")
 
 
-def _reached(body: Sequence[Step], counts: tuple[int, ...] = ()) -> Counter[Memory]:
-    """The end of the furthest access in a partition of each memory, over all iterations of the loops."""
+def _extents(body: Sequence[Step], counts: tuple[int, ...] = ()) -> Counter[Memory]:
+    """The end of the last accessed byte in a partition of each memory, over all iterations of the loops."""
     reached = Counter[Memory]()
     for step in body:
         if isinstance(step, Loop):
-            reached |= _reached(step.body, (*counts, step.count)) if step.count > 0 else Counter()
+            reached |= _extents(step.body, (*counts, step.count)) if step.count > 0 else Counter()
             continue
         for place in (*step.written(), *step.read()):
             if isinstance(place, Tile):
@@ -178,7 +180,7 @@ def _reached(body: Sequence[Step], counts: tuple[int, ...] = ()) -> Counter[Memo
 
 
 def require_readonly(program: Program, written: Iterable[int]) -> None:
-    """Refuse a program that writes to weights or constants: they are loaded once for all runs."""
+    """Raise MalformedInstruction for a program that writes to weights or constants: they are loaded only once."""
     for number in written:
         buffer = program.buffers[number]
         if buffer.role in _LOADED:
@@ -186,7 +188,7 @@ def require_readonly(program: Program, written: Iterable[int]) -> None:
 
 
 def put(storage: Storage, buffer: Buffer, index: int, array: Array) -> None:
-    """Write one of a buffer's tensors, with its axes in the host's order."""
+    """Write one tensor of a buffer, with its axes in the host's order."""
     name, array = buffer.names[index], np.asarray(array)
     _require_fit(name, buffer, array)
     bits = _as_bits(name, buffer, array.transpose(buffer.order) if buffer.order else array)
@@ -196,7 +198,7 @@ def put(storage: Storage, buffer: Buffer, index: int, array: Array) -> None:
 
 
 def get(storage: Storage, buffer: Buffer, index: int) -> Array:
-    """A copy of one of a buffer's tensors; floats of any type as float32."""
+    """A copy of one tensor of a buffer; floats of any type as float32."""
     bits = storage.cells[index * _size(buffer) : (index + 1) * _size(buffer)].copy()
     numbers = decode(bits.view(raw(buffer.dtype)).reshape(buffer.shape), buffer.dtype)
     return numbers.transpose(np.argsort(buffer.order)) if buffer.order else numbers
@@ -209,8 +211,8 @@ def _size(buffer: Buffer) -> int:
 
 def _require_fit(name: str, buffer: Buffer, array: Array) -> None:
     shape = [0] * len(buffer.shape)
-    for lying, own in enumerate(buffer.order or range(len(shape))):
-        shape[own] = buffer.shape[lying]
+    for stored_axis, host_axis in enumerate(buffer.order or range(len(shape))):
+        shape[host_axis] = buffer.shape[stored_axis]
     floats = array.dtype.kind not in "biu"
     if array.shape != tuple(shape) or floats != buffer.dtype.is_float:
         declared = str(TensorType(tuple(shape), buffer.dtype))

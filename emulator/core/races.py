@@ -1,10 +1,10 @@
-"""Race detection: proof that the order of the engines did not matter in a run.
+"""Data race detection with vector clocks: proof that the order of the engines does not affect the result of a run.
 
-Every two accesses to the same bytes, one of them a write, must be ordered: by the stream of one engine or by waits.
-Happens-before is tracked with vector clocks (Lamport; Mattern 1988): an engine knows how far the others have come only
-from its waits, and a wait for an instruction takes over everything that its engine knew when it was done. Which
-accesses are ordered therefore depends on the program alone (and on its row numbers) and not on the order of this run:
-a run in any order finds a race if there is one.
+Two accesses to the same bytes, at least one of them a write, must be ordered by happens-before: both are in the stream
+of one engine, or semaphore waits order them. Each engine has a vector clock (Lamport; Mattern 1988). Only waits advance
+its entries for other engines: a wait for an instruction merges the clock that the other engine had when it completed
+that instruction. Happens-before therefore depends on the program (and its row numbers) only, not on the order of the
+run: a run in any order finds a race if the program has one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,35 +20,37 @@ from nxpipe.emulator.isa.instruction import Instruction
 from nxpipe.emulator.isa.operands import Far
 from nxpipe.emulator.isa.program import Buffer
 
-Known = tuple[int, ...]  # vector clock: how many instructions of each engine are known to be done
+Known = tuple[int, ...]  # vector clock: the number of instructions of each engine that are known to be complete
 Describe = Callable[[Instruction, tuple[int, ...]], str]
 _NOTHING: Final[Known] = (0,) * len(ENGINES)
 
 
 class Clocks:
-    """Vector clocks: what each engine knows of the others now, and knew after its first, second ... instruction."""
+    """The vector clock of each engine: the current one, and those after each of its completed instructions."""
 
     def __init__(self) -> None:
         self.now: list[Known] = [_NOTHING] * len(ENGINES)
-        self._then: list[list[Known]] = [[] for _ in ENGINES]
+        self._history: list[list[Known]] = [[] for _ in ENGINES]
 
     def wait(self, engine: int, other: int, count: int) -> None:
-        mine = self.now[engine]
-        if mine[other] < count:
-            merged = list(map(max, mine, self._then[other][count - 1]))
+        clock = self.now[engine]
+        if clock[other] < count:
+            merged = list(map(max, clock, self._history[other][count - 1]))
             merged[other] = max(merged[other], count)
             self.now[engine] = tuple(merged)
 
     def done(self, engine: int) -> int:
-        return len(self._then[engine])
+        return len(self._history[engine])
 
     def finish(self, engine: int) -> None:
-        self._then[engine].append(self.now[engine])
+        self._history[engine].append(self.now[engine])
 
 
 class Access(NamedTuple):
+    """One execution of an access by an instruction, with the bytes that it covers."""
+
     engine: int
-    number: int  # which of its engine's instructions, from 1
+    number: int  # position in the stream of its engine, from 1
     lanes: tuple[int, int]
     origin: int
     pattern: Pattern
@@ -64,25 +66,25 @@ class Access(NamedTuple):
 class Log:
     """Accesses to one memory that a later access may still race with.
 
-    Their bounding boxes (partitions x bytes) lie in one array, so that numpy discards all but the near ones at once.
+    Their bounding boxes (partitions x bytes) are in one array, so that numpy selects the overlapping boxes at once.
     """
 
     def __init__(self, engines: frozenset[int]) -> None:
-        self._engines = engines  # that ever access this memory
+        self._engines = engines  # engines with accesses to this memory
         self._boxes = np.zeros((4, 256), np.int64)
-        self._found: list[Access | None] = []
+        self._accesses: list[Access | None] = []
 
     def meet(self, access: Access, known: Known) -> Access | None:
-        """Record an access, and return one that it races with, if any.
+        """Record an access; returns an earlier access that it races with, or None.
 
-        An ordered access that covers an older one replaces it: whatever races with the older access races with its
-        successor too. The log thus stays as short as the bytes that are in use.
+        An access that covers an older, ordered access replaces it: any later access that races with the older one also
+        races with the newer one. The log is therefore bounded by the bytes in use.
         """
         first, last, low, high = access.box
-        boxes = self._boxes[:, : len(self._found)]
-        near = (boxes[0] < last) & (boxes[1] > first) & (boxes[2] < high) & (boxes[3] > low)
-        for place in near.nonzero()[0].tolist():
-            other: Access | None = self._found[place]
+        boxes = self._boxes[:, : len(self._accesses)]
+        overlapping = (boxes[0] < last) & (boxes[1] > first) & (boxes[2] < high) & (boxes[3] > low)
+        for position in overlapping.nonzero()[0].tolist():
+            other: Access | None = self._accesses[position]
             if other is None:
                 continue
             if other.engine != access.engine and known[other.engine] < other.number:
@@ -91,31 +93,32 @@ class Log:
                 ):
                     return other
             elif (access.writes or not other.writes) and _covers(access, other):
-                self._found[place] = None
-                boxes[1, place] = boxes[0, place]  # an empty box overlaps nothing
-        self._boxes[:, len(self._found)] = access.box
-        self._found.append(access)
+                self._accesses[position] = None
+                boxes[1, position] = boxes[0, position]  # an empty box overlaps nothing
+        self._boxes[:, len(self._accesses)] = access.box
+        self._accesses.append(access)
         return None
 
     @property
     def is_full(self) -> bool:
-        return len(self._found) == self._boxes.shape[1]
+        return len(self._accesses) == self._boxes.shape[1]
 
     def forget(self, clocks: Clocks, working: Iterable[int]) -> None:
-        """Drop the accesses that every engine with accesses to come already knows: nothing can race with them."""
+        """Drop the accesses that the clock of every unfinished engine includes: nothing can race with them."""
         engines = [engine for engine in working if engine in self._engines]
         oldest = [
-            min((clocks.now[each][of] for each in engines if each != of), default=1 << 62) for of in range(len(ENGINES))
+            min((clocks.now[engine][of] for engine in engines if engine != of), default=1 << 62)
+            for of in range(len(ENGINES))
         ]
-        kept = [
+        remaining = [
             number
-            for number, access in enumerate(self._found)
+            for number, access in enumerate(self._accesses)
             if access is not None and access.number > oldest[access.engine]
         ]
-        boxes = self._boxes[:, kept]
-        self._boxes = np.zeros((4, max(256, 2 * len(kept))), np.int64)
-        self._boxes[:, : len(kept)] = boxes
-        self._found = [self._found[number] for number in kept]
+        boxes = self._boxes[:, remaining]
+        self._boxes = np.zeros((4, max(256, 2 * len(remaining))), np.int64)
+        self._boxes[:, : len(remaining)] = boxes
+        self._accesses = [self._accesses[number] for number in remaining]
 
 
 def _covers(access: Access, other: Access) -> bool:
@@ -129,26 +132,26 @@ def _covers(access: Access, other: Access) -> bool:
 class Races:
     """Race detection over the accesses of one run of one core."""
 
-    def __init__(self, memories: Memories, everything: Sequence[Bound], describe: Describe) -> None:
+    def __init__(self, memories: Memories, instructions: Sequence[Bound], describe: Describe) -> None:
         self._clocks = Clocks()
         self._shared = _overlapping(memories.buffers)
         self._describe = describe
-        visitors: dict[object, set[int]] = {}
+        engines_of: dict[object, set[int]] = {}
         written: set[object] = set()
-        for bound in everything:
+        for bound in instructions:
             for window, writes in (*bound.direct, *bound.indirect):
-                visitors.setdefault(self._region(window), set()).add(bound.engine)
+                engines_of.setdefault(self._region(window), set()).add(bound.engine)
                 if writes:
                     written.add(self._region(window))
-        # Memory that is never written, or that one engine alone accesses, has no races.
+        # Memory that is never written, or that only one engine accesses, has no races.
         self._logs = {
             region: Log(frozenset(engines))
-            for region, engines in visitors.items()
+            for region, engines in engines_of.items()
             if region in written and len(engines) > 1
         }
 
     def begin(self, due: Due, working: Sequence[int]) -> None:
-        """An instruction's waits are fulfilled and its places located; `working` are the engines with work left."""
+        """Begin an instruction whose waits are fulfilled; `working` are the engines with instructions left."""
         for other, count in due.waits:
             self._clocks.wait(due.bound.engine, other, count)
         self._working = working
@@ -183,7 +186,7 @@ class Races:
 
 
 def _overlapping(buffers: Sequence[Buffer]) -> list[int]:
-    """A group number for each buffer: buffers that overlap, directly or through others, share one."""
+    """A group number for each buffer; buffers that overlap, directly or transitively, have the same number."""
     groups, group, end = [0] * len(buffers), 0, 0
     for number in sorted(range(len(buffers)), key=lambda number: buffers[number].address):
         buffer = buffers[number]

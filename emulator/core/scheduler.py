@@ -1,7 +1,7 @@
-"""The order in which engines proceed. Each engine executes its own stream in order; only waits tie the streams.
+"""Orders of execution of a core's engines. Each engine executes its own stream in order; only waits order the streams.
 
-Every order that respects the waits is legal and must give the same result. The default is the least favourable order
-that we know (`Hostile`); others are random, and the order in which the program is written is one of them too.
+Every order that respects the waits is legal and must give the same result. The default is the least favourable known
+order (`Hostile`); the others are random orders and program order.
 """
 
 import random
@@ -28,21 +28,21 @@ class Due:
 
 
 class Streams:
-    """The instruction streams of a core's engines, by number: the head of each, and how many instructions are done."""
+    """The instruction streams of a core's engines: the next instruction of each, and the number of completed ones."""
 
     def __init__(self, body: Sequence[Step], bound: Callable[[Instruction], Bound]) -> None:
         self._bound = bound
-        self._rest = [executed(only(body, engine)) for engine in ENGINES]
+        self._remaining = [executed(only(body, engine)) for engine in ENGINES]
         self.done = [0] * len(ENGINES)
         self.heads: list[Due | None] = [None] * len(ENGINES)
         for engine in range(len(ENGINES)):
             self._advance(engine)
 
-    def may_go(self, engine: int) -> bool:
+    def can_proceed(self, engine: int) -> bool:
         due, done = self.heads[engine], self.done
         return due is not None and all(done[other] >= count for other, count in due.waits)
 
-    def lacks(self, engine: int) -> list[tuple[int, int]]:
+    def unfulfilled_waits(self, engine: int) -> list[tuple[int, int]]:
         """The unfulfilled waits of an engine's next instruction."""
         due = self.heads[engine]
         return [wait for wait in due.waits if self.done[wait[0]] < wait[1]] if due else []
@@ -61,7 +61,7 @@ class Streams:
         return [engine for engine, due in enumerate(self.heads) if due is not None]
 
     def _advance(self, engine: int) -> None:
-        step = next(self._rest[engine], None)
+        step = next(self._remaining[engine], None)
         if step is None:
             self.heads[engine] = None
             return
@@ -72,51 +72,51 @@ class Streams:
 
     def deadlock(self, describe: Callable[[Due], str]) -> Deadlock:
         waiting = [
-            f"{describe(self.head(engine))} waits for {ENGINES[other]}>={count}, which has done {self.done[other]}"
+            f"{describe(self.head(engine))} waits for {ENGINES[other]}>={count}, which has completed {self.done[other]}"
             for engine in self.working
-            for other, count in self.lacks(engine)
+            for other, count in self.unfulfilled_waits(engine)
         ]
         return Deadlock("no engine can proceed, and some have instructions left", waiting=waiting)
 
 
 class Order(Protocol):
     def choose(self, streams: Streams) -> int | None:
-        """The engine that executes its next instruction now; None where none can."""
+        """The engine that executes its next instruction now; None if no engine can proceed."""
 
 
 class Hostile:
-    """Copies and collectives run as late as the waits allow, the other engines as early as they can, consumers first.
+    """Copies and collectives run as late as the waits allow, the other engines as early as possible, consumers first.
 
-    A missing wait is a bug that most orders hide: a copy usually lands in time. So a DMA or a collective runs only when
-    no other engine can proceed, and first one that the blocked engines wait for, directly or through others; its reads
-    and its writes are then as late as a real queue could make them. The other engines run ahead of each other
-    as far as their waits let them, in the order GpSimd, vector, scalar, tensor: readers of a result before its writers,
-    so that a consumer that does not wait reads poison.
+    Most orders hide a missing wait, because a copy usually completes in time. Here a DMA or a collective runs only when
+    no other engine can proceed, beginning with those that blocked engines wait for, directly or transitively. Its reads
+    and writes are then as late as on a real queue. The other engines run ahead as far as their waits allow, in this
+    order: GpSimd, vector, scalar, tensor. Readers of a result thus run before its writers, so that a consumer without a
+    wait reads poison.
     """
 
-    _EAGER: Final = tuple(NUMBER[each] for each in (Engine.GPSIMD, Engine.VECTOR, Engine.SCALAR, Engine.TENSOR))
-    _LAZY: Final = tuple(NUMBER[each] for each in (Engine.COLLECTIVE, *reversed(DMA_QUEUES)))
+    _EAGER: Final = tuple(NUMBER[engine] for engine in (Engine.GPSIMD, Engine.VECTOR, Engine.SCALAR, Engine.TENSOR))
+    _LAZY: Final = tuple(NUMBER[engine] for engine in (Engine.COLLECTIVE, *reversed(DMA_QUEUES)))
 
     def __init__(self) -> None:
         self._running = self._EAGER[0]
 
     def choose(self, streams: Streams) -> int | None:
         for engine in (self._running, *self._EAGER):
-            if streams.may_go(engine):
+            if streams.can_proceed(engine):
                 self._running = engine
                 return engine
         demanded = self._demanded(streams)
-        for engine in (*(each for each in self._LAZY if each in demanded), *self._LAZY):
-            if streams.may_go(engine):
+        for engine in (*(lazy for lazy in self._LAZY if lazy in demanded), *self._LAZY):
+            if streams.can_proceed(engine):
                 return engine
         return None
 
     def _demanded(self, streams: Streams) -> set[int]:
-        """The engines that the blocked ones wait for, directly or through others."""
+        """The engines that blocked engines wait for, directly or transitively."""
         blocked = [engine for engine in self._EAGER if streams.heads[engine] is not None]
         demanded: set[int] = set()
         while blocked:
-            for other, _ in streams.lacks(blocked.pop()):
+            for other, _ in streams.unfulfilled_waits(blocked.pop()):
                 if other not in demanded:
                     demanded.add(other)
                     blocked.append(other)
@@ -124,13 +124,13 @@ class Hostile:
 
 
 class Shuffled:
-    """A random engine among those that may proceed."""
+    """A random engine among those that can proceed."""
 
     def __init__(self, seed: str) -> None:
         self._random = random.Random(seed)  # noqa: S311 - an order, not a secret
 
     def choose(self, streams: Streams) -> int | None:
-        ready = [engine for engine in range(len(ENGINES)) if streams.may_go(engine)]
+        ready = [engine for engine in range(len(ENGINES)) if streams.can_proceed(engine)]
         return self._random.choice(ready) if ready else None
 
 
@@ -142,11 +142,11 @@ class AsWritten:
 
     def choose(self, streams: Streams) -> int | None:
         engine = next(self._engines, None)
-        return engine if engine is not None and streams.may_go(engine) else None
+        return engine if engine is not None and streams.can_proceed(engine) else None
 
 
 def ordering(name: str, body: tuple[Step, ...], rank: int) -> Order:
-    """`hostile`, `program`, or `random:SEED`."""
+    """The order with this name: `hostile`, `program`, or `random:SEED`."""
     kind, _, seed = name.partition(":")
     if kind == "random" and seed.isdigit():
         return Shuffled(f"{seed} of rank {rank}")
@@ -154,4 +154,4 @@ def ordering(name: str, body: tuple[Step, ...], rank: int) -> Order:
         return Hostile()
     if name == "program":
         return AsWritten(body)
-    raise OptionsInvalid(f"there is no order {name!r} of engines; use hostile, program or random:SEED")
+    raise OptionsInvalid(f"unknown order of engines {name!r}; use hostile, program or random:SEED")

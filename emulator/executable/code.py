@@ -1,4 +1,4 @@
-"""Instructions as bytes: every record of the instruction set, by its name and the codec of each field."""
+"""Encoding of instructions: every record of the instruction set by its name, every field by the codec of its type."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ MOST_TERMS: Final = 16
 MOST_ROTATIONS: Final = 8
 MOST_AXES: Final = 8
 MOST_WAITS: Final = 32
-MOST_TERMS_OF_WAITS: Final = 1 << 22  # a wait takes two bytes in a file, however deep the loops around it
+MOST_TERMS_OF_WAITS: Final = 1 << 22  # a wait takes two bytes in a file, regardless of the nesting of loops
 MOST_STEPS: Final = 1 << 20
 MOST_EXECUTED: Final = 1 << 40
 
@@ -58,7 +58,7 @@ _COMMON: Final = {field.name for field in fields(Instruction)}
 
 @dataclass(frozen=True)
 class Kind:
-    """A record and the forms of its fields; `text` is its name in a file."""
+    """An instruction class and the codecs of its fields; `text` is its name in a file."""
 
     record: type[Instruction]
     fields: tuple[tuple[str, str], ...]
@@ -94,21 +94,23 @@ def kind_text(step: Step) -> str:
 
 
 def write_code(body: Sequence[Step]) -> bytes:
-    writing = _Writing()
+    encoder = _Encoder()
     if counted(body).total() > MOST_EXECUTED:
-        raise writing.out.fault(f"a program executes more than {MOST_EXECUTED} instructions")
-    writing.body(body)
-    return bytes(writing.out.data)
+        raise encoder.out.fault(f"a program executes more than {MOST_EXECUTED} instructions")
+    encoder.body(body)
+    return bytes(encoder.out.data)
 
 
-class _Writing:
+class _Encoder:
+    """Writes the body of a program; shared values are written once."""
+
     def __init__(self) -> None:
         self.out = Writer()
         self._progress = Progress()
         self._note = self._steps = self._terms = 0
         self._words, self._affines, self._axes, self._places, self._reals = (SharedWriter(self.out) for _ in range(5))
-        # By identity, which is safe as the program keeps its objects alive, and fast as it shares most of them.
-        self._spelled: dict[int, bytes] = {}
+        # By object identity: safe, because the program keeps its objects alive; fast, because it shares most of them.
+        self._encoded: dict[int, bytes] = {}
         self._forms: Mapping[str, Callable[[Any], None]] = {
             "affine": self._affine,
             "tile": self._place,
@@ -135,15 +137,15 @@ class _Writing:
                 self._instruction(step)
 
     def _loop(self, loop: Loop) -> None:
-        each = counted(loop.body)
+        per_iteration = counted(loop.body)
         self._require(self._progress.loops < MOST_LOOPS, f"more than {MOST_LOOPS} loops are nested")
         self._require(loop.count > 0, f"a loop runs {loop.count} times")
         self.out.number(loop.count)
-        self.out.number(len(each))
-        for engine in sorted(each):
+        self.out.number(len(per_iteration))
+        for engine in sorted(per_iteration):
             self._words.text(engine)
-            self.out.number(each[engine])
-        self._progress.enter(loop.count, each)
+            self.out.number(per_iteration[engine])
+        self._progress.enter(loop.count, per_iteration)
         self.body(loop.body)
         self._progress.leave()
 
@@ -162,7 +164,7 @@ class _Writing:
         self._terms += len(wait.done.terms)
         self._require(self._terms <= MOST_TERMS_OF_WAITS, "the waits of a program have too many terms")
         self._words.text(wait.engine)
-        self._put_affine(_spell_affine(wait.done + self._progress.done(wait.engine) * -1))
+        self._put_affine(_encode_affine(wait.done + self._progress.done(wait.engine) * -1))
 
     def _field(self, form: str, value: Any) -> None:
         if form.endswith("?"):
@@ -172,17 +174,17 @@ class _Writing:
         self._forms[form.removesuffix("?")](value)
 
     def _affine(self, value: Affine) -> None:
-        self._put_affine(self._spell(value, _spell_affine))
+        self._put_affine(self._encode(value, _encode_affine))
 
-    def _put_affine(self, spelled: bytes) -> None:
-        self._affines.put(spelled, lambda: self._raw(spelled))
+    def _put_affine(self, encoded: bytes) -> None:
+        self._affines.put(encoded, lambda: self._raw(encoded))
 
     def _axes_of(self, place: Place) -> None:
-        spelled = self._spell(place.axes, _spell_axes)
-        self._axes.put(spelled, lambda: self._raw(spelled))
+        encoded = self._encode(place.axes, _encode_axes)
+        self._axes.put(encoded, lambda: self._raw(encoded))
 
     def _place(self, place: Place) -> None:
-        self._places.put(self._spell(place, self._spell_place), lambda: self._new_place(place))
+        self._places.put(self._encode(place, self._encode_place), lambda: self._new_place(place))
 
     def _new_place(self, place: Place) -> None:
         self._words.text(place.memory if isinstance(place, Tile) else "hbm")
@@ -197,9 +199,9 @@ class _Writing:
             self._field("tile?", place.rows)
 
     def _real(self, value: float) -> None:
-        spelled = Writer()
-        spelled.real(value)
-        self._reals.put(bytes(spelled.data), lambda: self._raw(spelled.data))
+        encoded = Writer()
+        encoded.real(value)
+        self._reals.put(bytes(encoded.data), lambda: self._raw(encoded.data))
 
     def _real_or_tile(self, value: float | Tile) -> None:
         self.out.flag(isinstance(value, Tile))
@@ -210,74 +212,76 @@ class _Writing:
         for value in values:
             self.out.signed(value)
 
-    def _raw(self, spelled: bytes | bytearray) -> None:
-        self.out.data += spelled
+    def _raw(self, encoded: bytes | bytearray) -> None:
+        self.out.data += encoded
 
     def _count(self, count: int, most: int, what: str) -> None:
         self._require(count <= most, f"there are {count} {what}, and {most} are allowed")
         self.out.number(count)
 
-    def _require(self, condition: bool, otherwise: str) -> None:
+    def _require(self, condition: bool, reason: str) -> None:
         if not condition:
-            raise self.out.fault(otherwise)
+            raise self.out.fault(reason)
 
-    # The bytes by which a shared value is recognised
+    # Encoded forms, which identify shared values
 
-    def _spell(self, value: Any, spell: Callable[[Any], bytes]) -> bytes:
-        known = self._spelled.get(id(value))
+    def _encode(self, value: Any, encode: Callable[[Any], bytes]) -> bytes:
+        known = self._encoded.get(id(value))
         if known is None:
-            known = self._spelled[id(value)] = spell(value)
+            known = self._encoded[id(value)] = encode(value)
         return known
 
-    def _spell_place(self, place: Place) -> bytes:
-        spelled = Writer()
-        spelled.flag(isinstance(place, Tile))
-        spelled.data += self._spell(place.offset, _spell_affine)
-        spelled.data += self._spell(place.axes, _spell_axes)
-        spelled.text(place.dtype)
+    def _encode_place(self, place: Place) -> bytes:
+        encoded = Writer()
+        encoded.flag(isinstance(place, Tile))
+        encoded.data += self._encode(place.offset, _encode_affine)
+        encoded.data += self._encode(place.axes, _encode_axes)
+        encoded.text(place.dtype)
         if isinstance(place, Tile):
-            spelled.text(place.memory)
-            spelled.number(place.start)
-            spelled.number(place.partitions)
+            encoded.text(place.memory)
+            encoded.number(place.start)
+            encoded.number(place.partitions)
         else:
-            spelled.number(place.buffer)
-            spelled.data += b"" if place.rows is None else self._spell_place(place.rows)
-        return bytes(spelled.data)
+            encoded.number(place.buffer)
+            encoded.data += b"" if place.rows is None else self._encode_place(place.rows)
+        return bytes(encoded.data)
 
 
-def _spell_affine(value: Affine) -> bytes:
+def _encode_affine(value: Affine) -> bytes:
     out = Writer()
-    _spell_sum(out, value)
+    _encode_sum(out, value)
     if len(value.turns) > MOST_ROTATIONS:
-        raise out.fault(f"an affine number has {len(value.turns)} turns, and {MOST_ROTATIONS} are allowed")
+        raise out.fault(
+            f"an affine expression has {len(value.turns)} rotating offsets, and {MOST_ROTATIONS} are allowed"
+        )
     out.number(len(value.turns))
-    for turn in value.turns:
-        if not turn.step or turn.count < 2 or turn.of.turns:
-            raise out.fault(f"{turn} has no step, fewer than 2 buffers, or is nested")
-        out.signed(turn.step)
-        out.number(turn.count)
-        _spell_sum(out, turn.of)
+    for rotation in value.turns:
+        if not rotation.step or rotation.count < 2 or rotation.of.turns:
+            raise out.fault(f"{rotation} has no step or fewer than 2 buffers, or is nested")
+        out.signed(rotation.step)
+        out.number(rotation.count)
+        _encode_sum(out, rotation.of)
     return bytes(out.data)
 
 
-def _spell_sum(out: Writer, value: Affine) -> None:
+def _encode_sum(out: Writer, value: Affine) -> None:
     if len(value.terms) > MOST_TERMS:
-        raise out.fault(f"an affine number has {len(value.terms)} terms, and {MOST_TERMS} are allowed")
+        raise out.fault(f"an affine expression has {len(value.terms)} terms, and {MOST_TERMS} are allowed")
     out.signed(value.base)
     out.number(len(value.terms))
     before = -1
     for depth, coefficient in value.terms:
         if not coefficient or depth <= before:
-            raise out.fault(f"the terms {value.terms} do not ascend, or one is 0")
+            raise out.fault(f"the terms {value.terms} do not ascend, or a coefficient is 0")
         out.number(depth - before - 1)
         out.signed(coefficient)
         before = depth
 
 
-def _spell_axes(axes: Sequence[Axis]) -> bytes:
+def _encode_axes(axes: Sequence[Axis]) -> bytes:
     out = Writer()
     if len(axes) > MOST_AXES:
-        raise out.fault(f"a place has {len(axes)} axes, and {MOST_AXES} are allowed")
+        raise out.fault(f"an operand has {len(axes)} axes, and {MOST_AXES} are allowed")
     out.number(len(axes))
     for axis in axes:
         out.number(axis.size)
@@ -286,15 +290,17 @@ def _spell_axes(axes: Sequence[Axis]) -> bytes:
 
 
 def read_code(source: Reader, buffers: int, notes: int) -> tuple[Step, ...]:
-    """The body of a program with these numbers of buffers and notes."""
-    body, counts = _Reading(source, buffers, notes).body()
+    """The body of a program with `buffers` buffers and `notes` notes."""
+    body, counts = _Decoder(source, buffers, notes).body()
     if counts.total() > MOST_EXECUTED:
         raise source.fault(f"the program executes more than {MOST_EXECUTED} instructions")
     source.end()
     return body
 
 
-class _Reading:
+class _Decoder:
+    """Reads the body of a program from untrusted bytes."""
+
     def __init__(self, source: Reader, buffers: int, notes: int) -> None:
         self._source = source
         self._buffers = buffers
@@ -330,8 +336,8 @@ class _Reading:
         for _ in range(count):
             text = self._words.text()
             if text == LOOP:
-                loop, each = self._loop()
-                counts.update({engine: loop.count * number for engine, number in each.items()})
+                loop, per_iteration = self._loop()
+                counts.update({engine: loop.count * number for engine, number in per_iteration.items()})
                 steps.append(loop)
             else:
                 instruction = self._instruction(self._kind(text))
@@ -351,13 +357,13 @@ class _Reading:
         self._require(self._progress.loops < MOST_LOOPS, f"more than {MOST_LOOPS} loops are nested")
         count = self._source.number()
         engines = self._source.count("engines", len(Engine))
-        each = {self._words.word(Engine): self._source.number() for _ in range(engines)}
-        self._require(count > 0, "a loop runs no times")
-        self._progress.enter(count, each)
-        body, found = self.body()
+        per_iteration = {self._words.word(Engine): self._source.number() for _ in range(engines)}
+        self._require(count > 0, "a loop has the count 0")
+        self._progress.enter(count, per_iteration)
+        body, counts = self.body()
         self._progress.leave()
-        self._require(found == each, "the instruction counts of a loop are not those of its body")
-        return Loop(count, body), found
+        self._require(counts == per_iteration, "the instruction counts of a loop are not those of its body")
+        return Loop(count, body), counts
 
     def _instruction(self, kind: Kind) -> Instruction:
         engine = self._words.word(Engine)
@@ -387,18 +393,18 @@ class _Reading:
         return value
 
     def _require_loops(self, value: Affine) -> None:
-        """A shared number may have been defined inside more loops than are here."""
+        """Check the loop depth: a shared value may have been defined inside more loops than enclose this use."""
         if value.depth > self._progress.loops:
-            raise self._source.fault(f"a number uses {value.depth} loops inside of {self._progress.loops}")
+            raise self._source.fault(f"an affine expression uses {value.depth} loops inside {self._progress.loops}")
 
     def _new_affine(self) -> Affine:
         base, terms = self._sum()
-        turns = tuple(self._turn() for _ in range(self._source.count("turns", MOST_ROTATIONS)))
+        turns = tuple(self._rotation() for _ in range(self._source.count("turns", MOST_ROTATIONS)))
         return Affine(base, terms, turns)
 
-    def _turn(self) -> RotatingOffset:
+    def _rotation(self) -> RotatingOffset:
         step, count = self._source.signed(), self._source.number()
-        self._require(step != 0 and count > 1, f"a rotating offset of {count} buffers with step {step}")
+        self._require(step != 0 and count > 1, f"a rotating offset has {count} buffers and step {step}")
         return RotatingOffset(step, count, Affine(*self._sum()))
 
     def _sum(self) -> tuple[int, tuple[tuple[int, int], ...]]:
@@ -408,7 +414,7 @@ class _Reading:
         for _ in range(self._source.count("terms", MOST_TERMS)):
             depth += 1 + self._source.number()
             coefficient = self._source.signed()
-            self._require(coefficient != 0 and depth < MOST_LOOPS, "a term is 0, or of a loop too deep")
+            self._require(coefficient != 0 and depth < MOST_LOOPS, "a term is 0, or its loop is nested too deep")
             terms.append((depth, coefficient))
         return base, tuple(terms)
 
@@ -422,13 +428,13 @@ class _Reading:
     def _tile(self) -> Tile:
         place = self._place()
         if not isinstance(place, Tile):
-            raise self._source.fault("a place in HBM is in the place of a tile")
+            raise self._source.fault("an operand is in HBM, where a tile is required")
         return place
 
     def _far(self) -> Far:
         place = self._place()
         if not isinstance(place, Far):
-            raise self._source.fault("a tile is in the place of a place in HBM")
+            raise self._source.fault("an operand is a tile, where HBM is required")
         return place
 
     def _new_place(self, inside: bool = False) -> Place:
@@ -438,7 +444,7 @@ class _Reading:
         if memory != "hbm":
             self._require(memory in list(Memory), f"there is no memory {memory[:40]!r}")
             return Tile(Memory(memory), dtype, self._source.number(), self._source.number(), offset, axes)
-        self._require(not inside, "the row numbers of a place in HBM are in HBM")
+        self._require(not inside, "row numbers are in HBM, not in a tile")
         buffer = self._source.number()
         self._require(buffer < self._buffers, f"there is no buffer {buffer} among {self._buffers}")
         return Far(buffer, dtype, offset, axes, self._rows() if self._source.flag() else None)
@@ -446,7 +452,7 @@ class _Reading:
     def _rows(self) -> Tile:
         place = self._places.get(lambda: self._new_place(inside=True))
         if not isinstance(place, Tile):
-            raise self._source.fault("the row numbers of a place in HBM are in HBM")
+            raise self._source.fault("row numbers are in HBM, not in a tile")
         self._require_loops(place.offset)
         return place
 
@@ -460,6 +466,6 @@ class _Reading:
     def _wholes(self) -> tuple[int, ...]:
         return tuple(self._source.signed() for _ in range(self._source.count("steps", MOST_AXES)))
 
-    def _require(self, condition: bool, otherwise: str) -> None:
+    def _require(self, condition: bool, reason: str) -> None:
         if not condition:
-            raise self._source.fault(otherwise)
+            raise self._source.fault(reason)

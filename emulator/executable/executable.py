@@ -1,9 +1,8 @@
-"""The executable: a program and its interface, as canonical bytes. docs/reference/nxe.md is the specification of the
-file.
+"""The executable (.nxe): a program and its interface as canonical bytes, specified in docs/reference/nxe.md.
 
-The container has a table of sections with their offsets and digests. Weights are named and not included. Small
-constants are in the file; `without_large_constants` splits off the large ones, which are stored by their digests like
-any blob, and `with_constants` puts them back.
+The file has a table of sections with their offsets and digests. Weights are named, not included. Small constants are in
+the file; `without_large_constants` removes the large ones, which are stored as blobs, and `with_constants` restores
+them.
 """
 
 import hashlib
@@ -73,7 +72,7 @@ def packed(sections: Mapping[Section, bytes]) -> bytes:
 
 
 def unpacked(data: bytes) -> dict[Section, Reader]:
-    """A reader for each section, whose digests are right."""
+    """A reader for each section, after verification of the digests."""
     if len(data) > LONGEST_FILE:
         raise ExecutableInvalid(LONGEST_FILE, _too_long(len(data)))
     if not data.startswith(MAGIC):
@@ -97,7 +96,7 @@ def unpacked(data: bytes) -> dict[Section, Reader]:
 def _section(data: bytes, row: int, section: Section, expected: int) -> Reader:
     kind, offset, size, digest = _ROW.unpack_from(data, row)
     if kind != section:
-        raise ExecutableInvalid(row, f"section {kind} is in the place of section {section:d}, {section.label}")
+        raise ExecutableInvalid(row, f"section {kind} is at the position of section {section:d}, {section.label}")
     if offset != expected:
         raise ExecutableInvalid(
             row + 4, f"{section.label} has the offset {offset} in the table, and begins at {expected}"
@@ -115,20 +114,21 @@ def _too_long(size: int) -> str:
 
 __all__ = ["Counts", "Executable", "Port", "from_bytes", "read", "to_bytes"]
 
-LARGE_CONSTANT: Final = 64 << 10  # bytes; from here on, sharing is worth a blob of its own
+LARGE_CONSTANT: Final = 64 << 10  # bytes; constants of this size or larger are blobs of their own
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Instructions in the text, and instructions that each engine executes in one run."""
+    """The number of instructions in the text, and the number that each engine executes in one run."""
 
     instructions: int
-    carried_out: Mapping[Engine, int]
+    executed: Mapping[Engine, int]
 
 
 @dataclass(frozen=True)
 class Executable:
-    """`divisions`: the sharding of each buffer that holds a rank's part of its tensors; other buffers are whole."""
+    """A program with its interface. `divisions` is the sharding of each buffer that holds a rank's part of its tensors;
+    other buffers hold whole tensors."""
 
     program: Program
     ports: tuple[Port, ...] = ()
@@ -143,30 +143,30 @@ class Executable:
         return {port.name: port for port in self.ports if port.role is role}
 
     def pieces(self, role: Role) -> dict[str, Sharding]:
-        """The sharding of each divided tensor of a role, by name."""
+        """The sharding of each divided tensor with this role, by name."""
         buffers = self.program.buffers
         divided = ((buffers[number], piece) for number, piece in self.divisions.items())
         return {name: piece for buffer, piece in divided if buffer.role is role for name in buffer.names}
 
     @property
     def absent_constants(self) -> tuple[str, ...]:
-        """The digests of the constants that must be added before the program can be loaded."""
+        """The digests of the constants that must be added (`with_constants`) before the program can be loaded."""
         return tuple(sorted(constant_sizes(self.program.buffers).keys() - self.program.constants.keys()))
 
     def without_large_constants(self) -> "tuple[Executable, dict[str, bytes]]":
-        """The executable to be stored, and by digest the constants to be stored beside it."""
-        held = self.program.constants
-        large = {digest: data for digest, data in held.items() if len(data) >= LARGE_CONSTANT}
-        small = {digest: data for digest, data in held.items() if digest not in large}
+        """The executable without large constants, and these constants by digest; both are stored."""
+        constants = self.program.constants
+        large = {digest: data for digest, data in constants.items() if len(data) >= LARGE_CONSTANT}
+        small = {digest: data for digest, data in constants.items() if digest not in large}
         return replace(self, program=replace(self.program, constants=small)), large
 
     def with_constants(self, constants: Mapping[str, bytes]) -> "Executable":
-        """The executable with these constants added, which `from_bytes` would check."""
+        """The executable with these constants added. Their digests are not verified; `from_bytes` verifies them."""
         return replace(self, program=replace(self.program, constants={**self.program.constants, **constants}))
 
 
 def to_bytes(executable: Executable) -> bytes:
-    """The executable as canonical bytes; ExecutableInvalid where the program exceeds a limit of the format."""
+    """The executable as canonical bytes; raises ExecutableInvalid if the program exceeds a limit of the format."""
     program = executable.program
     return packed(
         {
@@ -182,7 +182,7 @@ def to_bytes(executable: Executable) -> bytes:
 
 
 def from_bytes(data: bytes) -> Executable:
-    """The executable from its bytes. Hostile bytes cost no more than their length, and raise ExecutableInvalid."""
+    """The executable from untrusted bytes; raises ExecutableInvalid. The work is at most linear in the length."""
     sections = unpacked(data)
     totals = _read_totals(sections[Section.TOTALS])
     core, ranks, buffers = read_buffers(sections[Section.BUFFERS])
@@ -195,28 +195,28 @@ def from_bytes(data: bytes) -> Executable:
     executable = Executable(Program(core, ranks, buffers, body, notes, constants), ports, divisions)
     if executable.counts != totals:
         raise ExecutableInvalid(BODY, "the totals are not those of the code")
-    _require_places(executable, interface)
+    _require_port_buffers(executable, interface)
     _require_canonical(executable, data)
     return executable
 
 
 def read(path: Path) -> Executable:
-    """The executable in a file, of which at most the largest legal size is read."""
+    """The executable in a file; reads at most the largest legal size."""
     with path.open("rb") as file:
         return from_bytes(file.read(LONGEST_FILE + 1))
 
 
-def _require_places(executable: Executable, at: int) -> None:
-    """Each port has a buffer of its name, role and type."""
+def _require_port_buffers(executable: Executable, at: int) -> None:
+    """Check that each port has a buffer with its name, role and type."""
     buffers = executable.program.buffers
-    places = {(it.role, name): number for number, it in enumerate(buffers) for name in it.names}
+    numbers = {(entry.role, name): number for number, entry in enumerate(buffers) for name in entry.names}
     for port in executable.ports:
-        if (port.role, port.name) not in places:
+        if (port.role, port.name) not in numbers:
             raise ExecutableInvalid(at, f"there is no buffer for the {port.role} {port.name[:40]!r}")
-        number = places[port.role, port.name]
+        number = numbers[port.role, port.name]
         buffer = buffers[number]
-        own = _on_rank(port.type, executable.divisions.get(number))
-        if own is None or own.shape != buffer.shape or own.dtype.on_device is not buffer.dtype or buffer.order:
+        local = _on_rank(port.type, executable.divisions.get(number))
+        if local is None or local.shape != buffer.shape or local.dtype.on_device is not buffer.dtype or buffer.order:
             raise ExecutableInvalid(at, f"buffer {number} does not have the type {port.type} of {port.name[:40]!r}")
 
 
@@ -228,11 +228,11 @@ def _on_rank(whole: TensorType, piece: Sharding | None) -> TensorType | None:
 
 
 def _require_canonical(executable: Executable, data: bytes) -> None:
-    again = to_bytes(executable)
-    if again != data:
-        # The table's digests differ wherever anything does, so the fault is the first byte after it that differs.
-        ends = range(BODY + 1, len(again) + 1)
-        at = BODY + bisect_left(ends, True, key=lambda end: not data.startswith(again[BODY:end], BODY))
+    canonical = to_bytes(executable)
+    if canonical != data:
+        # The digests in the table differ if any section does, so report the first differing byte after the table.
+        ends = range(BODY + 1, len(canonical) + 1)
+        at = BODY + bisect_left(ends, True, key=lambda end: not data.startswith(canonical[BODY:end], BODY))
         raise ExecutableInvalid(at, "the bytes are not the canonical form of this executable")
 
 
@@ -240,8 +240,8 @@ def _write_totals(counts: Counts) -> bytes:
     out = Writer()
     words = SharedWriter(out)
     out.number(counts.instructions)
-    out.number(len(counts.carried_out))
-    for engine, number in counts.carried_out.items():
+    out.number(len(counts.executed))
+    for engine, number in counts.executed.items():
         words.text(engine)
         out.number(number)
     return bytes(out.data)

@@ -1,7 +1,7 @@
-"""Codecs of the fields of an executable: numbers, texts, and values that are shared.
+"""Codecs of the fields of an executable: numbers, texts and shared values.
 
-Each value has exactly one encoding, and a reader checks every length against the bytes that are there before it
-allocates anything. A shared value is written once, and after that as how many distinct values ago that was.
+Each value has exactly one encoding. A reader checks every length against the remaining bytes before it allocates
+memory. A shared value is written once; later uses refer to it by the number of distinct values written since.
 """
 
 import struct
@@ -22,7 +22,7 @@ class Writer:
         self.data = bytearray()
 
     def number(self, value: int) -> None:
-        """Seven bits a byte, lowest first; the top bit is set if more follow (LEB128)."""
+        """Unsigned LEB128: seven bits in each byte, lowest first; the top bit is set if more bytes follow."""
         if not 0 <= value < 1 << 64:
             raise self.fault(f"{value} does not fit 64 bits")
         while value > 0x7F:
@@ -31,7 +31,7 @@ class Writer:
         self.data.append(value)
 
     def signed(self, value: int) -> None:
-        """0, -1, 1, -2, ... as 0, 1, 2, 3, ..."""
+        """Zigzag encoding: 0, -1, 1, -2, ... as 0, 1, 2, 3, ..."""
         self.number(2 * value if value >= 0 else -2 * value - 1)
 
     def flag(self, value: bool) -> None:
@@ -55,7 +55,7 @@ class Writer:
 
 
 class Reader:
-    """Decodes the fields between two offsets of a file, within the bytes that are there."""
+    """Decodes the fields between two offsets of a file; raises ExecutableInvalid beyond the end."""
 
     def __init__(self, data: bytes, start: int, stop: int) -> None:
         self._data = data
@@ -120,7 +120,7 @@ class Reader:
         return self._data[self.at - size : self.at]
 
     def count(self, what: str, most: int | None = None) -> int:
-        """The number of entries that follow; each takes at least one byte, so no more than the bytes left."""
+        """The number of entries that follow; at most the number of remaining bytes, because each takes at least one."""
         count = self.number()
         if count > self.left:
             raise self.fault(f"{count} {what} should follow in {self.left} bytes")
@@ -130,7 +130,7 @@ class Reader:
 
     def end(self) -> None:
         if self.left:
-            raise self.fault(f"{self.left} bytes are left over at the end of the section")
+            raise self.fault(f"{self.left} bytes remain at the end of the section")
 
     def fault(self, reason: str) -> ExecutableInvalid:
         return ExecutableInvalid(self.at, reason)
@@ -141,8 +141,8 @@ Word = TypeVar("Word", bound=StrEnum)
 
 
 class SharedWriter:
-    """Writes shared values. They are looked up by their bytes: unlike hashes of numbers, those of bytes are salted, so
-    that a crafted program cannot make them collide."""
+    """Writes shared values. They are looked up by their bytes, because Python salts hashes of bytes (but not of
+    numbers), so a crafted program cannot cause hash collisions."""
 
     def __init__(self, out: Writer) -> None:
         self._out = out
@@ -182,11 +182,13 @@ class SharedReader(Generic[T]):
 
 
 class WordReader(SharedReader[str]):
+    """Reads shared texts."""
+
     def text(self) -> str:
         return self.get(self._source.text)
 
     def word(self, kind: type[Word]) -> Word:
-        """A text that is a member of an enumeration."""
+        """A shared text that names a member of an enumeration."""
         text = self.text()
         try:
             return kind(text)

@@ -1,4 +1,4 @@
-"""The tables of an executable beside the code: ports, buffers, divisions, notes and constants, written and read."""
+"""Encoding and decoding of an executable's tables: ports, buffers, divisions, notes and constants."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,10 @@ from nxpipe.emulator.passes.shard import Sharding
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A tensor of the interface, with the caller's type: the whole of a divided state, 64-bit integers as such.
+    """A tensor of the interface with the caller's type: divided states are whole, 64-bit integers keep their width.
 
-    `sizes` is empty, or names each axis along which a request may be shorter ("batch", "sequence"; "" for a fixed
-    axis), by the same length on all axes of a name. The host pads such inputs at the end and cuts outputs back.
+    `sizes` is empty, or has a name for each axis along which a request may be shorter ("batch", "sequence"; "" for a
+    fixed axis). Axes with the same name have the same length. The host pads such inputs at the end and crops outputs.
     """
 
     name: str
@@ -91,9 +91,9 @@ def write_buffers(core: str, ranks: int, buffers: Sequence[Buffer]) -> bytes:
 def read_buffers(source: Reader) -> tuple[str, int, tuple[Buffer, ...]]:
     core, ranks = source.text(), source.number()
     if core not in CORES:
-        raise source.fault(f"there is no core {core[:40]!r}; known are {', '.join(CORES)}")
+        raise source.fault(f"unknown core {core[:40]!r}; known are {', '.join(CORES)}")
     if not 1 <= ranks <= MOST_RANKS:
-        raise source.fault(f"a program for {ranks} ranks")
+        raise source.fault(f"a program has {ranks} ranks")
     words = WordReader(source)
     buffers = tuple(_read_buffer(source, words) for _ in range(source.count("buffers")))
     source.end()
@@ -145,11 +145,11 @@ def read_divisions(source: Reader, ranks: int, buffers: Sequence[Buffer]) -> dic
 
 
 def _fits(axis: int, shares: Sequence[Share], buffer: Buffer, ranks: int) -> bool:
-    """A rank's share has the length of the buffer."""
+    """True if a rank's share has the length of the buffer on the divided axis."""
     if not shares or not all(share.is_possible(ranks) for share in shares):
         return False
     order = buffer.order or range(len(buffer.shape))
-    lengths = [buffer.shape[at] for at, each in enumerate(order) if each == axis]
+    lengths = [buffer.shape[position] for position, tensor_axis in enumerate(order) if tensor_axis == axis]
     return lengths == [sum(share.local for share in shares)]
 
 
@@ -179,21 +179,21 @@ def write_constants(constants: Mapping[str, bytes]) -> bytes:
 
 def read_constants(source: Reader, buffers: Sequence[Buffer]) -> dict[str, bytes]:
     sizes = constant_sizes(buffers)
-    found: dict[str, bytes] = {}
+    constants: dict[str, bytes] = {}
     for _ in range(source.count("constants")):
         digest = source.raw(_DIGEST).hex()
         data = source.raw(source.number())
         if hashlib.sha256(data).hexdigest() != digest or len(data) not in sizes.get(digest, ()):
             raise source.fault(f"constant {digest[:16]} is damaged, or has no buffer of {len(data)} bytes")
-        found[digest] = data
-    if any(one >= other for one, other in pairwise(found)):
+        constants[digest] = data
+    if any(digest >= following for digest, following in pairwise(constants)):
         raise source.fault("constants are not sorted by digest")
     source.end()
-    return found
+    return constants
 
 
 def constant_sizes(buffers: Sequence[Buffer]) -> dict[str, set[int]]:
-    """The sizes in bytes of each constant, by digest, according to the buffers."""
+    """The sizes in bytes of each constant according to the buffers, by digest."""
     sizes: dict[str, set[int]] = {}
     for buffer in buffers:
         if buffer.role is Role.CONSTANT:
@@ -215,5 +215,5 @@ def _read_numbers(source: Reader) -> tuple[int, ...]:
 def _read_shape(source: Reader, dtype: DType) -> tuple[int, ...]:
     shape = _read_numbers(source)
     if not is_reasonable(TensorType(shape, dtype)):
-        raise source.fault(f"no tensor has {prod(shape)} elements")
+        raise source.fault(f"a tensor has {prod(shape)} elements, which is too many")
     return shape

@@ -1,6 +1,6 @@
-"""Hardware as data: the capacities of a NeuronCore and of an EC2 instance.
+"""Hardware specifications as data: NeuronCores and EC2 instance types.
 
-Standard library only, so that the CDK app, the cost tables and the compiler can all read it at no cost.
+Standard library only, so that the CDK app, the cost tables and the compiler can import it quickly.
 """
 
 from nxpipe.emulator.hardware.core import CORES, DMA_TRANSFER, CoreSpec, DmaTransfer

@@ -1,11 +1,11 @@
-"""One NeuronCore of each generation that has a public kernel interface: v2, v3 and v4.
+"""Specifications of the NeuronCore generations with a public kernel interface: v2, v3 and v4.
 
-Every figure is the public Neuron documentation's own (SDK 2.32.0, August 2026): the core pages under
-`about-neuron/arch/neuron-hardware`, the kernel interface's architecture guides under `nki/guides/architecture`, and,
-for the usable SBUF, the constants of AWS's open kernel compiler `nkipy`.
+Every figure is from the public Neuron documentation (SDK 2.32.0, August 2026): the core pages under
+`about-neuron/arch/neuron-hardware`, the NKI architecture guides under `nki/guides/architecture`, and, for the usable
+SBUF, the constants of AWS's open kernel compiler `nkipy`.
 
-`None` means that the documents are silent or that the generation lacks the feature; the comment says which. Never
-replace a `None` by a guess: a cost that needs such a figure is calibrated.
+`None` means that the figure is not documented or that the generation lacks the feature; the comment states which. Never
+replace `None` by a guess: a cost that needs such a figure is calibrated.
 """
 
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ class CoreSpec:
     """Capacities and rates of one physical NeuronCore. SBUF and PSUM sizes are bytes in one partition."""
 
     name: str
-    nki_gen: int  # the kernel interface's own number for the generation
+    nki_gen: int  # the number of the generation in NKI
     partitions: int
 
     sbuf: int
-    sbuf_usable: int  # available to the compiler; the rest is the runtime's
-    vector_gpsimd_share_sbuf_port: bool  # the two engines then alternate
+    sbuf_usable: int  # available to the compiler; the runtime reserves the rest
+    vector_gpsimd_share_sbuf_port: bool  # true: the two engines alternate
 
     psum: int
     psum_banks: int
@@ -53,7 +53,7 @@ class CoreSpec:
     gpsimd_partitions_per_processor: int
     gpsimd_dma_gb_s: float | None
 
-    tflops_16bit: float  # BF16, FP16 and TF32 alike; as printed for one core, which need not add up to the chip's
+    tflops_16bit: float  # BF16, FP16 and TF32; as printed for one core; the sum may differ from the chip's figure
     tflops_fp32: float
     tflops_fp8: float | None
     tflops_mx: float | None
@@ -69,18 +69,18 @@ class CoreSpec:
     dma_engines: int
     dma_queues_per_engine: int
     dma_engine_theoretical_gb_s: float
-    dma_engine_peak_gb_s: float  # what the tuning tables reach
-    dma_hw_dge: bool  # hardware generates descriptors, rather than GpSimd or the runtime ahead of time
+    dma_engine_peak_gb_s: float  # the highest rate in the tuning tables
+    dma_hw_dge: bool  # hardware generates descriptors, not GpSimd or the runtime ahead of time
     dma_hw_dge_ns: float | None
     dma_qos_classes: int | None
 
-    lnc_allowed: tuple[int, ...]  # how many physical cores may act as one logical core
+    lnc_allowed: tuple[int, ...]  # numbers of physical cores that may act as one logical core
     lnc_default: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class DmaTransfer:
-    """Costs of a DMA beyond its bytes; the same on every generation as far as documented."""
+    """Costs of a DMA beyond its bytes; equal for all generations as far as documented."""
 
     semaphore_to_start_ns: float
     packet_bytes: int
@@ -119,14 +119,14 @@ _V2 = CoreSpec(
     gpsimd_32bit_per_cycle=128,
     gpsimd_processors=8,
     gpsimd_bits=512,
-    gpsimd_tcm_bytes=64 * KIB,  # stated for v2 and everything later
+    gpsimd_tcm_bytes=64 * KIB,  # documented for v2 and later
     gpsimd_partitions_per_processor=16,
-    gpsimd_dma_gb_s=None,  # silent
+    gpsimd_dma_gb_s=None,  # not documented
     tflops_16bit=92.0,
     tflops_fp32=23.0,
     tflops_fp8=92.0,
-    tflops_mx=None,  # no such path
-    tflops_sparse=None,  # no such path
+    tflops_mx=None,  # not supported
+    tflops_sparse=None,  # not supported
     pe_rows=128,
     pe_cols=128,
     max_stationary_free=128,
@@ -138,7 +138,7 @@ _V2 = CoreSpec(
     dma_engine_theoretical_gb_s=27.2,
     dma_engine_peak_gb_s=17.0,
     dma_hw_dge=False,
-    dma_hw_dge_ns=None,  # no such hardware
+    dma_hw_dge_ns=None,  # not supported
     dma_qos_classes=None,  # round-robin
     lnc_allowed=(1,),
     lnc_default=1,
@@ -180,22 +180,22 @@ _V4 = replace(
     sbuf_usable=245_752,
     psum_dtypes=("float32", "bfloat16"),
     vector_ghz=1.2,
-    profile_base_ghz=None,  # silent
+    profile_base_ghz=None,  # not documented
     vector_8bit_per_cycle=512,
     vector_16bit_per_cycle=512,
     vector_32bit_per_cycle=256,
     scalar_8bit_per_cycle=256,
     scalar_16bit_per_cycle=256,
     scalar_32bit_per_cycle=128,
-    gpsimd_dma_gb_s=None,  # silent
-    tflops_fp8=None,  # silent on FP8 that is not MX
+    gpsimd_dma_gb_s=None,  # not documented
+    tflops_fp8=None,  # not documented for FP8 other than MX
     tflops_mx=315.0,
     tflops_sparse=315.0,
     max_moving_free_fp32=4096,
     max_moving_free_bf16=8192,
     dma_engine_theoretical_gb_s=38.4,
     dma_engine_peak_gb_s=33.0,
-    dma_hw_dge_ns=None,  # silent
+    dma_hw_dge_ns=None,  # not documented
     dma_qos_classes=4,
 )
 
@@ -210,7 +210,7 @@ DMA_TRANSFER = DmaTransfer(
     severe_below_bytes_per_partition=256,
     partitions_per_engine=8,
     max_compute_sources=16,
-    # Read off the figure of the DMA bandwidth guide, at 128 partitions: approximate.
+    # Read from the plot in the DMA bandwidth guide, at 128 partitions; approximate.
     efficiency=(
         (32, 0.01),
         (64, 0.03),

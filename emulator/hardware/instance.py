@@ -1,9 +1,9 @@
-"""The instances that carry NeuronCores of generation v2 and later.
+"""Specifications of the instance types with NeuronCores of generation v2 and later.
 
-Figures are those of the public Neuron documentation (SDK 2.32.0, August 2026, `about-neuron/arch/neuron-hardware`:
-inf2-arch, trn1-arch, trn2-arch, trn3-arch) and count a whole instance unless the name says otherwise. `None` means
-that the documents are silent. Two of their loose ends are kept as printed: the HBM rate of inf2 and trn1 is called GB/s
-on one page and GiB/s on another, and the NeuronLink column of trn1 has no unit at all.
+Figures are from the public Neuron documentation (SDK 2.32.0, August 2026, `about-neuron/arch/neuron-hardware`:
+inf2-arch, trn1-arch, trn2-arch, trn3-arch) and are for a whole instance unless the name states otherwise. `None` means
+not documented. Two inconsistencies are kept as printed: the HBM rate of inf2 and trn1 is in GB/s on one page and in
+GiB/s on another, and the NeuronLink column of trn1 has no unit.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from nxpipe.emulator.hardware.core import CORES
 CompilerTarget = Literal["inf2", "trn1", "trn1n", "trn2", "trn3"]
 Topology = Literal["single", "ring", "torus2d_4x4", "switched"]
 
-# The degrees of the public tensor-parallel library. None are published for Trn3, whose cores group like Trn2's.
+# The degrees of the public tensor-parallel library. None are published for Trn3, which has the core grouping of Trn2.
 _DEGREES: Mapping[CompilerTarget, tuple[int, ...]] = MappingProxyType(
     {
         "inf2": (1, 2, 4, 8, 24),
@@ -30,7 +30,7 @@ _DEGREES: Mapping[CompilerTarget, tuple[int, ...]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """A rate in the unit that the documents print; `None` where they print a bare number."""
+    """A rate in the printed unit; `None` if the documentation prints no unit."""
 
     figure: float
     unit: Literal["GB/s", "GiB/s"] | None
@@ -38,7 +38,7 @@ class Bandwidth:
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """One EC2 instance type, or one Trn3 UltraServer, whose servers have no documented EC2 size name."""
+    """An EC2 instance type, or a Trn3 UltraServer, whose servers have no documented EC2 size name."""
 
     name: str
     family: str
@@ -70,36 +70,36 @@ class Instance:
 
     @property
     def cores(self) -> int:
-        """Physical cores."""
+        """The number of physical cores."""
         return self.chips * self.cores_per_chip
 
     @property
     def logical_cores(self) -> int:
-        """Logical cores with the generation's default grouping."""
+        """The number of logical cores with the default grouping of the generation."""
         return self.cores // CORES[self.core].lnc_default
 
     @property
     def degrees(self) -> tuple[int, ...]:
-        """The tensor-parallel degrees that one instance offers."""
+        """The tensor-parallel degrees that fit one instance."""
         return tuple(degree for degree in _DEGREES[self.compiler_target] if degree <= self.logical_cores)
 
 
 class UnknownInstance(LookupError):
-    """No such instance in the catalogue, or one of which only the name is public."""
+    """A name that is not in the catalogue, or whose figures are not published."""
 
     def __init__(self, name: str, nearest: tuple[str, ...]) -> None:
         self.name = name
         self.nearest = nearest
         if name in _NAMED_ONLY:
-            what = f"the Neuron documentation names the instance {name} but publishes none of its figures"
+            problem = f"the Neuron documentation names the instance {name} but publishes none of its figures"
         else:
-            what = f"there is no Neuron instance called {name!r} in the catalogue"
-        way_out = f"the nearest names are {', '.join(nearest)}" if nearest else f"it knows {', '.join(INSTANCES)}"
-        super().__init__(f"{what}; {way_out}")
+            problem = f"unknown Neuron instance {name!r}"
+        remedy = f"the nearest names are {', '.join(nearest)}" if nearest else f"known are {', '.join(INSTANCES)}"
+        super().__init__(f"{problem}; {remedy}")
 
 
 def instance(name: str) -> Instance:
-    """The catalogue's entry of that name."""
+    """The catalogue entry with this name; raises UnknownInstance."""
     try:
         return INSTANCES[name]
     except KeyError:
@@ -107,12 +107,12 @@ def instance(name: str) -> Instance:
 
 
 def _nearest(name: str) -> tuple[str, ...]:
-    from difflib import get_close_matches  # only an error pays for it
+    from difflib import get_close_matches  # imported only for an error
 
     return tuple(get_close_matches(name.strip().lower(), INSTANCES, n=3, cutoff=0.6))
 
 
-# Names in AWS's manifests and headers for which no page gives a single figure, not even the number of chips.
+# Names in AWS's manifests and headers without any published figure, not even the number of chips.
 _NAMED_ONLY = frozenset({"trn2.3xlarge", "trn2.12xlarge", "trn2n.48xlarge"})
 
 
@@ -133,14 +133,14 @@ def _inf2(size: str, *, chips: int, vcpus: int, host_memory_gib: int) -> Instanc
         tflops_bf16=190.0 * chips,
         tflops_fp32=47.5 * chips,
         topology="ring" if chips > 1 else "single",
-        neuronlink_per_chip=Bandwidth(192.0, "GiB/s") if chips > 1 else None,  # a single chip has no neighbour
+        neuronlink_per_chip=Bandwidth(192.0, "GiB/s") if chips > 1 else None,  # a single chip has no NeuronLink
         efa_interfaces=None,
         efa_gbps=None,
     )
 
 
 def _trn1_32xlarge(family: Literal["trn1", "trn1n"], *, neuronlink: float, efa_interfaces: int) -> Instance:
-    """The two sixteen-chip Trn1 sizes differ in their links only: trn1n has twice of each."""
+    """The two Trn1 sizes with 16 chips differ in their links only: trn1n has twice the NeuronLink and EFA rates."""
     return Instance(
         name=f"{family}.32xlarge",
         family=family,
@@ -163,8 +163,8 @@ def _trn1_32xlarge(family: Literal["trn1", "trn1n"], *, neuronlink: float, efa_i
 
 
 def _trn2_48xlarge(family: Literal["trn2", "trn2u"]) -> Instance:
-    """The same server twice: a trn2u is one of the four that make an UltraServer."""
-    joined = family == "trn2u"
+    """A Trn2 server; a trn2u is the same server as one of four in an UltraServer."""
+    in_ultraserver = family == "trn2u"
     return Instance(
         name=f"{family}.48xlarge",
         family=family,
@@ -183,8 +183,8 @@ def _trn2_48xlarge(family: Literal["trn2", "trn2u"]) -> Instance:
         tflops_sparse=41_000.0,
         topology="torus2d_4x4",
         neuronlink_per_chip=Bandwidth(1024.0, "GB/s"),
-        neuronlink_between_instances_per_chip=Bandwidth(256.0, "GB/s") if joined else None,
-        ultraserver_nodes=4 if joined else None,
+        neuronlink_between_instances_per_chip=Bandwidth(256.0, "GB/s") if in_ultraserver else None,
+        ultraserver_nodes=4 if in_ultraserver else None,
         efa_interfaces=16,
         efa_gbps=3200.0,
     )
@@ -210,7 +210,7 @@ _TRN1_2XLARGE = Instance(
     network_gbps_at_most=25.0,  # printed in the EFA column, as "up to"
 )
 
-# The documents describe Trn3 by UltraServer only; these two names are theirs for the racks, not EC2's for a server.
+# Trn3 is documented by UltraServer only; these two are the documented names of racks, not EC2 names of servers.
 _TRN3_GEN1 = Instance(
     name="trn3_gen1",
     family="trn3",

@@ -1,4 +1,4 @@
-"""The builder of graphs: values get fresh numbers, and every node's type comes from its operator's shape rule."""
+"""Graph construction: assigns value numbers, and infers the type of each node by its operator's shape rule."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +14,7 @@ from nxpipe.emulator.ops.base import Operator, result_type
 
 
 class GraphBuilder:
-    """Collects inputs, parameters, constants, nodes and outputs, in the order of the calls."""
+    """Builder of a graph: collects inputs, parameters, constants, nodes and outputs in the order of the calls."""
 
     def __init__(self) -> None:
         self._inputs: dict[str, Value] = {}
@@ -36,33 +36,33 @@ class GraphBuilder:
         return self._inputs.setdefault(name, self._fresh(type_))
 
     def parameter(self, name: str, type_: TensorType) -> Value:
-        """The parameter of this name, declared on first mention."""
-        known = self._parameters.get(name)
-        if known is None:
-            known = self._parameters[name] = self._fresh(type_)
-        if known.type != type_:
-            raise GraphInvalid(f"parameter {name!r} is used both as {known.type} and as {type_}")
-        return known
+        """The parameter with this name, declared at the first call."""
+        declared = self._parameters.get(name)
+        if declared is None:
+            declared = self._parameters[name] = self._fresh(type_)
+        if declared.type != type_:
+            raise GraphInvalid(f"parameter {name!r} is used both as {declared.type} and as {type_}")
+        return declared
 
     def constant(self, data: Array, dtype: DType) -> Value:
-        """A table held in the graph; equal tables are one value."""
-        held = np.ascontiguousarray(settle(np.asarray(data), dtype)).reshape(np.shape(data))
-        type_ = TensorType(held.shape, dtype)
-        content = (type_, held.tobytes())
+        """A constant table; equal tables are one value."""
+        table = np.ascontiguousarray(settle(np.asarray(data), dtype)).reshape(np.shape(data))
+        type_ = TensorType(table.shape, dtype)
+        content = (type_, table.tobytes())
         if content not in self._constant_of:
             value = self._constant_of[content] = self._fresh(type_)
-            held = held.copy()
-            held.flags.writeable = False
-            self._constants[value] = held
+            table = table.copy()
+            table.flags.writeable = False
+            self._constants[value] = table
         return self._constant_of[content]
 
     def scalar(self, number: float, dtype: DType | None = None) -> Value:
-        """A Python number as a constant of rank zero."""
+        """A Python number as a constant of rank 0."""
         natural = {bool: DType.BOOL, int: DType.INT64}.get(type(number), DType.FLOAT32)
         return self.constant(np.asarray(number), dtype or natural)
 
     def add(self, op: Operator, *operands: Value, origin: Origin = NOWHERE) -> Value:
-        """Apply an operator; IllTyped if its shape rule refuses the operands."""
+        """Apply an operator; raises IllTyped if its shape rule rejects the operands."""
         result = self._fresh(result_type(op, tuple(operand.type for operand in operands)))
         self._nodes[result] = Node(result, op, operands, origin)
         return result
@@ -74,11 +74,11 @@ class GraphBuilder:
         taken: Mapping[Value, tuple[Value, ...]],
         given: Sequence[Value],
     ) -> list[Value]:
-        """Mark nodes [start, stop) as run `count` times; returns the value of each of `given` in each iteration."""
+        """Mark nodes [start, stop) as a repeat of `count` iterations; returns each `given` value in each iteration."""
         start, stop, count = span
-        each = {value: tuple(self._fresh(value.type) for _ in range(count)) for value in given}
-        self._repeats.append(Repeat(start, stop, count, carried, taken, each))
-        return [value for row in each.values() for value in row]
+        iterations = {value: tuple(self._fresh(value.type) for _ in range(count)) for value in given}
+        self._repeats.append(Repeat(start, stop, count, carried, taken, iterations))
+        return [value for row in iterations.values() for value in row]
 
     def output(self, name: str, value: Value) -> None:
         if name in self._outputs:
@@ -86,14 +86,14 @@ class GraphBuilder:
         self._outputs[name] = value
 
     def node_of(self, value: Value) -> Node | None:
-        """The node that defined a value, if a node did."""
+        """The node that defines a value; None for inputs, parameters and constants."""
         return self._nodes.get(value)
 
     def is_input(self, value: Value) -> bool:
         return value in self._inputs.values()
 
     def table_of(self, value: Value) -> Array | None:
-        """The numbers of a value, if it is a constant."""
+        """The table of a constant; None for other values."""
         return self._constants.get(value)
 
     def build(self) -> Graph:

@@ -1,7 +1,7 @@
-"""Graphs from bytes: the inverse of `encoding`, for bytes from anywhere.
+"""Decoding of graphs from untrusted bytes: the inverse of `encoding`.
 
-Nothing in the bytes is trusted: every count, number and name is checked before it is used, and `GraphBuilder` checks
-the graph like any other, so that hostile bytes cost no more than their own length.
+Every count, number and name is checked before it is used, and `GraphBuilder` checks the graph like any other. The work
+is at most linear in the number of bytes.
 """
 
 import json
@@ -38,12 +38,12 @@ def _unpack(data: bytes, type_: TensorType) -> Array:
 
 
 def decode(data: bytes) -> Graph:
-    """The graph that these bytes are. Hostile bytes cost no more than their own length, and end in GraphInvalid."""
+    """The graph from its canonical bytes; raises GraphInvalid for any other bytes."""
     if len(data) < PREFIX.size:
         raise GraphInvalid(f"{len(data)} bytes are too few for a graph")
     magic, length = PREFIX.unpack_from(data)
     if magic != MAGIC or length > len(data) - PREFIX.size:
-        raise GraphInvalid("the bytes do not start like a graph, or end before its header does")
+        raise GraphInvalid("the bytes do not begin with the header of a graph, or end inside the header")
     start = PREFIX.size + length
     try:
         header = json.loads(data[PREFIX.size : start].decode("ascii"))
@@ -78,7 +78,7 @@ class _Reader:
             if repeats and repeats[0][1] == position:
                 self._repeat(*repeats.popleft())
         if repeats:
-            raise GraphInvalid(f"a repeat ends at node {str(repeats[0][1])[:40]}, where another ended or no node is")
+            raise GraphInvalid(f"a repeat ends at node {str(repeats[0][1])[:40]}, which is absent or ends another")
         for name, number in self._rows("outputs", (str, int)):
             self._builder.output(name, self._value(number))
         return self._builder.build()
@@ -94,25 +94,25 @@ class _Reader:
     def _constant(self, type_: TensorType) -> Value:
         size = -(-type_.elements // 8) if type_.dtype is DType.BOOL else type_.nbytes
         if size > len(self._elements):
-            raise GraphInvalid(f"a constant of type {type_} needs {size} bytes, but {len(self._elements)} are left")
+            raise GraphInvalid(f"a constant of type {type_} needs {size} bytes, but {len(self._elements)} remain")
         data, self._elements = bytes(self._elements[:size]), self._elements[size:]
         return self._builder.constant(_unpack(data, type_), type_.dtype)
 
     def _node(self, row: list[Any], origins: list[Origin]) -> None:
         name, plain, operands = _row(row[:3], (str, dict, list))
         op = _read_operator(name, plain)
-        place = NOWHERE
+        origin = NOWHERE
         if len(row) > 3:
             (index,) = _row(row[3:], (int,))
             if not 0 <= index < len(origins):
-                raise GraphInvalid(f"a node comes from origin {index} of {len(origins)}")
-            place = origins[index]
+                raise GraphInvalid(f"a node has the origin {index}, but there are {len(origins)} origins")
+            origin = origins[index]
         values = [self._value(_shaped(number, int)) for number in operands]
-        self._values.append(self._builder.add(op, *values, origin=place))
+        self._values.append(self._builder.add(op, *values, origin=origin))
 
     def _repeat(self, start: int, stop: int, count: int, *tables: list[Any]) -> None:
         if count < 2:
-            raise GraphInvalid(f"a repeat runs {str(count)[:40]} times")
+            raise GraphInvalid(f"a repeat has the count {str(count)[:40]}")
         carried, taken, given = (
             self._links(table, width) for table, width in zip(tables, (2, count, count + 1), strict=True)
         )
@@ -120,7 +120,8 @@ class _Reader:
             (start, stop, count),
             carried={self._value(entry): self._value(leaving) for entry, leaving in carried},
             taken={self._value(first): tuple(map(self._value, later)) for first, *later in taken},
-            # The numbers that follow are those that its values will get; the canonical form admits no others.
+            # The numbers in the rest of the row are those that the builder assigns; the comparison with the canonical
+            # form rejects others.
             given=[self._value(computed) for computed, *_ in given],
         )
 
@@ -137,16 +138,16 @@ class _Reader:
 
 
 def _shaped(plain: object, kind: type) -> Any:
-    # Exactly this type: to Python, True is an int.
+    # Compare the exact type, because True is an int in Python.
     if type(plain) is not kind:
-        raise GraphInvalid(f"the header has {str(plain)[:40]!r} where a {kind.__name__} belongs")
+        raise GraphInvalid(f"the header has {str(plain)[:40]!r} where a {kind.__name__} is required")
     return plain
 
 
 def _row(plain: object, kinds: tuple[type, ...]) -> list[Any]:
     row: list[Any] = _shaped(plain, list)
     if len(row) != len(kinds):
-        raise GraphInvalid(f"the header has a row of {len(row)} entries where {len(kinds)} belong")
+        raise GraphInvalid(f"the header has a row of {len(row)} entries where {len(kinds)} are required")
     return [_shaped(entry, kind) for entry, kind in zip(row, kinds, strict=True)]
 
 
@@ -154,13 +155,13 @@ def _read_dtype(name: str) -> DType:
     try:
         return DType(name)
     except ValueError:
-        raise GraphInvalid(f"there is no element type {name[:40]!r}") from None
+        raise GraphInvalid(f"unknown element type {name[:40]!r}") from None
 
 
 def _read_type(dtype: str, sizes: list[Any]) -> TensorType:
     type_ = TensorType(tuple(_shaped(size, int) for size in sizes), _read_dtype(dtype))
     if min(type_.shape, default=0) < 0 or not is_reasonable(type_):
-        raise GraphInvalid(f"no tensor can be {type_.rank} axes of sizes {str(type_.shape)[:80]}")
+        raise GraphInvalid(f"a tensor has {type_.rank} axes of sizes {str(type_.shape)[:80]}, which is not possible")
     return type_
 
 
@@ -173,7 +174,7 @@ def _fields(kind: type[Operator]) -> dict[str, Any]:
 def _read_operator(name: str, plain: dict[str, Any]) -> Operator:
     kind = OPERATORS.get(name)
     if kind is None or plain.keys() != _fields(kind).keys():
-        raise GraphInvalid(f"there is no operator {name[:40]!r} with attributes {str(sorted(plain))[:80]}")
+        raise GraphInvalid(f"unknown operator {name[:40]!r} with attributes {str(sorted(plain))[:80]}")
     return kind(**{attribute: _read_attribute(hint, plain[attribute]) for attribute, hint in _fields(kind).items()})
 
 

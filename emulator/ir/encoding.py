@@ -1,18 +1,18 @@
-"""Canonical bytes of a graph: the same graph gives the same bytes on every machine, and nothing else gives a graph.
+"""Canonical encoding of a graph: equal graphs have equal bytes on every machine, and each graph has one encoding.
 
     8 bytes   magic "NXGRAPH2"
     8 bytes   length of the header, little-endian
     header    JSON in ASCII, keys sorted, no spaces
     data      the constants' elements, little-endian, one after another in the header's order
 
-The header holds `inputs`, `parameters` ([name, dtype, shape] each), `constants` ([dtype, shape]), `nodes` ([operator,
-attributes, operand numbers] and, where known, an index into `origins`), `origins` ([module, source]), `outputs`
+The header has `inputs`, `parameters` ([name, dtype, shape] each), `constants` ([dtype, shape]), `nodes` ([operator,
+attributes, operand numbers] and, if known, an index into `origins`), `origins` ([module, source]), `outputs`
 ([name, number]) and `repeats` ([start, stop, count, carried, taken, given], the last three as rows of numbers). Values
-are numbered in order of appearance: inputs, parameters, constants, nodes; the values that a repeat gives come right
-after its last node. Result types are not stored, because the shape rules give them. Floats among the attributes are
-C99 hexadecimal strings, which lose no bit. bfloat16 elements take two bytes, tfloat32 elements four, booleans one bit.
+are numbered in order of appearance: inputs, parameters, constants, nodes; the `given` values of a repeat follow its
+last node. Result types are not stored, because shape rules infer them. Float attributes are exact C99 hexadecimal
+strings. bfloat16 elements take two bytes, tfloat32 elements four, booleans one bit.
 
-`decoding` re-encodes what it has read and compares, so that of two different byte strings at most one is a given graph.
+`decoding` encodes the graph again and compares, so it accepts the canonical bytes only.
 """
 
 import json
@@ -35,7 +35,7 @@ PREFIX: Final = struct.Struct("<8sQ")
 
 
 def encode(graph: "Graph") -> bytes:
-    """A graph whose values are numbered in order of appearance, as canonical bytes."""
+    """The canonical bytes of a graph whose values are numbered in order of appearance."""
     origins = {
         origin: i for i, origin in enumerate(dict.fromkeys(n.origin for n in graph.nodes if n.origin != NOWHERE))
     }
@@ -70,7 +70,7 @@ def _plain_node(node: Node, origins: Mapping[Origin, int]) -> list[Any]:
 def _plain_repeat(repeat: Repeat) -> list[Any]:
     carried = [[entry.id, leaving.id] for entry, leaving in repeat.carried.items()]
     taken = [[first.id, *(value.id for value in later)] for first, later in repeat.taken.items()]
-    given = [[value.id, *(one.id for one in each)] for value, each in repeat.given.items()]
+    given = [[value.id, *(result.id for result in results)] for value, results in repeat.given.items()]
     return [repeat.start, repeat.stop, repeat.count, carried, taken, given]
 
 

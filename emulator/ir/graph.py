@@ -1,7 +1,6 @@
-"""The graph: a small SSA program of typed tensors, its identity and its normal form.
+"""The graph: an SSA program over typed tensors, with its key, normal form and text form.
 
-Inputs, parameters and outputs are named, because they are the interface to the outside; the values between are
-numbered, and the numbers mean nothing beyond one graph.
+Inputs, parameters and outputs form the interface and have names. Other values have numbers, which are local to a graph.
 """
 
 import hashlib
@@ -18,11 +17,11 @@ from nxpipe.emulator.ops.base import Attribute, attributes
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A program over tensors: nodes in an order in which they can run.
+    """A program over tensors, with its nodes in topological order.
 
-    `parameters` are the model's weights by their names in its checkpoint; the graph knows their types, never their
-    numbers. `constants` are small tables that the model computes for itself, and their numbers are part of the graph.
-    `inputs`, `parameters` and `outputs` name everything, those of each iteration of a repeat too.
+    `parameters` are the model's weights by their names in the checkpoint; the graph has their types, not their data.
+    `constants` are small tables of the model, whose data is part of the graph. `inputs`, `parameters` and `outputs`
+    include those of each iteration of a repeat.
     """
 
     inputs: Mapping[str, Value]
@@ -33,12 +32,12 @@ class Graph:
     repeats: tuple[Repeat, ...] = ()
 
     def to_bytes(self) -> bytes:
-        """The canonical bytes, provenance included; `ir.encoding` specifies them, `ir.decoding` reads them."""
+        """The canonical bytes, including provenance; specified in `ir.encoding`, read by `ir.decoding`."""
         return encode(renumber(self))
 
     @cached_property
     def key(self) -> str:
-        """The SHA-256 of the computation: without provenance, numbering, node order, dead code and repeats."""
+        """The SHA-256 of the computation; independent of provenance, numbering, node order, dead code and repeats."""
         return hashlib.sha256(encode(normal_form(unroll(self)))).hexdigest()
 
     def __str__(self) -> str:
@@ -46,9 +45,9 @@ class Graph:
 
 
 def live_nodes(graph: Graph) -> Iterator[Node]:
-    """The nodes that outputs depend on, each after its operands, in the one order that the outputs dictate.
+    """The nodes that outputs depend on, in the depth-first postorder from the outputs.
 
-    For unrolled graphs: a repeat fixes the place of its nodes.
+    The graph must be unrolled, because repeats refer to positions of nodes.
     """
     defined_by = {node.result: node for node in graph.nodes}
     seen: set[Value] = set()
@@ -67,7 +66,7 @@ def live_nodes(graph: Graph) -> Iterator[Node]:
 
 
 def normal_form(graph: Graph) -> Graph:
-    """The same computation without provenance, with live nodes only, in canonical order, numbered from zero."""
+    """The same computation without provenance and dead nodes, in canonical order, numbered from 0."""
     nodes = tuple(live_nodes(graph))
     used = dict.fromkeys(value for node in nodes for value in node.operands)
     used |= dict.fromkeys(graph.outputs.values())
@@ -79,18 +78,18 @@ def normal_form(graph: Graph) -> Graph:
 
 
 def renumber(graph: Graph) -> Graph:
-    """The same graph, its values numbered in order of appearance: inputs, parameters, constants, nodes.
+    """The same graph with values numbered in order of appearance: inputs, parameters, constants, nodes.
 
-    What a repeat gives appears right after its last node.
+    The `given` values of a repeat follow its last node.
     """
-    appearing = [*graph.inputs.values(), *graph.parameters.values(), *graph.constants]
+    ordered = [*graph.inputs.values(), *graph.parameters.values(), *graph.constants]
     position = 0
     for repeat in graph.repeats:
-        appearing += [node.result for node in graph.nodes[position : repeat.stop]]
-        appearing += [value for row in repeat.given.values() for value in row]
+        ordered += [node.result for node in graph.nodes[position : repeat.stop]]
+        ordered += [value for row in repeat.given.values() for value in row]
         position = repeat.stop
-    appearing += [node.result for node in graph.nodes[position:]]
-    new = {value: Value(number, value.type) for number, value in enumerate(appearing)}
+    ordered += [node.result for node in graph.nodes[position:]]
+    new = {value: Value(number, value.type) for number, value in enumerate(ordered)}
     return Graph(
         {name: new[value] for name, value in graph.inputs.items()},
         {name: new[value] for name, value in graph.parameters.items()},
@@ -109,16 +108,16 @@ def _renumber_repeat(repeat: Repeat, new: Mapping[Value, Value]) -> Repeat:
         repeat,
         carried={new[entry]: new[leaving] for entry, leaving in repeat.carried.items()},
         taken={new[first]: tuple(new[value] for value in later) for first, later in repeat.taken.items()},
-        given={new[value]: tuple(new[one] for one in each) for value, each in repeat.given.items()},
+        given={new[value]: tuple(new[result] for result in results) for value, results in repeat.given.items()},
     )
 
 
-# Attributes that the line's label and type show already.
+# Attributes that the label and the type of a line already show.
 _SHOWN_ELSEWHERE = ("dtype", "function", "out", "shape")
 
 
 def text(graph: "Graph") -> str:
-    """The whole graph; scalars are written where they are used, larger constants are listed first."""
+    """The text of a graph. Scalars are written inline; larger constants are listed first."""
     names = _names(graph)
     constants = [f"  {names[value]}: {value.type} = constant" for value in graph.constants if value.type.rank]
     nodes = list(_node_lines(graph, names))
@@ -137,17 +136,17 @@ def _inputs(graph: "Graph") -> str:
 
 
 def _outputs(graph: "Graph", names: Mapping[Value, str]) -> str:
-    """Outputs that a repeat gives, one for each iteration, are one entry if their names are a series."""
-    called: dict[Value, list[str]] = {}
+    """The outputs. Outputs of a repeat, one for each iteration, are one entry if their names are a series."""
+    names_of: dict[Value, list[str]] = {}
     for name, value in graph.outputs.items():
-        called.setdefault(value, []).append(name)
+        names_of.setdefault(value, []).append(name)
     entries = {name: f"{name}={names[value]}" for name, value in graph.outputs.items()}
-    for each in (each for repeat in graph.repeats for each in repeat.given.values()):
-        if all(len(called.get(value, ())) == 1 for value in each):
-            listed = [called[value][0] for value in each]
+    for results in (results for repeat in graph.repeats for results in repeat.given.values()):
+        if all(len(names_of.get(value, ())) == 1 for value in results):
+            listed = [names_of[value][0] for value in results]
             series = series_of(listed)
             if series:
-                entries[listed[0]] = f"{series.text(len(each))}={names[each[0]].removesuffix('.0')}"
+                entries[listed[0]] = f"{series.text(len(results))}={names[results[0]].removesuffix('.0')}"
                 for name in listed[1:]:
                     del entries[name]
     return ", ".join(entries.values())
@@ -161,13 +160,13 @@ def _names(graph: "Graph") -> dict[Value, str]:
     names |= {value: _scalar(data) for value, data in graph.constants.items() if not value.type.rank}
     names |= {node.result: f"%{number}" for number, node in enumerate(graph.nodes)}
     for repeat in graph.repeats:
-        for value, each in repeat.given.items():
-            names |= {one: f"{names[value]}.{iteration}" for iteration, one in enumerate(each)}
+        for value, results in repeat.given.items():
+            names |= {result: f"{names[value]}.{iteration}" for iteration, result in enumerate(results)}
     return names
 
 
 def _scalar(data: Array) -> str:
-    # The shortest digits that name this very float32, not its float64 expansion.
+    # The shortest digits that identify the float32, not those of its float64 expansion.
     return str(data[()])
 
 

@@ -1,9 +1,8 @@
 """Records of the intermediate representation: values, nodes, their origins, and repeats.
 
-A node applies an operator to values and defines exactly one value, so nodes and the values they define are the same
-list read twice. Layers that repeat are stored once: a repeat marks a run of nodes as executed several times. Without
-the marks the nodes are a sound graph, that of the first iteration; code that counts or executes reads
-`ir.repeat.unroll(graph)`.
+A node applies an operator to values and defines exactly one value. Repeated layers are stored once: a repeat marks a
+range of nodes as executed several times. Without repeats, the nodes are a valid graph, that of the first iteration.
+Code that counts or executes nodes uses `ir.repeat.unroll(graph)`.
 """
 
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The place of a node in the user's model. It takes no part in the identity of a graph."""
+    """The module and source line in the user's model that a node comes from. It is not part of the graph's key."""
 
     module: str = ""
     source: str = ""
@@ -37,7 +36,7 @@ NOWHERE = Origin()
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An operator applied to values, and the value that it defines."""
+    """An operator, its operands, and the value that the node defines."""
 
     result: Value
     op: Operator
@@ -47,12 +46,12 @@ class Node:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Repeat:
-    """Nodes `start` up to `stop` run `count` times. They are written as the first iteration runs them.
+    """A loop: nodes `start` up to `stop` run `count` times. The nodes are those of the first iteration.
 
-    `carried`: a value from before the run, and the one computed inside that stands in its place from the second
-    iteration on. `taken`: a parameter or an input of the first iteration, and its counterparts in the later ones.
-    `given`: a value computed inside, and names for what it was in each iteration. Seen from after the run, a value
-    computed inside is what the last iteration made of it.
+    `carried` (loop-carried values): from a value before the loop to the value inside that replaces it from the second
+    iteration on. `taken`: from a parameter or input of the first iteration to its counterparts in later iterations.
+    `given`: from a value inside to its values in each iteration, for readers after the loop. A reader after the loop
+    that uses a value inside directly reads its value in the last iteration.
     """
 
     start: int

@@ -8,21 +8,21 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-# Reached by no real model; they keep hostile graphs from asking for absurd amounts of work.
+# Limits on the work for hostile graphs; no real model reaches them.
 _MAX_RANK = 16
 _MAX_ELEMENTS = 2**48
 
 
 class DType(StrEnum):
-    """An element type. Float types differ in precision only: all of them are held as float32 arrays (see numerics)."""
+    """An element type. Values of every float type are stored as float32 arrays during emulation (see numerics)."""
 
     FLOAT32 = "float32"
     TFLOAT32 = "tfloat32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
     FLOAT8_E5M2 = "float8_e5m2"
-    FLOAT8_E4M3 = "float8_e4m3"  # the accelerator's own: finite up to 240
-    FLOAT8_E4M3FN = "float8_e4m3fn"  # the Open Compute Project's: finite up to 448, no infinity
+    FLOAT8_E4M3 = "float8_e4m3"  # the variant of Inferentia2 and Trainium: finite up to 240
+    FLOAT8_E4M3FN = "float8_e4m3fn"  # the variant of the Open Compute Project: finite up to 448, no infinity
     UINT64 = "uint64"
     UINT32 = "uint32"
     UINT16 = "uint16"
@@ -43,7 +43,7 @@ class DType(StrEnum):
 
     @property
     def itemsize(self) -> int:
-        """Bytes an element takes in memory (tfloat32 travels in a float32 word)."""
+        """Bytes of an element in memory (tfloat32 is stored as a float32 word)."""
         return _FLOAT_WIDTHS[self] if self.is_float else np.dtype(self.value).itemsize
 
     @property
@@ -60,7 +60,7 @@ class DType(StrEnum):
 
     @property
     def on_device(self) -> "DType":
-        """The type of elements on the machine, which has no 64-bit integers and stores booleans as bytes."""
+        """The type on the device, which has no 64-bit integers and stores booleans as bytes."""
         return _ON_DEVICE.get(self, self)
 
     @property
@@ -84,7 +84,7 @@ _FLOAT_WIDTHS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A dense tensor's shape and element type; everything in a graph is one of these."""
+    """The shape and element type of a dense tensor; the type of every value in a graph."""
 
     shape: tuple[int, ...]
     dtype: DType
@@ -112,15 +112,15 @@ class TensorType:
 
 
 def is_reasonable(tensor: TensorType) -> bool:
-    """A tensor of this type could exist; an axis of size zero does not hide absurd sizes of others."""
+    """True if a tensor type is within the limits; an axis of size 0 counts as 1, so that it hides no other size."""
     return tensor.rank <= _MAX_RANK and math.prod(max(size, 1) for size in tensor.shape) <= _MAX_ELEMENTS
 
 
 def promote(*types: TensorType) -> DType:
     """The element type of an elementwise result, by PyTorch's rule.
 
-    The strongest kind wins (float over integer over bool). Within it, tensors with dimensions outweigh scalars, so
-    that `x + 1e-6` stays bfloat16 although the scalar is float32: the engines compute in float32 either way.
+    The strongest kind wins: float, then integer, then bool. Within a kind, tensors with dimensions take precedence over
+    scalars, so that `x + 1e-6` stays bfloat16 although the scalar is float32: the engines compute in float32 anyway.
     """
     strongest = max(_kind(t.dtype) for t in types)
     of_kind = [t for t in types if _kind(t.dtype) == strongest]
@@ -149,5 +149,5 @@ def _widest_float(a: DType, b: DType) -> DType:
     """The wider of two float types; where neither contains the other, float32."""
     if a.itemsize != b.itemsize:
         return max(a, b, key=lambda dtype: dtype.itemsize)
-    both = {a, b}
-    return DType.FLOAT32 if DType.FLOAT32 in both or DType.TFLOAT32 not in both else DType.TFLOAT32
+    types = {a, b}
+    return DType.FLOAT32 if DType.FLOAT32 in types or DType.TFLOAT32 not in types else DType.TFLOAT32

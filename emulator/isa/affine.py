@@ -1,8 +1,8 @@
-"""Affine numbers: addresses and semaphore counts, as sums of loop indices times constants.
+"""Affine expressions of loop indices: the addresses and semaphore counts of a program.
 
-A program is small because its loops are not unrolled. No other numbers may change in a loop, so that every property of
-a program follows from its text: bounds, overlaps and waits hold for all iterations at once. Rotating buffers (double
-buffering) add a step times such a sum modulo the number of buffers.
+Loops are not unrolled, so programs are small. No other numbers vary in a loop, so bounds, overlaps and waits are proved
+for all iterations at once. A rotating buffer (double buffering) adds a step times an affine expression modulo the
+number of buffers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RotatingOffset:
-    """`step` times (`of` modulo `count`): the offset of the current one of `count` rotating buffers."""
+    """`step` times (`of` modulo `count`): the offset of the current buffer among `count` rotating buffers."""
 
     step: int
     count: int
@@ -20,7 +20,7 @@ class RotatingOffset:
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """`base` plus, for each (depth, coefficient), the index of the loop at that depth (0: outermost) times coefficient.
+    """`base` plus, for each (depth, coefficient), `coefficient` times the index of the loop at `depth` (0: outermost).
 
     Terms ascend by depth and have no coefficient of 0. `turns` are rotating offsets; they do not nest.
     """
@@ -50,8 +50,8 @@ class Affine:
         value = self.base
         for depth, coefficient in self.terms:
             value += indices[depth] * coefficient
-        for turn in self.turns:
-            value += turn.step * (turn.of.at(indices) % turn.count)
+        for rotation in self.turns:
+            value += rotation.step * (rotation.of.at(indices) % rotation.count)
         return value
 
     def bounds(self, counts: Sequence[int]) -> tuple[int, int]:
@@ -60,16 +60,16 @@ class Affine:
         for depth, coefficient in self.terms:
             reach = (counts[depth] - 1) * coefficient
             low, high = low + min(reach, 0), high + max(reach, 0)
-        for turn in self.turns:
-            reach = turn.step * (turn.count - 1)
+        for rotation in self.turns:
+            reach = rotation.step * (rotation.count - 1)
             low, high = low + min(reach, 0), high + max(reach, 0)
         return low, high
 
     @property
     def depth(self) -> int:
-        """The number of loops that must be around it."""
+        """The number of enclosing loops that the expression requires."""
         own = self.terms[-1][0] + 1 if self.terms else 0
-        return max([own, *(turn.of.depth for turn in self.turns)])
+        return max([own, *(rotation.of.depth for rotation in self.turns)])
 
 
 def index(depth: int) -> Affine:
@@ -82,13 +82,13 @@ def affine(value: Affine | int) -> Affine:
 
 
 def divided(value: Affine | int, by: int) -> Affine:
-    """The quotient, term by term; every term must be a multiple."""
+    """The exact quotient, term by term; `by` must divide every term."""
     start = affine(value)
     return Affine(start.base // by, tuple((depth, step // by) for depth, step in start.terms))
 
 
 def rotating_offset(of: Affine, count: int, step: int) -> Affine:
-    """The offset of the current one of `count` rotating buffers, `step` apart."""
+    """The offset of the current buffer among `count` rotating buffers, `step` apart."""
     if not of.terms:
         return Affine(of.base % count * step)
     return Affine(0, (), (RotatingOffset(step, count, of),)) if count > 1 and step else Affine()

@@ -1,4 +1,4 @@
-"""Collectives: exchanges among the ranks of one program. DMA engines carry them, so they cost what a DMA does."""
+"""Collectives: exchanges among the ranks of one program. DMA engines execute them, at the cost of a DMA."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _ACROSS_RANKS: Final = frozenset({Alu.ADD, Alu.MINIMUM, Alu.MAXIMUM})
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveAllReduce(Instruction, name="all_reduce"):
-    """`op` over the `src` of all ranks, in the order of ranks and in float32; every rank gets the result."""
+    """`op` over the `src` of all ranks, in rank order and in float32; every rank receives the result."""
 
     dst: Place
     src: Place
@@ -39,7 +39,7 @@ class CollectiveAllReduce(Instruction, name="all_reduce"):
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveReduceScatter(Instruction, name="reduce_scatter"):
-    """As AllReduce, but the result is split into as many parts as there are ranks, and each rank gets its own."""
+    """An all-reduce whose result is split into one equal part for each rank; each rank receives its own part."""
 
     dst: Place
     src: Place
@@ -54,7 +54,7 @@ class CollectiveReduceScatter(Instruction, name="reduce_scatter"):
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveAllGather(Instruction, name="all_gather"):
-    """The `src` of all ranks, concatenated in the order of ranks, for every rank."""
+    """The `src` of all ranks, concatenated in rank order; every rank receives the result."""
 
     dst: Place
     src: Place
@@ -66,7 +66,7 @@ class CollectiveAllGather(Instruction, name="all_gather"):
 
 
 def _exchanged(long: tuple[str, Place], short: tuple[str, Place], times: int) -> Violations:
-    """The ranks' parts are contiguous: in HBM, or in each partition."""
+    """Check that both operands are contiguous, in HBM or in each partition, and that `long` is `times` as long."""
     yield from same_type("dst", long[1], "src", short[1])
     sizes = [length(place) for _, place in (long, short)]
     if sizes[0] != sizes[1] * times:

@@ -1,7 +1,7 @@
-"""Rules that programs must keep: their names, violations with a remedy, and the checks that instructions share.
+"""Constraints on instructions: the rules, violations with a remedy, and the checks that instructions share.
 
-A `Site` checks the places of an instruction for all iterations of the loops around it at once, by the bounds of affine
-addresses; the functions below it compare operands with each other.
+An `InstructionContext` checks each operand for all iterations of the enclosing loops at once, by the bounds of affine
+addresses. The functions below it check operands against each other.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from nxpipe.emulator.isa.program import Buffer
 
 
 class Rule(StrEnum):
-    """The rows of the table of rules in docs/reference/isa.md."""
+    """The rules of the table in docs/reference/isa.md."""
 
     PARTITION = "partition"
     START = "start"
@@ -42,7 +42,7 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True)
 class Violation:
-    """A violated rule: the fact with its numbers, and the remedy."""
+    """A violated rule: the finding with its numbers, and the remedy."""
 
     rule: Rule
     what: str
@@ -51,7 +51,7 @@ class Violation:
 
 @dataclass(frozen=True)
 class Fault:
-    """A violation and its place: `number` counts the instructions of the text from 0; None for the buffer table."""
+    """A violation and its location: `number` is the instruction's index in the text; None for the buffer table."""
 
     violation: Violation
     number: int | None = None
@@ -91,7 +91,7 @@ STARTS = ((32, (0, 32, 64, 96)), (64, (0, 64)), (128, (0,)))
 
 @dataclass(frozen=True)
 class InstructionContext:
-    """The context of an instruction: its core, its program's buffers and ranks, the counts of the loops around it."""
+    """The context of an instruction: its core, the program's buffers and ranks, the counts of the enclosing loops."""
 
     core: CoreSpec
     buffers: Sequence[Buffer]
@@ -100,10 +100,12 @@ class InstructionContext:
 
     def violations(self, place: Place, engine: Engine) -> Violations:
         if place.dtype in WIDE:
-            yield Violation(Rule.DTYPE, f"{place.dtype} does not exist on the machine", "narrow it to 32 bits")
+            yield Violation(Rule.DTYPE, f"the core has no {place.dtype}", "narrow it to 32 bits")
         if place.dtype is DType.FLOAT8_E4M3FN and self.core.nki_gen < 4:
             yield Violation(
-                Rule.DTYPE, f"{self.core.name} has no {place.dtype}, which began with v4", "use float8_e4m3 or bfloat16"
+                Rule.DTYPE,
+                f"{self.core.name} has no {place.dtype}, new in v4",
+                "use float8_e4m3 or bfloat16",
             )
         if isinstance(place, Tile):
             yield from self._tile(place, engine)
@@ -111,15 +113,15 @@ class InstructionContext:
             yield from self._far(place)
 
     def loops_exist(self, value: Affine) -> Violations:
-        """The loops that it depends on are around the instruction."""
+        """Check that the loops whose indices the value uses enclose the instruction."""
         if value.depth > len(self.counts):
             yield Violation(
                 Rule.LOOP,
-                f"i{value.depth - 1} is used inside of {len(self.counts)} loops",
-                "use the indices of the loops around the instruction",
+                f"i{value.depth - 1} is used inside {len(self.counts)} loops",
+                "use the indices of the enclosing loops",
             )
-        if any(turn.count < 1 for turn in value.turns):
-            yield Violation(Rule.LOOP, "a rotating buffer has no copies", "give it one copy or more")
+        if any(rotation.count < 1 for rotation in value.turns):
+            yield Violation(Rule.LOOP, "a rotating buffer has no copies", "use one copy or more")
 
     def _tile(self, tile: Tile, engine: Engine) -> Violations:
         lanes, start = tile.partitions, tile.start
@@ -128,7 +130,7 @@ class InstructionContext:
             yield Violation(
                 Rule.PARTITION,
                 f"partitions {start} up to {start + lanes} of {self.core.partitions}",
-                "use 1 to 128 of them, from 0 on",
+                "use 1 to 128 partitions, from 0 on",
             )
         elif not is_dma and start not in starts(lanes):
             yield Violation(
@@ -140,8 +142,8 @@ class InstructionContext:
         if engine in _STREAMING and tile.elements > MOST_ELEMENTS[tile.memory]:
             yield Violation(
                 Rule.SIZE,
-                f"{tile.elements} elements of each partition, where {tile.memory} gives an instruction "
-                f"{MOST_ELEMENTS[tile.memory]}",
+                f"{tile.elements} elements in each partition; an instruction may access {MOST_ELEMENTS[tile.memory]} "
+                f"in {tile.memory}",
                 "split the free axes",
             )
         size = tile.dtype.itemsize
@@ -155,7 +157,7 @@ class InstructionContext:
 
     def _far(self, far: Far) -> Violations:
         if not 0 <= far.buffer < len(self.buffers):
-            yield Violation(Rule.BUFFER, f"there is no buffer {far.buffer}", f"there are {len(self.buffers)}")
+            yield Violation(Rule.BUFFER, f"there is no buffer {far.buffer}", f"the program has {len(self.buffers)}")
             return
         buffer = self.buffers[far.buffer]
         if len(far.axes) > MOST_AXES or any(axis.size < 1 for axis in far.axes):
@@ -185,19 +187,19 @@ class InstructionContext:
             yield Violation(
                 Rule.SHAPE,
                 f"{rows.partitions} x {rows.elements} row numbers for a first axis of {first}",
-                "give one in each of as many partitions",
+                "put one row number in each partition, as many as the first axis is long",
             )
 
     def _within(self, offset: Affine, reach: tuple[int, int], limit: int, where: str) -> Violations:
-        wrong = list(self.loops_exist(offset))
-        if wrong:
-            yield from wrong
+        missing_loops = list(self.loops_exist(offset))
+        if missing_loops:
+            yield from missing_loops
             return
         low, high = offset.bounds(self.counts)
         if low + reach[0] < 0 or high + reach[1] > limit:
             yield Violation(
                 Rule.BOUNDS,
-                f"bytes {low + reach[0]} up to {high + reach[1]} of {where}, where a program has {limit}",
+                f"bytes {low + reach[0]} up to {high + reach[1]} of {where}, of which a program may use {limit}",
                 "make the tile smaller, or move it",
             )
 
@@ -205,7 +207,7 @@ class InstructionContext:
         return self.core.sbuf_usable if memory is Memory.SBUF else self.core.psum
 
     def bank(self, tile: Tile) -> Violations:
-        """Sums lie inside one PSUM bank; where a matmul may be wider than a bank, they begin at a bank."""
+        """Check that sums stay inside a PSUM bank; they begin at a bank if a matmul may be wider than a bank."""
         if tile.offset.depth > len(self.counts):
             return  # reported by `loops_exist`
         bank, reach = self.core.psum_bank, tile.reach
@@ -215,23 +217,23 @@ class InstructionContext:
         if reach[0] < 0 or worst + reach[1] > limit or (wide and worst):
             yield Violation(
                 Rule.BANK,
-                f"sums of {reach[1] - reach[0]} bytes begin up to {worst} bytes behind the start of a bank of {bank}",
-                "begin at a bank, and split what is larger than one",
+                f"sums of {reach[1] - reach[0]} bytes begin up to {worst} bytes after the start of a bank of {bank}",
+                "begin at a bank, and split sums that are larger than a bank",
             )
 
     def _furthest(self, offset: Affine, bank: int) -> int:
-        """The greatest distance of an address from the start of its bank, over all iterations.
+        """An upper bound on the distance of an address from the start of its bank, over all iterations.
 
-        Two upper bounds, of which the lesser holds. Terms that are multiples of a bank do not move an address inside
-        it, so the remaining terms bound the distance, if their sum never leaves the bank downwards. And every address
-        is congruent to the base modulo the greatest common divisor of a bank and all steps, so the distance is at
-        most the last such remainder inside a bank.
+        The result is the lesser of two bounds. First, terms that are multiples of a bank do not move an address inside
+        its bank, so the remaining terms bound the distance, provided that their sum is never negative. Second, every
+        address is congruent to the base modulo the greatest common divisor of a bank and all steps, so the distance is
+        at most the largest such remainder inside a bank.
         """
-        steps = [c for _, c in offset.terms] + [turn.step for turn in offset.turns]
+        steps = [c for _, c in offset.terms] + [rotation.step for rotation in offset.turns]
         grid = gcd(bank, *steps)
         anywhere = offset.base % grid + bank - grid
         terms = tuple(term for term in offset.terms if term[1] % bank)
-        turns = tuple(turn for turn in offset.turns if turn.step % bank)
+        turns = tuple(rotation for rotation in offset.turns if rotation.step % bank)
         low, high = Affine(offset.base % bank, terms, turns).bounds(self.counts)
         return min(anywhere, high) if low >= 0 else anywhere
 
@@ -247,8 +249,8 @@ def _axes(axes: tuple[Axis, ...]) -> Violations:
     if len(axes) > MOST_AXES:
         yield Violation(Rule.AXES, f"a pattern of {len(axes)} axes", f"use up to {MOST_AXES}")
     for axis in axes:
-        far = axis.size > 1 and not STRIDES[0] <= axis.stride <= STRIDES[1]
-        if far or not 1 <= axis.size <= MOST_SIZE:
+        stride_exceeded = axis.size > 1 and not STRIDES[0] <= axis.stride <= STRIDES[1]
+        if stride_exceeded or not 1 <= axis.size <= MOST_SIZE:
             yield Violation(
                 Rule.AXES,
                 f"an axis of {axis.size} elements, {axis.stride} apart",
@@ -259,7 +261,7 @@ def _axes(axes: tuple[Axis, ...]) -> Violations:
 def _misaligned(offset: Affine, size: int) -> bool:
     if offset.base % size:
         return True
-    return any(c % size for _, c in offset.terms) or any(turn.step % size for turn in offset.turns)
+    return any(c % size for _, c in offset.terms) or any(rotation.step % size for rotation in offset.turns)
 
 
 def named(buffer: Buffer) -> str:
@@ -271,9 +273,9 @@ def length(place: Place) -> int:
     return place.elements * place.partitions if isinstance(place, Tile) else place.elements
 
 
-def equal(one: str, a: Tile, other: str, b: Tile) -> Violations:
+def equal(a_name: str, a: Tile, b_name: str, b: Tile) -> Violations:
     if a.partitions != b.partitions or a.elements != b.elements:
-        yield unequal(f"{one} is {a.partitions} x {a.elements}, {other} is {b.partitions} x {b.elements}")
+        yield unequal(f"{a_name} is {a.partitions} x {a.elements}, {b_name} is {b.partitions} x {b.elements}")
 
 
 def unequal(what: str) -> Violation:
@@ -290,37 +292,37 @@ def sized(name: str, tile: Tile, partitions: int, elements: int) -> Violations:
 
 
 def column(name: str, value: object, like: Tile) -> Violations:
-    """A column of one number for each partition, unless it is one number for all."""
+    """Check that an operand is a number, or a column with one number for each partition of `like`."""
     if isinstance(value, Tile):
         yield from sized(name, value, like.partitions, 1)
 
 
-def one_in_sbuf(one: str, a: Tile, other: str, b: Tile) -> Violations:
+def one_in_sbuf(a_name: str, a: Tile, b_name: str, b: Tile) -> Violations:
     if a.memory is Memory.PSUM and b.memory is Memory.PSUM:
-        yield Violation(Rule.MEMORY, f"{one} and {other} are both in PSUM", "copy one of them to SBUF first")
+        yield Violation(Rule.MEMORY, f"{a_name} and {b_name} are both in PSUM", "copy one of them to SBUF first")
 
 
 def typed(name: str, place: Place, allowed: tuple[DType, ...]) -> Violations:
     if place.dtype not in allowed:
-        yield Violation(Rule.DTYPE, f"{name} is {place.dtype}", f"it may be {', '.join(allowed)}")
+        yield Violation(Rule.DTYPE, f"{name} is {place.dtype}", f"use {' or '.join(allowed)}")
 
 
-def same_type(one: str, a: Place, other: str, b: Place) -> Violations:
+def same_type(a_name: str, a: Place, b_name: str, b: Place) -> Violations:
     if a.dtype is not b.dtype:
-        yield Violation(Rule.DTYPE, f"{one} is {a.dtype} and {other} {b.dtype}", "convert one of them first")
+        yield Violation(Rule.DTYPE, f"{a_name} is {a.dtype} and {b_name} {b.dtype}", "convert one of them first")
 
 
 def operator(name: str, op: Alu, allowed: frozenset[Alu]) -> Violations:
     if op not in allowed:
-        yield Violation(Rule.OPERATOR, f"{name} is {op}", f"it may be {', '.join(sorted(allowed))}")
+        yield Violation(Rule.OPERATOR, f"{name} is {op}", f"use {' or '.join(sorted(allowed))}")
 
 
 def bits(instruction: Instruction, *ops: Alu | None) -> Violations:
-    """Bit operators convert nothing: they take integers, on the vector engine."""
+    """Check the operands of bit operators: integers without conversion, on the vector engine."""
     if not any(op in BITS for op in ops):
         return
     if instruction.engine is not Engine.VECTOR:
-        yield Violation(Rule.OPERATOR, f"{instruction.engine} has no bit operators", "give it to vector")
+        yield Violation(Rule.OPERATOR, f"{instruction.engine} has no bit operators", "use the vector engine")
     for name, place in instruction.places.items():
         if place.dtype.is_float:
             yield Violation(Rule.DTYPE, f"{name} of a bit operator is {place.dtype}", "bit operators take integers")

@@ -1,6 +1,6 @@
 """The cost of an instruction by the documented rules: cycles of its engine, or the time of a DMA.
 
-Each record states its own `cycles`; here they become time, and here is the rule for everything that DMA engines carry.
+Each instruction class states its own `cycles`; this module converts them to time and has the rule for DMA transfers.
 The formulas are those of docs/reference/isa.md, which gives their sources. No constant here is fitted to a model:
 figures that no document gives are calibrated in `emulator.schedule`.
 """
@@ -15,15 +15,15 @@ from nxpipe.emulator.hardware import DMA_TRANSFER, CoreSpec
 from nxpipe.emulator.isa.instruction import Engine, Instruction
 from nxpipe.emulator.isa.operands import Axis, Far, Place, Tile
 
-ISSUE: Final = 64  # cycles between two instructions of the vector or scalar engine, at least
+ISSUE: Final = 64  # minimum cycles between two instructions of the vector or scalar engine
 GPSIMD_START: Final = 150  # cycles
 START_NS: Final = DMA_TRANSFER.semaphore_to_start_ns
-_FIRST: Final = 2  # points of 1 % and 3 % are too coarse: 64 B would take less time than 32 B
+_FIRST: Final = 2  # the points of 1 % and 3 % are too coarse: 64 B would take less time than 32 B
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The time during which an engine is busy. A DMA has no cycles, and a start that overlaps with other queues."""
+    """The busy time of an engine. A DMA has no cycles; its start time overlaps with other queues."""
 
     ns: float
     cycles: float | None = None
@@ -49,7 +49,7 @@ def _clock(engine: Engine, core: CoreSpec) -> float | None:
 
 
 def moved(place: Place) -> int:
-    """Bytes that an instruction reads or writes at a place; bytes that a pattern repeats count each time."""
+    """Bytes read or written at an operand; bytes that the access pattern repeats count each time."""
     lanes = place.partitions if isinstance(place, Tile) else 1
     return lanes * place.elements * place.dtype.itemsize
 
@@ -59,14 +59,14 @@ def transfer_ns(instruction: Instruction, core: CoreSpec) -> float:
 
 
 def share_of_dma(instruction: Instruction, core: CoreSpec) -> float:
-    """The share of the core's DMA engines that carry it."""
+    """The share of the core's DMA engines that the transfer uses."""
     return _engines(instruction, core) / core.dma_engines
 
 
 def _engines(instruction: Instruction, core: CoreSpec) -> int:
     lanes = max((place.partitions for place in instruction.places.values() if isinstance(place, Tile)), default=0)
-    wanted = lanes / DMA_TRANSFER.partitions_per_engine if lanes else _size(instruction) / DMA_TRANSFER.packet_bytes
-    return min(core.dma_engines, max(ceil(wanted), 1))
+    needed = lanes / DMA_TRANSFER.partitions_per_engine if lanes else _size(instruction) / DMA_TRANSFER.packet_bytes
+    return min(core.dma_engines, max(ceil(needed), 1))
 
 
 def _size(instruction: Instruction) -> int:
@@ -74,14 +74,14 @@ def _size(instruction: Instruction) -> int:
 
 
 def _share(instruction: Instruction) -> float:
-    """Share of the engines' peak rate, which the shortest contiguous run of bytes limits."""
+    """The share of the engines' peak rate, limited by the shortest contiguous run of bytes."""
     limiting = instruction.dma_limited_by
     runs = (_run(place) for name, place in instruction.places.items() if not limiting or name in limiting)
     return instruction.dma_rate * _efficiency(min(runs))
 
 
 def stretch(axes: Sequence[Axis]) -> int:
-    """Contiguous elements, counted from the last axis outwards."""
+    """The length of a contiguous run in elements, counted from the last axis outwards."""
     length = 1
     for axis in reversed(axes):
         if axis.stride != length and axis.size > 1:
@@ -95,13 +95,13 @@ def is_dense(axes: Sequence[Axis]) -> bool:
 
 
 def _run(place: Place) -> int:
-    """Contiguous bytes; rows that are indexed by number may lie anywhere, so the first axis does not count."""
+    """The length of a contiguous run in bytes. Indexed rows may be anywhere, so their axis does not count."""
     axes = place.axes[1:] if isinstance(place, Far) and place.rows is not None else place.axes
     return stretch(axes) * place.dtype.itemsize
 
 
 def _efficiency(run: int) -> float:
-    """Interpolated between the points of the published figure; below its first useful point, in proportion."""
+    """Interpolate between the points of the published figure; in proportion below the first useful point."""
     points = DMA_TRANSFER.efficiency[_FIRST:]
     if run <= points[0][0]:
         return points[0][1] * run / points[0][0]

@@ -1,4 +1,4 @@
-"""DMA queues: moves between HBM and SBUF, or from HBM to HBM. What they cost is the DMA rule of `emulator.isa.cost`."""
+"""DMA queues: moves between HBM and SBUF, or from HBM to HBM. `emulator.isa.cost` has the rule for their cost."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ TRANSPOSE_RATE: Final = 0.9  # of the rate of a copy
 
 @dataclass(frozen=True, kw_only=True)
 class DmaCopy(Instruction, name="dma_copy"):
-    """Element by element in the order of the axes, a tile's partition being the first; converted through float32."""
+    """A copy of elements in axis order; a tile's partition is its first axis. Types are converted through float32."""
 
     dst: Place
     src: Place
@@ -38,7 +38,7 @@ class DmaCopy(Instruction, name="dma_copy"):
 
 @dataclass(frozen=True, kw_only=True)
 class DmaTranspose(Instruction, name="dma_transpose"):
-    """A matrix of 2-byte or 4-byte elements from HBM into SBUF with its two axes exchanged; v3 and later."""
+    """A transpose of a matrix of 2-byte or 4-byte elements from HBM into SBUF; v3 and later."""
 
     dst: Tile
     src: Far

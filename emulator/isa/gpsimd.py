@@ -1,4 +1,4 @@
-"""GpSimd: index patterns, gathers inside partitions and reductions across them. It shares some of `vector` too."""
+"""GpSimd: index patterns, gathers inside partitions, reductions across partitions. Some of `vector` runs here too."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class IotaPattern(Instruction, name="iota"):
 
 @dataclass(frozen=True, kw_only=True)
 class AffineSelect(Instruction, name="affine_select"):
-    """`src` where `start + p * by_partition + sum of index * step` compares so to 0, and `otherwise` elsewhere."""
+    """`src` where `start + p * by_partition + sum of index * step` compared with 0 is true; `otherwise` elsewhere."""
 
     dst: Tile
     src: Tile
@@ -70,20 +70,22 @@ class AffineSelect(Instruction, name="affine_select"):
         return GPSIMD_START + self.dst.elements
 
 
-def _pattern(it: IotaPattern | AffineSelect, context: InstructionContext) -> Violations:
-    """One step for each axis, and values that fit 32 bits in every iteration of the loops."""
-    if len(it.steps) != len(it.dst.axes):
+def _pattern(instruction: IotaPattern | AffineSelect, context: InstructionContext) -> Violations:
+    """Check for one step for each axis, and for values that fit 32 bits in every iteration."""
+    if len(instruction.steps) != len(instruction.dst.axes):
         yield Violation(
-            Rule.SHAPE, f"{len(it.steps)} steps for {len(it.dst.axes)} axes", "give one step for each axis of dst"
+            Rule.SHAPE,
+            f"{len(instruction.steps)} steps for {len(instruction.dst.axes)} axes",
+            "give one step for each axis of dst",
         )
         return
-    wrong = list(context.loops_exist(it.start))
-    yield from wrong
-    if not wrong:
-        reach = [(it.dst.partitions - 1) * it.by_partition]
-        reach += [(axis.size - 1) * step for axis, step in zip(it.dst.axes, it.steps, strict=True)]
-        low, high = it.start.bounds(context.counts)
-        low, high = low + sum(min(each, 0) for each in reach), high + sum(max(each, 0) for each in reach)
+    missing_loops = list(context.loops_exist(instruction.start))
+    yield from missing_loops
+    if not missing_loops:
+        reach = [(instruction.dst.partitions - 1) * instruction.by_partition]
+        reach += [(axis.size - 1) * step for axis, step in zip(instruction.dst.axes, instruction.steps, strict=True)]
+        low, high = instruction.start.bounds(context.counts)
+        low, high = low + sum(min(span, 0) for span in reach), high + sum(max(span, 0) for span in reach)
         if low < -(2**31) or high >= 2**31:
             yield Violation(Rule.VALUE, f"numbers from {low} to {high}", "stay within 32 bits")
 
@@ -111,7 +113,7 @@ class GatherFree(Instruction, name="nc_n_gather"):
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionReduce(Instruction, name="tensor_partition_reduce"):
-    """A reduction over the partitions, into one."""
+    """A reduction over all partitions into one partition."""
 
     dst: Tile
     src: Tile

@@ -1,9 +1,8 @@
-"""The record that every instruction derives from, after the public kernel interface of NeuronCores (NKI).
+"""The base class of all instructions, modelled on the public kernel interface of NeuronCores (NKI).
 
-An instruction is one frozen record. The module of its engine (`dma`, `tensor`, `scalar`, `vector`, `gpsimd`,
-`collective`) declares beside its fields all that follows from them: `engines` that execute it, `violations` of its
-documented limits and the `cycles` that it costs. `emulator.core.engines` has its semantics, and
-docs/reference/isa.md its specification.
+An instruction is a frozen record. The module of its engine (`dma`, `tensor`, `scalar`, `vector`, `gpsimd`,
+`collective`) declares its fields, the `engines` that execute it, the `violations` of its documented limits, and its
+cost in `cycles`. `emulator.core.engines` has its semantics, and docs/reference/isa.md its specification.
 """
 
 from collections.abc import Mapping
@@ -41,7 +40,7 @@ DMA_QUEUES = tuple(engine for engine in Engine if engine.startswith("dma"))
 
 
 class Alu(StrEnum):
-    """Operators of the vector engine and of those that share its instructions."""
+    """Operators of the vector engine and of the engines that share its instructions."""
 
     ADD = "add"
     SUBTRACT = "subtract"
@@ -79,7 +78,7 @@ COMPARISONS: Final = frozenset({Alu.EQUAL, Alu.NOT_EQUAL, Alu.GREATER_EQUAL, Alu
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A semaphore wait: until `engine` has executed `done` of its instructions. A count below 1 waits for nothing."""
+    """A semaphore wait: until `engine` has executed `done` of its instructions. A count below 1 is always fulfilled."""
 
     engine: Engine
     done: Affine
@@ -87,18 +86,18 @@ class Wait:
 
 @dataclass(frozen=True, kw_only=True)
 class Instruction:
-    """`dst` is written and every other place is read, unless `writes` and `updates` say otherwise. `note` numbers the
-    place in the user's model that the instruction comes from; engines ignore it."""
+    """An instruction. It writes `dst` and reads all other operands, unless `writes` and `updates` declare otherwise.
+    `note` is the number of its source position in the user's model; engines ignore it."""
 
     engine: Engine
     waits: tuple[Wait, ...] = ()
     note: int = 0
 
     name: ClassVar[str] = ""
-    engines: ClassVar[Mapping[Engine, int]] = {}  # that execute it, each with its first NeuronCore generation
-    writes: ClassVar[tuple[str, ...]] = ("dst",)  # fields whose places are written
-    updates: ClassVar[tuple[str, ...]] = ()  # fields that are read although they are written
-    # For DMA: the share of a copy's rate, and the fields whose contiguous bytes limit it (none named: all of them).
+    engines: ClassVar[Mapping[Engine, int]] = {}  # engines that execute it, each with its first NeuronCore generation
+    writes: ClassVar[tuple[str, ...]] = ("dst",)  # fields whose operands are written
+    updates: ClassVar[tuple[str, ...]] = ()  # written fields that are also read
+    # For DMA: the share of a copy's rate, and the fields whose contiguous bytes limit it (empty: all fields).
     dma_rate: ClassVar[float] = 1.0
     dma_limited_by: ClassVar[tuple[str, ...]] = ()
 
@@ -107,11 +106,11 @@ class Instruction:
         cls.name = name
 
     def violations(self, context: "InstructionContext") -> "Violations":
-        """The documented limits that it exceeds, beyond those that hold for every place of every instruction."""
+        """The documented limits that the instruction exceeds, beyond the limits of every operand of any instruction."""
         raise NotImplementedError(self.name)
 
     def cycles(self, core: CoreSpec) -> float:
-        """Cycles during which its engine is busy. DMA has no cycles: see `emulator.isa.cost`."""
+        """Cycles during which the engine is busy. DMA has no cycles: see `emulator.isa.cost`."""
         raise NotImplementedError(self.name)
 
     def after(self, *waits: Wait) -> Self:
@@ -119,19 +118,19 @@ class Instruction:
 
     @property
     def places(self) -> dict[str, Place]:
-        """Its operands in memory, by field."""
-        found: dict[str, Place] = {}
+        """The operands in memory, by field."""
+        operands: dict[str, Place] = {}
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Tile | Far):
-                found[field.name] = value
-        return found
+                operands[field.name] = value
+        return operands
 
     def written(self) -> tuple[Place, ...]:
         return tuple(place for name, place in self.places.items() if name in self.writes)
 
     def read(self) -> tuple[Place, ...]:
-        """Includes the tiles that hold row numbers of indirect places."""
+        """The operands that are read, including the tiles with row numbers of indirect operands."""
         own = [place for name, place in self.places.items() if name not in self.writes or name in self.reads_of_dst()]
         rows = [place.rows for place in self.places.values() if isinstance(place, Far) and place.rows]
         return (*own, *rows)

@@ -1,9 +1,9 @@
-"""Legality of a program on its core, decided without running it: every documented limit, for all iterations at once.
+"""Legality of a program on its core: a static check of every documented limit, for all iterations at once.
 
 An address is affine in the loop indices, so its least and greatest value over all iterations follow from its
-coefficients and the loop counts alone (`Affine.bounds`). A limit that holds for both extremes holds for every
-iteration, so a check costs one step for each instruction of the text, however often the loops repeat it. Alignment and
-PSUM banks are properties of remainders: there every coefficient must be a multiple, or the worst remainder is bounded.
+coefficients and the loop counts (`Affine.bounds`). A limit that holds for both extremes holds for every iteration, so
+the check takes one step for each instruction of the text, regardless of the loop counts. Alignment and PSUM banks are
+properties of remainders: every coefficient must be a multiple, or the largest remainder is bounded.
 """
 
 from collections.abc import Iterator
@@ -26,32 +26,33 @@ from nxpipe.emulator.isa.text import labelled, line
 
 
 def check(program: Program) -> None:
-    found = faults(program)
-    if found:
-        raise ProgramInvalid(found)
+    """Raise ProgramInvalid with all faults of an illegal program."""
+    violated = faults(program)
+    if violated:
+        raise ProgramInvalid(violated)
 
 
 def faults(program: Program) -> list[Fault]:
     """Every violation, in the order of the text."""
     if program.core not in CORES:
         known = ", ".join(CORES)
-        return [Fault(Violation(Rule.GENERATION, f"there is no core {program.core!r}", f"there are {known}"))]
-    found = [Fault(each) for each in _in_table(program)]
+        return [Fault(Violation(Rule.GENERATION, f"unknown core {program.core!r}", f"use {known}"))]
+    result = [Fault(violation) for violation in _in_table(program)]
     labels = labelled(program.buffers)
-    for number, (step, context, before) in enumerate(_Walk(program).steps(program.body, ())):
+    for number, (step, context, before) in enumerate(_Traversal(program).steps(program.body, ())):
         if isinstance(step, Loop):
-            found.append(
+            result.append(
                 Fault(Violation(Rule.LOOP, f"a loop runs {step.count} times", "run it once or more, or remove it"))
             )
             continue
-        for each in (*violations(step, context), *_waits(step, context, before), *_noted(step, program)):
+        for violation in (*violations(step, context), *_waits(step, context, before), *_noted(step, program)):
             note = program.notes[step.note] if 0 <= step.note < len(program.notes) else ""
-            found.append(Fault(each, number, line(step, labels), note))
-    return found
+            result.append(Fault(violation, number, line(step, labels), note))
+    return result
 
 
-class _Walk:
-    """Each instruction with its context, and with the progress of all engines before it in program order."""
+class _Traversal:
+    """A traversal of a program: each instruction with its context and the progress of all engines before it."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -76,35 +77,37 @@ class _Walk:
 def _waits(instruction: Instruction, context: InstructionContext, before: Progress) -> Violations:
     for wait in instruction.waits:
         if wait.engine is instruction.engine:
-            yield Violation(Rule.WAIT, f"{wait.engine} waits for itself", "leave it out: an engine keeps its order")
+            yield Violation(
+                Rule.WAIT, f"{wait.engine} waits for itself", "remove the wait; an engine executes in order"
+            )
             continue
-        wrong = list(context.loops_exist(wait.done))
-        if wrong:
-            yield from wrong
+        missing_loops = list(context.loops_exist(wait.done))
+        if missing_loops:
+            yield from missing_loops
             continue
         if wait.done.bounds(context.counts)[1] < 1:
-            yield Violation(Rule.WAIT, f"it waits for nothing of {wait.engine} in any iteration", "leave it out")
+            yield Violation(Rule.WAIT, f"the wait for {wait.engine} is always fulfilled", "remove it")
         short, _ = (before.done(wait.engine) + wait.done * -1).bounds(context.counts)
         if short < 0:
             yield Violation(
                 Rule.WAIT,
-                f"it waits for {-short} more of {wait.engine} than come before it in program order",
-                "wait for less: the engine would never go on",
+                f"waits for {-short} more instructions of {wait.engine} than precede it in program order",
+                "wait for fewer: the engine would never proceed",
             )
 
 
 def _noted(instruction: Instruction, program: Program) -> Violations:
     if not 0 <= instruction.note < max(len(program.notes), 1):
-        yield Violation(Rule.BUFFER, f"there is no note {instruction.note}", f"there are {len(program.notes)}")
+        yield Violation(Rule.BUFFER, f"there is no note {instruction.note}", f"the program has {len(program.notes)}")
 
 
 def _in_table(program: Program) -> Violations:
-    """Violations of the buffer table. Scratch buffers may share addresses, as their lifetimes may be disjoint."""
+    """Violations of the buffer table. Scratch buffers may share addresses, because their lifetimes may be disjoint."""
     if program.ranks < 1:
-        yield Violation(Rule.VALUE, f"the program is for {program.ranks} ranks", "use one or more")
+        yield Violation(Rule.VALUE, f"the program has {program.ranks} ranks", "use one or more")
     for buffer in program.buffers:
         yield from _buffer(buffer)
-    furthest: dict[bool, Buffer] = {}  # by whether it is scratch: the buffer that ends last so far
+    furthest: dict[bool, Buffer] = {}  # for scratch (True) and other buffers: the buffer with the highest end so far
     for buffer in sorted(program.buffers, key=lambda buffer: buffer.address):
         is_scratch = buffer.role is Role.SCRATCH
         for other_is_scratch, other in furthest.items():
@@ -112,7 +115,7 @@ def _in_table(program: Program) -> Violations:
                 yield Violation(
                     Rule.BUFFER,
                     f"{named(buffer)} begins at {buffer.address} in HBM, and {named(other)} ends at {_end(other)}",
-                    "give each its own addresses",
+                    "use disjoint addresses",
                 )
         if is_scratch not in furthest or _end(buffer) > _end(furthest[is_scratch]):
             furthest[is_scratch] = buffer
@@ -125,28 +128,30 @@ def _end(buffer: Buffer) -> int:
 def _buffer(buffer: Buffer) -> Violations:
     name = named(buffer)
     if buffer.dtype in WIDE:
-        yield Violation(Rule.DTYPE, f"{name} is {buffer.dtype}", "the machine has no such type; narrow it to 32 bits")
+        yield Violation(Rule.DTYPE, f"{name} is {buffer.dtype}, which the core does not have", "narrow it to 32 bits")
     if buffer.address < 0 or any(size < 0 for size in buffer.shape) or not buffer.names:
         yield Violation(
             Rule.BUFFER,
             f"{name} has {len(buffer.names)} tensors of {list(buffer.shape)} at {buffer.address}",
-            "give it a name, sizes and an address that are not negative",
+            "use at least one name, and no negative size or address",
         )
     if buffer.order and sorted(buffer.order) != list(range(len(buffer.shape))):
         yield Violation(
-            Rule.BUFFER, f"{name} has the order {list(buffer.order)} of {len(buffer.shape)} axes", "name each axis once"
+            Rule.BUFFER,
+            f"{name} has the order {list(buffer.order)} for {len(buffer.shape)} axes",
+            "name each axis once",
         )
 
 
 def violations(instruction: Instruction, context: InstructionContext) -> Violations:
-    """The rules that one instruction violates by itself: those of its engine and places first, then its own."""
+    """The rules that an instruction violates regardless of others: of its engine and operands, then its own."""
     engines, engine = instruction.engines, instruction.engine
     if engines.get(engine, context.core.nki_gen + 1) > context.core.nki_gen:
         able = [name for name, since in engines.items() if since <= context.core.nki_gen]
         yield Violation(
             Rule.ENGINE,
             f"on {context.core.name}, {engine} does not execute {instruction.name}",
-            f"give it to {' or '.join(able)}" if able else "use another instruction",
+            f"use {' or '.join(able)}" if able else "use another instruction",
         )
         return
     for name, place in instruction.places.items():
@@ -159,8 +164,8 @@ def violations(instruction: Instruction, context: InstructionContext) -> Violati
 def _reachable(name: str, tile: Tile, engine: Engine) -> Violations:
     in_psum = tile.memory is Memory.PSUM
     if in_psum and (engine in (Engine.GPSIMD, Engine.COLLECTIVE) or engine in DMA_QUEUES):
-        yield Violation(Rule.MEMORY, f"{engine} does not reach {name} in PSUM", "copy it to SBUF first")
+        yield Violation(Rule.MEMORY, f"{engine} cannot access {name} in PSUM", "copy it to SBUF first")
     if engine is Engine.TENSOR and in_psum != (name == "dst"):
         yield Violation(
-            Rule.MEMORY, f"{name} of the tensor engine is in {tile.memory}", "it reads SBUF and writes PSUM"
+            Rule.MEMORY, f"{name} of the tensor engine is in {tile.memory}", "let it read SBUF and write PSUM"
         )

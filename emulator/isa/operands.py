@@ -1,7 +1,7 @@
 """Operands of instructions: tiles in SBUF and PSUM, and parts of buffers in HBM.
 
-An access pattern is a start and up to four axes, each a size and a stride in elements. In SBUF and PSUM the partition
-comes first and has no stride: neighbouring lanes read neighbouring partitions, all with the same pattern.
+An access pattern is an offset and up to four axes, each with a size and a stride in elements. In SBUF and PSUM the
+partition is the first axis and has no stride: neighbouring lanes access neighbouring partitions with the same pattern.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A part of SBUF or PSUM: `partitions` lanes from `start` on, in each the elements from `offset` on."""
+    """An operand in SBUF or PSUM: `partitions` lanes from `start` on; in each lane, the elements from `offset` on."""
 
     memory: Memory
     dtype: DType
@@ -41,15 +41,15 @@ class Tile:
 
     @property
     def reach(self) -> tuple[int, int]:
-        """The first byte relative to `offset`, and the end."""
+        """The first accessed byte and the end, relative to `offset`."""
         low, high = extent(self.axes)
         return low * self.dtype.itemsize, (high + 1) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class Far:
-    """A part of a buffer in HBM. With `rows`, a tile of one uint32 in each partition (indirect DMA), element p of the
-    first axis begins `rows[p]` times the stride of that axis after the offset."""
+    """An operand in HBM: a part of a buffer. `rows` (indirect DMA) is a tile with one uint32 row number in each
+    partition: element p of the first axis begins `rows[p]` times the stride of that axis after the offset."""
 
     buffer: int  # number in the program's table
     dtype: DType
@@ -66,14 +66,14 @@ Place = Tile | Far
 
 
 def extent(axes: tuple[Axis, ...]) -> tuple[int, int]:
-    """The least and the greatest element that the axes reach, relative to their start."""
+    """The least and the greatest element index that the axes reach, relative to the offset."""
     low = sum(min((axis.size - 1) * axis.stride, 0) for axis in axes)
     high = sum(max((axis.size - 1) * axis.stride, 0) for axis in axes)
     return low, high
 
 
 def contiguous(*sizes: int) -> tuple[Axis, ...]:
-    """Axes of contiguous elements, the last axis fastest."""
+    """Axes of contiguous elements in row-major order."""
     axes: list[Axis] = []
     stride = 1
     for size in reversed(sizes):

@@ -1,7 +1,7 @@
 """A program for one core: the buffers in HBM, and instructions in loops. All ranks run the same program.
 
-Below the records are walks over a program's body that never run its loops: instruction counts, the progress of engines
-in program order, the lifetimes of buffers.
+The analyses at the end traverse a program without executing its loops: instruction counts, the progress of engines in
+program order, the lifetimes of buffers.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from nxpipe.emulator.isa.affine import Affine, index
 from nxpipe.emulator.isa.instruction import Engine, Instruction
 from nxpipe.emulator.isa.operands import Far
 
-RANK: Final = "own rank"  # the input in which the host gives each rank its number, in programs that read it
+RANK: Final = "own rank"  # the input with a rank's own number, in programs that read it
 
 
 class Role(StrEnum):
@@ -30,17 +30,17 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Tensors of one type in HBM, row-major, one after the other: the same weight of every layer is one buffer, so that
-    the loop over layers addresses each by its index. `address` is that of the first one.
+    """Tensors of one type in HBM, row-major and consecutive. The same weight of all layers is one buffer, so that the
+    loop over layers addresses each tensor by its index. `address` is that of the first tensor.
 
-    A parameter may have its axes in another `order` than in the checkpoint; `shape` is that in HBM. The host transposes
-    it once, when the program is loaded."""
+    A parameter may have its axes in another `order` than in the checkpoint; `shape` is the shape in HBM. The host
+    transposes the parameter once, when the program is loaded."""
 
     role: Role
-    names: tuple[str, ...]  # of a constant, its digest; of scratch, its use
+    names: tuple[str, ...]  # a constant has its digest, a scratch buffer its purpose
     dtype: DType
     shape: tuple[int, ...]
-    order: tuple[int, ...] = ()  # the axis of the named tensor for each axis of `shape`; empty: unchanged
+    order: tuple[int, ...] = ()  # for each axis of `shape`, the axis of the named tensor; empty: unchanged
     address: int = 0
 
     @property
@@ -55,7 +55,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A body that runs `count` times, in order for each engine; engines need not be in the same iteration."""
+    """A body that runs `count` times, in order on each engine; engines may be in different iterations."""
 
     count: int
     body: "tuple[Step, ...]"
@@ -66,7 +66,7 @@ Step = Instruction | Loop
 
 @dataclass(frozen=True)
 class Program:
-    """`notes` are places in the user's model, by number; `constants` are bytes by their digest."""
+    """A program for one core. `notes` are source positions in the user's model; `constants` are bytes by digest."""
 
     core: str  # v2, v3, v4
     ranks: int
@@ -77,6 +77,7 @@ class Program:
 
     @property
     def hbm(self) -> int:
+        """Bytes of HBM, up to the end of the last buffer."""
         return max((buffer.address + buffer.nbytes for buffer in self.buffers), default=0)
 
 
@@ -90,19 +91,19 @@ def instructions(body: tuple[Step, ...]) -> Iterator[Instruction]:
 
 
 def counted(body: Sequence[Step]) -> Counter[Engine]:
-    """The number of executed instructions of each engine."""
-    found = Counter[Engine]()
+    """The number of instructions that each engine executes."""
+    totals = Counter[Engine]()
     for step in body:
         if isinstance(step, Loop):
             for engine, count in counted(step.body).items():
-                found[engine] += count * max(step.count, 0)
+                totals[engine] += count * max(step.count, 0)
         else:
-            found[step.engine] += 1
-    return found
+            totals[step.engine] += 1
+    return totals
 
 
 def executed(body: tuple[Step, ...], outer: tuple[int, ...] = ()) -> Iterator[tuple[Instruction, tuple[int, ...]]]:
-    """Each execution of an instruction, in program order, with the indices of the loops around it."""
+    """Each execution of an instruction, in program order, with the indices of the enclosing loops."""
     for step in body:
         if isinstance(step, Loop):
             for iteration in range(step.count):
@@ -112,7 +113,7 @@ def executed(body: tuple[Step, ...], outer: tuple[int, ...] = ()) -> Iterator[tu
 
 
 def only(body: Sequence[Step], engine: Engine) -> tuple[Step, ...]:
-    """The body without the instructions of other engines: the stream of one engine."""
+    """The instruction stream of one engine: the body without the instructions of other engines."""
     steps: list[Step] = []
     for step in body:
         if not isinstance(step, Loop):
@@ -127,16 +128,16 @@ PerIteration = Mapping[Engine, int]
 
 
 class Progress:
-    """The number of instructions that each engine has done before a point in program order, affine in loop indices."""
+    """The number of instructions of each engine before a point in program order, affine in the loop indices."""
 
     def __init__(self) -> None:
         self._done: dict[Engine, Affine] = {}
-        self._around: list[tuple[dict[Engine, Affine], int, PerIteration]] = []
+        self._enclosing: list[tuple[dict[Engine, Affine], int, PerIteration]] = []
 
     @property
     def loops(self) -> int:
-        """The number of loops around this point."""
-        return len(self._around)
+        """The number of loops that enclose this point."""
+        return len(self._enclosing)
 
     def done(self, engine: Engine) -> Affine:
         return self._done.get(engine, Affine())
@@ -144,49 +145,49 @@ class Progress:
     def step(self, engine: Engine) -> None:
         self._done[engine] = self.done(engine) + 1
 
-    def enter(self, count: int, each: PerIteration) -> None:
-        self._around.append((dict(self._done), count, each))
-        for engine, number in each.items():
+    def enter(self, count: int, per_iteration: PerIteration) -> None:
+        self._enclosing.append((dict(self._done), count, per_iteration))
+        for engine, number in per_iteration.items():
             self._done[engine] = self.done(engine) + index(self.loops - 1) * number
 
     def leave(self) -> None:
-        self._done, count, each = self._around.pop()
-        for engine, number in each.items():
+        self._done, count, per_iteration = self._enclosing.pop()
+        for engine, number in per_iteration.items():
             self._done[engine] = self.done(engine) + number * count
 
 
 @dataclass(frozen=True)
 class Lifetime:
-    """A range of instructions of the text, both ends included."""
+    """A range of instruction numbers in the text, both ends included."""
 
     first: int
     last: int
 
-    def meets(self, other: "Lifetime") -> bool:
+    def overlaps(self, other: "Lifetime") -> bool:
         return self.first <= other.last and other.first <= self.last
 
 
 def lifetimes(body: Sequence[Step]) -> dict[int, Lifetime]:
-    """The lifetime of each buffer that is used (liveness). A use inside a loop and one outside of it cover the loop."""
+    """The live range of each used buffer. Uses both inside and outside a loop extend it over the whole loop."""
     uses: dict[int, list[tuple[int, tuple[tuple[int, int], ...]]]] = {}
     for position, (instruction, loops) in enumerate(_positions(body)):
-        for buffer in _named(instruction):
+        for buffer in _buffers_of(instruction):
             uses.setdefault(buffer, []).append((position, loops))
-    found = {}
-    for buffer, where in uses.items():
-        shared = set(where[0][1]).intersection(*(loops for _, loops in where))
-        spans = [span for _, loops in where for span in loops if span not in shared]
-        points = [position for position, _ in where]
-        found[buffer] = Lifetime(
+    ranges = {}
+    for buffer, buffer_uses in uses.items():
+        shared = set(buffer_uses[0][1]).intersection(*(loops for _, loops in buffer_uses))
+        spans = [span for _, loops in buffer_uses for span in loops if span not in shared]
+        points = [position for position, _ in buffer_uses]
+        ranges[buffer] = Lifetime(
             min([*points, *(start for start, _ in spans)]), max([*points, *(stop - 1 for _, stop in spans)])
         )
-    return found
+    return ranges
 
 
 def _positions(
     body: Sequence[Step], start: int = 0, loops: tuple[tuple[int, int], ...] = ()
 ) -> Iterator[tuple[Instruction, tuple[tuple[int, int], ...]]]:
-    """Each instruction with the loops around it, as ranges of instruction numbers (end excluded)."""
+    """Each instruction with its enclosing loops, as ranges of instruction numbers (end excluded)."""
     for step in body:
         if isinstance(step, Loop):
             stop = start + _length(step.body)
@@ -201,12 +202,12 @@ def _length(body: Sequence[Step]) -> int:
     return sum(_length(step.body) if isinstance(step, Loop) else 1 for step in body)
 
 
-def _named(instruction: Instruction) -> set[int]:
+def _buffers_of(instruction: Instruction) -> set[int]:
     return {place.buffer for place in instruction.places.values() if isinstance(place, Far)}
 
 
 def within(body: tuple[Step, ...], counts: tuple[int, ...] = ()) -> Iterator[tuple[Instruction, tuple[int, ...]]]:
-    """Each instruction once, in the order of the text, with how often each loop around it runs."""
+    """Each instruction once, in the order of the text, with the counts of its enclosing loops."""
     for step in body:
         if isinstance(step, Loop):
             yield from within(step.body, (*counts, step.count))

@@ -1,4 +1,4 @@
-"""The scalar engine: functions of one number. It shares `tensor_copy` and `tensor_scalar` with `vector`."""
+"""The scalar engine: functions of one number. It executes `tensor_copy` and `tensor_scalar` of `vector` too."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class Function(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 class Activation(Instruction, name="activation"):
     """`function(src * scale + bias)` in float32. `scale` and `bias` are numbers, or columns with one number for each
-    partition. With `total`, the sum of each partition's results is written there too."""
+    partition. `total`, if given, receives the sum of each partition's results."""
 
     dst: Tile
     src: Tile
@@ -69,10 +69,10 @@ class Activation(Instruction, name="activation"):
             return
         if isinstance(self.bias, float | int):
             yield Violation(
-                Rule.GENERATION, f"bias is the number {self.bias} on {context.core.name}", "give it as a column in SBUF"
+                Rule.GENERATION, f"bias is the number {self.bias} on {context.core.name}", "pass it as a column in SBUF"
             )
         if self.function is Function.RECIPROCAL:
-            yield Violation(Rule.GENERATION, f"reciprocal has a bias on {context.core.name}", "add it before")
+            yield Violation(Rule.GENERATION, f"reciprocal has a bias on {context.core.name}", "add it first")
 
     def cycles(self, core: CoreSpec) -> float:
         return max(ISSUE, self.src.elements) + (_READ_OUT if self.total else 0)

@@ -27,8 +27,8 @@ _LARGEST_TRANSPOSE: Final = {Engine.TENSOR: 128, Engine.VECTOR: 32}
 
 @dataclass(frozen=True, kw_only=True)
 class Matmul(Instruction, name="nc_matmul"):
-    """`dst` [M, N] in PSUM becomes `stationary` [K, M] transposed times `moving` [K, N]; with `accumulate` above 0 the
-    product is added to `dst`, where a matmul that did not accumulate must have begun the sum."""
+    """`dst` [M, N] in PSUM = transposed `stationary` [K, M] times `moving` [K, N]. If `accumulate` is above 0, the
+    product is added to `dst`, where a matmul that does not accumulate must have begun the sum."""
 
     dst: Tile
     stationary: Tile
@@ -50,14 +50,14 @@ class Matmul(Instruction, name="nc_matmul"):
             yield Violation(
                 Rule.SHAPE,
                 f"stationary has {rows} columns and moving {columns}",
-                f"{core.name} takes {core.max_stationary_free} and {most}; split them",
+                f"split them: {core.name} takes {core.max_stationary_free} and {most}",
             )
         if (self.stationary.start, self.stationary.partitions) != (self.moving.start, self.moving.partitions):
             yield Violation(
                 Rule.SHAPE,
                 f"stationary is in {self.stationary.partitions} partitions from {self.stationary.start} on, moving in "
                 f"{self.moving.partitions} from {self.moving.start} on",
-                "put them into the same ones",
+                "put them into the same partitions",
             )
         yield from sized("dst", self.dst, rows, columns)
         yield from typed("dst", self.dst, tuple(map(DType, core.psum_dtypes)))
@@ -72,16 +72,16 @@ class Matmul(Instruction, name="nc_matmul"):
         return slow * max(min(ISSUE, self.stationary.elements), self.moving.elements)
 
 
-def _paired(one: DType, other: DType) -> Violations:
-    mixed = (one in _FULL_PRECISION) != (other in _FULL_PRECISION)
-    if mixed or {one, other} == {DType.FLOAT8_E4M3, DType.FLOAT8_E4M3FN}:
-        yield Violation(Rule.DTYPE, f"{one} is multiplied by {other}", "convert one of them first")
+def _paired(left: DType, right: DType) -> Violations:
+    mixed = (left in _FULL_PRECISION) != (right in _FULL_PRECISION)
+    if mixed or {left, right} == {DType.FLOAT8_E4M3, DType.FLOAT8_E4M3FN}:
+        yield Violation(Rule.DTYPE, f"{left} is multiplied by {right}", "convert one of them first")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NcTranspose(Instruction, name="nc_transpose"):
-    """`dst` [F, P] is `src` [P, F] with its axes exchanged: on the tensor engine up to 128 x 128 from SBUF into PSUM in
-    the same type, on the vector engine up to 32 x 32 between any."""
+    """`dst` [F, P] = transposed `src` [P, F]: on the tensor engine up to 128 x 128 from SBUF into PSUM without a type
+    conversion, on the vector engine up to 32 x 32 between any memories."""
 
     dst: Tile
     src: Tile
@@ -94,7 +94,7 @@ class NcTranspose(Instruction, name="nc_transpose"):
             yield Violation(
                 Rule.SHAPE,
                 f"src is {self.src.partitions} x {self.src.elements}",
-                f"{self.engine} takes {most} x {most}",
+                f"use at most {most} x {most} on {self.engine}",
             )
         yield from sized("dst", self.dst, self.src.elements, self.src.partitions)
         if self.engine is Engine.TENSOR:

@@ -1,6 +1,6 @@
-"""Text of programs: one line for each instruction, indented loops, places as in docs/reference/isa.md.
+"""Text form of programs: one line for each instruction, indented loops, operands as in docs/reference/isa.md.
 
-The text is exact: the assembler of the tests reads it back to an equal program.
+The text is exact: the assembler in the tests parses it to an equal program.
 """
 
 import json
@@ -49,34 +49,34 @@ def lines(program: Program, *, only: Engine | None = None, tables: bool = True) 
 
 
 def line(instruction: Instruction, labels: Sequence[str]) -> str:
-    """One instruction; `labels` are the buffers' names, by number."""
-    shown = [f"{instruction.engine:<6} {instruction.name}"]
+    """The text of one instruction; `labels` are the names of the buffers, by number."""
+    words = [f"{instruction.engine:<6} {instruction.name}"]
     dst, operands = "", []
-    for each in fields(instruction):
-        value = getattr(instruction, each.name)
-        if each.name == "dst":
+    for field in fields(instruction):
+        value = getattr(instruction, field.name)
+        if field.name == "dst":
             dst = _value(value, labels)
-        elif each.name not in _NOT_OPERANDS and not _is_default(value, each.default):
-            key = "" if each.name == "src" else f"{each.name}="
+        elif field.name not in _NOT_OPERANDS and not _is_default(value, field.default):
+            key = "" if field.name == "src" else f"{field.name}="
             # A float field may hold a bool, an int or a numpy number.
-            is_number = each.type in (float, float | Tile) and not isinstance(value, Tile)
+            is_number = field.type in (float, float | Tile) and not isinstance(value, Tile)
             operands.append(key + (repr(float(value)) if is_number else _value(value, labels)))
-    shown.append(f"{dst} {ARROW} {', '.join(operands)}")
-    line = " ".join(shown)
+    words.append(f"{dst} {ARROW} {', '.join(operands)}")
+    line = " ".join(words)
     waits = ", ".join(f"{wait.engine}>={affine_text(wait.done)}" for wait in instruction.waits)
     return f"{line}  after {waits}" if waits else line
 
 
 def _is_default(value: object, default: object) -> bool:
-    """Compared as text too: -0.0 equals 0.0, and is another value."""
+    """True if a field has its default value. The text is compared too, because -0.0 equals 0.0."""
     return default is not MISSING and value == default and str(value) == str(default)
 
 
 def labelled(buffers: Sequence[Buffer]) -> tuple[str, ...]:
-    """A unique label for each buffer, from the name of its tensor with other characters replaced."""
+    """A unique label for each buffer: the name of its tensor, with illegal characters replaced."""
     labels: dict[str, None] = {"sbuf": None, "psum": None}
     for buffer in buffers:
-        stem = label = _NOT_IN_A_LABEL.sub("_", _called(buffer)) or "buffer"
+        stem = label = _NOT_IN_A_LABEL.sub("_", _buffer_name(buffer)) or "buffer"
         number = 1
         while label in labels:
             number += 1
@@ -85,7 +85,7 @@ def labelled(buffers: Sequence[Buffer]) -> tuple[str, ...]:
     return tuple(labels)[2:]
 
 
-def _called(buffer: Buffer) -> str:
+def _buffer_name(buffer: Buffer) -> str:
     series, name = _series(buffer.names), next(iter(buffer.names), "")
     if buffer.role is Role.CONSTANT:
         return f"constant.{name[:_DIGEST_DIGITS]}"
@@ -95,7 +95,7 @@ def _called(buffer: Buffer) -> str:
 def affine_text(value: Affine) -> str:
     parts = [str(value.base)] if value.base or not (value.terms or value.turns) else []
     parts += [_times(coefficient, f"i{depth}") for depth, coefficient in value.terms]
-    parts += [_times(turn.step, f"({_wrapped(turn.of)} % {turn.count})") for turn in value.turns]
+    parts += [_times(rotation.step, f"({_wrapped(rotation.of)} % {rotation.count})") for rotation in value.turns]
     return "+".join(parts).replace("+-", "-")
 
 
@@ -133,7 +133,7 @@ def _tile(tile: Tile) -> str:
 
 
 def _pattern(dtype: str, axes: tuple[Axis, ...]) -> str:
-    """Type and sizes, with the strides of axes that are not contiguous."""
+    """The type and sizes, with the strides of axes that are not contiguous."""
     dense = contiguous(*(axis.size for axis in axes))
     strided = any(axis != plain for axis, plain in zip(axes, dense, strict=True))
     sizes = [
@@ -169,7 +169,7 @@ def _constants(program: Program) -> Iterator[str]:
 
 
 class _Body:
-    """Lines of the body; a note is written where it changes."""
+    """The lines of the body; a note is written where it changes."""
 
     def __init__(self, program: Program, labels: Sequence[str], only: Engine | None) -> None:
         self._program = program
@@ -186,10 +186,10 @@ class _Body:
                     yield f"{margin}loop i{depth} < {step.count}:"
                     yield from inside
             elif self._only in (None, step.engine):
-                yield from self._place(step.note, margin)
+                yield from self._note_line(step.note, margin)
                 yield margin + line(step, self._labels)
 
-    def _place(self, note: int, margin: str) -> Iterator[str]:
+    def _note_line(self, note: int, margin: str) -> Iterator[str]:
         if note == self._note:
             return
         self._note = note

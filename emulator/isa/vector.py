@@ -1,4 +1,4 @@
-"""The vector engine: elementwise operators, reductions, scans and searches. Some run on `scalar` and `gpsimd` too."""
+"""The vector engine: elementwise operators, reductions, scans, searches. Some run on `scalar` and `gpsimd` too."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ _SEARCHED: Final = (8, 16384)
 
 @dataclass(frozen=True, kw_only=True)
 class TensorTensor(Instruction, name="tensor_tensor"):
-    """`left op right`, element by element: in float32; 32-bit integers on GpSimd exactly; bits as they are."""
+    """`left op right`, elementwise: in float32; exactly for 32-bit integers on GpSimd; bit operators on raw bits."""
 
     dst: Tile
     left: Tile
@@ -66,24 +66,22 @@ class TensorTensor(Instruction, name="tensor_tensor"):
         yield from operator("op", self.op, BINARY)
         yield from bits(self, self.op)
         if self.op is Alu.POWER and self.engine is not Engine.GPSIMD:
-            yield Violation(
-                Rule.OPERATOR, f"{self.engine} raises no tensor to the power of another", "give it to gpsimd"
-            )
+            yield Violation(Rule.OPERATOR, f"{self.engine} has no power of two tensors", "use gpsimd")
 
     def cycles(self, core: CoreSpec) -> float:
         n, all_three = self.left.elements, (self.dst, self.left, self.right)
         if self.engine is Engine.GPSIMD:
             return GPSIMD_START + 2 * n
-        near = self.left.memory is self.right.memory is Memory.SBUF
+        in_sbuf = self.left.memory is self.right.memory is Memory.SBUF
         plain_op = self.op in (Alu.ADD, Alu.SUBTRACT, Alu.MULTIPLY)
         plain = plain_op and all(tile.dtype is DType.BFLOAT16 and is_dense(tile.axes) for tile in all_three)
         fast = core.nki_gen > 2 and all(tile.dtype in _short(core) for tile in all_three)
-        return max(ISSUE, n if not near or plain or fast else 2 * n)
+        return max(ISSUE, n if not in_sbuf or plain or fast else 2 * n)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorScalar(Instruction, name="tensor_scalar"):
-    """`(src op0 operand0) op1 operand1`, an operand being a number or a column; reversed, the operand comes first."""
+    """`(src op0 operand0) op1 operand1`; an operand is a number or a column; reversed, the operand is on the left."""
 
     dst: Tile
     src: Tile
@@ -104,14 +102,14 @@ class TensorScalar(Instruction, name="tensor_scalar"):
             yield Violation(Rule.OPERATOR, f"op0 is {self.op0} and op1 is {self.op1}", "use two bit operators, or none")
         yield from bits(self, self.op0, self.op1)
         if self.engine is Engine.GPSIMD and (self.op0 is not Alu.RSQRT or self.op1 is not None):
-            yield Violation(Rule.OPERATOR, f"op0 is {self.op0} on gpsimd", "it takes rsqrt alone; give it to vector")
+            yield Violation(Rule.OPERATOR, f"op0 is {self.op0} on gpsimd", "use vector; gpsimd executes rsqrt only")
         if self.engine is Engine.SCALAR and context.core.nki_gen < 4:
             legal = ((Alu.MULTIPLY, Alu.ADD), (Alu.MULTIPLY, None), (Alu.ADD, None))
             if (self.op0, self.op1) not in legal or self.reverse0 or self.reverse1:
                 yield Violation(
                     Rule.OPERATOR,
                     f"op0 is {self.op0} and op1 is {self.op1 or 'none'} on scalar",
-                    f"{context.core.name} takes multiply, add, or multiply and add; give it to vector",
+                    f"use vector; scalar of {context.core.name} executes multiply, add, or multiply and add",
                 )
 
     def cycles(self, core: CoreSpec) -> float:
@@ -152,7 +150,7 @@ class ScalarTensorTensor(Instruction, name="scalar_tensor_tensor"):
 
 @dataclass(frozen=True, kw_only=True)
 class TensorReduce(Instruction, name="tensor_reduce"):
-    """A reduction over the last `axes` axes of `src`, in float32 or of bits."""
+    """A reduction over the last `axes` axes of `src`, in float32 or on bits."""
 
     dst: Tile
     src: Tile
@@ -168,10 +166,10 @@ class TensorReduce(Instruction, name="tensor_reduce"):
         if not 1 <= self.axes <= len(self.src.axes):
             yield Violation(Rule.SHAPE, f"{self.axes} of {len(self.src.axes)} axes are reduced", "reduce one or more")
             return
-        kept = 1
+        result_size = 1
         for axis in self.src.axes[: len(self.src.axes) - self.axes]:
-            kept *= axis.size
-        yield from sized("dst", self.dst, self.src.partitions, kept)
+            result_size *= axis.size
+        yield from sized("dst", self.dst, self.src.partitions, result_size)
 
     def cycles(self, core: CoreSpec) -> float:
         fast = self.src.dtype is self.dst.dtype is DType.BFLOAT16 and self.op in (Alu.ADD, Alu.MAXIMUM)
@@ -180,7 +178,7 @@ class TensorReduce(Instruction, name="tensor_reduce"):
 
 @dataclass(frozen=True, kw_only=True)
 class TensorCopy(Instruction, name="tensor_copy"):
-    """A copy, converted where the types differ."""
+    """A copy, with conversion if the types differ."""
 
     dst: Tile
     src: Tile
@@ -198,7 +196,7 @@ class TensorCopy(Instruction, name="tensor_copy"):
 
 @dataclass(frozen=True, kw_only=True)
 class CopyPredicated(Instruction, name="tensor_copy_predicated"):
-    """`dst` becomes `src` where the predicate is not 0 (with `reverse`, where it is 0); elsewhere it stays."""
+    """`dst` becomes `src` where the predicate is not 0 (with `reverse`, where it is 0), and is unchanged elsewhere."""
 
     dst: Tile
     src: Tile
@@ -216,8 +214,8 @@ class CopyPredicated(Instruction, name="tensor_copy_predicated"):
         yield from one_in_sbuf("src", self.src, "predicate", self.predicate)
 
     def cycles(self, core: CoreSpec) -> float:
-        near = self.src.memory is self.predicate.memory is Memory.SBUF
-        return max(ISSUE, 2 * self.src.elements if near else self.src.elements)
+        in_sbuf = self.src.memory is self.predicate.memory is Memory.SBUF
+        return max(ISSUE, 2 * self.src.elements if in_sbuf else self.src.elements)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,7 +281,7 @@ class Reciprocal(Instruction, name="reciprocal"):
 
 @dataclass(frozen=True, kw_only=True)
 class BnStats(Instruction, name="bn_stats"):
-    """Count, mean and variance times count of the elements at even places, and the same three of those at odd ones."""
+    """Count, mean, and variance times count of the elements at even indices, then of those at odd indices."""
 
     dst: Tile
     src: Tile
@@ -311,7 +309,7 @@ class BnAggregate(Instruction, name="bn_aggr"):
 
     def violations(self, context: InstructionContext) -> Violations:
         if self.src.elements % 3:
-            yield Violation(Rule.SHAPE, f"src has {self.src.elements} elements", "give it whole triples of bn_stats")
+            yield Violation(Rule.SHAPE, f"src has {self.src.elements} elements", "pass whole triples of bn_stats")
         yield from sized("dst", self.dst, self.src.partitions, 2)
 
     def cycles(self, core: CoreSpec) -> float:
@@ -330,7 +328,7 @@ class Max8(Instruction, name="max8"):
     def violations(self, context: InstructionContext) -> Violations:
         yield from _searched(self.src)
         if len(self.src.axes) > 2:
-            yield Violation(Rule.AXES, f"src has {len(self.src.axes)} axes beside its partition", "use up to 2")
+            yield Violation(Rule.AXES, f"src has {len(self.src.axes)} free axes", "use up to 2")
         yield from sized("dst", self.dst, self.src.partitions, 8)
 
     def cycles(self, core: CoreSpec) -> float:
@@ -339,7 +337,7 @@ class Max8(Instruction, name="max8"):
 
 @dataclass(frozen=True, kw_only=True)
 class FindIndex8(Instruction, name="nc_find_index8"):
-    """The index of the first match of each of eight values; equal values take the next matches, absent ones are -1."""
+    """The index of each of eight values' first match; equal values take successive matches, absent values give -1."""
 
     dst: Tile
     src: Tile
@@ -359,7 +357,7 @@ class FindIndex8(Instruction, name="nc_find_index8"):
 
 @dataclass(frozen=True, kw_only=True)
 class MatchReplace8(Instruction, name="nc_match_replace8"):
-    """`src` with the first match of each of eight values replaced by a number."""
+    """`src` with the first match of each of eight values replaced by `number`."""
 
     dst: Tile
     src: Tile
@@ -378,13 +376,13 @@ class MatchReplace8(Instruction, name="nc_match_replace8"):
 
 
 def _one_input(engine: Engine, dst: Tile, src: Tile, core: CoreSpec) -> float:
-    """Cycles of one pass: between short floats some engines move several elements at once."""
-    at_once = 1
+    """Cycles of one pass; some engines process several short floats in a cycle."""
+    per_cycle = 1
     if engine is Engine.SCALAR:
-        at_once = 2 if core.nki_gen > 3 and all(tile.dtype in _HALVES for tile in (dst, src)) else 1
+        per_cycle = 2 if core.nki_gen > 3 and all(tile.dtype in _HALVES for tile in (dst, src)) else 1
     elif core.nki_gen > 2 and all(tile.dtype in _short(core) for tile in (dst, src)):
-        at_once = 4 if all(is_dense(tile.axes) and tile.memory is Memory.SBUF for tile in (dst, src)) else 2
-    return max(ISSUE, src.elements / at_once)
+        per_cycle = 4 if all(is_dense(tile.axes) and tile.memory is Memory.SBUF for tile in (dst, src)) else 2
+    return max(ISSUE, src.elements / per_cycle)
 
 
 def _short(core: CoreSpec) -> tuple[DType, ...]:

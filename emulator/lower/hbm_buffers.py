@@ -79,7 +79,7 @@ def allocate(table: Sequence[Buffer], body: Sequence[Step]) -> tuple[Buffer, ...
     taken: list[tuple[Lifetime, int, int]] = []
     for number in sorted(scratch, key=lambda number: (-table[number].nbytes, number)):
         size, life = _aligned(table[number].nbytes), lived.get(number, Lifetime(0, 0))
-        address = _first_fit(end, size, [(at, to) for other, at, to in taken if other.meets(life)])
+        address = _first_fit(end, size, [(at, to) for other, at, to in taken if other.overlaps(life)])
         taken.append((life, address, address + size))
         found[number] = replace(table[number], address=address)
     return tuple(found[number] for number in range(len(table)))

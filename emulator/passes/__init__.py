@@ -1,4 +1,4 @@
-"""The passes of the front end: a visible list of rewrites, with the checker after each one."""
+"""The passes of the front end: a list of graph rewrites, each followed by the checker."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,7 +19,7 @@ from nxpipe.emulator.passes.simplify import (
 Pass = Callable[[Graph, PassOptions], Graph]
 
 # Constants are folded before autocast, so that the positions in rotary tables are exact, and after it, for its casts.
-# Fusion comes before autocast, because it names computations in float32; ranks are parted when all else has settled.
+# Fusion precedes autocast, because its patterns are in float32. Sharding follows all simplifications.
 PASSES: tuple[Pass, ...] = (
     fold_constants,
     canonicalise,
@@ -41,7 +41,7 @@ __all__ = ["PASSES", "Pass", "PassOptions", "check", "run_passes"]
 
 
 def run_passes(graph: Graph, options: PassOptions, passes: Sequence[Pass] | None = None) -> Graph:
-    """The graph after all passes, or after these; GraphInvalid names the pass that broke it, should one ever."""
+    """The graph after all passes, or after `passes`. GraphInvalid names the pass after which the graph is invalid."""
     check(graph, after="capture")
     for rewrite in PASSES if passes is None else passes:
         before, graph = graph, rewrite(graph, options)

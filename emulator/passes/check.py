@@ -1,4 +1,4 @@
-"""Validity of a graph: run on the captured graph and after every pass."""
+"""Validity checks of a graph, for the captured graph and after every pass."""
 
 from collections.abc import Iterable
 
@@ -24,7 +24,7 @@ def check(graph: Graph, after: str) -> None:
         _check_node(node, defined, after)
         defined.add(node.result)
         if position in ends:
-            defined.update(value for each in ends[position].given.values() for value in each)
+            defined.update(value for results in ends[position].given.values() for value in results)
     require_sound_repeats(graph)
     for name, value in graph.outputs.items():
         if value not in defined:
@@ -35,18 +35,18 @@ def check(graph: Graph, after: str) -> None:
 
 
 def check_interface(before: Graph, graph: Graph, after: str) -> None:
-    """A pass may change how a graph computes, never what it takes and gives."""
+    """Raise GraphInvalid if a pass changed the interface of a graph: inputs, outputs, or types of parameters."""
     if _signature(before) != _signature(graph):
         raise GraphInvalid(f"{after} changed the graph's inputs or outputs")
     for name, value in graph.parameters.items():
         if name not in before.parameters or before.parameters[name].type != value.type:
-            raise GraphInvalid(f"{after} invented parameter {name!r} of type {value.type}")
+            raise GraphInvalid(f"{after} added parameter {name!r} of type {value.type}")
 
 
 def _definitions(graph: Graph) -> Iterable[Value]:
     yield from (*graph.inputs.values(), *graph.parameters.values(), *graph.constants)
     yield from (node.result for node in graph.nodes)
-    yield from (value for repeat in graph.repeats for each in repeat.given.values() for value in each)
+    yield from (value for repeat in graph.repeats for results in repeat.given.values() for value in results)
 
 
 def _check_node(node: Node, defined: set[Value], after: str) -> None:
@@ -59,6 +59,6 @@ def _check_node(node: Node, defined: set[Value], after: str) -> None:
 
 
 def _signature(graph: Graph) -> tuple[object, ...]:
-    # A state stays on its device, so how much of it lies there is the graph's own business.
+    # A state stays on its device, so sharding may change its type.
     sides, states = (graph.inputs, graph.outputs), graph.inputs.keys() & graph.outputs.keys()
     return tuple([(name, name in states or value.type) for name, value in side.items()] for side in sides)

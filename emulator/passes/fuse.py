@@ -1,8 +1,8 @@
-"""Fusion: norms, activations and attention written out, replaced by operators that the hardware executes as one.
+"""Fusion: replaces decomposed norms, activations and attention by fused operators of the hardware.
 
-Every pattern names a computation that stands in the graph already, operation for operation. The result may differ in
-the last bit of float32, because the parts' intermediate results are no longer rounded, and in no more than that.
-`recognise_causal` removes masks that attention knows by itself: each row sees the keys up to its own position.
+Each pattern matches a computation in the graph, operation by operation. The result may differ in the last bit of
+float32 only, because intermediate results are no longer rounded. `recognise_causal` replaces causal masks by causal
+attention, in which each row sees the keys up to its own position.
 """
 
 from collections.abc import Callable
@@ -35,12 +35,12 @@ _FLOAT32 = DType.FLOAT32
 
 
 def fuse(graph: Graph, _: PassOptions) -> Graph:
-    """Replace the last operation of each pattern by the whole; what it no longer reads is dead."""
+    """Replace the last operation of each matching pattern by the fused operator; the other operations become dead."""
 
     def rebuild(builder: GraphBuilder, node: Node, operands: tuple[Value, ...]) -> Value:
         value, candidate, view = None, replace(node, operands=operands), _View(builder)
-        while (found := _first_found(view, candidate)) is not None:  # one fusion may make the next one possible
-            value, fused = found, builder.node_of(found)
+        while (match := _first_match(view, candidate)) is not None:  # a fusion may enable another one
+            value, fused = match, builder.node_of(match)
             if fused is None:
                 break
             candidate = fused
@@ -51,12 +51,12 @@ def fuse(graph: Graph, _: PassOptions) -> Graph:
 
 @dataclass(frozen=True)
 class _View:
-    """Looks backwards through the new graph."""
+    """Pattern matching on the definitions of values in the new graph."""
 
     builder: GraphBuilder
 
     def binary(self, value: Value, function: str) -> tuple[Value, Value] | None:
-        """The two operands, if a binary function of this name made the value."""
+        """The two operands, if a binary function with this name defines the value."""
         node = self.builder.node_of(value)
         if node is None or node.op != Binary(function):
             return None
@@ -67,28 +67,28 @@ class _View:
         return node.operands[0] if node is not None and node.op == Unary(function) else None
 
     def scalar(self, value: Value) -> float | None:
-        """The number, if the value is a constant of rank zero."""
+        """The number, if the value is a constant of rank 0."""
         table = self.builder.table_of(value)
         return float(table[()]) if table is not None and not table.ndim else None
 
     def scaled(self, value: Value, function: str = "multiply") -> tuple[Value, float] | None:
-        """A value and the number that it is combined with, on either side."""
+        """The other operand and the number, if the value combines a value with a constant number on either side."""
         pair = self.binary(value, function)
-        for kept, other in (pair, pair[::-1]) if pair else ():
+        for operand, other in (pair, pair[::-1]) if pair else ():
             number = self.scalar(other)
             if number is not None:
-                return kept, number
+                return operand, number
         return None
 
     def is_scaled(self, value: Value, function: str, number: float) -> Value | None:
-        """The other operand, if the value combines it with exactly this number (as float32)."""
-        found = self.scaled(value, function)
-        return found[0] if found and np.float32(found[1]) == np.float32(number) else None
+        """The other operand, if the value combines it with exactly this number in float32."""
+        match = self.scaled(value, function)
+        return match[0] if match and np.float32(match[1]) == np.float32(number) else None
 
 
-def _first_found(view: _View, node: Node) -> Value | None:
+def _first_match(view: _View, node: Node) -> Value | None:
     candidates = (pattern(view, node) for pattern in PATTERNS)
-    return next((found for found in candidates if found is not None and found.type == node.result.type), None)
+    return next((value for value in candidates if value is not None and value.type == node.result.type), None)
 
 
 def _sides(pair: tuple[Value, Value] | None) -> tuple[tuple[Value, Value], ...]:
@@ -112,7 +112,7 @@ def rms_norm(view: _View, node: Node) -> Value | None:
 
 
 def _inverse_root_mean_square(view: _View, x: Value, inverse: Value) -> float | None:
-    """The epsilon, if a value is one over the root of the mean square of another's rows."""
+    """The epsilon, if `inverse` is the reciprocal root of the mean square of the rows of `x`."""
     shifted = view.unary(inverse, "rsqrt")
     mean = view.scaled(shifted, "add") if shifted else None
     node = view.builder.node_of(mean[0]) if mean else None
@@ -124,12 +124,12 @@ def _inverse_root_mean_square(view: _View, x: Value, inverse: Value) -> float | 
 
 
 def tanh_gelu(view: _View, node: Node) -> Value | None:
-    """x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))), in the spellings that models use."""
+    """x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))), in the variants that models use."""
     if node.op != Binary("multiply"):
         return None
-    for half, rest in _sides((node.operands[0], node.operands[1])):
+    for half, factor in _sides((node.operands[0], node.operands[1])):
         x = view.is_scaled(half, "multiply", 0.5)
-        one_plus = view.is_scaled(rest, "add", 1.0)
+        one_plus = view.is_scaled(factor, "add", 1.0)
         inner = view.unary(one_plus, "tanh") if one_plus else None
         if x is not None and inner is not None and (_cubic(view, x, inner) or _factored_cubic(view, x, inner)):
             return view.builder.add(Unary("gelu_tanh"), x, origin=node.origin)
@@ -139,9 +139,9 @@ def tanh_gelu(view: _View, node: Node) -> Value | None:
 _ROOT = float(np.sqrt(2 / np.pi))
 
 
-def _near(found: float, number: float) -> bool:
-    """Models write constants with as many digits as their authors had patience for."""
-    return abs(found - number) <= 1e-6 * abs(number)
+def _near(value: float, number: float) -> bool:
+    """True if a constant is `number` within 1e-6: models round such constants to different numbers of digits."""
+    return abs(value - number) <= 1e-6 * abs(number)
 
 
 def _cubic(view: _View, x: Value, inner: Value) -> bool:
@@ -177,7 +177,7 @@ def _factored_cubic(view: _View, x: Value, inner: Value) -> bool:
 
 
 def bias(view: _View, node: Node) -> Value | None:
-    """A product in float32, and the addition of a row to each of its rows."""
+    """A float32 matrix product plus a bias row."""
     for product, row in _sides((node.operands[0], node.operands[1])) if node.op == Binary("add") else ():
         linear = view.builder.node_of(product)
         if linear is None or linear.op != Linear(_FLOAT32) or len(linear.operands) != 2 or product.type.rank < 2:
@@ -196,20 +196,20 @@ def silu(view: _View, node: Node) -> Value | None:
 
 
 def grouped_heads(view: _View, node: Node) -> Value | None:
-    """Key heads repeated for each query head that they serve: attention does that by itself."""
+    """Grouped-query attention: remove the repetition of key and value heads, which the attention operator performs."""
     if not isinstance(node.op, Attention):
         return None
     query, key, value, *mask = node.operands
-    single = [_unrepeated(view, key), _unrepeated(view, value)]
-    if single[0] is None or single[1] is None or single[0].type.shape[:-1] != single[1].type.shape[:-1]:
+    unrepeated = [_unrepeated(view, key), _unrepeated(view, value)]
+    if unrepeated[0] is None or unrepeated[1] is None or unrepeated[0].type.shape[:-1] != unrepeated[1].type.shape[:-1]:
         return None
-    if query.type.shape[:-3] != single[0].type.shape[:-3] or query.type.shape[-3] != key.type.shape[-3]:
+    if query.type.shape[:-3] != unrepeated[0].type.shape[:-3] or query.type.shape[-3] != key.type.shape[-3]:
         return None
-    return view.builder.add(node.op, query, *[v for v in single if v is not None], *mask, origin=node.origin)
+    return view.builder.add(node.op, query, *[v for v in unrepeated if v is not None], *mask, origin=node.origin)
 
 
 def _unrepeated(view: _View, heads: Value) -> Value | None:
-    """[..., heads, length, width], from [..., heads / n, 1 -> n, length, width]."""
+    """The heads before repetition: [..., heads / n, length, width], if `heads` is a broadcast of them to n copies."""
     merged = view.builder.node_of(heads)
     repeated = view.builder.node_of(merged.operands[0]) if merged and isinstance(merged.op, Reshape) else None
     if repeated is None or not isinstance(repeated.op, Broadcast) or heads.type.rank < 3:
@@ -219,15 +219,15 @@ def _unrepeated(view: _View, heads: Value) -> Value | None:
         return None
     if heads.type.shape != (*wide[:-4], wide[-4] * wide[-3], *wide[-2:]):
         return None
-    spread = view.builder.node_of(repeated.operands[0])
-    wanted = (*wide[:-3], *wide[-2:])
-    if spread is not None and isinstance(spread.op, Reshape) and spread.operands[0].type.shape == wanted:
-        return spread.operands[0]
-    return view.builder.add(Reshape(wanted), repeated.operands[0], origin=repeated.origin)
+    expanded = view.builder.node_of(repeated.operands[0])
+    shape = (*wide[:-3], *wide[-2:])
+    if expanded is not None and isinstance(expanded.op, Reshape) and expanded.operands[0].type.shape == shape:
+        return expanded.operands[0]
+    return view.builder.add(Reshape(shape), repeated.operands[0], origin=repeated.origin)
 
 
-def written_out_attention(view: _View, node: Node) -> Value | None:
-    """softmax(scale * (q k^T) + mask) v, as models without a fused attention write it."""
+def decomposed_attention(view: _View, node: Node) -> Value | None:
+    """softmax(scale * (q k^T) + mask) v: attention in models that do not call a fused operator."""
     if not isinstance(node.op, MatMul):
         return None
     softmax = view.builder.node_of(node.operands[0])
@@ -237,30 +237,30 @@ def written_out_attention(view: _View, node: Node) -> Value | None:
     product, scale = _scores(view, scores)
     if product is None or not isinstance(product.op, MatMul) or product.op.out is not _FLOAT32:
         return None
-    query, turned, value = *product.operands, node.operands[1]
-    transposed = view.builder.node_of(turned)
-    rank = turned.type.rank
-    turn = (*range(rank - 2), rank - 1, rank - 2)
-    plain = query.type.shape[:-2] == turned.type.shape[:-2] == value.type.shape[:-2] and rank >= 3
-    if not plain or len({query.type.dtype, turned.type.dtype, value.type.dtype}) > 1:
+    query, key_t, value = *product.operands, node.operands[1]
+    transposed = view.builder.node_of(key_t)
+    rank = key_t.type.rank
+    order = (*range(rank - 2), rank - 1, rank - 2)
+    batched_alike = query.type.shape[:-2] == key_t.type.shape[:-2] == value.type.shape[:-2] and rank >= 3
+    if not batched_alike or len({query.type.dtype, key_t.type.dtype, value.type.dtype}) > 1:
         return None
-    key = _turned_back(view, transposed, turned, turn, node)
+    key = _untransposed(view, transposed, key_t, order, node)
     op = Attention(scale=scale, causal=False, probabilities=softmax.result.type.dtype, out=node.op.out)
     return view.builder.add(op, query, key, value, *masks, origin=node.origin)
 
 
-def _turned_back(view: _View, transposed: Node | None, turned: Value, turn: tuple[int, ...], node: Node) -> Value:
-    """The keys before they were transposed; canonicalisation may have merged that with another transposition."""
+def _untransposed(view: _View, transposed: Node | None, key_t: Value, order: tuple[int, ...], node: Node) -> Value:
+    """The keys before the transposition, which canonicalisation may have merged with another one."""
     if transposed is not None and isinstance(transposed.op, Transpose):
-        if transposed.op.order == turn:
+        if transposed.op.order == order:
             return transposed.operands[0]
-        order = tuple(transposed.op.order[axis] for axis in turn)
-        return view.builder.add(Transpose(order), transposed.operands[0], origin=node.origin)
-    return view.builder.add(Transpose(turn), turned, origin=node.origin)
+        merged = tuple(transposed.op.order[axis] for axis in order)
+        return view.builder.add(Transpose(merged), transposed.operands[0], origin=node.origin)
+    return view.builder.add(Transpose(order), key_t, origin=node.origin)
 
 
 def _masked(view: _View, value: Value) -> tuple[Value, list[Value]]:
-    """Scores, and the float mask that is added to them, if one is."""
+    """The scores, and the float mask that is added to them, if any."""
     for scores, mask in _sides(view.binary(value, "add")):
         if scores.type.shape != value.type.shape or scores.type.dtype is not _FLOAT32 or not mask.type.dtype.is_float:
             continue
@@ -270,7 +270,7 @@ def _masked(view: _View, value: Value) -> tuple[Value, list[Value]]:
 
 
 def _can_hide_all(view: _View, mask: Value) -> bool:
-    """A row of minus infinities is not a number when written out, and zero in fused attention."""
+    """True if a mask may hide all keys of a row. Such a row is NaN when decomposed, but 0 in fused attention."""
     table = view.builder.table_of(mask)
     if table is not None:
         return bool(np.isneginf(table).all(axis=-1).any())
@@ -279,13 +279,13 @@ def _can_hide_all(view: _View, mask: Value) -> bool:
 
 
 def _scores(view: _View, value: Value) -> tuple[Node | None, float]:
-    """The matrix product that made the scores, and the scale applied to it."""
+    """The matrix product of the scores, and the scale that is applied to it."""
     scaled, divided = view.scaled(value), view.binary(value, "divide")
-    by = view.scalar(divided[1]) if divided else None
+    divisor = view.scalar(divided[1]) if divided else None
     if scaled is not None:
         value, scale = scaled
-    elif divided is not None and by:
-        value, scale = divided[0], 1 / by
+    elif divided is not None and divisor:
+        value, scale = divided[0], 1 / divisor
     else:
         scale = 1.0
     node = view.builder.node_of(value)
@@ -293,11 +293,11 @@ def _scores(view: _View, value: Value) -> tuple[Node | None, float]:
 
 
 Pattern = Callable[[_View, Node], Value | None]
-PATTERNS: tuple[Pattern, ...] = (rms_norm, tanh_gelu, silu, bias, written_out_attention, grouped_heads)
+PATTERNS: tuple[Pattern, ...] = (rms_norm, tanh_gelu, silu, bias, decomposed_attention, grouped_heads)
 
 
 def recognise_causal(graph: Graph, _: PassOptions) -> Graph:
-    """Attention then reads no mask, and computes no scores that the mask would hide."""
+    """Replace attention with a causal mask by causal attention, which reads no mask and skips hidden scores."""
 
     def rebuild(builder: GraphBuilder, node: Node, operands: tuple[Value, ...]) -> Value:
         if not isinstance(node.op, Attention) or node.op.causal or len(operands) < 4:
@@ -312,32 +312,37 @@ def recognise_causal(graph: Graph, _: PassOptions) -> Graph:
 
 
 def _is_causal(builder: GraphBuilder, mask: Value, rows: int, keys: int) -> bool:
-    """A table that says so, or the comparison of places that would make it."""
+    """True if a mask is causal: as a constant table, or as a comparison of known positions."""
     if mask.type.elements != rows * keys or mask.type.shape[-2:] != (rows, keys):
         return False
     table = builder.table_of(mask)
     if table is not None:
         return bool(np.array_equal(table.reshape(rows, keys), np.tri(rows, keys, dtype=np.bool_)))
-    places = _compared(builder, mask)
-    return places is not None and _sees_up_to_itself(*places)
+    positions = _compared_positions(builder, mask)
+    return positions is not None and _is_lower_triangular(*positions)
 
 
-def _compared(builder: GraphBuilder, mask: Value) -> tuple[Array, Array] | None:
-    """Known places of keys and of rows, where a key's has to be at most the row's."""
+def _compared_positions(builder: GraphBuilder, mask: Value) -> tuple[Array, Array] | None:
+    """The known positions of keys and rows, if the mask is `key position <= row position`."""
     node = builder.node_of(mask)
     if node is None or node.op not in (Binary("less_equal"), Binary("greater_equal")):
         return None
     key, row = node.operands if node.op == Binary("less_equal") else node.operands[::-1]
-    of_keys, of_rows = builder.table_of(key), builder.table_of(row)
-    if of_keys is None or of_rows is None or of_keys.size != mask.type.shape[-1] or of_rows.size != mask.type.shape[-2]:
+    key_positions, row_positions = builder.table_of(key), builder.table_of(row)
+    if (
+        key_positions is None
+        or row_positions is None
+        or key_positions.size != mask.type.shape[-1]
+        or row_positions.size != mask.type.shape[-2]
+    ):
         return None
-    along = key.type.shape[-1:] == mask.type.shape[-1:] and row.type.shape[-2:] == (mask.type.shape[-2], 1)
-    return (of_keys.reshape(-1), of_rows.reshape(-1)) if along else None
+    aligned = key.type.shape[-1:] == mask.type.shape[-1:] and row.type.shape[-2:] == (mask.type.shape[-2], 1)
+    return (key_positions.reshape(-1), row_positions.reshape(-1)) if aligned else None
 
 
-def _sees_up_to_itself(keys: Array, rows: Array) -> bool:
-    """Each row attends to the keys up to its own position, in any order, and to no others."""
-    seen = np.minimum(np.arange(1, rows.size + 1), keys.size)
-    furthest = np.maximum.accumulate(keys)[seen - 1]
-    nearest = np.minimum.accumulate(keys[::-1])[::-1][np.minimum(seen, keys.size - 1)]
-    return bool(((furthest <= rows) & ((seen == keys.size) | (rows < nearest))).all())
+def _is_lower_triangular(keys: Array, rows: Array) -> bool:
+    """True if each row attends to exactly the keys up to its own index."""
+    visible = np.minimum(np.arange(1, rows.size + 1), keys.size)
+    last_visible = np.maximum.accumulate(keys)[visible - 1]
+    first_hidden = np.minimum.accumulate(keys[::-1])[::-1][np.minimum(visible, keys.size - 1)]
+    return bool(((last_visible <= rows) & ((visible == keys.size) | (rows < first_hidden))).all())

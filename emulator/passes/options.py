@@ -12,7 +12,7 @@ AUTOCAST_TYPES = {
     "tf32": DType.TFLOAT32,
     "fp8_e4m3": DType.FLOAT8_E4M3,
 }
-# The E4M3 of each of the compiler's targets: the standard's ends at 448, that of the older ones at 240.
+# The E4M3 type of each compiler target: the standard type ends at 448, that of older targets at 240.
 _E4M3 = {
     "inf2": DType.FLOAT8_E4M3,
     "trn1": DType.FLOAT8_E4M3,
@@ -24,14 +24,14 @@ _E4M3 = {
 
 @dataclass(frozen=True)
 class PassOptions:
-    """`autocast` and `autocast_type` mean what the options --auto-cast and --auto-cast-type of neuronx-cc mean."""
+    """Options of the passes. `autocast` and `autocast_type` are --auto-cast and --auto-cast-type of neuronx-cc."""
 
     autocast: str = "none"
     autocast_type: str = "bf16"
-    # The compiler's name of what is compiled for (`inf2`, `trn2`, ...); none means an ideal machine.
+    # The compiler target (`inf2`, `trn2`, ...); None for an ideal machine, which has every type.
     target: str | None = None
     tensor_parallel: int = 1
-    # The model's own plan: (pattern of modules, style) pairs such as ("layers.*.mlp.up_proj", "colwise").
+    # The model's published tensor-parallel plan: (module pattern, style), such as ("layers.*.mlp.up_proj", "colwise").
     published_plan: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
@@ -41,13 +41,13 @@ class PassOptions:
             allowed = ", ".join(AUTOCAST_TYPES)
             raise OptionsInvalid(f"autocast type {self.autocast_type!r} is unknown; choose one of {allowed}")
         if self.autocast != "none" and self.autocast_type == "fp8_e4m3" and self.target not in (None, *_E4M3):
-            having = ", ".join(_E4M3)
-            raise OptionsInvalid(f"target {self.target!r} has no fp8_e4m3 to cast to, as {having} have; take bf16")
+            targets = ", ".join(_E4M3)
+            raise OptionsInvalid(f"target {self.target!r} has no fp8_e4m3; use bf16, or one of the targets {targets}")
         if self.tensor_parallel < 1:
-            raise OptionsInvalid(f"a tensor-parallel degree of {self.tensor_parallel} is no number of ranks")
+            raise OptionsInvalid(f"the tensor-parallel degree is {self.tensor_parallel}; use 1 or more")
 
     @property
     def narrow(self) -> DType:
-        """The type that float32 work is cast to."""
+        """The element type that float32 values are cast to."""
         general = AUTOCAST_TYPES[self.autocast_type]
         return _E4M3[self.target] if general is DType.FLOAT8_E4M3 and self.target is not None else general

@@ -1,7 +1,7 @@
-"""Element types of a target: floats narrowed by the autocast options, 64-bit integers computed in 32 bits.
+"""Legalization of element types: autocast of floats by the options, and 64-bit integers computed in 32 bits.
 
 Graph inputs and outputs keep their types. Narrowing integers is the compiler's default on every generation; a constant
-that does not fit is refused instead of being truncated. An ideal machine, without a target, has every type.
+that does not fit is an error and is not truncated. Without a target, all types are legal.
 """
 
 from dataclasses import replace
@@ -35,29 +35,29 @@ def _cast(builder: GraphBuilder, value: Value, dtype: DType, origin: Origin) -> 
 
 
 def _narrow_matrix_operands(graph: Graph, narrow: DType) -> Graph:
-    """Operands are cast on their way in; sums leave the tensor engine in float32, as before."""
+    """Cast the operands of matrix products; their results stay float32."""
 
     def rebuild(builder: GraphBuilder, node: Node, operands: tuple[Value, ...]) -> Value:
-        streamed = operands[: node.op.matrix_operands]
-        if not any(operand.type.dtype is DType.FLOAT32 for operand in streamed):
+        matrices = operands[: node.op.matrix_operands]
+        if not any(operand.type.dtype is DType.FLOAT32 for operand in matrices):
             return keep(builder, node, operands)
-        casts = [_cast(builder, operand, narrow, node.origin) for operand in streamed]
-        rest = operands[node.op.matrix_operands :]
-        return builder.add(_internally_narrow(node.op, narrow), *casts, *rest, origin=node.origin)
+        casts = [_cast(builder, operand, narrow, node.origin) for operand in matrices]
+        others = operands[node.op.matrix_operands :]
+        return builder.add(_internally_narrow(node.op, narrow), *casts, *others, origin=node.origin)
 
     return rewrite(graph, rebuild)
 
 
 def _internally_narrow(op: Operator, narrow: DType) -> Operator:
-    """Attention's softmax is an operand of its second product, so it is narrowed with the others."""
+    """The operator with narrow attention probabilities, which are an operand of attention's second product."""
     if attributes(op).get("probabilities") is DType.FLOAT32:
         return replace(op, probabilities=narrow)  # type: ignore[call-arg]
     return op
 
 
 def _narrow_everything(graph: Graph, narrow: DType) -> Graph:
-    """Narrow every float32 tensor where it is read first, so that a layer's weights and caches are cast in that layer
-    and layers stay alike; attributes that name float32 are narrowed too.
+    """Narrow every float32 tensor, and attributes that name float32. Each tensor is cast at its first read, so that a
+    layer's weights and caches are cast in that layer and all layers have the same nodes.
 
     Scalars stay float32: they are immediates of instructions, which the engines apply in float32 anyway.
     """
@@ -74,7 +74,7 @@ def _narrow_everything(graph: Graph, narrow: DType) -> Graph:
     for node in graph.nodes:
         operands = [narrowed(operand, node.origin) for operand in node.operands]
         result = builder.add(_with_narrow_floats(node.op, narrow), *operands, origin=node.origin)
-        # Scalars alone still make a float32 tensor, as `where(mask, 0.0, -inf)` does.
+        # An operator on scalars only still gives a float32 tensor, for example `where(mask, 0.0, -inf)`.
         widened = result.type.dtype is DType.FLOAT32 and result.type.rank
         new[node.result] = _cast(builder, result, narrow, node.origin) if widened else result
     for name, value in graph.outputs.items():
@@ -91,18 +91,18 @@ _NARROW = {DType.INT64: DType.INT32, DType.UINT64: DType.UINT32}
 
 
 class ConstantTooLarge(CompileError):
-    """A constant needs more bits than the target's integers have."""
+    """A constant that does not fit the target's integers."""
 
     def __init__(self, low: int, high: int, place: Origin, type_: DType = DType.INT32) -> None:
-        at, limits = f" at {place}" if str(place) else "", np.iinfo(type_.value)
+        location, limits = f" at {place}" if str(place) else "", np.iinfo(type_.value)
         super().__init__(
-            f"an integer constant{at} ranges from {low} to {high}, but integers are computed in 32 bits "
+            f"an integer constant{location} ranges from {low} to {high}, but integers are computed in 32 bits "
             f"({limits.min} to {limits.max}); use a smaller number, or a float"
         )
 
 
 def legalise(graph: Graph, options: PassOptions) -> Graph:
-    """Compute 64-bit integers in 32 bits where there is a target."""
+    """Compute 64-bit integers in 32 bits if there is a target."""
     return graph if options.target is None else _narrow_integers(unroll(graph))
 
 
@@ -119,7 +119,8 @@ def _narrow_integers(graph: Graph) -> Graph:
         result = builder.add(
             _with_narrow_integers(node.op), *(new[operand] for operand in node.operands), origin=node.origin
         )
-        new[node.result] = _narrowed(builder, result, node.origin)  # counts and positions are computed wide
+        # Some operators always give 64-bit counts or positions.
+        new[node.result] = _narrowed(builder, result, node.origin)
     for name, value in graph.outputs.items():
         widened = value.type.dtype is not new[value].type.dtype
         builder.output(name, builder.add(Cast(value.type.dtype), new[value]) if widened else new[value])

@@ -1,4 +1,4 @@
-"""Rewriting of graphs: node by node into a new graph, from values that are already new."""
+"""Rewriting of graphs: node by node into a new graph, in topological order."""
 
 from collections.abc import Callable, Iterable
 
@@ -7,12 +7,12 @@ from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.repeat import unroll
 
-# Given the new graph so far, an old node and its new operands: the new value that stands for the node's result.
+# From the new graph so far, an old node and its new operands to the new value that replaces the node's result.
 Rebuild = Callable[[GraphBuilder, Node, tuple[Value, ...]], Value]
 
 
 def rewrite(graph: Graph, rebuild: Rebuild) -> Graph:
-    """A graph with the same interface whose nodes are what `rebuild` makes of the old ones, repeats written out."""
+    """A graph with the same interface, in which `rebuild` replaces each node; repeats are unrolled first."""
     graph = unroll(graph)
     builder = GraphBuilder()
     new = declare(builder, graph)
@@ -24,7 +24,7 @@ def rewrite(graph: Graph, rebuild: Rebuild) -> Graph:
 
 
 def declare(builder: GraphBuilder, graph: Graph) -> dict[Value, Value]:
-    """Repeat everything that a graph starts from; the answer maps its values to the new ones."""
+    """Declare the inputs, parameters and constants of a graph in the builder; returns the map of old to new values."""
     new = {value: builder.input(name, value.type) for name, value in graph.inputs.items()}
     new |= {value: builder.parameter(name, value.type) for name, value in graph.parameters.items()}
     new |= {value: builder.constant(data, value.type.dtype) for value, data in graph.constants.items()}
@@ -32,5 +32,5 @@ def declare(builder: GraphBuilder, graph: Graph) -> dict[Value, Value]:
 
 
 def keep(builder: GraphBuilder, node: Node, operands: Iterable[Value]) -> Value:
-    """The node as it was, on its new operands."""
+    """Add the unchanged operator of a node on its new operands."""
     return builder.add(node.op, *operands, origin=node.origin)

@@ -1,7 +1,7 @@
 """Simplification: constant folding, canonical forms, common subexpressions and dead code.
 
-`canonicalise` gives each computation one form: no-ops vanish, and chains of moves become one move, so that equal
-computations are equal nodes and later passes need fewer patterns.
+`canonicalise` gives each computation one form: no-ops are removed, and chains of data movement operators are merged, so
+that equal computations are equal nodes and later passes need fewer patterns.
 """
 
 from collections.abc import Callable
@@ -20,15 +20,15 @@ from nxpipe.emulator.ops.portable import compute
 from nxpipe.emulator.passes.options import PassOptions
 from nxpipe.emulator.passes.rewrite import keep, rewrite
 
-# A folded result travels in every executable, so it must be small beside the model's weights: rotary tables of usual
-# lengths are. Masks and positions are the same to the bit whenever they are computed, so only small ones travel; the
-# square mask of a long sequence is computed where it is used.
+# A folded result is stored in every executable, so it must be small relative to the model's weights; rotary tables of
+# usual lengths are. Integer and boolean results have no rounding, so folding them gains no accuracy and only small ones
+# are folded: the square mask of a long sequence is computed at run time.
 LARGEST_FOLDED_CONSTANT = 16 * 2**20
 _LARGEST_FOLDED_MASK = 2**18
 
 
 def eliminate_dead_code(graph: Graph, _: PassOptions) -> Graph:
-    """Drop what no output depends on. Inputs stay: they are the interface."""
+    """Remove nodes, parameters and constants that no output depends on. Inputs stay: they are the interface."""
     graph = unroll(graph)
     live = {node.result for node in live_nodes(graph)}
     nodes = tuple(node for node in graph.nodes if node.result in live)
@@ -43,48 +43,48 @@ def eliminate_dead_code(graph: Graph, _: PassOptions) -> Graph:
 
 
 def eliminate_common_subexpressions(graph: Graph, _: PassOptions) -> Graph:
-    """Compute equal nodes once; the origin of the first one stays."""
+    """Compute equal nodes once; the result has the origin of the first."""
     seen: dict[tuple[Operator, tuple[Value, ...]], Value] = {}
 
     def rebuild(builder: GraphBuilder, node: Node, operands: tuple[Value, ...]) -> Value:
-        question = (node.op, operands)
-        if question not in seen:
-            seen[question] = keep(builder, node, operands)
-        return seen[question]
+        key = (node.op, operands)
+        if key not in seen:
+            seen[key] = keep(builder, node, operands)
+        return seen[key]
 
     return rewrite(graph, rebuild)
 
 
 def fold_constants(graph: Graph, _: PassOptions) -> Graph:
-    """Replace by their results the nodes that depend on constants only, as long as a result is small."""
+    """Replace nodes that depend on constants only by their results, if the result is small."""
 
     def rebuild(builder: GraphBuilder, node: Node, operands: tuple[Value, ...]) -> Value:
         tables = [builder.table_of(operand) for operand in operands]
         known = [table for table in tables if table is not None]
-        if len(known) < len(tables) or not _worth_its_room(node.result.type):
+        if len(known) < len(tables) or not _is_foldable_size(node.result.type):
             return keep(builder, node, operands)
         try:
             with np.errstate(all="ignore"):
                 result = compute(node.op, *known)
-        except IndexOutOfRange:  # a fault of the run that reaches it, if one does
+        except IndexOutOfRange:  # reported by the run, if it executes the node
             return keep(builder, node, operands)
         return builder.constant(result, node.result.type.dtype)
 
     return rewrite(graph, rebuild)
 
 
-def _worth_its_room(result: TensorType) -> bool:
+def _is_foldable_size(result: TensorType) -> bool:
     return result.nbytes <= (LARGEST_FOLDED_CONSTANT if result.dtype.is_float else _LARGEST_FOLDED_MASK)
 
 
-# A rule looks at an operation about to be added and answers with a value that already is its result, with a simpler
-# operation to add instead, or with nothing.
+# A rule receives a node before it is added. It returns an existing value that equals the result, a simpler node to add
+# instead, or None.
 Step = Value | Node | None
 Rule = Callable[[GraphBuilder, Node], Step]
 
 
 def canonicalise(graph: Graph, _: PassOptions) -> Graph:
-    """Apply the rules to each node until none has anything to say; its operands are canonical already."""
+    """Apply the rules to each node until none matches; its operands are already canonical."""
     return rewrite(graph, _simplest)
 
 
@@ -99,8 +99,8 @@ def _simplest(builder: GraphBuilder, node: Node, operands: tuple[Value, ...]) ->
         candidate = step
 
 
-def drop_idle_moves(builder: GraphBuilder, node: Node) -> Step:
-    """A cast to the same type, a view of the same shape, a transposition of nothing."""
+def drop_no_ops(builder: GraphBuilder, node: Node) -> Step:
+    """Remove casts to the same type, views of the same shape, and identity transpositions."""
     idle = isinstance(node.op, Cast | Reshape | Broadcast | Slice | Concat) and len(node.operands) == 1
     if isinstance(node.op, Transpose):
         idle = node.op.order == tuple(range(node.result.type.rank))
@@ -108,7 +108,7 @@ def drop_idle_moves(builder: GraphBuilder, node: Node) -> Step:
 
 
 def merge_moves(builder: GraphBuilder, node: Node) -> Step:
-    """Two moves of one kind in a row are one."""
+    """Merge two consecutive reshapes, broadcasts or transpositions."""
     first = builder.node_of(node.operands[0]) if node.operands else None
     if first is None or type(first.op) is not type(node.op):
         return None
@@ -121,7 +121,7 @@ def merge_moves(builder: GraphBuilder, node: Node) -> Step:
 
 
 def transpose_of_units_is_reshape(builder: GraphBuilder, node: Node) -> Step:
-    """A transpose of axes of size one moves no element."""
+    """Replace a transposition that only moves axes of size 1 by a reshape."""
     if not isinstance(node.op, Transpose):
         return None
     moved = [axis for axis in node.op.order if node.operands[0].type.shape[axis] != 1]
@@ -129,15 +129,15 @@ def transpose_of_units_is_reshape(builder: GraphBuilder, node: Node) -> Step:
 
 
 def drop_neutral_scalars(builder: GraphBuilder, node: Node) -> Step:
-    """x * 1, x and true, integer + 0. Adding zero to a float is kept: it turns -0 into 0."""
+    """Remove x * 1, `x and true`, integer + 0. Adding 0 to a float is kept, because it turns -0 into 0."""
     if not isinstance(node.op, Binary):
         return None
-    for kept, other in (node.operands, node.operands[::-1]):
+    for operand, other in (node.operands, node.operands[::-1]):
         table = builder.table_of(other)
-        if table is not None and not table.ndim and kept.type == node.result.type:
-            neutral = _neutral(node.op.function, kept)
+        if table is not None and not table.ndim and operand.type == node.result.type:
+            neutral = _neutral(node.op.function, operand)
             if neutral is not None and table[()] == neutral:
-                return kept
+                return operand
     return None
 
 
@@ -150,7 +150,7 @@ def _neutral(function: str, value: Value) -> object:
 
 
 def square_instead_of_power(builder: GraphBuilder, node: Node) -> Step:
-    """The vector engine multiplies; powers are slow or missing."""
+    """Replace x ** 2 by x * x: the vector engine multiplies; powers are slow or not supported."""
     if node.op != Binary("power"):
         return None
     base, exponent = node.operands
@@ -161,7 +161,7 @@ def square_instead_of_power(builder: GraphBuilder, node: Node) -> Step:
 
 
 def reshape_instead_of_trivial_index(builder: GraphBuilder, node: Node) -> Step:
-    """Indices that enumerate each axis in order select every element unchanged; attention masks are built so."""
+    """Replace an index that selects every element in order by a reshape; attention masks are often built so."""
     if not isinstance(node.op, Index) or node.operands[0].type.elements != node.result.type.elements:
         return None
     x, *indices = node.operands
@@ -179,25 +179,25 @@ def reshape_instead_of_trivial_index(builder: GraphBuilder, node: Node) -> Step:
 
 
 def slice_instead_of_counted_index(builder: GraphBuilder, node: Node) -> Step:
-    """Indices known to count evenly along one axis take a window, which needs no address computed."""
+    """Replace an index with evenly spaced constants along one axis by a slice, which computes no addresses."""
     if not isinstance(node.op, Index) or len(node.op.axes) != 1:
         return None
     x, axis = node.operands[0], node.op.axes[0]
     table = builder.table_of(node.operands[1])
     if table is None or table.ndim != 1 or not table.size:
         return None
-    places = np.where(table < 0, table + x.type.shape[axis], table)
-    step = int(places[1] - places[0]) if places.size > 1 else 1
-    counted = step > 0 and np.array_equal(places, places[0] + step * np.arange(places.size))
-    if not counted or places[0] < 0 or places[-1] >= x.type.shape[axis]:
+    positions = np.where(table < 0, table + x.type.shape[axis], table)
+    step = int(positions[1] - positions[0]) if positions.size > 1 else 1
+    evenly_spaced = step > 0 and np.array_equal(positions, positions[0] + step * np.arange(positions.size))
+    if not evenly_spaced or positions[0] < 0 or positions[-1] >= x.type.shape[axis]:
         return None
     starts, stops, steps = [0] * x.type.rank, list(x.type.shape), [1] * x.type.rank
-    starts[axis], stops[axis], steps[axis] = int(places[0]), int(places[-1]) + 1, step
+    starts[axis], stops[axis], steps[axis] = int(positions[0]), int(positions[-1]) + 1, step
     return replace(node, op=Slice(tuple(starts), tuple(stops), tuple(steps)), operands=(x,))
 
 
 RULES: tuple[Rule, ...] = (
-    drop_idle_moves,
+    drop_no_ops,
     merge_moves,
     transpose_of_units_is_reshape,
     drop_neutral_scalars,

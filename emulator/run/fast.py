@@ -1,11 +1,10 @@
-"""Fast execution of a graph: each node by its operator's vectorised numerics, for whole models on a laptop.
+"""Fast execution of a graph with the vectorised numerics of its operators, for whole models on a laptop.
 
-Loading a graph unrolls its repeats, rounds every parameter to its type once, and computes everything that depends on
-parameters and constants alone, such as the casts that autocast puts on weights.
+Loading a graph unrolls its repeats, rounds every parameter to its type once, and precomputes all values that depend on
+parameters and constants only, such as autocast's casts of weights.
 
-All ranks of a sharded graph run in one process, a thread for each, synchronised at the collectives. Results do not
-depend on the timing of threads, to the bit: ranks share nothing but their contributions, which every rank reads in the
-order of ranks.
+All ranks of a sharded graph run in one process, with one thread for each rank and a barrier at each collective. Results
+do not depend on the timing of threads: ranks share only their contributions, which every rank reads in rank order.
 """
 
 from collections import Counter
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def execute(graph: Graph, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Outputs by name. Float outputs of any type are float32 arrays, exactly representable in that type."""
+    """The outputs by name. Float outputs are float32 arrays whose numbers are representable in the output's type."""
     return LoadedGraph(graph, parameters).run(inputs)
 
 
@@ -42,26 +41,26 @@ class LoadedGraph:
 
     def __init__(self, graph: Graph, parameters: Mapping[str, Array]) -> None:
         self._graph = graph = unroll(graph)
-        fixed, self._moving = _split(graph.nodes, set(graph.inputs.values()))
-        # With portable numerics, as the compiler folds constants: the result is the same before and after folding.
+        fixed, self._varying = _split(graph.nodes, set(graph.inputs.values()))
+        # Constants are computed with the portable numerics of constant folding, so folding does not change the result.
         constant, _ = _split(graph.nodes, {*graph.inputs.values(), *graph.parameters.values()})
         self._portable = {node.result for node in constant}
         self._uses = Counter(operand for node in graph.nodes for operand in node.operands)
         self._uses.update(graph.outputs.values())
         self._loaded: dict[Value, Array] = dict(graph.constants)
-        self._waiting = {value: name for name, value in graph.parameters.items()}
+        self._unread = {value: name for name, value in graph.parameters.items()}
         uses = self._uses.copy()
-        # A parameter is read when it is first needed, so that of a large one only its converted form stays in memory.
+        # A parameter is read at its first use, so that only the converted form of a large parameter stays in memory.
         for node in fixed:
             self._load(node.operands, parameters)
             _run((node,), self._loaded, uses, self._portable)
-        self._load(tuple(self._waiting), parameters)
+        self._load(tuple(self._unread), parameters)
 
-    def _load(self, wanted: Iterable[Value], parameters: Mapping[str, Array]) -> None:
-        for value in wanted:
-            if value in self._waiting:
-                name = self._waiting.pop(value)
-                self._loaded[value] = _accepted("parameter", name, value.type, parameters)
+    def _load(self, values: Iterable[Value], parameters: Mapping[str, Array]) -> None:
+        for value in values:
+            if value in self._unread:
+                name = self._unread.pop(value)
+                self._loaded[value] = _validated("parameter", name, value.type, parameters)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """One forward pass. Intermediate values are freed after their last use."""
@@ -70,28 +69,28 @@ class LoadedGraph:
                 raise ExecutionError(f"the graph has no input {name!r}; it takes {', '.join(self._graph.inputs)}")
         known: dict[Value, Array] = dict(self._loaded)
         for name, value in self._graph.inputs.items():
-            known[value] = _accepted("input", name, value.type, inputs)
-        _run(self._moving, known, self._uses.copy())
+            known[value] = _validated("input", name, value.type, inputs)
+        _run(self._varying, known, self._uses.copy())
         return {name: np.array(known[value]) for name, value in self._graph.outputs.items()}
 
 
 def _split(nodes: Iterable[Node], varying: set[Value]) -> tuple[list[Node], list[Node]]:
-    """The nodes with the same result in every run, and the others."""
+    """The nodes with the same result in every run, and the nodes that depend on `varying` values."""
     fixed: list[Node] = []
-    moving: list[Node] = []
+    varying_nodes: list[Node] = []
     for node in nodes:
         if varying.isdisjoint(node.operands):
             fixed.append(node)
         else:
             varying.add(node.result)
-            moving.append(node)
-    return fixed, moving
+            varying_nodes.append(node)
+    return fixed, varying_nodes
 
 
 def _run(
     nodes: Iterable[Node], known: MutableMapping[Value, Array], uses: Counter[Value], portable: Container[Value] = ()
 ) -> None:
-    """Execute in order; `uses` counts the reads left of each value, and a value without any is dropped."""
+    """Execute nodes in order. `uses` counts the remaining reads of each value; a value without reads is freed."""
     with np.errstate(all="ignore"):  # the engines follow IEEE 754 and never trap
         for node in nodes:
             result = _compute(node, [known[operand] for operand in node.operands], node.result in portable)
@@ -111,23 +110,23 @@ def _compute(node: Node, operands: list[Array], portable: bool) -> Array:
     return result if node.op.moves_only else settle(result, node.result.type.dtype)
 
 
-def _accepted(role: str, name: str, declared: TensorType, given: Mapping[str, Array]) -> Array:
-    """A tensor of the caller in the form in which values of its declared type are held."""
-    if name not in given:
+def _validated(role: str, name: str, declared: TensorType, arrays: Mapping[str, Array]) -> Array:
+    """A tensor of the caller, validated and converted to the numpy type that holds values of its declared type."""
+    if name not in arrays:
         raise MissingTensor(role, name, str(declared))
-    array = np.asarray(given[name])
+    array = np.asarray(arrays[name])
     if array.shape != declared.shape or _kind(array) != _kind(np.empty(0, declared.dtype.held)):
         raise WrongTensor(role, name, str(declared), f"{array.dtype}{list(array.shape)}")
     if declared.dtype.is_float:
         floats = array.astype(np.float32, copy=False)
         rounded = round_to(floats, declared.dtype)
-        # Do not hold numbers twice that needed no rounding.
+        # If no number was rounded, return the caller's array, so that memory holds it once.
         return floats if np.array_equal(floats, rounded) else rounded
     return array.astype(declared.dtype.held, copy=False)
 
 
 def _kind(array: Array) -> str:
-    """Boolean, integer or float; numpy files bfloat16 under void, because an extension brings it."""
+    """Boolean, integer or float. numpy reports bfloat16, an extension type, as void; it counts as float."""
     if array.dtype == np.bool_:
         return "boolean"
     return "integer" if np.issubdtype(array.dtype, np.integer) else "float"
@@ -135,18 +134,18 @@ def _kind(array: Array) -> str:
 
 _Result = TypeVar("_Result")
 
-States = Sequence[Mapping[str, Array]]  # of each rank, by name
+States = Sequence[Mapping[str, Array]]  # the states of each rank, by name
 
 
 class Runnable(Protocol):
-    """A program with its weights, loaded on all of its ranks."""
+    """A loaded program with its weights, on all of its ranks."""
 
     def run(self, inputs: Mapping[str, Array], states: States | None = None) -> tuple[dict[str, Array], States]:
-        """The outputs, equal on all ranks, and each rank's states after it."""
+        """The outputs, which are equal on all ranks, and each rank's states after the run."""
 
 
-class _Meeting:
-    """The exchange of contributions among ranks, by a table and a barrier."""
+class _Exchange:
+    """The exchange of contributions among ranks through a shared table and a barrier."""
 
     def __init__(self, degree: int) -> None:
         self.degree = degree
@@ -160,23 +159,23 @@ class _Meeting:
         self._barrier.wait()  # no rank overwrites the table before every rank has read it
         return contributions
 
-    def leave(self) -> None:
-        """Release the other ranks: a rank that failed takes part in no further exchange."""
+    def abort(self) -> None:
+        """Abort the barrier after a rank failed, so that the other ranks do not wait for it."""
         self._barrier.abort()
 
 
 @dataclass(frozen=True)
-class _Member:
+class _RankMembership:
     rank: int
     degree: int
-    meeting: _Meeting
+    shared: _Exchange
 
     def exchange(self, mine: Array) -> Sequence[Array]:
-        return self.meeting.exchange(self.rank, mine)
+        return self.shared.exchange(self.rank, mine)
 
 
 def degree_of(graph: Graph) -> int:
-    """The number of ranks that a graph's collectives are for."""
+    """The number of ranks of a graph's collectives."""
     collectives = AllReduce | AllGather | RankSlice | ReduceScatter
     degrees = {node.op.degree for node in graph.nodes if isinstance(node.op, collectives)}
     if len(degrees) > 1:
@@ -187,8 +186,8 @@ def degree_of(graph: Graph) -> int:
 class LoadedRanks:
     """A sharded graph with its weights on every rank, ready to run any number of times.
 
-    Weights are given whole, by their names in the checkpoint; each rank keeps its own pieces. Between runs, each
-    rank's states stay with it, as they stay in its device's memory.
+    Weights are passed whole, by their names in the checkpoint; each rank keeps its own shard. A rank's states stay on
+    the rank between runs, as they do in device memory.
     """
 
     def __init__(self, graph: Graph, parameters: Mapping[str, Array]) -> None:
@@ -202,50 +201,50 @@ class LoadedRanks:
         """One forward pass."""
         before = states or [{}] * self.degree
         if len(before) != self.degree:
-            raise ExecutionError(f"the states of {len(before)} ranks were given to a graph for {self.degree}")
-        answers = self._on_every_rank(lambda rank: self._loaded[rank].run({**inputs, **before[rank]}))
-        carried = self._graph.inputs.keys() & self._graph.outputs.keys()
-        after = [{name: answer[name] for name in answer if name in carried} for answer in answers]
-        return {name: array for name, array in answers[0].items() if name not in carried}, after
+            raise ExecutionError(f"the states are for {len(before)} ranks, and the graph for {self.degree}")
+        results = self._on_every_rank(lambda rank: self._loaded[rank].run({**inputs, **before[rank]}))
+        state_names = self._graph.inputs.keys() & self._graph.outputs.keys()
+        after = [{name: result[name] for name in result if name in state_names} for result in results]
+        return {name: array for name, array in results[0].items() if name not in state_names}, after
 
     def _on_every_rank(self, work: Callable[[int], _Result]) -> list[_Result]:
-        meeting = _Meeting(self.degree)
+        shared = _Exchange(self.degree)
 
-        def take_part(rank: int) -> _Result:
-            MEMBERSHIP.set(_Member(rank, self.degree, meeting))
+        def run_rank(rank: int) -> _Result:
+            MEMBERSHIP.set(_RankMembership(rank, self.degree, shared))
             try:
                 return work(rank)
             except BaseException:
-                meeting.leave()
+                shared.abort()
                 raise
 
         with ThreadPoolExecutor(self.degree) as threads:
-            ranks = [threads.submit(copy_context().run, take_part, rank) for rank in range(self.degree)]
+            ranks = [threads.submit(copy_context().run, run_rank, rank) for rank in range(self.degree)]
         faults = [fault for fault in (rank.exception() for rank in ranks) if fault is not None]
         for fault in sorted(faults, key=lambda fault: isinstance(fault, BrokenBarrierError)):
-            raise fault  # the cause, rather than the broken barriers of the other ranks
+            raise fault  # raise the cause, not the broken barriers of the other ranks
         return [rank.result() for rank in ranks]
 
 
 class LoadedProgram:
-    """A compiled program on its ranks, with whole tensors as inputs, states and outputs."""
+    """A compiled program on its ranks, whose inputs, states and outputs are whole tensors."""
 
     def __init__(self, program: "CompiledGraph", ranks: Runnable) -> None:
         self._program = program
         self._ranks = ranks
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """One forward pass: the outputs, among them the states after it."""
-        program, given = self._program, dict(inputs)
-        program.require_inputs(given)
+        """One forward pass: the outputs, including the states after the run."""
+        program, remaining = self._program, dict(inputs)
+        program.require_inputs(remaining)
         before: list[dict[str, Array]] = [{} for _ in range(program.degree)]
-        for name in program.graph.inputs.keys() & program.graph.outputs.keys() & given.keys():
-            state = given.pop(name)
-            piece = program.states.get(name)
-            shares = piece.parted(state, program.degree) if piece else [state] * program.degree
+        for name in program.graph.inputs.keys() & program.graph.outputs.keys() & remaining.keys():
+            state = remaining.pop(name)
+            sharding = program.states.get(name)
+            shares = sharding.split(state, program.degree) if sharding else [state] * program.degree
             for own, share in zip(before, shares, strict=True):
                 own[name] = share
-        outputs, after = self._ranks.run(given, before)
+        outputs, after = self._ranks.run(remaining, before)
         for name in after[0]:
             shares = [own[name] for own in after]
             outputs[name] = program.states[name].joined(shares) if name in program.states else shares[0]

@@ -1,7 +1,7 @@
-"""Inputs of a program: validation before it runs, and sample inputs, equal for equal seeds on every machine.
+"""Inputs of a program: validation before a run, and reproducible sample inputs from a seed.
 
-A token id beyond the end of its table would read unrelated memory, or another rank's part of the table; an integer too
-wide for its type would become another number. Both would give a result, and a wrong one.
+Invalid inputs would give a wrong result without an error: a token id beyond the end of its table reads unrelated memory
+or another rank's part of the table, and an integer too wide for its type wraps to another number.
 """
 
 import difflib
@@ -35,53 +35,56 @@ if TYPE_CHECKING:
 
 
 NOT_DIVIDED: Final[Mapping[str, "Sharding"]] = {}
-# The results of these are elements of their operand, unchanged.
-_ARRANGING = (Broadcast, Cast, Flip, Reshape, Slice, Transpose)
+# Operators whose results are elements of their operand, unchanged.
+_LAYOUT_OPS = (Broadcast, Cast, Flip, Reshape, Slice, Transpose)
 
 
 def require_inputs(graph: Graph, given: Mapping[str, Array], states: Mapping[str, "Sharding"] = NOT_DIVIDED) -> None:
-    """Raise InputsInvalid for inputs that are unknown, missing, or outside of their types or tables.
+    """Raise InputsInvalid for inputs that are unknown, missing, or outside the range of their type or lookup table.
 
-    The graph may be one rank's: then `states` gives the sharding of its states.
+    For the graph of one rank, `states` is the sharding of its states.
     """
     for name in given:
         if name not in graph.inputs:
-            near = difflib.get_close_matches(name, graph.inputs, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            nearest = difflib.get_close_matches(name, graph.inputs, n=1)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
             raise InputsInvalid(f"unknown input {name!r}; the program takes {', '.join(sorted(graph.inputs))}{hint}")
     for name, value in graph.inputs.items():
         if name not in given:
-            raise InputsInvalid(f"input {name!r} is missing; pass it as {_spelled(value.type.dtype, value.type.shape)}")
-        piece = states.get(name)
-        _require_type(name, piece.whole(value.type) if piece else value.type, np.asarray(given[name]))
+            expected = _type_text(value.type.dtype, value.type.shape)
+            raise InputsInvalid(f"input {name!r} is missing; pass it as {expected}")
+        sharding = states.get(name)
+        _require_type(name, sharding.whole(value.type) if sharding else value.type, np.asarray(given[name]))
     for name, value in graph.inputs.items():
         if not value.type.dtype.is_float:
-            _require_meaning(name, np.asarray(given[name]), graph)
+            _require_range(name, np.asarray(given[name]), graph)
 
 
-def _require_type(name: str, wanted: TensorType, array: Array) -> None:
-    declared = wanted.dtype
-    if array.shape != wanted.shape or _kind(array) != _kind(np.empty(0, declared.held)):
-        found, takes = _spelled(array.dtype, array.shape), _spelled(declared, wanted.shape)
-        raise InputsInvalid(f"input {name!r} is {found}, and the program takes {takes}; pass that type and shape")
+def _require_type(name: str, expected: TensorType, array: Array) -> None:
+    declared = expected.dtype
+    if array.shape != expected.shape or _kind(array) != _kind(np.empty(0, declared.held)):
+        actual, required = _type_text(array.dtype, array.shape), _type_text(declared, expected.shape)
+        raise InputsInvalid(f"input {name!r} is {actual}, but the program takes {required}; pass that type and shape")
     if not array.size or declared is DType.BOOL:
         return
     if declared.is_float:
         finite = np.abs(array[np.isfinite(array)].astype(np.float64))
         largest = finite.max(initial=0.0)
         with np.errstate(over="ignore"):
-            kept = round_to(np.asarray([largest], np.float32), declared)
-        if not np.isfinite(kept).all():
-            raise InputsInvalid(f"input {name!r} holds {largest:.6g}, which is beyond what {declared.value} can hold")
+            rounded = round_to(np.asarray([largest], np.float32), declared)
+        if not np.isfinite(rounded).all():
+            raise InputsInvalid(f"input {name!r} holds {largest:.6g}, which is beyond the range of {declared.value}")
     else:
-        held = np.iinfo(np.dtype(declared.value))
+        limits = np.iinfo(np.dtype(declared.value))
         low, high = int(array.min()), int(array.max())
-        if low < held.min or high > held.max:
-            worst = low if low < held.min else high
-            raise InputsInvalid(f"input {name!r} holds {worst}, and {declared.value} is from {held.min} to {held.max}")
+        if low < limits.min or high > limits.max:
+            worst = low if low < limits.min else high
+            raise InputsInvalid(
+                f"input {name!r} holds {worst}, and {declared.value} is from {limits.min} to {limits.max}"
+            )
 
 
-def _require_meaning(name: str, array: Array, graph: Graph) -> None:
+def _require_range(name: str, array: Array, graph: Graph) -> None:
     if not array.size:
         return
     low, high = int(array.min()), int(array.max())
@@ -89,21 +92,22 @@ def _require_meaning(name: str, array: Array, graph: Graph) -> None:
         if low < least or high >= rows:
             worst = high if high >= rows else low
             raise InputsInvalid(
-                f"input {name!r} holds {worst}, which is outside of the lookup table of size {rows}; "
+                f"input {name!r} holds {worst}, which is outside the lookup table of size {rows}; "
                 f"pass numbers from 0 to {rows - 1}, such as the ids of the model's own tokenizer"
             )
     if name == "attention_mask" and not {low, high} <= {0, 1}:
         raise InputsInvalid(f"input {name!r} holds {high if high > 1 else low}; a mask is 1 for a token, 0 for padding")
-    room = graph.inputs["cache.0.key"].type.shape[2] if name == "position" and "cache.0.key" in graph.inputs else None
-    if room is not None and not 0 <= low <= high < room:
-        worst = high if high >= room else low
-        raise InputsInvalid(f"input {name!r} holds {worst}, and the KV cache has positions 0 to {room - 1}")
+    cache = graph.inputs.get("cache.0.key") if name == "position" else None
+    capacity = None if cache is None else cache.type.shape[2]
+    if capacity is not None and not 0 <= low <= high < capacity:
+        worst = high if high >= capacity else low
+        raise InputsInvalid(f"input {name!r} holds {worst}, but the KV cache has positions 0 to {capacity - 1}")
 
 
 def lookups(value: Value, graph: Graph) -> Iterator[tuple[int, int]]:
-    """The lookup tables of this input: the least allowed index, and the number of rows.
+    """The lookup tables that an input indexes, each as the least legal index and the number of rows.
 
-    Of a rank's share of a table, all rows count: the others are another rank's.
+    A sharded table counts with the rows of all ranks, because the input's indices are global.
     """
     carriers, local, tables = {value}, set[Value](), dict[Value, int]()
     for node in graph.nodes:
@@ -112,9 +116,9 @@ def lookups(value: Value, graph: Graph) -> Iterator[tuple[int, int]]:
             tables[node.result] = node.operands[0].type.shape[node.op.axis]
         if isinstance(node.op, Cast) and first in tables:
             tables[node.result] = tables[node.operands[0]]
-        if isinstance(node.op, _ARRANGING) and first in carriers:
+        if isinstance(node.op, _LAYOUT_OPS) and first in carriers:
             carriers.add(node.result)
-        elif tables and _counts_from_own_rows(node, carriers, local):
+        elif tables and _is_sharded_lookup(node, carriers, local):
             local.add(node.result)
         for index, least, rows in _indexed(node):
             if index in carriers:
@@ -123,8 +127,9 @@ def lookups(value: Value, graph: Graph) -> Iterator[tuple[int, int]]:
                 yield 0, tables[node.operands[0]]
 
 
-def _counts_from_own_rows(node: Node, carriers: Set[Value], local: Set[Value]) -> bool:
-    """The lookup in a rank's rows of a divided table: ids less its first row, and 0 for rows of other ranks."""
+def _is_sharded_lookup(node: Node, carriers: Set[Value], local: Set[Value]) -> bool:
+    """True if a node belongs to a lookup in a sharded table: ids minus the rank's first row, and 0 for other ranks'
+    rows."""
     if isinstance(node.op, Binary):
         return node.op.function == "subtract" and node.operands[0] in carriers
     return isinstance(node.op, Where) and node.operands[1] in local
@@ -133,26 +138,26 @@ def _counts_from_own_rows(node: Node, carriers: Set[Value], local: Set[Value]) -
 def _indexed(node: Node) -> Iterator[tuple[Value, int, int]]:
     if isinstance(node.op, Gather | TakeAlong):
         yield node.operands[1], 0, node.operands[0].type.shape[node.op.axis]
-    if isinstance(node.op, Index):  # which counts negative numbers from the end
+    if isinstance(node.op, Index):  # negative indices count from the end
         shape = node.operands[0].type.shape
         for axis, index in zip(node.op.axes, node.operands[1:], strict=True):
             yield index, -shape[axis], shape[axis]
 
 
-def _spelled(dtype: object, shape: tuple[int, ...]) -> str:
+def _type_text(dtype: object, shape: tuple[int, ...]) -> str:
     name = dtype.value if isinstance(dtype, DType) else str(dtype)
     return f"{name} {list(shape)}"
 
 
 def _kind(array: Array) -> str:
-    """Boolean, integer or float; numpy files bfloat16 under void, because an extension brings it."""
+    """Boolean, integer or float. numpy reports bfloat16, an extension type, as void; it counts as float."""
     if array.dtype == np.bool_:
         return "boolean"
     return "integer" if np.issubdtype(array.dtype, np.integer) else "float"
 
 
 def example_inputs(graph: Graph, config: Mapping[str, object], seed: int) -> dict[str, Array]:
-    """Attention masks of ones, integers that index their tables and avoid padding, and normal floats."""
+    """Sample inputs: attention masks of ones, integers within their lookup tables except padding, normal floats."""
     return {name: _example(name, value, graph, config, seed) for name, value in graph.inputs.items()}
 
 
@@ -162,7 +167,7 @@ def _example(name: str, value: Value, graph: Graph, config: Mapping[str, object]
         return np.ones(shape, dtype.held)
     # Seeded by name, so that adding an input does not change the others.
     generator = np.random.Generator(np.random.PCG64([seed, *name.encode()]))
-    if name == "position":  # each row's next place in a cache that is half full or more
+    if name == "position":  # the next position of each row, in a KV cache that is at least half full
         capacity = graph.inputs["cache.0.key"].type.shape[2]
         return generator.integers(capacity // 2, capacity, shape, dtype.held)
     if dtype.is_float:
@@ -175,7 +180,7 @@ def _example(name: str, value: Value, graph: Graph, config: Mapping[str, object]
 
 
 def _rows_of_table(value: Value, graph: Graph, config: Mapping[str, object]) -> int:
-    """How many rows the smallest table has that this input indexes; two, when it indexes none."""
+    """The number of rows of the smallest table that the input indexes; 2 if it indexes none."""
     rows = {size for _, size in lookups(value, graph)}
     vocabulary = config.get("vocab_size")
     if rows and isinstance(vocabulary, int):

@@ -1,7 +1,7 @@
 """A model on the cores of an instance: its programs (buckets), weights and states.
 
-`Code` is a program that can be loaded: `Fast` runs a compiled graph, `run.isa.Isa` instructions. A request runs in the
-smallest program that it fits into: `fit` chooses the bucket, pads inputs at the end and cuts outputs back.
+`Code` is a loadable program: `Fast` executes a compiled graph, `run.isa.Isa` executes instructions. A request runs in
+the smallest bucket that holds it: `fit` selects the bucket, which pads inputs at the end and crops outputs.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.passes.shard import Sharding
 from nxpipe.emulator.run.fast import LoadedRanks, Runnable, States
-from nxpipe.emulator.run.isa import Resident, Shelf
+from nxpipe.emulator.run.isa import Resident, SharedWeights
 from nxpipe.emulator.run.status import (
     BadInput,
     CoreBusy,
@@ -37,7 +37,7 @@ from nxpipe.emulator.run.status import (
 
 
 class Code(Protocol):
-    """A program as it can be loaded."""
+    """A loadable program."""
 
     @property
     def ports(self) -> tuple[Port, ...]: ...
@@ -47,27 +47,27 @@ class Code(Protocol):
 
     @property
     def core(self) -> str | None:
-        """The generation of NeuronCore that it is for; None for any."""
+        """The NeuronCore generation that the program requires; None for any."""
 
     @property
     def weights(self) -> Mapping[str, int]:
-        """Bytes of each weight on one rank; programs share weights of the same name here."""
+        """Bytes of each weight on one rank, by a key under which programs of a model share it."""
 
     @property
     def scratch(self) -> int:
-        """Bytes on one rank that it needs while it runs, beside weights and states."""
+        """Bytes on one rank that a run needs other than weights and states."""
 
     @property
     def states(self) -> Mapping[str, TensorType]:
         """The type of each state on one rank."""
 
-    def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> Runnable:
-        """Load it; `shelf` has the weights that programs of the same model have loaded on the same cores."""
+    def load(self, weights: Mapping[str, Array], shared_weights: SharedWeights | None = None) -> Runnable:
+        """Load the program; `shared_weights` are those that other programs of the model have loaded on its cores."""
 
 
 @dataclass(frozen=True, eq=False)
 class Fast:
-    """A compiled graph, run by the operators' numerics; it runs on any generation."""
+    """A compiled graph, executed with the operators' numerics; it runs on any generation."""
 
     program: CompiledGraph
     ports: tuple[Port, ...]
@@ -95,7 +95,7 @@ class Fast:
     def states(self) -> Mapping[str, TensorType]:
         return {name: value.type for name, value in states(self.program.graph).items()}
 
-    def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> Runnable:
+    def load(self, weights: Mapping[str, Array], shared_weights: SharedWeights | None = None) -> Runnable:
         return LoadedRanks(self.program.graph, weights)
 
 
@@ -109,7 +109,7 @@ _Code = TypeVar("_Code", bound=Code)
 
 @dataclass(frozen=True)
 class Fit:
-    """A bucket chosen for a request; `sizes` are the request's own, by the names of axes."""
+    """The bucket selected for a request; `sizes` are the request's sizes, by the names of axes."""
 
     code: Code
     sizes: Sizes
@@ -117,11 +117,11 @@ class Fit:
     def padded(self, request: Mapping[str, Array]) -> dict[str, Array]:
         return {port.name: _padded(request[port.name], port) for port in inputs(self.code)}
 
-    def cut(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
+    def cropped(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
         ports = {port.name: port for port in self.code.ports if port.role is Role.OUTPUT}
-        return {name: self._cut(array, ports[name]) for name, array in outputs.items()}
+        return {name: self._cropped(array, ports[name]) for name, array in outputs.items()}
 
-    def _cut(self, array: Array, port: Port) -> Array:
+    def _cropped(self, array: Array, port: Port) -> Array:
         lengths = [self.sizes.get(name) for name in port.sizes]
         return array[tuple(slice(length) for length in lengths)]
 
@@ -131,15 +131,15 @@ def inputs(code: Code) -> list[Port]:
 
 
 def fit(codes: Sequence[Code], request: Mapping[str, Array], *, with_states: bool) -> Fit:
-    """The program with the smallest inputs among those that the request fits into."""
-    able = [code for code in codes if _takes(code, request, with_states=with_states)]
-    if not able:
+    """The bucket with the smallest inputs among those that hold the request; raises BadInput or RequestTooLong."""
+    matching = [code for code in codes if _takes(code, request, with_states=with_states)]
+    if not matching:
         raise BadInput(_no_program(codes, request, with_states=with_states))
-    found = [(code, _sizes(inputs(code), request)) for code in able]
-    fitting = [Fit(code, sizes) for code, sizes in found if _exceeded(code, sizes) is None]
+    sized = [(code, _sizes(inputs(code), request)) for code in matching]
+    fitting = [Fit(code, sizes) for code, sizes in sized if _exceeded(code, sizes) is None]
     if not fitting:
-        raise RequestTooLong(_too_long(found))
-    return min(fitting, key=lambda one: sum(port.type.nbytes for port in inputs(one.code)))
+        raise RequestTooLong(_too_long(sized))
+    return min(fitting, key=lambda candidate: sum(port.type.nbytes for port in inputs(candidate.code)))
 
 
 def _takes(code: Code, request: Mapping[str, Array], *, with_states: bool) -> bool:
@@ -148,13 +148,13 @@ def _takes(code: Code, request: Mapping[str, Array], *, with_states: bool) -> bo
 
 
 def _sizes(ports: Sequence[Port], request: Mapping[str, Array]) -> dict[str, int]:
-    """The request's sizes of named axes; all others must equal the program's."""
+    """The request's sizes of named axes. Raises BadInput if another axis differs from the program's."""
     sizes: dict[str, int] = {}
     for port in ports:
         shape = np.shape(request[port.name])
         names = port.sizes or ("",) * port.type.rank
         if len(shape) != port.type.rank:
-            raise BadInput(f"input {port.name!r} has {len(shape)} axes, and the program takes {port.type}")
+            raise BadInput(f"input {port.name!r} has {len(shape)} axes, but the program takes {port.type}")
         for axis, (name, length, full) in enumerate(zip(names, shape, port.type.shape, strict=True)):
             if not name and length != full:
                 raise BadInput(f"input {port.name!r} is {length} long on axis {axis}, where the program has {full}")
@@ -167,7 +167,7 @@ def _sizes(ports: Sequence[Port], request: Mapping[str, Array]) -> dict[str, int
 
 
 def _exceeded(code: Code, sizes: Sizes) -> tuple[str, int] | None:
-    """The first axis on which the request exceeds the program, and the program's size."""
+    """The first named axis on which the request exceeds the program, with the program's size; None if it fits."""
     for port in inputs(code):
         for name, full in zip(port.sizes, port.type.shape, strict=False):
             if name and sizes[name] > full:
@@ -177,7 +177,7 @@ def _exceeded(code: Code, sizes: Sizes) -> tuple[str, int] | None:
 
 def _padded(array: Array, port: Port) -> Array:
     missing = [(0, full - length) for full, length in zip(port.type.shape, np.shape(array), strict=True)]
-    return np.pad(array, missing) if any(behind for _, behind in missing) else np.asarray(array)
+    return np.pad(array, missing) if any(after for _, after in missing) else np.asarray(array)
 
 
 def _no_program(codes: Sequence[Code], request: Mapping[str, Array], *, with_states: bool) -> str:
@@ -186,9 +186,9 @@ def _no_program(codes: Sequence[Code], request: Mapping[str, Array], *, with_sta
     return f"no program takes {', '.join(request) or 'nothing'} {states} states; the model's take {' or '.join(known)}"
 
 
-def _too_long(found: Sequence[tuple[Code, Sizes]]) -> str:
-    """The refusal, with the sizes of the largest program."""
-    code, sizes = max(found, key=lambda one: sum(port.type.nbytes for port in inputs(one[0])))
+def _too_long(sized: Sequence[tuple[Code, Sizes]]) -> str:
+    """The error message, with the sizes of the largest program."""
+    code, sizes = max(sized, key=lambda entry: sum(port.type.nbytes for port in inputs(entry[0])))
     name, full = _exceeded(code, sizes) or ("", 0)
     return (
         f"the request has a {name} of {sizes[name]}, and the model's largest program for it has {full}; shorten the "
@@ -198,7 +198,7 @@ def _too_long(found: Sequence[tuple[Code, Sizes]]) -> str:
 
 @dataclass(eq=False)
 class StateSet:
-    """States of one conversation, or of one batch of them, on the device."""
+    """The states of one conversation, or of one batch of conversations, on the device."""
 
     model: "Model | None"
     ranks: Sequence[Resident]
@@ -206,30 +206,35 @@ class StateSet:
 
 
 class Model:
-    """A loaded model, from `Runtime.load`. Programs share weights, cores and states; one request runs at a time."""
+    """A model loaded by `Runtime.load`. Its programs share weights, cores and states; it runs one request at a time."""
 
     def __init__(
-        self, codes: Sequence[Code], weights: Mapping[str, Array], cores: range, memory: int, leave: Callable[[], None]
+        self,
+        codes: Sequence[Code],
+        weights: Mapping[str, Array],
+        cores: range,
+        memory: int,
+        release: Callable[[], None],
     ) -> None:
         self.cores = cores
-        self.left = memory - taken(codes)  # bytes on each core
-        self._leave = leave
+        self.left = memory - required_memory(codes)  # bytes on each core
+        self._release = release
         self._busy = Lock()
-        self._accounts = Lock()
+        self._accounting = Lock()
         if self.left < 0:
             raise DeviceMemoryExhausted(
-                f"the model takes {taken(codes):,} bytes on each of {len(cores)} cores, which have {memory:,}"
+                f"the model takes {required_memory(codes):,} bytes on each of {len(cores)} cores, which have {memory:,}"
                 f"{_largest(codes)}; divide it among more cores, or load fewer of its programs"
             )
-        shelf: Shelf = {}
-        self._loaded: Mapping[Code, Runnable] = {code: _load(code, weights, shelf) for code in codes}
+        shared_weights: SharedWeights = {}
+        self._loaded: Mapping[Code, Runnable] = {code: _load(code, weights, shared_weights) for code in codes}
         self._states = _common_states(codes)
 
     def allocate(self) -> StateSet:
         """States for the model's programs, all zero."""
         self._require_loaded()
         nbytes = sum(type_.nbytes for type_ in self._states.values())
-        with self._accounts:
+        with self._accounting:
             if nbytes > self.left:
                 raise DeviceMemoryExhausted(
                     f"states take {nbytes:,} bytes on each core, and {self.left:,} are left; free others, or build the "
@@ -239,46 +244,46 @@ class Model:
         return StateSet(self, [Resident(self._states) for _ in self.cores], nbytes)
 
     def free(self, states: StateSet) -> None:
-        with self._accounts:
+        with self._accounting:
             self._require_own(states)
             states.model = None
             self.left += states.nbytes
 
     def execute(self, request: Mapping[str, Array], states: StateSet | None = None) -> dict[str, Array]:
-        """The outputs of the smallest program that the request fits into; `states` are updated. A program that fails
-        leaves them half-written, so they are discarded."""
-        with self._alone():
+        """The outputs of the smallest bucket that holds the request; `states` are updated. If the program fails, it
+        may have written them in part, so they are discarded."""
+        with self._exclusive():
             self._require_loaded()
             if states is not None:
                 self._require_own(states)
-            chosen = fit(list(self._loaded), request, with_states=states is not None)
+            bucket = fit(list(self._loaded), request, with_states=states is not None)
             try:
-                with _refusals():
-                    outputs, after = self._loaded[chosen.code].run(
-                        chosen.padded(request), _those_of(chosen.code, states)
+                with _translated_faults():
+                    outputs, after = self._loaded[bucket.code].run(
+                        bucket.padded(request), _states_for(bucket.code, states)
                     )
             except (ExecutionFailed, LookupOutOfBounds):
                 if states is not None:
                     self.free(states)
                 raise
             if states is not None:
-                for own, new in zip(states.ranks, after, strict=True):
-                    own.take(new)
-            return chosen.cut(outputs)
+                for resident, updated in zip(states.ranks, after, strict=True):
+                    resident.take(updated)
+            return bucket.cropped(outputs)
 
     def unload(self) -> None:
         """Release the cores, after a running request has finished."""
         with self._busy:
             if self._loaded:
                 self._loaded = {}
-                self._leave()
+                self._release()
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _exclusive(self) -> Iterator[None]:
         if not self._busy.acquire(blocking=False):
             raise CoreBusy(
-                f"NeuronCores {self.cores.start} to {self.cores.stop - 1} are carrying out another request; wait for "
-                "its answer, or load the model on several cores"
+                f"NeuronCores {self.cores.start} to {self.cores.stop - 1} are executing another request; wait for its "
+                "result, or load the model on several cores"
             )
         try:
             yield
@@ -291,11 +296,11 @@ class Model:
 
     def _require_own(self, states: StateSet) -> None:
         if states.model is not self:
-            raise Unloaded("these states were given up, or belong to another model; allocate some of this one")
+            raise Unloaded("the states were freed, or belong to another model; allocate states of this model")
 
 
-def taken(codes: Sequence[Code]) -> int:
-    """Bytes on each core: weights once, scratch of the largest program."""
+def required_memory(codes: Sequence[Code]) -> int:
+    """Bytes on each core: the weights of all programs, each once, and the scratch of the largest program."""
     weights: dict[str, int] = {}
     for code in codes:
         weights |= {name: max(size, weights.get(name, 0)) for name, size in code.weights.items()}
@@ -303,22 +308,22 @@ def taken(codes: Sequence[Code]) -> int:
 
 
 def _largest(codes: Sequence[Code]) -> str:
-    """The largest consumers: some weights by name, and the largest scratch."""
+    """The largest consumers of memory: the three largest weights, and the largest scratch."""
     weights = {name: size for code in codes for name, size in code.weights.items()}
-    most = sorted(weights, key=lambda name: (-weights[name], name))[:3]
-    named = "".join(f"{name} with {weights[name]:,}, " for name in most)
-    return f" ({named}and scratch with {max(code.scratch for code in codes):,})"
+    largest = sorted(weights, key=lambda name: (-weights[name], name))[:3]
+    listed = "".join(f"{name} with {weights[name]:,}, " for name in largest)
+    return f" ({listed}and scratch with {max(code.scratch for code in codes):,})"
 
 
-def _load(code: Code, weights: Mapping[str, Array], shelf: Shelf) -> Runnable:
+def _load(code: Code, weights: Mapping[str, Array], shared_weights: SharedWeights) -> Runnable:
     try:
-        return code.load(weights, shelf)
+        return code.load(weights, shared_weights)
     except (ExecutionError, ProgramInvalid) as fault:
         raise InvalidLoad(str(fault)) from fault
 
 
 def _common_states(codes: Sequence[Code]) -> dict[str, TensorType]:
-    """The states of all programs, which must agree on the types of shared ones."""
+    """The states of all programs; raises InvalidLoad if programs differ in the type of a state."""
     common: dict[str, TensorType] = {}
     for code in codes:
         for name, type_ in code.states.items():
@@ -327,15 +332,15 @@ def _common_states(codes: Sequence[Code]) -> dict[str, TensorType]:
     return common
 
 
-def _those_of(code: Code, states: StateSet | None) -> States | None:
+def _states_for(code: Code, states: StateSet | None) -> States | None:
     if states is None:
         return None
-    return [own.only(code.states) for own in states.ranks]
+    return [resident.only(code.states) for resident in states.ranks]
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
-    """Translate faults of a running program into the runtime's errors."""
+def _translated_faults() -> Iterator[None]:
+    """Translate faults of a running program into runtime errors with a status."""
     try:
         yield
     except IndexOutOfRange as fault:

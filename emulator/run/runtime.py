@@ -1,4 +1,4 @@
-"""Runtime of one instance: allocation of its cores, and the models that are loaded on them."""
+"""Runtime of one instance: allocation of its cores, and the loaded models."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -6,7 +6,7 @@ from queue import SimpleQueue
 from threading import Lock
 from types import TracebackType
 
-from nxpipe.emulator.analysis.graph_memory import room
+from nxpipe.emulator.analysis.graph_memory import data_capacity
 from nxpipe.emulator.hardware import Instance
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.run.model import Code, Model
@@ -16,7 +16,7 @@ _ALIGNED = ("trn1", "trn1n")
 
 
 class Cores:
-    """The logical cores of one instance; a core belongs to at most one model."""
+    """The logical cores of one instance; each is allocated to at most one model."""
 
     def __init__(self, target: Instance) -> None:
         self.target = target
@@ -25,36 +25,34 @@ class Cores:
 
     @property
     def memory(self) -> int:
-        """Bytes that one core has for a model."""
-        return room(self.target)
+        """Bytes on one core for a model's data."""
+        return data_capacity(self.target)
 
     @property
     def free(self) -> int:
         return len(self._free)
 
     def take(self, count: int, start: int | None = None) -> range:
-        """Allocate neighbouring cores, from `start` on or the first free ones."""
+        """Allocate `count` contiguous cores: from `start` on, or the first free ones. Raises CoresUnavailable."""
         with self._lock:
             starts = range(self.target.logical_cores) if start is None else [start]
             for first in starts:
-                wanted = range(first, first + count)
-                if self._free.issuperset(wanted) and self._is_aligned(wanted):
-                    self._free.difference_update(wanted)
-                    return wanted
-        raise CoresUnavailable(self._refusal(count, start))
+                cores = range(first, first + count)
+                if self._free.issuperset(cores) and self._is_aligned(cores):
+                    self._free.difference_update(cores)
+                    return cores
+        raise CoresUnavailable(self._unavailable_message(count, start))
 
     def give_back(self, cores: range) -> None:
         with self._lock:
             self._free.update(cores)
 
     def _is_aligned(self, cores: range) -> bool:
-        """On Trn1, communicating ranks begin at a multiple of their number."""
+        """True if the cores may form one group: on Trn1, a group must begin at a multiple of its size."""
         return self.target.compiler_target not in _ALIGNED or cores.start % len(cores) == 0
 
-    def _refusal(self, count: int, start: int | None) -> str:
-        request = (
-            f"{count} neighbouring NeuronCores" if start is None else f"NeuronCores {start} to {start + count - 1}"
-        )
+    def _unavailable_message(self, count: int, start: int | None) -> str:
+        request = f"{count} contiguous NeuronCores" if start is None else f"NeuronCores {start} to {start + count - 1}"
         if start is not None and not self._is_aligned(range(start, start + count)):
             return f"{request} requested; on {self.target.name} {count} ranks must begin at a multiple of {count}"
         return (
@@ -64,7 +62,7 @@ class Cores:
 
 
 class Runtime:
-    """The cores of one instance, and the models on them."""
+    """The cores of one instance and the models that are loaded on them."""
 
     def __init__(self, target: Instance) -> None:
         self._cores = Cores(target)
@@ -72,7 +70,7 @@ class Runtime:
         self._closed = False
 
     def load(self, codes: Sequence[Code], weights: Mapping[str, Array], start: int | None = None) -> Model:
-        """Load the programs of one model on neighbouring cores, from `start` on or the first free ones."""
+        """Load the programs of one model on contiguous cores, from `start` on or the first free ones."""
         self._require_open()
         ranks = self._require_matching(codes)
         cores = self._cores.take(ranks, start)
@@ -85,7 +83,7 @@ class Runtime:
         return model
 
     def replicate(self, codes: Sequence[Code], weights: Mapping[str, Array], copies: int | None = None) -> "Replicas":
-        """Load a copy on each of `copies` groups of cores; by default on all free ones."""
+        """Load a replica on each of `copies` groups of cores; by default on all free cores."""
         models: list[Model] = []
         try:
             while copies is None or len(models) < copies:
@@ -128,7 +126,7 @@ class Runtime:
 
 
 class Replicas:
-    """Copies of a model on cores of their own. They have no states, as a request may run on any copy."""
+    """Replicas of a model, each on its own cores. They have no states, because a request may run on any replica."""
 
     def __init__(self, models: Sequence[Model]) -> None:
         self.models = tuple(models)
@@ -137,15 +135,15 @@ class Replicas:
             self._free.put(model)
 
     def execute(self, requests: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
-        """Outputs in the order of requests, with one request at a time on each copy."""
+        """The outputs in the order of the requests; each replica runs one request at a time."""
         with ThreadPoolExecutor(len(self.models)) as threads:
-            return list(threads.map(self._one, requests))
+            return list(threads.map(self._execute, requests))
 
     def unload(self) -> None:
         for model in self.models:
             model.unload()
 
-    def _one(self, request: Mapping[str, Array]) -> dict[str, Array]:
+    def _execute(self, request: Mapping[str, Array]) -> dict[str, Array]:
         model = self._free.get()
         try:
             return model.execute(request)

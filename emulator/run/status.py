@@ -1,4 +1,4 @@
-"""Refusals of the runtime, with the status numbers of the real one. docs/reference/runtime.md lists their causes."""
+"""Errors of the runtime with the status numbers of the Neuron runtime; docs/reference/runtime.md lists their causes."""
 
 from enum import IntEnum
 from typing import ClassVar
@@ -7,7 +7,7 @@ from nxpipe.emulator.errors import CompileError
 
 
 class Status(IntEnum):
-    """Names and numbers of the public header `nrt_status.h`, as far as emulated cores can produce them."""
+    """The names and numbers of the public header `nrt_status.h` that emulated cores can produce."""
 
     NRT_SUCCESS = 0
     NRT_INVALID = 2
@@ -23,19 +23,19 @@ class Status(IntEnum):
 
 
 class RuntimeFault(CompileError):
-    """The root of the runtime's errors."""
+    """The base class of runtime errors."""
 
     status: ClassVar[Status]
 
 
 class InvalidLoad(RuntimeFault):
-    """Programs or weights that cannot be loaded on any cores."""
+    """Programs or weights that cannot be loaded on any core."""
 
     status = Status.NRT_INVALID
 
 
 class Unloaded(RuntimeFault):
-    """A model or states that were unloaded, or that belong to another model."""
+    """A model or states that were unloaded, or states of another model."""
 
     status = Status.NRT_INVALID_HANDLE
 
@@ -47,14 +47,14 @@ class DeviceMemoryExhausted(RuntimeFault):
 
 
 class CoresUnavailable(RuntimeFault):
-    """Cores are allocated, or do not exist."""
+    """The requested cores are allocated, or do not exist."""
 
     status = Status.NRT_LOAD_NOT_ENOUGH_NC
     deterministic = False
 
 
 class WrongGeneration(RuntimeFault):
-    """A program for other cores than these."""
+    """A program for another NeuronCore generation."""
 
     status = Status.NRT_UNSUPPORTED_NEFF_VERSION
 
@@ -66,7 +66,7 @@ class RuntimeClosed(RuntimeFault):
 
 
 class BadInput(RuntimeFault):
-    """A request that fits no program."""
+    """A request whose inputs match no program."""
 
     status = Status.NRT_EXEC_BAD_INPUT
 
@@ -76,7 +76,7 @@ class RequestTooLong(BadInput):
 
 
 class ExecutionFailed(RuntimeFault):
-    """A program failed, as by a race or a read of unwritten memory."""
+    """A program failed, for example by a race or a read of unwritten memory."""
 
     status = Status.NRT_EXEC_COMPLETED_WITH_ERR
 
@@ -89,6 +89,6 @@ class CoreBusy(RuntimeFault):
 
 
 class LookupOutOfBounds(RuntimeFault):
-    """A lookup beyond the end of its table."""
+    """An index beyond the end of a lookup table."""
 
     status = Status.NRT_EXEC_OOB

@@ -192,7 +192,7 @@ class EmulatorBackend:
 
 def _emission_key_inputs(spec: "BuildSpec", program: "CompiledGraph", graph: str) -> dict[str, object]:
     """Key inputs of everything that the back end reads, with the module paths that its figures name."""
-    from nxpipe.emulator.analysis.graph_memory import room
+    from nxpipe.emulator.analysis.graph_memory import data_capacity
 
     return {
         "format": "nxpipe.emission/1",
@@ -203,7 +203,7 @@ def _emission_key_inputs(spec: "BuildSpec", program: "CompiledGraph", graph: str
         "states": {name: asdict(piece) for name, piece in program.states.items()},
         "padding": asdict(program.padding),
         "core": spec.target.core,
-        "room": room(spec.target),
+        "room": data_capacity(spec.target),
         "compiler": compiler_digest(),
     }
 
@@ -212,7 +212,7 @@ def _emit(
     spec: "BuildSpec", shape: Shape, program: "CompiledGraph", store: "Store", step: Step
 ) -> tuple[Mapping[str, "Blob"], dict[str, object]]:
     """Run the back end. A program that violates a rule of its core is not stored."""
-    from nxpipe.emulator.analysis.graph_memory import room
+    from nxpipe.emulator.analysis.graph_memory import data_capacity
     from nxpipe.emulator.analysis.utilization import utilisation
     from nxpipe.emulator.compile import emit
     from nxpipe.emulator.errors import OutOfMemory
@@ -221,7 +221,7 @@ def _emit(
 
     with step(f"emit {shape.name}"):
         try:
-            executable = emit(program, spec.target.core, room=room(spec.target))
+            executable = emit(program, spec.target.core, room=data_capacity(spec.target))
         except OutOfMemory as error:
             raise DoesNotFit(f"{spec.source.id} {shape.name}: {error}") from error
         check(executable.program)

@@ -50,7 +50,7 @@ def machine(*body: Step, order: str = "hostile", check: bool = True) -> Machine:
 def test_reading_what_nobody_has_written_is_an_error_that_names_instruction_place_and_element(order: str) -> None:
     half = Memset(engine=Engine.VECTOR, dst=sbuf(size=4), value=1.0)
     twice = TensorTensor(engine=Engine.VECTOR, dst=sbuf(64), left=sbuf(), right=sbuf(), op=Alu.ADD)
-    message = r"vector tensor_tensor .*: it reads sbuf\[0:4, bytes 0:32\], where element 4 of 32 was never written"
+    message = r"vector tensor_tensor .*: reads sbuf\[0:4, bytes 0:32\], where element 4 of 32 was never written"
     with pytest.raises(Unwritten, match=message):
         machine(half, twice, order=order).execute()
 
@@ -69,7 +69,7 @@ def test_what_one_run_has_written_is_not_there_in_the_next() -> None:
 def test_an_output_that_no_instruction_wrote_cannot_be_read() -> None:
     some = machine(load())
     some.execute()
-    with pytest.raises(Unwritten, match=r"output 'y' is read, and its element \[0, 0\] was never written"):
+    with pytest.raises(Unwritten, match=r"output 'y' is read, but its element \[0, 0\] was never written"):
         some.read("y")
 
 
@@ -100,7 +100,7 @@ def product(accumulate: int) -> Matmul:
 
 def test_a_sum_begins_with_a_matmul_that_does_not_accumulate() -> None:
     machine(*in_order([load(), product(0), product(1), product(1)])).execute()
-    with pytest.raises(SumNotBegun, match=r"nc_matmul .*: it accumulates to psum\[0:8, bytes 0:32\]"):
+    with pytest.raises(SumNotBegun, match=r"nc_matmul .*: accumulates to psum\[0:8, bytes 0:32\]"):
         machine(*in_order([load(), product(1)])).execute()
 
 
@@ -211,7 +211,7 @@ def test_engines_that_wait_for_each_other_are_all_listed(order: str) -> None:
     with pytest.raises(Deadlock) as caught:
         machine(*body, order=order).execute()
     engines = ("vector>=1", "gpsimd>=1", "gpsimd>=3")
-    assert all(f"waits for {engine}, which has done 0" in str(caught.value) for engine in engines)
+    assert all(f"waits for {engine}, which has completed 0" in str(caught.value) for engine in engines)
     assert len(caught.value.waiting) == 3
 
 

@@ -68,7 +68,7 @@ def test_a_name_that_the_program_does_not_know_is_refused() -> None:
 
 
 def test_a_parameter_that_was_not_loaded_cannot_be_used() -> None:
-    with pytest.raises(Unwritten, match=r"it reads x\[bytes 0:8\]"):
+    with pytest.raises(Unwritten, match=r"reads x\[bytes 0:8\]"):
         copying(Role.PARAMETER, F32, (2,)).execute()
 
 
@@ -142,7 +142,7 @@ def test_what_is_not_kept_is_fresh_in_each_run(role: Role) -> None:
     machine.execute()
     np.testing.assert_array_equal(machine.read("y"), x[::-1])
     machine.write("ids", np.array([0, 1, 0, 3], np.uint32))
-    with pytest.raises(Unwritten, match=r"it reads t\[bytes \d+:\d+\], where element 4 of 8 was never written"):
+    with pytest.raises(Unwritten, match=r"reads t\[bytes \d+:\d+\], where element 4 of 8 was never written"):
         machine.execute()
 
 

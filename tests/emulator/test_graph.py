@@ -210,7 +210,7 @@ def test_deeply_nested_json_is_refused() -> None:
 def test_a_boolean_is_not_an_integer_attribute() -> None:
     header, elements = _header(small_graph())
     text = json.dumps(header).replace('"axis": 1', '"axis": true')
-    with pytest.raises(GraphInvalid, match="where a int belongs"):
+    with pytest.raises(GraphInvalid, match="where a int is required"):
         decode(_with_header(json.loads(text), elements))
 
 

@@ -172,10 +172,10 @@ def spoiled(**changes: Any) -> Graph:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"count": 1}, "is none"),
-        ({"stop": 99}, "does not lie after"),
-        ({"start": 5, "stop": 5}, "does not lie after"),
-        ({"count": 5}, "takes 4 tensors in one place"),
+        ({"count": 1}, "has fewer than 2 iterations"),
+        ({"stop": 99}, "overlaps the repeat before it"),
+        ({"start": 5, "stop": 5}, "overlaps the repeat before it"),
+        ({"count": 5}, "takes 4 tensors for one value"),
         ({"count": 2**62, "taken": {}, "given": {}}, "expand to more than"),
     ],
 )

@@ -177,7 +177,7 @@ def test_every_element_has_a_rank_or_the_share_is_refused(
             RankSlice(0, 1, (share.size,), (parts,), degree, *rooms).infer(TensorType((share.size,), F32))
         return
     piece, whole = Sharding(0, (share.size,), (parts,), *rooms), np.arange(1.0, share.size + 1)
-    shares = piece.parted(whole, degree)
+    shares = piece.split(whole, degree)
     assert {len(each) for each in shares} == {share.local}
     assert set(np.concatenate(shares)) - {0.0} == set(whole)
     assert np.array_equal(piece.joined(shares), whole)

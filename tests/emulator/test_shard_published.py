@@ -68,7 +68,7 @@ def test_an_entry_that_cannot_be_followed_is_told_with_the_line_that_stands_agai
     wanted = of_class("olmo2")
     unmet = divide(lowered(wanted), dict(published_plan(wanted))).unmet
     (query,) = [sentence for sentence in unmet if "q_proj is published as colwise_gather_output" in sentence]
-    assert re.search(r"q_proj\.weight stays whole: rms_norm .*q_norm .*\.py:\d+ needs what comes of it", query)
+    assert re.search(r"q_proj\.weight stays whole: rms_norm .*q_norm .*\.py:\d+ needs the whole result", query)
     assert divide(lowered(wanted)).unmet == ()
 
 

@@ -213,7 +213,7 @@ def test_a_loop_that_lies_about_its_body_is_refused() -> None:
 def test_totals_are_those_of_the_code() -> None:
     executable = program(memset(), Loop(5, (memset(), memset(engine=Engine.SCALAR))))
     assert executable.counts.instructions == 3
-    assert executable.counts.carried_out == {Engine.SCALAR: 5, Engine.VECTOR: 6}
+    assert executable.counts.executed == {Engine.SCALAR: 5, Engine.VECTOR: 6}
     other = parts(to_bytes(program(memset())))[Section.TOTALS]
     with pytest.raises(ExecutableInvalid, match="totals"):
         from_bytes(with_section(executable, Section.TOTALS, other))
@@ -225,13 +225,13 @@ def test_totals_are_those_of_the_code() -> None:
         (Section.NOTES, numbers(2**50), "should follow"),
         (Section.CODE, numbers(2**50), "should follow"),
         (Section.BUFFERS, numbers(2) + b"v2" + numbers(1, 2**50), "should follow"),
-        (Section.BUFFERS, numbers(2) + b"v9" + numbers(1, 0), "no core 'v9'"),
+        (Section.BUFFERS, numbers(2) + b"v9" + numbers(1, 0), "unknown core 'v9'"),
         (Section.BUFFERS, numbers(2) + b"v2" + numbers(2**40, 0), "ranks"),
         (Section.BUFFERS, numbers(2) + b"v2" + numbers(1, 0), "no buffer 0 among 0"),
         (Section.NOTES, numbers(0), "no note 0 among 0"),
         (Section.NOTES, numbers(1, 2**40), "a text takes"),
         (Section.NOTES, numbers(1, 2) + b"\xff\xfe", "not UTF-8"),
-        (Section.NOTES, numbers(1, 0, 0), "left over"),
+        (Section.NOTES, numbers(1, 0, 0), "remain at the end"),
         (Section.DIVISIONS, numbers(1, 1, 0, 1, 128, 3, 1, 42), "does not fit buffer 0"),
         (Section.DIVISIONS, numbers(1, 1, 0, 1, 128, 0, 1, 128), "does not fit buffer 0"),
         (Section.DIVISIONS, numbers(1, 1, 0, 1, 256, 2, 1, 128), "does not fit buffer 0"),  # half of it has no place
@@ -253,7 +253,7 @@ def test_a_section_that_says_what_cannot_be_is_refused(section: Section, content
 
 def test_a_number_of_a_loop_that_is_not_around_it_is_refused() -> None:
     inside = memset(dst=replace(TILE, offset=index(0)))
-    with pytest.raises(ExecutableInvalid, match="1 loops inside of 0"):
+    with pytest.raises(ExecutableInvalid, match="1 loops inside 0"):
         from_bytes(to_bytes(program(Loop(2, (inside,)), inside)))
 
 

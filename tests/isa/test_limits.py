@@ -387,7 +387,7 @@ def test_sums_in_a_loop_that_is_not_there_are_a_fault_of_that_kind_alone() -> No
 def test_a_name_that_would_break_a_line_is_spelled_out() -> None:
     one = around()
     (fault,) = faults(replace(one, buffers=(replace(one.buffers[0], names=("two\nlines",), order=(0, 0)),)))
-    assert r"the input 'two\nlines' has the order [0, 0] of 2 axes" in str(fault)
+    assert r"the input 'two\nlines' has the order [0, 0] for 2 axes" in str(fault)
     (fault,) = faults(replace(around(copy(tile(64, 8, start=32), tile(64, 8))), notes=("two\nlines",)))
     assert r", at 'two\nlines'; " in str(fault)
 

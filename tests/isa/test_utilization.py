@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nxpipe.emulator.analysis.program_memory import footprint, require_room
+from nxpipe.emulator.analysis.program_memory import footprint, require_capacity
 from nxpipe.emulator.analysis.utilization import DMA, BufferTraffic, Spill, buffer_traffic, utilisation
 from nxpipe.emulator.errors import OutOfMemory
 from nxpipe.emulator.isa.affine import Affine, index
@@ -73,7 +73,7 @@ def test_a_small_program_is_counted_as_by_hand() -> None:
     roles = {"input": TILE, "parameter": TILE, "scratch": TILE, "output": TILE // 2, "state": 0, "constant": 0}
     assert {name: nbytes for name, nbytes in document["footprint"].items() if name in roles} == roles
     assert document["footprint"]["total"] == 7 * TILE // 2
-    assert "2.60 x what must move" in found.sentence()
+    assert "2.60 x the compulsory traffic" in found.sentence()
     assert "\n" not in found.sentence()
 
 
@@ -220,9 +220,9 @@ def test_a_refusal_names_what_is_there_at_the_peak_by_who_makes_it() -> None:
     use = [_moved(Far(4, FLOAT, Affine(), contiguous(128, 64)), written) for written in (True, False)]
     one = program(THERE_AND_BACK)
     both = replace(one, buffers=(*one.buffers, later), body=(*one.body, *use))
-    require_room(both, both.hbm)
+    require_capacity(both, both.hbm)
     with pytest.raises(OutOfMemory) as caught:
-        require_room(both, both.hbm - 1)
+        require_capacity(both, both.hbm - 1)
     fault = caught.value
     assert [(taken.what, taken.nbytes) for taken in fault.largest] == [
         ("input x", TILE),

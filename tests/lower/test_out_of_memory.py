@@ -2,8 +2,8 @@
 
 import pytest
 
-from nxpipe.emulator.analysis.graph_memory import footprints, room
-from nxpipe.emulator.analysis.program_memory import footprint, require_room
+from nxpipe.emulator.analysis.graph_memory import data_capacity, footprints
+from nxpipe.emulator.analysis.program_memory import footprint, require_capacity
 from nxpipe.emulator.capture import CaptureRequest
 from nxpipe.emulator.compile import compile_program, emit
 from nxpipe.emulator.errors import OutOfMemory
@@ -45,9 +45,9 @@ def test_weights_that_no_core_holds_are_refused_by_name_with_what_would_help() -
     target = instance("inf2.48xlarge")
     program = compile_program(_decode(SEVENTY_BILLION), PassOptions(target=target.name))
     with pytest.raises(OutOfMemory) as caught:
-        emit(program, target.core, room=room(target))
+        emit(program, target.core, room=data_capacity(target))
     fault = caught.value
-    assert fault.room == room(target) == (16 << 30) - (96 << 20)
+    assert fault.room == data_capacity(target) == (16 << 30) - (96 << 20)
     assert fault.need > 128 << 30
     assert fault.largest[0].nbytes == 80 * 8192 * 28672 * 2
     message = str(fault)
@@ -70,9 +70,9 @@ def test_a_cache_for_too_long_a_bucket_is_refused_by_name() -> None:
 def test_what_fits_exactly_fits() -> None:
     program = emit(compile_program(_decode(LLAMA), PassOptions()), "v2").program
     need = footprint(program).total
-    require_room(program, need)
+    require_capacity(program, need)
     with pytest.raises(OutOfMemory, match=f"needs {need:,} bytes"):
-        require_room(program, need - 1)
+        require_capacity(program, need - 1)
 
 
 @pytest.mark.parametrize("degree", [1, 2])

@@ -43,8 +43,12 @@ def proof(before: "Walk", mutant: Program) -> str:
     if not after.in_order or before.outputs != after.outputs:
         return ""
     if before.instructions != after.instructions:
-        return "the outputs come about in the same way"
-    return "other waits imply it" if before.knowledge == after.knowledge else "nothing that it put in order can meet"
+        return "equal expressions of all outputs"
+    return (
+        "other waits imply it"
+        if before.knowledge == after.knowledge
+        else "the accesses that it ordered do not conflict"
+    )
 
 
 @dataclass(frozen=True)

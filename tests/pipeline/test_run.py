@@ -62,7 +62,7 @@ def test_an_input_that_is_missing_or_wrong_is_named(mode: str, nxpipe: InProcess
         ({"input_ids": np.zeros((1, 8), np.float32), "attention_mask": np.ones((1, 8), np.int64)}, "'input_ids'"),
         (
             {"input_ids": np.full((1, 8), 97), "attention_mask": np.ones((1, 8), np.int64)},
-            "outside of the lookup table of size 97",
+            "outside the lookup table of size 97",
         ),
     ]
     for tensors, complaint in cases:

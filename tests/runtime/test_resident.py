@@ -15,7 +15,7 @@ from nxpipe.emulator.hardware import instance
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.program import Buffer, Role
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.run.isa import Isa, Resident, Shelf
+from nxpipe.emulator.run.isa import Isa, Resident, SharedWeights
 from nxpipe.emulator.run.runtime import Runtime
 from nxpipe.emulator.run.status import BadInput, ExecutionFailed, Unloaded
 from tests.runtime.models import running_sum
@@ -49,7 +49,7 @@ def test_a_weight_is_loaded_once_for_all_programs_that_keep_it_alike() -> None:
 
 
 def test_each_rank_has_its_own_piece_on_the_shelf() -> None:
-    shelf: Shelf = {}
+    shelf: SharedWeights = {}
     for _ in range(2):
         Isa(gathering()).load({"w": np.arange(12, dtype=np.float32).reshape(4, 3)}, shelf)
     ((first, second),) = shelf.values()

@@ -14,7 +14,7 @@ from nxpipe.emulator.analysis.graph_memory import capacity, code_bytes
 from nxpipe.emulator.hardware import INSTANCES, instance
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.run.fast import Runnable, States, execute
-from nxpipe.emulator.run.isa import Shelf
+from nxpipe.emulator.run.isa import SharedWeights
 from nxpipe.emulator.run.model import Fast, Model
 from nxpipe.emulator.run.runtime import Cores, Runtime
 from nxpipe.emulator.run.status import (
@@ -204,8 +204,8 @@ class Watched:
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
 
-    def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> Runnable:
-        loaded = self._inner.load(weights, shelf)
+    def load(self, weights: Mapping[str, Array], shared_weights: SharedWeights | None = None) -> Runnable:
+        loaded = self._inner.load(weights, shared_weights)
         watched = self
 
         class Watching:
@@ -267,8 +267,8 @@ def test_a_core_runs_one_request_at_a_time() -> None:
     inside, leave = Event(), Event()
 
     class Slow(Fast):
-        def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> Runnable:
-            loaded = super().load(weights, shelf)
+        def load(self, weights: Mapping[str, Array], shared_weights: SharedWeights | None = None) -> Runnable:
+            loaded = super().load(weights, shared_weights)
 
             class Waiting:
                 def run(
@@ -363,8 +363,8 @@ def test_copies_run_beside_each_other() -> None:
     meeting = Barrier(2)
 
     class Meeting(Fast):
-        def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> Runnable:
-            loaded = super().load(weights, shelf)
+        def load(self, weights: Mapping[str, Array], shared_weights: SharedWeights | None = None) -> Runnable:
+            loaded = super().load(weights, shared_weights)
 
             class Waiting:
                 def run(

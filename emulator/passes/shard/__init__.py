@@ -1,4 +1,4 @@
-"""Tensor parallelism: one program for all ranks, with weights divided among them and collectives in between."""
+"""Tensor parallelism: one program for all ranks, with sharded weights and collectives (SPMD)."""
 
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.repeat import unroll
@@ -24,7 +24,7 @@ __all__ = [
 
 
 def shard(graph: Graph, options: PassOptions) -> Graph:
-    """One rank's program at the degree that the options ask for; DegreeImpossible says which can be had instead."""
+    """The program of every rank at the degree of the options; DegreeImpossible lists the possible degrees."""
     if options.tensor_parallel == 1:
         return graph
     graph = unroll(graph)

@@ -1,4 +1,4 @@
-"""Cost of padding: units of zeros are stored and multiplied like any others."""
+"""The cost of padding: units of zeros are stored and multiplied like any others."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from nxpipe.emulator.passes.shard.plan import ShardPlan
 
 @dataclass(frozen=True)
 class Padding:
-    """The relative excess over all ranks: of weights and states held, and of multiply-adds."""
+    """The relative overhead of padding over all ranks: bytes of weights and states (`held`), multiply-adds (`work`)."""
 
     held: float
     work: float
@@ -31,19 +31,19 @@ class Padding:
 NO_PADDING: Final = Padding(0.0, 0.0)
 
 
-def worst(several: Iterable[Padding]) -> Padding:
-    """The worst padding of the programs of one model."""
-    found = [NO_PADDING, *several]
-    return Padding(max(one.held for one in found), max(one.work for one in found))
+def worst(programs: Iterable[Padding]) -> Padding:
+    """The largest padding of the programs of a model."""
+    paddings = [NO_PADDING, *programs]
+    return Padding(max(padding.held for padding in paddings), max(padding.work for padding in paddings))
 
 
 def padding(graph: Graph, plan: ShardPlan) -> Padding:
-    """The padding of a plan of this graph, or of its first layers."""
-    degree, layout = plan.degree, plan.walk.layout
-    alike = {later: first for first, later in _counterparts(graph)}
+    """The padding of a plan; `plan` may be that of the first iteration of the graph's repeats."""
+    degree, layout = plan.degree, plan.propagation.layout
+    counterparts = {later: first for first, later in _counterparts(graph)}
     tensors = (*graph.parameters.values(), *(graph.inputs[name] for name in graph.inputs.keys() & graph.outputs.keys()))
-    held = [(value.type.nbytes, layout(alike.get(value, value))) for value in tensors]
-    return Padding(_surplus(held, degree), _surplus(list(_products(graph, plan)), degree))
+    stored = [(value.type.nbytes, layout(counterparts.get(value, value))) for value in tensors]
+    return Padding(_overhead(stored, degree), _overhead(list(_products(graph, plan)), degree))
 
 
 def _counterparts(graph: Graph) -> Iterator[tuple[Value, Value]]:
@@ -52,8 +52,8 @@ def _counterparts(graph: Graph) -> Iterator[tuple[Value, Value]]:
             yield from ((first, other) for other in others)
 
 
-def _surplus(amounts: list[tuple[int, Layout]], degree: int) -> float:
-    """The relative padding of these amounts, each divided by its layout."""
+def _overhead(amounts: list[tuple[int, Layout]], degree: int) -> float:
+    """The relative overhead of amounts that are divided by their layouts."""
     filled = padded = 0.0
     for amount, layout in amounts:
         real, zeros = (1.0 * degree, 0.0) if layout is None else _filled(layout, degree)
@@ -63,27 +63,27 @@ def _surplus(amounts: list[tuple[int, Layout]], degree: int) -> float:
 
 
 def _filled(layout: Split, degree: int) -> tuple[float, float]:
-    """Copies of a tensor's elements on all ranks together, and the padding beside them."""
+    """The elements on all ranks and the padding on all ranks, both relative to the tensor's size."""
     return _shares_filled(layout.shares(degree), degree)
 
 
 @lru_cache(1 << 10)
 def _shares_filled(shares: tuple[Share, ...], degree: int) -> tuple[float, float]:
     size = sum(share.size for share in shares)
-    real = sum(one.size for rank in range(degree) for one in stretches(shares, rank, degree))
+    real = sum(stretch.size for rank in range(degree) for stretch in stretches(shares, rank, degree))
     return real / max(size, 1), (degree * sum(share.local for share in shares) - real) / max(size, 1)
 
 
 def _products(graph: Graph, plan: ShardPlan) -> Iterator[tuple[int, Layout]]:
-    """The multiply-adds of each node, and how it is divided."""
+    """The multiply-adds of each node, with the layout by which they are divided."""
     times = [1] * len(graph.nodes)
     for repeat in graph.repeats:
         times[repeat.start : repeat.stop] = [repeat.count] * (repeat.stop - repeat.start)
-    for node, often in zip(graph.nodes, times, strict=True):
+    for node, count in zip(graph.nodes, times, strict=True):
         amount = _multiply_adds(node)
         if amount:
-            divided = (layout for layout in plan.walk.verdicts[node.result].operands if layout is not None)
-            yield often * amount, next(divided, None)
+            layouts = (layout for layout in plan.propagation.node_shardings[node.result].operands if layout is not None)
+            yield count * amount, next(layouts, None)
 
 
 def _multiply_adds(node: Node) -> int:
