@@ -78,7 +78,7 @@ class AttentionTiling:
         q, keys, values, out = views
         max_heads = min(keys.shape[0], max(ceil(_LONG_RUN / (keys.shape[-1] * keys.dtype.itemsize + 1)), 1))
         sizes = _AttentionCosts(op, q, keys, values, out, mask)
-        free = k.left(Memory.SBUF)
+        free = k.free_bytes(Memory.SBUF)
         for buffers in (2, 1):
             for heads in range(max_heads, 0, -1):
                 if sizes.nbytes(heads, keys.shape[1], buffers) <= free:

@@ -158,8 +158,8 @@ def _all_gather(low: Lowering, node: Node, op: AllGather) -> None:
     for run in _runs(op):
         first, count = run[0], len(run)
         block = shares.cut((first.rank, 1), (0, outer), (first.own, first.size))
-        apart = (run[-1].rank - first.rank) // max(count - 1, 1) * shares.strides[0]
-        owners = replace(block, shape=(count, *block.shape[1:]), strides=(apart, *block.strides[1:]))
+        rank_stride = (run[-1].rank - first.rank) // max(count - 1, 1) * shares.strides[0]
+        owners = replace(block, shape=(count, *block.shape[1:]), strides=(rank_stride, *block.strides[1:]))
         place = whole.cut((0, outer), (first.whole, count * first.size)).reshaped((outer, count, first.size, inner))
         assert place is not None  # an axis in two always has strides
         low.copy(place, owners.transposed((1, 0, 2, 3)))

@@ -46,7 +46,7 @@ def _pool(low: Lowering, node: Node, op: Pool) -> None:
     rows = lines.reshaped((x.shape[0] * x.shape[1], *x.shape[2:]))
     assert rows is not None  # packed axes are one
     view, over = windows(rows, op.window, op.stride, op.dilation, op.before, places)
-    height = slab_rows(low.k.left(Memory.SBUF) // 2, over, 2 * dtype.itemsize)
+    height = slab_rows(low.k.free_bytes(Memory.SBUF) // 2, over, 2 * dtype.itemsize)
     if height < places[0]:
         view, over = padded(low, view, over, filling)
     out = node.result.type.dtype.on_device
@@ -91,7 +91,7 @@ class _Pool:
 
     def _widest(self) -> int:
         by_place = 2 * (self.out.itemsize + DType.FLOAT32.itemsize) + epilogue_bytes(self.epilogue)
-        return max(min(self.k.left(Memory.SBUF) * 3 // 4 // by_place, WIDEST), 1)
+        return max(min(self.k.free_bytes(Memory.SBUF) * 3 // 4 // by_place, WIDEST), 1)
 
     def _folded(self, slab: Slab, count: int, starts: Starts, sizes: tuple[int, ...]) -> Tile:
         k, dtype = self.k, slab.block.dtype
@@ -153,7 +153,7 @@ class _Mixed:
         dst = made.reshaped((outer, self.size, inner))
         assert source is not None  # packed
         assert dst is not None  # packed
-        width = max(min(k.left(Memory.SBUF) // (self._by_column() * 2), inner), 1)
+        width = max(min(k.free_bytes(Memory.SBUF) // (self._by_column() * 2), inner), 1)
         full, rest = divmod(inner, width)
         for number, wide, start in ((full, width, 0), (1, rest, full * width)):
             if not wide or not number:

@@ -293,14 +293,14 @@ def _places(k: Kernel, tile: Block, extreme: Tile, left: Affine, fold: Fold) -> 
     column = repeated(extreme, size)
     if fold.is_exact:
         words = WordArithmetic(lanes, fold.dtype)
-        apart = lanes.copy(words.two(Alu.NOT_EQUAL, words.load(tile.whole), column), lanes.tile(DType.UINT8))
+        differs = lanes.copy(words.two(Alu.NOT_EQUAL, words.load(tile.whole), column), lanes.tile(DType.UINT8))
     else:
         unlike, number = (
             lanes.compared(Alu.NOT_EQUAL, tile.whole, column),
             lanes.compared(Alu.EQUAL, tile.whole, tile.whole),
         )
-        apart = lanes.two(Alu.MINIMUM, unlike, number, unlike)
-    lanes.choose(block.whole, apart, _LEAST.start)
+        differs = lanes.two(Alu.MINIMUM, unlike, number, unlike)
+    lanes.choose(block.whole, differs, _LEAST.start)
     return block
 
 

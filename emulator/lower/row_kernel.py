@@ -75,7 +75,7 @@ class RowKernel:
     ) -> "RowKernel":
         """The kernel with the largest tiles that fit: whole rows double buffered, else single, finished in strips as
         wide as possible; else pieces of rows."""
-        width, left = x.shape[1], k.left(Memory.SBUF) - 4096
+        width, left = x.shape[1], k.free_bytes(Memory.SBUF) - 4096
         whole = RowKernel(k, x, shared, epilogue, out, fold, between, width, width)
         for buffers, strip in product((2, 1), (width, *_STRIPS)):
             each = replace(whole, strip=min(strip, width), buffers=buffers)

@@ -32,11 +32,11 @@ def _elementwise(low: Lowering, node: Node, op: Operator) -> None:
         low.alias(node.result, low.stored_view(node.operands[0]))
         return
     chain = low.chain(node)
-    widest = low.k.left(Memory.SBUF) // chain.width // _STEP * _STEP
-    by_row = low.goes_by_row(chain)
+    widest = low.k.free_bytes(Memory.SBUF) // chain.width // _STEP * _STEP
+    by_row = low.keeps_rows(chain)
     for _, _, pieces in each_tile(low.k, chain.views, max(min(widest, WIDEST), _STEP), by_row):
         with low.k.scope():
-            chain.carry(low.k, pieces, {})
+            chain.apply_to(low.k, pieces, {})
 
 
 _BLOCK: Final = 2048  # elements of a row that one partition holds

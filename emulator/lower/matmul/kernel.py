@@ -67,7 +67,7 @@ class MatmulKernel:
         parts = tuple(part for part in self.parts if part.columns)
         if not parts:
             return []
-        core, budget = self.k.core, self.k.left(Memory.SBUF)
+        core, budget = self.k.core, self.k.free_bytes(Memory.SBUF)
         together = cheapest_tiling(core, budget, self.rows, [part.sizes for part in parts])
         alone = (
             [cheapest_tiling(core, budget, self.rows, [part.sizes]) for part in parts] if len(parts) > 1 else [together]
@@ -298,7 +298,7 @@ def emit_matmuls(
     for chunk, deep in each_chunk(k, depth):
         stationary = transposed.cut(deep, (first + chunk, 1), rows)
         if sharing:
-            runs = Axis(row[1] // sharing.rows, transposed.apart(sharing.ranks * sharing.rows))
+            runs = Axis(row[1] // sharing.rows, transposed.row_stride(sharing.ranks * sharing.rows))
             stationary = replace(stationary, axes=(runs, stationary.axes[-1]))
         moving = weight.cut(deep, (chunk, 1), column)
         k.emit(Matmul(engine=Engine.TENSOR, dst=sums, stationary=stationary, moving=moving, accumulate=first + chunk))

@@ -155,7 +155,7 @@ class GatheredRows:
         undefined bytes on the other partitions."""
         whole = self.shape[1] % PARTITIONS == 0 < self.shape[1]
         budget = self.resident_bytes + self.own.resident_bytes + self.own.transient_bytes
-        return whole and self.dtype.itemsize > 1 and budget <= self.k.left(Memory.SBUF)
+        return whole and self.dtype.itemsize > 1 and budget <= self.k.free_bytes(Memory.SBUF)
 
     @property
     def resident_bytes(self) -> int:
@@ -255,13 +255,13 @@ class _Groups:
         loaded."""
         by_row = chunks * self.x.dtype.itemsize
         by_tile = BANK * DType.FLOAT32.itemsize + self.ends.shape[0]
-        tiles = (self.k.left(Memory.SBUF) // 2) // (by_row * PARTITIONS + by_tile)
+        tiles = (self.k.free_bytes(Memory.SBUF) // 2) // (by_row * PARTITIONS + by_tile)
         return min(max(tiles, 1), chunks_of(self.x.shape[0])) * PARTITIONS
 
     def _width(self, chunks: int, height: int) -> int:
         by_column = 2 * chunks * self.matrices.dtype.itemsize + chunks_of(height) * DType.FLOAT32.itemsize
         by_column += 2 * self.out.itemsize + epilogue_bytes(self.epilogue)
-        most = (self.k.left(Memory.SBUF) - (20 << 10)) // by_column
+        most = (self.k.free_bytes(Memory.SBUF) - (20 << 10)) // by_column
         return max(min(most // 64 * 64, BANK), 1)
 
     def _owned(self, top: Affine, height: int) -> Block:

@@ -187,7 +187,7 @@ class _TilingSearch:
 
     def _activation_stationary(self) -> Iterator[Tiling]:
         rows = self._rows.shape[0]
-        for height in self._in_runs(min(each, _rounded_up(rows)) for each in (*_HEIGHTS, self.run)):
+        for height in self._multiples_of_run(min(each, _rounded_up(rows)) for each in (*_HEIGHTS, self.run)):
             left = self._budget - self._row_bytes(height)
             if self._rows.transient_bytes > left:
                 continue
@@ -203,7 +203,7 @@ class _TilingSearch:
                 begin = max(making.dma, making.links, self._begun.ns(self._core)) + first
                 yield Tiling(height, tuple(piece for _, piece in chosen), work.ns(self._core) + begin)
 
-    def _in_runs(self, heights: Iterable[int]) -> set[int]:
+    def _multiples_of_run(self, heights: Iterable[int]) -> set[int]:
         return {height for height in heights if not height % self.run}
 
     def _pieces(self, sizes: TileCosts, height: int, left: int) -> Iterator[TileShape]:
@@ -227,7 +227,7 @@ class _TilingSearch:
             for prefetch in (False, True) if blocks > 1 and self._rows.run > 1 else (False,):
                 left = self._budget - weights * (1 + prefetch) - beside - self._rows.transient_bytes
                 for height, buffers in product(
-                    self._in_runs(_STREAMED) or {self.run}, (2, 1) if self.run > 1 else (2,)
+                    self._multiples_of_run(_STREAMED) or {self.run}, (2, 1) if self.run > 1 else (2,)
                 ):
                     if height < self._rows.shape[0] and buffers * self._row_bytes(height) <= left:
                         cut = Tiling(height, pieces, inf, True, buffers, prefetch)
