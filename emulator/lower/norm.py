@@ -56,24 +56,24 @@ def _write_with_matmuls(low: Lowering, rows: RowKernel, tile: Value, consumers: 
     """Emit a row kernel with the matmuls that read its rows. The rows are stored first where that is cheaper, or where
     SBUF has no space for both."""
     k, dtype = low.k, consumers.value.type.dtype.on_device
-    location, parts = low.places.views.get(tile), _consumer_groups(low, rows, consumers.matmuls)
+    location, groups = low.places.views.get(tile), _consumer_groups(low, rows, consumers.matmuls)
     flat = whole(0, tile.type.dtype.on_device, rows.x.shape)
     store = KernelCost(bytes=0 if location else moved(flat.far()))
     storing = ComputedRows(rows, tile, dtype).made(k.core, rows.x.shape[0]) + store
-    stored = [MatmulKernel(k, each, parts).ns for each in _row_sources(low, HbmRows(k, flat, dtype), consumers)]
+    stored = [MatmulKernel(k, each, groups).ns for each in _row_sources(low, HbmRows(k, flat, dtype), consumers)]
     later = min(stored, default=inf) + storing.ns(k.core)
     computed = [ComputedRows(narrow, tile, dtype) for narrow in rows.narrower()]
     sources = [each for own in computed for each in _row_sources(low, own, consumers)]
-    at_once = min((MatmulKernel(k, each, parts) for each in sources), key=lambda each: each.ns, default=None)
+    at_once = min((MatmulKernel(k, each, groups) for each in sources), key=lambda each: each.ns, default=None)
     if at_once is not None and at_once.ns <= later and tile.type.dtype.itemsize > 1:  # bytes cannot be transposed
         at_once.write()
         return
     flat = as_matrix(low, location or low.scratch(tile.type.dtype, rows.x.shape), *rows.x.shape)
     rows.write(None if location else _store_rows(low, tile, flat))
     if consumers.sharding:
-        write_gathered_matmuls(low, flat, dtype, parts, consumers.sharding)
+        write_gathered_matmuls(low, flat, dtype, groups, consumers.sharding)
     else:
-        MatmulKernel(k, HbmRows(k, flat, dtype), parts).write()
+        MatmulKernel(k, HbmRows(k, flat, dtype), groups).write()
 
 
 def _row_sources(low: Lowering, own: Sources, consumers: Consumers) -> list[Sources]:
@@ -89,9 +89,9 @@ def _consumer_groups(low: Lowering, rows: RowKernel, readers: Sequence[Node]) ->
     be in HBM yet."""
     views = low.places.views
     stored = {value: views.pop(value) for value, _ in rows.epilogue.chain.homes}
-    parts = output_groups(low, readers)
+    groups = output_groups(low, readers)
     views |= stored
-    return parts
+    return groups
 
 
 def _store_rows(low: Lowering, tile: Value, view: View) -> Callable[[Mapping[Value, Tile], Span, Span], None]:
@@ -123,7 +123,7 @@ class ComputedRows:
     def transient_bytes(self) -> int:
         return self.source.transient_bytes
 
-    def begun(self, core: CoreSpec) -> KernelCost:
+    def preparation(self, core: CoreSpec) -> KernelCost:
         return KernelCost()
 
     def block(self, height: int, buffers: int) -> Block:
