@@ -192,7 +192,7 @@ class Placement:
             view = self.buffers.add(Role.PARAMETER, names, stored.dtype, stored.shape, stored.order)
             self._parameters |= _series_views(view, values)
         for value, stored in self.stored.items():
-            self.views[value] = stored.seen(self._parameters[stored.parameter])
+            self.views[value] = stored.view_of(self._parameters[stored.parameter])
         for value, data in self._graph.constants.items():
             self.views[value] = self.constant(data, value.type.dtype)
 
@@ -249,7 +249,7 @@ class Placement:
     def bind_iteration(self, first: Value, view: View) -> None:
         """Set a value's view, and the views of values that the host computes from it, to the tensor of an iteration."""
         stored = [(value, stored_form) for value, stored_form in self.stored.items() if stored_form.parameter == first]
-        self.views |= {value: stored_form.seen(view) for value, stored_form in stored} or {first: view}
+        self.views |= {value: stored_form.view_of(view) for value, stored_form in stored} or {first: view}
 
     def output_series(self, value: Value, row: Sequence[Value]) -> BufferSeries:
         """The series that a repeat writes: the outputs' buffer if the values are consecutive outputs, else scratch."""

@@ -70,7 +70,7 @@ class _Pairs:
     keys: Tile
     places: Tile
 
-    def seen(self, offset: int, *axes: Axis) -> "_Pairs":
+    def view_of(self, offset: int, *axes: Axis) -> "_Pairs":
         """The elements of a pattern, from an offset on."""
         return _Pairs(*(_patterned(tile, offset, axes) for tile in (self.keys, self.places)))
 
@@ -98,14 +98,14 @@ def _exchange(k: Kernel, lower: _Pairs, upper: _Pairs) -> None:
 def _reversed_step(k: Kernel, pairs: _Pairs, length: int, size: int) -> None:
     """The first step of a merge: an element of a run's first half with the one equally far from its end."""
     runs, half = Axis(length // size, size), size // 2
-    _exchange(k, pairs.seen(0, runs, Axis(half, 1)), pairs.seen(size - 1, runs, Axis(half, -1)))
+    _exchange(k, pairs.view_of(0, runs, Axis(half, 1)), pairs.view_of(size - 1, runs, Axis(half, -1)))
 
 
 def _steps(k: Kernel, pairs: _Pairs, length: int, size: int) -> None:
     """The other steps, in runs of this size: with the element half a run further on, then a quarter, and so on."""
     while size > 1:
         runs, half = Axis(length // size, size), size // 2
-        _exchange(k, pairs.seen(0, runs, Axis(half, 1)), pairs.seen(half, runs, Axis(half, 1)))
+        _exchange(k, pairs.view_of(0, runs, Axis(half, 1)), pairs.view_of(half, runs, Axis(half, 1)))
         size = half
 
 
@@ -215,7 +215,7 @@ class _Sort:
                     pieces = [half.pick(0, outer).pick(0, inner).cut((top, height)) for half in ordered]
                     tiles = [load_tile(k, piece) for piece in pieces]
                     lower, upper = _Pairs(tiles[0], tiles[2]), _Pairs(tiles[1], tiles[3])
-                    _exchange(k, lower, upper.seen(_BLOCK - 1, Axis(_BLOCK, -1)) if backwards else upper)
+                    _exchange(k, lower, upper.view_of(_BLOCK - 1, Axis(_BLOCK, -1)) if backwards else upper)
                     for piece, tile in zip(pieces, tiles, strict=True):
                         k.copy(piece.far(), tile)
 
