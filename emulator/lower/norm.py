@@ -34,7 +34,9 @@ from nxpipe.emulator.ops import LayerNorm, RmsNorm, Softmax
 _PASSES: Final = 2  # passes of the vector engine over a row, without the epilogue
 
 
-def write_row_kernel(low: Lowering, node: Node, axes: int, fold: Callable[[RowBlock], None], between: int = 0) -> None:
+def write_row_kernel(
+    low: Lowering, node: Node, axes: int, fold: Callable[[RowBlock], None], kept_bytes: int = 0
+) -> None:
     """Emit a row kernel over the last `axes` axes of the first operand. The other operands are rows (scale, shift) that
     are broadcast to all rows."""
     x = low.stored_view(node.operands[0])
@@ -44,7 +46,7 @@ def write_row_kernel(low: Lowering, node: Node, axes: int, fold: Callable[[RowBl
     fusion = low.groups.epilogue(node.result, width)
     consumers = low.groups.consumers(fusion, node.result, width)
     epilogue = low.fuse_epilogue(fusion, node.result, consumers.nodes)
-    rows = RowKernel.of(low.k, flat, shared, epilogue, node.result.type.dtype.on_device, fold, between)
+    rows = RowKernel.of(low.k, flat, shared, epilogue, node.result.type.dtype.on_device, fold, kept_bytes)
     if consumers.matmuls:
         _write_with_matmuls(low, rows, fusion.known[consumers.value], consumers)
     else:
@@ -145,10 +147,10 @@ class ComputedRows:
         shared = self.source.begin()
 
         def fill(transposed: Block, rows: Span) -> None:
-            def take(tiles: Mapping[Value, Tile], row: Span, left: Span) -> None:
+            def consume(tiles: Mapping[Value, Tile], row: Span, left: Span) -> None:
                 transpose_tile(self.source.k, transposed, tiles[self.tile], left[0], row)
 
-            self.source.make(rows, shared, take)
+            self.source.compute_rows(rows, shared, consume)
 
         return fill
 
@@ -158,7 +160,7 @@ def _layer_norm(low: Lowering, node: Node, op: LayerNorm) -> None:
     def work(rows: RowBlock) -> None:
         mean = rows.scalar(rows.column(), rows.sum_of(Function.COPY), Alu.MULTIPLY, 1 / rows.width)
         negative = rows.scalar(rows.column(), mean, Alu.MULTIPLY, -1.0)
-        inverse = rows.root_of_inverse(rows.sum_of(Function.SQUARE, negative), op.epsilon)
+        inverse = rows.inverse_root(rows.sum_of(Function.SQUARE, negative), op.epsilon)
 
         def scale(piece: RowPiece, dst: Tile) -> None:
             between = rows.tile(piece) if piece.shared else dst
@@ -173,7 +175,7 @@ def _layer_norm(low: Lowering, node: Node, op: LayerNorm) -> None:
 @lowers(RmsNorm)
 def _rms_norm(low: Lowering, node: Node, op: RmsNorm) -> None:
     def work(rows: RowBlock) -> None:
-        inverse = rows.root_of_inverse(rows.sum_of(Function.SQUARE), op.epsilon)
+        inverse = rows.inverse_root(rows.sum_of(Function.SQUARE), op.epsilon)
 
         def scale(piece: RowPiece, dst: Tile) -> None:
             if not piece.shared:

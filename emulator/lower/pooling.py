@@ -113,7 +113,7 @@ class _Pool:
 
 @lowers(Resample)
 def _resample(low: Lowering, node: Node, op: Resample) -> None:
-    """Resample axis by axis, the last axis last; intermediate results are float32."""
+    """Resample axis by axis, the last axis last, without rounding in between."""
     view, (source,) = low.view(node.operands[0]), node.operands
     last, first = source.type.rank - 1, source.type.rank - len(op.sizes)
     intermediate = view.dtype if op.function == "nearest" else DType.FLOAT32
