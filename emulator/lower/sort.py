@@ -186,15 +186,15 @@ class _Sort:
         k = self.low.k
         for top, height in k.spans(keys.shape[0], PARTITIONS):
             with k.scope():
-                key, place = (view.cut((top, height)) for view in (keys, positions))
-                pairs = _Pairs(load_tile(k, key), load_tile(k, place))
+                key, position = (view.cut((top, height)) for view in (keys, positions))
+                pairs = _Pairs(load_tile(k, key), load_tile(k, position))
                 for size in _sizes(2, _BLOCK) if first else ():
                     _first_merge_step(k, pairs, _BLOCK, size)
                     _merge_steps(k, pairs, _BLOCK, size // 2)
                 if not first:
                     _merge_steps(k, pairs, _BLOCK, _BLOCK)
                 k.copy(key.far(), pairs.keys)
-                k.copy(place.far(), pairs.positions)
+                k.copy(position.far(), pairs.positions)
 
     def _across_blocks(self, keys: View, positions: View, size: int) -> None:
         """Compare blocks at a distance of half a run."""
