@@ -35,19 +35,19 @@ class ValueReaders:
         self._required = _required(graph)
         self._regions = _regions(graph)
 
-    def behind(self, value: Value) -> list[Node]:
+    def local_readers(self, value: Value) -> list[Node]:
         """The readers in the region that computes the value."""
-        return self.beside(value, value)
+        return self.readers_in_region_of(value, value)
 
-    def beside(self, value: Value, result: Value) -> list[Node]:
+    def readers_in_region_of(self, value: Value, result: Value) -> list[Node]:
         """The readers of a value in the region that computes `result`."""
         region = self._regions[result]
         return [node for node in self._readers.get(value, ()) if self._regions[node.result] == region]
 
-    def only(self, value: Value) -> Node | None:
+    def only_reader(self, value: Value) -> Node | None:
         """The only reader of a value, if it is in the same region and the value is no output; otherwise None."""
         readers = self._readers.get(value, [])
-        return readers[0] if len(readers) == 1 and value not in self._required and self.behind(value) else None
+        return readers[0] if len(readers) == 1 and value not in self._required and self.local_readers(value) else None
 
     def is_needed(self, value: Value, done: Set[Value]) -> bool:
         """True if a node whose result is not in `done` reads the value from HBM."""

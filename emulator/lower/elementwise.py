@@ -74,8 +74,8 @@ def _holds(wide: DType, narrow: DType) -> bool:
 
 
 def temporaries(node: Node) -> int:
-    """An upper bound on the float32 tiles that a node needs beside operands and result; tests/lower checks it for all
-    operators."""
+    """An upper bound on the float32 tiles that a node needs in addition to operands and result; tests/lower checks it
+    for all operators."""
     types = [*(operand.type.dtype for operand in node.operands), node.result.type.dtype]
     if all(dtype.is_float for dtype in types) and (isinstance(node.op, Cast) or node.op.label in _DIRECT):
         return 0

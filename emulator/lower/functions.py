@@ -33,8 +33,8 @@ def rounded(lanes: Lanes, x: Tile, dst: Tile, correct: Alu | None = None) -> Til
         source = lanes.floats(x)
         near = lanes.copy(lanes.copy(source, lanes.tile(DType.INT32)), lanes.tile())
         if correct is not None:
-            beside = lanes.two(correct, near, source)
-            near = lanes.two(Alu.SUBTRACT if correct is Alu.GREATER else Alu.ADD, near, beside)
+            correction = lanes.two(correct, near, source)
+            near = lanes.two(Alu.SUBTRACT if correct is Alu.GREATER else Alu.ADD, near, correction)
         return _with_sign(lanes, _keep_integers(lanes, source, near), source, dst)
 
 
@@ -75,15 +75,15 @@ def divided(lanes: Lanes, a: Operand, b: Operand, dst: Tile) -> Tile:
 def _exact_remainder(lanes: Lanes, a: Tile, q: Tile, b: Tile) -> Tile:
     """The remainder a - q * b without rounding error, if float32 can represent it: q and b are split in halves whose
     four products are exact, and the products are subtracted one by one."""
-    rest = lanes.tile()
+    difference = lanes.tile()
     with lanes.k.scope():
         minuend, product = a, lanes.tile()
         rights = _split_halves(lanes, b)
         for left in _split_halves(lanes, q):
             for right in rights:
-                lanes.two(Alu.SUBTRACT, minuend, lanes.two(Alu.MULTIPLY, left, right, product), rest)
-                minuend = rest
-    return rest
+                lanes.two(Alu.SUBTRACT, minuend, lanes.two(Alu.MULTIPLY, left, right, product), difference)
+                minuend = difference
+    return difference
 
 
 def _split_halves(lanes: Lanes, x: Tile) -> tuple[Tile, Tile]:

@@ -77,7 +77,7 @@ class EpilogueFusion:
         """Add the readers of a value that the kernel computes, and their readers, until no further node can join."""
         self.known[value] = value
         while len(self.links) < _MAX_NODES:
-            ready = [node for value in self.known for node in self.readers.behind(value)]
+            ready = [node for value in self.known for node in self.readers.local_readers(value)]
             if not any(self._take(node) for node in ready if node.result not in self.known):
                 return
 
@@ -124,7 +124,7 @@ class EpilogueFusion:
         """True if an all-reduce can join. It overwrites its tile, so that no other node may read the tile."""
         tile = self.known.get(node.operands[0])
         aliases = [value for value, tile_value in self.known.items() if tile_value == tile]
-        return tile is not None and all(map(self.readers.only, aliases)) and self.all_reduces(node, self.shape)
+        return tile is not None and all(map(self.readers.only_reader, aliases)) and self.all_reduces(node, self.shape)
 
     def _link(self, node: Node) -> bool:
         missing = [
@@ -223,7 +223,7 @@ class KernelGrouping:
 
     def only_reader(self, value: Value) -> Node | None:
         """The only reader of a value that needs no location in HBM; otherwise None."""
-        return None if value in self._places.homes else self._readers.only(value)
+        return None if value in self._places.homes else self._readers.only_reader(value)
 
     def is_needed(self, value: Value, readers: Sequence[Node]) -> bool:
         """True if a node other than `readers` reads a value from HBM."""
@@ -237,7 +237,7 @@ class KernelGrouping:
         The node then reads its operands later. This is correct only if they are unchanged by then, so that no update in
         place may stand between the two nodes.
         """
-        reader, views = self._readers.only(node.result), self._places.views
+        reader, views = self._readers.only_reader(node.result), self._places.views
         if reader is None or node.result in self._places.homes or not (_computes(node) and _computes(reader)):
             return False
         same_size = node.result.type.elements == reader.result.type.elements
@@ -289,7 +289,7 @@ class KernelGrouping:
         and their other operands are in HBM."""
         return [
             node
-            for node in self._readers.beside(rows, result)
+            for node in self._readers.readers_in_region_of(rows, result)
             if self.is_due(node)
             and all(operand == rows or operand in self._places.views for operand in node.operands)
             and has_one_weight(node)

@@ -165,12 +165,12 @@ def _transpose_heads_of_chunk(
 
 def each_slab(k: Kernel, size: int, chunks: int) -> Iterator[tuple[Affine, int]]:
     """Loop over slabs of a contraction axis; yields the first chunk and the number of elements of each."""
-    full, rest = divmod(size, chunks * PARTITIONS)
+    full, remainder = divmod(size, chunks * PARTITIONS)
     if full:
         with k.loop(full) as index:
             yield index * chunks, chunks * PARTITIONS
-    if rest:
-        yield Affine(full * chunks), rest
+    if remainder:
+        yield Affine(full * chunks), remainder
 
 
 def each_chunk(k: Kernel, size: int) -> Iterator[tuple[Affine, int]]:

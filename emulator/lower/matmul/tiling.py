@@ -132,7 +132,7 @@ class Tiling:
     """Loop order and tile sizes of a matmul kernel, with the expected time."""
 
     height: int  # rows in SBUF, transposed
-    pieces: tuple[TileShape, ...]  # one for each output group
+    pieces: tuple[TileShape, ...]  # by output group
     ns: float
     weight_stationary: bool = False
     buffers: int = 2  # of streamed rows: 2 is double buffering
@@ -183,7 +183,7 @@ class _TilingSearch:
     def __init__(self, core: CoreSpec, budget: int, rows: RowSource, sizes: Sequence[TileCosts]) -> None:
         self._core, self._budget, self._rows, self._sizes = core, budget, rows, sizes
         self._chunks = chunks_of(rows.shape[1])
-        runs = {rows.run, *(each.run for each in sizes)} - {1}
+        runs = {rows.run, *(group.run for group in sizes)} - {1}
         self.run = lcm(PARTITIONS, *runs) if runs else 1
         self._preparation = rows.preparation(core)
         self._loads = cache(lambda number, slab, width: _load(core, sizes[number], slab, width))
