@@ -44,16 +44,16 @@ def split_heads(
     key_heads = shared if heads % max(shared, 1) == 0 else heads
 
     def queries(view: View) -> View:
-        wide = view.broadcast((*batch, heads, rows, view.shape[-1]))
-        batch_axes, stride = len(batch), wide.strides[len(batch)]
-        shape = (*batch, key_heads, heads // key_heads, *wide.shape[-2:])
-        wide = replace(
-            wide,
+        broadcast = view.broadcast((*batch, heads, rows, view.shape[-1]))
+        batch_axes, stride = len(batch), broadcast.strides[len(batch)]
+        shape = (*batch, key_heads, heads // key_heads, *broadcast.shape[-2:])
+        broadcast = replace(
+            broadcast,
             shape=shape,
-            strides=(*wide.strides[:batch_axes], stride * shape[batch_axes + 1], *wide.strides[batch_axes:]),
+            strides=(*broadcast.strides[:batch_axes], stride * shape[batch_axes + 1], *broadcast.strides[batch_axes:]),
         )
         order = (*range(batch_axes + 1), batch_axes + 2, batch_axes + 1, batch_axes + 3)
-        return wide.transposed(order) if rows == 1 else wide
+        return broadcast.transposed(order) if rows == 1 else broadcast
 
     def keys(view: View) -> View:
         return view.broadcast((*batch, key_heads, *view.shape[-2:]))

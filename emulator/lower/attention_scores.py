@@ -249,6 +249,6 @@ class Scores:
         )
         if transpose_type(dtype) is dtype:
             return rounded
-        wide = k.tile(transpose_type(dtype), self.rows[1], size, buffers=buffers)
-        k.emit(TensorCopy(engine=Engine.VECTOR, dst=wide.whole, src=rounded.whole))
-        return wide
+        transposable = k.tile(transpose_type(dtype), self.rows[1], size, buffers=buffers)
+        k.emit(TensorCopy(engine=Engine.VECTOR, dst=transposable.whole, src=rounded.whole))
+        return transposable

@@ -66,102 +66,103 @@ def windows(
     leading = x.rank - len(window)
     cuts = [max(-margin, 0) for margin in before]
     cut = x.cut(*((0, size) for size in x.shape[:leading]))
-    over = Windows(window, stride, dilation, places, (0,) * len(window), tuple(max(margin, 0) for margin in before))
-    reach = over.reach(places[0])
+    geometry = Windows(window, stride, dilation, places, (0,) * len(window), tuple(max(margin, 0) for margin in before))
+    reach = geometry.reach(places[0])
     remaining = [size - start for size, start in zip(x.shape[leading:], cuts, strict=True)]
     sizes = tuple(
-        max(min(size, needed - margin), 0) for size, needed, margin in zip(remaining, reach, over.margin, strict=True)
+        max(min(size, needed - margin), 0)
+        for size, needed, margin in zip(remaining, reach, geometry.margin, strict=True)
     )
     spans = [(0, size) for size in x.shape[:leading]] + list(zip(cuts, sizes, strict=True))
-    return cut.cut(*spans), replace(over, sizes=sizes)
+    return cut.cut(*spans), replace(geometry, sizes=sizes)
 
 
-def padded(low: Lowering, view: View, over: Windows, filling: float) -> tuple[View, Windows]:
+def padded(low: Lowering, view: View, geometry: Windows, filling: float) -> tuple[View, Windows]:
     """A padded copy in HBM. It is needed if SBUF holds only some of the rows, so that padding cannot be filled
     there."""
-    if not over.fills():
-        return view, over
-    leading = view.rank - len(over.window)
-    reach = over.reach(over.places[0])
+    if not geometry.fills():
+        return view, geometry
+    leading = view.rank - len(geometry.window)
+    reach = geometry.reach(geometry.places[0])
     copy = low.scratch(view.dtype, (*view.shape[:leading], *reach))
     fill(low.k, copy, filling)
-    spans = [(0, size) for size in view.shape[:leading]] + list(zip(over.margin, over.sizes, strict=True))
+    spans = [(0, size) for size in view.shape[:leading]] + list(zip(geometry.margin, geometry.sizes, strict=True))
     low.copy(copy.cut(*spans), view)
-    return copy, replace(over, sizes=reach, margin=(0,) * len(reach))
+    return copy, replace(geometry, sizes=reach, margin=(0,) * len(reach))
 
 
 @dataclass(frozen=True)
 class Slab:
     """An input tile [128, chunks, position ...] in SBUF: all positions, or those that some output rows need."""
 
-    over: Windows
+    geometry: Windows
     block: Block
 
     def shifted(self, lanes: int, chunk: Affine | int, starts: Starts, sizes: Sequence[int], at: Starts) -> Tile:
         """The input elements at window position `at`, for `sizes` output positions from `starts` on."""
-        over, (_, *reach) = self.over, self.block.shape
+        geometry, (_, *reach) = self.geometry, self.block.shape
         offset, axes = affine(chunk) * prod(reach), []
         for axis, stride in enumerate(packed(tuple(reach))):
-            offset += starts[axis] * (over.stride[axis] * stride) + at[axis] * (over.dilation[axis] * stride)
-            axes.append(Axis(sizes[axis], over.stride[axis] * stride))
+            offset += starts[axis] * (geometry.stride[axis] * stride) + at[axis] * (geometry.dilation[axis] * stride)
+            axes.append(Axis(sizes[axis], geometry.stride[axis] * stride))
         tile = self.block.whole
         return replace(
             tile, partitions=lanes, offset=tile.offset + offset * tile.dtype.itemsize, axes=_merged(tuple(axes))
         )
 
 
-def load_slab(k: Kernel, over: Windows, view: View, rows: Span, dtype: DType, filling: float) -> Slab:
+def load_slab(k: Kernel, geometry: Windows, view: View, rows: Span, dtype: DType, filling: float) -> Slab:
     """Load the slab of a view [lanes, position ...] that the output rows `rows` need."""
     size, lanes = rows[1], view.shape[0]
     chunks = -(-lanes // 128)
-    reach = over.reach(size)
+    reach = geometry.reach(size)
     block = k.tile(dtype, min(lanes, 128), chunks, *reach, buffers=2)
-    if over.fills():
+    if geometry.fills():
         k.emit(Memset(engine=Engine.GPSIMD, dst=flat(block), value=stored_number(filling, dtype)))
-    extents = tuple(min(size, needed) for size, needed in zip(over.sizes, reach, strict=True))
-    spans = [(margin, extent) for margin, extent in zip(over.margin, extents, strict=True)]
-    first = affine(rows[0]) * over.stride[0]
+    extents = tuple(min(size, needed) for size, needed in zip(geometry.sizes, reach, strict=True))
+    spans = [(margin, extent) for margin, extent in zip(geometry.margin, extents, strict=True)]
+    first = affine(rows[0]) * geometry.stride[0]
     if prod(extents):
         for chunk in range(chunks):
             count = min(lanes - chunk * 128, 128)
             source = view.cut((chunk * 128, count), (first, extents[0]), *((0, extent) for extent in extents[1:]))
             dst = block.cut(count, (chunk, 1), *spans)
             k.copy(replace(dst, axes=dst.axes[1:]), source.far())
-    return Slab(over, block)
+    return Slab(geometry, block)
 
 
-def folded(over: Windows) -> Windows:
+def folded(geometry: Windows) -> Windows:
     """The windows after their rows have moved to partitions of their own: a window with a single row remains."""
     return replace(
-        over,
-        window=(1, *over.window[1:]),
-        stride=(1, *over.stride[1:]),
-        dilation=(1, *over.dilation[1:]),
-        sizes=(over.places[0], *over.sizes[1:]),
-        margin=(0, *over.margin[1:]),
+        geometry,
+        window=(1, *geometry.window[1:]),
+        stride=(1, *geometry.stride[1:]),
+        dilation=(1, *geometry.dilation[1:]),
+        sizes=(geometry.places[0], *geometry.sizes[1:]),
+        margin=(0, *geometry.margin[1:]),
     )
 
 
-def load_folded(k: Kernel, over: Windows, view: View, rows: Span, dtype: DType) -> Slab:
+def load_folded(k: Kernel, geometry: Windows, view: View, rows: Span, dtype: DType) -> Slab:
     """Load a view [lanes, position ...] once per window row, each copy to partitions of its own. Padding is filled with
     zeros, which requires that the slab holds all output rows."""
-    lanes, window_rows = view.shape[0], over.window[0]
-    row_windows = folded(over)
+    lanes, window_rows = view.shape[0], geometry.window[0]
+    row_windows = folded(geometry)
     block = k.tile(dtype, lanes * window_rows, 1, *row_windows.reach(rows[1]), buffers=2)
-    if over.fills():
+    if geometry.fills():
         k.emit(Memset(engine=Engine.GPSIMD, dst=flat(block), value=0.0))
     reach = zip(row_windows.margin, row_windows.sizes, block.shape[1:], strict=True)
     columns = [(margin, min(size, extent)) for margin, size, extent in reach][1:]
     for row in range(window_rows):
-        origin = row * over.dilation[0] - over.margin[0]  # input row of this window row at output row 0
+        origin = row * geometry.dilation[0] - geometry.margin[0]  # input row of this window row at output row 0
         low, high = 0, rows[1]
-        if over.fills():
-            low = max(-(origin // over.stride[0]), 0)
-            high = min((over.sizes[0] - 1 - origin) // over.stride[0] + 1, high)
+        if geometry.fills():
+            low = max(-(origin // geometry.stride[0]), 0)
+            high = min((geometry.sizes[0] - 1 - origin) // geometry.stride[0] + 1, high)
         if high > low:
-            first = (affine(rows[0]) + low) * over.stride[0] + origin
+            first = (affine(rows[0]) + low) * geometry.stride[0] + origin
             source = view.cut((0, lanes), (first, high - low), *((0, size) for _, size in columns))
-            strides = (source.strides[0], source.strides[1] * over.stride[0], *source.strides[2:])
+            strides = (source.strides[0], source.strides[1] * geometry.stride[0], *source.strides[2:])
             dst = block.cut((row * lanes, lanes), (0, 1), (low, high - low), *columns)
             k.copy(replace(dst, axes=dst.axes[1:]), replace(source, strides=strides).far())
     return Slab(row_windows, block)
@@ -206,8 +207,8 @@ def linear(starts: Starts, shape: Sequence[int]) -> Affine:
 
 
 def _merged(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    kept = tuple(axis for axis in axes if axis.size != 1)
-    return kept or axes[-1:]
+    nontrivial = tuple(axis for axis in axes if axis.size != 1)
+    return nontrivial or axes[-1:]
 
 
 _BANK: Final = 512
@@ -221,28 +222,28 @@ def _convolution(low: Lowering, node: Node, op: Convolution) -> None:
     epilogue = low.epilogue(node.result, prod(places))
     if not node.result.type.elements:
         return
-    view, over = windows(x, weight.shape[2:], op.stride, op.dilation, op.before, places)
+    view, geometry = windows(x, weight.shape[2:], op.stride, op.dilation, op.before, places)
     depthwise = op.groups == x.shape[1] == weight.shape[0]
     lanes = x.shape[1] if depthwise else weight.shape[1]
-    fold = not depthwise and 1 < over.window[0] * lanes <= PARTITIONS and over.window[0] > 1
-    needed = folded(over) if fold else over
+    fold = not depthwise and 1 < geometry.window[0] * lanes <= PARTITIONS and geometry.window[0] > 1
+    needed = folded(geometry) if fold else geometry
     rows = slab_rows(
         low.k.free_bytes(Memory.SBUF) // 2, needed, chunks_of(lanes) * (4 if depthwise else x.dtype.itemsize) * 2
     )
     if rows < places[0]:
-        view, over = padded(low, view, over, 0.0)
+        view, geometry = padded(low, view, geometry, 0.0)
     out = node.result.type.dtype.on_device
-    work = _Convolution(low.k, view, over, weight, bias, op.groups, fold, rows, epilogue, out)
+    work = _Convolution(low.k, view, geometry, weight, bias, op.groups, fold, rows, epilogue, out)
     if depthwise:
         work.write_depthwise()
     else:
         work.write(low)
 
 
-def slab_rows(budget: int, over: Windows, by_place: int) -> int:
+def slab_rows(budget: int, geometry: Windows, by_place: int) -> int:
     """The number of output rows whose inputs fit the budget; at least one."""
-    rows = over.places[0]
-    while rows > 1 and prod(over.reach(rows)) * by_place > budget:
+    rows = geometry.places[0]
+    while rows > 1 and prod(geometry.reach(rows)) * by_place > budget:
         rows = rows // 2
     return rows
 
@@ -253,7 +254,7 @@ class _Convolution:
 
     k: Kernel
     x: View  # [batch, channels, position ...]
-    over: Windows
+    geometry: Windows
     weight: View  # [outputs, channels of a group, window ...]
     bias: View | None
     groups: int
@@ -281,7 +282,7 @@ class _Convolution:
             step = PARTITIONS if resident else max(min(budget // (2 * by_output), PARTITIONS), 1)
             with k.loop(self.x.shape[0]) as image:
                 source = self.x.pick(0, image).cut((group * channels, channels))
-                for rows in k.spans(self.over.places[0], self.rows):
+                for rows in k.spans(self.geometry.places[0], self.rows):
                     with k.scope():
                         slab = self._slab(source, rows)
                         first = image * outputs + group * group_outputs
@@ -293,8 +294,8 @@ class _Convolution:
 
     def _slab(self, source: View, rows: Span) -> Slab:
         if self.fold:
-            return load_folded(self.k, self.over, source, rows, self.x.dtype)
-        return load_slab(self.k, self.over, source, rows, self.x.dtype, 0.0)
+            return load_folded(self.k, self.geometry, source, rows, self.x.dtype)
+        return load_slab(self.k, self.geometry, source, rows, self.x.dtype, 0.0)
 
     def _weights(self, matrices: View, buffers: int) -> Block:
         """Load weights [channels, window rows, window columns, outputs] as [128, chunks, positions, outputs]."""
@@ -328,7 +329,7 @@ class _Convolution:
         else:
             block = resident
         columns: Span = (start, count) if resident is not None else (0, count)
-        shape = (rows[1], *self.over.places[1:])
+        shape = (rows[1], *self.geometry.places[1:])
         for starts, sizes in blocks(k, shape, self._tile_positions()):
             with k.scope():
                 out_tile = k.tile(self.out, count, prod(sizes), buffers=2)
@@ -339,7 +340,7 @@ class _Convolution:
                         self._multiply(sums, slab, block, columns, positions, bank_sizes)
                         dst = out_tile.cut(count, (linear(bank_starts, sizes), prod(bank_sizes)))
                         self._add_bias(dst, sums, bias)
-                position = linear((starts[0] + rows[0], *starts[1:]), self.over.places)
+                position = linear((starts[0] + rows[0], *starts[1:]), self.geometry.places)
                 self.epilogue.store(out_tile.whole, (start + first_row, count), (position, prod(sizes)))
 
     def _tile_positions(self) -> int:
@@ -357,12 +358,12 @@ class _Convolution:
     def _multiply(
         self, sums: Tile, slab: Slab, weights: Block, output: Span, starts: Starts, sizes: tuple[int, ...]
     ) -> None:
-        k, lanes = self.k, self.weight.shape[1] * (self.over.window[0] if self.fold else 1)
-        places = prod(slab.over.window)
+        k, lanes = self.k, self.weight.shape[1] * (self.geometry.window[0] if self.fold else 1)
+        places = prod(slab.geometry.window)
         if not lanes:
             k.emit(Memset(engine=Engine.VECTOR, dst=sums, value=0.0))
         for chunk, depth in each_chunk(k, lanes):
-            for position, at in each_place(k, slab.over.window):
+            for position, at in each_place(k, slab.geometry.window):
                 k.emit(
                     Matmul(
                         engine=Engine.TENSOR,
@@ -380,27 +381,27 @@ class _Convolution:
     # Depthwise
 
     def write_depthwise(self) -> None:
-        k, channels, places = self.k, self.weight.shape[0], prod(self.over.window)
+        k, channels, places = self.k, self.weight.shape[0], prod(self.geometry.window)
         with k.loop(self.x.shape[0]) as image:
             for first, count in k.spans(channels, PARTITIONS):
                 with k.scope():
                     weight = k.tile(DType.FLOAT32, count, places, buffers=2)
                     by_channel = self.weight.pick(1, 0).cut((first, count))
-                    k.copy(replace(weight, shape=self.over.window).whole, by_channel.far())
+                    k.copy(replace(weight, shape=self.geometry.window).whole, by_channel.far())
                     bias = self._column(self.bias, first, count)
                     source = self.x.pick(0, image).cut((first, count))
-                    for rows in k.spans(self.over.places[0], self.rows):
+                    for rows in k.spans(self.geometry.places[0], self.rows):
                         with k.scope():
-                            slab = load_slab(k, self.over, source, rows, DType.FLOAT32, 0.0)
+                            slab = load_slab(k, self.geometry, source, rows, DType.FLOAT32, 0.0)
                             self._fold(slab, weight, bias, rows, (image * channels + first, count))
 
     def _fold(self, slab: Slab, weight: Block, bias: Tile | float, rows: Span, lanes: Span) -> None:
         k, count = self.k, lanes[1]
-        for starts, sizes in blocks(k, (rows[1], *self.over.places[1:]), self._tile_positions() // 2):
+        for starts, sizes in blocks(k, (rows[1], *self.geometry.places[1:]), self._tile_positions() // 2):
             with k.scope():
                 sums = k.tile(DType.FLOAT32, count, prod(sizes), buffers=2).whole
                 k.emit(Memset(engine=Engine.VECTOR, dst=sums, value=0.0))
-                for number, at in each_place(k, self.over.window):
+                for number, at in each_place(k, self.geometry.window):
                     k.emit(
                         ScalarTensorTensor(
                             engine=Engine.VECTOR,
@@ -414,5 +415,5 @@ class _Convolution:
                     )
                 out_tile = k.tile(self.out, count, prod(sizes), buffers=2).whole
                 self._add_bias(out_tile, sums, bias)
-                position = linear((starts[0] + rows[0], *starts[1:]), self.over.places)
+                position = linear((starts[0] + rows[0], *starts[1:]), self.geometry.places)
                 self.epilogue.store(out_tile, lanes, (position, prod(sizes)))

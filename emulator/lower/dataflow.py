@@ -113,14 +113,14 @@ class Liveness:
 
     def is_last(self, value: Value, node: Node) -> bool:
         """True if neither the value nor a view of it is read after this node."""
-        at = self._position[node.result]
+        position = self._position[node.result]
         pending, visited = [value], {value}
         while pending:
             alias = pending.pop()
             if alias in self._fixed or not self._is_local(alias, node):
                 return False
             for reader in self._readers.get(alias, ()):
-                if self._position[reader.result] > at:
+                if self._position[reader.result] > position:
                     return False
                 if (
                     (isinstance(reader.op, _VIEWS) or is_exact(reader))
@@ -139,10 +139,10 @@ class Liveness:
 
     def ends_in_place(self, value: Value, state: Value) -> bool:
         """True if only updates lead from a state to a value, and each update is the last reader of its operand."""
-        at, start = self._body_value.get(value, value), self._body_value.get(state, state)
-        while at != start:
-            node = self._producer.get(at)
+        current, start = self._body_value.get(value, value), self._body_value.get(state, state)
+        while current != start:
+            node = self._producer.get(current)
             if node is None or not isinstance(node.op, UPDATES) or not self.is_last(node.operands[0], node):
                 return False
-            at = node.operands[0]
+            current = node.operands[0]
         return True

@@ -133,24 +133,24 @@ def with_positive_strides(low: Lowering, x: View, axes: Sequence[int]) -> View:
 def move(low: Lowering, rows: Rows, other: View, *, gather: bool) -> None:
     """Copy each row to (gather) or from its position in `other`, whose first axis counts rows."""
     k = low.k
-    rows, straight = merged_rows(rows, other)
+    rows, row_views = merged_rows(rows, other)
     if rows.table.rank > MOST_AXES:
         with k.loop(rows.table.shape[0]) as index:
-            move(low, replace(rows, table=rows.table.pick(0, index)), straight.pick(1, index), gather=gather)
+            move(low, replace(rows, table=rows.table.pick(0, index)), row_views.pick(1, index), gather=gather)
         return
     for top, count in k.spans(rows.numbers.shape[0], PARTITIONS):
         with k.scope():
             tile = k.tile(DType.UINT32, count, 1, buffers=2).whole
             k.copy(tile, rows.numbers.cut((top, count)).far())
-            near, far = straight.cut((top, count)).far(), rows.far(tile)
+            near, far = row_views.cut((top, count)).far(), rows.far(tile)
             k.copy(*((near, far) if gather else (far, near)))
 
 
 def merged_rows(rows: Rows, other: View) -> tuple[Rows, View]:
     """The rows and `other` with as few axes per row as the strides of both allow."""
     row, inner = rows.table.merged([other.pick(0, 0)])
-    straight = replace(inner, shape=(other.shape[0], *inner.shape), strides=(other.strides[0], *inner.strides))
-    return replace(rows, table=row), straight
+    row_views = replace(inner, shape=(other.shape[0], *inner.shape), strides=(other.strides[0], *inner.strides))
+    return replace(rows, table=row), row_views
 
 
 def as_rows(low: Lowering, view: View, rows: Rows) -> View:
@@ -404,18 +404,18 @@ def _round_into(low: Lowering, work: View, home: View, dtype: DType) -> None:
 def _combine_rows(low: Lowering, rows: Rows, update: View, exact: Accumulator, op: Alu) -> None:
     """Combine one row after the other, because several updates may have the same position."""
     k = low.k
-    rows, straight = merged_rows(rows, update)
+    rows, row_views = merged_rows(rows, update)
     if rows.table.rank > MOST_AXES:
         with k.loop(rows.table.shape[0]) as index:
             inner = replace(rows, table=rows.table.pick(0, index))
-            _combine_rows(low, inner, straight.pick(1, index), exact, op)
+            _combine_rows(low, inner, row_views.pick(1, index), exact, op)
         return
     with k.loop(rows.numbers.shape[0]) as index, k.scope():
         number = k.tile(DType.UINT32, 1, 1).whole
         k.copy(number, rows.numbers.cut((index, 1)).far())
         lanes = Lanes(k, 1, rows.table.elements)
-        old, new = lanes.tile(rows.table.dtype), lanes.tile(straight.dtype)
+        old, new = lanes.tile(rows.table.dtype), lanes.tile(row_views.dtype)
         k.copy(old, rows.far(number))
-        k.copy(new, straight.cut((index, 1)).far())
+        k.copy(new, row_views.cut((index, 1)).far())
         exact.two(lanes, op, old, exact.load(lanes, new), old)
         k.copy(rows.far(number), old)

@@ -128,12 +128,12 @@ def _raise_by_squaring(words: WordArithmetic, a: Tile, b: Tile) -> Tile:
     correct for the bases 1 and -1: the result depends on the lowest bit only."""
     base = words.two(Alu.ADD, a, words.load(0))
     exponent = words.two(Alu.ADD, b, words.load(0))
-    one = words.load(1)
-    result = words.two(Alu.SUBTRACT, words.two(Alu.ADD, a, one), a)
+    unit = words.load(1)
+    result = words.two(Alu.SUBTRACT, words.two(Alu.ADD, a, unit), a)
     with words.lanes.k.loop(32), words.lanes.k.scope():
         odd = words.bit(Alu.BITWISE_AND, exponent, 1)
-        factor = words.two(Alu.MULTIPLY, odd, words.two(Alu.SUBTRACT, base, one))
-        words.two(Alu.MULTIPLY, result, words.two(Alu.ADD, factor, one), result)
+        factor = words.two(Alu.MULTIPLY, odd, words.two(Alu.SUBTRACT, base, unit))
+        words.two(Alu.MULTIPLY, result, words.two(Alu.ADD, factor, unit), result)
         words.two(Alu.MULTIPLY, base, base, base)
         words.lanes.two(Alu.RIGHT_SHIFT, bits(exponent), 1, bits(exponent))
     return result

@@ -45,13 +45,13 @@ def _pool(low: Lowering, node: Node, op: Pool) -> None:
     contiguous = low.packed(x) if x.reshaped((x.shape[0] * x.shape[1], *x.shape[2:])) is None else x
     rows = contiguous.reshaped((x.shape[0] * x.shape[1], *x.shape[2:]))
     assert rows is not None  # contiguous axes can be merged
-    view, over = windows(rows, op.window, op.stride, op.dilation, op.before, places)
-    height = slab_rows(low.k.free_bytes(Memory.SBUF) // 2, over, 2 * dtype.itemsize)
+    view, geometry = windows(rows, op.window, op.stride, op.dilation, op.before, places)
+    height = slab_rows(low.k.free_bytes(Memory.SBUF) // 2, geometry, 2 * dtype.itemsize)
     if height < places[0]:
-        view, over = padded(low, view, over, filling)
+        view, geometry = padded(low, view, geometry, filling)
     out = node.result.type.dtype.on_device
     _Pool(
-        low.k, view, over, Alu.MAXIMUM if op.function == "max_pool" else Alu.ADD, filling, height, epilogue, out
+        low.k, view, geometry, Alu.MAXIMUM if op.function == "max_pool" else Alu.ADD, filling, height, epilogue, out
     ).write()
 
 
@@ -73,7 +73,7 @@ class _Pool:
 
     k: Kernel
     x: View  # [batch and channels, position ...]
-    over: Windows
+    geometry: Windows
     op: Alu
     filling: float
     rows: int
@@ -83,13 +83,13 @@ class _Pool:
     def write(self) -> None:
         k, dtype = self.k, _reduction_type(self.x.dtype)
         for lanes in k.spans(self.x.shape[0], PARTITIONS):
-            for rows in k.spans(self.over.places[0], self.rows):
+            for rows in k.spans(self.geometry.places[0], self.rows):
                 with k.scope():
-                    slab = load_slab(k, self.over, self.x.cut(lanes), rows, dtype, self.filling)
-                    for starts, sizes in blocks(k, (rows[1], *self.over.places[1:]), self._tile_positions()):
+                    slab = load_slab(k, self.geometry, self.x.cut(lanes), rows, dtype, self.filling)
+                    for starts, sizes in blocks(k, (rows[1], *self.geometry.places[1:]), self._tile_positions()):
                         with k.scope():
                             pooled = self._reduce_windows(slab, lanes[1], starts, sizes)
-                            position = linear((starts[0] + rows[0], *starts[1:]), self.over.places)
+                            position = linear((starts[0] + rows[0], *starts[1:]), self.geometry.places)
                             self.epilogue.store(pooled, lanes, (position, prod(sizes)))
 
     def _tile_positions(self) -> int:
@@ -101,7 +101,7 @@ class _Pool:
         folded = k.tile(dtype, count, prod(sizes), buffers=2).whole
         k.emit(Memset(engine=Engine.VECTOR, dst=folded, value=stored_number(self.filling, dtype)))
         engine = Engine.VECTOR if dtype.is_float else Engine.GPSIMD
-        for _, at in each_place(k, self.over.window):
+        for _, at in each_place(k, self.geometry.window):
             right = slab.shifted(count, 0, starts, sizes, at)
             k.emit(TensorTensor(engine=engine, dst=folded, left=folded, right=right, op=self.op))
         if self.out is dtype:
@@ -191,29 +191,29 @@ class _AxisResampling:
         taps = len(self.op.taps(self.old, self.size, np.float32(self.scale)))
         return 4 * (2 * self.old + (taps + 2 + 2 * 2) * self.size)
 
-    def _tables(self, lanes: int, wide: int) -> _Tables:
+    def _tables(self, lanes: int, columns: int) -> _Tables:
         indices: list[Tile] = []
         weights: list[Tile | None] = []
         for neighbours, weight_values in self.op.taps(self.old, self.size, np.float32(self.scale)):
-            numbers = (neighbours[:, np.newaxis] * wide + np.arange(wide)).reshape(-1)
+            numbers = (neighbours[:, np.newaxis] * columns + np.arange(columns)).reshape(-1)
             indices.append(self._to_partitions(numbers, DType.UINT32, lanes))
-            weights.append(None if weight_values is None else self._repeated(weight_values, lanes, wide))
+            weights.append(None if weight_values is None else self._repeated(weight_values, lanes, columns))
         return _Tables(indices, weights)
 
-    def _repeated(self, share: Array, lanes: int, wide: int) -> Tile:
-        tile = self._to_partitions(share, DType.FLOAT32, lanes)
-        return replace(tile, axes=(Axis(self.size, 1), Axis(wide, 0)))
+    def _repeated(self, weights: Array, lanes: int, columns: int) -> Tile:
+        tile = self._to_partitions(weights, DType.FLOAT32, lanes)
+        return replace(tile, axes=(Axis(self.size, 1), Axis(columns, 0)))
 
     def _to_partitions(self, numbers: Array, dtype: DType, lanes: int) -> Tile:
         tile = self.low.k.tile(dtype, lanes, len(numbers)).whole
         self.low.k.copy(tile, self.low.constant(numbers, dtype).broadcast((lanes, len(numbers))).far())
         return tile
 
-    def _weighted_sum(self, loaded: Block, tables: _Tables, wide: int) -> Block:
+    def _weighted_sum(self, loaded: Block, tables: _Tables, columns: int) -> Block:
         k, count = self.low.k, loaded.partitions
-        total = k.tile(self.dtype, count, self.size, wide, buffers=2)
+        total = k.tile(self.dtype, count, self.size, columns, buffers=2)
         for number, (indices, weight) in enumerate(zip(tables.indices, tables.weights, strict=True)):
-            dst = total if weight is None else k.tile(DType.FLOAT32, count, self.size, wide)
+            dst = total if weight is None else k.tile(DType.FLOAT32, count, self.size, columns)
             lanes = replace(indices, partitions=count)
             k.emit(GatherFree(engine=Engine.GPSIMD, dst=dst.whole, src=loaded.whole, indices=lanes))
             if weight is None:

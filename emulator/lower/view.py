@@ -132,20 +132,20 @@ def line(view: View) -> Far:
 def _groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
     """The shortest runs of old and new axes with equal numbers of elements. Each run can be reshaped independently."""
     groups: list[tuple[list[int], list[int]]] = []
-    at, to = 0, 0
-    while at < len(old) or to < len(new):
-        left, right = [at] if at < len(old) else [], [to] if to < len(new) else []
-        sizes = [old[at] if left else 1, new[to] if right else 1]
-        at, to = at + len(left), to + len(right)
+    old_axis, new_axis = 0, 0
+    while old_axis < len(old) or new_axis < len(new):
+        left, right = [old_axis] if old_axis < len(old) else [], [new_axis] if new_axis < len(new) else []
+        sizes = [old[old_axis] if left else 1, new[new_axis] if right else 1]
+        old_axis, new_axis = old_axis + len(left), new_axis + len(right)
         while sizes[0] != sizes[1]:
             if sizes[0] < sizes[1]:
-                left.append(at)
-                sizes[0] *= old[at]
-                at += 1
+                left.append(old_axis)
+                sizes[0] *= old[old_axis]
+                old_axis += 1
             else:
-                right.append(to)
-                sizes[1] *= new[to]
-                to += 1
+                right.append(new_axis)
+                sizes[1] *= new[new_axis]
+                new_axis += 1
         groups.append((left, right))
     return groups
 

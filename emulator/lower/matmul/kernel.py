@@ -228,37 +228,37 @@ class _Columns:
 class _OutputTiles:
     """The output tiles of a span of columns, with the biases that all rows share."""
 
-    at: _Columns
+    span: _Columns
     biases: Sequence[Block | None]
 
     def allocate(self, rows: int, width: int) -> list[Block]:
         """Allocate a tile for each result; for a reduce-scatter, with the partial results for every rank."""
-        k, group = self.at.k, self.at.group
+        k, group = self.span.k, self.span.group
         shape = (group.ranks, width) if group.ranks > 1 else (width,)
         return [k.tile(operand.out, rows, *shape, buffers=2) for operand in group.operands]
 
     def copy_from_psum(self, number: int, dst: Tile, sums: Tile, column: Span) -> None:
         bias = self.biases[number]
         if bias is None:
-            self.at.k.emit(TensorCopy(engine=Engine.VECTOR, dst=dst, src=sums))
+            self.span.k.emit(TensorCopy(engine=Engine.VECTOR, dst=dst, src=sums))
         else:
             right = bias.cut(dst.partitions, column)
-            self.at.k.emit(TensorTensor(engine=Engine.VECTOR, dst=dst, left=sums, right=right, op=Alu.ADD))
+            self.span.k.emit(TensorTensor(engine=Engine.VECTOR, dst=dst, left=sums, right=right, op=Alu.ADD))
 
     def finish(self, blocks: Sequence[Block], row: Span, column: Span) -> None:
         """Run the epilogue. `row` covers all ranks' rows; after the reduce-scatter each rank continues with its
         share."""
-        group, (start, count) = self.at.group, row
+        group, (start, count) = self.span.group, row
         shares = [block.whole for block in blocks]
         if group.ranks > 1:
             start, count = divided(start, group.ranks), count // group.ranks
             shares = [self._reduce_scatter(tile, column[1]) for tile in shares]
         tiles = {operand.result: tile for operand, tile in zip(group.operands, shares, strict=True)}
-        columns = (self.at.columns[0] + column[0], column[1])
-        group.epilogue.finish(tiles, (start + self.at.kernel.first, count), columns)
+        columns = (self.span.columns[0] + column[0], column[1])
+        group.epilogue.finish(tiles, (start + self.span.kernel.first, count), columns)
 
     def _reduce_scatter(self, partial: Tile, width: int) -> Tile:
-        k = self.at.k
+        k = self.span.k
         share = k.tile(partial.dtype, partial.partitions, width, buffers=2).whole
         k.emit(CollectiveReduceScatter(engine=Engine.COLLECTIVE, dst=share, src=partial))
         return share
@@ -268,15 +268,15 @@ class _OutputTiles:
 class _LoadedColumns:
     """A span of columns of an output group with its weights in SBUF."""
 
-    at: _Columns
+    span: _Columns
     outputs: _OutputTiles
     weights: Sequence[Block]
 
     def write(self, transposed: Block, rows: Span) -> None:
-        k, ranks, sharing = self.at.k, self.at.group.ranks, self.at.group.sharing
-        k.note = self.at.group.note
+        k, ranks, sharing = self.span.k, self.span.group.ranks, self.span.group.sharing
+        k.note = self.span.group.note
         for row, count in k.spans(rows[1], PARTITIONS * ranks):
-            for strip in k.spans(self.at.columns[1], strip_width(ranks)):
+            for strip in k.spans(self.span.columns[1], strip_width(ranks)):
                 with k.scope():
                     out_tiles = self.outputs.allocate(count // ranks, strip[1])
                     for number, block in enumerate(out_tiles):
@@ -286,11 +286,11 @@ class _LoadedColumns:
                     self.outputs.finish(out_tiles, (row + rows[0], count), strip)
 
     def _multiply(self, number: int, out_tile: Block, rank: Affine, transposed: Block, row: Span, strip: Span) -> None:
-        k, depth = self.at.k, self.at.kernel.rows.shape[1]
+        k, depth = self.span.k, self.span.kernel.rows.shape[1]
         for bank, bank_width in k.spans(strip[1], BANK):
             with k.scope():
                 column = (strip[0] + bank, bank_width)
-                sums, sharing = k.psum(row[1], bank_width).whole, self.at.group.sharing
+                sums, sharing = k.psum(row[1], bank_width).whole, self.span.group.sharing
                 emit_matmuls(k, sums, transposed, self.weights[number], Affine(), row, column, depth, sharing)
                 dst = out_tile.cut(row[1], *([(rank, 1)] if sharing else []), (bank, bank_width))
                 self.outputs.copy_from_psum(number, dst, sums, column)
