@@ -12,7 +12,6 @@ __all__ = [
     "NotLowered",
     "attention",
     "convolution",
-    "elementwise_chain",
     "gather",
     "linear",
     "lower",

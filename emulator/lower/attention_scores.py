@@ -1,4 +1,4 @@
-"""Attention scores of a head's rows: computed in PSUM, scaled and masked on the way to SBUF, and their softmax."""
+"""Attention scores of a head's rows: matmuls into PSUM, scale and mask on the copy to SBUF, and the softmax."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -32,39 +32,45 @@ LOWEST: Final = -largest_finite(DType.FLOAT32)
 
 
 @dataclass(frozen=True)
-class Nowhere:
-    """A boolean mask that is the same for all rows, as 0 and minus infinity. The tensor engine adds it to all rows as a
-    product with ones, so that the vector engine does no work for it."""
+class MaskedKeys:
+    """A boolean mask that all rows share, as a row of 0 and minus infinity.
+
+    The tensor engine accumulates the product of a column of ones and this row onto the scores. That adds the row to all
+    rows without work for the vector engine."""
 
     ones: Block
     row: Block
 
     @staticmethod
-    def of(k: Kernel, op: Attention, dtype: DType, mask: View) -> "Nowhere | None":
+    def of(k: Kernel, op: Attention, dtype: DType, mask: View) -> "MaskedKeys | None":
         if mask.dtype is not DType.UINT8 or any(mask.strides[:-1]) or not op.scale > 0:
             return None
-        made = DType.FLOAT32 if dtype in (DType.FLOAT32, DType.TFLOAT32) else DType.BFLOAT16
+        mask_type = DType.FLOAT32 if dtype in (DType.FLOAT32, DType.TFLOAT32) else DType.BFLOAT16
         keys = mask.shape[-1]
-        looked, row, ones = k.tile(mask.dtype, 1, keys), k.tile(made, 1, keys), k.tile(made, 1, PARTITIONS)
-        lowest = k.tile(made, 1, 1)
-        k.copy(looked.whole, mask.pick(0, 0).pick(0, 0).cut((0, 1)).far())
-        for tile, number in ((ones.whole, 1.0), (row.whole, 0.0), (lowest.whole, -float("inf"))):
+        bytes_tile, row, ones = (
+            k.tile(mask.dtype, 1, keys),
+            k.tile(mask_type, 1, keys),
+            k.tile(mask_type, 1, PARTITIONS),
+        )
+        minus_infinity = k.tile(mask_type, 1, 1)
+        k.copy(bytes_tile.whole, mask.pick(0, 0).pick(0, 0).cut((0, 1)).far())
+        for tile, number in ((ones.whole, 1.0), (row.whole, 0.0), (minus_infinity.whole, -float("inf"))):
             k.emit(Memset(engine=Engine.VECTOR, dst=tile, value=number))
         k.emit(
             CopyPredicated(
                 engine=Engine.VECTOR,
                 dst=row.whole,
-                src=repeated(lowest.whole, keys),
-                predicate=looked.whole,
+                src=repeated(minus_infinity.whole, keys),
+                predicate=bytes_tile.whole,
                 reverse=True,
             )
         )
-        return Nowhere(ones, row)
+        return MaskedKeys(ones, row)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of up to 128 rows of one head; all rows see the first `open_` keys."""
+    """Scores of up to 128 rows of one head; every row sees the first `visible_keys` keys."""
 
     k: Kernel
     op: Attention
@@ -72,13 +78,13 @@ class Scores:
     buffers: int
     queries: Block  # [128 elements, chunks, heads, rows]
     elements: int
-    query: Affine  # which of the heads
-    head: Affine  # which of the key heads at hand
+    query: Affine  # number of the query head
+    head: Affine  # number of the key head among those in SBUF
     rows: Span
-    open_: int
-    nowhere: Nowhere | None
+    visible_keys: int
+    masked_keys: MaskedKeys | None
     mask: View | None  # [rows, keys]
-    masked: Block | None  # where it is at hand
+    loaded_mask: Block | None  # the mask in SBUF, if the heads share it
 
     def column(self) -> Tile:
         return self.k.tile(DType.FLOAT32, self.rows[1], 1, buffers=2).whole
@@ -89,8 +95,8 @@ class Scores:
     def combine(self, dst: Tile, left: Tile, op: Alu, right: Tile) -> None:
         self.k.emit(TensorTensor(engine=Engine.VECTOR, dst=dst, left=left, right=right, op=op))
 
-    def made(self, keys: Block, piece: Span) -> Block:
-        """The scores, scaled and masked."""
+    def compute(self, keys: Block, piece: Span) -> Block:
+        """Compute the scores of a piece of the keys, scaled and masked."""
         k, (_, size) = self.k, piece
         scores = k.tile(DType.FLOAT32, self.rows[1], size, buffers=self.buffers)
         mask = self._mask(piece)
@@ -98,30 +104,32 @@ class Scores:
             with k.scope():
                 sums = k.psum(self.rows[1], width).whole
                 self._multiply_keys(sums, keys, (start, width))
-                self._add_nowhere(sums, affine(piece[0]) + start, width)
+                self._add_masked_keys(sums, affine(piece[0]) + start, width)
                 self._scale(scores.cut(self.rows[1], (start, width)), sums, mask, (start, width))
         if mask is not None and mask.dtype is DType.UINT8:
-            nowhere = repeated(self._filled(-float("inf")), size)
+            minus_infinity = repeated(self._column_of(-float("inf")), size)
             k.emit(
-                CopyPredicated(engine=Engine.VECTOR, dst=scores.whole, src=nowhere, predicate=mask.whole, reverse=True)
+                CopyPredicated(
+                    engine=Engine.VECTOR, dst=scores.whole, src=minus_infinity, predicate=mask.whole, reverse=True
+                )
             )
         if self.causal:
-            self._hide(scores, piece)
+            self._apply_causal_mask(scores, piece)
         return scores
 
     def _mask(self, piece: Span) -> Block | None:
-        if self.mask is None or self.masked is not None:
-            return self.masked
+        if self.mask is None or self.loaded_mask is not None:
+            return self.loaded_mask
         block = self.k.tile(self.mask.dtype, self.rows[1], piece[1], buffers=2)
         self.k.copy(block.whole, self.mask.cut(self.rows, piece).far())
         return block
 
-    def _filled(self, number: float) -> Tile:
+    def _column_of(self, number: float) -> Tile:
         column = self.column()
         self.memset(column, number)
         return column
 
-    def _multiply_keys(self, sums: Tile, keys: Block, some: Span) -> None:
+    def _multiply_keys(self, sums: Tile, keys: Block, columns: Span) -> None:
         elements = self.elements
         if not elements:
             self.memset(sums, 0.0)
@@ -131,32 +139,32 @@ class Scores:
                     engine=Engine.TENSOR,
                     dst=sums,
                     stationary=self.queries.cut(depth, (chunk, 1), (self.query, 1)),
-                    moving=keys.cut(depth, (chunk, 1), (self.head, 1), some),
+                    moving=keys.cut(depth, (chunk, 1), (self.head, 1), columns),
                     accumulate=chunk,
                 )
             )
 
-    def _add_nowhere(self, sums: Tile, start: Affine, width: int) -> None:
-        nowhere = self.nowhere
-        if nowhere is not None:
+    def _add_masked_keys(self, sums: Tile, start: Affine, width: int) -> None:
+        masked_keys = self.masked_keys
+        if masked_keys is not None:
             self.k.emit(
                 Matmul(
                     engine=Engine.TENSOR,
                     dst=sums,
-                    stationary=nowhere.ones.cut(1, (0, self.rows[1])),
-                    moving=nowhere.row.cut(1, (start, width)),
+                    stationary=masked_keys.ones.cut(1, (0, self.rows[1])),
+                    moving=masked_keys.row.cut(1, (start, width)),
                     accumulate=Affine(1),
                 )
             )
 
-    def _scale(self, dst: Tile, sums: Tile, mask: Block | None, some: Span) -> None:
-        """Scale on the scalar engine, which has time to spare; a mask needs the vector engine, because the scalar
-        engine adds no tensors."""
+    def _scale(self, dst: Tile, sums: Tile, mask: Block | None, columns: Span) -> None:
+        """Copy scores from PSUM with the scale: on the scalar engine, which is less busy. A float mask needs the vector
+        engine, because the scalar engine cannot add tensors."""
         scale = self.op.scale
         if mask is None or mask.dtype is DType.UINT8:
             self.k.emit(Activation(engine=Engine.SCALAR, dst=dst, src=sums, function=Function.COPY, scale=scale))
             return
-        right = mask.cut(self.rows[1], some)
+        right = mask.cut(self.rows[1], columns)
         self.k.emit(
             ScalarTensorTensor(
                 engine=Engine.VECTOR,
@@ -169,19 +177,19 @@ class Scores:
             )
         )
 
-    def _hide(self, scores: Block, piece: Span) -> None:
-        """Hide the keys behind a row's own position; those before the first row's position are seen by all."""
+    def _apply_causal_mask(self, scores: Block, piece: Span) -> None:
+        """Apply the causal mask. Keys before the first row's position need none, because every row sees them."""
         start, size = piece
-        seen = self.open_ if affine(start) == Affine() else 0
-        if seen >= size:
+        unmasked = self.visible_keys if affine(start) == Affine() else 0
+        if unmasked >= size:
             return
-        hidden = scores.cut(self.rows[1], (seen, size - seen))
+        hidden = scores.cut(self.rows[1], (unmasked, size - unmasked))
         self.k.emit(
             AffineSelect(
                 engine=Engine.GPSIMD,
                 dst=hidden,
                 src=hidden,
-                start=affine(self.rows[0]) + affine(start) * -1 + -seen,
+                start=affine(self.rows[0]) + affine(start) * -1 + -unmasked,
                 by_partition=1,
                 steps=(-1,),
                 compare=Alu.GREATER_EQUAL,
@@ -195,8 +203,8 @@ class Scores:
         return column
 
     def negative(self, highest: Tile) -> Tile:
-        """The negated maximum. Where everything is masked a finite number replaces it: the exponentials are 0 with
-        any."""
+        """The negated maximum. A row with every key masked has the maximum -inf, for which a finite number is used: its
+        exponentials are 0 with any finite number, and NaN with infinity."""
         column = self.column()
         self.k.emit(
             TensorScalar(
@@ -218,29 +226,29 @@ class Scores:
         )
 
     def inverse(self, total: Tile) -> Tile:
-        """The inverse of the sum. The highest score alone contributes 1; a smaller sum means that the row sees no key,
-        and its probabilities stay 0."""
-        least, inverse = self.column(), self.column()
-        self.k.emit(TensorScalar(engine=Engine.VECTOR, dst=least, src=total, op0=Alu.MAXIMUM, operand0=1.0))
-        self.k.emit(Reciprocal(engine=Engine.VECTOR, dst=inverse, src=least))
+        """The inverse of the sum. The highest score contributes exp(0) = 1, so that a sum below 1 is the 0 of a row
+        with every key masked. Raising it to 1 keeps that row's probabilities at 0."""
+        at_least_one, inverse = self.column(), self.column()
+        self.k.emit(TensorScalar(engine=Engine.VECTOR, dst=at_least_one, src=total, op0=Alu.MAXIMUM, operand0=1.0))
+        self.k.emit(Reciprocal(engine=Engine.VECTOR, dst=inverse, src=at_least_one))
         return inverse
 
     def probabilities(self, exponentials: Block, inverse: Tile) -> Block:
-        """The probabilities, rounded to their type, in a form that can be transposed."""
+        """The probabilities, rounded to their type, in a type that the tensor engine can transpose."""
         k, dtype, size = self.k, self.op.probabilities, exponentials.shape[0]
         buffers = self.buffers
-        made = k.tile(dtype, self.rows[1], size, buffers=buffers)
+        rounded = k.tile(dtype, self.rows[1], size, buffers=buffers)
         k.emit(
             TensorScalar(
                 engine=Engine.VECTOR,
-                dst=made.whole,
+                dst=rounded.whole,
                 src=exponentials.whole,
                 op0=Alu.MULTIPLY,
                 operand0=inverse,
             )
         )
         if transpose_type(dtype) is dtype:
-            return made
-        wide = k.tile(transpose_type(dtype), self.rows[1], size, buffers=buffers)
-        k.emit(TensorCopy(engine=Engine.VECTOR, dst=wide.whole, src=made.whole))
-        return wide
+            return rounded
+        transposable = k.tile(transpose_type(dtype), self.rows[1], size, buffers=buffers)
+        k.emit(TensorCopy(engine=Engine.VECTOR, dst=transposable.whole, src=rounded.whole))
+        return transposable

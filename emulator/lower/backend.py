@@ -1,4 +1,4 @@
-"""The back end as a list of steps, and its checker, which tests the invariants of each record after every step.
+"""The back end as a list of steps, and the checker that tests the invariants of each record after every step.
 
 A failure is a defect of the compiler, not of the model; the error names the step that broke the invariant.
 """
@@ -36,14 +36,14 @@ class LoweringInvalid(CompileError):
 
 
 def check(before: Record, record: Record, after: str) -> None:
-    """Raise LoweringInvalid unless the record keeps the invariants of its kind, and of the step from the one before."""
+    """Raise LoweringInvalid if the record, or its difference from the previous record, breaks an invariant."""
     if record is before:
         return
-    for reason in _broken(before, record):
+    for reason in _violations(before, record):
         raise LoweringInvalid(after, reason)
 
 
-def _broken(before: Record, record: Record) -> Iterator[object]:
+def _violations(before: Record, record: Record) -> Iterator[object]:
     match before, record:
         case _, PlacedGraph():
             yield from _placed(record)
@@ -57,7 +57,7 @@ def _broken(before: Record, record: Record) -> Iterator[object]:
                 yield "the instructions changed with the addresses"
             yield from faults(Program(record.core, record.ranks, record.buffers, ()))
         case Program(), Program():
-            yield from _waits_changed_alone(before, record)
+            yield from _only_waits_changed(before, record)
 
 
 def _placed(placed: PlacedGraph) -> Iterator[str]:
@@ -83,38 +83,42 @@ def _inside(view: View, buffers: Sequence[Buffer]) -> bool:
 
 def _covers_graph(emitted: EmittedProgram) -> Iterator[str]:
     """Every node is computed once: by the host when parameters are loaded, or by one kernel."""
-    computed = [node.result for kernel in emitted.kernels for node in kernel.nodes]
-    once = set(computed)
-    if len(once) < len(computed):
+    results = [node.result for kernel in emitted.kernels for node in kernel.nodes]
+    computed_once = set(results)
+    if len(computed_once) < len(results):
         yield "a node is computed by two kernels"
     for node in emitted.placed.target.graph.nodes:
-        if node.result not in once and node.result not in emitted.placed.stored:
+        if node.result not in computed_once and node.result not in emitted.placed.stored:
             yield f"no kernel computes {node.op.label} at {str(node.origin) or 'an unknown place'}"
 
 
 def _legal(emitted: EmittedProgram, buffers: Sequence[Buffer], body: Sequence[Step]) -> Iterable[object]:
-    """Every rule of the instruction set, for all iterations of all loops. Buffers have no addresses yet, so their
-    table is checked by the step that assigns them."""
+    """Violations of the instruction set's rules, for all iterations of all loops. Buffers have no addresses yet; their
+    table is checked after the step that assigns them."""
     program = unaddressed(emitted.placed.target, buffers, body, emitted.notes)
     return [fault for fault in faults(program) if fault.number is not None]
 
 
-def _waits_changed_alone(before: Program, program: Program) -> Iterator[object]:
-    """Instructions keep their order and operands. Waits of an instruction that had some may only become fewer."""
+def _only_waits_changed(before: Program, program: Program) -> Iterator[object]:
+    """Instructions keep their order and operands. Once waits exist, a step may only remove some."""
     old, new = list(_instructions(before.body)), list(_instructions(program.body))
     if len(old) != len(new) or not all(map(_same_but_waits, old, new)):
         yield "instructions changed with the waits"
-    elif not any(each.waits for each in old):
+    elif not any(instruction.waits for instruction in old):
         yield from faults(program)
-    elif not all(set(other.waits) <= set(one.waits) for one, other in zip(old, new, strict=True)):
+    elif not all(
+        set(after_step.waits) <= set(before_step.waits) for before_step, after_step in zip(old, new, strict=True)
+    ):
         yield "an instruction has a wait that it did not have before"
 
 
-def _same_but_waits(one: Instruction, other: Instruction) -> bool:
-    # Operands are shared between the two programs, so that identity settles nearly all comparisons.
-    fields, others = vars(one), vars(other)
-    same = (value is others[name] or value == others[name] for name, value in fields.items() if name != "waits")
-    return type(one) is type(other) and all(same)
+def _same_but_waits(before: Instruction, after: Instruction) -> bool:
+    # Most operands are the same objects in both programs, so that identity decides nearly all comparisons quickly.
+    fields, after_fields = vars(before), vars(after)
+    same = (
+        value is after_fields[name] or value == after_fields[name] for name, value in fields.items() if name != "waits"
+    )
+    return type(before) is type(after) and all(same)
 
 
 def _instructions(body: Sequence[Step]) -> Iterator[Instruction]:
@@ -129,24 +133,24 @@ BackendStep = Callable[[Any], Record]
 
 BACKEND: tuple[BackendStep, ...] = (
     place_interface,  # buffers in HBM for inputs, parameters, constants and outputs
-    emit_kernels,  # nodes grouped into kernels, tilings chosen by cost, instructions in program order
+    emit_kernels,  # nodes grouped into kernels, tilings selected by cost, instructions in program order
     promote_to_sbuf,  # buffers between kernels moved from HBM to SBUF where kernels leave space
-    reserve_sbuf,  # the same with kernels emitted again in less SBUF, where that is faster
-    allocate_hbm,  # addresses; scratch with disjoint lives shares them
+    reserve_sbuf,  # the same with kernels emitted again in less SBUF, if that is faster
+    allocate_hbm,  # addresses; scratch buffers with disjoint live ranges share them
     insert_waits,  # semaphore waits that keep the program order of dependent accesses
-    eliminate_redundant_waits,  # without the waits that others imply
+    eliminate_redundant_waits,  # waits that other waits imply are removed
 )
 
 
 def lower(graph: Graph, core: str, ranks: int = 1) -> Program:
-    """The program of a graph for one NeuronCore of this generation; all ranks of a division run the same one."""
+    """Lower a graph to a program for one NeuronCore of a generation; all ranks of a sharded model run this program."""
     *_, (_, program) = run_backend(TargetGraph(graph, core, ranks))
     assert isinstance(program, Program)  # the last step's record
     return program
 
 
 def run_backend(target: TargetGraph) -> Iterator[tuple[str, Record]]:
-    """Each step's name with the record that it returns, checked."""
+    """Run the steps; yields each step's name with its checked record."""
     record: Record = target
     for step in BACKEND:
         before, record = record, step(record)
@@ -155,6 +159,6 @@ def run_backend(target: TargetGraph) -> Iterator[tuple[str, Record]]:
 
 
 def record_text(graph: Graph, core: str, ranks: int, after: str) -> str:
-    """The record after a step, as text."""
-    found = (record for name, record in run_backend(TargetGraph(graph, core, ranks)) if name == after)
-    return text(next(found))
+    """The record after a step as text."""
+    records = (record for name, record in run_backend(TargetGraph(graph, core, ranks)) if name == after)
+    return text(next(records))

@@ -1,8 +1,8 @@
-"""Convolutions: for each position of the window a matmul over channels, all of them accumulated in PSUM.
+"""Convolutions: one matmul over channels for each window position, accumulated in PSUM (implicit GEMM).
 
-Nothing is unfolded (no im2col): channels are on the partitions, and a position of the window is a shifted, strided
-pattern of what is in SBUF. Where channels are few, the rows of the window are on partitions beside them, so that the
-tensor engine's rows are filled. Depthwise convolutions, whose channels do not mix, run on the vector engine.
+The input is not unfolded (no im2col). Channels are on the partition dimension, and a window position is a shifted,
+strided access pattern of the input tile in SBUF. For few channels, the window's rows are placed on further partitions,
+which fills the tensor engine's rows. Depthwise convolutions, whose channels do not mix, run on the vector engine.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,27 +28,28 @@ from nxpipe.emulator.lower.view import View, packed
 from nxpipe.emulator.ops import Convolution
 
 Starts = tuple[Affine, ...]
-WIDEST: Final = 2048  # places of a piece of the result
+WIDEST: Final = 2048  # output positions in one tile
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Sliding windows on each spatial axis; `margin` are the padded positions before the first."""
+    """Sliding windows, with one entry per spatial axis; `margin` is the padding before the first position."""
 
     window: tuple[int, ...]
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
-    places: tuple[int, ...]  # of the result
-    sizes: tuple[int, ...]  # of what the windows slide over, margins excluded
+    places: tuple[int, ...]  # output positions
+    sizes: tuple[int, ...]  # input positions, without padding
     margin: tuple[int, ...]
 
     def reach(self, rows: int) -> tuple[int, ...]:
-        """The input positions that so many rows of the first result axis need."""
-        wanted = (rows, *self.places[1:])
-        steps = zip(wanted, self.stride, self.window, self.dilation, strict=True)
-        return tuple((number - 1) * step + (length - 1) * apart + 1 for number, step, length, apart in steps)
+        """The input positions that `rows` output rows (of the first spatial axis) need."""
+        outputs = (rows, *self.places[1:])
+        steps = zip(outputs, self.stride, self.window, self.dilation, strict=True)
+        return tuple((count - 1) * step + (length - 1) * dilation + 1 for count, step, length, dilation in steps)
 
     def fills(self) -> bool:
+        """True if a window reaches into padding."""
         ends = zip(self.margin, self.sizes, self.reach(self.places[0]), strict=True)
         return any(margin or margin + size < reach for margin, size, reach in ends)
 
@@ -61,108 +62,110 @@ def windows(
     before: tuple[int, ...],
     places: tuple[int, ...],
 ) -> tuple[View, Windows]:
-    """Windows over the trailing axes of a view; negative padding cuts the view."""
+    """Windows over the trailing axes of a view; negative padding crops the view."""
     leading = x.rank - len(window)
     cuts = [max(-margin, 0) for margin in before]
     cut = x.cut(*((0, size) for size in x.shape[:leading]))
-    found = Windows(window, stride, dilation, places, (0,) * len(window), tuple(max(margin, 0) for margin in before))
-    reach = found.reach(places[0])
-    left = [size - start for size, start in zip(x.shape[leading:], cuts, strict=True)]
+    geometry = Windows(window, stride, dilation, places, (0,) * len(window), tuple(max(margin, 0) for margin in before))
+    reach = geometry.reach(places[0])
+    remaining = [size - start for size, start in zip(x.shape[leading:], cuts, strict=True)]
     sizes = tuple(
-        max(min(size, most - margin), 0) for size, most, margin in zip(left, reach, found.margin, strict=True)
+        max(min(size, needed - margin), 0)
+        for size, needed, margin in zip(remaining, reach, geometry.margin, strict=True)
     )
     spans = [(0, size) for size in x.shape[:leading]] + list(zip(cuts, sizes, strict=True))
-    return cut.cut(*spans), replace(found, sizes=sizes)
+    return cut.cut(*spans), replace(geometry, sizes=sizes)
 
 
-def padded(low: Lowering, view: View, over: Windows, filling: float) -> tuple[View, Windows]:
-    """A padded copy in HBM, where padding cannot be filled in SBUF because that holds a part of the positions only."""
-    if not over.fills():
-        return view, over
-    leading = view.rank - len(over.window)
-    reach = over.reach(over.places[0])
-    made = low.scratch(view.dtype, (*view.shape[:leading], *reach))
-    fill(low.k, made, filling)
-    spans = [(0, size) for size in view.shape[:leading]] + list(zip(over.margin, over.sizes, strict=True))
-    low.copy(made.cut(*spans), view)
-    return made, replace(over, sizes=reach, margin=(0,) * len(reach))
+def padded(low: Lowering, view: View, geometry: Windows, filling: float) -> tuple[View, Windows]:
+    """A padded copy in HBM. It is needed if SBUF holds only some of the rows, so that padding cannot be filled
+    there."""
+    if not geometry.fills():
+        return view, geometry
+    leading = view.rank - len(geometry.window)
+    reach = geometry.reach(geometry.places[0])
+    copy = low.scratch(view.dtype, (*view.shape[:leading], *reach))
+    fill(low.k, copy, filling)
+    spans = [(0, size) for size in view.shape[:leading]] + list(zip(geometry.margin, geometry.sizes, strict=True))
+    low.copy(copy.cut(*spans), view)
+    return copy, replace(geometry, sizes=reach, margin=(0,) * len(reach))
 
 
 @dataclass(frozen=True)
 class Slab:
-    """Rows [128, chunks, position ...] in SBUF: all positions, or those that some rows of results need."""
+    """An input tile [128, chunks, position ...] in SBUF: all positions, or those that some output rows need."""
 
-    over: Windows
+    geometry: Windows
     block: Block
 
     def shifted(self, lanes: int, chunk: Affine | int, starts: Starts, sizes: Sequence[int], at: Starts) -> Tile:
-        """The elements that the windows of the results from `starts` on have at one of their positions."""
-        over, (_, *reach) = self.over, self.block.shape
+        """The input elements at window position `at`, for `sizes` output positions from `starts` on."""
+        geometry, (_, *reach) = self.geometry, self.block.shape
         offset, axes = affine(chunk) * prod(reach), []
         for axis, stride in enumerate(packed(tuple(reach))):
-            offset += starts[axis] * (over.stride[axis] * stride) + at[axis] * (over.dilation[axis] * stride)
-            axes.append(Axis(sizes[axis], over.stride[axis] * stride))
+            offset += starts[axis] * (geometry.stride[axis] * stride) + at[axis] * (geometry.dilation[axis] * stride)
+            axes.append(Axis(sizes[axis], geometry.stride[axis] * stride))
         tile = self.block.whole
         return replace(
             tile, partitions=lanes, offset=tile.offset + offset * tile.dtype.itemsize, axes=_merged(tuple(axes))
         )
 
 
-def load_slab(k: Kernel, over: Windows, view: View, rows: Span, dtype: DType, filling: float) -> Slab:
-    """Load a slab of a view [lanes, position ...] for these rows of results."""
+def load_slab(k: Kernel, geometry: Windows, view: View, rows: Span, dtype: DType, filling: float) -> Slab:
+    """Load the slab of a view [lanes, position ...] that the output rows `rows` need."""
     size, lanes = rows[1], view.shape[0]
     chunks = -(-lanes // 128)
-    reach = over.reach(size)
+    reach = geometry.reach(size)
     block = k.tile(dtype, min(lanes, 128), chunks, *reach, buffers=2)
-    if over.fills():
+    if geometry.fills():
         k.emit(Memset(engine=Engine.GPSIMD, dst=flat(block), value=stored_number(filling, dtype)))
-    wanted = tuple(min(size, most) for size, most in zip(over.sizes, reach, strict=True))
-    spans = [(margin, number) for margin, number in zip(over.margin, wanted, strict=True)]
-    first = affine(rows[0]) * over.stride[0]
-    if prod(wanted):
+    extents = tuple(min(size, needed) for size, needed in zip(geometry.sizes, reach, strict=True))
+    spans = [(margin, extent) for margin, extent in zip(geometry.margin, extents, strict=True)]
+    first = affine(rows[0]) * geometry.stride[0]
+    if prod(extents):
         for chunk in range(chunks):
             count = min(lanes - chunk * 128, 128)
-            source = view.cut((chunk * 128, count), (first, wanted[0]), *((0, number) for number in wanted[1:]))
+            source = view.cut((chunk * 128, count), (first, extents[0]), *((0, extent) for extent in extents[1:]))
             dst = block.cut(count, (chunk, 1), *spans)
             k.copy(replace(dst, axes=dst.axes[1:]), source.far())
-    return Slab(over, block)
+    return Slab(geometry, block)
 
 
-def folded(over: Windows) -> Windows:
-    """The windows when each row of the window has its own partitions: what is left of a window is one row."""
+def folded(geometry: Windows) -> Windows:
+    """The windows after their rows have moved to partitions of their own: a window with a single row remains."""
     return replace(
-        over,
-        window=(1, *over.window[1:]),
-        stride=(1, *over.stride[1:]),
-        dilation=(1, *over.dilation[1:]),
-        sizes=(over.places[0], *over.sizes[1:]),
-        margin=(0, *over.margin[1:]),
+        geometry,
+        window=(1, *geometry.window[1:]),
+        stride=(1, *geometry.stride[1:]),
+        dilation=(1, *geometry.dilation[1:]),
+        sizes=(geometry.places[0], *geometry.sizes[1:]),
+        margin=(0, *geometry.margin[1:]),
     )
 
 
-def load_folded(k: Kernel, over: Windows, view: View, rows: Span, dtype: DType) -> Slab:
-    """Load a view [lanes, position ...] with as many lanes again for each row of the window. Padding is filled with
-    zeros, which requires that the slab holds all rows of results."""
-    lanes, number = view.shape[0], over.window[0]
-    alone = folded(over)
-    block = k.tile(dtype, lanes * number, 1, *alone.reach(rows[1]), buffers=2)
-    if over.fills():
+def load_folded(k: Kernel, geometry: Windows, view: View, rows: Span, dtype: DType) -> Slab:
+    """Load a view [lanes, position ...] once per window row, each copy to partitions of its own. Padding is filled with
+    zeros, which requires that the slab holds all output rows."""
+    lanes, window_rows = view.shape[0], geometry.window[0]
+    row_windows = folded(geometry)
+    block = k.tile(dtype, lanes * window_rows, 1, *row_windows.reach(rows[1]), buffers=2)
+    if geometry.fills():
         k.emit(Memset(engine=Engine.GPSIMD, dst=flat(block), value=0.0))
-    reach = zip(alone.margin, alone.sizes, block.shape[1:], strict=True)
-    others = [(margin, min(size, most)) for margin, size, most in reach][1:]
-    for row in range(number):
-        behind = row * over.dilation[0] - over.margin[0]  # the place that this row of the first window takes
+    reach = zip(row_windows.margin, row_windows.sizes, block.shape[1:], strict=True)
+    columns = [(margin, min(size, extent)) for margin, size, extent in reach][1:]
+    for row in range(window_rows):
+        origin = row * geometry.dilation[0] - geometry.margin[0]  # input row of this window row at output row 0
         low, high = 0, rows[1]
-        if over.fills():
-            low = max(-(behind // over.stride[0]), 0)
-            high = min((over.sizes[0] - 1 - behind) // over.stride[0] + 1, high)
+        if geometry.fills():
+            low = max(-(origin // geometry.stride[0]), 0)
+            high = min((geometry.sizes[0] - 1 - origin) // geometry.stride[0] + 1, high)
         if high > low:
-            first = (affine(rows[0]) + low) * over.stride[0] + behind
-            source = view.cut((0, lanes), (first, high - low), *((0, size) for _, size in others))
-            apart = (source.strides[0], source.strides[1] * over.stride[0], *source.strides[2:])
-            dst = block.cut((row * lanes, lanes), (0, 1), (low, high - low), *others)
-            k.copy(replace(dst, axes=dst.axes[1:]), replace(source, strides=apart).far())
-    return Slab(alone, block)
+            first = (affine(rows[0]) + low) * geometry.stride[0] + origin
+            source = view.cut((0, lanes), (first, high - low), *((0, size) for _, size in columns))
+            strides = (source.strides[0], source.strides[1] * geometry.stride[0], *source.strides[2:])
+            dst = block.cut((row * lanes, lanes), (0, 1), (low, high - low), *columns)
+            k.copy(replace(dst, axes=dst.axes[1:]), replace(source, strides=strides).far())
+    return Slab(row_windows, block)
 
 
 def flat(block: Block) -> Tile:
@@ -170,7 +173,7 @@ def flat(block: Block) -> Tile:
 
 
 def blocks(k: Kernel, shape: Sequence[int], most: int) -> Iterator[tuple[Starts, tuple[int, ...]]]:
-    """Blocks of consecutive positions."""
+    """Blocks of at most `most` consecutive positions of a shape: their starts and sizes."""
     if len(shape) == 1:
         for start, size in k.spans(shape[0], most):
             yield (start,), (size,)
@@ -186,7 +189,7 @@ def blocks(k: Kernel, shape: Sequence[int], most: int) -> Iterator[tuple[Starts,
 
 
 def each_place(k: Kernel, window: Sequence[int]) -> Iterator[tuple[Affine, Starts]]:
-    """The number of each position of a window, and its offset."""
+    """Loops over a window's positions; yields the linear index and the offset on each axis."""
     if not window:
         yield Affine(), ()
         return
@@ -196,16 +199,16 @@ def each_place(k: Kernel, window: Sequence[int]) -> Iterator[tuple[Affine, Start
 
 
 def linear(starts: Starts, shape: Sequence[int]) -> Affine:
-    """The number of a position among those of a shape."""
-    found = Affine()
+    """The linear index of a position in a shape."""
+    index = Affine()
     for start, stride in zip(starts, packed(tuple(shape)), strict=True):
-        found += start * stride
-    return found
+        index += start * stride
+    return index
 
 
 def _merged(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    kept = tuple(axis for axis in axes if axis.size != 1)
-    return kept or axes[-1:]
+    nontrivial = tuple(axis for axis in axes if axis.size != 1)
+    return nontrivial or axes[-1:]
 
 
 _BANK: Final = 512
@@ -219,77 +222,83 @@ def _convolution(low: Lowering, node: Node, op: Convolution) -> None:
     epilogue = low.epilogue(node.result, prod(places))
     if not node.result.type.elements:
         return
-    view, over = windows(x, weight.shape[2:], op.stride, op.dilation, op.before, places)
+    view, geometry = windows(x, weight.shape[2:], op.stride, op.dilation, op.before, places)
     depthwise = op.groups == x.shape[1] == weight.shape[0]
     lanes = x.shape[1] if depthwise else weight.shape[1]
-    fold = not depthwise and 1 < over.window[0] * lanes <= PARTITIONS and over.window[0] > 1
-    needed = folded(over) if fold else over
+    fold = not depthwise and 1 < geometry.window[0] * lanes <= PARTITIONS and geometry.window[0] > 1
+    needed = folded(geometry) if fold else geometry
     rows = slab_rows(
-        low.k.left(Memory.SBUF) // 2, needed, chunks_of(lanes) * (4 if depthwise else x.dtype.itemsize) * 2
+        low.k.free_bytes(Memory.SBUF) // 2, needed, chunks_of(lanes) * (4 if depthwise else x.dtype.itemsize) * 2
     )
     if rows < places[0]:
-        view, over = padded(low, view, over, 0.0)
+        view, geometry = padded(low, view, geometry, 0.0)
     out = node.result.type.dtype.on_device
-    work = _Convolution(low.k, view, over, weight, bias, op.groups, fold, rows, epilogue, out)
+    work = _Convolution(low.k, view, geometry, weight, bias, op.groups, fold, rows, epilogue, out)
     if depthwise:
         work.write_depthwise()
     else:
         work.write(low)
 
 
-def slab_rows(budget: int, over: Windows, by_place: int) -> int:
-    """Rows of results whose inputs fit SBUF; at least one."""
-    rows = over.places[0]
-    while rows > 1 and prod(over.reach(rows)) * by_place > budget:
+def slab_rows(budget: int, geometry: Windows, by_place: int) -> int:
+    """The number of output rows whose inputs fit the budget; at least one."""
+    rows = geometry.places[0]
+    while rows > 1 and prod(geometry.reach(rows)) * by_place > budget:
         rows = rows // 2
     return rows
 
 
 @dataclass(frozen=True)
 class _Convolution:
+    """One convolution with its tile sizes."""
+
     k: Kernel
-    x: View  # [batch, channels, place ...]
-    over: Windows
+    x: View  # [batch, channels, position ...]
+    geometry: Windows
     weight: View  # [outputs, channels of a group, window ...]
     bias: View | None
     groups: int
-    fold: bool  # the window's rows on partitions beside the channels
-    rows: int  # of results for which places are at hand
+    fold: bool  # the window's rows are on partitions beside the channels
+    rows: int  # output rows whose inputs are in SBUF at a time
     epilogue: Epilogue
     out: DType
 
     def write(self, low: Lowering) -> None:
-        """Weights that fit SBUF are loaded once for a whole batch."""
+        """Emit the convolution. Weights that fit SBUF are loaded once for the whole batch."""
         k, (outputs, channels, *window) = self.k, self.weight.shape
-        each = outputs // self.groups
-        # Channels, and places of the window, as a matrix of each group's outputs for each.
+        group_outputs = outputs // self.groups
+        # Weights as [channels, window rows, window columns, outputs]: the contraction axis comes first.
         ordered = self.weight.transposed((*range(1, self.weight.rank), 0))
         shape = (channels, window[0], prod(window[1:]), outputs)
         matrices = ordered.reshaped(shape) or low.packed(ordered).reshaped(shape)
         assert matrices is not None  # packed windows are two axes
         lanes, places = (channels * window[0], prod(window[1:])) if self.fold else (channels, prod(window))
         with k.loop(self.groups) as group, k.scope():
-            own = matrices.cut((0, channels), (0, window[0]), (0, shape[2]), (group * each, each))
-            budget, by_output = k.left(Memory.SBUF) // 4, chunks_of(lanes) * places * own.dtype.itemsize
-            kept = self._weights(own, 1) if by_output * each <= budget else None
-            step = PARTITIONS if kept else max(min(budget // (2 * by_output), PARTITIONS), 1)
+            group_weights = matrices.cut(
+                (0, channels), (0, window[0]), (0, shape[2]), (group * group_outputs, group_outputs)
+            )
+            budget, by_output = k.free_bytes(Memory.SBUF) // 4, chunks_of(lanes) * places * group_weights.dtype.itemsize
+            resident = self._weights(group_weights, 1) if by_output * group_outputs <= budget else None
+            step = PARTITIONS if resident else max(min(budget // (2 * by_output), PARTITIONS), 1)
             with k.loop(self.x.shape[0]) as image:
                 source = self.x.pick(0, image).cut((group * channels, channels))
-                for rows in k.spans(self.over.places[0], self.rows):
+                for rows in k.spans(self.geometry.places[0], self.rows):
                     with k.scope():
                         slab = self._slab(source, rows)
-                        first = image * outputs + group * each
-                        for output in k.spans(each, step):
+                        first = image * outputs + group * group_outputs
+                        for output in k.spans(group_outputs, step):
                             with k.scope():
-                                self._write_outputs(slab, own, kept, rows, output, first, group * each)
+                                self._write_outputs(
+                                    slab, group_weights, resident, rows, output, first, group * group_outputs
+                                )
 
     def _slab(self, source: View, rows: Span) -> Slab:
         if self.fold:
-            return load_folded(self.k, self.over, source, rows, self.x.dtype)
-        return load_slab(self.k, self.over, source, rows, self.x.dtype, 0.0)
+            return load_folded(self.k, self.geometry, source, rows, self.x.dtype)
+        return load_slab(self.k, self.geometry, source, rows, self.x.dtype, 0.0)
 
     def _weights(self, matrices: View, buffers: int) -> Block:
-        """Weights [channels, window rows, window columns, outputs] as [128, chunks, positions, outputs]."""
+        """Load weights [channels, window rows, window columns, outputs] as [128, chunks, positions, outputs]."""
         k, (channels, rows, places, outputs) = self.k, matrices.shape
         if self.fold:
             block = k.tile(matrices.dtype, channels * rows, 1, places, outputs, buffers=buffers)
@@ -304,33 +313,40 @@ class _Convolution:
         return block
 
     def _write_outputs(
-        self, slab: Slab, matrices: View, kept: Block | None, rows: Span, output: Span, first: Affine, own: Affine
+        self,
+        slab: Slab,
+        matrices: View,
+        resident: Block | None,
+        rows: Span,
+        output: Span,
+        first_row: Affine,
+        group_start: Affine,
     ) -> None:
         k, (start, count) = self.k, output
-        bias = self._column(self.bias, start + own, count)
-        if kept is None:
+        bias = self._column(self.bias, start + group_start, count)
+        if resident is None:
             block = self._weights(matrices.cut(*((0, size) for size in matrices.shape[:3]), output), 2)
         else:
-            block = kept
-        at: Span = (start, count) if kept is not None else (0, count)
-        shape = (rows[1], *self.over.places[1:])
-        for starts, sizes in blocks(k, shape, self._widest()):
+            block = resident
+        columns: Span = (start, count) if resident is not None else (0, count)
+        shape = (rows[1], *self.geometry.places[1:])
+        for starts, sizes in blocks(k, shape, self._tile_positions()):
             with k.scope():
-                made = k.tile(self.out, count, prod(sizes), buffers=2)
-                for inner, some in blocks(k, sizes, _BANK):
+                out_tile = k.tile(self.out, count, prod(sizes), buffers=2)
+                for bank_starts, bank_sizes in blocks(k, sizes, _BANK):
                     with k.scope():
-                        sums = k.psum(count, prod(some)).whole
-                        here = tuple(one + other for one, other in zip(starts, inner, strict=True))
-                        self._multiply(sums, slab, block, at, here, some)
-                        dst = made.cut(count, (linear(inner, sizes), prod(some)))
-                        self._bring(dst, sums, bias)
-                place = linear((starts[0] + rows[0], *starts[1:]), self.over.places)
-                self.epilogue.store(made.whole, (start + first, count), (place, prod(sizes)))
+                        sums = k.psum(count, prod(bank_sizes)).whole
+                        positions = tuple(outer + inner for outer, inner in zip(starts, bank_starts, strict=True))
+                        self._multiply(sums, slab, block, columns, positions, bank_sizes)
+                        dst = out_tile.cut(count, (linear(bank_starts, sizes), prod(bank_sizes)))
+                        self._add_bias(dst, sums, bias)
+                position = linear((starts[0] + rows[0], *starts[1:]), self.geometry.places)
+                self.epilogue.store(out_tile.whole, (start + first_row, count), (position, prod(sizes)))
 
-    def _widest(self) -> int:
-        """Positions of a result that are stored at once: the longest run for which the epilogue fits."""
+    def _tile_positions(self) -> int:
+        """Output positions in one tile: the longest run for which the epilogue fits SBUF."""
         by_place = 2 * self.out.itemsize + epilogue_bytes(self.epilogue)
-        return max(min(self.k.left(Memory.SBUF) * 3 // 4 // by_place, WIDEST), 1)
+        return max(min(self.k.free_bytes(Memory.SBUF) * 3 // 4 // by_place, WIDEST), 1)
 
     def _column(self, view: View | None, start: Affine, count: int) -> Tile | float:
         if view is None:
@@ -342,50 +358,50 @@ class _Convolution:
     def _multiply(
         self, sums: Tile, slab: Slab, weights: Block, output: Span, starts: Starts, sizes: tuple[int, ...]
     ) -> None:
-        k, lanes = self.k, self.weight.shape[1] * (self.over.window[0] if self.fold else 1)
-        places = prod(slab.over.window)
+        k, lanes = self.k, self.weight.shape[1] * (self.geometry.window[0] if self.fold else 1)
+        places = prod(slab.geometry.window)
         if not lanes:
             k.emit(Memset(engine=Engine.VECTOR, dst=sums, value=0.0))
         for chunk, depth in each_chunk(k, lanes):
-            for number, at in each_place(k, slab.over.window):
+            for position, at in each_place(k, slab.geometry.window):
                 k.emit(
                     Matmul(
                         engine=Engine.TENSOR,
                         dst=sums,
-                        stationary=weights.cut(depth, (chunk, 1), (number, 1), output),
+                        stationary=weights.cut(depth, (chunk, 1), (position, 1), output),
                         moving=slab.shifted(depth, chunk, starts, sizes, at),
-                        accumulate=chunk * places + number,
+                        accumulate=chunk * places + position,
                     )
                 )
 
-    def _bring(self, dst: Tile, sums: Tile, bias: Tile | float) -> None:
+    def _add_bias(self, dst: Tile, sums: Tile, bias: Tile | float) -> None:
         function = Function.COPY
         self.k.emit(Activation(engine=Engine.SCALAR, dst=dst, src=sums, function=function, bias=bias))
 
-    # Channels by themselves
+    # Depthwise
 
     def write_depthwise(self) -> None:
-        k, channels, places = self.k, self.weight.shape[0], prod(self.over.window)
+        k, channels, places = self.k, self.weight.shape[0], prod(self.geometry.window)
         with k.loop(self.x.shape[0]) as image:
             for first, count in k.spans(channels, PARTITIONS):
                 with k.scope():
                     weight = k.tile(DType.FLOAT32, count, places, buffers=2)
                     by_channel = self.weight.pick(1, 0).cut((first, count))
-                    k.copy(replace(weight, shape=self.over.window).whole, by_channel.far())
+                    k.copy(replace(weight, shape=self.geometry.window).whole, by_channel.far())
                     bias = self._column(self.bias, first, count)
                     source = self.x.pick(0, image).cut((first, count))
-                    for rows in k.spans(self.over.places[0], self.rows):
+                    for rows in k.spans(self.geometry.places[0], self.rows):
                         with k.scope():
-                            slab = load_slab(k, self.over, source, rows, DType.FLOAT32, 0.0)
+                            slab = load_slab(k, self.geometry, source, rows, DType.FLOAT32, 0.0)
                             self._fold(slab, weight, bias, rows, (image * channels + first, count))
 
     def _fold(self, slab: Slab, weight: Block, bias: Tile | float, rows: Span, lanes: Span) -> None:
         k, count = self.k, lanes[1]
-        for starts, sizes in blocks(k, (rows[1], *self.over.places[1:]), self._widest() // 2):
+        for starts, sizes in blocks(k, (rows[1], *self.geometry.places[1:]), self._tile_positions() // 2):
             with k.scope():
                 sums = k.tile(DType.FLOAT32, count, prod(sizes), buffers=2).whole
                 k.emit(Memset(engine=Engine.VECTOR, dst=sums, value=0.0))
-                for number, at in each_place(k, self.over.window):
+                for number, at in each_place(k, self.geometry.window):
                     k.emit(
                         ScalarTensorTensor(
                             engine=Engine.VECTOR,
@@ -397,7 +413,7 @@ class _Convolution:
                             right=sums,
                         )
                     )
-                made = k.tile(self.out, count, prod(sizes), buffers=2).whole
-                self._bring(made, sums, bias)
-                place = linear((starts[0] + rows[0], *starts[1:]), self.over.places)
-                self.epilogue.store(made, lanes, (place, prod(sizes)))
+                out_tile = k.tile(self.out, count, prod(sizes), buffers=2).whole
+                self._add_bias(out_tile, sums, bias)
+                position = linear((starts[0] + rows[0], *starts[1:]), self.geometry.places)
+                self.epilogue.store(out_tile, lanes, (position, prod(sizes)))

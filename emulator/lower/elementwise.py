@@ -1,6 +1,6 @@
 """Elementwise operators on tiles: the instructions that compute one node's result from its operands.
 
-Every node rounds to its own type, so that a fused node computes the same numbers as one that runs alone.
+Every node rounds to its own type, so that fusion does not change results.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,8 +36,8 @@ _ARITHMETIC: Final = {
     "maximum": Alu.MAXIMUM,
     "minimum": Alu.MINIMUM,
 }
-_DIRECT: Final = {*_ARITHMETIC, *LOOKED_UP}  # one instruction, on floats
-_OF_TRUTHS: Final = {"add": Alu.MAXIMUM, "multiply": Alu.MINIMUM, "maximum": Alu.MAXIMUM, "minimum": Alu.MINIMUM}
+_DIRECT: Final = {*_ARITHMETIC, *LOOKED_UP}  # a single instruction on floats
+_ON_BOOLEANS: Final = {"add": Alu.MAXIMUM, "multiply": Alu.MINIMUM, "maximum": Alu.MAXIMUM, "minimum": Alu.MINIMUM}
 _COMPARISONS: Final = {
     "equal": Alu.EQUAL,
     "greater": Alu.GREATER,
@@ -54,17 +54,17 @@ _DIVISIONS: Final[Mapping[str, Callable[[Lanes, Operand, Operand, Tile], Any]]] 
     "remainder": remainder,
     "truncating_divide": truncating_divide,
 }
-_WRITTEN_OUT: Final = ("floor_divide", "power", "remainder", "truncating_divide")
-_FEW, _MANY = 8, 28
+_MULTI_STEP: Final = ("floor_divide", "power", "remainder", "truncating_divide")
+_FEW, _MANY = 8, 28  # bounds on temporaries
 
 
 def is_applicable(node: Node) -> bool:
-    """True if the operator works on each element by itself."""
+    """True for an elementwise operator."""
     return type(node.op) in _APPLIED
 
 
 def is_exact(node: Node) -> bool:
-    """True if the node casts floats to a type that holds all of them."""
+    """True for a cast between float types that represents every value exactly."""
     source, target = node.operands[0].type.dtype, node.result.type.dtype
     return isinstance(node.op, Cast) and source.is_float and _holds(target, source)
 
@@ -74,15 +74,16 @@ def _holds(wide: DType, narrow: DType) -> bool:
 
 
 def temporaries(node: Node) -> int:
-    """The most float32 tiles that the instructions need beside operands and result; tests/lower tries all operators."""
+    """An upper bound on the float32 tiles that a node needs in addition to operands and result; tests/lower checks it
+    for all operators."""
     types = [*(operand.type.dtype for operand in node.operands), node.result.type.dtype]
     if all(dtype.is_float for dtype in types) and (isinstance(node.op, Cast) or node.op.label in _DIRECT):
         return 0
-    return _MANY if node.op.label in COMPOSED or node.op.label in _WRITTEN_OUT else _FEW
+    return _MANY if node.op.label in COMPOSED or node.op.label in _MULTI_STEP else _FEW
 
 
 def apply(k: Kernel, node: Node, dst: Tile, operands: Sequence[Operand]) -> None:
-    """Emit the instructions of a node. An operand is a tile, or the number of a constant."""
+    """Emit the instructions of a node. An operand is a tile or a compile-time number."""
     with k.scope():
         _APPLIED[type(node.op)](Lanes(k, dst.partitions, dst.elements), node, dst, operands)
 
@@ -92,7 +93,8 @@ def _binary(lanes: Lanes, node: Node, dst: Tile, operands: Sequence[Operand]) ->
     dtype, function = promote(*types), node.op.label
     if not dtype.is_float and function != "divide":
         operands = [
-            integers.fitted(lanes, type_.dtype, dtype, each) for type_, each in zip(types, operands, strict=True)
+            integers.convert_operand(lanes, type_.dtype, dtype, operand)
+            for type_, operand in zip(types, operands, strict=True)
         ]
     left, right = operands
     if function in _COMPARISONS:
@@ -109,15 +111,15 @@ def _binary(lanes: Lanes, node: Node, dst: Tile, operands: Sequence[Operand]) ->
         else:
             lanes.two(_ARITHMETIC[function], left, right, dst)
     elif dtype is DType.BOOL:
-        lanes.two(_OF_TRUTHS[function], left, right, dst)
+        lanes.two(_ON_BOOLEANS[function], left, right, dst)
     else:
         integers.arithmetic(lanes, function, dtype, dst, left, right)
 
 
 def _unary(lanes: Lanes, node: Node, dst: Tile, operands: Sequence[Operand]) -> None:
     function, dtype, operand = node.op.label, node.operands[0].type.dtype, operands[0]
-    kept = dst.dtype if function in _KEPT else _float(dtype)
-    x = operand if isinstance(operand, Tile) else lanes.filled(operand, kept)
+    dtype_of_number = dst.dtype if function in _TYPE_PRESERVING else _float(dtype)
+    x = operand if isinstance(operand, Tile) else lanes.filled(operand, dtype_of_number)
     if function in LOOKED_UP:
         lanes.function(LOOKED_UP[function], x, dst)
     elif function in COMPOSED:
@@ -160,7 +162,7 @@ _ON_FLOATS: Final[Mapping[str, Callable[[Lanes, Tile, Tile], Any]]] = {
     "sign": lambda lanes, x, dst: lanes.function(Function.SIGN, x, dst),
     "trunc": truncated,
 }
-_KEPT: Final = {*_ON_FLOATS, "invert"}  # their results have their operands' type
+_TYPE_PRESERVING: Final = {*_ON_FLOATS, "invert"}  # the result has the operand's type
 
 
 def _on_integers(lanes: Lanes, function: str, dtype: DType, x: Tile, dst: Tile) -> None:
@@ -184,21 +186,21 @@ def _on_integers(lanes: Lanes, function: str, dtype: DType, x: Tile, dst: Tile) 
 
 def _where(lanes: Lanes, node: Node, dst: Tile, operands: Sequence[Operand]) -> None:
     condition, chosen, other = operands
-    _, one, two = (operand.type.dtype for operand in node.operands)
+    _, chosen_type, other_type = (operand.type.dtype for operand in node.operands)
     target = node.result.type.dtype
     if not isinstance(condition, Tile):
-        _converted(lanes, one if condition else two, target, dst, chosen if condition else other)
+        _converted(lanes, chosen_type if condition else other_type, target, dst, chosen if condition else other)
         return
-    _converted(lanes, two, target, dst, other)
+    _converted(lanes, other_type, target, dst, other)
     if isinstance(chosen, Tile) and chosen.dtype is not dst.dtype:
-        made = lanes.tile(dst.dtype)
-        _converted(lanes, one, target, made, chosen)
-        chosen = made
+        converted = lanes.tile(dst.dtype)
+        _converted(lanes, chosen_type, target, converted, chosen)
+        chosen = converted
     lanes.choose(dst, condition, chosen)
 
 
 def _converted(lanes: Lanes, source: DType, target: DType, dst: Tile, operand: Operand) -> None:
-    """Convert without the saturation that copies between integer types have."""
+    """Convert with wrap-around; a plain copy between integer types saturates."""
     if isinstance(operand, Tile) and source.is_integer and target.is_integer:
         integers.convert(lanes, source, target, dst, operand)
     else:

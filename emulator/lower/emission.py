@@ -1,4 +1,4 @@
-"""Kernel emission: from a placed graph to instructions, kernel by kernel, layers that repeat inside one loop."""
+"""Kernel emission: from a placed graph to instructions, kernel by kernel; repeated layers become one loop."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,17 +19,17 @@ NOTHING: Final[Mapping[object, int]] = MappingProxyType({})
 def emit_kernels(placed: PlacedGraph, reserved: Mapping[object, int] = NOTHING) -> EmittedProgram:
     """Group nodes into kernels, choose each kernel's tiling, and emit its instructions.
 
-    The three are one step because each kernel's grouping reads the placement that the kernels before it have left: a
-    node is fused only if its other operands are in HBM by then, in strides that the kernel's tiles can follow, and in
-    free SBUF. The decisions are recorded in the result's `kernels`.
+    The three are one step because each kernel's grouping depends on the placement after the kernels before it: a node
+    is fused only if its other operands are already in HBM, in strides that the kernel's tiles can follow, and if SBUF
+    has space. The result's `kernels` record the decisions.
 
-    `reserved`: bytes of each partition of SBUF that a node's kernel must leave free.
+    `reserved`: bytes per SBUF partition that a node's kernel must leave free, by the node's result.
     """
     return _Emission(placed, reserved).emitted()
 
 
 class _Emission:
-    """One pass over a placed graph, with the lowering context that its kernels share."""
+    """One emission of a placed graph, with the lowering context that its kernels share."""
 
     def __init__(self, placed: PlacedGraph, reserved: Mapping[object, int]) -> None:
         self._placed = placed
@@ -56,7 +56,7 @@ class _Emission:
             notes=tuple(low.notes),
             constants=places.constants,
             kernels=tuple(self._kernels),
-            makers=low.k.makers,
+            emitters=low.k.emitters,
         )
 
     def _nodes(self, nodes: Sequence[Node]) -> None:
@@ -69,52 +69,58 @@ class _Emission:
             if function is None:
                 raise NotLowered.at(node)
             reserved = self._reserved.get(node.result, 0)
-            with self._low.k.scope(), self._low.k.made_for(node.result, reserved), _attributed(node):
+            with self._low.k.scope(), self._low.k.attribute_to(node.result, reserved), _attributed(node):
                 function(self._low, node, node.op)
-            self._kernels.append(groups.recorded(node))
+            self._kernels.append(groups.close_record(node))
 
     def _repeat(self, repeat: Repeat) -> None:
         low, places = self._low, self._places
-        before = dict(places.views)
+        outer_views = dict(places.views)
         carried = {entry: self._two_halves(entry) for entry in repeat.carried}
-        taken = {first: places.taken(first, later) for first, later in repeat.taken.items()}
-        given = {value: places.given(value, row) for value, row in repeat.given.items()}
+        input_series = {
+            placeholder: places.input_series(placeholder, later) for placeholder, later in repeat.taken.items()
+        }
+        output_series = {value: places.output_series(value, row) for value, row in repeat.given.items()}
         with low.k.loop(repeat.count) as index:
-            for first, series in taken.items():
-                places.take(first, series.at(index))
+            for placeholder, series in input_series.items():
+                places.bind_iteration(placeholder, series.at(index))
             for entry, halves in carried.items():
                 places.views[entry] = half_at(halves, index)
                 places.homes[repeat.carried[entry]] = half_at(halves, index + 1)
-            for value, series in given.items():
+            for value, series in output_series.items():
                 if value not in places.homes and value not in places.stored:
                     places.homes[value] = series.at(index)
             self._nodes(self._graph.nodes[repeat.start : repeat.stop])
-            for value, series in given.items():
+            for value, series in output_series.items():
                 if places.homes.get(value) != series.at(index):
                     low.copy(series.at(index), places.views[value])
-        places.views |= before
-        self._after(repeat, carried, given)
+        places.views |= outer_views
+        self._bind_loop_results(repeat, carried, output_series)
 
-    def _after(self, repeat: Repeat, carried: Mapping[Value, View], given: Mapping[Value, BufferSeries]) -> None:
-        """After the loop, a value computed inside is that of the last iteration."""
+    def _bind_loop_results(
+        self, repeat: Repeat, carried: Mapping[Value, View], output_series: Mapping[Value, BufferSeries]
+    ) -> None:
+        """Bind the values that leave a loop: series element by element, any other value to that of the last
+        iteration."""
         views = self._places.views
         for value, row in repeat.given.items():
-            for number, each in enumerate(row):
-                views[each] = given[value].at(Affine(number))
-            views[value] = given[value].at(Affine(repeat.count - 1))
+            for iteration, element in enumerate(row):
+                views[element] = output_series[value].at(Affine(iteration))
+            views[value] = output_series[value].at(Affine(repeat.count - 1))
         for entry, halves in carried.items():
             views[repeat.carried[entry]] = half_at(halves, Affine(repeat.count))
 
     def _two_halves(self, entry: Value) -> View:
-        """Two halves of scratch for a loop-carried value: an iteration reads one and writes the other, so that nothing
-        is copied between iterations."""
+        """A double buffer in scratch for a loop-carried value: an iteration reads one half and writes the other, so
+        that nothing is copied between iterations."""
         source = self._places.views[entry]
         halves = self._places.scratch(entry.type.dtype, entry.type.shape, count=2)
         self._low.copy(halves, source)
         return halves
 
     def _finish_outputs(self) -> None:
-        """Copy outputs that are elsewhere: those with two names, those that no node computes, loop-carried values."""
+        """Copy outputs that are not yet in their buffers: values with two output names, values that no node computes,
+        and loop-carried values."""
         for name, value in self._graph.outputs.items():
             home = self._places.output(name)
             if self._places.views[value] != home:
@@ -123,14 +129,14 @@ class _Emission:
 
 @contextmanager
 def _attributed(node: Node) -> Iterator[None]:
-    """Name the node, its tensors and the remedy where one of its tiles does not fit."""
+    """Add the node, its tensors and the remedy to an OutOfMemory error of one of its tiles."""
     try:
         yield
-    except OutOfMemory as fault:
-        who = f"{node.op.label} at {str(node.origin) or 'an unknown place'}, for {fault.who},"
-        ends = [(f"its operand {number}", value) for number, value in enumerate(node.operands)]
-        ends.append(("its result", node.result))
-        tensors = [Taken(what, str(value.type), value.type.nbytes) for what, value in ends]
-        largest = sorted(tensors, key=lambda taken: -taken.nbytes)
+    except OutOfMemory as error:
+        who = f"{node.op.label} at {str(node.origin) or 'an unknown place'}, for {error.who},"
+        labelled_values = [(f"its operand {number}", value) for number, value in enumerate(node.operands)]
+        labelled_values.append(("its result", node.result))
+        tensors = [Taken(label, str(value.type), value.type.nbytes) for label, value in labelled_values]
+        largest = sorted(tensors, key=lambda tensor: -tensor.nbytes)
         remedy = "use a smaller bucket, or divide the model among more cores (--tp)"
-        raise OutOfMemory(who, fault.memory, fault.need, fault.room, largest, remedy) from fault
+        raise OutOfMemory(who, error.memory, error.need, error.room, largest, remedy) from error

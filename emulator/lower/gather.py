@@ -1,11 +1,11 @@
 """Gathers, scatters and indexed updates: rows by indirect DMA, single elements along an axis on GpSimd.
 
-Indirect DMA copies rows by number, 128 at a time. The position of an element is the sum of its indices times their
-strides; in units of the strides' greatest common divisor it is one row number. An index outside of its axis must not
-reach into another row: it becomes a number that no buffer has, which the DMA refuses.
+Indirect DMA copies rows by row number, 128 at a time. The position of an element is the sum of its indices times their
+strides; divided by the strides' greatest common divisor it is a single row number. An index out of bounds must not
+address another row. It is replaced by -1, which is out of bounds for every buffer, so that the DMA fails.
 
-GpSimd picks elements inside of partitions. A scatter compares the number of each update with that of each position, one
-update after the other, because several may have the same position.
+GpSimd gathers elements within a partition. A scatter compares the index of each update with all positions, one update
+after the other, because several updates may have the same position.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,7 @@ import numpy as np
 from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.gpsimd import GatherFree
-from nxpipe.emulator.isa.gpsimd import IotaPattern as Counting
+from nxpipe.emulator.isa.gpsimd import GatherFree, IotaPattern
 from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile
 from nxpipe.emulator.lower.epilogue import load_tile
@@ -36,60 +35,59 @@ from nxpipe.emulator.ops.base import broadcast_shape
 
 @dataclass(frozen=True)
 class Address:
-    """The indices of one axis. With `wraps`, negative ones count from its end."""
+    """The indices of one axis. With `wraps`, negative indices count from its end."""
 
     indices: View
     size: int
     stride: int
     wraps: bool = False
-    sure: bool = False  # they cannot be outside
+    in_bounds: bool = False  # the indices are known to be in bounds
 
 
-def counted(low: Lowering, size: int, stride: int, axis: int, shape: tuple[int, ...]) -> Address:
-    """An axis of which every index is taken in order, along an axis of the whole."""
+def whole_axis(low: Lowering, size: int, stride: int, axis: int, shape: tuple[int, ...]) -> Address:
+    """The address of an axis that is taken as a whole: 0, 1, ... along `axis` of the shape."""
     table = low.constant(np.arange(size, dtype=np.int32), DType.INT32)
-    strides = tuple(table.strides[0] if each == axis else 0 for each in range(len(shape)))
-    return Address(View(table.buffer, table.dtype, table.offset, shape, strides), size, stride, sure=True)
+    strides = tuple(table.strides[0] if dimension == axis else 0 for dimension in range(len(shape)))
+    return Address(View(table.buffer, table.dtype, table.offset, shape, strides), size, stride, in_bounds=True)
 
 
 def row_numbers(low: Lowering, addresses: Sequence[Address], shape: tuple[int, ...]) -> tuple[View, int]:
-    """The row number of each combination of indices that broadcast to a shape, and the elements from one row to the
-    next."""
-    step = gcd(*(each.stride for each in addresses))
-    made = low.scratch(DType.UINT32, shape)
-    views = [each.indices.broadcast(shape) for each in addresses]
-    for rows, width, (to, *parts) in each_tile(low.k, [made, *views], WIDEST // 2):
+    """The row number of each combination of indices, broadcast to a shape, and the distance of rows in elements."""
+    step = gcd(*(address.stride for address in addresses))
+    numbers = low.scratch(DType.UINT32, shape)
+    views = [address.indices.broadcast(shape) for address in addresses]
+    for rows, width, (to, *parts) in each_tile(low.k, [numbers, *views], WIDEST // 2):
         with low.k.scope():
             words = WordArithmetic(Lanes(low.k, rows, width), DType.INT32)
             total: Tile | None = None
-            outside: list[Tile] = []
-            for each, part in zip(addresses, parts, strict=True):
+            violations: list[Tile] = []
+            for address, part in zip(addresses, parts, strict=True):
                 index = words.load(load_tile(low.k, part))
-                if each.wraps:
+                if address.wraps:
                     below = words.with_number(Alu.LESS, index, 0)
-                    index = words.two(Alu.ADD, index, words.with_number(Alu.MULTIPLY, below, each.size))
-                if not each.sure:
-                    outside.append(words.with_number(Alu.LESS, index, 0))
-                    outside.append(words.with_number(Alu.GREATER_EQUAL, index, each.size))
-                term = words.with_number(Alu.MULTIPLY, index, each.stride // step)
+                    index = words.two(Alu.ADD, index, words.with_number(Alu.MULTIPLY, below, address.size))
+                if not address.in_bounds:
+                    violations.append(words.with_number(Alu.LESS, index, 0))
+                    violations.append(words.with_number(Alu.GREATER_EQUAL, index, address.size))
+                term = words.with_number(Alu.MULTIPLY, index, address.stride // step)
                 total = term if total is None else words.two(Alu.ADD, total, term)
-            assert total is not None  # something is addressed
-            for breach in outside:
-                words.lanes.choose(total, bits(breach), -1)
+            assert total is not None  # there is at least one address
+            for violation in violations:
+                words.lanes.choose(total, bits(violation), -1)
             low.k.copy(to.far(), bits(total))
-    return made, step
+    return numbers, step
 
 
-MOST_AXES: Final = 3  # of a row
+MOST_AXES: Final = 3  # axes of a row
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A tensor as numbered rows: their numbers, their distance, and the axes of a row."""
+    """Rows of a tensor that are selected by number."""
 
-    table: View  # any row's axes, beginning at the first element
-    numbers: View  # one for each row that is meant
-    step: int
+    table: View  # the axes of a row, at row 0
+    numbers: View  # of the selected rows
+    step: int  # elements from one row to the next
 
     def far(self, numbers: Tile) -> Far:
         view = self.table
@@ -97,26 +95,27 @@ class Rows:
         return Far(view.buffer, view.dtype, view.offset, axes, numbers)
 
 
-def _addressed(
+def _address_axes(
     low: Lowering, x: View, axes: Sequence[int], indices: Sequence[View], *, wraps: bool
 ) -> tuple[View, list[Address], tuple[int, ...], int]:
-    """The tensor with the indexed axes first, their addresses, the shape of these together, and the number of result
-    axes before the indices' own. Axes before adjacent indexed ones are numbered like them, so that one copy serves many
-    of their rows."""
-    common = indices[0].shape
+    """The tensor with the addressed axes first, their addresses, the addresses' common shape, and the number of result
+    axes before those of the indices. If the indexed axes are adjacent, the axes before them are addressed too, so that
+    one DMA copies rows of many of their positions."""
+    index_shape = indices[0].shape
     adjacent = axes[-1] - axes[0] == len(axes) - 1
-    before = tuple(range(axes[0])) if adjacent else ()
-    behind = tuple(axis for axis in range(x.rank) if axis not in axes and axis not in before)
-    ordered = x.transposed((*before, *axes, *behind))
-    shape = (*(x.shape[axis] for axis in before), *common)
-    found = [counted(low, x.shape[axis], x.strides[axis], axis, shape) for axis in before if x.shape[axis] > 1]
+    leading = tuple(range(axes[0])) if adjacent else ()
+    trailing = tuple(axis for axis in range(x.rank) if axis not in axes and axis not in leading)
+    transposed = x.transposed((*leading, *axes, *trailing))
+    shape = (*(x.shape[axis] for axis in leading), *index_shape)
+    addresses = [whole_axis(low, x.shape[axis], x.strides[axis], axis, shape) for axis in leading if x.shape[axis] > 1]
     for axis, view in zip(axes, indices, strict=True):
-        found.append(Address(view.broadcast(shape), x.shape[axis], x.strides[axis], wraps))
-    return ordered, found, shape, len(before)
+        addresses.append(Address(view.broadcast(shape), x.shape[axis], x.strides[axis], wraps))
+    return transposed, addresses, shape, len(leading)
 
 
 def rows_of(low: Lowering, x: View, axes: Sequence[int], indices: Sequence[View], *, wraps: bool) -> Rows:
-    ordered, addresses, shape, before = _addressed(low, x, axes, indices, wraps=wraps)
+    """The rows of a tensor that indices of some axes select."""
+    ordered, addresses, shape, before = _address_axes(low, x, axes, indices, wraps=wraps)
     numbers, step = row_numbers(low, addresses, shape)
     row = ordered
     for _ in range(before + len(axes)):
@@ -124,55 +123,56 @@ def rows_of(low: Lowering, x: View, axes: Sequence[int], indices: Sequence[View]
     return Rows(row, numbers.packed_as((prod(shape),)), step)
 
 
-def upwards(low: Lowering, x: View, axes: Sequence[int]) -> View:
-    """Row numbers that count up from the first row and are distinct."""
+def with_positive_strides(low: Lowering, x: View, axes: Sequence[int]) -> View:
+    """The tensor, or a contiguous copy of it if a stride up to the last of these axes is not positive: row numbers must
+    be distinct and at least 0."""
     numbered = range(max(axes) + 1)
     return x if all(x.strides[axis] > 0 or x.shape[axis] == 1 for axis in numbered) else low.copied(x)
 
 
 def move(low: Lowering, rows: Rows, other: View, *, gather: bool) -> None:
-    """Copy each row to or from its place in `other`, whose first axis counts rows."""
+    """Copy each row to (gather) or from its position in `other`, whose first axis counts rows."""
     k = low.k
-    rows, straight = merged_rows(rows, other)
+    rows, row_views = merged_rows(rows, other)
     if rows.table.rank > MOST_AXES:
         with k.loop(rows.table.shape[0]) as index:
-            move(low, replace(rows, table=rows.table.pick(0, index)), straight.pick(1, index), gather=gather)
+            move(low, replace(rows, table=rows.table.pick(0, index)), row_views.pick(1, index), gather=gather)
         return
     for top, count in k.spans(rows.numbers.shape[0], PARTITIONS):
         with k.scope():
             tile = k.tile(DType.UINT32, count, 1, buffers=2).whole
             k.copy(tile, rows.numbers.cut((top, count)).far())
-            near, far = straight.cut((top, count)).far(), rows.far(tile)
+            near, far = row_views.cut((top, count)).far(), rows.far(tile)
             k.copy(*((near, far) if gather else (far, near)))
 
 
 def merged_rows(rows: Rows, other: View) -> tuple[Rows, View]:
-    """A row and its counterpart behind the first axis of `other`, with as few axes as both allow."""
+    """The rows and `other` with as few axes per row as the strides of both allow."""
     row, inner = rows.table.merged([other.pick(0, 0)])
-    straight = replace(inner, shape=(other.shape[0], *inner.shape), strides=(other.strides[0], *inner.strides))
-    return replace(rows, table=row), straight
+    row_views = replace(inner, shape=(other.shape[0], *inner.shape), strides=(other.strides[0], *inner.strides))
+    return replace(rows, table=row), row_views
 
 
 def as_rows(low: Lowering, view: View, rows: Rows) -> View:
-    """The view with one axis for all numbered rows, then the axes of a row."""
+    """The view with a single axis for the selected rows, followed by the axes of a row."""
     shape = (rows.numbers.shape[0], *rows.table.shape)
     return view.reshaped(shape) or low.packed(view).packed_as(shape)
 
 
 def fits(k: Kernel, size: int, dtype: DType) -> bool:
-    """True if a whole line fits SBUF twice."""
-    return size < 2**16 and 4 * size * dtype.itemsize <= k.left(Memory.SBUF)
+    """True if a double-buffered line fits half of SBUF and its positions fit 16 bits."""
+    return size < 2**16 and 4 * size * dtype.itemsize <= k.free_bytes(Memory.SBUF)
 
 
-def pick(low: Lowering, lines: View, numbers: View, home: View) -> None:
-    """From each line, the last axis of `lines`, the elements at the positions in the same line of `numbers`."""
+def gather_in_partitions(low: Lowering, lines: View, numbers: View, home: View) -> None:
+    """Gather from each line (the last axis of `lines`) the elements at the positions in the same line of `numbers`."""
     k, size = low.k, lines.shape[-1]
     count = prod(numbers.shape) // max(prod(lines.shape[:-1]), 1)
     source = matrix(low, lines, lines.rank - 1)
     shape = (source.shape[0], count)
-    places = numbers.reshaped(shape) or low.packed(numbers).packed_as(shape)
+    positions = numbers.reshaped(shape) or low.packed(numbers).packed_as(shape)
     target = home.reshaped(shape)
-    made = target or low.scratch(home.dtype, shape)
+    out = target or low.scratch(home.dtype, shape)
     for top, height in k.spans(shape[0], PARTITIONS):
         with k.scope():
             line = k.tile(source.dtype, height, size, buffers=2).whole
@@ -181,13 +181,15 @@ def pick(low: Lowering, lines: View, numbers: View, home: View) -> None:
                 with k.scope():
                     lanes = Lanes(k, height, width)
                     index = bits(
-                        WordArithmetic(lanes, DType.INT32).load(load_tile(k, places.cut((top, height), (left, width))))
+                        WordArithmetic(lanes, DType.INT32).load(
+                            load_tile(k, positions.cut((top, height), (left, width)))
+                        )
                     )
-                    found = k.tile(home.dtype, height, width, buffers=2).whole
-                    k.emit(GatherFree(engine=Engine.GPSIMD, dst=found, src=line, indices=index))
-                    k.copy(made.cut((top, height), (left, width)).far(), found)
+                    gathered = k.tile(home.dtype, height, width, buffers=2).whole
+                    k.emit(GatherFree(engine=Engine.GPSIMD, dst=gathered, src=line, indices=index))
+                    k.copy(out.cut((top, height), (left, width)).far(), gathered)
     if target is None:
-        low.copy(home, made.packed_as(home.shape))
+        low.copy(home, out.packed_as(home.shape))
 
 
 @lowers(TakeAlong)
@@ -199,14 +201,14 @@ def _take_along(low: Lowering, node: Node, op: TakeAlong) -> None:
     order = (*(axis for axis in range(x.rank) if axis != op.axis), op.axis)
     corner = x.cut(*((0, x.shape[axis] if axis == op.axis else indices.shape[axis]) for axis in range(x.rank)))
     if fits(low.k, x.shape[op.axis], x.dtype):
-        pick(low, corner.transposed(order), indices.transposed(order), home.transposed(order))
+        gather_in_partitions(low, corner.transposed(order), indices.transposed(order), home.transposed(order))
         return
-    corner = upwards(low, corner, tuple(range(x.rank)))
+    corner = with_positive_strides(low, corner, tuple(range(x.rank)))
     shape = indices.shape
     addresses = [
         Address(indices, x.shape[axis], corner.strides[axis])
         if axis == op.axis
-        else counted(low, shape[axis], corner.strides[axis], axis, shape)
+        else whole_axis(low, shape[axis], corner.strides[axis], axis, shape)
         for axis in range(x.rank)
     ]
     numbers, step = row_numbers(low, addresses, shape)
@@ -216,7 +218,8 @@ def _take_along(low: Lowering, node: Node, op: TakeAlong) -> None:
 
 @lowers(ScatterAlong)
 def _scatter_along(low: Lowering, node: Node, op: ScatterAlong) -> None:
-    """Lines are across partitions. Each update is written where its number is that of the position."""
+    """Scatter along an axis: lines are across partitions, and each update is written at the positions equal to its
+    index."""
     k, home = low.k, low.updated(node)
     update, indices = map(low.view, node.operands[1:])
     if not indices.elements:
@@ -227,19 +230,21 @@ def _scatter_along(low: Lowering, node: Node, op: ScatterAlong) -> None:
     lines = corner.transposed(order)
     shape = (prod(lines.shape[:-1]), size)
     work = lines.reshaped(shape)
-    made = work or low.copied(lines).packed_as(shape)
-    news, places = (matrix(low, view.transposed(order), home.rank - 1) for view in (update, indices))
+    lines_2d = work or low.copied(lines).packed_as(shape)
+    updates, positions = (matrix(low, view.transposed(order), home.rank - 1) for view in (update, indices))
     scatter = _Scatter(k, Accumulator.of(node.result.type.dtype), op.combine, node.result.type.dtype)
     for top, height in k.spans(shape[0], PARTITIONS):
         with k.scope():
-            news_here, places_here = (view.cut((top, height)) for view in (news, places))
-            scatter.write(made.cut((top, height)), news_here, places_here, size)
+            update_rows, position_rows = (view.cut((top, height)) for view in (updates, positions))
+            scatter.write(lines_2d.cut((top, height)), update_rows, position_rows, size)
     if work is None:
-        low.copy(lines, made.packed_as(lines.shape))
+        low.copy(lines, lines_2d.packed_as(lines.shape))
 
 
 @dataclass(frozen=True)
 class _Scatter:
+    """A scatter along the free dimension, into lines on partitions."""
+
     k: Kernel
     exact: Accumulator
     combine: str
@@ -253,40 +258,48 @@ class _Scatter:
                 piece = lines.cut((0, rows), (left, width))
                 old = load_tile(k, piece)
                 sums = self.exact.store(lanes, self.exact.load(lanes, old), lanes.tile(self.exact.dtype), DType.INT32)
-                number = lanes.tile(DType.INT32)
-                k.emit(Counting(engine=Engine.GPSIMD, dst=number, start=left, by_partition=0, steps=(1,)))
+                position = lanes.tile(DType.INT32)
+                k.emit(IotaPattern(engine=Engine.GPSIMD, dst=position, start=left, by_partition=0, steps=(1,)))
                 for begin, count in k.spans(indices.shape[1], WIDEST // 4):
                     with k.scope():
-                        self._lay_down(lanes, sums, number, update, indices, (begin, count), size)
+                        self._apply_updates(lanes, sums, position, update, indices, (begin, count), size)
                 k.copy(piece.far(), self.exact.store(lanes, sums, lanes.tile(lines.dtype), self.dtype))
 
-    def _lay_down(
-        self, lanes: Lanes, sums: Tile, number: Tile, update: View, indices: View, span: tuple[Affine, int], size: int
+    def _apply_updates(
+        self,
+        lanes: Lanes,
+        sums: Tile,
+        position: Tile,
+        update_view: View,
+        indices: View,
+        span: tuple[Affine, int],
+        size: int,
     ) -> None:
         k, rows, count = self.k, lanes.partitions, span[1]
-        own = Lanes(k, rows, count)
-        words = WordArithmetic(own, DType.INT32).load(load_tile(k, indices.cut((0, rows), span)))
-        _require_inside(k, words, size)
-        where, news = k.tile(DType.FLOAT32, rows, count), k.tile(self.exact.dtype, rows, count)
-        own.copy(words, where.whole)
-        own.copy(self.exact.load(own, load_tile(k, update.cut((0, rows), span))), news.whole)
-        meets, together = lanes.tile(DType.UINT8), lanes.tile(self.exact.dtype)
+        update_lanes = Lanes(k, rows, count)
+        words = WordArithmetic(update_lanes, DType.INT32).load(load_tile(k, indices.cut((0, rows), span)))
+        _check_bounds(k, words, size)
+        positions, updates = k.tile(DType.FLOAT32, rows, count), k.tile(self.exact.dtype, rows, count)
+        update_lanes.copy(words, positions.whole)
+        update_lanes.copy(self.exact.load(update_lanes, load_tile(k, update_view.cut((0, rows), span))), updates.whole)
+        is_target, combined = lanes.tile(DType.UINT8), lanes.tile(self.exact.dtype)
         with k.loop(count) as index:
-            lanes.two(Alu.EQUAL, number, repeated(where.cut(rows, (index, 1)), lanes.width), meets)
-            new = repeated(news.cut(rows, (index, 1)), lanes.width)
+            lanes.two(Alu.EQUAL, position, repeated(positions.cut(rows, (index, 1)), lanes.width), is_target)
+            update = repeated(updates.cut(rows, (index, 1)), lanes.width)
             if self.combine:
-                new = self.exact.two(lanes, COMBINED[self.combine], sums, new, together)
-            lanes.choose(sums, meets, new)
+                update = self.exact.two(lanes, COMBINED[self.combine], sums, update, combined)
+            lanes.choose(sums, is_target, update)
 
 
-def _require_inside(k: Kernel, words: Tile, size: int) -> None:
-    """A gather from equally many elements as the axis has needs no copy, only the check of its indices."""
+def _check_bounds(k: Kernel, words: Tile, size: int) -> None:
+    """Emit a gather from a dummy of the axis' size. Its result is unused: the instruction fails if an index is out of
+    bounds."""
     block: Block = k.tile(DType.UINT32, words.partitions, words.elements)
-    one = Lanes(k, words.partitions, size).filled(0, DType.UINT32)
-    k.emit(GatherFree(engine=Engine.GPSIMD, dst=block.whole, src=one, indices=bits(words)))
+    dummy = Lanes(k, words.partitions, size).filled(0, DType.UINT32)
+    k.emit(GatherFree(engine=Engine.GPSIMD, dst=block.whole, src=dummy, indices=bits(words)))
 
 
-_SMALL_ROW: Final = 64  # bytes: below, a copy of its own costs more than to pick elements inside of a partition
+_SMALL_ROW: Final = 64  # bytes: for shorter rows, a gather within partitions is faster than a DMA descriptor per row
 
 
 @lowers(Iota)
@@ -295,29 +308,29 @@ def _iota(low: Lowering, node: Node, op: Iota) -> None:
     if not op.length:
         return
     width = min(-(-op.length // PARTITIONS), WIDEST)
-    full, rest = divmod(op.length, width)
+    full, tail = divmod(op.length, width)
     folded = replace(home, shape=(full, width), strides=(width, 1))
     for top, height in k.spans(full, PARTITIONS):
         with k.scope():
             start = top * (width * op.step) + op.start
-            k.copy(folded.cut((top, height)).far(), _counted(k, op, start, height, width))
-    if rest:
+            k.copy(folded.cut((top, height)).far(), _iota_tile(k, op, start, height, width))
+    if tail:
         left = full * width
-        k.copy(home.cut((left, rest)).far(), _counted(k, op, Affine(op.start + left * op.step), 1, rest))
+        k.copy(home.cut((left, tail)).far(), _iota_tile(k, op, Affine(op.start + left * op.step), 1, tail))
 
 
-def _counted(k: Kernel, op: Iota, start: Affine, rows: int, width: int) -> Tile:
-    """Iota in 32-bit integers, of which narrower types keep the low bits."""
+def _iota_tile(k: Kernel, op: Iota, start: Affine, rows: int, width: int) -> Tile:
+    """Iota, computed in 32-bit integers; narrower types keep the low bits."""
     lanes = Lanes(k, rows, width)
     words = WordArithmetic.of(lanes, op.dtype)
     tile = lanes.tile(words.dtype)
     step = op.step
-    k.emit(Counting(engine=Engine.GPSIMD, dst=tile, start=start, by_partition=width * step, steps=(step,)))
+    k.emit(IotaPattern(engine=Engine.GPSIMD, dst=tile, start=start, by_partition=width * step, steps=(step,)))
     if op.dtype.itemsize >= words.dtype.itemsize:
         return tile
-    made = lanes.tile(op.dtype)
-    words.store(tile, made, op.dtype)
-    return made
+    narrow = lanes.tile(op.dtype)
+    words.store(tile, narrow, op.dtype)
+    return narrow
 
 
 @lowers(Gather)
@@ -328,14 +341,14 @@ def _gather(low: Lowering, node: Node, op: Gather) -> None:
         return
     row = prod(table.shape[op.axis + 1 :]) * table.dtype.itemsize
     if op.axis and row < _SMALL_ROW and fits(low.k, table.shape[op.axis], table.dtype):
-        before, behind = range(op.axis), range(op.axis + 1, table.rank)
-        lines = table.transposed((*before, *behind, op.axis))
+        before, after = range(op.axis), range(op.axis + 1, table.rank)
+        lines = table.transposed((*before, *after, op.axis))
         places = tuple(range(op.axis, op.axis + indices.rank))
         others = tuple(axis for axis in range(home.rank) if axis not in places)
         numbers = indices.broadcast((*lines.shape[:-1], *indices.shape))
-        pick(low, lines, numbers, home.transposed((*others, *places)))
+        gather_in_partitions(low, lines, numbers, home.transposed((*others, *places)))
         return
-    table = upwards(low, table, (op.axis,))
+    table = with_positive_strides(low, table, (op.axis,))
     rows = rows_of(low, table, (op.axis,), [indices], wraps=False)
     move(low, rows, as_rows(low, home, rows), gather=True)
 
@@ -345,12 +358,12 @@ def _index(low: Lowering, node: Node, op: Index) -> None:
     home = low.home(node.result)
     if not home.elements:
         return
-    x = upwards(low, low.view(node.operands[0]), op.axes)
-    rows = rows_of(low, x, op.axes, _together(low, node, node.operands[1:]), wraps=True)
+    x = with_positive_strides(low, low.view(node.operands[0]), op.axes)
+    rows = rows_of(low, x, op.axes, _broadcast_indices(low, node, node.operands[1:]), wraps=True)
     move(low, rows, as_rows(low, home, rows), gather=True)
 
 
-def _together(low: Lowering, node: Node, indices: Sequence[Value]) -> list[View]:
+def _broadcast_indices(low: Lowering, node: Node, indices: Sequence[Value]) -> list[View]:
     shape = broadcast_shape(node.op, [index.type.shape for index in indices])
     return [low.view(index).broadcast(shape) for index in indices]
 
@@ -358,13 +371,13 @@ def _together(low: Lowering, node: Node, indices: Sequence[Value]) -> list[View]
 @lowers(IndexUpdate)
 def _index_update(low: Lowering, node: Node, op: IndexUpdate) -> None:
     home = low.updated(node)
-    indices = _together(low, node, node.operands[2:])
-    kept = tuple(size for axis, size in enumerate(home.shape) if axis not in op.axes)
-    place = op.axes[0] if op.axes[-1] - op.axes[0] == len(op.axes) - 1 else 0
-    hole = (*kept[:place], *indices[0].shape, *kept[place:])
-    if not prod(hole):
+    indices = _broadcast_indices(low, node, node.operands[2:])
+    remaining = tuple(size for axis, size in enumerate(home.shape) if axis not in op.axes)
+    position = op.axes[0] if op.axes[-1] - op.axes[0] == len(op.axes) - 1 else 0
+    update_shape = (*remaining[:position], *indices[0].shape, *remaining[position:])
+    if not prod(update_shape):
         return
-    update = low.view(node.operands[1]).broadcast(hole)
+    update = low.view(node.operands[1]).broadcast(update_shape)
     if not op.combine:
         rows = rows_of(low, home, op.axes, indices, wraps=True)
         move(low, rows, as_rows(low, update, rows), gather=False)
@@ -376,33 +389,33 @@ def _index_update(low: Lowering, node: Node, op: IndexUpdate) -> None:
     rows = rows_of(low, work, op.axes, indices, wraps=True)
     _combine_rows(low, rows, as_rows(low, update, rows), exact, COMBINED[op.combine])
     if work is not home:
-        _settled(low, work, home, node.result.type.dtype)
+        _round_into(low, work, home, node.result.type.dtype)
 
 
-def _settled(low: Lowering, work: View, home: View, dtype: DType) -> None:
+def _round_into(low: Lowering, work: View, home: View, dtype: DType) -> None:
     exact = Accumulator.of(dtype)
     for rows, width, (to, source) in each_tile(low.k, [home, work]):
         with low.k.scope():
             lanes = Lanes(low.k, rows, width)
-            made = low.k.tile(home.dtype, rows, width, buffers=2).whole
-            low.k.copy(to.far(), exact.store(lanes, load_tile(low.k, source), made, dtype))
+            rounded = low.k.tile(home.dtype, rows, width, buffers=2).whole
+            low.k.copy(to.far(), exact.store(lanes, load_tile(low.k, source), rounded, dtype))
 
 
 def _combine_rows(low: Lowering, rows: Rows, update: View, exact: Accumulator, op: Alu) -> None:
-    """Combine one row after the other, because several may have the same position."""
+    """Combine one row after the other, because several updates may have the same position."""
     k = low.k
-    rows, straight = merged_rows(rows, update)
+    rows, row_views = merged_rows(rows, update)
     if rows.table.rank > MOST_AXES:
         with k.loop(rows.table.shape[0]) as index:
             inner = replace(rows, table=rows.table.pick(0, index))
-            _combine_rows(low, inner, straight.pick(1, index), exact, op)
+            _combine_rows(low, inner, row_views.pick(1, index), exact, op)
         return
     with k.loop(rows.numbers.shape[0]) as index, k.scope():
         number = k.tile(DType.UINT32, 1, 1).whole
         k.copy(number, rows.numbers.cut((index, 1)).far())
         lanes = Lanes(k, 1, rows.table.elements)
-        old, new = lanes.tile(rows.table.dtype), lanes.tile(straight.dtype)
+        old, new = lanes.tile(rows.table.dtype), lanes.tile(row_views.dtype)
         k.copy(old, rows.far(number))
-        k.copy(new, straight.cut((index, 1)).far())
+        k.copy(new, row_views.cut((index, 1)).far())
         exact.two(lanes, op, old, exact.load(lanes, new), old)
         k.copy(rows.far(number), old)

@@ -1,8 +1,8 @@
 """HBM layout of a program: the table of its buffers, the view of each graph value in them, and the buffers' addresses.
 
 `place_interface` is the first step of the back end: inputs, parameters, constants and outputs get their buffers before
-any instruction exists. Kernel emission then adds scratch and views to a `Placement` of its own, so that one placed
-graph can be emitted several times. `allocate_hbm` assigns addresses last, when the lives of scratch buffers are known.
+any instruction exists. Kernel emission then adds scratch and views to a `Placement` of its own, so that a placed graph
+can be emitted several times. `allocate_hbm` assigns addresses last, when the live ranges of scratch buffers are known.
 """
 
 import hashlib
@@ -26,7 +26,8 @@ _ALIGNMENT: Final = 4096  # bytes: a DMA packet
 
 
 def narrowed(table: Array, dtype: DType) -> Array:
-    """A table in its type on the device. The limits of 64-bit integers, which mean "no limit", become those of 32."""
+    """A table in its type on the device. 64-bit integers are clipped to 32 bits, since models use their limits as "no
+    limit"."""
     if dtype not in (DType.INT64, DType.UINT64):
         return table
     limits = np.iinfo(dtype.on_device.stored)
@@ -34,7 +35,7 @@ def narrowed(table: Array, dtype: DType) -> Array:
 
 
 class BufferTable:
-    """Buffers in the order in which they were added; a view names its buffer by this position."""
+    """Buffers in the order of addition; a view refers to its buffer by index."""
 
     def __init__(self, table: Sequence[Buffer] = ()) -> None:
         self._table = list(table)
@@ -42,7 +43,7 @@ class BufferTable:
     def add(
         self, role: Role, names: Sequence[str], dtype: DType, shape: tuple[int, ...], order: tuple[int, ...] = ()
     ) -> View:
-        """Add a buffer for tensors of one shape, one behind the other; returns the view of the first."""
+        """Add a buffer for consecutive tensors of one shape, one per name; returns the view of the first."""
         self._table.append(Buffer(role, tuple(names), dtype.on_device, shape, order))
         return whole(len(self._table) - 1, dtype.on_device, shape)
 
@@ -65,33 +66,34 @@ def allocate_hbm(resident: ResidentProgram) -> Program:
 def allocate(table: Sequence[Buffer], body: Sequence[Step]) -> tuple[Buffer, ...]:
     """The table with HBM addresses. Interface buffers and constants keep theirs for the whole run.
 
-    Scratch buffers whose lives do not meet share addresses. Placing intervals so that the highest address is least is
-    NP-hard; largest first, each at the lowest free address, wastes little since a few large activations dominate.
+    Scratch buffers with disjoint live ranges share addresses. Minimizing the highest address is NP-hard (dynamic
+    storage allocation). First fit in order of decreasing size wastes little, since a few large activations dominate.
+    Invariant: a buffer never overlaps, in addresses, an allocated buffer whose live range meets its own.
     """
-    lived = lifetimes(body)
-    found: dict[int, Buffer] = {}
+    live_ranges = lifetimes(body)
+    allocated: dict[int, Buffer] = {}
     end = 0
-    for number, buffer in enumerate(table):
+    for index, buffer in enumerate(table):
         if buffer.role is not Role.SCRATCH:
-            found[number] = replace(buffer, address=end)
+            allocated[index] = replace(buffer, address=end)
             end += _aligned(buffer.nbytes)
-    scratch = [number for number, buffer in enumerate(table) if buffer.role is Role.SCRATCH]
-    taken: list[tuple[Lifetime, int, int]] = []
-    for number in sorted(scratch, key=lambda number: (-table[number].nbytes, number)):
-        size, life = _aligned(table[number].nbytes), lived.get(number, Lifetime(0, 0))
-        address = _first_fit(end, size, [(at, to) for other, at, to in taken if other.overlaps(life)])
-        taken.append((life, address, address + size))
-        found[number] = replace(table[number], address=address)
-    return tuple(found[number] for number in range(len(table)))
+    scratch = [index for index, buffer in enumerate(table) if buffer.role is Role.SCRATCH]
+    allocations: list[tuple[Lifetime, int, int]] = []
+    for index in sorted(scratch, key=lambda index: (-table[index].nbytes, index)):
+        size, live_range = _aligned(table[index].nbytes), live_ranges.get(index, Lifetime(0, 0))
+        address = _first_fit(end, size, [(low, high) for other, low, high in allocations if other.overlaps(live_range)])
+        allocations.append((live_range, address, address + size))
+        allocated[index] = replace(table[index], address=address)
+    return tuple(allocated[index] for index in range(len(table)))
 
 
 def _first_fit(start: int, size: int, taken: Iterable[tuple[int, int]]) -> int:
-    at = start
+    address = start
     for low, high in sorted(taken):
-        if at + size <= low:
+        if address + size <= low:
             break
-        at = max(at, high)
-    return at
+        address = max(address, high)
+    return address
 
 
 def _aligned(size: int) -> int:
@@ -100,7 +102,7 @@ def _aligned(size: int) -> int:
 
 @dataclass(frozen=True)
 class BufferSeries:
-    """The tensors that one value stands for, one per iteration of a repeat, consecutive in a buffer."""
+    """Consecutive tensors in a buffer, one per iteration of a repeat, for one value of its body."""
 
     first: View
     count: int
@@ -110,7 +112,7 @@ class BufferSeries:
 
 
 def half_at(halves: View, index: Affine) -> View:
-    """The half of a loop-carried buffer that an iteration reads; it writes the half of the next iteration."""
+    """The half of a loop-carried double buffer that an iteration reads; it writes the half of the next iteration."""
     return replace(halves, offset=halves.offset + rotating_offset(index, 2, halves.elements))
 
 
@@ -125,12 +127,12 @@ def place_interface(target: TargetGraph) -> PlacedGraph:
 
 
 class Placement:
-    """Locations of values while kernels are emitted: `views` where values are, `homes` where they must be written."""
+    """Locations of values during emission: `views` are current locations, `homes` are required locations of results."""
 
     def __init__(self, placed: PlacedGraph) -> None:
         self._placed = placed
         self._graph = placed.target.graph
-        self._lifetimes = placed.liveness
+        self._liveness = placed.liveness
         self.buffers = BufferTable(placed.buffers)
         self.constants = dict(placed.constants)
         self.views = dict(placed.views)
@@ -167,35 +169,36 @@ class Placement:
         return self._tables[key]
 
     def rank(self) -> View:
-        """The input in which the host tells each rank its number."""
+        """The input in which the host passes each rank its number."""
         if self._rank is None:
             self._rank = self.buffers.add(Role.INPUT, [RANK], DType.UINT32, (1,))
         return self._rank
 
     def number(self, value: Value) -> float | None:
-        """The number of a constant with one element, in its type on the device; None for any other value."""
+        """The element of a one-element constant, in its type on the device; None for any other value."""
         table = self._graph.constants.get(value)
         return None if table is None or table.size != 1 else narrowed(table, value.type.dtype).item()
 
     # Interface
 
     def place_inputs(self) -> None:
-        for first, values, names in self._rows(self._graph.inputs):
+        for first, values, names in self._groups(self._graph.inputs):
             roles = {Role.STATE if name in self.states else Role.INPUT for name in names}
             role = roles.pop() if len(roles) == 1 else Role.INPUT
             view = self.buffers.add(role, names, first.type.dtype, first.type.shape)
-            self.views |= _spread(view, values)
-        for first, values, names in self._rows(self._graph.parameters):
+            self.views |= _series_views(view, values)
+        for first, values, names in self._groups(self._graph.parameters):
             stored = self.stored[first]
             view = self.buffers.add(Role.PARAMETER, names, stored.dtype, stored.shape, stored.order)
-            self._parameters |= _spread(view, values)
+            self._parameters |= _series_views(view, values)
         for value, stored in self.stored.items():
-            self.views[value] = stored.seen(self._parameters[stored.parameter])
+            self.views[value] = stored.view_of(self._parameters[stored.parameter])
         for value, data in self._graph.constants.items():
             self.views[value] = self.constant(data, value.type.dtype)
 
-    def _rows(self, named: Mapping[str, Value]) -> list[tuple[Value, list[Value], list[str]]]:
-        """Tensors that share a buffer: those of a repeat's iterations. Any other tensor has a buffer of its own."""
+    def _groups(self, named: Mapping[str, Value]) -> list[tuple[Value, list[Value], list[str]]]:
+        """Groups of tensors that share a buffer, with the first of each group and the names: the tensors of a repeat's
+        iterations are one group, any other tensor is alone."""
         name_of = {value: name for name, value in named.items()}
         rows: dict[Value, list[Value]] = {}
         for repeat in self._graph.repeats:
@@ -209,55 +212,56 @@ class Placement:
         return [(first, row, [name_of[value] for value in row]) for first, row in rows.items()]
 
     def place_outputs(self) -> None:
-        """States are written in place where nothing reads the old value later. The outputs of a repeat's iterations
-        share one buffer."""
+        """Give outputs their locations. A state is written in place if its old value has no later reader. The outputs
+        of a repeat's iterations share one buffer."""
         name_of = {value: name for name, value in self._graph.outputs.items()}
         for repeat in self._graph.repeats:
-            for row in repeat.given.values():
-                names = [name_of.get(value, "") for value in row]
+            for elements in repeat.given.values():
+                names = [name_of.get(value, "") for value in elements]
                 if all(names) and not any(name in self.states for name in names):
-                    view = self.buffers.add(Role.OUTPUT, names, row[0].type.dtype, row[0].type.shape)
-                    for number, value in enumerate(row):
-                        self.homes[value] = self._outputs[names[number]] = BufferSeries(view, len(row)).at(
-                            Affine(number)
+                    view = self.buffers.add(Role.OUTPUT, names, elements[0].type.dtype, elements[0].type.shape)
+                    for iteration, value in enumerate(elements):
+                        self.homes[value] = self._outputs[names[iteration]] = BufferSeries(view, len(elements)).at(
+                            Affine(iteration)
                         )
         for name, value in self._graph.outputs.items():
             if name in self.states:
-                if self._lifetimes.ends_in_place(value, self.states[name]):
+                if self._liveness.ends_in_place(value, self.states[name]):
                     self.homes.setdefault(value, self.views[self.states[name]])
             elif value not in self.homes and value not in self.views:
                 self.homes[value] = self.output(name)
 
     def output(self, name: str) -> View:
-        """The location in which the caller finds an output."""
+        """The location from which the host reads an output."""
         if name in self.states:
             return self.views[self.states[name]]
         if name not in self._outputs:
-            made = self._graph.outputs[name].type
-            self._outputs[name] = self.buffers.add(Role.OUTPUT, [name], made.dtype, made.shape)
+            type_ = self._graph.outputs[name].type
+            self._outputs[name] = self.buffers.add(Role.OUTPUT, [name], type_.dtype, type_.shape)
         return self._outputs[name]
 
     # Repeats
 
-    def taken(self, first: Value, later: Sequence[Value]) -> BufferSeries:
+    def input_series(self, first: Value, later: Sequence[Value]) -> BufferSeries:
+        """The series that a repeat reads for a value of its body."""
         return BufferSeries(self._parameters.get(first, self.views[first]), 1 + len(later))
 
-    def take(self, first: Value, view: View) -> None:
-        """Move the value, and all that the host computes of it, to its location in this iteration."""
-        stored = [(value, made) for value, made in self.stored.items() if made.parameter == first]
-        self.views |= {value: made.seen(view) for value, made in stored} or {first: view}
+    def bind_iteration(self, first: Value, view: View) -> None:
+        """Set a value's view, and the views of values that the host computes from it, to the tensor of an iteration."""
+        stored = [(value, stored_form) for value, stored_form in self.stored.items() if stored_form.parameter == first]
+        self.views |= {value: stored_form.view_of(view) for value, stored_form in stored} or {first: view}
 
-    def given(self, value: Value, row: Sequence[Value]) -> BufferSeries:
-        """The series that a repeat writes: that of the outputs if the values have one, else scratch."""
-        homes = [self.homes.get(each) for each in row]
+    def output_series(self, value: Value, row: Sequence[Value]) -> BufferSeries:
+        """The series that a repeat writes: the outputs' buffer if the values are consecutive outputs, else scratch."""
+        homes = [self.homes.get(element) for element in row]
         first = homes[0]
         if first is not None and homes == [
-            BufferSeries(first, len(row)).at(Affine(number)) for number in range(len(row))
+            BufferSeries(first, len(row)).at(Affine(iteration)) for iteration in range(len(row))
         ]:
             return BufferSeries(first, len(row))
         return BufferSeries(self.scratch(value.type.dtype, value.type.shape, count=len(row)), len(row))
 
 
-def _spread(view: View, values: Sequence[Value]) -> dict[Value, View]:
+def _series_views(view: View, values: Sequence[Value]) -> dict[Value, View]:
     series = BufferSeries(view, len(values))
-    return {value: series.at(Affine(number)) for number, value in enumerate(values)}
+    return {value: series.at(Affine(iteration)) for iteration, value in enumerate(values)}

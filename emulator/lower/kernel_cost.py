@@ -1,4 +1,4 @@
-"""Cost model of kernels by the documented cycle rules: the time of each engine, and the bytes that HBM moves."""
+"""Cost model of kernels, from the documented cycle rules: busy time per engine, and bytes of HBM traffic."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -20,20 +20,20 @@ from nxpipe.emulator.lower.tiles import WIDEST
 from nxpipe.emulator.lower.transpose import must_transpose
 from nxpipe.emulator.lower.view import View
 
-# Of the time that bytes take at HBM's full rate: counted even where engines take longer, since the energy is spent, and
-# what other queues have under way has to wait.
+# The share of HBM time (bytes at full bandwidth) that is added to a kernel's time even if an engine is the bottleneck:
+# the traffic costs energy, and delays transfers of other queues.
 _TRAFFIC: Final = 0.5
 
 
 @dataclass(frozen=True)
 class KernelCost:
-    """Nanoseconds of engines that run concurrently, and bytes between HBM and the core."""
+    """Busy time in ns of engines that run concurrently, and bytes between HBM and the core."""
 
     dma: float = 0.0
     tensor: float = 0.0
     vector: float = 0.0
     bytes: int = 0
-    links: float = 0.0  # of ranks that meet
+    links: float = 0.0  # collectives between ranks
 
     def __add__(self, other: "KernelCost") -> "KernelCost":
         return KernelCost(
@@ -58,16 +58,16 @@ class KernelCost:
 def load_cost(core: CoreSpec, view: View, chunks: int, width: int) -> KernelCost:
     """Cost of loading a slab [chunks, width] of a matrix [contraction, others] to SBUF."""
     summed, others = min(view.shape[0], chunks * PARTITIONS), min(view.shape[1], width)
-    piece = view.cut((0, summed), (0, others))
-    ordered = piece.transposed((1, 0)) if must_transpose(view) else piece
-    lanes = min(ordered.shape[0], PARTITIONS)
-    tile = sbuf_tile(view.dtype, lanes, ceil(ordered.shape[0] / lanes), ordered.shape[1])
+    slab = view.cut((0, summed), (0, others))
+    ordered = slab.transposed((1, 0)) if must_transpose(view) else slab
+    partitions = min(ordered.shape[0], PARTITIONS)
+    tile = sbuf_tile(view.dtype, partitions, ceil(ordered.shape[0] / partitions), ordered.shape[1])
     copy = DmaCopy(engine=Engine.DMA0, dst=tile, src=ordered.far())
     return KernelCost(cost(copy, core).ns, bytes=summed * others * view.dtype.itemsize)
 
 
 def transpose_cost(core: CoreSpec, dtype: DType, chunks: int, width: int) -> KernelCost:
-    """Cost of transposing it on the tensor engine."""
+    """Cost of transposing a loaded slab [chunks, width] on the tensor engine."""
     transposed = ceil(width / PARTITIONS) * chunks * PARTITIONS
     slow = core.fp32_cycle_factor if dtype is DType.FLOAT32 else 1
     return KernelCost(0.0, slow * transposed / core.tensor_ghz, transposed / core.vector_ghz)
@@ -78,20 +78,22 @@ def sbuf_tile(dtype: DType, lanes: int, *shape: int) -> Tile:
 
 
 def piecewise_is_cheaper(core: CoreSpec, rows: int, width: int, dtype: DType) -> bool:
-    """True if ranks add up a result faster tile by tile in SBUF than once for the whole in HBM.
+    """True if an all-reduce tile by tile in SBUF is faster than a single one of the whole result in HBM.
 
-    Each tile's exchange has a start-up time and uses no more lanes than there are rows. The whole is stored and loaded
-    once more, but is exchanged at once and then uses all lanes.
+    Each tile's all-reduce has a start-up time and uses no more partitions than the tile has rows. An all-reduce in HBM
+    needs an additional store and load, but has one start-up time and uses all partitions.
     """
-    lanes, across = min(rows, PARTITIONS), min(width, WIDEST)
-    pieces = ceil(rows / lanes) * ceil(width / across)
-    near = _tile(dtype, lanes, across)
-    far = Far(0, dtype, Affine(), (Axis(lanes, width), Axis(across, 1)))
-    line = Far(0, dtype, Affine(), (Axis(rows * width, 1),))
-    spread = _tile(dtype, PARTITIONS, ceil(rows * width / PARTITIONS))
-    piece = START_NS + _all_reduce_ns(core, near) + _copy_ns(core, near)
-    copied = START_NS + pieces * cost(DmaCopy(engine=Engine.DMA0, dst=far, src=near), core).ns
-    return pieces * piece <= START_NS + _all_reduce_ns(core, line) + 2 * copied + _copy_ns(core, spread)
+    partitions, columns = min(rows, PARTITIONS), min(width, WIDEST)
+    pieces = ceil(rows / partitions) * ceil(width / columns)
+    tile = _tile(dtype, partitions, columns)
+    hbm_tile = Far(0, dtype, Affine(), (Axis(partitions, width), Axis(columns, 1)))
+    whole_hbm = Far(0, dtype, Affine(), (Axis(rows * width, 1),))
+    whole_sbuf = _tile(dtype, PARTITIONS, ceil(rows * width / PARTITIONS))
+    tile_ns = START_NS + _all_reduce_ns(core, tile) + _copy_ns(core, tile)
+    round_trip_ns = START_NS + pieces * cost(DmaCopy(engine=Engine.DMA0, dst=hbm_tile, src=tile), core).ns
+    return pieces * tile_ns <= START_NS + _all_reduce_ns(core, whole_hbm) + 2 * round_trip_ns + _copy_ns(
+        core, whole_sbuf
+    )
 
 
 def _all_reduce_ns(core: CoreSpec, place: Far | Tile) -> float:
@@ -107,8 +109,8 @@ def _tile(dtype: DType, lanes: int, width: int) -> Tile:
 
 
 def expected_ns(body: tuple[Step, ...], core: CoreSpec) -> float:
-    """Time that a program without waits is expected to take: modules run one after the other, and within each module
-    all engines run at once, so that the busiest engine determines it."""
+    """Expected time of a program without waits. Modules are assumed to run one after the other, and all engines of a
+    module concurrently, so that a module takes as long as its busiest engine, plus a share of the HBM traffic."""
     traffic = 0
     busy: dict[int, dict[Engine, float]] = defaultdict(lambda: defaultdict(float))
     for instruction, counts in within(body):

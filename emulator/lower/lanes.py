@@ -1,7 +1,7 @@
-"""Lanes: elementwise instructions over tiles of one shape, with the temporaries between them.
+"""Lanes: elementwise instructions on tiles of one shape, with the temporaries between them.
 
-An operand is a tile, or a number that is known at compile time. A tile of one element a partition serves as a whole
-one, because stride 0 reads it repeatedly.
+An operand is a tile or a compile-time number. A tile with one element per partition is broadcast along the free
+dimension by stride 0.
 """
 
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ class Lanes:
         return self.k.tile(dtype, self.partitions, self.width).whole
 
     def filled(self, number: float, dtype: DType = DType.FLOAT32) -> Tile:
-        """The number as a tile with one element in each partition."""
+        """The number as a tile with one element per partition, broadcast by stride 0."""
         block = self.k.tile(dtype, self.partitions, 1)
         return repeated(self.memset(block.whole, number), self.width)
 
@@ -58,68 +58,64 @@ class Lanes:
         return dst
 
     def floats(self, src: Operand) -> Tile:
-        """The operand as float32 in SBUF, which bit operators and GpSimd can read."""
+        """The operand as a float32 tile in SBUF, which bitwise operations and GpSimd require."""
         if isinstance(src, Tile) and src.dtype is DType.FLOAT32 and src.memory is Memory.SBUF:
             return src
         return self.copy(src, self.tile()) if isinstance(src, Tile) else self.filled(src)
 
     def two(self, op: Alu, left: Operand, right: Operand, dst: Tile | None = None) -> Tile:
-        """`left op right` on the vector engine, in float32 or bits."""
-        made = dst or self.tile()
+        """`left op right` on the vector engine: float32 arithmetic, or bitwise."""
+        out = dst or self.tile()
         if not isinstance(left, Tile) and not isinstance(right, Tile):
             left = self.filled(left)
         if isinstance(left, Tile) and isinstance(right, Tile) and not _is_column(right):
-            self.k.emit(TensorTensor(engine=Engine.VECTOR, dst=made, left=left, right=right, op=op))
+            self.k.emit(TensorTensor(engine=Engine.VECTOR, dst=out, left=left, right=right, op=op))
         elif isinstance(left, Tile):
             operand = replace(right, axes=contiguous(1)) if isinstance(right, Tile) else float(right)
-            self.k.emit(TensorScalar(engine=Engine.VECTOR, dst=made, src=left, op0=op, operand0=operand))
+            self.k.emit(TensorScalar(engine=Engine.VECTOR, dst=out, src=left, op0=op, operand0=operand))
         else:
-            assert isinstance(right, Tile)  # or the left one had been filled
+            assert isinstance(right, Tile)  # of two numbers, the left was replaced by a tile
             self.k.emit(
-                TensorScalar(engine=Engine.VECTOR, dst=made, src=right, op0=op, operand0=float(left), reverse0=True)
+                TensorScalar(engine=Engine.VECTOR, dst=out, src=right, op0=op, operand0=float(left), reverse0=True)
             )
-        return made
+        return out
 
     def then(self, src: Tile, op0: Alu, operand0: float, op1: Alu, operand1: float, dst: Tile | None = None) -> Tile:
         """`(src op0 operand0) op1 operand1`."""
-        made = dst or self.tile()
+        out = dst or self.tile()
         self.k.emit(
-            TensorScalar(
-                engine=Engine.VECTOR, dst=made, src=src, op0=op0, operand0=operand0, op1=op1, operand1=operand1
-            )
+            TensorScalar(engine=Engine.VECTOR, dst=out, src=src, op0=op0, operand0=operand0, op1=op1, operand1=operand1)
         )
-        return made
+        return out
 
     def mixed(self, src: Tile, op0: Alu, operand0: float, op1: Alu, right: Tile, dst: Tile | None = None) -> Tile:
         """`(src op0 operand0) op1 right`."""
-        made = dst or self.tile()
+        out = dst or self.tile()
         self.k.emit(
-            ScalarTensorTensor(
-                engine=Engine.VECTOR, dst=made, src=src, op0=op0, operand0=operand0, op1=op1, right=right
-            )
+            ScalarTensorTensor(engine=Engine.VECTOR, dst=out, src=src, op0=op0, operand0=operand0, op1=op1, right=right)
         )
-        return made
+        return out
 
     def exact(self, op: Alu, left: Tile, right: Tile, dst: Tile | None = None) -> Tile:
         """`left op right` on GpSimd: exact 32-bit integers, and powers."""
-        made = dst or self.tile(left.dtype)
-        self.k.emit(TensorTensor(engine=Engine.GPSIMD, dst=made, left=left, right=right, op=op))
-        return made
+        out = dst or self.tile(left.dtype)
+        self.k.emit(TensorTensor(engine=Engine.GPSIMD, dst=out, left=left, right=right, op=op))
+        return out
 
     def function(self, function: Function, src: Operand, dst: Tile | None = None, scale: float = 1.0) -> Tile:
-        made = dst or self.tile()
+        out = dst or self.tile()
         source = src if isinstance(src, Tile) else self.filled(src)
-        self.k.emit(Activation(engine=Engine.SCALAR, dst=made, src=source, function=function, scale=scale))
-        return made
+        self.k.emit(Activation(engine=Engine.SCALAR, dst=out, src=source, function=function, scale=scale))
+        return out
 
     def reciprocal(self, src: Operand, dst: Tile | None = None) -> Tile:
-        made = dst or self.tile()
+        out = dst or self.tile()
         source = src if isinstance(src, Tile) else self.filled(src)
-        self.k.emit(Reciprocal(engine=Engine.VECTOR, dst=made, src=source))
-        return made
+        self.k.emit(Reciprocal(engine=Engine.VECTOR, dst=out, src=source))
+        return out
 
     def choose(self, dst: Tile, predicate: Tile, src: Operand, *, reverse: bool = False) -> Tile:
-        """Write `src` to `dst` where the predicate, a tile of bytes, holds."""
+        """Write `src` to `dst` where the predicate, a tile of bytes, is not 0."""
         source = src if isinstance(src, Tile) else self.filled(src, dst.dtype)
         if source.dtype is not dst.dtype:
             source = self.copy(source, self.tile(dst.dtype))
@@ -127,22 +123,22 @@ class Lanes:
         return dst
 
     def compared(self, op: Alu, left: Operand, right: Operand) -> Tile:
-        """A comparison as bytes, 1 where it holds."""
+        """A comparison as bytes: 1 where true, else 0."""
         return self.two(op, left, right, self.tile(DType.UINT8))
 
 
 def repeated(column: Tile, width: int) -> Tile:
-    """A tile of one element a partition, read repeatedly; with as many axes as a new tile."""
+    """A tile with one element per partition, broadcast to `width` elements."""
     return replace(column, axes=(Axis(width, 0),) if width != 1 else contiguous(1))
 
 
 def _is_column(tile: Tile) -> bool:
-    """True if an instruction can take it as one number for each partition."""
+    """True if an instruction can take the tile as a per-partition scalar operand."""
     return tile.dtype is DType.FLOAT32 and tile.axes == (Axis(tile.elements, 0),) and tile.memory is Memory.SBUF
 
 
 def stored_number(number: float, dtype: DType) -> float:
-    """The number that a tile of this type holds: integers wrap, floats are rounded."""
+    """The number after conversion to a type: integers wrap, floats are rounded."""
     if dtype.is_float:
         return float(settle(np.asarray(number, np.float32), dtype))
     return float(np.asarray(int(number), np.int64).astype(dtype.stored))

@@ -1,4 +1,4 @@
-"""Lowering context of one program: the registry of operators' lowerings, and what a lowering works with.
+"""Lowering context of one program, and the registry of the operators' lowerings.
 
 `LOWERINGS` maps an operator's class to the function that emits its instructions. `Lowering` gives it the kernel writer,
 the views of its operands, and the location of its result.
@@ -50,15 +50,16 @@ class NotLowered(CompileError):
 
 
 class Lowering:
-    """`k` emits instructions, `groups` decides which nodes share a kernel, `places` holds the locations of values."""
+    """The context of lowerings: `k` emits instructions, `groups` decides which nodes share a kernel, `places` holds the
+    locations of values."""
 
     def __init__(self, placed: PlacedGraph) -> None:
         self.ranks = placed.target.ranks
         self.k = Kernel(CORES[placed.target.core])
         self.places = Placement(placed)
-        self._lifetimes = placed.liveness
+        self._liveness = placed.liveness
         self.groups = KernelGrouping(placed, self.places, self.k)
-        self._by_row: set[int] = set()  # buffers that are written a row to a lane
+        self._by_row: set[int] = set()  # buffers whose rows are written one per partition
         self.notes: dict[str, int] = {"": 0}
 
     def note(self, node: Node) -> int:
@@ -66,7 +67,7 @@ class Lowering:
         return self.notes.setdefault(str(node.origin), len(self.notes))
 
     def view(self, value: Value) -> View:
-        """The view of a value in its own type; a value that is stored narrower is widened by a copy."""
+        """The view of a value in its own type; a value stored in a narrower type is first copied to its own."""
         view, dtype = self.stored_view(value), value.type.dtype.on_device
         if view.dtype is not dtype:
             self.places.views[value] = self.scratch(dtype, view.shape)
@@ -74,12 +75,12 @@ class Lowering:
         return self.places.views[value]
 
     def stored_view(self, value: Value) -> View:
-        """The view of a value in the type in which it is stored. The result of an exact cast is stored in its operand's
-        type, and readers widen it as they load it."""
+        """The view of a value in the type in which it is stored. The result of an exact cast is a view of its operand,
+        in the operand's type; readers widen it as they load it."""
         return self.places.views[value]
 
     def home(self, value: Value) -> View:
-        """The contiguous location to which a node's result is written."""
+        """The contiguous location of a node's result."""
         homes = self.places.homes
         if value not in homes:
             homes[value] = self.scratch(value.type.dtype, value.type.shape)
@@ -87,14 +88,14 @@ class Lowering:
         return homes[value]
 
     def transposable_home(self, value: Value) -> View:
-        """The location of a result that can be written in any order of axes: if its one reader is a transpose, the
-        result is written transposed, to the location of the transpose's result."""
+        """The location of a result that can be written in any order of axes. If its only reader is a transpose, the
+        transpose is fused: the result is written, transposed, to the location of the transpose's result."""
         transpose = self.groups.only_reader(value)
         if transpose is None or not isinstance(transpose.op, Transpose):
             return self.home(value)
         self.groups.fuse([transpose.result])
-        back = tuple(transpose.op.order.index(axis) for axis in range(value.type.rank))
-        self.places.views[value] = self.home(transpose.result).transposed(back)
+        inverse = tuple(transpose.op.order.index(axis) for axis in range(value.type.rank))
+        self.places.views[value] = self.home(transpose.result).transposed(inverse)
         return self.stored_view(value)
 
     def constant(self, data: Array, dtype: DType) -> View:
@@ -107,7 +108,7 @@ class Lowering:
         return self.places.scratch(dtype, shape)
 
     def alias(self, value: Value, view: View) -> None:
-        """Make a value a view of existing data; copy the data if the value has a location of its own."""
+        """Make a value a view of existing data, or copy the data if the value has a required location."""
         home = self.places.homes.get(value)
         if home is not None:
             self.copy(home, view)
@@ -116,67 +117,67 @@ class Lowering:
     # Elementwise nodes
 
     def epilogue(self, result: Value, width: int) -> Epilogue:
-        """The epilogue of a node whose result is computed as a matrix with rows of this width."""
+        """Fuse and return the epilogue of a node whose result is computed as a matrix with rows of `width` elements."""
         return self.fuse_epilogue(self.groups.epilogue(result, width), result)
 
-    def fuse_epilogue(self, found: EpilogueFusion, result: Value, read_here: Sequence[Node] = ()) -> Epilogue:
-        """Commit to an epilogue; `read_here` are nodes of this kernel that read its tiles from SBUF."""
-        chain = self._chained(found, read_here)
-        return Epilogue(self.k, result, replace(chain, kept=broadcast_rows(self.k, chain.sources)))
+    def fuse_epilogue(self, fusion: EpilogueFusion, result: Value, kernel_readers: Sequence[Node] = ()) -> Epilogue:
+        """Commit to an epilogue. `kernel_readers` are nodes of this kernel that read its tiles from SBUF."""
+        chain = self._commit(fusion, kernel_readers)
+        return Epilogue(self.k, result, replace(chain, resident=broadcast_rows(self.k, chain.sources)))
 
     def chain(self, node: Node) -> ElementwiseChain:
-        """An elementwise node with its epilogue."""
-        found = self.groups.elementwise(node)
-        if found is None:
+        """Fuse and return the chain of an elementwise node with its epilogue."""
+        fusion = self.groups.elementwise(node)
+        if fusion is None:
             raise NotLowered.at(node)
-        return self._chained(found)
+        return self._commit(fusion)
 
-    def goes_by_row(self, chain: ElementwiseChain) -> bool:
-        """True if a chain reads rows that a kernel has written one row to a lane. The chain then writes its rows so
-        too, because only such buffers can be promoted to SBUF."""
-        made = any(view.buffer in self._by_row and view.rank > 1 for view in chain.sources)
-        if made:
+    def keeps_rows(self, chain: ElementwiseChain) -> bool:
+        """True if a chain reads rows that a kernel has written one per partition. The chain then writes its rows in the
+        same layout, because only such buffers can be promoted to SBUF."""
+        by_row = any(view.buffer in self._by_row and view.rank > 1 for view in chain.sources)
+        if by_row:
             self._by_row.update(view.buffer for _, view in chain.homes)
-        return made
+        return by_row
 
-    def _chained(self, found: EpilogueFusion, read_here: Sequence[Node] = ()) -> ElementwiseChain:
-        done, stored = found.finished(read_here)
+    def _commit(self, fusion: EpilogueFusion, kernel_readers: Sequence[Node] = ()) -> ElementwiseChain:
+        done, stored = fusion.finished(kernel_readers)
         self.groups.fuse(done)
-        found.sources = [self._in_runs(view) for view in found.sources]
-        return chain_of(found, [(value, self._home_in(value, found.shape)) for value in stored])
+        fusion.sources = [self._with_contiguous_runs(view) for view in fusion.sources]
+        return chain_of(fusion, [(value, self._home_in(value, fusion.shape)) for value in stored])
 
     def _home_in(self, value: Value, shape: tuple[int, ...]) -> View:
-        """The location of a result that is written in pieces of this shape."""
-        home = self._home_of_pieces(value, shape)
+        """The location of a result that is written in tiles of a tensor of this shape."""
+        home = self._concat_home(value, shape)
         if len(shape) == 2 and shape[-1] == value.type.shape[-1]:
             self._by_row.add(home.buffer)
         return home
 
-    def _home_of_pieces(self, value: Value, shape: tuple[int, ...]) -> View:
+    def _concat_home(self, value: Value, shape: tuple[int, ...]) -> View:
         homes = self.places.homes
-        whole = self.groups.only_reader(value)
-        if whole is not None and isinstance(whole.op, Concat):
-            if whole.result not in homes:
-                homes[whole.result] = self.scratch(value.type.dtype, whole.result.type.shape)
-            place = operand_views(homes[whole.result], whole)[whole.operands.index(value)]
-            if place.reshaped(shape) is not None:
-                homes[value] = place
+        concat = self.groups.only_reader(value)
+        if concat is not None and isinstance(concat.op, Concat):
+            if concat.result not in homes:
+                homes[concat.result] = self.scratch(value.type.dtype, concat.result.type.shape)
+            part = operand_views(homes[concat.result], concat)[concat.operands.index(value)]
+            if part.reshaped(shape) is not None:
+                homes[value] = part
         return self.home(value)
 
-    def _in_runs(self, view: View) -> View:
-        """A view with contiguous runs: where each piece would be loaded one element at a time, the whole is transposed
-        in HBM first."""
+    def _with_contiguous_runs(self, view: View) -> View:
+        """The view, or a contiguous copy of it if its tiles would be loaded one element at a time; the copy is
+        transposed in HBM."""
         (flat,) = view.merged()
         transposed = transposed_axis(replace(flat, offset=Affine(), strides=packed(flat.shape)), flat)
         return view if transposed is None else self.packed(view)
 
     def updated(self, node: Node) -> View:
-        """The location of the result of an update. If nothing reads the first operand later, that is the operand
-        itself, updated in place, as a KV cache is; otherwise a copy of it."""
-        old, homes = node.operands[0], self.places.homes
-        source = self.view(old)
-        own = old in self.places.states.values() or homes.get(old) == source
-        if node.result not in homes and own and self._lifetimes.is_last(old, node):
+        """The location of the result of an update: the first operand's own, updated in place like a KV cache, if the
+        operand has no later reader; otherwise a copy of the operand."""
+        state, homes = node.operands[0], self.places.homes
+        source = self.view(state)
+        is_state = state in self.places.states.values() or homes.get(state) == source
+        if node.result not in homes and is_state and self._liveness.is_last(state, node):
             homes[node.result] = source
         home = self.home(node.result)
         if home != source:
@@ -184,7 +185,7 @@ class Lowering:
         return home
 
     def number(self, value: Value) -> float | None:
-        """The number of a constant with one element; None for any other value."""
+        """The element of a one-element constant; None for any other value."""
         return self.places.number(value)
 
     # Copies in HBM
@@ -195,21 +196,21 @@ class Lowering:
 
     def copied(self, view: View) -> View:
         """A contiguous copy in scratch."""
-        made = self.scratch(view.dtype, view.shape)
-        self.copy(made, view)
-        return made
+        copy = self.scratch(view.dtype, view.shape)
+        self.copy(copy, view)
+        return copy
 
     def copy(self, dst: View, src: View) -> None:
         """Copy in HBM, element by element; the types may differ."""
         if not dst.elements:
             return
-        to, source = dst.merged([src])
-        axis = transposed_axis(to, source)
+        target, source = dst.merged([src])
+        axis = transposed_axis(target, source)
         if axis is not None:
-            copy_transposed(self.k, to, source, axis)
+            copy_transposed(self.k, target, source, axis)
             return
-        outer = max(to.rank - 4, 0)
-        self._copy_inside(to, source, outer)
+        outer = max(target.rank - 4, 0)
+        self._copy_inside(target, source, outer)
 
     def _copy_inside(self, dst: View, src: View, outer: int) -> None:
         if not outer:

@@ -1,4 +1,4 @@
-"""Data movement: views where strides can express them, else copies in HBM; and collectives between ranks."""
+"""Data movement: views if strides can express the result, else copies in HBM; and collectives between ranks."""
 
 from dataclasses import dataclass, replace
 from math import gcd, prod
@@ -92,26 +92,27 @@ def _slice_update(low: Lowering, node: Node, op: SliceUpdate) -> None:
 
 @lowers(Pad)
 def _pad(low: Lowering, node: Node, op: Pad) -> None:
-    """The border is filled in slabs, one before and one behind each axis, inside of those of the axes before it."""
+    """Pad axis by axis with a slab before and a slab after the operand, each within the slabs of the previous axes."""
     source, filling = low.stored_view(node.operands[0]), node.operands[1]
     inner = low.home(node.result)
     number = low.number(filling)
     for axis, (before, size) in enumerate(zip(op.before, source.shape, strict=True)):
-        behind = inner.shape[axis] - before - size
-        around = [(0, each) for each in inner.shape]
-        for start, thick in ((0, before), (before + size, behind)):
-            slab = inner.cut(*around[:axis], (start, thick))
+        after = inner.shape[axis] - before - size
+        whole_axes = [(0, extent) for extent in inner.shape]
+        for start, thickness in ((0, before), (before + size, after)):
+            slab = inner.cut(*whole_axes[:axis], (start, thickness))
             if number is None:
                 low.copy(slab, low.view(filling).broadcast(slab.shape))
             else:
                 fill(low.k, slab, number)
-        inner = inner.cut(*around[:axis], (before, size))
+        inner = inner.cut(*whole_axes[:axis], (before, size))
     low.copy(inner, source)
 
 
 @lowers(Bitcast)
 def _bitcast(low: Lowering, node: Node, op: Bitcast) -> None:
-    """Elements of another size need a row's bytes contiguous, before and after."""
+    """Reinterpret bytes: a view for types of equal size; otherwise the bytes must be contiguous from a buffer's
+    start."""
     if any(dtype.on_device.itemsize != dtype.itemsize for dtype in (op.source, op.dtype)):
         raise NotLowered(f"cannot reinterpret {op.source} as {op.dtype}: a NeuronCore has no 64-bit integers")
     source, dtype = low.view(node.operands[0]), op.dtype.on_device
@@ -135,7 +136,7 @@ def _all_reduce(low: Lowering, node: Node, op: AllReduce) -> None:
 
 @lowers(AllGather)
 def _all_gather(low: Lowering, node: Node, op: AllGather) -> None:
-    """Where a rank's share is not one contiguous part of the whole, the gathered shares are reordered afterwards."""
+    """Gather directly if the ranks' shares are consecutive in the result; otherwise gather to scratch and reorder."""
     _require_degree(low, node, op.degree)
     readers, sharing = low.groups.gathered_matmuls(node, node.result), low.groups.row_sharding(node)
     if readers and sharing:
@@ -146,7 +147,7 @@ def _all_gather(low: Lowering, node: Node, op: AllGather) -> None:
     if not home.elements:
         return
     outer, inner = prod(source.shape[: op.axis]) * op.outer, prod(source.shape[op.axis + 1 :])
-    if _in_order(low, op, outer, home):
+    if _exchanges_in_place(low, op, outer, home):
         with low.k.loop(outer) as index:
             dst, src = (_row(view, outer, index) for view in (home, source))
             low.k.emit(CollectiveAllGather(engine=Engine.COLLECTIVE, dst=line(dst), src=line(src)))
@@ -158,22 +159,22 @@ def _all_gather(low: Lowering, node: Node, op: AllGather) -> None:
     for run in _runs(op):
         first, count = run[0], len(run)
         block = shares.cut((first.rank, 1), (0, outer), (first.own, first.size))
-        apart = (run[-1].rank - first.rank) // max(count - 1, 1) * shares.strides[0]
-        owners = replace(block, shape=(count, *block.shape[1:]), strides=(apart, *block.strides[1:]))
-        place = whole.cut((0, outer), (first.whole, count * first.size)).reshaped((outer, count, first.size, inner))
-        assert place is not None  # an axis in two always has strides
-        low.copy(place, owners.transposed((1, 0, 2, 3)))
+        rank_stride = (run[-1].rank - first.rank) // max(count - 1, 1) * shares.strides[0]
+        owners = replace(block, shape=(count, *block.shape[1:]), strides=(rank_stride, *block.strides[1:]))
+        target = whole.cut((0, outer), (first.whole, count * first.size)).reshaped((outer, count, first.size, inner))
+        assert target is not None  # splitting an axis is always possible
+        low.copy(target, owners.transposed((1, 0, 2, 3)))
 
 
 @lowers(ReduceScatter)
 def _reduce_scatter(low: Lowering, node: Node, op: ReduceScatter) -> None:
-    """Where a rank's share is not one contiguous part of the whole, the shares are brought together first."""
+    """Scatter directly if the ranks' shares are consecutive in the operand; otherwise reorder them in scratch first."""
     _require_degree(low, node, op.degree)
     source, home = low.packed(low.view(node.operands[0])), low.home(node.result)
     if not home.elements:
         return
     outer, inner = prod(source.shape[: op.axis]) * op.outer, prod(source.shape[op.axis + 1 :])
-    if _in_order(low, op, outer, source):
+    if _exchanges_in_place(low, op, outer, source):
         with low.k.loop(outer) as index:
             dst, src = (_row(view, outer, index) for view in (home, source))
             low.k.emit(CollectiveReduceScatter(engine=Engine.COLLECTIVE, dst=line(dst), src=line(src)))
@@ -183,20 +184,20 @@ def _reduce_scatter(low: Lowering, node: Node, op: ReduceScatter) -> None:
     if any(share.local * op.degree > share.size for share in op.shares):
         fill(low.k, parts, 0)
     for rank in range(op.degree):
-        for one in op.stretches(rank):
-            place = parts.pick(0, rank).cut((0, outer), (one.own, one.size))
-            low.copy(place, whole.cut((0, outer), (one.whole, one.size)))
+        for stretch in op.stretches(rank):
+            target = parts.pick(0, rank).cut((0, outer), (stretch.own, stretch.size))
+            low.copy(target, whole.cut((0, outer), (stretch.whole, stretch.size)))
     low.k.emit(CollectiveReduceScatter(engine=Engine.COLLECTIVE, dst=line(home), src=line(parts)))
 
 
-def _in_order(low: Lowering, op: AllGather | ReduceScatter, outer: int, whole: View) -> bool:
-    """True if one exchange for each row of blocks, where the shares of all ranks are consecutive, is cheaper than one
-    exchange of all rows with a copy. Each exchange has a start-up time."""
+def _exchanges_in_place(low: Lowering, op: AllGather | ReduceScatter, outer: int, whole: View) -> bool:
+    """True if shares are consecutive within each row of blocks, and one collective per row is cheaper than a single
+    collective with a copy. Each collective has a start-up time."""
     if op.parts != (op.degree,) or op.slots:
         return False
-    copied = Far(whole.buffer, whole.dtype, Affine(), (Axis(whole.elements, 1),))
-    copying = cost(DmaCopy(engine=Engine.DMA0, dst=copied, src=copied), low.k.core).ns
-    return outer == 1 or outer * START_NS <= START_NS + copying
+    flat = Far(whole.buffer, whole.dtype, Affine(), (Axis(whole.elements, 1),))
+    copy_ns = cost(DmaCopy(engine=Engine.DMA0, dst=flat, src=flat), low.k.core).ns
+    return outer == 1 or outer * START_NS <= START_NS + copy_ns
 
 
 def _row(view: View, outer: int, index: Affine) -> View:
@@ -204,26 +205,27 @@ def _row(view: View, outer: int, index: Affine) -> View:
 
 
 @dataclass(frozen=True)
-class _Owned(Stretch):
-    """A tensor's parts by the first of the ranks that hold them."""
+class _OwnedStretch(Stretch):
+    """A stretch of a tensor with the first rank that holds it."""
 
     rank: int
 
 
-def _runs(op: AllGather) -> list[list[_Owned]]:
-    """Contiguous runs of a row of blocks, in order: equally long and at equally distant ranks."""
-    owned: dict[int, _Owned] = {}
+def _runs(op: AllGather) -> list[list[_OwnedStretch]]:
+    """A row of blocks as runs of consecutive stretches. The stretches of a run have equal lengths, and ranks at equal
+    distances, so that a single strided copy moves the run."""
+    owned: dict[int, _OwnedStretch] = {}
     for rank in range(op.degree):
-        for one in op.stretches(rank):
-            owned.setdefault(one.whole, _Owned(one.own, one.whole, one.size, rank))
-    runs: list[list[_Owned]] = []
-    for _, one in sorted(owned.items()):
+        for stretch in op.stretches(rank):
+            owned.setdefault(stretch.whole, _OwnedStretch(stretch.own, stretch.whole, stretch.size, rank))
+    runs: list[list[_OwnedStretch]] = []
+    for _, stretch in sorted(owned.items()):
         run = runs[-1] if runs else []
-        alike = bool(run) and (run[-1].own, run[-1].size) == (one.own, one.size)
-        if alike and (len(run) == 1 or one.rank - run[-1].rank == run[-1].rank - run[-2].rank):
-            run.append(one)
+        same_shape = bool(run) and (run[-1].own, run[-1].size) == (stretch.own, stretch.size)
+        if same_shape and (len(run) == 1 or stretch.rank - run[-1].rank == run[-1].rank - run[-2].rank):
+            run.append(stretch)
         else:
-            runs.append([one])
+            runs.append([stretch])
     return runs
 
 
@@ -235,44 +237,54 @@ def _rank_slice(low: Lowering, node: Node, op: RankSlice) -> None:
         return
     k, inner = low.k, prod(source.shape[op.axis + 1 :])
     outer = prod(source.shape[: op.axis]) * op.outer
-    table, unit = _places(op, outer)
-    source = _before_zeros(low, source, unit * inner) if (table == outer * sum(op.sizes) // unit).any() else source
+    table, unit = _run_table(op, outer)
+    source = _followed_by_zeros(low, source, unit * inner) if (table == outer * sum(op.sizes) // unit).any() else source
     count, width = table.shape[1], unit * inner
-    places = low.constant(table, DType.UINT32)
+    run_table = low.constant(table, DType.UINT32)
     rows = home.packed_as((count, width))
     with k.scope():
         rank = k.tile(DType.UINT32, 1, 1).whole
         k.copy(rank, low.rank().far())
-        for top, some in k.spans(count, PARTITIONS):
+        for top, rows_in_tile in k.spans(count, PARTITIONS):
             with k.scope():
-                numbers = k.tile(DType.UINT32, some, 1, buffers=2).whole
-                own = Far(places.buffer, DType.UINT32, places.offset + top, (Axis(1, count), Axis(some, 1)), rank)
-                k.copy(numbers, own)
-                axes = (Axis(some, width), Axis(width, 1))
-                piece = Far(source.buffer, source.dtype, source.offset, axes, numbers)
-                k.copy(rows.cut((top, some)).far(), piece)
+                numbers = k.tile(DType.UINT32, rows_in_tile, 1, buffers=2).whole
+                rank_row = Far(
+                    run_table.buffer,
+                    DType.UINT32,
+                    run_table.offset + top,
+                    (Axis(1, count), Axis(rows_in_tile, 1)),
+                    rank,
+                )
+                k.copy(numbers, rank_row)
+                axes = (Axis(rows_in_tile, width), Axis(width, 1))
+                runs = Far(source.buffer, source.dtype, source.offset, axes, numbers)
+                k.copy(rows.cut((top, rows_in_tile)).far(), runs)
 
 
-def _before_zeros(low: Lowering, source: View, count: int) -> View:
-    """A contiguous tensor followed by zeros."""
-    made = low.scratch(source.dtype, (source.elements + count,))
-    low.copy(made.cut((0, source.elements)), source.packed_as((source.elements,)))
-    fill(low.k, made.cut((source.elements, count)), 0)
-    return made
+def _followed_by_zeros(low: Lowering, source: View, count: int) -> View:
+    """A contiguous copy of a tensor, followed by `count` zeros."""
+    extended = low.scratch(source.dtype, (source.elements + count,))
+    low.copy(extended.cut((0, source.elements)), source.packed_as((source.elements,)))
+    fill(low.k, extended.cut((source.elements, count)), 0)
+    return extended
 
 
-def _places(op: RankSlice, outer: int) -> tuple[Array, int]:
-    """For each rank, the runs of the axis that it takes, for all outer repetitions, and their length. The run behind
-    the last one stands for padding."""
+def _run_table(op: RankSlice, outer: int) -> tuple[Array, int]:
+    """A table [rank, run] of the runs that each rank takes, over all outer repetitions, and the length of a run. The
+    number after the last run denotes padding."""
     length = sum(op.sizes)
-    taken = [op.stretches(rank) for rank in range(op.degree)]
-    unit = gcd(length, op.local, *(number for row in taken for one in row for number in (one.own, one.whole, one.size)))
+    rank_stretches = [op.stretches(rank) for rank in range(op.degree)]
+    unit = gcd(
+        length,
+        op.local,
+        *(number for row in rank_stretches for stretch in row for number in (stretch.own, stretch.whole, stretch.size)),
+    )
     row = length // unit
     table = np.full((op.degree, outer, op.local // unit), outer * row)
-    for rank, stretches in enumerate(taken):
-        for one in stretches:
-            own, whole, size = one.own // unit, one.whole // unit, one.size // unit
-            table[rank, :, own : own + size] = np.add.outer(np.arange(outer) * row, np.arange(size) + whole)
+    for rank, stretches in enumerate(rank_stretches):
+        for stretch in stretches:
+            start, first_run, size = stretch.own // unit, stretch.whole // unit, stretch.size // unit
+            table[rank, :, start : start + size] = np.add.outer(np.arange(outer) * row, np.arange(size) + first_run)
     return table.reshape(op.degree, -1), unit
 
 

@@ -1,7 +1,7 @@
-"""Parameter layout: the work on weights that the host does once, when it loads the program.
+"""Parameter layout: the transformation of weights that the host performs once, when it loads the program.
 
-That is a cast, another order of axes, and a rank's slice. A weight that only linear layers or convolutions read is
-stored with its input axis first, because the tensor engine contracts over partitions.
+It consists of casts, a permutation of axes, and a rank's slice. A weight that only linear layers or convolutions read
+is stored with its input axis first, because the tensor engine contracts over the partition dimension.
 """
 
 from collections.abc import Mapping
@@ -16,29 +16,29 @@ from nxpipe.emulator.ops import Cast, Convolution, Linear, RankSlice
 
 @dataclass(frozen=True)
 class StoredParameter:
-    """The stored form of a parameter, or of a value that the host computes of one. `order` names for each stored axis
-    the axis of the value."""
+    """The stored form of a parameter, or of a value that the host computes from one. `order[i]` is the axis of the
+    value that stored axis i holds; an empty `order` keeps the axes."""
 
     parameter: Value
     dtype: DType
     shape: tuple[int, ...]
     order: tuple[int, ...]
 
-    def seen(self, lies: View) -> View:
-        """The view of the value in its own order of axes."""
+    def view_of(self, stored: View) -> View:
+        """The view of the value, in its own order of axes, from the view of the stored tensor."""
         if not self.order:
-            return lies
-        back = tuple(self.order.index(axis) for axis in range(len(self.order)))
-        return lies.transposed(back)
+            return stored
+        inverse = tuple(self.order.index(axis) for axis in range(len(self.order)))
+        return stored.transposed(inverse)
 
 
 def stored_parameters(graph: Graph) -> Mapping[Value, StoredParameter]:
-    """The stored form of each parameter and of each value that the host computes of it."""
+    """The stored form of each parameter and of each value that the host computes from it."""
     readers: dict[Value, list[Node]] = {}
     for node in graph.nodes:
         for operand in node.operands:
             readers.setdefault(operand, []).append(node)
-    found: dict[Value, StoredParameter] = {}
+    stored: dict[Value, StoredParameter] = {}
     for value in graph.parameters.values():
         chain = [value]
         while (following := _host_work(chain[-1], readers, graph)) is not None:
@@ -46,13 +46,13 @@ def stored_parameters(graph: Graph) -> Mapping[Value, StoredParameter]:
         last = chain[-1]
         order = _order(last, readers.get(last, []))
         shape = tuple(last.type.shape[axis] for axis in order) if order else last.type.shape
-        for each in chain:
-            found[each] = StoredParameter(value, last.type.dtype, shape, order)
-    return found
+        for member in chain:
+            stored[member] = StoredParameter(value, last.type.dtype, shape, order)
+    return stored
 
 
 def sliced_parameters(graph: Graph) -> Mapping[str, RankSlice]:
-    """The parameters of which each rank loads a slice, by name."""
+    """The slices, by parameter name, for parameters of which each rank loads a slice."""
     names = {value: name for name, value in graph.parameters.items()}
     stored = stored_parameters(graph)
     slices = (
@@ -62,18 +62,23 @@ def sliced_parameters(graph: Graph) -> Mapping[str, RankSlice]:
 
 
 def _host_work(value: Value, readers: Mapping[Value, list[Node]], graph: Graph) -> Node | None:
-    """The one reader of a value, if the host can do its work."""
-    reading = readers.get(value, [])
-    if len(reading) != 1 or value in graph.outputs.values() or not isinstance(reading[0].op, Cast | RankSlice):
+    """The only reader of a value, if it is a cast or a slice that the host can compute; otherwise None."""
+    value_readers = readers.get(value, [])
+    if (
+        len(value_readers) != 1
+        or value in graph.outputs.values()
+        or not isinstance(value_readers[0].op, Cast | RankSlice)
+    ):
         return None
-    if reading[0].result in graph.outputs.values():
+    if value_readers[0].result in graph.outputs.values():
         return None
-    return reading[0] if reading[0].operands[0] == value else None
+    return value_readers[0] if value_readers[0].operands[0] == value else None
 
 
-def _order(value: Value, reading: list[Node]) -> tuple[int, ...]:
-    if reading and all(isinstance(node.op, Linear) and node.operands[1] == value for node in reading):
+def _order(value: Value, readers: list[Node]) -> tuple[int, ...]:
+    """The order of stored axes that the readers of a weight prefer."""
+    if readers and all(isinstance(node.op, Linear) and node.operands[1] == value for node in readers):
         return (1, 0)
-    if reading and all(isinstance(node.op, Convolution) and node.operands[1] == value for node in reading):
+    if readers and all(isinstance(node.op, Convolution) and node.operands[1] == value for node in readers):
         return (*range(1, value.type.rank), 0)
     return ()

@@ -1,6 +1,6 @@
-"""Records of the back end: what each step takes and returns, frozen, printable by `nxpipe explain --after STEP`.
+"""Records of the back end: the frozen inputs and outputs of its steps, printed by `nxpipe explain --after STEP`.
 
-The steps are listed in `lower/backend.py`. The last two steps return an `isa.program.Program`, which is a record too.
+The steps are listed in `lower/backend.py`. The last three steps return an `isa.program.Program`, which is a record too.
 """
 
 from collections import Counter
@@ -37,8 +37,8 @@ class TargetGraph:
 class PlacedGraph:
     """A graph whose interface has buffers in HBM.
 
-    `views` are the values that have a location: inputs, parameters with all that the host computes of them, constants.
-    `homes` are locations that values must be written to: outputs, and states that are updated in place.
+    `views` are the locations of inputs, parameters, values that the host computes from parameters, and constants.
+    `homes` are the locations to which values must be written: outputs, and states that are updated in place.
     """
 
     target: TargetGraph
@@ -48,7 +48,7 @@ class PlacedGraph:
     constants: Mapping[str, bytes]
     views: Mapping[Value, View]
     homes: Mapping[Value, View]
-    parameters: Mapping[Value, View]  # in the order of axes of their buffers
+    parameters: Mapping[Value, View]  # in their buffers' order of axes
     outputs: Mapping[str, View]
     tables: Mapping[TableKey, View]
 
@@ -67,13 +67,13 @@ class KernelGroup:
     """The nodes that one kernel computes: the node whose lowering wrote the kernel, and those fused with it.
 
     Fused nodes are epilogues (elementwise nodes applied while a result is in SBUF), matmuls that read the same rows,
-    collectives and transposes carried out on the way. `deferred` are fused nodes that stand before `node` in the graph.
+    collectives, and transposes that the store performs. `deferred` are fused nodes that precede `node` in the graph.
     """
 
     node: Node
     fused: tuple[Node, ...]
     deferred: tuple[Node, ...]
-    tilings: tuple[object, ...]  # chosen by cost, in the order of emission
+    tilings: tuple[object, ...]  # in the order of emission
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -88,10 +88,10 @@ class KernelGroup:
 
 @dataclass(frozen=True)
 class EmittedProgram:
-    """Instructions of all kernels, in program order and without waits, with the kernels that they belong to.
+    """Instructions of all kernels in program order, without waits, and the kernels.
 
-    `makers` names for each step, by identity, the result of the node that wrote it. `reserved` are bytes of each
-    partition of SBUF that a node's kernel had to leave free.
+    `emitters` maps the identity of each step to the result of the node whose lowering emitted it. `reserved` are the
+    bytes per SBUF partition that a node's kernel had to leave free.
     """
 
     placed: PlacedGraph
@@ -101,12 +101,12 @@ class EmittedProgram:
     notes: tuple[str, ...]
     constants: Mapping[str, bytes]
     kernels: tuple[KernelGroup, ...]
-    makers: Mapping[int, object]
+    emitters: Mapping[int, object]
 
     def lines(self) -> Iterator[str]:
         counts = Counter[object]()
-        for maker, instructions in _by_maker(self.body, self.makers):
-            counts[maker] += instructions
+        for emitter, instructions in _by_emitter(self.body, self.emitters):
+            counts[emitter] += instructions
         for number, kernel in enumerate(self.kernels):
             first, *others = kernel.lines()
             count = counts[kernel.node.result]
@@ -118,7 +118,7 @@ class EmittedProgram:
 
 @dataclass(frozen=True)
 class ResidentBuffer:
-    """A buffer that lives in SBUF: bytes of each partition, from an address on."""
+    """A buffer promoted to SBUF, with its size and address in each partition."""
 
     buffer: Buffer
     nbytes: int
@@ -127,10 +127,10 @@ class ResidentBuffer:
 
 @dataclass(frozen=True)
 class ResidentProgram:
-    """A program some of whose buffers have moved to SBUF.
+    """A program with some buffers promoted to SBUF.
 
-    `kept` counts, for each node, the bytes of a partition that residents take while the node's kernel runs; `refused`
-    the same for each buffer that found no place, those first that would save the most traffic.
+    `kept` counts, for each node, the bytes per partition that resident buffers occupy while the node's kernel runs.
+    `refused` has such a count for each buffer without space, in decreasing order of the traffic that it would save.
     """
 
     emitted: EmittedProgram
@@ -141,9 +141,9 @@ class ResidentProgram:
     refused: tuple[Counter[object], ...]
 
     def lines(self) -> Iterator[str]:
-        for each in self.residents:
-            span = f"bytes {each.address} to {each.address + each.nbytes} of each partition"
-            yield f"resident {each.buffer.role} {each.buffer.dtype}{list(each.buffer.shape)}: {span}"
+        for resident in self.residents:
+            span = f"bytes {resident.address} to {resident.address + resident.nbytes} of each partition"
+            yield f"resident {resident.buffer.role} {resident.buffer.dtype}{list(resident.buffer.shape)}: {span}"
         yield f"refused {len(self.refused)} buffers for lack of space in SBUF"
         yield ""
         emitted = self.emitted
@@ -161,7 +161,7 @@ def text(record: Record) -> str:
 def unaddressed(
     target: TargetGraph, buffers: Sequence[Buffer], body: Sequence[Step], notes: Sequence[str] = ("",)
 ) -> Program:
-    """A program as it is before its buffers have addresses; it has no constants."""
+    """A program whose buffers have no addresses yet, without constants."""
     return Program(target.core, target.ranks, tuple(buffers), tuple(body), tuple(notes))
 
 
@@ -177,13 +177,13 @@ def _shown(node: Node) -> str:
     return f"{node.op.label} {node.result.type}{f' at {node.origin}' if str(node.origin) else ''}"
 
 
-def _by_maker(body: Sequence[Step], makers: Mapping[int, object]) -> Iterator[tuple[object, int]]:
-    """The instructions of each step that a node wrote. The loop of a repeat has no maker of its own."""
+def _by_emitter(body: Sequence[Step], emitters: Mapping[int, object]) -> Iterator[tuple[object, int]]:
+    """The emitter and the number of instructions of each step. A repeat's loop has no emitter; its steps have."""
     for step in body:
-        if id(step) in makers:
-            yield makers[id(step)], _instructions(step)
+        if id(step) in emitters:
+            yield emitters[id(step)], _instructions(step)
         elif isinstance(step, Loop):
-            yield from _by_maker(step.body, makers)
+            yield from _by_emitter(step.body, emitters)
 
 
 def _instructions(step: Step) -> int:

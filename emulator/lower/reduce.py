@@ -1,8 +1,8 @@
 """Reductions: sums and extremes over axes, positions of extremes, and prefix sums.
 
-The reduced axes are on the free axis and the others across partitions, whichever they are in the tensor: the load is
-strided. Pieces of a long row are reduced one after the other into a column, in float32. Integers wider than float32
-holds are reduced by halves on GpSimd, which is exact.
+The reduced axes become the free dimension and the others the partition dimension, by a strided load. Long rows are
+reduced in pieces, one after the other, into a float32 column. Integers that float32 cannot represent are reduced on
+GpSimd, which is exact, by repeated halving.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ COMBINED: Final = {"add": Alu.ADD, "maximum": Alu.MAXIMUM, "minimum": Alu.MINIMU
 
 @dataclass(frozen=True)
 class Accumulator:
-    """The type in which values that meet in one place are combined: exact until the result is stored."""
+    """The type in which updates of one element are combined: float32, or exact 32-bit integers."""
 
     dtype: DType
 
@@ -56,9 +56,9 @@ class Accumulator:
         return dst
 
 
-WIDEST_ROW: Final = 4096  # elements of a row that are at hand at once
-_WORTH_PARTS: Final = 512  # elements of a row from which on it is folded in parts
-_WIDE_ENOUGH: Final = 8  # elements of a kept last axis: below, as well bring them one by one
+WIDEST_ROW: Final = 4096  # elements of a row in SBUF at a time
+_WORTH_PARTS: Final = 512  # elements: longer rows are split into parts on several partitions
+_WIDE_ENOUGH: Final = 8  # elements: a shorter kept last axis is loaded with strides
 
 _FOLDS: Final = {
     "all": (Alu.MINIMUM, 1),
@@ -73,8 +73,7 @@ _FOLDS: Final = {
 
 @dataclass(frozen=True)
 class Fold:
-    """A reduction: the operator, the number it starts with, and its type, 32-bit integers where float32 is not
-    exact."""
+    """A reduction: the operator, its neutral element, and its type (32-bit integers if float32 is not exact)."""
 
     op: Alu
     neutral: float
@@ -82,14 +81,17 @@ class Fold:
 
     @property
     def is_exact(self) -> bool:
+        """True for a reduction in 32-bit integers, on GpSimd."""
         return not self.dtype.is_float
 
     @property
     def crosses_partitions(self) -> bool:
+        """True if GpSimd can reduce across partitions."""
         return not self.is_exact and self.op is not Alu.MULTIPLY
 
     @property
     def start(self) -> float:
+        """The neutral element in the type of the reduction."""
         if not self.is_exact or abs(self.neutral) != inf:
             return self.neutral
         limits = np.iinfo(self.dtype.stored)
@@ -112,30 +114,30 @@ def _reduce(low: Lowering, node: Node, op: Reduce) -> None:
         fill(low.k, home, nan if op.function == "mean" else _FOLDS[op.function][1])
         return
     if op.function in ("all", "any") and dtype is not DType.BOOL:
-        x = _truths(low, x)
+        x = _as_booleans(low, x)
     kept = tuple(axis for axis in range(x.rank) if axis not in op.axes)
-    epilogue = _Ending(low.k, fold_of(op.function, dtype), 1 / count if op.function == "mean" else None)
+    finish = _Finish(low.k, fold_of(op.function, dtype), 1 / count if op.function == "mean" else None)
     last = x.rank - 1
-    if last in kept and x.shape[last] >= _WIDE_ENOUGH and epilogue.fold.crosses_partitions:
+    if last in kept and x.shape[last] >= _WIDE_ENOUGH and finish.fold.crosses_partitions:
         ordered = x.transposed((*kept[:-1], *op.axes, last))
-        _reduce_downwards(low, epilogue, ordered, len(kept) - 1, home)
+        _reduce_downwards(low, finish, ordered, len(kept) - 1, home)
     else:
         source = matrix(low, x.transposed((*kept, *op.axes)), len(kept))
-        _reduce_along(low, epilogue, source, home.packed_as((source.shape[0], 1)))
+        _reduce_along(low, finish, source, home.packed_as((source.shape[0], 1)))
 
 
-def _truths(low: Lowering, x: View) -> View:
-    made = low.scratch(DType.UINT8, x.shape)
-    for rows, width, (to, source) in each_tile(low.k, [made, x]):
+def _as_booleans(low: Lowering, x: View) -> View:
+    truths = low.scratch(DType.UINT8, x.shape)
+    for rows, width, (target, source) in each_tile(low.k, [truths, x]):
         with low.k.scope():
             tile = load_tile(low.k, source)
-            low.k.copy(to.far(), Lanes(low.k, rows, width).compared(Alu.NOT_EQUAL, tile, 0.0))
-    return made
+            low.k.copy(target.far(), Lanes(low.k, rows, width).compared(Alu.NOT_EQUAL, tile, 0.0))
+    return truths
 
 
 @dataclass(frozen=True)
-class _Ending:
-    """The factor by which a reduction's result is multiplied before it is stored."""
+class _Finish:
+    """The final step of a reduction: an optional factor (1 / count of a mean), and the store."""
 
     k: Kernel
     fold: Fold
@@ -143,37 +145,37 @@ class _Ending:
 
     def store(self, total: Tile, target: View) -> None:
         lanes = Lanes(self.k, total.partitions, total.elements)
-        made = self.k.tile(target.dtype, total.partitions, total.elements, buffers=2).whole
+        out = self.k.tile(target.dtype, total.partitions, total.elements, buffers=2).whole
         if self.factor is None:
-            lanes.copy(total, made)
+            lanes.copy(total, out)
         else:
-            lanes.two(Alu.MULTIPLY, total, self.factor, made)
-        self.k.copy(target.far(), made)
+            lanes.two(Alu.MULTIPLY, total, self.factor, out)
+        self.k.copy(target.far(), out)
 
 
 def matrix(low: Lowering, view: View, rows: int) -> View:
-    """The first axes as rows and the others as columns, copied where strides cannot express that."""
+    """A view as a matrix: the first `rows` axes are its rows. It is copied if strides cannot express that."""
     shape = (prod(view.shape[:rows]), prod(view.shape[rows:]))
     return view.reshaped(shape) or low.packed(view).packed_as(shape)
 
 
-def _reduce_along(low: Lowering, epilogue: _Ending, source: View, target: View) -> None:
-    """Reduce rows along the free axis. Few long rows are reduced in parts first, so that all partitions have work."""
+def _reduce_along(low: Lowering, finish: _Finish, source: View, target: View) -> None:
+    """Reduce rows along the free dimension. Few long rows are split into parts first, which fill the partitions."""
     k, (rows, width) = low.k, source.shape
     parts = max(part for part in range(1, PARTITIONS // min(rows, PARTITIONS) + 1) if width % part == 0)
     split = source.reshaped((rows * parts, width // parts)) if width >= _WORTH_PARTS and parts > 1 else None
     if split is not None:
-        partial = low.scratch(epilogue.fold.dtype, (rows * parts, 1))
-        _reduce_along(low, _Ending(k, epilogue.fold, None), split, partial)
+        partial = low.scratch(finish.fold.dtype, (rows * parts, 1))
+        _reduce_along(low, _Finish(k, finish.fold, None), split, partial)
         source = partial.packed_as((rows, parts))
     for top, height in k.spans(rows, PARTITIONS):
         with k.scope():
-            total = folded(k, source, (top, height), epilogue.fold)
-            epilogue.store(total, target.cut((top, height)))
+            total = reduce_rows(k, source, (top, height), finish.fold)
+            finish.store(total, target.cut((top, height)))
 
 
-def folded(k: Kernel, source: View, rows: Span, fold: Fold) -> Tile:
-    """Reduce each row to an element of a column."""
+def reduce_rows(k: Kernel, source: View, rows: Span, fold: Fold) -> Tile:
+    """Reduce each row to one element of a column."""
     lanes, width = Lanes(k, rows[1], 1), source.shape[1]
     total = k.tile(fold.dtype, rows[1], 1).whole
     if width > WIDEST_ROW:
@@ -183,10 +185,10 @@ def folded(k: Kernel, source: View, rows: Span, fold: Fold) -> Tile:
             tile = k.tile(source.dtype, rows[1], size, buffers=2)
             k.copy(tile.whole, source.cut(rows, (left, size)).far())
             if width <= WIDEST_ROW:
-                fold_row(k, fold, tile, total)
+                reduce_tile(k, fold, tile, total)
             else:
                 part = k.tile(fold.dtype, rows[1], 1).whole
-                fold_row(k, fold, tile, part)
+                reduce_tile(k, fold, tile, part)
                 combine(lanes, fold, total, part)
     return total
 
@@ -198,8 +200,8 @@ def combine(lanes: Lanes, fold: Fold, total: Tile, part: Tile) -> None:
         lanes.two(fold.op, total, part, total)
 
 
-def fold_row(k: Kernel, fold: Fold, values: Block, dst: Tile) -> None:
-    """Reduce a tile to a column; 32-bit integers by adding one half to the other, repeatedly."""
+def reduce_tile(k: Kernel, fold: Fold, values: Block, dst: Tile) -> None:
+    """Reduce a tile to a column; 32-bit integers by combining its two halves, repeatedly."""
     rows, width = values.partitions, values.shape[0]
     if not fold.is_exact:
         k.emit(TensorReduce(engine=Engine.VECTOR, dst=dst, src=values.whole, op=fold.op))
@@ -215,23 +217,23 @@ def fold_row(k: Kernel, fold: Fold, values: Block, dst: Tile) -> None:
     lanes.copy(words.cut(rows, (0, 1)), dst)
 
 
-def _reduce_downwards(low: Lowering, epilogue: _Ending, x: View, outer: int, home: View) -> None:
-    """Reduce across partitions with the kept last axis on the free axis: rows are combined as they arrive, and
-    partitions at the end."""
+def _reduce_downwards(low: Lowering, finish: _Finish, x: View, outer: int, home: View) -> None:
+    """Reduce across partitions, with the kept last axis as the free dimension. Rows are combined partition by partition
+    as they are loaded, and the partitions at the end."""
     k, width = low.k, x.shape[-1]
     shape = (prod(x.shape[:outer]), prod(x.shape[outer:-1]), width)
     flat = x.reshaped(shape) or low.packed(x).packed_as(shape)
     target = home.packed_as((shape[0], 1, width))
     with k.loop(shape[0]) as index:
-        source, to = flat.pick(0, index), target.pick(0, index)
+        source, row_target = flat.pick(0, index), target.pick(0, index)
         for left, columns in k.spans(width, WIDEST):
             with k.scope():
-                total = _combined(k, epilogue.fold, source, (left, columns))
-                epilogue.store(_across(k, epilogue.fold, total), to.cut((0, 1), (left, columns)))
+                total = _combine_rows(k, finish.fold, source, (left, columns))
+                finish.store(_reduce_partitions(k, finish.fold, total), row_target.cut((0, 1), (left, columns)))
 
 
-def _combined(k: Kernel, fold: Fold, source: View, columns: Span) -> Tile:
-    """All rows, combined to one on each partition."""
+def _combine_rows(k: Kernel, fold: Fold, source: View, columns: Span) -> Tile:
+    """Combine all rows to one row per partition."""
     depth, width = source.shape[0], columns[1]
     block = k.tile(DType.FLOAT32, min(depth, PARTITIONS), width)
     if depth > PARTITIONS:
@@ -247,15 +249,15 @@ def _combined(k: Kernel, fold: Fold, source: View, columns: Span) -> Tile:
     return block.whole
 
 
-def _across(k: Kernel, fold: Fold, tile: Tile) -> Tile:
-    """Reduce partitions to one; a minimum is the negated maximum of negated elements."""
-    around = fold.op is Alu.MINIMUM
+def _reduce_partitions(k: Kernel, fold: Fold, tile: Tile) -> Tile:
+    """Reduce across partitions; a minimum is the negated maximum of the negated elements."""
+    negate = fold.op is Alu.MINIMUM
     lanes = Lanes(k, tile.partitions, tile.elements)
-    source = lanes.two(Alu.MULTIPLY, tile, -1.0, tile) if around else tile
-    made = k.tile(DType.FLOAT32, 1, tile.elements).whole
-    op = Alu.MAXIMUM if around else fold.op
-    k.emit(PartitionReduce(engine=Engine.GPSIMD, dst=made, src=source, op=op))
-    return Lanes(k, 1, tile.elements).two(Alu.MULTIPLY, made, -1.0, made) if around else made
+    source = lanes.two(Alu.MULTIPLY, tile, -1.0, tile) if negate else tile
+    reduced = k.tile(DType.FLOAT32, 1, tile.elements).whole
+    op = Alu.MAXIMUM if negate else fold.op
+    k.emit(PartitionReduce(engine=Engine.GPSIMD, dst=reduced, src=source, op=op))
+    return Lanes(k, 1, tile.elements).two(Alu.MULTIPLY, reduced, -1.0, reduced) if negate else reduced
 
 
 _LEAST: Final = Fold(Alu.MINIMUM, inf, DType.INT32)
@@ -263,7 +265,7 @@ _LEAST: Final = Fold(Alu.MINIMUM, inf, DType.INT32)
 
 @lowers(ArgReduce)
 def _arg_reduce(low: Lowering, node: Node, op: ArgReduce) -> None:
-    """The least position of those that hold the extreme; a NaN is the extreme wherever there is one."""
+    """The first position of the extreme element; the first NaN if there is one."""
     k, x, dtype = low.k, low.view(node.operands[0]), node.operands[0].type.dtype
     kept = tuple(axis for axis in range(x.rank) if axis != op.axis)
     source = matrix(low, x.transposed((*kept, op.axis)), len(kept))
@@ -271,21 +273,21 @@ def _arg_reduce(low: Lowering, node: Node, op: ArgReduce) -> None:
     target = low.home(node.result).packed_as((source.shape[0], 1))
     for top, height in k.spans(source.shape[0], PARTITIONS):
         with k.scope():
-            extreme = folded(k, source, (top, height), fold)
-            place, lanes = k.tile(DType.INT32, height, 1).whole, Lanes(k, height, 1)
-            lanes.memset(place, _LEAST.start)
+            extreme = reduce_rows(k, source, (top, height), fold)
+            position, lanes = k.tile(DType.INT32, height, 1).whole, Lanes(k, height, 1)
+            lanes.memset(position, _LEAST.start)
             for left, size in k.spans(source.shape[1], WIDEST_ROW // 2):
                 with k.scope():
                     tile = k.tile(source.dtype, height, size, buffers=2)
                     k.copy(tile.whole, source.cut((top, height), (left, size)).far())
                     part = k.tile(DType.INT32, height, 1).whole
-                    fold_row(k, _LEAST, _places(k, tile, extreme, left, fold), part)
-                    combine(lanes, _LEAST, place, part)
-            k.copy(target.cut((top, height)).far(), place)
+                    reduce_tile(k, _LEAST, _extreme_positions(k, tile, extreme, left, fold), part)
+                    combine(lanes, _LEAST, position, part)
+            k.copy(target.cut((top, height)).far(), position)
 
 
-def _places(k: Kernel, tile: Block, extreme: Tile, left: Affine, fold: Fold) -> Block:
-    """The position of each element that is the extreme, and a large number for all others."""
+def _extreme_positions(k: Kernel, tile: Block, extreme: Tile, left: Affine, fold: Fold) -> Block:
+    """The position of each element that equals the extreme or is NaN; a large number for all others."""
     rows, size = tile.partitions, tile.shape[0]
     lanes = Lanes(k, rows, size)
     block = k.tile(DType.INT32, rows, size)
@@ -293,29 +295,29 @@ def _places(k: Kernel, tile: Block, extreme: Tile, left: Affine, fold: Fold) -> 
     column = repeated(extreme, size)
     if fold.is_exact:
         words = WordArithmetic(lanes, fold.dtype)
-        apart = lanes.copy(words.two(Alu.NOT_EQUAL, words.load(tile.whole), column), lanes.tile(DType.UINT8))
+        is_other = lanes.copy(words.two(Alu.NOT_EQUAL, words.load(tile.whole), column), lanes.tile(DType.UINT8))
     else:
-        unlike, number = (
+        is_other_value, is_number = (
             lanes.compared(Alu.NOT_EQUAL, tile.whole, column),
             lanes.compared(Alu.EQUAL, tile.whole, tile.whole),
         )
-        apart = lanes.two(Alu.MINIMUM, unlike, number, unlike)
-    lanes.choose(block.whole, apart, _LEAST.start)
+        is_other = lanes.two(Alu.MINIMUM, is_other_value, is_number, is_other_value)
+    lanes.choose(block.whole, is_other, _LEAST.start)
     return block
 
 
 @lowers(Cumulate)
 def _cumulate(low: Lowering, node: Node, op: Cumulate) -> None:
-    """Prefix sums: floats with the vector engine's scan; integers by adding what is 1, 2, 4, ... positions before,
-    which is exact."""
+    """Prefix reductions: floats with the vector engine's scan, integers exactly by a Hillis-Steele scan: step s
+    combines each element with the one 2^s positions before it."""
     k, x, dtype = low.k, low.view(node.operands[0]), node.operands[0].type.dtype
     kept = tuple(axis for axis in range(x.rank) if axis != op.axis)
     order = (*kept, op.axis)
     source = matrix(low, x.transposed(order), len(kept))
     home = low.home(node.result).transposed(order)
     target = home.reshaped(source.shape)
-    made = target or low.scratch(node.result.type.dtype, source.shape)
-    fold = fold_of(_RUNNING[op.function], dtype)
+    out = target or low.scratch(node.result.type.dtype, source.shape)
+    fold = fold_of(_REDUCTION_OF[op.function], dtype)
     for top, height in k.spans(source.shape[0], PARTITIONS):
         with k.scope():
             carried = k.tile(fold.dtype, height, 1).whole
@@ -323,42 +325,42 @@ def _cumulate(low: Lowering, node: Node, op: Cumulate) -> None:
             for left, size in k.spans(source.shape[1], WIDEST_ROW // 2):
                 with k.scope():
                     tile = load_tile(k, source.cut((top, height), (left, size)))
-                    run = (_run_of_words if fold.is_exact else _run_of_floats)(k, fold, tile, carried)
-                    result = k.tile(made.dtype, height, size, buffers=2).whole
-                    Lanes(k, height, size).copy(run, result)
-                    k.copy(made.cut((top, height), (left, size)).far(), result)
+                    prefixes = (_scan_integers if fold.is_exact else _scan_floats)(k, fold, tile, carried)
+                    result = k.tile(out.dtype, height, size, buffers=2).whole
+                    Lanes(k, height, size).copy(prefixes, result)
+                    k.copy(out.cut((top, height), (left, size)).far(), result)
     if target is None:
-        low.copy(home, made.packed_as(home.shape))
+        low.copy(home, out.packed_as(home.shape))
 
 
-_RUNNING: Final = {"cummax": "max", "cummin": "min", "cumprod": "prod", "cumsum": "sum"}
+_REDUCTION_OF: Final = {"cummax": "max", "cummin": "min", "cumprod": "prod", "cumsum": "sum"}
 
 
-def _run_of_floats(k: Kernel, fold: Fold, tile: Tile, carried: Tile) -> Tile:
+def _scan_floats(k: Kernel, fold: Fold, tile: Tile, carried: Tile) -> Tile:
     lanes = Lanes(k, tile.partitions, tile.elements)
-    run = k.tile(DType.FLOAT32, tile.partitions, tile.elements)
-    again = tile if fold.op in (Alu.MAXIMUM, Alu.MINIMUM) else lanes.filled(fold.start)
+    prefixes = k.tile(DType.FLOAT32, tile.partitions, tile.elements)
+    second = tile if fold.op in (Alu.MAXIMUM, Alu.MINIMUM) else lanes.filled(fold.start)
     k.emit(
         TensorTensorScan(
-            engine=Engine.VECTOR, dst=run.whole, left=tile, right=again, initial=carried, op0=fold.op, op1=fold.op
+            engine=Engine.VECTOR, dst=prefixes.whole, left=tile, right=second, initial=carried, op0=fold.op, op1=fold.op
         )
     )
-    Lanes(k, tile.partitions, 1).copy(run.cut(tile.partitions, (tile.elements - 1, 1)), carried)
-    return run.whole
+    Lanes(k, tile.partitions, 1).copy(prefixes.cut(tile.partitions, (tile.elements - 1, 1)), carried)
+    return prefixes.whole
 
 
-def _run_of_words(k: Kernel, fold: Fold, tile: Tile, carried: Tile) -> Tile:
+def _scan_integers(k: Kernel, fold: Fold, tile: Tile, carried: Tile) -> Tile:
     rows, size = tile.partitions, tile.elements
     lanes = Lanes(k, rows, size)
-    run, other = (k.tile(fold.dtype, rows, size) for _ in range(2))
-    lanes.copy(WordArithmetic(lanes, fold.dtype).load(tile), run.whole)
-    first = run.cut(rows, (0, 1))
+    prefixes, next_prefixes = (k.tile(fold.dtype, rows, size) for _ in range(2))
+    lanes.copy(WordArithmetic(lanes, fold.dtype).load(tile), prefixes.whole)
+    first = prefixes.cut(rows, (0, 1))
     lanes.exact(fold.op, first, carried, first)
     step = 1
     while step < size:
-        lanes.copy(run.cut(rows, (0, step)), other.cut(rows, (0, step)))
-        lower, upper = run.cut(rows, (0, size - step)), run.cut(rows, (step, size - step))
-        lanes.exact(fold.op, upper, lower, other.cut(rows, (step, size - step)))
-        run, other, step = other, run, 2 * step
-    lanes.copy(run.cut(rows, (size - 1, 1)), carried)
-    return run.whole
+        lanes.copy(prefixes.cut(rows, (0, step)), next_prefixes.cut(rows, (0, step)))
+        lower, upper = prefixes.cut(rows, (0, size - step)), prefixes.cut(rows, (step, size - step))
+        lanes.exact(fold.op, upper, lower, next_prefixes.cut(rows, (step, size - step)))
+        prefixes, next_prefixes, step = next_prefixes, prefixes, 2 * step
+    lanes.copy(prefixes.cut(rows, (size - 1, 1)), carried)
+    return prefixes.whole

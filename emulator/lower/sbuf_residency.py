@@ -1,12 +1,15 @@
-"""SBUF residency: promotion of buffers from HBM to SBUF, where kernels leave space between producer and consumer.
+"""SBUF residency: promotion of buffers from HBM to SBUF, if kernels leave space between producer and last consumer.
 
-Kernels are emitted as if every result went through HBM. Afterwards, scratch that all its copies treat as a matrix of
-rows, up to 128 rows at a time, can live in SBUF with row r on partition r modulo 128. It gets an address that no kernel
-uses during its life. So do constants that are read more than once; they are loaded at the start. Its DMA copies become
-copies inside SBUF; no other instruction changes, so that promotion cannot change a result.
+Kernels are emitted with every result in HBM. A scratch buffer can then be promoted if all its DMA copies access it as a
+matrix of rows, up to 128 rows at a time; row r is placed on partition r modulo 128. The buffer gets an SBUF address
+that no kernel uses during its live range. Constants that are read more than once are promoted too, and loaded at the
+start.
 
-Promotion comes after emission because only then are a buffer's copies and each kernel's peak use of SBUF known. The
-opposite order would have to reserve space for buffers before knowing what that costs the kernels.
+Invariant: promotion replaces only the HBM side of DMA copies by the SBUF location of the same elements, and no other
+instruction or promoted buffer uses that location during the live range. It therefore cannot change a result.
+
+Promotion follows emission because a buffer's copies and each kernel's peak use of SBUF are known only then. The
+opposite order would have to reserve space for buffers before the cost to the kernels is known.
 """
 
 from collections import Counter
@@ -33,7 +36,7 @@ from nxpipe.emulator.lower.records import EmittedProgram, ResidentBuffer, Reside
 
 @dataclass(frozen=True)
 class SbufMatrix:
-    """A buffer as a matrix of rows in SBUF, from an address of each partition on."""
+    """A buffer as a matrix of rows in SBUF, at an address in each partition. Row r is on partition r modulo 128."""
 
     width: int
     address: int = 0
@@ -44,45 +47,52 @@ class SbufMatrix:
         return PARTITIONS * self.width
 
     def tile(self, far: Far, counts: Sequence[int]) -> Tile | None:
-        """The tile that an access pattern in HBM becomes; None if partitions and strides cannot express it."""
+        """The SBUF tile with the elements of an HBM access pattern; None if partitions and strides cannot express it.
+
+        The pattern must start within a row and stay within it in every iteration, or a stride would reach into the next
+        row, which is on another partition."""
         if far.rows is not None or far.offset.base < 0:
             return None
-        lane, start = divmod(far.offset.base % self.block, self.width)
+        partition, start = divmod(far.offset.base % self.block, self.width)
         axes = [axis for axis in far.axes if axis.size != 1]
         rows = axes[0].size if axes and axes[0].stride == self.width else 1
         inner = [self._axis(axis) for axis in (axes[1:] if rows > 1 else axes)]
-        terms = [(depth, self._inside(step)) for depth, step in far.offset.terms]
-        turns = [(turn, self._inside(turn.step)) for turn in far.offset.turns]
-        found = [*(axis.stride for axis in inner if axis), *(step for _, step in terms), *(step for _, step in turns)]
-        if lane + rows > PARTITIONS or None in inner or None in found or len(inner) > MOST_AXES:
+        terms = [(depth, self._inner_stride(stride)) for depth, stride in far.offset.terms]
+        rotations = [(rotation, self._inner_stride(rotation.step)) for rotation in far.offset.turns]
+        strides = [
+            *(axis.stride for axis in inner if axis),
+            *(stride for _, stride in terms),
+            *(stride for _, stride in rotations),
+        ]
+        if partition + rows > PARTITIONS or None in inner or None in strides or len(inner) > MOST_AXES:
             return None
-        ways = [(axis.size, axis.stride) for axis in axes[rows > 1 :]]
-        ways += [(counts[depth], step) for depth, step in far.offset.terms]
-        ways += [(turn.count, turn.step) for turn in far.offset.turns]
-        if start + sum((times - 1) * (step % self.block) for times, step in ways) >= self.width:
+        movements = [(axis.size, axis.stride) for axis in axes[rows > 1 :]]
+        movements += [(counts[depth], stride) for depth, stride in far.offset.terms]
+        movements += [(rotation.count, rotation.step) for rotation in far.offset.turns]
+        if start + sum((count - 1) * (stride % self.block) for count, stride in movements) >= self.width:
             return None
         size = far.dtype.itemsize
         base = far.offset.base // self.block * self.width + start
         offset = Affine(
             self.address + base * size,
-            tuple((depth, (step or 0) * size) for depth, step in terms),
-            tuple(RotatingOffset((step or 0) * size, turn.count, turn.of) for turn, step in turns),
+            tuple((depth, (stride or 0) * size) for depth, stride in terms),
+            tuple(RotatingOffset((stride or 0) * size, rotation.count, rotation.of) for rotation, stride in rotations),
         )
-        kept = tuple(axis for axis in inner if axis) or (Axis(1, 1),)
-        return Tile(Memory.SBUF, far.dtype, lane, rows, offset, kept)
+        kept_axes = tuple(axis for axis in inner if axis) or (Axis(1, 1),)
+        return Tile(Memory.SBUF, far.dtype, partition, rows, offset, kept_axes)
 
-    def _inside(self, step: int) -> int | None:
-        """The step within a partition that a step in HBM becomes: within a row, or over whole blocks of 128 rows."""
-        blocks, rest = divmod(step, self.block)
-        return None if step < 0 or rest >= self.width else blocks * self.width + rest
+    def _inner_stride(self, stride: int) -> int | None:
+        """The stride in a partition for a stride in HBM: within a row, or over whole blocks of 128 rows; else None."""
+        blocks, remainder = divmod(stride, self.block)
+        return None if stride < 0 or remainder >= self.width else blocks * self.width + remainder
 
     def _axis(self, axis: Axis) -> Axis | None:
-        stride = self._inside(axis.stride)
+        stride = self._inner_stride(axis.stride)
         return None if stride is None else Axis(axis.size, stride)
 
 
-def _by_lanes(copy: DmaCopy, buffer: int, width: int) -> DmaCopy:
-    """A copy in HBM with the rows of one side split into blocks of 128, as partitions need them."""
+def _split_rows(copy: DmaCopy, buffer: int, width: int) -> DmaCopy:
+    """An HBM copy with the row axis of one side split into blocks of 128 rows, one row per partition."""
     sides = (copy.dst, copy.src)
     if not all(isinstance(side, Far) and side.rows is None for side in sides):
         return copy
@@ -93,7 +103,7 @@ def _by_lanes(copy: DmaCopy, buffer: int, width: int) -> DmaCopy:
     split = _split(own.axes, width)
     if split is None:
         return copy
-    dst, src = (_reordered(side.axes, *split) for side in sides)
+    dst, src = (_partitions_first(side.axes, *split) for side in sides)
     return (
         copy
         if len(dst) > MOST_AXES
@@ -102,30 +112,34 @@ def _by_lanes(copy: DmaCopy, buffer: int, width: int) -> DmaCopy:
 
 
 def _split(axes: Sequence[Axis], width: int) -> tuple[int, int, int] | None:
-    """The axis that runs over many rows, with its number of blocks of 128 and of elements within a row."""
-    for at, axis in enumerate(axes):
-        within = width if axis.stride == 1 else 1
-        rows, rest = divmod(axis.size, within)
-        if axis.stride * within == width and not rest and rows > PARTITIONS and not rows % PARTITIONS:
-            return at, rows // PARTITIONS, within
+    """The index of the axis that spans whole blocks of 128 rows, the number of blocks, and the elements per row in
+    it."""
+    for index, axis in enumerate(axes):
+        row_elements = width if axis.stride == 1 else 1
+        rows, remainder = divmod(axis.size, row_elements)
+        if axis.stride * row_elements == width and not remainder and rows > PARTITIONS and not rows % PARTITIONS:
+            return index, rows // PARTITIONS, row_elements
     return None
 
 
-def _reordered(axes: Sequence[Axis], at: int, blocks: int, within: int) -> tuple[Axis, ...]:
-    stride = axes[at].stride
-    parts = (Axis(blocks, stride * within * PARTITIONS), *([Axis(within, stride)] if within > 1 else []))
-    return (Axis(PARTITIONS, stride * within), *axes[:at], *parts, *axes[at + 1 :])
+def _partitions_first(axes: Sequence[Axis], index: int, blocks: int, row_elements: int) -> tuple[Axis, ...]:
+    stride = axes[index].stride
+    parts = (
+        Axis(blocks, stride * row_elements * PARTITIONS),
+        *([Axis(row_elements, stride)] if row_elements > 1 else []),
+    )
+    return (Axis(PARTITIONS, stride * row_elements), *axes[:index], *parts, *axes[index + 1 :])
 
 
 def sbuf_copy(step: Instruction, homes: Mapping[int, SbufMatrix], counts: tuple[int, ...]) -> Instruction | None:
-    """A copy with its promoted sides in SBUF; None if it cannot be expressed there."""
+    """A copy with the promoted sides in SBUF; None if a side cannot be expressed as a tile."""
     if not isinstance(step, DmaCopy):
         return None
     for name in ("dst", "src"):
         far = getattr(step, name)
         if isinstance(far, Far) and far.buffer in homes:
             home = homes[far.buffer]
-            step = _by_lanes(step, far.buffer, home.width)
+            step = _split_rows(step, far.buffer, home.width)
             tile = home.tile(getattr(step, name), counts)
             if tile is None:
                 return None
@@ -134,20 +148,20 @@ def sbuf_copy(step: Instruction, homes: Mapping[int, SbufMatrix], counts: tuple[
 
 
 _ALIGNMENT: Final = 64
-_MOST_FAILURES: Final = 3  # second emissions that are not faster
+_MOST_FAILURES: Final = 3  # attempts of `reserve_sbuf` without gain
 
 
 @dataclass
 class _Use:
-    """The copies of a buffer, and the stages of the program in which they are."""
+    """The copies of a buffer, and the stages of the program that contain them."""
 
     copies: list[tuple[Instruction, tuple[int, ...]]] = field(default_factory=list)
-    stages: list[tuple[int, tuple[int, int] | None]] = field(default_factory=list)  # each with the loop around it
+    stages: list[tuple[int, tuple[int, int] | None]] = field(default_factory=list)  # with the enclosing repeat's stages
 
     @property
-    def life(self) -> tuple[int, int]:
-        """First and last stage. A buffer that is used both in a repeat and outside of it lives as long as the
-        repeat."""
+    def live_range(self) -> tuple[int, int]:
+        """The first and last stage of the live range. A buffer used both in a repeat and outside of it is live during
+        the whole repeat, since every iteration needs it."""
         loops = {loop for _, loop in self.stages}
         if len(loops) == 1:
             numbers = [stage for stage, _ in self.stages]
@@ -158,103 +172,108 @@ class _Use:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A buffer that can be promoted, with its size, its life, and the HBM traffic that promotion saves."""
+    """A buffer that can be promoted, with its size, its live range, and the HBM traffic that promotion saves."""
 
     buffer: int
     matrix: SbufMatrix
-    size: int  # bytes of each partition
-    life: tuple[int, int]
+    size: int  # bytes per partition
+    live_range: tuple[int, int]
     traffic: int
 
 
 def promote_to_sbuf(emitted: EmittedProgram) -> ResidentProgram:
-    """Move buffers to SBUF, those first that save the most traffic per byte of SBUF, as long as there is space.
+    """Promote buffers in decreasing order of the traffic saved per byte of SBUF, as long as space is free.
 
-    A greedy choice by density is near the optimum of this knapsack, since each buffer is small beside SBUF.
+    Greedy selection by density is near the optimum of this knapsack problem, since each buffer is small compared with
+    SBUF.
     """
     body, table = emitted.body, emitted.buffers
-    survey = _Survey(body, emitted.makers)
-    candidates = sorted(_candidates(survey, table), key=lambda each: (-each.traffic / each.size, each.buffer))
-    taken: list[tuple[_Candidate, int]] = []
+    survey = _Survey(body, emitted.emitters)
+    candidates = sorted(
+        _candidates(survey, table), key=lambda candidate: (-candidate.traffic / candidate.size, candidate.buffer)
+    )
+    allocations: list[tuple[_Candidate, int]] = []
     refused = []
-    for each in candidates:
-        address = _find_address(each, survey.peaks, taken, CORES[emitted.placed.target.core].sbuf_usable)
+    for candidate in candidates:
+        address = _find_address(candidate, survey.peaks, allocations, CORES[emitted.placed.target.core].sbuf_usable)
         if address is None:
-            refused.append(each)
+            refused.append(candidate)
         else:
-            taken.append((each, address))
-    homes = {each.buffer: replace(each.matrix, address=address) for each, address in taken}
+            allocations.append((candidate, address))
+    homes = {candidate.buffer: replace(candidate.matrix, address=address) for candidate, address in allocations}
     rewriter = _Rewriter(homes, table)
     loads = [rewriter.loaded(number) for number in homes if table[number].role is Role.CONSTANT]
     return ResidentProgram(
         emitted=emitted,
         buffers=tuple(table[number] for number in rewriter.numbers),
         body=(*loads, *rewriter.steps(body, ())),
-        residents=tuple(ResidentBuffer(table[each.buffer], each.size, address) for each, address in taken),
-        kept=sum((survey.bytes_of(each) for each, _ in taken), Counter[object]()),
-        refused=tuple(survey.bytes_of(each) for each in refused),
+        residents=tuple(
+            ResidentBuffer(table[candidate.buffer], candidate.size, address) for candidate, address in allocations
+        ),
+        kept=sum((survey.bytes_of(candidate) for candidate, _ in allocations), Counter[object]()),
+        refused=tuple(survey.bytes_of(candidate) for candidate in refused),
     )
 
 
 def reserve_sbuf(resident: ResidentProgram) -> ResidentProgram:
-    """Emit the kernels again in less SBUF, so that a refused buffer finds space; keep what is expected to be faster.
+    """Emit the kernels again with less SBUF, so that a refused buffer fits; keep the faster program by expected time.
 
-    Kernels take all of SBUF that helps them, for instance a weight of several MiB, before anything is known of what
-    could live beside them. Only a second emission tells what a kernel costs in less space, because its tiling changes
-    with it. Refused buffers are tried in the order of what they would save; after three that do not pay, the rest are
-    left in HBM, which bounds the compile time.
+    The first emission lets kernels use all of SBUF, for instance for a weight of several MiB, without regard to
+    resident buffers. The cost of less space is known only after a second emission, because the tilings change with it.
+    Refused buffers are tried in decreasing order of saved traffic. After three attempts without gain the others stay in
+    HBM, which bounds the compile time.
     """
     core = CORES[resident.emitted.placed.target.core]
     best, failed = resident, 0
     best_ns = expected_ns(best.body, core) if best.refused else 0.0
     while failed < min(_MOST_FAILURES, len(best.refused)):
         try:
-            other = promote_to_sbuf(emit_kernels(resident.emitted.placed, best.kept + best.refused[failed]))
+            attempt = promote_to_sbuf(emit_kernels(resident.emitted.placed, best.kept + best.refused[failed]))
         except OutOfMemory:
             failed += 1
             continue
-        ns = expected_ns(other.body, core)
+        ns = expected_ns(attempt.body, core)
         if ns < best_ns:
-            best, best_ns = other, ns
+            best, best_ns = attempt, ns
         else:
             failed += 1
     return best
 
 
 class _Survey:
-    """Uses of buffers and peak use of SBUF in each stage of a program. A stage is the steps of one node."""
+    """Uses of buffers, and peak use of SBUF in each stage of a program. A stage consists of the steps of one node."""
 
-    def __init__(self, body: Sequence[Step], makers: Mapping[int, object]) -> None:
+    def __init__(self, body: Sequence[Step], emitters: Mapping[int, object]) -> None:
         self.uses: dict[int, _Use] = {}
-        self.peaks: list[int] = []  # of each stage, the bytes of a partition that its tiles reach
+        self.peaks: list[int] = []  # bytes per partition, by stage
         self.nodes: list[object] = []
-        self._makers = makers
+        self._emitters = emitters
         self._visit(body, (), None)
 
     def _visit(self, body: Sequence[Step], counts: tuple[int, ...], loop: tuple[int, int] | None) -> None:
         for step in body:
-            if isinstance(step, Loop) and any(id(inner) in self._makers for inner in step.body):
+            if isinstance(step, Loop) and any(id(inner) in self._emitters for inner in step.body):
                 first = len(self.peaks)
                 self._visit(step.body, (*counts, step.count), (first, first + self._stages(step.body) - 1))
                 continue
-            maker = self._makers.get(id(step), id(step))
-            if not self.nodes or self.nodes[-1] != maker:
-                self.nodes.append(maker)
+            emitter = self._emitters.get(id(step), id(step))
+            if not self.nodes or self.nodes[-1] != emitter:
+                self.nodes.append(emitter)
                 self.peaks.append(0)
-            self._note(step, counts, loop)
+            self._record(step, counts, loop)
 
-    def bytes_of(self, each: _Candidate) -> Counter[object]:
-        """The bytes of a partition that a candidate takes while each node's kernel runs."""
-        return Counter(dict.fromkeys(self.nodes[each.life[0] : each.life[1] + 1], each.size))
+    def bytes_of(self, candidate: _Candidate) -> Counter[object]:
+        """The bytes per partition that a candidate occupies, for each node whose kernel runs during its live range."""
+        return Counter(dict.fromkeys(self.nodes[candidate.live_range[0] : candidate.live_range[1] + 1], candidate.size))
 
     def _stages(self, body: Sequence[Step]) -> int:
-        makers = [self._makers.get(id(step), id(step)) for step in body]
-        return sum(number == 0 or maker != makers[number - 1] for number, maker in enumerate(makers))
+        emitters = [self._emitters.get(id(step), id(step)) for step in body]
+        return sum(number == 0 or emitter != emitters[number - 1] for number, emitter in enumerate(emitters))
 
-    def _note(self, step: Step, counts: tuple[int, ...], loop: tuple[int, int] | None) -> None:
+    def _record(self, step: Step, counts: tuple[int, ...], loop: tuple[int, int] | None) -> None:
         if isinstance(step, Loop):
             for inner in step.body:
-                self._note(inner, (*counts, step.count), loop)
+                self._record(inner, (*counts, step.count), loop)
             return
         stage = len(self.peaks) - 1
         for place in step.places.values():
@@ -272,7 +291,7 @@ def _candidates(survey: _Survey, table: Sequence[Buffer]) -> Iterator[_Candidate
         buffer = table[number]
         if buffer.role not in (Role.SCRATCH, Role.CONSTANT):
             continue
-        matrix = next((each for each in _matrices(buffer) if _is_promotable(use, number, each, buffer.dtype)), None)
+        matrix = next((view for view in _matrices(buffer) if _is_promotable(use, number, view, buffer.dtype)), None)
         if matrix is not None:
             size = buffer.elements * len(buffer.names) // PARTITIONS * buffer.dtype.itemsize
             traffic = sum(
@@ -283,14 +302,14 @@ def _candidates(survey: _Survey, table: Sequence[Buffer]) -> Iterator[_Candidate
             )
             size = -(-size // _ALIGNMENT) * _ALIGNMENT
             if buffer.role is Role.SCRATCH:
-                yield _Candidate(number, matrix, size, use.life, traffic)
-            elif traffic > buffer.nbytes:  # it is loaded once, at the beginning, for all iterations of a repeat
+                yield _Candidate(number, matrix, size, use.live_range, traffic)
+            elif traffic > buffer.nbytes:  # a constant is loaded once, at the start, for all iterations of a repeat
                 last = max(loop[1] if loop else stage for stage, loop in use.stages)
                 yield _Candidate(number, matrix, size, (0, last), traffic - buffer.nbytes)
 
 
 def _matrices(buffer: Buffer) -> Iterator[SbufMatrix]:
-    """The ways to see a buffer as rows that fill all partitions."""
+    """The views of a buffer as a matrix whose number of rows is a multiple of 128."""
     for axis in range(len(buffer.shape), 0, -1):
         rows, width = prod(buffer.shape[:axis]), prod(buffer.shape[axis:])
         if width > 1 and rows and not rows % PARTITIONS:
@@ -298,53 +317,55 @@ def _matrices(buffer: Buffer) -> Iterator[SbufMatrix]:
 
 
 def _is_promotable(use: _Use, number: int, matrix: SbufMatrix, dtype: DType) -> bool:
-    """True if all copies of a buffer can be expressed in SBUF, in elements of its own size."""
+    """True if all copies of a buffer can be expressed in SBUF, with elements of the buffer's size."""
     places = [place for copy, _ in use.copies for place in copy.places.values()]
-    own = [place for place in places if isinstance(place, Far) and place.buffer == number]
-    alike = all(place.dtype.itemsize == dtype.itemsize for place in own)
-    return alike and all(sbuf_copy(copy, {number: matrix}, counts) is not None for copy, counts in use.copies)
+    accesses = [place for place in places if isinstance(place, Far) and place.buffer == number]
+    same_size = all(place.dtype.itemsize == dtype.itemsize for place in accesses)
+    return same_size and all(sbuf_copy(copy, {number: matrix}, counts) is not None for copy, counts in use.copies)
 
 
 def _find_address(
-    each: _Candidate, peaks: Sequence[int], taken: Sequence[tuple[_Candidate, int]], usable: int
+    candidate: _Candidate, peaks: Sequence[int], allocations: Sequence[tuple[_Candidate, int]], usable: int
 ) -> int | None:
-    """The highest address that is free during the candidate's life. Kernels allocate from 0 upwards, so that the space
-    between stays in one piece."""
-    first, last = each.life
+    """The highest address that is free during the candidate's live range; None if there is none. Kernels allocate
+    upwards from 0, so that the free space between stays contiguous."""
+    first, last = candidate.live_range
     floor = max(peaks[first : last + 1])
-    busy = sorted(
+    occupied = sorted(
         (
             (address, address + other.size)
-            for other, address in taken
-            if other.life[0] <= last and first <= other.life[1]
+            for other, address in allocations
+            if other.live_range[0] <= last and first <= other.live_range[1]
         ),
         reverse=True,
     )
     top = usable // _ALIGNMENT * _ALIGNMENT
-    for low, high in busy:
-        if top - each.size >= high:
+    for low, high in occupied:
+        if top - candidate.size >= high:
             break
         top = min(top, low)
-    return top - each.size if top - each.size >= floor else None
+    return top - candidate.size if top - candidate.size >= floor else None
 
 
 class _Rewriter:
-    """Rewrites steps for promoted buffers; `numbers` maps the buffers that remain in HBM to their new positions."""
+    """Rewrites steps for promoted buffers. `numbers` maps the buffers that remain in HBM to their new indices."""
 
     def __init__(self, homes: Mapping[int, SbufMatrix], table: Sequence[Buffer]) -> None:
         self._homes, self._table = homes, table
-        left = [number for number, each in enumerate(table) if number not in homes or each.role is Role.CONSTANT]
-        self.numbers = {number: at for at, number in enumerate(left)}
+        remaining = [
+            number for number, buffer in enumerate(table) if number not in homes or buffer.role is Role.CONSTANT
+        ]
+        self.numbers = {number: index for index, number in enumerate(remaining)}
 
     def loaded(self, number: int) -> Instruction:
         """The load of a promoted constant, at the start of the program."""
         home, buffer = self._homes[number], self._table[number]
         rows = buffer.elements // home.width
         axes = (Axis(PARTITIONS, home.width), Axis(rows // PARTITIONS, home.block), Axis(home.width, 1))
-        far = Far(number, buffer.dtype, Affine(), axes)
-        tile = home.tile(far, ())
-        assert tile is not None  # whole blocks of rows
-        return DmaCopy(engine=DMA_QUEUES[0], dst=tile, src=replace(far, buffer=self.numbers[number]))
+        source = Far(number, buffer.dtype, Affine(), axes)
+        tile = home.tile(source, ())
+        assert tile is not None  # a candidate has whole blocks of rows
+        return DmaCopy(engine=DMA_QUEUES[0], dst=tile, src=replace(source, buffer=self.numbers[number]))
 
     def steps(self, body: Sequence[Step], counts: tuple[int, ...]) -> Iterator[Step]:
         for step in body:
@@ -354,11 +375,11 @@ class _Rewriter:
                 yield self._step(step, counts)
 
     def _step(self, step: Instruction, counts: tuple[int, ...]) -> Instruction:
-        named = {place.buffer for place in step.places.values() if isinstance(place, Far)}
-        if not named.isdisjoint(self._homes):
+        buffers = {place.buffer for place in step.places.values() if isinstance(place, Far)}
+        if not buffers.isdisjoint(self._homes):
             moved_step = sbuf_copy(step, self._homes, counts)
-            assert moved_step is not None  # promoted buffers have only such copies
+            assert moved_step is not None  # `_is_promotable` has checked every copy
             step = moved_step
-        far = {name: place for name, place in step.places.items() if isinstance(place, Far)}
-        changed = {name: replace(place, buffer=self.numbers[place.buffer]) for name, place in far.items()}
+        hbm_places = {name: place for name, place in step.places.items() if isinstance(place, Far)}
+        changed = {name: replace(place, buffer=self.numbers[place.buffer]) for name, place in hbm_places.items()}
         return replace(step, **changed) if changed else step  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Tiles of tensors: pieces of partitions by free elements, the same for several tensors of one shape."""
+"""Tiles of tensors [partition, free], the same for several tensors of one shape."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,14 +11,15 @@ from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel
 from nxpipe.emulator.lower.lanes import stored_number
 from nxpipe.emulator.lower.view import View
 
-WIDEST: Final = 2048  # free elements of a piece: enough that its fixed costs do not count
+WIDEST: Final = 2048  # free elements of a tile: enough to make fixed costs per instruction negligible
 
 
 def each_tile(
     k: Kernel, views: Sequence[View], widest: int = WIDEST, by_row: bool = False
 ) -> Iterator[tuple[int, int, list[View]]]:
-    """Partitions and free elements of each tile, with its part of every view. Use it as the head of a `for`, whose body
-    is emitted once for each size of tile. With `by_row`, rows are not merged into longer ones."""
+    """Tile several views of one shape; yields partitions and free elements of each tile, and its part of every view.
+    The body of the `for` statement is emitted once per tile size. With `by_row`, rows are not merged into longer
+    ones."""
     merged = _by_row(views) if by_row and views[0].rank > 1 else views[0].merged(views[1:])
     if not merged[0].elements:
         return
@@ -31,33 +32,33 @@ def each_tile(
 
 
 def _by_row(views: Sequence[View]) -> tuple[View, ...]:
-    """The views with as few axes as possible before the last."""
+    """The views with as few axes as possible before the last axis, which stays as it is."""
     first, *others = [replace(view, shape=view.shape[:-1], strides=view.strides[:-1]) for view in views]
     merged = first.merged(others)
     return tuple(
-        replace(view, shape=(*view.shape, whole.shape[-1]), strides=(*view.strides, whole.strides[-1]))
-        for view, whole in zip(merged, views, strict=True)
+        replace(view, shape=(*view.shape, original.shape[-1]), strides=(*view.strides, original.strides[-1]))
+        for view, original in zip(merged, views, strict=True)
     )
 
 
 def _line_tiles(k: Kernel, views: Sequence[View], widest: int) -> Iterator[tuple[int, int, list[View]]]:
-    """A line is folded into rows, as many as there are partitions, and what is left over is a row by itself."""
+    """Split a line into rows, one per partition; the remainder is a single row."""
     size = views[0].shape[0]
     width = min(-(-size // PARTITIONS), widest)
-    rows, rest = divmod(size, width)
-    whole = [_folded(view, Affine(), rows, width) for view in views]
+    rows, remainder = divmod(size, width)
+    folded = [_folded(view, Affine(), rows, width) for view in views]
     for start, count in k.spans(rows, PARTITIONS):
-        yield count, width, [view.cut((start, count)) for view in whole]
-    if rest:
-        yield 1, rest, [_folded(view, Affine(rows * width), 1, rest) for view in views]
+        yield count, width, [view.cut((start, count)) for view in folded]
+    if remainder:
+        yield 1, remainder, [_folded(view, Affine(rows * width), 1, remainder) for view in views]
 
 
 def _box_tiles(k: Kernel, views: Sequence[View], widest: int) -> Iterator[tuple[int, int, list[View]]]:
-    """The last axis lies along the partitions' free elements, the largest of the others across partitions."""
+    """The last axis becomes the free dimension, the largest of the other axes the partition dimension."""
     shape = views[0].shape
-    across = max(range(len(shape) - 1), key=lambda axis: shape[axis])
-    others = [axis for axis in range(len(shape) - 1) if axis != across]
-    ordered = [view.transposed((*others, across, len(shape) - 1)) for view in views]
+    partition_axis = max(range(len(shape) - 1), key=lambda axis: shape[axis])
+    others = [axis for axis in range(len(shape) - 1) if axis != partition_axis]
+    ordered = [view.transposed((*others, partition_axis, len(shape) - 1)) for view in views]
     yield from _inside(k, ordered, widest)
 
 
@@ -82,8 +83,8 @@ def _with_axes(view: View, rank: int) -> View:
 
 
 def fill(k: Kernel, view: View, number: float) -> None:
-    """Write one number to all elements of a view. Whole rows are written: a DMA that reads one element again and again
-    would need a descriptor for each."""
+    """Write a number to all elements of a view. The source tile holds whole rows, because a DMA that repeats a single
+    element needs a descriptor per element."""
     for rows, width, (piece,) in each_tile(k, [view]):
         with k.scope():
             block = k.tile(view.dtype, rows, width)

@@ -1,12 +1,13 @@
 """Transposes: operands of the tensor engine in SBUF, and copies in HBM that change the contiguous axis.
 
-The tensor engine needs the contraction axis on the partitions, 128 elements a chunk. A matrix whose other axis is
-contiguous is loaded so by DMA. One whose contraction axis is contiguous would be loaded one element at a time; it is
-loaded as it is stored and transposed 128 x 128 elements at a time on the tensor engine.
+The tensor engine needs the contraction axis on the partition dimension, in chunks of 128 elements. If the other axis of
+a matrix is contiguous, DMA loads the matrix in this layout. If the contraction axis is contiguous, such a DMA would
+move one element at a time; the matrix is loaded in its stored layout and transposed on the tensor engine, 128 x 128
+elements at a time.
 
-A copy in HBM that makes another axis contiguous would by strides alone also move one element at a time, a hundred times
-slower than whole runs. Blocks of both axes are loaded, transposed in SBUF, and stored: by DMA from v3 on; before that,
-and for single bytes, by the vector engine, 32 x 32 elements at a time. Both keep every bit. The tensor engine of v2
+A strided copy in HBM that makes another axis contiguous also moves one element at a time, about a hundred times slower
+than contiguous runs. Blocks of both axes are loaded, transposed, and stored: by DMA on v3 and later; on v2, and for
+one-byte elements, by the vector engine, 32 x 32 elements at a time. Both preserve every bit. The tensor engine of v2
 does not: it multiplies by ones and zeros, and infinity times 0 is NaN.
 """
 
@@ -23,7 +24,7 @@ from nxpipe.emulator.isa.vector import TensorCopy
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.view import View
 
-AT_ONCE: Final = 16  # chunks that are loaded for turning: 4 KiB of two-byte elements in each row
+CHUNKS_PER_LOAD: Final = 16  # chunks loaded per transpose: 4 KiB of two-byte elements per row
 
 
 def must_transpose(view: View) -> bool:
@@ -32,18 +33,19 @@ def must_transpose(view: View) -> bool:
 
 
 def chunks_of(size: int) -> int:
+    """The number of chunks of 128 elements."""
     return -(-size // PARTITIONS)
 
 
 def transpose_type(dtype: DType) -> DType:
-    """The type in which a matrix is transposed. One-byte types are widened to bfloat16, which holds them exactly,
-    because they cannot be transposed from v3 on."""
+    """The type in which a matrix is transposed. One-byte types are widened to bfloat16, which represents them exactly,
+    because v3 and later cannot transpose them."""
     return dtype if dtype.itemsize > 1 else DType.BFLOAT16
 
 
 def transpose_bytes(dtype: DType) -> int:
-    """Bytes of each partition that a transpose takes beside its result."""
-    return 2 * AT_ONCE * PARTITIONS * transpose_type(dtype).itemsize
+    """Bytes per partition that a transpose needs in addition to its result."""
+    return 2 * CHUNKS_PER_LOAD * PARTITIONS * transpose_type(dtype).itemsize
 
 
 def load_matrix(k: Kernel, dst: Block, view: View) -> None:
@@ -51,134 +53,139 @@ def load_matrix(k: Kernel, dst: Block, view: View) -> None:
     if must_transpose(view):
         _load_transposed(k, dst, view)
     else:
-        _load_straight(k, dst, view)
+        _load_as_stored(k, dst, view)
 
 
-def _load_straight(k: Kernel, dst: Block, view: View) -> None:
-    full, rest = divmod(view.shape[0], PARTITIONS)
+def _load_as_stored(k: Kernel, dst: Block, view: View) -> None:
+    full, remainder = divmod(view.shape[0], PARTITIONS)
     width = view.shape[1]
     if full:
         folded = view.cut((0, full * PARTITIONS)).reshaped((full, PARTITIONS, width))
-        assert folded is not None  # an axis in two always has strides
+        assert folded is not None  # splitting an axis is always possible
         k.copy(dst.cut(PARTITIONS, (0, full), (0, width)), folded.transposed((1, 0, 2)).far())
-    if rest:
-        k.copy(dst.cut(rest, (full, 1), (0, width)), view.cut((full * PARTITIONS, rest)).far())
+    if remainder:
+        k.copy(dst.cut(remainder, (full, 1), (0, width)), view.cut((full * PARTITIONS, remainder)).far())
 
 
 def _load_transposed(k: Kernel, dst: Block, view: View) -> None:
     rows = view.transposed((1, 0))
     dtype = transpose_type(view.dtype)
-    full, rest = divmod(view.shape[0], PARTITIONS)
+    full, remainder = divmod(view.shape[0], PARTITIONS)
     for top, count in k.spans(view.shape[1], PARTITIONS):
-        for first, number in k.spans(full, AT_ONCE):
+        for first, chunks in k.spans(full, CHUNKS_PER_LOAD):
             with k.scope():
-                straight = k.tile(dtype, count, number, PARTITIONS, buffers=2)
-                place = rows.cut((top, count), (first * PARTITIONS, number * PARTITIONS))
-                k.copy(straight.whole, place.far())
-                transpose_block(k, dst, straight, first, (top, count))
-        if rest:
+                loaded = k.tile(dtype, count, chunks, PARTITIONS, buffers=2)
+                source = rows.cut((top, count), (first * PARTITIONS, chunks * PARTITIONS))
+                k.copy(loaded.whole, source.far())
+                transpose_block(k, dst, loaded, first, (top, count))
+        if remainder:
             with k.scope():
-                straight = k.tile(dtype, count, 1, rest, buffers=2)
-                k.copy(straight.whole, rows.cut((top, count), (full * PARTITIONS, rest)).far())
-                transpose_block(k, dst, straight, Affine(full), (top, count))
+                loaded = k.tile(dtype, count, 1, remainder, buffers=2)
+                k.copy(loaded.whole, rows.cut((top, count), (full * PARTITIONS, remainder)).far())
+                transpose_block(k, dst, loaded, Affine(full), (top, count))
 
 
 def transpose_block(
     k: Kernel,
     dst: Block,
-    straight: Block,
+    rows_tile: Block,
     first: Affine,
     columns: tuple[Affine | int, int],
     engine: Engine = Engine.VECTOR,
 ) -> None:
-    """Transpose a block [count, chunks, depth] of rows into columns of [128, chunks, rows], from chunk `first` on;
+    """Transpose a block of rows [count, chunks, depth] into `columns` of [128, chunks, rows], from chunk `first` on.
     `engine` copies the result from PSUM."""
-    number, depth = straight.shape
-    count = straight.partitions
-    most = k.core.psum_bank // (count * straight.dtype.itemsize)
-    for begin, some in k.spans(number, most):
+    all_chunks, depth = rows_tile.shape
+    count = rows_tile.partitions
+    psum_chunks = k.core.psum_bank // (count * rows_tile.dtype.itemsize)
+    for begin, chunks in k.spans(all_chunks, psum_chunks):
         with k.scope():
-            passing = k.tile(straight.dtype, depth, some, count, memory=Memory.PSUM, buffers=2)
-            with k.loop(some) as at:
-                source = straight.cut(count, (begin + at, 1))
-                k.emit(NcTranspose(engine=Engine.TENSOR, dst=passing.cut(depth, (at, 1)), src=source))
-            place = dst.cut(depth, (begin + first, some), columns)
+            transposed = k.tile(rows_tile.dtype, depth, chunks, count, memory=Memory.PSUM, buffers=2)
+            with k.loop(chunks) as chunk:
+                source = rows_tile.cut(count, (begin + chunk, 1))
+                k.emit(NcTranspose(engine=Engine.TENSOR, dst=transposed.cut(depth, (chunk, 1)), src=source))
+            target = dst.cut(depth, (begin + first, chunks), columns)
             if engine is Engine.SCALAR:
-                k.emit(Activation(engine=engine, dst=place, src=passing.whole, function=Function.COPY))
+                k.emit(Activation(engine=engine, dst=target, src=transposed.whole, function=Function.COPY))
             else:
-                k.emit(TensorCopy(engine=engine, dst=place, src=passing.whole))
+                k.emit(TensorCopy(engine=engine, dst=target, src=transposed.whole))
 
 
 def transpose_tile(k: Kernel, dst: Block, tile: Tile, left: Affine | int, rows: Span) -> None:
-    """Transpose rows in SBUF, from column `left` on, which begins a chunk, into columns of [128, chunks, rows]."""
+    """Transpose rows in SBUF into the columns `rows` of [128, chunks, rows]. `left` is the tile's first column in the
+    matrix, a multiple of 128."""
     first = divided(left, PARTITIONS)
-    full, rest = divmod(tile.elements, PARTITIONS)
+    full, remainder = divmod(tile.elements, PARTITIONS)
     if full:
         transpose_block(
             k, dst, Block(tile.memory, tile.dtype, tile.partitions, (full, PARTITIONS), tile.offset), first, rows
         )
-    if rest:
+    if remainder:
         offset = tile.offset + full * PARTITIONS * tile.dtype.itemsize
-        transpose_block(k, dst, Block(tile.memory, tile.dtype, tile.partitions, (1, rest), offset), first + full, rows)
+        transpose_block(
+            k, dst, Block(tile.memory, tile.dtype, tile.partitions, (1, remainder), offset), first + full, rows
+        )
 
 
 def transpose_heads(k: Kernel, dst: Block, source: View, first: int = 0) -> None:
-    """Load heads [heads, rows, elements] into [128, chunks, heads, rows], elements on the partitions."""
+    """Load heads [heads, rows, elements] into [128, chunks, heads, rows], with the elements on the partitions."""
     heads, rows, elements = source.shape
     if not elements:
         return
     if source.strides[2] != 1 and elements > 1:
         with k.loop(heads) as head:
             for chunk, depth in each_chunk(k, elements):
-                place = dst.cut(depth, (chunk, 1), (head + first, 1), (0, rows))
-                k.copy(place, source.pick(0, head).transposed((1, 0)).cut((chunk * PARTITIONS, depth)).far())
+                target = dst.cut(depth, (chunk, 1), (head + first, 1), (0, rows))
+                k.copy(target, source.pick(0, head).transposed((1, 0)).cut((chunk * PARTITIONS, depth)).far())
         return
     dtype = transpose_type(source.dtype)
     for top, count in k.spans(rows, PARTITIONS):
         with k.scope():
-            straight = k.tile(dtype, count, heads, elements, buffers=2)
-            k.copy(straight.whole, source.transposed((1, 0, 2)).cut((top, count)).far())
-            for head, some in k.spans(heads, k.core.psum_bank // (count * dtype.itemsize)):
+            loaded = k.tile(dtype, count, heads, elements, buffers=2)
+            k.copy(loaded.whole, source.transposed((1, 0, 2)).cut((top, count)).far())
+            for head, heads_in_bank in k.spans(heads, k.core.psum_bank // (count * dtype.itemsize)):
                 for chunk, depth in each_chunk(k, elements):
-                    _transpose_some(k, dst, straight, (chunk, depth), (head, some), first, (top, count))
+                    _transpose_heads_of_chunk(
+                        k, dst, loaded, (chunk, depth), (head, heads_in_bank), first, (top, count)
+                    )
 
 
-def _transpose_some(
-    k: Kernel, dst: Block, straight: Block, chunk: tuple[Affine, int], heads: Span, first: int, rows: Span
+def _transpose_heads_of_chunk(
+    k: Kernel, dst: Block, loaded: Block, chunk: tuple[Affine, int], heads: Span, first: int, rows: Span
 ) -> None:
-    (number, depth), (head, some), count = chunk, heads, rows[1]
+    (number, depth), (head, head_count), count = chunk, heads, rows[1]
     with k.scope():
-        passing = k.tile(straight.dtype, depth, some, count, memory=Memory.PSUM, buffers=2)
-        with k.loop(some) as at:
-            source = straight.cut(count, (at + head, 1), (number * PARTITIONS, depth))
-            k.emit(NcTranspose(engine=Engine.TENSOR, dst=passing.cut(depth, (at, 1)), src=source))
-        place = dst.cut(depth, (number, 1), (head + first, some), rows)
-        k.emit(TensorCopy(engine=Engine.VECTOR, dst=place, src=passing.whole))
+        transposed = k.tile(loaded.dtype, depth, head_count, count, memory=Memory.PSUM, buffers=2)
+        with k.loop(head_count) as offset:
+            source = loaded.cut(count, (offset + head, 1), (number * PARTITIONS, depth))
+            k.emit(NcTranspose(engine=Engine.TENSOR, dst=transposed.cut(depth, (offset, 1)), src=source))
+        target = dst.cut(depth, (number, 1), (head + first, head_count), rows)
+        k.emit(TensorCopy(engine=Engine.VECTOR, dst=target, src=transposed.whole))
 
 
 def each_slab(k: Kernel, size: int, chunks: int) -> Iterator[tuple[Affine, int]]:
-    """Slabs of a contraction axis: the number of the first chunk, and the elements in the slab."""
-    full, rest = divmod(size, chunks * PARTITIONS)
+    """Loop over slabs of a contraction axis; yields the first chunk and the number of elements of each."""
+    full, remainder = divmod(size, chunks * PARTITIONS)
     if full:
         with k.loop(full) as index:
             yield index * chunks, chunks * PARTITIONS
-    if rest:
-        yield Affine(full * chunks), rest
+    if remainder:
+        yield Affine(full * chunks), remainder
 
 
 def each_chunk(k: Kernel, size: int) -> Iterator[tuple[Affine, int]]:
-    """Chunks of a contraction axis: the number of each, and its elements."""
+    """Loop over chunks of a contraction axis; yields the index and the number of elements of each."""
     return each_slab(k, size, 1)
 
 
-_BLOCK: Final = 512  # elements of either axis: runs of 1 KiB for types of two bytes
-_CORNER: Final = 32  # rows and columns of the vector engine's transpose
-_LEAST: Final = 16  # elements of either axis: below, runs are hardly longer than elements
+_BLOCK: Final = 512  # elements per axis: runs of 1 KiB for two-byte types
+_VECTOR_BLOCK: Final = 32  # rows and columns of one transpose on the vector engine
+_LEAST: Final = 16  # elements per axis: for fewer, transposed runs are too short to gain from
 
 
 def transposed_axis(dst: View, src: View) -> int | None:
-    """The axis that is contiguous in the source of a copy, if another one is in the destination and both are long
-    enough to transpose blocks; None otherwise."""
+    """The source's contiguous axis, if the destination's is another one and both are long enough to transpose blocks;
+    otherwise None."""
     if dst.rank < 2 or dst.dtype is not src.dtype or dst.strides[-1] != 1 or src.strides[-1] == 1:
         return None
     for axis in range(src.rank - 1):
@@ -188,7 +195,8 @@ def transposed_axis(dst: View, src: View) -> int | None:
 
 
 def copy_transposed(k: Kernel, dst: View, src: View, axis: int) -> None:
-    others = tuple(each for each in range(src.rank - 1) if each != axis)
+    """Copy in HBM; `axis` is contiguous in the source, the last axis in the destination."""
+    others = tuple(other for other in range(src.rank - 1) if other != axis)
     _copy_matrix(k, *(view.transposed((*others, axis, src.rank - 1)) for view in (dst, src)))
 
 
@@ -197,20 +205,20 @@ def _copy_matrix(k: Kernel, dst: View, src: View) -> None:
         with k.loop(dst.shape[0]) as index:
             _copy_matrix(k, dst.pick(0, index), src.pick(0, index))
         return
-    rows, columns = dst.shape  # of the result; rows are contiguous in the source
+    rows, columns = dst.shape  # the row axis is contiguous in the source
     for left, width in k.spans(columns, _BLOCK):
         for top, height in k.spans(rows, _BLOCK):
             with k.scope():
                 part = src.cut((top, height), (left, width)).transposed((1, 0))
                 block = k.tile(dst.dtype, min(height, PARTITIONS), -(-height // PARTITIONS), width, buffers=2)
-                _bring(k, block, part)
+                _load_part(k, block, part)
                 for chunk, depth in k.chunks(height):
-                    to = dst.cut((top + chunk * PARTITIONS, depth), (left, width))
-                    k.copy(to.far(), block.cut(depth, (chunk, 1)))
+                    target = dst.cut((top + chunk * PARTITIONS, depth), (left, width))
+                    k.copy(target.far(), block.cut(depth, (chunk, 1)))
 
 
-def _bring(k: Kernel, block: Block, part: View) -> None:
-    """Load a part [columns, rows] into a block [128, chunks of rows, columns]."""
+def _load_part(k: Kernel, block: Block, part: View) -> None:
+    """Load a part [columns, rows], transposed, into a block [128, chunks of rows, columns]."""
     columns, rows = part.shape
     if k.core.nki_gen > 2 and part.dtype.itemsize in (2, 4):
         for chunk, depth in k.chunks(rows):
@@ -219,18 +227,18 @@ def _bring(k: Kernel, block: Block, part: View) -> None:
         return
     for left, width in k.spans(columns, PARTITIONS):
         with k.scope():
-            straight = k.tile(part.dtype, width, rows, buffers=2)
-            k.copy(straight.whole, part.cut((left, width)).far())
+            loaded = k.tile(part.dtype, width, rows, buffers=2)
+            k.copy(loaded.whole, part.cut((left, width)).far())
             for chunk, depth in k.chunks(rows):
-                _transpose_blocks(k, block, straight, chunk, (left, depth))
+                _transpose_blocks(k, block, loaded, chunk, (left, depth))
 
 
-def _transpose_blocks(k: Kernel, block: Block, straight: Block, chunk: Affine, place: Span) -> None:
-    left, depth = place
-    for low in range(0, straight.partitions, _CORNER):
-        lanes = min(_CORNER, straight.partitions - low)
-        for first in range(0, depth, _CORNER):
-            count = min(_CORNER, depth - first)
-            dst = block.cut((first, count), (chunk, 1), (left + low, lanes))
-            src = straight.cut((low, lanes), (chunk * PARTITIONS + first, count))
+def _transpose_blocks(k: Kernel, block: Block, loaded: Block, chunk: Affine, columns: Span) -> None:
+    left, depth = columns
+    for first_lane in range(0, loaded.partitions, _VECTOR_BLOCK):
+        lanes = min(_VECTOR_BLOCK, loaded.partitions - first_lane)
+        for first in range(0, depth, _VECTOR_BLOCK):
+            count = min(_VECTOR_BLOCK, depth - first)
+            dst = block.cut((first, count), (chunk, 1), (left + first_lane, lanes))
+            src = loaded.cut((first_lane, lanes), (chunk * PARTITIONS + first, count))
             k.emit(NcTranspose(engine=Engine.VECTOR, dst=dst, src=src))

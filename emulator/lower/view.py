@@ -1,5 +1,5 @@
 """View: a tensor's layout in HBM as a buffer, an offset, and a stride for each axis. Most reshapes and transposes are
-free, because readers follow the strides."""
+views and move no data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -37,18 +37,18 @@ class View:
         return Far(self.buffer, self.dtype, self.offset, tuple(map(Axis, self.shape, self.strides)))
 
     def cut(self, *spans: Span) -> "View":
-        """A span of each axis; axes without a span are taken whole."""
+        """A span of each axis; axes without a span are whole."""
         offset, shape = self.offset, list(self.shape)
         for axis, (start, size) in enumerate(spans):
             offset = offset + affine(start) * self.strides[axis]
             shape[axis] = size
         return replace(self, offset=offset, shape=tuple(shape))
 
-    def pick(self, axis: int, at: Affine | int) -> "View":
-        """One index of an axis, which is dropped."""
+    def pick(self, axis: int, index: Affine | int) -> "View":
+        """The view at one index of an axis, without that axis."""
         return replace(
             self,
-            offset=self.offset + affine(at) * self.strides[axis],
+            offset=self.offset + affine(index) * self.strides[axis],
             shape=self.shape[:axis] + self.shape[axis + 1 :],
             strides=self.strides[:axis] + self.strides[axis + 1 :],
         )
@@ -61,7 +61,7 @@ class View:
         )
 
     def broadcast(self, shape: tuple[int, ...]) -> "View":
-        """Broadcast by numpy's rule: a repeated axis has stride 0."""
+        """Broadcast by numpy's rules: a repeated axis has stride 0."""
         missing = len(shape) - self.rank
         strides = (0,) * missing + tuple(
             0 if old == 1 and new != 1 else stride
@@ -87,22 +87,24 @@ class View:
         return replace(self, shape=shape, strides=packed(shape))
 
     def merged(self, others: Sequence["View"] = ()) -> tuple["View", ...]:
-        """This view and others of the same shape, with axes of size 1 dropped, and neighbours merged that are one
-        stride in all of them."""
+        """This view and others of the same shape with as few axes as possible: axes of size 1 are dropped, and adjacent
+        axes are merged if a single stride expresses both in every view."""
         views = (self, *others)
         axes = [axis for axis in range(self.rank) if self.shape[axis] != 1]
-        found: list[tuple[int, tuple[int, ...]]] = []
+        merged_axes: list[tuple[int, tuple[int, ...]]] = []
         for axis in axes:
             size, strides = self.shape[axis], tuple(view.strides[axis] for view in views)
-            if found and all(outer == inner * size for outer, inner in zip(found[-1][1], strides, strict=True)):
-                found[-1] = (found[-1][0] * size, strides)
+            if merged_axes and all(
+                outer == inner * size for outer, inner in zip(merged_axes[-1][1], strides, strict=True)
+            ):
+                merged_axes[-1] = (merged_axes[-1][0] * size, strides)
             else:
-                found.append((size, strides))
+                merged_axes.append((size, strides))
         return tuple(
             replace(
                 view,
-                shape=tuple(size for size, _ in found),
-                strides=tuple(strides[number] for _, strides in found),
+                shape=tuple(size for size, _ in merged_axes),
+                strides=tuple(strides[number] for _, strides in merged_axes),
             )
             for number, view in enumerate(views)
         )
@@ -118,39 +120,40 @@ def packed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def whole(buffer: int, dtype: DType, shape: tuple[int, ...], offset: Affine | int = 0) -> View:
+    """The contiguous view of a buffer."""
     return View(buffer, dtype, affine(offset), shape, packed(shape))
 
 
 def line(view: View) -> Far:
-    """All of what lies row by row, as one stretch."""
+    """A contiguous view as an operand with a single axis."""
     return Far(view.buffer, view.dtype, view.offset, (Axis(view.elements, 1),))
 
 
 def _groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
-    """Runs of old axes and runs of new ones that hold equally many elements, as short as they can be."""
+    """The shortest runs of old and new axes with equal numbers of elements. Each run can be reshaped independently."""
     groups: list[tuple[list[int], list[int]]] = []
-    at, to = 0, 0
-    while at < len(old) or to < len(new):
-        left, right = [at] if at < len(old) else [], [to] if to < len(new) else []
-        sizes = [old[at] if left else 1, new[to] if right else 1]
-        at, to = at + len(left), to + len(right)
+    old_axis, new_axis = 0, 0
+    while old_axis < len(old) or new_axis < len(new):
+        left, right = [old_axis] if old_axis < len(old) else [], [new_axis] if new_axis < len(new) else []
+        sizes = [old[old_axis] if left else 1, new[new_axis] if right else 1]
+        old_axis, new_axis = old_axis + len(left), new_axis + len(right)
         while sizes[0] != sizes[1]:
             if sizes[0] < sizes[1]:
-                left.append(at)
-                sizes[0] *= old[at]
-                at += 1
+                left.append(old_axis)
+                sizes[0] *= old[old_axis]
+                old_axis += 1
             else:
-                right.append(to)
-                sizes[1] *= new[to]
-                to += 1
+                right.append(new_axis)
+                sizes[1] *= new[new_axis]
+                new_axis += 1
         groups.append((left, right))
     return groups
 
 
 def _common_stride(axes: Sequence[tuple[int, int]]) -> int | None:
-    """The stride of the last element of several axes that are walked through as one; None when they cannot be."""
-    walked = [(size, stride) for size, stride in axes if size != 1]
-    for (_, outer), (size, inner) in pairwise(walked):
+    """The stride of several axes merged into one; None if a single stride cannot express them."""
+    nontrivial = [(size, stride) for size, stride in axes if size != 1]
+    for (_, outer), (size, inner) in pairwise(nontrivial):
         if outer != inner * size:
             return None
-    return walked[-1][1] if walked else 1
+    return nontrivial[-1][1] if nontrivial else 1

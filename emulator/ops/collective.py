@@ -1,7 +1,8 @@
-"""Collectives, and how ranks share an axis: the elements of each, their places on it, and the padding.
+"""Collectives, and the sharding of an axis among ranks: the elements of each rank, their positions, and the padding.
 
-All ranks run one program; a rank's number decides only which pieces are its own. A collective cannot be computed by one
-rank: `emulator.run.fast` runs all of them, each in a context that holds its number and the means of exchange.
+All ranks run the same program; a rank's number only selects its shards. A collective needs all ranks:
+`emulator.run.fast` runs them together, each in a context with its rank number and a function that exchanges tensors
+(MEMBERSHIP).
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,8 @@ from nxpipe.emulator.ops.base import Operator, require, require_axes
 
 @dataclass(frozen=True)
 class Stretch:
-    """Neighbouring elements that a rank has: from where on in its own, from where on in the whole, and how many."""
+    """Consecutive elements of a rank: their start in the rank's share, their start in the whole axis, and their
+    number."""
 
     own: int
     whole: int
@@ -28,11 +30,11 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Share:
-    """The division of one block of an axis among ranks: `parts` equal parts, and for every rank `slots` of `length`.
+    """The sharding of one block of an axis: `parts` equal parts, and `slots` slots of `length` elements per rank.
 
-    The slots of all ranks, in order, are assigned to the parts in order, equally many to each part. Where a slot is as
-    long as its part, each slot of that part holds a copy of it; otherwise consecutive slots hold consecutive stretches
-    of it. The rest, in the last slot of a part or after the last part, is padding with zeros.
+    The slots of all ranks, in order, are assigned to the parts in order, with the same number of slots per part. If a
+    slot is as long as a part, every slot of the part holds a copy of it; otherwise consecutive slots hold consecutive
+    stretches of the part. Unused elements, in the last slot of a part or after the last part, are zero padding.
     """
 
     size: int
@@ -42,67 +44,69 @@ class Share:
 
     @property
     def local(self) -> int:
-        """Elements of a rank, padding included."""
+        """The number of elements of a rank, including padding."""
         return self.slots * self.length
 
     @property
     def is_whole(self) -> bool:
-        """Every rank has exactly the block."""
+        """True if every rank has the whole block."""
         return self.parts == self.slots == 1 and self.length == self.size
 
     def is_even(self, degree: int) -> bool:
-        """Every rank has one part, every part equally many ranks, and nothing is padding."""
+        """True if every rank has one part, every part has the same number of ranks, and there is no padding."""
         return self.slots == 1 and self.length * self.parts == self.size and degree % self.parts == 0
 
     def is_possible(self, degree: int) -> bool:
-        """Every element has a place."""
+        """True if every element of the block is assigned to a slot."""
         if not 1 <= self.slots <= self.parts or self.size < 0 or self.size % self.parts:
             return False
-        places, part = self._places(degree), self.size // self.parts
-        return places > 0 and 0 <= self.length <= part <= places * self.length
+        slots_per_part, part = self._slots_per_part(degree), self.size // self.parts
+        return slots_per_part > 0 and 0 <= self.length <= part <= slots_per_part * self.length
 
     def stretches(self, rank: int, degree: int) -> Iterator[Stretch]:
-        """The elements of a rank that are not padding."""
+        """The stretches of a rank, without padding."""
         part = self.size // self.parts
         for slot in range(self.slots):
-            number, turn = divmod(rank * self.slots + slot, self._places(degree))
-            first = 0 if self.length == part else turn * self.length
+            part_index, slot_in_part = divmod(rank * self.slots + slot, self._slots_per_part(degree))
+            first = 0 if self.length == part else slot_in_part * self.length
             size = min(self.length, part - first)
-            if number < self.parts and size > 0:
-                yield Stretch(slot * self.length, number * part + first, size)
+            if part_index < self.parts and size > 0:
+                yield Stretch(slot * self.length, part_index * part + first, size)
 
-    def _places(self, degree: int) -> int:
-        """The length of each part."""
+    def _slots_per_part(self, degree: int) -> int:
+        """The number of slots per part."""
         return degree * self.slots // self.parts
 
 
 def shares_of(
     sizes: Sequence[int], parts: Sequence[int], slots: Sequence[int] = (), lengths: Sequence[int] = ()
 ) -> tuple[Share, ...]:
-    """The shares of a row of blocks. `slots` and `lengths` are empty where every rank has one part of each block."""
+    """The shares of a row of blocks. Empty `slots` and `lengths` mean that every rank has one part of each block."""
     ones, whole = [1] * len(sizes), [size // max(count, 1) for size, count in zip(sizes, parts, strict=True)]
     rows = zip(sizes, parts, slots or ones, lengths or whole, strict=True)
     return tuple(Share(*row) for row in rows)
 
 
 def uneven(shares: Sequence[Share], degree: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The slots and lengths of a row of blocks, as `shares_of` takes them: of equal rows there is one spelling."""
+    """The slots and lengths of a row of blocks for `shares_of`, in canonical form: empty for an even sharding."""
     if all(share.is_even(degree) for share in shares):
         return (), ()
     return tuple(share.slots for share in shares), tuple(share.length for share in shares)
 
 
 def stretches(shares: Sequence[Share], rank: int, degree: int) -> list[Stretch]:
-    """The elements of a rank in a row of blocks, without padding."""
-    found, own, whole = [], 0, 0
+    """The stretches of a rank in a row of blocks, without padding."""
+    result, own, whole = [], 0, 0
     for share in shares:
-        found += [Stretch(own + it.own, whole + it.whole, it.size) for it in share.stretches(rank, degree)]
+        result += [
+            Stretch(own + stretch.own, whole + stretch.whole, stretch.size) for stretch in share.stretches(rank, degree)
+        ]
         own, whole = own + share.local, whole + share.size
-    return found
+    return result
 
 
 class Membership(Protocol):
-    """One rank's place among its peers."""
+    """A rank of a running group, and its exchange with the others."""
 
     @property
     def rank(self) -> int: ...
@@ -111,7 +115,7 @@ class Membership(Protocol):
     def degree(self) -> int: ...
 
     def exchange(self, mine: Array) -> Sequence[Array]:
-        """The contributions of all ranks, in the order of ranks."""
+        """The tensors that all ranks pass, in the order of ranks."""
 
 
 MEMBERSHIP: ContextVar[Membership] = ContextVar("membership")
@@ -129,12 +133,12 @@ def _membership(op: Operator, degree: int) -> Membership:
 
 @dataclass(frozen=True)
 class AllReduce(Operator, name="all_reduce"):
-    """The sum of what the ranks hold. Added in the order of ranks, so that every rank has the same bits."""
+    """The sum of the ranks' tensors, added in the order of ranks, so that all ranks have identical results."""
 
     degree: int
 
     def infer(self, x: TensorType) -> TensorType:
-        require(self.degree > 1, self, f"{self.degree} ranks have nothing to add")
+        require(self.degree > 1, self, f"needs 2 or more ranks, not {self.degree}")
         require(x.dtype.is_float, self, f"{x} is not a float")
         return x
 
@@ -142,9 +146,9 @@ class AllReduce(Operator, name="all_reduce"):
         return _total(_membership(self, self.degree).exchange(x))
 
 
-def _total(of_ranks: Sequence[Array]) -> Array:
-    """In the order of ranks."""
-    first, *others = of_ranks
+def _total(rank_tensors: Sequence[Array]) -> Array:
+    """The sum in the order of ranks."""
+    first, *others = rank_tensors
     total = first.copy()
     for other in others:
         total += other
@@ -153,10 +157,10 @@ def _total(of_ranks: Sequence[Array]) -> Array:
 
 @dataclass(frozen=True)
 class _Blocks:
-    """An axis as `outer` repetitions of a row of blocks, block i cut into `parts[i]` pieces of equal size.
+    """An axis as `outer` repetitions of a row of blocks, with block i divided into `parts[i]` equal parts.
 
-    Where a block has fewer pieces than there are ranks, neighbouring ranks share a piece. `slots` and `lengths` give
-    the slots of a rank for each block where blocks do not divide evenly; see Share.
+    If a block has fewer parts than there are ranks, neighbouring ranks share a part. `slots` and `lengths` describe an
+    uneven sharding; see Share.
     """
 
     axis: int
@@ -173,42 +177,44 @@ class _Blocks:
 
     @property
     def local(self) -> int:
-        """The length of one row of blocks on a rank."""
+        """The number of elements of a rank in one row of blocks."""
         return sum(share.local for share in self.shares)
 
     def whole_and_local(self, op: Operator) -> tuple[int, int]:
-        """The length of the axis, and of one rank's share of it."""
+        """The length of the axis, and the length of one rank's share, after checks of the attributes."""
         blocks, optional = len(self.sizes), (len(self.slots), len(self.lengths))
         consistent = len(self.parts) == blocks > 0 < self.outer and optional in ((0, 0), (blocks, blocks))
-        require(consistent, op, f"{self.sizes} are not cut by {self.parts}")
-        fits = all(share.is_possible(self.degree) for share in self.shares)
-        once = (self.slots, self.lengths) == uneven(self.shares, self.degree)
         require(
-            fits and once,
+            consistent, op, f"{self.parts} are not the parts of blocks {self.sizes}, or attributes differ in length"
+        )
+        fits = all(share.is_possible(self.degree) for share in self.shares)
+        is_canonical = (self.slots, self.lengths) == uneven(self.shares, self.degree)
+        require(
+            fits and is_canonical,
             op,
-            f"blocks of {self.sizes} cannot be cut into {self.parts} for {self.degree} ranks",
+            f"blocks of {self.sizes} cannot be divided into {self.parts} parts for {self.degree} ranks",
         )
         return self.outer * sum(self.sizes), self.outer * self.local
 
     def stretches(self, rank: int) -> list[Stretch]:
-        """The elements of a rank in one row of blocks, without padding."""
+        """The stretches of a rank in one row of blocks, without padding."""
         return stretches(self.shares, rank, self.degree)
 
     def with_length(self, x: TensorType, length: int) -> TensorType:
         return x.with_shape((*x.shape[: self.axis], length, *x.shape[self.axis + 1 :]))
 
     def unfolded(self, x: Array) -> Array:
-        """The axis as two: repetitions, and one row of blocks."""
+        """Split the axis in two: repetitions, and one row of blocks."""
         row = x.shape[self.axis] // self.outer
         return x.reshape(*x.shape[: self.axis], self.outer, row, *x.shape[self.axis + 1 :])
 
     def folded(self, rows: Array) -> Array:
-        """The two axes as one again."""
+        """Merge the two axes of `unfolded`."""
         length = rows.shape[self.axis] * rows.shape[self.axis + 1]
         return rows.reshape(*rows.shape[: self.axis], length, *rows.shape[self.axis + 2 :])
 
     def piece(self, x: Array, rank: int) -> Array:
-        """The piece of a given rank."""
+        """The share of a rank, with zero padding."""
         rows, axis = self.unfolded(x), self.axis + 1
         own = np.zeros((*rows.shape[:axis], self.local, *rows.shape[axis + 1 :]), x.dtype)
         for stretch in self.stretches(rank):
@@ -218,14 +224,14 @@ class _Blocks:
 
 @dataclass(frozen=True)
 class RankSlice(_Blocks, Operator, name="rank_slice"):
-    """This rank's pieces of a tensor that all ranks know. On a parameter: what this rank loads of it."""
+    """This rank's share of a tensor that all ranks have. On a parameter: the share that the rank loads."""
 
     moves_only: ClassVar[bool] = True
 
     def infer(self, x: TensorType) -> TensorType:
         require_axes(self, (self.axis,), x.rank)
         whole, local = self.whole_and_local(self)
-        require(x.shape[self.axis] == whole, self, f"axis {self.axis} of {x} is not {whole} long")
+        require(x.shape[self.axis] == whole, self, f"axis {self.axis} of {x} does not have {whole} elements")
         return self.with_length(x, local)
 
     def compute(self, x: Array) -> Array:
@@ -234,13 +240,13 @@ class RankSlice(_Blocks, Operator, name="rank_slice"):
 
 @dataclass(frozen=True)
 class ReduceScatter(_Blocks, Operator, name="reduce_scatter"):
-    """A rank's slice (as by RankSlice of the same attributes) of the sum that AllReduce gives."""
+    """A rank's share, as of RankSlice with the same attributes, of the sum of AllReduce."""
 
     def infer(self, x: TensorType) -> TensorType:
         require_axes(self, (self.axis,), x.rank)
         whole, local = self.whole_and_local(self)
-        require(x.shape[self.axis] == whole, self, f"axis {self.axis} of {x} is not {whole} long")
-        require(self.degree > 1, self, f"{self.degree} ranks have nothing to add")
+        require(x.shape[self.axis] == whole, self, f"axis {self.axis} of {x} does not have {whole} elements")
+        require(self.degree > 1, self, f"needs 2 or more ranks, not {self.degree}")
         require(x.dtype.is_float, self, f"{x} is not a float")
         return self.with_length(x, local)
 
@@ -251,32 +257,32 @@ class ReduceScatter(_Blocks, Operator, name="reduce_scatter"):
 
 @dataclass(frozen=True)
 class AllGather(_Blocks, Operator, name="all_gather"):
-    """The tensor of which each rank holds what RankSlice of the same attributes gives it."""
+    """The whole tensor, from the ranks' shares: the inverse of RankSlice with the same attributes."""
 
     moves_only: ClassVar[bool] = True
 
     def infer(self, x: TensorType) -> TensorType:
         require_axes(self, (self.axis,), x.rank)
         whole, local = self.whole_and_local(self)
-        require(x.shape[self.axis] == local, self, f"axis {self.axis} of {x} is not {local} long")
-        require(self.degree > 1, self, f"{self.degree} ranks have nothing to gather")
+        require(x.shape[self.axis] == local, self, f"axis {self.axis} of {x} does not have {local} elements")
+        require(self.degree > 1, self, f"needs 2 or more ranks, not {self.degree}")
         return self.with_length(x, whole)
 
     def compute(self, x: Array) -> Array:
         return self.joined(_membership(self, self.degree).exchange(x))
 
-    def joined(self, of_ranks: Sequence[Array]) -> Array:
-        """The whole, from what every rank holds."""
-        shares, axis = [self.unfolded(share) for share in of_ranks], self.axis + 1
+    def joined(self, rank_tensors: Sequence[Array]) -> Array:
+        """The whole tensor from the shares of all ranks."""
+        shares, axis = [self.unfolded(share) for share in rank_tensors], self.axis + 1
         first = shares[0]
         whole = np.empty((*first.shape[:axis], sum(self.sizes), *first.shape[axis + 1 :]), first.dtype)
-        for rank in reversed(range(self.degree)):  # of ranks that share a piece, the first has the last word
+        for rank in reversed(range(self.degree)):  # the first of several ranks with the same part overwrites the others
             for stretch in self.stretches(rank):
                 _copy(whole, stretch.whole, shares[rank], stretch.own, stretch.size, axis)
         return self.folded(whole)
 
 
 def _copy(target: Array, to: int, source: Array, start: int, count: int, axis: int) -> None:
-    """Neighbours along an axis of both."""
-    ahead = (slice(None),) * axis
-    target[(*ahead, slice(to, to + count))] = source[(*ahead, slice(start, start + count))]
+    """Copy consecutive elements along an axis."""
+    leading = (slice(None),) * axis
+    target[(*leading, slice(to, to + count))] = source[(*leading, slice(start, start + count))]

@@ -28,7 +28,7 @@ def _gelu_tanh(x: Floats) -> Array:
 
 
 def _gated(x: Floats, inner: Floats) -> Floats:
-    """x/2 * (1 + tanh(inner)), written so that nothing cancels where the tangent is close to -1."""
+    """x/2 * (1 + tanh(inner)), as x / (1 + exp(-2 * inner)): no cancellation where the tangent is close to -1."""
     inner *= np.float32(-2)
     np.exp(inner, out=inner)
     inner += _ONE
@@ -50,11 +50,11 @@ def _softplus(x: Floats) -> Array:
 
 
 def _sign(x: Array) -> Array:
-    """Zero for not-a-number too, as in PyTorch."""
+    """The sign; 0 for NaN, as in PyTorch."""
     return np.asarray((x > 0).astype(x.dtype) - (x < 0).astype(x.dtype))
 
 
-# Functions of float32; integers and booleans widen to float32 first.
+# Functions of float32; integers and booleans are first converted to float32.
 _SMOOTH: dict[str, Callable[[Floats], Array]] = {
     "acos": np.arccos,
     "asin": np.arcsin,
@@ -80,7 +80,7 @@ _SMOOTH: dict[str, Callable[[Floats], Array]] = {
     "tan": np.tan,
     "tanh": np.tanh,
 }
-# Functions that keep the operand's element type.
+# Functions whose result has the operand's element type.
 _KEEPING: dict[str, Callable[[Array], Array]] = {
     "abs": np.abs,
     "ceil": np.ceil,
@@ -92,7 +92,7 @@ _KEEPING: dict[str, Callable[[Array], Array]] = {
     "sign": _sign,
     "trunc": np.trunc,
 }
-# Questions; the answer is a boolean.
+# Functions with a boolean result.
 _PREDICATES: dict[str, Callable[[Array], Array]] = {
     "isfinite": np.isfinite,
     "isinf": np.isinf,
@@ -103,7 +103,7 @@ _PREDICATES: dict[str, Callable[[Array], Array]] = {
 
 @dataclass(frozen=True)
 class Unary(Operator, name="unary"):
-    """A function of one operand, by name."""
+    """An elementwise function of one operand, selected by name."""
 
     function: str
 
@@ -112,11 +112,11 @@ class Unary(Operator, name="unary"):
             return x if x.dtype.is_float else x.with_dtype(DType.FLOAT32)
         if self.function in _PREDICATES:
             return x.with_dtype(DType.BOOL)
-        require(self.function in _KEEPING, self, "there is no unary function of this name")
+        require(self.function in _KEEPING, self, "unknown unary function")
         if self.function == "invert":
-            require(not x.dtype.is_float, self, f"bits of {x} cannot be inverted")
+            require(not x.dtype.is_float, self, f"bitwise inversion of {x} is not defined")
         else:
-            require(x.dtype is not DType.BOOL, self, "a boolean has no arithmetic")
+            require(x.dtype is not DType.BOOL, self, "arithmetic on booleans is not defined")
         return x
 
     def compute(self, x: Array) -> Array:
@@ -128,26 +128,26 @@ class Unary(Operator, name="unary"):
 def _truncating_divide(a: Array, b: Array) -> Array:
     if a.dtype == np.float32:
         return np.asarray(np.trunc(a / b))
-    # Magnitudes will not do: the smallest of a signed type is none of its numbers.
-    below_zero, has_rest = (a < 0) != (b < 0), np.remainder(a, b) != 0
-    return np.asarray(np.floor_divide(a, b) + (below_zero & has_rest))
+    # Not by magnitudes: the magnitude of a signed type's smallest number overflows.
+    is_negative, has_remainder = (a < 0) != (b < 0), np.remainder(a, b) != 0
+    return np.asarray(np.floor_divide(a, b) + (is_negative & has_remainder))
 
 
 def _power(a: Array, b: Array) -> Array:
-    """Integer powers: with a negative exponent 1 and -1 are exact and all others are zero, as in PyTorch."""
+    """Powers. For integers with a negative exponent, those of 1 and -1 are exact and all others 0, as in PyTorch."""
     if a.dtype == np.float32:
         return np.asarray(np.power(a, b))
-    inverse = b < 0
-    made = np.power(a, np.where(inverse, b & 1, b))
-    return np.where(inverse & (np.abs(a) != 1), a.dtype.type(0), made)
+    is_negative = b < 0
+    powers = np.power(a, np.where(is_negative, b & 1, b))
+    return np.where(is_negative & (np.abs(a) != 1), a.dtype.type(0), powers)
 
 
-def _of_one_type(a: Array, b: Array) -> tuple[Array, Array]:
-    """Operands as an engine reads them, where numpy would widen: floats in float32, integers in the result's type, so
-    that a scalar beyond that type wraps first, as in PyTorch."""
+def _engine_operands(a: Array, b: Array) -> tuple[Array, Array]:
+    """Convert operands to the type in which an engine reads them: float32 for floats, the result's type for integers. A
+    scalar outside of that type wraps, as in PyTorch; numpy would widen the result."""
     if np.float32 in (a.dtype, b.dtype):
         return a.astype(np.float32, copy=False), b.astype(np.float32, copy=False)
-    held = promote(*(TensorType(each.shape, DType(each.dtype.name)) for each in (a, b))).held
+    held = promote(*(TensorType(operand.shape, DType(operand.dtype.name)) for operand in (a, b))).held
     return a.astype(held, copy=False), b.astype(held, copy=False)
 
 
@@ -179,7 +179,7 @@ _BITWISE: dict[str, Callable[[Array, Array], Array]] = {
 
 @dataclass(frozen=True)
 class Binary(Operator, name="binary"):
-    """A function of two operands that broadcast against each other, by name."""
+    """An elementwise function of two operands, which are broadcast, selected by name."""
 
     function: str
 
@@ -190,35 +190,35 @@ class Binary(Operator, name="binary"):
         if self.function in _COMPARISONS:
             return TensorType(shape, DType.BOOL)
         if self.function in _BITWISE:
-            require(not dtype.is_float, self, f"{a} and {b} have no bits to combine")
+            require(not dtype.is_float, self, f"bitwise operations on {a} and {b} are not defined")
             return TensorType(shape, dtype)
-        require(self.function in _ARITHMETIC, self, "there is no binary function of this name")
+        require(self.function in _ARITHMETIC, self, "unknown binary function")
         closed = self.function in ("add", "multiply", "maximum", "minimum")
-        require(closed or dtype is not DType.BOOL, self, "booleans have no such arithmetic")
+        require(closed or dtype is not DType.BOOL, self, "not defined for booleans")
         return TensorType(shape, dtype)
 
     def compute(self, a: Array, b: Array) -> Array:
         if self.function == "divide":
             return np.asarray(a.astype(np.float32, copy=False) / b.astype(np.float32, copy=False))
         function = _ARITHMETIC.get(self.function) or _COMPARISONS.get(self.function) or _BITWISE[self.function]
-        return np.asarray(function(*_of_one_type(a, b)))
+        return np.asarray(function(*_engine_operands(a, b)))
 
 
 @dataclass(frozen=True)
 class Where(Operator, name="where"):
-    """Takes from one operand where a condition holds and from another where it does not."""
+    """Selects elements of the second operand where the condition is true, else of the third."""
 
     def infer(self, condition: TensorType, a: TensorType, b: TensorType) -> TensorType:
         require(condition.dtype is DType.BOOL, self, f"the condition is {condition}, not a boolean")
         return TensorType(broadcast_shape(self, (condition.shape, a.shape, b.shape)), promote(a, b))
 
     def compute(self, condition: Array, a: Array, b: Array) -> Array:
-        return np.where(condition, *_of_one_type(a, b))
+        return np.where(condition, *_engine_operands(a, b))
 
 
 @dataclass(frozen=True)
 class Cast(Operator, name="cast"):
-    """Changes the element type; floats become integers by dropping the fraction, and saturate."""
+    """Converts the element type. Floats are truncated to integers, with saturation."""
 
     dtype: DType
 

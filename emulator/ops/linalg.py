@@ -1,6 +1,6 @@
-"""Matrix products, attention and reductions: operands of one float type, sums in float32.
+"""Matrix products, attention and reductions: operands of a single float type, sums in float32.
 
-Attention is one operator because the hardware streams its softmax between two matrix products.
+Attention is a single operator because its kernel keeps the softmax in SBUF between the two matrix products.
 """
 
 import math
@@ -23,23 +23,23 @@ def require_matrix_operands(op: Operator, *operands: TensorType) -> None:
 
 @dataclass(frozen=True)
 class Linear(Operator, name="linear"):
-    """x times the transpose of a weight [outputs, inputs], plus a bias: checkpoints store their weights so."""
+    """x times the transpose of a weight [outputs, inputs] (the layout of checkpoints), plus a bias."""
 
     out: DType
     matrix_operands: ClassVar[int] = 2
 
     def infer(self, x: TensorType, weight: TensorType, bias: TensorType | None = None) -> TensorType:
         require_matrix_operands(self, x, weight)
-        require(weight.rank == 2 and x.rank >= 1, self, f"{x} times {weight} is no linear layer")
-        require(x.shape[-1] == weight.shape[1], self, f"{x} has rows of another length than {weight}")
+        require(weight.rank == 2 and x.rank >= 1, self, f"{x} needs rank 1 or more, and the weight {weight} rank 2")
+        require(x.shape[-1] == weight.shape[1], self, f"the last axes of {x} and {weight} differ in length")
         if bias is not None:
             fits = bias.shape == weight.shape[:1] and bias.dtype.is_float
             require(fits, self, f"the bias is {bias} for {weight.shape[0]} outputs")
-        require(self.out.is_float, self, f"a product cannot leave as {self.out}")
+        require(self.out.is_float, self, f"the result type {self.out} is not a float type")
         return TensorType(x.shape[:-1] + weight.shape[:1], self.out)
 
     def compute(self, x: Array, weight: Array, bias: Array | None = None) -> Array:
-        # The weight on the left is the faster way round, and leaves the result's rows as columns in memory.
+        # BLAS is faster with the weight on the left; the result is then stored column by column.
         columns = weight @ x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).T
         if bias is not None:
             columns += bias[:, np.newaxis]
@@ -48,7 +48,7 @@ class Linear(Operator, name="linear"):
 
 @dataclass(frozen=True)
 class MatMul(Operator, name="matmul"):
-    """Products of matrices in the last two axes; the axes before them broadcast."""
+    """Matrix products over the last two axes; the leading axes are broadcast."""
 
     out: DType
     matrix_operands: ClassVar[int] = 2
@@ -57,7 +57,7 @@ class MatMul(Operator, name="matmul"):
         require_matrix_operands(self, a, b)
         require(a.rank >= 2 and b.rank >= 2, self, f"{a} and {b} are not both matrices")
         require(a.shape[-1] == b.shape[-2], self, f"{a} and {b} do not agree on the inner size")
-        require(self.out.is_float, self, f"a product cannot leave as {self.out}")
+        require(self.out.is_float, self, f"the result type {self.out} is not a float type")
         batch = broadcast_shape(self, (a.shape[:-2], b.shape[:-2]))
         return TensorType((*batch, a.shape[-2], b.shape[-1]), self.out)
 
@@ -67,9 +67,9 @@ class MatMul(Operator, name="matmul"):
 
 @dataclass(frozen=True)
 class GroupedMatMul(Operator, name="grouped_matmul"):
-    """Rows [rows, inner] sorted by group, each group times a matrix of its own [groups, inner, outputs]: experts.
+    """Rows [rows, inner], sorted by group, times their group's matrix [groups, inner, outputs] (mixture of experts).
 
-    `ends` says where each group ends. Rows behind the last end belong to no group and yield zeros.
+    `ends[i]` is the end of group i. Rows after the last end belong to no group; their results are 0.
     """
 
     out: DType
@@ -77,11 +77,11 @@ class GroupedMatMul(Operator, name="grouped_matmul"):
 
     def infer(self, rows: TensorType, matrices: TensorType, ends: TensorType) -> TensorType:
         require_matrix_operands(self, rows, matrices)
-        require(rows.rank == 2 and matrices.rank == 3, self, f"{rows} by {matrices} is no product of groups")
+        require(rows.rank == 2 and matrices.rank == 3, self, f"{rows} needs rank 2, and {matrices} rank 3")
         require(rows.shape[1] == matrices.shape[1], self, f"{rows} and {matrices} do not agree on the inner size")
         fits = ends.shape == matrices.shape[:1] and ends.dtype.is_integer
         require(fits, self, f"the ends are {ends} for {matrices.shape[0]} groups")
-        require(self.out.is_float, self, f"a product cannot leave as {self.out}")
+        require(self.out.is_float, self, f"the result type {self.out} is not a float type")
         return TensorType((rows.shape[0], matrices.shape[2]), self.out)
 
     def compute(self, rows: Array, matrices: Array, ends: Array) -> Array:
@@ -98,13 +98,14 @@ class GroupedMatMul(Operator, name="grouped_matmul"):
 class Attention(Operator, name="attention"):
     """softmax(scale * q k^T + mask) v, for q [..., L, E], k [..., S, E], v [..., S, D].
 
-    Fewer key than query heads (axis -3) means that each key head serves a group of neighbouring query heads. A boolean
-    mask says where to look, a float mask is added. A row that may look nowhere yields zeros, as in PyTorch.
+    With fewer key heads than query heads (axis -3), each key head is shared by a group of neighbouring query heads. A
+    boolean mask is true for visible keys, a float mask is added. A row without visible keys yields zeros, as in
+    PyTorch.
     """
 
     scale: float
     causal: bool
-    probabilities: DType  # the element type in which the softmax enters the second product
+    probabilities: DType  # the element type of the softmax in the second product
     out: DType
     matrix_operands: ClassVar[int] = 3
 
@@ -113,7 +114,11 @@ class Attention(Operator, name="attention"):
         require(min(q.rank, k.rank, v.rank) >= 2, self, f"{q}, {k} and {v} are not all matrices")
         agree = q.shape[-1] == k.shape[-1] and k.shape[-2] == v.shape[-2] and k.shape[:-2] == v.shape[:-2]
         require(agree, self, f"query {q}, key {k} and value {v} do not agree")
-        require(self.out.is_float and self.probabilities.is_float, self, "attention works on floats")
+        require(
+            self.out.is_float and self.probabilities.is_float,
+            self,
+            "the result type and the type of probabilities must be floats",
+        )
         batch = self._batch(q, k)
         if mask is not None:
             scores = (*batch, q.shape[-2], k.shape[-2])
@@ -162,7 +167,7 @@ def _softmax_in_place(scores: Floats) -> None:
     if scores.shape[-1] == 0:
         return
     highest = scores.max(axis=-1, keepdims=True)
-    # Where everything is masked, subtract nothing: exp(-inf) is 0, and the row stays empty instead of NaN.
+    # Subtract 0 in a row with every key masked: exp(-inf) is 0, while -inf minus -inf is NaN.
     highest[np.isneginf(highest)] = 0
     scores -= highest
     np.exp(scores, out=scores)
@@ -181,23 +186,23 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
     "sum": np.sum,
 }
 _RUNNING: dict[str, np.ufunc] = {"cummax": np.maximum, "cummin": np.minimum, "cumprod": np.multiply, "cumsum": np.add}
-_COUNTED = ("prod", "sum")  # integers and booleans are counted in 64 bits
+_COUNTED = ("prod", "sum")  # for integers and booleans, the result is a 64-bit integer
 
 
 @dataclass(frozen=True)
 class Reduce(Operator, name="reduce"):
-    """Folds whole axes into one element each."""
+    """Reduces whole axes."""
 
     function: str
     axes: tuple[int, ...]
     keep: bool
 
     def infer(self, x: TensorType) -> TensorType:
-        require(self.function in _REDUCTIONS, self, "there is no reduction of this name")
+        require(self.function in _REDUCTIONS, self, "unknown reduction")
         require_axes(self, self.axes, x.rank)
-        folded = [x.shape[axis] for axis in self.axes]
-        require(self.function not in ("max", "min") or 0 not in folded, self, f"{x} has no element to choose from")
-        require(self.function != "mean" or x.dtype.is_float, self, f"the mean of {x} is not an integer")
+        reduced_sizes = [x.shape[axis] for axis in self.axes]
+        require(self.function not in ("max", "min") or 0 not in reduced_sizes, self, f"a reduced axis of {x} is empty")
+        require(self.function != "mean" or x.dtype.is_float, self, f"the mean needs a float operand, not {x}")
         kept = [1 if axis in self.axes else size for axis, size in enumerate(x.shape)]
         shape = kept if self.keep else [size for axis, size in enumerate(x.shape) if axis not in self.axes]
         return TensorType(tuple(shape), self._dtype(x.dtype))
@@ -220,9 +225,9 @@ class ArgReduce(Operator, name="arg_reduce"):
     keep: bool
 
     def infer(self, x: TensorType) -> TensorType:
-        require(self.function in ("argmax", "argmin"), self, "there is no such search")
+        require(self.function in ("argmax", "argmin"), self, "unknown function; use argmax or argmin")
         require_axes(self, (self.axis,), x.rank)
-        require(x.shape[self.axis] > 0, self, f"{x} has no element to find")
+        require(x.shape[self.axis] > 0, self, f"axis {self.axis} of {x} is empty")
         middle = (1,) if self.keep else ()
         return TensorType(x.shape[: self.axis] + middle + x.shape[self.axis + 1 :], DType.INT64)
 
@@ -233,13 +238,13 @@ class ArgReduce(Operator, name="arg_reduce"):
 
 @dataclass(frozen=True)
 class Cumulate(Operator, name="cumulate"):
-    """Running sums, products or extremes along an axis."""
+    """Cumulative sums, products or extremes along an axis."""
 
     function: str
     axis: int
 
     def infer(self, x: TensorType) -> TensorType:
-        require(self.function in _RUNNING, self, "there is no running fold of this name")
+        require(self.function in _RUNNING, self, "unknown cumulative function")
         require_axes(self, (self.axis,), x.rank)
         counts = self.function in ("cumsum", "cumprod") and not x.dtype.is_float
         return x.with_dtype(DType.INT64) if counts else x
@@ -251,7 +256,7 @@ class Cumulate(Operator, name="cumulate"):
 
 @dataclass(frozen=True)
 class ArgSort(Operator, name="argsort"):
-    """The positions that would sort an axis; equal elements keep their order."""
+    """The positions that sort an axis; equal elements keep their order (stable)."""
 
     axis: int
     descending: bool
@@ -263,14 +268,14 @@ class ArgSort(Operator, name="argsort"):
     def compute(self, x: Array) -> Array:
         if not self.descending:
             return np.argsort(x, axis=self.axis, kind="stable")
-        # Sort the mirror image, so that the order of equal elements survives being turned around.
+        # A reversed ascending sort would reverse equal elements. Sorting the reversed axis keeps their order.
         mirrored = np.argsort(np.flip(x, self.axis), axis=self.axis, kind="stable")
         return np.asarray(x.shape[self.axis] - 1 - np.flip(mirrored, self.axis))
 
 
 @dataclass(frozen=True)
 class Softmax(Operator, name="softmax"):
-    """Exponentials along an axis, scaled to sum to one; or their logarithm."""
+    """Softmax along an axis, or its logarithm."""
 
     axis: int
     log: bool
@@ -294,12 +299,12 @@ def _require_affine(op: Operator, x: TensorType, axes: int, affine: tuple[Tensor
     require(1 <= axes <= x.rank, op, f"{x} does not have {axes} trailing axes")
     for operand in affine:
         fits = operand is None or (operand.shape == x.shape[x.rank - axes :] and operand.dtype.is_float)
-        require(fits, op, f"{operand} does not scale the last {axes} axes of {x}")
+        require(fits, op, f"the scale or shift {operand} does not match the last {axes} axes of {x}")
 
 
 @dataclass(frozen=True)
 class LayerNorm(Operator, name="layer_norm"):
-    """Zero mean and unit variance over the last `axes` axes, then a scale and a shift."""
+    """Layer norm over the last `axes` axes, with optional scale and shift."""
 
     axes: int
     epsilon: float
@@ -309,9 +314,9 @@ class LayerNorm(Operator, name="layer_norm"):
         return x
 
     def compute(self, x: Floats, weight: Array | None = None, bias: Array | None = None) -> Array:
-        over = tuple(range(x.ndim - self.axes, x.ndim))
-        centred = x - x.mean(axis=over, keepdims=True)
-        variance = np.mean(centred * centred, axis=over, keepdims=True)
+        axes = tuple(range(x.ndim - self.axes, x.ndim))
+        centred = x - x.mean(axis=axes, keepdims=True)
+        variance = np.mean(centred * centred, axis=axes, keepdims=True)
         centred *= np.float32(1) / np.sqrt(variance + np.float32(self.epsilon))
         if weight is not None:
             centred *= weight
@@ -322,7 +327,7 @@ class LayerNorm(Operator, name="layer_norm"):
 
 @dataclass(frozen=True)
 class RmsNorm(Operator, name="rms_norm"):
-    """Unit mean square over the last `axes` axes, then a scale."""
+    """RMS norm over the last `axes` axes, with an optional scale."""
 
     axes: int
     epsilon: float
@@ -332,7 +337,7 @@ class RmsNorm(Operator, name="rms_norm"):
         return x
 
     def compute(self, x: Floats, weight: Array | None = None) -> Array:
-        over = tuple(range(x.ndim - self.axes, x.ndim))
-        mean_square = np.mean(x * x, axis=over, keepdims=True)
+        axes = tuple(range(x.ndim - self.axes, x.ndim))
+        mean_square = np.mean(x * x, axis=axes, keepdims=True)
         scaled = x * (np.float32(1) / np.sqrt(mean_square + np.float32(self.epsilon)))
         return np.asarray(scaled if weight is None else scaled * weight)

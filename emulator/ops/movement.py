@@ -1,4 +1,4 @@
-"""Operators that only move elements, by fixed or by computed positions."""
+"""Operators that move elements, at static or at computed positions."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from nxpipe.emulator.ops.base import Operator, broadcast_shape, require, require
 
 @dataclass(frozen=True)
 class Reshape(Operator, name="reshape"):
-    """The same elements in row-major order under another shape."""
+    """The same elements, in row-major order, with another shape."""
 
     shape: tuple[int, ...]
     moves_only: ClassVar[bool] = True
@@ -35,7 +35,9 @@ class Transpose(Operator, name="transpose"):
     moves_only: ClassVar[bool] = True
 
     def infer(self, x: TensorType) -> TensorType:
-        require(sorted(self.order) == list(range(x.rank)), self, f"{self.order} is no order of the axes of {x}")
+        require(
+            sorted(self.order) == list(range(x.rank)), self, f"{self.order} is not a permutation of the axes of {x}"
+        )
         return x.with_shape(tuple(x.shape[axis] for axis in self.order))
 
     def compute(self, x: Array) -> Array:
@@ -50,9 +52,9 @@ class Broadcast(Operator, name="broadcast"):
     moves_only: ClassVar[bool] = True
 
     def infer(self, x: TensorType) -> TensorType:
-        require(min(self.shape, default=0) >= 0, self, f"{list(self.shape)} is no shape")
-        stretched = broadcast_shape(self, (x.shape, self.shape))
-        require(stretched == self.shape, self, f"{x} does not stretch to {list(self.shape)}")
+        require(min(self.shape, default=0) >= 0, self, f"{list(self.shape)} is not a shape")
+        broadcast = broadcast_shape(self, (x.shape, self.shape))
+        require(broadcast == self.shape, self, f"{x} does not broadcast to {list(self.shape)}")
         return x.with_shape(self.shape)
 
     def compute(self, x: Array) -> Array:
@@ -60,7 +62,7 @@ class Broadcast(Operator, name="broadcast"):
 
 
 class _Window:
-    """A regular box inside a tensor: on every axis from `starts` to `stops` by `steps`."""
+    """A strided window of a tensor: on each axis from `starts` to `stops` by `steps`."""
 
     starts: tuple[int, ...]
     stops: tuple[int, ...]
@@ -105,8 +107,8 @@ class SliceUpdate(_Window, Operator, name="slice_update"):
     moves_only: ClassVar[bool] = True
 
     def infer(self, x: TensorType, update: TensorType) -> TensorType:
-        hole = x.with_shape(self.window_shape(self, x))
-        require(update == hole, self, f"the window holds {hole}, but the update is {update}")
+        window_type = x.with_shape(self.window_shape(self, x))
+        require(update == window_type, self, f"the window holds {window_type}, but the update is {update}")
         return x
 
     def compute(self, x: Array, update: Array) -> Array:
@@ -117,7 +119,7 @@ class SliceUpdate(_Window, Operator, name="slice_update"):
 
 @dataclass(frozen=True)
 class Concat(Operator, name="concat"):
-    """Operands of one type laid end to end along an axis."""
+    """The concatenation of operands of equal type along an axis."""
 
     axis: int
     moves_only: ClassVar[bool] = True
@@ -126,14 +128,14 @@ class Concat(Operator, name="concat"):
         require_axes(self, (self.axis,), first.rank)
         for other in others:
             require(
-                self._around(other) == self._around(first),
+                self._type_without_axis(other) == self._type_without_axis(first),
                 self,
                 f"{other} does not continue {first} along axis {self.axis}",
             )
         total = first.shape[self.axis] + sum(other.shape[self.axis] for other in others)
         return first.with_shape((*first.shape[: self.axis], total, *first.shape[self.axis + 1 :]))
 
-    def _around(self, x: TensorType) -> tuple[object, ...]:
+    def _type_without_axis(self, x: TensorType) -> tuple[object, ...]:
         return x.dtype, x.rank, x.shape[: self.axis], x.shape[self.axis + 1 :]
 
     def compute(self, *parts: Array) -> Array:
@@ -160,7 +162,7 @@ class Pad(Operator, name="pad"):
 
 @dataclass(frozen=True)
 class Bitcast(Operator, name="bitcast"):
-    """The same bytes read as another element type; the last axis grows or shrinks where an element's size differs."""
+    """The same bytes as another element type. If element sizes differ, the length of the last axis changes."""
 
     source: DType
     dtype: DType
@@ -171,7 +173,11 @@ class Bitcast(Operator, name="bitcast"):
         before, after = self.source.itemsize, self.dtype.itemsize
         if before == after:
             return x.with_dtype(self.dtype)
-        require(x.rank > 0 and x.shape[-1] * before % after == 0, self, f"{x} holds no whole number of {self.dtype}")
+        require(
+            x.rank > 0 and x.shape[-1] * before % after == 0,
+            self,
+            f"the bytes of the last axis of {x} are not a multiple of the size of {self.dtype}",
+        )
         return TensorType((*x.shape[:-1], x.shape[-1] * before // after), self.dtype)
 
     def compute(self, x: Array) -> Array:
@@ -181,7 +187,7 @@ class Bitcast(Operator, name="bitcast"):
 
 @dataclass(frozen=True)
 class Flip(Operator, name="flip"):
-    """Axes read from their end."""
+    """The elements in reverse order along some axes."""
 
     axes: tuple[int, ...]
     moves_only: ClassVar[bool] = True
@@ -196,7 +202,7 @@ class Flip(Operator, name="flip"):
 
 @dataclass(frozen=True)
 class Iota(Operator, name="iota"):
-    """start, start + step, ...: integers counted out along one axis."""
+    """The integers start, start + step, ... along a single axis."""
 
     length: int
     start: int
@@ -204,8 +210,8 @@ class Iota(Operator, name="iota"):
     dtype: DType
 
     def infer(self) -> TensorType:
-        require(self.length >= 0, self, f"{self.length} is no length")
-        require(self.dtype.is_integer, self, f"{self.dtype} does not count exactly")
+        require(self.length >= 0, self, f"the length {self.length} is negative")
+        require(self.dtype.is_integer, self, f"{self.dtype} is not an integer type")
         return TensorType((self.length,), self.dtype)
 
     def compute(self) -> Array:
@@ -218,7 +224,7 @@ def _require_integers(op: Operator, indices: TensorType) -> None:
 
 @dataclass(frozen=True)
 class Gather(Operator, name="gather"):
-    """Rows of a table by index along one axis: embeddings, and index_select."""
+    """Rows of a table, selected by index along one axis (embedding, index_select)."""
 
     axis: int
     moves_only: ClassVar[bool] = True
@@ -235,7 +241,7 @@ class Gather(Operator, name="gather"):
 
 @dataclass(frozen=True)
 class TakeAlong(Operator, name="take_along"):
-    """One element for each index, which replaces the coordinate on one axis (torch.gather)."""
+    """One element per index; the index replaces the coordinate on one axis (torch.gather)."""
 
     axis: int
     moves_only: ClassVar[bool] = True
@@ -261,16 +267,16 @@ _SCATTERS = {"add": np.add, "maximum": np.maximum, "minimum": np.minimum, "multi
 
 @dataclass(frozen=True)
 class ScatterAlong(Operator, name="scatter_along"):
-    """The first operand, with elements replaced by (or combined with) an update's: `take_along` backwards.
+    """The first operand with elements replaced by, or combined with, those of an update: the inverse of `take_along`.
 
-    With `combine` empty, of several updates of one element the last counts.
+    With `combine` empty, the last of several updates of an element determines it.
     """
 
     axis: int
     combine: str
 
     def infer(self, x: TensorType, update: TensorType, indices: TensorType) -> TensorType:
-        require(not self.combine or self.combine in _SCATTERS, self, "there is no combination of this name")
+        require(not self.combine or self.combine in _SCATTERS, self, "unknown combination")
         require_axes(self, (self.axis,), x.rank)
         _require_integers(self, indices)
         inside = indices.rank == x.rank and all(
@@ -278,7 +284,7 @@ class ScatterAlong(Operator, name="scatter_along"):
         )
         require(inside, self, f"indices {indices} reach outside of {x}")
         fits = update == x.with_shape(indices.shape)
-        require(fits, self, f"{update} does not fill {indices.elements} elements of {x}")
+        require(fits, self, f"the update {update} does not match {indices.elements} elements of {x}")
         return x
 
     def compute(self, x: Array, update: Array, indices: Array) -> Array:
@@ -294,9 +300,9 @@ class ScatterAlong(Operator, name="scatter_along"):
 
 
 class _Addressed:
-    """Several axes addressed at once by integer tensors that broadcast together; other axes are taken whole.
+    """Several axes indexed together by integer tensors, which are broadcast; the other axes are whole.
 
-    The addressed axes give way to the indices' common shape: in place when they are adjacent, in front when not.
+    The indices' common shape replaces the indexed axes: in their place if they are adjacent, else in front.
     """
 
     axes: tuple[int, ...]
@@ -309,9 +315,9 @@ class _Addressed:
             _require_integers(op, index)
         common = broadcast_shape(op, [index.shape for index in indices])
         adjacent = self.axes[-1] - self.axes[0] == len(self.axes) - 1
-        place = self.axes[0] if adjacent else 0
-        rest = tuple(size for axis, size in enumerate(x.shape) if axis not in self.axes)
-        return rest[:place] + common + rest[place:]
+        position = self.axes[0] if adjacent else 0
+        remaining = tuple(size for axis, size in enumerate(x.shape) if axis not in self.axes)
+        return remaining[:position] + common + remaining[position:]
 
     def address(self, x: Array, indices: tuple[Array, ...]) -> tuple[Any, ...]:
         where: list[Any] = [slice(None)] * x.ndim
@@ -325,7 +331,7 @@ class _Addressed:
 
 @dataclass(frozen=True)
 class Index(_Addressed, Operator, name="index"):
-    """The elements at computed addresses."""
+    """The elements at computed indices (advanced indexing)."""
 
     axes: tuple[int, ...]
     moves_only: ClassVar[bool] = True
@@ -339,16 +345,16 @@ class Index(_Addressed, Operator, name="index"):
 
 @dataclass(frozen=True)
 class IndexUpdate(_Addressed, Operator, name="index_update"):
-    """The first operand, with the elements at computed addresses replaced by (or combined with) the second's."""
+    """The first operand with the elements at computed indices replaced by, or combined with, those of the second."""
 
     axes: tuple[int, ...]
     combine: str
 
     def infer(self, x: TensorType, update: TensorType, *indices: TensorType) -> TensorType:
-        require(not self.combine or self.combine in _SCATTERS, self, "there is no combination of this name")
-        hole = self.addressed_shape(self, x, indices)
-        fits = update.dtype is x.dtype and broadcast_shape(self, (update.shape, hole)) == hole
-        require(fits, self, f"{update} does not fill a place of {x.with_shape(hole)}")
+        require(not self.combine or self.combine in _SCATTERS, self, "unknown combination")
+        indexed_shape = self.addressed_shape(self, x, indices)
+        fits = update.dtype is x.dtype and broadcast_shape(self, (update.shape, indexed_shape)) == indexed_shape
+        require(fits, self, f"the update {update} does not match the indexed {x.with_shape(indexed_shape)}")
         return x
 
     def compute(self, x: Array, update: Array, *indices: Array) -> Array:

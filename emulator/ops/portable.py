@@ -1,9 +1,9 @@
-"""Portable numerics for constant folding: the same bits on every processor, as folded constants are in the program.
+"""Portable numerics for constant folding: identical bits on every processor, since programs contain folded constants.
 
-numpy and BLAS choose their kernels by the processor, and a sine or a sum in float32 may differ in the last bit. A sum,
-a product and a root of single numbers are the same everywhere. All else is computed here in `long double`, for which
-there are no vector instructions, and then rounded once to float32. Such a function errs in about the 64th bit, which
-shows only where the exact result lies that close to the middle between two floats.
+numpy and BLAS select kernels by processor, so that a sine or a sum in float32 may differ in the last bit. Additions,
+products and square roots of single numbers are exactly rounded everywhere. All other functions are computed here in
+`long double`, for which there are no vector instructions, and then rounded once to float32. Their error, about one unit
+of the 64th bit, changes the result only if the exact result is that close to the middle between two floats.
 """
 
 from typing import Any, Final
@@ -15,7 +15,7 @@ from nxpipe.emulator.ops.base import Operator
 
 WIDE: Final = np.longdouble
 
-# Functions whose last bit is left to the kernel, and folds whose order is.
+# Functions whose last bit depends on the kernel; and reductions whose order of additions does.
 _INEXACT: Final = frozenset(
     {
         np.arccos, np.arccosh, np.arcsin, np.arcsinh, np.arctan, np.arctan2, np.arctanh, np.cbrt, np.cos, np.cosh,
@@ -23,36 +23,36 @@ _INEXACT: Final = frozenset(
         np.tan, np.tanh,
     }
 )  # fmt: skip
-_FOLDED: Final = frozenset({np.add, np.multiply})
+_REDUCED: Final = frozenset({np.add, np.multiply})
 
 
 class _Portable(np.ndarray[Any, Any]):
-    """An array whose functions are those of any processor; operators compute with it as with any other."""
+    """An array whose functions have the same results on every processor."""
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *operands: Any, out: Any = None, **more: Any) -> Any:
-        plain = [_plain(each) for each in operands]
-        if _is_inexact(ufunc, method) and any(getattr(each, "dtype", None) == np.float32 for each in plain):
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *operands: Any, out: Any = None, **keywords: Any) -> Any:
+        plain = [_plain(operand) for operand in operands]
+        if _is_inexact(ufunc, method) and any(getattr(operand, "dtype", None) == np.float32 for operand in plain):
             with np.errstate(all="ignore"):
-                wide = getattr(ufunc, method)(*map(_widened, plain), **more)
-            made = np.asarray(wide, np.float32) if np.asarray(wide).dtype == WIDE else np.asarray(wide)
+                wide = getattr(ufunc, method)(*map(_widened, plain), **keywords)
+            result = np.asarray(wide, np.float32) if np.asarray(wide).dtype == WIDE else np.asarray(wide)
             if out is None:
-                return made.view(_Portable)
-            _plain(out[0])[...] = made
+                return result.view(_Portable)
+            _plain(out[0])[...] = result
             return out[0]
-        into = {} if out is None else {"out": tuple(map(_plain, out))}
-        made = getattr(ufunc, method)(*plain, **into, **more)
+        output = {} if out is None else {"out": tuple(map(_plain, out))}
+        result = getattr(ufunc, method)(*plain, **output, **keywords)
         if out is not None:
             return out[0]
-        return made.view(_Portable) if isinstance(made, np.ndarray) else made
+        return result.view(_Portable) if isinstance(result, np.ndarray) else result
 
 
 def compute(op: Operator, *operands: Array) -> Array:
-    """The result of an operator on constants."""
-    return np.asarray(op.compute(*(each.view(_Portable) for each in operands)))
+    """Compute an operator on constants."""
+    return np.asarray(op.compute(*(operand.view(_Portable) for operand in operands)))
 
 
 def _is_inexact(ufunc: np.ufunc, method: str) -> bool:
-    return ufunc in _INEXACT if method == "__call__" else method == "reduce" and ufunc in _FOLDED
+    return ufunc in _INEXACT if method == "__call__" else method == "reduce" and ufunc in _REDUCED
 
 
 def _plain(value: Any) -> Any:

@@ -1,9 +1,13 @@
-"""Instruction index, the sequence number of each instruction on its engine; and the timeline that it predicts.
+"""Instruction index, the sequence number of each instruction on its engine; and the predicted timeline of a program.
 
-`InstructionIndex` gives an instruction its number, an affine function of the loops around it. `streams` answers the
-inverse question, which instruction of an engine has a number that is affine in the indices of other loops. That answer
-may differ between iterations: in the first iteration of a loop, the instruction of one iteration ago stands before the
-loop. Iterations are therefore handled as boxes, a range of each loop around, and a box is split where answers differ.
+`InstructionIndex` maps an instruction to its number, an affine function of the indices of its enclosing loops.
+`streams` is the inverse map: it finds the instruction of an engine whose number is a given affine function of the
+indices of other loops. The result may differ between iterations; in the first iteration of a loop, for example, the
+instruction of the previous iteration is before the loop. Sets of iterations are represented as boxes, a range of
+indices of each loop, and a box is split where results differ.
+
+The timeline simulates the engines' queues and semaphore waits with the documented instruction times. It skips the
+iterations of a loop in a steady state.
 """
 
 from bisect import bisect
@@ -23,21 +27,23 @@ from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine, Instruction
 from nxpipe.emulator.isa.program import Loop, Program, Step, counted, instructions, only
 from nxpipe.emulator.numerics import Array
 
-_MOST_WAITS: Final = 4  # waits of one instruction for one engine
+_MOST_WAITS: Final = 4  # waits of an instruction for one engine
 
 
 @dataclass(eq=False, frozen=True)
 class EnclosingLoop:
-    """A loop, with the number of instructions of each engine in one iteration."""
+    """A loop, with the number of instructions per engine in one iteration."""
 
     count: int
-    each: dict[Engine, int]
+    by_iteration: dict[Engine, int]
 
 
 @dataclass(eq=False)
 class IndexedInstruction:
-    """An instruction with its position and its waits. `done` counts its engine's instructions up to and including it,
-    `before` those of every engine before it in program order; both are affine in the indices of `loops`."""
+    """An instruction with its position and its waits.
+
+    `done` is the number of its engine's instructions up to and including it, `before` the number of each engine's
+    instructions before it in program order. Both are affine in the indices of `loops`."""
 
     instruction: Instruction
     order: int
@@ -52,41 +58,46 @@ class IndexedInstruction:
         return tuple(loop.count for loop in self.loops)
 
     def done_ago(self, common: int, iterations: int) -> Affine:
-        """Its number so many iterations earlier of the innermost of `common` loops, at the end of all loops inside."""
+        """The instruction's number `iterations` iterations earlier of the innermost of the first `common` loops, in the
+        last iteration of all loops within."""
         if (common, iterations) not in self._ago:
             done = self.done
             for depth in range(common, len(self.loops)):
                 done = _at_last(done, depth, self.loops[depth].count)
-            each = self.loops[common - 1].each[self.instruction.engine] if iterations else 0
-            self._ago[common, iterations] = done + -iterations * each
+            by_iteration = self.loops[common - 1].by_iteration[self.instruction.engine] if iterations else 0
+            self._ago[common, iterations] = done + -iterations * by_iteration
         return self._ago[common, iterations]
 
     def wait(self, engine: Engine, done: Affine) -> None:
-        """Add a wait. Of two waits for an engine the one that asks for more suffices. If there are too many that cannot
-        be compared, one wait for everything before the instruction replaces them."""
+        """Add a wait until an engine has completed `done` instructions.
+
+        Of two comparable waits for an engine, only the one with the greater count is kept. If too many are not
+        comparable, or one exceeds the count in program order, a single wait for everything before the instruction
+        replaces them; that count keeps program order a possible execution."""
         if (
             done in self.waits[engine]
             or done.bounds(self.counts)[1] < 1
-            or any(self._covers(known, done) for known in self.waits[engine])
+            or any(self._covers(other, done) for other in self.waits[engine])
         ):
             return
-        kept = [known for known in self.waits[engine] if not self._covers(done, known)]
-        self.waits[engine] = [*kept, done]
+        incomparable = [other for other in self.waits[engine] if not self._covers(done, other)]
+        self.waits[engine] = [*incomparable, done]
         if len(self.waits[engine]) > _MOST_WAITS or not self._covers(self.before[engine], done):
             self.waits[engine] = [self.before[engine]]
 
     def _covers(self, more: Affine, less: Affine) -> bool:
+        """True if `more` is at least `less` in every iteration."""
         if more.terms == less.terms:
             return more.base >= less.base
         return (more + less * -1).bounds(self.counts)[0] >= 0
 
 
 class InstructionIndex:
-    """Numbers all instructions, in the order of the text."""
+    """Numbers all instructions, in the order of the program text (loop bodies once)."""
 
     def __init__(self) -> None:
         self._totals: dict[Engine, Affine] = defaultdict(Affine)
-        self._found: list[IndexedInstruction] = []
+        self._instructions: list[IndexedInstruction] = []
 
     def walk(self, body: Sequence[Step], loops: tuple[EnclosingLoop, ...] = ()) -> list[IndexedInstruction]:
         for step in body:
@@ -95,19 +106,22 @@ class InstructionIndex:
                 continue
             before = defaultdict(Affine, self._totals)
             self._totals[step.engine] += 1
-            self._found.append(IndexedInstruction(step, len(self._found), loops, self._totals[step.engine], before))
-        return self._found
+            self._instructions.append(
+                IndexedInstruction(step, len(self._instructions), loops, self._totals[step.engine], before)
+            )
+        return self._instructions
 
     def _walk_loop(self, loop: Loop, loops: tuple[EnclosingLoop, ...]) -> None:
-        before, each = dict(self._totals), counted(loop.body)
-        for engine, count in each.items():
+        before, by_iteration = dict(self._totals), counted(loop.body)
+        for engine, count in by_iteration.items():
             self._totals[engine] += index(len(loops)) * count
-        self.walk(loop.body, (*loops, EnclosingLoop(loop.count, each)))
-        for engine, count in each.items():
+        self.walk(loop.body, (*loops, EnclosingLoop(loop.count, by_iteration)))
+        for engine, count in by_iteration.items():
             self._totals[engine] = before.get(engine, Affine()) + count * loop.count
 
 
 def _at_last(number: Affine, depth: int, count: int) -> Affine:
+    """The affine number in the last iteration of the loop at a depth."""
     coefficient = dict(number.terms).get(depth, 0)
     return replace(
         number,
@@ -118,13 +132,14 @@ def _at_last(number: Affine, depth: int, count: int) -> Affine:
 
 @dataclass(frozen=True, eq=False)
 class Iterations:
-    """Boxes of iterations: the first and the last index of each loop around; one box, or a row for each of several."""
+    """A box of iterations, given by the first and last index of each enclosing loop; or an array of boxes, one per
+    row."""
 
     low: Array
     high: Array
 
     def least(self, forms: Array) -> Array:
-        """The least value of affine numbers in these iterations, row by row."""
+        """The minimum of affine numbers over the iterations, row by row."""
         factors = forms[..., :-1]
         lowest: Array = np.minimum(factors * self.low, factors * self.high).sum(-1) + forms[..., -1]
         return lowest
@@ -133,36 +148,38 @@ class Iterations:
         return -self.least(-forms)
 
     def reach(self, form: Array) -> tuple[int, int]:
-        """The least and the greatest value of one affine number; faster than for many."""
+        """The minimum and maximum of a single affine number; faster than `least` and `most`."""
         *factors, base = form.tolist()
         ends = [(a * b, a * c) for a, b, c in zip(factors, self.low.tolist(), self.high.tolist(), strict=True) if a]
         return base + sum(map(min, ends)), base + sum(map(max, ends))
 
     def within(self, loop: int, low: int, high: int) -> "Iterations":
-        """The iterations in this range of one loop."""
+        """The iterations within a range of one loop's indices."""
         lows, highs = self.low.copy(), self.high.copy()
         lows[loop], highs[loop] = max(lows[loop], low), min(highs[loop], high)
         return Iterations(lows, highs)
 
     def without(self, other: "Iterations") -> Iterator["Iterations"]:
-        """The iterations outside of another box, which lies inside, as disjoint boxes."""
-        rest = self
-        ends = zip(*(each.tolist() for each in (self.low, other.low, other.high, self.high)), strict=True)
+        """The iterations outside of `other`, a box within this one, as disjoint boxes."""
+        remaining = self
+        ends = zip(*(bound.tolist() for bound in (self.low, other.low, other.high, self.high)), strict=True)
         for loop, (low, first, last, high) in enumerate(ends):
             if low < first:
-                yield rest.within(loop, low, first - 1)
+                yield remaining.within(loop, low, first - 1)
             if last < high:
-                yield rest.within(loop, last + 1, high)
-            rest = rest.within(loop, first, last)
+                yield remaining.within(loop, last + 1, high)
+            remaining = remaining.within(loop, first, last)
 
-    def divided(self, form: Array, border: int) -> tuple["Iterations", "Iterations"] | None:
-        """Split in two along one loop, so that a number that crosses the border does not cross it in one part."""
+    def split_at(self, form: Array, border: int) -> tuple["Iterations", "Iterations"] | None:
+        """Split the box in two along one loop, so that in one part an affine number is entirely below, or entirely at
+        or above, `border`. None if no loop allows it. Each split decides one part, so that repeated splits
+        terminate."""
         least, most = self.reach(form)
         for loop in np.argsort(-np.abs(form[:-1] * (self.high - self.low))).tolist():
             factor, low, high = int(form[loop]), int(self.low[loop]), int(self.high[loop])
-            own = sorted((factor * low, factor * high))
-            # Where even the least of the rest is beyond the border, or even the most of it is not.
-            for first in (border - (least - own[0]), border - (most - own[1])) if factor else ():
+            own_range = sorted((factor * low, factor * high))
+            # The index from which on the number is at or above the border for the other loops' minimum, or maximum.
+            for first in (border - (least - own_range[0]), border - (most - own_range[1])) if factor else ():
                 cut = -(-first // factor) if factor > 0 else first // factor + 1
                 if low < cut <= high:
                     return self.within(loop, low, cut - 1), self.within(loop, cut, high)
@@ -171,27 +188,27 @@ class Iterations:
 
 @dataclass(frozen=True, eq=False)
 class _Leaf:
-    order: int  # in the text
+    order: int  # in the program text
 
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """The instructions of one engine in a body: each item with the number of instructions before it."""
+    """The instructions of one engine in a loop body: items, and the number of instructions before each."""
 
     starts: tuple[int, ...]
     items: tuple["_Leaf | _Inner", ...]
 
     def find(self, number: Array, box: Iterations, indices: tuple[Array, ...] = ()) -> Iterator["Found"]:
-        """Find the instructions that have this number, counted from 0; each with the iterations in which it does."""
+        """Find the instructions with a number, counted from 0; each with the iterations in which it has that number."""
         least, most = box.reach(number)
-        at = bisect(self.starts, most) - 1
-        if at < 0:
+        position = bisect(self.starts, most) - 1
+        if position < 0:
             return
-        if least < self.starts[at]:
-            for part in box.divided(number, self.starts[at]) or ():
-                yield from self.find(number, part, indices)
+        if least < self.starts[position]:
+            for half in box.split_at(number, self.starts[position]) or ():
+                yield from self.find(number, half, indices)
             return
-        item, inside = self.items[at], plus(number, -self.starts[at])
+        item, inside = self.items[position], plus(number, -self.starts[position])
         if isinstance(item, _Leaf):
             yield Found(item.order, np.array(indices).reshape(len(indices), len(number)), box)
         else:
@@ -200,25 +217,27 @@ class Stream:
 
 @dataclass(frozen=True, eq=False)
 class _Inner:
-    each: int
+    by_iteration: int
     body: Stream
 
     def find(self, number: Array, box: Iterations, indices: tuple[Array, ...]) -> Iterator["Found"]:
-        index = -((self.each - 2 * number) // (2 * self.each))  # to the nearest
+        # number = index * by_iteration + inside. Coefficients are divided to nearest, which keeps `inside` small, so
+        # that few splits of the box suffice until it is within one iteration.
+        index = -((self.by_iteration - 2 * number) // (2 * self.by_iteration))
         index[-1] = 0
-        inside = number - index * self.each
+        inside = number - index * self.by_iteration
         least, most = box.reach(inside)
-        last = most // self.each
-        if least < last * self.each:
-            for part in box.divided(inside, last * self.each) or ():
-                yield from self.find(number, part, indices)
+        last = most // self.by_iteration
+        if least < last * self.by_iteration:
+            for half in box.split_at(inside, last * self.by_iteration) or ():
+                yield from self.find(number, half, indices)
             return
-        yield from self.body.find(plus(inside, -last * self.each), box, (*indices, plus(index, last)))
+        yield from self.body.find(plus(inside, -last * self.by_iteration), box, (*indices, plus(index, last)))
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """An instruction, with the indices of its loops as affine numbers of other loops, valid in some iterations."""
+    """An instruction, with the indices of its loops as affine numbers of other loops' indices, valid in a box."""
 
     order: int
     indices: Array
@@ -226,17 +245,17 @@ class Found:
 
 
 def streams(body: Sequence[Step], order: Iterator[int]) -> dict[Engine, Stream]:
-    """The instructions of each engine."""
+    """The instructions of each engine in a body; `order` numbers instructions in the program text."""
     starts, items = defaultdict[Engine, list[int]](list), defaultdict[Engine, list[_Leaf | _Inner]](list)
     total = Counter[Engine]()
     for step in body:
-        own: Mapping[Engine, _Leaf | _Inner]
+        by_engine: Mapping[Engine, _Leaf | _Inner]
         if isinstance(step, Loop):
-            each, inside = counted(step.body), streams(step.body, order)
-            own = {engine: _Inner(often, inside[engine]) for engine, often in each.items() if often}
+            counts, inside = counted(step.body), streams(step.body, order)
+            by_engine = {engine: _Inner(count, inside[engine]) for engine, count in counts.items() if count}
         else:
-            own = {step.engine: _Leaf(next(order))}
-        for engine, item in own.items():
+            by_engine = {step.engine: _Leaf(next(order))}
+        for engine, item in by_engine.items():
             starts[engine].append(total[engine])
             items[engine].append(item)
         total += counted((step,))
@@ -244,7 +263,7 @@ def streams(body: Sequence[Step], order: Iterator[int]) -> dict[Engine, Stream]:
 
 
 def form_of(number: Affine, depth: int) -> Array:
-    """An affine number as a row: the coefficient of each loop's index, then the base."""
+    """An affine number as an array: the coefficient of each loop's index, then the base."""
     assert not number.turns, "only places rotate over buffers"
     form = np.zeros(depth + 1, np.int64)
     for loop, factor in number.terms:
@@ -254,9 +273,9 @@ def form_of(number: Affine, depth: int) -> Array:
 
 
 def plus(form: Array, number: int) -> Array:
-    more = form.copy()
-    more[-1] += number
-    return more
+    result = form.copy()
+    result[-1] += number
+    return result
 
 
 _ENGINES: Final = tuple(Engine)
@@ -264,19 +283,20 @@ _NUMBER: Final = {engine: number for number, engine in enumerate(_ENGINES)}
 _PS: Final = 1000  # times are whole picoseconds, so that states compare exactly
 _START: Final = round(START_NS * _PS)
 _MOST_STEPS: Final = 5_000_000
-_BEHIND: Final = -1  # the place of an engine that has completed everything
+_FINISHED: Final = -1  # the position of an engine that has completed its stream
 
 
 def latency_ns(program: Program) -> float | None:
-    """Time from the first instruction of a legal program to the end of its last; None if simulating was given up."""
+    """Time from the start of a legal program to the end of its last instruction; None if the simulation exceeds its
+    step limit."""
     end = _Timeline(program).run()
     return None if end is None else end / _PS
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """The timing of an instruction. `dma` is the time that it would occupy all DMA engines; `waits` are counts of other
-    engines: a base, and a factor for each loop depth."""
+    """The timing of an instruction, in ps. `dma` is the time for which it occupies all DMA engines together. `waits`
+    has an engine, a base count, and (loop depth, coefficient) pairs per wait."""
 
     start: int
     takes: int
@@ -293,38 +313,39 @@ class _Task:
 
 
 class _Stream:
-    """The task sequence of one engine: the next task, the counts of other engines that it needs, the loops around."""
+    """The task sequence of one engine: the next task, the counts of other engines that it waits for, and the indices of
+    its loops."""
 
     def __init__(self, steps: Sequence[tuple[int, Step]], tasks: dict[int, _Task]) -> None:
         self._tasks = tasks
-        self._rest = self._walk(steps)
-        self.place = _BEHIND  # of the body's own steps, the one that the task is in
+        self._remaining = self._walk(steps)
+        self.place = _FINISHED  # the step of the program's body that contains the task
         self.indices: list[int] = []
         self.task: _Task | None = None
         self.needs: tuple[tuple[int, int], ...] = ()
         self.advance()
 
     def advance(self) -> None:
-        self.task = next(self._rest, None)
-        self._look()
+        self.task = next(self._remaining, None)
+        self._update_waits()
 
     def skip(self, iterations: int) -> None:
-        """Skip iterations of the outermost loop."""
+        """Skip iterations of the current outermost loop."""
         self.indices[0] += iterations
-        self._look()
+        self._update_waits()
 
-    def _look(self) -> None:
-        at = self.indices
+    def _update_waits(self) -> None:
+        indices = self.indices
         waits = self.task.waits if self.task else ()
         self.needs = tuple(
-            (engine, base + sum(at[depth] * factor for depth, factor in terms)) for engine, base, terms in waits
+            (engine, base + sum(indices[depth] * factor for depth, factor in terms)) for engine, base, terms in waits
         )
 
     def _walk(self, steps: Sequence[tuple[int, Step]]) -> Iterator[_Task]:
         for place, step in steps:
             self.place = place
             yield from self._through(step, 0)
-        self.place = _BEHIND
+        self.place = _FINISHED
 
     def _through(self, step: Step, depth: int) -> Iterator[_Task]:
         if not isinstance(step, Loop):
@@ -339,53 +360,63 @@ class _Stream:
 
 
 class _Steady:
-    """Steady state of an outermost loop: the iterations after which the engines' relative state recurs."""
+    """Steady-state detection for an outermost loop.
+
+    The state of the engines relative to an iteration (completed instructions, remaining times) determines the future.
+    If a state recurs, the iterations between repeat exactly, and the simulation skips as many repetitions as are
+    certain.
+    """
 
     def __init__(self, place: int, loop: Loop) -> None:
-        each = counted(loop.body)
+        counts = counted(loop.body)
         self.place, self.count = place, loop.count
-        self.each = [each.get(engine, 0) for engine in _ENGINES]
-        self.inside = [engine for engine, count in enumerate(self.each) if count]
-        # True if each wait looks back equally far in every iteration, or always at one instruction, which is past by
-        # the second iteration: then equal states have equal futures.
+        self.by_iteration = [counts.get(engine, 0) for engine in _ENGINES]
+        self.inside = [engine for engine, count in enumerate(self.by_iteration) if count]
+        # True if each wait refers to a fixed number of iterations ago, or to a fixed instruction, which has completed
+        # by the second iteration. Only then do equal relative states have equal futures.
         self._is_regular = all(
-            dict(wait.done.terms).get(0, 0) in (0, each.get(wait.engine, 0))
+            dict(wait.done.terms).get(0, 0) in (0, counts.get(wait.engine, 0))
             for instruction in instructions(loop.body)
             for wait in instruction.waits
         )
         self._seen: dict[object, tuple[int, int]] = {}
 
-    def first_seen(self, state: object, turn: int, now: int) -> tuple[int, int]:
-        """The iteration in which a state was first seen, and the time."""
-        return self._seen.setdefault(state, (turn, now))
+    def first_seen(self, state: object, iteration: int, now: int) -> tuple[int, int]:
+        """The iteration and the time at which a state first occurred."""
+        return self._seen.setdefault(state, (iteration, now))
 
     def repeatable(self, streams: Sequence[_Stream], done: Sequence[int]) -> int:
-        """The number of iterations that certainly repeat the last ones: no engine leaves the loop during them, and no
-        engine outside of it is released by one."""
+        """The number of further iterations that certainly repeat: no engine leaves the loop during them, and none of
+        them completes a wait of an engine outside of the loop."""
         if not self._is_regular or any(streams[engine].place != self.place for engine in self.inside):
             return 0
-        left = [self.count - 1 - streams[engine].indices[0] for engine in self.inside]
-        unnoticed = [
-            (count - done[engine] - 1) // self.each[engine]
-            for stream, own in zip(streams, self.each, strict=True)
-            if not own
+        remaining = [self.count - 1 - streams[engine].indices[0] for engine in self.inside]
+        before_release = [
+            (count - done[engine] - 1) // self.by_iteration[engine]
+            for stream, by_iteration in zip(streams, self.by_iteration, strict=True)
+            if not by_iteration
             for engine, count in stream.needs
-            if self.each[engine] and done[engine] < count
+            if self.by_iteration[engine] and done[engine] < count
         ]
-        return min(*left, *unnoticed, self.count)
+        return min(*remaining, *before_release, self.count)
 
 
 class _Timeline:
+    """A discrete-event simulation of one program; times are in ps."""
+
     def __init__(self, program: Program) -> None:
         core = CORES[program.core]
-        tasks = {id(each): _Task.of(each, core) for each in instructions(program.body)}
+        tasks = {id(instruction): _Task.of(instruction, core) for instruction in instructions(program.body)}
         self._loops = {
             place: _Steady(place, step)
             for place, step in enumerate(program.body)
             if isinstance(step, Loop) and counted(step.body)
         }
         self._streams = [
-            _Stream([(place, own) for place, step in enumerate(program.body) for own in only((step,), engine)], tasks)
+            _Stream(
+                [(place, own_step) for place, step in enumerate(program.body) for own_step in only((step,), engine)],
+                tasks,
+            )
             for engine in _ENGINES
         ]
         self._done = [0] * len(_ENGINES)
@@ -395,43 +426,44 @@ class _Timeline:
         self._dma = 0  # time until which the DMA engines are busy
 
     def run(self) -> int | None:
-        self._begin(range(len(_ENGINES)))
+        self._start(range(len(_ENGINES)))
         for _ in range(_MOST_STEPS):
             if not self._ends:
                 break
             self._now = self._ends[0][0]
-            ended, turned = self._end()
-            self._begin(sorted(ended.union(*(self._freed(engine) for engine in ended))))
-            for loop in turned:
-                self._leave_out(loop)
+            completed, iterated = self._complete()
+            self._start(sorted(completed.union(*(self._release(engine) for engine in completed))))
+            for loop in iterated:
+                self._skip_repetitions(loop)
         return None if self._ends else self._now
 
-    def _end(self) -> tuple[set[int], list[_Steady]]:
-        """The engines that complete an instruction now, and the loops of which that ends an iteration."""
-        ended, turned = set[int](), list[_Steady]()
+    def _complete(self) -> tuple[set[int], list[_Steady]]:
+        """Complete the instructions that end now; returns their engines, and the loops whose iteration ends."""
+        completed, iterated = set[int](), list[_Steady]()
         while self._ends and self._ends[0][0] == self._now:
             _, engine = heappop(self._ends)
-            ended.add(engine)
+            completed.add(engine)
             self._done[engine] += 1
             stream = self._streams[engine]
-            place, turn = stream.place, stream.indices[:1]
+            place, iteration = stream.place, stream.indices[:1]
             stream.advance()
-            if stream.place == place and stream.indices[:1] != turn and self._loops[place].inside[0] == engine:
-                turned.append(self._loops[place])
-        return ended, turned
+            if stream.place == place and stream.indices[:1] != iteration and self._loops[place].inside[0] == engine:
+                iterated.append(self._loops[place])
+        return completed, iterated
 
-    def _freed(self, engine: int) -> set[int]:
-        """The engines that waited for this one."""
+    def _release(self, engine: int) -> set[int]:
+        """Release the engines that wait for an engine."""
         freed, self._waiting[engine] = self._waiting[engine], set()
         return freed
 
-    def _begin(self, engines: Iterable[int]) -> None:
-        """Start what can start now; of several DMAs that of the first queue is served first."""
+    def _start(self, engines: Iterable[int]) -> None:
+        """Start the next instructions of engines whose waits are satisfied. DMAs that start together run in queue
+        order."""
         for engine in engines:
             stream = self._streams[engine]
-            lacking = next((other for other, count in stream.needs if self._done[other] < count), None)
-            if lacking is not None:
-                self._waiting[lacking].add(engine)
+            awaited = next((other for other, count in stream.needs if self._done[other] < count), None)
+            if awaited is not None:
+                self._waiting[awaited].add(engine)
             elif stream.task is not None:
                 heappush(self._ends, (self._until(stream.task), engine))
 
@@ -441,21 +473,28 @@ class _Timeline:
             self._dma = max(self._dma, begin) + task.dma
         return max(begin + task.takes, self._dma if task.dma else 0)
 
-    def _leave_out(self, loop: _Steady) -> None:
-        """Advance over the iterations that repeat an interval seen before."""
-        turn = self._streams[loop.inside[0]].indices[0]
+    def _skip_repetitions(self, loop: _Steady) -> None:
+        """Skip the iterations that repeat a known interval."""
+        iteration = self._streams[loop.inside[0]].indices[0]
         state = (
-            tuple(done - turn * each for done, each in zip(self._done, loop.each, strict=True)),
+            tuple(
+                done - iteration * by_iteration
+                for done, by_iteration in zip(self._done, loop.by_iteration, strict=True)
+            ),
             tuple(sorted((end - self._now, engine) for end, engine in self._ends)),
             max(self._dma - self._now, _START),
         )
-        before, then = loop.first_seen(state, turn, self._now)
-        times = loop.repeatable(self._streams, self._done) // (turn - before) if before < turn else 0
-        if times <= 0:
+        first_iteration, first_time = loop.first_seen(state, iteration, self._now)
+        repetitions = (
+            loop.repeatable(self._streams, self._done) // (iteration - first_iteration)
+            if first_iteration < iteration
+            else 0
+        )
+        if repetitions <= 0:
             return
-        iterations, later = times * (turn - before), times * (self._now - then)
-        self._now, self._dma = self._now + later, self._dma + later
-        self._ends = [(end + later, engine) for end, engine in self._ends]
+        iterations, elapsed = repetitions * (iteration - first_iteration), repetitions * (self._now - first_time)
+        self._now, self._dma = self._now + elapsed, self._dma + elapsed
+        self._ends = [(end + elapsed, engine) for end, engine in self._ends]
         for engine in loop.inside:
-            self._done[engine] += iterations * loop.each[engine]
+            self._done[engine] += iterations * loop.by_iteration[engine]
             self._streams[engine].skip(iterations)

@@ -1,15 +1,17 @@
-"""Wait insertion by dependence analysis, and elimination of the waits that others imply.
+"""Insertion of semaphore waits by dependence analysis, and elimination of redundant waits.
 
-Engines run concurrently, each in its own order. An engine's semaphore counts the instructions that it has completed.
-Within loops that count is affine in the loop indices, so that a wait is an affine number too, and the program does not
-grow with the number of iterations.
+Engines run concurrently, each in program order. An engine's semaphore counts its completed instructions. Within loops
+this count is affine in the loop indices. A wait is therefore an affine number too, and programs do not grow with the
+number of iterations.
 
-Two accesses of different engines depend on each other if their places may overlap and one of them writes. The later
-instruction then waits for the last time before it that the earlier one ran. Invariant: a wait never asks for more than
-what precedes it in program order. Program order is therefore always a possible execution, and no program deadlocks.
+Two accesses of different engines are dependent if their places may overlap and one of them writes. The later
+instruction then waits for the last execution of the earlier one before it. Invariant: a wait never exceeds the count of
+instructions that precede it in program order. Program order is therefore always a possible execution, and no program
+deadlocks.
 
-The analysis may overestimate overlap, never underestimate it. Where the last conflicting iteration cannot be stated as
-an affine number, the wait asks for a later one that can. Waits that others imply are removed by `redundant_waits`.
+The analysis may overestimate overlap, but never underestimates it. If the last conflicting iteration has no affine
+number, the wait is for a later execution that has one. `insert_waits` adds the waits of all dependences;
+`eliminate_redundant_waits` removes those that others imply.
 """
 
 from collections import defaultdict
@@ -30,44 +32,49 @@ from nxpipe.emulator.schedule.timeline import IndexedInstruction, InstructionInd
 
 
 def insert_waits(program: Program) -> Program:
-    """The same program with the waits of all dependences; many of them are redundant."""
-    everything = InstructionIndex().walk(program.body)
-    for accesses in _by_region(everything, program):
-        _Region(accesses).keep_order()
-    return replace(program, body=tuple(_with_waits(program.body, iter(everything))))
+    """Add the waits of all dependences to a program; many of them are redundant."""
+    instructions = InstructionIndex().walk(program.body)
+    for accesses in _by_region(instructions, program):
+        _Region(accesses).add_waits()
+    return replace(program, body=tuple(_with_waits(program.body, iter(instructions))))
 
 
 @dataclass(eq=False)
 class _Access:
-    """An instruction's read or write of one place."""
+    """A read or write of one place by an instruction."""
 
-    here: IndexedInstruction
+    indexed: IndexedInstruction
     place: Place
     writes: bool
 
     @cached_property
-    def turn(self) -> RotatingOffset | None:
+    def rotation(self) -> RotatingOffset | None:
+        """The rotation of a tile over its buffers, if there is exactly one."""
         turns = self.place.offset.turns
         return turns[0] if len(turns) == 1 else None
 
     @cached_property
-    def counts_on(self) -> frozenset[int]:
-        """Depths of loops at which each iteration uses the next buffer of the tile, also when inner loops restart."""
-        linear, found = Affine(), set[int]()
-        for depth, size in enumerate((1, *self.here.counts)):
+    def rotating_depths(self) -> frozenset[int]:
+        """The loop depths at which consecutive iterations, including those of inner loops, use consecutive buffers.
+
+        The rotation's number must agree with the linear iteration number modulo the number of buffers."""
+        linear, depths = Affine(), set[int]()
+        for depth, size in enumerate((1, *self.indexed.counts)):
             linear = linear * size + index(depth - 1) if depth else linear
-            if self.turn and not any(factor % self.turn.count for _, factor in (linear + self.turn.of * -1).terms):
-                found.add(depth)
-        return frozenset(found)
+            if self.rotation and not any(
+                factor % self.rotation.count for _, factor in (linear + self.rotation.of * -1).terms
+            ):
+                depths.add(depth)
+        return frozenset(depths)
 
     @cached_property
     def span(self) -> tuple[int, int]:
-        """The bytes that it may touch while the first buffer of the tile is used."""
-        return _span(self.place, replace(self.place.offset, turns=()), self.here.counts)
+        """The range of bytes or elements that it may access in the tile's first buffer."""
+        return _span(self.place, replace(self.place.offset, turns=()), self.indexed.counts)
 
     def hull(self, program: Program) -> tuple[int, int, int, int]:
-        """The partitions and bytes that it may touch in any iteration."""
-        place, counts = self.place, self.here.counts
+        """The bounding box, in partitions and bytes, of its accesses in all iterations."""
+        place, counts = self.place, self.indexed.counts
         low, high = place.offset.bounds(counts)
         if isinstance(place, Tile):
             reach = place.reach
@@ -83,109 +90,140 @@ class _Access:
 class _Region:
     """All accesses to one memory.
 
-    The number of pairs is quadratic. Candidates are found with array comparisons of bounding boxes, and pairs that
-    share at most one loop, which is nearly all of a deep model, are reduced to the last access of each engine.
+    The number of pairs is quadratic. Candidates are therefore found by array comparisons of bounding boxes, and pairs
+    that share at most one loop, nearly all pairs of a deep model, are reduced to the last access of each engine.
     """
 
     def __init__(self, accesses: Sequence[tuple[_Access, tuple[int, int, int, int]]]) -> None:
         self._accesses = [access for access, _ in accesses]
         self._hulls = np.array([hull for _, hull in accesses], np.int64)
         self._writes = np.array([access.writes for access in self._accesses])
-        self._order = np.array([access.here.order for access in self._accesses])
+        self._order = np.array([access.indexed.order for access in self._accesses])
         engines = list(Engine)
-        self._engine = np.array([engines.index(access.here.instruction.engine) for access in self._accesses])
-        # Loops by identity, so that how many two instructions share can be counted for all pairs at once.
-        depth = max((len(access.here.loops) for access in self._accesses), default=0)
+        self._engine = np.array([engines.index(access.indexed.instruction.engine) for access in self._accesses])
+        # The identities of each access's loops: the number of common loops is then computed for all pairs at once.
+        depth = max((len(access.indexed.loops) for access in self._accesses), default=0)
         self._paths = np.zeros((len(self._accesses), depth), np.int64)
         for number, access in enumerate(self._accesses):
-            self._paths[number, : len(access.here.loops)] = [id(loop) for loop in access.here.loops]
+            self._paths[number, : len(access.indexed.loops)] = [id(loop) for loop in access.indexed.loops]
 
-    def keep_order(self) -> None:
+    def add_waits(self) -> None:
+        """Add the waits that keep the program order of dependent accesses."""
         for number, later in enumerate(self._accesses):
-            rivals = np.flatnonzero(self._rivals(number))
-            if not len(rivals):
+            conflicts = np.flatnonzero(self._conflicts(number))
+            if not len(conflicts):
                 continue
-            common = self._common(number, rivals)
-            for kind in (self._order[rivals] < later.here.order, self._order[rivals] >= later.here.order):
-                self._far(later, rivals[kind & (common <= 1)], common[kind & (common <= 1)])
-                for rival, shared in zip(rivals[kind & (common > 1)], common[kind & (common > 1)], strict=True):
-                    _keep(later, self._accesses[rival], int(shared))
+            common = self._common(number, conflicts)
+            for in_order in (
+                self._order[conflicts] < later.indexed.order,
+                self._order[conflicts] >= later.indexed.order,
+            ):
+                self._wait_for_last(later, conflicts[in_order & (common <= 1)], common[in_order & (common <= 1)])
+                for conflict, shared in zip(
+                    conflicts[in_order & (common > 1)], common[in_order & (common > 1)], strict=True
+                ):
+                    _add_wait(later, self._accesses[conflict], int(shared))
 
-    def _rivals(self, number: int) -> Array:
+    def _conflicts(self, number: int) -> Array:
+        """A mask of the accesses that may conflict with an access: other engine, overlapping box, one of them a
+        write."""
         lane, last_lane, low, high = self._hulls[number]
         mask: Array = (self._hulls[:, 0] < last_lane) & (lane < self._hulls[:, 1])
         mask &= (self._hulls[:, 2] < high) & (low < self._hulls[:, 3])
         mask &= self._engine != self._engine[number]
         return mask if self._writes[number] else mask & self._writes
 
-    def _common(self, number: int, rivals: Array) -> Array:
-        same = (self._paths[rivals] == self._paths[number]) & (self._paths[number] != 0)
+    def _common(self, number: int, conflicts: Array) -> Array:
+        """The number of loops that each of these accesses shares with an access."""
+        same = (self._paths[conflicts] == self._paths[number]) & (self._paths[number] != 0)
         common: Array = np.cumprod(same, axis=1).sum(axis=1)
         return common
 
-    def _far(self, later: _Access, rivals: Array, common: Array) -> None:
-        """Of each engine's accesses with as many common loops, the last in the text stands for all that are known only
-        to overlap: an engine runs in order, so that its last instruction implies those before."""
+    def _wait_for_last(self, later: _Access, conflicts: Array, common: Array) -> None:
+        """Add waits for accesses with at most one common loop. Among accesses of an engine for which only the overlap
+        is known, the last in the program text represents all: an engine completes in order, so that a wait for its last
+        instruction implies those before."""
         for shared in np.unique(common):
-            alike = rivals[common == shared]
-            plain = [each for each in alike if not shared or self._is_plain(later, self._accesses[each])]
+            same_depth = conflicts[common == shared]
+            reducible = [
+                number for number in same_depth if not shared or self._only_overlap_known(later, self._accesses[number])
+            ]
             last: dict[int, int] = {}
-            for each in sorted(plain, key=lambda each: self._order[each]):
-                last[self._engine[each]] = each
-            for each in sorted({*last.values(), *alike} - (set(plain) - set(last.values()))):
-                _keep(later, self._accesses[each], int(shared))
+            for number in sorted(reducible, key=lambda number: self._order[number]):
+                last[self._engine[number]] = number
+            for number in sorted({*last.values(), *same_depth} - (set(reducible) - set(last.values()))):
+                _add_wait(later, self._accesses[number], int(shared))
 
-    def _is_plain(self, one: _Access, other: _Access) -> bool:
-        places = (one.place, other.place)
+    def _only_overlap_known(self, access: _Access, other: _Access) -> bool:
+        places = (access.place, other.place)
         return not any(place.offset.turns for place in places) and not all(
             place.offset.terms and place.offset.terms[0][0] == 0 for place in places
         )
 
 
-def _keep(later: _Access, earlier: _Access, common: int) -> None:
-    """Make `later` wait for the last time before it that `earlier` ran and may have touched the same bytes."""
-    comes_first, engine = earlier.here.order < later.here.order, earlier.here.instruction.engine
-    ago = _turns_ago(earlier, later, common)
-    if ago is not None:
-        if ago:
-            later.here.wait(engine, earlier.here.done_ago(common, min(ago)))
+def _add_wait(later: _Access, earlier: _Access, common: int) -> None:
+    """Make `later` wait for the last execution of `earlier` before it that may have accessed the same bytes.
+
+    - Tiles that rotate together: the number of iterations since the buffer was last used is known.
+    - `earlier` comes first in the text: its last execution in the current iteration of the common loops.
+    - Otherwise: its execution in the previous iteration, of the innermost common loop whose iterations may overlap."""
+    comes_first, engine = earlier.indexed.order < later.indexed.order, earlier.indexed.instruction.engine
+    distances = _iterations_ago(earlier, later, common)
+    if distances is not None:
+        if distances:
+            later.indexed.wait(engine, earlier.indexed.done_ago(common, min(distances)))
     elif comes_first:
-        later.here.wait(engine, earlier.here.done_ago(common, 0))
+        later.indexed.wait(engine, earlier.indexed.done_ago(common, 0))
     else:
         level = common
-        while level and _apart_in_turns(earlier, later, level - 1):
+        while level and _disjoint_between_iterations(earlier, later, level - 1):
             level -= 1
         if level:
-            later.here.wait(engine, earlier.here.done_ago(level, 1))
+            later.indexed.wait(engine, earlier.indexed.done_ago(level, 1))
 
 
-def _turns_ago(earlier: _Access, later: _Access, common: int) -> set[int] | None:
-    """For tiles with several buffers: how many iterations ago `earlier` may have touched the buffer that `later`
-    touches, within one rotation of the buffers. None where the two do not rotate together."""
-    one, other = earlier.turn, later.turn
-    if one is None or other is None or one.count != other.count or not _comparable(earlier.place, later.place):
+def _iterations_ago(earlier: _Access, later: _Access, common: int) -> set[int] | None:
+    """For rotating tiles: the possible numbers of iterations, within one rotation, since `earlier` accessed the buffer
+    that `later` accesses. None if the two accesses do not rotate together.
+
+    With n buffers, iteration i uses buffer i modulo n in both accesses, so that each pair of buffers with overlapping
+    spans gives a distance modulo n. The caller waits for the smallest distance, the most recent conflicting execution;
+    older ones have completed by then, because an engine runs in order.
+    """
+    rotation, other_rotation = earlier.rotation, later.rotation
+    if (
+        rotation is None
+        or other_rotation is None
+        or rotation.count != other_rotation.count
+        or not _comparable(earlier.place, later.place)
+    ):
         return None
-    if common not in earlier.counts_on or common not in later.counts_on:
+    if common not in earlier.rotating_depths or common not in later.rotating_depths:
         return None
-    (low, high), (start, end) = earlier.span, later.span
-    ago = {
-        (second - other.of.base - first + one.of.base) % one.count
-        for first in range(one.count)
-        for second in range(one.count)
-        if low + one.step * first < end + other.step * second and start + other.step * second < high + one.step * first
+    (earlier_low, earlier_high), (later_low, later_high) = earlier.span, later.span
+    distances = {
+        (other_buffer - other_rotation.of.base - buffer + rotation.of.base) % rotation.count
+        for buffer in range(rotation.count)
+        for other_buffer in range(rotation.count)
+        if earlier_low + rotation.step * buffer < later_high + other_rotation.step * other_buffer
+        and later_low + other_rotation.step * other_buffer < earlier_high + rotation.step * buffer
     }
-    return ago if earlier.here.order < later.here.order else {turns or one.count for turns in ago}
+    return (
+        distances
+        if earlier.indexed.order < later.indexed.order
+        else {distance or rotation.count for distance in distances}
+    )
 
 
-def _comparable(one: Place, other: Place) -> bool:
-    """True if both offsets have the same unit and origin."""
-    if isinstance(one, Far) and isinstance(other, Far):
-        return (one.buffer, one.dtype) == (other.buffer, other.dtype) and not one.rows and not other.rows
-    return isinstance(one, Tile) and isinstance(other, Tile)
+def _comparable(first: Place, second: Place) -> bool:
+    """True if both offsets have the same unit and the same origin."""
+    if isinstance(first, Far) and isinstance(second, Far):
+        return (first.buffer, first.dtype) == (second.buffer, second.dtype) and not first.rows and not second.rows
+    return isinstance(first, Tile) and isinstance(second, Tile)
 
 
 def _span(place: Place, offset: Affine, counts: Sequence[int]) -> tuple[int, int]:
-    """The range that it may touch, in bytes of a partition or in elements of a buffer."""
+    """The range of an access: bytes of a partition, or elements of a buffer."""
     low, high = offset.bounds(counts)
     if isinstance(place, Tile):
         return low + place.reach[0], high + place.reach[1]
@@ -193,61 +231,68 @@ def _span(place: Place, offset: Affine, counts: Sequence[int]) -> tuple[int, int
     return low + first, high + last + 1
 
 
-def _apart_in_turns(earlier: _Access, later: _Access, depth: int) -> bool:
-    """True if different iterations of the loop at this depth never touch the same bytes: both places move by the same
-    step, and together they are no longer than it."""
-    one, other = earlier.place, later.place
-    if one.offset.turns or other.offset.turns or not _comparable(one, other):
+def _disjoint_between_iterations(earlier: _Access, later: _Access, depth: int) -> bool:
+    """True if different iterations of the loop at a depth never access the same bytes: both places advance by the same
+    step, and their combined range within an iteration is not longer than that step."""
+    earlier_place, later_place = earlier.place, later.place
+    if earlier_place.offset.turns or later_place.offset.turns or not _comparable(earlier_place, later_place):
         return False
-    steps = [dict(place.offset.terms) for place in (one, other)]
-    if any(steps[0].get(at, 0) != steps[1].get(at, 0) for at in range(depth + 1)) or not steps[0].get(depth):
+    steps = [dict(place.offset.terms) for place in (earlier_place, later_place)]
+    if any(steps[0].get(outer, 0) != steps[1].get(outer, 0) for outer in range(depth + 1)) or not steps[0].get(depth):
         return False
     ends = []
-    for access, place in ((earlier, one), (later, other)):
+    for access, place in ((earlier, earlier_place), (later, later_place)):
         inner = Affine(place.offset.base, tuple(term for term in place.offset.terms if term[0] > depth))
-        ends.append(_span(place, inner, access.here.counts))
+        ends.append(_span(place, inner, access.indexed.counts))
     return max(high for _, high in ends) - min(low for low, _ in ends) <= abs(steps[0][depth])
 
 
 def _by_region(
-    everything: Sequence[IndexedInstruction], program: Program
+    instructions: Sequence[IndexedInstruction], program: Program
 ) -> Iterator[list[tuple[_Access, tuple[int, int, int, int]]]]:
     regions: dict[object, list[tuple[_Access, tuple[int, int, int, int]]]] = defaultdict(list)
-    for here in everything:
-        for writes, places in ((True, here.instruction.written()), (False, here.instruction.read())):
+    for instruction in instructions:
+        for writes, places in ((True, instruction.instruction.written()), (False, instruction.instruction.read())):
             for place in places:
-                access = _Access(here, place, writes)
+                access = _Access(instruction, place, writes)
                 regions["hbm" if isinstance(place, Far) else place.memory].append((access, access.hull(program)))
     yield from regions.values()
 
 
-def _with_waits(body: Sequence[Step], everything: Iterator[IndexedInstruction]) -> Iterator[Step]:
+def _with_waits(body: Sequence[Step], instructions: Iterator[IndexedInstruction]) -> Iterator[Step]:
     for step in body:
         if isinstance(step, Loop):
-            yield Loop(step.count, tuple(_with_waits(step.body, everything)))
+            yield Loop(step.count, tuple(_with_waits(step.body, instructions)))
         else:
-            waits = next(everything).waits
+            waits = next(instructions).waits
             yield step.after(*(Wait(engine, done) for engine in Engine for done in waits.get(engine, ())))
 
 
-_PASSES: Final = 2  # the first does not know yet what later text contributes from the iteration before
-_PIECES: Final = 8  # boxes of one instruction's iterations in which the instruction that it waits for is looked up
-_ATTEMPTS: Final = 16  # splits of a box until one fact proves each part
-_AT_MOST: Final = 16  # facts kept about one engine; more are found rarely and cost quadratic time
+# Elimination of redundant waits. A wait is redundant if the engine already knows that the count has been reached. A
+# fact states that an engine has completed at least a count of instructions, in a box of iterations. An engine learns
+# facts from its own waits, and from the instruction that it waited for: the facts that the other engine knew after that
+# instruction hold too (transitivity of happens-before). Facts only grow along an engine's instructions, since counts
+# never decrease. A wait is removed only if other waits prove it, so that the order of the program is unchanged; a
+# fact that is not found costs a redundant wait, never correctness.
+_PASSES: Final = 2  # the first pass lacks the facts that later text contributes through the previous iteration
+_PIECES: Final = 8  # boxes of an instruction's iterations in which the awaited instruction is searched
+_ATTEMPTS: Final = 16  # splits of a box in the search for facts that prove a claim in each part
+_AT_MOST: Final = 16  # facts kept per engine; more are rarely useful, and cost quadratic time
 _NUMBER: Final = {engine: number for number, engine in enumerate(Engine)}
 
 
 def eliminate_redundant_waits(program: Program) -> Program:
-    """The same program without the waits that others imply."""
+    """Remove the waits of a program that other waits imply."""
     walk = _Walk(program.body)
     for _ in range(_PASSES):
-        body = walk.through()
+        body = walk.run()
     return replace(program, body=body)
 
 
 @dataclass(frozen=True, eq=False)
 class _Facts:
-    """Each row: an engine has completed at least so many instructions, in a box of iterations; sorted by engine."""
+    """Facts, one per row and sorted by engine: the engine has completed at least `forms` instructions, in a box of
+    iterations."""
 
     engines: Array
     forms: Array
@@ -261,9 +306,10 @@ class _Facts:
     def take(self, rows: Array | slice) -> "_Facts":
         return _Facts(self.engines[rows], self.forms[rows], Iterations(self.box.low[rows], self.box.high[rows]))
 
-    def carried(self, indices: Array, box: Iterations) -> "_Facts":
-        """The facts as seen from iterations of other loops; `indices` are the own loops' indices as affine numbers of
-        those. Facts that do not hold in all these iterations are dropped."""
+    def translated(self, indices: Array, box: Iterations) -> "_Facts":
+        """The facts in terms of other loops. `indices` are the indices of these facts' loops as affine numbers of the
+        other loops' indices. A fact's box is translated if an index differs from another by a constant; otherwise the
+        fact is dropped unless it holds in all iterations of `box`."""
         forms = self.forms[:, : len(indices)] @ indices
         forms[:, -1] += self.forms[:, -1]
         low, high = (np.repeat(bound[None], len(forms), 0) for bound in (box.low, box.high))
@@ -271,82 +317,84 @@ class _Facts:
         holds = np.ones(len(forms), np.bool_)
         for loop in range(len(indices)):
             first, last = self.box.low[:, loop], self.box.high[:, loop]
-            (others,) = indices[loop, :-1].nonzero()
-            if len(others) == 1 and indices[loop, others[0]] == 1:
-                other, base = others[0], indices[loop, -1]
-                low[:, other] = np.maximum(low[:, other], first - base)
-                high[:, other] = np.minimum(high[:, other], last - base)
+            (sources,) = indices[loop, :-1].nonzero()
+            if len(sources) == 1 and indices[loop, sources[0]] == 1:
+                source, base = sources[0], indices[loop, -1]
+                low[:, source] = np.maximum(low[:, source], first - base)
+                high[:, source] = np.minimum(high[:, source], last - base)
             else:
                 holds &= (first <= least[loop]) & (most[loop] <= last)
         return _Facts(self.engines, forms, Iterations(low, high)).take(holds & (low <= high).all(1))
 
     def imply(self, claims: "_Facts", box: Iterations) -> Array:
-        """The claims that are proved in the whole box. Most are proved by a single fact."""
-        always = self.take(np.all((self.box.low <= box.low) & (box.high <= self.box.high), axis=1))
-        enough = box.least(always.forms - claims.forms[:, None]) >= 0
-        implied: Array = np.any(enough & (always.engines == claims.engines[:, None]), axis=1)
+        """A mask of the claims that the facts prove in the whole box. Most are proved by a single fact."""
+        everywhere = self.take(np.all((self.box.low <= box.low) & (box.high <= self.box.high), axis=1))
+        proves = box.least(everywhere.forms - claims.forms[:, None]) >= 0
+        implied: Array = np.any(proves & (everywhere.engines == claims.engines[:, None]), axis=1)
         for row in np.flatnonzero(~implied):
-            own = self.take(slice(*np.searchsorted(self.engines, claims.engines[row] + (0, 1))))
-            implied[row] = own._imply_in_parts(claims.forms[row], box)
+            same_engine = self.take(slice(*np.searchsorted(self.engines, claims.engines[row] + (0, 1))))
+            implied[row] = same_engine._imply_in_parts(claims.forms[row], box)
         return implied
 
     def _imply_in_parts(self, form: Array, box: Iterations) -> bool:
-        """Cover the iterations with facts: each proves the claim in a box, and the rest is split into boxes."""
-        rest = [box]
+        """True if several facts together prove a claim. Each proves it in a box; the remaining iterations are split
+        into boxes, until none is left or the attempts are used up."""
+        remaining = [box]
         for _ in range(_ATTEMPTS):
-            while rest and rest[-1].reach(form)[1] <= 0:
-                rest.pop()
-            if not rest:
+            while remaining and remaining[-1].reach(form)[1] <= 0:
+                remaining.pop()
+            if not remaining:
                 return True
-            here = rest.pop()
-            both = Iterations(np.maximum(self.box.low, here.low), np.minimum(self.box.high, here.high))
-            enough = (both.low <= both.high).all(1) & (both.least(self.forms - form) >= 0)
-            if not enough.any():
+            part = remaining.pop()
+            overlap = Iterations(np.maximum(self.box.low, part.low), np.minimum(self.box.high, part.high))
+            proves = (overlap.low <= overlap.high).all(1) & (overlap.least(self.forms - form) >= 0)
+            if not proves.any():
                 return False
-            widest = int(np.argmax(np.where(enough, (both.high - both.low + 1.0).prod(1), 0)))
-            rest += here.without(Iterations(both.low[widest], both.high[widest]))
+            widest = int(np.argmax(np.where(proves, (overlap.high - overlap.low + 1.0).prod(1), 0)))
+            remaining += part.without(Iterations(overlap.low[widest], overlap.high[widest]))
         return False
 
     def by_engine(self) -> "_Facts":
         return self.take(np.argsort(self.engines, kind="stable"))
 
-    def needed(self) -> "_Facts":
-        """Drop facts that another one implies; of too many, keep those that hold in the most iterations."""
+    def without_implied(self) -> "_Facts":
+        """Drop facts that others imply. Of too many facts, keep those that hold in the most iterations."""
         facts = self.take(self.box.most(self.forms) > 0).by_engine()
         starts = [0, *(np.flatnonzero(np.diff(facts.engines)) + 1), len(facts.engines)]
-        kept = np.ones(len(facts.engines), np.bool_)
+        is_needed = np.ones(len(facts.engines), np.bool_)
         for start, end in pairwise(starts):
             if end - start > 1:
-                kept[start:end] = _needed(facts.take(slice(start, end)))
-        return facts.take(kept)
+                is_needed[start:end] = _not_implied(facts.take(slice(start, end)))
+        return facts.take(is_needed)
 
 
-def _needed(facts: _Facts) -> Array:
+def _not_implied(facts: _Facts) -> Array:
+    """A mask of the facts about one engine that no other fact implies (larger box, greater count)."""
     low, high = facts.box.low, facts.box.high
-    inside = ((low[:, None] >= low) & (high[:, None] <= high)).all(2)
-    less = Iterations(low[:, None], high[:, None]).least(facts.forms - facts.forms[:, None]) >= 0
-    worse = inside & less
-    worse &= ~(worse.T & np.tri(len(low), dtype=np.bool_).T)  # of equal ones the first stays
-    kept: Array = np.logical_not(worse.any(1))
-    if kept.sum() > _AT_MOST:
-        widest = np.argsort(np.where(kept, -(high - low + 1.0).prod(1), 1), kind="stable")
-        kept[widest[_AT_MOST:]] = False
-    return kept
+    contained = ((low[:, None] >= low) & (high[:, None] <= high)).all(2)
+    not_greater = Iterations(low[:, None], high[:, None]).least(facts.forms - facts.forms[:, None]) >= 0
+    implied = contained & not_greater
+    implied &= ~(implied.T & np.tri(len(low), dtype=np.bool_).T)  # the first of equal facts is kept
+    is_needed: Array = np.logical_not(implied.any(1))
+    if is_needed.sum() > _AT_MOST:
+        widest = np.argsort(np.where(is_needed, -(high - low + 1.0).prod(1), 1), kind="stable")
+        is_needed[widest[_AT_MOST:]] = False
+    return is_needed
 
 
-def _joined(several: Sequence[_Facts]) -> _Facts:
+def _joined(parts: Sequence[_Facts]) -> _Facts:
     return _Facts(
-        np.concatenate([each.engines for each in several]),
-        np.concatenate([each.forms for each in several]),
+        np.concatenate([facts.engines for facts in parts]),
+        np.concatenate([facts.forms for facts in parts]),
         Iterations(
-            np.concatenate([each.box.low for each in several]),
-            np.concatenate([each.box.high for each in several]),
+            np.concatenate([facts.box.low for facts in parts]),
+            np.concatenate([facts.box.high for facts in parts]),
         ),
     )
 
 
 class _Walk:
-    """A pass over the program in program order, with the facts that each engine knows."""
+    """Passes over a program in program order, with the facts that each engine knows."""
 
     def __init__(self, body: tuple[Step, ...]) -> None:
         self._body = body
@@ -357,12 +405,12 @@ class _Walk:
             np.zeros((0, self._depth + 1), np.int64),
             Iterations(*np.zeros((2, 0, self._depth), np.int64)),
         )
-        self._after: dict[int, _Facts] = {}  # by the order in the text
-        self._at_end: dict[tuple[int, Engine], _Facts] = {}  # of a turn of a loop
+        self._after: dict[int, _Facts] = {}  # by the instruction's order in the program text
+        self._after_iteration: dict[tuple[int, Engine], _Facts] = {}  # by loop: after an iteration
 
-    def through(self) -> tuple[Step, ...]:
+    def run(self) -> tuple[Step, ...]:
         self._order = 0
-        self._now = dict.fromkeys(Engine, self._nothing)
+        self._known = dict.fromkeys(Engine, self._nothing)
         self._loops = 0
         return self._walk(self._body, Iterations(*np.zeros((2, self._depth), np.int64)), 0)
 
@@ -376,42 +424,44 @@ class _Walk:
         inside = Iterations(outside.low, outside.high.copy())
         inside.high[depth] = loop.count - 1
         engines = counted(loop.body)
-        same = np.eye(self._depth, self._depth + 1, dtype=np.int64)
-        a_turn_ago, last = same[: depth + 1].copy(), same[: depth + 1].copy()
-        a_turn_ago[depth, -1] = -1
+        identity = np.eye(self._depth, self._depth + 1, dtype=np.int64)
+        previous_iteration, last = identity[: depth + 1].copy(), identity[: depth + 1].copy()
+        previous_iteration[depth, -1] = -1
         last[depth], last[depth, -1] = 0, loop.count - 1
         for engine in engines:
-            self._now[engine] = self._now[engine].carried(same[:depth], inside)
-            if (number, engine) in self._at_end:
-                later = self._at_end[number, engine].carried(a_turn_ago, inside)
-                self._now[engine] = _joined([self._now[engine], later]).needed()
+            self._known[engine] = self._known[engine].translated(identity[:depth], inside)
+            if (number, engine) in self._after_iteration:
+                previous = self._after_iteration[number, engine].translated(previous_iteration, inside)
+                self._known[engine] = _joined([self._known[engine], previous]).without_implied()
         body = self._walk(loop.body, inside, depth + 1)
         for engine in engines:
-            self._at_end[number, engine] = self._now[engine]
-            self._now[engine] = self._now[engine].carried(last, outside)
+            self._after_iteration[number, engine] = self._known[engine]
+            self._known[engine] = self._known[engine].translated(last, outside)
         return Loop(loop.count, body)
 
     def _instruction(self, step: Instruction, box: Iterations) -> Instruction:
-        known, order = self._now[step.engine], self._order
+        known, order = self._known[step.engine], self._order
         claims = [_Facts.of(wait, box) for wait in step.waits]
-        new = [row for row, implied in enumerate(known.imply(_joined([self._nothing, *claims]), box)) if not implied]
-        gained = {row: _joined([claims[row], *self._taken_over(step.waits[row], box)]) for row in new}
-        for row in new:
-            others = _joined([known, *(facts for other, facts in gained.items() if other != row)])
-            if others.by_engine().imply(claims[row], box).all():
-                del gained[row]
-        if gained:
-            self._now[step.engine] = _joined([known, *gained.values()]).needed()
-        self._after[order] = self._now[step.engine]
+        not_implied = [
+            row for row, implied in enumerate(known.imply(_joined([self._nothing, *claims]), box)) if not implied
+        ]
+        learned = {row: _joined([claims[row], *self._inherited(step.waits[row], box)]) for row in not_implied}
+        for row in not_implied:
+            other_facts = _joined([known, *(facts for other_row, facts in learned.items() if other_row != row)])
+            if other_facts.by_engine().imply(claims[row], box).all():
+                del learned[row]
+        if learned:
+            self._known[step.engine] = _joined([known, *learned.values()]).without_implied()
+        self._after[order] = self._known[step.engine]
         self._order += 1
-        return step.after(*(step.waits[row] for row in gained))
+        return step.after(*(step.waits[row] for row in learned))
 
-    def _taken_over(self, wait: Wait, box: Iterations) -> Iterator[_Facts]:
-        """The facts that the awaited instruction's engine knew after it."""
+    def _inherited(self, wait: Wait, box: Iterations) -> Iterator[_Facts]:
+        """The facts that the awaited engine knew after the awaited instruction."""
         last = plus(form_of(wait.done, len(box.low)), -1)
         for found in islice(self._streams[wait.engine].find(last, box), _PIECES):
             if found.order in self._after:
-                yield self._after[found.order].carried(found.indices, found.box)
+                yield self._after[found.order].translated(found.indices, found.box)
 
 
 def _depth(body: Sequence[Step]) -> int:

@@ -173,7 +173,7 @@ def test_every_element_has_a_rank_or_the_share_is_refused(
     share = Share(parts * group, parts, slots, length)
     rooms = uneven((share,), degree)
     if not share.is_possible(degree):
-        with pytest.raises(IllTyped, match="cannot be cut"):
+        with pytest.raises(IllTyped, match="cannot be divided into"):
             RankSlice(0, 1, (share.size,), (parts,), degree, *rooms).infer(TensorType((share.size,), F32))
         return
     piece, whole = Sharding(0, (share.size,), (parts,), *rooms), np.arange(1.0, share.size + 1)
@@ -184,7 +184,7 @@ def test_every_element_has_a_rank_or_the_share_is_refused(
 
 
 def test_equal_shares_have_one_spelling() -> None:
-    with pytest.raises(IllTyped, match="cannot be cut"):
+    with pytest.raises(IllTyped, match="cannot be divided into"):
         RankSlice(0, 1, (8,), (2,), 2, (1,), (4,)).infer(TensorType((8,), F32))
 
 

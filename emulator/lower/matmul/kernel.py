@@ -1,7 +1,7 @@
 """Matmul kernel: matmuls that read the same rows, emitted together, so that the rows are loaded and transposed once.
 
-`tiling` chooses how the work is cut. Matmuls whose results meet in one elementwise node form an output group: the same
-columns of all of them are in SBUF together, so that only the result of that node is stored.
+`tiling` selects the loop order and the tile sizes. Matmuls whose results are operands of one elementwise node form an
+output group: the same columns of all of them are in SBUF together, so that only the result of that node is stored.
 """
 
 from collections.abc import Sequence
@@ -35,57 +35,62 @@ from nxpipe.emulator.lower.view import View
 
 @dataclass(frozen=True)
 class MatmulKernel:
+    """One matmul kernel: rows times the weights of all output groups."""
+
     k: Kernel
     rows: LoadableRows
-    parts: tuple[OutputGroup, ...]
-    first: Affine | int = 0  # row of the epilogues' views that row 0 of this kernel is
+    groups: tuple[OutputGroup, ...]
+    first: Affine | int = 0  # the row of the epilogues' views that corresponds to row 0
 
     def write(self) -> None:
         if not self.rows.shape[0]:
             return
         note = self.k.note
         if self.rows.shape[1]:
-            for parts, tiling in self._plan:
+            for groups, tiling in self._plan:
                 self.k.note = note
-                replace(self, parts=parts)._write(tiling)
+                replace(self, groups=groups)._write(tiling)
         else:
-            for part in self.parts:
-                _Columns(self, part, (0, part.columns)).write_empty_sums()
+            for group in self.groups:
+                _Columns(self, group, (0, group.columns)).write_empty_sums()
         self.k.note = note
 
     @property
     def ns(self) -> float:
-        """Expected time."""
+        """Expected time in ns."""
         return sum(tiling.ns for _, tiling in self._plan)
 
     @cached_property
     def _plan(self) -> list[tuple[tuple[OutputGroup, ...], Tiling]]:
-        """Output groups with their tilings: all groups in one kernel, or each in its own where that is cheaper.
+        """Output groups with their tilings: all groups in one kernel, or one kernel per group if that is cheaper.
 
-        Together they share the loads of rows, but also SBUF, so that blocks are smaller.
+        A common kernel loads rows once for all groups, but the groups share SBUF, so that their weight blocks are
+        smaller.
         """
-        parts = tuple(part for part in self.parts if part.columns)
-        if not parts:
+        groups = tuple(group for group in self.groups if group.columns)
+        if not groups:
             return []
-        core, budget = self.k.core, self.k.left(Memory.SBUF)
-        together = cheapest_tiling(core, budget, self.rows, [part.sizes for part in parts])
+        core, budget = self.k.core, self.k.free_bytes(Memory.SBUF)
+        together = cheapest_tiling(core, budget, self.rows, [group.sizes for group in groups])
         alone = (
-            [cheapest_tiling(core, budget, self.rows, [part.sizes]) for part in parts] if len(parts) > 1 else [together]
+            [cheapest_tiling(core, budget, self.rows, [group.sizes]) for group in groups]
+            if len(groups) > 1
+            else [together]
         )
         if sum(tiling.ns for tiling in alone) < together.ns:
-            return [((part,), tiling) for part, tiling in zip(parts, alone, strict=True)]
-        return [(parts, together)]
+            return [((group,), tiling) for group, tiling in zip(groups, alone, strict=True)]
+        return [(groups, together)]
 
     def _write(self, tiling: Tiling) -> None:
         self.k.tilings.append(tiling)
         with self.k.scope():
-            fill = self._noted(self.rows.begin())
+            fill = self._with_note(self.rows.begin())
             if tiling.weight_stationary:
                 self._weight_stationary(tiling, fill)
             else:
                 self._activation_stationary(tiling, fill)
 
-    def _noted(self, fill: LoadRows) -> LoadRows:
+    def _with_note(self, fill: LoadRows) -> LoadRows:
         note = self.k.note
 
         def noted(transposed: Block, rows: Span) -> None:
@@ -95,189 +100,200 @@ class MatmulKernel:
         return noted
 
     def _activation_stationary(self, tiling: Tiling, fill: LoadRows) -> None:
+        """Rows stay in SBUF while the weight blocks of all groups stream past them."""
         k = self.k
         for rows in k.spans(self.rows.shape[0], tiling.height):
             with k.scope():
                 transposed = self.rows.block(rows[1], 1)
                 with k.scope():
                     fill(transposed, rows)
-                for part, piece in zip(self.parts, tiling.pieces, strict=True):
-                    for columns in k.spans(part.columns, piece.width):
+                for group, tile_shape in zip(self.groups, tiling.pieces, strict=True):
+                    for columns in k.spans(group.columns, tile_shape.width):
                         with k.scope():
-                            _Columns(self, part, columns).write(transposed, rows, piece)
+                            _Columns(self, group, columns).write(transposed, rows, tile_shape)
 
     def _weight_stationary(self, tiling: Tiling, fill: LoadRows) -> None:
-        """Only a single output group may be cut into blocks of columns."""
-        k, (first, *others) = self.k, self.parts
+        """Weights stay in SBUF while rows stream past them. Only a single output group may be cut into column
+        blocks."""
+        k, (first, *others) = self.k, self.groups
         for columns in k.spans(first.columns, tiling.pieces[0].width):
             with k.scope():
-                places = [_Columns(self, first, columns), *(_Columns(self, part, (0, part.columns)) for part in others)]
-                ready = [place.begin(1 + tiling.prefetch) for place in places]
+                column_spans = [
+                    _Columns(self, first, columns),
+                    *(_Columns(self, group, (0, group.columns)) for group in others),
+                ]
+                loaded = [span.begin(1 + tiling.prefetch) for span in column_spans]
                 for rows in k.spans(self.rows.shape[0], tiling.height):
                     with k.scope():
                         transposed = self.rows.block(rows[1], tiling.buffers)
                         with k.scope():
                             fill(transposed, rows)
-                        for each in ready:
-                            each.write(transposed, rows)
+                        for span in loaded:
+                            span.write(transposed, rows)
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """Some columns of an output group."""
+    """A span of columns of an output group."""
 
-    products: MatmulKernel
-    part: OutputGroup
+    kernel: MatmulKernel
+    group: OutputGroup
     columns: Span
 
     @property
     def k(self) -> Kernel:
-        return self.products.k
+        return self.kernel.k
 
     def begin(self, buffers: int) -> "_LoadedColumns":
-        """Load their weights and biases, the whole contraction axis."""
-        self.k.note = self.part.note
-        return _LoadedColumns(self, self.common(buffers), self.weights(Affine(), self.products.rows.shape[1], buffers))
+        """Load the weights, over the whole contraction axis, and the biases."""
+        self.k.note = self.group.note
+        return _LoadedColumns(self, self.outputs(buffers), self.weights(Affine(), self.kernel.rows.shape[1], buffers))
 
-    def write(self, transposed: Block, rows: Span, piece: TileShape) -> None:
-        self.k.note = self.part.note
-        if piece.slab < chunks_of(self.products.rows.shape[1]):
-            self._write_in_slabs(transposed, rows, piece.slab)
+    def write(self, transposed: Block, rows: Span, tile_shape: TileShape) -> None:
+        self.k.note = self.group.note
+        if tile_shape.slab < chunks_of(self.kernel.rows.shape[1]):
+            self._write_in_slabs(transposed, rows, tile_shape.slab)
         else:
             self.begin(2).write(transposed, rows)
 
     def _write_in_slabs(self, transposed: Block, rows: Span, slab: int) -> None:
-        """All partial sums stay in PSUM until the last slab of the weights. The search admits few, so their loop is
-        unrolled."""
+        """Multiply slab by slab of the contraction axis. All partial sums stay in PSUM until the last slab (one
+        accumulation group each). The tiling search limits their number, so that the loop over them is unrolled."""
         k, height, width = self.k, rows[1], self.columns[1]
-        tiles, banks, common = chunks_of(height), -(-width // BANK), self.common(2)
-        buffers = psum_buffers(len(self.part.factors) * tiles * banks)
-        waiting = [k.psum(min(height, PARTITIONS), tiles, banks, BANK, buffers=buffers) for _ in self.part.factors]
-        rows_of = [(tile, min(height - tile * PARTITIONS, PARTITIONS)) for tile in range(tiles)]
-        wide_of = [min(width - bank * BANK, BANK) for bank in range(banks)]
-        for chunk, depth in each_slab(k, self.products.rows.shape[1], slab):
+        tiles, banks, outputs = chunks_of(height), -(-width // BANK), self.outputs(2)
+        buffers = psum_buffers(len(self.group.operands) * tiles * banks)
+        partial_sums = [
+            k.psum(min(height, PARTITIONS), tiles, banks, BANK, buffers=buffers) for _ in self.group.operands
+        ]
+        row_tiles = [(tile, min(height - tile * PARTITIONS, PARTITIONS)) for tile in range(tiles)]
+        bank_widths = [min(width - bank * BANK, BANK) for bank in range(banks)]
+        for chunk, depth in each_slab(k, self.kernel.rows.shape[1], slab):
             with k.scope():
                 weights = self.weights(chunk, depth, 2)
-                for (tile, count), (bank, wide) in product(rows_of, enumerate(wide_of)):
-                    for block, weight in zip(waiting, weights, strict=True):
-                        sums = block.cut(count, (tile, 1), (bank, 1), (0, wide))
-                        row, column = (tile * PARTITIONS, count), (bank * BANK, wide)
+                for (tile, count), (bank, bank_width) in product(row_tiles, enumerate(bank_widths)):
+                    for block, weight in zip(partial_sums, weights, strict=True):
+                        sums = block.cut(count, (tile, 1), (bank, 1), (0, bank_width))
+                        row, column = (tile * PARTITIONS, count), (bank * BANK, bank_width)
                         emit_matmuls(k, sums, transposed, weight, chunk, row, column, depth)
-        for (tile, count), left in product(rows_of, range(0, width, STRIP)):
+        for (tile, count), left in product(row_tiles, range(0, width, STRIP)):
             with k.scope():
                 strip = (left, min(width - left, STRIP))
-                made = common.made(count, strip[1])
-                for number, block in enumerate(waiting):
+                out_tiles = outputs.allocate(count, strip[1])
+                for number, block in enumerate(partial_sums):
                     for bank in range(left // BANK, -(-(left + strip[1]) // BANK)):
-                        sums = block.cut(count, (tile, 1), (bank, 1), (0, wide_of[bank]))
-                        place = (bank * BANK - left, wide_of[bank])
-                        common.bring(number, made[number].cut(count, place), sums, (bank * BANK, wide_of[bank]))
-                common.finish(made, (rows[0] + tile * PARTITIONS, count), strip)
+                        sums = block.cut(count, (tile, 1), (bank, 1), (0, bank_widths[bank]))
+                        columns = (bank * BANK - left, bank_widths[bank])
+                        outputs.copy_from_psum(
+                            number, out_tiles[number].cut(count, columns), sums, (bank * BANK, bank_widths[bank])
+                        )
+                outputs.finish(out_tiles, (rows[0] + tile * PARTITIONS, count), strip)
 
     def weights(self, chunk: Affine, depth: int, buffers: int) -> list[Block]:
-        found = []
-        for factor in self.part.factors:
-            block = self.k.tile(factor.dtype, PARTITIONS, chunks_of(depth), self.columns[1], buffers=buffers)
-            load_matrix(self.k, block, factor.weight.cut((chunk * PARTITIONS, depth), self.columns))
-            found.append(block)
-        return found
+        blocks = []
+        for operand in self.group.operands:
+            block = self.k.tile(operand.dtype, PARTITIONS, chunks_of(depth), self.columns[1], buffers=buffers)
+            load_matrix(self.k, block, operand.weight.cut((chunk * PARTITIONS, depth), self.columns))
+            blocks.append(block)
+        return blocks
 
-    def common(self, buffers: int) -> "_OutputTiles":
-        return _OutputTiles(self, [self._bias(factor.bias, buffers) for factor in self.part.factors])
+    def outputs(self, buffers: int) -> "_OutputTiles":
+        return _OutputTiles(self, [self._bias(operand.bias, buffers) for operand in self.group.operands])
 
     def _bias(self, bias: View | None, buffers: int) -> Block | None:
-        """The bias row, copied to every partition."""
+        """Load the bias row to every partition."""
         if bias is None:
             return None
-        lanes = min(self.products.rows.shape[0], PARTITIONS)
+        lanes = min(self.kernel.rows.shape[0], PARTITIONS)
         block = self.k.tile(bias.dtype, lanes, self.columns[1], buffers=buffers)
         self.k.copy(block.whole, bias.cut(self.columns).broadcast((lanes, self.columns[1])).far())
         return block
 
     def write_empty_sums(self) -> None:
+        """Write the results of an empty contraction axis: zeros plus the bias."""
         k = self.k
-        for left, width in k.spans(self.part.columns, BANK):
+        for left, width in k.spans(self.group.columns, BANK):
             with k.scope():
-                common = replace(self, columns=(left, width)).common(2)
-                for row, count in k.spans(self.products.rows.shape[0], PARTITIONS):
+                outputs = replace(self, columns=(left, width)).outputs(2)
+                for row, count in k.spans(self.kernel.rows.shape[0], PARTITIONS):
                     with k.scope():
-                        made = common.made(count, width)
-                        for block, bias in zip(made, common.biases, strict=True):
+                        out_tiles = outputs.allocate(count, width)
+                        for block, bias in zip(out_tiles, outputs.biases, strict=True):
                             k.emit(Memset(engine=Engine.VECTOR, dst=block.whole, value=0.0))
                             if bias is not None:
                                 k.emit(TensorCopy(engine=Engine.VECTOR, dst=block.whole, src=bias.cut(count)))
-                        common.finish(made, (row, count), (0, width))
+                        outputs.finish(out_tiles, (row, count), (0, width))
 
 
 @dataclass(frozen=True)
 class _OutputTiles:
-    """Output tiles of some columns, with the biases that all rows share."""
+    """The output tiles of a span of columns, with the biases that all rows share."""
 
-    at: _Columns
+    span: _Columns
     biases: Sequence[Block | None]
 
-    def made(self, rows: int, width: int) -> list[Block]:
-        """A tile for each result; with ranks, one for the partial result of each rank."""
-        k, part = self.at.k, self.at.part
-        shape = (part.ranks, width) if part.ranks > 1 else (width,)
-        return [k.tile(factor.out, rows, *shape, buffers=2) for factor in part.factors]
+    def allocate(self, rows: int, width: int) -> list[Block]:
+        """Allocate a tile for each result; for a reduce-scatter, with the partial results for every rank."""
+        k, group = self.span.k, self.span.group
+        shape = (group.ranks, width) if group.ranks > 1 else (width,)
+        return [k.tile(operand.out, rows, *shape, buffers=2) for operand in group.operands]
 
-    def bring(self, number: int, dst: Tile, sums: Tile, column: Span) -> None:
+    def copy_from_psum(self, number: int, dst: Tile, sums: Tile, column: Span) -> None:
         bias = self.biases[number]
         if bias is None:
-            self.at.k.emit(TensorCopy(engine=Engine.VECTOR, dst=dst, src=sums))
+            self.span.k.emit(TensorCopy(engine=Engine.VECTOR, dst=dst, src=sums))
         else:
             right = bias.cut(dst.partitions, column)
-            self.at.k.emit(TensorTensor(engine=Engine.VECTOR, dst=dst, left=sums, right=right, op=Alu.ADD))
+            self.span.k.emit(TensorTensor(engine=Engine.VECTOR, dst=dst, left=sums, right=right, op=Alu.ADD))
 
-    def finish(self, made: Sequence[Block], row: Span, column: Span) -> None:
-        """Run the epilogue. Rows are those of all ranks; after the reduce-scatter each rank continues with its own."""
-        part, (start, count) = self.at.part, row
-        whole = [block.whole for block in made]
-        if part.ranks > 1:
-            start, count = divided(start, part.ranks), count // part.ranks
-            whole = [self._own(tile, column[1]) for tile in whole]
-        tiles = {factor.result: tile for factor, tile in zip(part.factors, whole, strict=True)}
-        columns = (self.at.columns[0] + column[0], column[1])
-        part.epilogue.finish(tiles, (start + self.at.products.first, count), columns)
+    def finish(self, blocks: Sequence[Block], row: Span, column: Span) -> None:
+        """Run the epilogue. `row` covers all ranks' rows; after the reduce-scatter each rank continues with its
+        share."""
+        group, (start, count) = self.span.group, row
+        shares = [block.whole for block in blocks]
+        if group.ranks > 1:
+            start, count = divided(start, group.ranks), count // group.ranks
+            shares = [self._reduce_scatter(tile, column[1]) for tile in shares]
+        tiles = {operand.result: tile for operand, tile in zip(group.operands, shares, strict=True)}
+        columns = (self.span.columns[0] + column[0], column[1])
+        group.epilogue.finish(tiles, (start + self.span.kernel.first, count), columns)
 
-    def _own(self, of_all: Tile, width: int) -> Tile:
-        k = self.at.k
-        own = k.tile(of_all.dtype, of_all.partitions, width, buffers=2).whole
-        k.emit(CollectiveReduceScatter(engine=Engine.COLLECTIVE, dst=own, src=of_all))
-        return own
+    def _reduce_scatter(self, partial: Tile, width: int) -> Tile:
+        k = self.span.k
+        share = k.tile(partial.dtype, partial.partitions, width, buffers=2).whole
+        k.emit(CollectiveReduceScatter(engine=Engine.COLLECTIVE, dst=share, src=partial))
+        return share
 
 
 @dataclass(frozen=True)
 class _LoadedColumns:
-    """Some columns of an output group with their weights in SBUF."""
+    """A span of columns of an output group with its weights in SBUF."""
 
-    at: _Columns
-    common: _OutputTiles
+    span: _Columns
+    outputs: _OutputTiles
     weights: Sequence[Block]
 
     def write(self, transposed: Block, rows: Span) -> None:
-        k, ranks, sharing = self.at.k, self.at.part.ranks, self.at.part.sharing
-        k.note = self.at.part.note
+        k, ranks, sharing = self.span.k, self.span.group.ranks, self.span.group.sharing
+        k.note = self.span.group.note
         for row, count in k.spans(rows[1], PARTITIONS * ranks):
-            for strip in k.spans(self.at.columns[1], strip_width(ranks)):
+            for strip in k.spans(self.span.columns[1], strip_width(ranks)):
                 with k.scope():
-                    made = self.common.made(count // ranks, strip[1])
-                    for number, block in enumerate(made):
+                    out_tiles = self.outputs.allocate(count // ranks, strip[1])
+                    for number, block in enumerate(out_tiles):
                         with k.loop(ranks) as rank:
-                            place = (row + rank * (sharing.rows if sharing else 0), count // ranks)
-                            self._multiply(number, block, rank, transposed, place, strip)
-                    self.common.finish(made, (row + rows[0], count), strip)
+                            rank_rows = (row + rank * (sharing.rows if sharing else 0), count // ranks)
+                            self._multiply(number, block, rank, transposed, rank_rows, strip)
+                    self.outputs.finish(out_tiles, (row + rows[0], count), strip)
 
-    def _multiply(self, number: int, made: Block, rank: Affine, transposed: Block, row: Span, strip: Span) -> None:
-        k, depth = self.at.k, self.at.products.rows.shape[1]
-        for bank, some in k.spans(strip[1], BANK):
+    def _multiply(self, number: int, out_tile: Block, rank: Affine, transposed: Block, row: Span, strip: Span) -> None:
+        k, depth = self.span.k, self.span.kernel.rows.shape[1]
+        for bank, bank_width in k.spans(strip[1], BANK):
             with k.scope():
-                column = (strip[0] + bank, some)
-                sums, sharing = k.psum(row[1], some).whole, self.at.part.sharing
+                column = (strip[0] + bank, bank_width)
+                sums, sharing = k.psum(row[1], bank_width).whole, self.span.group.sharing
                 emit_matmuls(k, sums, transposed, self.weights[number], Affine(), row, column, depth, sharing)
-                dst = made.cut(row[1], *([(rank, 1)] if sharing else []), (bank, some))
-                self.common.bring(number, dst, sums, column)
+                dst = out_tile.cut(row[1], *([(rank, 1)] if sharing else []), (bank, bank_width))
+                self.outputs.copy_from_psum(number, dst, sums, column)
 
 
 def emit_matmuls(
@@ -291,14 +307,15 @@ def emit_matmuls(
     depth: int,
     sharing: RowSharding | None = None,
 ) -> None:
-    """Emit the matmuls of some rows by some columns over a slab of the contraction axis that begins at chunk `first`.
+    """Emit the matmuls of a span of rows and a span of columns over a slab of the contraction axis from chunk `first`.
 
-    Accumulation in PSUM starts with chunk 0. With row sharding the rows are those of one rank, in several runs."""
+    Chunk 0 starts the accumulation in PSUM, later chunks add to it. With row sharding, `row` selects the rows of one
+    rank, which lie in several runs."""
     rows = (row[0], sharing.rows) if sharing else row
-    for chunk, deep in each_chunk(k, depth):
-        stationary = transposed.cut(deep, (first + chunk, 1), rows)
+    for chunk, chunk_depth in each_chunk(k, depth):
+        stationary = transposed.cut(chunk_depth, (first + chunk, 1), rows)
         if sharing:
-            runs = Axis(row[1] // sharing.rows, transposed.apart(sharing.ranks * sharing.rows))
+            runs = Axis(row[1] // sharing.rows, transposed.row_stride(sharing.ranks * sharing.rows))
             stationary = replace(stationary, axes=(runs, stationary.axes[-1]))
-        moving = weight.cut(deep, (chunk, 1), column)
+        moving = weight.cut(chunk_depth, (chunk, 1), column)
         k.emit(Matmul(engine=Engine.TENSOR, dst=sums, stationary=stationary, moving=moving, accumulate=first + chunk))

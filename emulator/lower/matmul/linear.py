@@ -52,21 +52,22 @@ def _batched_matmul(low: Lowering, node: Node) -> None:
     epilogue = low.epilogue(node.result, columns)
     left, right = low.stored_view(a), low.view(b)
     views = [left.broadcast((*batch, *left.shape[-2:])), right.broadcast((*batch, *right.shape[-2:]))]
-    for at, (left, right) in batch_loop(low.k, views, len(batch)):
-        factor = WeightOperand(node.result, right, None, b.type.dtype.on_device, node.result.type.dtype.on_device)
-        loaded = HbmRows(low.k, left, a.type.dtype.on_device)
-        MatmulKernel(low.k, loaded, (OutputGroup((factor,), epilogue, low.note(node)),), at * rows).write()
+    for index, (left, right) in batch_loop(low.k, views, len(batch)):
+        operand = WeightOperand(node.result, right, None, b.type.dtype.on_device, node.result.type.dtype.on_device)
+        row_source = HbmRows(low.k, left, a.type.dtype.on_device)
+        MatmulKernel(low.k, row_source, (OutputGroup((operand,), epilogue, low.note(node)),), index * rows).write()
 
 
 def output_groups(low: Lowering, nodes: Sequence[Node]) -> tuple[OutputGroup, ...]:
-    """Output groups of matmuls that read the same rows: those share a group whose results meet in an epilogue."""
-    sums = {node: low.groups.reduce_scatter_of(node) for node in nodes}
-    sharded = [_sharded_group(low, node, found) for node, found in sums.items() if found is not None]
-    return (*sharded, *_fused_groups(low, [node for node, found in sums.items() if found is None]))
+    """Output groups of matmuls that read the same rows: matmuls whose results are operands of one fused node share a
+    group."""
+    scatters = {node: low.groups.reduce_scatter_of(node) for node in nodes}
+    sharded = [_sharded_group(low, node, scatter) for node, scatter in scatters.items() if scatter is not None]
+    return (*sharded, *_fused_groups(low, [node for node, scatter in scatters.items() if scatter is None]))
 
 
 def _sharded_group(low: Lowering, node: Node, scatter: Node) -> OutputGroup:
-    """A matmul whose results ranks reduce-scatter; each rank applies the epilogue to its share of the rows."""
+    """The group of a matmul with a fused reduce-scatter; each rank applies the epilogue to its share of the rows."""
     result = scatter.result
     epilogue = low.fuse_epilogue(low.groups.epilogue(result, result.type.shape[-1]), result, [node])
     operand = replace(_operand(low, node), result=result)
@@ -74,49 +75,51 @@ def _sharded_group(low: Lowering, node: Node, scatter: Node) -> OutputGroup:
 
 
 def _fused_groups(low: Lowering, nodes: Sequence[Node]) -> tuple[OutputGroup, ...]:
-    """Each matmul joins the first group with which its result meets in a common epilogue, else begins a new one."""
-    meeting: list[tuple[list[Node], EpilogueFusion]] = []
+    """Each matmul joins the first group with which it has a common epilogue, else it starts a new group."""
+    groups: list[tuple[list[Node], EpilogueFusion]] = []
     for node in nodes:
-        for number, (others, _) in enumerate(meeting):
-            found = low.groups.common_epilogue([*others, node])
-            if found is not None:
-                meeting[number] = ([*others, node], found)
+        for number, (others, _) in enumerate(groups):
+            epilogue = low.groups.common_epilogue([*others, node])
+            if epilogue is not None:
+                groups[number] = ([*others, node], epilogue)
                 break
         else:
-            alone = low.groups.common_epilogue([node])
-            assert alone is not None  # a single result meets itself
-            meeting.append(([node], alone))
+            own_epilogue = low.groups.common_epilogue([node])
+            assert own_epilogue is not None  # one result always has an epilogue
+            groups.append(([node], own_epilogue))
     return tuple(
         OutputGroup(
-            tuple(_operand(low, node) for node in group), low.fuse_epilogue(found, group[0].result), low.note(group[0])
+            tuple(_operand(low, node) for node in members),
+            low.fuse_epilogue(epilogue, members[0].result),
+            low.note(members[0]),
         )
-        for group, found in meeting
+        for members, epilogue in groups
     )
 
 
 def _operand(low: Lowering, node: Node) -> WeightOperand:
     _, weight, *bias = node.operands
     view = low.view(weight)
-    stands = view.transposed((1, 0)) if isinstance(node.op, Linear) else view.reshaped(view.shape[-2:])
-    assert stands is not None  # axes of size 1 are always gone
+    matrix = view.transposed((1, 0)) if isinstance(node.op, Linear) else view.reshaped(view.shape[-2:])
+    assert matrix is not None  # the batch axes have size 1
     out = node.result.type.dtype.on_device
-    return WeightOperand(node.result, stands, low.view(bias[0]) if bias else None, weight.type.dtype.on_device, out)
+    return WeightOperand(node.result, matrix, low.view(bias[0]) if bias else None, weight.type.dtype.on_device, out)
 
 
 def row_matrix(low: Lowering, x: Value) -> View:
-    """A value as a matrix of rows, in the type in which it is stored."""
+    """A value as a matrix [rows, last axis], in its stored type."""
     return as_matrix(low, low.stored_view(x), prod(x.type.shape[:-1]), x.type.shape[-1])
 
 
 def as_matrix(low: Lowering, view: View, rows: int, width: int) -> View:
-    """A view as a matrix; copied to contiguous rows where strides cannot express it."""
-    made = view.reshaped((rows, width)) or low.packed(view).reshaped((rows, width))
-    assert made is not None  # packed rows are a matrix
-    return made
+    """A view as a matrix; copied to contiguous rows if strides cannot express it."""
+    matrix = view.reshaped((rows, width)) or low.packed(view).reshaped((rows, width))
+    assert matrix is not None  # contiguous elements have every shape
+    return matrix
 
 
 def batch_loop(k: Kernel, views: Sequence[View], axes: int) -> Iterator[tuple[Affine, list[View]]]:
-    """Loops over the leading axes: the flat index of each combination, with the views there."""
+    """Loops over the leading axes; yields the linear index and the views at it."""
     if not axes:
         yield Affine(), list(views)
         return
@@ -130,7 +133,7 @@ def batch_loop(k: Kernel, views: Sequence[View], axes: int) -> Iterator[tuple[Af
 
 @dataclass(frozen=True)
 class GatheredRows:
-    """The rows of all ranks, in runs of which each rank has an equal part."""
+    """The rows of all ranks, all-gathered in SBUF run by run; each rank has an equal part of a run."""
 
     k: Kernel
     own: LoadableRows
@@ -151,11 +154,11 @@ class GatheredRows:
 
     @property
     def fits(self) -> bool:
-        """True if SBUF has space for the rank's own rows, transposed, in whole chunks: a partial chunk would leave
-        undefined bytes on the other partitions."""
-        whole = self.shape[1] % PARTITIONS == 0 < self.shape[1]
+        """True if the rank's own rows, transposed, fit SBUF in whole chunks. A partial chunk would leave uninitialized
+        bytes on the remaining partitions, which the collective would transfer."""
+        whole_chunks = self.shape[1] % PARTITIONS == 0 < self.shape[1]
         budget = self.resident_bytes + self.own.resident_bytes + self.own.transient_bytes
-        return whole and self.dtype.itemsize > 1 and budget <= self.k.left(Memory.SBUF)
+        return whole_chunks and self.dtype.itemsize > 1 and budget <= self.k.free_bytes(Memory.SBUF)
 
     @property
     def resident_bytes(self) -> int:
@@ -165,8 +168,8 @@ class GatheredRows:
     def transient_bytes(self) -> int:
         return 0
 
-    def begun(self, core: CoreSpec) -> KernelCost:
-        return self.own.begun(core) + self.own.work(core, self.own.shape[0])
+    def preparation(self, core: CoreSpec) -> KernelCost:
+        return self.own.preparation(core) + self.own.work(core, self.own.shape[0])
 
     def work(self, core: CoreSpec, height: int) -> KernelCost:
         size = chunks_of(self.shape[1]) * self.sharing.rows
@@ -184,10 +187,10 @@ class GatheredRows:
             self.own.begin()(own, (0, self.own.shape[0]))
 
         def fill(transposed: Block, rows: Span) -> None:
-            assert isinstance(transposed, RunMajorBlock)  # as `block` made it
-            for at, count in self.k.spans(rows[1], self.run):
-                mine = own.run(divided(at + rows[0], self.sharing.ranks), self.sharing.rows)
-                gather = CollectiveAllGather(engine=Engine.COLLECTIVE, dst=transposed.run(at, count), src=mine)
+            assert isinstance(transposed, RunMajorBlock)  # allocated by `block`
+            for start, count in self.k.spans(rows[1], self.run):
+                own_run = own.run(divided(start + rows[0], self.sharing.ranks), self.sharing.rows)
+                gather = CollectiveAllGather(engine=Engine.COLLECTIVE, dst=transposed.run(start, count), src=own_run)
                 self.k.emit(gather)
 
         return fill
@@ -197,25 +200,25 @@ class GatheredRows:
 
 
 def write_gathered_matmuls(
-    low: Lowering, own: View, dtype: DType, parts: tuple[OutputGroup, ...], sharing: RowSharding
+    low: Lowering, own: View, dtype: DType, groups: tuple[OutputGroup, ...], sharing: RowSharding
 ) -> None:
-    """Emit matmuls of all ranks' rows, which are exchanged as they are needed; or, where that is cheaper or SBUF has no
-    space, gathered in HBM first."""
+    """Emit matmuls of all ranks' rows. The rows are all-gathered in SBUF, run by run, or in HBM before the matmuls if
+    that is cheaper or SBUF lacks space."""
     k = low.k
     own = low.packed(own)
-    near = GatheredRows(k, HbmRows(k, own, dtype), sharing)
-    all_ = whole(0, own.dtype, near.shape)
-    storing = KernelCost(bytes=moved(all_.far()))
-    later = MatmulKernel(k, HbmRows(k, all_, dtype), parts).ns + storing.ns(k.core)
-    if near.fits and MatmulKernel(k, near, parts).ns <= later:
-        MatmulKernel(k, near, parts).write()
+    gathered = GatheredRows(k, HbmRows(k, own, dtype), sharing)
+    whole_rows = whole(0, own.dtype, gathered.shape)
+    storing = KernelCost(bytes=moved(whole_rows.far()))
+    via_hbm_ns = MatmulKernel(k, HbmRows(k, whole_rows, dtype), groups).ns + storing.ns(k.core)
+    if gathered.fits and MatmulKernel(k, gathered, groups).ns <= via_hbm_ns:
+        MatmulKernel(k, gathered, groups).write()
         return
-    all_ = low.scratch(own.dtype, near.shape)
-    for row, count in k.spans(near.shape[0], near.run):
-        mine = own.cut((divided(row, sharing.ranks), sharing.rows))
-        lines = (line(all_.cut((row, count))), line(mine))
-        k.emit(CollectiveAllGather(engine=Engine.COLLECTIVE, dst=lines[0], src=lines[1]))
-    MatmulKernel(k, HbmRows(k, all_, dtype), parts).write()
+    whole_rows = low.scratch(own.dtype, gathered.shape)
+    for row, count in k.spans(gathered.shape[0], gathered.run):
+        own_run = own.cut((divided(row, sharing.ranks), sharing.rows))
+        contiguous = (line(whole_rows.cut((row, count))), line(own_run))
+        k.emit(CollectiveAllGather(engine=Engine.COLLECTIVE, dst=contiguous[0], src=contiguous[1]))
+    MatmulKernel(k, HbmRows(k, whole_rows, dtype), groups).write()
 
 
 @lowers(GroupedMatMul)
@@ -229,7 +232,8 @@ def _grouped(low: Lowering, node: Node, op: GroupedMatMul) -> None:
 
 @dataclass(frozen=True)
 class _Groups:
-    """One grouped matmul."""
+    """One grouped matmul (mixture of experts). Every group multiplies all rows; a mask selects the rows of the
+    group."""
 
     k: Kernel
     x: View  # [rows, summed]
@@ -245,29 +249,29 @@ class _Groups:
             with k.scope():
                 transposed = k.tile(self.x.dtype, PARTITIONS, max(chunks, 1), height)
                 load_matrix(k, transposed, self.x.cut((top, height)).transposed((1, 0)))
-                owned = self._owned(top, height)
+                row_mask = self._row_mask(top, height)
                 for left, width in k.spans(self.matrices.shape[2], self._width(chunks, height)):
                     with k.scope():
-                        self._write_block(transposed, owned, (top, height), (left, width))
+                        self._write_block(transposed, row_mask, (top, height), (left, width))
 
     def _height(self, chunks: int) -> int:
-        """Rows whose sums fit half of SBUF, one PSUM bank wide: the more rows, the fewer times each matrix is
-        loaded."""
+        """The number of rows whose sums, one PSUM bank wide, fit half of SBUF. More rows mean fewer loads of each
+        matrix."""
         by_row = chunks * self.x.dtype.itemsize
-        by_tile = BANK * DType.FLOAT32.itemsize + self.ends.shape[0]
-        tiles = (self.k.left(Memory.SBUF) // 2) // (by_row * PARTITIONS + by_tile)
+        by_row_tile = BANK * DType.FLOAT32.itemsize + self.ends.shape[0]
+        tiles = (self.k.free_bytes(Memory.SBUF) // 2) // (by_row * PARTITIONS + by_row_tile)
         return min(max(tiles, 1), chunks_of(self.x.shape[0])) * PARTITIONS
 
     def _width(self, chunks: int, height: int) -> int:
         by_column = 2 * chunks * self.matrices.dtype.itemsize + chunks_of(height) * DType.FLOAT32.itemsize
         by_column += 2 * self.out.itemsize + epilogue_bytes(self.epilogue)
-        most = (self.k.left(Memory.SBUF) - (20 << 10)) // by_column
-        return max(min(most // 64 * 64, BANK), 1)
+        columns = (self.k.free_bytes(Memory.SBUF) - (20 << 10)) // by_column
+        return max(min(columns // 64 * 64, BANK), 1)
 
-    def _owned(self, top: Affine, height: int) -> Block:
-        """For each row, the groups that end behind it: [128, tiles, groups] of bytes."""
+    def _row_mask(self, top: Affine, height: int) -> Block:
+        """A mask [128, tiles, groups] of bytes: 1 for each row and group whose end is after the row."""
         k, groups, tiles = self.k, self.ends.shape[0], chunks_of(height)
-        owned = k.tile(DType.UINT8, PARTITIONS, tiles, max(groups, 1))
+        row_mask = k.tile(DType.UINT8, PARTITIONS, tiles, max(groups, 1))
         ends = k.tile(self.ends.dtype, PARTITIONS, max(groups, 1))
         if groups:
             k.copy(ends.whole, self.ends.broadcast((PARTITIONS, groups)).far())
@@ -279,31 +283,35 @@ class _Groups:
                 k.emit(
                     TensorScalar(
                         engine=Engine.VECTOR,
-                        dst=owned.cut(PARTITIONS, (tile, 1)),
+                        dst=row_mask.cut(PARTITIONS, (tile, 1)),
                         src=ends.whole,
                         op0=Alu.GREATER,
                         operand0=number,
                     )
                 )
-        return owned
+        return row_mask
 
-    def _write_block(self, transposed: Block, owned: Block, rows: Span, columns: Span) -> None:
-        k, height, width, (groups, inner, _) = self.k, rows[1], columns[1], self.matrices.shape
-        kept = k.tile(DType.FLOAT32, PARTITIONS, chunks_of(height), width)
-        k.emit(Memset(engine=Engine.VECTOR, dst=kept.whole, value=0.0))
-        if groups and inner:
+    def _write_block(self, transposed: Block, row_mask: Block, rows: Span, columns: Span) -> None:
+        # Groups are sorted, so that a row belongs to the first group whose end is after it. The loop visits groups from
+        # the last to the first, and each overwrites the rows before its end, so that a row's own group writes it last.
+        k, height, width, (groups, contraction, _) = self.k, rows[1], columns[1], self.matrices.shape
+        sums_block = k.tile(DType.FLOAT32, PARTITIONS, chunks_of(height), width)
+        k.emit(Memset(engine=Engine.VECTOR, dst=sums_block.whole, value=0.0))
+        if groups and contraction:
             with k.loop(groups) as index, k.scope():
                 group = index * -1 + (groups - 1)
                 weight = k.tile(self.matrices.dtype, PARTITIONS, transposed.shape[0], width, buffers=2)
-                load_matrix(k, weight, self.matrices.pick(0, group).cut((0, inner), columns))
+                load_matrix(k, weight, self.matrices.pick(0, group).cut((0, contraction), columns))
                 for row, count in self._tiles(height):
                     with k.scope():
-                        self._keep(self._sums(transposed, weight, (row * PARTITIONS, count)), kept, owned, row, group)
+                        self._select_rows(
+                            self._sums(transposed, weight, (row * PARTITIONS, count)), sums_block, row_mask, row, group
+                        )
         for row, count in self._tiles(height):
             with k.scope():
-                made = k.tile(self.out, count, width, buffers=2).whole
-                k.emit(TensorCopy(engine=Engine.VECTOR, dst=made, src=kept.cut(count, (row, 1))))
-                self.epilogue.store(made, (row * PARTITIONS + rows[0], count), columns)
+                out_tile = k.tile(self.out, count, width, buffers=2).whole
+                k.emit(TensorCopy(engine=Engine.VECTOR, dst=out_tile, src=sums_block.cut(count, (row, 1))))
+                self.epilogue.store(out_tile, (row * PARTITIONS + rows[0], count), columns)
 
     def _sums(self, transposed: Block, weight: Block, row: Span) -> Tile:
         sums = self.k.psum(row[1], weight.shape[1]).whole
@@ -319,10 +327,10 @@ class _Groups:
             )
         return sums
 
-    def _keep(self, sums: Tile, kept: Block, owned: Block, row: Affine, group: Affine) -> None:
-        mask = owned.cut(sums.partitions, (row, 1), (group, 1))
-        predicate = repeated(mask, kept.shape[1])
-        dst = kept.cut(sums.partitions, (row, 1))
+    def _select_rows(self, sums: Tile, sums_block: Block, row_mask: Block, row: Affine, group: Affine) -> None:
+        mask = row_mask.cut(sums.partitions, (row, 1), (group, 1))
+        predicate = repeated(mask, sums_block.shape[1])
+        dst = sums_block.cut(sums.partitions, (row, 1))
         self.k.emit(CopyPredicated(engine=Engine.VECTOR, dst=dst, src=sums, predicate=predicate))
 
     def _tiles(self, height: int) -> Iterator[tuple[Affine, int]]:
