@@ -13,7 +13,7 @@ _HOMES = {"Published": "records", "Store": "store", "open_store": "url"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: whoever only handles the errors should not pay for pydantic."""
+    """Import on first use: a caller that only handles the errors does not pay for pydantic."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -1,9 +1,8 @@
 """Records that builds share through a store: leases, step results, known failures, job outcomes, reports.
 
 An artifact is assembled from step results: the cached output of one step under its cache key
-(docs/reference/store-format.md,
-sections 9 and 18). Job outcomes are a message to the driver of a remote run and no more; reports hold times, so
-they are no part of a manifest: equal inputs make equal artifacts.
+(docs/reference/store-format.md, sections 9 and 18). Job outcomes are only messages to the driver of a remote run.
+Reports hold times, so they are not part of a manifest: equal inputs make equal artifacts.
 """
 
 import re
@@ -51,8 +50,8 @@ from nxpipe.artifact_store.layout import (
 from nxpipe.artifact_store.records import Records
 from nxpipe.artifact_store.store import Store
 
-HELD: Final = 120.0  # seconds; renewed at a third of it
-_LONGEST: Final = 3600.0  # seconds; who asked for more had a wrong clock, and would keep others waiting for ever
+LEASE_SECONDS: Final = 120.0  # seconds; renewed after a third of it
+_LONGEST: Final = 3600.0  # seconds; a longer lease comes from a wrong clock, and would block others forever
 
 
 class Lease(Sealed):
@@ -72,29 +71,29 @@ class Lease(Sealed):
 
 
 class Leases:
-    def __init__(self, backend: Backend, seconds: float = HELD) -> None:
+    def __init__(self, backend: Backend, seconds: float = LEASE_SECONDS) -> None:
         self._backend = backend
         self._records = Records(backend)
         self._seconds = seconds
 
     def current(self, request_key: str) -> Lease | None:
-        """Who is at work on this key, by the store's clock."""
+        """The unexpired lease of a key, by the store's clock."""
         last = self._last(request_key)
         return last if last and last.holds(self._backend.now()) else None
 
     def take(self, request_key: str, holder: str) -> Lease | None:
-        """The lease, or None when another has it. A holder is one attempt: a name with something random in it."""
+        """The lease, or None if another holder has it. `holder` names one attempt, see `new_holder`."""
         last, now = self._last(request_key), self._backend.now()
         if last is not None and last.holds(now):
             return None
-        wanted = Lease(
+        lease = Lease(
             request_key=request_key,
             term=last.term + 1 if last else 1,
             holder=holder,
             acquired_at=as_time(now),
             expires_at=as_time(now + self._seconds),
         )
-        return wanted if self._records.create_or_read(wanted).holder == holder else None
+        return lease if self._records.create_or_read(lease).holder == holder else None
 
     def renew(self, lease: Lease) -> Lease:
         return self._until(lease, self._backend.now() + self._seconds)
@@ -104,7 +103,7 @@ class Leases:
 
     @contextmanager
     def kept(self, lease: Lease) -> Iterator[None]:
-        """Renew a lease for as long as the block runs, then give it back."""
+        """Renew a lease while the block runs, then give it back."""
         done = threading.Event()
 
         def renew() -> None:
@@ -112,7 +111,7 @@ class Leases:
                 try:
                     self.renew(lease)
                 except StoreUnavailable:
-                    continue  # an expired lease costs duplicate work, and nothing else
+                    continue  # an expired lease only costs duplicate work
 
         keeper = threading.Thread(target=renew, name=f"lease {lease.request_key[:12]}", daemon=True)
         keeper.start()
@@ -137,7 +136,7 @@ class Leases:
         try:
             return self._records.read(Lease, f"{folder}{numbered(terms[-1])}")
         except Corrupt:
-            # Nothing depends on it: a damaged lease is one that has expired.
+            # Correctness does not depend on leases: a damaged lease counts as expired.
             long_ago = as_time(0.0)
             return Lease(
                 request_key=request_key, term=terms[-1], holder="unknown", acquired_at=long_ago, expires_at=long_ago
@@ -145,13 +144,13 @@ class Leases:
 
 
 def new_holder(name: str) -> str:
-    """One attempt's name, unlike that of any other."""
+    """A lease holder's name with a random suffix, unique to one attempt."""
     return f"{name} {secrets.token_hex(8)}"
 
 
 MAX_PART_BYTES: Final = 1024**2
 
-_NAMED: Final = 3  # differences that a conflict names
+_NAMED: Final = 3  # differences listed in a Conflict
 
 
 class ResultFile(Document):
@@ -160,6 +159,8 @@ class ResultFile(Document):
 
 
 class StepResult(Sealed):
+    """The cached result of one build step: files and metadata under a cache key."""
+
     max_bytes: ClassVar[int] = MAX_PART_BYTES
 
     format: Literal["nxpipe.part/1"] = "nxpipe.part/1"
@@ -172,7 +173,7 @@ class StepResult(Sealed):
     def _has_one_order(self) -> "StepResult":
         paths = [file.path for file in self.files]
         if paths != sorted(set(paths)):
-            raise ValueError("the paths of its files do not ascend, each once")
+            raise ValueError("the paths of its files are not sorted and unique")
         return self
 
     @property
@@ -180,74 +181,74 @@ class StepResult(Sealed):
         return part_path(self.key)
 
     def blobs(self) -> tuple[Blob, ...]:
-        """Every distinct one, in the order of first mention."""
+        """Every distinct blob, in order of first mention."""
         return tuple(dict.fromkeys(file.blob for file in self.files))
 
     def blob(self, path: str) -> Blob:
         for file in self.files:
             if file.path == path:
                 return file.blob
-        held = ", ".join(file.path for file in self.files) or "none"
-        raise NotFound(f"part {self.key} holds no file {path!r}; its files are: {held}")
+        paths = ", ".join(file.path for file in self.files) or "none"
+        raise NotFound(f"step result {self.key} has no file {path!r}; its files are: {paths}")
 
     @property
     def result(self) -> str:
-        """The digest of what was made, whoever made it."""
+        """The digest of files and metadata, independent of the writer."""
         return sha256_hex(canonical_json(self.model_dump(include={"files", "facts"})))
 
 
 def step_result(store: Store, key: str) -> StepResult | None:
-    """What was made, for whoever is about to use it: its blobs are intact, and are kept from being collected.
+    """The step result under a key, its blobs verified and protected from garbage collection for the grace period.
 
-    Where one is missing or damaged the answer is None; who then makes the part again repairs it.
+    None if a blob is missing or damaged; storing the result again repairs it.
     """
-    part = store.records.read(StepResult, part_path(key))
-    return part if part and _is_kept(store, part) else None
+    result = store.records.read(StepResult, part_path(key))
+    return result if result and _is_kept(store, result) else None
 
 
 def keep_step_result(store: Store, key: str, files: Mapping[str, Blob], facts: dict[str, object]) -> StepResult:
-    """After its blobs are stored. Another result for the same key is a conflict, as it is for an artifact."""
-    part = _consistent(store, key, files, facts)
-    winner = store.records.create_or_read(part)
-    if winner.result != part.result:
-        raise Conflict(f"part {key}", winner.result, part.result, store.url, _difference(winner, part))
+    """Store a step result after its blobs. A different result under the same key raises Conflict."""
+    result = _consistent(store, key, files, facts)
+    winner = store.records.create_or_read(result)
+    if winner.result != result.result:
+        raise Conflict(f"step result {key}", winner.result, result.result, store.url, _difference(winner, result))
     return winner
 
 
 def _consistent(store: Store, key: str, files: Mapping[str, Blob], facts: dict[str, object]) -> StepResult:
-    """A part to be created, all of whose blobs are there, young and durable."""
+    """A new step result, not yet stored, all of whose blobs are present, durable and safe from garbage collection."""
     named = tuple(ResultFile(path=path, blob=files[path]) for path in sorted(files))
-    part = StepResult(key=key, files=named, facts=facts, write_id=secrets.token_hex(16))
-    for blob, fault in store.blobs.settle(part.blobs(), sent_by_us=True):
+    result = StepResult(key=key, files=named, facts=facts, write_id=secrets.token_hex(16))
+    for blob, fault in store.blobs.settle(result.blobs(), sent_by_us=True):
         raise Incomplete(
-            f"cannot keep part {key}: blob {blob.sha256} of {blob.size} bytes {fault} in {store.url}; "
-            "put every blob before the part that names it"
+            f"cannot keep step result {key}: blob {blob.sha256} of {blob.size} bytes {fault} in {store.url}; "
+            "put every blob before the step result that names it"
         )
-    store.backend.make_durable(blob_path(blob) for blob in part.blobs())
-    return part
+    store.backend.make_durable(blob_path(blob) for blob in result.blobs())
+    return result
 
 
 def observed(store: Store, key: str) -> StepResult | None:
-    """What was observed under a key, intact: for what another machine would not find to the bit."""
-    return next((part for part in _observations(store, key) if _is_kept(store, part)), None)
+    """The first intact observation under a key: a step result that other machines do not reproduce to the bit."""
+    return next((result for result in _observations(store, key) if _is_kept(store, result)), None)
 
 
 def record_observation(store: Store, key: str, files: Mapping[str, Blob], facts: dict[str, object]) -> StepResult:
-    """After its blobs are stored. What was observed first stands, and another result is no conflict.
+    """Store an observation after its blobs. The first observation is kept; a different one is no conflict.
 
-    Where a blob of it is lost, no second observation brings that back: it gets the key that follows.
+    If a blob of the first is lost, a new observation cannot restore it, and is stored under the next key.
     """
-    if (part := observed(store, key)) is not None:
-        return part
-    for lost in _observations(store, key):
-        key = _next_key(lost.key)
-    part = _consistent(store, key, files, facts)
-    return store.records.create_or_read(part)
+    if (result := observed(store, key)) is not None:
+        return result
+    for damaged in _observations(store, key):
+        key = _next_key(damaged.key)
+    result = _consistent(store, key, files, facts)
+    return store.records.create_or_read(result)
 
 
 def _observations(store: Store, key: str) -> Iterator[StepResult]:
-    while (part := store.records.read(StepResult, part_path(key))) is not None:
-        yield part
+    while (result := store.records.read(StepResult, part_path(key))) is not None:
+        yield result
         key = _next_key(key)
 
 
@@ -255,25 +256,27 @@ def _next_key(key: str) -> str:
     return sha256_hex(canonical_json({"after": key}))
 
 
-def _is_kept(store: Store, part: StepResult) -> bool:
-    return all(store.backend.each(store.blobs.is_kept, part.blobs()))
+def _is_kept(store: Store, result: StepResult) -> bool:
+    return all(store.backend.each(store.blobs.is_kept, result.blobs()))
 
 
 def _difference(before: StepResult, after: StepResult) -> str:
-    paths = [each.path for each in differences(_contents(before), _contents(after))]
+    paths = [difference.path for difference in differences(_contents(before), _contents(after))]
     more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
     return f"{', '.join(paths[:_NAMED])}{more}"
 
 
-def _contents(part: StepResult) -> dict[str, object]:
-    return {"facts": part.facts, "files": {file.path: file.blob.sha256 for file in part.files}}
+def _contents(result: StepResult) -> dict[str, object]:
+    return {"facts": result.facts, "files": {file.path: file.blob.sha256 for file in result.files}}
 
 
-REMEMBERED: Final = 7 * 24 * 3600.0  # seconds
-_SHOWN: Final = 4000  # characters of a message; the log has all of it
+FAILURE_SECONDS: Final = 7 * 24 * 3600.0  # seconds
+_SHOWN: Final = 4000  # characters of a message; the log has the full text
 
 
 class Failure(Sealed):
+    """A known failure of a request, stored until it expires."""
+
     format: Literal["nxpipe.failure/1"] = "nxpipe.failure/1"
     request_key: Digest
     kind: Name
@@ -288,15 +291,15 @@ class Failure(Sealed):
 
 
 def failure_of(store: Store, request_key: str) -> Failure | None:
-    """What this request died of, unless that was too long ago."""
-    found = store.records.read(Failure, failure_path(request_key))
-    return found if found and seconds_since_1970(found.expires_at) > store.backend.now() else None
+    """The known failure of a request, unless it has expired."""
+    failure = store.records.read(Failure, failure_path(request_key))
+    return failure if failure and seconds_since_1970(failure.expires_at) > store.backend.now() else None
 
 
 def record_failure(
-    store: Store, request_key: str, error: Exception, *, log: bytes | None = None, seconds: float = REMEMBERED
+    store: Store, request_key: str, error: Exception, *, log: bytes | None = None, seconds: float = FAILURE_SECONDS
 ) -> Failure | None:
-    """Keep the failure of a request; None for one that another attempt may be spared."""
+    """Store a deterministic failure of a request as known; None for a retryable failure."""
     if is_retryable(error):
         return None
     now = store.backend.now()
@@ -304,7 +307,7 @@ def record_failure(
     failure = Failure(
         request_key=request_key,
         kind=type(error).__qualname__,
-        message="".join(each for each in text if each.isprintable())[:_SHOWN],
+        message="".join(character for character in text if character.isprintable())[:_SHOWN],
         log=None if log is None else store.put_blob(log),
         at=as_time(now),
         expires_at=as_time(now + seconds),
@@ -314,18 +317,18 @@ def record_failure(
 
 
 def is_retryable(error: BaseException) -> bool:
-    """Whether the cause may be gone at the next attempt: the machine's, the store's, or a person's.
+    """True if another attempt may succeed: the cause is the machine, the store or a person.
 
-    Whatever is not known to be the request's own fault is of this kind; an error says so by `deterministic`.
+    Every failure is retryable unless its exception has the attribute `deterministic`.
     """
     return not getattr(error, "deterministic", False)
 
 
-MAX_OUTCOME_BYTES: Final = 1024**2  # the log of a failure is in it
+MAX_OUTCOME_BYTES: Final = 1024**2  # includes the log of a failure
 
 
 class JobOutcome(Sealed):
-    """`items` is the digest of the run's list, `place` an item's place in it, the first one's 0."""
+    """The outcome of one job. `items` is the digest of the run's job list, `place` the job's index in it, from 0."""
 
     max_bytes: ClassVar[int] = MAX_OUTCOME_BYTES
 
@@ -340,15 +343,15 @@ class JobOutcome(Sealed):
 
 
 def record_outcome(store: Store, items: str, place: int, ended: dict[str, object]) -> None:
-    """An item that is carried out again, as a machine was lost, says so in the place of its first outcome."""
+    """Store the outcome of a job; a job repeated after the loss of a machine replaces its first outcome."""
     store.records.replace(JobOutcome(items=items, place=place, ended=ended))
 
 
 def outcomes_of(store: Store, items: str, places: Collection[int]) -> Iterator[JobOutcome]:
-    """Those of these places that are there: one listing, and a read for each that is found."""
-    wanted = {outcome_path(items, place) for place in places}
-    found = [path for path in store.backend.paths(run_folder(items)) if path in wanted]
-    for outcome in store.backend.each(lambda path: store.records.read(JobOutcome, path), found):
+    """The stored outcomes of the jobs at `places`: one listing, and one read for each outcome."""
+    requested = {outcome_path(items, place) for place in places}
+    stored = [path for path in store.backend.paths(run_folder(items)) if path in requested]
+    for outcome in store.backend.each(lambda path: store.records.read(JobOutcome, path), stored):
         if outcome is not None:
             yield outcome
 
@@ -363,14 +366,14 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z")
 
 
 def timestamp_of(began_at: str) -> str:
-    """A time as a name of files: some systems allow no colon in one."""
+    """A time as a file name, without colons, which some file systems refuse."""
     if not _TIME.fullmatch(began_at):
-        raise InvalidDocument(f"{began_at!r} is not a time in UTC, as 2026-01-31T12:00:00.000000Z is one")
+        raise InvalidDocument(f"{began_at!r} is not a time in UTC such as 2026-01-31T12:00:00.000000Z")
     return began_at.replace("-", "").replace(":", "")
 
 
 def store_report(store: Store, manifest_digest: str, began_at: str, *, html: bytes, json: bytes) -> None:
-    """Keep the report of one build beside an artifact; said again, it replaces what was said."""
+    """Store the report of one build beside an artifact; a report of the same build is replaced."""
     if not is_key(manifest_digest):
         raise InvalidDocument(f"{manifest_digest!r} is not the digest of a manifest")
     for kind, data in (("html", html), ("json", json)):
@@ -378,10 +381,10 @@ def store_report(store: Store, manifest_digest: str, began_at: str, *, html: byt
 
 
 def report_timestamps(store: Store, manifest_digest: str) -> list[str]:
-    """When the builds began whose reports are kept, the newest last."""
+    """The start times of the builds with a stored report, newest last."""
     names = (path.rpartition("/")[2] for path in store.backend.paths(report_folder(manifest_digest)))
-    found = {moment for moment, dot, kind in (name.rpartition(".") for name in names) if dot and kind in KINDS}
-    return sorted(filter(_MOMENT.fullmatch, found))
+    moments = {moment for moment, dot, kind in (name.rpartition(".") for name in names) if dot and kind in KINDS}
+    return sorted(filter(_MOMENT.fullmatch, moments))
 
 
 def read_report(store: Store, manifest_digest: str, moment: str, kind: str) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Canonical JSON and SHA-256: one spelling of each document, because digests of it are names."""
+"""Canonical JSON and SHA-256: one byte form of each document, because its digest is its name."""
 
 import hashlib
 import json
@@ -33,12 +33,12 @@ def canonical_json(value: object) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         raise InvalidDocument(
-            f"a string holds the lone surrogate U+{ord(text[error.start]):04X}, which UTF-8 cannot spell"
+            f"a string holds the lone surrogate U+{ord(text[error.start]):04X}, which UTF-8 cannot encode"
         ) from None
 
 
 def parse_canonical_json(data: bytes, *, limit: int) -> object:
-    """The value of canonical bytes; anything else, and anything over `limit` bytes, is refused."""
+    """The value of canonical bytes. Other bytes, and more than `limit` bytes, raise InvalidDocument."""
     if len(data) > limit:
         raise InvalidDocument(f"it has {len(data)} bytes, and at most {limit} are allowed")
     value = _parse(data)
@@ -66,7 +66,7 @@ def _parse(data: bytes) -> object:
 
 
 def _check(value: object, depth: int) -> None:
-    """Refuse what json.dumps would write loosely, or spell in a way that depends on the reader."""
+    """Refuse values that json.dumps would coerce, or whose JSON form depends on the reader."""
     if depth == MAX_DEPTH and isinstance(value, list | tuple | dict):
         raise _too_deep()
     match value:
@@ -91,16 +91,16 @@ def _check_number(value: int | float) -> None:
         if abs(value) > MAX_INTEGER:
             raise _too_wide(f"of {value.bit_length()} bits")
     elif not math.isfinite(value):
-        raise InvalidDocument(f"{value} is not a number that JSON can spell")
+        raise InvalidDocument(f"{value} is not a number in JSON")
 
 
 def _object_without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise InvalidDocument(f"an object has the key {twice!r} twice")
-    return found
+        duplicate = next(key for key in keys if keys.count(key) > 1)
+        raise InvalidDocument(f"an object has the key {duplicate!r} twice")
+    return fields
 
 
 def _integer(text: str) -> int:
@@ -117,7 +117,7 @@ def _float(text: str) -> float:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise InvalidDocument(f"{name} is not a number that JSON can spell")
+    raise InvalidDocument(f"{name} is not a number in JSON")
 
 
 def _too_deep() -> InvalidDocument:

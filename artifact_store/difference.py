@@ -8,12 +8,12 @@ from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.index.leaves import Difference, differences
 from nxpipe.artifact_store.manifest import Manifest
 
-_NAMED: Final = 3  # parts that a summary names
+_NAMED: Final = 3  # entries of a section that a summary lists
 
 
 @dataclass(frozen=True)
 class EntryChange:
-    """One executable, weight or file, by its content and by what the manifest says of it; None where it is absent."""
+    """One executable, weight or file in two manifests; a blob is None where the entry is absent."""
 
     name: str
     before: Blob | None
@@ -22,6 +22,8 @@ class EntryChange:
 
 @dataclass(frozen=True)
 class Section:
+    """The entries of one kind, by how they differ."""
+
     title: str
     same: tuple[EntryChange, ...]
     changed: tuple[EntryChange, ...]
@@ -50,10 +52,10 @@ class ManifestDifference:
         )
 
     def in_short(self) -> str:
-        """As part of a sentence; empty when nothing but the key inputs differs."""
-        said = [_counted(section) for section in self.sections if section.differing]
-        said += [f"the identity ({self.identity[0].path})"] if self.identity else []
-        return ", ".join(said)
+        """A phrase for messages; empty if only the key inputs differ."""
+        phrases = [_counted(section) for section in self.sections if section.differing]
+        phrases += [f"the identity ({self.identity[0].path})"] if self.identity else []
+        return ", ".join(phrases)
 
 
 _Described = Mapping[str, tuple[Blob, object]]
@@ -65,38 +67,48 @@ def _identity(manifest: Manifest) -> dict[str, object]:
 
 def _executables(manifest: Manifest) -> _Described:
     return {
-        one.name: (one.blob, (one.phase, one.batch, one.sequence, one.tensor_parallel, one.graph_key, one.outputs))
-        for one in manifest.executables
+        program.name: (
+            program.blob,
+            (
+                program.phase,
+                program.batch,
+                program.sequence,
+                program.tensor_parallel,
+                program.graph_key,
+                program.outputs,
+            ),
+        )
+        for program in manifest.executables
     }
 
 
 def _weights(manifest: Manifest) -> _Described:
-    """By the tensors' own bytes: in which pack they lie is no difference."""
-    return {one.name: (one.blob, (one.dtype, one.shape)) for one in manifest.weights}
+    """Compared by the tensors' own bytes: a different pack is no difference."""
+    return {tensor.name: (tensor.blob, (tensor.dtype, tensor.shape)) for tensor in manifest.weights}
 
 
 def _files(manifest: Manifest) -> _Described:
-    return {one.path: (one.blob, None) for one in manifest.files}
+    return {file.path: (file.blob, None) for file in manifest.files}
 
 
 def _section(title: str, before: _Described, after: _Described) -> Section:
-    both = sorted(before.keys() & after.keys())
+    common = sorted(before.keys() & after.keys())
 
-    def parts(names: Iterable[str]) -> tuple[EntryChange, ...]:
+    def changes(names: Iterable[str]) -> tuple[EntryChange, ...]:
         return tuple(
             EntryChange(name, *(side[name][0] if name in side else None for side in (before, after))) for name in names
         )
 
     return Section(
         title,
-        same=parts(name for name in both if before[name] == after[name]),
-        changed=parts(name for name in both if before[name] != after[name]),
-        added=parts(sorted(after.keys() - before.keys())),
-        removed=parts(sorted(before.keys() - after.keys())),
+        same=changes(name for name in common if before[name] == after[name]),
+        changed=changes(name for name in common if before[name] != after[name]),
+        added=changes(sorted(after.keys() - before.keys())),
+        removed=changes(sorted(before.keys() - after.keys())),
     )
 
 
 def _counted(section: Section) -> str:
-    names = [part.name for part in section.differing]
+    names = [change.name for change in section.differing]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"{len(names)} of {len(names) + len(section.same)} {section.title} ({', '.join(names[:_NAMED])}{more})"

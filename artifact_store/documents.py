@@ -1,6 +1,6 @@
-"""Document base class: strict fields, canonical spelling, and a seal for documents that no name verifies.
+"""Document base class: strict fields, canonical JSON, and a seal for documents whose path is not their digest.
 
-The models are strict: a reader that guesses what a malformed document means is a reader that can be steered.
+The models are strict: a reader that guesses the meaning of a malformed document could be exploited.
 """
 
 from abc import abstractmethod
@@ -31,7 +31,7 @@ def _safe_path(path: str) -> str:
 
 
 def _model_id(text: str) -> str:
-    """The id becomes a folder's name in the listing."""
+    """A safe path, because the id becomes a folder name in the listing."""
     if len(text.encode()) > MAX_MODEL_ID_BYTES:
         raise ValueError(f"a model id of {len(text)} characters is too long")
     return _safe_path(text)
@@ -57,7 +57,7 @@ Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
 WriteId = Annotated[str, Field(pattern=r"\A[0-9a-f]{32}\z")]
 Label = Annotated[str, Field(pattern=r"\A[a-z0-9][a-z0-9-]{0,62}\z")]
 Name = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_printable)]
-# A name out of a model's file, as it is there: control characters too, which are escaped where it is shown.
+# A name from a model's file, unchanged: it may hold control characters, which are escaped on display.
 ForeignName = Annotated[str, Field(min_length=1, max_length=4096)]
 Text = Annotated[str, Field(max_length=4096), AfterValidator(_printable)]
 SafePath = Annotated[str, AfterValidator(_safe_path)]
@@ -73,12 +73,12 @@ T = TypeVar("T", bound="Document")
 class Document(BaseModel):
     """Frozen, no unknown fields, no coercion."""
 
-    # Built late: a command pays for the documents that it reads, not for all that there are.
+    # Validators are built on first use: a command pays only for the documents that it reads.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 class Blob(Document):
-    """Bytes, by their digest."""
+    """Reference to immutable bytes by digest and size."""
 
     sha256: Digest
     size: Size
@@ -89,21 +89,21 @@ class Blob(Document):
 
 
 class Sealed(Document):
-    """A document whose path does not follow from its bytes, so that it carries a digest of itself."""
+    """A document whose path is not the digest of its bytes; it holds a digest of itself, the seal."""
 
     max_bytes: ClassVar[int] = MAX_RECORD_BYTES
 
     @property
     @abstractmethod
     def path(self) -> str:
-        """The one place in a store where this document may lie."""
+        """The only valid path of this document in a store."""
 
     def to_bytes(self) -> bytes:
         fields = self.model_dump()
         data = canonical_json(fields | {"seal": sha256_hex(canonical_json(fields))})
         if len(data) > self.max_bytes:
             raise InvalidDocument(
-                f"a {type(self).__name__} of {len(data)} bytes was to be written, and at most {self.max_bytes} are "
+                f"cannot write a {type(self).__name__} of {len(data)} bytes: at most {self.max_bytes} are "
                 "allowed; shorten its texts"
             )
         return data
@@ -120,7 +120,7 @@ class Sealed(Document):
 
 
 def parse_document(kind: type[T], value: object) -> T:
-    """A parsed value as a document, or the first fault in one sentence. A reader assumes no defaults."""
+    """The document of a parsed value; NotUnderstood names the first fault. No field gets a default."""
     try:
         document = kind.model_validate(value)
     except ValidationError as error:
@@ -133,12 +133,12 @@ def parse_document(kind: type[T], value: object) -> T:
 
 
 def written_now() -> str:
-    """This moment by this machine's clock, for people to read."""
+    """The current time of this machine's clock, for people to read."""
     return as_time(datetime.now(UTC).timestamp())
 
 
 def as_time(seconds: float) -> str:
-    """A moment as documents spell it."""
+    """A time in the format of documents."""
     return datetime.fromtimestamp(seconds, UTC).strftime(_TIME)
 
 

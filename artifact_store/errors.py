@@ -8,7 +8,7 @@ class StoreError(Exception):
 
 
 class BadUrl(StoreError):
-    """A store URL that names no kind of store."""
+    """A malformed store URL, or one of an unknown kind of store."""
 
     def __init__(self, url: str, fault: str) -> None:
         super().__init__(
@@ -18,11 +18,11 @@ class BadUrl(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """The folder or bucket cannot be reached, read or written; nothing is known to be wrong with what it holds."""
+    """The folder or bucket cannot be reached, read or written; its content is not known to be damaged."""
 
 
 class Denied(StoreUnavailable):
-    """The folder or bucket is there, and this user or identity may not do this with it."""
+    """The folder or bucket exists, but this user or identity has no permission for the operation."""
 
     def __init__(self, message: str, permission: str, operation: str) -> None:
         super().__init__(message)
@@ -31,29 +31,29 @@ class Denied(StoreUnavailable):
 
 
 class NotFound(StoreError):
-    """The store holds nothing of that name."""
+    """The store holds no object of that name."""
 
 
 class ChannelEmpty(NotFound):
-    """A channel to which nothing was ever promoted."""
+    """A channel without a generation."""
 
 
 class Corrupt(StoreError):
-    """Stored bytes are not what their name or seal says; they were not used."""
+    """Stored bytes do not match their name or seal; they were not used."""
 
-    def __init__(self, where: str, fault: str, way_out: str) -> None:
-        super().__init__(f"{where} is corrupt: {fault}; {way_out}")
+    def __init__(self, where: str, fault: str, remedy: str) -> None:
+        super().__init__(f"{where} is corrupt: {fault}; {remedy}")
         self.where = where
 
 
 class Conflict(StoreError):
-    """One key, two different answers: something that decides the bytes is missing from the key."""
+    """One cache key with two different results: an input that changes the bytes is missing from the key."""
 
     def __init__(self, key: str, stored: str, offered: str, url: str, how: str = "") -> None:
         differing = f", which differs in {how}" if how else ""
         super().__init__(
             f"non-reproducible output: {key} in {url} names {stored}, but this build made {offered}{differing}; "
-            "compare the two, and add what differs to the key's inputs or make it deterministic"
+            "compare the two, and add the differing input to the key or make the step deterministic"
         )
         self.stored = stored
         self.offered = offered
@@ -64,7 +64,7 @@ class Incomplete(StoreError):
 
 
 class TooLarge(StoreError):
-    """More bytes than this kind of store takes in one object."""
+    """More bytes than this kind of store allows in one object."""
 
 
 class InvalidDocument(StoreError):
@@ -72,15 +72,15 @@ class InvalidDocument(StoreError):
 
 
 class NotUnderstood(InvalidDocument):
-    """Canonical JSON of a shape that this version does not know; perhaps a later one wrote it."""
+    """Canonical JSON with a structure that this version does not know; perhaps a later version wrote it."""
 
 
 class Changed(StoreError):
-    """An object was written anew while it was being read in parts; reading it again is safe."""
+    """An object was replaced while it was read in parts; reading it again is safe."""
 
 
 class Refused(StoreError):
-    """A rule of the store, or of the channel's policy, forbids what was asked for; nothing was changed."""
+    """A rule of the store or of the channel's policy forbids the operation; nothing was changed."""
 
 
 class UnsafeBackend(StoreError):
@@ -88,6 +88,6 @@ class UnsafeBackend(StoreError):
 
     def __init__(self, url: str, failed: Sequence[str]) -> None:
         super().__init__(
-            f"{url} cannot hold a store safely, for it fails {len(failed)} of the vital properties: "
+            f"{url} cannot hold a store safely: it fails {len(failed)} of the required properties: "
             f"{'; '.join(failed)}; use another file system, bucket or server"
         )

@@ -1,6 +1,6 @@
 """Evidence documents: the results of verifying an artifact, stored beside its manifest and never in it.
 
-Differences from the reference depend on the processor, its threads and the build of numpy; an artifact does not: equal
+Differences from the reference depend on the processor, its threads and the build of numpy. A manifest does not: equal
 inputs make equal manifests, and any number of builders may add evidence. Section 19 of docs/reference/store-format.md.
 """
 
@@ -16,8 +16,8 @@ from nxpipe.artifact_store.layout import evidence_path
 from nxpipe.artifact_store.manifest import MAX_EXECUTABLES, MAX_OUTPUTS, Manifest
 
 MAX_EVIDENCE_BYTES: Final = 32 * 1024**2
-UNVERIFIED: Final = "nothing shows that it was verified; build it again without --no-verify"
-EMULATED: Final = "emulated"  # the kind: run by the emulator, held against a reference
+UNVERIFIED: Final = "it has no evidence of a verification; build it again without --no-verify"
+EMULATED: Final = "emulated"  # kind of evidence: run by the emulator and compared with a reference
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Distance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -25,7 +25,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Figures(Document):
-    """How far one output is from the yardstick's. `kl` and `top1` are of logits only, where they could be told."""
+    """Differences of one output from the reference. `kl` and `top1` are only for logits, if they can be computed."""
 
     output: ForeignName
     max_absolute: Distance
@@ -37,7 +37,7 @@ class Figures(Document):
 
 
 class Limits(Document):
-    """What the figures were held to when the document was written. What is None was not asked for."""
+    """The thresholds of the figures when the document was written; None: no threshold."""
 
     min_cosine: Finite
     max_relative_error: Finite
@@ -46,8 +46,8 @@ class Limits(Document):
 
 
 class Compared(Document):
-    """One program. `inputs` and `answers` are safetensors: what it was fed, and what it answered. `surroundings` say
-    where: processor, threads, libraries; no host, user or path."""
+    """The comparison of one program. `inputs` and `answers` are its inputs and outputs as safetensors. `surroundings`
+    are processor, threads and libraries; no host, user or path."""
 
     program: Name
     yardstick: Name
@@ -58,12 +58,12 @@ class Compared(Document):
 
     @model_validator(mode="after")
     def _names_each_output_once(self) -> "Compared":
-        _refuse_twins("output", (each.output for each in self.outputs))
+        _refuse_duplicates("output", (figures.output for figures in self.outputs))
         return self
 
 
 class Evidence(Sealed):
-    """Its name is the digest of what it says, so that several of one manifest lie side by side."""
+    """One verification of an artifact. Its name is its digest, so that a manifest may have several documents."""
 
     max_bytes: ClassVar[int] = MAX_EVIDENCE_BYTES
 
@@ -75,7 +75,7 @@ class Evidence(Sealed):
 
     @model_validator(mode="after")
     def _names_each_program_once(self) -> "Evidence":
-        _refuse_twins("program", (each.program for each in self.programs))
+        _refuse_duplicates("program", (compared.program for compared in self.programs))
         return self
 
     @property
@@ -87,35 +87,36 @@ class Evidence(Sealed):
         return evidence_path(self.manifest, self.digest)
 
     def blobs(self) -> tuple[Blob, ...]:
-        return tuple(dict.fromkeys(blob for each in self.programs for blob in (each.inputs, each.answers)))
+        blobs = (blob for compared in self.programs for blob in (compared.inputs, compared.answers))
+        return tuple(dict.fromkeys(blobs))
 
     def of(self, program: str) -> Compared | None:
-        return next((each for each in self.programs if each.program == program), None)
+        return next((compared for compared in self.programs if compared.program == program), None)
 
 
-def gap(manifest: Manifest, evidence: Evidence) -> str | None:
-    """What of an artifact a document leaves open, in words; None where it speaks of every output of every program."""
+def document_gap(manifest: Manifest, evidence: Evidence) -> str | None:
+    """A message about the first program or output that a document does not cover; None if it covers the artifact."""
     if evidence.kind != EMULATED:
         return f"evidence {evidence.digest} is of kind {evidence.kind}, not {EMULATED}"
     for executable in manifest.executables:
         compared = evidence.of(executable.name)
         if compared is None:
-            return f"evidence {evidence.digest} says nothing of program {executable.name}"
-        missing = set(executable.outputs) - {each.output for each in compared.outputs}
+            return f"evidence {evidence.digest} does not cover program {executable.name}"
+        missing = set(executable.outputs) - {figures.output for figures in compared.outputs}
         if missing:
-            return f"evidence {evidence.digest} says nothing of {executable.name} {min(missing)}"
+            return f"evidence {evidence.digest} does not cover {executable.name} {min(missing)}"
     return None
 
 
-def is_covered(manifest: Manifest, evidence: Sequence[Evidence]) -> str | None:
-    """The least that is asked of an artifact, in words if it lacks that: one document without a gap."""
-    gaps = [gap(manifest, each) for each in evidence]
+def coverage_gap(manifest: Manifest, evidence: Sequence[Evidence]) -> str | None:
+    """None if one document covers the whole artifact; else the gap of the first document, as a message."""
+    gaps = [document_gap(manifest, document) for document in evidence]
     if None in gaps:
         return None
     return gaps[0] if gaps else UNVERIFIED
 
 
-def _refuse_twins(what: str, names: Iterable[str]) -> None:
+def _refuse_duplicates(what: str, names: Iterable[str]) -> None:
     for name, count in Counter(names).items():
         if count > 1:
             raise ValueError(f"{what} {name!r} appears {count} times")

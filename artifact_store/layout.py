@@ -47,7 +47,7 @@ def blob_path(blob: Blob) -> str:
 
 
 def digest_path(sha256: str) -> str:
-    # 256 folders, so that none grows beyond what a file system lists with ease.
+    # 256 folders keep each folder small enough for a fast listing.
     return f"{BLOBS}{sha256[:2]}/{sha256}"
 
 
@@ -124,20 +124,20 @@ def listing_path_of(model_id: str, request_key: str) -> str:
 
 
 def numbered(number: int) -> str:
-    """A term, a generation or a place in a path: in the order of text they are in the order of numbers."""
+    """A term, a generation or a position in a path, zero-padded so that text order is numeric order."""
     return f"{number:010d}"
 
 
 def number_of(name: str) -> int | None:
-    """The other way; None for a stranger's file."""
+    """The inverse of `numbered`; None for a name that the store did not write."""
     return int(name) if _NUMBER.fullmatch(name) and int(name) > 0 else None
 
 
 def is_key(name: str) -> bool:
-    """False for a stranger's file below `ac/`, and for whatever else is no digest."""
+    """True for a digest; false for any other file below `ac/`."""
     return _KEY.fullmatch(name) is not None
 
 
 def is_object(path: str) -> bool:
-    """Whether an object of a store may have this path; false for what would lead out of its folder."""
+    """True if an object of a store may have this path; false for a path that leaves the store's folder."""
     return _OBJECT.fullmatch(path) is not None and not {".", ".."} & set(path.split("/"))

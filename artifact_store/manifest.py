@@ -25,7 +25,7 @@ from nxpipe.artifact_store.documents import (
 from nxpipe.artifact_store.errors import InvalidDocument, NotUnderstood
 from nxpipe.artifact_store.names import short_name
 
-_EARLIER: Final = ("nxpipe.manifest/1", "nxpipe.manifest/2")  # held their evidence, which no two machines agree on
+_EARLIER: Final = ("nxpipe.manifest/1", "nxpipe.manifest/2")  # included evidence, which differs between machines
 
 MAX_MANIFEST_BYTES: Final = 32 * 1024**2
 MAX_KEY_INPUTS_BYTES: Final = 4 * 1024**2
@@ -34,7 +34,7 @@ MAX_WEIGHTS: Final = 200_000
 MAX_FILES: Final = 10_000
 MAX_OUTPUTS: Final = 10_000  # of one executable
 
-# Bytes of one element, as it is stored.
+# Bytes of one stored element.
 WIDTHS: Final = {
     **dict.fromkeys(("float64", "int64", "uint64"), 8),
     **dict.fromkeys(("float32", "tfloat32", "int32", "uint32"), 4),
@@ -45,7 +45,7 @@ _RESERVED: Final = "__metadata__"
 
 
 class Tensor(Document):
-    """One weight: its elements in row-major order, little-endian. A small one is not an object, but part of a pack."""
+    """One weight: its elements in row-major order, little-endian. A small tensor is part of a pack."""
 
     name: Name
     dtype: Name
@@ -56,31 +56,31 @@ class Tensor(Document):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "Tensor":
-        """Else whoever maps the weights into memory would be the first to find out."""
+        """Checked here, so that no reader maps inconsistent weights into memory."""
         if self.name == _RESERVED:
-            raise ValueError(f"no tensor may be called {_RESERVED}: the safetensors format keeps that name for itself")
+            raise ValueError(f"no tensor may be called {_RESERVED}: the safetensors format reserves that name")
         width = WIDTHS.get(self.dtype)
         if width is None:
             raise ValueError(f"tensor {self.name!r} is of the unknown type {self.dtype!r}")
-        room = width * math.prod(length or 1 for length in self.shape)  # also where it is empty: strides must fit
-        size = 0 if 0 in self.shape else room
-        if room > MAX_INTEGER:
-            raise ValueError(f"tensor {self.name!r} of {list(self.shape)} is larger than any reader can count")
+        extent = width * math.prod(length or 1 for length in self.shape)  # strides of an empty tensor must fit too
+        size = 0 if 0 in self.shape else extent
+        if extent > MAX_INTEGER:
+            raise ValueError(f"tensor {self.name!r} of {list(self.shape)} is larger than {MAX_INTEGER} bytes")
         if size != self.blob.size:
             raise ValueError(
-                f"tensor {self.name!r} of {self.dtype} {list(self.shape)} takes {size} bytes, "
+                f"tensor {self.name!r} of {self.dtype} {list(self.shape)} has {size} bytes, "
                 f"and its blob has {self.blob.size}"
             )
         return self
 
     @property
     def stored(self) -> Blob:
-        """The object that holds it."""
+        """The object that holds the tensor: its pack or its own blob."""
         return self.pack or self.blob
 
 
 class Executable(Document):
-    """One compiled program, with the shapes that it is fixed to."""
+    """One compiled program with its fixed shapes."""
 
     name: Name
     phase: Name
@@ -93,7 +93,7 @@ class Executable(Document):
 
 
 class File(Document):
-    """A file that travels with the model: configuration, graphs, tables."""
+    """A file of the model: configuration, graphs, tables."""
 
     path: SafePath
     blob: Blob
@@ -106,8 +106,8 @@ class ModelRef(Document):
 
 
 class Manifest(Document):
-    """One artifact. Equal inputs give equal bytes, so nothing here tells when, where or on which processor it was made.
-    What was found out about it is evidence, which lies beside it."""
+    """One artifact. Equal inputs give equal bytes, so it holds no time, host or processor of the build.
+    Results of its verification are evidence, in documents of their own."""
 
     format: Literal["nxpipe.manifest/3"] = "nxpipe.manifest/3"
     model: ModelRef
@@ -122,19 +122,19 @@ class Manifest(Document):
     def _is_consistent(self) -> "Manifest":
         if self.key_inputs.size > MAX_KEY_INPUTS_BYTES:
             raise ValueError(f"key inputs of {self.key_inputs.size} bytes are beyond {MAX_KEY_INPUTS_BYTES}")
-        _refuse_twins("executable", (executable.name for executable in self.executables))
-        _refuse_twins("weight", (tensor.name for tensor in self.weights))
-        _refuse_twins("file", (file.path for file in self.files))
-        _refuse_names_that_meet("executables", [executable.name for executable in self.executables])
-        _refuse_names_that_meet("files", [file.path for file in self.files])
-        _refuse_files_that_are_folders({_folded(file.path) for file in self.files})
+        _refuse_duplicates("executable", (executable.name for executable in self.executables))
+        _refuse_duplicates("weight", (tensor.name for tensor in self.weights))
+        _refuse_duplicates("file", (file.path for file in self.files))
+        _refuse_equivalent_names("executables", [executable.name for executable in self.executables])
+        _refuse_equivalent_names("files", [file.path for file in self.files])
+        _refuse_nested_files({_folded(file.path) for file in self.files})
         every = {*self.blobs(), *(tensor.blob for tensor in self.weights)}
-        _refuse_twins("size of blob", (blob.sha256 for blob in every))
+        _refuse_duplicates("size of blob", (blob.sha256 for blob in every))
         return self
 
     @property
     def request_key(self) -> str:
-        """What was asked for, by the digest of the question."""
+        """The digest of the key inputs."""
         return self.key_inputs.sha256
 
     @property
@@ -142,7 +142,7 @@ class Manifest(Document):
         return short_name(self.model.id, self.request_key)
 
     def blobs(self) -> tuple[Blob, ...]:
-        """Every distinct object, in the order of first mention."""
+        """Every distinct blob, in order of first mention."""
         named = (
             self.key_inputs,
             *(executable.blob for executable in self.executables),
@@ -165,7 +165,7 @@ class Manifest(Document):
         return sha256_hex(self.to_bytes())
 
     def to_text(self) -> str:
-        """The same, for people."""
+        """Indented JSON, for people."""
         return json.dumps(self.model_dump(), ensure_ascii=False, sort_keys=True, indent=2) + "\n"
 
     @classmethod
@@ -176,19 +176,21 @@ class Manifest(Document):
         return parse_document(cls, fields)
 
 
-def _refuse_twins(what: str, names: Iterable[str]) -> None:
+def _refuse_duplicates(what: str, names: Iterable[str]) -> None:
     for name, count in Counter(names).items():
         if count > 1:
             raise ValueError(f"{what} {name!r} appears {count} times")
 
 
-def _refuse_names_that_meet(what: str, names: Iterable[str]) -> None:
-    """File systems differ in whether these are one name, so that a fetch would end with another file than was meant."""
-    met: dict[str, str] = {}
+def _refuse_equivalent_names(what: str, names: Iterable[str]) -> None:
+    """On some file systems names that differ in case or Unicode form are one file; a fetch would overwrite it."""
+    originals: dict[str, str] = {}
     for name in names:
-        other = met.setdefault(_folded(name), name)
+        other = originals.setdefault(_folded(name), name)
         if other != name:
-            raise ValueError(f"{what} {other!r} and {name!r} are one name where case or Unicode form does not count")
+            raise ValueError(
+                f"{what} {other!r} and {name!r} are the same name on a file system that ignores case or Unicode form"
+            )
 
 
 def _folded(name: str) -> str:
@@ -196,7 +198,7 @@ def _folded(name: str) -> str:
     return normalize("NFD", normalize("NFD", name).casefold())
 
 
-def _refuse_files_that_are_folders(paths: set[str]) -> None:
+def _refuse_nested_files(paths: set[str]) -> None:
     for path in paths:
         parts = path.split("/")
         for depth in range(1, len(parts)):

@@ -1,4 +1,4 @@
-"""Pins: names that exempt manifests from garbage collection, permanently or for the time of an operation."""
+"""Pins: named records that exempt manifests from garbage collection, permanently or during an operation."""
 
 import secrets
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from nxpipe.artifact_store.errors import NotFound, Refused
 from nxpipe.artifact_store.layout import PINS, pin_path
 from nxpipe.artifact_store.records import Records
 
-HELD: Final = 3600.0  # seconds for which a promotion keeps what it looks at
+HOLD_SECONDS: Final = 3600.0  # seconds for which a promotion pins the manifests that it checks
 
 
 class Pin(Sealed):
@@ -47,7 +47,7 @@ class Pins:
         self._records = Records(backend)
 
     def add(self, name: str, manifest: Blob, *, actor: str, reason: str, seconds: float | None = None) -> Pin:
-        """Keep a manifest and all that it names; for ever, or for so many seconds."""
+        """Keep a manifest and every blob that it names: permanently, or for `seconds`."""
         pin = Pin(
             name=name,
             manifest=manifest,
@@ -59,7 +59,7 @@ class Pins:
         winner = self._records.create_or_read(pin)
         if winner.manifest != manifest:
             raise Refused(
-                f"pin {name} of {self._backend.url} already keeps manifest {winner.manifest.sha256}; "
+                f"pin {name} of {self._backend.url} already pins manifest {winner.manifest.sha256}; "
                 "choose another name, or remove that pin first"
             )
         return winner
@@ -78,12 +78,12 @@ class Pins:
         return [pin for path in paths if (pin := self._records.read(Pin, path))]
 
     @contextmanager
-    def held(self, manifests: Sequence[Blob], *, actor: str, reason: str) -> Iterator[None]:
-        """Keep these while the block runs; whoever is killed in it keeps them for an hour."""
+    def pinned(self, manifests: Sequence[Blob], *, actor: str, reason: str) -> Iterator[None]:
+        """Pin manifests while the block runs; if the process is killed, the pins expire after an hour."""
         names = [f"held-{secrets.token_hex(12)}" for _ in manifests]
         try:
             for name, manifest in zip(names, manifests, strict=True):
-                self.add(name, manifest, actor=actor, reason=reason, seconds=HELD)
+                self.add(name, manifest, actor=actor, reason=reason, seconds=HOLD_SECONDS)
             yield
         finally:
             for name in names:

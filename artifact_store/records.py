@@ -13,18 +13,20 @@ from nxpipe.artifact_store.layout import action_path
 from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.artifact_store.names import short_name
 
-_REMOVE: Final = "remove that one object, then do again what made it"
+_REMOVE: Final = "remove that object, then repeat the operation that wrote it"
 _OTHER_VERSION: Final = "read it with the version of nxpipe that wrote it"
 
 K = TypeVar("K", bound=Sealed)
 
 
 class Records:
+    """Sealed documents of one backend, read and written by path."""
+
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
     def read(self, kind: type[K], path: str) -> K | None:
-        """The record at a path; `Corrupt` if it is damaged, or another's."""
+        """The record at a path; `Corrupt` if it is damaged or belongs to another path."""
         chunks = self._backend.read(path)
         if chunks is None:
             return None
@@ -43,11 +45,11 @@ class Records:
         return record
 
     def create(self, record: Sealed) -> bool:
-        """Write a record where there is none, durably. True: this call made it."""
+        """Write a record durably if its path is free. True if this call wrote it."""
         return self._backend.create(record.path, Payload.of(record.to_bytes()), durable=True)
 
     def create_or_read(self, record: K) -> K:
-        """The record that stands: ours, or that of somebody faster."""
+        """Create the record, or read the one that another process created first."""
         if self.create(record):
             return record
         winner = self.read(type(record), record.path)
@@ -59,12 +61,12 @@ class Records:
         self._backend.replace(record.path, Payload.of(record.to_bytes()))
 
     def _corrupt(self, path: str, fault: InvalidDocument) -> Corrupt:
-        way_out = _OTHER_VERSION if isinstance(fault, NotUnderstood) else _REMOVE
-        return Corrupt(f"{self._backend.url}/{path}", str(fault), way_out)
+        remedy = _OTHER_VERSION if isinstance(fault, NotUnderstood) else _REMOVE
+        return Corrupt(f"{self._backend.url}/{path}", str(fault), remedy)
 
 
 class ActionRecord(Sealed):
-    """Which manifest answers a request key, with enough of it to list artifacts without loading one."""
+    """The pointer from a request key to a manifest, with the fields that a listing shows."""
 
     format: Literal["nxpipe.action/1"] = "nxpipe.action/1"
     request_key: Digest
@@ -82,7 +84,7 @@ class ActionRecord(Sealed):
 
     @classmethod
     def of(cls, manifest: Manifest, blob: Blob) -> "ActionRecord":
-        """A record of this moment, unlike any other attempt to publish."""
+        """A record with the current time and a random write id, unique to this attempt to publish."""
         return cls(
             request_key=manifest.request_key,
             manifest=blob,
@@ -97,7 +99,7 @@ class ActionRecord(Sealed):
 
 @dataclass(frozen=True)
 class Published:
-    """An artifact as a store knows it; the manifest is read, and verified, when it is first asked for."""
+    """A published artifact; its manifest is read and verified on first access."""
 
     record: ActionRecord
     load: Callable[[], Manifest] = field(repr=False, compare=False)
@@ -136,7 +138,7 @@ class Published:
 
     @property
     def manifest(self) -> Manifest:
-        """Loaded once. In Python 3.11 a cached_property has one lock for all instances, which it holds while it loads:
+        """The manifest, loaded once. A cached_property of Python 3.11 holds one lock for all instances while it loads:
         threads would read manifests one after the other, and could deadlock."""
-        found: Manifest = self.__dict__.get("_manifest") or self.__dict__.setdefault("_manifest", self.load())
-        return found
+        manifest: Manifest = self.__dict__.get("_manifest") or self.__dict__.setdefault("_manifest", self.load())
+        return manifest

@@ -1,6 +1,4 @@
-"""The store: reads, and the publish protocol of docs/reference/store-format.md (blobs, manifest, signature, action
-record).
-"""
+"""Store: reads and the publish protocol of docs/reference/store-format.md (blobs, manifest, action record)."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,7 +15,7 @@ from nxpipe.artifact_store.errors import (
     NotFound,
 )
 from nxpipe.artifact_store.evidence import Evidence
-from nxpipe.artifact_store.index.segments import Report, all_records, unheard
+from nxpipe.artifact_store.index.segments import Report, all_records, ignore_report
 from nxpipe.artifact_store.layout import action_path, blob_path, evidence_folder, is_key, listing_path
 from nxpipe.artifact_store.manifest import MAX_KEY_INPUTS_BYTES, MAX_MANIFEST_BYTES, Manifest
 from nxpipe.artifact_store.names import choose
@@ -42,11 +40,11 @@ class Store:
     # Blobs
 
     def put_blob(self, data: bytes | memoryview) -> Blob:
-        """Keep these bytes. Nothing is written when the store holds them intact."""
+        """Store bytes. Nothing is written if the store holds them intact."""
         return self.blobs.put(data)
 
     def put_stream(self, chunks: Iterable[bytes]) -> Blob:
-        """Keep bytes that need not fit in memory."""
+        """Store bytes that need not fit in memory."""
         return self.blobs.put_stream(chunks)
 
     def read_blob(self, blob: Blob) -> bytes:
@@ -54,18 +52,18 @@ class Store:
         return self.blobs.read(blob)
 
     def copy_blob_to(self, blob: Blob, path: Path) -> None:
-        """Write the bytes to a file, which appears when they have proved right; its folder is made if need be."""
+        """Write the bytes to a file, which appears once they are verified; create its folder if necessary."""
         self.blobs.copy_to(blob, path)
 
     # Artifacts
 
     def publish(self, manifest: Manifest) -> Published:
-        """Make an artifact visible, after all that it names is safe; the steps of section 7."""
+        """Make an artifact visible after every blob that it names is durable; the steps of section 7."""
         document = Payload.of(manifest.to_bytes())
         blob = Blob(sha256=document.sha256, size=document.size)
         stored = self._record(manifest.request_key)
         self._refuse_other(stored, manifest, document)
-        self._insist_on_blobs(manifest.blobs(), f"publish {manifest.model.id}", "manifest")
+        self._require_blobs(manifest.blobs(), f"publish {manifest.model.id}", "manifest")
         self.backend.make_durable(blob_path(part) for part in manifest.blobs())
         self.blobs.keep(document)
         self.backend.make_durable([blob_path(blob)])
@@ -75,58 +73,58 @@ class Store:
         return self._published(winner, manifest)
 
     def attest(self, evidence: Evidence) -> Evidence:
-        """Keep evidence beside a manifest, published or about to be; the same said again changes nothing."""
-        self._insist_on_blobs(evidence.blobs(), f"keep evidence of manifest {evidence.manifest}", "evidence")
+        """Store evidence beside a manifest, which may be published later; idempotent."""
+        self._require_blobs(evidence.blobs(), f"keep evidence of manifest {evidence.manifest}", "evidence")
         self.backend.make_durable(blob_path(blob) for blob in evidence.blobs())
-        kept = self.records.create_or_read(evidence)
-        # What stood may be of an artifact that was given up, and about to be collected.
-        if not self.blobs.keep_young(kept.path):
-            self.records.create(kept)
-        return kept
+        stored = self.records.create_or_read(evidence)
+        # An existing document may belong to an abandoned artifact and be due for garbage collection.
+        if not self.blobs.keep_young(stored.path):
+            self.records.create(stored)
+        return stored
 
     def evidence(self, manifest_digest: str) -> Sequence[Evidence]:
-        """All that was found out about an artifact, in the order of the documents' names."""
+        """All evidence of an artifact, ordered by the documents' names."""
         return evidence_in(self.backend, manifest_digest)
 
     def find(self, request_key: str) -> Published | None:
-        """The artifact that answers a key, its manifest verified; blobs are verified when they are read."""
-        # What is not a key answers nothing; least of all may it be taken for a path.
-        record = self._sought(request_key) if is_key(request_key) else None
+        """The artifact under a request key, its manifest verified; blobs are verified when they are read."""
+        # A string that is no key has no artifact, and must never become part of a path.
+        record = self._find_record(request_key) if is_key(request_key) else None
         return self._published(record, self._manifest_of(record)) if record else None
 
-    def list(self, report: Report = unheard) -> Sequence[Published]:
-        """Every artifact, newest first, without reading a manifest; `report` hears how the index fares."""
+    def list(self, report: Report = ignore_report) -> Sequence[Published]:
+        """Every artifact, newest first, without reading a manifest; `report` receives the progress of the index."""
         records = all_records(self.backend, self.records, report)
         records.sort(key=lambda record: (record.published_at, record.request_key), reverse=True)
         return [self._published(record) for record in records]
 
     def resolve(self, name: str) -> Published:
-        """The one artifact that is named `MODEL`, `MODEL@KEYPREFIX` or `KEYPREFIX` (6 hex digits or more)."""
-        chosen = choose(name, self.list(), self.url)
-        # An index finds it; what is acted on is the record itself.
-        found = self.find(chosen.request_key)
-        if found is None:
-            raise NotFound(f"{name!r} was removed from {self.url} a moment ago; see what is left, and name another")
-        return found
+        """The only artifact that matches `MODEL`, `MODEL@KEYPREFIX` or `KEYPREFIX` (6 hex digits or more)."""
+        match = choose(name, self.list(), self.url)
+        # The index finds the artifact; the record decides, since the index may be stale.
+        published = self.find(match.request_key)
+        if published is None:
+            raise NotFound(f"{name!r} was removed from {self.url} a moment ago; list the artifacts and name another")
+        return published
 
     def manifest(self, blob: Blob) -> Manifest:
-        """The manifest that a record or a channel names, verified. What else may be in a blob is an InvalidDocument."""
+        """The manifest that a record or a channel names, verified. Any other blob raises InvalidDocument."""
         return Manifest.from_bytes(read_at_most(MAX_MANIFEST_BYTES, self.blobs.chunks(blob)))
 
     def key_inputs(self, manifest: Manifest) -> dict[str, object]:
-        """What was asked for, in full; its digest is the request key."""
+        """The complete inputs of the request key, which is their digest."""
         data = read_at_most(MAX_KEY_INPUTS_BYTES, self.blobs.chunks(manifest.key_inputs))
         inputs = parse_canonical_json(data, limit=MAX_KEY_INPUTS_BYTES)
         if not isinstance(inputs, dict):
             raise InvalidDocument(f"the key inputs {manifest.request_key} are not a JSON object")
         return inputs
 
-    # How
+    # Implementation
 
     def _where(self, path: str) -> str:
         return f"{self.url}/{path}"
 
-    def _insist_on_blobs(self, blobs: Sequence[Blob], what: str, document: str) -> None:
+    def _require_blobs(self, blobs: Sequence[Blob], what: str, document: str) -> None:
         for blob, fault in self.blobs.settle(blobs, sent_by_us=True):
             raise Incomplete(
                 f"cannot {what}: blob {blob.sha256} of {blob.size} bytes {fault} in {self.url}; put every blob before "
@@ -144,12 +142,12 @@ class Store:
             return
         from nxpipe.artifact_store.difference import ManifestDifference
 
-        self.blobs.keep(document)  # until it is collected, so that `store diff` can tell all of it
+        self.blobs.keep(document)  # so that `store diff` can read it until garbage collection removes it
         how = ManifestDifference.between(self._manifest_of(stored), offered).in_short()
         raise Conflict(f"request key {stored.request_key}", stored.manifest.sha256, document.sha256, self.url, how)
 
-    def _sought(self, request_key: str) -> ActionRecord | None:
-        """The record as a reader may find it; what decides about a write is `_record`."""
+    def _find_record(self, request_key: str) -> ActionRecord | None:
+        """The record for a reader, perhaps from a cache; writes are decided by `_record`."""
         return self._record(request_key)
 
     def _record(self, request_key: str) -> ActionRecord | None:
@@ -160,7 +158,7 @@ class Store:
         try:
             manifest = self.manifest(record.manifest)
             if manifest.request_key != record.request_key:
-                raise InvalidDocument(f"it answers {manifest.request_key}, not {record.request_key}")
+                raise InvalidDocument(f"its request key is {manifest.request_key}, not {record.request_key}")
         except NotFound as error:
             raise Corrupt(self._where(action_path(record.request_key)), str(error), PUBLISH_AGAIN) from error
         except InvalidDocument as fault:
@@ -174,5 +172,5 @@ class Store:
 def evidence_in(backend: Backend, manifest_digest: str) -> Sequence[Evidence]:
     folder = evidence_folder(manifest_digest)
     paths = sorted(path for path in backend.paths(folder) if is_key(path.removeprefix(folder)))
-    found = backend.each(lambda path: Records(backend).read(Evidence, path), paths)
-    return [document for document in found if document is not None]
+    documents = backend.each(lambda path: Records(backend).read(Evidence, path), paths)
+    return [document for document in documents if document is not None]

@@ -9,7 +9,7 @@ from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.backends.protocol import Backend
 from nxpipe.artifact_store.errors import BadUrl
 from nxpipe.artifact_store.fetch.cached_store import CachedStore, MirroredBlobs
-from nxpipe.artifact_store.fetch.mirrors import Notice, Sources, unnoticed
+from nxpipe.artifact_store.fetch.mirrors import Notice, Sources, ignore_notice
 from nxpipe.artifact_store.fetch.offline_index import OfflineIndex
 from nxpipe.artifact_store.fetch.read_cache import DEFAULT_LIMIT, ReadCache
 from nxpipe.artifact_store.store import Store
@@ -27,29 +27,29 @@ def open_store(
     cache: Path | None = None,
     cache_limit: int = DEFAULT_LIMIT,
     kms_key: str | None = None,
-    notice: Notice = unnoticed,
+    notice: Notice = ignore_notice,
 ) -> Store:
     """The store at a URL. Nothing is created or contacted before the first use.
 
-    `file:///abs`, `file://relative` and a plain path name a folder, relative ones from the working directory; what
-    follows `file://` is a path as typed, without percent-encoding. `s3://bucket/prefix` names a place in a bucket,
-    whose objects are encrypted with `kms_key` if one is given.
+    `file:///abs`, `file://relative` and a plain path name a folder, relative to the working directory; a path is taken
+    as typed, without percent-encoding. `s3://bucket/prefix` names a prefix of a bucket, whose objects are encrypted
+    with `kms_key` if it is given.
 
-    What the store cannot give is read from its `mirrors`, in order, and `notice` is told. What was read from S3 is kept
-    in `cache`; a folder is near enough.
+    Blobs that the store cannot supply are read from its `mirrors`, in order, and reported to `notice`. Blobs read from
+    S3 are stored in `cache`; a local folder needs no cache.
     """
     backend = _backend(url, kms_key)
-    tier = ReadCache(cache, cache_limit) if cache and is_remote(url) else None
-    if not mirrors and not tier:
+    read_cache = ReadCache(cache, cache_limit) if cache and is_remote(url) else None
+    if not mirrors and not read_cache:
         return Store(backend)
     sources = Sources([backend, *(_backend(mirror, None) for mirror in mirrors)], notice)
-    return CachedStore(backend, MirroredBlobs(backend, sources, tier), sources)
+    return CachedStore(backend, MirroredBlobs(backend, sources, read_cache), sources)
 
 
 def open_offline(url: str, cache: Path, cache_limit: int = DEFAULT_LIMIT) -> Store:
-    """What this machine has seen of a store on S3: no network is used, and nothing can be written."""
-    seen = OfflineIndex(cache, url)
-    return CachedStore(seen, MirroredBlobs(seen, Sources(()), ReadCache(cache, cache_limit)), Sources([seen]))
+    """The locally cached part of a store on S3, read-only and without network access."""
+    index = OfflineIndex(cache, url)
+    return CachedStore(index, MirroredBlobs(index, Sources(()), ReadCache(cache, cache_limit)), Sources([index]))
 
 
 def is_remote(url: str) -> bool:
@@ -57,7 +57,7 @@ def is_remote(url: str) -> bool:
 
 
 def anchored(url: str, folder: Path) -> str:
-    """The same store, with a relative folder taken from `folder` instead of the working directory."""
+    """The URL of the store, with a relative folder resolved from `folder` instead of the working directory."""
     if is_remote(url):
         return url
     return f"{_FILE}{folder.absolute() / _folder(url)}"
@@ -68,11 +68,11 @@ def _folder(url: str) -> Path:
     if not path or not path.isprintable():
         raise BadUrl(url, "names no folder")
     if path == url and (scheme := _SCHEME.match(url)):
-        raise BadUrl(url, f"starts with {scheme[0]!r}, which is no kind of store")
+        raise BadUrl(url, f"starts with {scheme[0]!r}, which is not a supported scheme")
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise BadUrl(url, "starts with ~, and no home folder is known") from error
+        raise BadUrl(url, "starts with ~, but the home folder is unknown") from error
 
 
 def _backend(url: str, kms_key: str | None) -> Backend:
@@ -84,11 +84,11 @@ def _backend(url: str, kms_key: str | None) -> Backend:
 def _bucket(url: str, kms_key: str | None) -> Backend:
     bucket, _, prefix = url.removeprefix(_S3).partition("/")
     if not _BUCKET.fullmatch(bucket):
-        raise BadUrl(url, f"names {bucket!r}, which is no bucket name (3-63 of a-z, 0-9, '-' and '.')")
+        raise BadUrl(url, f"names {bucket!r}, which is not a bucket name (3-63 of a-z, 0-9, '-' and '.')")
     parts = prefix.rstrip("/").split("/") if prefix else []
     if any(part in ("", ".", "..") for part in parts) or not prefix.isprintable():
-        raise BadUrl(url, f"has the prefix {prefix!r}, which is no plain path")
-    from nxpipe.artifact_store.backends.s3 import connect  # the AWS SDK takes a while to import
+        raise BadUrl(url, f"has the prefix {prefix!r}, which is not a plain path")
+    from nxpipe.artifact_store.backends.s3 import connect  # the AWS SDK is slow to import
     from nxpipe.artifact_store.backends.s3_client import S3Options
 
     return connect(bucket, "/".join(parts), S3Options(kms_key=kms_key))

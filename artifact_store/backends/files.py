@@ -14,34 +14,34 @@ from nxpipe.artifact_store.backends.protocol import CHUNK, Payload
 from nxpipe.artifact_store.errors import Denied, StoreUnavailable
 
 _FORBIDDEN: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
-_WAY_OUT: Final = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room for it"),
+_REMEDIES: Final = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space"),
     **dict.fromkeys((errno.EACCES, errno.EPERM), "make it readable and writable for this user"),
     errno.EROFS: "make the folder writable for this user",
-    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR), "move away what stands in its place"),
+    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR), "move the file or folder in its place away"),
     errno.ELOOP: "put a real folder in its place",
 }
 
-_AT_ONCE: Final = 16 * 1024**2  # bytes that are copied inside the kernel between two looks for Ctrl-C
-# Between two file systems, on one that does not offer it, and in a sandbox that forbids it.
+_AT_ONCE: Final = 16 * 1024**2  # bytes per in-kernel copy; Ctrl-C takes effect between two copies
+# Errors of copy_file_range across file systems, on one that lacks it, and in a sandbox that forbids it.
 _NO_COPY_INSIDE: Final = (errno.EXDEV, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM)
 
 
 @contextmanager
 def os_errors(doing: str) -> Iterator[None]:
-    """Turn an OSError into the store's own sentence: `doing` reads "write /some/file"."""
+    """Turn an OSError into a StoreUnavailable with a remedy; `doing` is a phrase such as "write /some/file"."""
     try:
         yield
     except OSError as error:
-        way_out = _WAY_OUT.get(error.errno or 0, "mend that")
-        sentence = f"cannot {doing}: {error.strerror or error}; {way_out}, or name another place; a retry is safe"
+        remedy = _REMEDIES.get(error.errno or 0, "fix that")
+        message = f"cannot {doing}: {error.strerror or error}; {remedy}, or use another location; a retry is safe"
         if error.errno in _FORBIDDEN:
-            raise Denied(sentence, f"permission to {doing.partition(' ')[0]}", doing) from error
-        raise StoreUnavailable(sentence) from error
+            raise Denied(message, f"permission to {doing.partition(' ')[0]}", doing) from error
+        raise StoreUnavailable(message) from error
 
 
 class NewFile:
-    """A file being written, which nobody else knows."""
+    """A file being written under a random name that no other process uses."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -49,14 +49,14 @@ class NewFile:
         self._open = True
 
     def close(self) -> None:
-        """A network file system says only here what did not reach it."""
+        """Close the file. A network file system reports failed writes only here."""
         if self._open:
             self._open = False
             os.close(self.descriptor)
 
 
 class Scratch:
-    """The same, hashed on the way."""
+    """A new file that is hashed while it is written."""
 
     def __init__(self, file: NewFile) -> None:
         self.path = file.path
@@ -79,9 +79,9 @@ class Scratch:
 
 @contextmanager
 def new_file(folder: Path, mode: int = 0o666, within: SafeFolder | None = None) -> Iterator[NewFile]:
-    """A new file in `folder` that is gone at the end, unless it was moved away; however the block ends.
+    """A new file in `folder`, removed when the block ends in any way, unless it was moved.
 
-    With `within`, whose root the folder lies below, no symlink on the way from there is followed.
+    With `within`, whose root contains the folder, no symlink below that root is followed.
     """
     name = f".{secrets.token_hex(8)}.part"
     path = folder / name
@@ -92,7 +92,7 @@ def new_file(folder: Path, mode: int = 0o666, within: SafeFolder | None = None) 
         try:
             yield file
         finally:
-            # What a network file system says now comes after the error that matters.
+            # An error of a network file system at this point follows the error that matters.
             with suppress(OSError):
                 file.close()
     finally:
@@ -109,25 +109,25 @@ def scratch(folder: Path, mode: int = 0o666, within: SafeFolder | None = None) -
         yield Scratch(file)
 
 
-def write_at(descriptor: int, data: bytes | memoryview, at: int) -> None:
+def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
     view = memoryview(data)
     while view:
-        written = os.pwrite(descriptor, view, at)
-        view, at = view[written:], at + written
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
 
 
-def copy_into(descriptor: int, source: IO[bytes] | int, at: int) -> None:
-    """A whole file to a place in another: inside the kernel, which may share the blocks, as far as it does that."""
+def copy_into(descriptor: int, source: IO[bytes] | int, offset: int) -> None:
+    """Copy a whole file to an offset of another: in the kernel, which may share blocks, where that is supported."""
     done, opened = 0, source if isinstance(source, int) else source.fileno()
     if hasattr(os, "copy_file_range"):
         try:
-            while copied := os.copy_file_range(opened, descriptor, _AT_ONCE, done, at + done):
+            while copied := os.copy_file_range(opened, descriptor, _AT_ONCE, done, offset + done):
                 done += copied
         except OSError as error:
             if error.errno not in _NO_COPY_INSIDE:
                 raise
     while chunk := os.pread(opened, CHUNK, done):
-        write_at(descriptor, chunk, at + done)
+        write_at(descriptor, chunk, offset + done)
         done += len(chunk)
 
 
@@ -141,7 +141,7 @@ def _created(path: Path, mode: int) -> int:
 
 
 def chunks_of(file: IO[bytes], size: int | None = None) -> Iterator[bytes]:
-    """The rest of a file, or its next `size` bytes; closes it."""
+    """Yield the rest of a file, or its next `size` bytes, in chunks; close it."""
     left = float("inf") if size is None else size
     with file:
         while left > 0 and (chunk := file.read(int(min(CHUNK, left)))):

@@ -23,7 +23,7 @@ from nxpipe.artifact_store.backends.protocol import (
     Stat,
     Violated,
     ignore_progress,
-    insist,
+    require,
 )
 from nxpipe.artifact_store.errors import Changed, Corrupt, Denied, StoreUnavailable
 from nxpipe.artifact_store.layout import SCRATCH, is_object
@@ -33,21 +33,31 @@ _LONGEST_NAME: Final = 255
 
 
 def local_probes(root: Path, folder: str) -> Iterator[Probe]:
-    """Experiments in a folder of a store."""
-    here = _Folder(root / folder)
+    """Probes of the file system, run in a folder of a store."""
+    probes = _Probes(root / folder)
     for name, why, run, vital in (
-        ("a hard link refuses a taken name", "creation is atomic by it, without locks", here.links, True),
-        ("a rename replaces a file in one piece", "readers see the old bytes or the new ones", here.renames, True),
-        ("files and folders can be flushed to the disk", "what is published outlives a power loss", here.flushes, True),
-        ("file times are fine", "a changed file is known by its time and number", here.times, False),
-        ("names of 255 bytes are taken", "listings carry the model's name", here.names, False),
-        ("there is free space", "a full disk ends every publish", here.space, False),
+        ("a hard link refuses a taken name", "creation is atomic by it, without locks", probes.links, True),
+        (
+            "a rename replaces a file in one piece",
+            "readers see either the old bytes or the new ones",
+            probes.renames,
+            True,
+        ),
+        (
+            "files and folders can be flushed to the disk",
+            "published objects survive a power loss",
+            probes.flushes,
+            True,
+        ),
+        ("file times are fine", "a changed file is detected by its time and inode", probes.times, False),
+        ("names of 255 bytes are taken", "listings include the model's name", probes.names, False),
+        ("there is free space", "publishing fails on a full disk", probes.space, False),
     ):
-        yield Probe(name, why, _said(root / folder, run), vital)
+        yield Probe(name, why, _with_store_errors(root / folder, run), vital)
 
 
-def _said(folder: Path, run: Callable[[], str | None]) -> Callable[[], str | None]:
-    """What no experiment foresees becomes the store's own sentence."""
+def _with_store_errors(folder: Path, run: Callable[[], str | None]) -> Callable[[], str | None]:
+    """The probe, with unexpected OSErrors turned into errors of the store."""
 
     def experiment() -> str | None:
         with os_errors(f"write {folder}"):
@@ -56,7 +66,9 @@ def _said(folder: Path, run: Callable[[], str | None]) -> Callable[[], str | Non
     return experiment
 
 
-class _Folder:
+class _Probes:
+    """The probes of a local file system. Each raises Violated, or returns a remark or None."""
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
@@ -67,22 +79,22 @@ class _Folder:
             name.hardlink_to(first)
         except OSError as error:
             raise Violated(f"a link to a free name fails: {error.strerror}") from error
-        insist(name.stat().st_nlink == 2, "a linked file has one name only")
+        require(name.stat().st_nlink == 2, "a linked file has a link count other than 2")
         try:
             name.hardlink_to(second)
         except FileExistsError:
-            insist(name.read_bytes() == b"first", "a refused link changed the file")
+            require(name.read_bytes() == b"first", "a refused link changed the file")
             return
-        raise Violated("a link was made over a taken name")
+        raise Violated("a link replaced an existing file")
 
     def renames(self) -> None:
         old, new = self._file("old", b"old bytes"), self._file("new", b"new bytes")
         with old.open("rb", buffering=0) as reader:
-            seen = reader.read(4)
+            content = reader.read(4)
             new.replace(old)
-            seen += reader.read()
-        insist(seen == b"old bytes", f"a reader of the old file got {seen!r}")
-        insist(old.read_bytes() == b"new bytes", "the old bytes stand under the name after the rename")
+            content += reader.read()
+        require(content == b"old bytes", f"a reader of the old file got {content!r}")
+        require(old.read_bytes() == b"new bytes", "the file has the old bytes after the rename")
 
     def flushes(self) -> None:
         file = self._file("flushed", b"bytes")
@@ -96,7 +108,10 @@ class _Folder:
         file = self._file("time", b"")
         os.utime(file, ns=(1_800_000_000_123_456_789,) * 2)
         kept = file.stat().st_mtime_ns
-        insist(abs(kept - 1_800_000_000_123_456_789) < 1_000_000, "times are kept in less than milliseconds")
+        require(
+            abs(kept - 1_800_000_000_123_456_789) < 1_000_000,
+            "the resolution of file times is coarser than a millisecond",
+        )
         return "nanoseconds" if kept % 1000 else "microseconds or less"
 
     def names(self) -> None:
@@ -105,12 +120,12 @@ class _Folder:
         except OSError as error:
             if error.errno != errno.ENAMETOOLONG:
                 raise
-            raise Violated(f"{error.strerror}; ids of models must be shorter here") from error
+            raise Violated(f"{error.strerror}; use shorter model ids in this store") from error
 
     def space(self) -> str:
         self._folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self._folder).free
-        insist(free >= _ENOUGH, f"{free} bytes are free")
+        require(free >= _ENOUGH, f"{free} bytes are free")
         return f"{free} bytes are free"
 
     def _file(self, name: str, content: bytes) -> Path:
@@ -124,20 +139,20 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _NO_HARD_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-# Where a removed file lies while it is looked at, under its path with the one character that no path of ours has.
+# Suffix of a file that is being removed, named by its path with backslashes, which no path of a store contains.
 _GONE: Final = ".gone"
 _REMOVAL: Final = re.compile(r"[0-9a-f]{16}\.removal")
 _ABANDONED: Final = re.compile(r"\..+\.part")
 _MANY: Final = 64  # files to flush
 _FLUSHED_AT_ONCE: Final = 8
-_UNDER_WAY: Final = 60.0  # seconds after which a removal is not under way any more
-_NO_OBJECT: Final = "remove that one object, then do again what made it"
+_UNDER_WAY: Final = 60.0  # seconds after which a removal counts as interrupted
+_NO_OBJECT: Final = "remove that object, then repeat the operation that wrote it"
 
 
 class LocalFolder:
-    """Objects are files; creating one is hard-linking a finished file to its name, which fails if the name is taken."""
+    """A store in a folder. An object is created by hard-linking a finished file, which fails if the name exists."""
 
-    sent_unasked_below = 0  # a look costs nothing
+    lookup_threshold = 0  # a look-up is cheap
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -182,24 +197,24 @@ class LocalFolder:
                 file = self._files.reader(path)
             except FileNotFoundError:
                 return None
-            except NotAFile as what:
-                raise Corrupt(f"{self.url}/{path}", f"it is {what}, and no file", _NO_OBJECT) from what
-            seen = os.fstat(file.fileno())
-            if tag is not None and _tag(seen) != tag:
+            except NotAFile as kind:
+                raise Corrupt(f"{self.url}/{path}", f"it is {kind}, not a file", _NO_OBJECT) from kind
+            status = os.fstat(file.fileno())
+            if tag is not None and _tag(status) != tag:
                 file.close()
-                raise Changed(f"{target} was written anew while it was read; read it again")
-            if not self._counts(seen):
+                raise Changed(f"{target} was replaced while it was read; read it again")
+            if not self._counts(status):
                 file.close()
                 return None
             file.seek(start)
             return _readable(target, chunks_of(file, None if stop is None else stop - start))
 
     def stat(self, path: str) -> Stat | None:
-        """None for what is no file, too: it is in the way of an object, and a repair replaces it."""
-        seen = self._look(path)
-        if seen is None or not stat.S_ISREG(seen.st_mode) or not self._counts(seen):
+        """None also if the entry is not a regular file; a repair replaces it."""
+        status = self._status(path)
+        if status is None or not stat.S_ISREG(status.st_mode) or not self._counts(status):
             return None
-        return Stat(seen.st_size, None, _tag(seen), seen.st_mtime)
+        return Stat(status.st_size, None, _tag(status), status.st_mtime)
 
     def has_just_proved(self, path: str, sha256: str, size: int) -> bool:
         return False
@@ -207,37 +222,37 @@ class LocalFolder:
     def paths(self, prefix: str) -> Sequence[str]:
         with os_errors(f"list {self._file(prefix)}"):
             try:
-                return [prefix + seen.name for seen in self._files.list(prefix) if seen.is_file]
+                return [prefix + entry.name for entry in self._files.list(prefix) if entry.is_file]
             except FileNotFoundError:
                 return []
 
     def walk(self, prefix: str) -> Iterator[Found]:
-        """What is no file is listed as well: it stands where an object should be, and is `Corrupt` to whoever reads it.
+        """Every object below a prefix. Entries that are not files are listed too; reading one raises `Corrupt`.
 
-        A symlink to a folder hides what should be there, so that nothing can be told of the whole.
+        A symlink to a folder makes the listing incomplete: it raises StoreUnavailable at the end.
         """
         with os_errors(f"list {self._file(prefix)}"):
             try:
-                listed = sorted(self._files.list(prefix), key=lambda seen: seen.name + "/" * seen.is_folder)
+                listed = sorted(self._files.list(prefix), key=lambda entry: entry.name + "/" * entry.is_folder)
             except FileNotFoundError:
                 return
-        unread: StoreUnavailable | None = None
-        for seen in listed:
-            path = prefix + seen.name
-            if seen.leads_to_a_folder:
-                unread = unread or StoreUnavailable(
-                    f"cannot list {self._file(path)}: it is a symlink, and none is followed; put a real folder in its "
+        failure: StoreUnavailable | None = None
+        for entry in listed:
+            path = prefix + entry.name
+            if entry.links_to_folder:
+                failure = failure or StoreUnavailable(
+                    f"cannot list {self._file(path)}: it is a symlink, which is not followed; put a real folder in its "
                     "place"
                 )
-            elif not seen.is_folder:
-                yield Found(path, seen.status.st_size, _tag(seen.status), seen.status.st_mtime)
+            elif not entry.is_folder:
+                yield Found(path, entry.status.st_size, _tag(entry.status), entry.status.st_mtime)
             elif path != SCRATCH:
                 try:
                     yield from self.walk(f"{path}/")
                 except StoreUnavailable as error:
-                    unread = unread or error
-        if unread:  # when all that can be listed has been
-            raise unread
+                    failure = failure or error
+        if failure:  # raised after everything readable is listed
+            raise failure
 
     def touch(self, path: str) -> bool:
         with os_errors(f"write {self._file(path)}"):
@@ -248,28 +263,28 @@ class LocalFolder:
         return True
 
     def remove(self, found: Found) -> bool:
-        """Under its name a file may be made young at any moment; once renamed it can be looked at in peace."""
-        with os_errors(f"remove {self._file(found.path)}"), self._aside() as folder:
-            aside = f"{folder}/{found.path.replace('/', chr(92))}{_GONE}"
+        """Remove this version. The file is renamed before its tag is compared, since another process may touch it."""
+        with os_errors(f"remove {self._file(found.path)}"), self._removal_folder() as folder:
+            renamed = f"{folder}/{found.path.replace('/', chr(92))}{_GONE}"
             try:
-                self._files.rename(found.path, aside)
+                self._files.rename(found.path, renamed)
             except FileNotFoundError:
                 return False
-            same = _tag(self._files.status(aside)) == found.tag
+            same = _tag(self._files.status(renamed)) == found.tag
             if not same:
-                self._link(aside, found.path)
-            self._files.remove(aside)
+                self._link(renamed, found.path)
+            self._files.remove(renamed)
         return same
 
     def abandoned(self, older_than: float) -> Iterator[Found]:
         with os_errors(f"list {self._file(SCRATCH)}"):
             try:
-                listed = sorted(self._files.list(SCRATCH), key=lambda seen: seen.name)
+                listed = sorted(self._files.list(SCRATCH), key=lambda entry: entry.name)
             except FileNotFoundError:
                 return
-        for seen in listed:
-            if _ABANDONED.fullmatch(seen.name) and seen.is_file and seen.status.st_mtime < older_than:
-                yield Found(f"{SCRATCH}/{seen.name}", seen.status.st_size, _tag(seen.status), seen.status.st_mtime)
+        for entry in listed:
+            if _ABANDONED.fullmatch(entry.name) and entry.is_file and entry.status.st_mtime < older_than:
+                yield Found(f"{SCRATCH}/{entry.name}", entry.status.st_size, _tag(entry.status), entry.status.st_mtime)
 
     def remove_abandoned(self, found: Found) -> bool:
         with os_errors(f"remove {self._file(found.path)}"):
@@ -280,20 +295,20 @@ class LocalFolder:
         return True
 
     def recover(self) -> None:
-        """A removal that was killed may have had a file in hand that was young again.
+        """Restore files of interrupted removals, since another process may have touched them before the removal.
 
-        Only our own removals are taken up: their folders are closed to other users, so that what is in them was put
-        there by us. Whatever else lies in `tmp/` may be a stranger's, and its name may lead anywhere.
+        Only removals by this user are restored: their folders are closed to other users, so their content is ours.
+        Other entries of `tmp/` may come from other users, and their names are not trusted.
         """
         with os_errors(f"list {self._file(SCRATCH)}"), suppress(FileNotFoundError):
-            for seen in self._files.list(SCRATCH):
-                ours = _REMOVAL.fullmatch(seen.name) and seen.is_folder and _is_closed(seen.status)
-                if ours and seen.status.st_mtime <= self.now() - _UNDER_WAY:  # else somebody may be at it
-                    self._put_back(f"{SCRATCH}/{seen.name}")
+            for entry in self._files.list(SCRATCH):
+                ours = _REMOVAL.fullmatch(entry.name) and entry.is_folder and _is_closed(entry.status)
+                if ours and entry.status.st_mtime <= self.now() - _UNDER_WAY:  # a younger removal may be in progress
+                    self._put_back(f"{SCRATCH}/{entry.name}")
 
-    def now(self, *, looking: bool = False) -> float:
-        """Looking, by a file without a name: no folder's time shows it. Not every file system makes one."""
-        if not looking:
+    def now(self, *, read_only: bool = False) -> float:
+        """The file system's clock. `read_only` uses an unnamed file, where supported, or this machine's clock."""
+        if not read_only:
             return self._clock.now()
         try:
             return self._files.time()
@@ -301,17 +316,17 @@ class LocalFolder:
             return time.time()
 
     def make_durable(self, paths: Iterable[str]) -> None:
-        """One flush a file and folder, here and not at each write: the kernel has written most of it out by now."""
-        named = list(paths)
+        """Flush each file and folder once, not at each write: by now the kernel has written most of the data."""
+        listed = list(paths)
         with os_errors(f"flush {self._root} to disk"):
-            self._flush(named)
-            self._flush_folders(named)
+            self._flush(listed)
+            self._flush_folders(listed)
 
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
         return map(function, items)
 
     def _time_of_a_new_file(self) -> float:
-        """Who may not write there may change nothing by the clock either, and looks at the store by that of here."""
+        """The modification time of a new file; this machine's clock for a user without write access."""
         try:
             with scratch(self._scratch, within=self._files) as file, os_errors(f"read {file.path}"):
                 return os.fstat(file.descriptor).st_mtime
@@ -319,18 +334,17 @@ class LocalFolder:
             return time.time()
 
     def probes(self, folder: str) -> "Iterable[Probe]":
-
         return local_probes(self._root, folder)
 
-    def _counts(self, seen: os.stat_result) -> bool:
-        """Whether a file is one of the store's, by whose it is."""
+    def _counts(self, status: os.stat_result) -> bool:
+        """True if a file belongs to the store, by its owner; overridden by stores with untrusted files."""
         return True
 
     def _file(self, path: str) -> str:
-        """For messages. Text, not a `Path`: thousands of small objects should take no longer than their writing."""
+        """The file's name for messages. A string, since a `Path` is slow for thousands of small objects."""
         return f"{self._root}/{path}"
 
-    def _look(self, path: str) -> os.stat_result | None:
+    def _status(self, path: str) -> os.stat_result | None:
         with os_errors(f"read {self._file(path)}"):
             try:
                 return self._files.status(path)
@@ -338,29 +352,29 @@ class LocalFolder:
                 return None
 
     @contextmanager
-    def _aside(self) -> Iterator[str]:
-        """A folder that no other removal uses, even of the same file, and no other user."""
+    def _removal_folder(self) -> Iterator[str]:
+        """A temporary folder for one removal, closed to other users."""
         folder = f"{SCRATCH}/{secrets.token_hex(8)}.removal"
         self._files.make_folder(folder, 0o700)
         try:
             yield folder
         finally:
-            with suppress(OSError):  # what went wrong before matters more, and may have left a file
+            with suppress(OSError):  # an earlier error matters more, and may have left a file
                 self._files.remove_folder(folder)
 
     def _put_back(self, removal: str) -> None:
-        with suppress(FileNotFoundError):  # somebody else is at it
-            for seen in self._files.list(removal):
-                path = seen.name.removesuffix(_GONE).replace("\\", "/")
-                if seen.is_file and seen.name.endswith(_GONE) and is_object(path):
-                    self._link(f"{removal}/{seen.name}", path)
-                    self._files.remove(f"{removal}/{seen.name}")
-            with suppress(OSError):  # something else lies in it, and is left alone
+        with suppress(FileNotFoundError):  # another process restores it
+            for entry in self._files.list(removal):
+                path = entry.name.removesuffix(_GONE).replace("\\", "/")
+                if entry.is_file and entry.name.endswith(_GONE) and is_object(path):
+                    self._link(f"{removal}/{entry.name}", path)
+                    self._files.remove(f"{removal}/{entry.name}")
+            with suppress(OSError):  # other entries are left alone
                 self._files.remove_folder(removal)
 
     @contextmanager
     def _as_file(self, payload: Payload) -> Iterator[str]:
-        """A file to be linked: it becomes the object, so one that may still be written by others is copied."""
+        """A file to link. It becomes the object, so a file that others may still write is copied."""
         if isinstance(payload.source, Path) and payload.source.parent == self._scratch:
             yield f"{SCRATCH}/{payload.source.name}"
             return
@@ -380,48 +394,48 @@ class LocalFolder:
             else:
                 file.write(payload.source)
             if file.finish().sha256 != payload.sha256:
-                raise StoreUnavailable(f"{payload.source} was written while it was being stored; store it again")
+                raise StoreUnavailable(f"{payload.source} changed while it was being stored; store it again")
             yield f"{SCRATCH}/{file.path.name}"
 
     def _link(self, source: str, path: str) -> bool:
         try:
             self._files.link(source, path)
         except FileExistsError:
-            # A network file system may lose the answer of a link that it made, and refuse the repetition.
+            # A network file system may lose the reply to a successful link, and refuse its repetition.
             return self._files.status(source).st_nlink > 1
         except OSError as error:
             if error.errno in _NO_HARD_LINKS:
                 raise StoreUnavailable(
-                    f"cannot create {self._file(path)}: this file system makes no hard links ({error.strerror}), which "
-                    "the store needs to create a file without overwriting another; put the store on a file system that "
-                    "does, or on S3"
+                    f"cannot create {self._file(path)}: this file system has no hard links ({error.strerror}), which "
+                    "the store needs to create a file without overwriting another; put the store on a file system with "
+                    "hard links, or on S3"
                 ) from error
             raise
         return True
 
     def _flush_folders(self, paths: Iterable[str]) -> None:
-        """A new name is durable when every folder on its way is, and the root's own entry."""
+        """Flush every folder on the paths and the parent of the root: only then are new names durable."""
         folders: set[str] = set()
         for path in paths:
             while (path := path.rpartition("/")[0]) not in folders:
                 folders.add(path)
         self._flush(sorted(folders, reverse=True))
-        # A folder that we may pass through but not read cannot be flushed by us.
+        # Flushing a folder needs read permission, which this user may lack.
         with suppress(PermissionError):
             flush_to_disk(self._root.parent)
 
     def _flush(self, paths: Sequence[str]) -> None:
-        """Many at once where there are many: a disk confirms those together in half the time or less."""
+        """Flush files; many files concurrently, which halves the time or better."""
 
-        together: dict[str, list[str]] = {}
+        by_folder: dict[str, list[str]] = {}
         for path in paths:
             folder, _, name = path.rpartition("/")
-            together.setdefault(folder, []).append(name or ".")
-        folders = list(together)
+            by_folder.setdefault(folder, []).append(name or ".")
+        folders = list(by_folder)
 
         def flush(lane: int, lanes: int) -> None:
             for folder in folders[lane::lanes]:
-                self._files.flush_all(folder, together[folder])
+                self._files.flush_all(folder, by_folder[folder])
 
         if len(paths) < _MANY:
             flush(0, 1)
@@ -433,13 +447,13 @@ class LocalFolder:
                 flushed.result()
 
 
-def _tag(found: os.stat_result) -> str:
-    # Not the device: its number differs between the machines that share a file system, and their index with it.
-    return f"{found.st_ino:x}-{found.st_size:x}-{found.st_mtime_ns:x}"
+def _tag(status: os.stat_result) -> str:
+    # Without the device number, which differs between machines that share a file system and its index.
+    return f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
 
 
 def _is_closed(folder: os.stat_result) -> bool:
-    """Made by this user, and nobody else may write there."""
+    """True if this user owns the folder and no other user may write to it."""
     return folder.st_uid == os.geteuid() and not folder.st_mode & 0o022
 
 

@@ -1,10 +1,10 @@
 """Files below one folder that are opened without following symlinks.
 
-Others may write into a shared store or cache, and a folder may come from an untrusted source: a link below the root
-could redirect reads and writes anywhere. So each folder on the path is opened by itself with O_NOFOLLOW, relative
-to its parent, and the file relative to the last; a link that appears meanwhile is never followed. The root is what
-the user named, and may be a link. A walk costs a microsecond for each folder; handles are not kept open, since a
-kept handle would stay with a folder that was replaced.
+Other users may write into a shared store or cache, and a folder may come from an untrusted source: a link below the
+root could redirect reads and writes anywhere. Therefore each folder on the path is opened with O_NOFOLLOW, relative to
+its parent, and the file relative to the last folder; a link that appears meanwhile is never followed. The root is
+given by the user, and may be a link. A walk costs a microsecond for each folder. Handles are not kept open, since a
+handle would refer to the old folder after a replacement.
 """
 
 import errno
@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-# O_PATH asks for no right to list a folder that is only passed through.
+# O_PATH opens a folder on the path without the permission to list it.
 _ROOT: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _FOLDER: Final = _ROOT | os.O_NOFOLLOW
-# Without O_NONBLOCK, opening a FIFO waits for somebody to write to it.
+# Without O_NONBLOCK, opening a FIFO waits for a writer.
 _FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-PRIVATE: Final = 0o700  # a folder of one user's, as of a cache that we make: weights are nobody else's business
+PRIVATE: Final = 0o700  # mode of a new cache folder: weights are private to the user
 
 _UP: Final = (".", "..")
 
@@ -36,16 +36,16 @@ _KINDS: Final = {
 
 
 class NotAFile(Exception):
-    """What stands in a file's place, such as "a symlink"."""
+    """The path exists, but is not a file; the message is its kind, such as "a symlink"."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """An entry of a folder. `status` is its own, not that of what a link leads to."""
+    """An entry of a folder. `status` is that of the entry itself, not of a link's target."""
 
     name: str
     status: os.stat_result
-    leads_to_a_folder: bool = False
+    links_to_folder: bool = False
 
     @property
     def is_folder(self) -> bool:
@@ -57,11 +57,14 @@ class Seen:
 
 
 class SafeFolder:
-    """Paths are relative to the root, with `/`. What the system refuses is an OSError, as by `os` itself."""
+    """File operations below a root without following symlinks.
+
+    Paths are relative to the root, with `/`. Errors of the system are OSErrors, as those of `os`.
+    """
 
     def __init__(self, root: Path, mode: int = 0o777, base: str = "") -> None:
-        """`mode` is that of the root, where it is not there yet and has to be made. Paths start at the folder `base`
-        below it, to which no symlink leads either."""
+        """`mode` applies if the root has to be created. Paths are relative to the folder `base` below the root, which
+        is reached without following symlinks too."""
         self.root = root / base
         self._top = root
         self._base = base.split("/") if base else []
@@ -77,39 +80,39 @@ class SafeFolder:
         return f"{inner[len(outer) + 1 :]}/{name}"
 
     def create(self, path: str, mode: int = 0o666) -> int:
-        """A new file, open for writing and reading; its folders are made if need be."""
+        """Create a file, open for writing and reading, and its missing folders; return its descriptor."""
         with self._at(path, make=True) as (folder, name):
             return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, mode, dir_fd=folder)
 
     def open(self, path: str, flags: int = os.O_RDONLY) -> int:
-        """A regular file that is there; `NotAFile` for what may stand in its place, but a folder, which is an OSError:
-        no file can replace that."""
+        """Open an existing regular file. Another kind of entry raises `NotAFile`; a folder raises an OSError, since no
+        file can replace it."""
         with self._at(path) as (folder, name):
             try:
                 descriptor = os.open(name, flags | _FILE, dir_fd=folder)
             except OSError as error:
-                # ELOOP: a link; ENXIO: a socket, or a FIFO that nobody reads.
+                # ELOOP: a link; ENXIO: a socket, or a FIFO without a reader.
                 if error.errno in (errno.ELOOP, errno.ENXIO):
-                    raise NotAFile(_what(os.stat(name, dir_fd=folder, follow_symlinks=False))) from error
+                    raise NotAFile(_kind(os.stat(name, dir_fd=folder, follow_symlinks=False))) from error
                 raise
-        seen = os.fstat(descriptor)
-        if not stat.S_ISREG(seen.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             os.close(descriptor)
-            if stat.S_ISDIR(seen.st_mode):
+            if stat.S_ISDIR(status.st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-            raise NotAFile(_what(seen))
+            raise NotAFile(_kind(status))
         return descriptor
 
     def reader(self, path: str) -> IO[bytes]:
         return os.fdopen(self.open(path), "rb", buffering=0)
 
     def status(self, path: str) -> os.stat_result:
-        """Of the entry itself, whatever it is."""
+        """The status of the entry itself, of any kind."""
         with self._at(path) as (folder, name):
             return os.stat(name, dir_fd=folder, follow_symlinks=False)
 
     def list(self, path: str) -> Sequence[Seen]:
-        """What is directly in a folder; the root's own path is empty."""
+        """The entries of a folder; the root's own path is empty."""
         folder = self._folder(path, make=False)
         try:
             listed = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
@@ -117,36 +120,36 @@ class SafeFolder:
             os.close(folder)
         try:
             with os.scandir(listed) as entries:
-                return [seen for entry in entries for seen in _seen(entry)]
+                return [entry for listed in entries for entry in _entry(listed)]
         finally:
             os.close(listed)
 
     def link(self, source: str, target: str) -> None:
-        """Another name for a file; FileExistsError where the name is taken."""
-        with self._at(source) as (here, name), self._at(target, make=True) as (there, other):
-            os.link(name, other, src_dir_fd=here, dst_dir_fd=there, follow_symlinks=False)
+        """Hard-link a file; FileExistsError if the target exists."""
+        with self._at(source) as (old_folder, old), self._at(target, make=True) as (new_folder, new):
+            os.link(old, new, src_dir_fd=old_folder, dst_dir_fd=new_folder, follow_symlinks=False)
 
-    def take_in(self, source: Path, target: str) -> None:
-        """The same of a file that lies elsewhere."""
+    def link_from(self, source: Path, target: str) -> None:
+        """Hard-link a file from outside the root."""
         with self._at(target, make=True) as (folder, name):
             os.link(source, name, dst_dir_fd=folder, follow_symlinks=False)
 
     def rename(self, source: str, target: str) -> None:
-        """Over whatever file has that name."""
-        with self._at(source) as (here, name), self._at(target, make=True) as (there, other):
-            os.replace(name, other, src_dir_fd=here, dst_dir_fd=there)
+        """Rename a file; an existing target is replaced."""
+        with self._at(source) as (old_folder, old), self._at(target, make=True) as (new_folder, new):
+            os.replace(old, new, src_dir_fd=old_folder, dst_dir_fd=new_folder)
 
     def remove(self, path: str) -> None:
         with self._at(path) as (folder, name):
             os.unlink(name, dir_fd=folder)
 
     def make_folder(self, path: str, mode: int = 0o777) -> None:
-        """A new one."""
+        """Create a folder, which must not exist, and its missing parents."""
         with self._at(path, make=True) as (folder, name):
             os.mkdir(name, mode, dir_fd=folder)
 
     def remove_folder(self, path: str) -> None:
-        """An empty one."""
+        """Remove an empty folder."""
         with self._at(path) as (folder, name):
             os.rmdir(name, dir_fd=folder)
 
@@ -155,7 +158,7 @@ class SafeFolder:
             os.utime(name, dir_fd=folder, follow_symlinks=False)
 
     def time(self) -> float:
-        """By the clock of the file system, which nothing is left on; an OSError where that cannot be."""
+        """The clock of the file system, read from an unnamed temporary file; an OSError if that is not supported."""
         if not hasattr(os, "O_TMPFILE"):
             raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
         descriptor = os.open(self._top, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
@@ -170,7 +173,7 @@ class SafeFolder:
         self.flush_all(folder, [name or "."])
 
     def flush_all(self, folder: str, names: Iterable[str]) -> None:
-        """The same of several in one folder."""
+        """fsync of several entries of one folder."""
         handle = self._folder(folder, make=False)
         try:
             for name in names:
@@ -183,35 +186,37 @@ class SafeFolder:
             os.close(handle)
 
     def _at(self, path: str, *, make: bool = False) -> "_At":
-        """The folder that a path lies in, as a handle, and the path's last part."""
+        """A handle of the parent folder of a path, and the last part of the path."""
         folder, _, name = path.rpartition("/")
         if name in _UP:
-            raise OSError(errno.EINVAL, f"{name!r} is no name of a file", path)
+            raise OSError(errno.EINVAL, f"{name!r} is not a file name", path)
         return _At(self._folder(folder, make=make), name)
 
     def _folder(self, path: str, *, make: bool) -> int:
         try:
-            here = os.open(self._top, _ROOT)
+            handle = os.open(self._top, _ROOT)
         except FileNotFoundError:
             if not make:
                 raise
             self._top.parent.mkdir(parents=True, exist_ok=True)
             self._top.mkdir(self._mode, exist_ok=True)
-            here = os.open(self._top, _ROOT)
+            handle = os.open(self._top, _ROOT)
         for name in (*self._base, *path.split("/")):
             if name:
-                outer = here
+                parent = handle
                 try:
-                    here = os.open(name, _FOLDER, dir_fd=outer) if name not in _UP else _entered(outer, name, make=make)
+                    handle = (
+                        os.open(name, _FOLDER, dir_fd=parent) if name not in _UP else _enter(parent, name, make=make)
+                    )
                 except OSError:
-                    here = _entered(outer, name, make=make)
+                    handle = _enter(parent, name, make=make)
                 finally:
-                    os.close(outer)
-        return here
+                    os.close(parent)
+        return handle
 
 
 class _At:
-    """Not a generator: this is done several times for each of thousands of small objects."""
+    """Context of an open folder. Not a generator, which is too slow for several uses on each of many small objects."""
 
     __slots__ = ("_at",)
 
@@ -226,7 +231,7 @@ class _At:
 
 
 @dataclass(frozen=True)
-class Spot:
+class Subfolder:
     """A folder below a root, or the root itself."""
 
     files: SafeFolder
@@ -240,19 +245,19 @@ class Spot:
         return f"{self.folder}/{name}" if self.folder else name
 
 
-def is_ours(seen: os.stat_result) -> bool:
-    """A file that no other user can have written or can write to, but root, who can do anything as well."""
-    return stat.S_ISREG(seen.st_mode) and seen.st_uid in (os.geteuid(), 0) and not seen.st_mode & 0o022
+def is_ours(status: os.stat_result) -> bool:
+    """True for a file that only this user and root can have written and can write."""
+    return stat.S_ISREG(status.st_mode) and status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o022
 
 
-def is_same(one: os.stat_result, other: os.stat_result) -> bool:
-    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+def is_same(first: os.stat_result, second: os.stat_result) -> bool:
+    return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
 
 
-def _entered(folder: int, name: str, *, make: bool) -> int:
-    """Or why not. A folder that is not there yet is made if `make` says so."""
+def _enter(folder: int, name: str, *, make: bool) -> int:
+    """Open a folder, or raise an OSError with the reason. A missing folder is created if `make`."""
     if name in _UP:
-        raise OSError(errno.EINVAL, f"{name!r} is no name of a folder", name)
+        raise OSError(errno.EINVAL, f"{name!r} is not a folder name", name)
     try:
         return os.open(name, _FOLDER, dir_fd=folder)
     except FileNotFoundError:
@@ -260,9 +265,9 @@ def _entered(folder: int, name: str, *, make: bool) -> int:
             raise
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR) and _is_link(folder, name):
-            raise OSError(errno.ELOOP, f"{name} is a symlink, and below a store's folder none is followed") from error
+            raise OSError(errno.ELOOP, f"{name} is a symlink, which is not followed below a store's folder") from error
         raise
-    with suppress(FileExistsError):  # somebody else was faster
+    with suppress(FileExistsError):  # another process was faster
         os.mkdir(name, dir_fd=folder)
     return os.open(name, _FOLDER, dir_fd=folder)
 
@@ -274,17 +279,17 @@ def _is_link(folder: int, name: str) -> bool:
         return False
 
 
-def _seen(entry: "os.DirEntry[str]") -> Iterator[Seen]:
-    with suppress(FileNotFoundError):  # it went away meanwhile
-        yield Seen(entry.name, entry.stat(follow_symlinks=False), entry.is_symlink() and _leads_to_a_folder(entry))
+def _entry(entry: "os.DirEntry[str]") -> Iterator[Seen]:
+    with suppress(FileNotFoundError):  # it was removed meanwhile
+        yield Seen(entry.name, entry.stat(follow_symlinks=False), entry.is_symlink() and _links_to_folder(entry))
 
 
-def _leads_to_a_folder(link: "os.DirEntry[str]") -> bool:
+def _links_to_folder(link: "os.DirEntry[str]") -> bool:
     try:
         return link.is_dir()
-    except OSError:  # a loop, or behind a folder that is closed to us
+    except OSError:  # a loop, or below a folder without read permission
         return True
 
 
-def _what(seen: os.stat_result) -> str:
-    return _KINDS.get(stat.S_IFMT(seen.st_mode), "something else")
+def _kind(status: os.stat_result) -> str:
+    return _KINDS.get(stat.S_IFMT(status.st_mode), "something else")

@@ -1,8 +1,7 @@
 """Backend protocol: the operations that a folder and a bucket both offer, their clock, and named probes.
 
-Paths are relative, with `/`, and come from `layout`. A backend knows nothing of manifests or of what is valid: it moves
-bytes, and raises `StoreUnavailable` when it cannot. Its one conditional operation is `create`: every race of the store
-is settled by it.
+Paths are relative, with `/`, and come from `layout`. A backend moves bytes without interpreting them, and raises
+`StoreUnavailable` on failure. Its only conditional operation is `create`, which decides every race of the store.
 """
 
 import os
@@ -15,35 +14,36 @@ from typing import Final, Protocol, TypeVar, runtime_checkable
 
 from nxpipe.artifact_store.canonical import sha256_hex, sha256_of_chunks
 
-_HOLDS: Final = 60.0  # seconds; no two steady clocks drift apart in that time
+_HOLDS: Final = 60.0  # seconds; the drift of two clocks in that time is negligible
 
 
 class Clock:
-    def __init__(self, look: Callable[[], float]) -> None:
-        self._look = look
-        self._looked = -_HOLDS
-        self._seen = 0.0
+    """A backend's clock: read once a minute and extrapolated with this machine's monotonic clock."""
+
+    def __init__(self, read: Callable[[], float]) -> None:
+        self._read = read
+        self._read_at = -_HOLDS
+        self._value = 0.0
 
     def now(self) -> float:
-        if time.monotonic() - self._looked >= _HOLDS:
-            self._seen, self._looked = self._look(), time.monotonic()
-        return self._seen + time.monotonic() - self._looked
+        if time.monotonic() - self._read_at >= _HOLDS:
+            self._value, self._read_at = self._read(), time.monotonic()
+        return self._value + time.monotonic() - self._read_at
 
 
 class NotApplicable(Exception):
-    """This kind of backend has no such property, and needs none."""
+    """The property does not exist for this kind of backend, and is not needed."""
 
 
 class Violated(Exception):
-    """The experiment came out wrong; says what was seen."""
+    """The backend lacks the property; the message is the observation."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A property by name, and why it matters. `run` raises, or tells what is worth telling.
+    """A named property of a backend and its purpose. `run` raises `Violated`, or returns a remark or None.
 
-    A store on a backend without a vital property may lose or mix up artifacts; without another one it is worse to
-    live with.
+    A store on a backend without a vital property may lose or mix up artifacts; the other properties are desirable.
     """
 
     name: str
@@ -54,45 +54,45 @@ class Probe:
 
 @runtime_checkable
 class Probed(Protocol):
-    """A backend with properties of its own beyond those that all of them share."""
+    """A backend with probes of its own, beyond those that all backends share."""
 
     def probes(self, folder: str) -> Iterable[Probe]:
-        """Experiments below `folder`, which ends in `/`; whoever makes them cleans up."""
+        """Probes that write below `folder`, which ends in `/`; the caller removes it."""
 
 
-def insist(holds: bool, otherwise: str) -> None:
+def require(holds: bool, otherwise: str) -> None:
     if not holds:
         raise Violated(otherwise)
 
 
-CHUNK: Final = 1024**2  # large enough that hashing, not calling, takes the time; small enough for any machine
+CHUNK: Final = 1024**2  # bytes; large enough that hashing dominates the overhead of calls, small enough for any machine
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-Sent = Callable[[int], None]  # told of every few bytes that went out or came in
+Sent = Callable[[int], None]  # progress callback: the number of bytes that were sent or received
 
 
 def ignore_progress(_: int) -> None:
-    """For those who do not watch."""
+    """A progress callback that does nothing."""
 
 
-def in_turn(sent: Sent) -> Sent:
-    """Watchers need not expect several threads."""
-    one_at_a_time = Lock()
+def serialized(sent: Sent) -> Sent:
+    """A thread-safe wrapper of a progress callback."""
+    lock = Lock()
 
-    def tell(size: int) -> None:
-        with one_at_a_time:
+    def report(size: int) -> None:
+        with lock:
             sent(size)
 
-    return tell
+    return report
 
 
 @dataclass(frozen=True)
 class Payload:
-    """Bytes to be stored, with their digest. A file as source is left where it is.
+    """Bytes to store, with their digest. A source file is not moved.
 
-    `parts` are the digests of the parts in which a backend will send them, where it has hashed both together.
+    `parts` are the digests of the parts of a multipart upload, if they were computed together with the digest.
     """
 
     sha256: str
@@ -102,7 +102,7 @@ class Payload:
 
     @classmethod
     def of(cls, data: "bytes | memoryview | Path") -> "Payload":
-        """`data` may have any shape, as an array's buffer has; what counts is its bytes. Those of a file are read."""
+        """The payload of bytes, of a buffer of any shape, or of a file, which is read."""
         if isinstance(data, Path):
             with data.open("rb", buffering=0) as file:
                 sha256 = sha256_of_chunks(iter(lambda: file.read(CHUNK), b""))
@@ -115,7 +115,7 @@ class Payload:
 
     @property
     def constant(self) -> memoryview | None:
-        """The bytes if nobody can change them any more, so that what is written needs no second look."""
+        """The bytes if they are immutable, so that they need not be verified after writing."""
         return self.source if isinstance(self.source, memoryview) and _is_constant(self.source) else None
 
 
@@ -125,10 +125,10 @@ def _is_constant(view: memoryview) -> bool:
 
 @dataclass(frozen=True)
 class Stat:
-    """What a backend knows of an object without reading it.
+    """Status of an object, known without reading it.
 
-    `sha256` is None where the backend keeps no digest that proves the content. `tag` names this very version: it
-    changes with whatever is written there. `modified` is in seconds since 1970, by the backend's own clock.
+    `sha256` is None if the backend stores no digest that proves the content. `tag` identifies the version: every write
+    changes it. `modified` is in seconds since 1970, by the backend's own clock.
     """
 
     size: int
@@ -148,79 +148,80 @@ class Found:
 
 
 class Backend(Protocol):
+    """Storage of named objects: a folder or a bucket."""
+
     @property
     def url(self) -> str: ...
 
     @property
     def scratch_folder(self) -> Path:
-        """Where a file is best written that is to become an object."""
+        """The best folder for a temporary file that becomes an object."""
 
     @property
-    def sent_unasked_below(self) -> int:
-        """Bytes from which on an object is worth a look, whether it is there, before it is sent."""
+    def lookup_threshold(self) -> int:
+        """Bytes; a payload of at least this size is looked up before it is sent."""
 
     def hashed(self, data: bytes | memoryview | Path) -> Payload:
-        """These bytes, or a file's, with every digest that storing them here takes."""
+        """A payload of bytes or of a file, with every digest that this backend needs to store it."""
 
     def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = ignore_progress) -> bool:
-        """Store an object, whole or not at all, unless the path is taken. True: this call made it.
+        """Store an object atomically, unless the path exists. True: this call created it.
 
-        Without `durable` a power loss may still take or tear it, until `make_durable`.
+        Without `durable` a power loss may remove or damage it until `make_durable`.
         """
 
     def replace(self, path: str, payload: Payload, *, sent: Sent = ignore_progress) -> None:
-        """Store an object over whatever is there, whole, and durably."""
+        """Store an object atomically and durably; an existing one is replaced."""
 
     def read(
         self, path: str, start: int = 0, stop: int | None = None, *, tag: str | None = None
     ) -> Iterator[bytes] | None:
-        """An object, or its bytes from `start` to before `stop`, in chunks, unverified; None when there is none.
+        """The bytes of an object, or the range from `start` to before `stop`, in chunks, unverified; None if absent.
 
-        With a `tag`, another version than that one is `Changed`.
+        With a `tag`, a different version raises `Changed`.
         """
 
     def stat(self, path: str) -> Stat | None:
-        """None when there is no such object."""
+        """The status of an object; None if absent."""
 
     def has_just_proved(self, path: str, sha256: str, size: int) -> bool:
-        """Whether a look would tell nothing new.
+        """True if a look-up of the object is unnecessary.
 
-        True: less than an hour ago this backend itself made the object, and its keeper answered with the digest that it
-        had computed of the bytes that it kept, which was this one.
+        Less than an hour ago this backend created the object, and the server confirmed this digest of the stored bytes.
         """
 
     def paths(self, prefix: str) -> Sequence[str]:
         """Every object directly below a prefix that ends in `/`."""
 
     def walk(self, prefix: str) -> Iterator[Found]:
-        """Every object at any depth below a prefix that is empty or ends in `/`, in the order of their paths.
+        """Every object at any depth below a prefix that is empty or ends in `/`, ordered by path.
 
-        `StoreUnavailable` comes after all that could be listed.
+        `StoreUnavailable` is raised after everything readable was listed.
         """
 
     def touch(self, path: str) -> bool:
-        """Make an object young, with the same bytes. False: it is gone."""
+        """Refresh an object: set its modification time to now. False: it is gone."""
 
     def remove(self, found: Found) -> bool:
-        """Remove this version of an object. False: it was gone, or has changed and stays."""
+        """Remove this version of an object. False: it is gone, or has changed and is kept."""
 
     def abandoned(self, older_than: float) -> Iterator[Found]:
-        """What broken-off writes left that no path shows, last written before a time of the backend's clock."""
+        """Remains of interrupted writes, which have no path in the store, last written before `older_than`."""
 
     def remove_abandoned(self, found: Found) -> bool:
-        """Remove one of those. False: it was gone."""
+        """Remove the remains of an interrupted write. False: they are gone."""
 
     def recover(self) -> None:
-        """Before a collection: put back what a removal that was killed has left out of sight."""
+        """Restore objects that an interrupted removal has renamed; called before garbage collection."""
 
-    def now(self, *, looking: bool = False) -> float:
-        """The backend's clock, in seconds since 1970: the one by which its objects have ages.
+    def now(self, *, read_only: bool = False) -> float:
+        """The backend's clock, in seconds since 1970, by which its objects have ages.
 
-        `looking`: nothing may be written to find it out; a folder's is then that of this machine.
+        `read_only`: write nothing to read the clock; a folder may then use this machine's clock.
         """
 
     def make_durable(self, paths: Iterable[str]) -> None:
-        """Return when these objects would survive a power loss."""
+        """Flush these objects, so that they survive a power loss."""
 
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
-        """`function` of every item in order: at once, where each waits for a network."""
+        """`function` of every item, in order; concurrent where calls wait for a network."""

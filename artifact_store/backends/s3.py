@@ -47,9 +47,9 @@ from nxpipe.artifact_store.errors import Changed, StoreUnavailable, TooLarge
 
 
 def tag_of(found: Mapping[str, Any]) -> str:
-    """A version of an object, spelled alike by a listing and by a look-up: listings tell no version ids.
+    """The tag of an object's version, equal in a listing and a look-up; listings have no version ids.
 
-    Equal bytes written again keep their ETag, so the second of the writing belongs to it.
+    Equal bytes written again have the same ETag, so the tag includes the time of the write in seconds.
     """
     etag = found["ETag"].strip('"')
     return f"{etag}@{modified(found):.0f}"
@@ -60,7 +60,7 @@ def etag_of(tag: str) -> str:
 
 
 def modified(found: Mapping[str, Any]) -> float:
-    """In whole seconds, which is all that a look-up tells."""
+    """The time of the last write in whole seconds, the precision of a look-up."""
     return _seconds(found["LastModified"])
 
 
@@ -79,7 +79,7 @@ def walk(place: Place, prefix: str) -> Iterator[Found]:
 
 
 def broken_uploads(place: Place, older_than: float) -> Iterator[Found]:
-    """An upload is as old as its youngest part: a slow one that is alive is none of these."""
+    """Abandoned multipart uploads. An upload has the age of its newest part, so a slow active one is not listed."""
     with place.faults("list the uploads below", ""):
         for page in place.pages("list_multipart_uploads", Prefix=place.prefix):
             for upload in page.get("Uploads", ()):
@@ -91,7 +91,7 @@ def broken_uploads(place: Place, older_than: float) -> Iterator[Found]:
 
 def end_upload(place: Place, found: Found) -> bool:
     try:
-        place.ask("abort_multipart_upload", found.path.rpartition("#")[0], UploadId=found.tag)
+        place.request("abort_multipart_upload", found.path.rpartition("#")[0], UploadId=found.tag)
     except FAULTS as error:
         if code_of(error) == "NoSuchUpload":
             return False
@@ -100,24 +100,24 @@ def end_upload(place: Place, found: Found) -> bool:
 
 
 def other_versions(place: Place, path: str, version: str) -> Sequence[str] | None:
-    """One of these would show if this version went. None: this one is not the current one any more."""
+    """The other versions of an object, one of which a deletion of `version` would expose. None: it is not current."""
     key = place.key(path)
     pages = place.pages("list_object_versions", Prefix=key)
-    both = [each for page in pages for kind in ("Versions", "DeleteMarkers") for each in page.get(kind, ())]
-    ours = [each for each in both if each["Key"] == key]
-    if not any(each["VersionId"] == version and each["IsLatest"] for each in ours):
+    entries = [entry for page in pages for kind in ("Versions", "DeleteMarkers") for entry in page.get(kind, ())]
+    versions = [entry for entry in entries if entry["Key"] == key]
+    if not any(entry["VersionId"] == version and entry["IsLatest"] for entry in versions):
         return None
-    return [each["VersionId"] for each in ours if each["VersionId"] != version]
+    return [entry["VersionId"] for entry in versions if entry["VersionId"] != version]
 
 
 def _with_its_parts(place: Place, upload: Mapping[str, Any]) -> Found:
-    """Its key and id make a path that no object has: `#` occurs in none of the store's."""
+    """An upload as a listing entry. Its path is `KEY#ID`; no path of a store contains `#`."""
     parts: list[Mapping[str, Any]] = []
     try:
         for page in place.pages("list_parts", Key=upload["Key"], UploadId=upload["UploadId"]):
             parts += page.get("Parts", ())
     except FAULTS as error:
-        if code_of(error) != "NoSuchUpload":  # that one ended while we looked
+        if code_of(error) != "NoSuchUpload":  # the upload ended meanwhile
             raise
     return Found(
         path=f"{upload['Key'].removeprefix(place.prefix)}#{upload['UploadId']}",
@@ -134,14 +134,14 @@ def _seconds(time: datetime) -> float:
 T = TypeVar("T")
 R = TypeVar("R")
 
-_PROOF_HOLDS: Final = 3600.0  # seconds; nothing that young is collected
-MAX_COPY_BYTES: Final = 5 * 1024**3  # by one CopyObject
+_PROOF_HOLDS: Final = 3600.0  # seconds; younger objects are not collected
+MAX_COPY_BYTES: Final = 5 * 1024**3  # limit of one CopyObject
 
 
 class Bucket:
-    """Objects are S3 objects below a prefix; creating one is a conditional PUT."""
+    """A store in an S3 bucket, below a prefix. An object is created by a conditional PUT."""
 
-    sent_unasked_below = 256 * 1024 + 1  # they take no longer than a look
+    lookup_threshold = 256 * 1024 + 1  # sending fewer bytes takes no longer than a look-up
 
     def __init__(self, bucket: str, prefix: str, client: Any, options: S3Options = DEFAULT) -> None:
         self._place = Place(client, bucket, f"{prefix}/" if prefix else "", options, FastPath(client))
@@ -156,7 +156,7 @@ class Bucket:
         return hashed_in_parts(data, size) if size > IN_PARTS_ABOVE else Payload.of(data)
 
     def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = ignore_progress) -> bool:
-        """S3 answers when the object is durable, whether or not that was asked for."""
+        """Create an object. S3 objects are always durable when the request succeeds."""
         if self._in_parts(path, payload):
             return self._uploader.store(path, payload, sent, overwrite=False)
         write_id = secrets.token_hex(16)
@@ -169,13 +169,13 @@ class Bucket:
                     raise unavailable(error, self._writing(path)) from error
                 holder = self._holder(path, error)
                 if holder is not None:
-                    if payload.size <= CHUNK:  # of larger ones all has been told that went out
+                    if payload.size <= CHUNK:  # for larger payloads progress was reported while sending
                         sent(payload.size)
                     return holder == write_id
                 if not is_refused(error):
                     raise unavailable(error, self._writing(path)) from error
         raise StoreUnavailable(
-            f"cannot {self._writing(path)}: {ATTEMPTS} attempts ran into other writers, and none left "
+            f"cannot {self._writing(path)}: {ATTEMPTS} attempts conflicted with other writers, none of which left "
             "an object; a retry is safe"
         )
 
@@ -217,7 +217,7 @@ class Bucket:
         return listing.walk(self._place, prefix)
 
     def touch(self, path: str) -> bool:
-        """A copy onto itself: the one change that makes S3 write an object anew without its bytes being sent."""
+        """Refresh an object by copying it onto itself, the only S3 write without sending the bytes."""
         for _ in attempts():
             head = self._place.head(path)
             if head is None:
@@ -229,17 +229,18 @@ class Bucket:
                 if is_absent(error):
                     return False
                 if not is_refused(error):
-                    raise unavailable(error, f"make young {self._place.where(path)}") from error
+                    raise unavailable(error, f"refresh {self._place.where(path)}") from error
         raise StoreUnavailable(
-            f"cannot make young {self._place.where(path)}: others wrote it anew {ATTEMPTS} times meanwhile; "
+            f"cannot refresh {self._place.where(path)}: other writers replaced it {ATTEMPTS} times meanwhile; "
             "a retry is safe"
         )
 
     def remove(self, found: Found) -> bool:
-        """In a bucket with versions, all of them and for good: an older one would show once the current one is gone.
+        """Remove this version of an object. In a versioned bucket all versions are deleted, since an older one would
+        become current.
 
-        Naming the version protects one that is made meanwhile. Without versions only the ETag can be named, which a
-        copy of the same bytes shares.
+        The version id protects a version created meanwhile. Without versioning only the ETag can be given, which is
+        equal for a copy of the same bytes.
         """
         self._proved.pop(found.path, None)
         head = self._place.head(found.path)
@@ -247,7 +248,7 @@ class Bucket:
             return False
         try:
             if head.get("VersionId") is None:
-                self._place.ask("delete_object", found.path, IfMatch=head["ETag"])
+                self._place.request("delete_object", found.path, IfMatch=head["ETag"])
                 return True
             return self._remove_version(found.path, head["VersionId"])
         except FAULTS as error:
@@ -263,13 +264,13 @@ class Bucket:
             return listing.end_upload(self._place, found)
 
     def recover(self) -> None:
-        """A removal here is one request."""
+        """Nothing to restore: a removal is one request."""
 
-    def now(self, *, looking: bool = False) -> float:
+    def now(self, *, read_only: bool = False) -> float:
         return self._clock.now()
 
     def make_durable(self, paths: Iterable[str]) -> None:
-        """S3 had them safe before it answered."""
+        """Nothing to do: S3 objects are durable once written."""
 
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
         with ThreadPoolExecutor(self._place.options.concurrency) as pool:
@@ -280,17 +281,17 @@ class Bucket:
             answer = self._place.client.head_bucket(Bucket=self._place.bucket)
         except FAULTS as error:
             reason = self._place.reason(error, "list_objects_v2", Prefix=self._place.prefix, MaxKeys=1)
-            raise unavailable(reason, f"ask the time of {self.url}") from error
+            raise unavailable(reason, f"read the clock of {self.url}") from error
         date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
         if date is None:
             raise StoreUnavailable(
-                f"cannot tell the time of {self.url}: its answers have no Date; use a server that sends one"
+                f"cannot read the clock of {self.url}: its responses have no Date; use a server that sends one"
             )
         try:
             return parsedate_to_datetime(date).timestamp()
         except (ValueError, TypeError, OverflowError) as error:
             raise StoreUnavailable(
-                f"cannot tell the time of {self.url}: the Date of its answers is {date[:64]!r}; "
+                f"cannot read the clock of {self.url}: the Date of its responses is {date[:64]!r}; "
                 "use a server that sends a date"
             ) from error
 
@@ -300,7 +301,7 @@ class Bucket:
     def _in_parts(self, path: str, payload: Payload) -> bool:
         if payload.size > MAX_BLOB_BYTES:
             raise TooLarge(
-                f"cannot {self._writing(path)}: it has {payload.size} bytes, and an S3 object at most "
+                f"cannot {self._writing(path)}: it has {payload.size} bytes, and an S3 object has at most "
                 f"{MAX_BLOB_BYTES}; split it into smaller blobs, or use a file:// store"
             )
         return payload.size > IN_PARTS_ABOVE
@@ -308,11 +309,11 @@ class Bucket:
     def _put(self, path: str, payload: Payload, write_id: str, sent: Sent, **conditions: str) -> None:
         checksum = spelled(bytes.fromhex(payload.sha256))
         with opened(payload, sent) as source:
-            # Small ones as bytes: before a file object's the client waits a round trip, to hear if they are wanted.
+            # Small payloads as bytes: with a file object the client first waits for a 100-continue response.
             small = payload.size <= CHUNK
             body = source.at(0, payload.size) if small else Window(source, 0, payload.size)
             try:
-                answer = self._place.ask(
+                answer = self._place.request(
                     "put_object",
                     path,
                     Body=body,
@@ -331,21 +332,21 @@ class Bucket:
             self._proved[path] = (payload.sha256, payload.size, time.monotonic())
 
     def _holder(self, path: str, cause: Fault) -> str | None:
-        """The write-id of the object that is there: who won. None when there is no object."""
+        """The write id of the existing object, which identifies its writer. None if there is no object."""
         try:
-            found = self._place.head(path)
+            head = self._place.head(path)
         except StoreUnavailable as error:
             raise unknown(self._place.where(path), cause, error) from cause
-        return None if found is None else found.get("Metadata", {}).get(WRITE_ID, "")
+        return None if head is None else head.get("Metadata", {}).get(WRITE_ID, "")
 
     def _get(self, path: str, start: int, stop: int | None, etag: str | None) -> Mapping[str, Any] | None:
-        """S3's answer; one without a body when there are no bytes in this range."""
+        """S3's response, without a body if the range is empty; None if there is no object."""
         condition = {} if etag is None else {"IfMatch": etag}
-        # HTTP cannot say "no bytes": a range of one is asked for, and nothing of it used.
+        # HTTP has no empty range: one byte is requested and ignored.
         last = "" if stop is None else max(stop - 1, start)
         span = {} if start == 0 and stop is None else {"Range": f"bytes={start}-{last}"}
         try:
-            return self._place.ask("get_object", path, **condition, **span)
+            return self._place.request("get_object", path, **condition, **span)
         except FAULTS as error:
             if is_absent(error):
                 return None
@@ -356,7 +357,7 @@ class Bucket:
             raise unavailable(error, f"read {self._place.where(path)}") from error
 
     def _body(self, path: str, answer: Mapping[str, Any] | None, start: int, stop: int | None) -> Iterator[bytes]:
-        """The bytes; where an answer breaks off, the same version is asked for the rest."""
+        """The bytes; after an interrupted response the rest of the same version is requested."""
         for attempt in attempts():
             if answer is None:
                 raise self._changed(path)
@@ -381,7 +382,7 @@ class Bucket:
         if head["ContentLength"] > MAX_COPY_BYTES:
             self._uploader.copy_onto_itself(path, head, keep)
             return
-        self._place.ask(
+        self._place.request(
             "copy_object",
             path,
             CopySource={"Bucket": self._place.bucket, "Key": self._place.key(path)},
@@ -395,22 +396,22 @@ class Bucket:
         others = listing.other_versions(self._place, path, version)
         if others is None:
             return False
-        for each in (*others, version):
-            self._place.ask("delete_object", path, VersionId=each)
+        for version_id in (*others, version):
+            self._place.request("delete_object", path, VersionId=version_id)
         return True
 
     def _changed(self, path: str) -> Changed:
-        return Changed(f"{self._place.where(path)} was written anew or removed while it was being read; read it again")
+        return Changed(f"{self._place.where(path)} was replaced or removed while it was being read; read it again")
 
     def _writing(self, path: str) -> str:
         return f"write {self._place.where(path)}"
 
 
 def connect(bucket: str, prefix: str, options: S3Options = DEFAULT) -> Bucket:
-    """A store's backend; nothing is sent yet."""
+    """The backend of a store in a bucket; sends no request."""
     try:
         return Bucket(bucket, prefix, s3_client(options), options)
     except FAULTS as error:
         raise unavailable(error, f"open s3://{bucket}") from error
-    except ValueError as error:  # the SDK's word for an AWS_ENDPOINT_URL that is none
-        raise StoreUnavailable(f"cannot open s3://{bucket}: {error}; mend AWS_ENDPOINT_URL") from error
+    except ValueError as error:  # raised by the SDK for an invalid AWS_ENDPOINT_URL
+        raise StoreUnavailable(f"cannot open s3://{bucket}: {error}; correct AWS_ENDPOINT_URL") from error

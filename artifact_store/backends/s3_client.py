@@ -27,9 +27,9 @@ from nxpipe.artifact_store.backends.s3_connection import Window
 from nxpipe.artifact_store.backends.s3_quick import FastPath
 from nxpipe.artifact_store.errors import Denied, StoreUnavailable
 
-_TOLD: Final = re.compile(r"not authorized to perform: ([a-z0-9-]+:[A-Za-z]+)")
+_PERMISSION: Final = re.compile(r"not authorized to perform: ([a-z0-9-]+:[A-Za-z]+)")
 _WRITE: Final = "s3:PutObject"
-# Of requests that are not named like their permission; a HEAD request is refused without a word.
+# Permissions of operations with a different name; a refused HEAD request has no message to parse.
 _NEEDED: Final = {
     "HeadBucket": "s3:ListBucket",
     "ListObjectsV2": "s3:ListBucket",
@@ -46,13 +46,13 @@ _NEEDED: Final = {
 }
 
 
-def denied(operation: str, answer: Mapping[str, Any], doing: str, way_out: str) -> Denied:
-    """Of a request by its name, and S3's answer to it; `doing` reads "write s3://bucket/key"."""
-    said = answer.get("Message") or "no explanation"
-    told = _TOLD.search(said)
-    permission = told[1] if told else _NEEDED.get(operation, f"s3:{operation}")
-    answered = f"S3 answers {answer.get('Code')} to {operation}, which needs {permission} ({said})"
-    return Denied(f"cannot {doing}: {answered}; {way_out}", permission, operation)
+def denied(operation: str, answer: Mapping[str, Any], doing: str, remedy: str) -> Denied:
+    """The error for a refused operation and S3's response; `doing` is a phrase such as "write s3://bucket/key"."""
+    message = answer.get("Message") or "no explanation"
+    match = _PERMISSION.search(message)
+    permission = match[1] if match else _NEEDED.get(operation, f"s3:{operation}")
+    reason = f"S3 answers {answer.get('Code')} to {operation}, which needs {permission} ({message})"
+    return Denied(f"cannot {doing}: {reason}; {remedy}", permission, operation)
 
 
 Fault: TypeAlias = BotoCoreError | ClientError
@@ -71,21 +71,21 @@ _NO_IDENTITY: Final = (
 )
 _NO_ANSWER: Final = (NoConnection, HTTPClientError)
 _RENEW: Final = "log in to AWS again or renew AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-_NO_BUCKET: Final = "create the bucket, or mend the store URL"
+_NO_BUCKET: Final = "create the bucket, or correct the store URL"
 _DENIED: Final = (
     "allow this identity s3:GetObject, s3:PutObject and s3:ListBucket there, for large blobs "
     "s3:ListBucketMultipartUploads, s3:ListMultipartUploadParts and s3:AbortMultipartUpload, for collection "
     "s3:DeleteObject, s3:DeleteObjectVersion and s3:ListBucketVersions, and the use of the bucket's KMS key"
 )
-_BUSY: Final = "S3 asks for fewer requests; try again in a minute, which is safe"
+_BUSY: Final = "S3 throttles requests; try again in a minute, which is safe"
 _FAILED: Final = "the server failed, not this machine; a retry is safe"
-_ROOM: Final = "make room on the server"
+_FULL: Final = "free space on the server"
 _REGION: Final = "set AWS_REGION to the bucket's region"
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _NAMELESS: Final = ("301", "400", "403", "404")
-_GARBLED: Final = "the bytes changed on their way or in their file; a retry is safe"
+_GARBLED: Final = "the bytes changed in transit or in their file; a retry is safe"
 
-# A HEAD request is answered without a body, so its code is the bare HTTP status.
+# The response to a HEAD request has no body, so its code is the HTTP status.
 _BY_CODE: Final = {
     "NoSuchBucket": _NO_BUCKET,
     "InvalidBucketName": _NO_BUCKET,
@@ -104,7 +104,7 @@ _BY_CODE: Final = {
     "SlowDown": _BUSY,
     "503": _BUSY,
     **dict.fromkeys(("InternalError", "500", "502", "504"), _FAILED),
-    **dict.fromkeys(("InsufficientStorage", "507", "QuotaExceeded"), _ROOM),
+    **dict.fromkeys(("InsufficientStorage", "507", "QuotaExceeded"), _FULL),
     "BadDigest": _GARBLED,
     "XAmzContentChecksumMismatch": _GARBLED,
     "IncompleteBody": _GARBLED,
@@ -113,21 +113,21 @@ _BY_CODE: Final = {
 
 
 class SentElsewhere(BotoCoreError):
-    """The endpoint redirects, and names no region in which the bucket were: it is no S3, or one behind a web server."""
+    """The endpoint redirects without naming the bucket's region: it is not S3, or S3 behind a web server."""
 
-    fmt = "the endpoint redirects to {location}; set AWS_ENDPOINT_URL to where S3 itself answers"
+    fmt = "the endpoint redirects to {location}; set AWS_ENDPOINT_URL to the address of S3 itself"
 
 
 def refuse_redirects(response: tuple[Any, dict[str, Any]] | None, **_: object) -> None:
-    """Without the bucket's region botocore would ask for it, be redirected again, and so on until its stack is full."""
-    about = response[1].get("ResponseMetadata", {}) if response else {}
-    headers = about.get("HTTPHeaders", {})
-    if about.get("HTTPStatusCode") in _REDIRECTS and "x-amz-bucket-region" not in headers:
+    """Without the bucket's region in a redirect, botocore requests it, is redirected again, and recurses forever."""
+    metadata = response[1].get("ResponseMetadata", {}) if response else {}
+    headers = metadata.get("HTTPHeaders", {})
+    if metadata.get("HTTPStatusCode") in _REDIRECTS and "x-amz-bucket-region" not in headers:
         raise SentElsewhere(location=headers.get("location", "nowhere"))
 
 
 def attempts() -> Iterator[int]:
-    """A few, with a growing pause between them of which chance decides half, so that rivals do not meet again."""
+    """Attempt numbers, with exponential backoff and jitter in between, so that concurrent writers diverge."""
     for number in range(ATTEMPTS):
         if number:
             time.sleep(_FIRST_PAUSE * 2**number * _CHANCE.uniform(0.5, 1))
@@ -135,19 +135,19 @@ def attempts() -> Iterator[int]:
 
 
 def code_of(error: Exception) -> str:
-    """S3's own word for the fault; empty when no answer came."""
+    """S3's error code; empty without a response."""
     return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, ClientError) else ""
 
 
 def status_of(error: Exception) -> int:
-    """The HTTP status; 0 when no answer came."""
+    """The HTTP status; 0 without a response."""
     if not isinstance(error, ClientError):
         return 0
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500))
 
 
 def is_nameless(error: Exception) -> bool:
-    """A refused HEAD: only a request whose answer has a body is told whether key, clock or permission is to blame."""
+    """True for a refused HEAD request: its response has no body with the cause (key, clock or permission)."""
     return code_of(error) in _NAMELESS
 
 
@@ -156,29 +156,29 @@ def is_absent(error: Exception) -> bool:
 
 
 def is_refused(error: Exception) -> bool:
-    """A condition did not hold (412), or S3 could not tell because of another writer at the same moment (409)."""
+    """True if a condition failed (412), or S3 could not decide it because of a concurrent writer (409)."""
     return status_of(error) in (409, 412)
 
 
 def is_garbled(error: Exception) -> bool:
-    """S3 received other bytes than were announced, and kept nothing; the client does not repeat these by itself."""
+    """True if S3 received bytes with a wrong checksum and stored nothing; botocore does not retry these."""
     return _BY_CODE.get(code_of(error)) == _GARBLED
 
 
 def answer_may_be_lost(error: Exception) -> bool:
-    """True when the request may have been carried out all the same."""
+    """True if the request may have taken effect despite the error."""
     return status_of(error) >= 500 or isinstance(error, _NO_ANSWER)
 
 
 def unavailable(error: Fault, doing: str) -> StoreUnavailable:
-    """`doing` reads "write s3://bucket/key"."""
+    """The store's error for a fault of S3; `doing` is a phrase such as "write s3://bucket/key"."""
     if isinstance(error, ClientError):
         code = code_of(error)
         if _BY_CODE.get(code) == _DENIED:
             return denied(error.operation_name, error.response["Error"], doing, _DENIED)
-        said = error.response.get("Error", {}).get("Message") or "no explanation"
+        message = error.response.get("Error", {}).get("Message") or "no explanation"
         return StoreUnavailable(
-            f"cannot {doing}: S3 answers {code} ({said}); {_BY_CODE.get(code, 'mend that and retry')}"
+            f"cannot {doing}: S3 answers {code} ({message}); {_BY_CODE.get(code, 'fix that and retry')}"
         )
     if isinstance(error, _NO_IDENTITY):
         return StoreUnavailable(
@@ -190,13 +190,13 @@ def unavailable(error: Fault, doing: str) -> StoreUnavailable:
             f"cannot {doing}: the connection failed ({_one_line(error)}); check the network, AWS_REGION and "
             "AWS_ENDPOINT_URL; a retry is safe"
         )
-    return StoreUnavailable(f"cannot {doing}: {_one_line(error)}; mend that, a retry is safe")
+    return StoreUnavailable(f"cannot {doing}: {_one_line(error)}; fix that, a retry is safe")
 
 
 def unknown(where: str, cause: Fault, error: StoreUnavailable) -> StoreUnavailable:
-    """Neither the write nor the look-up after it was answered."""
+    """The error for a write whose response, and the look-up after it, both failed."""
     return StoreUnavailable(
-        f"it is unknown whether {where} was written: the answer was {str(cause).rstrip('.')}, and then {error}"
+        f"it is unknown whether {where} was written: the response was {str(cause).rstrip('.')}, and then {error}"
     )
 
 
@@ -206,13 +206,13 @@ def _one_line(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class S3Options:
-    """What the AWS SDK's own settings do not say, or should not decide for this store."""
+    """Options of a store in S3 that the AWS SDK's settings do not cover or should not decide."""
 
     kms_key: str | None = None  # without one, the bucket's default encryption
     bucket_key: bool = True  # one call of KMS for many objects
     endpoint: str | None = None
     addressing: Literal["auto", "path", "virtual"] = "auto"
-    concurrency: int = 16  # requests at once
+    concurrency: int = 16  # concurrent requests
 
     @property
     def encryption(self) -> dict[str, Any]:
@@ -229,18 +229,18 @@ DEFAULT: Final = S3Options()
 
 
 def s3_client(options: S3Options = DEFAULT) -> Any:
-    """Region and credentials come from where the AWS SDK always looks; boto3 above it would add to the start only."""
+    """A botocore client with the SDK's usual region and credentials; boto3 would only add to the start-up time."""
     from botocore.config import Config
     from botocore.session import Session
 
     config = Config(
         connect_timeout=5,
         read_timeout=60,
-        max_pool_connections=2 * options.concurrency,  # for whole objects and for parts of others
+        max_pool_connections=2 * options.concurrency,  # for whole objects and for parts
         tcp_keepalive=True,
-        # "standard" backs off with jitter, and stops repeating when most of what it repeats fails as well.
+        # "standard" backs off with jitter, and stops retrying when most retries fail too.
         retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
-        # Every body goes out with the SHA-256 that we know, which is signed; every one that comes in is hashed by us.
+        # Every upload includes its signed SHA-256, and every download is hashed by the store.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         s3={"addressing_style": options.addressing, "payload_signing_enabled": False},
@@ -252,7 +252,7 @@ def s3_client(options: S3Options = DEFAULT) -> Any:
 
 @dataclass(frozen=True)
 class Place:
-    """Objects below a prefix, which is empty or ends in `/`."""
+    """A bucket and a prefix, which is empty or ends in `/`, with the client for requests below it."""
 
     client: Any = field(repr=False)
     bucket: str
@@ -270,11 +270,11 @@ class Place:
     def where(self, path: str) -> str:
         return f"{self.url}/{path}"
 
-    def ask(self, operation: str, path: str, **parameters: Any) -> dict[str, Any]:
-        """One request about one object. The client repeats what failed on the way, this what arrived garbled."""
+    def request(self, operation: str, path: str, **parameters: Any) -> dict[str, Any]:
+        """One request for one object. The client retries failed requests, this method those with a wrong checksum."""
         body, key = parameters.get("Body"), self.key(path)
 
-        def by_the_client() -> dict[str, Any]:
+        def by_client() -> dict[str, Any]:
             if isinstance(body, Window):
                 body.seek(0)
             answer: dict[str, Any] = getattr(self.client, operation)(Bucket=self.bucket, Key=key, **parameters)
@@ -282,16 +282,16 @@ class Place:
 
         for attempt in attempts():
             try:
-                return self.quick.ask(operation, key, parameters) or self.quick.watch(key, by_the_client)
+                return self.quick.request(operation, key, parameters) or self.quick.watch(key, by_client)
             except FAULTS as error:
                 if not is_garbled(error) or attempt == ATTEMPTS - 1:
                     raise
         raise AssertionError("the last attempt returns or raises")
 
     def head(self, path: str) -> dict[str, Any] | None:
-        """What S3 knows of an object; None when there is none."""
+        """S3's metadata of an object; None if absent."""
         try:
-            return self.ask("head_object", path, ChecksumMode="ENABLED")
+            return self.request("head_object", path, ChecksumMode="ENABLED")
         except FAULTS as error:
             if is_absent(error):
                 return None
@@ -299,12 +299,12 @@ class Place:
             raise unavailable(reason, f"look up {self.where(path)}") from error
 
     def reason(self, error: Fault, operation: str, **parameters: Any) -> Fault:
-        """Why a HEAD was refused, by what a request of the same permission is told."""
+        """The cause of a refused HEAD, from the response to another operation with the same permission."""
         if is_nameless(error):
             try:
                 getattr(self.client, operation)(Bucket=self.bucket, **parameters)
-            except FAULTS as told:
-                return told
+            except FAULTS as cause:
+                return cause
         return error
 
     def pages(self, operation: str, **parameters: Any) -> Iterator[dict[str, Any]]:

@@ -22,17 +22,17 @@ from nxpipe.artifact_store.errors import Changed
 
 
 class Interrupted(BaseException):
-    """A stream was told to stop. No Exception: the client would take one for a fault of the network, and repeat."""
+    """A stream was stopped. Not an Exception, which the client would treat as a network fault and retry."""
 
 
 class Source:
-    """The bytes of a payload. Its streams end at once when it is told to stop."""
+    """The bytes of a payload. Setting `stopped` ends its streams at once."""
 
     def __init__(self, payload: Payload, descriptor: int | None, sent: Sent) -> None:
         self._payload = payload
         self._descriptor = descriptor
         self._sent = sent
-        self._one_at_a_time = threading.Lock()
+        self._lock = threading.Lock()
         self.stopped = threading.Event()
 
     def at(self, start: int, size: int) -> bytes:
@@ -42,14 +42,14 @@ class Source:
         assert isinstance(self._payload.source, memoryview)
         return bytes(self._payload.source[start : start + size])
 
-    def tell(self, size: int) -> None:
-        """Watchers need not expect several threads."""
-        with self._one_at_a_time:
+    def report(self, size: int) -> None:
+        """Report progress; calls of the callback are serialized."""
+        with self._lock:
             self._sent(size)
 
     @contextmanager
     def stopping_on_errors(self) -> Iterator[None]:
-        """An error, or Ctrl-C, in the thread that waits for the others ends their work too."""
+        """Stop all streams after an error or Ctrl-C in the waiting thread."""
         try:
             yield
         except BaseException:
@@ -59,7 +59,7 @@ class Source:
     def changed(self) -> Changed:
         return Changed(
             f"{self._payload.source if self._descriptor is not None else 'an array'} changed while it was being stored "
-            f"as {self._payload.sha256}; let nobody write to it, and store it again"
+            f"as {self._payload.sha256}; stop all writers, and store it again"
         )
 
 
@@ -80,14 +80,14 @@ def opened(payload: Payload, sent: Sent) -> Iterator[Source]:
 
 
 class Window:
-    """A file object over a stretch of a source. Bytes that have to be sent again are told of once."""
+    """A file object over a range of a source. Progress of bytes that are sent again is reported once."""
 
     def __init__(self, source: Source, start: int, size: int) -> None:
         self._source = source
         self._start = start
         self._size = size
         self._position = 0
-        self._told = 0
+        self._reported = 0
 
     def read(self, size: int | None = None) -> bytes:
         if self._source.stopped.is_set():
@@ -96,11 +96,11 @@ class Window:
         data = self._source.at(self._start + self._position, left if size is None or size < 0 else min(size, left))
         if left and not data and size:
             self._source.stopped.set()
-            raise Interrupted  # the file was cut; the receiver would wait for the rest
+            raise Interrupted  # the file was truncated; the server would wait for the rest
         self._position += len(data)
-        if self._position > self._told:
-            self._source.tell(self._position - self._told)
-            self._told = self._position
+        if self._position > self._reported:
+            self._source.report(self._position - self._reported)
+            self._reported = self._position
         return data
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
@@ -122,7 +122,7 @@ _STATUS: Final = re.compile(rb"HTTP/1\.1 ([2-5]\d\d)[ \r]")
 
 
 class FallBackToBotocore(Exception):
-    """This is no answer that we understand."""
+    """The fast path does not understand the response."""
 
 
 @dataclass(frozen=True)
@@ -135,15 +135,15 @@ class Server:
 
 
 class Connections:
-    """Any number of threads may send at once; each takes a connection that rests, or a new one."""
+    """A pool of connections to one server. Each thread takes an idle connection or opens a new one."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._resting: deque[Connection] = deque()
-        finalize(self, _close_all, self._resting)
+        self._idle: deque[Connection] = deque()
+        finalize(self, _close_all, self._idle)
 
     def send(self, method: str, request: bytes) -> "Answer":
-        """One attempt. The answer's body has to be read to its end, or closed."""
+        """Send one request, without retries. The caller reads the body of the answer to its end or closes it."""
         connection = self._take()
         try:
             return connection.exchange(method, request)
@@ -155,23 +155,25 @@ class Connections:
             raise
 
     def _take(self) -> "Connection":
-        while self._resting:
+        while self._idle:
             try:
-                connection = self._resting.pop()
+                connection = self._idle.pop()
             except IndexError:  # another thread was faster
                 break
             if connection.is_open:
                 return connection
             connection.close()
         try:
-            return Connection(self._server, self._resting)
+            return Connection(self._server, self._idle)
         except OSError as error:
             raise FallBackToBotocore(str(error)) from error
 
 
 class Connection:
-    def __init__(self, server: Server, resting: "deque[Connection]") -> None:
-        self._resting = resting
+    """One connection; it returns to the pool when a response has been read to its end."""
+
+    def __init__(self, server: Server, idle: "deque[Connection]") -> None:
+        self._idle = idle
         self._socket = socket.create_connection((server.host, server.port), server.connect_timeout)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -188,7 +190,7 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """A server that has something to say before it is asked has closed the connection."""
+        """False if data is waiting before a request: the server has then closed the connection."""
         return not self._poll.poll(0)
 
     def exchange(self, method: str, request: bytes) -> "Answer":
@@ -197,27 +199,27 @@ class Connection:
         headers = self._headers()
         in_chunks = "transfer-encoding" in headers and method != "HEAD"
         body = Body(self, self._file, 0 if in_chunks else _length(method, status, headers), headers)
-        said = b""
+        error = b""
         if in_chunks:
-            said = self._in_chunks(status, headers)
+            error = self._in_chunks(status, headers)
         elif status >= _REFUSED:
-            said = body.error()
+            error = body.error()
         if not body.left:
             body.finish()
-        return Answer(status, headers, body, said)
+        return Answer(status, headers, body, error)
 
-    def rest(self) -> None:
-        self._resting.append(self)
+    def release(self) -> None:
+        self._idle.append(self)
 
     def close(self) -> None:
         self._file.close()
         self._socket.close()
 
     def _status(self) -> int:
-        found = _STATUS.match(self._file.readline(_LONGEST_LINE))
-        if found is None:
-            raise FallBackToBotocore("no plain answer")
-        return int(found[1])
+        match = _STATUS.match(self._file.readline(_LONGEST_LINE))
+        if match is None:
+            raise FallBackToBotocore("malformed status line")
+        return int(match[1])
 
     def _headers(self) -> dict[str, str]:
         headers: dict[str, str] = {}
@@ -228,34 +230,34 @@ class Connection:
             name, colon, value = line.partition(b":")
             key, text = name.decode("latin-1").lower(), value.decode("latin-1").strip()
             if not colon or not line.endswith(b"\r\n") or key != key.strip():
-                raise FallBackToBotocore("no plain header")
+                raise FallBackToBotocore("malformed header")
             headers[key] = f"{headers[key]}, {text}" if key in headers else text
         raise FallBackToBotocore("too many headers")
 
     def _in_chunks(self, status: int, headers: Mapping[str, str]) -> bytes:
-        """S3 likes to say in this way why it refuses; an object it never sends so."""
+        """The body of an error response with chunked encoding; S3 never sends an object with it."""
         if status < _REFUSED or "content-length" in headers or headers["transfer-encoding"].lower() != "chunked":
             raise FallBackToBotocore("a body of unknown length")
-        said = b""
-        while size := self._size_of_a_chunk(_LONGEST_ERROR - len(said)):
-            said += self._file.read(size)
+        error = b""
+        while size := self._chunk_size(_LONGEST_ERROR - len(error)):
+            error += self._file.read(size)
             self._end_of_line()
         self._end_of_line()
-        return said
+        return error
 
-    def _size_of_a_chunk(self, most: int) -> int:
-        found = _CHUNK_SIZE.fullmatch(self._file.readline(_LONGEST_LINE))
-        if found is None or int(found[1], 16) > most:
-            raise FallBackToBotocore("no plain chunk")
-        return int(found[1], 16)
+    def _chunk_size(self, most: int) -> int:
+        match = _CHUNK_SIZE.fullmatch(self._file.readline(_LONGEST_LINE))
+        if match is None or int(match[1], 16) > most:
+            raise FallBackToBotocore("malformed chunk")
+        return int(match[1], 16)
 
     def _end_of_line(self) -> None:
         if self._file.readline(_LONGEST_LINE) != b"\r\n":
-            raise FallBackToBotocore("no end of a chunk")
+            raise FallBackToBotocore("malformed end of a chunk")
 
 
 class Body:
-    """The bytes of an answer, which botocore's streams offer in the same way."""
+    """The body of a response, with the interface of botocore's streams."""
 
     def __init__(self, connection: Connection, file: IO[bytes], size: int, headers: Mapping[str, str]) -> None:
         self.left = size
@@ -278,16 +280,16 @@ class Body:
             yield chunk
 
     def error(self) -> bytes:
-        """All of it, where it says why something was refused."""
+        """The whole body of an error response."""
         if self.left > _LONGEST_ERROR:
-            raise FallBackToBotocore("too long an error")
+            raise FallBackToBotocore("error response too long")
         return b"".join(self.iter_chunks(_LONGEST_ERROR))
 
     def finish(self) -> None:
-        """All has been read: the connection may serve another request."""
+        """Return the connection to the pool after the whole body was read."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.close() if self._closes else connection.rest()
+            connection.close() if self._closes else connection.release()
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -297,12 +299,12 @@ class Body:
 
 @dataclass(frozen=True)
 class Answer:
-    """`said` is the whole body of a refusal."""
+    """A response; `error` is the whole body of an error response."""
 
     status: int
     headers: Mapping[str, str]
     body: Body
-    said: bytes = b""
+    error: bytes = b""
 
 
 def _length(method: str, status: int, headers: Mapping[str, str]) -> int:
@@ -314,6 +316,6 @@ def _length(method: str, status: int, headers: Mapping[str, str]) -> int:
     return int(text)
 
 
-def _close_all(resting: "deque[Connection]") -> None:
-    while resting:
-        resting.pop().close()
+def _close_all(idle: "deque[Connection]") -> None:
+    while idle:
+        idle.pop().close()

@@ -45,15 +45,15 @@ class UploadPart:
     number: int  # from 1
     start: int
     size: int
-    checksum: str  # SHA-256, as S3 spells it
+    checksum: str  # SHA-256 in base64, S3's format
 
 
 def spelled(digest: bytes) -> str:
     return base64.b64encode(digest).decode()
 
 
-def stretches(size: int) -> list[tuple[int, int]]:
-    """Start and size of each part: the same for everyone, so that anyone can continue anyone's upload."""
+def part_ranges(size: int) -> list[tuple[int, int]]:
+    """Start and size of each part, a function of the size alone, so that any process can resume any upload."""
     step = _PART_BYTES
     while size > step * _MAX_PARTS:
         step *= 2
@@ -61,7 +61,7 @@ def stretches(size: int) -> list[tuple[int, int]]:
 
 
 def hashed_in_parts(data: bytes | memoryview | Path, size: int) -> Payload:
-    """The digests of the whole and of its parts: what the parts tie together are then the bytes that have the name."""
+    """A payload with the digests of the whole and of its parts, computed together from the same bytes."""
     unnamed = Payload("", size, data if isinstance(data, Path) else memoryview(data).cast("B"))
     with opened(unnamed, ignore_progress) as source:
         whole, parts = _digests(unnamed, source)
@@ -69,7 +69,8 @@ def hashed_in_parts(data: bytes | memoryview | Path, size: int) -> Payload:
 
 
 def parts_of(payload: Payload, source: Source) -> list[UploadPart]:
-    """By their digests; where those were not taken with the whole's, it too is hashed again, which alone ties them."""
+    """The parts of a payload with their checksums. Missing part digests are computed together with the whole digest,
+    which must match the payload's."""
     digests = payload.parts
     if not digests:
         whole, digests = _digests(payload, source)
@@ -77,18 +78,18 @@ def parts_of(payload: Payload, source: Source) -> list[UploadPart]:
             raise source.changed()
     return [
         UploadPart(number, start, size, spelled(digest))
-        for number, ((start, size), digest) in enumerate(zip(stretches(payload.size), digests, strict=True), 1)
+        for number, ((start, size), digest) in enumerate(zip(part_ranges(payload.size), digests, strict=True), 1)
     ]
 
 
 def composite(parts: Sequence[UploadPart]) -> str:
-    """The checksum of checksums that S3 arrives at."""
+    """The checksum of checksums that S3 computes for a multipart upload."""
     checksums = b"".join(base64.b64decode(part.checksum) for part in parts)
     return f"{spelled(hashlib.sha256(checksums).digest())}-{len(parts)}"
 
 
 def is_stored(part: UploadPart, listed: Mapping[str, Any], source: Source) -> bool:
-    """Whether S3 holds this part already. A server that lists no checksum has its ETag, where that is an MD5."""
+    """True if S3 already holds this part. If a server lists no checksum, its ETag is compared with the MD5."""
     if listed["Size"] != part.size:
         return False
     if listed.get("ChecksumSHA256"):
@@ -99,31 +100,32 @@ def is_stored(part: UploadPart, listed: Mapping[str, Any], source: Source) -> bo
 
 
 def proven_sha256(head: Mapping[str, Any]) -> str | None:
-    """The digest of the bytes, if what S3 keeps proves it.
+    """The digest of an object's bytes, if the checksum that S3 stores proves it.
 
-    A checksum over parts is one of checksums. It proves the digest that was noted beside it if it is the expected one.
+    A multipart checksum is a checksum of checksums. It proves the digest in the metadata if it equals the composite
+    checksum in the metadata.
     """
-    kept = head.get("ChecksumSHA256") or ""
-    noted = head.get("Metadata", {})
-    expected = noted.get(PARTS, "")
+    stored = head.get("ChecksumSHA256") or ""
+    metadata = head.get("Metadata", {})
+    expected = metadata.get(PARTS, "")
     if (
-        kept and WHOLE in noted and kept in (expected, expected.partition("-")[0])
+        stored and WHOLE in metadata and stored in (expected, expected.partition("-")[0])
     ):  # some servers leave out the number of parts
-        return str(noted[WHOLE])
+        return str(metadata[WHOLE])
     if head.get("ChecksumType", "FULL_OBJECT") != "FULL_OBJECT":
         return None
     try:
-        digest = base64.b64decode(kept, validate=True)
+        digest = base64.b64decode(stored, validate=True)
     except binascii.Error:
         return None
     return digest.hex() if len(digest) == hashlib.sha256().digest_size else None
 
 
 def _digests(payload: Payload, source: Source) -> tuple[bytes, tuple[bytes, ...]]:
-    """Of the whole and of each part, several at once."""
+    """The digests of the whole and of each part, computed concurrently."""
     with ThreadPoolExecutor(os.cpu_count()) as pool, source.stopping_on_errors():
         whole = pool.submit(_digest, source, 0, payload.size)
-        parts = tuple(pool.map(lambda piece: _digest(source, *piece), stretches(payload.size)))
+        parts = tuple(pool.map(lambda piece: _digest(source, *piece), part_ranges(payload.size)))
         return whole.result(), parts
 
 
@@ -140,8 +142,8 @@ def _feed(hasher: Any, source: Source, start: int, size: int) -> None:
         start += len(chunk)
 
 
-_STREAMS: Final = 8  # enough for a fast line, few enough that a crash loses little
-_OPEN_UPLOADS: Final = 8  # of one path, that are looked into for parts to keep
+_STREAMS: Final = 8  # saturates a fast network; few enough that a crash loses little
+_OPEN_UPLOADS: Final = 8  # open uploads of one path that are searched for reusable parts
 
 Stored: TypeAlias = dict[int, str]  # ETags by part number
 
@@ -157,7 +159,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class Job:
-    """One payload that is to become one object."""
+    """The upload of one payload as one object."""
 
     path: str
     payload: Payload
@@ -169,32 +171,34 @@ class Job:
 
 
 class PartsUploader:
+    """Multipart uploads to one bucket."""
+
     def __init__(self, place: Place) -> None:
         self._place = place
-        # One pool for all blobs under way: what is sent at once is bounded however many there are.
+        # One pool for all blobs bounds the number of concurrent requests.
         self._pool = ThreadPoolExecutor(min(_STREAMS, place.options.concurrency))
 
     def store(self, path: str, payload: Payload, sent: Sent, *, overwrite: bool) -> bool:
-        """False: there is an object that this call did not make.
+        """Store an object. False: another process created it.
 
-        An upload that another process began carries that one's write-id: if the answer to its completion is lost, the
-        object counts as that one's, and the caller judges it by content as after any lost race.
+        A resumed upload has the write id of the process that began it. If the response to its completion is lost, the
+        object counts as created by that process, and the caller verifies its content as after any lost race.
         """
         with opened(payload, sent) as source:
             parts = parts_of(payload, source)
             windows = {part.number: Window(source, part.start, part.size) for part in parts}
             job = Job(path, payload, source, parts, windows, secrets.token_hex(16), overwrite)
-            return self._carry_out(job)
+            return self._upload(job)
 
     def copy_onto_itself(self, path: str, head: Mapping[str, Any], keep: Mapping[str, Any]) -> None:
-        """For objects that are too large for one CopyObject. `keep` is what the copy shall have from the original."""
+        """Copy an object that is too large for one CopyObject onto itself; `keep` are its parameters to preserve."""
         place = self._place
-        begun = place.ask("create_multipart_upload", path, ChecksumAlgorithm="SHA256", **keep)
-        upload = Upload(path, begun["UploadId"])
+        created = place.request("create_multipart_upload", path, ChecksumAlgorithm="SHA256", **keep)
+        upload = Upload(path, created["UploadId"])
 
         def copy(piece: tuple[int, tuple[int, int]]) -> Mapping[str, Any]:
             number, (start, size) = piece
-            answer = place.ask(
+            answer = place.request(
                 "upload_part_copy",
                 path,
                 UploadId=upload.id,
@@ -204,41 +208,41 @@ class PartsUploader:
                 CopySourceRange=f"bytes={start}-{start + size - 1}",
             )
             copied = answer["CopyPartResult"]
-            kept = {name: copied[name] for name in ("ETag", "ChecksumSHA256") if name in copied}
-            return {"PartNumber": number, **kept}
+            fields = {name: copied[name] for name in ("ETag", "ChecksumSHA256") if name in copied}
+            return {"PartNumber": number, **fields}
 
         try:
-            pieces = list(enumerate(stretches(head["ContentLength"]), 1))
+            pieces = list(enumerate(part_ranges(head["ContentLength"]), 1))
             parts = self._in_parallel(copy, pieces, nullcontext())
-            place.ask("complete_multipart_upload", path, UploadId=upload.id, MultipartUpload={"Parts": parts})
+            place.request("complete_multipart_upload", path, UploadId=upload.id, MultipartUpload={"Parts": parts})
         except BaseException:
             self._abort(upload)
             raise
 
-    def _carry_out(self, job: Job) -> bool:
+    def _upload(self, job: Job) -> bool:
         fresh = False
         for _ in attempts():
-            upload, stored = (None if fresh else self._broken_off(job)) or (self._begin(job), {})
-            open_question = self._send(job, upload, stored) or self._complete(job, upload, stored)
-            if open_question is None:
+            upload, stored = (None if fresh else self._interrupted(job)) or (self._begin(job), {})
+            fault = self._send(job, upload, stored) or self._complete(job, upload, stored)
+            if fault is None:
                 return True
-            made_here = self._settled(job, open_question)
-            if is_refused(open_question):
+            created = self._was_created(job, fault)
+            if is_refused(fault):
                 self._abort(upload)
-            if made_here is not None:
-                return made_here
-            if answer_may_be_lost(open_question):
-                raise unavailable(open_question, self._writing(job)) from open_question
-            fresh = status_of(open_question) == 409  # S3 wants a new upload then
+            if created is not None:
+                return created
+            if answer_may_be_lost(fault):
+                raise unavailable(fault, self._writing(job)) from fault
+            fresh = status_of(fault) == 409  # S3 requires a new upload then
         raise StoreUnavailable(
-            f"cannot {self._writing(job)}: {ATTEMPTS} uploads ran into other writers, and none left an object; "
-            "a retry is safe"
+            f"cannot {self._writing(job)}: {ATTEMPTS} uploads conflicted with other writers, none of which left an "
+            "object; a retry is safe"
         )
 
     def _begin(self, job: Job) -> Upload:
         metadata = {WRITE_ID: job.write_id, WHOLE: job.payload.sha256, PARTS: composite(job.parts)}
         with self._place.faults("write", job.path):
-            answer = self._place.ask(
+            answer = self._place.request(
                 "create_multipart_upload",
                 job.path,
                 ChecksumAlgorithm="SHA256",
@@ -247,31 +251,31 @@ class PartsUploader:
             )
         return Upload(job.path, answer["UploadId"])
 
-    def _broken_off(self, job: Job) -> tuple[Upload, Stored] | None:
-        """The upload of this path, by whomever, that has most of our parts, and those."""
+    def _interrupted(self, job: Job) -> tuple[Upload, Stored] | None:
+        """The open upload of this path, by any process, with the most reusable parts, and those parts."""
         key = self._place.key(job.path)
-        with self._place.faults("look for broken-off uploads of", job.path):
+        with self._place.faults("look for interrupted uploads of", job.path):
             pages = self._place.pages("list_multipart_uploads", Prefix=key)
-            listed = [each for page in pages for each in page.get("Uploads", ()) if _is_like_ours(each, key)]
-            listed.sort(key=lambda each: (each["Initiated"], each["UploadId"]))
-            uploads = [Upload(job.path, each["UploadId"]) for each in listed[-_OPEN_UPLOADS:]]
-            found = [(upload, self._stored(job, upload)) for upload in uploads]
-        return max((each for each in found if each[1]), key=lambda each: len(each[1]), default=None)
+            listed = [entry for page in pages for entry in page.get("Uploads", ()) if _is_like_ours(entry, key)]
+            listed.sort(key=lambda entry: (entry["Initiated"], entry["UploadId"]))
+            uploads = [Upload(job.path, entry["UploadId"]) for entry in listed[-_OPEN_UPLOADS:]]
+            candidates = [(upload, self._stored(job, upload)) for upload in uploads]
+        return max((pair for pair in candidates if pair[1]), key=lambda pair: len(pair[1]), default=None)
 
     def _stored(self, job: Job, upload: Upload) -> Stored:
-        """What S3 holds of our parts; nothing if the upload has ended meanwhile, which sending will find out."""
+        """The parts of the job that S3 holds; none if the upload has ended meanwhile, which sending detects."""
         try:
             pages = self._place.pages("list_parts", Key=self._place.key(upload.path), UploadId=upload.id)
-            listed = {each["PartNumber"]: each for page in pages for each in page.get("Parts", ())}
+            listed = {entry["PartNumber"]: entry for page in pages for entry in page.get("Parts", ())}
         except FAULTS as error:
             if code_of(error) == "NoSuchUpload":
                 return {}
             raise
         known = [(part, listed[part.number]) for part in job.parts if part.number in listed]
-        return {part.number: each["ETag"] for part, each in known if is_stored(part, each, job.source)}
+        return {part.number: entry["ETag"] for part, entry in known if is_stored(part, entry, job.source)}
 
     def _send(self, job: Job, upload: Upload, stored: Stored) -> Fault | None:
-        """Add what is missing to `stored`. A fault, if the upload is gone: perhaps it is an object by now."""
+        """Send the missing parts and add them to `stored`. A fault if the upload is gone, perhaps completed."""
         missing = [part for part in job.parts if part.number not in stored]
         try:
             send = partial(self._send_part, job, upload)
@@ -286,7 +290,7 @@ class PartsUploader:
         return None
 
     def _send_part(self, job: Job, upload: Upload, part: UploadPart) -> tuple[int, str]:
-        answer = self._place.ask(
+        answer = self._place.request(
             "upload_part",
             job.path,
             UploadId=upload.id,
@@ -299,13 +303,13 @@ class PartsUploader:
         return part.number, answer["ETag"]
 
     def _complete(self, job: Job, upload: Upload, stored: Stored) -> Fault | None:
-        """A fault, if it leaves open what became of the object."""
+        """Complete the upload. A fault if it is unknown whether the object was created."""
         parts = [
             {"PartNumber": part.number, "ETag": stored[part.number], "ChecksumSHA256": part.checksum}
             for part in job.parts
         ]
         try:
-            self._place.ask(
+            self._place.request(
                 "complete_multipart_upload",
                 job.path,
                 UploadId=upload.id,
@@ -314,14 +318,14 @@ class PartsUploader:
                 **({} if job.overwrite else {"IfNoneMatch": "*"}),
             )
         except FAULTS as error:
-            gone = code_of(error) in ("NoSuchUpload", "InvalidPart")  # a part that somebody else sent again
+            gone = code_of(error) in ("NoSuchUpload", "InvalidPart")  # another process replaced a part
             if gone or is_refused(error) or answer_may_be_lost(error):
                 return error
             raise unavailable(error, self._writing(job)) from error
         return None
 
-    def _settled(self, job: Job, cause: Fault) -> bool | None:
-        """Whether the object that is there was made by this call; None when the work is still to be done."""
+    def _was_created(self, job: Job, cause: Fault) -> bool | None:
+        """True if this call created the existing object, False if another process did; None if there is no object."""
         try:
             head = self._place.head(job.path)
         except StoreUnavailable as error:
@@ -333,14 +337,14 @@ class PartsUploader:
         return bool(head.get("Metadata", {}).get(WRITE_ID) == job.write_id)
 
     def _abort(self, upload: Upload) -> None:
-        # What stays behind because this fails too is collected like any broken-off upload.
+        # If this fails too, garbage collection removes the upload later.
         with suppress(*FAULTS):
-            self._place.ask("abort_multipart_upload", upload.path, UploadId=upload.id)
+            self._place.request("abort_multipart_upload", upload.path, UploadId=upload.id)
 
     def _in_parallel(
         self, function: Callable[[T], R], items: Iterable[T], watch: AbstractContextManager[object]
     ) -> list[R]:
-        """The first error ends all: what waits is dropped, and what is under way is waited for."""
+        """`function` of every item. After the first error, pending calls are cancelled and running ones awaited."""
         futures: list[Future[R]] = [self._pool.submit(function, item) for item in items]
         try:
             with watch:

@@ -50,27 +50,29 @@ class _Sink(Protocol):
 
 
 def export_artifact(store: Store, published: Published, target: Path, sent: Sent = ignore_progress) -> Image:
-    """Write an artifact, with its evidence and signatures, to a tar file (by its name's end) or a folder, whole."""
+    """Write an artifact with evidence and signatures to a new tar file (if named `.tar`) or folder, atomically."""
     if target.exists():
-        raise Refused(f"{target} is in the way of the export; remove it, or name another file or folder")
+        raise Refused(f"cannot export to {target}, which exists; remove it, or name another file or folder")
     manifest = published.manifest
     signatures = dict(_signatures(store, published.manifest_digest))
     evidence = store.evidence(published.manifest_digest)
-    found_out = [each.to_bytes() for each in evidence]
-    vouched = {(each.digest, key): data for each in evidence for key, data in _signatures(store, each.digest)}
-    blobs = tuple(dict.fromkeys([*manifest.blobs(), *(blob for each in evidence for blob in each.blobs())]))
+    evidence_data = [document.to_bytes() for document in evidence]
+    evidence_signatures = {
+        (document.digest, key): data for document in evidence for key, data in _signatures(store, document.digest)
+    }
+    blobs = _named(manifest, evidence)
     image = Image(
         published.record.manifest,
         blobs,
-        [Blob.of(data) for data in found_out],
+        [Blob.of(data) for data in evidence_data],
         {key_id: Blob.of(data) for key_id, data in signatures.items()},
-        {signed: Blob.of(data) for signed, data in vouched.items()},
+        {signed: Blob.of(data) for signed, data in evidence_signatures.items()},
     )
     image_data = image.to_bytes()
     index = index_bytes(Blob.of(image_data), published.request_key[:SHOWN])
-    # A file of the model may happen to be one of these: an image holds each blob once.
-    every = (image_data, manifest.to_bytes(), *found_out, *vouched.values(), *signatures.values())
-    documents = {blob_name(Blob.of(data)): data for data in every}
+    # A file of the model may have the content of one of these documents: an image holds each blob once.
+    datas = (image_data, manifest.to_bytes(), *evidence_data, *evidence_signatures.values(), *signatures.values())
+    documents = {blob_name(Blob.of(data)): data for data in datas}
     with _tar(target) if target.suffix == TAR else _folder(target) as sink:
         for name, data in {LAYOUT_FILE: layout_bytes(), INDEX_FILE: index, **documents}.items():
             sink.add(name, len(data), [data])
@@ -81,7 +83,7 @@ def export_artifact(store: Store, published: Published, target: Path, sent: Sent
 
 
 def _signatures(store: Store, manifest_digest: str) -> Iterator[tuple[str, bytes]]:
-    """One that is damaged stays behind: no import would take it, and `fsck` tells of it."""
+    """Signatures by key id. A damaged one is left out: imports refuse it, and `fsck` reports it."""
     signatures = Signatures(store)
     for key_id in signatures.key_ids(manifest_digest):
         with suppress(Corrupt):
@@ -139,19 +141,19 @@ def _folder(target: Path) -> Iterator[_Sink]:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-_CARRY_AGAIN: Final = "carry the bundle over again"
+_COPY_AGAIN: Final = "copy the bundle again"
 _Known: TypeAlias = Mapping[str, PublicKey]  # by key id
 
 
 @dataclass(frozen=True)
 class Bundled:
-    """An artifact in a bundle whose documents are proved, and whose blobs are all there with their sizes."""
+    """An artifact in a bundle, with verified documents and every blob present in its size."""
 
     bundle: Bundle
     manifest: Manifest
     evidence: tuple[Evidence, ...]
     signatures: Mapping[str, bytes]  # by key id
-    vouched: Mapping[tuple[str, str], bytes]  # signatures of evidence, by its digest and key id
+    evidence_signatures: Mapping[tuple[str, str], bytes]  # by digest of the evidence and key id
 
     @classmethod
     def read(cls, where: Path, known: Iterable[PublicKey] = ()) -> "Bundled":
@@ -159,15 +161,16 @@ class Bundled:
 
     @classmethod
     def of(cls, bundle: Bundle, known: Iterable[PublicKey] = ()) -> "Bundled":
-        """With the keys that are `known` here, their signatures are proved."""
+        """Read a bundle. Signatures by `known` keys are verified."""
         try:
             image = _image(bundle)
             manifest = Manifest.from_bytes(_document(bundle, image.manifest, MAX_MANIFEST_BYTES))
             evidence = _evidence(bundle, image)
-            _insist_on_blobs(bundle, image, _named(manifest, evidence))
+            _require_blobs(bundle, image, _named(manifest, evidence))
             keys = {key.key_id: key for key in known}
             signatures = _load_signatures(bundle, image, manifest, keys)
-            return cls(bundle, manifest, evidence, signatures, _vouched(bundle, image, evidence, keys))
+            evidence_signatures = _evidence_signatures(bundle, image, evidence, keys)
+            return cls(bundle, manifest, evidence, signatures, evidence_signatures)
         except BadBundle:
             raise
         except InvalidDocument as fault:
@@ -178,18 +181,18 @@ class Bundled:
         return sum(blob.size for blob in _named(self.manifest, self.evidence))
 
     def publish(self, store: Store, sent: Sent = ignore_progress) -> Published:
-        """A repetition goes on where the last attempt ended: blobs that are there are not copied again."""
-        one_at_a_time = Lock()
+        """Copy the artifact into a store and publish it. A repetition resumes: existing blobs are not copied again."""
+        lock = Lock()
 
-        def take(blob: Blob) -> None:
+        def copy(blob: Blob) -> None:
             if not store.blobs.is_intact(blob):
                 name = blob_name(blob)
                 where = f"{self.bundle.where}: {name}"
-                store.blobs.put_stream(checked(self.bundle.chunks(name), blob, where, _CARRY_AGAIN))
-            with one_at_a_time:
+                store.blobs.put_stream(checked(self.bundle.chunks(name), blob, where, _COPY_AGAIN))
+            with lock:
                 sent(blob.size)
 
-        for _ in store.backend.each(take, _named(self.manifest, self.evidence)):
+        for _ in store.backend.each(copy, _named(self.manifest, self.evidence)):
             pass
         for evidence in self.evidence:
             store.attest(evidence)
@@ -197,11 +200,11 @@ class Bundled:
         return store.publish(self.manifest)
 
     def _keep_signatures(self, store: Store) -> None:
-        """Before the record: whoever sees the artifact sees it signed. One that is there may be newer, and stays."""
+        """Store signatures before the record, so that no reader sees it unsigned. An existing signature is kept."""
         folder = signature_folder(Blob.of(self.manifest.to_bytes()).sha256)
         for key_id, data in self.signatures.items():
             store.backend.create(folder + key_id, Payload.of(data), durable=True)
-        for (evidence, key_id), data in self.vouched.items():
+        for (evidence, key_id), data in self.evidence_signatures.items():
             store.backend.create(signature_folder(evidence) + key_id, Payload.of(data), durable=True)
 
 
@@ -209,73 +212,75 @@ def _image(bundle: Bundle) -> Image:
     parse_foreign(OciLayoutFile, _file(bundle, LAYOUT_FILE, MAX_LAYOUT_BYTES))
     index = parse_foreign(Index, _file(bundle, INDEX_FILE, MAX_INDEX_BYTES))
     if len(index.manifests) != 1:
-        raise InvalidDocument(f"its index names {len(index.manifests)} images, and one artifact is one image")
+        raise InvalidDocument(f"its index names {len(index.manifests)} images instead of one")
     return Image.from_bytes(_document(bundle, index.manifests[0].blob, MAX_IMAGE_BYTES))
 
 
 def _load_signatures(bundle: Bundle, image: Image, manifest: Manifest, known: _Known) -> dict[str, bytes]:
-    """Each under its key's id, and of this manifest."""
+    """The signatures of the manifest, by key id."""
     digest = Blob.of(manifest.to_bytes()).sha256
     return {key_id: _signature(bundle, blob, key_id, digest, known) for key_id, blob in image.signatures.items()}
 
 
 def _signature(bundle: Bundle, blob: Blob, key_id: str, digest: str, known: _Known) -> bytes:
-    """An envelope of this key that speaks of this digest. Those of known keys are proved, others when theirs are."""
+    """An envelope of this key over this digest. The signature is verified if the key is known."""
     data = _document(bundle, blob, MAX_SIGNATURE_BYTES)
     try:
         envelope = Envelope.from_bytes(data)
         if envelope.key_id != key_id:
-            raise InvalidDocument(f"it is one of key {envelope.key_id}, not of {key_id[:80]!r}")
-        envelope.insist_on_subject(digest)
+            raise InvalidDocument(f"it is of key {envelope.key_id}, not of {key_id[:80]!r}")
+        envelope.require_subject(digest)
         if key_id in known:
             envelope.statement(known[key_id], digest)
     except InvalidDocument as fault:
-        raise InvalidDocument(f"signature {blob.sha256} is not one of this artifact: {fault}") from fault
+        raise InvalidDocument(f"signature {blob.sha256} is not of this artifact: {fault}") from fault
     return data
 
 
 def _evidence(bundle: Bundle, image: Image) -> tuple[Evidence, ...]:
-    """Documents about this manifest; whether they are believed is for whoever serves it to say."""
-    found = tuple(Evidence.from_bytes(_document(bundle, blob, MAX_EVIDENCE_BYTES)) for blob in image.evidence)
-    for each in found:
-        if each.manifest != image.manifest.sha256:
-            raise InvalidDocument(f"evidence {each.digest} is of manifest {each.manifest}, not of its own")
-    return found
+    """The evidence of this manifest; its signatures are verified when the artifact is promoted."""
+    evidence = tuple(Evidence.from_bytes(_document(bundle, blob, MAX_EVIDENCE_BYTES)) for blob in image.evidence)
+    for document in evidence:
+        if document.manifest != image.manifest.sha256:
+            raise InvalidDocument(f"evidence {document.digest} is of manifest {document.manifest}, not of its own")
+    return evidence
 
 
-def _vouched(bundle: Bundle, image: Image, evidence: Sequence[Evidence], known: _Known) -> dict[tuple[str, str], bytes]:
-    """Signatures of evidence that is in the bundle, by its digest and the key's id."""
-    strange = sorted({digest for digest, _ in image.vouched} - {each.digest for each in evidence})
-    if strange:
-        raise InvalidDocument(f"it holds a signature of evidence {strange[0][:80]!r}, which it does not carry")
+def _evidence_signatures(
+    bundle: Bundle, image: Image, evidence: Sequence[Evidence], known: _Known
+) -> dict[tuple[str, str], bytes]:
+    """The signatures of the bundle's evidence, by digest of the evidence and key id."""
+    unknown = sorted({digest for digest, _ in image.evidence_signatures} - {document.digest for document in evidence})
+    if unknown:
+        raise InvalidDocument(f"it holds a signature of evidence {unknown[0][:80]!r}, which it does not include")
     return {
         (digest, key_id): _signature(bundle, blob, key_id, digest, known)
-        for (digest, key_id), blob in image.vouched.items()
+        for (digest, key_id), blob in image.evidence_signatures.items()
     }
 
 
 def _named(manifest: Manifest, evidence: Sequence[Evidence]) -> tuple[Blob, ...]:
-    return tuple(dict.fromkeys([*manifest.blobs(), *(blob for each in evidence for blob in each.blobs())]))
+    return tuple(dict.fromkeys([*manifest.blobs(), *(blob for document in evidence for blob in document.blobs())]))
 
 
-def _insist_on_blobs(bundle: Bundle, image: Image, blobs: Sequence[Blob]) -> None:
-    named, carried = set(blobs), set(image.blobs)
-    if named != carried:
+def _require_blobs(bundle: Bundle, image: Image, blobs: Sequence[Blob]) -> None:
+    named, layers = set(blobs), set(image.blobs)
+    if named != layers:
         raise InvalidDocument(
-            f"{len(named - carried)} of the {len(named)} blobs that its documents name are no layers of its image, and "
-            f"{len(carried - named)} layers are no such blobs"
+            f"{len(named - layers)} of the {len(named)} blobs that its documents name are not layers of its image, and "
+            f"{len(layers - named)} layers are not named by its documents"
         )
     for blob in blobs:
         size = bundle.size(blob_name(blob))
         if size != blob.size:
-            found = "is missing" if size is None else f"has {size} bytes"
-            raise InvalidDocument(f"blob {blob.sha256} of {blob.size} bytes {found}")
+            fault = "is missing" if size is None else f"has {size} bytes"
+            raise InvalidDocument(f"blob {blob.sha256} of {blob.size} bytes {fault}")
 
 
 def _document(bundle: Bundle, blob: Blob, limit: int) -> bytes:
     data = _file(bundle, blob_name(blob), limit)
     if Blob.of(data) != blob:
-        raise InvalidDocument(f"{blob_name(blob)} does not have the {blob.size} bytes and the digest of its name")
+        raise InvalidDocument(f"{blob_name(blob)} does not match its digest or its size of {blob.size} bytes")
     return data
 
 

@@ -1,7 +1,7 @@
 """OCI documents of a bundle: the manifest is the image's config; blobs, evidence and signatures are layers.
 
-Registries' tools can read and copy such an image. Other tools may add fields to these documents, so unlike our own
-they may hold more than we know; what we use of them is checked as strictly.
+Registry tools can read and copy such an image. Other tools may add fields to these documents, so unknown fields are
+ignored, unlike in the store's own documents; known fields are checked as strictly.
 """
 
 import os
@@ -32,7 +32,7 @@ SIGNATURE_TYPE: Final = "application/vnd.dsse.envelope.v1+json"
 IMAGE_TYPE: Final = "application/vnd.oci.image.manifest.v1+json"
 INDEX_TYPE: Final = "application/vnd.oci.image.index.v1+json"
 KEY_ID: Final = "dev.nxpipe.key-id"
-SUBJECT: Final = "dev.nxpipe.subject"  # of a signature of evidence: the document's digest
+SUBJECT: Final = "dev.nxpipe.subject"  # digest of the document that a signature of evidence covers
 REF_NAME: Final = "org.opencontainers.image.ref.name"
 
 MAX_LAYOUT_BYTES: Final = 4096
@@ -78,32 +78,32 @@ D = TypeVar("D", bound=_Foreign)
 
 @dataclass(frozen=True)
 class Image:
-    """What an image holds: the manifest, evidence, the blobs that either names, each signature of the manifest by its
-    key's id, and each of evidence (`vouched`) by that document's digest and its key's id."""
+    """The content of an image: the manifest, evidence, the blobs that they name, the signatures of the manifest by key
+    id, and those of evidence by digest of the evidence and key id."""
 
     manifest: Blob
     blobs: Sequence[Blob]
     evidence: Sequence[Blob]
     signatures: Mapping[str, Blob]
-    vouched: Mapping[tuple[str, str], Blob] = field(default_factory=dict)
+    evidence_signatures: Mapping[tuple[str, str], Blob] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        evidence = (_described(blob, EVIDENCE_TYPE) for blob in self.evidence)
+        evidence = (_descriptor(blob, EVIDENCE_TYPE) for blob in self.evidence)
         signed = [
-            _described(blob, SIGNATURE_TYPE, annotations={KEY_ID: key_id})
+            _descriptor(blob, SIGNATURE_TYPE, annotations={KEY_ID: key_id})
             for key_id, blob in sorted(self.signatures.items())
         ]
         signed += [
-            _described(blob, SIGNATURE_TYPE, annotations={KEY_ID: key_id, SUBJECT: subject})
-            for (subject, key_id), blob in sorted(self.vouched.items())
+            _descriptor(blob, SIGNATURE_TYPE, annotations={KEY_ID: key_id, SUBJECT: subject})
+            for (subject, key_id), blob in sorted(self.evidence_signatures.items())
         ]
         return canonical_json(
             {
                 "schemaVersion": 2,
                 "mediaType": IMAGE_TYPE,
                 "artifactType": ARTIFACT_TYPE,
-                "config": _described(self.manifest, MANIFEST_TYPE),
-                "layers": [*(_described(blob, BLOB_TYPE) for blob in self.blobs), *evidence, *signed],
+                "config": _descriptor(self.manifest, MANIFEST_TYPE),
+                "layers": [*(_descriptor(blob, BLOB_TYPE) for blob in self.blobs), *evidence, *signed],
             }
         )
 
@@ -111,23 +111,23 @@ class Image:
     def from_bytes(cls, data: bytes) -> "Image":
         image = parse_foreign(ImageManifest, data)
         if image.config.media_type != MANIFEST_TYPE:
-            raise InvalidDocument(f"its config is of the unknown media type {image.config.media_type[:80]!r}")
+            raise InvalidDocument(f"its config has the unknown media type {image.config.media_type[:80]!r}")
         blobs: list[Blob] = []
         evidence: list[Blob] = []
         signatures: dict[str, Blob] = {}
-        vouched: dict[tuple[str, str], Blob] = {}
+        evidence_signatures: dict[tuple[str, str], Blob] = {}
         for layer in image.layers:
             if layer.media_type == BLOB_TYPE:
                 blobs.append(layer.blob)
             elif layer.media_type == EVIDENCE_TYPE:
                 evidence.append(layer.blob)
             elif layer.media_type == SIGNATURE_TYPE and SUBJECT in layer.annotations:
-                vouched[layer.annotations[SUBJECT], layer.annotations.get(KEY_ID, "")] = layer.blob
+                evidence_signatures[layer.annotations[SUBJECT], layer.annotations.get(KEY_ID, "")] = layer.blob
             elif layer.media_type == SIGNATURE_TYPE:
                 signatures[layer.annotations.get(KEY_ID, "")] = layer.blob
             else:
-                raise InvalidDocument(f"layer {layer.digest} is of the unknown media type {layer.media_type[:80]!r}")
-        return cls(image.config.blob, blobs, evidence, signatures, vouched)
+                raise InvalidDocument(f"layer {layer.digest} has the unknown media type {layer.media_type[:80]!r}")
+        return cls(image.config.blob, blobs, evidence, signatures, evidence_signatures)
 
 
 def layout_bytes() -> bytes:
@@ -135,8 +135,8 @@ def layout_bytes() -> bytes:
 
 
 def index_bytes(image: Blob, ref_name: str) -> bytes:
-    described = _described(image, IMAGE_TYPE, artifactType=ARTIFACT_TYPE, annotations={REF_NAME: ref_name})
-    return canonical_json({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [described]})
+    descriptor = _descriptor(image, IMAGE_TYPE, artifactType=ARTIFACT_TYPE, annotations={REF_NAME: ref_name})
+    return canonical_json({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [descriptor]})
 
 
 def blob_name(blob: Blob) -> str:
@@ -144,7 +144,7 @@ def blob_name(blob: Blob) -> str:
 
 
 def parse_foreign(kind: type[D], data: bytes) -> D:
-    """A document that another tool may have spelled in its own way."""
+    """A document that another tool may have written, in any JSON form."""
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
@@ -153,32 +153,34 @@ def parse_foreign(kind: type[D], data: bytes) -> D:
         raise InvalidDocument(f"{where}: {fault['msg']}") from None
 
 
-def _described(blob: Blob, media_type: str, **more: object) -> dict[str, object]:
+def _descriptor(blob: Blob, media_type: str, **more: object) -> dict[str, object]:
     return {"mediaType": media_type, "digest": f"sha256:{blob.sha256}", "size": blob.size, **more}
 
 
 MAX_MEMBERS: Final = 500_000
-MAX_BLOB_BYTES: Final = 5 * 1024**4  # as large as an object of S3 may be
+MAX_BLOB_BYTES: Final = 5 * 1024**4  # the limit of an S3 object
 
 _FILE: Final = re.compile(rf"{LAYOUT_FILE}|{re.escape(INDEX_FILE)}|{BLOBS_FOLDER}[0-9a-f]{{64}}")
 _FOLDERS: Final = ("", ".", "blobs", "blobs/sha256")
 
 
 class BadBundle(InvalidDocument):
-    """A file or folder that is no bundle of nxpipe's, or not a whole one; nothing of it was published."""
+    """A file or folder that is not a complete bundle of nxpipe; nothing was published."""
 
     def __init__(self, where: Path, fault: str) -> None:
-        super().__init__(f"{where} cannot be imported: {fault}; export the artifact again, and carry it over whole")
+        super().__init__(f"{where} cannot be imported: {fault}; export the artifact again, and copy all of it")
 
 
 class Bundle(Protocol):
+    """An image layout as a folder or a tar file."""
+
     where: Path
 
     def size(self, name: str) -> int | None:
-        """None when there is no such file."""
+        """The size of a file in bytes; None if it is absent."""
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """The bytes of a file that is there; any number may be read at once."""
+        """The bytes of an existing file; several files may be read concurrently."""
 
 
 def open_bundle(where: Path) -> Bundle:
@@ -186,7 +188,7 @@ def open_bundle(where: Path) -> Bundle:
         if where.is_dir():
             return _Folder(where)
         if not where.exists():
-            raise NotFound(f"there is no bundle {where}; make one with `nxpipe store export`")
+            raise NotFound(f"there is no bundle {where}; create it with `nxpipe store export`")
         if not where.is_file():
             raise BadBundle(where, "it is neither a folder nor a file")
         return _Tar(where)
@@ -200,12 +202,12 @@ class _Folder:
         path = self.where / name
         with os_errors(f"read {path}"):
             try:
-                found = path.lstat()
+                status = path.lstat()
             except FileNotFoundError:
                 return None
-            if not stat.S_ISREG(found.st_mode) or any(parent.is_symlink() for parent in self._folders_above(path)):
-                raise BadBundle(self.where, f"{name} is a link, or no file")
-        return found.st_size
+            if not stat.S_ISREG(status.st_mode) or any(parent.is_symlink() for parent in self._folders_above(path)):
+                raise BadBundle(self.where, f"{name} is a link, or not a file")
+        return status.st_size
 
     def chunks(self, name: str) -> Iterator[bytes]:
         path = self.where / name
@@ -238,7 +240,7 @@ class _Tar:
 
 
 def _members(file: IO[bytes], where: Path) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Each file's name, start and size, by the headers alone: what follows one is stepped over, never interpreted."""
+    """Each file's name, start and size, from the headers alone; the content is skipped, never interpreted."""
     end = file.seek(0, os.SEEK_END)
     seen: set[str] = set()
     start = 0
@@ -249,12 +251,13 @@ def _members(file: IO[bytes], where: Path) -> Iterator[tuple[str, tuple[int, int
             continue
         if header.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or not _FILE.fullmatch(name):
             raise BadBundle(
-                where, f"it holds {header.name[:120]!r} of tar type {header.type!r}, and no image layout does"
+                where,
+                f"it holds {header.name[:120]!r} of tar type {header.type!r}, which is not part of an image layout",
             )
         if name in seen or len(seen) == MAX_MEMBERS:
             raise BadBundle(where, f"it holds {name} twice, or more than {MAX_MEMBERS} files")
         if not 0 <= header.size <= min(MAX_BLOB_BYTES, end - start):
-            raise BadBundle(where, f"{name} has {header.size} bytes by its header, and {end - start} are left")
+            raise BadBundle(where, f"{name} has {header.size} bytes by its header, but only {end - start} follow")
         seen.add(name)
         yield name, (start, header.size)
         start += -(-header.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
@@ -269,4 +272,4 @@ def _header(file: IO[bytes], start: int, where: Path) -> tarfile.TarInfo | None:
     try:
         return tarfile.TarInfo.frombuf(block, "utf-8", "strict")
     except (tarfile.HeaderError, ValueError) as error:
-        raise BadBundle(where, f"it is no tar file, or breaks off: {error} at byte {start}") from None
+        raise BadBundle(where, f"it is not a tar file, or truncated: {error} at byte {start}") from None

@@ -33,7 +33,7 @@ PAYLOAD_TYPE: Final = "application/vnd.nxpipe.generation+json"
 
 
 class Served(Document):
-    """What a channel serves of one model on one target."""
+    """The artifact that a channel serves for one model on one target."""
 
     model_id: ModelId
     target: Name
@@ -57,13 +57,15 @@ class Served(Document):
 
 
 class Signature(Document):
-    """One key's word for a document."""
+    """One key's signature of a document."""
 
     key_id: Digest
     signature: str = Field(pattern=r"\A[A-Za-z0-9+/]{1,2048}={0,2}\z")  # base64
 
 
 class Generation(Sealed):
+    """One entry of a channel's log."""
+
     max_bytes: ClassVar[int] = MAX_GENERATION_BYTES
 
     format: Literal["nxpipe.generation/1"] = "nxpipe.generation/1"
@@ -83,11 +85,11 @@ class Generation(Sealed):
     def _is_consistent(self) -> "Generation":
         slots = [served.slot for served in self.artifacts]
         if slots != sorted(set(slots)):
-            raise ValueError("its artifacts are not in order, or two are of one model and target")
+            raise ValueError("its artifacts are not sorted, or two have the same model and target")
         if (self.previous is None) != (self.generation == 1):
-            raise ValueError("the first generation, and no other, has no previous one")
+            raise ValueError("only the first generation has no predecessor")
         if (self.restores is None) != (self.action == "promote") or (self.restores or 0) >= self.generation:
-            raise ValueError("a rollback, and nothing else, restores an earlier generation")
+            raise ValueError("only a rollback restores a generation, which must be an earlier one")
         return self
 
     @property
@@ -96,21 +98,21 @@ class Generation(Sealed):
 
     @property
     def digest(self) -> str:
-        """What the next generation calls its previous one."""
+        """The digest that the next generation records as `previous`."""
         return sha256_hex(self.to_bytes())
 
     @property
     def origin(self) -> int:
-        """The generation that first had this state: what a rollback goes back from."""
+        """The generation that first had this state; a rollback looks for a state before it."""
         return self.restores or self.generation
 
     def signed_bytes(self) -> bytes:
-        """What a signature of this generation is made over."""
+        """The bytes that a signature of this generation covers."""
         return pre_authentication_encoding(PAYLOAD_TYPE, canonical_json(self.model_dump(exclude={"signatures"})))
 
 
 class Head(Sealed):
-    """Where to begin to look for the newest generation."""
+    """A hint at the newest generation; later ones may exist."""
 
     format: Literal["nxpipe.head/1"] = "nxpipe.head/1"
     channel: Label
@@ -122,6 +124,6 @@ class Head(Sealed):
 
 
 def merged(state: Iterable[Served], news: Iterable[Served]) -> tuple[Served, ...]:
-    """A state in which each new artifact has taken the place of the one of its model and target."""
+    """The state after each new artifact replaces the artifact of the same model and target."""
     slots = {served.slot: served for served in (*state, *news)}
     return tuple(slots[slot] for slot in sorted(slots))

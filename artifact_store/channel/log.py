@@ -16,68 +16,70 @@ from nxpipe.artifact_store.errors import Corrupt, InvalidDocument, StoreUnavaila
 from nxpipe.artifact_store.layout import CHANNELS, generation_path, head_path, log_folder, number_of
 from nxpipe.artifact_store.records import Records
 
-_ATTEMPTS: Final = 1000  # each one lost means that somebody else's promotion went through
+_ATTEMPTS: Final = 1000  # each failed attempt means that another process appended a generation
 _BROKEN: Final = "compare the log with a replica or a backup; the generations after it cannot be trusted"
 _PUT_BACK: Final = "put the log back from a replica or a backup"
-_REMOVED: Final = "put it back from a replica or a backup; if the head alone is wrong, remove that one object"
-CLOCKS_DIFFER: Final = 900.0  # seconds between the clocks of two who wrote to one folder
+_REMOVED: Final = "put it back from a replica or a backup; if only the head is wrong, remove that object"
+CLOCKS_DIFFER: Final = 900.0  # seconds; permitted difference between the clocks of two writers
 
 
 @dataclass(frozen=True)
 class Appended:
-    """What stands at the end of the log, and whether this call put it there."""
+    """The last generation of the log, and whether this call appended it."""
 
     generation: Generation
     changed: bool
 
 
 class ChannelLog:
+    """The append-only log of one channel."""
+
     def __init__(self, backend: Backend, channel: str, marks: Marks | None = None, *, binding: bool = True) -> None:
-        """`binding`: a log that does not go on from the mark is refused; else it is proved from its start."""
-        # The name becomes a path: it is checked as strictly as in a document.
+        """`binding`: refuse a log that does not continue from the watermark; else verify such a log from its start."""
+        # The name becomes part of a path, so it is validated like a document's field.
         self.channel = parse_document(Head, {"format": "nxpipe.head/1", "channel": channel, "generation": 1}).channel
         self._backend = backend
         self._marks = marks
         self._binding = binding
         self._records = Records(backend)
-        self._proved: Generation | None = None  # the last tip, back from which all was proved
+        self._proved: Generation | None = None  # the newest generation up to which the chain is verified
 
     def tip(self) -> Generation | None:
-        """The newest generation, and so what the channel serves now.
+        """The newest generation, which the channel serves now.
 
-        The chain of digests is proved from it back to the generation that this machine has marked; without a mark, to
-        the first one.
+        The chain of digests is verified from it back to this machine's watermark, or without one to the first
+        generation.
         """
         tip, seen = self.newest(), self._proved or (self._marks.read(self.channel) if self._marks else None)
-        if seen is not None and not _goes_on_from(tip, seen):
+        if seen is not None and not _continues(tip, seen):
             if self._binding:
-                raise self._taken_back(tip, seen)
+                raise self._rolled_back(tip, seen)
             seen = None
         if tip is not None:
             self._prove(tip, seen)
             self._proved = tip
         return tip
 
-    def newest(self, *, further: bool = True) -> Generation | None:
-        """The same, and nothing is proved of it but its seal. `further`: behind the one that the head names, too."""
+    def newest(self, *, past_head: bool = True) -> Generation | None:
+        """The newest generation, with only its seal verified. `past_head`: look for generations after the head's."""
         try:
             head = self._records.read(Head, head_path(self.channel))
         except Corrupt:
-            head = None  # it is a hint, and the next promotion writes it anew
-        found = self._read(head.generation if head else max(self._listed(), default=0))
-        if found is None and head is not None:
-            # A generation is written before the head that names it, so no crash leaves this.
+            head = None  # the head is a hint, and the next promotion replaces it
+        generation = self._read(head.generation if head else max(self._listed(), default=0))
+        if generation is None and head is not None:
+            # A generation is written before the head that names it, so no crash causes this.
             where = f"{self._backend.url}/{head_path(self.channel)}"
             raise Corrupt(where, f"it names generation {head.generation}, which is missing from the log", _REMOVED)
-        while further and found is not None and (later := self._read(found.generation + 1)) is not None:
-            found = later
-        return found
+        while past_head and generation is not None and (later := self._read(generation.generation + 1)) is not None:
+            generation = later
+        return generation
 
     def read(self, generation: int) -> Generation | None:
         return self._read(generation)
 
-    def insist_on_no_more(self) -> None:
-        """That nothing lies beyond the tip: one generation between was removed then. It takes a listing."""
+    def check_no_gap(self) -> None:
+        """Raise Corrupt if generations exist beyond the tip, since one in between was removed. Costs a listing."""
         tip, last = self.tip(), max(self._listed(), default=0)
         end = tip.generation if tip else 0
         if last > end:
@@ -85,71 +87,73 @@ class ChannelLog:
             raise Corrupt(where, f"it is missing, and the log holds generation {last}", _BROKEN)
 
     def back_from(self, newest: Generation | None) -> Iterator[Generation]:
-        """Every generation, the newest first, each proved by the digest that its successor holds."""
-        at = newest
-        while at is not None:
-            yield at
-            if at.previous is None:
+        """Every generation, newest first, each verified against the digest that its successor holds."""
+        later = newest
+        while later is not None:
+            yield later
+            if later.previous is None:
                 return
-            earlier = self._read(at.generation - 1)
+            earlier = self._read(later.generation - 1)
             if earlier is None:
-                where = f"{self._backend.url}/{generation_path(self.channel, at.generation - 1)}"
-                raise Corrupt(where, f"it is missing, and generation {at.generation} follows {at.previous}", _BROKEN)
-            self._insist_on_link(earlier, at)
-            at = earlier
+                where = f"{self._backend.url}/{generation_path(self.channel, later.generation - 1)}"
+                fault = f"it is missing, and generation {later.generation} follows {later.previous}"
+                raise Corrupt(where, fault, _BROKEN)
+            self._verify_link(earlier, later)
+            later = earlier
 
     def append(self, make: Callable[[Generation | None], Generation | None]) -> Appended:
-        """Add what `make` wants to follow the tip that it is shown; None means that the tip is good as it is."""
+        """Append the generation that `make` returns for the tip; None appends nothing."""
         for _ in range(_ATTEMPTS):
             tip = self.tip()
-            wanted = make(tip)
-            if wanted is None:
+            generation = make(tip)
+            if generation is None:
                 if tip is None:
-                    raise InvalidDocument(f"channel {self.channel} is empty, and nothing was to be added")
+                    raise InvalidDocument(f"channel {self.channel} is empty, and there is no generation to append")
                 return Appended(tip, changed=False)
-            if self._records.create_or_read(wanted).write_id == wanted.write_id:
-                self._records.replace(Head(channel=self.channel, generation=wanted.generation))
-                return Appended(wanted, changed=True)
+            if self._records.create_or_read(generation).write_id == generation.write_id:
+                self._records.replace(Head(channel=self.channel, generation=generation.generation))
+                return Appended(generation, changed=True)
         raise StoreUnavailable(
-            f"{_ATTEMPTS} others wrote to channel {self.channel} of {self._backend.url} first; a retry is safe"
+            f"{_ATTEMPTS} other writes to channel {self.channel} of {self._backend.url} came first; a retry is safe"
         )
 
     def _read(self, generation: int) -> Generation | None:
         return self._records.read(Generation, generation_path(self.channel, generation)) if generation else None
 
-    def _taken_back(self, tip: Generation | None, seen: Mark | Generation) -> Corrupt:
-        """What was seen once is never taken back: only a later generation may take its place."""
+    def _rolled_back(self, tip: Generation | None, seen: Mark | Generation) -> Corrupt:
+        """The error for a log that lacks a generation which this machine has already seen."""
         if tip is None or tip.generation < seen.generation:
             fault = f"it ends at generation {tip.generation if tip else 0}"
         else:
             fault = f"its generation {tip.generation} has the digest {tip.digest}"
         known = f"and this machine has seen generation {seen.generation} with the digest {seen.digest}"
-        return Corrupt(f"{self._backend.url}/{log_folder(self.channel)}", f"{fault}, {known}", self._way_out())
+        return Corrupt(f"{self._backend.url}/{log_folder(self.channel)}", f"{fault}, {known}", self._remedy())
 
-    def _way_out(self) -> str:
+    def _remedy(self) -> str:
         restored = "; if the store was restored from an older copy on purpose, remove "
         return _PUT_BACK + (f"{restored}{self._marks.file(self.channel)}" if self._marks else "")
 
     def _prove(self, tip: Generation, seen: Mark | Generation | None) -> None:
-        """Each generation by the digest that the one after it holds, in the order of time."""
+        """Verify each generation after `seen` against the digest that its successor holds, oldest first."""
         first = seen.generation + 1 if seen else 1
         before = seen
         numbers = range(first, tip.generation)
-        for number, one in chain(zip(numbers, self._backend.each(self._read, numbers), strict=True), [(0, tip)]):
-            if one is None:
+        earlier = zip(numbers, self._backend.each(self._read, numbers), strict=True)
+        for number, generation in chain(earlier, [(0, tip)]):
+            if generation is None:
                 where = f"{self._backend.url}/{generation_path(self.channel, number)}"
                 raise Corrupt(where, f"it is missing, and the log ends at generation {tip.generation}", _BROKEN)
-            if before is not None and one.generation > before.generation:
-                self._insist_on_link(before, one)
-            before = one
+            if before is not None and generation.generation > before.generation:
+                self._verify_link(before, generation)
+            before = generation
 
-    def _insist_on_link(self, earlier: Mark | Generation, later: Generation) -> None:
+    def _verify_link(self, earlier: Mark | Generation, later: Generation) -> None:
         where = f"{self._backend.url}/{generation_path(self.channel, earlier.generation)}"
         if earlier.digest != later.previous:
             follows = f"generation {later.generation} follows {later.previous}"
             raise Corrupt(where, f"it has the digest {earlier.digest}, and {follows}", _BROKEN)
         if seconds_since_1970(later.at) < seconds_since_1970(earlier.at) - CLOCKS_DIFFER:
-            fault = f"it is of {earlier.at}, and generation {later.generation} after it is dated {later.at}"
+            fault = f"it is dated {earlier.at}, and generation {later.generation} after it is dated {later.at}"
             raise Corrupt(where, fault, _BROKEN)
 
     def _listed(self) -> Iterator[int]:
@@ -160,7 +164,7 @@ class ChannelLog:
                 yield number
 
 
-def _goes_on_from(tip: Generation | None, seen: Mark | Generation) -> bool:
+def _continues(tip: Generation | None, seen: Mark | Generation) -> bool:
     return tip is not None and (tip.generation > seen.generation or tip.digest == seen.digest)
 
 
@@ -170,6 +174,6 @@ def channels(backend: Backend) -> list[str]:
 
 
 def channels_among(listed: Iterable[Found]) -> list[str]:
-    """Those that have an object in a listing."""
+    """The names of the channels that have an object in a listing."""
     paths = [found.path for found in listed if found.path.startswith(CHANNELS)]
     return sorted({path.split("/")[1] for path in paths if path.count("/") >= 2})

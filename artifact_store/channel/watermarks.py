@@ -1,7 +1,7 @@
 """Watermarks: the newest generation of each channel that this machine acted on, to detect a rolled-back log.
 
-One small file for each channel of each store, outside of all stores, so that write access to a store is not enough to
-change it.
+There is one small file for each channel of each store. It lies outside of all stores, so that write access to a store
+is not enough to change it.
 """
 
 from pathlib import Path
@@ -14,11 +14,11 @@ from nxpipe.artifact_store.documents import Count, Digest, Label, Sealed, Text, 
 from nxpipe.artifact_store.errors import Corrupt, InvalidDocument
 from nxpipe.artifact_store.url import is_remote
 
-_REMOVE: Final = "remove that file, and this machine begins anew with what the store holds"
+_REMOVE: Final = "remove that file, and this machine starts again from the content of the store"
 
 
 class Mark(Sealed):
-    """One generation whose whole chain was proved."""
+    """One generation whose whole chain was verified."""
 
     format: Literal["nxpipe.mark/1"] = "nxpipe.mark/1"
     store: Text
@@ -37,14 +37,14 @@ class Mark(Sealed):
 
 
 class Marks:
-    """Of one store, in a folder of this machine."""
+    """The watermarks of one store, in a folder of this machine."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self._folder = folder
         self._url = url
 
     def file(self, channel: str) -> Path:
-        """What to remove, after a store was restored from an older copy on purpose."""
+        """The file of a channel's watermark. Remove it after a deliberate restore of the store from an older copy."""
         return self._folder / sha256_hex(self._url.encode())[:16] / channel
 
     def read(self, channel: str) -> Mark | None:
@@ -63,13 +63,13 @@ class Marks:
         return mark
 
     @property
-    def are_of_a_bucket(self) -> bool:
+    def is_remote(self) -> bool:
         return is_remote(self._url)
 
-    def keep(self, tip: Generation, *, anew: bool = False) -> None:
-        """Never an older one than is kept already, but for a log that begins `anew`. On the disk when this returns."""
+    def keep(self, tip: Generation, *, reset: bool = False) -> None:
+        """Write the watermark durably. An older generation replaces a newer one only with `reset`."""
         mark, known = Mark.of(self._url, tip), self.read(tip.channel)
-        if known is not None and (known == mark or (known.generation >= mark.generation and not anew)):
+        if known is not None and (known == mark or (known.generation >= mark.generation and not reset)):
             return
         file = self.file(tip.channel)
         with scratch(file.parent) as new, os_errors(f"write {file}"):

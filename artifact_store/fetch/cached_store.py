@@ -8,31 +8,33 @@ from pathlib import Path
 from typing import IO
 
 from nxpipe.artifact_store.backends.files import chunks_of, copy_into, os_errors
-from nxpipe.artifact_store.backends.no_symlinks import SafeFolder, Spot
+from nxpipe.artifact_store.backends.no_symlinks import SafeFolder, Subfolder
 from nxpipe.artifact_store.backends.protocol import Backend, Sent, ignore_progress
 from nxpipe.artifact_store.blobs import Blobs
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.evidence import Evidence
-from nxpipe.artifact_store.fetch.file_layout import Placed, Whole, chunks_between
+from nxpipe.artifact_store.fetch.file_layout import AssembledFile, PlacedTensor, chunks_between
 from nxpipe.artifact_store.fetch.local_files import LocalFiles
 from nxpipe.artifact_store.fetch.mirrors import Sources
 from nxpipe.artifact_store.fetch.partial import Partial, partial
 from nxpipe.artifact_store.fetch.ranges import Piece, at_once, fill, ranges_of, receive
 from nxpipe.artifact_store.fetch.read_cache import ReadCache
-from nxpipe.artifact_store.index.segments import Report, unheard
+from nxpipe.artifact_store.index.segments import Report, ignore_report
 from nxpipe.artifact_store.layout import action_path
 from nxpipe.artifact_store.records import ActionRecord, Published, Records
 from nxpipe.artifact_store.store import Store, evidence_in
 from nxpipe.artifact_store.weights import read_weights
 
 
-def stretches_of(whole: Whole) -> int:
-    """How many parts of it come by themselves."""
+def range_count(whole: AssembledFile) -> int:
+    """The number of ranges in which the objects of a file are received."""
     return sum(ranges_of(stored) for stored in whole.stored)
 
 
-def assemble(whole: Whole, file: Partial, blobs: Blobs, sources: Sources, tier: ReadCache | None, sent: Sent) -> None:
-    """Bring every object to its places, each proved right; then the head, with which the file is finished."""
+def assemble(
+    whole: AssembledFile, file: Partial, blobs: Blobs, sources: Sources, cache: ReadCache | None, sent: Sent
+) -> None:
+    """Write every object at its offsets, verified, and the head last, which completes the file."""
     firsts = accumulate(map(ranges_of, whole.stored), initial=0)
     pieces = {
         stored: Piece(stored, placed[0].at, first)
@@ -46,10 +48,10 @@ def assemble(whole: Whole, file: Partial, blobs: Blobs, sources: Sources, tier: 
             sent(stored.size)
             return
         piece = pieces[stored]
-        if _is_in_partial(file, piece) or (tier and _is_near(file, piece, tier)):
+        if _is_in_partial(file, piece) or (cache and _copy_from_cache(file, piece, cache)):
             sent(stored.size)
         else:
-            sources.first(f"blob {stored.sha256}", lambda place: _filled(file, piece, place, sent))
+            sources.first(f"blob {stored.sha256}", lambda backend: _fill(file, piece, backend, sent))
         _repeat(file, piece, placed[1:])
 
     at_once(place, [(stored, stored) for stored in whole.stored])
@@ -57,19 +59,19 @@ def assemble(whole: Whole, file: Partial, blobs: Blobs, sources: Sources, tier: 
     file.finish()
 
 
-def _filled(file: Partial, piece: Piece, place: Backend, sent: Sent) -> bool:
-    fill(file, piece, place, sent)
+def _fill(file: Partial, piece: Piece, backend: Backend, sent: Sent) -> bool:
+    fill(file, piece, backend, sent)
     return True
 
 
-def _unpack(blobs: Blobs, placed: Sequence[Placed], file: Partial) -> None:
-    tensors = [each.tensor for each in placed]
-    for (_, data), each in zip(read_weights(blobs, tensors), placed, strict=True):
-        file.write(data, each.at)
+def _unpack(blobs: Blobs, placed: Sequence[PlacedTensor], file: Partial) -> None:
+    tensors = [piece.tensor for piece in placed]
+    for (_, data), piece in zip(read_weights(blobs, tensors), placed, strict=True):
+        file.write(data, piece.at)
 
 
 def _is_in_partial(file: Partial, piece: Piece) -> bool:
-    """Of a blob in several ranges those that are missing come, and all of it is hashed then."""
+    """True if a blob of one range is already in the file. A blob of several ranges is completed and hashed later."""
     if piece.ranges > 1 or not file.has(piece.first):
         return False
     hasher = hashlib.sha256()
@@ -77,12 +79,13 @@ def _is_in_partial(file: Partial, piece: Piece) -> bool:
     return hasher.hexdigest() == piece.blob.sha256
 
 
-def _is_near(file: Partial, piece: Piece, tier: ReadCache) -> bool:
-    opened = tier.open(piece.blob)
+def _copy_from_cache(file: Partial, piece: Piece, cache: ReadCache) -> bool:
+    """Copy a blob from the cache into the file. False: the cache does not have it."""
+    opened = cache.open(piece.blob)
     if opened:
         with opened:
             copy_into(file.descriptor, opened, piece.at)
-    elif not tier.held.copy(piece.blob, lambda data, at: file.write(data, piece.at + at)):
+    elif not cache.local_files.copy(piece.blob, lambda data, offset: file.write(data, piece.at + offset)):
         return False
     for number in range(piece.ranges):
         start, stop = piece.span(number)
@@ -90,41 +93,45 @@ def _is_near(file: Partial, piece: Piece, tier: ReadCache) -> bool:
     return True
 
 
-def _repeat(file: Partial, piece: Piece, others: Sequence[Placed]) -> None:
-    """Equal tensors are one object, and lie in the file several times."""
+def _repeat(file: Partial, piece: Piece, others: Sequence[PlacedTensor]) -> None:
+    """Write the bytes of an object at its other offsets: equal tensors are one object."""
     for other in others:
-        at = other.at
+        offset = other.at
         for chunk in chunks_between(file.descriptor, piece.at, piece.at + piece.blob.size):
-            file.write(chunk, at)
-            at += len(chunk)
+            file.write(chunk, offset)
+            offset += len(chunk)
 
 
 class MirroredBlobs(Blobs):
-    """Writes go to the store; so does every look that decides about a write, since a copy elsewhere proves nothing."""
+    """Blobs read from this machine's cache, the store or a mirror.
 
-    def __init__(self, backend: Backend, sources: Sources, tier: ReadCache | None) -> None:
+    Writes, and every look-up that decides a write, use the store itself.
+    """
+
+    def __init__(self, backend: Backend, sources: Sources, cache: ReadCache | None) -> None:
         super().__init__(backend)
         self._sources = sources
-        self._tier = tier
+        self._cache = cache
 
     def chunks(self, blob: Blob, sent: Sent = ignore_progress) -> Iterator[bytes]:
         """The bytes in chunks, verified before the first one."""
         return chunks_of(self.open(blob, sent))
 
     def open(self, blob: Blob, sent: Sent = ignore_progress) -> IO[bytes]:
-        """The bytes as a file to be read, verified; from the tier, which gets what it lacks."""
+        """The bytes as an open file, verified; read through the cache."""
         opened: list[IO[bytes]] = []
 
         def use(name: str, handle: int) -> None:
             opened.append(os.fdopen(os.dup(handle), "rb", buffering=0))
-            if self._tier:
-                self._tier.keep(name, blob, handle)
+            if self._cache:
+                self._cache.keep(name, blob, handle)
 
-        found = self._tier and self._tier.open(blob)
-        if found:
+        cached = self._cache and self._cache.open(blob)
+        if cached:
             sent(blob.size)
-            return found
-        self._receive(blob, self._tier.partial if self._tier else _spot(self._backend.scratch_folder), use, sent)
+            return cached
+        folder = self._cache.partial if self._cache else _subfolder(self._backend.scratch_folder)
+        self._receive(blob, folder, use, sent)
         return opened[0]
 
     def copy_to(self, blob: Blob, path: Path, sent: Sent = ignore_progress) -> None:
@@ -133,8 +140,8 @@ class MirroredBlobs(Blobs):
                 os.fsync(handle)
                 (path.parent / name).replace(path)
 
-        if self._tier is None:
-            self._receive(blob, _spot(path.parent), use, sent)
+        if self._cache is None:
+            self._receive(blob, _subfolder(path.parent), use, sent)
         else:
             super().copy_to(blob, path, sent)
 
@@ -144,61 +151,62 @@ class MirroredBlobs(Blobs):
                 copy_into(descriptor, file, offset)
 
     def assemble(
-        self, whole: Whole, near: Spot, adopt: Callable[[Path, int], bool], sent: Sent = ignore_progress
+        self, whole: AssembledFile, near: Subfolder, adopt: Callable[[Path, int], bool], sent: Sent = ignore_progress
     ) -> None:
-        """Hand a file that is put together from blobs to `adopt`, with its handle, which gives it another name, or
-        tells that it has gone. It is made in the tier, which keeps it, or else in the folder `near`."""
-        if self._tier and self._is_held(whole, self._tier.held, adopt):
+        """Assemble a file from blobs and pass its path and descriptor to `adopt`, which links it to its target and
+        returns False if the file is gone. It is assembled in the cache, which keeps it, or else in `near`."""
+        if self._cache and self._adopt_local(whole, self._cache.local_files, adopt):
             sent(sum(stored.size for stored in whole.stored))
             return
-        spot = self._tier.partial if self._tier else near
-        with partial(spot, whole.content, whole.size, stretches_of(whole)) as file:
-            assemble(whole, file, self, self._sources, self._tier, sent)
+        folder = self._cache.partial if self._cache else near
+        with partial(folder, whole.content, whole.size, range_count(whole)) as file:
+            assemble(whole, file, self, self._sources, self._cache, sent)
             adopt(file.path, file.descriptor)
-            if self._tier:
-                self._tier.held.keep(spot.at(file.path.name), whole, file.descriptor)
-                self._tier.make_room(whole.size)
+            if self._cache:
+                self._cache.local_files.keep(folder.at(file.path.name), whole, file.descriptor)
+                self._cache.evict(whole.size)
 
-    def _is_held(self, whole: Whole, held: LocalFiles, adopt: Callable[[Path, int], bool]) -> bool:
-        with held.find(whole) as found:
-            if found is None or not adopt(*found):
+    def _adopt_local(self, whole: AssembledFile, local_files: LocalFiles, adopt: Callable[[Path, int], bool]) -> bool:
+        """Pass the cached file to `adopt`. False: the cache does not have it, or it is gone."""
+        with local_files.find(whole) as cached:
+            if cached is None or not adopt(*cached):
                 return False
-            held.stamp(whole, found[1])
+            local_files.stamp(whole, cached[1])
             return True
 
-    def _receive(self, blob: Blob, spot: Spot, use: Callable[[str, int], None], sent: Sent) -> None:
-        def from_one(place: Backend) -> bool:
-            receive(blob, spot, use, place, sent)
+    def _receive(self, blob: Blob, folder: Subfolder, use: Callable[[str, int], None], sent: Sent) -> None:
+        def receive_from(backend: Backend) -> bool:
+            receive(blob, folder, use, backend, sent)
             return True
 
-        self._sources.first(f"blob {blob.sha256}", from_one)
+        self._sources.first(f"blob {blob.sha256}", receive_from)
 
 
-def _spot(folder: Path) -> Spot:
-    return Spot(SafeFolder(folder))
+def _subfolder(folder: Path) -> Subfolder:
+    return Subfolder(SafeFolder(folder))
 
 
 class CachedStore(Store):
-    """Records are read from the first place that has them; a listing from the first that answers."""
+    """A store with mirrors: a record is read from the first source that has it, a listing from the first available."""
 
     def __init__(self, backend: Backend, blobs: MirroredBlobs, sources: Sources) -> None:
         super().__init__(backend)
         self.blobs = blobs
         self.sources = sources
 
-    def _sought(self, request_key: str) -> ActionRecord | None:
+    def _find_record(self, request_key: str) -> ActionRecord | None:
         path = action_path(request_key)
-        return self.sources.first(path, lambda place: Records(place).read(ActionRecord, path))
+        return self.sources.first(path, lambda backend: Records(backend).read(ActionRecord, path))
 
     def evidence(self, manifest_digest: str) -> Sequence[Evidence]:
         what = f"the evidence of manifest {manifest_digest}"
-        return self.sources.first(what, lambda place: evidence_in(place, manifest_digest) or None) or []
+        return self.sources.first(what, lambda backend: evidence_in(backend, manifest_digest) or None) or []
 
-    def list(self, report: Report = unheard) -> Sequence[Published]:
-        found = self.sources.first("the listing", lambda place: Store(place).list(report))
-        return [self._published(one.record) for one in found or ()]
+    def list(self, report: Report = ignore_report) -> Sequence[Published]:
+        listed = self.sources.first("the listing", lambda backend: Store(backend).list(report))
+        return [self._published(published.record) for published in listed or ()]
 
 
 def sources_of(store: Store) -> Sources:
-    """Where a store is read from: itself, and its mirrors if it has any."""
+    """The sources of a store: itself and its mirrors."""
     return store.sources if isinstance(store, CachedStore) else Sources([store.backend])

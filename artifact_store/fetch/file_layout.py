@@ -1,7 +1,6 @@
 """Layout of a file that is assembled from many blobs: safetensors header, and the offset of each tensor.
 
-A safetensors file is mapped into memory by its readers and pages come in as they are touched; only the header is
-parsed.
+Readers map a safetensors file into memory and load pages on access; only the header is parsed.
 """
 
 import json
@@ -19,7 +18,7 @@ from nxpipe.artifact_store.manifest import Tensor
 
 
 def chunks_between(descriptor: int, start: int, stop: int) -> Iterator[bytes]:
-    """The bytes as far as there are any."""
+    """The bytes from `start` to `stop`, or to the end of the file."""
     while start < stop and (chunk := os.pread(descriptor, min(CHUNK, stop - start), start)):
         yield chunk
         start += len(chunk)
@@ -53,7 +52,7 @@ _RESERVED: Final = "__metadata__"
 
 @dataclass(frozen=True)
 class FileLayout:
-    """The first bytes of a file, and where in it each tensor begins."""
+    """The header of a file, the offset of each tensor, and the file's size in bytes."""
 
     head: bytes
     offsets: tuple[int, ...]
@@ -61,31 +60,31 @@ class FileLayout:
 
 
 def layout_of(tensors: Iterable[Tensor]) -> FileLayout:
-    """The widest elements first, so that each tensor is aligned without a gap, which the format forbids.
+    """The layout of tensors, those with the widest elements first: the format forbids gaps for alignment.
 
-    A type that the format has no name for is given as plain bytes, and named in the metadata.
+    A tensor whose type the format does not know is stored as bytes, with its type in the metadata.
     """
-    given = list(tensors)
+    ordered = list(tensors)
     header: dict[str, object] = {}
     metadata = {"format": "pt"}
-    places: dict[int, int] = {}
+    offsets: dict[int, int] = {}
     end = 0
-    for number in sorted(range(len(given)), key=lambda number: -_width(given[number])):
-        tensor, places[number] = given[number], end
+    for number in sorted(range(len(ordered)), key=lambda number: -_width(ordered[number])):
+        tensor, offsets[number] = ordered[number], end
         end += tensor.blob.size
         dtype, shape = _NAMES.get(tensor.dtype), list(tensor.shape)
         if dtype is None:
             metadata[f"dtype of {tensor.name}"] = f"{tensor.dtype} {shape}"
             dtype, shape = "U8", [tensor.blob.size]
-        header[tensor.name] = {"dtype": dtype, "shape": shape, "data_offsets": [places[number], end]}
+        header[tensor.name] = {"dtype": dtype, "shape": shape, "data_offsets": [offsets[number], end]}
     text = json.dumps({_RESERVED: metadata, **header}, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     head = struct.pack("<Q", len(text)) + text
-    return FileLayout(head, tuple(len(head) + places[number] for number in range(len(given))), len(head) + end)
+    return FileLayout(head, tuple(len(head) + offsets[number] for number in range(len(ordered))), len(head) + end)
 
 
 def _width(tensor: Tensor) -> int:
-    """Bytes of one element, as far as alignment goes."""
+    """Bytes of one element, for alignment; 0 for an empty tensor."""
     elements = 1
     for length in tensor.shape:
         elements *= length
@@ -93,45 +92,49 @@ def _width(tensor: Tensor) -> int:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedTensor:
+    """A tensor and its offset in a file."""
+
     tensor: Tensor
     at: int
 
 
 @dataclass(frozen=True)
-class Whole:
+class AssembledFile:
+    """A safetensors file: its header, size in bytes, and tensors."""
+
     head: bytes
     size: int
-    pieces: tuple[Placed, ...]
+    pieces: tuple[PlacedTensor, ...]
 
     @cached_property
     def content(self) -> str:
-        """The head says which tensor lies where, the digests what it holds: together they name the file's content."""
+        """The digest that identifies the file's content, of the header and the tensors' digests."""
         return Blob.of(self.head + "".join(piece.tensor.blob.sha256 for piece in self.pieces).encode()).sha256
 
     @cached_property
-    def stored(self) -> dict[Blob, list[Placed]]:
-        """Which objects it is made of, and where what is in each lies."""
-        found: dict[Blob, list[Placed]] = {}
+    def stored(self) -> dict[Blob, list[PlacedTensor]]:
+        """The tensors of the file by the object that stores them."""
+        by_object: dict[Blob, list[PlacedTensor]] = {}
         for piece in self.pieces:
-            found.setdefault(piece.tensor.stored, []).append(piece)
-        return found
+            by_object.setdefault(piece.tensor.stored, []).append(piece)
+        return by_object
 
     def is_right(self, descriptor: int) -> bool:
-        """By its bytes, whoever wrote them."""
+        """True if the open file has exactly this content; reads and hashes all of it."""
         if os.fstat(descriptor).st_size != self.size or os.pread(descriptor, len(self.head), 0) != self.head:
             return False
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            return all(pool.map(lambda piece: _is_there(descriptor, piece), self.pieces))
+            return all(pool.map(lambda piece: _is_intact(descriptor, piece), self.pieces))
 
 
-def weights_file(tensors: Sequence[Tensor]) -> Whole:
+def weights_file(tensors: Sequence[Tensor]) -> AssembledFile:
     layout = layout_of(tensors)
-    return Whole(layout.head, layout.size, tuple(map(Placed, tensors, layout.offsets)))
+    return AssembledFile(layout.head, layout.size, tuple(map(PlacedTensor, tensors, layout.offsets)))
 
 
-def _is_there(descriptor: int, piece: Placed) -> bool:
+def _is_intact(descriptor: int, piece: PlacedTensor) -> bool:
     blob = piece.tensor.blob
     return sha256_between(descriptor, piece.at, piece.at + blob.size) == blob.sha256

@@ -1,11 +1,11 @@
-"""Whole files that the cache keeps, shared between folders by hard link, and stamps that spare rehashing them.
+"""Assembled files in the cache, shared with target folders by hard link, and stamps that avoid hashing them again.
 
     whole/<content>/file            a file assembled from blobs, hard-linked into folders
-    whole/<content>/pieces.json     where each blob lies in it, for other files that share some of them
+    whole/<content>/pieces.json     the offset of each blob in it, for other files with some of these blobs
 
-A write to such a file in a folder changes the cache too; its stamp, and then its bytes, reveal that. Time stamps are
-coarse: a second write within a millisecond leaves the same one. So a stamped file gets a modification time that no
-clock shows any more, and every later write changes it.
+A write to such a file in a folder changes the cache too, which its stamp and its bytes reveal. Time stamps are coarse:
+two writes within a millisecond may have the same one. Therefore a stamped file gets a modification time in the past,
+which every later write changes.
 """
 
 import hashlib
@@ -21,50 +21,52 @@ from nxpipe.artifact_store.backends.files import os_errors, scratch
 from nxpipe.artifact_store.backends.no_symlinks import NotAFile, SafeFolder, Seen, is_ours, is_same
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Denied
-from nxpipe.artifact_store.fetch.file_layout import Whole, chunks_between
+from nxpipe.artifact_store.fetch.file_layout import AssembledFile, chunks_between
 from nxpipe.artifact_store.layout import is_key
 
 _WRITTEN: Final = 946_684_800 * 10**9  # the year 2000, in nanoseconds
 _LONGEST: Final = 1024  # bytes of a stamp
-_USED_AGAIN_AFTER: Final = 60.0  # seconds within which a second use is not noted
+_USED_AGAIN_AFTER: Final = 60.0  # seconds; a second use within this time is not recorded
 
 
 def date(file: Path | int) -> None:
-    """To be done before the bytes are hashed, or while nobody else knows the file."""
+    """Set the fixed modification time; done before the bytes are hashed, or before other processes know the file."""
     os.utime(file, ns=(_WRITTEN, _WRITTEN))
 
 
-def stamp(seen: os.stat_result) -> str:
-    """Empty where nothing can be promised: for a file that somebody has written to since it was dated, and where the
-    system does not say which start of it this is, since after a power loss a file may hold other bytes."""
+def stamp(status: os.stat_result) -> str:
+    """The stamp of a file, which changes with every write to it and with every boot of the machine.
+
+    Empty for a file written since it was dated, and on a system without a boot id, since a power loss may change files.
+    """
     boot = _boot()
-    if not boot or seen.st_mtime_ns != _WRITTEN:
+    if not boot or status.st_mtime_ns != _WRITTEN:
         return ""
-    return f"{boot} {seen.st_dev} {seen.st_ino} {seen.st_size} {seen.st_mtime_ns} {seen.st_ctime_ns}"
+    return f"{boot} {status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
 
 class Stamps:
-    """A folder of stamps by digest; each is dated by the last use of what it vouches for.
+    """A folder of stamps by digest; the modification time of a stamp is the last use of the stamped file.
 
-    In a cache that several users share, anybody may have written a stamp and the file that it fits: both count only
-    where no other user can have written them. The digest is in the stamp, for a stranger may rename what is ours.
+    In a shared cache any user may have written a stamp and its file: both are used only if no other user can have
+    written them. The stamp includes the digest, since another user may rename our files.
     """
 
     def __init__(self, files: SafeFolder, folder: str) -> None:
         self._files = files
         self._folder = folder
 
-    def fits(self, digest: str, seen: os.stat_result) -> bool:
+    def fits(self, digest: str, status: os.stat_result) -> bool:
         stamped, used = self._read(digest)
-        if not is_ours(seen) or not stamp(seen) or stamped != f"{digest} {stamp(seen)}":
+        if not is_ours(status) or not stamp(status) or stamped != f"{digest} {stamp(status)}":
             return False
         if time.time() - used > _USED_AGAIN_AFTER:
-            with suppress(OSError):  # read-only for us; its owner's uses count
+            with suppress(OSError):  # read-only for this user; only its owner's uses are recorded
                 self._files.touch(self._path(digest))
         return True
 
     def put(self, digest: str, hashed: os.stat_result) -> None:
-        """One that another process has written over fits nothing: the bytes are hashed again."""
+        """Write the stamp of a hashed file. A concurrent stamp for other bytes never fits: the file is hashed again."""
         path = self._path(digest)
         folder = self._files.root / path.rpartition("/")[0]
         with scratch(folder, 0o644, self._files) as file:
@@ -83,14 +85,14 @@ class Stamps:
             self._files.remove(self._path(digest))
 
     def _read(self, digest: str) -> tuple[str, float]:
-        """What a stamp of ours says, and when it was last used; nothing where there is none."""
+        """The text of a stamp and its last use; empty for an absent stamp or one of another user."""
         try:
             file = self._files.reader(self._path(digest))
         except (FileNotFoundError, PermissionError, NotAFile):
             return "", 0.0
         with file:
-            seen = os.fstat(file.fileno())
-            return (file.read(_LONGEST).decode(errors="replace"), seen.st_mtime) if is_ours(seen) else ("", 0.0)
+            status = os.fstat(file.fileno())
+            return (file.read(_LONGEST).decode(errors="replace"), status.st_mtime) if is_ours(status) else ("", 0.0)
 
     def _path(self, digest: str) -> str:
         return f"{self._folder}/{digest[:2]}/{digest}"
@@ -105,25 +107,26 @@ def _boot() -> str:
 
 _FILE: Final = "file"
 _PIECES: Final = "pieces.json"
-_HELD_LONGEST: Final = 64 * 1024**2  # bytes of notes
-_FARTHEST: Final = 2**48  # in a file
+_MAX_OFFSETS_BYTES: Final = 64 * 1024**2  # of pieces.json
+_MAX_OFFSET: Final = 2**48  # in a file
 
-Write = Callable[[bytes, int], None]  # bytes, and how far from the beginning of the blob
+Write = Callable[[bytes, int], None]  # bytes, and their offset in the blob
 
 
 class LocalFiles:
+    """The assembled files of a cache."""
+
     def __init__(self, files: SafeFolder, folder: str, stamps: Stamps) -> None:
         self._files = files
         self._folder = folder
         self._stamps = stamps
-        self._places: dict[str, list[tuple[str, int]]] | None = None  # by blob; None: we have not looked yet
+        self._offsets: dict[str, list[tuple[str, int]]] | None = None  # by blob: file and offset; None: not loaded
 
     @contextmanager
-    def find(self, whole: Whole) -> Iterator[tuple[Path, int] | None]:
-        """The file and its handle, proved right; None when it is not here. A damaged one is thrown away.
+    def find(self, whole: AssembledFile) -> Iterator[tuple[Path, int] | None]:
+        """The path and descriptor of a file, verified; None if it is absent. A damaged file is removed.
 
-        One that another user may write to is none: a folder is never given a link to that, but only what is proved
-        while it is copied.
+        A file that another user may write to counts as absent: it must not be linked into a folder.
         """
         path = self._path(whole.content)
         with os_errors(f"read {self._files.root / path}"):
@@ -140,7 +143,7 @@ class LocalFiles:
         finally:
             os.close(descriptor)
 
-    def _is_right(self, whole: Whole, descriptor: int) -> bool:
+    def _is_right(self, whole: AssembledFile, descriptor: int) -> bool:
         if self._stamps.fits(whole.content, os.fstat(descriptor)):
             return True
         with suppress(PermissionError):
@@ -150,33 +153,33 @@ class LocalFiles:
             with suppress(Denied, PermissionError):
                 self._stamps.put(whole.content, before)
             return True
-        self.throw_out(whole.content)
+        self.remove(whole.content)
         return False
 
-    def keep(self, source: str, whole: Whole, descriptor: int) -> None:
-        """Take over a file that has just been proved right."""
+    def keep(self, source: str, whole: AssembledFile, descriptor: int) -> None:
+        """Move a verified file into the cache."""
         folder = f"{self._folder}/{whole.content}"
         with os_errors(f"write {self._files.root / folder}"):
-            places = {piece.tensor.blob.sha256: piece.at for piece in whole.pieces}
+            offsets = {piece.tensor.blob.sha256: piece.at for piece in whole.pieces}
             with scratch(self._files.root / folder, 0o644, self._files) as pieces:
-                pieces.write(json.dumps(places).encode())
+                pieces.write(json.dumps(offsets).encode())
                 pieces.finish()
                 self._files.rename(f"{folder}/{pieces.path.name}", f"{folder}/{_PIECES}")
             date(descriptor)
             self._files.rename(source, f"{folder}/{_FILE}")
-            self._places = None
+            self._offsets = None
         self.stamp(whole, descriptor)
 
-    def stamp(self, whole: Whole, proved: int) -> None:
-        """Anew, after a link to it was made or taken away by us: that changes the file's circumstances."""
+    def stamp(self, whole: AssembledFile, proved: int) -> None:
+        """Write a new stamp after a link to the file was made or removed, which changes its status."""
         with suppress(FileNotFoundError, Denied), os_errors(f"write {self._files.root / self._folder}"):
-            seen = self._files.status(self._path(whole.content))
-            if is_same(seen, os.fstat(proved)):
-                self._stamps.put(whole.content, seen)
+            status = self._files.status(self._path(whole.content))
+            if is_same(status, os.fstat(proved)):
+                self._stamps.put(whole.content, status)
 
     def copy(self, blob: Blob, write: Write) -> bool:
-        """A blob out of any of the files. False: none has it whole, and what was written is to be written over."""
-        return any(self._copy(blob, content, at, write) for content, at in self._where().get(blob.sha256, ()))
+        """Copy a blob from one of the files. False: none has it intact, and the caller must overwrite the bytes."""
+        return any(self._copy(blob, content, offset, write) for content, offset in self._find(blob))
 
     def each(self) -> Iterator[tuple[str, int]]:
         """The content and size of each file."""
@@ -185,30 +188,30 @@ class LocalFiles:
                 if folder.is_folder and is_key(folder.name):
                     yield folder.name, self._files.status(self._path(folder.name)).st_size
 
-    def throw_out(self, content: str) -> None:
+    def remove(self, content: str) -> None:
         folder = f"{self._folder}/{content}"
         for name in (_FILE, _PIECES):
-            with suppress(FileNotFoundError, PermissionError):  # what is not ours may stay
+            with suppress(FileNotFoundError, PermissionError):  # files of other users may stay
                 self._files.remove(f"{folder}/{name}")
         self._stamps.forget(content)
-        with suppress(OSError):  # somebody is putting it there again
+        with suppress(OSError):  # another process writes the file again
             self._files.remove_folder(folder)
 
     def _path(self, content: str) -> str:
         return f"{self._folder}/{content}/{_FILE}"
 
-    def _where(self) -> dict[str, list[tuple[str, int]]]:
-        """What the notes say is believed of no byte: what is copied is hashed."""
-        if self._places is None:
-            places: dict[str, list[tuple[str, int]]] = {}
+    def _find(self, blob: Blob) -> Sequence[tuple[str, int]]:
+        """The files and offsets of a blob. They are hints only: copied bytes are hashed."""
+        if self._offsets is None:
+            offsets: dict[str, list[tuple[str, int]]] = {}
             for folder in entries(self._files, self._folder):
                 if folder.is_folder and is_key(folder.name):
-                    for sha256, at in self._read_places(f"{self._folder}/{folder.name}/{_PIECES}").items():
-                        places.setdefault(sha256, []).append((folder.name, at))
-            self._places = places  # whole, for other threads
-        return self._places
+                    for sha256, offset in self._read_offsets(f"{self._folder}/{folder.name}/{_PIECES}").items():
+                        offsets.setdefault(sha256, []).append((folder.name, offset))
+            self._offsets = offsets  # assigned when complete, for other threads
+        return self._offsets.get(blob.sha256, ())
 
-    def _copy(self, blob: Blob, content: str, at: int, write: Write) -> bool:
+    def _copy(self, blob: Blob, content: str, offset: int, write: Write) -> bool:
         hasher = hashlib.sha256()
         done = 0
         path = self._path(content)
@@ -218,7 +221,7 @@ class LocalFiles:
             return False
         try:
             with os_errors(f"read {self._files.root / path}"):
-                for chunk in chunks_between(descriptor, at, at + blob.size):
+                for chunk in chunks_between(descriptor, offset, offset + blob.size):
                     hasher.update(chunk)
                     write(chunk, done)
                     done += len(chunk)
@@ -226,20 +229,22 @@ class LocalFiles:
             os.close(descriptor)
         return hasher.hexdigest() == blob.sha256
 
-    def _read_places(self, path: str) -> dict[str, int]:
-        """Notes that cannot be read say nothing."""
+    def _read_offsets(self, path: str) -> dict[str, int]:
+        """The offsets in a `pieces.json`; empty if it is absent or damaged."""
         try:
             with self._files.reader(path) as file:
-                found = json.loads(file.read(_HELD_LONGEST))
+                parsed = json.loads(file.read(_MAX_OFFSETS_BYTES))
         except (OSError, NotAFile, ValueError, RecursionError):
             return {}
-        if not isinstance(found, dict):
+        if not isinstance(parsed, dict):
             return {}
-        return {sha256: at for sha256, at in found.items() if isinstance(at, int) and 0 <= at < _FARTHEST}
+        return {
+            sha256: offset for sha256, offset in parsed.items() if isinstance(offset, int) and 0 <= offset < _MAX_OFFSET
+        }
 
 
 def entries(files: SafeFolder, folder: str) -> Sequence[Seen]:
-    """What is in a folder of the tier, which need not be there."""
+    """The entries of a folder of the cache; empty if it does not exist."""
     with os_errors(f"list {files.root / folder}"):
         try:
             return files.list(folder)

@@ -9,51 +9,51 @@ from nxpipe.artifact_store.errors import Changed, Corrupt, NotFound, StoreError,
 
 R = TypeVar("R")
 
-Notice = Callable[[str], None]  # told, in one sentence, when it was not the store that answered
+Notice = Callable[[str], None]  # receives one sentence for each object that was not read from the store itself
 
 _OFFLINE: Final = "connect once and fetch it without --offline"
-_ASKED_LAST_FOR: Final = 30.0  # seconds
+_DEMOTED_FOR: Final = 30.0  # seconds
 
 
-def unnoticed(_: str) -> None:
-    """For those who do not care which place it was."""
+def ignore_notice(_: str) -> None:
+    """A Notice that discards its messages."""
 
 
 class Sources:
-    """Asks one place after the other, object by object. With no place at all it is the answer of a machine offline."""
+    """Backends that are tried in order, for each object. Without any backend every read fails as offline."""
 
-    def __init__(self, places: Sequence[Backend], notice: Notice = unnoticed) -> None:
-        self._places = tuple(places)
+    def __init__(self, backends: Sequence[Backend], notice: Notice = ignore_notice) -> None:
+        self._backends = tuple(backends)
         self._notice = notice
-        self._silent_until: dict[Backend, float] = {}
+        self._demoted_until: dict[Backend, float] = {}
 
     def first(self, what: str, read: Callable[[Backend], R | None]) -> R | None:
-        """What the first place gives that has it whole. When none has, the store's own fault counts, or its None."""
-        if not self._places:
+        """The value of the first backend that has it intact; else the store's own error is raised, or None returned."""
+        if not self._backends:
             raise StoreUnavailable(f"offline: this machine's cache does not hold {what}; {_OFFLINE}")
         faults: dict[Backend, StoreError | None] = {}
-        for place in self._in_order():
+        for backend in self._in_order():
             try:
-                value = read(place)
+                value = read(backend)
             except (NotFound, Corrupt, Changed, StoreUnavailable) as fault:
-                faults[place] = fault
+                faults[backend] = fault
                 if isinstance(fault, StoreUnavailable):
-                    self._silent_until[place] = time.monotonic() + _ASKED_LAST_FOR
+                    self._demoted_until[backend] = time.monotonic() + _DEMOTED_FOR
                 continue
             if value is not None:
-                self._tell(what, place, faults)
+                self._report(what, backend, faults)
                 return value
-            faults[place] = None
-        own_fault = faults[self._places[0]]
+            faults[backend] = None
+        own_fault = faults[self._backends[0]]
         if own_fault is not None:
             raise own_fault
         return None
 
     def _in_order(self) -> Iterator[Backend]:
-        """Who did not answer a moment ago is asked last: its time-outs would otherwise be waited for at each object."""
+        """The backends, recently unavailable ones last, to avoid their time-out for each object."""
         now = time.monotonic()
-        yield from sorted(self._places, key=lambda place: self._silent_until.get(place, now) > now)
+        yield from sorted(self._backends, key=lambda backend: self._demoted_until.get(backend, now) > now)
 
-    def _tell(self, what: str, place: Backend, faults: dict[Backend, StoreError | None]) -> None:
-        for silent, fault in faults.items():
-            self._notice(f"{what} was read from {place.url}: {fault or f'{silent.url} does not hold it'}")
+    def _report(self, what: str, backend: Backend, faults: dict[Backend, StoreError | None]) -> None:
+        for failed, fault in faults.items():
+            self._notice(f"{what} was read from {backend.url}: {fault or f'{failed.url} does not hold it'}")

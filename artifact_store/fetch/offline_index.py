@@ -1,6 +1,6 @@
 """Offline index: action records, channel heads and signatures that this machine has read, for use without a network.
 
-Laid out as the store is, below `seen/` of the cache. A file's modification time says when it was last confirmed.
+It has the layout of a store, below `seen/` of the cache. The modification time of a file is its last confirmation.
 """
 
 import os
@@ -17,27 +17,29 @@ from nxpipe.artifact_store.layout import SCRATCH, action_path, head_path
 
 
 class OfflineIndex(LocalFolder):
-    def __init__(self, tier: Path, url: str) -> None:
+    """The offline index of one store, in a cache folder."""
+
+    def __init__(self, cache: Path, url: str) -> None:
         base = f"seen/{sha256_hex(url.encode())[:16]}"
-        super().__init__(tier / base)
-        self._files = SafeFolder(tier, PRIVATE, base)
+        super().__init__(cache / base)
+        self._files = SafeFolder(cache, PRIVATE, base)
         self.url = f"{url} (as last seen from here)"
 
     def keep(self, record: Sealed) -> None:
-        """Not flushed to the disk: one that a power loss has torn does not match its seal."""
+        """Store a record. It is not flushed to disk: its seal reveals damage by a power loss."""
         self.keep_objects([(record.path, record.to_bytes())])
 
     def keep_objects(self, objects: Iterable[tuple[str, bytes]]) -> None:
-        """By path, as they lie in the store."""
+        """Store objects under their paths in the store."""
         for path, data in objects:
             with scratch(self._root / SCRATCH, 0o644, self._files) as file, os_errors(f"write {self._file(path)}"):
                 file.write(data)
                 file.finish()
                 self._files.rename(f"{SCRATCH}/{file.path.name}", path)
 
-    def _counts(self, seen: os.stat_result) -> bool:
-        """In a cache that several users share, what another user says a channel serves is not what we have seen."""
-        return is_ours(seen)
+    def _counts(self, status: os.stat_result) -> bool:
+        """In a shared cache, files of other users are not trusted."""
+        return is_ours(status)
 
     def keep_channel(self, tip: Generation) -> None:
         self.keep(tip)
@@ -47,7 +49,7 @@ class OfflineIndex(LocalFolder):
         return self._age(action_path(request_key))
 
     def age_of_channel(self, channel: str) -> float:
-        """Seconds since the channel was seen to be so."""
+        """Seconds since the channel was last read."""
         return self._age(head_path(channel))
 
     def _age(self, path: str) -> float:

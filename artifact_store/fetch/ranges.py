@@ -10,7 +10,7 @@ from threading import Event, Lock
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from nxpipe.artifact_store.backends.files import Scratch, scratch
-from nxpipe.artifact_store.backends.no_symlinks import Spot
+from nxpipe.artifact_store.backends.no_symlinks import Subfolder
 from nxpipe.artifact_store.backends.protocol import Backend, Sent, ignore_progress
 from nxpipe.artifact_store.blobs import PUBLISH_AGAIN
 from nxpipe.artifact_store.documents import Blob
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 IN_RANGES_ABOVE: Final = 64 * 1024**2
 RANGE: Final = 32 * 1024**2
-STREAMS: Final = 6  # ranges at once: what one process can take in
-_UNHASHED: Final = 8  # ranges: hashing keeps up, while they are in memory, instead of coming last
-_TRIES: Final = 3  # of a range whose object is written anew under our hands
+STREAMS: Final = 6  # concurrent ranges that saturate one process
+_UNHASHED: Final = 8  # ranges ahead of the hash, which are then still in the page cache
+_TRIES: Final = 3  # of a range whose object is replaced during the read
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A blob that comes into a file at `at`; the first of its ranges is the file's stretch `first`."""
+    """A blob at offset `at` of a file; its first range is the file's range number `first`."""
 
     blob: Blob
     at: int = 0
@@ -42,7 +42,7 @@ class Piece:
         return ranges_of(self.blob)
 
     def span(self, number: int) -> tuple[int, int]:
-        """Where in the blob a range begins and ends."""
+        """Start and end of a range in the blob."""
         if self.ranges == 1:
             return 0, self.blob.size
         return number * RANGE, min((number + 1) * RANGE, self.blob.size)
@@ -52,71 +52,71 @@ def ranges_of(blob: Blob) -> int:
     return -(-blob.size // RANGE) if blob.size > IN_RANGES_ABOVE else 1
 
 
-def receive(blob: Blob, spot: Spot, use: Callable[[str, int], None], place: Backend, sent: Sent) -> None:
-    """Hand a file with these bytes, proved right, to `use`: its name in `spot`, to be moved where it belongs, and its
-    handle, to be read. By its name alone another user of that folder could exchange it."""
+def receive(blob: Blob, spot: Subfolder, use: Callable[[str, int], None], place: Backend, sent: Sent) -> None:
+    """Receive a blob, verified, into a temporary file, and pass to `use` its name in `spot`, for a rename, and its
+    descriptor, for reading: another user of the folder could replace the file under its name."""
     if blob.size > IN_RANGES_ABOVE:
         with partial(spot, blob.sha256, blob.size, ranges_of(blob)) as file:
             fill(file, Piece(blob), place, sent)
             file.finish()
             use(file.path.name, file.descriptor)
         return
-    with _taken_back_on_errors(sent) as tell, scratch(spot.root, 0o644, spot.files) as small:
+    with _reverted_on_errors(sent) as report, scratch(spot.root, 0o644, spot.files) as small:
         handle = os.dup(small.descriptor)
         try:
-            _copy(small, blob, place, tell)
+            _copy(small, blob, place, report)
             use(small.path.name, handle)
         finally:
             os.close(handle)
 
 
 def fill(file: Partial, piece: Piece, place: Backend, sent: Sent) -> None:
-    """Bring a blob to its place in a file, proved right; of a large one, what has come before does not come again."""
-    with _taken_back_on_errors(sent) as tell:
+    """Write a blob at its offset of a file, verified. Complete ranges of a large blob are not received again."""
+    with _reverted_on_errors(sent) as report:
         if piece.ranges == 1:
-            _stream(file, piece, place, tell)
+            _stream(file, piece, place, report)
         else:
-            _join(file, piece, place, tell)
+            _join(file, piece, place, report)
 
 
 @contextmanager
-def _taken_back_on_errors(sent: Sent) -> Iterator[Sent]:
-    """What is told from several threads, one at a time; what came to nothing is told again, as less than nothing."""
-    one_at_a_time, told = Lock(), 0
+def _reverted_on_errors(sent: Sent) -> Iterator[Sent]:
+    """A thread-safe progress callback that after an error reports the negative of its total."""
+    lock, total = Lock(), 0
 
-    def tell(size: int) -> None:
-        nonlocal told
-        with one_at_a_time:
-            told += size
+    def report(size: int) -> None:
+        nonlocal total
+        with lock:
+            total += size
             sent(size)
 
     try:
-        yield tell
+        yield report
     except BaseException:
-        tell(-told)
+        report(-total)
         raise
 
 
 def _copy(small: Scratch, blob: Blob, place: Backend, sent: Sent) -> None:
     for chunk in _chunks(blob, place, sent):
         small.write(chunk)
-    found = small.finish()
-    _insist(blob, place, found.sha256, found.size)
+    payload = small.finish()
+    _verify(blob, place, payload.sha256, payload.size)
 
 
 def _stream(file: Partial, piece: Piece, place: Backend, sent: Sent) -> None:
-    hasher, came = hashlib.sha256(), 0
+    hasher, received = hashlib.sha256(), 0
     for chunk in _chunks(piece.blob, place, sent):
         hasher.update(chunk)
-        # What is too long is found out below, and must not touch what comes behind it in the file.
-        file.write(memoryview(chunk)[: max(piece.blob.size - came, 0)], piece.at + came)
-        came += len(chunk)
-    _insist(piece.blob, place, hasher.hexdigest(), came)
+        # Excess bytes are detected below, and must not overwrite the next blob in the file.
+        file.write(memoryview(chunk)[: max(piece.blob.size - received, 0)], piece.at + received)
+        received += len(chunk)
+    _verify(piece.blob, place, hasher.hexdigest(), received)
     file.complete(piece.first, piece.blob.size)
 
 
 def _chunks(blob: Blob, place: Backend, sent: Sent) -> Iterator[bytes]:
-    # One byte more than it should have tells a longer one, without taking all of that in.
+    # One byte beyond the expected size reveals a longer object without reading all of it.
     chunks = place.read(blob_path(blob), 0, blob.size + 1)
     if chunks is None:
         raise _absent(blob, place)
@@ -125,13 +125,13 @@ def _chunks(blob: Blob, place: Backend, sent: Sent) -> Iterator[bytes]:
         sent(len(chunk))
 
 
-def _insist(blob: Blob, place: Backend, sha256: str, size: int) -> None:
+def _verify(blob: Blob, place: Backend, sha256: str, size: int) -> None:
     if (sha256, size) != (blob.sha256, blob.size):
-        raise _corrupt(blob, place, f"{size} of its {blob.size} bytes came, with the SHA-256 {sha256}")
+        raise _corrupt(blob, place, f"{size} of its {blob.size} bytes were received, with the SHA-256 {sha256}")
 
 
 def _join(file: Partial, piece: Piece, place: Backend, sent: Sent) -> None:
-    """If it comes out wrong, and part of it came from elsewhere, that part may be to blame: all of it comes again."""
+    """Receive a blob in ranges. After a wrong digest with resumed ranges all ranges are received again."""
     resumed = [piece.span(number) for number in range(piece.ranges) if file.has(piece.first + number)]
     sent(sum(stop - start for start, stop in resumed))
     digest = _fetch(file, piece, place, sent)
@@ -144,27 +144,27 @@ def _join(file: Partial, piece: Piece, place: Backend, sent: Sent) -> None:
 
 
 def _fetch(file: Partial, piece: Piece, place: Backend, sent: Sent) -> str:
-    """Get the missing ranges, several at once and the first ones first; the digest of the whole follows behind."""
-    from concurrent.futures import ThreadPoolExecutor  # takes a while, and a hit needs none
+    """Receive the missing ranges concurrently and in order, while hashing the complete ones; return the digest."""
+    from concurrent.futures import ThreadPoolExecutor  # slow to import, and not needed for a cache hit
 
     hasher = hashlib.sha256()
     stopped = Event()
     with ThreadPoolExecutor(STREAMS) as pool:
         missing = iter([number for number in range(piece.ranges) if not file.has(piece.first + number)])
-        coming: dict[int, Future[None]] = {}
+        pending: dict[int, Future[None]] = {}
 
-        def begin() -> None:
-            for number in islice(missing, _UNHASHED - len(coming)):
-                coming[number] = pool.submit(_fetch_range, file, piece, number, place, sent, stopped)
+        def submit() -> None:
+            for number in islice(missing, _UNHASHED - len(pending)):
+                pending[number] = pool.submit(_fetch_range, file, piece, number, place, sent, stopped)
 
         try:
-            begin()
+            submit()
             for number in range(piece.ranges):
-                if number in coming:
-                    coming.pop(number).result()
+                if number in pending:
+                    pending.pop(number).result()
                 start, stop = piece.span(number)
                 file.feed(hasher, piece.at + start, piece.at + stop)
-                begin()
+                submit()
         except BaseException:
             stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
@@ -176,7 +176,7 @@ def _fetch_range(file: Partial, piece: Piece, number: int, place: Backend, sent:
     blob = piece.blob
     start, stop = piece.span(number)
     for _ in range(_TRIES):
-        at = start
+        position = start
         try:
             chunks = place.read(blob_path(blob), start, stop)
             if chunks is None:
@@ -184,18 +184,19 @@ def _fetch_range(file: Partial, piece: Piece, number: int, place: Backend, sent:
             for chunk in chunks:
                 if stopped.is_set():
                     return
-                file.write(memoryview(chunk)[: stop - at], piece.at + at)
-                at += len(chunk)
+                file.write(memoryview(chunk)[: stop - position], piece.at + position)
+                position += len(chunk)
                 sent(len(chunk))
         except Changed:
-            # Equal names mean equal bytes, whichever version; the digest of the whole decides.
-            sent(start - at)
+            # Every version of a blob should have the same bytes; the digest of the whole decides.
+            sent(start - position)
             continue
-        if at != stop:
-            raise _corrupt(blob, place, f"its bytes from {start} to {stop} are {at - start}")
+        if position != stop:
+            received = position - start
+            raise _corrupt(blob, place, f"{received} bytes were received for the range from {start} to {stop}")
         file.complete(piece.first + number, stop - start)
         return
-    raise Changed(f"{place.url}/{blob_path(blob)} was written anew {_TRIES} times while it was read; read it again")
+    raise Changed(f"{place.url}/{blob_path(blob)} was replaced {_TRIES} times while it was read; read it again")
 
 
 def _absent(blob: Blob, place: Backend) -> NotFound:
@@ -209,12 +210,12 @@ def _corrupt(blob: Blob, place: Backend, fault: str) -> Corrupt:
 T = TypeVar("T")
 
 _SMALL: Final = 1024**2
-_SMALL_AT_ONCE: Final = 16  # each of them mostly waits
-_LARGE_AT_ONCE: Final = 2  # each has several streams; one is hashed to its end while the next comes
+_SMALL_AT_ONCE: Final = 16  # small blobs mostly wait for the network
+_LARGE_AT_ONCE: Final = 2  # each has several streams; one is still hashed while the next is received
 
 
 def at_once(function: Callable[[T], None], items: Iterable[tuple[T, Blob]]) -> None:
-    """`function` of each item, by the blob that it takes: small ones first, each being one request."""
+    """Call `function` for each item, concurrently by the size of its blob; small blobs first."""
     groups: dict[int, list[T]] = {_SMALL_AT_ONCE: [], STREAMS: [], _LARGE_AT_ONCE: []}
     for item, blob in items:
         groups[_streams(blob)].append(item)

@@ -15,24 +15,23 @@ _OTHER_VERSION = "read it with the version of nxpipe that wrote it"
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """`seen_ago` is None where the store itself has answered, else the seconds since it was seen to be so."""
+class Selection:
+    """A selected artifact. `seen_ago` is its age in seconds in the offline index; None if read from the store."""
 
     manifest: Manifest
     digest: str
     seen_ago: float | None
 
 
-def by_name(store: Store, name: str, remember: OfflineIndex | None = None) -> Wanted:
-    """`MODEL`, `MODEL@KEYPREFIX` or `KEYPREFIX`; a whole key needs no listing."""
+def by_name(store: Store, name: str, index: OfflineIndex | None = None) -> Selection:
+    """The artifact named `MODEL`, `MODEL@KEYPREFIX` or `KEYPREFIX`, stored in `index`; a whole key needs no listing."""
     key = name.rpartition("@")[2]
-    found = store.find(key) if is_key(key) else None
-    published = found or store.resolve(name)
-    if remember:
-        remember.keep(published.record)
-    seen = store.backend
-    ago = seen.age_of_artifact(published.request_key) if isinstance(seen, OfflineIndex) else None
-    return Wanted(published.manifest, published.manifest_digest, ago)
+    published = (store.find(key) if is_key(key) else None) or store.resolve(name)
+    if index:
+        index.keep(published.record)
+    backend = store.backend
+    ago = backend.age_of_artifact(published.request_key) if isinstance(backend, OfflineIndex) else None
+    return Selection(published.manifest, published.manifest_digest, ago)
 
 
 def by_channel(
@@ -41,32 +40,34 @@ def by_channel(
     model: str | None,
     target: str | None,
     trust: ChannelVerifier,
-    remember: OfflineIndex | None = None,
-) -> Wanted:
-    """What a channel serves for this model and target, either of which may be left out where there is one.
+    index: OfflineIndex | None = None,
+) -> Selection:
+    """The artifact that a channel serves for a model and target; either may be None if the channel serves only one.
 
-    Only what is believed is remembered, and with the signatures that it was believed for: offline it is asked again.
+    Only a verified state is stored in `index`, with its signatures, which are verified again offline.
     """
     tip = trust.tip(store, channel)
     if tip is None:
         raise ChannelEmpty(f"channel {channel} of {store.url} is empty; promote an artifact to it")
     chosen = _choose(tip, model, target, store.url)
-    trust.insist_on_signatures(store, channel, chosen)
-    if remember:
+    trust.require_signatures(store, channel, chosen)
+    if index:
         if trust.policy:
-            remember.keep_objects(trust.policy.envelopes(store, chosen.manifest.sha256, channel))
-        remember.keep_channel(tip)
-    seen = store.backend
-    ago = seen.age_of_channel(channel) if isinstance(seen, OfflineIndex) else None
-    return Wanted(_manifest(store, chosen.manifest), chosen.manifest.sha256, ago)
+            index.keep_objects(trust.policy.envelopes(store, chosen.manifest.sha256, channel))
+        index.keep_channel(tip)
+    backend = store.backend
+    ago = backend.age_of_channel(channel) if isinstance(backend, OfflineIndex) else None
+    return Selection(_manifest(store, chosen.manifest), chosen.manifest.sha256, ago)
 
 
 def _choose(tip: Generation, model: str | None, target: str | None, url: str) -> Served:
-    found = [one for one in tip.artifacts if model in (None, one.model_id) and target in (None, one.target)]
-    if len(found) == 1:
-        return found[0]
-    serves = ", ".join(f"{one.model_id} for {one.target}" for one in tip.artifacts[:8]) or "nothing"
-    what = f"{len(found)} artifacts" if found else "no such artifact"
+    matches = [
+        served for served in tip.artifacts if model in (None, served.model_id) and target in (None, served.target)
+    ]
+    if len(matches) == 1:
+        return matches[0]
+    serves = ", ".join(f"{served.model_id} for {served.target}" for served in tip.artifacts[:8]) or "nothing"
+    what = f"{len(matches)} artifacts" if matches else "no such artifact"
     raise NotFound(
         f"channel {tip.channel} of {url} has {what} in generation {tip.generation}, which serves {serves}; "
         "name one model and one target"

@@ -1,4 +1,4 @@
-"""Nested JSON as flat fields, path and value, so that two documents can be compared."""
+"""Nested JSON as flat fields (path and value), for the comparison of two documents."""
 
 import json
 import re
@@ -9,14 +9,16 @@ from typing import Final
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.errors import InvalidDocument
 
-MAX_CHARACTERS: Final = 32 * 1024**2  # paths repeat their parents' names: a small document may have huge fields
+MAX_CHARACTERS: Final = (
+    32 * 1024**2
+)  # paths repeat the names of their parents, so a small document may expand to huge fields
 
 _PLAIN: Final = re.compile(r"[\w/:+@-]+")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A field that is not the same on both sides, with canonical JSON of its values; None where a side lacks it."""
+    """A field that differs, with its values as canonical JSON; None where a side lacks the field."""
 
     path: str
     before: str | None
@@ -26,7 +28,7 @@ class Difference:
 def leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
     """Each field by its path, as in `options.autocast` or `outputs[0].cosine`; a list of plain values is one field.
 
-    No two documents have the same fields: a name that is no plain word is quoted.
+    Different documents have different fields, because a name with special characters is quoted.
     """
     if isinstance(value, dict) and value:
         for name, child in value.items():
@@ -41,20 +43,18 @@ def leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
 
 def fields_of(document: Mapping[str, object]) -> dict[str, str]:
     """Each field's value as canonical JSON."""
-    found: dict[str, str] = {}
-    room = MAX_CHARACTERS
+    fields: dict[str, str] = {}
+    budget = MAX_CHARACTERS
     for path, value in leaves(dict(document)):
-        found[path] = canonical_json(value).decode()
-        room -= len(path) + len(found[path])
-        if room < 0:
-            raise InvalidDocument(
-                f"its fields, written out with their paths, take more than {MAX_CHARACTERS} characters"
-            )
-    return found
+        fields[path] = canonical_json(value).decode()
+        budget -= len(path) + len(fields[path])
+        if budget < 0:
+            raise InvalidDocument(f"its fields with their full paths have more than {MAX_CHARACTERS} characters")
+    return fields
 
 
 def differences(before: Mapping[str, object], after: Mapping[str, object]) -> tuple[Difference, ...]:
-    """Every field that is not the same, by path."""
+    """Every field that differs, sorted by path."""
     old, new = fields_of(before), fields_of(after)
     paths = sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
     return tuple(Difference(path, old.get(path), new.get(path)) for path in paths)

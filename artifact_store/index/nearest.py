@@ -13,27 +13,27 @@ from nxpipe.artifact_store.canonical import canonical_json, parse_canonical_json
 from nxpipe.artifact_store.documents import Digest, Document
 from nxpipe.artifact_store.errors import InvalidDocument, StoreError
 from nxpipe.artifact_store.index.leaves import Difference, differences, fields_of
-from nxpipe.artifact_store.index.segments import Report, Segments, unheard
+from nxpipe.artifact_store.index.segments import Report, Segments, ignore_report
 from nxpipe.artifact_store.layout import ACTIONS, INPUT_SEGMENTS, digest_path, is_key
 from nxpipe.artifact_store.manifest import MAX_KEY_INPUTS_BYTES
 from nxpipe.artifact_store.records import Published
 from nxpipe.artifact_store.store import Store
 
-_BETWEEN: Final = "\t"  # canonical JSON escapes it, and so do paths
+_SEPARATOR: Final = "\t"  # cannot occur in a path or a value: canonical JSON and paths escape it
 
 Fields = frozenset[str]
 
 
 def spelled_field(path: str, value: str) -> str:
-    return f"{path}{_BETWEEN}{value}"
+    return f"{path}{_SEPARATOR}{value}"
 
 
 def path_of(field: str) -> str:
-    return field.partition(_BETWEEN)[0]
+    return field.partition(_SEPARATOR)[0]
 
 
 class InputSegment(Document):
-    """Equal fields are written once; a list of numbers is text, which JSON parsers read many times faster."""
+    """Key inputs of many artifacts. Equal fields are stored once; a list of numbers is text, which parses faster."""
 
     format: Literal["nxpipe.inputs/1"] = "nxpipe.inputs/1"
     leaves: list[str]
@@ -52,43 +52,44 @@ class _Kind:
         return key in self._keys
 
     def read(self, key: str) -> Fields | None:
-        """What cannot be read is passed over: a search is no place to complain of one entry among thousands."""
+        """The fields of one artifact; None if they cannot be read, which is reported and does not stop the search."""
         try:
             chunks = self._backend.read(digest_path(key))
             if chunks is None:
                 raise InvalidDocument("they are missing")
             data = read_at_most(MAX_KEY_INPUTS_BYTES, chunks)
             if sha256_hex(data) != key:
-                raise InvalidDocument("their bytes do not have the digest that names them")
+                raise InvalidDocument("their bytes do not match their digest")
             return _fields(parse_canonical_json(data, limit=MAX_KEY_INPUTS_BYTES))
         except InvalidDocument as fault:
             self._report(f"the key inputs {key} of {self._backend.url} are not searched: {fault}")
             return None
 
     def spelled(self, entries: Mapping[str, Fields]) -> bytes:
-        every = sorted(frozenset[str]().union(*entries.values()))
-        number = {field: str(place) for place, field in enumerate(every)}
+        leaves = sorted(frozenset[str]().union(*entries.values()))
+        number = {field: str(index) for index, field in enumerate(leaves)}
         inputs = {
             key: " ".join(sorted((number[field] for field in fields), key=int)) for key, fields in entries.items()
         }
-        return canonical_json({"format": "nxpipe.inputs/1", "leaves": every, "inputs": inputs})
+        return canonical_json({"format": "nxpipe.inputs/1", "leaves": leaves, "inputs": inputs})
 
     def parsed(self, data: bytes) -> Mapping[str, Fields]:
         try:
             segment = InputSegment.model_validate_json(data)
         except ValidationError as error:
-            raise InvalidDocument(f"it is no index of inputs: {error.errors(include_url=False)[0]['msg']}") from None
-        by_number = {str(place): field for place, field in enumerate(segment.leaves)}
+            fault = error.errors(include_url=False)[0]["msg"]
+            raise InvalidDocument(f"it is not an index of inputs: {fault}") from None
+        by_number = {str(index): field for index, field in enumerate(segment.leaves)}
         try:
             return {key: frozenset(map(by_number.__getitem__, text.split())) for key, text in segment.inputs.items()}
         except KeyError as unknown:
-            raise InvalidDocument(f"it is no index of inputs: there is no leaf {unknown}") from None
+            raise InvalidDocument(f"it is not an index of inputs: it has no leaf {unknown}") from None
 
 
 def searchable(
-    backend: Backend, keys: Iterable[str], *, at_most: int | None = None, report: Report = unheard
+    backend: Backend, keys: Iterable[str], *, at_most: int | None = None, report: Report = ignore_report
 ) -> dict[str, Fields]:
-    """The fields of each key's inputs; of those that no segment holds, the first `at_most`."""
+    """The fields of each key's inputs; at most `at_most` inputs that are in no segment are read."""
     keys = list(keys)
     return Segments(backend, _Kind(backend, keys, report), report).entries(keys, at_most=at_most) if keys else {}
 
@@ -101,7 +102,7 @@ def _fields(inputs: object) -> Fields:
 
 @dataclass(frozen=True)
 class NearestArtifact:
-    """An artifact that was asked for in almost these words; `before` of a difference is its word, `after` ours."""
+    """An artifact with similar key inputs; in a difference `before` is its value and `after` the requested one."""
 
     published: Published
     differences: tuple[Difference, ...]
@@ -110,49 +111,49 @@ class NearestArtifact:
 
 def nearest_artifacts(
     store: Store,
-    wanted: Mapping[str, object],
+    requested: Mapping[str, object],
     *,
     count: int,
     at_most: int | None = None,
-    report: Report = unheard,
+    report: Report = ignore_report,
 ) -> list[NearestArtifact]:
-    """The `count` artifacts whose key inputs differ from these in the fewest fields, the nearest first.
+    """The `count` artifacts whose key inputs differ from `requested` in the fewest fields, nearest first.
 
-    An index leads to them, and what is told of them is read from the store and verified. Of the inputs that are in no
-    index, `at_most` so many are read.
+    An index finds them; their inputs are read from the store and verified. At most `at_most` inputs that are in no
+    index are read.
     """
-    key = sha256_hex(canonical_json(wanted))
+    key = sha256_hex(canonical_json(requested))
     others = [name for name in _keys(store) if name != key]
     entries = searchable(store.backend, others, at_most=at_most, report=report)
-    return list(islice(_verified(store, wanted, _ranked(wanted, entries), report), count))
+    return list(islice(_verified(store, requested, _ranked(requested, entries), report), count))
 
 
 def _keys(store: Store) -> Iterator[str]:
     return filter(is_key, (path.removeprefix(ACTIONS) for path in store.backend.paths(ACTIONS)))
 
 
-def _ranked(wanted: Mapping[str, object], entries: Mapping[str, Fields]) -> list[str]:
-    """Keys by the number of paths at which the two differ: those that either has, less those where both agree."""
-    asked = fields_of(wanted)
-    same = {spelled_field(path, value) for path, value in asked.items()}
-    shared = {field for field in frozenset[str]().union(*entries.values()) if path_of(field) in asked}
+def _ranked(requested: Mapping[str, object], entries: Mapping[str, Fields]) -> list[str]:
+    """Keys by the number of paths at which they differ from `requested`: the union of paths less the equal ones."""
+    request = fields_of(requested)
+    same = {spelled_field(path, value) for path, value in request.items()}
+    shared = {field for field in frozenset[str]().union(*entries.values()) if path_of(field) in request}
 
     def distance(key: str) -> tuple[int, str]:
         fields = entries[key]
-        return len(asked) + len(fields) - len(fields & shared) - len(fields & same), key
+        return len(request) + len(fields) - len(fields & shared) - len(fields & same), key
 
     return sorted(entries, key=distance)
 
 
 def _verified(
-    store: Store, wanted: Mapping[str, object], ranked: list[str], report: Report
+    store: Store, requested: Mapping[str, object], ranked: list[str], report: Report
 ) -> Iterator[NearestArtifact]:
     for key in ranked:
         try:
             published = store.find(key)
             inputs = store.key_inputs(published.manifest) if published else None
         except StoreError as error:
-            report(f"{key} is passed over: {error}")
+            report(f"{key} is skipped: {error}")
             continue
         if published is not None and inputs is not None:
-            yield NearestArtifact(published, differences(inputs, wanted), len(fields_of(inputs)))
+            yield NearestArtifact(published, differences(inputs, requested), len(fields_of(inputs)))

@@ -1,8 +1,8 @@
-"""Index segments: many small objects in a few large ones, with the index of action records.
+"""Index segments: copies of many small objects in a few large ones, with the index of action records.
 
-There is no hot key. A segment is named by the digest of its bytes; readers take all segments there are; an entry counts
-only while its kind can prove it current. Losing a segment costs time, never correctness: only reading the objects
-themselves can fail.
+No key is written often. A segment is named by the digest of its bytes, readers read all segments, and an entry is used
+only if its kind confirms that it is current. The loss of a segment costs time, never correctness: only a failed read of
+the objects themselves is an error.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,35 +20,35 @@ from nxpipe.artifact_store.layout import ACTIONS, RECORD_SEGMENTS, action_path, 
 from nxpipe.artifact_store.records import ActionRecord, Records
 
 MAX_SEGMENT_BYTES: Final = 64 * 1024**2
-MANY_READ: Final = 200  # objects: whoever had to read more than these one by one spares the next reader the same
+MANY_READ: Final = 200  # objects; a reader that reads more of them one by one writes a segment
 MANY_SEGMENTS: Final = 8
-MERGED_KEPT: Final = 3600.0  # seconds: somebody who listed the segments may still be reading one that was merged
+MERGED_KEPT: Final = 3600.0  # seconds; another process may still read a segment that was merged
 
 E = TypeVar("E")
 Report = Callable[[str], None]
 
 
-def unheard(_: str) -> None:
-    """For those who do not want to know how the index fares."""
+def ignore_report(_: str) -> None:
+    """A Report that discards its messages."""
 
 
 class Kind(Protocol[E]):
-    """What the segments of one folder hold: an entry for each request key."""
+    """The kind of entry in the segments of one folder: one entry for each request key."""
 
     @property
     def folder(self) -> str: ...
 
     def is_current(self, key: str, entry: E) -> bool:
-        """Whether the store still says what the entry says."""
+        """True if the entry still matches the store."""
 
     def read(self, key: str) -> E | None:
-        """The entry, made of the object itself; None when there is nothing to tell."""
+        """The entry, read from the object itself; None if there is no readable object."""
 
     def spelled(self, entries: Mapping[str, E]) -> bytes:
-        """The one segment of these entries."""
+        """The canonical segment of these entries."""
 
     def parsed(self, data: bytes) -> Mapping[str, E]:
-        """The other way; `InvalidDocument` for anything else."""
+        """The inverse of `spelled`; `InvalidDocument` for other bytes."""
 
 
 @dataclass(frozen=True)
@@ -61,37 +61,37 @@ class _Segment(Generic[E]):
 class Segments(Generic[E]):
     """All segments of one kind in a store."""
 
-    def __init__(self, backend: Backend, kind: Kind[E], report: Report = unheard) -> None:
+    def __init__(self, backend: Backend, kind: Kind[E], report: Report = ignore_report) -> None:
         self._backend = backend
         self._kind = kind
         self._report = report
 
     def entries(self, keys: Iterable[str], *, at_most: int | None = None) -> dict[str, E]:
-        """The entry of each key: from a segment, else read; of those to be read, only the first `at_most`."""
+        """The entry of each key, from a segment or from the object; at most `at_most` objects are read."""
         segments = self._segments()
         known: dict[str, E] = {}
-        spent = [segment for segment in segments if not self._adds_to(known, segment)]
+        redundant = [segment for segment in segments if not self._adds_to(known, segment)]
         missing = [key for key in keys if key not in known][:at_most]
-        answers = zip(missing, self._backend.each(self._kind.read, missing), strict=True)
-        read = {key: entry for key, entry in answers if entry is not None}
+        entries = zip(missing, self._backend.each(self._kind.read, missing), strict=True)
+        read = {key: entry for key, entry in entries if entry is not None}
         try:
-            self._tend(segments, spent, known, read)
-        except StoreUnavailable as error:  # as for everybody who may only read
-            self._report(f"the index of {self._backend.url} stays as it is: {error}")
+            self._maintain(segments, redundant, known, read)
+        except StoreUnavailable as error:  # such as for a user with read access only
+            self._report(f"the index of {self._backend.url} is not updated: {error}")
         return known | read
 
     def _segments(self) -> list[_Segment[E]]:
-        """The largest first: after a merge, it alone tells all that the merged ones do."""
+        """All segments, largest first: a merged segment includes every entry of its sources."""
         try:
-            found = [each for each in self._backend.walk(self._kind.folder) if is_key(self._name(each))]
-            read = [segment for segment in self._backend.each(self._segment, found) if segment is not None]
+            listed = [found for found in self._backend.walk(self._kind.folder) if is_key(self._name(found))]
+            read = [segment for segment in self._backend.each(self._segment, listed) if segment is not None]
         except StoreUnavailable as error:
             self._report(f"the index of {self._backend.url} is not used: {error}")
             return []
         return sorted(read, key=lambda segment: (-len(segment.entries), segment.found.path))
 
     def _segment(self, found: Found) -> _Segment[E] | None:
-        """None for one that went away meanwhile, or is of a version that this one does not know."""
+        """A segment; None if it was removed meanwhile or has an unknown format version."""
         try:
             chunks = self._backend.read(found.path)
             data = None if chunks is None else read_at_most(MAX_SEGMENT_BYTES, chunks)
@@ -100,11 +100,11 @@ class Segments(Generic[E]):
         if data is None:
             return None
         if sha256_hex(data) != self._name(found):
-            return self._damaged(found, "its bytes do not have the digest that names it")
+            return self._damaged(found, "its bytes do not match its digest")
         try:
             return _Segment(found, self._kind.parsed(data))
         except InvalidDocument as fault:
-            self._report(f"{self._backend.url}/{found.path} is passed over: {fault}")
+            self._report(f"{self._backend.url}/{found.path} is skipped: {fault}")
             return None
 
     def _damaged(self, found: Found, fault: str) -> _Segment[E]:
@@ -118,22 +118,22 @@ class Segments(Generic[E]):
                 known[key] = entry
         return len(known) > before
 
-    def _tend(
+    def _maintain(
         self,
         segments: Sequence[_Segment[E]],
-        spent: Sequence[_Segment[E]],
+        redundant: Sequence[_Segment[E]],
         known: Mapping[str, E],
         read: Mapping[str, E],
     ) -> None:
-        """Keep what had to be read, make one segment of too many, remove those that tell nothing any more."""
+        """Write a segment of the entries that were read, merge too many segments, remove redundant ones."""
         damaged = {segment.found.path for segment in segments if segment.is_damaged}
-        if len(segments) - len(spent) > MANY_SEGMENTS:
+        if len(segments) - len(redundant) > MANY_SEGMENTS:
             self._write({**known, **read}, damaged)
         elif len(read) > MANY_READ:
             self._write(read, damaged)
-        if spent:
+        if redundant:
             old = self._backend.now() - MERGED_KEPT
-            for segment in spent:
+            for segment in redundant:
                 if segment.found.modified < old:
                     self._backend.remove(segment.found)
 
@@ -146,7 +146,7 @@ class Segments(Generic[E]):
             return
         payload = Payload.of(data)
         path = self._kind.folder + payload.sha256
-        # Where a damaged one holds the name, only these very bytes may take its place.
+        # A damaged segment under this name is replaced, since these bytes have the digest of the name.
         if not self._backend.create(path, payload) and path in damaged:
             self._backend.replace(path, payload)
 
@@ -155,7 +155,7 @@ class Segments(Generic[E]):
 
 
 class Entry(Document):
-    """A record without its seal, which the segment's own digest stands in for."""
+    """A record without its seal, since the digest of the segment covers it."""
 
     tag: Name
     record: ActionRecord
@@ -184,16 +184,17 @@ class _Kind:
         return canonical_json(RecordSegment(records=dict(entries)).model_dump())
 
     def parsed(self, data: bytes) -> Mapping[str, Entry]:
-        # In one go: through Python's own values it takes three times as long, which a listing of thousands would feel.
+        # Parsed directly from JSON: a detour through Python objects takes three times as long for thousands of records.
         try:
             segment = RecordSegment.model_validate_json(data)
         except ValidationError as error:
-            raise InvalidDocument(f"it is no index of records: {error.errors(include_url=False)[0]['msg']}") from None
+            fault = error.errors(include_url=False)[0]["msg"]
+            raise InvalidDocument(f"it is not an index of records: {fault}") from None
         return segment.records
 
 
-def all_records(backend: Backend, records: Records, report: Report = unheard) -> list[ActionRecord]:
-    """In no particular order. A damaged record that no segment has is `Corrupt`."""
+def all_records(backend: Backend, records: Records, report: Report = ignore_report) -> list[ActionRecord]:
+    """All action records, unordered. A damaged record that is in no segment raises `Corrupt`."""
     listed = ((found.path.removeprefix(ACTIONS), found.tag) for found in backend.walk(ACTIONS))
     tags = {name: tag for name, tag in listed if is_key(name)}
     if not tags:

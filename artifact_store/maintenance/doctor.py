@@ -17,20 +17,20 @@ from nxpipe.artifact_store.backends.protocol import (
     Probe,
     Probed,
     Violated,
-    insist,
+    require,
 )
 from nxpipe.artifact_store.errors import Changed, Denied, StoreUnavailable, UnsafeBackend
 
 _RIVALS: Final = 16
 _DRIFT: Final = 300.0  # seconds; S3 refuses requests at 900
-_NEXT_TICK: Final = 1.1  # seconds: buckets keep times in whole ones
+_NEXT_TICK: Final = 1.1  # seconds; the times of a bucket are in whole seconds
 
-_ONE_WINNER: Final = "every race of the store is settled by creating; two winners would be two histories"
-_READ_AFTER_WRITE: Final = "what a reader is told to look for must be there"
+_ONE_WINNER: Final = "creation decides every race of the store; two winners would create two histories"
+_READ_AFTER_WRITE: Final = "a referenced object must be readable at once"
 
 
 class Common:
-    """Experiments in one folder, each on objects of its own."""
+    """The probes for every kind of backend, in one folder, each with objects of its own."""
 
     def __init__(self, backend: Backend, folder: str) -> None:
         self._backend = backend
@@ -42,35 +42,45 @@ class Common:
         )
         yield Probe("create refuses a taken path", _ONE_WINNER, self.create_refuses)
         yield Probe(f"one of {_RIVALS} creators at once wins", _ONE_WINNER, self.race)
-        yield Probe("create works again after a removal", "collected artifacts are published again", self.create_again)
+        yield Probe(
+            "create works again after a removal", "collected artifacts may be published again", self.create_again
+        )
         yield Probe("empty objects are kept", "a tensor or a log may be empty", self.empty)
         yield Probe("a replacement is visible at once", _READ_AFTER_WRITE, self.replace)
-        yield Probe("a listing shows what was just written", "collection keeps what it is shown", self.listing)
+        yield Probe(
+            "a listing shows what was just written", "collection keeps the objects that a listing shows", self.listing
+        )
         yield Probe("ranged reads are exact", "large blobs are fetched in ranges", self.ranges)
         yield Probe(
             "a ranged read of a changed object is refused", "ranges of two versions must not be mixed", self.pinned
         )
         yield Probe("look-up and listing agree", "collection removes the version that was listed", self.tags)
-        yield Probe("an object can be made young", "collection spares what is about to be named again", self.touch)
-        yield Probe("removal spares a changed object", "somebody needs it again", self.remove_refuses)
-        yield Probe("removal is visible at once", "collection must not be misled by ghosts", self.remove)
-        yield Probe("new objects are as old as the clock says", "the grace protects what is new", self.ages)
+        yield Probe(
+            "an object can be made young",
+            "collection must spare objects that are about to be referenced again",
+            self.touch,
+        )
+        yield Probe("removal spares a changed object", "another process needs it again", self.remove_refuses)
+        yield Probe("removal is visible at once", "collection must not see removed objects", self.remove)
+        yield Probe("new objects are as old as the clock says", "the grace period protects new objects", self.ages)
         yield Probe(
             "this machine's clock is near the store's",
-            "expiry and signatures are judged by it",
+            "expiry and signatures depend on it",
             self.drift,
             vital=False,
         )
 
     def absent(self) -> None:
         path = self._path("absent")
-        insist(self._backend.stat(path) is None and self._backend.read(path) is None, "an absent object was found")
+        require(
+            self._backend.stat(path) is None and self._backend.read(path) is None, "a look-up found an absent object"
+        )
 
     def create_refuses(self) -> None:
         path = self._path("taken")
-        insist(self._create(path, b"first"), "a free path was refused")
-        insist(not self._create(path, b"second"), "the second creation of one path succeeded")
-        self._insist_on(path, b"first")
+        require(self._create(path, b"first"), "a free path was refused")
+        require(not self._create(path, b"second"), "the second creation of one path succeeded")
+        self._require_content(path, b"first")
 
     def race(self) -> None:
         path, start = self._path("race"), Barrier(_RIVALS)
@@ -80,72 +90,75 @@ class Common:
             return self._create(path, str(rival).encode())
 
         with ThreadPoolExecutor(_RIVALS) as pool:
-            won = list(pool.map(create, range(_RIVALS)))
-        insist(won.count(True) == 1, f"{won.count(True)} of {_RIVALS} creations of one path succeeded")
-        self._insist_on(path, str(won.index(True)).encode())
+            created = list(pool.map(create, range(_RIVALS)))
+        require(created.count(True) == 1, f"{created.count(True)} of {_RIVALS} creations of one path succeeded")
+        self._require_content(path, str(created.index(True)).encode())
 
     def create_again(self) -> None:
         path = self._path("again")
-        insist(self._create(path, b"first"), "a free path was refused")
-        insist(self._backend.remove(self._listed(path)), "an object that nobody changed was not removed")
-        insist(self._create(path, b"second"), "the path of a removed object was refused")
-        self._insist_on(path, b"second")
+        require(self._create(path, b"first"), "a free path was refused")
+        require(self._backend.remove(self._listed(path)), "an unchanged object was not removed")
+        require(self._create(path, b"second"), "the path of a removed object was refused")
+        self._require_content(path, b"second")
 
     def empty(self) -> None:
         path = self._path("empty")
-        insist(self._create(path, b""), "a free path was refused")
-        self._insist_on(path, b"")
+        require(self._create(path, b""), "a free path was refused")
+        self._require_content(path, b"")
 
     def replace(self) -> None:
         path = self._path("replaced")
         for content in (b"first", b"the second", b"3"):
             self._backend.replace(path, Payload.of(content))
-            self._insist_on(path, content)
+            self._require_content(path, content)
 
     def listing(self) -> None:
         paths = [self._path(f"listed/{number}") for number in range(3)]
-        for at, path in enumerate(paths, 1):
+        for count, path in enumerate(paths, 1):
             self._create(path, b"here")
-            seen = sorted(self._backend.paths(self._path("listed/")))
-            insist(seen == paths[:at], f"{len(seen)} of {at} objects were listed")
+            listed = sorted(self._backend.paths(self._path("listed/")))
+            require(listed == paths[:count], f"{len(listed)} of {count} objects were listed")
 
     def ranges(self) -> None:
         path, content = self._path("ranges"), bytes(range(256)) * 16
         self._create(path, content)
         for start, stop in ((0, 1), (1, 4096), (4095, 4096), (17, 1000), (4096, 4096)):
-            seen = b"".join(self._backend.read(path, start, stop) or ())
-            insist(seen == content[start:stop], f"bytes {start} to {stop} came out as {len(seen)} other ones")
+            data = b"".join(self._backend.read(path, start, stop) or ())
+            require(data == content[start:stop], f"the range {start} to {stop} returned {len(data)} wrong bytes")
 
     def pinned(self) -> None:
         path = self._path("pinned")
         self._backend.replace(path, Payload.of(b"the first version"))
         tag = self._listed(path).tag
-        insist(b"".join(self._backend.read(path, 4, 9, tag=tag) or ()) == b"first", "its own version was refused")
+        require(
+            b"".join(self._backend.read(path, 4, 9, tag=tag) or ()) == b"first",
+            "a read of the current version was refused",
+        )
         self._backend.replace(path, Payload.of(b"the other version"))
         try:
-            seen = b"".join(self._backend.read(path, 4, 9, tag=tag) or ())
+            data = b"".join(self._backend.read(path, 4, 9, tag=tag) or ())
         except Changed:
             return
-        insist(False, f"a read of the first version gave {seen!r} of the second")
+        require(False, f"a read of the first version returned {data!r} of the second")
 
     def tags(self) -> None:
         path = self._path("tags")
         self._create(path, b"first")
         stat, listed = self._backend.stat(path), self._listed(path)
-        insist(stat is not None and (stat.size, stat.tag) == (listed.size, listed.tag), f"{stat} is not {listed}")
+        require(stat is not None and (stat.size, stat.tag) == (listed.size, listed.tag), f"{stat} is not {listed}")
         self._backend.replace(path, Payload.of(b"other"))
-        insist(self._listed(path).tag != listed.tag, "another content has the same tag")
+        require(self._listed(path).tag != listed.tag, "different content has the same tag")
 
     def touch(self) -> None:
         path = self._path("touched")
         self._create(path, b"kept")
         before = self._listed(path)
         time.sleep(_NEXT_TICK)
-        insist(self._backend.touch(path), "an object that is there was said to be gone")
+        require(self._backend.touch(path), "an existing object was reported as gone")
         after = self._listed(path)
-        insist(after.modified > before.modified and after.tag != before.tag, "it is as old as before")
-        self._insist_on(path, b"kept")
-        insist(not self._backend.touch(self._path("no such")), "an absent object was made young")
+        require(after.modified > before.modified and after.tag != before.tag, "its age or tag did not change")
+        self._require_content(path, b"kept")
+        require(not self._backend.touch(self._path("no such")), "an absent object was touched")
 
     def remove_refuses(self) -> None:
         path = self._path("spared")
@@ -153,26 +166,26 @@ class Common:
         before = self._listed(path)
         time.sleep(_NEXT_TICK)
         self._backend.touch(path)
-        insist(not self._backend.remove(before), "a version that is no more was removed")
-        self._insist_on(path, b"kept")
+        require(not self._backend.remove(before), "an object was removed by a superseded version")
+        self._require_content(path, b"kept")
 
     def remove(self) -> None:
         path = self._path("removed/it")
         self._create(path, b"gone soon")
-        insist(self._backend.remove(self._listed(path)), "an object that nobody changed was not removed")
-        insist(self._backend.stat(path) is None, "a removed object is looked up")
-        insist(not self._backend.paths(self._path("removed/")), "a removed object is listed")
+        require(self._backend.remove(self._listed(path)), "an unchanged object was not removed")
+        require(self._backend.stat(path) is None, "a look-up found a removed object")
+        require(not self._backend.paths(self._path("removed/")), "a removed object is listed")
 
     def ages(self) -> str:
         path = self._path("age")
         self._create(path, b"new")
         age = self._backend.now() - self._listed(path).modified
-        insist(abs(age) < _DRIFT, f"an object made just now is {age:.0f} s old")
+        require(abs(age) < _DRIFT, f"a new object is {age:.0f} s old")
         return f"a new object is {age:.1f} s old"
 
     def drift(self) -> str:
         offset = time.time() - self._backend.now()
-        insist(abs(offset) < _DRIFT, f"this machine's clock is {offset:+.0f} s off the store's; set it")
+        require(abs(offset) < _DRIFT, f"this machine's clock differs from the store's by {offset:+.0f} s; set it")
         return f"{offset:+.1f} s"
 
     def _path(self, name: str) -> str:
@@ -181,14 +194,14 @@ class Common:
     def _create(self, path: str, content: bytes) -> bool:
         return self._backend.create(path, Payload.of(content), durable=True)
 
-    def _insist_on(self, path: str, content: bytes) -> None:
-        seen = b"".join(self._backend.read(path) or ())
-        insist(seen == content, f"{content[:40]!r} was written, and {seen[:40]!r} read")
+    def _require_content(self, path: str, content: bytes) -> None:
+        data = b"".join(self._backend.read(path) or ())
+        require(data == content, f"{content[:40]!r} was written, and {data[:40]!r} read")
 
     def _listed(self, path: str) -> Found:
-        found = [each for each in self._backend.walk(path.rpartition("/")[0] + "/") if each.path == path]
-        insist(len(found) == 1, f"an object that was just written is listed {len(found)} times")
-        return found[0]
+        listed = [found for found in self._backend.walk(path.rpartition("/")[0] + "/") if found.path == path]
+        require(len(listed) == 1, f"a new object is listed {len(listed)} times")
+        return listed[0]
 
 
 Verdict = Literal["pass", "fail", "not applicable", "not proved"]
@@ -196,9 +209,9 @@ Verdict = Literal["pass", "fail", "not applicable", "not proved"]
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What became of one experiment.
+    """The result of one probe.
 
-    `not proved`: it could not be made, which tells nothing of the property; `denied` when it was not permitted.
+    `not proved`: the probe could not run, so the property is unknown; `denied` is set if a permission is missing.
     """
 
     probe: Probe
@@ -208,9 +221,9 @@ class Diagnosis:
 
 
 def examine(backend: Backend) -> Iterator[Diagnosis]:
-    """Make every experiment, and clean up."""
+    """Run every probe, and clean up."""
     folder = f"doctor-{secrets.token_hex(8)}/"
-    # One that is out of reach is said to be so once, and not by each experiment; one that forbids things, by each.
+    # An unreachable backend is reported once, here; missing permissions are reported by each probe.
     with suppress(Denied):
         backend.stat(f"{folder}absent")
 
@@ -230,20 +243,21 @@ def examine(backend: Backend) -> Iterator[Diagnosis]:
     yield _diagnosis(Probe("the examination leaves nothing behind", "nor would a collection", clean_up, vital=False))
 
 
-def insist_on_safety(url: str, diagnoses: Sequence[Diagnosis]) -> None:
-    """Refuse a backend without one of the vital properties, by their names."""
+def require_safety(url: str, diagnoses: Sequence[Diagnosis]) -> None:
+    """Raise UnsafeBackend for failed vital properties, and StoreUnavailable if one could not be tested."""
     vital = [diagnosis for diagnosis in diagnoses if diagnosis.probe.vital]
     failed = [diagnosis for diagnosis in vital if diagnosis.verdict == "fail"]
     if failed:
-        raise UnsafeBackend(url, [f"{each.probe.name} ({each.detail})" for each in failed])
+        raise UnsafeBackend(url, [f"{diagnosis.probe.name} ({diagnosis.detail})" for diagnosis in failed])
     unproved = [diagnosis for diagnosis in vital if diagnosis.verdict == "not proved"]
     if unproved:
-        denied = {each.denied.permission: each.denied.operation for each in unproved if each.denied}
-        lacking = "; ".join(f"{permission} ({operation})" for permission, operation in sorted(denied.items()))
-        cause = f"this identity is denied {lacking}" if denied else f"the store {unproved[0].detail}"
+        errors = (diagnosis.denied for diagnosis in unproved if diagnosis.denied)
+        denied = {error.permission: error.operation for error in errors}
+        missing = "; ".join(f"{permission} ({operation})" for permission, operation in sorted(denied.items()))
+        cause = f"this identity is denied {missing}" if denied else f"the store {unproved[0].detail}"
         raise StoreUnavailable(
-            f"{len(unproved)} vital properties of {url} could not be proved, which is not to say that they fail, for "
-            f"{cause}; mend that and examine it again"
+            f"{len(unproved)} vital properties of {url} could not be tested, so they may hold or fail: "
+            f"{cause}; fix that and run the probes again"
         )
 
 
@@ -252,10 +266,10 @@ def _diagnosis(probe: Probe) -> Diagnosis:
         return Diagnosis(probe, "pass", probe.run() or "")
     except NotApplicable as reason:
         return Diagnosis(probe, "not applicable", str(reason))
-    except Violated as seen:
-        return Diagnosis(probe, "fail", str(seen))
+    except Violated as observation:
+        return Diagnosis(probe, "fail", str(observation))
     except Denied as error:
-        detail = f"{error.permission} is denied ({error.operation}), so it could not be proved"
+        detail = f"{error.permission} is denied ({error.operation}), so it could not be tested"
         return Diagnosis(probe, "not proved", detail, error)
     except StoreUnavailable as error:
         return Diagnosis(probe, "not proved", str(error))

@@ -1,9 +1,9 @@
 """Reachability: from the roots of a store to every object they need; collectable kinds; disk usage by model.
 
-Publishers and promoters run concurrently, so the order of reads matters: the place that hands a manifest over is
-read before the place that receives it, `ac/` before `retired/` and pins before channels. Objects are listed before
-all of these: a writer that refers to an old object refreshes it first, and the removal notices. Referrers are
-deleted before what they refer to, so that a killed collection leaves orphans and never a dangling reference.
+Publishers and promoters run concurrently, so the order of reads matters: the source of a moving manifest is read before
+its destination, `ac/` before `retired/` and pins before channels. Objects are listed before all of these: a writer that
+refers to an old object touches it first, and the removal notices. Referrers are deleted before the objects that they
+name, so that an interrupted collection leaves orphans and never a dangling reference.
 """
 
 import re
@@ -45,20 +45,20 @@ from nxpipe.artifact_store.store import Store
 
 
 class Collectable(Enum):
-    """`reason` is why one that nothing holds may go."""
+    """The kinds of object that a collection may remove; `reason` is the reason shown for an unreachable one."""
 
-    RETIRED = (r"retired/[0-9a-f]{64}", "taken back longer ago than the grace")
-    LISTING = (r"neuron-artifacts/[^/]+/[0-9a-f]{16}/manifest\.json", "a listing of no artifact")
-    SIGNATURE = (r"sig/[0-9a-f]{64}/[0-9a-f]{64}", "a signature of no artifact")
-    REPORT = (r"reports/[0-9a-f]{64}/[0-9T.]+Z\.(html|json)", "a report of no artifact")
-    EVIDENCE = (r"evidence/[0-9a-f]{64}/[0-9a-f]{64}", "evidence of no artifact")
-    PART = (r"parts/[0-9a-f]{64}", "a part of no artifact")
+    RETIRED = (r"retired/[0-9a-f]{64}", "retired longer ago than the grace period")
+    LISTING = (r"neuron-artifacts/[^/]+/[0-9a-f]{16}/manifest\.json", "a listing without an artifact")
+    SIGNATURE = (r"sig/[0-9a-f]{64}/[0-9a-f]{64}", "a signature without an artifact")
+    REPORT = (r"reports/[0-9a-f]{64}/[0-9T.]+Z\.(html|json)", "a report without an artifact")
+    EVIDENCE = (r"evidence/[0-9a-f]{64}/[0-9a-f]{64}", "evidence without an artifact")
+    PART = (r"parts/[0-9a-f]{64}", "a step result of no artifact")
     FAILURE = (r"failures/[0-9a-f]{64}", "a failure that has expired")
     LEASE = (r"leases/[0-9a-f]{64}/[0-9]{10}", "a lease that has ended")
-    OUTCOME = (r"runs/[0-9a-f]{64}/[0-9]{10}", "an outcome of a run of long ago")
+    OUTCOME = (r"runs/[0-9a-f]{64}/[0-9]{10}", "an outcome of an old run")
     PIN = (r"pins/[a-z0-9][a-z0-9-]{0,62}", "a pin that has expired")
-    PROBE = (r"doctor-[0-9a-f]{16}/.+", "left by an examination that was killed")
-    BLOB = (r"cas/sha256/([0-9a-f]{2})/\1[0-9a-f]{62}", "a blob that nothing names")
+    PROBE = (r"doctor-[0-9a-f]{16}/.+", "left by an interrupted run of doctor")
+    BLOB = (r"cas/sha256/([0-9a-f]{2})/\1[0-9a-f]{62}", "an unreferenced blob")
 
     def __init__(self, pattern: str, reason: str) -> None:
         self.pattern = re.compile(pattern)
@@ -70,18 +70,18 @@ def kind_of(path: str) -> Collectable | None:
 
 
 DAY: Final = 24 * 3600.0
-_AT_ONCE: Final = 64  # documents in memory
+_AT_ONCE: Final = 64  # documents in memory at a time
 _OTHER_VERSION: Final = "collect and check this store with the version of nxpipe that wrote it"
 
 K = TypeVar("K", bound=Sealed)
 
-# What cannot be told of an object, or of a folder of them: it is damaged or missing, or it cannot be read.
+# Called with the path of an object or folder and its fault: damaged, missing or unreadable.
 OnFault = Callable[[str, Corrupt | StoreUnavailable], None]
 ReadManifest = Callable[[Blob], Manifest]
 
 
 class RetiredRecord(ActionRecord):
-    """An action record that was taken back: the same bytes in another place."""
+    """A retired action record: the same bytes under another path."""
 
     @property
     def path(self) -> str:
@@ -90,7 +90,7 @@ class RetiredRecord(ActionRecord):
 
 @dataclass(frozen=True)
 class History:
-    """How far back rollback is promised: to whatever a channel served within this time, and to its last states."""
+    """The range of possible rollbacks: the generations served within `seconds`, and the last `generations`."""
 
     seconds: float = 90 * DAY
     generations: int = 10
@@ -98,7 +98,7 @@ class History:
 
 @dataclass(frozen=True)
 class Root:
-    """One record's word that a manifest is needed. That of an earlier generation may have been collected before."""
+    """A record that needs a manifest. The manifest of an earlier generation may already be collected."""
 
     path: str
     manifest: Blob
@@ -108,7 +108,7 @@ class Root:
 
 @dataclass(frozen=True)
 class FoundRecord:
-    """An action record, and the object it was found in."""
+    """An action record and its object."""
 
     found: Found
     record: ActionRecord
@@ -116,14 +116,16 @@ class FoundRecord:
 
 @dataclass(frozen=True)
 class Roots:
+    """The roots of a mark phase."""
+
     actions: Sequence[FoundRecord]
-    retired: Sequence[Root]  # those of which the grace has not passed
-    held: Sequence[Root]  # by pins and channels
+    retired: Sequence[Root]  # still in their grace period
+    held: Sequence[Root]  # of pins and channels
 
 
 @dataclass
 class Reach:
-    """What the roots need: blobs as sizes by digest, and the paths of all else."""
+    """The reachable objects: sizes of blobs by digest, and the paths of all other objects."""
 
     blobs: dict[str, int] = field(default_factory=dict)
     paths: set[str] = field(default_factory=set)
@@ -139,12 +141,12 @@ class Reach:
 
 
 def stop(path: str, fault: Corrupt | StoreUnavailable) -> None:
-    """Nothing may be collected of a store that is not understood."""
+    """Raise the fault: a store with faults must not be collected."""
     raise fault
 
 
 def nothing(manifest: Manifest, blob: Blob) -> None:
-    """For those who need no more than the marks."""
+    """A visitor that does nothing."""
 
 
 def read_manifest(store: Store, blob: Blob) -> Manifest:
@@ -155,7 +157,7 @@ def read_manifest(store: Store, blob: Blob) -> Manifest:
 
 
 def find_roots(store: Store, history: History, now: float, fault: OnFault = stop) -> Roots:
-    """Every record that holds a manifest, looked for in the one safe order."""
+    """Every record that needs a manifest, read in the safe order (see the module)."""
     published = _keyed(store, ACTIONS, fault)
     actions = [FoundRecord(found, record) for found, record in _records(store, ActionRecord, published, fault)]
     young = [found for found in _keyed(store, RETIRED, fault) if is_young(store, found, now)]
@@ -167,7 +169,7 @@ def find_roots(store: Store, history: History, now: float, fault: OnFault = stop
 
 
 def find_held(store: Store, history: History, now: float, fault: OnFault = stop) -> list[Root]:
-    """What pins and channels hold, whatever becomes of action records."""
+    """The roots of pins and channels, which are independent of action records."""
     pins = [found for found in list_all(store, PINS, fault) if Collectable.PIN.pattern.fullmatch(found.path)]
     held = [Root(found.path, pin.manifest, None) for found, pin in _records(store, Pin, pins, fault) if pin.holds(now)]
     for channel in channels_among(list_all(store, CHANNELS, fault)):
@@ -185,7 +187,7 @@ def mark(
     read: ReadManifest | None = None,
     visit: Callable[[Manifest, Blob], None] = nothing,
 ) -> Reach:
-    """Everything that the roots need, and what else stays because it is young. `listed` is older than the roots."""
+    """The objects that the roots need, or that are protected as young. `listed` must be older than `roots`."""
     reach = Reach()
     reach.paths.update(entry.found.path for entry in roots.actions)
     reach.paths.update(root.path for root in (*roots.retired, *roots.held))
@@ -208,24 +210,25 @@ def is_young(store: Store, found: Found, now: float) -> bool:
 
 
 def _mark_evidence(store: Store, listed: Sequence[Found], reach: Reach, now: float, fault: OnFault) -> None:
-    """Of what stays, and of what is about to: a publisher makes a manifest young before its record stands."""
+    """Mark the evidence of reachable manifests and of young ones, whose record may not be written yet."""
     young = {found.path for found in listed if is_young(store, found, now)}
 
-    def stays(found: Found) -> bool:
+    def is_needed(found: Found) -> bool:
         manifest = found.path.split("/")[1]
         return manifest in reach.manifests or not young.isdisjoint((found.path, digest_path(manifest)))
 
     documents = [found for found in listed if Collectable.EVIDENCE.pattern.fullmatch(found.path)]
-    for found, evidence in _records(store, Evidence, filter(stays, documents), fault):
+    for found, evidence in _records(store, Evidence, filter(is_needed, documents), fault):
         reach.paths.add(found.path)
         reach.add(*evidence.blobs())
         reach.evidence.setdefault(evidence.manifest, []).append(evidence)
 
 
 def _mark_notes(store: Store, listed: Sequence[Found], reach: Reach, now: float, fault: OnFault) -> None:
-    """Signatures and reports of what stays; failures that stay, with the blobs that they name."""
-    subjects = reach.manifests.union(each.digest for documents in reach.evidence.values() for each in documents)
-    reach.paths.update(found.path for found in listed if _beside(found.path) in subjects)
+    """Mark signatures and reports of reachable documents, and unexpired failures with their blobs."""
+    evidence = (document.digest for documents in reach.evidence.values() for document in documents)
+    subjects = reach.manifests.union(evidence)
+    reach.paths.update(found.path for found in listed if _subject(found.path) in subjects)
     failures = [found for found in listed if Collectable.FAILURE.pattern.fullmatch(found.path)]
     for found, failure in _records(store, Failure, failures, fault):
         if is_young(store, found, now) or seconds_since_1970(failure.expires_at) > now:
@@ -234,45 +237,46 @@ def _mark_notes(store: Store, listed: Sequence[Found], reach: Reach, now: float,
 
 
 def _mark_parts(store: Store, listed: Sequence[Found], reach: Reach, now: float, fault: OnFault) -> None:
-    """Young ones with their blobs; older ones while each of their blobs stays anyway.
+    """Mark young step results with their blobs, and older ones while all of their blobs are kept anyway.
 
-    Young blobs stay too, so one that is found or made again, which makes its blobs young, lives as long as a new one.
+    Young blobs are kept too. Reusing or storing a result refreshes its blobs, so it lasts as long as a new one.
     """
-    parts = [found for found in listed if Collectable.PART.pattern.fullmatch(found.path)]
+    results = [found for found in listed if Collectable.PART.pattern.fullmatch(found.path)]
     young = {found.path for found in listed if is_young(store, found, now)}
 
-    def keep(found: Found, part: StepResult) -> None:
+    def keep(found: Found, result: StepResult) -> None:
         reach.paths.add(found.path)
-        reach.add(*part.blobs())
+        reach.add(*result.blobs())
 
-    for found, part in _records(store, StepResult, (each for each in parts if each.path in young), fault):
-        keep(found, part)
-    for found, part in _records(store, StepResult, (each for each in parts if each.path not in young), fault):
-        paths = map(blob_path, part.blobs())
-        if part.files and all(path in young or reach.has(path) for path in paths):
-            keep(found, part)
+    for found, result in _records(store, StepResult, (found for found in results if found.path in young), fault):
+        keep(found, result)
+    for found, result in _records(store, StepResult, (found for found in results if found.path not in young), fault):
+        paths = map(blob_path, result.blobs())
+        if result.files and all(path in young or reach.has(path) for path in paths):
+            keep(found, result)
 
 
-def _beside(path: str) -> str:
+def _subject(path: str) -> str:
+    """The digest of the document that a signature or report belongs to; empty for other objects."""
     return path.split("/")[1] if path.startswith((SIGNATURES, REPORTS)) else ""
 
 
 def _served(store: Store, channel: str, history: History, now: float, fault: OnFault) -> Iterator[Root]:
     folder = log_folder(channel)
     log = [found for found in list_all(store, folder, fault) if number_of(found.path.removeprefix(folder))]
-    kept = [found for at, found in enumerate(log) if _is_kept(log, at, history, now)]
+    kept = [found for index, found in enumerate(log) if _is_kept(log, index, history, now)]
     for found, generation in _records(store, Generation, kept, fault):
         for served in generation.artifacts:
             yield Root(found.path, served.manifest, served.request_key, may_be_gone=found != log[-1])
 
 
-def _is_kept(log: Sequence[Found], at: int, history: History, now: float) -> bool:
-    """A generation was served until the next one was made."""
-    return at >= len(log) - max(history.generations, 1) or log[at + 1].modified >= now - history.seconds
+def _is_kept(log: Sequence[Found], index: int, history: History, now: float) -> bool:
+    """True if a generation is in the history; it was served until the next one was written."""
+    return index >= len(log) - max(history.generations, 1) or log[index + 1].modified >= now - history.seconds
 
 
 def list_all(store: Store, folder: str, fault: OnFault = stop) -> list[Found]:
-    """What can be listed below a folder."""
+    """The objects below a folder that can be listed."""
     listed: list[Found] = []
     try:
         listed.extend(store.backend.walk(folder))
@@ -286,7 +290,7 @@ def _keyed(store: Store, folder: str, fault: OnFault) -> list[Found]:
 
 
 def _records(store: Store, kind: type[K], listed: Iterable[Found], fault: OnFault) -> Iterator[tuple[Found, K]]:
-    """The records that are still there, not many of them in memory."""
+    """The records that still exist, read in batches."""
 
     def read(found: Found) -> K | None:
         try:
@@ -303,14 +307,14 @@ def _records(store: Store, kind: type[K], listed: Iterable[Found], fault: OnFaul
 
 
 def _distinct(roots: Roots) -> list[Root]:
-    """One root for each manifest and the key it must answer; one that insists on it, if there is any."""
-    found: dict[tuple[str, str | None], Root] = {}
-    actions = (Root(each.found.path, each.record.manifest, each.record.request_key) for each in roots.actions)
+    """One root for each manifest and expected request key; preferably one whose manifest must exist."""
+    distinct: dict[tuple[str, str | None], Root] = {}
+    actions = (Root(entry.found.path, entry.record.manifest, entry.record.request_key) for entry in roots.actions)
     for root in (*actions, *roots.retired, *roots.held):
-        known = found.setdefault((root.manifest.sha256, root.request_key), root)
+        known = distinct.setdefault((root.manifest.sha256, root.request_key), root)
         if known.may_be_gone and not root.may_be_gone:
-            found[root.manifest.sha256, root.request_key] = root
-    return list(found.values())
+            distinct[root.manifest.sha256, root.request_key] = root
+    return list(distinct.values())
 
 
 def _manifests(
@@ -329,7 +333,7 @@ def _manifests(
             fault(digest_path(root.manifest.sha256), error)
             return None
         if root.request_key not in (None, manifest.request_key):
-            fault(root.path, Corrupt(where, f"its manifest answers {manifest.request_key}", PUBLISH_AGAIN))
+            fault(root.path, Corrupt(where, f"its manifest has the request key {manifest.request_key}", PUBLISH_AGAIN))
             return None
         return manifest
 
@@ -341,14 +345,15 @@ def _manifests(
 
 
 def orphans(listed: Iterable[Found], reach: Reach) -> list[Found]:
-    """What nothing holds; of a publish that is under way, too."""
-    passing = (None, Collectable.LEASE, Collectable.OUTCOME)
-    return [found for found in listed if kind_of(found.path) not in passing and not reach.has(found.path)]
+    """Unreachable objects, including those of a publication in progress."""
+    ignored = (None, Collectable.LEASE, Collectable.OUTCOME)
+    return [found for found in listed if kind_of(found.path) not in ignored and not reach.has(found.path)]
 
 
 @dataclass(frozen=True)
 class ModelUsage:
-    """`logical` counts each artifact as if it were alone; `stored` each blob once; `own` those of no other model."""
+    """Disk usage of one model in bytes: `logical` is the sum over its artifacts, `stored` counts each blob once, `own`
+    only blobs of no other model."""
 
     model_id: str
     artifacts: int
@@ -359,14 +364,16 @@ class ModelUsage:
 
 @dataclass(frozen=True)
 class Usage:
+    """Disk usage of a store; sizes in bytes."""
+
     models: tuple[ModelUsage, ...]
     logical: int
-    artifacts_stored: int  # each blob once, whatever the number of models that share it
-    shared: int  # of these, those that several models need
+    artifacts_stored: int  # each blob once, even if several models share it
+    shared: int  # the part of artifacts_stored that several models need
     orphans: int
     orphaned: int
     objects: int
-    stored: int  # everything, records and listings too
+    stored: int  # all objects, including records and listings
 
 
 def usage(store: Store) -> Usage:
@@ -389,26 +396,26 @@ def usage(store: Store) -> Usage:
     reach = mark(store, listed, find_roots(store, History(), now), now, visit=count)
     for manifest, documents in reach.evidence.items():
         if manifest in owners:
-            add(owners[manifest], {blob for each in documents for blob in each.blobs()})
-    users = Counter(digest for each in blobs.values() for digest in each)
-    sizes = {digest: size for each in blobs.values() for digest, size in each.items()}
-    loose = orphans(listed, reach)
+            add(owners[manifest], {blob for document in documents for blob in document.blobs()})
+    users = Counter(digest for of_model in blobs.values() for digest in of_model)
+    sizes = {digest: size for of_model in blobs.values() for digest, size in of_model.items()}
+    unreachable = orphans(listed, reach)
     return Usage(
         models=tuple(
             ModelUsage(
                 model_id=model,
                 artifacts=artifacts[model],
                 logical=logical[model],
-                stored=sum(each.values()),
-                own=sum(size for digest, size in each.items() if users[digest] == 1),
+                stored=sum(of_model.values()),
+                own=sum(size for digest, size in of_model.items() if users[digest] == 1),
             )
-            for model, each in sorted(blobs.items())
+            for model, of_model in sorted(blobs.items())
         ),
         logical=logical.total(),
         artifacts_stored=sum(sizes.values()),
         shared=sum(size for digest, size in sizes.items() if users[digest] > 1),
-        orphans=len(loose),
-        orphaned=sum(found.size for found in loose),
+        orphans=len(unreachable),
+        orphaned=sum(found.size for found in unreachable),
         objects=len(listed),
         stored=sum(found.size for found in listed),
     )

@@ -22,9 +22,9 @@ from nxpipe.artifact_store.trust.keys import PublicKey, Signer, as_base64, from_
 STATEMENT: Final = "https://in-toto.io/Statement/v1"
 PROVENANCE: Final = "https://slsa.dev/provenance/v1"
 BUILD: Final = "nxpipe:build/1"
-MAX_STATEMENT_BYTES: Final = 6 * 1024**2  # in base64, and in an envelope, below the limit of a signature
+MAX_STATEMENT_BYTES: Final = 6 * 1024**2  # in base64 in an envelope, this is below the limit of a signature
 
-# Of the key inputs, what the builder brings along; all others are what it was asked for.
+# The key inputs that come from the builder; all others come from the request.
 _INTERNAL: Final = ("compiler", "libraries")
 
 
@@ -87,8 +87,8 @@ class Statement(_Part):
 
 
 def statement_of(manifest: Manifest, key_inputs: dict[str, object], builder: str) -> Statement:
-    """What is known of an artifact's making."""
-    named = {
+    """The in-toto statement with the provenance of an artifact."""
+    fields = {
         "_type": STATEMENT,
         "subject": [_resource(manifest.model.id, sha256_hex(manifest.to_bytes()))],
         "predicateType": PROVENANCE,
@@ -102,19 +102,19 @@ def statement_of(manifest: Manifest, key_inputs: dict[str, object], builder: str
             "runDetails": {"builder": {"id": builder}},
         },
     }
-    return parse_document(Statement, named)
+    return parse_document(Statement, fields)
 
 
 def _dependencies(manifest: Manifest, key_inputs: dict[str, object]) -> list[object]:
-    """Whatever of the inputs has a digest of its own: the request, the compiler's source, files of weights."""
-    found = {"key inputs": manifest.request_key}
+    """The inputs with a digest: the key inputs, the compiler's source, weight files."""
+    digests = {"key inputs": manifest.request_key}
     match key_inputs.get("compiler"):
         case {"source": str(digest)}:
-            found["compiler"] = digest
+            digests["compiler"] = digest
     match key_inputs.get("weights"):
         case {"files": dict(files)}:
-            found |= {f"weights/{name}": digest for name, digest in files.items()}
-    return [_resource(name, digest) for name, digest in found.items()]
+            digests |= {f"weights/{name}": digest for name, digest in files.items()}
+    return [_resource(name, digest) for name, digest in digests.items()]
 
 
 def _resource(name: str, digest: str) -> dict[str, object]:
@@ -126,7 +126,7 @@ MAX_SIGNATURE_BYTES: Final = 8 * 1024**2
 
 
 class BadSignature(InvalidDocument):
-    """An envelope that does not prove what it was read for."""
+    """An envelope that is not a valid signature of the expected document by the expected key."""
 
 
 class EnvelopeSignature(Document):
@@ -150,17 +150,17 @@ class Envelope(Document):
     def from_bytes(cls, data: bytes) -> "Envelope":
         return parse_document(cls, parse_canonical_json(data, limit=MAX_SIGNATURE_BYTES))
 
-    def insist_on_subject(self, manifest_digest: str) -> None:
-        """That it claims to speak of this manifest, for those who have not got its key; nothing is proved by that."""
+    def require_subject(self, manifest_digest: str) -> None:
+        """Check that the unverified payload names this manifest, without the key."""
         payload = from_base64(self.payload)
         if self.payload_type != PAYLOAD_TYPE or payload is None:
-            raise BadSignature(f"its payload is no {PAYLOAD_TYPE} in base64")
-        _insist_on_subject(Statement.from_bytes(payload), manifest_digest)
+            raise BadSignature(f"its payload is not {PAYLOAD_TYPE} in base64")
+        _require_subject(Statement.from_bytes(payload), manifest_digest)
 
     def statement(self, key: PublicKey, manifest_digest: str) -> Statement:
-        """What this key says of this manifest; nothing is read of a payload that it has not signed."""
+        """The statement that this key has signed for this manifest; an unsigned payload is never parsed."""
         if self.payload_type != PAYLOAD_TYPE:
-            raise BadSignature(f"its payload is of type {self.payload_type[:80]!r}, not {PAYLOAD_TYPE!r}")
+            raise BadSignature(f"its payload has the type {self.payload_type[:80]!r}, not {PAYLOAD_TYPE!r}")
         if self.key_id != key.key_id:
             raise BadSignature(f"it is signed by key {self.key_id}, not by {key.key_id}")
         payload, signature = from_base64(self.payload), from_base64(self.signatures[0].sig)
@@ -169,21 +169,21 @@ class Envelope(Document):
         if not key.proves(signature, pre_authentication_encoding(PAYLOAD_TYPE, payload)):
             raise BadSignature(f"key {key.key_id} has not signed this payload")
         statement = Statement.from_bytes(payload)
-        _insist_on_subject(statement, manifest_digest)
+        _require_subject(statement, manifest_digest)
         return statement
 
 
-def _insist_on_subject(statement: Statement, manifest_digest: str) -> None:
+def _require_subject(statement: Statement, manifest_digest: str) -> None:
     if statement.manifest_digest != manifest_digest:
-        raise BadSignature(f"it speaks of manifest {statement.manifest_digest}, not of {manifest_digest}")
+        raise BadSignature(f"it is a signature of manifest {statement.manifest_digest}, not of {manifest_digest}")
 
 
 def sign(statement: Statement, signer: Signer) -> Envelope:
     payload = statement.to_bytes()
     signature = signer.sign(pre_authentication_encoding(PAYLOAD_TYPE, payload))
-    named = {
+    fields = {
         "payload": as_base64(payload),
         "payloadType": PAYLOAD_TYPE,
         "signatures": [{"keyid": signer.public.key_id, "sig": as_base64(signature)}],
     }
-    return parse_document(Envelope, named)
+    return parse_document(Envelope, fields)

@@ -33,12 +33,12 @@ _Verifier: TypeAlias = Ed25519PublicKey | EllipticCurvePublicKey
 
 
 class BadKey(StoreError):
-    """A key that cannot be read, is of another kind, or is not kept safe."""
+    """A key that cannot be read, has an unsupported type, or is readable for other users."""
 
 
 @dataclass(frozen=True)
 class PublicKey:
-    """By its DER SubjectPublicKeyInfo, the one form that both kinds have in common."""
+    """A public key as DER SubjectPublicKeyInfo, the common format of both kinds."""
 
     der: bytes
 
@@ -51,7 +51,7 @@ class PublicKey:
         try:
             return cls.of(load_der_public_key(der), where)
         except (ValueError, UnsupportedAlgorithm) as error:
-            raise BadKey(f"{where} is no public key; it should be {_KINDS}") from error
+            raise BadKey(f"{where} is not a public key; use {_KINDS}") from error
 
     @classmethod
     def from_file(cls, path: Path) -> "PublicKey":
@@ -59,8 +59,8 @@ class PublicKey:
         try:
             return cls.of(load_pem_public_key(data), str(path))
         except (ValueError, UnsupportedAlgorithm) as error:
-            hint = "; it holds a private key, and the public one lies beside it" if b"PRIVATE KEY" in data else ""
-            raise BadKey(f"{path} holds no public key in PEM{hint}; it should be {_KINDS}") from error
+            hint = "; it holds a private key, and the public key is in FILE.pub" if b"PRIVATE KEY" in data else ""
+            raise BadKey(f"{path} holds no public key in PEM{hint}; use {_KINDS}") from error
 
     @cached_property
     def key_id(self) -> str:
@@ -71,7 +71,7 @@ class PublicKey:
         return self._key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
     def proves(self, signature: bytes, message: bytes) -> bool:
-        """Whether the holder of the private key signed exactly this message."""
+        """True if the signature of exactly this message is valid."""
         try:
             if isinstance(self._key, Ed25519PublicKey):
                 self._key.verify(signature, message)
@@ -87,7 +87,7 @@ class PublicKey:
 
 
 class Signer(Protocol):
-    """Whoever can use a private key, without showing it."""
+    """A private key that can sign without being exposed."""
 
     @property
     def public(self) -> PublicKey: ...
@@ -101,10 +101,10 @@ def read_key_file(path: Path) -> bytes:
             data = file.read(MAX_KEY_BYTES + 1)
     except OSError as error:
         raise BadKey(
-            f"the key file {path} cannot be read: {error.strerror}; mend the path or its permissions"
+            f"the key file {path} cannot be read: {error.strerror}; correct the path or its permissions"
         ) from error
     if len(data) > MAX_KEY_BYTES:
-        raise BadKey(f"{path} has more than {MAX_KEY_BYTES} bytes, so it is no key file; name another")
+        raise BadKey(f"{path} has more than {MAX_KEY_BYTES} bytes, so it is not a key file; name another")
     return data
 
 
@@ -113,7 +113,7 @@ def as_base64(data: bytes) -> str:
 
 
 def from_base64(text: str) -> bytes | None:
-    """None for anything but the one spelling that the bytes have."""
+    """The decoded bytes; None for any text but their canonical encoding."""
     try:
         data = b64decode(text, validate=True)
     except (NotBase64, ValueError):
@@ -126,7 +126,7 @@ def _known_kind(key: object, where: str) -> _Verifier:
         return key
     if isinstance(key, EllipticCurvePublicKey) and isinstance(key.curve, SECP256R1):
         return key
-    raise BadKey(f"{where} holds a key of another kind; it should be {_KINDS}")
+    raise BadKey(f"{where} holds an unsupported key; use {_KINDS}")
 
 
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
@@ -145,16 +145,16 @@ class KeyFile:
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & _OTHERS:
             raise BadKey(
-                f"{path} is open to other users (mode {mode:04o}), and signs for whoever reads it; chmod 600 it"
+                f"{path} is open to other users (mode {mode:04o}), who could sign with it; run: chmod 600 {path}"
             )
         try:
             key = load_pem_private_key(data, password=None)
         except TypeError as error:
-            raise BadKey(f"{path} is encrypted, and nobody can be asked for its passphrase; keep it in KMS") from error
+            raise BadKey(f"{path} is encrypted, but passphrases are not supported; use a key in KMS") from error
         except (ValueError, UnsupportedAlgorithm) as error:
-            raise BadKey(f"{path} holds no private key in PEM; make one with: nxpipe store keygen FILE") from error
+            raise BadKey(f"{path} holds no private key in PEM; create one with: nxpipe store keygen FILE") from error
         if not isinstance(key, Ed25519PrivateKey):
-            raise BadKey(f"{path} holds a private key of another kind; it should be an Ed25519 key")
+            raise BadKey(f"{path} holds an unsupported private key; use an Ed25519 key")
         return cls(key, PublicKey.of(key.public_key(), str(path)))
 
     def sign(self, message: bytes) -> bytes:
@@ -166,7 +166,7 @@ def public_path(path: Path) -> Path:
 
 
 def make_key_file(path: Path) -> PublicKey:
-    """A new key in a new file, which nobody else may read for even a moment, and its public half beside it."""
+    """Create a key in a new file, readable only for this user from the start, and its public key beside it."""
     key = Ed25519PrivateKey.generate()
     _write_new(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
     public = PublicKey.of(key.public_key(), str(path))

@@ -15,7 +15,7 @@ from nxpipe.artifact_store.trust.keys import BadKey, PublicKey
 
 ALGORITHM: Final = "ECDSA_SHA_256"
 MAX_RAW: Final = 4096
-_NEEDED: Final = "make one with key spec ECC_NIST_P256 and usage SIGN_VERIFY"
+_NEEDED: Final = "create one with key spec ECC_NIST_P256 and usage SIGN_VERIFY"
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class KmsKey:
 
     @classmethod
     def open(cls, arn: str) -> "KmsKey":
-        """Nothing is contacted before the first use."""
+        """A signing key by ARN; sends no request before the first use."""
         try:
             return cls(arn, Session().create_client("kms", region_name=arn.split(":")[3]))
         except BotoCoreError as error:
@@ -35,21 +35,21 @@ class KmsKey:
 
     @cached_property
     def public(self) -> PublicKey:
-        with self._asking():
+        with self._errors():
             answer = self._client.get_public_key(KeyId=self.arn)
         if ALGORITHM not in answer.get("SigningAlgorithms", ()):
             raise BadKey(f"the KMS key {self.arn} cannot sign with {ALGORITHM}; {_NEEDED}")
         return PublicKey.from_der(answer["PublicKey"], f"the KMS key {self.arn}")
 
     def sign(self, message: bytes) -> bytes:
-        # What is too long for KMS to hash goes there as its digest.
+        # A message beyond KMS's limit is sent as its digest.
         kind, body = ("RAW", message) if len(message) <= MAX_RAW else ("DIGEST", hashlib.sha256(message).digest())
-        with self._asking():
+        with self._errors():
             answer = self._client.sign(KeyId=self.arn, Message=body, MessageType=kind, SigningAlgorithm=ALGORITHM)
         return bytes(answer["Signature"])
 
     @contextmanager
-    def _asking(self) -> Iterator[None]:
+    def _errors(self) -> Iterator[None]:
         try:
             yield
         except (BotoCoreError, ClientError) as error:
@@ -57,8 +57,8 @@ class KmsKey:
 
 
 def _unavailable(arn: str, error: Exception) -> StoreUnavailable:
-    said = " ".join(str(error).split()).rstrip(".")
+    reason = " ".join(str(error).split()).rstrip(".")
     return StoreUnavailable(
-        f"the KMS key {arn} cannot be used: {said}; check the ARN and the credentials, and allow this identity "
+        f"the KMS key {arn} cannot be used: {reason}; check the ARN and the credentials, and allow this identity "
         "kms:GetPublicKey and kms:Sign on it"
     )

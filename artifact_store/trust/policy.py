@@ -1,7 +1,7 @@
-"""Signing policy: which keys may sign artifacts, evidence and generations of which channel.
+"""Signing policy: the keys that may sign artifacts, evidence and generations of each channel.
 
-Figures lie beside a manifest, outside its signature: the signer of an artifact also signs each evidence document by its
-digest.
+The signature of a manifest does not cover evidence, so the signer of an artifact also signs each evidence document by
+its digest.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from nxpipe.artifact_store.backends.protocol import Payload
-from nxpipe.artifact_store.channel.change import Believe, Doubt, Sign
+from nxpipe.artifact_store.channel.change import ArtifactCheck, EvidenceVerifier, Sign
 from nxpipe.artifact_store.channel.generation import Generation, Served, Signature
 from nxpipe.artifact_store.documents import seconds_since_1970
 from nxpipe.artifact_store.errors import Corrupt, StoreUnavailable
@@ -26,13 +26,13 @@ from nxpipe.artifact_store.trust.envelope import (
 from nxpipe.artifact_store.trust.keys import PublicKey, Signer, as_base64, from_base64
 from nxpipe.artifact_store.trust.signatures import Signatures
 
-# When a store took a generation, in seconds since 1970 by its own clock.
+# The time when a store stored a generation, in seconds since 1970 by its own clock.
 Taken = Callable[[Generation], float]
-_UNDER_WAY: Final = 60.0  # seconds from the date that is signed to the object in the store
+_UNDER_WAY: Final = 60.0  # seconds between the signed date and the write to the store
 
 
 def not_known(_: Generation) -> float:
-    """For those who have nothing but the generation itself."""
+    """The time for callers that have only the generation itself: unknown, so no key counts as expired by it."""
     return 0.0
 
 
@@ -41,8 +41,8 @@ Duty: TypeAlias = Literal["artifacts", "channels"]
 
 @dataclass(frozen=True)
 class TrustedKey:
-    """A key under the name that people know it by; `channels` of None are all, `expires` of None is never, `signs` of
-    None is both: artifacts, and the generations of channels.
+    """A trusted key with a display name. `channels` None: all; `expires` None: never; `signs` None: both artifacts and
+    the generations of channels.
     """
 
     name: str
@@ -58,137 +58,139 @@ class TrustedKey:
         return self.may_sign(channel, what) and (self.expires is None or at < self.expires)
 
     def had_not_expired(self, generation: Generation, taken: Taken) -> bool:
-        """When the store took the generation, by the store's own clock."""
+        """True if the key was valid when the store stored the generation, by the store's clock."""
         return self.expires is None or taken(generation) - _UNDER_WAY < self.expires
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The channels that ask for signatures, the keys that they trust, and how many of those must agree."""
+    """The channels that require signatures, the trusted keys, and the number of keys that must sign an artifact."""
 
     trusted: tuple[TrustedKey, ...] = ()
     required: frozenset[str] = frozenset()
     threshold: int = 1
 
     def trusts(self, key: PublicKey, channel: str, at: float) -> bool:
-        return key in {each.key for each in self._counting(channel, at, "channels")}
+        return key in {trusted.key for trusted in self._valid_keys(channel, at, "channels")}
 
     def signers(self, store: Store, manifest_digest: str, channel: str, now: float) -> list[str]:
-        """The names of those who have signed a manifest, of all whose word counts.
+        """The names of the trusted keys with a valid signature of a manifest.
 
-        One that is damaged or cannot be read is reported only where the good ones do not suffice without it: whoever
-        can add an object must not be able to take an artifact away.
+        A damaged or unreadable signature is an error only if the valid ones do not reach the threshold: a user who can
+        add objects must not be able to block an artifact.
         """
-        good: list[str] = []
+        valid: list[str] = []
         faults: list[Corrupt | StoreUnavailable] = []
-        for each in self._counting(channel, now, "artifacts"):
+        for trusted in self._valid_keys(channel, now, "artifacts"):
             try:
-                if Signatures(store).by(each.key, manifest_digest) is not None:
-                    good.append(each.name)
+                if Signatures(store).by(trusted.key, manifest_digest) is not None:
+                    valid.append(trusted.name)
             except (Corrupt, StoreUnavailable) as error:
                 faults.append(error)
-        if faults and len(good) < self.threshold:
+        if faults and len(valid) < self.threshold:
             raise faults[0]
-        return good
+        return valid
 
-    def judge(self, store: Store, channel: str) -> Doubt | None:
-        """What is asked of each artifact before a channel serves it; None for one that takes unsigned ones too."""
+    def artifact_check(self, store: Store, channel: str) -> ArtifactCheck | None:
+        """The signature check of artifacts for a channel; None if the channel requires no signatures."""
         if channel not in self.required:
             return None
 
-        def doubt(one: Served) -> str | None:
-            names = self.signers(store, one.manifest.sha256, channel, clock_of(store))
+        def check(served: Served) -> str | None:
+            names = self.signers(store, served.manifest.sha256, channel, clock_of(store))
             if len(names) >= self.threshold:
                 return None
             if names:
                 return (
-                    f"channel {channel} asks for {self.threshold} signatures, and {one.name} has that of "
-                    f"{', '.join(names)} only; have it signed by one more"
+                    f"channel {channel} requires {self.threshold} signatures, and {served.name} is signed only by "
+                    f"{', '.join(names)}; sign it with another trusted key"
                 )
             return (
-                f"channel {channel} takes signed artifacts only, and no key that it trusts has signed {one.name}; "
-                f"sign it with: nxpipe store sign {one.name}"
+                f"channel {channel} requires signed artifacts, and no key that it trusts has signed {served.name}; "
+                f"sign it with: nxpipe store sign {served.name}"
             )
 
-        return doubt
+        return check
 
     def authors(self, generation: Generation, taken: Taken = not_known) -> list[str]:
-        """The names of those who have signed a generation while their word counted.
+        """The names of the trusted keys that have signed a generation while they were valid.
 
-        That is judged by its own date, and for a key that expires also by the date at which the store took it: the
-        chain holds the first above the date before, and nobody chooses the second but the store.
+        A key must be valid at the date of the generation, and an expiring key also when the store stored it: the chain
+        bounds the first date from below, and only the store determines the second.
         """
         message = generation.signed_bytes()
         by_key = {signature.key_id: from_base64(signature.signature) for signature in generation.signatures}
         authors = []
-        for each in self._counting(generation.channel, seconds_since_1970(generation.at), "channels"):
-            signature = by_key.get(each.key.key_id)
-            if signature and each.key.proves(signature, message) and each.had_not_expired(generation, taken):
-                authors.append(each.name)
+        for trusted in self._valid_keys(generation.channel, seconds_since_1970(generation.at), "channels"):
+            signature = by_key.get(trusted.key.key_id)
+            if signature and trusted.key.proves(signature, message) and trusted.had_not_expired(generation, taken):
+                authors.append(trusted.name)
         return authors
 
     def fault(self, generation: Generation, taken: Taken = not_known) -> str | None:
-        """Why nobody should believe a generation, if its channel asks for a signature and has no good one."""
+        """The reason to refuse a generation: its channel requires a signature, and it has no valid one; or None."""
         if generation.channel not in self.required or self.authors(generation, taken):
             return None
         if not generation.signatures:
             return "is not signed"
-        known = {each.key.key_id: each for each in self.trusted}
-        names = [known[each.key_id].name for each in generation.signatures if each.key_id in known]
+        known = {trusted.key.key_id: trusted for trusted in self.trusted}
+        names = [known[signature.key_id].name for signature in generation.signatures if signature.key_id in known]
         if not names:
-            return "is signed by no key that the policy knows"
+            return "is signed by no key of the policy"
         return f"has no valid signature: that of {', '.join(names)} is wrong, expired, or not for this channel"
 
     def envelopes(self, store: Store, manifest_digest: str, channel: str) -> Iterator[tuple[str, bytes]]:
-        """What the channel's keys have signed of a manifest, as it lies in the store: by path."""
-        for each in self.trusted:
-            if each.may_sign(channel, "artifacts"):
-                found = Signatures(store).envelope(each.key, manifest_digest)
-                if found is not None:
-                    yield found
+        """Paths and bytes of the signatures of a manifest by the channel's keys, as stored."""
+        for trusted in self.trusted:
+            if trusted.may_sign(channel, "artifacts"):
+                envelope = Signatures(store).envelope(trusted.key, manifest_digest)
+                if envelope is not None:
+                    yield envelope
 
-    def _counting(self, channel: str, at: float, what: Duty) -> list[TrustedKey]:
-        """Each key once: one that is listed under two names is still one signer."""
-        by_id = {each.key.key_id: each for each in self.trusted if each.counts(channel, at, what)}
+    def _valid_keys(self, channel: str, at: float, what: Duty) -> list[TrustedKey]:
+        """The valid keys, each once: a key with two names is one signer."""
+        by_id = {trusted.key.key_id: trusted for trusted in self.trusted if trusted.counts(channel, at, what)}
         return list(by_id.values())
 
 
 def clock_of(store: Store) -> float:
-    """Of the first place that answers."""
+    """The clock of the first available source of a store."""
     return sources_of(store).first("the clock", lambda place: place.now()) or 0.0
 
 
 def signing_with(signer: Signer) -> Sign:
-    """How an author signs a generation."""
+    """A function that signs a generation with a key."""
     return lambda message: Signature(key_id=signer.public.key_id, signature=as_base64(signer.sign(message)))
 
 
-def vouch(store: Store, published: Published, signer: Signer, builder: str) -> int:
-    """Sign all evidence of an artifact that this key has not signed; how many documents that were."""
-    unsigned = [
-        each for each in store.evidence(published.manifest_digest) if not _has_signed(store, signer, each.digest)
-    ]
+def sign_evidence(store: Store, published: Published, signer: Signer, builder: str) -> int:
+    """Sign all evidence of an artifact that this key has not signed; return the number of documents."""
+    evidence = store.evidence(published.manifest_digest)
+    unsigned = [document for document in evidence if not _has_signed(store, signer, document.digest)]
     if not unsigned:
         return 0
-    said = statement_of(published.manifest, store.key_inputs(published.manifest), builder)
-    for each in unsigned:
-        subject = Resource(name=f"evidence of {published.model_id}", digest=Sha256(sha256=each.digest))
-        envelope = sign(said.model_copy(update={"subject": (subject,)}), signer)
-        envelope.statement(signer.public, each.digest)
-        store.backend.create(signature_folder(each.digest) + envelope.key_id, Payload.of(envelope.to_bytes()))
+    statement = statement_of(published.manifest, store.key_inputs(published.manifest), builder)
+    for document in unsigned:
+        subject = Resource(name=f"evidence of {published.model_id}", digest=Sha256(sha256=document.digest))
+        envelope = sign(statement.model_copy(update={"subject": (subject,)}), signer)
+        envelope.statement(signer.public, document.digest)
+        store.backend.create(signature_folder(document.digest) + envelope.key_id, Payload.of(envelope.to_bytes()))
     return len(unsigned)
 
 
-def is_vouched(store: Store, published: Published, signer: Signer) -> bool:
-    """Whether this key has signed all that was found out about an artifact."""
-    return all(_has_signed(store, signer, each.digest) for each in store.evidence(published.manifest_digest))
+def has_signed_evidence(store: Store, published: Published, signer: Signer) -> bool:
+    """True if this key has signed all evidence of an artifact."""
+    evidence = store.evidence(published.manifest_digest)
+    return all(_has_signed(store, signer, document.digest) for document in evidence)
 
 
-def believing(policy: Policy, store: Store, channel: str) -> Believe | None:
-    """Which evidence counts for a channel: of one that asks for signatures, what enough of its keys have signed."""
+def evidence_verifier(policy: Policy, store: Store, channel: str) -> EvidenceVerifier | None:
+    """The signature check of evidence for a channel; None if the channel requires no signatures."""
     if channel not in policy.required:
         return None
-    return lambda each: len(policy.signers(store, each.digest, channel, store.backend.now())) >= policy.threshold
+    return lambda document: (
+        len(policy.signers(store, document.digest, channel, store.backend.now())) >= policy.threshold
+    )
 
 
 def _has_signed(store: Store, signer: Signer, digest: str) -> bool:

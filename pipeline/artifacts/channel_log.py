@@ -80,7 +80,7 @@ class ChannelView:
         """Raise unless the current state is trusted: the generation, and the signatures of its artifacts."""
         entry.require_trust()
         for artifact in entry.generation.artifacts:
-            self.trust.insist_on_signatures(self.store, entry.generation.channel, artifact)
+            self.trust.require_signatures(self.store, entry.generation.channel, artifact)
 
     def signers(self, channel: str, served: Served) -> list[str]:
         """Trusted signers of an artifact on this channel at this time."""

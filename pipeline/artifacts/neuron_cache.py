@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nxpipe.artifact_store.backends.files import scratch
-from nxpipe.artifact_store.backends.protocol import Backend, Sent, in_turn
+from nxpipe.artifact_store.backends.protocol import Backend, Sent, serialized
 from nxpipe.artifact_store.canonical import sha256_of_chunks
 from nxpipe.artifact_store.errors import NotFound, StoreError
 from nxpipe.artifact_store.manifest import Manifest
@@ -156,7 +156,7 @@ def export_entries(
     blobs: "Blobs", entries: Iterable[CacheEntry], cache: Backend, sent: Sent
 ) -> Iterator[ExportedEntry]:
     """Export the entries in order; a repetition continues where the last attempt ended."""
-    progress = in_turn(_halved(sent))
+    progress = serialized(_halved(sent))
     for entry in entries:
         yield _export(blobs, entry, cache, progress)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.errors import StoreError
-from nxpipe.artifact_store.evidence import is_covered
+from nxpipe.artifact_store.evidence import coverage_gap
 from nxpipe.artifact_store.layout import ACTIONS, FAILURES, PARTS, action_path, failure_path, part_path
 from nxpipe.pipeline.build.cache import Timings, raise_known_failure, timing_key
 from nxpipe.pipeline.build.jobs import CellStatus, Failure, failure_from
@@ -145,7 +145,7 @@ def find_unverified(published: Published, store: Store, request: BuildSpec, allo
     if not request.verified:
         return None
     manifest, evidence = published.manifest, store.evidence(published.manifest_digest)
-    if is_covered(manifest, evidence) is not None:
+    if coverage_gap(manifest, evidence) is not None:
         return Unverified()
     sentence = evidence_shortfall(manifest, evidence, allowed)
     if not sentence:

@@ -64,8 +64,8 @@ def rollback(
     sign = author_signature(key, config, config_path.parent, channel, opened)
     author = change.Author(actor or current_identity(), reason, sign)
     trust = trust_in(config, config_path.parent, opened, console.say)
-    doubt = trust.policy.judge(opened, channel) if trust.policy else None
+    doubt = trust.policy.artifact_check(opened, channel) if trust.policy else None
     appended = change.rollback(
-        opened, channel, author, to=to, expected=expect, doubt=doubt, despite=despite, trust=trust
+        opened, channel, author, to=to, expected=expect, check_artifact=doubt, despite=despite, trust=trust
     )
     record(console, appended, opened, key)

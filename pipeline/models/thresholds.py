@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from nxpipe.artifact_store.evidence import Compared, Evidence, Figures, gap, is_covered
+from nxpipe.artifact_store.evidence import Compared, Evidence, Figures, coverage_gap, document_gap
 from nxpipe.pipeline.util.errors import VerificationFailed
 
 if TYPE_CHECKING:
@@ -102,9 +102,9 @@ def _sentence(program: str, row: Mapping[str, str]) -> str:
 
 def evidence_shortfall(manifest: "Manifest", evidence: Sequence[Evidence], allowed: Thresholds) -> str | None:
     """The reason why no evidence shows the artifact to be within the thresholds; None if one does."""
-    if (sentence := is_covered(manifest, evidence)) is not None:
+    if (sentence := coverage_gap(manifest, evidence)) is not None:
         return sentence
-    complete = [document for document in evidence if gap(manifest, document) is None]
+    complete = [document for document in evidence if document_gap(manifest, document) is None]
     faults = [next(faults_of(document.programs, allowed), None) for document in complete]
     return None if None in faults else faults[0]
 
@@ -125,7 +125,7 @@ def require_within(name: str, programs: Sequence[Compared], allowed: Thresholds)
 
 def complete_evidence(manifest: "Manifest", evidence: Sequence[Evidence]) -> Evidence | None:
     """The first evidence that covers all programs. Its figures are shown, and its outputs compared with later runs."""
-    return next((document for document in evidence if gap(manifest, document) is None), None)
+    return next((document for document in evidence if document_gap(manifest, document) is None), None)
 
 
 def report_of(manifest: "Manifest", store: "Store") -> Report:

@@ -31,7 +31,7 @@ class SignGate:
     def settled(self, release: "ReleaseContext") -> AlreadyDone | None:
         channel, published = release.options.channel, _all_published(release)
         policy = release.trust.policy
-        judge = policy.judge(release.store, channel) if policy else None
+        judge = policy.artifact_check(release.store, channel) if policy else None
         if policy is not None and judge is not None:
             trusted = published is not None and not any(judge(Served.of(artifact)) for artifact in published)
             trusted = trusted and all(_has_trusted_evidence(release, policy, artifact) for artifact in published or ())
@@ -47,7 +47,7 @@ class SignGate:
         return f"sign {_names(release.candidates)}"
 
     def run(self, release: "ReleaseContext") -> GateOutcome:
-        from nxpipe.artifact_store.trust.policy import vouch
+        from nxpipe.artifact_store.trust.policy import sign_evidence
         from nxpipe.artifact_store.trust.signatures import Signatures
 
         signer, signatures, figures = _signer(release), Signatures(release.store), []
@@ -55,7 +55,7 @@ class SignGate:
             published = release.published(candidate)
             if _unsigned(release, signer, published):
                 signatures.add(published, signer, builder_id())
-                vouch(release.store, published, signer, builder_id())
+                sign_evidence(release.store, published, signer, builder_id())
             key, manifest = signer.public.key_id, published.manifest_digest
             figures.append({"artifact": candidate.name, "manifest": manifest, "key_id": key, "builder": builder_id()})
         return GateOutcome(f"{len(figures)} manifests signed by key {signer.public.key_id[:SHOWN]}", figures=figures)
@@ -121,17 +121,17 @@ def _signer(release: "ReleaseContext") -> "Signer":
 
 
 def _unsigned(release: "ReleaseContext", signer: "Signer", published: "Published") -> bool:
-    from nxpipe.artifact_store.trust.policy import is_vouched
+    from nxpipe.artifact_store.trust.policy import has_signed_evidence
     from nxpipe.artifact_store.trust.signatures import Signatures
 
     signed = Signatures(release.store).by(signer.public, published.manifest_digest) is not None
-    return not (signed and is_vouched(release.store, published, signer))
+    return not (signed and has_signed_evidence(release.store, published, signer))
 
 
 def _has_trusted_evidence(release: "ReleaseContext", policy: "Policy", published: "Published") -> bool:
-    from nxpipe.artifact_store.trust.policy import believing
+    from nxpipe.artifact_store.trust.policy import evidence_verifier
 
-    trusts = believing(policy, release.store, release.options.channel)
+    trusts = evidence_verifier(policy, release.store, release.options.channel)
     return any(trusts is None or trusts(evidence) for evidence in release.store.evidence(published.manifest_digest))
 
 

@@ -223,7 +223,7 @@ class ReleaseContext:
             what = f" of {', '.join(only)}" if only else ""
             raise NotFound(f"channel {source} of {self.store.url} serves nothing{what}; release to it first")
         for served in artifacts:
-            self.trust.insist_on_signatures(self.store, source, served)
+            self.trust.require_signatures(self.store, source, served)
         candidates = tuple(map(ReleaseCandidate.of, artifacts))
         for candidate in candidates:
             if self.found(candidate) is None:

@@ -60,7 +60,7 @@ class FleetArtifacts:
     def served_and_signed(self, channel: str) -> Published:
         """The artifact that a channel serves, if it has the signatures that the channel requires."""
         served = self._require_served(channel)
-        self._trust.insist_on_signatures(self.store, channel, served)
+        self._trust.require_signatures(self.store, channel, served)
         return self._published(served)
 
     def running_artifact(self, colour: str) -> Served:

@@ -43,13 +43,13 @@ def artifact_requirements(store: "Store", config: "Config", folder: Path, channe
 
     policy = trust.policy
     if policy is None:
-        return Requirements(judge=judge, trust=trust)
-    from nxpipe.artifact_store.trust.policy import believing
+        return Requirements(check_evidence=judge, trust=trust)
+    from nxpipe.artifact_store.trust.policy import evidence_verifier
 
     return Requirements(
-        doubt=policy.judge(store, channel),
-        judge=judge,
-        believe=believing(policy, store, channel),
+        check_artifact=policy.artifact_check(store, channel),
+        check_evidence=judge,
+        verify_evidence=evidence_verifier(policy, store, channel),
         trust=trust,
     )
 

@@ -51,7 +51,7 @@ def backend(client: Any) -> Bucket:
 @pytest.fixture
 def by_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every request takes botocore's own way, so that a test may stand in for its client."""
-    monkeypatch.setattr(FastPath, "ask", lambda *_: None)
+    monkeypatch.setattr(FastPath, "request", lambda *_: None)
 
 
 @pytest.fixture

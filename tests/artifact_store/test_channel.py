@@ -74,7 +74,7 @@ def test_a_rollback_brings_back_the_state_before_and_a_second_one_the_state_befo
     assert (served(once), once.restores, once.generation) == ([second.manifest_digest], 2, 4)
     twice = rollback(store, "prod", ANYBODY).generation
     assert (served(twice), twice.restores) == ([first.manifest_digest], 1)
-    with pytest.raises(NotFound, match="before that of generation 1"):
+    with pytest.raises(NotFound, match="earlier state than that of generation 1"):
         rollback(store, "prod", ANYBODY)
 
 
@@ -207,13 +207,13 @@ def test_an_artifact_with_a_missing_blob_is_refused(place: Place) -> None:
 
 def test_an_artifact_that_was_not_verified_is_refused(store: Store) -> None:
     one = store.publish(put(store))
-    with pytest.raises(Refused, match="cannot be served on channel prod: nothing shows that it was verified"):
+    with pytest.raises(Refused, match="cannot be served on channel prod: it has no evidence of a verification"):
         serve(store, one)
 
 
 def test_an_artifact_without_a_trusted_signature_is_refused(store: Store) -> None:
     one, other = published(store, 1), published(store, 2)
-    trusted = Requirements(doubt=lambda each: None if each == Served.of(other) else "nobody has signed it")
+    trusted = Requirements(check_artifact=lambda each: None if each == Served.of(other) else "nobody has signed it")
     with pytest.raises(Refused, match="nobody has signed it"):
         serve(store, one, needs=trusted)
     assert served(serve(store, other, needs=trusted)) == [other.manifest_digest]
@@ -222,7 +222,7 @@ def test_an_artifact_without_a_trusted_signature_is_refused(store: Store) -> Non
 def test_a_fleet_may_not_be_left_without_an_artifact_for_its_target(store: Store) -> None:
     inf2, trn1 = published(store, target="inf2"), published(store, target="trn1")
     both = Requirements(targets={inf2.model_id: {"inf2", "trn1"}})
-    with pytest.raises(Refused, match="on trn1 too"):
+    with pytest.raises(Refused, match="on trn1, and no artifact"):
         serve(store, inf2, needs=both)
     assert len(serve(store, inf2, trn1, needs=both).artifacts) == 2
     newer = published(store, 2, target="inf2")

@@ -15,11 +15,11 @@ from nxpipe.artifact_store.bundle.archive import Bundled, export_artifact
 from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Conflict, Corrupt, Incomplete, InvalidDocument
-from nxpipe.artifact_store.evidence import UNVERIFIED, Evidence, gap, is_covered
+from nxpipe.artifact_store.evidence import UNVERIFIED, Evidence, coverage_gap, document_gap
 from nxpipe.artifact_store.layout import blob_path
 from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, fsck, plan
 from nxpipe.artifact_store.trust.keys import make_key_file
-from nxpipe.artifact_store.trust.policy import Policy, TrustedKey, believing, is_vouched, vouch
+from nxpipe.artifact_store.trust.policy import Policy, TrustedKey, evidence_verifier, has_signed_evidence, sign_evidence
 from nxpipe.artifact_store.trust.signers import open_signer
 from tests.artifact_store.samples import Place, evidence, folder, publish_verified, put
 from tests.faults.turns import TimedFolder
@@ -51,7 +51,7 @@ def test_an_artifact_is_seen_only_after_what_was_found_out_about_it(store: Store
     made = put(store)
     store.attest(evidence(store, made))
     assert store.find(made.request_key) is None
-    assert is_covered(made, store.evidence(made.digest)) is None
+    assert coverage_gap(made, store.evidence(made.digest)) is None
 
 
 def test_evidence_whose_blobs_are_not_there_is_not_kept(store: Store) -> None:
@@ -112,12 +112,12 @@ def test_a_document_that_leaves_something_out_covers_nothing(store: Store) -> No
     two = made.model_copy(update={"executables": (program, program.model_copy(update={"name": "decode-b1-s128"}))})
     more = made.model_copy(update={"executables": (program.model_copy(update={"outputs": ("logits", "cache")}),)})
     found = evidence(store, made)
-    assert gap(made, found) is None
-    assert str(gap(two, found)).endswith("says nothing of program decode-b1-s128")
-    assert str(gap(more, found)).endswith("says nothing of forward-b1-s128 cache")
-    assert "is of kind device" in str(gap(made, found.model_copy(update={"kind": "device"})))
-    assert is_covered(made, []) == UNVERIFIED
-    assert is_covered(two, [found]) == gap(two, found)
+    assert document_gap(made, found) is None
+    assert str(document_gap(two, found)).endswith("does not cover program decode-b1-s128")
+    assert str(document_gap(more, found)).endswith("does not cover forward-b1-s128 cache")
+    assert "is of kind device" in str(document_gap(made, found.model_copy(update={"kind": "device"})))
+    assert coverage_gap(made, []) == UNVERIFIED
+    assert coverage_gap(two, [found]) == document_gap(two, found)
 
 
 def test_evidence_stays_as_long_as_its_artifact_and_goes_with_it(local: Place) -> None:
@@ -144,7 +144,7 @@ def test_evidence_that_is_said_again_is_there_when_the_artifact_is_seen(tmp_path
     store.attest(evidence(store, made))
     carry_out(store, plan(store, Rules(), backend.now()))
     assert store.publish(made).manifest_digest == one.manifest_digest
-    assert is_covered(made, store.evidence(made.digest)) is None
+    assert coverage_gap(made, store.evidence(made.digest)) is None
 
 
 def test_a_lost_answer_is_a_finding(local: Place) -> None:
@@ -169,18 +169,18 @@ def test_a_bundle_carries_the_signatures_of_evidence(local: Place, tmp_path: Pat
     make_key_file(tmp_path / "a.key")
     signer = open_signer("file:a.key", tmp_path)
     one = publish_verified(local.store, put(local.store))
-    assert vouch(local.store, one, signer, "nxpipe:local") == 1
-    assert vouch(local.store, one, signer, "nxpipe:local") == 0
+    assert sign_evidence(local.store, one, signer, "nxpipe:local") == 1
+    assert sign_evidence(local.store, one, signer, "nxpipe:local") == 0
     export_artifact(local.store, one, tmp_path / "bundle.tar")
     there = folder(tmp_path / "there").store
     arrived = Bundled.read(tmp_path / "bundle.tar").publish(there)
-    assert is_vouched(there, arrived, signer)
+    assert has_signed_evidence(there, arrived, signer)
     policy = Policy((TrustedKey("a", signer.public),), frozenset({"prod"}))
-    believe = believing(policy, there, "prod")
+    believe = evidence_verifier(policy, there, "prod")
     assert believe is not None
     assert believe(there.evidence(one.manifest_digest)[0])
     assert not believe(evidence(there, put(there), cosine=0.5))
-    assert believing(policy, there, "staging") is None
+    assert evidence_verifier(policy, there, "staging") is None
 
 
 def test_a_bundle_with_evidence_of_another_artifact_is_refused(local: Place, tmp_path: Path) -> None:

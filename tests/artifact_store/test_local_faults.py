@@ -37,7 +37,7 @@ def test_a_store_below_a_plain_file_is_one_sentence_for_every_call(tmp_path: Pat
         lambda: store.publish(manifest([Blob.of(data) for data in contents()])),
     ]
     for call in calls:
-        with pytest.raises(StoreUnavailable, match=r"file/store.*Not a directory; move away.*a retry is safe"):
+        with pytest.raises(StoreUnavailable, match=r"file/store.*Not a directory; move the file.*a retry is safe"):
             call()
 
 
@@ -54,9 +54,9 @@ def test_a_full_disk_leaves_nothing_behind_and_a_retry_succeeds(tmp_path: Path) 
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(data) // 2, hard))
     try:
-        with pytest.raises(StoreUnavailable, match="File too large; make room"):
+        with pytest.raises(StoreUnavailable, match="File too large; free some space"):
             store.put_blob(data)
-        with pytest.raises(StoreUnavailable, match="File too large; make room"):
+        with pytest.raises(StoreUnavailable, match="File too large; free some space"):
             store.put_stream([data[:1000], data[1000:]])
         assert tree(tmp_path) == set()
     finally:
@@ -67,11 +67,11 @@ def test_a_full_disk_leaves_nothing_behind_and_a_retry_succeeds(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("code", "way_out"),
     [
-        (errno.ENOSPC, "make room"),
-        (errno.EDQUOT, "make room"),
+        (errno.ENOSPC, "free some space"),
+        (errno.EDQUOT, "free some space"),
         (errno.EACCES, "writable for this user"),
         (errno.EROFS, "writable for this user"),
-        (errno.EIO, "mend that"),
+        (errno.EIO, "fix that"),
     ],
     ids=lambda value: errno.errorcode[value] if isinstance(value, int) else "",
 )
@@ -93,7 +93,7 @@ def test_a_file_system_without_hard_links_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     monkeypatch.setattr(os, "link", refusing(code))
-    with pytest.raises(StoreUnavailable, match="makes no hard links"):
+    with pytest.raises(StoreUnavailable, match="has no hard links"):
         folder(tmp_path).store.put_blob(b"abc")
 
 
@@ -147,7 +147,7 @@ def test_a_copy_to_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: 
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "copy").write_bytes(b"older")
     monkeypatch.setattr(os, "fsync", refusing(errno.ENOSPC))
-    with pytest.raises(StoreUnavailable, match="make room"):
+    with pytest.raises(StoreUnavailable, match="free some space"):
         store.copy_blob_to(blob, tmp_path / "out" / "copy")
     assert [path.read_bytes() for path in (tmp_path / "out").iterdir()] == [b"older"]
 

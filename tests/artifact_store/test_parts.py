@@ -71,13 +71,13 @@ def test_another_result_of_the_same_question_is_a_conflict(store: Store, other: 
     kept = made(store)
     with pytest.raises(Conflict, match=words) as caught:
         made(store, **other)  # type: ignore[arg-type]
-    assert f"part {KEY}" in str(caught.value)
+    assert f"step result {KEY}" in str(caught.value)
     assert caught.value.stored == kept.result != caught.value.offered
     assert step_result(store, KEY) == kept
 
 
 def test_a_part_that_names_what_is_not_there_is_not_kept(place: Place) -> None:
-    with pytest.raises(Incomplete, match=f"cannot keep part {KEY}"):
+    with pytest.raises(Incomplete, match=f"cannot keep step result {KEY}"):
         keep_step_result(place.store, KEY, {"program": Blob.of(b"nobody put this")}, {})
     assert not [path for path in place.objects() if path.startswith(PARTS)]
 
@@ -104,7 +104,7 @@ def test_files_have_one_order_and_no_twins(paths: list[str]) -> None:
         part = StepResult(key=KEY, files=files, facts={}, write_id="0" * 32)
         assert StepResult.from_bytes(part.to_bytes()) == part
     else:
-        with pytest.raises(ValueError, match="do not ascend"):
+        with pytest.raises(ValueError, match="are not sorted and unique"):
             StepResult(key=KEY, files=files, facts={}, write_id="0" * 32)
 
 

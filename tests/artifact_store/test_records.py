@@ -121,7 +121,7 @@ def test_the_longest_message_there_is_still_fits_into_a_record(store: Store) -> 
 def test_a_pin_keeps_one_manifest_under_a_name(store: Store) -> None:
     pins, one, other = Pins(store.backend), store.put_blob(b"one"), store.put_blob(b"other")
     assert pins.add("audit", one, actor="ann", reason="2026") == pins.add("audit", one, actor="bob", reason="again")
-    with pytest.raises(Refused, match="already keeps"):
+    with pytest.raises(Refused, match="already pins"):
         pins.add("audit", other, actor="bob", reason="mine")
     assert [pin.name for pin in pins.all()] == ["audit"]
     pins.remove("audit")

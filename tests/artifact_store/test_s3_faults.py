@@ -84,7 +84,7 @@ def test_a_conflict_without_an_object_is_tried_again(backend: Bucket, wire: Wire
 
 def test_endless_conflicts_end(backend: Bucket, wire: Wire) -> None:
     wire.on("PutObject", *[answer(409, "ConditionalRequestConflict")] * 20)
-    with pytest.raises(StoreUnavailable, match=f"{ATTEMPTS} attempts ran into other writers"):
+    with pytest.raises(StoreUnavailable, match=f"{ATTEMPTS} attempts conflicted with other writers"):
         backend.create("ac/x", OURS)
 
 
@@ -207,7 +207,7 @@ def test_bytes_that_arrive_garbled_are_sent_again(backend: Bucket, wire: Wire) -
 
 def test_what_always_arrives_garbled_is_one_sentence(backend: Bucket, wire: Wire) -> None:
     wire.on("PutObject", *[answer(400, "BadDigest")] * 20)
-    with pytest.raises(StoreUnavailable, match="the bytes changed on their way"):
+    with pytest.raises(StoreUnavailable, match="the bytes changed in transit"):
         backend.create("ac/x", OURS)
     assert wire.sent["PutObject"] == ATTEMPTS
 
@@ -237,8 +237,8 @@ REFUSALS = {
     "InvalidAccessKeyId": (403, "AWS_ACCESS_KEY_ID"),
     "RequestTimeTooSkewed": (403, "clock"),
     "PermanentRedirect": (301, "AWS_REGION"),
-    "SlowDown": (503, "fewer requests"),
-    "KMS.DisabledException": (400, "mend that"),
+    "SlowDown": (503, "throttles requests"),
+    "KMS.DisabledException": (400, "fix that"),
 }
 
 
@@ -260,7 +260,7 @@ def test_a_missing_bucket_is_one_sentence(client: Any, call: str) -> None:
         "find": lambda: store.find("0" * 64),
         "put": lambda: store.put_blob(b"abc"),
     }
-    with pytest.raises(StoreUnavailable, match=r"NoSuchBucket.*create the bucket, or mend the store URL"):
+    with pytest.raises(StoreUnavailable, match=r"NoSuchBucket.*create the bucket, or correct the store URL"):
         calls[call]()
 
 

@@ -32,8 +32,8 @@ from nxpipe.artifact_store.backends.s3_multipart import (
     WRITE_ID,
     UploadPart,
     is_stored,
+    part_ranges,
     parts_of,
-    stretches,
 )
 from nxpipe.artifact_store.errors import Changed, StoreUnavailable
 from tests.artifact_store.wire import Wire, answer
@@ -179,15 +179,15 @@ def test_a_file_that_is_cut_while_it_is_sent_is_named(backend: Bucket, wire: Wir
 
 
 def test_the_parts_of_a_blob_depend_on_its_size_alone() -> None:
-    assert stretches(64 * MIB + 1)[-1] == (64 * MIB, 1)
-    assert len(stretches(10_000 * 32 * MIB)) == 10_000
-    assert stretches(10_000 * 32 * MIB + 1)[0] == (0, 64 * MIB)
+    assert part_ranges(64 * MIB + 1)[-1] == (64 * MIB, 1)
+    assert len(part_ranges(10_000 * 32 * MIB)) == 10_000
+    assert part_ranges(10_000 * 32 * MIB + 1)[0] == (0, 64 * MIB)
 
 
 @settings(max_examples=25)
 @given(st.integers(s3_multipart.IN_PARTS_ABOVE + 1, MAX_BLOB_BYTES))
 def test_parts_cover_a_blob_of_any_size_and_stay_within_the_limits_of_s3(size: int) -> None:
-    pieces = stretches(size)
+    pieces = part_ranges(size)
     assert pieces[0][0] == 0
     assert all(start + length == after for (start, length), (after, _) in pairwise(pieces))
     assert sum(pieces[-1]) == size
@@ -433,7 +433,7 @@ def test_a_conflict_at_the_end_starts_over_with_a_new_upload(
 
 def test_endless_conflicts_end(backend: Bucket, client: Any, wire: Wire, payload: Payload) -> None:
     wire.on("CompleteMultipartUpload", *[answer(409, "ConditionalRequestConflict")] * 20)
-    with pytest.raises(StoreUnavailable, match="uploads ran into other writers"):
+    with pytest.raises(StoreUnavailable, match="uploads conflicted with other writers"):
         backend.create(PATH, payload)
     assert uploads(backend, client) == []
 
@@ -557,7 +557,7 @@ def test_a_copy_in_parts_that_fails_leaves_the_object_and_no_upload(
     TOUCHES["in parts"](monkeypatch)
     backend.create(PATH, payload)
     wire.on("UploadPartCopy", None, answer(403, "AccessDenied"))
-    with pytest.raises(StoreUnavailable, match="make young"):
+    with pytest.raises(StoreUnavailable, match="cannot refresh"):
         backend.touch(PATH)
     assert sha256_of(backend) == BLOB.sha256
     assert uploads(backend, client) == []

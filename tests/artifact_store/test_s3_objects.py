@@ -110,7 +110,7 @@ def test_a_range_of_a_named_version_is_never_one_of_another(either: Bucket) -> N
     tag = found(either, "cas/a").tag
     assert bytes_of(either.read("cas/a", 2, 4, tag=tag)) == b"23"
     either.replace("cas/a", Payload.of(b"abcdefghij"))
-    with pytest.raises(Changed, match=r"cas/a was written anew.*read it again"):
+    with pytest.raises(Changed, match=r"cas/a was replaced.*read it again"):
         either.read("cas/a", 4, 6, tag=tag)
     assert bytes_of(either.read("cas/a", 4, 6, tag=found(either, "cas/a").tag)) == b"ef"
 
@@ -168,7 +168,7 @@ def test_an_object_that_is_written_anew_while_it_is_touched_is_looked_at_again(b
 def test_an_object_that_never_rests_cannot_be_touched(backend: Bucket, wire: Wire) -> None:
     backend.create("cas/a", Payload.of(b"abc"))
     wire.on("CopyObject", *[answer(412, "PreconditionFailed")] * 20)
-    with pytest.raises(StoreUnavailable, match="others wrote it anew"):
+    with pytest.raises(StoreUnavailable, match="other writers replaced it"):
         backend.touch("cas/a")
 
 

@@ -132,7 +132,7 @@ def test_both_ways_tell_the_same_of_an_object(warm: Bucket, client: Any, monkeyp
     ways = Ways.of(client)
     warm.create("a", OURS)
     quick = warm.stat("a")
-    monkeypatch.setattr(s3_quick.FastPath, "ask", lambda *_: None)
+    monkeypatch.setattr(s3_quick.FastPath, "request", lambda *_: None)
     assert warm.stat("a") == quick
     assert ways.taken == ["quick PutObject", "quick HeadObject", "sdk HeadObject"]
 
@@ -417,7 +417,7 @@ def test_only_an_answer_that_states_the_right_digest_spares_a_look(
     told: Bucket, script: Script, monkeypatch: pytest.MonkeyPatch, way: str, states: str, proves: bool
 ) -> None:
     if way == "sdk":
-        monkeypatch.setattr(s3_quick.FastPath, "ask", lambda *_: None)
+        monkeypatch.setattr(s3_quick.FastPath, "request", lambda *_: None)
     checksum = spelled(hashlib.sha256(b"ours").digest())
     stated = {"the same": checksum, "another": spelled(bytes(32)), "nothing": None}[states]
     script.answers = [

@@ -281,7 +281,7 @@ def test_a_damaged_record_is_corrupt_and_never_overwritten(place: Place) -> None
         lambda: place.store.publish(manifest),
     ]
     for call in calls:
-        with pytest.raises(Corrupt, match=r"seal.*remove that one object"):
+        with pytest.raises(Corrupt, match=r"seal.*remove that object"):
             call()
     assert place.objects()[path] == damaged
     place.remove(path)

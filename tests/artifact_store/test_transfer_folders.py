@@ -210,7 +210,7 @@ def test_a_link_that_leads_out_of_the_folder_is_not_followed(tmp_path: Path) -> 
         path.unlink()
     (root / "executables").rmdir()
     (root / "executables").symlink_to(outside)
-    with pytest.raises(Refused, match="leads out of"):
+    with pytest.raises(Refused, match="may lead out of"):
         fetch(store.blobs, wanted, root)
     assert not list(outside.iterdir())
 
@@ -232,7 +232,7 @@ def test_a_folder_with_files_of_somebody_else_is_left_alone(tmp_path: Path) -> N
     store = folder(tmp_path / "store").store
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "manifest.json").write_text("mine")
-    with pytest.raises(Refused, match="no fetch put there"):
+    with pytest.raises(Refused, match="were not fetched"):
         fetch(store.blobs, weighty(store), tmp_path / "mine")
     assert (tmp_path / "mine" / "manifest.json").read_text() == "mine"
 

@@ -143,7 +143,7 @@ def test_notes_of_what_lies_where_are_believed_of_no_byte(place: Folder, tier: R
         assert (tmp_path / f"new-{number}" / WEIGHTS).read_bytes() == expected
         for content in (tier.root / "whole").iterdir():
             if content != notes.parent:
-                ReadCache(tier.root).held.throw_out(content.name)
+                ReadCache(tier.root).local_files.remove(content.name)
 
 
 def test_what_the_tier_threw_out_stays_in_its_folder_and_need_not_come_again(place: Folder, tmp_path: Path) -> None:

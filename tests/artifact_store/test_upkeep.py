@@ -302,8 +302,8 @@ def test_what_cannot_be_read_is_named_beside_all_other_faults_and_mended_from_an
     assert not found[other].unreadable
     assert all(finding.unreadable for path, finding in found.items() if path != other)
     mended = fsck(store, source=replica)
-    assert {finding.path for finding in mended.findings if finding.mended} == {weight, other, document}
-    assert {finding.path for finding in mended.standing} == records
+    assert {finding.path for finding in mended.findings if finding.repaired} == {weight, other, document}
+    assert {finding.path for finding in mended.unrepaired} == records
     store.backend.denied.clear()  # type: ignore[attr-defined]
     assert not fsck(store).findings
 
@@ -359,7 +359,10 @@ def with_packs(store: Store, *, lost: bool = False, garbled: bool = False) -> Pu
 
 @pytest.mark.parametrize(
     ("how", "words"),
-    [("lost", r"lacks 1 of 2 tensors, the first one small\.1 of acme/tiny-bert@"), ("garbled", "has another content")],
+    [
+        ("lost", r"lacks 1 of 2 tensors, the first is small\.1 of acme/tiny-bert@"),
+        ("garbled", "has a different digest"),
+    ],
 )
 def test_a_pack_is_proved_tensor_by_tensor_and_against_the_manifests_that_name_it(
     place: Place, tmp_path: Path, how: str, words: str

@@ -33,7 +33,7 @@ class ClockedFolder(LocalFolder):
         self.time = _BEGIN
         self._folder = root
 
-    def now(self, *, looking: bool = False) -> float:
+    def now(self, *, read_only: bool = False) -> float:
         return self.time
 
     def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = ignore_progress) -> bool:

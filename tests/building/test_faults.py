@@ -107,7 +107,7 @@ def test_a_full_disk_stops_the_build_and_room_on_it_is_all_that_the_next_one_nee
     script = ["unshare", "-rm", "sh", "-c", _DISK, "sh", *build]
     done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, check=False)
     answer = Answer(done.returncode, done.stdout, done.stderr)
-    ends_well(world, answer, Case(World.build, INCOMPLETE.number, "No space left on device; make room for it", 1))
+    ends_well(world, answer, Case(World.build, INCOMPLETE.number, "No space left on device; free some space", 1))
 
 
 def test_a_model_that_cannot_be_built_costs_no_other_model_its_build(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def client(url: str, *, attempts: int) -> Any:
 class Punctual(Bucket):
     """Asks S3 for the time whenever it needs it, so that a test may move the clock."""
 
-    def now(self, *, looking: bool = False) -> float:
+    def now(self, *, read_only: bool = False) -> float:
         return self._time_of_an_answer()
 
 

@@ -14,7 +14,7 @@ from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.artifact_store.channel.generation import Generation, Head
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import InvalidDocument
-from nxpipe.artifact_store.evidence import Evidence, is_covered
+from nxpipe.artifact_store.evidence import Evidence, coverage_gap
 from nxpipe.artifact_store.layout import (
     ACTIONS,
     BLOBS,
@@ -174,7 +174,7 @@ def _unverified(objects: Objects, blob: Blob, manifest: Manifest, where: str) ->
     folder = evidence_folder(blob.sha256)
     evidence = [Evidence.from_bytes(data) for path, data in objects.items() if path.startswith(folder)]
     # An artifact without a program has nothing to verify; all others in these tests are published as a build does it.
-    if manifest.executables and (gap := is_covered(manifest, evidence)) is not None:
+    if manifest.executables and (gap := coverage_gap(manifest, evidence)) is not None:
         yield f"{where} names manifest {blob.sha256}: {gap}"
 
 

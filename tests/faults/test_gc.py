@@ -11,7 +11,7 @@ from nxpipe.artifact_store.backends.s3_client import S3Options
 from nxpipe.artifact_store.errors import StoreError
 from nxpipe.artifact_store.layout import ACTIONS
 from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, fsck, plan
-from nxpipe.artifact_store.maintenance.doctor import examine, insist_on_safety
+from nxpipe.artifact_store.maintenance.doctor import examine, require_safety
 from tests.artifact_store.samples import put
 from tests.faults.conftest import client_of
 from tests.faults.plan import CutAfter, CutBefore, Fault, Plan, where
@@ -61,5 +61,5 @@ def test_a_server_that_does_as_s3_does_is_safe(proxy: Proxy, new_bucket: Callabl
     backend = Bucket(new_bucket(versioned=True), "p", client_of(proxy.url))
     diagnoses = list(examine(backend))
     assert {each.probe.name for each in diagnoses if each.verdict == "fail"} == set()
-    insist_on_safety(backend.url, diagnoses)
+    require_safety(backend.url, diagnoses)
     assert not list(backend.walk(""))

@@ -98,7 +98,7 @@ class TimedFolder(LocalFolder):
         super().__init__(root)
         self.time = 1_800_000_000.0
 
-    def now(self, *, looking: bool = False) -> float:
+    def now(self, *, read_only: bool = False) -> float:
         return self.time
 
     def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = ignore_progress) -> bool:

@@ -116,7 +116,7 @@ def test_a_channel_that_takes_signed_artifacts_only_holds_its_colours_to_that(fl
         assert fleet.nxpipe("promote", fleet.name(version), "--channel", "production").code == 0
     unsigned = fleet.start(1)
     assert unsigned.code == exit_codes.REFUSED.number
-    assert "takes signed artifacts only" in unsigned.err
+    assert "requires signed artifacts" in unsigned.err
     assert "owner" not in fleet.record()
     assert fleet.nxpipe("store", "sign", fleet.name(1)).code == 0
     assert fleet.start(1).code == 0

@@ -80,7 +80,7 @@ def test_on_a_good_day_every_command_ends_well(world: World, store: Path, tmp_pa
 
 def test_a_bucket_that_does_not_exist(world: World, tmp_path: Path) -> None:
     for _, answer in each_command(world, "s3://my-artefacts/nxpipe", tmp_path, ALL, environment=world.s3):
-        is_one_sentence(answer, STORE, "s3://my-artefacts/nxpipe", "NoSuchBucket", "create the bucket, or mend")
+        is_one_sentence(answer, STORE, "s3://my-artefacts/nxpipe", "NoSuchBucket", "create the bucket, or correct")
 
 
 def test_no_credentials(world: World, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_what_s3_refuses_is_told_with_the_way_out(world: World, tmp_path: Path, 
     [
         ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "check the network, AWS_REGION and AWS_ENDPOINT_URL"),
         ({"AWS_ENDPOINT_URL": "http://store.invalid"}, "check the network, AWS_REGION and AWS_ENDPOINT_URL"),
-        ({"AWS_ENDPOINT_URL": "store.example"}, "mend AWS_ENDPOINT_URL"),
+        ({"AWS_ENDPOINT_URL": "store.example"}, "correct AWS_ENDPOINT_URL"),
         ({"AWS_DEFAULT_REGION": "us east"}, "'us east'"),
         ({"AWS_PROFILE": "nobodys"}, "profile (nobodys) could not be found"),
         ({"AWS_SECRET_ACCESS_KEY": ""}, "no usable AWS credentials"),
@@ -173,7 +173,9 @@ def test_a_server_that_never_answers_is_given_up_after_minutes_and_not_hours() -
 def test_a_store_that_is_a_file(world: World, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("to do")
     for _, answer in each_command(world, str(tmp_path / "notes.txt"), tmp_path, (*SEVERAL, "build", "promote")):
-        is_one_sentence(answer, STORE, f"{tmp_path}/notes.txt", "Not a directory; move away what stands in its place")
+        is_one_sentence(
+            answer, STORE, f"{tmp_path}/notes.txt", "Not a directory; move the file or folder in its place away"
+        )
     assert (tmp_path / "notes.txt").read_text() == "to do"
 
 
@@ -259,9 +261,9 @@ def test_a_store_on_a_full_disk_can_still_be_read_and_collected(world: World, tm
             assert answer.code == 0, (command, answer.err)
         changing = ("store import", "store sign", "store pin ", "promote", "rollback")
         for _, answer in each_command(world, url, tmp_path, changing):
-            is_one_sentence(answer, STORE, "No space left on device; make room for it")
+            is_one_sentence(answer, STORE, "No space left on device; free some space")
         doctor = run("store", "doctor", "--store", url, cwd=tmp_path)
-        is_one_sentence(doctor, STORE, "No space left on device; make room for it")
+        is_one_sentence(doctor, STORE, "No space left on device; free some space")
         assert tree(Path(url)) == before
         answer = run("store", "gc", "--store", url, cwd=tmp_path)
         assert answer.code == 0, answer.err
@@ -281,7 +283,7 @@ def test_a_disk_that_becomes_full_leaves_nothing_half_written(world: World, tmp_
             fill(disk)
             with (disk / "fill").open("r+b") as file:
                 file.truncate(file.seek(0, os.SEEK_END) - 8192)  # room for the beginning
-            is_one_sentence(run("store", *each, cwd=tmp_path), STORE, f"{disk}/", "make room for it")
+            is_one_sentence(run("store", *each, cwd=tmp_path), STORE, f"{disk}/", "free some space")
             left = {path for path in tree(disk) if path != "fill"}
             assert not [path for path in left if path.endswith((".part", ".tar", "manifest.json"))], (name, left)
             assert not (disk / "out").exists()
@@ -300,7 +302,9 @@ def test_a_cache_on_a_full_disk_is_named(world: World, tmp_path: Path) -> None:
             f'[project]\nname = "test"\n[store]\nurl = "{URL}"\ncache = "{disk}/cache"\n'
         )
         answer = run("store", "fetch", world.first, "--to", "served", cwd=tmp_path, environment=world.s3)
-    is_one_sentence(answer, STORE, f"{disk}/cache/", "No space left on device; make room for it, or name another place")
+    is_one_sentence(
+        answer, STORE, f"{disk}/cache/", "No space left on device; free some space, or use another location"
+    )
     assert not (tmp_path / "served" / "manifest.json").exists()
 
 
@@ -339,7 +343,7 @@ def test_a_collection_goes_by_the_clock_of_the_store_and_refuses_where_that_of_t
     assert len(steps) == 1  # the orphan that is old
     assert young not in steps
     for ahead in (-9000 * DAY, 3 * DAY):
-        is_one_sentence(collect(environment=off(CLOCK_AHEAD=str(ahead))), REFUSED, "a clock that may be wrong")
+        is_one_sentence(collect(environment=off(CLOCK_AHEAD=str(ahead))), REFUSED, "one of them may be wrong")
 
 
 def test_a_collection_of_a_bucket_refuses_where_the_clocks_disagree(world: World, tmp_path: Path) -> None:
@@ -353,7 +357,7 @@ def test_a_collection_of_a_bucket_refuses_where_the_clocks_disagree(world: World
 def test_doctor_says_that_the_clock_is_off(store: Path, tmp_path: Path, off: "partial[dict[str, str]]") -> None:
     answer = run("store", "doctor", "--store", str(store), cwd=tmp_path, environment=off(CLOCK_AHEAD=str(3 * DAY)))
     assert answer.code == 0, answer.err
-    assert "this machine's clock is +259200 s off the store's; set it" in answer.out
+    assert "this machine's clock differs from the store's by +259200 s; set it" in answer.out
 
 
 _FLEET = f"""
@@ -399,14 +403,14 @@ def test_a_key_expires_by_the_clock_of_the_store(
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        ("store ls --store s3:/x", STORE, "starts with 's3:/', which is no kind of store; allowed are"),
-        ("store ls --store s3://", STORE, "no bucket name (3-63 of a-z, 0-9, '-' and '.')"),
-        ("store ls --store s3://My_Bucket/x", STORE, "no bucket name"),
-        ("store ls --store gs://x", STORE, "starts with 'gs://', which is no kind of store"),
+        ("store ls --store s3:/x", STORE, "starts with 's3:/', which is not a supported scheme; allowed are"),
+        ("store ls --store s3://", STORE, "not a bucket name (3-63 of a-z, 0-9, '-' and '.')"),
+        ("store ls --store s3://My_Bucket/x", STORE, "not a bucket name"),
+        ("store ls --store gs://x", STORE, "starts with 'gs://', which is not a supported scheme"),
         ("store ls --store=", STORE, "names no folder"),
         ("store fsck --repair-from gs://x --store {store}", STORE, "starts with 'gs://'"),
         ("store show acme/tiny-bret --store {store}", NOT_FOUND, "the nearest are acme/tiny-bert@"),
-        ("store show acme/tiny-bert --store {store}", NOT_FOUND, "is the name of 2 artifacts"),
+        ("store show acme/tiny-bert --store {store}", NOT_FOUND, "matches 2 artifacts"),
         ("store show 000000 --store {store}", NOT_FOUND, "there is no artifact '000000'"),
         ("store unpin keept --store {store}", NOT_FOUND, "it has kept"),
         ("store pin {first} --as Mine! --store {store}", USAGE, "'Mine!' is not a valid pin name"),
@@ -418,8 +422,8 @@ def test_a_key_expires_by_the_clock_of_the_store(
         ("rollback --channel prod --to 99 --store {store}", NOT_FOUND, "has no generation 99; it has 1 to 2"),
         ("store fetch {first} --to {root}/release.key --store {store}", USAGE, "is a file"),
         ("store fetch {first} --to {root} --store {store}", REFUSED, "name a new or an empty folder"),
-        ("store export {first} --to {root}/third.tar --store {store}", REFUSED, "in the way of the export"),
-        ("store import nowhere.tar --store {store}", NOT_FOUND, "make one with `nxpipe store export`"),
+        ("store export {first} --to {root}/third.tar --store {store}", REFUSED, "cannot export to"),
+        ("store import nowhere.tar --store {store}", NOT_FOUND, "create it with `nxpipe store export`"),
         ("store import {root}/release.key --store {store}", STORE, "export the artifact again"),
         ("store sign {first} --key nothing --store {store}", KEY, "allowed are file:PATH and kms:arn"),
         ("store sign {first} --key file:none.key --store {store}", KEY, "cannot be read"),

@@ -24,7 +24,7 @@ from nxpipe.artifact_store.fetch.selection import by_channel
 from nxpipe.artifact_store.layout import generation_path, signature_folder
 from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
 from nxpipe.artifact_store.trust.keys import KeyFile, make_key_file
-from nxpipe.artifact_store.trust.policy import signing_with, vouch
+from nxpipe.artifact_store.trust.policy import sign_evidence, signing_with
 from nxpipe.artifact_store.trust.signatures import Signatures
 from nxpipe.pipeline.artifacts.channel_log import ChannelView
 from nxpipe.pipeline.artifacts.channels import ServedModel
@@ -126,7 +126,7 @@ class World:
         published = publish_verified(self.store, manifest(parts))
         for name in signers:
             Signatures(self.store).add(published, self.key(name), "ci")
-            vouch(self.store, published, self.key(name), "ci")
+            sign_evidence(self.store, published, self.key(name), "ci")
         return published
 
     def artifact(self, seed: str) -> Published:
@@ -313,7 +313,7 @@ def _offline(world: World) -> str:
     offline = CachedStore(remember, MirroredBlobs(world.store.backend, Sources([]), None), Sources([remember]))
     tip = world.trust(offline).tip(offline, CHANNEL)
     assert tip is not None
-    world.trust(offline).insist_on_signatures(offline, CHANNEL, tip.artifacts[0])
+    world.trust(offline).require_signatures(offline, CHANNEL, tip.artifacts[0])
     assert tip.artifacts[0].manifest.sha256 == online.digest
     return online.digest
 

@@ -202,14 +202,14 @@ TARS: Final[list[tuple[str, Callable[[Files], bytes], int, str]]] = [
     ("B410", _index_twice, BAD, "it holds index.json twice"),
     ("B411", _claims(2**62), BAD, "has 4611686018427387904 bytes by its header"),
     ("B412", _claims(-1), BAD, "has -1 bytes by its header"),
-    ("B413", _truncated, BAD, "bytes by its header, and"),
+    ("B413", _truncated, BAD, "bytes by its header, but only"),
     ("B417", _flipped, ROT, "is corrupt"),
     ("B418", _without, BAD, "bytes is missing"),
     ("B419", _nested_index, BAD, "recursion limit exceeded"),
     ("B420", _two_images, BAD, "its index names 2 images"),
-    ("B421", signature("../../../PWNsig", b"{}"), BAD, "is not one of this artifact"),
+    ("B421", signature("../../../PWNsig", b"{}"), BAD, "is not of this artifact"),
     ("B421", signature("../../../PWNsig", _shaped("ab" * 32)), BAD, "not of '../../../PWNsig'"),
-    ("B422", signature("ab" * 32, _shaped("ab" * 32)), BAD, "is not one of this artifact"),
+    ("B422", signature("ab" * 32, _shaped("ab" * 32)), BAD, "is not of this artifact"),
 ]
 
 
@@ -309,7 +309,7 @@ def test_a_folder_holds_files_and_no_links(
     change(layout)
     answer = nxpipe("store", "import", str(layout), "--store", str(there.root))
     assert (answer.code, published(there)) == (BAD, [])
-    assert "is a link, or no file" in answer.err
+    assert "is a link, or not a file" in answer.err
 
 
 @pytest.mark.attempt("B427", "B428")
@@ -331,7 +331,7 @@ def test_a_compressed_tar_is_not_unpacked(layout: Path, there: Folder, tmp_path:
     bundle.write_bytes(gzip.compress(packed(files_of(layout))))
     answer = nxpipe("store", "import", str(bundle), "--store", str(there.root))
     assert answer.code == BAD
-    assert "it is no tar file" in answer.err
+    assert "it is not a tar file" in answer.err
 
 
 # Signatures that a bundle brings
@@ -367,7 +367,7 @@ def test_a_trusted_keys_signature_must_be_good_and_a_strangers_must_be_of_this_a
     bundle.write_bytes(signature("cd" * 32, _shaped("cd" * 32, other.payload))(files_of(layout)))
     answer = nxpipe("store", "import", str(bundle), "--store", str(there.root))
     assert answer.code == BAD
-    assert "it speaks of manifest" in answer.err
+    assert "it is a signature of manifest" in answer.err
 
 
 def test_a_damaged_signature_is_not_exported(world: World, tmp_path: Path, there: Folder, nxpipe: InProcess) -> None:

@@ -408,7 +408,7 @@ def test_a_link_in_a_fetched_folder_is_neither_read_nor_written_through(
     shutil.move(root / name, outside)
     (root / name).symlink_to(outside)
     before = fingerprint(outside)
-    with pytest.raises(StoreError, match="a link"):
+    with pytest.raises(StoreError, match="a symlink"):
         fetch(place.store.blobs, wanted, root)
     assert fingerprint(outside) == before
 

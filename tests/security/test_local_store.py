@@ -274,7 +274,7 @@ def test_a_blob_that_is_a_link_is_corrupt_whatever_it_leads_to(
     planted.in_place_of(planted.weight, lambda path: path.symlink_to(tmp_path / "same"))
     answer = nxpipe("store", "fetch", MODEL, "--to", "o", "--store", "st")
     is_one_sentence(answer, CORRUPT.number)
-    assert "it is a symlink, and no file" in answer.err
+    assert "it is a symlink, not a file" in answer.err
     assert nxpipe("store", "fsck", "--store", "st").code == CORRUPT.number
 
 

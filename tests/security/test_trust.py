@@ -107,13 +107,19 @@ _GARBAGE: Final = "garbage in the place of another trusted key's signature"
 # id, rule, what is done, the error of an agent that is new here (None: it serves what it did before), and its sentence
 REPLAYED: Final = [
     ("B01", FLEET, _is("a generation without a signature"), Refused, "generation 3 of channel production is not sig"),
-    ("B02", FLEET, _is("a generation signed by a key that is not trusted"), Refused, "by no key that the policy knows"),
+    ("B02", FLEET, _is("a generation signed by a key that is not trusted"), Refused, "by no key of the policy"),
     ("B03", FLEET, _is("the same under the id of a trusted key"), Refused, "that of good is wrong, expired, or not"),
     ("B04", FLEET, _is("an artifact without a signature"), Refused, "sign it with: nxpipe store sign acme/tiny-bert@"),
-    ("B05", FLEET, _is("a signature of another manifest under an unsigned one"), Corrupt, "it speaks of manifest"),
-    ("B06", TWO, _signed_once, Refused, "asks for 2 signatures"),
-    ("B07", TWO, _one_key_under_two_names, Refused, "asks for 2 signatures"),
-    ("B08", FLEET, lambda w: _envelope_of_a_generation(w, GENERATION_TYPE), Corrupt, "its payload is of type"),
+    (
+        "B05",
+        FLEET,
+        _is("a signature of another manifest under an unsigned one"),
+        Corrupt,
+        "it is a signature of manifest",
+    ),
+    ("B06", TWO, _signed_once, Refused, "requires 2 signatures"),
+    ("B07", TWO, _one_key_under_two_names, Refused, "requires 2 signatures"),
+    ("B08", FLEET, lambda w: _envelope_of_a_generation(w, GENERATION_TYPE), Corrupt, "its payload has the type"),
     ("B09", FLEET, lambda w: _envelope_of_a_generation(w, PAYLOAD_TYPE), Corrupt, "has not signed this payload"),
     ("B10", FLEET, _is("a signed generation of another channel"), Corrupt, "it is the record of channels/staging/log"),
     ("B11", FLEET, _expired, Refused, "that of old is wrong, expired"),
@@ -262,7 +268,7 @@ def test_a_mark_is_never_set_back_and_a_damaged_one_is_named(world: World, tmp_p
     assert kept is not None
     assert (kept.generation, kept.digest) == (2, second.digest)
     marks.file(CHANNEL).write_bytes(b"torn")
-    with pytest.raises(Corrupt, match="remove that file, and this machine begins anew"):
+    with pytest.raises(Corrupt, match="remove that file, and this machine starts again"):
         marks.read(CHANNEL)
     other = Marks(tmp_path / "state", "s3://another/store")
     other.file(CHANNEL).parent.mkdir()
@@ -281,7 +287,7 @@ def test_a_machine_that_can_keep_nothing_proves_the_whole_log_and_says_so(
     for _ in range(2):
         answer = nxpipe("store", "fetch", "--channel", CHANNEL, "--to", "out")
         assert answer.code == 0
-        assert "what was seen of channel production cannot be kept on this machine: cannot write" in answer.err
+        assert "the watermark of channel production cannot be written on this machine: cannot write" in answer.err
 
 
 def test_the_second_look_at_a_long_log_reads_no_more_than_its_end(world: World) -> None:
@@ -317,11 +323,11 @@ def test_what_is_remembered_is_asked_by_the_policy_again(world: World, tmp_path:
     tip = world.trust(offline).tip(offline, CHANNEL)
     assert tip is not None
     assert tip.artifacts[0].manifest.sha256 == online.digest
-    world.trust(offline).insist_on_signatures(offline, CHANNEL, tip.artifacts[0])
+    world.trust(offline).require_signatures(offline, CHANNEL, tip.artifacts[0])
     # Meanwhile the key is taken out of the policy.
     world.config_path.write_text(world.config_path.read_text().replace(trusted("good"), trusted("second")))
     later = World(world.root, world.now).trust(offline)
-    with pytest.raises(Refused, match="by no key that the policy knows"):
+    with pytest.raises(Refused, match="by no key of the policy"):
         by_channel(offline, CHANNEL, None, None, later)
 
 
@@ -381,7 +387,7 @@ def test_what_only_an_unbelieved_generation_says_is_not_signed_by_the_way(world:
     words = ("promote", world.artifact("c").name, "--channel", CHANNEL, "--key", "file:good.key")
     answer = nxpipe(*words)
     assert answer.code == exit_codes.REFUSED.number
-    assert "is not signed, and nothing else says that it should serve acme/another@" in answer.err
+    assert "is not signed, and no trusted generation serves acme/another@" in answer.err
     assert nxpipe("rollback", "--channel", CHANNEL, "--to", "2", "--key", "file:good.key").code == 0
     assert nxpipe(*words).code == 0
 
@@ -402,7 +408,7 @@ def test_a_rollback_to_an_unbelieved_state_needs_a_reason(world: World, nxpipe: 
     assert nxpipe("promote", world.artifact("a").name, *words).code == 0
     answer = nxpipe("rollback", *words)
     assert answer.code == exit_codes.REFUSED.number
-    assert "generation 3, which is to be brought back, is not signed; choose one with --to" in answer.err
+    assert "generation 3, the target of the rollback, is not signed; choose another with --to" in answer.err
     assert nxpipe("rollback", *words, "--to", "2").code == 0
 
 
@@ -421,7 +427,7 @@ def test_nothing_is_written_that_nobody_would_believe(
     world.add(world.forged(3, "a", days_ago=-3000))
     answer = nxpipe("promote", world.artifact("c").name, "--channel", CHANNEL, "--key", "file:good.key")
     assert answer.code == exit_codes.REFUSED.number
-    assert "generation 4 of channel production would not be believed" in answer.err
+    assert "generation 4 of channel production would not be trusted" in answer.err
     assert not (world.root / "store" / generation_path(CHANNEL, 4)).exists()
 
 
@@ -431,13 +437,13 @@ def test_nothing_is_written_that_nobody_would_believe(
 def test_fsck_reports_a_damaged_signature_that_is_passed_over(world: World) -> None:
     assert fsck(world.store).is_sound
     world.write(world.signature("b", "second"), b"garbage")
-    (finding,) = fsck(world.store).standing
+    (finding,) = fsck(world.store).unrepaired
     assert finding.path == world.signature("b", "second")
 
 
 def test_fsck_reports_generations_beyond_a_gap(world: World) -> None:
     _gap(world)
-    (finding,) = fsck(world.store).standing
+    (finding,) = fsck(world.store).unrepaired
     assert finding.path == generation_path(CHANNEL, 3)
     assert "the log holds generation 4" in finding.fault
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.fetch.folder import Fetched
     from nxpipe.artifact_store.fetch.offline_index import OfflineIndex
-    from nxpipe.artifact_store.fetch.selection import Wanted
+    from nxpipe.artifact_store.fetch.selection import Selection
 
 
 @click.command(cls=Command)
@@ -95,7 +95,7 @@ class _FetchRequest:
     config_path: Path
     console: Console
 
-    def from_store(self, store: "Store", index: "OfflineIndex | None") -> "tuple[Wanted, Fetched]":
+    def from_store(self, store: "Store", index: "OfflineIndex | None") -> "tuple[Selection, Fetched]":
         from nxpipe.artifact_store.fetch.folder import fetch as fetch_folder
         from nxpipe.artifact_store.fetch.folder import size_of
         from nxpipe.artifact_store.fetch.selection import by_name
@@ -107,7 +107,7 @@ class _FetchRequest:
         with Progress(self.console, f"fetch {selection.manifest.model.id}", size_of(selection.manifest)) as progress:
             return selection, fetch_folder(store.blobs, selection.manifest, self.folder, progress.sent)
 
-    def _by_channel(self, store: "Store", channel: str, index: "OfflineIndex | None") -> "Wanted":
+    def _by_channel(self, store: "Store", channel: str, index: "OfflineIndex | None") -> "Selection":
         """The artifact of a channel, under the rules of [signing]."""
         from nxpipe.artifact_store.fetch.selection import by_channel
         from nxpipe.pipeline.artifacts.channels import unknown_channel
@@ -127,7 +127,7 @@ def _is_whole_key(name: str) -> bool:
     return is_key(name.rpartition("@")[2])
 
 
-def _as_json(selection: "Wanted", fetched: "Fetched") -> dict[str, object]:
+def _as_json(selection: "Selection", fetched: "Fetched") -> dict[str, object]:
     return {
         "folder": str(fetched.folder),
         "model": selection.manifest.model.id,
@@ -139,7 +139,7 @@ def _as_json(selection: "Wanted", fetched: "Fetched") -> dict[str, object]:
     }
 
 
-def _as_text(selection: "Wanted", fetched: "Fetched", offline: bool) -> str:
+def _as_text(selection: "Selection", fetched: "Fetched", offline: bool) -> str:
     manifest = selection.manifest
     wrote = f"wrote {human_bytes(fetched.bytes_written)}" if fetched.bytes_written else "up to date"
     age = f", last seen {_ago(selection.seen_ago)}" if offline and selection.seen_ago is not None else ""

@@ -39,7 +39,7 @@ def doctor(console: Console, store: str | None, config_path: Path) -> None:
     Example:
       nxpipe store doctor --store s3://my-artifacts/nxpipe
     """
-    from nxpipe.artifact_store.maintenance.doctor import examine, insist_on_safety
+    from nxpipe.artifact_store.maintenance.doctor import examine, require_safety
 
     opened = open_uncached_store(store, config_path, console)
     diagnoses = list(examine(opened.backend))
@@ -47,7 +47,7 @@ def doctor(console: Console, store: str | None, config_path: Path) -> None:
         console.data([_as_json(diagnosis) for diagnosis in diagnoses])
     else:
         console.page(table(("verdict", "property", "observed", "reason"), [_row(diagnosis) for diagnosis in diagnoses]))
-    insist_on_safety(opened.url, diagnoses)
+    require_safety(opened.url, diagnoses)
     console.say(f"{opened.url} can hold a store safely.")
 
 
@@ -103,8 +103,8 @@ def fsck(ctx: click.Context, repair_from: str | None, store: str | None, config_
         for finding in health.findings:
             console.result(f"{_verdict(finding)}  {finding.fault}")
     console.say(
-        f"{health.blobs} blobs of {human_bytes(health.bytes)} are referenced; {len(health.standing)} findings open, "
-        f"{sum(finding.mended for finding in health.findings)} were repaired; {health.orphans} objects of "
+        f"{health.blobs} blobs of {human_bytes(health.bytes)} are referenced; {len(health.unrepaired)} findings open, "
+        f"{sum(finding.repaired for finding in health.findings)} were repaired; {health.orphans} objects of "
         f"{human_bytes(health.orphaned)} are orphans{_outlook(health)}."
     )
     ctx.exit(_outcome(health).number)
@@ -116,7 +116,7 @@ def _outlook(health: "Health") -> str:
 
 
 def _verdict(finding: "Finding") -> str:
-    if finding.mended:
+    if finding.repaired:
         return "repaired"
     return "unreadable" if finding.unreadable else "bad"
 
@@ -125,4 +125,4 @@ def _outcome(health: "Health") -> ExitCode:
     """The exit code; CORRUPT has priority over STORE."""
     if health.is_sound:
         return OK
-    return STORE if all(finding.unreadable for finding in health.standing) else CORRUPT
+    return STORE if all(finding.unreadable for finding in health.unrepaired) else CORRUPT

@@ -139,7 +139,7 @@ def gc(
     from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, plan, time_to_collect
 
     opened = open_uncached_store(store, config_path, console)
-    now = time_to_collect(opened, looking=dry_run)
+    now = time_to_collect(opened, read_only=dry_run)
     if not dry_run:
         opened.backend.recover()
     planned = plan(opened, Rules(keep=keep, max_age=max_age, budget=budget), now)

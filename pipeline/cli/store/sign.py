@@ -74,7 +74,7 @@ def sign(
       nxpipe store sign bert-base-uncased@4e9ce0 --key file:release.key
       nxpipe store sign bert-base-uncased --key kms:arn:aws:kms:us-east-2:123456789012:alias/release
     """
-    from nxpipe.artifact_store.trust.policy import vouch
+    from nxpipe.artifact_store.trust.policy import sign_evidence
     from nxpipe.artifact_store.trust.signatures import Signatures
     from nxpipe.pipeline.config import load_config
 
@@ -82,7 +82,7 @@ def sign(
     signer = chosen_signer(key, load_config(config_path, os.environ, missing_ok=True), config_path.parent)
     published = opened.resolve(name)
     statement = Signatures(opened).add(published, signer, builder or builder_id())
-    evidence = vouch(opened, published, signer, builder or builder_id())
+    evidence = sign_evidence(opened, published, signer, builder or builder_id())
     if console.json:
         document = {"manifest_digest": published.manifest_digest, "key_id": signer.public.key_id}
         console.data(document | {"statement": statement.to_json(), "evidence": evidence})

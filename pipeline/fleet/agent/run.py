@@ -26,7 +26,7 @@ from nxpipe.pipeline.util.errors import NotReady
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
-    from nxpipe.artifact_store.fetch.selection import Wanted
+    from nxpipe.artifact_store.fetch.selection import Selection
     from nxpipe.artifact_store.manifest import Manifest
     from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
 
@@ -190,7 +190,7 @@ def fetch_artifact(store: "Store", model: ServedModel, trust: "ChannelVerifier",
     return selected.manifest
 
 
-def _resolve(store: "Store", model: ServedModel, trust: "ChannelVerifier") -> "Wanted":
+def _resolve(store: "Store", model: ServedModel, trust: "ChannelVerifier") -> "Selection":
     """The artifact of the first channel that is not empty. An unreadable or untrusted channel is an error."""
     from nxpipe.artifact_store.fetch.selection import by_channel
 
