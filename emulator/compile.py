@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from nxpipe.emulator.analysis.graph_memory import states
 from nxpipe.emulator.analysis.program_memory import require_room
 from nxpipe.emulator.capture import CaptureRequest, capture
-from nxpipe.emulator.capture.dispatch import of_model
+from nxpipe.emulator.capture.dispatch import call_for_model
 from nxpipe.emulator.executable.executable import Executable
 from nxpipe.emulator.executable.tables import Port
 from nxpipe.emulator.ir.graph import Graph
@@ -49,10 +49,10 @@ def compile_program(request: CaptureRequest, options: PassOptions) -> CompiledGr
         from nxpipe.emulator.capture.model import published_plan
 
         options = replace(options, published_plan=published_plan(request))
-    return divided(whole, options)
+    return shard_graph(whole, options)
 
 
-def divided(whole: Graph, options: PassOptions) -> CompiledGraph:
+def shard_graph(whole: Graph, options: PassOptions) -> CompiledGraph:
     """A compiled graph as a program for the options' tensor-parallel degree."""
     if options.tensor_parallel == 1:
         return CompiledGraph(whole, whole, 1, {}, {})
@@ -64,10 +64,10 @@ def divided(whole: Graph, options: PassOptions) -> CompiledGraph:
 
 def compile_graph(request: CaptureRequest, options: PassOptions) -> Graph:
     """The graph after all passes. Its cost does not grow with a model's depth where layers provably repeat."""
-    return of_model(Graph, "compile_graph", request, options)
+    return call_for_model(Graph, "compile_graph", request, options)
 
 
-def compile_graph_here(request: CaptureRequest, options: PassOptions) -> Graph:
+def compile_graph_in_process(request: CaptureRequest, options: PassOptions) -> Graph:
     """The same, in this process."""
     from nxpipe.emulator.capture.repeated_layers import compile_by_depth
 

@@ -61,11 +61,11 @@ def quantised(config: Mapping[str, object]) -> bool:
     return bool(config.get("quantization_config")) or any(quantised(part) for part in parts)
 
 
-def fetched(config: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+def remote_references(config: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """Settings, of the parts too, that name another model in a repository, which a library would fetch."""
     for key, value in config.items():
         if isinstance(value, Mapping):
-            yield from fetched(value)
+            yield from remote_references(value)
         elif key in _BACKBONES and isinstance(value, str) and re.search("[/:\\\\]", value):
             yield key, value
 

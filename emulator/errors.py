@@ -82,7 +82,7 @@ class OptionsInvalid(CompileError):
 
 
 @dataclass(frozen=True)
-class Taken:
+class TensorAllocation:
     """A tensor that takes room: what it is to the model, its shape, and how large it is."""
 
     what: str
@@ -98,7 +98,9 @@ class OutOfMemory(CompileError):
 
     named = 3  # of them in the message
 
-    def __init__(self, who: str, memory: str, need: int, room: int, largest: Sequence[Taken], way_out: str) -> None:
+    def __init__(
+        self, who: str, memory: str, need: int, room: int, largest: Sequence[TensorAllocation], way_out: str
+    ) -> None:
         self.who, self.memory, self.need, self.room = who, memory, need, room
         self.largest = tuple(largest)
         listing = "; ".join(map(str, self.largest[: self.named]))

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nxpipe.emulator.capture.dispatch import of_file, of_folder, of_model
+from nxpipe.emulator.capture.dispatch import call_for_file, call_for_folder, call_for_model
 from nxpipe.emulator.capture.request import TASKS, CaptureRequest
 from nxpipe.emulator.errors import CaptureError
 from nxpipe.emulator.ir.graph import Graph
@@ -34,31 +34,31 @@ __all__ = [
 
 def capture(request: CaptureRequest) -> Graph:
     """The graph of the model that `request` describes, traced in the model's own class."""
-    return of_model(Graph, "capture", request)
+    return call_for_model(Graph, "capture", request)
 
 
 def capture_file(path: Path, sizes: Mapping[str, int] | None = None) -> Graph:
     """The graph of a saved program: a `.pt2` of torch.export, or an ONNX file, whose open axes `sizes` fixes."""
     if path.suffix == ".onnx":
-        return of_file(Graph, "capture_onnx", path, dict(sizes or {}))
+        return call_for_file(Graph, "capture_onnx", path, dict(sizes or {}))
     if path.suffix == ".pt2":
-        return of_file(Graph, "capture_pt2", path)
+        return call_for_file(Graph, "capture_pt2", path)
     raise CaptureError(f"{path.name} is neither a .pt2 nor an .onnx file")
 
 
 def data_files(path: Path) -> dict[str, int]:
     """The files of weights beside a saved program, by name, and the bytes that each must have at least."""
-    return of_file(dict, "data_onnx", path) if path.suffix == ".onnx" else {}
+    return call_for_file(dict, "data_onnx", path) if path.suffix == ".onnx" else {}
 
 
 def open_axes(path: Path) -> tuple[str, ...]:
     """The axes that a saved program leaves open, by name; a `.pt2` has none."""
-    return of_file(tuple, "axes_onnx", path) if path.suffix == ".onnx" else ()
+    return call_for_file(tuple, "axes_onnx", path) if path.suffix == ".onnx" else ()
 
 
 def file_parameters(path: Path) -> dict[str, Array]:
     """The weights in a saved program, by the names that they have in its graph."""
-    return of_file(dict, "parameters_onnx" if path.suffix == ".onnx" else "parameters_pt2", path)
+    return call_for_file(dict, "parameters_onnx" if path.suffix == ".onnx" else "parameters_pt2", path)
 
 
 def file_outputs(path: Path, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -67,18 +67,18 @@ def file_outputs(path: Path, graph: Graph, inputs: Mapping[str, Array]) -> dict[
     `graph` is what `capture_file` made of the file, for the names of its results.
     """
     if path.suffix == ".onnx":
-        return of_file(dict, "outputs_onnx", path, dict(inputs))
-    return of_file(dict, "outputs_pt2", path, graph, dict(inputs))
+        return call_for_file(dict, "outputs_onnx", path, dict(inputs))
+    return call_for_file(dict, "outputs_pt2", path, graph, dict(inputs))
 
 
 def parameter_specs(request: CaptureRequest) -> dict[str, TensorType]:
     """The types of the model's weights by their names in its checkpoint; tied weights appear once."""
-    return of_model(dict, "parameter_specs", request)
+    return call_for_model(dict, "parameter_specs", request)
 
 
 def token_ids(folder: Path, texts: Sequence[str]) -> list[list[int]]:
     """Text to token ids, special tokens included, by the tokenizer that a model's folder holds."""
-    return of_folder(list, "token_ids", folder, list(texts))
+    return call_for_folder(list, "token_ids", folder, list(texts))
 
 
 def reference_outputs(

@@ -12,7 +12,7 @@ from typing import Any
 from torch.nn.modules import module as torch_modules
 from transformers.utils.hub import constants
 
-from nxpipe.emulator.configuration import fetched, oversized
+from nxpipe.emulator.configuration import oversized, remote_references
 from nxpipe.emulator.errors import CaptureError
 
 # 61 layers with 384 experts each of three matrices of their own, the most that has been published, have 165,000.
@@ -35,7 +35,7 @@ def require_modest_settings(config: Mapping[str, object]) -> None:
     beyond = next(oversized(config), None)
     if beyond is not None:
         raise CaptureError(f"config.json: {beyond}; correct the configuration")
-    for key, name in fetched(config):
+    for key, name in remote_references(config):
         raise CaptureError(
             f"config.json: {key} names another model, {name[:80]!r}, which is never fetched; write that model's own "
             "configuration there, as backbone_config"

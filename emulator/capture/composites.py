@@ -10,7 +10,7 @@ from itertools import product
 
 import numpy as np
 
-from nxpipe.emulator.capture.site import NotExpressible, Site, given, require_room
+from nxpipe.emulator.capture.site import NotExpressible, Site, present, require_table_fits
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array
@@ -128,7 +128,7 @@ def _contracted(site: Site, left: Labelled, right: Labelled, kept: set[str], out
     return site.reshape(product, [sizes[name] for name in names]), names
 
 
-def smoothing(old: int, places: Array, stretch: float, *, cubic: float | None, beyond: bool) -> Array:
+def antialias_weights(old: int, places: Array, stretch: float, *, cubic: float | None, beyond: bool) -> Array:
     """With antialiasing a new place mixes more neighbours the more the axis shrinks.
 
     `places` are those of the new elements on the old axis, `stretch` how far apart they are, and `cubic` the constant
@@ -136,7 +136,7 @@ def smoothing(old: int, places: Array, stretch: float, *, cubic: float | None, b
     """
     wide = max(stretch, 1.0)
     margin = math.ceil(2 * wide) + 1 if beyond else 0
-    require_room((old + 2 * margin, len(places)))
+    require_table_fits((old + 2 * margin, len(places)))
     near = np.arange(-margin, old + margin)
     distance = np.abs((near[:, None] - places[None, :]) / wide)
     shares = _triangle(distance) if cubic is None else _keys(distance, cubic)
@@ -158,7 +158,7 @@ def _keys(d: Array, a: float) -> Array:
 _CUBIC = -0.75  # the constant of Keys' convolution
 
 
-def grid_sampled(site: Site, x: Value, grid: Value, mode: str, padding: str, aligned: bool) -> Value:
+def sample_grid(site: Site, x: Value, grid: Value, mode: str, padding: str, aligned: bool) -> Value:
     """x [batch, channels, place ...] at the points of grid [batch, place ..., axes], which reach from -1 to 1.
 
     `mode` is nearest, linear or cubic; beyond the border lie zeros, the border's own elements, or mirror images.
@@ -293,7 +293,7 @@ def transposed_convolution(
     before = tuple(r - b for r, b in zip(reach, geometry.before, strict=True))
     after = tuple(r - a + e for r, a, e in zip(reach, geometry.after, extra, strict=True))
     op = Convolution((1,) * axes, before, after, geometry.dilation, groups, out)
-    return site.emit(op, *given([x, turned, bias]))
+    return site.emit(op, *present([x, turned, bias]))
 
 
 def _spread(site: Site, x: Value, axis: int, step: int) -> Value:
@@ -308,10 +308,10 @@ def _spread(site: Site, x: Value, axis: int, step: int) -> Value:
     return site.slice(site.reshape(padded, (*shape[:axis], shape[axis] * step, *shape[axis + 1 :])), axis, 0, length)
 
 
-def mixed(site: Site, x: Value, axis: int, shares: Array) -> Value:
+def multiply_axis(site: Site, x: Value, axis: int, shares: Array) -> Value:
     """Each new place of an axis as a mixture of the old ones: a product with a table [old, new] of their shares."""
     if x.type.rank == 1:
-        return site.reshape(mixed(site, site.reshape(x, (1, x.type.elements)), 1, shares), (shares.shape[1],))
+        return site.reshape(multiply_axis(site, site.reshape(x, (1, x.type.elements)), 1, shares), (shares.shape[1],))
     order = list(range(x.type.rank))
     order[axis], order[-1] = order[-1], order[axis]
     turned = site.emit(Transpose(tuple(order)), x)
@@ -319,9 +319,9 @@ def mixed(site: Site, x: Value, axis: int, shares: Array) -> Value:
     return site.emit(Transpose(tuple(order)), product)
 
 
-def sliding_places(sizes: Sequence[int], window: Sizes, geometry: Geometry, made: Sequence[int]) -> Array:
+def window_positions(sizes: Sequence[int], window: Sizes, geometry: Geometry, made: Sequence[int]) -> Array:
     """For each of the `made` places in a row, the flat places that its window sees; -1 for padding."""
-    require_room((*window, *made))
+    require_table_fits((*window, *made))
     every = zip(window, geometry.stride, geometry.before, geometry.dilation, made, strict=True)
     axes = [
         np.arange(count)[:, None] * step - before + np.arange(length)[None, :] * apart
@@ -330,10 +330,10 @@ def sliding_places(sizes: Sequence[int], window: Sizes, geometry: Geometry, made
     return _flat_places(sizes, axes)
 
 
-def stretched_places(sizes: Sequence[int], made: Sequence[int]) -> Array:
+def adaptive_window_positions(sizes: Sequence[int], made: Sequence[int]) -> Array:
     """The same for adaptive pooling: stretches of nearly equal length, short ones filled up with -1."""
     axes = []
-    require_room((*made, *(-(-size // max(count, 1)) + 1 for size, count in zip(sizes, made, strict=True))))
+    require_table_fits((*made, *(-(-size // max(count, 1)) + 1 for size, count in zip(sizes, made, strict=True))))
     for size, count in zip(sizes, made, strict=True):
         starts, stops = np.arange(count) * size // count, -(-(np.arange(count) + 1) * size // count)
         seen = starts[:, None] + np.arange(np.max(stops - starts, initial=1))[None, :]
@@ -351,7 +351,7 @@ def _flat_places(sizes: Sequence[int], axes: Sequence[Array]) -> Array:
     return np.where(inside, flat, -1)
 
 
-def largest_of(site: Site, x: Value, places: Array, made: Sequence[int]) -> tuple[Value, Value]:
+def window_maximum(site: Site, x: Value, places: Array, made: Sequence[int]) -> tuple[Value, Value]:
     """The largest element among those places for each row of a table, and the flat place where it stands first."""
     if (places < 0).all(axis=1).any():
         raise NotExpressible("a window lies in the padding alone, and has no element to choose from")
@@ -368,7 +368,7 @@ def largest_of(site: Site, x: Value, places: Array, made: Sequence[int]) -> tupl
     return site.reshape(values, (*batch, *made)), site.reshape(place, (*batch, *made))
 
 
-def put_back(site: Site, x: Value, places: Value, made: Sequence[int]) -> Value:
+def unpool(site: Site, x: Value, places: Value, made: Sequence[int]) -> Value:
     """Each element at its flat place among zeros: what pooling with positions leaves behind, undone."""
     axes = len(made)
     batch = x.type.shape[: x.type.rank - axes]
@@ -379,11 +379,11 @@ def put_back(site: Site, x: Value, places: Value, made: Sequence[int]) -> Value:
     return site.reshape(put, (*batch, *made))
 
 
-def folded(site: Site, columns: Value, sizes: Sequence[int], window: Sizes, geometry: Geometry) -> Value:
+def column_to_image(site: Site, columns: Value, sizes: Sequence[int], window: Sizes, geometry: Geometry) -> Value:
     """Columns [batch, channels * window, places] of windows, each element added where it came from (col2im)."""
     ends = zip(sizes, window, geometry.stride, geometry.before, geometry.after, geometry.dilation, strict=True)
     made = [(s + b + a - (w - 1) * d - 1) // step + 1 for s, w, step, b, a, d in ends]
-    places = sliding_places(sizes, window, geometry, made).T.reshape(-1)
+    places = window_positions(sizes, window, geometry, made).T.reshape(-1)
     batch, area = columns.type.shape[0], math.prod(sizes)
     channels = columns.type.shape[1] // math.prod(window)
     flat = site.reshape(columns, (batch, channels, len(places)))
@@ -394,10 +394,10 @@ def folded(site: Site, columns: Value, sizes: Sequence[int], window: Sizes, geom
     return site.reshape(site.slice(added, 2, 0, area), (batch, channels, *sizes))
 
 
-def continued(site: Site, x: Value, axis: int, before: int, after: int, mode: str) -> Value:
+def extend_axis(site: Site, x: Value, axis: int, before: int, after: int, mode: str) -> Value:
     """An axis made longer with its own elements, by numpy's name of the mode; negative paddings cut."""
     size = x.type.shape[axis]
-    require_room((before + size + after,))
+    require_table_fits((before + size + after,))
     places = np.arange(-before, size + after)
     if mode == "edge":
         places = np.clip(places, 0, size - 1)

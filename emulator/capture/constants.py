@@ -167,7 +167,7 @@ def _in_order(node: Any, known: Mapping[Any, Any]) -> list[Any]:
 
 
 @contextlib.contextmanager
-def small_constants_known() -> Iterator[None]:
+def track_small_constants() -> Iterator[None]:
     """While tracing, let PyTorch follow the numbers of constants as far as they are small tables.
 
     It does so for single numbers by itself, for instance in `torch.tensor(3).item()`; the grid of an image has more.
@@ -181,7 +181,7 @@ def small_constants_known() -> Iterator[None]:
         fake_tensor.CONSTANT_NUMEL_LIMIT = before
 
 
-def with_constants_if_needed(trace: Callable[[], Graph]) -> Graph:
+def retry_with_known_constants(trace: Callable[[], Graph]) -> Graph:
     """Trace; a model that asks for a tensor's value is traced once more with the numbers of its own tables known.
 
     Then ranges and fillings are numbers in the graph rather than operators, so it is not the first thing to try. What

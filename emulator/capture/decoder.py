@@ -77,19 +77,19 @@ def make_stepwise(model: Any, request: CaptureRequest) -> None:
     read = _decode if request.phase == "decode" else _prefill
 
     def step(**arguments: Any) -> dict[str, Any]:
-        return read(model, whole, flat(arguments))
+        return read(model, whole, flatten_arguments(arguments))
 
     model.forward = step
 
 
-def grouped(tensors: Mapping[str, Any]) -> dict[str, Any]:
+def group_arguments(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments for the exporter, whose own code needs identifiers: names with dots share one dictionary."""
     arguments: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if "." not in name}
     states = {name: tensor for name, tensor in tensors.items() if "." in name}
     return arguments | ({"cache": states} if states else {})
 
 
-def flat(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The tensors of `grouped` arguments again; flat ones stay as they are."""
     parts = (value.items() if isinstance(value, Mapping) else [(name, value)] for name, value in arguments.items())
     return {name: tensor for part in parts for name, tensor in part}

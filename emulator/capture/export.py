@@ -23,8 +23,14 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from nxpipe.emulator.capture.aten import is_known
-from nxpipe.emulator.capture.constants import small_constants_known, with_constants_if_needed
-from nxpipe.emulator.capture.decoder import cache_types, flat, grouped, make_stepwise, step_input_types
+from nxpipe.emulator.capture.constants import retry_with_known_constants, track_small_constants
+from nxpipe.emulator.capture.decoder import (
+    cache_types,
+    flatten_arguments,
+    group_arguments,
+    make_stepwise,
+    step_input_types,
+)
 from nxpipe.emulator.capture.image_models import (
     DIFFUSION,
     PATCH_MASK,
@@ -35,7 +41,7 @@ from nxpipe.emulator.capture.image_models import (
 )
 from nxpipe.emulator.capture.importer import import_program
 from nxpipe.emulator.capture.model import build_model, quiet_libraries, stored_names
-from nxpipe.emulator.capture.provenance import failing_line, why
+from nxpipe.emulator.capture.provenance import failing_line, unset_settings
 from nxpipe.emulator.capture.request import CaptureRequest
 from nxpipe.emulator.errors import CaptureError, GraphBreak
 from nxpipe.emulator.ir.graph import Graph
@@ -45,7 +51,7 @@ from nxpipe.emulator.ir.types import DType, TensorType
 _PASSING = (torch.ops.aten.dropout.default, torch.ops.aten.feature_dropout.default)
 
 
-def without_safe_writes(graph: Any) -> None:
+def functionalise_safe_writes(graph: Any) -> None:
     """Rewrite those in-place calls of a traced graph that are safe to rewrite, in place."""
     for node in list(graph.nodes):
         if node.target in _PASSING and not node.args[2]:
@@ -311,17 +317,17 @@ def _fakes(mode: FakeTensorMode, types: Mapping[str, TensorType]) -> dict[str, A
 
 
 def _traced(module: Any, inputs: Mapping[str, Any], names: Mapping[str, str]) -> Graph:
-    return with_constants_if_needed(lambda: _traced_once(module, inputs, names))
+    return retry_with_known_constants(lambda: _traced_once(module, inputs, names))
 
 
 def _traced_once(module: Any, inputs: Mapping[str, Any], names: Mapping[str, str]) -> Graph:
     with _explaining(module, inputs):
-        arguments = grouped(inputs)
+        arguments = group_arguments(inputs)
         program = torch.export.export(module, (), arguments, strict=False)
         program = lower_to_known_operators(program)
     graph = import_program(program, names)
     # The exporter has its own spelling of names, and keeps the order of the arguments.
-    given = flat({key: arguments[key] for key in program.call_spec.in_spec.child(1).context})
+    given = flatten_arguments({key: arguments[key] for key in program.call_spec.in_spec.child(1).context})
     return replace(graph, inputs=dict(zip(given, graph.inputs.values(), strict=True)))
 
 
@@ -348,7 +354,7 @@ def lower_to_known_operators(program: Any) -> Any:
 
     Most models need neither, and the round trip costs as much as the export.
     """
-    without_safe_writes(program.graph)
+    functionalise_safe_writes(program.graph)
     modules = [module for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
     called = {node.target for module in modules for node in module.graph.nodes}
     targets = {target for target in called if isinstance(target, torch._ops.OpOverload)}
@@ -362,7 +368,7 @@ def lower_to_known_operators(program: Any) -> Any:
 def _explaining(module: Any, inputs: Mapping[str, Any]) -> Iterator[None]:
     """Run the model's own code quietly; it may raise anything, and what it raises becomes a sentence."""
     try:
-        with quiet_libraries(), quiet_torch(), torch.no_grad(), small_constants_known():
+        with quiet_libraries(), quiet_torch(), torch.no_grad(), track_small_constants():
             yield
     except CaptureError:
         raise
@@ -381,7 +387,7 @@ def _explained(module: Any, inputs: Mapping[str, Any], fault: Exception) -> Capt
             place,
         )
     shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in inputs.items())
-    reason = (next(iter(str(fault).splitlines()), "") or "no reason given")[:300] + why(fault)
+    reason = (next(iter(str(fault).splitlines()), "") or "no reason given")[:300] + unset_settings(fault)
     return CaptureError(
         f"{type(module).__name__} cannot be traced with {shapes}: {type(fault).__name__}{at}: {reason}", place
     )

@@ -29,7 +29,7 @@ _DEFAULT_IMAGE = 224
 _WINDOW_SIDE = 2
 
 
-def hold_grid(model: Any, batch: int) -> None:
+def bind_patch_grid(model: Any, batch: int) -> None:
     """Give a model that asks for patches and their grid the grid, so that it asks for the patches alone."""
     taken = inspect.signature(model.forward).parameters
     required = [name for name, one in taken.items() if one.default is one.empty and one.kind is not one.VAR_KEYWORD]

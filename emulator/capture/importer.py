@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from nxpipe.emulator.capture.aten import Complex, NotExpressible, Site, complex_importer_of, importer_of, states_a_fact
+from nxpipe.emulator.capture.aten import Complex, NotExpressible, Site, complex_importer_of, importer_of, is_assertion
 from nxpipe.emulator.capture.constants import HostValues
 from nxpipe.emulator.capture.model import tensor_type
 from nxpipe.emulator.capture.provenance import origin_of
@@ -198,7 +198,7 @@ class _Importer:
 
     def _operator(self, node: Any, args: Any, kwargs: Any, host: HostValues | None) -> Any:
         """One operator; `host` is missing if an operand could not be imported, which was reported."""
-        if states_a_fact(node.target):
+        if is_assertion(node.target):
             return _POISON
         operands = pytree.tree_leaves((args, kwargs))
         complex_ = any(isinstance(operand, Complex) for operand in operands)

@@ -10,9 +10,9 @@ from transformers.utils.hub import OfflineModeIsEnabled
 
 from nxpipe.emulator.capture.budget import bounded, require_modest_buffers, require_modest_settings
 from nxpipe.emulator.capture.constants import Portable
-from nxpipe.emulator.capture.dispatch import of_model
-from nxpipe.emulator.capture.image_models import DIFFUSION, build_diffusion_model, hold_grid
-from nxpipe.emulator.capture.provenance import where_and_why
+from nxpipe.emulator.capture.dispatch import call_for_model
+from nxpipe.emulator.capture.image_models import DIFFUSION, bind_patch_grid, build_diffusion_model
+from nxpipe.emulator.capture.provenance import location_and_settings
 from nxpipe.emulator.capture.request import TASKS, CaptureRequest
 from nxpipe.emulator.configuration import quantised, relevant
 from nxpipe.emulator.errors import CaptureError
@@ -33,7 +33,7 @@ def build_model(request: CaptureRequest) -> Any:
         return build_diffusion_model(request)
     config = _configuration(request.config)
     model = instantiate(_model_class(request.task, config), config, request.dtype)
-    hold_grid(model, request.batch)
+    bind_patch_grid(model, request.batch)
     return model
 
 
@@ -45,13 +45,13 @@ def instantiate(kind: Any, config: Any, dtype: str) -> Any:
     try:
         with quiet_libraries(), bounded(), torch.device("meta"), torch.no_grad():
             model = kind._from_config(_own_configuration(kind, config), dtype=getattr(torch, dtype), **_UNCHOSEN).eval()
-        give_buffers_their_values(model)
+        initialize_buffers(model)
         return model
     except (CaptureError, MemoryError):
         raise
     except Exception as fault:  # third-party code: whatever it raises is a reason why there is no model
         raise CaptureError(
-            f"{kind.__name__} cannot be built from this configuration: {one_line(fault)}{where_and_why(fault)}"
+            f"{kind.__name__} cannot be built from this configuration: {first_paragraph(fault)}{location_and_settings(fault)}"
         ) from fault
 
 
@@ -62,7 +62,7 @@ def _own_configuration(kind: Any, config: Any) -> Any:
     return next((part for part in inner if own and type(part) is own and type(config) is not own), config)
 
 
-def one_line(fault: Exception) -> str:
+def first_paragraph(fault: Exception) -> str:
     """The first thing that a fault says, without its layout."""
     paragraph = next((part for part in str(fault).split("\n\n") if part.strip()), type(fault).__name__)
     return " ".join(paragraph.split())
@@ -82,7 +82,7 @@ def _configuration(given: Mapping[str, object]) -> Any:
     try:
         with quiet_libraries(), bounded():
             config = transformers.AutoConfig.for_model(kind, **(settings | changes))
-            leave_out_caches(config)
+            disable_caches(config)
             return config
     # A confined process may not look into a cache of the hub either, and has no other file to be refused here.
     except (OfflineModeIsEnabled, PermissionError) as fault:
@@ -95,13 +95,13 @@ def _configuration(given: Mapping[str, object]) -> Any:
         raise CaptureError(f"transformers rejects this {kind!r} configuration: {reason}") from fault
 
 
-def leave_out_caches(config: Any) -> None:
+def disable_caches(config: Any) -> None:
     """The parts of a configuration of several models say for themselves whether they return a cache."""
     for name in getattr(config, "sub_configs", {}):
         part = getattr(config, name, None)
         if part is not None:
             part.use_cache = False
-            leave_out_caches(part)
+            disable_caches(part)
 
 
 def _model_class(task: str, config: Any) -> Any:
@@ -114,7 +114,7 @@ def _model_class(task: str, config: Any) -> Any:
     raise CaptureError(f"transformers has no {task} model of type {config.model_type!r}")
 
 
-def give_buffers_their_values(model: Any) -> None:
+def initialize_buffers(model: Any) -> None:
     """Compute the buffers that a checkpoint does not hold: position ids, rotary frequencies.
 
     `from_pretrained` meets the same need, because it too builds on the meta device; so models fill such buffers in
@@ -184,10 +184,10 @@ def published_plan(request: CaptureRequest) -> tuple[tuple[str, str], ...]:
 
     Models of diffusers know nothing of plans.
     """
-    return of_model(tuple, "published_plan", request)
+    return call_for_model(tuple, "published_plan", request)
 
 
-def published_plan_here(request: CaptureRequest) -> tuple[tuple[str, str], ...]:
+def published_plan_in_process(request: CaptureRequest) -> tuple[tuple[str, str], ...]:
     """The same, in this process."""
 
     plan: dict[str, str] = dict(getattr(build_model(request), "tp_plan", None) or {})

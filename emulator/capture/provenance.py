@@ -47,13 +47,13 @@ def failing_line(failure: TracebackType | None) -> str:
     return _innermost(own) or _innermost(frames)
 
 
-def where_and_why(fault: BaseException) -> str:
+def location_and_settings(fault: BaseException) -> str:
     """In a message's words: the line that failed, and the settings read there that the configuration leaves unset."""
     place = failing_line(fault.__traceback__)
-    return (f", at {place}" if place else "") + why(fault)
+    return (f", at {place}" if place else "") + unset_settings(fault)
 
 
-def why(fault: BaseException) -> str:
+def unset_settings(fault: BaseException) -> str:
     unset = _unset_settings(fault.__traceback__) if isinstance(fault, _OF_THE_WRONG_KIND) else []
     return f"; the configuration leaves {', '.join(unset)} unset" if unset else ""
 

@@ -11,7 +11,7 @@ import torch
 
 from nxpipe.emulator.capture.decoder import make_stepwise
 from nxpipe.emulator.capture.model import build_model, quiet_libraries, tensor_type
-from nxpipe.emulator.capture.request import Answer, CaptureRequest
+from nxpipe.emulator.capture.request import CaptureRequest, ModelOutputs
 from nxpipe.emulator.errors import MissingTensor
 from nxpipe.emulator.numerics import Array
 
@@ -41,11 +41,13 @@ class Reference:
         if request.has_cache:
             make_stepwise(self.model, request)
 
-    def answer(self, inputs: Mapping[str, Array]) -> Answer:
+    def answer(self, inputs: Mapping[str, Array]) -> ModelOutputs:
         seen: dict[str, Array] = {}
         with quiet_libraries(), torch.no_grad(), self._watching(seen):
             outputs = self.model(**self.tensors(inputs))
-        return Answer({name: _array(value) for name, value in outputs.items() if isinstance(value, torch.Tensor)}, seen)
+        return ModelOutputs(
+            {name: _array(value) for name, value in outputs.items() if isinstance(value, torch.Tensor)}, seen
+        )
 
     def tensors(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
         """Inputs as the model takes them; the copies are its to write to."""

@@ -60,7 +60,7 @@ class Cut:
         return self.depth, self.special, self.period
 
 
-def cuts_of(model: Any) -> list[Cut]:
+def find_cuts(model: Any) -> list[Cut]:
     """The stacks to cut; empty if that saves nothing, or if two of one depth are not alike.
 
     One number in a configuration may stand for all stacks of its depth.
@@ -77,7 +77,7 @@ def cuts_of(model: Any) -> list[Cut]:
     return cuts if alike and _saves_work(model, cuts, stacks) else []
 
 
-class Shortened:
+class ShortenedModel:
     """A model with the first layers of its stacks only, and every setting that counts them changed to match.
 
     A setting that may count other layers is replaced by a sentinel: a model whose run asks for it cannot be captured.
@@ -91,7 +91,7 @@ class Shortened:
             self._find_counts(owner)
         self._keep({cut.depth: cut.long for cut in cuts})
 
-    def shorter_still(self) -> "Shortened":
+    def shorter_still(self) -> "ShortenedModel":
         """A copy with one period less of each stack."""
         try:
             shorter = copy.deepcopy(self)
@@ -233,13 +233,13 @@ def compile_by_depth(request: CaptureRequest, finish: Finish) -> Graph | None:
     `finish` is what is done to a captured graph: the compiler's passes.
     """
     model = build_model(request)
-    cuts = cuts_of(model)
+    cuts = find_cuts(model)
     if not cuts:
         return None
     tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
     weights = {name: tensor_type(tensor) for name, tensor in tensors}
     try:
-        longer = Shortened(model, cuts)
+        longer = ShortenedModel(model, cuts)
         shorter = longer.shorter_still()
         long, short = (finish(capture_built(each.model, request)) for each in (longer, shorter))
         graph = _lengthened(long, short, cuts)

@@ -91,7 +91,7 @@ class CaptureRequest:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ModelOutputs:
     """Outputs by name, and what each layer gave, by the layer's module path, where that was watched."""
 
     outputs: Mapping[str, Array]

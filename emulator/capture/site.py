@@ -17,7 +17,7 @@ from nxpipe.emulator.ops import Binary, Broadcast, Cast, Operator, Reshape, Slic
 MOST_TABLE_BYTES: Final = 256 * 2**20
 
 
-def require_room(sizes: Sequence[int], itemsize: int = 8) -> None:
+def require_table_fits(sizes: Sequence[int], itemsize: int = 8) -> None:
     """A table of these sizes is about to be made. A size of nothing excuses no other: parts of it are made first."""
     need = math.prod(max(size, 1) for size in sizes) * itemsize
     if need > MOST_TABLE_BYTES:
@@ -74,6 +74,6 @@ class Site:
         return self.emit(Slice(tuple(starts), tuple(stops), tuple(steps)), x)
 
 
-def given(operands: Sequence[Value | None]) -> list[Value]:
+def present(operands: Sequence[Value | None]) -> list[Value]:
     """Optional operands come last and are left out."""
     return [operand for operand in operands if operand is not None]

@@ -15,7 +15,7 @@ _VOCABULARIES = (
 )
 
 
-def token_ids_here(folder: Path, texts: Sequence[str]) -> list[list[int]]:
+def token_ids_in_process(folder: Path, texts: Sequence[str]) -> list[list[int]]:
     """Each text's ids, special tokens included. Never asks the network."""
     if not any((folder / name).is_file() for name in _VOCABULARIES):
         raise CaptureError(f"{folder.name} holds no tokenizer")

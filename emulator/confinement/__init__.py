@@ -25,7 +25,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class About:
+class ModelAccess:
     """What is read: its name, its kind where it is a configuration, and the files and folders that may be opened."""
 
     name: str
@@ -46,7 +46,7 @@ def confined(limits: Limits | None = None) -> Iterator[None]:
         _now.pop()
 
 
-def limits_now() -> Limits | None:
+def active_limits() -> Limits | None:
     """The limits of the innermost `confined()`; None where models are read in this process.
 
     Forking a process with numerical libraries in it, and all that confines the copy, is Linux's.

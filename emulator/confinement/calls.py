@@ -54,10 +54,12 @@ _ONNX: Final = ("nxpipe.emulator.capture.onnx.reader",)
 
 CALLS: Final = {
     "capture": Call("nxpipe.emulator.capture.export", "capture_model", _MODEL, _graph),
-    "compile_graph": Call("nxpipe.emulator.compile", "compile_graph_here", _MODEL, _graph),
+    "compile_graph": Call("nxpipe.emulator.compile", "compile_graph_in_process", _MODEL, _graph),
     "parameter_specs": Call("nxpipe.emulator.capture.model", "weight_types", _MODEL, _table(TensorType)),
-    "published_plan": Call("nxpipe.emulator.capture.model", "published_plan_here", _MODEL, _pairs),
-    "token_ids": Call("nxpipe.emulator.capture.tokens", "token_ids_here", ("nxpipe.emulator.capture.tokens",), _tokens),
+    "published_plan": Call("nxpipe.emulator.capture.model", "published_plan_in_process", _MODEL, _pairs),
+    "token_ids": Call(
+        "nxpipe.emulator.capture.tokens", "token_ids_in_process", ("nxpipe.emulator.capture.tokens",), _tokens
+    ),
     "capture_pt2": Call("nxpipe.emulator.capture.pt2", "capture_exported", _PT2, _graph),
     "parameters_pt2": Call("nxpipe.emulator.capture.pt2", "exported_parameters", _PT2, _table(np.ndarray)),
     "outputs_pt2": Call("nxpipe.emulator.capture.pt2", "run_exported", _PT2, _table(np.ndarray)),
@@ -70,7 +72,7 @@ CALLS: Final = {
 }
 
 
-def answer(name: str, arguments: tuple[Any, ...]) -> Any:
+def run_call(name: str, arguments: tuple[Any, ...]) -> Any:
     """The answer, made in this process."""
     call = CALLS[name]
     return getattr(importlib.import_module(call.home), call.function)(*arguments)

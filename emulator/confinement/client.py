@@ -16,9 +16,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
-from nxpipe.emulator.confinement import About, Limits, wire
+from nxpipe.emulator.confinement import Limits, ModelAccess, wire
 from nxpipe.emulator.confinement.calls import CALLS
-from nxpipe.emulator.confinement.faults import ReaderFailed, rebuilt
+from nxpipe.emulator.confinement.faults import ReaderFailed, deserialize_error
 from nxpipe.emulator.errors import CaptureError, LimitExceeded
 
 _START: Final = (
@@ -50,7 +50,7 @@ def peak() -> int:
     return _peak
 
 
-def ask(name: str, arguments: tuple[Any, ...], limits: Limits, about: About) -> Any:
+def call(name: str, arguments: tuple[Any, ...], limits: Limits, about: ModelAccess) -> Any:
     """An answer from the process that reads this model. Questions about one model go to one process."""
     with _lock:
         return _running().session(about, limits, CALLS[name].before).ask(name, arguments)
@@ -95,7 +95,7 @@ class Server:
         """Neither ended nor that of a process that this one was forked from."""
         return self._owner == os.getpid() and self._process.poll() is None
 
-    def session(self, about: About, limits: Limits, before: tuple[str, ...]) -> "Session":
+    def session(self, about: ModelAccess, limits: Limits, before: tuple[str, ...]) -> "Session":
         wanted = (about, limits)
         if self._session is None or self._session.wanted != wanted or not self._session.is_open:
             self._end_session()
@@ -143,7 +143,7 @@ class Server:
 class Session:
     """One confined process, from this side."""
 
-    def __init__(self, server: Server, wanted: tuple[About, Limits], before: tuple[str, ...]) -> None:
+    def __init__(self, server: Server, wanted: tuple[ModelAccess, Limits], before: tuple[str, ...]) -> None:
         self.wanted = wanted
         self.is_open = True
         self._server, self._scratch = server, server.scratch()
@@ -201,7 +201,7 @@ class Session:
         return found
 
     def _fault(self, document: Any) -> Exception:
-        fault = rebuilt(document)
+        fault = deserialize_error(document)
         return self._too_large() if isinstance(fault, MemoryError) else fault
 
     def _too_large(self) -> LimitExceeded:

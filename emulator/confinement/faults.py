@@ -23,7 +23,7 @@ class ReaderFailed(Exception):
     """An error that nobody foresaw, or the end of the process; the text holds its traceback, if it had one."""
 
 
-def described(fault: BaseException) -> dict[str, Any]:
+def serialize_error(fault: BaseException) -> dict[str, Any]:
     """For the wire."""
     fault = _of_memory(fault) or fault
     found: dict[str, Any] = {
@@ -73,7 +73,7 @@ def _of_the_machine(fault: BaseException) -> list[str]:
     return ["OSError" if isinstance(cause, OSError) else "ImportError", str(cause)[:_LONGEST]]
 
 
-def rebuilt(document: Any) -> Exception:
+def deserialize_error(document: Any) -> Exception:
     """The error that `described` was given; anything but texts and numbers in it is a TypeError."""
     message, kind, source, trace = (_text(document[key]) for key in ("message", "kind", "source", "trace"))
     if kind == "MemoryError":

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from nxpipe.emulator.confinement import Limits, server, wire
-from nxpipe.emulator.confinement.calls import CALLS, WARM, answer
-from nxpipe.emulator.confinement.faults import described
+from nxpipe.emulator.confinement.calls import CALLS, WARM, run_call
+from nxpipe.emulator.confinement.faults import serialize_error
 
 _OPEN_FILES: Final = 512
 _SET_PDEATHSIG, _SET_NO_NEW_PRIVS = 1, 38  # of prctl(2)
@@ -44,7 +44,7 @@ _SYSTEM: Final = (
 )
 
 
-def end_with(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """End at once when the process that started this one does."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL)
@@ -52,7 +52,7 @@ def end_with(parent: int) -> None:
         os._exit(0)
 
 
-def limit(limits: Limits) -> None:
+def set_rlimits(limits: Limits) -> None:
     def set_to(kind: int, value: int) -> None:
         _, hard = resource.getrlimit(kind)
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -65,7 +65,7 @@ def limit(limits: Limits) -> None:
         set_to(resource.RLIMIT_DATA, limits.memory)
 
 
-def libraries(home: Path) -> list[str]:
+def library_folders(home: Path) -> list[str]:
     """The folders that Python, its packages and this program lie in."""
     return [sys.prefix, sys.base_prefix, *(path for path in sys.path if path), str(home)]
 
@@ -175,15 +175,15 @@ def _status(pid: int) -> int:
 def _read_models(asked: socket.socket, document: Any, parent: int) -> None:
     """Never returns: the copy must not go on where the original would."""
     try:
-        server.end_with(parent)
+        server.die_with_parent(parent)
         limits = Limits(**document["limits"])
         nowhere = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(nowhere, number)
         os.chdir(document["scratch"])
         os.environ["TMPDIR"] = os.environ["HOME"] = document["scratch"]
-        server.limit(limits)
-        server.confine([*server.libraries(_HOME), *document["reads"]], document["scratch"])
+        server.set_rlimits(limits)
+        server.confine([*server.library_folders(_HOME), *document["reads"]], document["scratch"])
         while True:
             asked.settimeout(None)
             name, arguments = wire.receive(asked, sys.maxsize)
@@ -196,10 +196,10 @@ def _read_models(asked: socket.socket, document: Any, parent: int) -> None:
 
 def _answered(name: str, arguments: Any) -> dict[str, Any]:
     try:
-        return {"answer": answer(name, arguments), "memory": _peak()}
+        return {"answer": run_call(name, arguments), "memory": _peak()}
     except Exception as fault:
         fault.__traceback__ = fault.__traceback__ and fault.__traceback__.tb_next
-        return {"fault": described(fault), "memory": _peak()}
+        return {"fault": serialize_error(fault), "memory": _peak()}
 
 
 def _peak() -> int:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Final
 
-from nxpipe.emulator.errors import OutOfMemory, Taken
+from nxpipe.emulator.errors import OutOfMemory, TensorAllocation
 from nxpipe.emulator.ir.nodes import Node, Repeat, Value
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.lower.hbm_buffers import BufferSeries, half_at
@@ -130,7 +130,7 @@ def _attributed(node: Node) -> Iterator[None]:
         who = f"{node.op.label} at {str(node.origin) or 'an unknown place'}, for {fault.who},"
         ends = [(f"its operand {number}", value) for number, value in enumerate(node.operands)]
         ends.append(("its result", node.result))
-        tensors = [Taken(what, str(value.type), value.type.nbytes) for what, value in ends]
+        tensors = [TensorAllocation(what, str(value.type), value.type.nbytes) for what, value in ends]
         largest = sorted(tensors, key=lambda taken: -taken.nbytes)
         remedy = "use a smaller bucket, or divide the model among more cores (--tp)"
         raise OutOfMemory(who, fault.memory, fault.need, fault.room, largest, remedy) from fault

@@ -63,7 +63,7 @@ def compile_shape(
     small depths, and the cost does not grow with the model's depth. `tap` changes the graph after the passes and before
     the division, to add outputs. `until` stops after the pass of that name (`pass_names`).
     """
-    from nxpipe.emulator.compile import divided
+    from nxpipe.emulator.compile import shard_graph
     from nxpipe.emulator.passes.shard import DegreeImpossible
 
     options = pass_options(spec)
@@ -72,7 +72,7 @@ def compile_shape(
             return _compile_until(captured or capture_shape(spec, shape), options, until)
         whole = _compile_whole(spec, shape, captured, replace(options, tensor_parallel=1))
         options = _with_plan(spec, shape, captured, options)
-        return divided(tap(whole) if tap else whole, options)
+        return shard_graph(tap(whole) if tap else whole, options)
     except DegreeImpossible as error:
         raise spec.degree_refused(error.reason, error.degrees) from error
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from nxpipe.emulator.capture import CaptureRequest
-    from nxpipe.emulator.capture.request import Answer
+    from nxpipe.emulator.capture.request import ModelOutputs
     from nxpipe.emulator.ir.graph import Graph
     from nxpipe.pipeline.models.weights import Tensors
 
@@ -122,14 +122,14 @@ def _references(spec: BuildSpec, shape: Shape, tensors: "Tensors") -> dict[str, 
     }
 
 
-def _saved_answers(spec: BuildSpec, shape: Shape, tensors: "Tensors", batches: Batches) -> "list[Answer]":
-    from nxpipe.emulator.capture.request import Answer
+def _saved_answers(spec: BuildSpec, shape: Shape, tensors: "Tensors", batches: Batches) -> "list[ModelOutputs]":
+    from nxpipe.emulator.capture.request import ModelOutputs
 
-    return [Answer(spec.outputs(shape, tensors, batch), {}) for batch in batches]
+    return [ModelOutputs(spec.outputs(shape, tensors, batch), {}) for batch in batches]
 
 
 def in_pytorch(request: "CaptureRequest", tensors: Arrays, dtype: str) -> ReferenceRun:
-    def answers(batches: Batches) -> "list[Answer]":
+    def answers(batches: Batches) -> "list[ModelOutputs]":
         from nxpipe.emulator.capture.reference import Reference
 
         reference = Reference(request, tensors, dtype)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from nxpipe.artifact_store import Published, Store
     from nxpipe.emulator.capture import CaptureRequest
-    from nxpipe.emulator.capture.request import Answer
+    from nxpipe.emulator.capture.request import ModelOutputs
     from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.emulator.core.machine import Statistics
 
@@ -186,9 +186,9 @@ def _cases(artifact: StoredArtifact, one: StoredProgram, execution: ExecutionOpt
 
 
 def _as_stored(one: StoredProgram, weights: Arrays, runner: Runner) -> EmulatedRun:
-    done: list[tuple[list[Answer], Statistics | None]] = []
+    done: list[tuple[list[ModelOutputs], Statistics | None]] = []
 
-    def emulate(batches: Batches, _: "Answer | None") -> tuple[list["Answer"], "Statistics | None"]:
+    def emulate(batches: Batches, _: "ModelOutputs | None") -> tuple[list["ModelOutputs"], "Statistics | None"]:
         if not done:
             loaded = runner.load(one.program, weights, one.instructions)
             done.append(([_answer(loaded.run(batch)) for batch in batches], loaded.work))
@@ -197,10 +197,10 @@ def _as_stored(one: StoredProgram, weights: Arrays, runner: Runner) -> EmulatedR
     return emulate
 
 
-def _answer(outputs: Arrays) -> "Answer":
-    from nxpipe.emulator.capture.request import Answer
+def _answer(outputs: Arrays) -> "ModelOutputs":
+    from nxpipe.emulator.capture.request import ModelOutputs
 
-    return Answer(outputs, {})
+    return ModelOutputs(outputs, {})
 
 
 def _capture_request(source: PretrainedModel, one: StoredProgram) -> "CaptureRequest":

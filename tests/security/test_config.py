@@ -325,7 +325,7 @@ def test_an_answer_that_hangs_on_this_machine_is_not_kept(
     with monkeypatch.context() as patched:
         patched.setattr(model, "_own_configuration", failing)
         patched.setattr(
-            "nxpipe.emulator.capture.dispatch.limits_now", lambda: None
+            "nxpipe.emulator.capture.dispatch.active_limits", lambda: None
         )  # in this process, where that is seen
         assert checked(nxpipe, folder).code == 11
     assert checked(nxpipe, folder).code == (11 if kept else 0)

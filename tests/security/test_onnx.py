@@ -12,14 +12,14 @@ from nxpipe.emulator.capture import capture_file, data_files, open_axes
 from nxpipe.emulator.capture.onnx.external import tensors_of
 from nxpipe.emulator.capture.onnx.limits import (
     DEPTH,
+    EXPANDED_NODES,
+    FILE_FIELDS,
     FILE_NODES,
-    FILE_PARTS,
-    LOOP_TURNS,
+    LOOP_ITERATIONS,
     UNCOUNTED_BYTES,
-    WRITTEN_OUT,
     BeyondLimit,
 )
-from nxpipe.emulator.capture.site import NotExpressible, require_room
+from nxpipe.emulator.capture.site import NotExpressible, require_table_fits
 from nxpipe.pipeline.compile.spec import _resolved
 from nxpipe.pipeline.models.program_file import SavedProgram, UnknownAxis
 from tests.pipeline.command import Answer
@@ -53,7 +53,7 @@ _WEIGHT: Final = weight("w", 8, 4)
 _OUTSIDE: Final = "outside of its folder, and is never read"
 _LINK: Final = "is behind a symlink, which is never followed"
 _SECOND: Final = "has a second name (a hard link)"
-_TOO_MUCH: Final = f"has more than {WRITTEN_OUT:,} nodes once its loops and functions are written out"
+_TOO_MUCH: Final = f"has more than {EXPANDED_NODES:,} nodes once its loops and functions are written out"
 _RECURSIVE: Final = "function mine.F calls itself"
 
 
@@ -189,10 +189,10 @@ _ATTEMPTS: list[tuple[str, Recipe, str, int, str]] = [
     ("O12", _with(projection(beside(_WEIGHT, "."))), "build", 10, "names no file"),
     ("O13", _with(projection(beside(_WEIGHT, "a\0b\nc"))), "build", 10, r"'a\x00b\nc', which names no file"),
     ("O14", _with(projection(beside(_WEIGHT, "PWN\x1b]0;x\x07"))), "build", 10, r"'PWN\x1b]0;x\x07'"),
-    ("O15", _made(loops, 1, 10**9), "check", 11, f"runs more than {LOOP_TURNS:,} times"),
-    ("O16", _made(loops, 1, LOOP_TURNS), "check", 0, "lowers, and fits"),
-    ("O17", _made(loops, 2, LOOP_TURNS), "check", 11, _TOO_MUCH),
-    ("O18", _made(loops, 6, LOOP_TURNS), "check", 11, _TOO_MUCH),
+    ("O15", _made(loops, 1, 10**9), "check", 11, f"runs more than {LOOP_ITERATIONS:,} times"),
+    ("O16", _made(loops, 1, LOOP_ITERATIONS), "check", 0, "lowers, and fits"),
+    ("O17", _made(loops, 2, LOOP_ITERATIONS), "check", 11, _TOO_MUCH),
+    ("O18", _made(loops, 6, LOOP_ITERATIONS), "check", 11, _TOO_MUCH),
     ("O19", _made(functions_in_functions, 30, 2), "check", 11, _TOO_MUCH),
     ("O20", _with(_calls(("F", "F"))), "check", 11, _RECURSIVE),
     ("O21", _with(_calls(("F", "G"), ("G", "F"))), "check", 11, _RECURSIVE),
@@ -243,7 +243,7 @@ _ATTEMPTS: list[tuple[str, Recipe, str, int, str]] = [
     ("O30", _with(model([node("Relu", "x", "y")], inputs={"x": [2**40, 2**40]})), "check", 11, "no tensor can be"),
     ("O31", _with(model([node("Relu", "x", "y")], inputs={"x": [-2, 0]})), "check", 11, "no tensor can be"),
     ("O32", _made(chain, 20_000), "check", 0, "lowers, and fits"),
-    ("O33", _made(chain, 10**6), "check", 11, f"fields, and the limit is {FILE_PARTS:,}"),
+    ("O33", _made(chain, 10**6), "check", 11, f"fields, and the limit is {FILE_FIELDS:,}"),
     (
         "O34",
         _with(model([node("Add", "x b", "a"), node("Relu", "a", "b"), node("Relu", "a", "y")])),
@@ -456,14 +456,14 @@ def test_what_is_like_an_attempt_ends_in_a_sentence(
 
 
 def test_messages_that_grow_in_memory_are_counted_before_they_do(tmp_path: Path) -> None:
-    path = saved(field(7, field(1, b"") * (FILE_PARTS + UNCOUNTED_BYTES)), tmp_path)
+    path = saved(field(7, field(1, b"") * (FILE_FIELDS + UNCOUNTED_BYTES)), tmp_path)
     with pytest.raises(BeyondLimit, match=r"holds more than 2,000,000 fields, and the limit is 2,000,000"):
         capture_file(path)
 
 
 def test_an_empty_table_does_not_excuse_an_endless_one() -> None:
     with pytest.raises(NotExpressible, match="needs a table of 8,796,093,022,208 bytes"):
-        require_room((0, 2**40))
+        require_table_fits((0, 2**40))
 
 
 @pytest.mark.attempt("O47")

@@ -7,8 +7,8 @@ from nxpipe.emulator.capture.aten.base import (
     Site,
     complex_importer_of,
     importer_of,
+    is_assertion,
     is_known,
-    states_a_fact,
 )
 
 __all__ = [
@@ -17,6 +17,6 @@ __all__ = [
     "Site",
     "complex_importer_of",
     "importer_of",
+    "is_assertion",
     "is_known",
-    "states_a_fact",
 ]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from nxpipe.emulator.capture.site import NotExpressible, Site, given
+from nxpipe.emulator.capture.site import NotExpressible, Site
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import Concat, MatMul, Transpose
@@ -21,14 +21,14 @@ from nxpipe.emulator.ops import Concat, MatMul, Transpose
 __all__ = [
     "NotExpressible",
     "Site",
-    "along_an_axis",
     "axes_of",
     "axis_of",
     "given",
     "importer_of",
     "imports",
+    "is_assertion",
     "is_known",
-    "states_a_fact",
+    "promote_scalars",
 ]
 
 Importer = Callable[..., Value | list[Value]]
@@ -50,7 +50,7 @@ def imports(*names: str) -> Callable[[_Importer], _Importer]:
     return register
 
 
-def along_an_axis(importer: Importer) -> Importer:
+def promote_scalars(importer: Importer) -> Importer:
     """Where an axis is named, PyTorch takes a scalar for a vector of one element."""
 
     @wraps(importer)
@@ -78,10 +78,10 @@ def importer_of(target: Any) -> Importer | None:
 
 def is_known(target: Any) -> bool:
     """Whether the importer takes this operator as it is; assertions it takes by leaving them out."""
-    return importer_of(target) is not None or states_a_fact(target)
+    return importer_of(target) is not None or is_assertion(target)
 
 
-def states_a_fact(target: Any) -> bool:
+def is_assertion(target: Any) -> bool:
     """Assertions and sizes: what they say about shapes and types, the shape rules establish anyway."""
     return str(target.name()).startswith(("aten::_assert", "aten::sym_"))
 

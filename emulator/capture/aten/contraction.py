@@ -9,17 +9,17 @@ import numpy as np
 from nxpipe.emulator.capture.aten.base import NotExpressible, Site, given, imports
 from nxpipe.emulator.capture.composites import (
     Geometry,
-    folded,
-    grid_sampled,
-    largest_of,
+    adaptive_window_positions,
+    antialias_weights,
+    column_to_image,
     matrix_product,
-    mixed,
-    put_back,
-    sliding_places,
-    smoothing,
-    stretched_places,
+    multiply_axis,
+    sample_grid,
     transposed_convolution,
+    unpool,
     vector_product,
+    window_maximum,
+    window_positions,
 )
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
@@ -180,7 +180,7 @@ def max_pool_with_indices(
     window, before = _each(window, axes), _each(padding, axes)
     geometry = Geometry(_each(stride, axes) if stride else window, before, before, _each(dilation, axes))
     found, made = x.type.shape[-axes:], site.result.shape[-axes:]
-    return [pooled, largest_of(site, x, sliding_places(found, window, geometry, made), made)[1]]
+    return [pooled, window_maximum(site, x, window_positions(found, window, geometry, made), made)[1]]
 
 
 def _axes(site: Site) -> int:
@@ -233,18 +233,18 @@ def _averaged(site: Site, x: Value, axis: int, size: int) -> Value:
     for place in range(size):
         start, stop = place * found // size, -(-(place + 1) * found // size)
         shares[start:stop, place] = 1 / (stop - start)
-    return mixed(site, x, axis, shares)
+    return multiply_axis(site, x, axis, shares)
 
 
 @imports("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 def adaptive_max_pool(site: Site, x: Value, sizes: Sizes) -> list[Value]:
     found, made = x.type.shape[-len(sizes) :], site.result.shape[-len(sizes) :]
-    return list(largest_of(site, x, stretched_places(found, made), made))
+    return list(window_maximum(site, x, adaptive_window_positions(found, made), made))
 
 
 @imports("max_unpool2d", "max_unpool3d")
 def max_unpool(site: Site, x: Value, places: Value, sizes: Sizes, *_: Any) -> Value:
-    return put_back(site, x, places, site.result.shape[-len(sizes) :])
+    return unpool(site, x, places, site.result.shape[-len(sizes) :])
 
 
 @imports("col2im")
@@ -254,7 +254,7 @@ def fold(
     batched = columns if columns.type.rank == 3 else site.reshape(columns, (1, *columns.type.shape))
     margin = _each(padding, 2)
     geometry = Geometry(_each(stride, 2), margin, margin, _each(dilation, 2))
-    return site.reshape(folded(site, batched, tuple(sizes), _each(window, 2), geometry), site.result.shape)
+    return site.reshape(column_to_image(site, batched, tuple(sizes), _each(window, 2), geometry), site.result.shape)
 
 
 @imports("unfold.default")
@@ -337,11 +337,13 @@ def _smoothed(site: Site, x: Value, aligned: bool, factors: Sequence[float | Non
     scales = _scales(site, x, factors, aligned)
     for axis, (size, scale) in enumerate(zip(site.result.shape[2:], scales, strict=True), 2):
         places, constant = (np.arange(size) + 0.5) * scale - 0.5, -0.5 if cubic else None
-        x = mixed(site, x, axis, smoothing(x.type.shape[axis], places, scale, cubic=constant, beyond=False))
+        x = multiply_axis(
+            site, x, axis, antialias_weights(x.type.shape[axis], places, scale, cubic=constant, beyond=False)
+        )
     return x
 
 
 @imports("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
 def grid_sampler(site: Site, x: Value, grid: Value, mode: int, padding: int, aligned: bool) -> Value:
     by_number = ("linear", "nearest", "cubic"), ("zeros", "border", "reflection")
-    return grid_sampled(site, x, grid, by_number[0][mode], by_number[1][padding], aligned)
+    return sample_grid(site, x, grid, by_number[0][mode], by_number[1][padding], aligned)

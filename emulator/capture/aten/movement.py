@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from nxpipe.emulator.capture.aten.base import NotExpressible, Site, along_an_axis, axes_of, axis_of, imports
-from nxpipe.emulator.capture.composites import continued
+from nxpipe.emulator.capture.aten.base import NotExpressible, Site, axes_of, axis_of, imports, promote_scalars
+from nxpipe.emulator.capture.composites import extend_axis
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import (
@@ -217,7 +217,7 @@ def _padded(site: Site, x: Value, pad: Sequence[int], mode: str) -> Value:
         if mode == "wrap" and min(before, after) < 0:
             x = site.slice(x, axis, max(-before, 0), x.type.shape[axis] - max(-after, 0))
             before, after = max(before, 0), max(after, 0)
-        x = continued(site, x, axis, before, after, mode)
+        x = extend_axis(site, x, axis, before, after, mode)
     return x
 
 
@@ -232,7 +232,7 @@ def replication_pad(site: Site, x: Value, pad: Sequence[int]) -> Value:
 
 
 @imports("diff")
-@along_an_axis
+@promote_scalars
 def diff(site: Site, x: Value, times: int, dim: int, before: Value | None = None, after: Value | None = None) -> Value:
     """Each element less the one in front of it."""
     axis = axis_of(x, dim)
@@ -268,13 +268,13 @@ def embedding(site: Site, table: Value, indices: Value, *_: Any) -> Value:
 
 
 @imports("index_select")
-@along_an_axis
+@promote_scalars
 def index_select(site: Site, x: Value, dim: int, indices: Value) -> Value:
     return site.emit(Gather(axis_of(x, dim)), x, indices)
 
 
 @imports("gather")
-@along_an_axis
+@promote_scalars
 def gather(site: Site, x: Value, dim: int, indices: Value, *_: Any) -> Value:
     if not site.result.elements:  # then their ranks need not even agree
         return site.filled(0, site.result)
@@ -320,13 +320,13 @@ def _fits_each(update: Value, place: Sequence[int]) -> bool:
 
 
 @imports("index_copy")
-@along_an_axis
+@promote_scalars
 def index_copy(site: Site, x: Value, dim: int, indices: Value, update: Value) -> Value:
     return site.emit(IndexUpdate((axis_of(x, dim),), ""), x, update, indices)
 
 
 @imports("index_add")
-@along_an_axis
+@promote_scalars
 def index_add(site: Site, x: Value, dim: int, indices: Value, update: Value, alpha: float) -> Value:
     scaled = update if alpha == 1 else site.binary("multiply", update, alpha)
     return site.emit(IndexUpdate((axis_of(x, dim),), "add"), x, scaled, indices)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from nxpipe.emulator.capture.aten.base import Site, along_an_axis, axes_of, axis_of, given, imports
+from nxpipe.emulator.capture.aten.base import Site, axes_of, axis_of, given, imports, promote_scalars
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import (
@@ -87,13 +87,13 @@ def min_all(site: Site, x: Value) -> Value:
 
 
 @imports("max.dim")
-@along_an_axis
+@promote_scalars
 def max_axis(site: Site, x: Value, dim: int, keep: bool) -> list[Value]:
     return [_reduced(site, "max", x, dim, keep), site.emit(ArgReduce("argmax", axis_of(x, dim), keep), x)]
 
 
 @imports("min.dim")
-@along_an_axis
+@promote_scalars
 def min_axis(site: Site, x: Value, dim: int, keep: bool) -> list[Value]:
     return [_reduced(site, "min", x, dim, keep), site.emit(ArgReduce("argmin", axis_of(x, dim), keep), x)]
 
@@ -116,13 +116,13 @@ def _searched(site: Site, function: str, x: Value, dim: int | None, keep: bool) 
 
 
 @imports("argmax")
-@along_an_axis
+@promote_scalars
 def argmax(site: Site, x: Value, dim: int | None, keep: bool) -> Value:
     return _searched(site, "argmax", x, dim, keep)
 
 
 @imports("argmin")
-@along_an_axis
+@promote_scalars
 def argmin(site: Site, x: Value, dim: int | None, keep: bool) -> Value:
     return _searched(site, "argmin", x, dim, keep)
 
@@ -138,13 +138,13 @@ def variance(site: Site, x: Value, dims: Axes, correction: float | None, keep: b
 
 
 @imports("cumsum")
-@along_an_axis
+@promote_scalars
 def cumsum(site: Site, x: Value, dim: int, *_: Any) -> Value:
     return site.emit(Cumulate("cumsum", axis_of(x, dim)), site.cast(x, site.result.dtype))
 
 
 @imports("cumprod")
-@along_an_axis
+@promote_scalars
 def cumprod(site: Site, x: Value, dim: int, *_: Any) -> Value:
     return site.emit(Cumulate("cumprod", axis_of(x, dim)), site.cast(x, site.result.dtype))
 
@@ -156,25 +156,25 @@ def _ordered(site: Site, x: Value, dim: int, descending: bool) -> list[Value]:
 
 
 @imports("sort.default")
-@along_an_axis
+@promote_scalars
 def sort(site: Site, x: Value, dim: int, descending: bool) -> list[Value]:
     return _ordered(site, x, dim, descending)
 
 
 @imports("sort.stable")
-@along_an_axis
+@promote_scalars
 def sort_stable(site: Site, x: Value, stable: bool | None, dim: int, descending: bool) -> list[Value]:
     return _ordered(site, x, dim, descending)
 
 
 @imports("argsort.default")
-@along_an_axis
+@promote_scalars
 def argsort(site: Site, x: Value, dim: int, descending: bool) -> Value:
     return site.emit(ArgSort(axis_of(x, dim), descending), x)
 
 
 @imports("topk")
-@along_an_axis
+@promote_scalars
 def topk(site: Site, x: Value, k: int, dim: int, largest: bool, ordered: bool) -> list[Value]:
     """The head of the sorted axis, which is also right when the caller does not ask for order."""
     axis = axis_of(x, dim)
@@ -226,13 +226,13 @@ def _running_extreme(site: Site, function: str, x: Value, axis: int) -> list[Val
 
 
 @imports("cummax")
-@along_an_axis
+@promote_scalars
 def cummax(site: Site, x: Value, dim: int) -> list[Value]:
     return _running_extreme(site, "cummax", x, axis_of(x, dim))
 
 
 @imports("cummin")
-@along_an_axis
+@promote_scalars
 def cummin(site: Site, x: Value, dim: int) -> list[Value]:
     return _running_extreme(site, "cummin", x, axis_of(x, dim))
 
@@ -248,7 +248,7 @@ def is_any_true(site: Site, x: Value) -> Value:
 
 
 @imports("argsort.stable")
-@along_an_axis
+@promote_scalars
 def argsort_stable(site: Site, x: Value, stable: bool, dim: int, descending: bool) -> Value:
     return site.emit(ArgSort(axis_of(x, dim), descending), x)
 
@@ -262,13 +262,13 @@ def _softmax(site: Site, x: Value, dim: int, *, log: bool) -> Value:
 
 
 @imports("softmax.int", "_softmax")
-@along_an_axis
+@promote_scalars
 def softmax(site: Site, x: Value, dim: int, *_: Any) -> Value:
     return _softmax(site, x, dim, log=False)
 
 
 @imports("log_softmax.int", "_log_softmax")
-@along_an_axis
+@promote_scalars
 def log_softmax(site: Site, x: Value, dim: int, *_: Any) -> Value:
     return _softmax(site, x, dim, log=True)
 

@@ -28,18 +28,18 @@ def onnx_data_files(path: Path) -> dict[str, int]:
     """The files of data beside an ONNX file, by name, and the bytes that each must have at least."""
     _require_onnx()
     from nxpipe.emulator.capture.onnx.external import DataFolder
-    from nxpipe.emulator.capture.onnx.file import loaded
+    from nxpipe.emulator.capture.onnx.file import load_model
 
-    return DataFolder(path.parent, path.name).files(loaded(path))
+    return DataFolder(path.parent, path.name).files(load_model(path))
 
 
 def onnx_data_names(path: Path) -> tuple[str, ...]:
     """The files of data that an ONNX file names, whether they are there or not; none of them is opened."""
     _require_onnx()
-    from nxpipe.emulator.capture.onnx.external import named
-    from nxpipe.emulator.capture.onnx.file import loaded
+    from nxpipe.emulator.capture.onnx.external import data_locations
+    from nxpipe.emulator.capture.onnx.file import load_model
 
-    return named(loaded(path))
+    return data_locations(load_model(path))
 
 
 def onnx_open_axes(path: Path) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx
 
-from nxpipe.emulator.capture.onnx.limits import LOOP_TURNS, BoundedBuilder
+from nxpipe.emulator.capture.onnx.limits import LOOP_ITERATIONS, BoundedBuilder
 from nxpipe.emulator.capture.site import NotExpressible, Site
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
@@ -139,7 +139,7 @@ NO_CALL = SubgraphCall({}, {})
 _OBJECT = 64  # bytes of a Python number and its places in lists, about
 
 
-def filled(node: Any, call: SubgraphCall) -> Any:
+def resolve_references(node: Any, call: SubgraphCall) -> Any:
     """The node with each attribute that refers to one of the caller's, or to a default, in that one's place."""
     if not any(attribute.ref_attr_name for attribute in node.attribute):
         return node
@@ -167,7 +167,7 @@ def attributes_of(node: Any) -> dict[str, Any]:
     }
 
 
-def bytes_in(node: Any) -> int:
+def attribute_bytes(node: Any) -> int:
     """The numbers and texts in a node's attributes, which are copied each time that it is read."""
     return sum(_OBJECT * (len(each.floats) + len(each.ints)) + len(each.s) for each in node.attribute)
 
@@ -176,7 +176,7 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-def taken_apart(node: Any, operands: Sequence[Value | None], opset: int) -> Any:
+def decompose(node: Any, operands: Sequence[Value | None], opset: int) -> Any:
     """The ONNX standard's own definition of an operator by simpler ones, if it has one."""
     try:
         schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
@@ -228,8 +228,8 @@ def loop(site: OnnxSite, run: Body, trips: Value | None, condition: Value | None
     goes_on = condition if condition is not None else site.builder.scalar(True)
     state, collected, count = list(carried), list[list[Value]](), 0
     while site.table("condition", goes_on).item() and (limit is None or count < limit):
-        if count >= LOOP_TURNS:
-            raise NotExpressible(f"it runs more than {LOOP_TURNS:,} times; use an operator on whole tensors")
+        if count >= LOOP_ITERATIONS:
+            raise NotExpressible(f"it runs more than {LOOP_ITERATIONS:,} times; use an operator on whole tensors")
         goes_on, *results = run(body, (site.builder.scalar(count, DType.INT64), goes_on, *state))
         state, found = results[: len(carried)], results[len(carried) :]
         collected.append(found)

@@ -24,7 +24,7 @@ _MOST_DIGITS = 19  # of a number of 64 bits
 
 
 @dataclass(frozen=True)
-class Place:
+class ExternalData:
     """Where a tensor's bytes lie: `length` None means up to the end of the file."""
 
     location: str
@@ -66,24 +66,24 @@ def _may_hold_tensors(kind: Any) -> bool:
     return False
 
 
-def place_of(tensor: TensorProto) -> Place | None:
+def external_data_of(tensor: TensorProto) -> ExternalData | None:
     """Where the bytes of a tensor lie, if not in the ONNX file itself."""
     if tensor.data_location != TensorProto.EXTERNAL:
         return None
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    return Place(
+    return ExternalData(
         _relative(tensor, entries.get("location", "")),
         _number(tensor, "offset", entries.get("offset", "0")),
         _number(tensor, "length", entries["length"]) if "length" in entries else None,
     )
 
 
-def named(model: ModelProto) -> tuple[str, ...]:
+def data_locations(model: ModelProto) -> tuple[str, ...]:
     """The locations of data in a model, in order; those that are refused when they are read are left out."""
     found: set[str] = set()
     for tensor in tensors_of(model):
         with suppress(DataUnusable):
-            place = place_of(tensor)
+            place = external_data_of(tensor)
             found.update([place.location] if place is not None else [])
     return tuple(sorted(found))
 
@@ -139,9 +139,9 @@ class DataFolder:
             data = file.read(-1 if place.length is None else place.length)
         return TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, raw_data=data)
 
-    def _place(self, tensor: TensorProto) -> Place | None:
+    def _place(self, tensor: TensorProto) -> ExternalData | None:
         try:
-            return place_of(tensor)
+            return external_data_of(tensor)
         except DataUnusable as fault:
             raise DataUnusable(f"{self.name}: {fault}") from None
 

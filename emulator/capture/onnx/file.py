@@ -21,7 +21,7 @@ from nxpipe.emulator.capture.onnx.limits import (
     FILE_NODES,
     NAME_CHARACTERS,
     BeyondLimit,
-    require_few_parts,
+    require_few_fields,
 )
 from nxpipe.emulator.capture.site import NotExpressible
 from nxpipe.emulator.errors import CaptureError, CompileError
@@ -30,7 +30,7 @@ from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.regular_file import open_regular
 
 
-def loaded(path: Path) -> Any:
+def load_model(path: Path) -> Any:
     """The model without the data beside it, which may be large."""
     try:
         with open_regular(path) as file:
@@ -40,11 +40,11 @@ def loaded(path: Path) -> Any:
         raise CaptureError(f"{path} cannot be read: {fault.strerror or fault}") from fault
     if size > FILE_BYTES:
         raise BeyondLimit(path.name, "has {} bytes", size, FILE_BYTES, "save its weights in a file of data beside it")
-    require_few_parts(data, path.name)
+    require_few_fields(data, path.name)
     try:
         model = onnx.ModelProto.FromString(data)
     except Exception as fault:  # protobuf's own errors differ with its implementation
-        raise CaptureError(f"{path.name} is truncated, or no ONNX model: {sentence(fault)}") from fault
+        raise CaptureError(f"{path.name} is truncated, or no ONNX model: {error_text(fault)}") from fault
     if not model.graph.node and not model.graph.output:
         raise CaptureError(f"{path.name} holds no ONNX graph")
     require_bounded(model, path.name)
@@ -69,13 +69,13 @@ def require_bounded(model: Any, name: str) -> None:
         raise BeyondLimit(name, "has {} operands, results and attributes", names, FILE_NAMES, way_out)
 
 
-def sentence(fault: Exception) -> str:
+def error_text(fault: Exception) -> str:
     return " ".join(str(fault).split()) or type(fault).__name__
 
 
 def parameters(path: Path) -> dict[str, Array]:
     """The weights among initialisers, by name, floats as float32: those of bodies of loops and branches too."""
-    model = loaded(path)
+    model = load_model(path)
     folder = DataFolder(path.parent, path.name)
     every = (tensor for body in graphs_of(model) for tensor in body.initializer)
     return {tensor.name: numbers(tensor, folder) for tensor in every if is_weight(tensor)}
@@ -116,13 +116,13 @@ def numbers(tensor: Any, folder: DataFolder) -> Array:
     try:
         array = onnx.numpy_helper.to_array(whole)
     except Exception as fault:  # a damaged tensor
-        raise CaptureError(f"initialiser {tensor.name!r} cannot be read: {sentence(fault)}") from fault
+        raise CaptureError(f"initialiser {tensor.name!r} cannot be read: {error_text(fault)}") from fault
     return np.asarray(array, np.float32) if type_.dtype.is_float else array
 
 
-def with_data(path: Path) -> Any:
+def load_with_data(path: Path) -> Any:
     """The model with all of its data in it, so that nothing that works with it opens a file."""
-    model = loaded(path)
+    model = load_model(path)
     folder = DataFolder(path.parent, path.name)
     folder.files(model)
     for tensor in tensors_of(model):
@@ -134,7 +134,7 @@ def with_data(path: Path) -> Any:
 
 def open_axes(path: Path) -> tuple[str, ...]:
     """The axes that a file leaves open, by name."""
-    model = loaded(path)
+    model = load_model(path)
     initialised = {tensor.name for tensor in model.graph.initializer}
     shapes = [
         declared.type.tensor_type.shape
@@ -158,7 +158,7 @@ def function_key(node_or_function: Any, name: str) -> _Key:
     return domain, name, node_or_function.overload
 
 
-def require_sound(model: Any, name: str) -> None:
+def require_valid_names(model: Any, name: str) -> None:
     _Names(name).walk(model.graph, (), name)
     functions: dict[_Key, Any] = {}
     for function in model.functions:
@@ -287,7 +287,7 @@ def _require_no_recursion(functions: dict[_Key, Any], name: str) -> None:
 def evaluate(path: Path, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """The outputs by name, floats as float32."""
     try:
-        model = with_data(path)  # onnx itself opens no file
+        model = load_with_data(path)  # onnx itself opens no file
         evaluator = ReferenceEvaluator(model)
         kinds = {one.name: one.type.tensor_type.elem_type for one in model.graph.input}
         given = {

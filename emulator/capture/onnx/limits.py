@@ -21,13 +21,13 @@ from nxpipe.emulator.ops import Operator
 MiB: Final = 2**20
 
 FILE_BYTES: Final = 2**31 - 1  # protobuf reads no message that is longer
-FILE_PARTS: Final = 2_000_000  # fields of all messages, the bytes of a tensor being one; a node takes about ten
+FILE_FIELDS: Final = 2_000_000  # fields of all messages, the bytes of a tensor being one; a node takes about ten
 UNCOUNTED_BYTES: Final = 4 * MiB  # as many parts as that can have take no more memory
 FILE_NODES: Final = 50_000  # a decoder of 80 layers has 20,000 when it is exported without functions
 FILE_NAMES: Final = 2_000_000  # operands, results and attributes of all nodes
 NAME_CHARACTERS: Final = 1024  # a name is repeated in the origin of each node that is made of its node
-WRITTEN_OUT: Final = 150_000  # nodes read and made, once functions and loops are written out: a check of a minute
-LOOP_TURNS: Final = 4096  # a loop that turns more often is none that a program with fixed shapes should have
+EXPANDED_NODES: Final = 150_000  # nodes read and made, once functions and loops are written out: a check of a minute
+LOOP_ITERATIONS: Final = 4096  # a loop that turns more often is none that a program with fixed shapes should have
 DEPTH: Final = 48  # bodies in bodies and calls in calls; Python's stack ends at about three times that
 CONSTANT_BYTES: Final = 1024 * MiB  # all tables that the importer makes or computes with
 SHARED_DATA: Final = 4  # tied weights are read twice; more often than this on the average is a bomb
@@ -52,12 +52,12 @@ class BoundedBuilder(GraphBuilder):
     def step(self, count: int = 1) -> None:
         """Nodes were read or written, or as much work was done as they take."""
         self._steps += count
-        if self._steps > WRITTEN_OUT:
+        if self._steps > EXPANDED_NODES:
             raise BeyondLimit(
                 self._name,
                 "has more than {} nodes once its loops and functions are written out",
-                WRITTEN_OUT,
-                WRITTEN_OUT,
+                EXPANDED_NODES,
+                EXPANDED_NODES,
                 "use operators on whole tensors in place of loops, or export a smaller part of the model",
             )
 
@@ -85,7 +85,7 @@ class BoundedBuilder(GraphBuilder):
 _VARINT, _FIXED64, _BYTES, _GROUP, _END_OF_GROUP, _FIXED32 = range(6)
 
 
-def require_few_parts(data: bytes, name: str) -> None:
+def require_few_fields(data: bytes, name: str) -> None:
     """Damaged bytes end the count: the parser refuses them."""
     if len(data) <= UNCOUNTED_BYTES:  # so few that their parts fit into memory, whatever they are
         return
@@ -93,9 +93,9 @@ def require_few_parts(data: bytes, name: str) -> None:
         count = _parts(data)
     except IndexError:
         return
-    if count > FILE_PARTS:
+    if count > FILE_FIELDS:
         way_out = "export the model in smaller parts, with its weights as raw data"
-        raise BeyondLimit(name, "holds more than {} fields", FILE_PARTS, FILE_PARTS, way_out)
+        raise BeyondLimit(name, "holds more than {} fields", FILE_FIELDS, FILE_FIELDS, way_out)
 
 
 def _parts(data: bytes) -> int:
@@ -103,7 +103,7 @@ def _parts(data: bytes) -> int:
     while waiting:
         at, end, kind = waiting.pop()
         inside = _messages_in(kind)
-        while at < end and count <= FILE_PARTS:
+        while at < end and count <= FILE_FIELDS:
             count += 1
             tag, at = _number(data, at)
             wire = tag & 7

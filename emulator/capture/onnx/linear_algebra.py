@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from nxpipe.emulator.capture.composites import einsum, matrix_product, vector_product
 from nxpipe.emulator.capture.onnx.base import IMPORTERS, OnnxSite, axis_in, imports
-from nxpipe.emulator.capture.site import NotExpressible, given
+from nxpipe.emulator.capture.site import NotExpressible, present
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import ArgReduce, Concat, Iota, LayerNorm, Linear, Reduce, RmsNorm, Softmax, Transpose, Where
@@ -69,7 +69,7 @@ def layer_norm(site: OnnxSite, x: Value, scale: Value, bias: Value | None = None
     if scale.type.shape != x.type.shape[axis:]:
         raise NotExpressible("its scale does not cover the normalised axes; broadcast it")
     epsilon = float(site.attribute("epsilon", 1e-5))
-    normal = site.emit(LayerNorm(x.type.rank - axis, epsilon), *given([x, scale, bias]))
+    normal = site.emit(LayerNorm(x.type.rank - axis, epsilon), *present([x, scale, bias]))
     if site.wanted == 1:
         return [normal]
     over = tuple(range(axis, x.type.rank))

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 
-from nxpipe.emulator.capture.composites import continued
+from nxpipe.emulator.capture.composites import extend_axis
 from nxpipe.emulator.capture.onnx.base import OnnxSite, axis_in, dtype_of, imports
-from nxpipe.emulator.capture.site import NotExpressible, require_room
+from nxpipe.emulator.capture.site import NotExpressible, require_table_fits
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import (
@@ -154,7 +154,7 @@ def pad(
     mode = site.attribute("mode", "constant")
     if mode != "constant":
         for axis, before, after in sides:
-            x = continued(site, x, axis, max(before, 0), max(after, 0), mode)
+            x = extend_axis(site, x, axis, max(before, 0), max(after, 0), mode)
         return x
     scalar = site.like(x, site.attribute("value", 0)) if filling is None else site.reshape(filling, ())
     amounts = {axis: (max(before, 0), max(after, 0)) for axis, before, after in sides}
@@ -178,7 +178,7 @@ def count_up(site: OnnxSite, start: Value, limit: Value, delta: Value) -> Value:
     length = max(math.ceil((last - first) / step), 0)
     if start.type.dtype.is_integer:
         return site.emit(Iota(length, first, step, start.type.dtype))
-    require_room((length,))
+    require_table_fits((length,))
     return site.builder.constant(first + step * np.arange(length), start.type.dtype)
 
 
@@ -187,7 +187,7 @@ def eye(site: OnnxSite, x: Value) -> Value:
     given = site.attribute("dtype")
     dtype = x.type.dtype if given is None else dtype_of(given)
     rows, columns = x.type.shape
-    require_room((rows, columns))
+    require_table_fits((rows, columns))
     return site.builder.constant(np.eye(rows, columns, site.attribute("k", 0)), dtype)
 
 
@@ -196,7 +196,7 @@ def triangle(site: OnnxSite, x: Value, diagonal: Value | None = None) -> Value:
     k = 0 if diagonal is None else site.numbers("k", diagonal)[0]
     rows, columns = x.type.shape[-2:]
     upper = bool(site.attribute("upper", 1))
-    require_room((rows, columns), itemsize=1)
+    require_table_fits((rows, columns), itemsize=1)
     kept = np.triu(np.ones((rows, columns), np.bool_), k) if upper else np.tri(rows, columns, k, np.bool_)
     return site.emit(Where(), site.builder.constant(kept, DType.BOOL), x, site.like(x, 0))
 
@@ -262,7 +262,7 @@ def gather_nd(site: OnnxSite, x: Value, indices: Value) -> Value:
     columns = _columns(site, indices)
     common = columns[0].type.shape
     for axis in range(batched):
-        require_room((common[axis],))
+        require_table_fits((common[axis],))
         count = np.arange(common[axis]).reshape([-1 if i == axis else 1 for i in range(len(common))])
         columns.insert(axis, site.builder.constant(count, DType.INT64))
     return site.emit(Index(tuple(range(len(columns)))), x, *columns)
@@ -290,7 +290,7 @@ def tensor_scatter(site: OnnxSite, cache: Value, update: Value, starts: Value | 
     """New keys or values written into a cache, for each row of the batch from a place of its own on."""
     axis = site.axis(cache, -2)
     count, size = update.type.shape[axis], cache.type.shape[axis]
-    require_room((count,))
+    require_table_fits((count,))
     steps = site.builder.constant(np.arange(count).reshape(-1, *[1] * (cache.type.rank - axis - 1)), DType.INT64)
     if starts is not None:
         first = site.reshape(starts, (starts.type.elements, *[1] * (cache.type.rank - 1)))
@@ -345,7 +345,7 @@ def one_hot(site: OnnxSite, indices: Value, depth: Value, values: Value) -> Valu
     whole = site.cast(indices, DType.INT64)
     places = _counted_from_the_front(site, whole, count)
     column = site.reshape(places, (*whole.type.shape[:axis], 1, *whole.type.shape[axis:]))
-    require_room((count,))
+    require_table_fits((count,))
     classes = np.arange(count).reshape((-1, *[1] * (whole.type.rank - axis)))
     hot = site.binary("equal", column, site.builder.constant(classes, DType.INT64))
     off, on = (site.reshape(site.emit(Slice((i,), (i + 1,), (1,)), values), ()) for i in (0, 1))
@@ -362,7 +362,7 @@ def reverse_sequence(site: OnnxSite, x: Value, lengths: Value) -> Value:
         return [-1 if i == axis else 1 for i in range(rank)]
 
     size = x.type.shape[time]
-    require_room((size,))
+    require_table_fits((size,))
     step = site.builder.constant(np.arange(size).reshape(along(time)), DType.INT64)
     length = site.reshape(lengths, [x.type.shape[batch] if i == batch else 1 for i in range(rank)])
     mirrored = site.binary("subtract", site.binary("subtract", length, 1), step)

@@ -19,20 +19,20 @@ from nxpipe.emulator.capture.onnx.base import (
     OnnxSite,
     SubgraphCall,
     ValueNeeded,
+    attribute_bytes,
     attributes_of,
-    bytes_in,
+    decompose,
     dtype_of,
-    filled,
-    taken_apart,
+    resolve_references,
 )
 from nxpipe.emulator.capture.onnx.external import DataFolder
 from nxpipe.emulator.capture.onnx.file import (
+    error_text,
     function_key,
     is_parameter,
-    loaded,
+    load_model,
     numbers,
-    require_sound,
-    sentence,
+    require_valid_names,
     type_of,
 )
 from nxpipe.emulator.capture.onnx.limits import DEPTH, BeyondLimit, BoundedBuilder
@@ -92,7 +92,7 @@ _Scope = ChainMap[str, "Value | _Poison | None"]
 
 
 def capture_file(path: Path, sizes: Mapping[str, int]) -> Graph:
-    return capture_proto(loaded(path), sizes=sizes, folder=path.parent, name=path.name)
+    return capture_proto(load_model(path), sizes=sizes, folder=path.parent, name=path.name)
 
 
 def capture_proto(
@@ -103,7 +103,7 @@ def capture_proto(
     name: str = "the model",
 ) -> Graph:
     """The graph of a model in memory; `constants` gives inputs that are known now, because they decide sizes."""
-    require_sound(model, name)
+    require_valid_names(model, name)
     return _Importer(model, sizes or {}, constants or {}, folder, name).graph()
 
 
@@ -233,8 +233,8 @@ class _Importer:
             if any(operand is _POISON for operand in operands):
                 return poisoned
             self._builder.step()
-            self._builder.handle(bytes_in(node))
-            results = self._imported(filled(node, self._call), operands, scope, origin)
+            self._builder.handle(attribute_bytes(node))
+            results = self._imported(resolve_references(node, self._call), operands, scope, origin)
             if any(node.output[len(results) :]):
                 raise NotExpressible(f"it has {len(results)} results, and the node names {len(node.output)}")
             return results
@@ -252,7 +252,7 @@ class _Importer:
         except Exception as fault:
             # Nodes that break their operator's own rules, by an operand too few, an attribute that is not there, or a
             # step of zero: Python, numpy or onnx objects, each in its own way.
-            self._problem(label, origin, f"the node is malformed: {type(fault).__name__} {sentence(fault)}")
+            self._problem(label, origin, f"the node is malformed: {type(fault).__name__} {error_text(fault)}")
         return poisoned
 
     def _imported(self, node: Any, operands: list[Any], scope: _Scope, origin: Origin) -> list[Any]:
@@ -269,7 +269,7 @@ class _Importer:
         if own and node.op_type in CONTROL:
             return CONTROL[node.op_type](site, self._body(scope, origin), *operands)
         importer = IMPORTERS.get(node.op_type) if own else None
-        expanded = None if importer else taken_apart(node, operands, opset)
+        expanded = None if importer else decompose(node, operands, opset)
         if expanded is not None:
             return self._function(expanded, operands, attributes, origin)
         if importer is None:

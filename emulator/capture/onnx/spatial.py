@@ -11,17 +11,17 @@ import numpy as np
 
 from nxpipe.emulator.capture.composites import (
     Geometry,
-    folded,
-    grid_sampled,
-    largest_of,
-    mixed,
-    put_back,
-    sliding_places,
-    smoothing,
+    antialias_weights,
+    column_to_image,
+    multiply_axis,
+    sample_grid,
     transposed_convolution,
+    unpool,
+    window_maximum,
+    window_positions,
 )
 from nxpipe.emulator.capture.onnx.base import OnnxSite, axis_in, imports
-from nxpipe.emulator.capture.site import NotExpressible, given, require_room
+from nxpipe.emulator.capture.site import NotExpressible, present, require_table_fits
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import Array
@@ -52,7 +52,7 @@ def geometry_of(site: OnnxSite, x: Value, window: Sizes) -> tuple[Sizes, Sizes, 
 def convolution(site: OnnxSite, x: Value, weight: Value, bias: Value | None = None) -> Value:
     stride, before, after, dilation = geometry_of(site, x, weight.type.shape[2:])
     op = Convolution(stride, before, after, dilation, site.attribute("group", 1), x.type.dtype)
-    return site.emit(op, *given([x, weight, bias]))
+    return site.emit(op, *present([x, weight, bias]))
 
 
 @imports("ConvTranspose")
@@ -107,13 +107,13 @@ def max_pool(site: OnnxSite, x: Value) -> list[Value]:
 def _positions(site: OnnxSite, x: Value, pooled: Value, window: Sizes, geometry: Geometry) -> Value:
     """Where the largest elements stand, counted through the whole tensor; columns first, if the node says so."""
     sizes, made = x.type.shape[2:], pooled.type.shape[2:]
-    place = largest_of(site, x, sliding_places(sizes, window, geometry, made), made)[1]
+    place = window_maximum(site, x, window_positions(sizes, window, geometry, made), made)[1]
     area = math.prod(sizes)
     if site.attribute("storage_order", 0):
-        require_room((area,))
+        require_table_fits((area,))
         columns_first = np.arange(area).reshape(sizes[::-1]).T.reshape(-1)
         place = site.emit(Gather(0), site.builder.constant(columns_first, DType.INT64), place)
-    require_room(x.type.shape[:2])
+    require_table_fits(x.type.shape[:2])
     planes = np.arange(math.prod(x.type.shape[:2])).reshape(*x.type.shape[:2], *[1] * len(sizes))
     return site.binary("add", place, site.builder.constant(planes * area, DType.INT64))
 
@@ -124,7 +124,7 @@ _GRID_MODES = {"bilinear": "linear", "bicubic": "cubic"}
 @imports("GridSample")
 def grid_sample(site: OnnxSite, x: Value, grid: Value) -> Value:
     mode, padding = site.attribute("mode", "linear"), site.attribute("padding_mode", "zeros")
-    return grid_sampled(site, x, grid, _GRID_MODES.get(mode, mode), padding, bool(site.attribute("align_corners", 0)))
+    return sample_grid(site, x, grid, _GRID_MODES.get(mode, mode), padding, bool(site.attribute("align_corners", 0)))
 
 
 @imports("MaxUnpool")
@@ -139,12 +139,12 @@ def max_unpool(site: OnnxSite, x: Value, places: Value, wanted: Value | None = N
     inside = site.binary("remainder", places, site.like(places, math.prod(sizes)))
     if made != sizes:
         inside = _moved_places(site, inside, sizes, made)
-    return put_back(site, x, inside, made)
+    return unpool(site, x, inside, made)
 
 
 def _moved_places(site: OnnxSite, places: Value, sizes: list[int], made: list[int]) -> Value:
     """The same coordinates, counted in a larger tensor."""
-    require_room(made)
+    require_table_fits(made)
     table = np.arange(math.prod(made)).reshape(made)[tuple(map(slice, sizes))].reshape(-1)
     return site.emit(Gather(0), site.builder.constant(table, DType.INT64), places)
 
@@ -155,7 +155,7 @@ def columns_to_image(site: OnnxSite, x: Value, image: Value, block: Value) -> Va
     axes = len(window)
     pads = site.attribute("pads", [0] * 2 * axes)
     stride, dilation = (tuple(site.attribute(name, [1] * axes)) for name in ("strides", "dilations"))
-    return folded(site, x, sizes, window, Geometry(stride, tuple(pads[:axes]), tuple(pads[axes:]), dilation))
+    return column_to_image(site, x, sizes, window, Geometry(stride, tuple(pads[:axes]), tuple(pads[axes:]), dilation))
 
 
 @imports("LRN")
@@ -182,7 +182,7 @@ def average_pool(site: OnnxSite, x: Value) -> Value:
 
 def _counts(site: OnnxSite, x: Value, op: Pool) -> Value:
     padded = [size + b + a for size, b, a in zip(x.type.shape[2:], op.before, op.after, strict=True)]
-    require_room((*padded, *op.window), itemsize=1)
+    require_table_fits((*padded, *op.window), itemsize=1)
     ones = np.ones((1, 1, *x.type.shape[2:]), np.float32)
     if site.attribute("count_include_pad", 0):
         # The padding that the model asks for counts, the padding that rounding up adds does not.
@@ -237,7 +237,7 @@ def resize(
     rule = site.attribute("coordinate_transformation_mode", "asymmetric" if old_kind else "half_pixel")
     axes = [axis_in(axis, x.type.rank) for axis in site.attribute("axes", range(x.type.rank))]
     for number, (axis, scale, new) in enumerate(_targets(site, x, axes, scales, sizes)):
-        require_room((new,))
+        require_table_fits((new,))
         old = x.type.shape[axis]
         if rule == "tf_crop_and_resize":
             if roi is None:
@@ -256,8 +256,8 @@ def _resized(site: OnnxSite, x: Value, axis: int, at: Array, scale: float) -> Va
     if site.attribute("antialias", 0):
         constant = site.attribute("cubic_coeff_a", -0.75) if mode == "cubic" else None
         beyond = not site.attribute("exclude_outside", 0)
-        return mixed(site, x, axis, smoothing(old, at, 1 / scale, cubic=constant, beyond=beyond))
-    return mixed(site, x, axis, _weights(site, mode, at, old).T)
+        return multiply_axis(site, x, axis, antialias_weights(old, at, 1 / scale, cubic=constant, beyond=beyond))
+    return multiply_axis(site, x, axis, _weights(site, mode, at, old).T)
 
 
 def _cropped(site: OnnxSite, x: Value, axis: int, new: int, start: float, end: float) -> Value:
@@ -299,7 +299,7 @@ def _nearest(site: OnnxSite, x: Value, axis: int, at: Array) -> Value:
 
 def _weights(site: OnnxSite, mode: str, at: Array, old: int) -> Array:
     """A row for each new place: how much of each old one it takes."""
-    require_room((len(at), old))
+    require_table_fits((len(at), old))
     base = np.floor(at)
     taps = linear_taps(at - base) if mode == "linear" else cubic_taps(at - base, site.attribute("cubic_coeff_a", -0.75))
     weights = np.zeros((len(at), old))
@@ -338,7 +338,7 @@ def _fitted(site: OnnxSite, x: Value, axis: int, count: int) -> Value:
 
 def _table(old: int, new: int, inverse: bool, pair: int) -> Array:
     """[old * pair, new * 2]: what each old number adds to each new one, real and imaginary parts interleaved."""
-    require_room((old, pair, new, 2))
+    require_table_fits((old, pair, new, 2))
     angle = (2 if inverse else -2) * math.pi * (np.arange(old)[:, None] * np.arange(new)[None, :] % old) / old
     turn = np.stack([np.cos(angle), np.sin(angle)], -1)  # [old, new, 2]
     rows = turn[:, None] if pair == 1 else np.stack([turn, np.stack([-np.sin(angle), np.cos(angle)], -1)], 1)
@@ -380,7 +380,7 @@ def short_time_fourier(
     hop = site.numbers("step", step)[0]
     size = window.type.elements if length is None and window is not None else site.numbers("length", length)[0]
     frames = (x.type.shape[1] - size) // hop + 1
-    require_room((frames, size))
+    require_table_fits((frames, size))
     places = np.arange(frames)[:, None] * hop + np.arange(size)
     cut = site.emit(Gather(1), x, site.builder.constant(places, DType.INT64))
     cut = cut if cut.type.rank == 4 else site.reshape(cut, (*cut.type.shape, 1))
@@ -398,7 +398,7 @@ def mel_weights(site: OnnxSite, bands: Value, length: Value, rate: Value, low: V
     count, size, hertz = (int(site.table("size", value).item()) for value in (bands, length, rate))
     edges = [float(site.table("edge", value).item()) for value in (low, high)]
     first, last = (2595 * math.log10(1 + edge / 700) for edge in edges)
-    require_room((size // 2 + 1, count))
+    require_table_fits((size // 2 + 1, count))
     site.builder.step(max(count, 0))
     mel = first + np.arange(count + 2) * (last - first) / (count + 2)
     bins = ((size + 1) * 700 * (10 ** (mel / 2595) - 1) // hertz).astype(np.int64)
