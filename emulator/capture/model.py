@@ -12,7 +12,7 @@ from nxpipe.emulator.capture.budget import bounded, require_modest_buffers, requ
 from nxpipe.emulator.capture.constants import Portable
 from nxpipe.emulator.capture.dispatch import call_for_model
 from nxpipe.emulator.capture.image_models import DIFFUSION, bind_patch_grid, build_diffusion_model
-from nxpipe.emulator.capture.provenance import location_and_settings
+from nxpipe.emulator.capture.provenance import failure_details
 from nxpipe.emulator.capture.request import TASKS, CaptureRequest
 from nxpipe.emulator.configuration import quantised, relevant
 from nxpipe.emulator.errors import CaptureError
@@ -51,7 +51,7 @@ def instantiate(kind: Any, config: Any, dtype: str) -> Any:
         raise
     except Exception as fault:  # third-party code: whatever it raises is a reason why there is no model
         raise CaptureError(
-            f"{kind.__name__} cannot be built from this configuration: {first_paragraph(fault)}{location_and_settings(fault)}"
+            f"{kind.__name__} cannot be built from this configuration: {first_paragraph(fault)}{failure_details(fault)}"
         ) from fault
 
 

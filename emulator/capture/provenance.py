@@ -47,7 +47,7 @@ def failing_line(failure: TracebackType | None) -> str:
     return _innermost(own) or _innermost(frames)
 
 
-def location_and_settings(fault: BaseException) -> str:
+def failure_details(fault: BaseException) -> str:
     """In a message's words: the line that failed, and the settings read there that the configuration leaves unset."""
     place = failing_line(fault.__traceback__)
     return (f", at {place}" if place else "") + unset_settings(fault)

@@ -15,11 +15,11 @@ def _graph(value: Any) -> bool:
 
 
 def _table(kind: type | tuple[type, ...]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, dict) and all(isinstance(part, kind) for part in value.values())
+    return lambda value: isinstance(value, dict) and all(isinstance(entry, kind) for entry in value.values())
 
 
 def _sizes(value: Any) -> bool:
-    return isinstance(value, dict) and all(type(part) is int and part >= 0 for part in value.values())
+    return isinstance(value, dict) and all(type(size) is int and size >= 0 for size in value.values())
 
 
 def _names(value: Any) -> bool:
@@ -39,12 +39,12 @@ def _tokens(value: Any) -> bool:
 
 
 class Call(NamedTuple):
-    """Where it is answered, what is imported before anything of a stranger's is opened, and a check of the answer."""
+    """One call: the function, the modules to import before untrusted bytes are opened, and a check of the result."""
 
-    home: str
+    module: str
     function: str
-    before: tuple[str, ...]
-    fits: Callable[[Any], bool]
+    preload: tuple[str, ...]
+    is_valid: Callable[[Any], bool]
 
 
 WARM: Final = "nxpipe.emulator.capture.warm"
@@ -73,6 +73,6 @@ CALLS: Final = {
 
 
 def run_call(name: str, arguments: tuple[Any, ...]) -> Any:
-    """The answer, made in this process."""
+    """Execute a call in this process."""
     call = CALLS[name]
-    return getattr(importlib.import_module(call.home), call.function)(*arguments)
+    return getattr(importlib.import_module(call.module), call.function)(*arguments)

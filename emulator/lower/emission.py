@@ -127,10 +127,10 @@ def _attributed(node: Node) -> Iterator[None]:
     try:
         yield
     except OutOfMemory as fault:
-        who = f"{node.op.label} at {str(node.origin) or 'an unknown place'}, for {fault.who},"
+        who = f"{node.op.label} at {str(node.origin) or 'an unknown place'}, for {fault.subject},"
         ends = [(f"its operand {number}", value) for number, value in enumerate(node.operands)]
         ends.append(("its result", node.result))
         tensors = [TensorAllocation(what, str(value.type), value.type.nbytes) for what, value in ends]
         largest = sorted(tensors, key=lambda taken: -taken.nbytes)
         remedy = "use a smaller bucket, or divide the model among more cores (--tp)"
-        raise OutOfMemory(who, fault.memory, fault.need, fault.room, largest, remedy) from fault
+        raise OutOfMemory(who, fault.memory, fault.need, fault.capacity, largest, remedy) from fault

@@ -209,7 +209,7 @@ def _emit(
 
     with step(f"emit {shape.name}"):
         try:
-            executable = emit(program, spec.target.core, room=room(spec.target))
+            executable = emit(program, spec.target.core, hbm_bytes=room(spec.target))
         except OutOfMemory as error:
             raise DoesNotFit(f"{spec.source.id} {shape.name}: {error}") from error
         check(executable.program)

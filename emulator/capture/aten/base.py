@@ -23,7 +23,6 @@ __all__ = [
     "Site",
     "axes_of",
     "axis_of",
-    "given",
     "importer_of",
     "imports",
     "is_assertion",
