@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from nxpipe.emulator.capture.site import NotExpressible, Site
+from nxpipe.emulator.capture.site import NotExpressible, Site, present
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import Concat, MatMul, Transpose
@@ -27,6 +27,7 @@ __all__ = [
     "imports",
     "is_assertion",
     "is_known",
+    "present",
     "promote_scalars",
 ]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nxpipe.emulator.capture.aten.base import NotExpressible, Site, given, imports
+from nxpipe.emulator.capture.aten.base import NotExpressible, Site, imports, present
 from nxpipe.emulator.capture.composites import (
     Geometry,
     adaptive_window_positions,
@@ -31,7 +31,7 @@ def linear(site: Site, x: Value, weight: Value, bias: Value | None = None) -> Va
     if not x.type.dtype.is_float:
         product = vector_product(site, x, site.emit(Transpose((1, 0)), weight), site.result.dtype)
         return product if bias is None else site.binary("add", product, bias)
-    return site.emit(Linear(site.result.dtype), *given([x, weight, bias]))
+    return site.emit(Linear(site.result.dtype), *present([x, weight, bias]))
 
 
 @imports("mm", "bmm")
@@ -79,7 +79,7 @@ def attention(
         raise NotExpressible("attention drops probabilities; put the model in evaluation mode")
     width = 1 / math.sqrt(q.type.shape[-1]) if scale is None else float(scale)
     op = Attention(scale=width, causal=causal, probabilities=v.type.dtype, out=site.result.dtype)
-    return site.emit(op, *given([q, k, v, mask]))
+    return site.emit(op, *present([q, k, v, mask]))
 
 
 @imports("_grouped_mm", "transformers::grouped_mm_fallback")
@@ -123,7 +123,7 @@ def convolution(
         result = transposed_convolution(site, x, weight, bias, geometry, extra, groups, site.result.dtype)
     else:
         op = Convolution(stride, before, after, dilation, groups, site.result.dtype)
-        result = site.emit(op, *given([x, weight, bias]))
+        result = site.emit(op, *present([x, weight, bias]))
     return site.reshape(result, site.result.shape)
 
 
@@ -147,7 +147,7 @@ def conv_padded_by_name(
     before, after = tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
     op = Convolution(_each(stride, axes), before, after, dilation, groups, site.result.dtype)
     batched = x if x.type.rank == weight.type.rank else site.reshape(x, (1, *x.type.shape))
-    return site.reshape(site.emit(op, *given([batched, weight, bias])), site.result.shape)
+    return site.reshape(site.emit(op, *present([batched, weight, bias])), site.result.shape)
 
 
 def _pooled(

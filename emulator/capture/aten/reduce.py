@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from nxpipe.emulator.capture.aten.base import Site, axes_of, axis_of, given, imports, promote_scalars
+from nxpipe.emulator.capture.aten.base import Site, axes_of, axis_of, imports, present, promote_scalars
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import (
@@ -280,7 +280,7 @@ def layer_norm(
     op = LayerNorm(len(shape), float(epsilon))
     if weight is None and bias is not None:
         return site.binary("add", site.emit(op, x), bias)
-    return site.emit(op, *given([x, weight, bias]))
+    return site.emit(op, *present([x, weight, bias]))
 
 
 @imports("native_layer_norm")
@@ -435,7 +435,7 @@ def _scaled_by_batch(site: Site, x: Value, weight: Value | None, bias: Value | N
 @imports("rms_norm")
 def rms_norm(site: Site, x: Value, shape: Sequence[int], weight: Value | None, epsilon: float | None) -> Value:
     floor = _EPSILON[x.type.dtype] if epsilon is None else float(epsilon)
-    return site.emit(RmsNorm(len(shape), floor), *given([x, weight]))
+    return site.emit(RmsNorm(len(shape), floor), *present([x, weight]))
 
 
 @imports("_weight_norm")
