@@ -25,18 +25,18 @@ Floats = npt.NDArray[np.float32]
 _Words = npt.NDArray[np.uint32]
 
 # Elements of one piece: its temporaries stay in the second-level cache.
-_PIECE_ELEMENTS = 1 << 16
+_PIECE = 1 << 16
 
 
 def pieces(size: int) -> Iterator[slice]:
     """Slices that together cover `size` elements."""
-    return (slice(start, min(start + _PIECE_ELEMENTS, size)) for start in range(0, size, _PIECE_ELEMENTS))
+    return (slice(start, min(start + _PIECE, size)) for start in range(0, size, _PIECE))
 
 
 def map_pieces(function: Callable[[Floats], Array], values: Array) -> Floats:
     """Apply an elementwise function piece by piece, so that its temporaries stay in the cache."""
     source = np.asanyarray(values, np.float32)
-    if source.size <= _PIECE_ELEMENTS:
+    if source.size <= _PIECE:
         return np.asarray(function(np.atleast_1d(source)), np.float32).reshape(source.shape)
     result, flat, out = _alike(source)
     for piece in pieces(flat.size):

@@ -238,7 +238,7 @@ def test_nonsense_of_the_other_side_is_refused(said: bytes) -> None:
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("answer", [None, 1, "x", {"a": "b"}, [["x"]], (("a",),), np.zeros(2)])
 def test_an_answer_of_another_kind_is_not_taken(name: str, answer: Any) -> None:
-    assert not CALLS[name].fits(answer)
+    assert not CALLS[name].is_valid(answer)
 
 
 def test_an_error_that_no_reader_has_is_a_failure_of_the_reader() -> None:
