@@ -133,7 +133,7 @@ def in_pytorch(request: "CaptureRequest", tensors: Arrays, dtype: str) -> Refere
         from nxpipe.emulator.capture.reference import Reference
 
         reference = Reference(request, tensors, dtype)
-        return [reference.answer(batch) for batch in batches]
+        return [reference.run(batch) for batch in batches]
 
     return answers
 
@@ -232,7 +232,7 @@ def _in_pytorch(spec: BuildSpec, pair: tuple[Shape, Shape], tensors: Arrays, dty
     def runner(shape: Shape) -> Decoder:
         request = cast("CaptureRequest", spec.capture_request(shape))  # only a model class decodes
         reference = Reference(request, tensors, dtype)
-        return lambda inputs: reference.answer(inputs).outputs
+        return lambda inputs: reference.run(inputs).outputs
 
     return runner(pair[0]), runner(pair[1])
 
