@@ -69,7 +69,7 @@ def test_experts_run_as_one_product_of_groups() -> None:
 
 def test_random_numbers_are_a_finding_that_says_where_else_to_draw_them() -> None:
     small = {"image_size": 32, "patch_size": 8, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    with pytest.raises(UnsupportedOperators, match="draw them on the host"):
+    with pytest.raises(UnsupportedOperators, match="generate them on the host"):
         capture(forward({"model_type": "vit_mae", "intermediate_size": 32, **small}, "feature-extraction"))
 
 
