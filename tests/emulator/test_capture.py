@@ -274,7 +274,7 @@ def test_a_branch_on_a_buffer_or_a_parameter_is_no_less_a_decision() -> None:
         def forward(self, x: Any) -> Any:
             return x + 1 if self.gate > 0 else x  # LINE: gate
 
-    with pytest.raises(GraphBreak, match="by a tensor's value") as caught:
+    with pytest.raises(GraphBreak, match="on a tensor's value") as caught:
         capture_module(Gated(), {"x": torch.ones(4, 4)})
     assert caught.value.source == line_of("gate")
 

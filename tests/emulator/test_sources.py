@@ -52,7 +52,7 @@ def test_floats_come_in_the_type_of_the_weights() -> None:
 
 
 def test_an_input_that_no_configuration_describes_is_named() -> None:
-    with pytest.raises(CaptureError, match="needs an input 'states', whose shape no configuration tells"):
+    with pytest.raises(CaptureError, match="needs an input 'states', whose shape no configuration gives"):
         capture(forward({"model_type": "decision_transformer"}, "feature-extraction"))
 
 

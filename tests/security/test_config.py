@@ -114,7 +114,9 @@ CONFIGS: Final = {
     ),
     "a part by its id": Hostile({"model_type": "dpt", "backbone": "evil/x"}, 10, "is never fetched"),
     "a part by its name": Hostile(
-        {"model_type": "dpt", "architectures": ["DPTForDepthEstimation"], "backbone": "evil"}, 11, "which is never fetched"
+        {"model_type": "dpt", "architectures": ["DPTForDepthEstimation"], "backbone": "evil"},
+        11,
+        "which is never fetched",
     ),
     "a table of sines": Hostile(
         {

@@ -240,7 +240,13 @@ _ATTEMPTS: list[tuple[str, Recipe, str, int, str]] = [
         11,
         "it needs a table of 16,000,000,000 bytes, and the limit is",
     ),
-    ("O30", _with(model([node("Relu", "x", "y")], inputs={"x": [2**40, 2**40]})), "check", 11, "is not a valid tensor type"),
+    (
+        "O30",
+        _with(model([node("Relu", "x", "y")], inputs={"x": [2**40, 2**40]})),
+        "check",
+        11,
+        "is not a valid tensor type",
+    ),
     ("O31", _with(model([node("Relu", "x", "y")], inputs={"x": [-2, 0]})), "check", 11, "is not a valid tensor type"),
     ("O32", _made(chain, 20_000), "check", 0, "lowers, and fits"),
     ("O33", _made(chain, 10**6), "check", 11, f"fields, and the limit is {FILE_FIELDS:,}"),
@@ -316,8 +322,20 @@ _SIBLINGS: list[tuple[str, Recipe, str, int, str]] = [
     ),
     ("branches deeper than protobuf reads", _with(_deep_branches()), "check", 11, "not an ONNX model"),
     ("a node that reads itself", _with(model([node("Add", "x y", "y")])), "check", 11, "this node itself defines"),
-    ("a value made twice", _with(model([node("Relu", "x", "y"), node("Neg", "x", "y")])), "check", 11, "made before"),
-    ("an output that nothing makes", _with(model([node("Relu", "x", "t")])), "check", 11, "is not the result of any node"),
+    (
+        "a value made twice",
+        _with(model([node("Relu", "x", "y"), node("Neg", "x", "y")])),
+        "check",
+        11,
+        "already defined",
+    ),
+    (
+        "an output that nothing makes",
+        _with(model([node("Relu", "x", "t")])),
+        "check",
+        11,
+        "is not the result of any node",
+    ),
     (
         "an operand of a function that nothing makes",
         _with(

@@ -177,7 +177,7 @@ CASES: Final[tuple[tuple[tuple[str, ...], Edit, str | None], ...]] = (
     (("P08",), set_target("torch.ops.aten.__class__.__init__"), "which is not an operator"),
     (("P09",), set_target("torch.ops.__dict__"), "which is not an operator"),
     (("P09",), set_target("torch.ops._dl_open_guard.__call__"), "which is not an operator"),
-    (("P10",), set_target("torch.ops.higher_order.cond"), "reads"),
+    (("P10",), set_target("torch.ops.higher_order.cond"), "cannot be read by torch"),
     (("P10",), set_target("torch.ops.higher_order.aoti_call_delegate"), "which is not an operator"),
     (
         ("P10b",),
@@ -204,8 +204,16 @@ CASES: Final[tuple[tuple[tuple[str, ...], Edit, str | None], ...]] = (
     (("P29",), rename_input("a\x1b[2J"), "which is not an identifier"),
     (("P29",), rename_input("a\nb"), "which is not an identifier"),
     (("P30",), chain(NODES), "operations, and the limit is 32,768"),
-    (("P31",), lambda document: node(document, 0).update(inputs=argument({"as_tensor": {"name": "gelu"}})), "reads"),
-    (("P31",), lambda document: node(document).update(inputs=argument({"as_tensor": {"name": "ghost"}})), "reads"),
+    (
+        ("P31",),
+        lambda document: node(document, 0).update(inputs=argument({"as_tensor": {"name": "gelu"}})),
+        "cannot be read by torch",
+    ),
+    (
+        ("P31",),
+        lambda document: node(document).update(inputs=argument({"as_tensor": {"name": "ghost"}})),
+        "cannot be read by torch",
+    ),
     (("P32",), set_size(dtype=99), "has no member '99'"),
     (("P33",), set_size(sizes=[{"as_int": 2**62}] * 2), "more than 2^63 elements"),
     (("P33",), set_size(sizes=[{"as_int": 10**30}] * 2), "an integer of 64 bits"),
@@ -238,7 +246,11 @@ CASES: Final[tuple[tuple[tuple[str, ...], Edit, str | None], ...]] = (
     ((), set_spec(container("builtins.tuple", json.dumps({"__enum__": True}))), "with a context"),
     ((), lambda document: document["graph_module"].update(module_call_graph=[]), "has no call signature"),
     ((), lambda document: document["graph_module"].pop("signature"), "GraphModule has no signature"),
-    ((), lambda document: document["graph_module"]["signature"].update(input_specs=[]), "inputs that differ from its signature"),
+    (
+        (),
+        lambda document: document["graph_module"]["signature"].update(input_specs=[]),
+        "inputs that differ from its signature",
+    ),
 )
 
 
