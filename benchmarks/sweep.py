@@ -167,7 +167,7 @@ def _tried(name: str, task: str, model_type: str) -> tuple[str, str, int]:
     import torch
 
     from nxpipe.emulator.capture.export import capture_module, input_types
-    from nxpipe.emulator.capture.image_models import hold_grid
+    from nxpipe.emulator.capture.image_models import bind_patch_grid
     from nxpipe.emulator.capture.request import CaptureRequest
     from nxpipe.emulator.errors import CompileError, UnsupportedOperators
     from nxpipe.emulator.passes import check
@@ -176,7 +176,7 @@ def _tried(name: str, task: str, model_type: str) -> tuple[str, str, int]:
         kind, config = _class_and_configuration(name, model_type)
         request = CaptureRequest({"model_type": model_type}, task, "forward", 1, _sequence(config), "float32")
         model = _built(name, model_type, kind, config)
-        hold_grid(model, request.batch)
+        bind_patch_grid(model, request.batch)
         types = input_types(model, request).items()
         empty = {name: torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta") for name, t in types}
         graph = capture_module(model, empty)
@@ -221,7 +221,7 @@ def _sequence(config: Any) -> int:
 def _class_and_configuration(name: str, model_type: str, *, whole: bool = False) -> tuple[Any, Any]:
     import transformers
 
-    from nxpipe.emulator.capture.model import leave_out_caches, one_line, quiet_libraries
+    from nxpipe.emulator.capture.model import disable_caches, first_paragraph, quiet_libraries
     from nxpipe.emulator.errors import CaptureError
 
     try:
@@ -229,10 +229,10 @@ def _class_and_configuration(name: str, model_type: str, *, whole: bool = False)
             config = transformers.AutoConfig.for_model(model_type)
             config = config if whole else _cut(config)
             config.use_cache = False
-            leave_out_caches(config)
+            disable_caches(config)
             return getattr(transformers, name), config
     except Exception as fault:
-        raise CaptureError(f"transformers has no default {name} on this machine: {one_line(fault)}") from fault
+        raise CaptureError(f"transformers has no default {name} on this machine: {first_paragraph(fault)}") from fault
 
 
 def _cut(config: Any) -> Any:

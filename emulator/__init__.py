@@ -1,7 +1,7 @@
-"""A NeuronCore compiler and emulator: models become checked graphs, graphs become numbers.
+"""NeuronCore compiler and emulator: a model is captured as a checked graph, compiled, and executed on the host.
 
-Only numpy and the standard library are needed here; torch and transformers are met in `emulator.capture` alone,
-and there only when a model is really captured.
+It needs only numpy and the standard library; torch and transformers are imported by `emulator.capture` alone, and only
+when a model is captured.
 """
 
 # Part of every cache key: raise it whenever the same model could compile to a different graph or program.

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 
 class CompileError(Exception):
-    """The root of everything that the compiler and the emulator raise on purpose."""
+    """Base class of the errors of the compiler and the emulator."""
 
-    deterministic = True  # the same request meets the same error again
+    deterministic = True  # the same request fails in the same way again
 
 
 class CaptureError(CompileError):
-    """The model could not be traced into a graph; `source` is the line of its code that stopped it, if one did."""
+    """The model could not be captured as a graph; `source` is the line of its code that failed, if known."""
 
     def __init__(self, message: str, source: str = "") -> None:
         super().__init__(message)
@@ -20,22 +20,22 @@ class CaptureError(CompileError):
 
 
 class DataUnusable(CaptureError):
-    """A file of weights beside a model's file is missing or cut short, or could be outside of the model's folder."""
+    """An external data file of a model is missing or truncated, or may lie outside of the model's folder."""
 
 
 class LimitExceeded(CompileError):
-    """Reading a model took more time or memory than it was allowed."""
+    """Reading a model exceeded its limit of time or memory."""
 
     deterministic = False
 
 
 class GraphBreak(CaptureError):
-    """The model decides in Python by a tensor's value, which a compiled program cannot do."""
+    """The model has data-dependent control flow: Python code that branches on a tensor's value."""
 
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """One thing in the user's model that stands in the way, and where it stands."""
+    """One operator of the user's model that cannot be compiled, and its location."""
 
     operator: str
     module: str
@@ -50,7 +50,7 @@ class Finding:
 
 
 class UnsupportedOperators(CompileError):
-    """Every operator of a model that the compiler cannot take, not only the first."""
+    """All operators of a model that the compiler does not support, not only the first."""
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         self.findings = tuple(findings)
@@ -62,15 +62,15 @@ class UnsupportedOperators(CompileError):
 
 
 class GraphInvalid(CompileError):
-    """A graph, or bytes that claim to be one, broke a rule of the intermediate representation."""
+    """A graph, or its encoding, violates a rule of the intermediate representation."""
 
 
 class IllTyped(GraphInvalid):
-    """An operator was given operands or attributes that its shape rule refuses."""
+    """Operands or attributes of an operator violate its shape rule."""
 
 
 class ExecutableInvalid(CompileError):
-    """Bytes that claim to be an executable broke a rule of its format at `offset`."""
+    """An encoded executable violates a rule of its format at byte `offset`."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(f"the executable is invalid at byte {offset}: {reason}")
@@ -78,12 +78,12 @@ class ExecutableInvalid(CompileError):
 
 
 class OptionsInvalid(CompileError):
-    """A compiler option has a value that does not exist."""
+    """A compiler option has an unknown value."""
 
 
 @dataclass(frozen=True)
-class Taken:
-    """A tensor that takes room: what it is to the model, its shape, and how large it is."""
+class TensorAllocation:
+    """A tensor in memory: its role in the model, its shape, and its size in bytes."""
 
     what: str
     shape: str
@@ -94,28 +94,32 @@ class Taken:
 
 
 class OutOfMemory(CompileError):
-    """Something does not fit into one of the machine's memories; `largest` are the tensors that are in it by then."""
+    """An allocation exceeds one of the machine's memories; `largest` are the tensors allocated there at that point."""
 
-    named = 3  # of them in the message
+    named = 3  # tensors in the message
 
-    def __init__(self, who: str, memory: str, need: int, room: int, largest: Sequence[Taken], way_out: str) -> None:
-        self.who, self.memory, self.need, self.room = who, memory, need, room
+    def __init__(
+        self, subject: str, memory: str, need: int, capacity: int, largest: Sequence[TensorAllocation], remedy: str
+    ) -> None:
+        self.subject, self.memory, self.need, self.capacity = subject, memory, need, capacity
         self.largest = tuple(largest)
         listing = "; ".join(map(str, self.largest[: self.named]))
         tensors = f"; the largest tensors are {listing}" if listing else ""
-        super().__init__(f"{who} needs {need:,} bytes of {memory}, and {room:,} are there{tensors}: {way_out}")
+        super().__init__(
+            f"{subject} needs {need:,} bytes of {memory}, and {capacity:,} are available{tensors}: {remedy}"
+        )
 
 
 class ExecutionError(CompileError):
-    """A checked graph could not be executed on the values given."""
+    """A valid graph could not be executed on the given values."""
 
 
 class InputsInvalid(ExecutionError):
-    """What was given to a program is none of its inputs, or would be read wrongly."""
+    """A value given to a program is not one of its inputs, or would be misread."""
 
 
 class MissingTensor(ExecutionError):
-    """A parameter or an input that the graph needs was not given."""
+    """A parameter or an input of the graph is missing."""
 
     def __init__(self, role: str, name: str, expected: str) -> None:
         super().__init__(f"{role} {name!r} is missing; the graph needs it as {expected}")
@@ -129,7 +133,7 @@ class WrongTensor(ExecutionError):
 
 
 class IndexOutOfRange(ExecutionError):
-    """A gather met an index outside of its table."""
+    """A gather index is outside of its axis."""
 
     def __init__(self, index: int, size: int, where: str = "") -> None:
         self.index, self.size = index, size

@@ -1,10 +1,10 @@
 """Arithmetic of the engines, in numpy.
 
-A value of a narrow float type is held as a float32 array whose every element is exactly representable in that type.
-Tensor engine: operands are already rounded to their type, products are summed in float32, so a float32 matrix product
-over rounded operands is its arithmetic up to summation order. Vector and scalar engines: operands widen to float32
-for free, the work is done in float32, and the result is rounded once on its way out: to nearest even, or, inside
-`stochastic_rounding`, up or down by chance.
+A value of a narrow float type is stored as a float32 array whose elements are exactly representable in that type.
+Tensor engine: operands are already rounded to their type and products are summed in float32, so a float32 matrix
+product of rounded operands is exact up to summation order. Vector and scalar engines: operands are widened to float32,
+computed in float32, and the result is rounded once on output: to nearest even, or stochastically inside
+`stochastic_rounding`.
 """
 
 import math
@@ -24,7 +24,7 @@ Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 _Words = npt.NDArray[np.uint32]
 
-# Elements worked on at a time, so that the temporaries of one piece stay in the second-level cache.
+# Elements of one piece: its temporaries stay in the second-level cache.
 _PIECE = 1 << 16
 
 
@@ -34,7 +34,7 @@ def pieces(size: int) -> Iterator[slice]:
 
 
 def map_pieces(function: Callable[[Floats], Array], values: Array) -> Floats:
-    """A function of single elements, applied piece by piece, so that a chain of operations stays in the cache."""
+    """Apply an elementwise function piece by piece, so that its temporaries stay in the cache."""
     source = np.asanyarray(values, np.float32)
     if source.size <= _PIECE:
         return np.asarray(function(np.atleast_1d(source)), np.float32).reshape(source.shape)
@@ -45,7 +45,7 @@ def map_pieces(function: Callable[[Floats], Array], values: Array) -> Floats:
 
 
 def _alike(source: Floats) -> tuple[Floats, Floats, Floats]:
-    """An empty array with the memory layout of `source`, and flat views of both in the order of memory."""
+    """An empty array with the memory layout of `source`, and flat views of both in memory order."""
     order = sorted(range(source.ndim), key=lambda axis: -abs(source.strides[axis]))
     packed = np.array(source.transpose(order), copy=None, order="C", subok=True)
     empty = np.empty_like(packed)
@@ -57,10 +57,10 @@ class _Format:
     """A narrow float type. Below 2**lowest (subnormal numbers) the distance between neighbours is constant."""
 
     mantissa: int
-    lowest: int = -126  # float32's own
-    largest: float = math.inf  # for float32's exponents, the rounding itself carries into infinity
+    lowest: int = -126  # float32's smallest normal exponent
+    largest: float = math.inf  # with float32's exponent range, the carry of the rounding gives infinity
     beyond: float = math.inf
-    strict: bool = False  # a number above the largest overflows even where the largest is the nearest
+    strict: bool = False  # a number above the largest overflows before rounding
 
     @property
     def dropped(self) -> int:
@@ -90,9 +90,9 @@ def largest_finite(dtype: DType) -> float:
 class Draws:
     """Random words for stochastic rounding, by counter (Philox) and not by state.
 
-    The n-th rounding takes its words from stream n of the seed, and element i always gets word i, so that neither the
-    size of pieces nor the memory layout changes a result. Work without an order of its own, such as engines that may
-    run in any order, counts its roundings anew at each place.
+    The n-th rounding takes its words from stream n of the seed, and element i gets word i, so a result depends neither
+    on the size of pieces nor on the memory layout. Work in no fixed order, such as that of concurrent engines, restarts
+    the count of roundings at each place.
     """
 
     def __init__(self, seed: int, run: int = 0) -> None:
@@ -103,8 +103,8 @@ class Draws:
     def go_to(self, place: tuple[int, int]) -> None:
         self._place, self._roundings = place, 0
 
-    def apart(self) -> "Draws":
-        """Draws of a run of its own, whose roundings do not advance the streams of others."""
+    def fork(self) -> "Draws":
+        """Independent draws, whose roundings do not advance this object's streams."""
         return Draws(self._seed, self.next_stream())
 
     def next_stream(self) -> int:
@@ -112,7 +112,7 @@ class Draws:
         return self._roundings
 
     def words(self, stream: int, piece: slice) -> _Words:
-        """The words of a piece, which starts at a multiple of eight: one step of Philox's counter makes eight words."""
+        """The words of a piece, which starts at a multiple of eight: one step of Philox's counter gives eight words."""
         bits = np.random.Philox(key=[self._seed, stream], counter=[piece.start // 8, self._run, *self._place])
         count = piece.stop - piece.start
         words: _Words = bits.random_raw(-(-count // 2)).astype("<u8", copy=False).view("<u4")[:count]
@@ -124,15 +124,16 @@ _DRAWS: ContextVar[Draws | None] = ContextVar("stochastic rounding", default=Non
 
 @contextmanager
 def rounding_by_place() -> Iterator[Draws | None]:
-    """Make draws follow the places that the caller goes to, not the order of the work; None where none are made."""
+    """Make draws depend on the place set by the caller, not on the order of execution; yields None without stochastic
+    rounding."""
     draws = _DRAWS.get()
-    with stochastic_rounding(draws.apart() if draws else None) as own:
+    with stochastic_rounding(draws.fork() if draws else None) as own:
         yield own
 
 
 @contextmanager
 def stochastic_rounding(draws: Draws | None) -> Iterator[Draws | None]:
-    """Round up or down with the probabilities that keep the mean, as the engines can; with None, to nearest even.
+    """Round stochastically, without bias, as the engines can; with None, to nearest even.
 
     The same seed and the same work give the same bits on every machine.
     """
@@ -144,7 +145,7 @@ def stochastic_rounding(draws: Draws | None) -> Iterator[Draws | None]:
 
 
 def settle(values: Array, dtype: DType) -> Array:
-    """A computed result in the form in which values of `dtype` are held: cast, then rounded."""
+    """A computed result as a stored value of `dtype`: cast, then rounded."""
     if dtype.is_float:
         return round_to(values.astype(np.float32, copy=False), dtype)
     if dtype.is_integer and np.issubdtype(values.dtype, np.floating):
@@ -156,8 +157,8 @@ def to_integer(values: Array, dtype: DType) -> Array:
     """Floats converted to integers as the engines do: to nearest even, saturating; NaN becomes zero."""
     limits = np.iinfo(dtype.value)
     whole = np.rint(np.nan_to_num(values, posinf=np.inf, neginf=-np.inf)).astype(np.float64)
-    # 2**63 - 1 is no float64: its nearest one is 2**63, which would overflow in the cast. So values at or beyond a
-    # limit are cast as 0 and set to the limit afterwards.
+    # 2**63 - 1 has no float64: the nearest is 2**63, which would overflow in the cast. So values at or beyond a
+    # limit are cast as 0 and then set to the limit.
     over, under = whole >= float(limits.max), whole <= float(limits.min)
     result: Array = np.where(over | under, 0, whole).astype(dtype.held)
     result[over], result[under] = limits.max, limits.min
@@ -170,7 +171,7 @@ def round_to(values: Array, dtype: DType) -> Floats:
     if dtype is DType.FLOAT32:
         return source
     draws = _DRAWS.get()
-    # A random word belongs to an element's index, not to its place in memory, so the layout is made canonical first.
+    # A random word belongs to an element's index, not to its address, so the layout is made canonical first.
     result, flat, rounded = _alike(np.ascontiguousarray(source).reshape(source.shape) if draws else source)
     stream = draws.next_stream() if draws else 0
     for piece in pieces(flat.size):
@@ -190,13 +191,13 @@ def _round_piece(x: Floats, out: Floats, form: _Format, random: _Words | None) -
             lost = np.abs(x if form.strict else out) > form.largest
             out[lost] = np.copysign(np.float32(form.beyond), x[lost])
     # The carry of a NaN's payload may reach its sign, and cutting the payload may leave an infinity: restore NaN.
-    # `highest` is NaN exactly if the piece has one, so that the usual piece pays for no second pass.
+    # `highest` is NaN exactly if the piece has a NaN, so a piece without one needs no second pass.
     if np.isnan(highest):
         out[np.isnan(x)] = np.nan
 
 
 def _round_mantissa(words: _Words, out: _Words, dropped: int, random: _Words | None) -> None:
-    """Round the bits of float32 numbers by integer addition: add an increment below the last kept bit, then cut.
+    """Round the bits of float32 numbers by integer addition: add an increment below the last kept bit, then truncate.
 
     A float's exponent lies above its mantissa, so the carry of a mantissa that overflows increments the exponent, which
     is the correct result, up to infinity. The increment is just under half a unit of the last kept bit, plus one if
@@ -213,10 +214,10 @@ def _round_mantissa(words: _Words, out: _Words, dropped: int, random: _Words | N
 
 
 def _round_tiny(x: Floats, form: _Format, random: _Words | None) -> Floats:
-    """Subnormal numbers of the type: multiples of its smallest number.
+    """Round subnormal numbers of the type: multiples of its smallest number.
 
-    The addition above assumes a mantissa of full length. Here the spacing is constant instead, so numbers are scaled by
-    a power of two until it is 1 and rounded to integers.
+    `_round_mantissa` assumes a full mantissa. Subnormals have a constant spacing, so numbers are scaled by a power of
+    two to a spacing of 1 and rounded to integers.
     """
     scale = np.float32(2.0 ** (form.mantissa - form.lowest))
     steps = np.abs(x) * scale  # exact: a power of two
@@ -242,7 +243,7 @@ def erf(values: Array) -> Floats:
 
 
 def atanh_erf(x: Floats) -> Floats:
-    """atanh(erf(x)): the tail of a normal distribution is an exponential of it, without cancellation."""
+    """atanh(erf(x)), which gives the tail of a normal distribution as an exponential, without cancellation."""
     result = _polynomial(_ATANH_ERF, x * x)
     result *= x
     return result

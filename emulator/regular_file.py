@@ -1,6 +1,6 @@
 """Opening of files with untrusted names: regular files only.
 
-A FIFO in place of a model would block its reader for ever, and a device has no end.
+A FIFO would block its reader, and a device may be endless.
 """
 
 import errno
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """The file, for reading; an OSError says it if it is anything else, and no FIFO is waited for."""
+    """Open a regular file for reading; OSError for any other kind of file. Never blocks on a FIFO."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     try:
         mode = os.fstat(descriptor).st_mode

@@ -75,7 +75,6 @@ FIXED: Final[dict[str, frozenset[str]]] = {
     "artifact_store/evidence.py": frozenset({"yardstick"}),  # a field of a stored document
     "artifact_store/fetch/partial.py": frozenset({"nobody"}),  # in file names of existing caches
     "artifact_store/maintenance/doctor.py": frozenset({"told"}),  # a probe's name in JSON output
-    "docs/reference/store-format.md": frozenset({"yardstick"}),
 }
 
 AREAS: Final = ("app.py", "artifact_store", "emulator", "pipeline", "stacks", "nxpipe/api.py", "docs", "README.md")

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from nxpipe.emulator.errors import OutOfMemory, Taken
+from nxpipe.emulator.errors import OutOfMemory, TensorAllocation
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.cost import moved
 from nxpipe.emulator.isa.operands import Far
@@ -44,14 +44,16 @@ def require_capacity(program: Program, capacity: int) -> None:
         raise OutOfMemory("the program", "HBM behind each core", program.hbm, capacity, largest, advice)
 
 
-def _at_the_peak(program: Program) -> Iterator[Taken]:
+def _at_the_peak(program: Program) -> Iterator[TensorAllocation]:
     """The buffers at the peak: permanent buffers, and the scratch that is live then."""
     live, origins = _live_at_most(program), writers(program)
     for number, buffer in enumerate(program.buffers):
         if buffer.role is not Role.SCRATCH:
-            yield Taken(f"{buffer.role} {_named(buffer)}", _shaped(buffer), buffer.nbytes)
+            yield TensorAllocation(f"{buffer.role} {_named(buffer)}", _shaped(buffer), buffer.nbytes)
         elif number in live:
-            yield Taken(f"the output of {origins.get(number) or 'the program'}", _shaped(buffer), buffer.nbytes)
+            yield TensorAllocation(
+                f"the output of {origins.get(number) or 'the program'}", _shaped(buffer), buffer.nbytes
+            )
 
 
 def _live_at_most(program: Program) -> set[int]:

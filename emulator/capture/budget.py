@@ -1,8 +1,8 @@
-"""Limits on what an untrusted configuration may make a library allocate: modules, buffers, no connection.
+"""Limits on the modules and buffers that an untrusted configuration may make a library allocate, without connections.
 
-Parameters live on the meta device and cost nothing, whatever their size. Modules, which Python creates one by one,
-and buffers, which get their true values, do cost. The names of settings do not reveal all of that beforehand, so it
-is counted while the model is built.
+Parameters are on the meta device and take no memory. Modules, which Python creates one by one, and buffers, which get
+their real values, take time and memory. The settings do not reveal all of it beforehand, so modules are counted while
+the model is built.
 """
 
 import contextlib
@@ -12,30 +12,24 @@ from typing import Any
 from torch.nn.modules import module as torch_modules
 from transformers.utils.hub import constants
 
-from nxpipe.emulator.configuration import fetched, oversized
+from nxpipe.emulator.configuration import oversized, remote_references
 from nxpipe.emulator.errors import CaptureError
 
-# 61 layers with 384 experts each of three matrices of their own, the most that has been published, have 165,000.
-_MOST_PARTS = 250_000
-
-
+# The largest published model has 165,000: 61 layers of 384 experts with three matrices each.
+_MOST_MODULES = 250_000
 # Rotary frequencies and position ids take kilobytes; a causal mask of 2,048 positions in each of 48 layers 200 MB.
 _MOST_BUFFER_BYTES = 4 << 30
-
-
-# Tables of sines that transformers computes in Python, element by element; those published have up to 4,194,304.
+# Elements of a sinusoidal table, which transformers computes in Python; published tables have up to 4,194,304.
 _MOST_SINES = 1 << 24
-
-
-_AWAY_FROM_THE_HUB = ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_IMPLICIT_TOKEN")
+_OFFLINE_SETTINGS = ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_IMPLICIT_TOKEN")
 
 
 def require_modest_settings(config: Mapping[str, object]) -> None:
-    """Refuse numbers that no model has, and models that would have to be fetched."""
-    beyond = next(oversized(config), None)
-    if beyond is not None:
-        raise CaptureError(f"config.json: {beyond}; correct the configuration")
-    for key, name in fetched(config):
+    """Raise CaptureError for sizes above the limits and for references to models that a library would download."""
+    violation = next(oversized(config), None)
+    if violation is not None:
+        raise CaptureError(f"config.json: {violation}; correct the configuration")
+    for key, name in remote_references(config):
         raise CaptureError(
             f"config.json: {key} names another model, {name[:80]!r}, which is never fetched; write that model's own "
             "configuration there, as backbone_config"
@@ -44,16 +38,16 @@ def require_modest_settings(config: Mapping[str, object]) -> None:
 
 @contextlib.contextmanager
 def bounded() -> Iterator[None]:
-    """Building a model in here makes a bounded number of modules and parameters, asks no hub, and looks up no token for
-    one: that would read the user's file, or have one exchanged, before the hub is found to be offline."""
+    """Limit the modules and parameters of a model built inside, and keep libraries from the hub and from looking up its
+    token: that would read the user's file, or exchange a token, before the hub is found to be offline."""
     parts = 0
 
     def count(owner: Any, name: str, part: Any) -> None:
         nonlocal parts
         parts += 1
-        if parts > _MOST_PARTS:
+        if parts > _MOST_MODULES:
             raise CaptureError(
-                f"the configuration describes a model of more than {_MOST_PARTS:,} modules and parameters; correct "
+                f"the configuration describes a model of more than {_MOST_MODULES:,} modules and parameters; correct "
                 "its numbers of layers and experts"
             )
         if part is not None and "Sinusoidal" in type(owner).__name__:
@@ -63,8 +57,8 @@ def bounded() -> Iterator[None]:
         torch_modules.register_module_module_registration_hook(count),
         torch_modules.register_module_parameter_registration_hook(count),
     ]
-    before = {name: getattr(constants, name) for name in _AWAY_FROM_THE_HUB}
-    for name in _AWAY_FROM_THE_HUB:
+    before = {name: getattr(constants, name) for name in _OFFLINE_SETTINGS}
+    for name in _OFFLINE_SETTINGS:
         setattr(constants, name, True)
     try:
         yield
@@ -76,7 +70,7 @@ def bounded() -> Iterator[None]:
 
 
 def require_modest_buffers(model: Any) -> None:
-    """Refuse before their values are computed."""
+    """Raise CaptureError for buffers above the limits, before their values are computed."""
     sizes = {name: buffer.numel() * buffer.element_size() for name, buffer in model.named_non_persistent_buffers()}
     if sum(sizes.values()) > _MOST_BUFFER_BYTES:
         largest = max(sizes, key=lambda name: sizes[name])

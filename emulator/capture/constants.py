@@ -1,9 +1,8 @@
 """Constant folding by PyTorch during capture, with the same bits on every processor.
 
-Models compute tables of positions in float64, or as complex numbers, before they round them to a type that the
-hardware has. Where no input and no parameter takes part, that is host work, and only the rounded table is compiled.
-PyTorch has one kernel for each set of vector instructions, so transcendental functions go through
-`emulator.ops.portable`.
+Models compute position tables in float64 or complex numbers before they round them to a type of the hardware. Without
+inputs and parameters among the operands this is done on the host, and only the rounded table is compiled. PyTorch's
+kernels differ between vector instruction sets, so transcendental functions are computed by `emulator.ops.portable`.
 """
 
 import contextlib
@@ -23,20 +22,20 @@ from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ops.portable import WIDE
 
 _ROUNDED: Final = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-_SAYS_NO_NUMBER: Final = ("device", "dtype", "layout", "memory_format", "pin_memory")
+_NOT_NUMERIC: Final = ("device", "dtype", "layout", "memory_format", "pin_memory")
 
 
 class Portable(TorchDispatchMode):
-    """Lets PyTorch say what a call returns, and puts in numbers that any processor would."""
+    """Dispatch mode that overwrites the results of PyTorch's calls with values that are equal on every processor."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         given = dict(kwargs or {})
         function = _FUNCTIONS.get(func._schema.name.removeprefix("aten::").rstrip("_"))
-        operands = [each for each in tree_leaves((args, given)) if isinstance(each, torch.Tensor)]
+        operands = [leaf for leaf in tree_leaves((args, given)) if isinstance(leaf, torch.Tensor)]
         if function is None or "out" in given or not all(map(_is_known, operands)):
             return func(*args, **given)
-        # Before the call, which may write its result over an operand.
-        wide, named = tree_map(_widened, (args, {name: given[name] for name in given if name not in _SAYS_NO_NUMBER}))
+        # Operands are copied before the call, which may overwrite one of them.
+        wide, named = tree_map(_widened, (args, {name: given[name] for name in given if name not in _NOT_NUMERIC}))
         result = func(*args, **given)
         if result.dtype in _ROUNDED and _is_known(result):
             with np.errstate(all="ignore"):
@@ -110,26 +109,26 @@ _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
-_SMALL = 2**18  # elements: the mask of an image, and less
+_SMALL = 2**18  # elements: up to the mask of an image
 _FACTORIES = (torch.arange, torch.eye, torch.full, torch.linspace, torch.ones, torch.zeros)
 
 
 class HostValues:
-    """The results of the calls in one traced graph that depend on neither inputs nor parameters."""
+    """The values of calls of an FX graph that depend on neither inputs nor parameters."""
 
     def __init__(self, graph: Any, constants: Mapping[Any, Any]) -> None:
-        """`constants` are the numbers of those placeholders that have some."""
+        """`constants` are the tensors of lifted constant placeholders."""
         self._graph = graph
         self._numbers: dict[Any, Any] = dict(constants)
 
     def of(self, node: Any) -> Any:
-        """The result of a call, or nothing if it is not known before the program runs."""
+        """The result of a call; None if it is not known at compile time."""
         if node not in self._fixed:
             return None
-        for each in _in_order(node, self._numbers):
-            args, kwargs = torch.fx.map_arg((each.args, each.kwargs), self._numbers.__getitem__)
+        for call in _in_order(node, self._numbers):
+            args, kwargs = torch.fx.map_arg((call.args, call.kwargs), self._numbers.__getitem__)
             with Portable():
-                self._numbers[each] = each.target(*args, **kwargs)
+                self._numbers[call] = call.target(*args, **kwargs)
         return self._numbers[node]
 
     @cached_property
@@ -142,7 +141,7 @@ class HostValues:
 
 
 def _repeatable(node: Any) -> bool:
-    """Whether the same call always gives the same tensors."""
+    """Whether a call is deterministic and without side effects."""
     if node.target.__name__ == "getitem":
         return True
     if not isinstance(node.target, torch._ops.OpOverload):
@@ -151,27 +150,27 @@ def _repeatable(node: Any) -> bool:
 
 
 def _in_order(node: Any, known: Mapping[Any, Any]) -> list[Any]:
-    """A call after all that it needs and that is not known yet."""
+    """A call and the unevaluated calls that it depends on, in topological order."""
     ordered: dict[Any, None] = {}
-    waiting = [node]
-    while waiting:
-        first = waiting[-1]
+    stack = [node]
+    while stack:
+        first = stack[-1]
         missing = [used for used in first.all_input_nodes if used not in known and used not in ordered]
         if missing:
-            waiting += missing
+            stack += missing
         else:
-            waiting.pop()
+            stack.pop()
             if first not in known:
                 ordered[first] = None
     return list(ordered)
 
 
 @contextlib.contextmanager
-def small_constants_known() -> Iterator[None]:
-    """While tracing, let PyTorch follow the numbers of constants as far as they are small tables.
+def track_small_constants() -> Iterator[None]:
+    """Raise the size up to which fake tensors carry the value of a constant, to that of small tables.
 
-    It does so for single numbers by itself, for instance in `torch.tensor(3).item()`; the grid of an image has more.
-    A fake tensor forgets its numbers when anything unknown is written to it or to a view of it.
+    PyTorch does so for single elements, for instance in `torch.tensor(3).item()`; the grid of an image has more. A fake
+    tensor drops its value when an unknown value is written to it or to a view of it.
     """
     before = fake_tensor.CONSTANT_NUMEL_LIMIT
     fake_tensor.CONSTANT_NUMEL_LIMIT = _SMALL
@@ -181,16 +180,16 @@ def small_constants_known() -> Iterator[None]:
         fake_tensor.CONSTANT_NUMEL_LIMIT = before
 
 
-def with_constants_if_needed(trace: Callable[[], Graph]) -> Graph:
-    """Trace; a model that asks for a tensor's value is traced once more with the numbers of its own tables known.
+def retry_with_known_constants(trace: Callable[[], Graph]) -> Graph:
+    """Trace; if the model reads a tensor's value, trace again with the values of small factory calls known.
 
-    Then ranges and fillings are numbers in the graph rather than operators, so it is not the first thing to try. What
-    depends on an input stays unknown, and the first answer stands.
+    The second trace has ranges and fills as constants rather than operators, so it is only the fallback. If it fails
+    too, because the value depends on an input, the first error is raised.
     """
     try:
         return trace()
     except (GraphBreak, UnsupportedOperators) as refusal:
-        if isinstance(refusal, UnsupportedOperators) and not any(map(_asks_for_a_value, refusal.findings)):
+        if isinstance(refusal, UnsupportedOperators) and not any(map(_needs_value, refusal.findings)):
             raise
         try:
             with _KnownFactories():
@@ -199,12 +198,12 @@ def with_constants_if_needed(trace: Callable[[], Graph]) -> Graph:
             raise refusal from None
 
 
-def _asks_for_a_value(finding: Finding) -> bool:
+def _needs_value(finding: Finding) -> bool:
     return finding.operator.startswith(("aten._local_scalar_dense", "aten.index", "aten.repeat_interleave"))
 
 
 class _KnownFactories(TorchFunctionMode):
-    """Makes small ranges and fillings as `torch.tensor` makes constants."""
+    """Function mode in which small results of factory functions are constants, as those of `torch.tensor` are."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})

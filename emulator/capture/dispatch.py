@@ -7,63 +7,63 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from nxpipe.emulator.capture.request import CaptureRequest
-from nxpipe.emulator.confinement import About, limits_now
+from nxpipe.emulator.confinement import ModelAccess, active_limits
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 _MODEL_TYPE: Final = 100  # characters
-_ALONE: Final = ("names_onnx", "axes_onnx")  # what an ONNX file says without its data
+_WITHOUT_DATA: Final = ("names_onnx", "axes_onnx")  # calls that need no external data
 
 
-def of_model(kind: type[_Found], name: str, request: CaptureRequest, *more: Any) -> _Found:
-    """An answer about the model of a configuration, which is all that the other process is given of it."""
+def call_for_model(kind: type[_Result], name: str, request: CaptureRequest, *more: Any) -> _Result:
+    """A call about the model of a configuration; the confined process receives only the configuration."""
     text = json.dumps([dict(request.config), request.task], default=str)
     model_type = request.config.get("model_type")
-    about = About(
+    access = ModelAccess(
         f"model {hashlib.sha256(text.encode()).hexdigest()}",
         model_type[:_MODEL_TYPE] if isinstance(model_type, str) else "",
     )
-    return _asked(kind, name, (request, *more), about)
+    return _call(kind, name, (request, *more), access)
 
 
-def of_file(kind: type[_Found], name: str, path: Path, *more: Any) -> _Found:
-    """An answer about a saved program. The other process reads this file, and those of its data that lie beside it."""
+def call_for_file(kind: type[_Result], name: str, path: Path, *more: Any) -> _Result:
+    """A call about a saved program. The confined process may read the file and its external data in the same folder."""
     path = path.absolute()
-    beside = _data_beside(path) if path.suffix == ".onnx" and name not in _ALONE and limits_now() else ()
-    return _asked(kind, name, (path, *more), About(_version(path), reads=(path, *beside)))
+    data = _external_data(path) if path.suffix == ".onnx" and name not in _WITHOUT_DATA and active_limits() else ()
+    return _call(kind, name, (path, *more), ModelAccess(_version(path), reads=(path, *data)))
 
 
-def of_folder(kind: type[_Found], name: str, folder: Path, *more: Any) -> _Found:
-    """An answer about the files in a folder, which may be links to where a cache keeps them."""
+def call_for_folder(kind: type[_Result], name: str, folder: Path, *more: Any) -> _Result:
+    """A call about the files in a folder, which may be symlinks into a cache."""
     folder = folder.absolute()
     linked = [path.resolve() for path in folder.iterdir() if path.is_symlink()] if folder.is_dir() else []
-    return _asked(kind, name, (folder, *more), About(f"folder {folder}", reads=(folder, *linked)))
+    return _call(kind, name, (folder, *more), ModelAccess(f"folder {folder}", reads=(folder, *linked)))
 
 
-def _asked(kind: type[_Found], name: str, arguments: tuple[Any, ...], about: About) -> _Found:
-    limits = limits_now()
-    found: Any = None
+def _call(kind: type[_Result], name: str, arguments: tuple[Any, ...], access: ModelAccess) -> _Result:
+    limits = active_limits()
+    result: Any = None
     if limits is not None:
         from nxpipe.emulator.confinement import client
 
-        found = client.ask(name, arguments, limits, about)
+        result = client.call(name, arguments, limits, access)
     else:
-        from nxpipe.emulator.confinement.calls import answer
+        from nxpipe.emulator.confinement.calls import run_call
 
-        found = answer(name, arguments)
-    assert isinstance(found, kind)
-    return found
+        result = run_call(name, arguments)
+    assert isinstance(result, kind)
+    return result
 
 
 def _version(path: Path) -> str:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return f"file {path}"
-    return f"file {path} {found.st_mtime_ns} {found.st_size}"
+    return f"file {path} {status.st_mtime_ns} {status.st_size}"
 
 
-def _data_beside(path: Path) -> Sequence[Path]:
-    """Inside of the folder; anything else is refused when it is read."""
+def _external_data(path: Path) -> Sequence[Path]:
+    """The external data files inside of the folder; others are refused when they are read."""
     folder = path.parent.resolve()
-    parts = [(path.parent / name).resolve() for name in of_file(tuple, "names_onnx", path)]
+    parts = [(path.parent / name).resolve() for name in call_for_file(tuple, "names_onnx", path)]
     return [part for part in parts if part.is_relative_to(folder)]

@@ -1,11 +1,10 @@
 """torch.export of a model: its call signature, functionalised in-place operators, and messages for failures.
 
-The model is traced on fake tensors that claim to be on the CPU rather than on the meta device: both need no memory,
-but constants that a model creates on its inputs' device keep their values, and so do its buffers. An in-place write
-is visible to everything that shares the storage. Fake tensors know their storages, so a trace shows where nothing
-else of one storage is read after the write: there the operator without the underscore gives the same program. Other
-in-place writes are left to PyTorch's functionalisation. `sequence` counts tokens for text and frames for audio
-models; an encoder-decoder is one program.
+The model is traced on fake tensors whose device is the CPU rather than meta: neither takes memory, but constants that a
+model creates on its inputs' device keep their values, and so do buffers. An in-place write changes every alias of the
+storage. Fake tensors know their storages, so the trace shows whether an alias is read after the write; if none is, the
+out-of-place operator gives the same program. Other in-place writes are left to PyTorch's functionalisation. `sequence`
+counts tokens for text and frames for audio models; an encoder-decoder is one program.
 """
 
 import contextlib
@@ -23,8 +22,14 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from nxpipe.emulator.capture.aten import is_known
-from nxpipe.emulator.capture.constants import small_constants_known, with_constants_if_needed
-from nxpipe.emulator.capture.decoder import cache_types, flat, grouped, make_stepwise, step_input_types
+from nxpipe.emulator.capture.constants import retry_with_known_constants, track_small_constants
+from nxpipe.emulator.capture.decoder import (
+    cache_types,
+    flatten_arguments,
+    group_arguments,
+    make_stepwise,
+    step_input_types,
+)
 from nxpipe.emulator.capture.image_models import (
     DIFFUSION,
     PATCH_MASK,
@@ -35,33 +40,33 @@ from nxpipe.emulator.capture.image_models import (
 )
 from nxpipe.emulator.capture.importer import import_program
 from nxpipe.emulator.capture.model import build_model, quiet_libraries, stored_names
-from nxpipe.emulator.capture.provenance import failing_line, why
+from nxpipe.emulator.capture.provenance import failing_line, unset_settings
 from nxpipe.emulator.capture.request import CaptureRequest
 from nxpipe.emulator.errors import CaptureError, GraphBreak
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.types import DType, TensorType
 
-# In evaluation these return their very argument, but a trace shows a tensor with memory of its own.
-_PASSING = (torch.ops.aten.dropout.default, torch.ops.aten.feature_dropout.default)
+# In evaluation mode these return their argument, but the trace shows a result with its own storage.
+_IDENTITIES = (torch.ops.aten.dropout.default, torch.ops.aten.feature_dropout.default)
 
 
-def without_safe_writes(graph: Any) -> None:
-    """Rewrite those in-place calls of a traced graph that are safe to rewrite, in place."""
+def functionalise_safe_writes(graph: Any) -> None:
+    """Replace in-place calls of an FX graph, where no alias is read afterwards, by their out-of-place operators."""
     for node in list(graph.nodes):
-        if node.target in _PASSING and not node.args[2]:
+        if node.target in _IDENTITIES and not node.args[2]:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     order = {node: number for number, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
-        functional = _functional(node.target)
-        if functional is not None and _unseen(node, order):
-            written = node.args[0]
+        functional = _out_of_place(node.target)
+        if functional is not None and _has_no_later_alias_read(node, order):
+            mutated = node.args[0]
             node.target = functional
-            written.replace_all_uses_with(node, delete_user_cb=lambda user, write=node: order[user] > order[write])
+            mutated.replace_all_uses_with(node, delete_user_cb=lambda user, write=node: order[user] > order[write])
 
 
-def _functional(target: Any) -> Any:
-    """The operator that returns what an in-place one writes, if there is one that the importer knows."""
+def _out_of_place(target: Any) -> Any:
+    """The out-of-place overload of an in-place operator, if there is one with an importer."""
     if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
         return None
     namespace, _, name = target._schema.name.partition("::")
@@ -69,12 +74,12 @@ def _functional(target: Any) -> Any:
     if not name.endswith("_") or mutated != [True, *[False] * (len(mutated) - 1)]:
         return None
     packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
-    found = getattr(packet, target._overloadname, None)
-    return found if found is not None and is_known(found) else None
+    overload = getattr(packet, target._overloadname, None)
+    return overload if overload is not None and is_known(overload) else None
 
 
-def _unseen(write: Any, order: dict[Any, int]) -> bool:
-    """Whether only the written tensor itself, and nothing else of its storage, is read after the write."""
+def _has_no_later_alias_read(write: Any, order: dict[Any, int]) -> bool:
+    """Whether no alias of the written tensor is read after the write."""
     written = write.args[0]
     if written.op != "call_function":  # an argument of the program outlives it
         return False
@@ -87,7 +92,7 @@ def _unseen(write: Any, order: dict[Any, int]) -> bool:
 
 
 def _storages(node: Any) -> set[int]:
-    """The memory that a call's results lie in."""
+    """The storages of a call's results."""
     results = torch.utils._pytree.tree_leaves(node.meta.get("val"))
     return {tensor.untyped_storage()._cdata for tensor in results if isinstance(tensor, torch.Tensor)}
 
@@ -95,31 +100,31 @@ def _storages(node: Any) -> set[int]:
 _DEFAULT_IMAGE = 224
 _IMAGE_SIZES = ("image_size", "input_size", "img_size")
 _CHANNELS = ("num_channels", "in_channels", "in_chans")
-# Settings by which a text model finds the places that images take in its text; without images it just reads text.
+# Settings of a language model with a vision tower: the tokens that images replace. Without images it reads text alone.
 _PLACEHOLDERS = ("image_token_id", "image_token_index", "media_placeholder_token_id")
 
 
 def input_types(model: Any, request: CaptureRequest) -> dict[str, TensorType]:
-    """The tensors that one forward pass of this model takes, in the order of its signature."""
+    """The inputs of one forward pass of this model, in the order of its signature."""
     if request.task in DIFFUSION:
         return diffusion_input_types(model, request)
     accepted = inspect.signature(model.forward).parameters
-    wanted = _wanted(model, accepted)
+    names = _input_names(model, accepted)
     for name, parameter in accepted.items():
         required = parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-        if name not in _TYPES and (name in wanted or required):
-            raise CaptureError(f"{type(model).__name__} needs an input {name!r}, whose shape no configuration tells")
+        if name not in _TYPES and (name in names or required):
+            raise CaptureError(f"{type(model).__name__} needs an input {name!r}, whose shape no configuration gives")
         if required:
-            wanted.add(name)
-    types = {name: _TYPES[name](model.config, request) for name in accepted if name in wanted}
-    return {name: type_.with_dtype(_carried(type_, request)) for name, type_ in types.items()}
+            names.add(name)
+    types = {name: _TYPES[name](model.config, request) for name in accepted if name in names}
+    return {name: type_.with_dtype(_element_type(type_, request)) for name, type_ in types.items()}
 
 
-def _wanted(model: Any, accepted: Iterable[str]) -> set[str]:
-    """The model's main input, and what has to come with it."""
+def _input_names(model: Any, accepted: Iterable[str]) -> set[str]:
+    """The model's main input, and the inputs that it implies."""
     main = model.main_input_name
     wanted = {main} if isinstance(main, str) else set(main)
-    if "input_ids" in accepted and "pixel_values" in accepted and not _is_language_model_with_eyes(model.config):
+    if "input_ids" in accepted and "pixel_values" in accepted and not _is_vision_language_model(model.config):
         wanted |= {"input_ids", "pixel_values"}
     if "input_ids" in accepted and "input_features" in accepted and hasattr(model.config, "projection_dim"):
         wanted |= {"input_ids", "input_features"}  # a text and an audio tower side by side
@@ -132,12 +137,12 @@ def _wanted(model: Any, accepted: Iterable[str]) -> set[str]:
     return wanted & set(accepted)
 
 
-def _is_language_model_with_eyes(config: Any) -> bool:
+def _is_vision_language_model(config: Any) -> bool:
     return any(getattr(config, name, None) is not None for name in _PLACEHOLDERS)
 
 
-def _carried(type_: TensorType, request: CaptureRequest) -> DType:
-    """Floats come in the type that the model's weights have."""
+def _element_type(type_: TensorType, request: CaptureRequest) -> DType:
+    """The element type of an input: floats have that of the weights."""
     return DType(request.dtype) if type_.dtype.is_float else type_.dtype
 
 
@@ -166,7 +171,7 @@ def _image_or_video(config: Any, request: CaptureRequest) -> TensorType:
 
 
 def _waveform(config: Any, request: CaptureRequest) -> TensorType:
-    """Raw samples; or, for models of spectrograms, all of the one that the configuration fixes."""
+    """Raw samples; or the spectrogram whose size the configuration fixes."""
     if hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):
         return TensorType((request.batch, config.max_length, config.num_mel_bins), DType.FLOAT32)
     samples = _samples(config, request.sequence)
@@ -176,7 +181,7 @@ def _waveform(config: Any, request: CaptureRequest) -> TensorType:
 
 
 def _samples(config: Any, frames: int) -> int:
-    """The fewest samples from which the convolutions in front make this many frames."""
+    """The fewest samples for which the convolutional feature encoder returns this many frames."""
     kernels, strides = getattr(config, "conv_kernel", None), getattr(config, "conv_stride", None)
     if isinstance(kernels, Sequence) and isinstance(strides, Sequence):
         for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
@@ -187,7 +192,8 @@ def _samples(config: Any, frames: int) -> int:
 
 
 def _spectrogram(config: Any, request: CaptureRequest) -> TensorType:
-    """Models that position each frame fix their number; they halve it once. The others take any number."""
+    """Mel features. Models with a position table for frames have a fixed number, twice the table; others take any
+    number."""
     mels = _setting(config, ("num_mel_bins", "feature_size"), None)
     if _setting(config, ("spec_size",), None):
         return TensorType((request.batch, 1, 1024, int(mels or 64)), DType.FLOAT32)
@@ -206,7 +212,7 @@ def _is_fixed(config: Any) -> bool:
 
 
 def _frames(config: Any, request: CaptureRequest) -> TensorType:
-    """Which frames of a spectrogram are sound."""
+    """The mask of a spectrogram's frames."""
     batch, *sizes = _spectrogram(config, request).shape
     return TensorType((batch, max(sizes) if len(sizes) == 2 and _is_fixed(config) else sizes[0]), DType.INT64)
 
@@ -214,18 +220,18 @@ def _frames(config: Any, request: CaptureRequest) -> TensorType:
 def _series(config: Any, request: CaptureRequest) -> TensorType:
     length, channels = getattr(config, "context_length", None), getattr(config, "num_input_channels", None)
     if length is None or channels is None:
-        raise CaptureError(f"a {config.model_type!r} configuration does not tell the shape of its 'past_values'")
+        raise CaptureError(f"a {config.model_type!r} configuration does not give the shape of its 'past_values'")
     return TensorType((request.batch, int(length), int(channels)), DType.FLOAT32)
 
 
 def _setting(config: Any, names: Sequence[str], default: Any) -> Any:
-    """The first of these settings that the configuration, or one of the configurations inside it, has."""
+    """The first of these settings that is set in the configuration or in a nested one."""
     inner = [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
     for owner in (config, *inner):
         for name in names:
-            found = getattr(owner, name, None)
-            if found is not None:
-                return found
+            value = getattr(owner, name, None)
+            if value is not None:
+                return value
     return default
 
 
@@ -253,31 +259,31 @@ _TYPES: dict[str, Callable[[Any, CaptureRequest], TensorType]] = {
 }
 
 
-# What a tensor without values says when it is asked for them in ways that have no exception of their own.
-_ESCAPES = ("passed to FakeTensor.__format__", ".numpy() is not supported for tensor subclasses")
+# Messages of a fake tensor whose value is read in ways that have no exception class.
+_VALUE_READ = ("passed to FakeTensor.__format__", ".numpy() is not supported for tensor subclasses")
 
 
 def capture_model(request: CaptureRequest) -> Graph:
-    """Build the model, trace it, import the trace."""
+    """Build the model, export it, and import the exported program."""
     return capture_built(build_model(request), request)
 
 
 def capture_built(model: Any, request: CaptureRequest) -> Graph:
-    """The graph of a model that `build_model` made; it is used up."""
+    """The graph of a model from `build_model`. The model cannot be used afterwards."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     names = _replace_parameters_by_fakes(model, mode)
     if not request.has_cache:
-        return _traced(model, _fakes(mode, input_types(model, request)), names)
+        return _export(model, _fakes(mode, input_types(model, request)), names)
     inputs = _fakes(mode, step_input_types(request))
-    with _explaining(model, inputs), mode, _compiling_state_context(), _unchanged(model):
+    with _capture_errors(model, inputs), mode, _compiling_state_context(), _restored_state(model):
         states = cache_types(model, request, inputs["input_ids"])
     make_stepwise(model, request)
-    return _traced(model, inputs | _fakes(mode, states), names)
+    return _export(model, inputs | _fakes(mode, states), names)
 
 
 @contextlib.contextmanager
-def _unchanged(model: Any) -> Iterator[None]:
-    """Whatever modules note about a run, such as the longest sequence so far, is forgotten again."""
+def _restored_state(model: Any) -> Iterator[None]:
+    """Restore the attributes and buffers of all modules, such as a recorded maximum sequence length, after a run."""
     before = [(module, dict(vars(module)), dict(module._buffers)) for module in model.modules()]
     try:
         yield
@@ -292,11 +298,12 @@ def _unchanged(model: Any) -> Iterator[None]:
 def capture_module(module: Any, inputs: Mapping[str, Any]) -> Graph:
     """The graph of any PyTorch module, called with keyword arguments of these tensors' types.
 
-    The module is used up: its parameters are replaced by fakes, because real ones would be copied.
+    The module cannot be used afterwards: its parameters are replaced by fake tensors, because real ones would be
+    copied.
     """
     mode = FakeTensorMode()
     names = _replace_parameters_by_fakes(module, mode)
-    return _traced(module, {name: _fake(mode, tensor) for name, tensor in inputs.items()}, names)
+    return _export(module, {name: _fake(mode, tensor) for name, tensor in inputs.items()}, names)
 
 
 def _fake(mode: FakeTensorMode, tensor: Any) -> Any:
@@ -310,23 +317,23 @@ def _fakes(mode: FakeTensorMode, types: Mapping[str, TensorType]) -> dict[str, A
     return {name: _fake(mode, empty(type_)) for name, type_ in types.items()}
 
 
-def _traced(module: Any, inputs: Mapping[str, Any], names: Mapping[str, str]) -> Graph:
-    return with_constants_if_needed(lambda: _traced_once(module, inputs, names))
+def _export(module: Any, inputs: Mapping[str, Any], names: Mapping[str, str]) -> Graph:
+    return retry_with_known_constants(lambda: _export_once(module, inputs, names))
 
 
-def _traced_once(module: Any, inputs: Mapping[str, Any], names: Mapping[str, str]) -> Graph:
-    with _explaining(module, inputs):
-        arguments = grouped(inputs)
+def _export_once(module: Any, inputs: Mapping[str, Any], names: Mapping[str, str]) -> Graph:
+    with _capture_errors(module, inputs):
+        arguments = group_arguments(inputs)
         program = torch.export.export(module, (), arguments, strict=False)
         program = lower_to_known_operators(program)
     graph = import_program(program, names)
-    # The exporter has its own spelling of names, and keeps the order of the arguments.
-    given = flat({key: arguments[key] for key in program.call_spec.in_spec.child(1).context})
-    return replace(graph, inputs=dict(zip(given, graph.inputs.values(), strict=True)))
+    # torch.export renames the arguments, but keeps their order.
+    ordered = flatten_arguments({key: arguments[key] for key in program.call_spec.in_spec.child(1).context})
+    return replace(graph, inputs=dict(zip(ordered, graph.inputs.values(), strict=True)))
 
 
 def _replace_parameters_by_fakes(module: Any, mode: FakeTensorMode) -> dict[str, str]:
-    """Fakes in place of parameters, tied as they were. Returns, for each one's name, that which it is stored under."""
+    """Replace parameters by fake tensors, with their ties. Returns parameter name to the name in the checkpoint."""
     stored = stored_names(module)
     fakes: dict[int, Any] = {}
     for owner in module.modules():
@@ -338,17 +345,17 @@ def _replace_parameters_by_fakes(module: Any, mode: FakeTensorMode) -> dict[str,
                 fakes[id(parameter)] = torch.nn.Parameter(fake, requires_grad=False)
             owner._parameters[name] = fakes[id(parameter)]
         for name, buffer in owner._buffers.items():
-            if buffer is not None and buffer.is_meta:  # it is in the checkpoint, as parameters are
+            if buffer is not None and buffer.is_meta:  # persistent: in the checkpoint, like a parameter
                 owner._buffers[name] = _fake(mode, buffer)
     return stored
 
 
 def lower_to_known_operators(program: Any) -> Any:
-    """Let PyTorch take apart the composite operators that we do not keep whole, and remove other in-place writes.
+    """Decompose the operators without an importer, and functionalise the remaining in-place writes.
 
-    Most models need neither, and the round trip costs as much as the export.
+    Most models need neither, and `run_decompositions` takes as long as the export.
     """
-    without_safe_writes(program.graph)
+    functionalise_safe_writes(program.graph)
     modules = [module for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
     called = {node.target for module in modules for node in module.graph.nodes}
     targets = {target for target in called if isinstance(target, torch._ops.OpOverload)}
@@ -359,29 +366,29 @@ def lower_to_known_operators(program: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _explaining(module: Any, inputs: Mapping[str, Any]) -> Iterator[None]:
-    """Run the model's own code quietly; it may raise anything, and what it raises becomes a sentence."""
+def _capture_errors(module: Any, inputs: Mapping[str, Any]) -> Iterator[None]:
+    """Run the model's code with logs suppressed; any exception becomes a CaptureError."""
     try:
-        with quiet_libraries(), quiet_torch(), torch.no_grad(), small_constants_known():
+        with quiet_libraries(), quiet_torch(), torch.no_grad(), track_small_constants():
             yield
     except CaptureError:
         raise
     except Exception as fault:
-        raise _explained(module, inputs, fault) from fault
+        raise _as_capture_error(module, inputs, fault) from fault
 
 
-def _explained(module: Any, inputs: Mapping[str, Any], fault: Exception) -> CaptureError:
+def _as_capture_error(module: Any, inputs: Mapping[str, Any], fault: Exception) -> CaptureError:
     place = failing_line(fault.__traceback__)
     at = f" at {place}" if place else ""
-    escapes = any(sign in str(fault) for sign in _ESCAPES)
-    if escapes or isinstance(fault, GuardOnDataDependentSymNode | DataDependentOutputException):
+    reads_value = any(message in str(fault) for message in _VALUE_READ)
+    if reads_value or isinstance(fault, GuardOnDataDependentSymNode | DataDependentOutputException):
         return GraphBreak(
-            f"the model decides by a tensor's value{at}, which a compiled program cannot: "
+            f"the model branches on a tensor's value{at}, which a compiled program cannot: "
             "use torch.where for a branch, and padding or buckets for a size",
             place,
         )
     shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in inputs.items())
-    reason = (next(iter(str(fault).splitlines()), "") or "no reason given")[:300] + why(fault)
+    reason = (next(iter(str(fault).splitlines()), "") or "no reason given")[:300] + unset_settings(fault)
     return CaptureError(
         f"{type(module).__name__} cannot be traced with {shapes}: {type(fault).__name__}{at}: {reason}", place
     )
@@ -389,7 +396,7 @@ def _explained(module: Any, inputs: Mapping[str, Any], fault: Exception) -> Capt
 
 @contextlib.contextmanager
 def quiet_torch() -> Iterator[None]:
-    """On failure torch prints the partial trace and logs; the exception that follows says it better."""
+    """Suppress the partial trace and the logs that torch writes on a failure; the exception has the reason."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

@@ -1,9 +1,8 @@
-"""Image models with a call signature of their own: towers that take patches with a table of grids, and diffusers.
+"""Image models with other signatures than `pixel_values`: towers that take patches and grids, and diffusers models.
 
-Their processors choose the grid by the size of a picture, so no configuration gives it; the grid decides shapes, so a
-compiled program has exactly one. It is square: that of images of the configured size (224 by default), or the largest
-that the position table holds. There is one picture for each row of the batch, and the grid is a constant of the
-program.
+Their processors choose the patch grid by the image size, so no configuration gives it; the grid determines shapes, so a
+compiled program has one grid, as a constant. It is square: that of images of the configured size (224 by default), or
+the largest grid in the position table. Each row of the batch has one image.
 """
 
 import importlib
@@ -21,59 +20,60 @@ from nxpipe.emulator.ir.types import DType, TensorType
 
 PATCHES = "pixel_patches"
 PATCH_MASK = "pixel_attention_mask"
-# Frames, rows and columns of images whose patches are all in one row; rows and columns of images with a row for each.
+# Inputs with [frames, rows, columns] of images whose patches are all in one row; with [rows, columns] of batched
+# images.
 _GRIDS = ("grid_thw", "image_grid_thw")
 _SHAPES = "spatial_shapes"
 _DEFAULT_IMAGE = 224
-# Models that attend in windows cut their grid into these; two merged patches on a side is the least of the others.
+# Merged patches on a side of the grid: window attention needs whole windows, and other towers at least two.
 _WINDOW_SIDE = 2
 
 
-def hold_grid(model: Any, batch: int) -> None:
-    """Give a model that asks for patches and their grid the grid, so that it asks for the patches alone."""
-    taken = inspect.signature(model.forward).parameters
-    required = [name for name, one in taken.items() if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
+def bind_patch_grid(model: Any, batch: int) -> None:
+    """Bind the grid in a model that takes patches and their grid, so that its forward takes only the patches."""
+    accepted = inspect.signature(model.forward).parameters
+    required = [name for name, p in accepted.items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     if len(required) == 2 and required[1] in _GRIDS:
-        _leave_patches(model, required[0], required[1], [[1, *_grid(model.config)]] * batch)
-    elif _SHAPES in taken and "pixel_values" in taken and _tower(model.config) is not None:
-        _leave_patches(model, "pixel_values", _SHAPES, [_grid(model.config)] * batch)
+        _bind_grid(model, required[0], required[1], [[1, *_grid(model.config)]] * batch)
+    elif _SHAPES in accepted and "pixel_values" in accepted and _tower(model.config) is not None:
+        _bind_grid(model, "pixel_values", _SHAPES, [_grid(model.config)] * batch)
 
 
-def _leave_patches(model: Any, patches: str, grid: str, rows: list[Any]) -> None:
+def _bind_grid(model: Any, patches: str, grid: str, rows: list[Any]) -> None:
     inner, signature = model.forward, inspect.signature(model.forward)
 
-    def forward(**given: Any) -> Any:
-        given[patches] = given.pop(PATCHES)
-        return inner(**given, **{grid: torch.tensor(rows)})
+    def forward(**arguments: Any) -> Any:
+        arguments[patches] = arguments.pop(PATCHES)
+        return inner(**arguments, **{grid: torch.tensor(rows)})
 
-    needed = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in (PATCHES, PATCH_MASK)]
-    others = [one for name, one in signature.parameters.items() if name not in (patches, grid, PATCH_MASK)]
-    optional = [one for one in others if one.kind is one.POSITIONAL_OR_KEYWORD]
-    kept = needed if PATCH_MASK in signature.parameters else needed[:1]
+    required = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in (PATCHES, PATCH_MASK)]
+    others = [parameter for name, parameter in signature.parameters.items() if name not in (patches, grid, PATCH_MASK)]
+    optional = [parameter for parameter in others if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    kept = required if PATCH_MASK in signature.parameters else required[:1]
     model.forward, forward.__signature__ = forward, signature.replace(parameters=[*kept, *optional])  # type: ignore[attr-defined]
     if model.main_input_name == patches or not optional:
         model.main_input_name = PATCHES
 
 
 def patches_type(config: Any, request: CaptureRequest) -> TensorType:
-    """Each patch flat: channels, frames, rows, columns."""
+    """The type of the patches, each flattened from [channels, frames, rows, columns]."""
     tower = _tower(config)
     height, width = _grid(config)
-    named = (getattr(tower, name, None) for name in ("in_channels", "in_chans", "num_channels"))
-    channels = next((number for number in named if number is not None), 3)
+    settings = (getattr(tower, name, None) for name in ("in_channels", "in_chans", "num_channels"))
+    channels = next((number for number in settings if number is not None), 3)
     numbers = channels * int(getattr(tower, "temporal_patch_size", 1)) * tower.patch_size**2
     rows = (request.batch, height * width) if _has_table(tower) else (request.batch * height * width,)
     return TensorType((*rows, numbers), DType.FLOAT32)
 
 
 def patch_mask_type(config: Any, request: CaptureRequest) -> TensorType:
-    """Which patches of each image are none, because it is smaller than the others."""
+    """The type of the mask of padding patches, which images smaller than the grid have."""
     height, width = _grid(config)
     return TensorType((request.batch, height * width), DType.INT64)
 
 
 def _tower(config: Any) -> Any:
-    """The configuration of the part that sees."""
+    """The configuration of the vision tower."""
     parts = (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {})))
     return next((part for part in parts if isinstance(getattr(part, "patch_size", None), int)), None)
 
@@ -83,7 +83,7 @@ def _has_table(tower: Any) -> bool:
 
 
 def _grid(config: Any) -> tuple[int, int]:
-    """Patches down and across, a whole number of merged ones."""
+    """Rows and columns of patches, a multiple of the merged patches."""
     tower = _tower(config)
     if _has_table(tower):
         side = math.isqrt(tower.num_patches)
@@ -94,24 +94,24 @@ def _grid(config: Any) -> tuple[int, int]:
     return side, side
 
 
-# What Stable Diffusion XL says about size and place of an image, one number each.
+# Numbers in the size and crop condition of Stable Diffusion XL.
 _SIZE_NUMBERS = 6
 
 
 def build_diffusion_model(request: CaptureRequest) -> Any:
     """The model on the meta device, in evaluation mode."""
     name = TASKS[request.task]
-    found = request.config.get("_class_name")
-    if found != name:
-        raise CaptureError(f"task {request.task!r} is for a {name}, but the configuration is of a {found}")
+    configured = request.config.get("_class_name")
+    if configured != name:
+        raise CaptureError(f"task {request.task!r} is for a {name}, but the configuration is of a {configured}")
     kind = type(name, (DIFFUSION[request.task], getattr(_library(), name)), {})
     require_modest_settings(request.config)
     settings = {key: value for key, value in relevant(request.config).items() if not key.startswith("_")}
     try:
         with bounded(), torch.device("meta"), torch.no_grad():
-            # PyTorch's own `to`: diffusers' warns about layers that checkpoints keep in float32.
+            # torch.nn.Module.to, because that of diffusers warns about layers that checkpoints keep in float32.
             return torch.nn.Module.to(kind(**settings), getattr(torch, request.dtype)).eval()
-    except Exception as fault:  # third-party code: whatever it raises is a reason why there is no model
+    except Exception as fault:  # third-party code may raise any exception
         raise CaptureError(f"{name} cannot be built from this configuration: {fault}") from fault
 
 
@@ -122,13 +122,13 @@ def _library() -> Any:
         raise CaptureError("a diffusion model needs the diffusers library: pip install 'nxpipe[diffusion]'") from None
 
 
-class _Untied:
+class _WithoutTies:
     def tie_weights(self) -> None:
-        """transformers' models are told to; here no weight is another's."""
+        """Do nothing: diffusers models have no tied weights; the caller ties those of transformers models."""
 
 
-class _Denoising(_Untied):
-    """Text and size conditions of Stable Diffusion XL come as tensors of their own, not inside a dictionary."""
+class _Denoising(_WithoutTies):
+    """A UNet whose text and size conditions (Stable Diffusion XL) are separate inputs, not a dictionary."""
 
     def forward(
         self, sample: Any, timestep: Any, encoder_hidden_states: Any, text_embeds: Any = None, time_ids: Any = None
@@ -137,17 +137,17 @@ class _Denoising(_Untied):
         result = super().forward(  # type: ignore[misc]
             sample, timestep, encoder_hidden_states, added_cond_kwargs=added, return_dict=False
         )
-        return {"prediction": result[0]}  # not `sample`: what comes out as it went in would be taken for state
+        return {"prediction": result[0]}  # not `sample`: an output with an input's name is a state
 
 
-class _Encoding(_Untied):
-    """Mean and logarithm of the variance: what to draw from them is for the host."""
+class _Encoding(_WithoutTies):
+    """The encoder's mean and log variance; the host samples the latents."""
 
     def forward(self, sample: Any) -> Any:
         return {"parameters": self.encode(sample).latent_dist.parameters}  # type: ignore[attr-defined]
 
 
-class _Decoding(_Untied):
+class _Decoding(_WithoutTies):
     def forward(self, latents: Any) -> Any:
         return {"sample": self.decode(latents, return_dict=False)[0]}  # type: ignore[attr-defined]
 
@@ -156,7 +156,7 @@ DIFFUSION = {"image-denoising": _Denoising, "image-encoding": _Encoding, "image-
 
 
 def diffusion_input_types(model: Any, request: CaptureRequest) -> dict[str, TensorType]:
-    """Sizes are those that the model was trained for."""
+    """The inputs of a diffusion model, at the image size of its training."""
     settings, batch = model.config, request.batch
     size = settings.sample_size
 
@@ -174,6 +174,6 @@ def diffusion_input_types(model: Any, request: CaptureRequest) -> dict[str, Tens
         "encoder_hidden_states": floats(request.sequence, settings.cross_attention_dim),
     }
     if settings.addition_embed_type == "text_time":
-        known = settings.projection_class_embeddings_input_dim - _SIZE_NUMBERS * settings.addition_time_embed_dim
-        types |= {"text_embeds": floats(known), "time_ids": floats(_SIZE_NUMBERS)}
+        width = settings.projection_class_embeddings_input_dim - _SIZE_NUMBERS * settings.addition_time_embed_dim
+        types |= {"text_embeds": floats(width), "time_ids": floats(_SIZE_NUMBERS)}
     return types

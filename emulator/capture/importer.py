@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from nxpipe.emulator.capture.aten import Complex, NotExpressible, Site, complex_importer_of, importer_of, states_a_fact
+from nxpipe.emulator.capture.aten import Complex, NotExpressible, Site, complex_importer_of, importer_of, is_assertion
 from nxpipe.emulator.capture.constants import HostValues
 from nxpipe.emulator.capture.model import tensor_type
 from nxpipe.emulator.capture.provenance import origin_of
@@ -22,17 +22,17 @@ from nxpipe.emulator.ir.types import TensorType
 from nxpipe.emulator.numerics import Array
 
 _NO_IMPORTER = "the compiler has no such operator; write it with elementwise, matrix and reduction operators"
-_REMEMBERS = "a model may not remember anything from call to call; pass it in, and return it"
-_BY_PRODUCT = "this result is a by-product that the compiler leaves out; use the first result alone"
+_STATEFUL = "a model cannot keep state between calls; make the state an input and an output"
+_UNSUPPORTED_RESULT = "the compiler does not compute this result of the operator; use only the first result"
 _SIZE_DEPENDS_ON_DATA = "the size of its result depends on data; use torch.where, or pad to a fixed size"
 _VALUE_ESCAPES = "a tensor's value becomes a Python number, which a compiled program cannot do; keep it a tensor"
 _NO_TYPE = "the hardware has no such element type; use float32, bfloat16, float16, an integer or a boolean"
-# Types that models compute constants in; other types than these have no use before a program runs.
+# Types that only constants computed at compile time may have.
 _HOST_TYPES = (torch.float64, torch.complex128)
 
 
 class _Poison:
-    """Stands for the result of a call that could not be imported, so that its users are not reported as well."""
+    """The result of a call that could not be imported; its users are then not reported too."""
 
 
 _POISON = _Poison()
@@ -40,15 +40,15 @@ _POISON = _Poison()
 
 @dataclass(frozen=True)
 class _Unrounded:
-    """Numbers known while compiling, in a type that the hardware does not have."""
+    """A constant in an element type that the hardware does not have."""
 
     numbers: Any
 
 
 def import_program(program: Any, names: Mapping[str, str]) -> Graph:
-    """The graph of an exported program; UnsupportedOperators lists everything in it that has no counterpart.
+    """The graph of an exported program; UnsupportedOperators lists all calls that cannot be imported.
 
-    `names` says which name a parameter goes by, because the exporter picks any of a tied parameter's.
+    `names` maps a parameter to its name in the checkpoint, because torch.export picks any name of a tied parameter.
     """
     return _Importer(program, names).graph()
 
@@ -60,7 +60,7 @@ class _Importer:
         self._builder = GraphBuilder()
         self._problems: Counter[tuple[str, Origin, str]] = Counter()
         self._lifted: dict[Any, Any] = {}
-        self._read: set[str] = set()  # what is written before anything reads it, no call remembers
+        self._read: set[str] = set()  # targets that are read; a buffer that is only written is no state
 
     def graph(self) -> Graph:
         module = self._program.graph_module
@@ -74,7 +74,7 @@ class _Importer:
         }
         self._read = {spec.target for node, spec in zip(placeholders, specs, strict=True) if node.users}
         arguments = [self._argument(node, spec) for node, spec in zip(placeholders, specs, strict=True)]
-        results = self._kept(self._run(module, arguments))
+        results = self._user_outputs(self._run(module, arguments))
         if self._problems:
             raise UnsupportedOperators(_findings(self._problems))
         structure = pytree.tree_unflatten(results, self._program.call_spec.out_spec)
@@ -82,41 +82,42 @@ class _Importer:
             self._builder.output(name, value)
         return self._builder.build()
 
-    def _kept(self, results: list[Any]) -> list[Any]:
-        """The model's own results. What it wrote to its arguments is dropped; what it wrote to buffers is reported."""
+    def _user_outputs(self, results: list[Any]) -> list[Any]:
+        """The user outputs. Writes to inputs are dropped; writes to buffers are reported."""
         specs = self._program.graph_signature.output_specs
         for spec, result in zip(specs, results, strict=True):
-            if spec.target in self._read and self._is_remembered(spec.kind.name, result):
-                self._problem(f"assignment to {spec.target}", Origin(spec.target.rpartition(".")[0]), _REMEMBERS)
+            if spec.target in self._read and self._is_state(spec.kind.name, result):
+                self._problem(f"assignment to {spec.target}", Origin(spec.target.rpartition(".")[0]), _STATEFUL)
         return [result for result, spec in zip(results, specs, strict=True) if spec.kind.name == "USER_OUTPUT"]
 
-    def _is_remembered(self, kind: str, result: Any) -> bool:
-        """Whether the next call would see it. Of weights rewritten from weights, a call has the checkpoint's."""
+    def _is_state(self, kind: str, result: Any) -> bool:
+        """Whether the next call would read this mutation. A weight computed from weights alone is the same in each
+        call."""
         if not isinstance(result, Value) or self._builder.node_of(result) is None:
             return False
-        return kind == "BUFFER_MUTATION" or (kind == "PARAMETER_MUTATION" and self._follows_from_inputs(result))
+        return kind == "BUFFER_MUTATION" or (kind == "PARAMETER_MUTATION" and self._depends_on_inputs(result))
 
-    def _follows_from_inputs(self, result: Value) -> bool:
-        waiting, seen = [result], {result}
-        while waiting:
-            value = waiting.pop()
+    def _depends_on_inputs(self, result: Value) -> bool:
+        stack, seen = [result], {result}
+        while stack:
+            value = stack.pop()
             node = self._builder.node_of(value)
             if node is None and self._builder.is_input(value):
                 return True
             fresh = [operand for operand in (node.operands if node else ()) if operand not in seen]
             seen.update(fresh)
-            waiting += fresh
+            stack += fresh
         return False
 
     def _argument(self, node: Any, spec: Any) -> Any:
-        """A placeholder as an input, a parameter or a constant; a parameter that nothing uses stays out."""
+        """A placeholder as an input, a parameter or a constant; unused parameters are left out."""
         kind, state = spec.kind.name, self._program.state_dict
         if not isinstance(node.meta.get("val"), torch.Tensor):
             return None
         if kind != "USER_INPUT" and not node.users:
             return None
         if kind != "USER_INPUT" and spec.target in self._program.constants and spec.target not in state:
-            return self._held(self._program.constants[spec.target])
+            return self._constant(self._program.constants[spec.target])
         try:
             type_ = tensor_type(node.meta["val"])
         except ValueError:
@@ -126,79 +127,79 @@ class _Importer:
             return self._builder.input(node.name, type_)
         return self._builder.parameter(self._names.get(spec.target, spec.target), type_)
 
-    def _held(self, numbers: Any) -> Any:
-        """Numbers that are known, as constants of the graph where the hardware has their type."""
+    def _constant(self, numbers: Any) -> Any:
+        """Tensors known at compile time, as constants of the graph if the hardware has their element type."""
         if isinstance(numbers, tuple | list):
-            return [self._held(part) for part in numbers]
+            return [self._constant(part) for part in numbers]
         if numbers.dtype is torch.complex64:
-            return Complex(self._held(numbers.real.contiguous()), self._held(numbers.imag.contiguous()))
+            return Complex(self._constant(numbers.real.contiguous()), self._constant(numbers.imag.contiguous()))
         try:
             return self._builder.constant(_numbers(numbers), tensor_type(numbers).dtype)
         except ValueError:
             return _Unrounded(numbers)
 
-    def _rounded(self, operand: Any) -> Any:
-        """A number that meets a computed tensor, in the type that such tensors have."""
+    def _to_hardware_type(self, operand: Any) -> Any:
+        """A constant operand of a computed tensor, rounded to a type of the hardware."""
         if not isinstance(operand, _Unrounded):
             return operand
-        return self._held(operand.numbers.to(torch.complex64 if operand.numbers.is_complex() else torch.float32))
+        return self._constant(operand.numbers.to(torch.complex64 if operand.numbers.is_complex() else torch.float32))
 
     def _run(self, module: Any, arguments: list[Any]) -> list[Any]:
-        """Import the calls of one graph module; higher-order operators come back here for their bodies."""
-        known: dict[Any, Any] = {}
+        """Import the calls of one graph module; called again for the bodies of higher-order operators."""
+        values: dict[Any, Any] = {}
         remaining = iter(arguments)
         needed, host = _needed(module.graph), HostValues(module.graph, self._lifted)
         for node in module.graph.nodes:
             if node.op == "placeholder":
-                known[node] = next(remaining)
+                values[node] = next(remaining)
             elif node.op == "get_attr":
-                known[node] = getattr(module, node.target)
+                values[node] = getattr(module, node.target)
             elif node.op == "call_function" and node in needed:
-                known[node] = self._call(node, known, host)
+                values[node] = self._call(node, values, host)
             elif node.op == "output":
-                results = torch.fx.map_arg(node.args[0], lambda used: known[used])
+                results = torch.fx.map_arg(node.args[0], lambda operand: values[operand])
                 return list(results) if isinstance(results, tuple | list) else [results]
         raise CaptureError("the traced program has no output")
 
-    def _call(self, node: Any, known: Mapping[Any, Any], host: HostValues) -> Any:
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda used: known[used])
+    def _call(self, node: Any, values: Mapping[Any, Any], host: HostValues) -> Any:
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda operand: values[operand])
         if node.target.__name__ == "getitem":
-            return self._part(node, *args)
+            return self._getitem(node, *args)
         if _needs_host(node, args, kwargs):
             numbers = host.of(node)
             if numbers is not None:
-                return self._held(numbers)
-            args, kwargs = pytree.tree_map(self._rounded, (args, kwargs))
+                return self._constant(numbers)
+            args, kwargs = pytree.tree_map(self._to_hardware_type, (args, kwargs))
         poisoned = _POISON in pytree.tree_leaves((args, kwargs))
         if isinstance(node.target, torch._ops.OpOverload):
             return self._operator(node, args, kwargs, None if poisoned else host)
         if isinstance(node.target, torch._ops.HigherOrderOperator):
-            return self._region(node, args)
-        if not poisoned:  # Python arithmetic on sizes, which are fixed unless they follow from something reported
+            return self._higher_order(node, args)
+        if not poisoned:  # Python arithmetic on sizes, which are static unless an operand was reported
             self._problem(str(node.target), origin_of(node.meta), _NO_IMPORTER)
         return _POISON
 
-    def _part(self, node: Any, parts: Any, number: int) -> Any:
-        """One of several results; an importer leaves out by-products that compiled programs have no use for."""
+    def _getitem(self, node: Any, parts: Any, number: int) -> Any:
+        """One of several results; importers do not compute all secondary results."""
         if parts is _POISON or number < len(parts):
             return parts if parts is _POISON else parts[number]
         if node.users:
-            self._problem(f"{node.args[0].target}, result {number}", origin_of(node.meta), _BY_PRODUCT)
+            self._problem(f"{node.args[0].target}, result {number}", origin_of(node.meta), _UNSUPPORTED_RESULT)
         return _POISON
 
-    def _region(self, node: Any, args: Any) -> Any:
-        """A block under a context manager that does not change numbers is imported in place."""
+    def _higher_order(self, node: Any, args: Any) -> Any:
+        """Inline the body of a higher-order operator for a context manager that does not change values."""
         bodies = [position for position, arg in enumerate(args) if isinstance(arg, torch.fx.GraphModule)]
         name = node.target.__name__
-        harmless = name == "wrap_with_set_grad_enabled" or (name == "wrap_with_autocast" and args[2] is False)
-        if not harmless or len(bodies) != 1:
-            self._problem(name, origin_of(node.meta), "a block under this context or control flow is not compiled")
+        inlined = name == "wrap_with_set_grad_enabled" or (name == "wrap_with_autocast" and args[2] is False)
+        if not inlined or len(bodies) != 1:
+            self._problem(name, origin_of(node.meta), "a body under this context or control flow is not compiled")
             return _POISON
         return self._run(args[bodies[0]], list(args[bodies[0] + 1 :]))
 
     def _operator(self, node: Any, args: Any, kwargs: Any, host: HostValues | None) -> Any:
-        """One operator; `host` is missing if an operand could not be imported, which was reported."""
-        if states_a_fact(node.target):
+        """Import one operator; `host` is None if an operand could not be imported, which was reported."""
+        if is_assertion(node.target):
             return _POISON
         operands = pytree.tree_leaves((args, kwargs))
         complex_ = any(isinstance(operand, Complex) for operand in operands)
@@ -212,15 +213,17 @@ class _Importer:
         except (NotExpressible, IllTyped) as problem:
             numbers = host.of(node) if host else None
             if isinstance(numbers, torch.Tensor):
-                return self._held(numbers)
+                return self._constant(numbers)
             if importer is None or host:
                 self._problem(str(node.target), origin, str(problem))
             return _POISON
         if isinstance(imported, _Poison):
             return imported
         if isinstance(imported, list):
-            return [_agreed(site, value, type_) for value, type_ in zip(imported, site.results, strict=False)]
-        return _agreed(site, _as_declared(site, imported, node.meta["val"]), site.result)
+            return [
+                _with_declared_type(site, value, type_) for value, type_ in zip(imported, site.results, strict=False)
+            ]
+        return _with_declared_type(site, _with_declared_parts(site, imported, node.meta["val"]), site.result)
 
     def _problem(self, operator: str, origin: Origin, advice: str) -> None:
         self._problems[operator, origin, advice] += 1
@@ -233,7 +236,7 @@ def _bound(target: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def _needed(graph: Any) -> set[Any]:
-    """The calls whose results reach an output; what only an assertion reads decides nothing."""
+    """The calls whose results reach an output; operands of assertions alone are left out."""
     needed: set[Any] = set()
     for node in reversed(graph.nodes):
         if node.op == "output" or node in needed:
@@ -242,15 +245,15 @@ def _needed(graph: Any) -> set[Any]:
 
 
 def _needs_host(node: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a call takes or gives numbers of a type that the hardware does not have."""
-    given = pytree.tree_leaves(node.meta.get("val"))
-    return any(isinstance(tensor, torch.Tensor) and tensor.dtype in _HOST_TYPES for tensor in given) or any(
+    """Whether an operand or a result of a call has an element type that only the host has."""
+    results = pytree.tree_leaves(node.meta.get("val"))
+    return any(isinstance(tensor, torch.Tensor) and tensor.dtype in _HOST_TYPES for tensor in results) or any(
         isinstance(operand, _Unrounded) for operand in pytree.tree_leaves((args, kwargs))
     )
 
 
-def _as_declared(site: Site, imported: Any, result: Any) -> Any:
-    """Casts between real and complex numbers add a part of zeros, or drop one."""
+def _with_declared_parts(site: Site, imported: Any, result: Any) -> Any:
+    """Convert between real and complex: add a zero imaginary part, or drop the imaginary part."""
     if result.is_complex() and isinstance(imported, Value):
         return Complex(imported, site.filled(0, site.result))
     return imported.real if isinstance(imported, Complex) and not result.is_complex() else imported
@@ -268,12 +271,14 @@ def _result_types(result: Any) -> tuple[TensorType, ...]:
         raise NotExpressible(_NO_TYPE) from None
 
 
-def _agreed(site: Site, value: Any, expected: TensorType) -> Any:
-    """PyTorch's own verdict on the result is the last word on its element type, and a check on its shape."""
+def _with_declared_type(site: Site, value: Any, expected: TensorType) -> Any:
+    """Cast a result to the element type that PyTorch computed, and check its shape."""
     if isinstance(value, Complex):
-        return Complex(_agreed(site, value.real, expected), _agreed(site, value.imaginary, expected))
+        return Complex(
+            _with_declared_type(site, value.real, expected), _with_declared_type(site, value.imaginary, expected)
+        )
     if value.type.shape != expected.shape:
-        raise CaptureError(f"an importer made {value.type} at {site.origin}, where PyTorch has {expected}")
+        raise CaptureError(f"an importer returned {value.type} at {site.origin}, where PyTorch has {expected}")
     return site.cast(value, expected.dtype)
 
 
@@ -284,7 +289,7 @@ def _numbers(tensor: Any) -> Array:
 
 
 def _named_outputs(structure: Any, name: str) -> Iterator[tuple[str, Value]]:
-    """Outputs under the names that the model gives them; positions name what has none."""
+    """Outputs with their names in the model's result; elements of sequences are named by position."""
     if isinstance(structure, Value):
         yield name or "output", structure
     elif isinstance(structure, _Poison):

@@ -1,4 +1,5 @@
-"""Transformers model without weights: parameters on the meta device, buffers with their values, the published plan."""
+"""Transformers model without weights: parameters on the meta device, initialized buffers, and its tensor-parallel
+plan."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -10,21 +11,21 @@ from transformers.utils.hub import OfflineModeIsEnabled
 
 from nxpipe.emulator.capture.budget import bounded, require_modest_buffers, require_modest_settings
 from nxpipe.emulator.capture.constants import Portable
-from nxpipe.emulator.capture.dispatch import of_model
-from nxpipe.emulator.capture.image_models import DIFFUSION, build_diffusion_model, hold_grid
-from nxpipe.emulator.capture.provenance import where_and_why
+from nxpipe.emulator.capture.dispatch import call_for_model
+from nxpipe.emulator.capture.image_models import DIFFUSION, bind_patch_grid, build_diffusion_model
+from nxpipe.emulator.capture.provenance import failure_details
 from nxpipe.emulator.capture.request import TASKS, CaptureRequest
 from nxpipe.emulator.configuration import quantised, relevant
 from nxpipe.emulator.errors import CaptureError
 from nxpipe.emulator.ir.types import DType, TensorType
 
-# Settings that describe how a checkpoint was produced or is run, and would only disturb a static capture.
+# Settings of training or of eager execution, which a static capture overrides.
 _OVERRIDDEN = {"dtype": None, "torch_dtype": None, "use_cache": False, "return_dict": True}
 _SWITCHED_OFF = {"output_attentions": False, "output_hidden_states": False}
-# What computes attention and experts, in the model and its parts: what transformers chooses when nothing is asked for.
-_UNCHOSEN = {"attn_implementation": None, "experts_implementation": None}
-# A task of several model classes: recognisers of speech either generate text, or label each frame.
-_OTHERWISE = {"AutoModelForSpeechSeq2Seq": "AutoModelForCTC"}
+# Implementations of attention and experts, in the model and its parts: None selects transformers' default.
+_DEFAULT_IMPLEMENTATIONS = {"attn_implementation": None, "experts_implementation": None}
+# Second auto class of a task: speech recognition is either sequence-to-sequence or CTC.
+_SECOND_CLASSES = {"AutoModelForSpeechSeq2Seq": "AutoModelForCTC"}
 
 
 def build_model(request: CaptureRequest) -> Any:
@@ -33,44 +34,45 @@ def build_model(request: CaptureRequest) -> Any:
         return build_diffusion_model(request)
     config = _configuration(request.config)
     model = instantiate(_model_class(request.task, config), config, request.dtype)
-    hold_grid(model, request.batch)
+    bind_patch_grid(model, request.batch)
     return model
 
 
 def instantiate(kind: Any, config: Any, dtype: str) -> Any:
-    """A model of this class and configuration: fused attention where it has some, and all experts in one product.
-
-    Both are what transformers chooses when nothing is asked for, whatever the configuration was saved with.
+    """A model of this class and configuration, with transformers' default implementations: fused attention where the
+    model supports it, and all experts in one grouped matmul. Implementations saved in the configuration are ignored.
     """
     try:
         with quiet_libraries(), bounded(), torch.device("meta"), torch.no_grad():
-            model = kind._from_config(_own_configuration(kind, config), dtype=getattr(torch, dtype), **_UNCHOSEN).eval()
-        give_buffers_their_values(model)
+            model = kind._from_config(
+                _own_configuration(kind, config), dtype=getattr(torch, dtype), **_DEFAULT_IMPLEMENTATIONS
+            ).eval()
+        initialize_buffers(model)
         return model
     except (CaptureError, MemoryError):
         raise
-    except Exception as fault:  # third-party code: whatever it raises is a reason why there is no model
+    except Exception as fault:  # third-party code may raise any exception
         raise CaptureError(
-            f"{kind.__name__} cannot be built from this configuration: {one_line(fault)}{where_and_why(fault)}"
+            f"{kind.__name__} cannot be built from this configuration: {first_paragraph(fault)}{failure_details(fault)}"
         ) from fault
 
 
 def _own_configuration(kind: Any, config: Any) -> Any:
-    """Of a configuration of several models, the one that this class is a model of."""
+    """The nested configuration for this class, if the configuration is composite; otherwise the configuration."""
     own = getattr(kind, "config_class", None)
-    inner = [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
-    return next((part for part in inner if own and type(part) is own and type(config) is not own), config)
+    nested = [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
+    return next((part for part in nested if own and type(part) is own and type(config) is not own), config)
 
 
-def one_line(fault: Exception) -> str:
-    """The first thing that a fault says, without its layout."""
+def first_paragraph(fault: Exception) -> str:
+    """The first paragraph of an error's message, on one line."""
     paragraph = next((part for part in str(fault).split("\n\n") if part.strip()), type(fault).__name__)
     return " ".join(paragraph.split())
 
 
-def _configuration(given: Mapping[str, object]) -> Any:
-    require_modest_settings(given)
-    settings = {key: value for key, value in relevant(given).items() if key not in _OVERRIDDEN}
+def _configuration(document: Mapping[str, object]) -> Any:
+    require_modest_settings(document)
+    settings = {key: value for key, value in relevant(document).items() if key not in _OVERRIDDEN}
     kind = settings.pop("model_type", None)
     if not isinstance(kind, str):
         raise CaptureError("the configuration names no model_type; pass the config.json of a Hugging Face model")
@@ -82,31 +84,31 @@ def _configuration(given: Mapping[str, object]) -> Any:
     try:
         with quiet_libraries(), bounded():
             config = transformers.AutoConfig.for_model(kind, **(settings | changes))
-            leave_out_caches(config)
+            disable_caches(config)
             return config
-    # A confined process may not look into a cache of the hub either, and has no other file to be refused here.
+    # PermissionError: in a confined process the hub's cache is unreadable, and no other file is opened here.
     except (OfflineModeIsEnabled, PermissionError) as fault:
         raise CaptureError(
-            "the configuration names a part by its id on the hub, and nothing is fetched for it; write that model's "
-            "own configuration there, as backbone_config"
+            "the configuration names a part by its id on the hub, which is never fetched; write that model's own "
+            "configuration there, as backbone_config"
         ) from fault
     except Exception as fault:  # transformers validates with several libraries' exceptions
         reason = " ".join(str(fault).split())
         raise CaptureError(f"transformers rejects this {kind!r} configuration: {reason}") from fault
 
 
-def leave_out_caches(config: Any) -> None:
-    """The parts of a configuration of several models say for themselves whether they return a cache."""
+def disable_caches(config: Any) -> None:
+    """Set `use_cache = False` in all nested configurations, each of which has its own setting."""
     for name in getattr(config, "sub_configs", {}):
         part = getattr(config, name, None)
         if part is not None:
             part.use_cache = False
-            leave_out_caches(part)
+            disable_caches(part)
 
 
 def _model_class(task: str, config: Any) -> Any:
     auto = TASKS[task]
-    for name in (auto, _OTHERWISE.get(auto)):
+    for name in (auto, _SECOND_CLASSES.get(auto)):
         mapping = getattr(transformers, name)._model_mapping if name else {}
         if type(config) in mapping:
             kind = mapping[type(config)]
@@ -114,11 +116,11 @@ def _model_class(task: str, config: Any) -> Any:
     raise CaptureError(f"transformers has no {task} model of type {config.model_type!r}")
 
 
-def give_buffers_their_values(model: Any) -> None:
-    """Compute the buffers that a checkpoint does not hold: position ids, rotary frequencies.
+def initialize_buffers(model: Any) -> None:
+    """Compute the non-persistent buffers, such as position ids and rotary frequencies.
 
-    `from_pretrained` meets the same need, because it too builds on the meta device; so models fill such buffers in
-    `_init_weights`. A buffer that its model does not fill would be uninitialised memory, hence the poison.
+    Models fill them in `_init_weights`, because `from_pretrained` builds on the meta device too. They are filled with
+    poison first, so that a buffer that the model leaves uninitialized is detected.
     """
     require_modest_buffers(model)
     for parameter in model.parameters():
@@ -135,7 +137,7 @@ def give_buffers_their_values(model: Any) -> None:
 
 
 def _poison(buffer: Any) -> Any:
-    """A buffer of values that no model computes: not-a-number, or the smallest integer."""
+    """A buffer filled with NaN or the smallest integer, which no model computes."""
     if buffer.dtype is torch.bool:
         return torch.zeros_like(buffer, device="cpu")
     worst = float("nan") if buffer.is_floating_point() or buffer.is_complex() else torch.iinfo(buffer.dtype).min
@@ -143,16 +145,16 @@ def _poison(buffer: Any) -> Any:
 
 
 def weight_types(request: CaptureRequest) -> dict[str, TensorType]:
-    """The types of everything that the model's checkpoint holds; of tied weights, one name only."""
+    """The types of the tensors in the model's checkpoint, by name; tied weights have one entry."""
     model = build_model(request)
     stored = stored_names(model)
-    lasting = set(model.state_dict())
+    persistent = set(model.state_dict())
     weights = [*model.named_parameters(), *model.named_buffers()]
-    return {stored.get(name, name): tensor_type(tensor) for name, tensor in weights if name in lasting}
+    return {stored.get(name, name): tensor_type(tensor) for name, tensor in weights if name in persistent}
 
 
 def stored_names(module: Any) -> dict[str, str]:
-    """For the name of each parameter, the one it is stored under: of tied ones, that which the others are tied to."""
+    """Parameter name to the name in the checkpoint; tied parameters share the name of the one they are tied to."""
     tied = getattr(module, "all_tied_weights_keys", None) or {}
     parameters = list(module.named_parameters(remove_duplicate=False))
     chosen: dict[int, str] = {}
@@ -164,13 +166,13 @@ def stored_names(module: Any) -> dict[str, str]:
 
 
 def tensor_type(tensor: Any) -> TensorType:
-    """Our type of a PyTorch tensor; ValueError if its element type is none of ours."""
+    """The graph type of a PyTorch tensor; ValueError for an unsupported element type."""
     return TensorType(tuple(int(size) for size in tensor.shape), DType(str(tensor.dtype).removeprefix("torch.")))
 
 
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """transformers gives advice on standard error that a user of this compiler cannot act on."""
+    """Suppress transformers' warnings, which do not apply to compiled programs."""
     before = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
@@ -180,15 +182,14 @@ def quiet_libraries() -> Iterator[None]:
 
 
 def published_plan(request: CaptureRequest) -> tuple[tuple[str, str], ...]:
-    """(pattern of modules or parameters, style) pairs, in a fixed order; none if the model publishes no plan.
+    """The model's tensor-parallel plan: sorted (pattern of modules or parameters, style) pairs; empty without a plan.
 
-    Models of diffusers know nothing of plans.
+    Models of diffusers have no plan.
     """
-    return of_model(tuple, "published_plan", request)
+    return call_for_model(tuple, "published_plan", request)
 
 
-def published_plan_here(request: CaptureRequest) -> tuple[tuple[str, str], ...]:
-    """The same, in this process."""
-
+def published_plan_in_process(request: CaptureRequest) -> tuple[tuple[str, str], ...]:
+    """`published_plan` in this process, without confinement."""
     plan: dict[str, str] = dict(getattr(build_model(request), "tp_plan", None) or {})
     return tuple(sorted(plan.items()))

@@ -1,4 +1,4 @@
-"""Module for AWS's compiler: the PyTorch model with its weights, called by position."""
+"""Tracing for neuronx-cc: the PyTorch model with its weights and positional inputs and outputs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from nxpipe.emulator.numerics import Array
 
 
 class _ByPosition(torch.nn.Module):
-    """A traced program has a tuple of inputs and a tuple of outputs, and no names."""
+    """A module whose inputs and outputs are tuples, as torch_neuronx.trace needs."""
 
     def __init__(self, model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         super().__init__()
@@ -22,8 +22,8 @@ class _ByPosition(torch.nn.Module):
         self._outputs = outputs
 
     def forward(self, *tensors: Any) -> tuple[Any, ...]:
-        answer = self.model(**dict(zip(self._inputs, tensors, strict=True)))
-        return tuple(answer[name] for name in self._outputs)
+        outputs = self.model(**dict(zip(self._inputs, tensors, strict=True)))
+        return tuple(outputs[name] for name in self._outputs)
 
 
 def trace_for_neuron(
@@ -34,7 +34,7 @@ def trace_for_neuron(
     workdir: Path,
     arguments: str,
 ) -> None:
-    """Leave a NEFF in `workdir`, with the weights in it. The CPU traces; no Neuron device is asked for."""
+    """Write a NEFF that contains the weights into `workdir`. Traces on the CPU; needs no Neuron device."""
     reference = Reference(request, parameters, request.dtype)
     module = _ByPosition(reference.model, tuple(inputs), outputs).eval()
     example = tuple(reference.tensors(inputs).values())

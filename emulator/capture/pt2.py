@@ -1,8 +1,9 @@
 """Reader of `.pt2` files, programs saved by torch.export, into a graph.
 
-`torch.export.load` unpickles parts of such a file, imports what it names and evaluates its expressions, so a file can
-run any code. This reader takes the program's JSON, checked field by field, and the raw bytes of tensors; nothing is
-extracted, decompressed or unpickled, and memory use cannot outgrow the file. Weights are not read for the graph.
+`torch.export.load` unpickles parts of a file, imports modules that it names and evaluates its expressions, so a file
+can run any code. This reader uses only the program's JSON, validated field by field, and the raw bytes of tensors;
+nothing is extracted to disk, decompressed or unpickled, and memory use is bounded by the file's size. The graph needs
+no weights.
 """
 
 import contextlib
@@ -29,22 +30,23 @@ from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.regular_file import open_regular
 
-_ANSWER: Final = "save it again with torch.export.save from torch 2.9 or newer"
+_REMEDY: Final = "save it again with torch.export.save from torch 2.9 or newer"
 _MIB: Final = 2**20
 _DOCUMENT: Final = 64 * _MIB  # bytes of one JSON document
-_DIRECTORY: Final = 32 * _MIB  # bytes of the zip file's list of entries
+_DIRECTORY: Final = 32 * _MIB  # bytes of the zip file's central directory
 _REASON: Final = 200  # characters
-_END: Final = 2**16 + 22 + 20 + 56  # where the zip file's end is looked for: a comment, and the records before it
-# Tensors may share bytes, such as tied weights or the rows of an expanded one.
+_END: Final = 2**16 + 22 + 20 + 56  # bytes that contain the zip file's end records: a comment and the records before it
+# Tensors may share bytes: tied weights, or the rows of an expanded tensor. So all tensors may take twice the size of
+# the file, plus a constant.
 _SHARED: Final = 2
 _EXPANDED: Final = 64 * _MIB
 
-# What the zip module raises on archives with wrong bytes in them.
+# Exceptions of the zip module for damaged archives.
 _DAMAGED = (zipfile.BadZipFile, ValueError, EOFError, RuntimeError, NotImplementedError, zlib.error)
 
 
 class Archive:
-    """One folder that holds a model, weights and constants."""
+    """An open `.pt2` archive: one folder with a program, weights and constants."""
 
     def __init__(self, path: Path) -> None:
         self._name = path.name
@@ -56,20 +58,20 @@ class Archive:
             self._size = os.fstat(self._file.fileno()).st_size
             self._require_short_directory()
             self._zip = zipfile.ZipFile(self._file)
-            self._entries = self._listed()
+            self._entries = self._list_entries()
         except OSError as fault:
             self._file.close()
             raise CaptureError(f"{path} cannot be read: {fault.strerror or fault}") from fault
         except _DAMAGED as fault:
             self._file.close()
             raise CaptureError(
-                f"{path.name} is truncated, or was not saved by torch.export: {_words(fault)}"
+                f"{path.name} is truncated, or was not saved by torch.export: {_message(fault)}"
             ) from fault
         except BaseException:
             self._file.close()
             raise
         self._unread = self._size
-        self._held: dict[str, bytearray] = {}
+        self._data: dict[str, bytearray] = {}
 
     def __enter__(self) -> "Archive":
         return self
@@ -79,39 +81,39 @@ class Archive:
         self._file.close()
 
     def _require_short_directory(self) -> None:
-        """The zip module makes an object for each entry before it can be asked how many there are."""
+        """Raise CaptureError for a large central directory, before the zip module creates an object for each entry."""
         self._file.seek(max(self._size - _END, 0))
         end = self._file.read(_END)
-        found = end.rfind(b"PK\5\6")
-        length = int.from_bytes(end[found + 12 : found + 16], "little") if found >= 0 else 0
-        wide = end.rfind(b"PK\6\6")
-        if wide >= 0:
-            length = max(length if length != 2**32 - 1 else 0, int.from_bytes(end[wide + 40 : wide + 48], "little"))
+        record = end.rfind(b"PK\5\6")
+        length = int.from_bytes(end[record + 12 : record + 16], "little") if record >= 0 else 0
+        zip64 = end.rfind(b"PK\6\6")
+        if zip64 >= 0:
+            length = max(length if length != 2**32 - 1 else 0, int.from_bytes(end[zip64 + 40 : zip64 + 48], "little"))
         if length > _DIRECTORY:
-            raise CaptureError(f"{self._name} lists its entries in {length:,} bytes, where {_DIRECTORY:,} are the most")
+            raise CaptureError(f"{self._name} lists its entries in {length:,} bytes, and the limit is {_DIRECTORY:,}")
 
-    def _listed(self) -> dict[str, zipfile.ZipInfo]:
-        """By their names below the one folder; no two may go by one name."""
+    def _list_entries(self) -> dict[str, zipfile.ZipInfo]:
+        """The entries by their names below the top folder, which must be unique."""
         entries = {stored.filename.partition("/")[2]: stored for stored in self._zip.infolist()}
         if len(entries) != len(self._zip.infolist()):
-            raise CaptureError(f"{self._name} holds two entries of one name; {_ANSWER}")
+            raise CaptureError(f"{self._name} has two entries with the same name; {_REMEDY}")
         return entries
 
     def _bytes(self, entry: str, most: int) -> bytes:
         if entry not in self._entries:
-            raise CaptureError(f"{self._name} has no {entry}; {_ANSWER}")
+            raise CaptureError(f"{self._name} has no {entry}; {_REMEDY}")
         stored = self._entries[entry]
         if stored.compress_type != zipfile.ZIP_STORED or stored.file_size != stored.compress_size:
-            raise CaptureError(f"{entry} in {self._name} is compressed, which torch.export.save never does; {_ANSWER}")
+            raise CaptureError(f"{entry} in {self._name} is compressed, which torch.export.save never does; {_REMEDY}")
         if stored.file_size > most:
-            raise CaptureError(f"{entry} in {self._name} has {stored.file_size:,} bytes, where {most:,} are the most")
+            raise CaptureError(f"{entry} in {self._name} has {stored.file_size:,} bytes, and the limit is {most:,}")
         self._unread -= stored.file_size
-        if self._unread < 0:  # entries that lie over each other
-            raise CaptureError(f"{self._name} holds less than its entries claim; {_ANSWER}")
+        if self._unread < 0:  # overlapping entries
+            raise CaptureError(f"{self._name} is smaller than the sum of its entries; {_REMEDY}")
         try:
             return self._zip.read(stored)
         except (OSError, *_DAMAGED) as fault:
-            raise CaptureError(f"{entry} in {self._name} is damaged: {_words(fault)}") from fault
+            raise CaptureError(f"{entry} in {self._name} is damaged: {_message(fault)}") from fault
 
     def _json(self, entry: str) -> Any:
         try:
@@ -119,23 +121,23 @@ class Archive:
         except ValueError as fault:
             raise CaptureError(f"{entry} in {self._name} is not JSON: {fault}") from fault
         except RecursionError:
-            raise CaptureError(f"{entry} in {self._name} is nested too deep to be read; {_ANSWER}") from None
+            raise CaptureError(f"{entry} in {self._name} is nested too deep to be read; {_REMEDY}") from None
 
     @cached_property
     def program(self) -> Any:
-        """torch's record of the one program in the file."""
+        """The validated program of the file, as a record of torch's schema."""
         models = [entry for entry in self._entries if entry.startswith("models/") and entry.endswith(".json")]
         if models != ["models/model.json"]:
-            raise CaptureError(f"{self._name} holds {len(models)} programs, where one named 'model' is expected")
+            raise CaptureError(f"{self._name} has {len(models)} programs, where one named 'model' is expected")
         return program_of(self._json(models[0]), self._name)
 
-    def deserialised(self, *, read: bool) -> Any:
-        """torch's own exported program, with its weights or without."""
-        parts = (self.program, self.weights(read=read), self.constants())
-        return serialize.ExportedProgramDeserializer().deserialize(*parts)
+    def deserialize(self, *, read: bool) -> Any:
+        """The ExportedProgram, with its weights, or with meta tensors for them."""
+        arguments = (self.program, self.weights(read=read), self.constants())
+        return serialize.ExportedProgramDeserializer().deserialize(*arguments)
 
     def weights(self, *, read: bool) -> dict[str, Any]:
-        """Parameters and buffers of the program; tensors of the meta device where they are not to be read."""
+        """Parameters and buffers of the program; without `read`, as tensors on the meta device."""
         return self._tensors(
             "data/weights/", self._named(("parameter", "parameter_name"), ("buffer", "buffer_name")), read
         )
@@ -145,39 +147,39 @@ class Archive:
         return self._tensors("data/constants/", named, True)
 
     def _named(self, *kinds: tuple[str, str]) -> set[str]:
-        """What the program's inputs of these kinds go by; anything else in the file is never read."""
+        """The names of the program's lifted inputs of these kinds; other tensors of the file are never read."""
         specs = self.program.graph_module.signature.input_specs
         return {getattr(spec.value, field) for spec in specs for kind, field in kinds if spec.type == kind}
 
-    def _tensors(self, folder: str, wanted: set[str], read: bool) -> dict[str, Any]:
+    def _tensors(self, folder: str, names: set[str], read: bool) -> dict[str, Any]:
         kind = folder.split("/")[1]
         config = payload_of(self._json(f"{folder}model_{kind}_config.json"), self._name).config
-        taken = {name: payload for name, payload in config.items() if name in wanted}
-        self._require_bounded(payload.tensor_meta for payload in taken.values())
-        made: dict[tuple[Any, ...], Any] = {}
-        return {name: self._tensor(folder, payload, read, made) for name, payload in taken.items()}
+        payloads = {name: payload for name, payload in config.items() if name in names}
+        self._require_bounded(payload.tensor_meta for payload in payloads.values())
+        tensors: dict[tuple[Any, ...], Any] = {}
+        return {name: self._tensor(folder, payload, read, tensors) for name, payload in payloads.items()}
 
     def _require_bounded(self, metas: Iterable[Any]) -> None:
         total = sum(math.prod(_layout(meta)[0]) * _dtype(meta).itemsize for meta in metas)
         most = _SHARED * self._size + _EXPANDED
         if total > most:
             raise CaptureError(
-                f"{self._name} has tensors of {total:,} bytes in a file of {self._size:,}, where {most:,} are the most"
+                f"{self._name} has tensors of {total:,} bytes in a file of {self._size:,}, and the limit is {most:,}"
             )
 
-    def _tensor(self, folder: str, payload: Any, read: bool, made: dict[tuple[Any, ...], Any]) -> Any:
-        """Names of one tensor have one between them."""
+    def _tensor(self, folder: str, payload: Any, read: bool, tensors: dict[tuple[Any, ...], Any]) -> Any:
+        """The tensor of a payload; payloads of the same tensor share the object, so that ties are kept."""
         meta, entry = payload.tensor_meta, folder + payload.path_name
         key = (entry, payload.is_param, meta.dtype, *_layout(meta), meta.storage_offset.as_int)
-        if key not in made:
-            tensor = self._filled(entry, meta) if read else _empty(meta)
-            made[key] = torch.nn.Parameter(tensor, requires_grad=False) if payload.is_param else tensor
-        return made[key]
+        if key not in tensors:
+            tensor = self._read_tensor(entry, meta) if read else _empty(meta)
+            tensors[key] = torch.nn.Parameter(tensor, requires_grad=False) if payload.is_param else tensor
+        return tensors[key]
 
-    def _filled(self, entry: str, meta: Any) -> Any:
-        if entry not in self._held:
-            self._held[entry] = bytearray(self._bytes(entry, self._size))
-        data, dtype = self._held[entry], _dtype(meta)
+    def _read_tensor(self, entry: str, meta: Any) -> Any:
+        if entry not in self._data:
+            self._data[entry] = bytearray(self._bytes(entry, self._size))
+        data, dtype = self._data[entry], _dtype(meta)
         needed = extent(meta) * dtype.itemsize
         if needed > len(data) or len(data) % dtype.itemsize:
             raise CaptureError(f"{entry} in {self._name} has {len(data):,} bytes, where a tensor needs {needed:,}")
@@ -185,8 +187,8 @@ class Archive:
         return torch.as_strided(raw, *_layout(meta), meta.storage_offset.as_int)
 
 
-def _words(fault: Exception) -> str:
-    """The zip module quotes what it finds, however long that is."""
+def _message(fault: Exception) -> str:
+    """The message, shortened: the zip module quotes bytes of any length."""
     return str(fault)[:_REASON]
 
 
@@ -195,47 +197,47 @@ def _dtype(meta: Any) -> Any:
 
 
 def _layout(meta: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(each.as_int for each in meta.sizes), tuple(each.as_int for each in meta.strides)
+    return tuple(size.as_int for size in meta.sizes), tuple(stride.as_int for stride in meta.strides)
 
 
 def _empty(meta: Any) -> Any:
     return torch.empty_strided(*_layout(meta), dtype=_dtype(meta), device="meta")
 
 
-_TORCH_REASON = 300  # characters of what torch says
+_TORCH_REASON = 300  # characters of torch's message
 
 
 def capture_exported(path: Path) -> Graph:
-    """The graph of a saved program; its parameters go by the names that the exported module had."""
-    with Archive(path) as archive, _explaining(path):
-        program = archive.deserialised(read=False)
+    """The graph of a saved program; parameters have their names in the exported module."""
+    with Archive(path) as archive, _capture_errors(path):
+        program = archive.deserialize(read=False)
         _share_mode(program)
         return import_program(lower_to_known_operators(program), {})
 
 
 def run_exported(path: Path, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """What PyTorch computes with a saved program and its weights, one operator after another.
+    """The outputs of a saved program with its weights, computed by torch.fx.Interpreter.
 
-    `graph` is the file's own: that it exists shows that the file calls nothing but operators of ours.
+    `graph` is the graph of the file; its import guarantees that the file calls only supported operators.
     """
-    with Archive(path) as archive, _explaining(path):
-        program = archive.deserialised(read=True)
+    with Archive(path) as archive, _capture_errors(path):
+        program = archive.deserialize(read=True)
         results = torch.fx.Interpreter(program.graph_module).run(*_arguments(program, inputs))
     kinds = (spec.kind.name for spec in program.graph_signature.output_specs)
-    wanted = [result for kind, result in zip(kinds, results, strict=True) if kind == "USER_OUTPUT"]
-    tensors = [result for result in wanted if isinstance(result, torch.Tensor)]
+    outputs = [result for kind, result in zip(kinds, results, strict=True) if kind == "USER_OUTPUT"]
+    tensors = [result for result in outputs if isinstance(result, torch.Tensor)]
     return {name: _plain(tensor) for name, tensor in zip(graph.outputs, tensors, strict=True)}
 
 
 def _arguments(program: Any, inputs: Mapping[str, Array]) -> Iterator[Any]:
     """Weights, constants and inputs, in the order of the program's placeholders."""
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
-    copies: dict[int, Any] = {}  # of tensors that may be written to; names of one tensor have one between them
+    copies: dict[int, Any] = {}  # by id of the original, because the program may write to them; ties are kept
     for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
         value = node.meta.get("val")
         if spec.kind.name != "USER_INPUT":
-            held = program.state_dict if spec.target in program.state_dict else program.constants
-            tensor = held[spec.target]
+            source = program.state_dict if spec.target in program.state_dict else program.constants
+            tensor = source[spec.target]
             if id(tensor) not in copies:
                 copies[id(tensor)] = tensor.clone()
             yield copies[id(tensor)]
@@ -251,29 +253,29 @@ def _plain(tensor: Any) -> Array:
 
 
 @contextlib.contextmanager
-def _explaining(path: Path) -> Iterator[None]:
-    """Whatever a damaged or newer program leads torch to raise becomes a sentence."""
+def _capture_errors(path: Path) -> Iterator[None]:
+    """Raise CaptureError for any exception of torch, which damaged or newer programs cause."""
     try:
         with quiet_libraries(), quiet_torch(), torch.no_grad():
             yield
     except CompileError:
         raise
     except Exception as fault:
-        first = fault.__cause__ or fault  # torch wraps it in the whole node, and the traceback as text
+        first = fault.__cause__ or fault  # torch wraps the error, with the whole node and a traceback as text
         reason = " ".join(f"{type(first).__name__}: {first}".split())[:_TORCH_REASON]
-        raise CaptureError(f"{path.name} is no program that torch {torch.__version__} reads: {reason}") from fault
+        raise CaptureError(f"{path.name} cannot be read by torch {torch.__version__}: {reason}") from fault
 
 
 def exported_parameters(path: Path) -> dict[str, Array]:
-    """The weights that a saved program carries, by name."""
-    with Archive(path) as archive, _explaining(path):
+    """The weights of a saved program, by name."""
+    with Archive(path) as archive, _capture_errors(path):
         weights = archive.weights(read=True)
         plain = {id(tensor): _plain(tensor) for tensor in weights.values()}
     return {name: plain[id(tensor)] for name, tensor in weights.items()}
 
 
 def _share_mode(program: Any) -> None:
-    """Give the program weights of the kind of the values in it: fakes of one mode that claim to be on the CPU."""
+    """Replace the program's weights by fake CPU tensors in the fake mode of its node values."""
     values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"]
     mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
     if mode is None:

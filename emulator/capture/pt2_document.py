@@ -1,10 +1,9 @@
-"""Validator of `models/model.json`, the document of a `.pt2` file: every field is checked before torch sees any of it.
+"""Validator of `models/model.json`, the document of a `.pt2` file: every field is checked before torch reads it.
 
-torch's own reader trusts the format: it imports the types that a tree spec names, looks attributes up along a dotted
-target, evaluates size expressions, and writes value names into Python source that it executes. This reader is an
-allowlist: a field is taken if this file says what it may hold; everything else is dropped (guards, ranges, custom
-metadata, devices) or refused. The result holds numbers, identifiers, strings that are only printed, and operators of
-a closed list.
+torch's deserializer trusts the file: it imports the types that a tree spec names, resolves dotted targets as
+attributes, evaluates size expressions, and writes value names into Python source that it executes. This validator is an
+allowlist: only fields with a rule in this module are read; others are dropped (guards, ranges, custom metadata,
+devices) or refused. The result has numbers, identifiers, strings that are only printed, and operators of a closed list.
 """
 
 import dataclasses
@@ -24,11 +23,11 @@ from torch._export.serde.union import _Union
 from nxpipe.emulator.capture.pt2_grammar import is_operator, plain_spec
 from nxpipe.emulator.errors import CaptureError
 
-NODES: Final = 2**15  # four times what the largest published models have; a capture takes up to a minute then
+NODES: Final = 2**15  # four times those of the largest published models; their capture takes up to a minute
 _LONGEST_NAME: Final = 1024
 _INT64: Final = 2**63
 _RANK: Final = 64
-_SUBGRAPHS: Final = 16  # deep
+_SUBGRAPHS: Final = 16  # nesting depth
 _TRACE: Final = re.compile(r'File "([^"\n]{1,1024})", line (\d{1,9})')
 _INFINITE: Final = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 _VERIFIERS: Final = frozenset({"ATEN", "TRAINING"})
@@ -36,31 +35,31 @@ _VERIFIERS: Final = frozenset({"ATEN", "TRAINING"})
 _Reader = Callable[[Any], Any]
 
 
-class _Wrong(Exception):
-    """What is wrong with a document, without the file's name."""
+class _Violation(Exception):
+    """A violation in a document; the message follows the file's name."""
 
 
 def program_of(content: Any, file: str) -> Any:
-    """torch's record of the program in a JSON document."""
+    """The validated program of a JSON document, as a record of torch's schema."""
     return _read(schema.ExportedProgram, content, file, "a program")
 
 
 def payload_of(content: Any, file: str) -> Any:
-    """torch's record of a list of tensors: for each its entry in the archive, type and layout."""
-    found = _read(schema.PayloadConfig, content, file, "its tensors")
-    for name, payload in found.config.items():
+    """The validated list of tensors: archive entry, type and layout of each, as a record of torch's schema."""
+    payloads = _read(schema.PayloadConfig, content, file, "its tensors")
+    for name, payload in payloads.config.items():
         if payload.use_pickle or payload.tensor_meta is None:
             raise CaptureError(
-                f"{file} holds {name!r} as pickled Python, which could run any code; "
+                f"{file} has {name!r} as pickled Python, which could run any code; "
                 "save it again with torch.export.save from torch 2.9 or newer"
             )
-    return found
+    return payloads
 
 
 def _read(kind: type, content: Any, file: str, what: str) -> Any:
     try:
         return _reader(kind)(content)
-    except _Wrong as fault:
+    except _Violation as fault:
         raise CaptureError(f"{file} {fault}") from None
     except RecursionError:
         raise CaptureError(f"{file} does not describe {what}: it is nested too deep") from None
@@ -68,7 +67,7 @@ def _read(kind: type, content: Any, file: str, what: str) -> Any:
 
 @cache
 def _reader(kind: Any) -> _Reader:
-    """What takes a JSON value for a type of the schema."""
+    """The validator of JSON values for a type of the schema."""
     if isinstance(kind, typing.ForwardRef):
         kind = getattr(schema, kind.__forward_arg__)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -91,7 +90,7 @@ def _reader(kind: Any) -> _Reader:
 
 
 def _field(kind: type, name: str) -> Callable[[], _Reader]:
-    """Looked up when it is first needed: types of the schema contain themselves."""
+    """The validator of a field, created on first use, because types of the schema are recursive."""
 
     def find() -> _Reader:
         if (kind, name) in _FIELDS:
@@ -110,10 +109,10 @@ def _record(kind: type, fields: dict[str, Callable[[], _Reader]]) -> _Reader:
 
     def read(value: Any) -> Any:
         if not isinstance(value, dict):
-            raise _Wrong(f"does not describe a program: {kind.__name__} is to be an object")
+            raise _Violation(f"does not describe a program: {kind.__name__} must be an object")
         missing = required.difference(value)
         if missing:
-            raise _Wrong(f"does not describe a program: {kind.__name__} has no {min(missing)}")
+            raise _Violation(f"does not describe a program: {kind.__name__} has no {min(missing)}")
         return kind(**{name: find()(value[name]) for name, find in fields.items() if name in value})
 
     return read
@@ -122,20 +121,20 @@ def _record(kind: type, fields: dict[str, Callable[[], _Reader]]) -> _Reader:
 def _union(kind: Any, fields: dict[str, Callable[[], _Reader]]) -> _Reader:
     def read(value: Any) -> Any:
         if not isinstance(value, dict) or len(value) != 1:
-            raise _Wrong(f"does not describe a program: {kind.__name__} is to be an object of one field")
-        ((name, held),) = value.items()
+            raise _Violation(f"does not describe a program: {kind.__name__} must be an object of one field")
+        ((name, content),) = value.items()
         if name not in fields:
-            raise _Wrong(f"does not describe a program: {kind.__name__} has no kind {name[:40]!r}")
-        return kind.create(**{name: fields[name]()(held)})
+            raise _Violation(f"does not describe a program: {kind.__name__} has no kind {name[:40]!r}")
+        return kind.create(**{name: fields[name]()(content)})
 
     return read
 
 
 def _checked(make: _Reader, check: Callable[[Any], None]) -> _Reader:
     def read(value: Any) -> Any:
-        made = make(value)
-        check(made)
-        return made
+        record = make(value)
+        check(record)
+        return record
 
     return read
 
@@ -147,7 +146,7 @@ def _optional(reader: _Reader) -> _Reader:
 def _list(reader: _Reader) -> _Reader:
     def read(value: Any) -> Any:
         if not isinstance(value, list):
-            raise _Wrong("does not describe a program: a list is expected in place of another value")
+            raise _Violation("does not describe a program: a list is expected in place of another value")
         return [reader(part) for part in value]
 
     return read
@@ -156,7 +155,7 @@ def _list(reader: _Reader) -> _Reader:
 def _dict(reader: _Reader, key: _Reader) -> _Reader:
     def read(value: Any) -> Any:
         if not isinstance(value, dict):
-            raise _Wrong("does not describe a program: an object is expected in place of another value")
+            raise _Violation("does not describe a program: an object is expected in place of another value")
         return {key(name): reader(part) for name, part in value.items()}
 
     return read
@@ -167,7 +166,7 @@ def _member(kind: type[enum.IntEnum]) -> _Reader:
 
     def read(value: Any) -> Any:
         if type(value) is not int or value not in known:
-            raise _Wrong(f"does not describe a program: {kind.__name__} has no member {str(value)[:40]!r}")
+            raise _Violation(f"does not describe a program: {kind.__name__} has no member {str(value)[:40]!r}")
         return known[value]
 
     return read
@@ -175,7 +174,7 @@ def _member(kind: type[enum.IntEnum]) -> _Reader:
 
 def _integer(value: Any) -> int:
     if type(value) is not int or not -_INT64 <= value < _INT64:
-        raise _Wrong("does not describe a program: an integer of 64 bits is expected in place of another value")
+        raise _Violation("does not describe a program: an integer of 64 bits is expected in place of another value")
     return value
 
 
@@ -183,75 +182,75 @@ def _float(value: Any) -> float:
     if isinstance(value, str) and value in _INFINITE:
         return _INFINITE[value]
     if type(value) not in (int, float) or abs(value) > 1e309:
-        raise _Wrong("does not describe a program: a number is expected in place of another value")
+        raise _Violation("does not describe a program: a number is expected in place of another value")
     return float(value)
 
 
 def _boolean(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise _Wrong("does not describe a program: true or false is expected in place of another value")
+        raise _Violation("does not describe a program: true or false is expected in place of another value")
     return value
 
 
 def _string(value: Any) -> str:
     if not isinstance(value, str) or len(value) > _LONGEST_NAME:
-        raise _Wrong(f"does not describe a program: a string of at most {_LONGEST_NAME} characters is expected")
+        raise _Violation(f"does not describe a program: a string of at most {_LONGEST_NAME} characters is expected")
     return value
 
 
 def _free_name(value: Any) -> str:
-    """The name of a parameter, a module, an output: anything that can be printed."""
+    """The name of a parameter, a module or an output: any printable string."""
     if not _string(value).isprintable():
-        raise _Wrong(f"names a part of its model {value[:40]!r}, which cannot be printed")
+        raise _Violation(f"names a part of its model {value[:40]!r}, which is not printable")
     return str(value)
 
 
 def _value_name(value: Any) -> str:
-    """Not `self`, nor `__debug__`: Python refuses the source that torch writes, and looks for its lines in a file."""
+    """An identifier other than `self` and `__debug__`, with which the Python source that torch generates is invalid."""
     if _identifier(value) in ("self", "__debug__"):
-        raise _Wrong(f"names a value {value!r}, which Python keeps for itself")
+        raise _Violation(f"names a value {value!r}, which Python reserves")
     return str(value)
 
 
 def _identifier(value: Any) -> str:
-    """Torch writes these into Python source."""
+    """A Python identifier; torch writes it into Python source."""
     if not (_string(value).isascii() and value.isidentifier()) or keyword.iskeyword(value):
-        raise _Wrong(f"names a value {value[:40]!r}, which is no identifier")
+        raise _Violation(f"names a value {value[:40]!r}, which is not an identifier")
     return str(value)
 
 
 def _argument(value: Any) -> str:
-    """The name of an operator's argument; arguments of blocks have none, and torch passes reserved ones by place."""
+    """The name of an operator's argument; empty for subgraphs. torch passes reserved words by position."""
     return str(value) if value in ("", "from", "lambda") else _identifier(value)
 
 
 def _entry(value: Any) -> str:
     if not re.fullmatch(r"\w[\w.-]*", _string(value)):
-        raise _Wrong(f"names an entry {value[:40]!r}, where the name of a file without a folder is expected")
+        raise _Violation(f"names an entry {value[:40]!r}, where a file name without a folder is expected")
     return str(value)
 
 
 def _target(value: Any) -> str:
     if not is_operator(_string(value)):
-        raise _Wrong(f"calls {value[:200]!r}, which is no operator of PyTorch that a program may call")
+        raise _Violation(f"calls {value[:200]!r}, which is not an operator of PyTorch that a program may call")
     return str(value)
 
 
 def _refused(what: str) -> _Reader:
     def read(_: Any) -> Any:
-        raise _Wrong(what)
+        raise _Violation(what)
 
     return read
 
 
-def _left_out(default: Callable[[], Any]) -> _Reader:
+def _dropped(default: Callable[[], Any]) -> _Reader:
     return lambda _: default()
 
 
 def _metadata(value: Any) -> dict[str, str]:
-    """Where a node came from, as far as a message names it: the module, and the lines of the model's code."""
+    """The provenance of a node for messages: its module, and the source lines of the model's code."""
     if not isinstance(value, dict):
-        raise _Wrong("does not describe a program: the metadata of a node are to be an object")
+        raise _Violation("does not describe a program: the metadata of a node must be an object")
     trace, stack = value.get("stack_trace"), value.get("nn_module_stack")
     kept = {}
     if isinstance(trace, str):
@@ -262,7 +261,7 @@ def _metadata(value: Any) -> dict[str, str]:
 
 
 def _innermost_module(stack: str) -> str:
-    """The path in the last `key,path,type` of a module stack; one that has brackets or such in it is not followed."""
+    """The path in the last `key,path,type` of a module stack; empty if it has other characters than dotted names."""
     parts = stack.rpartition(";")[2].split(",")
     plain = len(parts) == 3 and re.fullmatch(r"[\w.-]{0,512}", parts[1])
     return parts[1] if plain else ""
@@ -270,15 +269,15 @@ def _innermost_module(stack: str) -> str:
 
 def _spec(value: Any) -> str:
     if not isinstance(value, str):
-        raise _Wrong("does not describe a program: a tree of arguments or results is to be a string")
+        raise _Violation("does not describe a program: a tree of arguments or results must be a string")
     try:
         return plain_spec(value)
     except ValueError as fault:
-        raise _Wrong(f"groups its arguments or results wrongly: {fault}") from None
+        raise _Violation(f"has an invalid tree of arguments or results: {fault}") from None
 
 
 def _calls(value: Any) -> Any:
-    """How the program is called. Those of modules inside of it would only serve to take it apart again."""
+    """The call signature of the program; those of its submodules are only needed to unflatten it."""
     entries = _list(_reader(schema.ModuleCallEntry))(value)
     return [entry for entry in entries if entry.fqn == ""]
 
@@ -286,25 +285,25 @@ def _calls(value: Any) -> Any:
 def _verifiers(value: Any) -> Any:
     names = _list(_string)(value)
     if not _VERIFIERS.issuperset(names):
-        raise _Wrong(f"is written in a dialect other than {' and '.join(sorted(_VERIFIERS))}")
+        raise _Violation(f"is written in a dialect other than {' and '.join(sorted(_VERIFIERS))}")
     return names
 
 
 def _check_layout(meta: Any) -> None:
-    sizes, strides = ([each.as_int for each in side] for side in (meta.sizes, meta.strides))
+    sizes, strides = ([number.as_int for number in numbers] for numbers in (meta.sizes, meta.strides))
     if len(sizes) != len(strides) or len(sizes) > _RANK:
-        raise _Wrong(f"has a tensor of {len(sizes)} sizes and {len(strides)} strides; {_RANK} are the most")
+        raise _Violation(f"has a tensor of {len(sizes)} sizes and {len(strides)} strides; the limit is {_RANK}")
     if min((*sizes, *strides, meta.storage_offset.as_int), default=0) < 0:
-        raise _Wrong("has a tensor with a negative size, stride or offset")
+        raise _Violation("has a tensor with a negative size, stride or offset")
     if extent(meta) >= _INT64 or math.prod(sizes) >= _INT64:
-        raise _Wrong("has a tensor of more than 2^63 elements")
+        raise _Violation("has a tensor of more than 2^63 elements")
     if meta.layout != schema.Layout.Strided:
-        raise _Wrong(f"has a tensor of the layout {meta.layout.name}; only dense tensors are compiled")
+        raise _Violation(f"has a tensor of the layout {meta.layout.name}; only dense tensors are compiled")
 
 
 def extent(meta: Any) -> int:
-    """The elements that the storage of a tensor has to have for its sizes, strides and offset."""
-    sizes, strides = ([each.as_int for each in side] for side in (meta.sizes, meta.strides))
+    """The elements that the storage of a tensor needs for its sizes, strides and offset."""
+    sizes, strides = ([number.as_int for number in numbers] for numbers in (meta.sizes, meta.strides))
     if 0 in sizes:
         return 0
     last: int = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
@@ -312,36 +311,36 @@ def extent(meta: Any) -> int:
 
 
 def _nodes(value: Any) -> Any:
-    """Counted before any of them is read."""
+    """The nodes of a graph, whose number is checked before the first is validated."""
     if isinstance(value, list):
-        _require_few(len(value))
+        _require_node_limit(len(value))
     return _list(_reader(schema.Node))(value)
 
 
-def _require_few(operations: int) -> None:
+def _require_node_limit(operations: int) -> None:
     if operations > NODES:
-        raise _Wrong(f"has {operations:,} operations, where {NODES:,} are the most; export a part of the model")
+        raise _Violation(f"has {operations:,} operations, and the limit is {NODES:,}; export a part of the model")
 
 
 def _check_program(program: Any) -> None:
-    """Limits on the whole, and that torch finds what it takes for granted."""
+    """Check the limits of the whole program, and the fields that torch reads without a check."""
     graph = program.graph_module.graph
-    _require_few(sum(len(each.nodes) for each in _graphs(graph)))
+    _require_node_limit(sum(len(body.nodes) for body in _graphs(graph)))
     if len(program.graph_module.module_call_graph) != 1 or program.graph_module.module_call_graph[0].signature is None:
-        raise _Wrong("does not say how it is called")
+        raise _Violation("has no call signature")
     if len(graph.inputs) != len(program.graph_module.signature.input_specs):
-        raise _Wrong("has other inputs than its signature")
+        raise _Violation("has inputs that differ from its signature")
 
 
 def _graphs(graph: Any, depth: int = 0) -> Iterator[Any]:
-    """A graph and those that its operations have as arguments."""
+    """A graph and its subgraphs, which are arguments of its operators."""
     if depth > _SUBGRAPHS:
-        raise _Wrong(f"nests blocks of operations more than {_SUBGRAPHS} deep")
+        raise _Violation(f"nests subgraphs more than {_SUBGRAPHS} deep")
     yield graph
     for node in graph.nodes:
-        for named in node.inputs:
-            if named.arg.type == "as_graph":
-                yield from _graphs(named.arg.value.graph, depth + 1)
+        for argument in node.inputs:
+            if argument.arg.type == "as_graph":
+                yield from _graphs(argument.arg.value.graph, depth + 1)
 
 
 _CHECKS: Final[dict[type, Callable[[Any], None]]] = {
@@ -351,7 +350,7 @@ _CHECKS: Final[dict[type, Callable[[Any], None]]] = {
 _SCALARS: Final[dict[Any, _Reader]] = {int: _integer, float: _float, bool: _boolean, str: _string}
 
 _DYNAMIC: Final = _refused("has dynamic sizes; export it again without dynamic_shapes")
-_OBJECT: Final = _refused("holds objects of Python classes, which could run any code; pass tensors instead")
+_OBJECT: Final = _refused("has objects of Python classes, which could run any code; pass tensors instead")
 
 
 def _cpu(_: Any) -> Any:
@@ -366,7 +365,7 @@ def _no_objects(value: Any) -> Any:
     return _OBJECT(value) if value else {}
 
 
-# What the type of a field does not say. Values are known by identifiers, for torch makes Python source of them.
+# Rules beyond the types of fields. Value names must be identifiers, because torch writes them into Python source.
 _FIELDS: Final[dict[tuple[type, str], _Reader]] = {
     (schema.SymInt, "as_expr"): _DYNAMIC,
     (schema.SymFloat, "as_expr"): _DYNAMIC,
@@ -397,17 +396,17 @@ _FIELDS: Final[dict[tuple[type, str], _Reader]] = {
     (schema.TensorMeta, "device"): _cpu,
     (schema.ModuleCallSignature, "in_spec"): _spec,
     (schema.ModuleCallSignature, "out_spec"): _spec,
-    (schema.ModuleCallSignature, "inputs"): _left_out(list),
-    (schema.ModuleCallSignature, "outputs"): _left_out(list),
-    (schema.ModuleCallSignature, "forward_arg_names"): _left_out(lambda: None),
+    (schema.ModuleCallSignature, "inputs"): _dropped(list),
+    (schema.ModuleCallSignature, "outputs"): _dropped(list),
+    (schema.ModuleCallSignature, "forward_arg_names"): _dropped(lambda: None),
     (schema.ModuleCallEntry, "fqn"): _free_name,
     (schema.GraphModule, "module_call_graph"): _calls,
-    (schema.GraphModule, "metadata"): _left_out(dict),
-    (schema.GraphModule, "treespec_namedtuple_fields"): _left_out(dict),
-    (schema.ExportedProgram, "range_constraints"): _left_out(dict),
-    (schema.ExportedProgram, "opset_version"): _left_out(dict),
-    (schema.ExportedProgram, "guards_code"): _left_out(list),
-    (schema.ExportedProgram, "torch_version"): _left_out(str),
+    (schema.GraphModule, "metadata"): _dropped(dict),
+    (schema.GraphModule, "treespec_namedtuple_fields"): _dropped(dict),
+    (schema.ExportedProgram, "range_constraints"): _dropped(dict),
+    (schema.ExportedProgram, "opset_version"): _dropped(dict),
+    (schema.ExportedProgram, "guards_code"): _dropped(list),
+    (schema.ExportedProgram, "torch_version"): _dropped(str),
     (schema.ExportedProgram, "verifiers"): _verifiers,
     (schema.PayloadMeta, "path_name"): _entry,
 }

@@ -1,4 +1,4 @@
-"""Reference outputs: the same model in PyTorch eager mode, in float32 and in the narrower types that users deploy."""
+"""Reference outputs: the model in PyTorch eager mode, in float32 or in the narrower type of a deployment."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ import torch
 
 from nxpipe.emulator.capture.decoder import make_stepwise
 from nxpipe.emulator.capture.model import build_model, quiet_libraries, tensor_type
-from nxpipe.emulator.capture.request import Answer, CaptureRequest
+from nxpipe.emulator.capture.request import CaptureRequest, ModelOutputs
 from nxpipe.emulator.errors import MissingTensor
 from nxpipe.emulator.numerics import Array
 
@@ -19,18 +19,18 @@ from nxpipe.emulator.numerics import Array
 def run_eagerly(
     request: CaptureRequest, parameters: Mapping[str, Array], inputs: Mapping[str, Array]
 ) -> dict[str, Array]:
-    """The model's outputs by name."""
-    return dict(Reference(request, parameters).answer(inputs).outputs)
+    """The model's outputs in float32, by name."""
+    return dict(Reference(request, parameters).run(inputs).outputs)
 
 
 class Reference:
-    """A model with its weights in PyTorch, ready to answer any number of times."""
+    """A PyTorch model with its weights, for any number of forward passes."""
 
     def __init__(self, request: CaptureRequest, parameters: Mapping[str, Array], dtype: str = "float32") -> None:
         self.model = build_model(replace(request, dtype=dtype))
         self._dtype = getattr(torch, dtype)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes to weights
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # weights are never written
             weights = {name: self._tensor(array) for name, array in parameters.items()}
         self.model.load_state_dict(weights, strict=False, assign=True)
         self.model.tie_weights()
@@ -41,31 +41,35 @@ class Reference:
         if request.has_cache:
             make_stepwise(self.model, request)
 
-    def answer(self, inputs: Mapping[str, Array]) -> Answer:
+    def run(self, inputs: Mapping[str, Array]) -> ModelOutputs:
+        """One forward pass: the model's outputs and those of its repeated layers."""
         seen: dict[str, Array] = {}
-        with quiet_libraries(), torch.no_grad(), self._watching(seen):
+        with quiet_libraries(), torch.no_grad(), self._recording(seen):
             outputs = self.model(**self.tensors(inputs))
-        return Answer({name: _array(value) for name, value in outputs.items() if isinstance(value, torch.Tensor)}, seen)
+        return ModelOutputs(
+            {name: _array(value) for name, value in outputs.items() if isinstance(value, torch.Tensor)}, seen
+        )
 
     def tensors(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
-        """Inputs as the model takes them; the copies are its to write to."""
+        """The inputs as tensors; copies, because the model may write to them."""
         return {name: self._tensor(np.array(array)) for name, array in inputs.items()}
 
     def _tensor(self, array: Array) -> Any:
-        """numpy knows bfloat16 only by courtesy of an extension that torch does not share."""
+        """An array as a tensor. Narrow floats are converted from float32, because torch reads no bfloat16 from
+        numpy."""
         if np.issubdtype(array.dtype, np.integer) or array.dtype == np.bool_:
             return torch.from_numpy(np.ascontiguousarray(array))
         return torch.from_numpy(np.ascontiguousarray(array, np.float32)).to(self._dtype)
 
     @contextmanager
-    def _watching(self, seen: dict[str, Array]) -> Iterator[None]:
+    def _recording(self, seen: dict[str, Array]) -> Iterator[None]:
         def watch(name: str) -> Any:
-            def note(_: Any, __: Any, result: Any) -> None:
+            def record(_: Any, __: Any, result: Any) -> None:
                 first = result if isinstance(result, torch.Tensor) else next(iter(_tensors(result)), None)
                 if first is not None:
                     seen[name] = _array(first)
 
-            return note
+            return record
 
         hooks = [layer.register_forward_hook(watch(name)) for name, layer in self._layers.items()]
         try:

@@ -1,9 +1,9 @@
 """Capture of a deep model at the cost of a shallow one, where its layers provably repeat.
 
-A model is built at full depth, without weights, and captured twice with only the first few of its layers. Three facts
-together prove that the graph at full depth is the same with a larger repeat count. The layers recur: same classes,
-settings, parameters, buffers, and equal entries in every per-layer list. The two captures differ in the count of a
-repeat and in nothing else. And the model's run reads no other setting that counts layers.
+The model is built at full depth, without weights, and captured at two smaller depths. Three facts together prove that
+the graph at full depth differs only in its repeat count. First, the layers recur: equal classes, settings, parameters,
+buffers, and entries in every per-layer list. Second, the two captures differ only in the count of a repeat. Third, the
+forward pass reads no other setting that counts layers.
 """
 
 import copy
@@ -22,14 +22,14 @@ from nxpipe.emulator.errors import CaptureError, CompileError
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.repeat import NotResizable, resize
 
-# Settings and attributes that count layers, that number one, and that matter in training only.
+# Settings and attributes that count layers, that are the index of a layer, and that matter only in training.
 _COUNTS_LAYERS = re.compile(r"layer|depth|block")
-_NUMBERS_A_LAYER = re.compile(r"(layer|block)_?(idx|index|id|num|number)$|^idx$|_idx$")
+_LAYER_INDEX = re.compile(r"(layer|block)_?(idx|index|id|num|number)$|^idx$|_idx$")
 _TRAINING_ONLY = re.compile(r"drop|training|gradient_checkpointing")
 
 _LONGEST_PERIOD = 12
 _MOST_SPECIAL_LAYERS = 4  # at the front, before layers recur
-_WORTHWHILE = 0.75  # of the modules of a full capture: what two shallow ones may run
+_WORTHWHILE = 0.75  # most modules that two shallow captures may run, as a fraction of a full capture
 
 
 @dataclass(frozen=True)
@@ -47,23 +47,24 @@ class Cut:
 
     @property
     def short(self) -> int:
-        """The special layers, a period or two, and as many layers as the full depth has beside whole periods."""
+        """The shorter depth: the special layers, one or two periods, and the remainder of the depth by the period."""
         periods = 2 if self.period < 3 else 1
         return self.special + (self.depth - self.special) % self.period + periods * self.period
 
     @property
     def long(self) -> int:
+        """The longer depth: one period more."""
         return self.short + self.period
 
     @property
-    def way(self) -> tuple[int, int, int]:
+    def pattern(self) -> tuple[int, int, int]:
         return self.depth, self.special, self.period
 
 
-def cuts_of(model: Any) -> list[Cut]:
-    """The stacks to cut; empty if that saves nothing, or if two of one depth are not alike.
+def find_cuts(model: Any) -> list[Cut]:
+    """The stacks to cut; empty if that saves no work, or if two stacks of equal depth have different patterns.
 
-    One number in a configuration may stand for all stacks of its depth.
+    One number of a configuration may be the depth of several stacks.
     """
     stacks = {path: module for path, module in model.named_modules() if _is_stack(module)}
     configs = _configurations(model)
@@ -73,14 +74,14 @@ def cuts_of(model: Any) -> list[Cut]:
             cuts.append(cut)
     depths = {cut.depth for cut in cuts}
     of_these_depths = [path for path, stack in stacks.items() if len(stack) in depths]
-    alike = len(of_these_depths) == len(cuts) and len({cut.way for cut in cuts}) == len(depths)
-    return cuts if alike and _saves_work(model, cuts, stacks) else []
+    uniform = len(of_these_depths) == len(cuts) and len({cut.pattern for cut in cuts}) == len(depths)
+    return cuts if uniform and _saves_work(model, cuts, stacks) else []
 
 
-class Shortened:
-    """A model with the first layers of its stacks only, and every setting that counts them changed to match.
+class ShortenedModel:
+    """A model with only the first layers of its stacks, and every setting that counts them reduced to match.
 
-    A setting that may count other layers is replaced by a sentinel: a model whose run asks for it cannot be captured.
+    A setting that may count other layers is replaced by a sentinel: a model that reads it cannot be captured.
     """
 
     def __init__(self, model: Any, cuts: Sequence[Cut]) -> None:
@@ -89,46 +90,46 @@ class Shortened:
         self._counts: list[tuple[Any, str, Any, int]] = []
         for owner in (*model.modules(), *_configurations(model)):
             self._find_counts(owner)
-        self._keep({cut.depth: cut.long for cut in cuts})
+        self._truncate({cut.depth: cut.long for cut in cuts})
 
-    def shorter_still(self) -> "Shortened":
-        """A copy with one period less of each stack."""
+    def shorter_still(self) -> "ShortenedModel":
+        """A copy with one period less in each stack."""
         try:
             shorter = copy.deepcopy(self)
-        except Exception as fault:  # third-party code: whatever it raises is a reason why there is no copy
+        except Exception as fault:  # third-party code may raise any exception
             raise CaptureError(f"{type(self.model).__name__} cannot be copied: {fault}") from fault
-        shorter._keep({cut.depth: cut.short for cut in self._cuts})
+        shorter._truncate({cut.depth: cut.short for cut in self._cuts})
         return shorter
 
-    def _keep(self, kept: Mapping[int, int]) -> None:
-        """The first so many layers, by a stack's full depth."""
+    def _truncate(self, lengths: Mapping[int, int]) -> None:
+        """Keep the first layers of each stack: full depth to number of layers."""
         for cut in self._cuts:
-            del self.model.get_submodule(cut.path)[kept[cut.depth] :]
+            del self.model.get_submodule(cut.path)[lengths[cut.depth] :]
         for owner, name, value, depth in self._counts:
-            vars(owner)[name] = kept[depth] if isinstance(value, int) else value[: kept[depth]]
+            vars(owner)[name] = lengths[depth] if isinstance(value, int) else value[: lengths[depth]]
 
     def _find_counts(self, owner: Any) -> None:
         longest, depths = min(cut.long for cut in self._cuts), {cut.depth for cut in self._cuts}
         for name, value in list(vars(owner).items()):
-            if name.startswith("_") or _NUMBERS_A_LAYER.search(name):
+            if name.startswith("_") or _LAYER_INDEX.search(name):
                 continue
-            named = bool(_COUNTS_LAYERS.search(name))
+            counts_layers = bool(_COUNTS_LAYERS.search(name))
             if isinstance(value, list | tuple) and len(value) in depths:
                 self._counts.append((owner, name, value, len(value)))
-            elif named and type(value) is int and value in depths:
+            elif counts_layers and type(value) is int and value in depths:
                 self._counts.append((owner, name, value, value))
-            elif named and type(value) is int and longest <= value < max(depths):
-                vars(owner)[name] = _Unanswerable(f"{type(owner).__name__}.{name}")
+            elif counts_layers and type(value) is int and longest <= value < max(depths):
+                vars(owner)[name] = _UnreadableSetting(f"{type(owner).__name__}.{name}")
 
 
-class _Unanswerable:
-    """Stands for a setting that the run of a shortened model must not depend on."""
+class _UnreadableSetting:
+    """Sentinel for a setting that the forward pass of a shortened model must not read."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def _refuse(self, *_: object) -> NoReturn:
-        raise CaptureError(f"the model's run depends on {self._name}, which counts layers")
+        raise CaptureError(f"the model's forward depends on {self._name}, which counts layers")
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
@@ -141,7 +142,7 @@ def _is_stack(module: Any) -> bool:
 
 
 def _configurations(model: Any) -> list[Any]:
-    """The configuration objects that any module holds, and those inside them."""
+    """The configuration objects of all modules, and those nested in them."""
     found: dict[int, Any] = {}
 
     def visit(config: Any) -> None:
@@ -157,7 +158,7 @@ def _configurations(model: Any) -> list[Any]:
 
 def _cut(path: str, stack: Any, configs: Sequence[Any]) -> Cut | None:
     lists = [value for config in configs for value in vars(config).values() if _has_length(value, len(stack))]
-    layers = [(_portrait(layer, number), [row[number] for row in lists]) for number, layer in enumerate(stack)]
+    layers = [(_fingerprint(layer, number), [row[number] for row in lists]) for number, layer in enumerate(stack)]
     recurring = _recurrence(layers)
     cut = Cut(path, len(stack), *recurring) if recurring else None
     return cut if cut and cut.long < cut.depth else None
@@ -168,7 +169,7 @@ def _has_length(value: object, length: int) -> bool:
 
 
 def _recurrence(layers: Sequence[object]) -> tuple[int, int] | None:
-    """How many special layers come first, and the period of the others: the pair that needs fewest layers to show."""
+    """The number of special layers at the front and the period of the others; the pair that needs the fewest layers."""
     pairs = [
         (special, period)
         for period in range(1, _LONGEST_PERIOD + 1)
@@ -180,16 +181,17 @@ def _recurrence(layers: Sequence[object]) -> tuple[int, int] | None:
 
 
 def _saves_work(model: Any, cuts: Sequence[Cut], stacks: Mapping[str, Any]) -> bool:
-    """Whether both captures together run far fewer modules than the full one; each capture has a cost of its own."""
+    """Whether both captures together run far fewer modules than the full one; each capture has a fixed cost."""
     sizes = [(cut, sum(1 for _ in stacks[cut.path][-1].modules())) for cut in cuts]
     whole = sum(1 for _ in model.modules())
-    left_out = sum(size * (2 * cut.depth - cut.short - cut.long) for cut, size in sizes)
-    return 2 * whole - left_out < _WORTHWHILE * whole
+    omitted = sum(size * (2 * cut.depth - cut.short - cut.long) for cut, size in sizes)
+    return 2 * whole - omitted < _WORTHWHILE * whole
 
 
-def _portrait(module: Any, number: int) -> object:
-    """All that decides what a module computes, beside its code and its configuration; layer `number` is called zero."""
-    children = [(name, _portrait(child, number)) for name, child in module.named_children()]
+def _fingerprint(module: Any, number: int) -> object:
+    """The settings and tensors that determine a module's result, apart from its code and its configuration; indices are
+    relative to layer `number`."""
+    children = [(name, _fingerprint(child, number)) for name, child in module.named_children()]
     settings = sorted(
         (name, _plain(name, value, number))
         for name, value in vars(module).items()
@@ -210,8 +212,8 @@ def _tensors(module: Any) -> Iterator[object]:
 
 
 def _plain(name: str, value: object, number: int) -> str:
-    """A setting as text; of objects only the kind, because a configuration is compared elsewhere."""
-    if type(value) is int and _NUMBERS_A_LAYER.search(name):
+    """A setting as text; for objects only the class, because configurations are compared separately."""
+    if type(value) is int and _LAYER_INDEX.search(name):
         return str(value - number)
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
@@ -228,29 +230,29 @@ Finish = Callable[[Graph], Graph]
 
 
 def compile_by_depth(request: CaptureRequest, finish: Finish) -> Graph | None:
-    """The graph of the model at its full depth, made of two shallow captures; nothing if that cannot be proven.
+    """The graph of the model at full depth, from two shallow captures; None if the layers do not provably repeat.
 
-    `finish` is what is done to a captured graph: the compiler's passes.
+    `finish` runs the compiler's passes on a captured graph.
     """
     model = build_model(request)
-    cuts = cuts_of(model)
+    cuts = find_cuts(model)
     if not cuts:
         return None
     tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
     weights = {name: tensor_type(tensor) for name, tensor in tensors}
     try:
-        longer = Shortened(model, cuts)
+        longer = ShortenedModel(model, cuts)
         shorter = longer.shorter_still()
-        long, short = (finish(capture_built(each.model, request)) for each in (longer, shorter))
-        graph = _lengthened(long, short, cuts)
+        long, short = (finish(capture_built(shortened.model, request)) for shortened in (longer, shorter))
+        graph = _extend(long, short, cuts)
     except (CompileError, NotResizable):
-        return None  # the capture at full depth says what is wrong, with the right counts
-    named = graph is not None and all(weights.get(name) == value.type for name, value in graph.parameters.items())
-    return graph if named else None
+        return None  # the capture at full depth raises the error, with the right counts
+    matches = graph is not None and all(weights.get(name) == value.type for name, value in graph.parameters.items())
+    return graph if matches else None
 
 
-def _lengthened(longer: Graph, shorter: Graph, cuts: list[Cut]) -> Graph | None:
-    """The graph at full depth, if the two at hand differ in the count of their repeats alone."""
+def _extend(longer: Graph, shorter: Graph, cuts: list[Cut]) -> Graph | None:
+    """The graph at full depth; None if the two graphs differ in more than the counts of their repeats."""
     if resize(longer, {cut.scope: cut.short - cut.long for cut in cuts}).key != shorter.key:
         return None
     return resize(longer, {cut.scope: cut.depth - cut.long for cut in cuts})

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from nxpipe.emulator.errors import CaptureError
 from nxpipe.emulator.numerics import Array
 
-# Hugging Face's task names, and the transformers class that turns a configuration into a model for each.
+# Hugging Face's task names, and for each the transformers auto class or diffusers class of its models.
 TASKS: Mapping[str, str] = {
     "feature-extraction": "AutoModel",
     "fill-mask": "AutoModelForMaskedLM",
@@ -29,16 +29,16 @@ TASKS: Mapping[str, str] = {
 }
 _PHASES = ("forward", "prefill", "decode")
 _DTYPES = ("float32", "bfloat16", "float16")
-# A model that has this setting knows how far tokens are apart, at any length, whatever else its configuration says.
-_BY_DISTANCE = "relative_attention_num_buckets"
+# A model with this setting has relative positions, so its length is not limited by a position table.
+_RELATIVE_POSITIONS = "relative_attention_num_buckets"
 
 
 @dataclass(frozen=True)
 class CaptureRequest:
     """One static-shape capture. `config` is the parsed config.json of the model.
 
-    Phase `forward` reads `sequence` tokens and keeps nothing. `prefill` reads as many and fills a key-value cache of
-    `capacity` places, by default just as many. `decode` reads one token beside a cache of `sequence` places.
+    Phase `forward` reads `sequence` tokens and has no cache. `prefill` reads `sequence` tokens and fills a KV cache of
+    `capacity` tokens, by default `sequence`. `decode` reads one token and a KV cache of `sequence` tokens.
     """
 
     config: Mapping[str, object] = field(hash=False)
@@ -61,38 +61,38 @@ class CaptureRequest:
             )
         if self.capacity is not None and (self.phase != "prefill" or self.capacity < self.sequence):
             raise CaptureError(
-                f"a capacity of {self.capacity} was asked for in phase {self.phase!r} of {self.sequence} tokens; only "
-                "a prefill has one, at least as large as its sequence"
+                f"a capacity of {self.capacity} is invalid in phase {self.phase!r} of {self.sequence} tokens; only a "
+                "prefill has one, at least as large as its sequence"
             )
-        self._require_length_known_to_model()
+        self._require_supported_length()
 
     @property
     def has_cache(self) -> bool:
-        """Whether the program reads and writes a key-value cache."""
+        """Whether the program has a KV cache."""
         return self.phase in ("prefill", "decode")
 
     @property
     def cache_length(self) -> int:
-        """How many tokens the cache has room for."""
+        """The capacity of the KV cache, in tokens."""
         return self.sequence if self.capacity is None else self.capacity
 
-    def _require_one_of(self, what: str, found: str, allowed: tuple[str, ...]) -> None:
-        if found not in allowed:
-            raise CaptureError(f"{what} {found!r} is unknown; choose one of {', '.join(allowed)}")
+    def _require_one_of(self, field: str, value: str, allowed: tuple[str, ...]) -> None:
+        if value not in allowed:
+            raise CaptureError(f"{field} {value!r} is unknown; choose one of {', '.join(allowed)}")
 
-    def _require_length_known_to_model(self) -> None:
-        # Under this name or that, the length of the table of positions; beyond it a lookup reads garbage.
-        reads = self.config.get("text_config")
-        for config in (self.config, reads if isinstance(reads, Mapping) else {}):
+    def _require_supported_length(self) -> None:
+        # The length of the position table has one of two names; a lookup beyond it would be out of range.
+        text = self.config.get("text_config")
+        for config in (self.config, text if isinstance(text, Mapping) else {}):
             for key in ("max_position_embeddings", "n_positions"):
-                longest = None if _BY_DISTANCE in config else config.get(key)
+                longest = None if _RELATIVE_POSITIONS in config else config.get(key)
                 if isinstance(longest, int) and self.cache_length > longest:
                     raise CaptureError(f"sequence {self.cache_length} is longer than the model's {key} of {longest}")
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Outputs by name, and what each layer gave, by the layer's module path, where that was watched."""
+class ModelOutputs:
+    """Outputs of one forward pass by name, and outputs of its layers by module path where they were recorded."""
 
     outputs: Mapping[str, Array]
     layers: Mapping[str, Array]

@@ -1,6 +1,6 @@
-"""Import site: one call in the source model and the graph it is imported into; with the size limit of constant tables.
+"""Import site: one call of the source model and the builder of the graph; and the size limit of constant tables.
 
-The limit is checked from sizes alone, before a table is allocated.
+The limit is checked before a table is allocated.
 """
 
 import math
@@ -13,12 +13,13 @@ from nxpipe.emulator.ir.nodes import Origin, Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import Binary, Broadcast, Cast, Operator, Reshape, Slice, Unary
 
-# The mask of 8,192 tokens takes 64 MiB. What makes a table holds several like it for a moment.
+# The mask of 8,192 tokens takes 64 MiB. Creating a table takes several times its size for a moment.
 MOST_TABLE_BYTES: Final = 256 * 2**20
 
 
-def require_room(sizes: Sequence[int], itemsize: int = 8) -> None:
-    """A table of these sizes is about to be made. A size of nothing excuses no other: parts of it are made first."""
+def require_table_fits(sizes: Sequence[int], itemsize: int = 8) -> None:
+    """Raise NotExpressible if a table of these sizes exceeds the limit. A size of zero counts as 1, because
+    intermediate tables may lack that axis."""
     need = math.prod(max(size, 1) for size in sizes) * itemsize
     if need > MOST_TABLE_BYTES:
         raise NotExpressible(
@@ -27,12 +28,12 @@ def require_room(sizes: Sequence[int], itemsize: int = 8) -> None:
 
 
 class NotExpressible(Exception):
-    """A call uses an operator in a way that has no counterpart; the message is advice to the model's author."""
+    """A call cannot be expressed in the graph IR; the message advises the model's author."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """One call of the traced program: the types that PyTorch says it returns, and where it came from."""
+    """One call of the traced program: its result types as PyTorch computed them, and its origin."""
 
     builder: GraphBuilder
     results: tuple[TensorType, ...]
@@ -46,7 +47,7 @@ class Site:
         return self.builder.add(op, *operands, origin=self.origin)
 
     def value(self, operand: Value | float) -> Value:
-        """A tensor as it is, a Python number as a constant."""
+        """A tensor unchanged, a Python number as a constant."""
         return operand if isinstance(operand, Value) else self.builder.scalar(operand)
 
     def unary(self, function: str, x: Value) -> Value:
@@ -68,12 +69,12 @@ class Site:
         return self.broadcast(self.builder.scalar(number, type_.dtype), type_.shape)
 
     def slice(self, x: Value, axis: int, start: int, stop: int, step: int = 1) -> Value:
-        """A window on one axis, all of the others."""
+        """A slice of one axis; the other axes are whole."""
         starts, stops, steps = [0] * x.type.rank, list(x.type.shape), [1] * x.type.rank
         starts[axis], stops[axis], steps[axis] = start, stop, step
         return self.emit(Slice(tuple(starts), tuple(stops), tuple(steps)), x)
 
 
-def given(operands: Sequence[Value | None]) -> list[Value]:
-    """Optional operands come last and are left out."""
+def present(operands: Sequence[Value | None]) -> list[Value]:
+    """The operands without absent optional ones, which come last."""
     return [operand for operand in operands if operand is not None]

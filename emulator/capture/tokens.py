@@ -8,21 +8,21 @@ import transformers
 from nxpipe.emulator.capture.model import quiet_libraries
 from nxpipe.emulator.errors import CaptureError
 
-# Without any of these transformers makes up an empty vocabulary, in which every word is unknown.
+# Without any of these files transformers creates an empty vocabulary, in which every word is unknown.
 _VOCABULARIES = (
     *("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json"),
     *("spiece.model", "sentencepiece.bpe.model", "tekken.json"),
 )
 
 
-def token_ids_here(folder: Path, texts: Sequence[str]) -> list[list[int]]:
-    """Each text's ids, special tokens included. Never asks the network."""
+def token_ids_in_process(folder: Path, texts: Sequence[str]) -> list[list[int]]:
+    """The token ids of each text, with special tokens. Makes no network requests."""
     if not any((folder / name).is_file() for name in _VOCABULARIES):
-        raise CaptureError(f"{folder.name} holds no tokenizer")
+        raise CaptureError(f"{folder.name} has no tokenizer")
     try:
         with quiet_libraries():
             tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
             return [list(tokenizer(text)["input_ids"]) for text in texts]
-    except Exception as fault:  # tokenizers raise whatever their formats' libraries raise
+    except Exception as fault:  # the libraries of tokenizer formats may raise any exception
         reason = next(iter(str(fault).splitlines()), type(fault).__name__)
-        raise CaptureError(f"{folder.name} holds a tokenizer that cannot be read: {reason}") from fault
+        raise CaptureError(f"{folder.name} has a tokenizer that cannot be read: {reason}") from fault

@@ -1,6 +1,4 @@
-"""Modules of PyTorch and transformers that every capture needs, imported once by the process that forks for each
-model.
-"""
+"""Preloading of PyTorch and transformers in the zygote, so that no confined process imports them again."""
 
 import contextlib
 from functools import cache
@@ -13,10 +11,10 @@ from nxpipe.emulator.capture.export import capture_module
 
 
 def warm(kind: str) -> None:
-    """Trace the smallest model there is, and import the code of the kind of model that comes."""
+    """Trace a minimal model, and import the code of models of type `kind`."""
     _trace()
     if kind in transformers.CONFIG_MAPPING:
-        with contextlib.suppress(Exception):  # what is wrong with it, the capture says
+        with contextlib.suppress(Exception):  # the capture reports the error
             _ = transformers.AutoModel._model_mapping.get(transformers.CONFIG_MAPPING[kind])
 
 

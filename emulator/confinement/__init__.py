@@ -1,8 +1,8 @@
 """Confinement: untrusted models are read by a process without credentials; docs/guides/security.md states its
 permissions.
 
-Captures inside `confined()` run in that process; elsewhere they run in this one, for libraries and tests. Importing
-this package is light.
+Captures inside `confined()` run in that process; other captures run in the calling process, for libraries and tests.
+Importing this package loads no large library.
 """
 
 import sys
@@ -17,38 +17,39 @@ GIB: Final = 2**30
 
 @dataclass(frozen=True)
 class Limits:
-    """What one model may take to be read. Without `memory` it is what the machine has."""
+    """Resource limits for reading one model. Without `memory` the limit is the machine's memory."""
 
     memory: int | None = None  # bytes
-    seconds: float = 7200.0  # for each question
-    written: int = GIB  # bytes of one file, in a folder of its own that goes with it
+    seconds: float = 7200.0  # for each call
+    written: int = GIB  # bytes of one file in the scratch folder, which is deleted with the process
 
 
 @dataclass(frozen=True)
-class About:
-    """What is read: its name, its kind where it is a configuration, and the files and folders that may be opened."""
+class ModelAccess:
+    """The model of a confined process: its name, its `model_type` (`kind`) if it is a configuration, and the files and
+    folders that the process may read."""
 
     name: str
     kind: str = ""
     reads: tuple[Path, ...] = ()
 
 
-_now: list[Limits] = []
+_limits_stack: list[Limits] = []
 
 
 @contextmanager
 def confined(limits: Limits | None = None) -> Iterator[None]:
-    """In here, and for the whole process, models are read elsewhere."""
-    _now.append(limits or Limits())
+    """Read models in the confined process, for all threads, while the context is open."""
+    _limits_stack.append(limits or Limits())
     try:
         yield
     finally:
-        _now.pop()
+        _limits_stack.pop()
 
 
-def limits_now() -> Limits | None:
+def active_limits() -> Limits | None:
     """The limits of the innermost `confined()`; None where models are read in this process.
 
-    Forking a process with numerical libraries in it, and all that confines the copy, is Linux's.
+    Confinement needs Linux: a fork of a process with numerical libraries loaded, Landlock and prctl.
     """
-    return _now[-1] if _now and sys.platform == "linux" else None
+    return _limits_stack[-1] if _limits_stack and sys.platform == "linux" else None

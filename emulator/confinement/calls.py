@@ -15,11 +15,11 @@ def _graph(value: Any) -> bool:
 
 
 def _table(kind: type | tuple[type, ...]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, dict) and all(isinstance(part, kind) for part in value.values())
+    return lambda value: isinstance(value, dict) and all(isinstance(entry, kind) for entry in value.values())
 
 
 def _sizes(value: Any) -> bool:
-    return isinstance(value, dict) and all(type(part) is int and part >= 0 for part in value.values())
+    return isinstance(value, dict) and all(type(size) is int and size >= 0 for size in value.values())
 
 
 def _names(value: Any) -> bool:
@@ -39,12 +39,12 @@ def _tokens(value: Any) -> bool:
 
 
 class Call(NamedTuple):
-    """Where it is answered, what is imported before anything of a stranger's is opened, and a check of the answer."""
+    """One call: the function, the modules to import before untrusted bytes are opened, and a check of the result."""
 
-    home: str
+    module: str
     function: str
-    before: tuple[str, ...]
-    fits: Callable[[Any], bool]
+    preload: tuple[str, ...]
+    is_valid: Callable[[Any], bool]
 
 
 WARM: Final = "nxpipe.emulator.capture.warm"
@@ -54,10 +54,12 @@ _ONNX: Final = ("nxpipe.emulator.capture.onnx.reader",)
 
 CALLS: Final = {
     "capture": Call("nxpipe.emulator.capture.export", "capture_model", _MODEL, _graph),
-    "compile_graph": Call("nxpipe.emulator.compile", "compile_graph_here", _MODEL, _graph),
+    "compile_graph": Call("nxpipe.emulator.compile", "compile_graph_in_process", _MODEL, _graph),
     "parameter_specs": Call("nxpipe.emulator.capture.model", "weight_types", _MODEL, _table(TensorType)),
-    "published_plan": Call("nxpipe.emulator.capture.model", "published_plan_here", _MODEL, _pairs),
-    "token_ids": Call("nxpipe.emulator.capture.tokens", "token_ids_here", ("nxpipe.emulator.capture.tokens",), _tokens),
+    "published_plan": Call("nxpipe.emulator.capture.model", "published_plan_in_process", _MODEL, _pairs),
+    "token_ids": Call(
+        "nxpipe.emulator.capture.tokens", "token_ids_in_process", ("nxpipe.emulator.capture.tokens",), _tokens
+    ),
     "capture_pt2": Call("nxpipe.emulator.capture.pt2", "capture_exported", _PT2, _graph),
     "parameters_pt2": Call("nxpipe.emulator.capture.pt2", "exported_parameters", _PT2, _table(np.ndarray)),
     "outputs_pt2": Call("nxpipe.emulator.capture.pt2", "run_exported", _PT2, _table(np.ndarray)),
@@ -70,7 +72,7 @@ CALLS: Final = {
 }
 
 
-def answer(name: str, arguments: tuple[Any, ...]) -> Any:
-    """The answer, made in this process."""
+def run_call(name: str, arguments: tuple[Any, ...]) -> Any:
+    """Execute a call in this process."""
     call = CALLS[name]
-    return getattr(importlib.import_module(call.home), call.function)(*arguments)
+    return getattr(importlib.import_module(call.module), call.function)(*arguments)

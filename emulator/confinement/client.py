@@ -16,17 +16,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
-from nxpipe.emulator.confinement import About, Limits, wire
+from nxpipe.emulator.confinement import Limits, ModelAccess, wire
 from nxpipe.emulator.confinement.calls import CALLS
-from nxpipe.emulator.confinement.faults import ReaderFailed, rebuilt
+from nxpipe.emulator.confinement.faults import ReaderFailed, deserialize_error
 from nxpipe.emulator.errors import CaptureError, LimitExceeded
 
 _START: Final = (
     "import json, socket, sys; sys.path[:] = json.loads(sys.argv[2]); "
     "from nxpipe.emulator.confinement.server import serve; serve(socket.socket(fileno=int(sys.argv[1])))"
 )
-# All that it is told of this process's environment. No credentials, no token, no path of a user.
-_PASSED_ON: Final = (
+# The environment variables that the zygote inherits: no credentials, no token, no path of a user.
+_INHERITED: Final = (
     "PATH",
     "LANG",
     "TZ",
@@ -36,8 +36,8 @@ _PASSED_ON: Final = (
     "MKL_NUM_THREADS",
 )
 _OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-_PATIENCE: Final = 5.0  # seconds
-_LEAST: Final = 2**28  # of memory, whatever is allowed: the libraries alone take as much
+_EXIT_TIMEOUT: Final = 5.0  # seconds
+_LEAST_MEMORY: Final = 2**28  # bytes: the libraries alone need as much
 _HOME: Final = Path(__file__).parents[3]
 
 _lock = threading.Lock()
@@ -46,18 +46,18 @@ _peak = 0
 
 
 def peak() -> int:
-    """The most memory in bytes that a confined process of ours took so far."""
+    """The peak memory of the confined processes so far, in bytes."""
     return _peak
 
 
-def ask(name: str, arguments: tuple[Any, ...], limits: Limits, about: About) -> Any:
-    """An answer from the process that reads this model. Questions about one model go to one process."""
+def call(name: str, arguments: tuple[Any, ...], limits: Limits, access: ModelAccess) -> Any:
+    """The result of a call, executed in the confined process of this model. Calls about one model share a process."""
     with _lock:
-        return _running().session(about, limits, CALLS[name].before).ask(name, arguments)
+        return _running().session(access, limits, CALLS[name].preload).call(name, arguments)
 
 
 def close() -> None:
-    """End all that was started."""
+    """End the zygote and its children."""
     global _server
     with _lock:
         if _server is not None:
@@ -73,6 +73,8 @@ def _running() -> "Server":
 
 
 class Server:
+    """The zygote process, as seen by its client."""
+
     def __init__(self) -> None:
         self._owner = os.getpid()
         self._folder = tempfile.mkdtemp(prefix="nxpipe-models-")
@@ -92,14 +94,15 @@ class Server:
         atexit.register(self.close)
 
     def is_ours(self) -> bool:
-        """Neither ended nor that of a process that this one was forked from."""
+        """Whether the zygote is running and was started by this process, not by one that this process was forked
+        from."""
         return self._owner == os.getpid() and self._process.poll() is None
 
-    def session(self, about: About, limits: Limits, before: tuple[str, ...]) -> "Session":
-        wanted = (about, limits)
-        if self._session is None or self._session.wanted != wanted or not self._session.is_open:
+    def session(self, access: ModelAccess, limits: Limits, preload: tuple[str, ...]) -> "Session":
+        key = (access, limits)
+        if self._session is None or self._session.key != key or not self._session.is_open:
             self._end_session()
-            self._session = Session(self, wanted, before)
+            self._session = Session(self, key, preload)
         return self._session
 
     def _end_session(self) -> None:
@@ -107,19 +110,19 @@ class Server:
             self._session.end()
             self._session = None
 
-    def fork(self, order: dict[str, Any], theirs: socket.socket) -> int:
-        socket.send_fds(self._control, [wire.dumps(order)], [theirs.fileno()])
+    def fork(self, request: dict[str, Any], theirs: socket.socket) -> int:
+        socket.send_fds(self._control, [wire.dumps(request)], [theirs.fileno()])
         return int(self._reply()["pid"])
 
     def status(self, pid: int) -> int:
-        """How a process ended that was killed, or closed its socket."""
+        """Wait for a child that was killed or closed its socket; its exit code."""
         self._control.sendall(wire.dumps({"ended": pid}))
         return int(self._reply()["status"])
 
     def _reply(self) -> Any:
         reply = self._control.recv(2**16)
         if not reply:
-            raise ReaderFailed("the process that starts the readers of models has ended")
+            raise ReaderFailed("the zygote process, which starts the confined processes, has ended")
         return wire.loads(reply)
 
     def scratch(self) -> str:
@@ -131,9 +134,9 @@ class Server:
             return
         with suppress(OSError, ReaderFailed):
             self._end_session()
-        self._control.close()  # which is its end
+        self._control.close()  # the zygote ends when its socket is closed
         try:
-            self._process.wait(_PATIENCE)
+            self._process.wait(_EXIT_TIMEOUT)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -141,36 +144,35 @@ class Server:
 
 
 class Session:
-    """One confined process, from this side."""
+    """The client side of one confined process."""
 
-    def __init__(self, server: Server, wanted: tuple[About, Limits], before: tuple[str, ...]) -> None:
-        self.wanted = wanted
+    def __init__(self, server: Server, key: tuple[ModelAccess, Limits], preload: tuple[str, ...]) -> None:
+        self.key = key
         self.is_open = True
         self._server, self._scratch = server, server.scratch()
-        about, self._limits = wanted
+        access, self._limits = key
         memory = self._limits.memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        self._memory = max(memory, _LEAST)
-        told = replace(self._limits, memory=self._memory)
-        order = {
-            "limits": asdict(told),
-            "reads": list(map(str, about.reads)),
+        self._memory = max(memory, _LEAST_MEMORY)
+        request = {
+            "limits": asdict(replace(self._limits, memory=self._memory)),
+            "reads": list(map(str, access.reads)),
             "scratch": self._scratch,
-            "before": list(before),
-            "kind": about.kind,
+            "before": list(preload),
+            "kind": access.kind,
         }
         self._socket, theirs = socket.socketpair()
         with theirs:
-            self._pid = server.fork(order, theirs)
+            self._pid = server.fork(request, theirs)
 
-    def ask(self, name: str, arguments: tuple[Any, ...]) -> Any:
+    def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
         try:
-            return self._asked(name, arguments)
+            return self._exchange(name, arguments)
         except BaseException:
             if not self._idle:
                 self.end()
             raise
 
-    def _asked(self, name: str, arguments: tuple[Any, ...]) -> Any:
+    def _exchange(self, name: str, arguments: tuple[Any, ...]) -> Any:
         global _peak
         deadline = time.monotonic() + self._limits.seconds
 
@@ -190,38 +192,37 @@ class Session:
         except RecursionError:
             raise CaptureError("the model's configuration is nested too deep") from None
         except wire.BadMessage as fault:
-            raise ReaderFailed(f"the process that reads models answered nonsense: {fault}") from fault
+            raise ReaderFailed(f"the confined process sent an invalid message: {fault}") from fault
         self._idle = True
         _peak = max(_peak, int(reply["memory"]))
         if "fault" in reply:
             raise self._fault(reply["fault"])
-        found = reply["answer"]
-        if not CALLS[name].fits(found):
-            raise ReaderFailed(f"the process that reads models answered {name} with {type(found).__name__}")
-        return found
+        result = reply["answer"]
+        if not CALLS[name].is_valid(result):
+            raise ReaderFailed(f"the confined process answered {name} with {type(result).__name__}")
+        return result
 
     def _fault(self, document: Any) -> Exception:
-        fault = rebuilt(document)
+        fault = deserialize_error(document)
         return self._too_large() if isinstance(fault, MemoryError) else fault
 
     def _too_large(self) -> LimitExceeded:
         return LimitExceeded(
-            f"the model takes more than {self._memory / 2**30:.1f} GiB of memory to be read; "
+            f"reading the model takes more than {self._memory / 2**30:.1f} GiB of memory; "
             "allow more with --memory-limit"
         )
 
     def _ended(self) -> Exception:
-        """What to say of a process that is gone."""
+        """The error for a confined process that ended."""
         status = self.end()
         if status is not None and status < 0:
             return LimitExceeded(
-                f"the process that read the model was ended by {signal.Signals(-status).name}; "
-                "it may have run out of memory"
+                f"the confined process was ended by {signal.Signals(-status).name}; it may have run out of memory"
             )
-        return ReaderFailed(f"the process that read the model ended with {status}")
+        return ReaderFailed(f"the confined process ended with exit code {status}")
 
     def end(self) -> int | None:
-        """Kill it, if it lives, and say how it ended."""
+        """Kill the confined process if it is running; its exit code, None if it was ended before."""
         if not self.is_open:
             return None
         self.is_open = False
@@ -236,12 +237,12 @@ class Session:
 
 
 def _environment(folder: str) -> dict[str, str]:
-    passed = {name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith("LC_")}
-    return {**passed, **_OFFLINE, "HOME": folder, "TMPDIR": folder}
+    inherited = {name: value for name, value in os.environ.items() if name in _INHERITED or name.startswith("LC_")}
+    return {**inherited, **_OFFLINE, "HOME": folder, "TMPDIR": folder}
 
 
 def _import_path() -> list[str]:
-    """What this process imports from, without the folder that it happens to run in, unless this program lies there."""
-    here = Path.cwd()
-    known = [Path(entry) for entry in sys.path if entry]
-    return list(dict.fromkeys(str(path) for path in (*known, _HOME) if path != here or path == _HOME))
+    """This process's import path without the current folder, unless this program is in it."""
+    current = Path.cwd()
+    entries = [Path(entry) for entry in sys.path if entry]
+    return list(dict.fromkeys(str(path) for path in (*entries, _HOME) if path != current or path == _HOME))

@@ -1,4 +1,4 @@
-"""Errors across the process boundary: a name of a closed list, a message, and texts and numbers beside it."""
+"""Serialization of errors between processes: a class name of a closed list, a message, and strings and numbers."""
 
 import traceback
 from typing import Any, Final
@@ -6,27 +6,27 @@ from typing import Any, Final
 from nxpipe.emulator import errors
 from nxpipe.emulator.passes.precision import ConstantTooLarge
 
-# Of other errors of ours the nearest of these stands for them: what they have beside a sentence is not told.
-_TOLD: Final = (*vars(errors).values(), ConstantTooLarge)
-_NOT_TOLD: Final = (errors.OutOfMemory, errors.ExecutableInvalid, errors.IndexOutOfRange)
+# An error of any other class is sent as its nearest base class in this list, without its extra attributes.
+_SENT: Final = (*vars(errors).values(), ConstantTooLarge)
+_NOT_SENT: Final = (errors.OutOfMemory, errors.ExecutableInvalid, errors.IndexOutOfRange)
 _KNOWN: Final[dict[str, type[errors.CompileError]]] = {
     kind.__name__: kind
-    for kind in _TOLD
-    if isinstance(kind, type) and issubclass(kind, errors.CompileError) and kind not in _NOT_TOLD
+    for kind in _SENT
+    if isinstance(kind, type) and issubclass(kind, errors.CompileError) and kind not in _NOT_SENT
 }
 _LONGEST: Final = 20_000  # characters
 _FINDINGS: Final = 10_000
-_ALLOCATOR: Final = "DefaultCPUAllocator"  # of PyTorch, which has no type for it
+_ALLOCATOR: Final = "DefaultCPUAllocator"  # in the message of PyTorch's RuntimeError: it has no class of its own
 
 
 class ReaderFailed(Exception):
-    """An error that nobody foresaw, or the end of the process; the text holds its traceback, if it had one."""
+    """An unexpected error in the confined process, or its end; the message holds the traceback, if any."""
 
 
-def described(fault: BaseException) -> dict[str, Any]:
-    """For the wire."""
-    fault = _of_memory(fault) or fault
-    found: dict[str, Any] = {
+def serialize_error(fault: BaseException) -> dict[str, Any]:
+    """The JSON document of an error."""
+    fault = _find_memory_error(fault) or fault
+    document: dict[str, Any] = {
         "message": str(fault)[:_LONGEST],
         "kind": "",
         "source": "",
@@ -36,24 +36,24 @@ def described(fault: BaseException) -> dict[str, Any]:
     }
     for kind in type(fault).__mro__:
         if _KNOWN.get(kind.__name__) is kind:
-            found["kind"] = kind.__name__
+            document["kind"] = kind.__name__
             break
     else:
-        found["kind"] = type(fault).__name__ if isinstance(fault, MemoryError | ModuleNotFoundError) else ""
-        found["trace"] = "".join(traceback.format_exception(fault))[-_LONGEST:]
+        document["kind"] = type(fault).__name__ if isinstance(fault, MemoryError | ModuleNotFoundError) else ""
+        document["trace"] = "".join(traceback.format_exception(fault))[-_LONGEST:]
     if isinstance(fault, ModuleNotFoundError):
-        found["source"] = fault.name or ""
+        document["source"] = fault.name or ""
     if isinstance(fault, errors.CaptureError):
-        found["source"] = fault.source
-    found["behind"] = _of_the_machine(fault)
+        document["source"] = fault.source
+    document["behind"] = _find_machine_error(fault)
     if isinstance(fault, errors.UnsupportedOperators):
-        rows = [[one.operator, one.module, one.source, one.count, one.advice] for one in fault.findings]
-        found["findings"] = rows[:_FINDINGS]
-    return found
+        rows = [[row.operator, row.module, row.source, row.count, row.advice] for row in fault.findings]
+        document["findings"] = rows[:_FINDINGS]
+    return document
 
 
-def _of_memory(fault: BaseException | None) -> MemoryError | None:
-    """That memory ran out, whatever library's words came around it."""
+def _find_memory_error(fault: BaseException | None) -> MemoryError | None:
+    """The MemoryError, or PyTorch's allocation failure, in a chain of causes."""
     while fault is not None:
         if isinstance(fault, MemoryError):
             return fault
@@ -63,8 +63,9 @@ def _of_memory(fault: BaseException | None) -> MemoryError | None:
     return None
 
 
-def _of_the_machine(fault: BaseException) -> list[str]:
-    """The kind and the words of an error of this machine's that an error of the model's stands for."""
+def _find_machine_error(fault: BaseException) -> list[str]:
+    """Class and message of the OSError or ImportError in a chain of causes: a fault of this machine, not of the
+    model."""
     cause = fault.__cause__
     while cause is not None and not isinstance(cause, OSError | ImportError):
         cause = cause.__cause__
@@ -73,23 +74,23 @@ def _of_the_machine(fault: BaseException) -> list[str]:
     return ["OSError" if isinstance(cause, OSError) else "ImportError", str(cause)[:_LONGEST]]
 
 
-def rebuilt(document: Any) -> Exception:
-    """The error that `described` was given; anything but texts and numbers in it is a TypeError."""
+def deserialize_error(document: Any) -> Exception:
+    """The error of a document; TypeError for fields that are neither strings nor numbers."""
     message, kind, source, trace = (_text(document[key]) for key in ("message", "kind", "source", "trace"))
     if kind == "MemoryError":
         return MemoryError(message)
     if kind == "ModuleNotFoundError":
         return ModuleNotFoundError(message, name=source)
     if kind not in _KNOWN:
-        return ReaderFailed(f"the process that reads models failed: {message}\n{trace}")
+        return ReaderFailed(f"the confined process failed: {message}\n{trace}")
     rows = [_finding(*row) for row in document["findings"]]
     error = _KNOWN[kind].__new__(_KNOWN[kind])
     Exception.__init__(error, message)
     if isinstance(error, errors.CaptureError):
         error.source = source
     if document["behind"]:
-        behind, words = map(_text, document["behind"])
-        error.__cause__ = OSError(words) if behind == "OSError" else ImportError(words)
+        cause, reason = map(_text, document["behind"])
+        error.__cause__ = OSError(reason) if cause == "OSError" else ImportError(reason)
     if isinstance(error, errors.UnsupportedOperators):
         error.findings = tuple(rows)
     return error
@@ -101,7 +102,7 @@ def _finding(operator: Any, module: Any, source: Any, count: Any, advice: Any) -
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or len(value) > _LONGEST:
-        raise TypeError("a text is expected in an error")
+        raise TypeError("a string is expected in an error")
     return value
 
 

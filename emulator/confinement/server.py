@@ -1,8 +1,8 @@
 """Server side: the zygote, and the kernel restrictions of each forked child: rlimits, no_new_privs, Landlock.
 
-The zygote starts without the caller's environment, imports libraries before any untrusted byte is opened, and forks;
-children answer calls, the zygote opens nothing but its socket. A restriction cannot be undone by the process it
-applies to, nor by its children.
+The zygote starts without the caller's environment, imports libraries before any untrusted byte is opened, and forks.
+Children execute calls; the zygote opens only its socket. Neither a restricted process nor its children can lift a
+restriction.
 """
 
 import ctypes
@@ -22,37 +22,39 @@ from pathlib import Path
 from typing import Any, Final
 
 from nxpipe.emulator.confinement import Limits, server, wire
-from nxpipe.emulator.confinement.calls import CALLS, WARM, answer
-from nxpipe.emulator.confinement.faults import described
+from nxpipe.emulator.confinement.calls import CALLS, WARM, run_call
+from nxpipe.emulator.confinement.faults import serialize_error
 
 _OPEN_FILES: Final = 512
-_SET_PDEATHSIG, _SET_NO_NEW_PRIVS = 1, 38  # of prctl(2)
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system calls, equal on all architectures
+_SET_PDEATHSIG, _SET_NO_NEW_PRIVS = 1, 38  # options of prctl(2)
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system call numbers of Landlock on all architectures
 _BENEATH: Final = 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
-_OF_FILES: Final = _EXECUTE | _WRITE_FILE | _READ_FILE | 1 << 14  # and truncation; all else is about folders
-# The rights that each version of Landlock knows: 13 at first, then moving between folders, truncation, and ioctl.
+_FILE_RIGHTS: Final = _EXECUTE | _WRITE_FILE | _READ_FILE | 1 << 14  # and truncate; the other rights apply to folders
+# Number of access rights of each Landlock ABI version: 13, then refer (2), truncate (3) and ioctl on devices (5).
 _RIGHTS: Final = {1: 13, 2: 14, 3: 15, 4: 15}
 _LATEST_RIGHTS: Final = 16
 _CONNECT_AND_BIND_TCP: Final = 3
 _ABSTRACT_SOCKETS_AND_SIGNALS: Final = 3
-# What libraries ask of a machine: its processors, its memory, randomness, the loader's list.
-_SYSTEM: Final = (
+# System files that libraries read: processors, memory, randomness, shared libraries.
+_SYSTEM_FILES: Final = (
     *("/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/lib", "/lib64", "/etc/ld.so.cache"),
     *("/etc/localtime", "/proc/cpuinfo", "/proc/meminfo", "/proc/self", "/sys/devices/system"),
     *("/dev/null", "/dev/urandom", "/dev/random", "/dev/zero"),
 )
 
 
-def end_with(parent: int) -> None:
-    """End at once when the process that started this one does."""
+def die_with_parent(parent: int) -> None:
+    """Make the kernel kill this process when its parent ends (PR_SET_PDEATHSIG)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
 
 
-def limit(limits: Limits) -> None:
+def set_rlimits(limits: Limits) -> None:
+    """Lower this process's rlimits; hard limits that are already lower are kept."""
+
     def set_to(kind: int, value: int) -> None:
         _, hard = resource.getrlimit(kind)
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -65,15 +67,16 @@ def limit(limits: Limits) -> None:
         set_to(resource.RLIMIT_DATA, limits.memory)
 
 
-def libraries(home: Path) -> list[str]:
-    """The folders that Python, its packages and this program lie in."""
+def library_folders(home: Path) -> list[str]:
+    """The folders of Python, its packages and this program."""
     return [sys.prefix, sys.base_prefix, *(path for path in sys.path if path), str(home)]
 
 
 def confine(readable: Iterable[str], scratch: str) -> bool:
-    """From now on read nothing but these, write nothing but the folder `scratch`, start no program, open no port.
+    """Restrict this process with Landlock: it may read `readable`, write only in `scratch`, and neither execute
+    programs nor bind or connect TCP sockets.
 
-    False where the kernel has no Landlock; privileges can then still not be gained.
+    False if the kernel has no Landlock; no_new_privs applies then too.
     """
     if sys.platform != "linux":
         return False
@@ -89,13 +92,13 @@ def confine(readable: Iterable[str], scratch: str) -> bool:
     attributes = struct.pack(f"={len(fields)}Q", *fields)
     ruleset = libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
     if ruleset < 0:
-        raise OSError(ctypes.get_errno(), "Landlock refuses a set of rules")
-    for path in {*readable, *_SYSTEM}:
+        raise OSError(ctypes.get_errno(), "landlock_create_ruleset failed")
+    for path in {*readable, *_SYSTEM_FILES}:
         _allow(libc, ruleset, path, _READ_FILE | _READ_DIR)
     _allow(libc, ruleset, "/dev/null", _READ_FILE | _WRITE_FILE)
     _allow(libc, ruleset, scratch, rights & ~_EXECUTE)
     if libc.syscall(_RESTRICT_SELF, ruleset, 0) != 0:
-        raise OSError(ctypes.get_errno(), "Landlock cannot be entered")
+        raise OSError(ctypes.get_errno(), "landlock_restrict_self failed")
     os.close(ruleset)
     return True
 
@@ -103,60 +106,60 @@ def confine(readable: Iterable[str], scratch: str) -> bool:
 def _allow(libc: ctypes.CDLL, ruleset: int, path: str, rights: int) -> None:
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:  # what is not there need not be allowed
+    except OSError:  # a missing path needs no rule
         return
     try:
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            rights &= _OF_FILES
+            rights &= _FILE_RIGHTS
         rule = struct.pack("=Qi", rights, descriptor)
         if libc.syscall(_ADD_RULE, ruleset, _BENEATH, rule, 0) != 0:
-            raise OSError(ctypes.get_errno(), "Landlock refuses a rule", path)
+            raise OSError(ctypes.get_errno(), "landlock_add_rule failed", path)
     finally:
         os.close(descriptor)
 
 
-_ORDER: Final = 2**16  # bytes
-_GARBAGE_AFTER: Final = 200_000  # objects: most of what importing and tracing makes stays
+_REQUEST_BYTES: Final = 2**16
+_GC_THRESHOLD: Final = 200_000  # objects: most objects of imports and tracing stay alive
 _HOME: Final = Path(__file__).parents[3]
 
 
 def serve(control: socket.socket) -> None:
-    """Orders come one after another, each with the socket of the model that it is about.
+    """Serve fork requests, each of which passes the socket of its model, until the control socket is closed.
 
-    It ends with them, whatever ended the process that gives them, and takes away the folder that it was given.
+    Deletes the zygote's folder at the end, however the client ended.
     """
-    gc.set_threshold(_GARBAGE_AFTER)
+    gc.set_threshold(_GC_THRESHOLD)
     try:
-        with suppress(BrokenPipeError, ConnectionResetError):  # it ended while libraries were imported for it
-            _take_orders(control)
+        with suppress(BrokenPipeError, ConnectionResetError):  # the client ended during an import
+            _handle_requests(control)
     finally:
         shutil.rmtree(os.environ["HOME"], ignore_errors=True)
 
 
-def _take_orders(control: socket.socket) -> None:
+def _handle_requests(control: socket.socket) -> None:
     while True:
-        order, passed, _, _ = socket.recv_fds(control, _ORDER, 1)
-        if not order:
+        request, passed, _, _ = socket.recv_fds(control, _REQUEST_BYTES, 1)
+        if not request:
             return
-        document = wire.loads(order)
+        document = wire.loads(request)
         if "ended" in document:
             control.sendall(wire.dumps({"status": _status(document["ended"])}))
             continue
         _prepare(document["before"], document["kind"])
-        me = os.getpid()
+        zygote = os.getpid()
         child = os.fork()
         if child == 0:
             control.close()
-            _read_models(socket.socket(fileno=passed[0]), document, me)
+            _run_child(socket.socket(fileno=passed[0]), document, zygote)
         for descriptor in passed:
             os.close(descriptor)
         control.sendall(wire.dumps({"pid": child}))
 
 
 def _prepare(modules: list[str], kind: str) -> None:
-    """Import what the copy will need; one that is missing is the copy's to report."""
+    """Import the modules that the child needs; the child reports a missing one."""
     for name in modules:
-        if name not in sys.modules and any(name in call.before for call in CALLS.values()):
+        if name not in sys.modules and any(name in call.preload for call in CALLS.values()):
             try:
                 importlib.import_module(name)
             except ImportError:
@@ -167,43 +170,43 @@ def _prepare(modules: list[str], kind: str) -> None:
 
 
 def _status(pid: int) -> int:
-    """How a copy ended; it was killed, or closed its socket, so it does end."""
+    """Wait for a child that was killed or closed its socket; its exit code."""
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status)
 
 
-def _read_models(asked: socket.socket, document: Any, parent: int) -> None:
-    """Never returns: the copy must not go on where the original would."""
+def _run_child(connection: socket.socket, document: Any, parent: int) -> None:
+    """Execute calls in the forked child. Never returns, so that the child does not continue the zygote's loop."""
     try:
-        server.end_with(parent)
+        server.die_with_parent(parent)
         limits = Limits(**document["limits"])
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for number in (0, 1, 2):
-            os.dup2(nowhere, number)
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(null, descriptor)
         os.chdir(document["scratch"])
         os.environ["TMPDIR"] = os.environ["HOME"] = document["scratch"]
-        server.limit(limits)
-        server.confine([*server.libraries(_HOME), *document["reads"]], document["scratch"])
+        server.set_rlimits(limits)
+        server.confine([*server.library_folders(_HOME), *document["reads"]], document["scratch"])
         while True:
-            asked.settimeout(None)
-            name, arguments = wire.receive(asked, sys.maxsize)
-            wire.send(asked, _answered(name, arguments))
+            connection.settimeout(None)
+            name, arguments = wire.receive(connection, sys.maxsize)
+            wire.send(connection, _reply(name, arguments))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)
     except BaseException:
         os._exit(1)
 
 
-def _answered(name: str, arguments: Any) -> dict[str, Any]:
+def _reply(name: str, arguments: Any) -> dict[str, Any]:
     try:
-        return {"answer": answer(name, arguments), "memory": _peak()}
+        return {"answer": run_call(name, arguments), "memory": _peak()}
     except Exception as fault:
         fault.__traceback__ = fault.__traceback__ and fault.__traceback__.tb_next
-        return {"fault": described(fault), "memory": _peak()}
+        return {"fault": serialize_error(fault), "memory": _peak()}
 
 
 def _peak() -> int:
-    """Bytes; the most that this process had so far."""
+    """Peak memory of this process, in bytes."""
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,7 +1,7 @@
 """Wire format between client and server: a JSON document and its binary buffers. Never a pickle.
 
 A message is the length of the document, the number of buffers and the length of each, as 64-bit integers, then the
-document and the buffers. Whatever the other side sends is checked against a closed list of types.
+document and the buffers. Received messages are checked against a closed list of types.
 """
 
 import json
@@ -38,12 +38,12 @@ Buffers = list[Any]
 
 
 class BadMessage(Exception):
-    """The other side said what it never says."""
+    """A received message violates the wire format."""
 
 
 def send(to: socket.socket, value: Any) -> None:
     buffers: Buffers = []
-    document = json.dumps(_packed(value, buffers)).encode()
+    document = json.dumps(_pack(value, buffers)).encode()
     views = [memoryview(buffer).cast("B") for buffer in buffers]
     lengths = [len(document), len(views), *(view.nbytes for view in views)]
     to.sendall(b"".join(map(_WORD.pack, lengths)) + document)
@@ -52,7 +52,8 @@ def send(to: socket.socket, value: Any) -> None:
 
 
 def receive(source: socket.socket, most: int, wait: Callable[[], None] = lambda: None) -> Any:
-    """The next message of at most so many bytes; EOFError if there is none. `wait` is called before each read."""
+    """The next message, with at most `most` bytes of buffers; EOFError at the end. `wait` is called before each
+    read."""
 
     def exactly(length: int) -> bytearray:
         data = bytearray(length)
@@ -75,27 +76,27 @@ def receive(source: socket.socket, most: int, wait: Callable[[], None] = lambda:
     if sum(lengths) > most:
         raise BadMessage(f"{sum(lengths):,} bytes of buffers")
     document = exactly(length)
-    buffers = [exactly(each) for each in lengths]
+    buffers = [exactly(length) for length in lengths]
     try:
-        return _unpacked(json.loads(document), buffers)
+        return _unpack(json.loads(document), buffers)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as fault:
         raise BadMessage(f"{type(fault).__name__} {fault}") from fault
 
 
-def _packed(value: Any, buffers: Buffers) -> Any:
+def _pack(value: Any, buffers: Buffers) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):
-        return [_packed(part, buffers) for part in value]
-    kind, parts = _parts(value, buffers)
+        return [_pack(part, buffers) for part in value]
+    kind, parts = _pack_parts(value, buffers)
     return {"is": kind, "of": parts}
 
 
-def _parts(value: Any, buffers: Buffers) -> tuple[str, Any]:
+def _pack_parts(value: Any, buffers: Buffers) -> tuple[str, Any]:
     if isinstance(value, tuple):
-        return "tuple", [_packed(part, buffers) for part in value]
+        return "tuple", [_pack(part, buffers) for part in value]
     if isinstance(value, Mapping):
-        return "dict", [[str(key), _packed(part, buffers)] for key, part in value.items()]
+        return "dict", [[str(key), _pack(part, buffers)] for key, part in value.items()]
     if isinstance(value, np.ndarray | np.generic):
         array = np.ascontiguousarray(value)
         buffers.append(array.reshape(-1).view(np.uint8) if array.size else b"")
@@ -108,15 +109,15 @@ def _parts(value: Any, buffers: Buffers) -> tuple[str, Any]:
     if isinstance(value, Path):
         return "path", str(value)
     if isinstance(value, CaptureRequest):
-        return "request", [_packed(getattr(value, name), buffers) for name in _REQUEST]
+        return "request", [_pack(getattr(value, name), buffers) for name in _REQUEST]
     if isinstance(value, PassOptions):
-        return "options", [_packed(getattr(value, name), buffers) for name in _OPTIONS]
-    raise TypeError(f"{type(value).__name__} is never told to another process")
+        return "options", [_pack(getattr(value, name), buffers) for name in _OPTIONS]
+    raise TypeError(f"{type(value).__name__} cannot be sent to another process")
 
 
-def _unpacked(value: Any, buffers: Buffers) -> Any:
+def _unpack(value: Any, buffers: Buffers) -> Any:
     if isinstance(value, list):
-        return [_unpacked(part, buffers) for part in value]
+        return [_unpack(part, buffers) for part in value]
     if not isinstance(value, dict):
         return value
     kind, parts = value["is"], value["of"]
@@ -125,7 +126,7 @@ def _unpacked(value: Any, buffers: Buffers) -> Any:
 
 def _array(parts: Any, buffers: Buffers) -> Any:
     name, shape, number = parts
-    return np.frombuffer(buffers[number], _DTYPES[name]).reshape([_size(each) for each in shape])
+    return np.frombuffer(buffers[number], _DTYPES[name]).reshape([_size(size) for size in shape])
 
 
 def _size(value: Any) -> int:
@@ -135,31 +136,31 @@ def _size(value: Any) -> int:
 
 
 def _mapping(parts: Any, buffers: Buffers) -> dict[str, Any]:
-    return {_text(key): _unpacked(part, buffers) for key, part in parts}
+    return {_text(key): _unpack(part, buffers) for key, part in parts}
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{type(value).__name__} in place of a text")
+        raise TypeError(f"{type(value).__name__} in place of a string")
     return value
 
 
 _KINDS: Final[dict[str, Callable[[Any, Buffers], Any]]] = {
-    "tuple": lambda parts, buffers: tuple(_unpacked(part, buffers) for part in parts),
+    "tuple": lambda parts, buffers: tuple(_unpack(part, buffers) for part in parts),
     "dict": _mapping,
     "array": _array,
     "graph": lambda number, buffers: decode(bytes(buffers[number])),
-    "type": lambda parts, _: TensorType(tuple(_size(each) for each in parts[0]), DType(parts[1])),
+    "type": lambda parts, _: TensorType(tuple(_size(size) for size in parts[0]), DType(parts[1])),
     "path": lambda text, _: Path(_text(text)),
-    "request": lambda parts, buffers: CaptureRequest(*(_unpacked(part, buffers) for part in parts)),
-    "options": lambda parts, buffers: PassOptions(*(_unpacked(part, buffers) for part in parts)),
+    "request": lambda parts, buffers: CaptureRequest(*(_unpack(part, buffers) for part in parts)),
+    "options": lambda parts, buffers: PassOptions(*(_unpack(part, buffers) for part in parts)),
 }
 
 
-def dumps(order: dict[str, Any]) -> bytes:
-    """A short order between this process and the one that forks."""
-    return json.dumps(order).encode()
+def dumps(request: dict[str, Any]) -> bytes:
+    """A short message between the client and the zygote."""
+    return json.dumps(request).encode()
 
 
-def loads(order: bytes) -> Any:
-    return json.loads(order)
+def loads(request: bytes) -> Any:
+    return json.loads(request)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Final
 
-from nxpipe.emulator.errors import OutOfMemory, Taken
+from nxpipe.emulator.errors import OutOfMemory, TensorAllocation
 from nxpipe.emulator.ir.nodes import Node, Repeat, Value
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.lower.hbm_buffers import BufferSeries, half_at
@@ -133,10 +133,10 @@ def _attributed(node: Node) -> Iterator[None]:
     try:
         yield
     except OutOfMemory as error:
-        who = f"{node.op.label} at {str(node.origin) or 'an unknown place'}, for {error.who},"
+        who = f"{node.op.label} at {str(node.origin) or 'an unknown place'}, for {error.subject},"
         labelled_values = [(f"its operand {number}", value) for number, value in enumerate(node.operands)]
         labelled_values.append(("its result", node.result))
-        tensors = [Taken(label, str(value.type), value.type.nbytes) for label, value in labelled_values]
+        tensors = [TensorAllocation(label, str(value.type), value.type.nbytes) for label, value in labelled_values]
         largest = sorted(tensors, key=lambda tensor: -tensor.nbytes)
         remedy = "use a smaller bucket, or divide the model among more cores (--tp)"
-        raise OutOfMemory(who, error.memory, error.need, error.room, largest, remedy) from error
+        raise OutOfMemory(who, error.memory, error.need, error.capacity, largest, remedy) from error

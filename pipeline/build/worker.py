@@ -23,7 +23,7 @@ from nxpipe.artifact_store.errors import Incomplete
 from nxpipe.artifact_store.evidence import EMULATED, Evidence, Limits
 from nxpipe.artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
 from nxpipe.artifact_store.weights import Elements, put_weights
-from nxpipe.emulator.confinement import confined, limits_now
+from nxpipe.emulator.confinement import active_limits, confined
 from nxpipe.pipeline.build.cache import hold_lease, raise_known_failure, record_failure
 from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog, JobStarted, failure_from
 from nxpipe.pipeline.build.plan import find_unverified
@@ -51,7 +51,7 @@ def run_job(job: Job, send: Callable[[Event], None]) -> JobFinished:
     """Run a job. An exception becomes the failure in the returned event; an interruption propagates."""
     began, failure, built = time.monotonic(), None, False
     try:
-        with confined(limits_now()):
+        with confined(active_limits()):
             built = _run(job, send)
     except Exception as error:
         failure = failure_from(error)

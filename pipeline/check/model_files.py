@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nxpipe.emulator.configuration import fetched, oversized, quantised
+from nxpipe.emulator.configuration import oversized, quantised, remote_references
 from nxpipe.emulator.regular_file import open_regular
 from nxpipe.pipeline.compile.findings import (
     CONFIGURATION,
@@ -64,7 +64,7 @@ def review_config(source: PretrainedModel) -> Iterator[Finding]:
             )
     for excess in islice(oversized(source.config), _MOST_OVERSIZED):
         yield located_in_config(source, Finding(CONFIGURATION, str(excess), "correct the configuration"), excess.key)
-    for key, name in fetched(source.config):
+    for key, name in remote_references(source.config):
         message = f"{key} names another model, {name[:80]!r}, which is never fetched"
         yield located_in_config(
             source, Finding(CONFIGURATION, message, "write the configuration of the backbone as backbone_config"), key

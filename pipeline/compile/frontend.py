@@ -64,7 +64,7 @@ def compile_shape(
     small depths, and the cost does not grow with the model's depth. `tap` transforms the graph after the passes and
     before it is sharded, to add outputs. `until` stops after the pass of that name (`pass_names`).
     """
-    from nxpipe.emulator.compile import divided
+    from nxpipe.emulator.compile import shard_graph
     from nxpipe.emulator.passes.shard import DegreeImpossible
 
     options = pass_options(spec)
@@ -73,7 +73,7 @@ def compile_shape(
             return _compile_until(captured or capture_shape(spec, shape), options, until)
         whole = _compile_whole(spec, shape, captured, replace(options, tensor_parallel=1))
         options = _with_plan(spec, shape, captured, options)
-        return divided(tap(whole) if tap else whole, options)
+        return shard_graph(tap(whole) if tap else whole, options)
     except DegreeImpossible as error:
         raise spec.degree_refused(error.reason, error.degrees) from error
 
@@ -221,7 +221,7 @@ def _emit(
 
     with step(f"emit {shape.name}"):
         try:
-            executable = emit(program, spec.target.core, room=data_capacity(spec.target))
+            executable = emit(program, spec.target.core, hbm_bytes=data_capacity(spec.target))
         except OutOfMemory as error:
             raise DoesNotFit(f"{spec.source.id} {shape.name}: {error}") from error
         check(executable.program)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from nxpipe.emulator.capture import CaptureRequest
-    from nxpipe.emulator.capture.request import Answer
+    from nxpipe.emulator.capture.request import ModelOutputs
     from nxpipe.emulator.ir.graph import Graph
     from nxpipe.pipeline.models.weights import Tensors
 
@@ -122,18 +122,18 @@ def _references(spec: BuildSpec, shape: Shape, tensors: "Tensors") -> dict[str, 
     }
 
 
-def _saved_answers(spec: BuildSpec, shape: Shape, tensors: "Tensors", batches: Batches) -> "list[Answer]":
-    from nxpipe.emulator.capture.request import Answer
+def _saved_answers(spec: BuildSpec, shape: Shape, tensors: "Tensors", batches: Batches) -> "list[ModelOutputs]":
+    from nxpipe.emulator.capture.request import ModelOutputs
 
-    return [Answer(spec.outputs(shape, tensors, batch), {}) for batch in batches]
+    return [ModelOutputs(spec.outputs(shape, tensors, batch), {}) for batch in batches]
 
 
 def in_pytorch(request: "CaptureRequest", tensors: Arrays, dtype: str) -> ReferenceRun:
-    def answers(batches: Batches) -> "list[Answer]":
+    def answers(batches: Batches) -> "list[ModelOutputs]":
         from nxpipe.emulator.capture.reference import Reference
 
         reference = Reference(request, tensors, dtype)
-        return [reference.answer(batch) for batch in batches]
+        return [reference.run(batch) for batch in batches]
 
     return answers
 
@@ -232,7 +232,7 @@ def _in_pytorch(spec: BuildSpec, pair: tuple[Shape, Shape], tensors: Arrays, dty
     def runner(shape: Shape) -> Decoder:
         request = cast("CaptureRequest", spec.capture_request(shape))  # only a model class decodes
         reference = Reference(request, tensors, dtype)
-        return lambda inputs: reference.answer(inputs).outputs
+        return lambda inputs: reference.run(inputs).outputs
 
     return runner(pair[0]), runner(pair[1])
 

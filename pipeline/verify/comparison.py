@@ -19,18 +19,18 @@ from nxpipe.pipeline.verify.evidence import compare
 from nxpipe.pipeline.verify.execution import FAST, ExecutionOptions, Runner
 
 if TYPE_CHECKING:
-    from nxpipe.emulator.capture.request import Answer
+    from nxpipe.emulator.capture.request import ModelOutputs
     from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.emulator.core.machine import Statistics
     from nxpipe.emulator.ir.graph import Graph
     from nxpipe.emulator.ir.nodes import Value
 
 Batches: TypeAlias = Sequence[Arrays]
-ReferenceRun: TypeAlias = "Callable[[Batches], list[Answer]]"
+ReferenceRun: TypeAlias = "Callable[[Batches], list[ModelOutputs]]"
 # Compiles a program; its tap adds outputs to the graph before it is sharded.
 CompileTapped: TypeAlias = "Callable[..., CompiledGraph]"
 # The answers, with the same layers as the reference answer, if one is passed; and the instruction counts, if any.
-EmulatedRun: TypeAlias = "Callable[[Batches, Answer | None], tuple[list[Answer], Statistics | None]]"
+EmulatedRun: TypeAlias = "Callable[[Batches, ModelOutputs | None], tuple[list[ModelOutputs], Statistics | None]]"
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,10 @@ def compare_case(case: Case, step: Step, *, layers: bool = False) -> Comparison:
 def on_emulator(compiled: CompileTapped, parameters: Arrays, executor: Runner) -> EmulatedRun:
     """A function that compiles a program and returns the emulator's answers from all its ranks."""
 
-    def emulate(batches: Batches, layers_like: "Answer | None") -> tuple[list["Answer"], "Statistics | None"]:
-        from nxpipe.emulator.capture.request import Answer
+    def emulate(
+        batches: Batches, layers_like: "ModelOutputs | None"
+    ) -> tuple[list["ModelOutputs"], "Statistics | None"]:
+        from nxpipe.emulator.capture.request import ModelOutputs
 
         like = {} if layers_like is None else layers_like.layers
         program = compiled(tap=partial(_with_layers, like=like) if like else None)
@@ -121,7 +123,7 @@ def on_emulator(compiled: CompileTapped, parameters: Arrays, executor: Runner) -
         for batch in batches:
             outputs = loaded.run(batch)
             of_layers = {name: outputs.pop(_tap(name)) for name in layers}
-            answers.append(Answer(outputs, of_layers))
+            answers.append(ModelOutputs(outputs, of_layers))
         return answers, loaded.work
 
     return emulate
@@ -151,9 +153,9 @@ def _tap(layer: str) -> str:
 
 
 def _deviations(
-    truth: list["Answer"], ours: list["Answer"], variant: str, batches: Batches, layers: bool
+    truth: list["ModelOutputs"], ours: list["ModelOutputs"], variant: str, batches: Batches, layers: bool
 ) -> VariantResult:
-    def rows(answers: list["Answer"], part: str) -> Arrays:
+    def rows(answers: list["ModelOutputs"], part: str) -> Arrays:
         import numpy as np
 
         shown = [_attended(getattr(answer, part), batch) for answer, batch in zip(answers, batches, strict=True)]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from nxpipe.artifact_store import Published, Store
     from nxpipe.emulator.capture import CaptureRequest
-    from nxpipe.emulator.capture.request import Answer
+    from nxpipe.emulator.capture.request import ModelOutputs
     from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.emulator.core.machine import Statistics
 
@@ -188,9 +188,9 @@ def _cases(artifact: StoredArtifact, stored: StoredProgram, execution: Execution
 
 
 def _stored_run(stored: StoredProgram, weights: Arrays, runner: Runner) -> EmulatedRun:
-    results: list[tuple[list[Answer], Statistics | None]] = []
+    results: list[tuple[list[ModelOutputs], Statistics | None]] = []
 
-    def emulate(batches: Batches, _: "Answer | None") -> tuple[list["Answer"], "Statistics | None"]:
+    def emulate(batches: Batches, _: "ModelOutputs | None") -> tuple[list["ModelOutputs"], "Statistics | None"]:
         if not results:
             loaded = runner.load(stored.program, weights, stored.instructions)
             results.append(([_answer(loaded.run(batch)) for batch in batches], loaded.work))
@@ -199,10 +199,10 @@ def _stored_run(stored: StoredProgram, weights: Arrays, runner: Runner) -> Emula
     return emulate
 
 
-def _answer(outputs: Arrays) -> "Answer":
-    from nxpipe.emulator.capture.request import Answer
+def _answer(outputs: Arrays) -> "ModelOutputs":
+    from nxpipe.emulator.capture.request import ModelOutputs
 
-    return Answer(outputs, {})
+    return ModelOutputs(outputs, {})
 
 
 def _capture_request(source: PretrainedModel, stored: StoredProgram) -> "CaptureRequest":

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from nxpipe.emulator.capture import CaptureRequest, example_inputs
-from nxpipe.emulator.compile import divided
+from nxpipe.emulator.compile import shard_graph
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.numerics import Array
@@ -65,7 +65,7 @@ def together(
     whole: Graph, parameters: Mapping[str, Array], inputs: Mapping[str, Array], degree: int
 ) -> dict[str, Array]:
     """Everything that a graph gives, computed by so many ranks."""
-    program = divided(whole, PassOptions(tensor_parallel=degree))
+    program = shard_graph(whole, PassOptions(tensor_parallel=degree))
     return LoadedProgram(program, LoadedRanks(program.graph, parameters)).run(inputs)
 
 

@@ -169,7 +169,7 @@ def test_a_weight_rewritten_from_weights_is_what_a_call_on_the_checkpoint_sees()
 
 
 def test_a_buffer_that_counts_calls_stays_a_finding() -> None:
-    with pytest.raises(UnsupportedOperators, match="remember"):
+    with pytest.raises(UnsupportedOperators, match="keep state"):
         capture_module(Counts(), {"x": torch.ones(8)})
 
 

@@ -274,7 +274,7 @@ def test_a_branch_on_a_buffer_or_a_parameter_is_no_less_a_decision() -> None:
         def forward(self, x: Any) -> Any:
             return x + 1 if self.gate > 0 else x  # LINE: gate
 
-    with pytest.raises(GraphBreak, match="by a tensor's value") as caught:
+    with pytest.raises(GraphBreak, match="on a tensor's value") as caught:
         capture_module(Gated(), {"x": torch.ones(4, 4)})
     assert caught.value.source == line_of("gate")
 
@@ -309,7 +309,7 @@ BERT = {"model_type": "bert", **CONFIGS["bert"]}
         ({"phase": "encode"}, "phase 'encode' is unknown; choose one of forward, prefill, decode"),
         ({"phase": "prefill"}, "phase 'prefill' belongs to task 'text-generation'"),
         ({"phase": "decode"}, "phase 'decode' belongs to task 'text-generation'"),
-        ({"capacity": 9}, "a capacity of 9 was asked for in phase 'forward' of 8 tokens; only a prefill has one"),
+        ({"capacity": 9}, "a capacity of 9 is invalid in phase 'forward' of 8 tokens; only a prefill has one"),
         ({"task": "text-generation", "phase": "prefill", "capacity": 7}, "at least as large as its sequence"),
         ({"task": "text-generation", "phase": "prefill", "capacity": 65}, "sequence 65 is longer than the model's"),
         ({"dtype": "int4"}, "dtype 'int4' is unknown"),

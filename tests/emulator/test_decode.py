@@ -184,9 +184,9 @@ BERT = {"model_type": "bert", **_TINY, **_SHAPE}
 @pytest.mark.parametrize(
     ("config", "complaint"),
     [
-        (MAMBA, "MambaForCausalLM keeps no cache of keys and values; use phase 'forward'"),
-        (JAMBA, "layer 0 of BambaForCausalLM keeps a LinearAttentionLayer, not keys and values alone"),
-        (BERT, "BertLMHeadModel keeps no cache of keys and values"),
+        (MAMBA, "MambaForCausalLM has no KV cache; use phase 'forward'"),
+        (JAMBA, "layer 0 of BambaForCausalLM has a LinearAttentionLayer, not only keys and values"),
+        (BERT, "BertLMHeadModel has no KV cache"),
     ],
 )
 def test_a_cache_of_another_kind_is_refused_in_a_sentence(config: dict[str, Any], complaint: str) -> None:

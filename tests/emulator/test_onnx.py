@@ -109,11 +109,11 @@ def test_weights_in_a_file_of_their_own_are_found(tmp_path: Path) -> None:
 
 def test_an_open_axis_is_named_with_the_way_to_fix_it(tmp_path: Path) -> None:
     path = saved(attention_block("rows"), tmp_path)
-    with pytest.raises(CaptureError, match=r"axis 0 of input 'x' is open \('rows'\); give it a size"):
+    with pytest.raises(CaptureError, match=r"axis 0 of input 'x' is dynamic \('rows'\); give it a size"):
         capture_onnx(path)
     assert capture_onnx(path, {"rows": 3}).inputs["x"].type.shape == (3, 5, 8)
     unnamed = saved(attention_block(None), tmp_path)
-    with pytest.raises(CaptureError, match="axis 0 of input 'x' is open and has no name"):
+    with pytest.raises(CaptureError, match="axis 0 of input 'x' is dynamic and has no name"):
         capture_onnx(unnamed)
 
 
@@ -153,7 +153,7 @@ def test_a_branch_on_a_value_is_refused_and_one_on_a_constant_is_taken(tmp_path:
         helper.make_node("Greater", ["sum", "sum"], ["c"]),
         helper.make_node("If", ["c"], ["y"], **both),
     ]
-    with pytest.raises(UnsupportedOperators, match="decides by a tensor's value"):
+    with pytest.raises(UnsupportedOperators, match="branches on a tensor's value"):
         capture_onnx(saved(model(decide, {"x": [2]}, ["y"], []), tmp_path))
 
 

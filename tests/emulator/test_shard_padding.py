@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nxpipe.emulator.analysis.graph_memory import footprints
-from nxpipe.emulator.compile import divided, emit
+from nxpipe.emulator.compile import emit, shard_graph
 from nxpipe.emulator.errors import IllTyped
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.graph import Graph
@@ -116,7 +116,7 @@ def test_instructions_of_padded_ranks_answer_as_one_rank_does(family: str, phase
     wanted = request(family, phase, vocab_size=97)
     alone, parameters = lowered(wanted), weights(wanted)
     inputs = arguments(alone, wanted) | blank_states(alone)
-    program = divided(alone, PassOptions(tensor_parallel=degree))
+    program = shard_graph(alone, PassOptions(tensor_parallel=degree))
     found = LoadedProgram(program, Isa(emit(program, core)).load(parameters)).run(inputs)
     assert worst_error(found, execute(alone, parameters, inputs)) < 1e-5
 
@@ -271,8 +271,8 @@ def test_zeros_that_become_something_finite_do_no_harm(work: Callable[[GraphBuil
 def test_a_degree_at_which_zeros_would_reach_a_sum_is_refused(work: Callable[[GraphBuilder, Value], Value]) -> None:
     graph = between(work)
     with pytest.raises(DegreeImpossible, match=r"shared by 4 ranks, nor padded: .*sum.*; degrees that work: 1 to 3, 6"):
-        divided(graph, PassOptions(tensor_parallel=4))
-    assert divided(graph, PassOptions(tensor_parallel=3)).padding == NO_PADDING
+        shard_graph(graph, PassOptions(tensor_parallel=4))
+    assert shard_graph(graph, PassOptions(tensor_parallel=3)).padding == NO_PADDING
 
 
 def test_what_padding_costs_is_counted() -> None:

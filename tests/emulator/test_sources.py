@@ -52,7 +52,7 @@ def test_floats_come_in_the_type_of_the_weights() -> None:
 
 
 def test_an_input_that_no_configuration_describes_is_named() -> None:
-    with pytest.raises(CaptureError, match="needs an input 'states', whose shape no configuration tells"):
+    with pytest.raises(CaptureError, match="needs an input 'states', whose shape no configuration gives"):
         capture(forward({"model_type": "decision_transformer"}, "feature-extraction"))
 
 
@@ -69,7 +69,7 @@ def test_experts_run_as_one_product_of_groups() -> None:
 
 def test_random_numbers_are_a_finding_that_says_where_else_to_draw_them() -> None:
     small = {"image_size": 32, "patch_size": 8, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    with pytest.raises(UnsupportedOperators, match="draw them on the host"):
+    with pytest.raises(UnsupportedOperators, match="generate them on the host"):
         capture(forward({"model_type": "vit_mae", "intermediate_size": 32, **small}, "feature-extraction"))
 
 

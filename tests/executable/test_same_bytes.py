@@ -23,14 +23,14 @@ MODELS: Final = {
 PROGRAM: Final = """
 import hashlib, sys
 sys.path.insert(0, sys.argv[1])
-from nxpipe.emulator.compile import divided
+from nxpipe.emulator.compile import shard_graph
 from nxpipe.emulator.compile import emit
 from nxpipe.emulator.executable.executable import to_bytes
 from nxpipe.emulator.ir.decoding import decode
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.passes import PassOptions
 graph = decode(sys.stdin.buffer.read())
-program = divided(graph, PassOptions(tensor_parallel=int(sys.argv[2])))
+program = shard_graph(graph, PassOptions(tensor_parallel=int(sys.argv[2])))
 print(hashlib.sha256(to_bytes(emit(program, sys.argv[3]))).hexdigest())
 """
 

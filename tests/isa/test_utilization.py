@@ -230,7 +230,9 @@ def test_a_refusal_names_what_is_there_at_the_peak_by_who_makes_it() -> None:
         ("the output of layers.0.up", TILE),
         ("output y", TILE // 2),
     ]
-    assert f"the program needs {both.hbm:,} bytes of HBM behind each core, and {both.hbm - 1:,} are there" in str(fault)
+    assert f"the program needs {both.hbm:,} bytes of HBM behind each core, and {both.hbm - 1:,} are available" in str(
+        fault
+    )
 
 
 def _moved(far: Far, written: bool) -> DmaCopy:

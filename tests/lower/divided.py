@@ -10,7 +10,7 @@ from random import Random
 
 import numpy as np
 
-from nxpipe.emulator.compile import divided, emit
+from nxpipe.emulator.compile import emit, shard_graph
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import Array
@@ -76,7 +76,7 @@ class DividedDraw(Draw):
 
 def require_equal_on_ranks(of: Case, row: Row, degree: int, core: str, orders: Sequence[str] = ORDERS) -> None:
     """The ranks' programs answer as their graphs do, and as the whole graph does."""
-    program = divided(of.graph, PassOptions(tensor_parallel=degree))
+    program = shard_graph(of.graph, PassOptions(tensor_parallel=degree))
     executable = emit(program, core)
     expected = LoadedProgram(program, LoadedRanks(program.graph, of.parameters)).run(of.inputs)
     whole = execute(of.graph, of.parameters, of.inputs)

@@ -45,13 +45,13 @@ def test_weights_that_no_core_holds_are_refused_by_name_with_what_would_help() -
     target = instance("inf2.48xlarge")
     program = compile_program(_decode(SEVENTY_BILLION), PassOptions(target=target.name))
     with pytest.raises(OutOfMemory) as caught:
-        emit(program, target.core, room=data_capacity(target))
+        emit(program, target.core, hbm_bytes=data_capacity(target))
     fault = caught.value
-    assert fault.room == data_capacity(target) == (16 << 30) - (96 << 20)
+    assert fault.capacity == data_capacity(target) == (16 << 30) - (96 << 20)
     assert fault.need > 128 << 30
     assert fault.largest[0].nbytes == 80 * 8192 * 28672 * 2
     message = str(fault)
-    assert f"needs {fault.need:,} bytes of HBM behind each core, and {fault.room:,} are there" in message
+    assert f"needs {fault.need:,} bytes of HBM behind each core, and {fault.capacity:,} are available" in message
     assert "model.layers.0.mlp.down_proj.weight up to model.layers.79.mlp.down_proj.weight" in message
     assert "80 x bf16[28672,8192], 37,580,963,840 bytes" in message
     assert "--tp above 1" in message
@@ -60,7 +60,7 @@ def test_weights_that_no_core_holds_are_refused_by_name_with_what_would_help() -
 def test_a_cache_for_too_long_a_bucket_is_refused_by_name() -> None:
     program = compile_program(_decode(LLAMA | {"max_position_embeddings": 1 << 16}, length=1 << 16), PassOptions())
     with pytest.raises(OutOfMemory) as caught:
-        emit(program, "v2", room=8 << 20)
+        emit(program, "v2", hbm_bytes=8 << 20)
     message = str(caught.value)
     assert "the largest tensors are state cache.0.key up to cache.2.key (3 x bf16[1,2,65536,8]" in message
     assert "make the batch or the longest bucket smaller" in message
@@ -94,7 +94,7 @@ def test_a_tile_that_no_partition_holds_is_refused_with_its_node(core: str) -> N
         lower(b.build(), core)
     fault = caught.value
     assert fault.memory == "each partition of SBUF"
-    assert fault.need > fault.room <= CORES[core].sbuf_usable
+    assert fault.need > fault.capacity <= CORES[core].sbuf_usable
     assert str(fault).startswith("max_pool at encoder.pool model.py:7, for a tile of 2 x [1, 60000] float32, needs ")
     assert "its operand 0 (f32[1,2,70000], 560,000 bytes); its result (f32[1,2,10001], 80,008 bytes)" in str(fault)
     assert "a smaller bucket" in str(fault)

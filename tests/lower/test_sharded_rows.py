@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nxpipe.emulator.compile import divided, emit
+from nxpipe.emulator.compile import emit, shard_graph
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.nodes import Value
@@ -54,7 +54,7 @@ def _case(rows: int, width: int, inner: int, body: Body = _blocks, batch: int = 
 
 def _require_one_answer(of: Case, degree: int, core: str) -> Program:
     """Of one rank, of all ranks' graphs, and of their programs in two orders."""
-    program = divided(of.graph, PassOptions(tensor_parallel=degree))
+    program = shard_graph(of.graph, PassOptions(tensor_parallel=degree))
     executable = emit(program, core)
     assert not faults(executable.program)
     alone = execute(of.graph, of.parameters, of.inputs)
@@ -111,7 +111,7 @@ def test_rows_too_wide_to_be_turned_beside_a_run_of_all_ranks_meet_in_hbm() -> N
 
 
 def _divided(body: Body, rows: int, degree: int = 2) -> Counter[type[Operator]]:
-    return _kinds(divided(_case(rows, 16, 32, body).graph, PassOptions(tensor_parallel=degree)).graph)
+    return _kinds(shard_graph(_case(rows, 16, 32, body).graph, PassOptions(tensor_parallel=degree)).graph)
 
 
 def test_norms_and_residuals_between_sums_are_done_on_shares() -> None:

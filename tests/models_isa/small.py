@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nxpipe.emulator.capture import CaptureRequest, capture, example_inputs, reference_outputs
-from nxpipe.emulator.compile import CompiledGraph, divided, emit
+from nxpipe.emulator.compile import CompiledGraph, emit, shard_graph
 from nxpipe.emulator.executable.executable import from_bytes, to_bytes
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.passes import PassOptions, run_passes
@@ -41,7 +41,7 @@ def wanted(family: str, architecture: str | None, phase: str, sequence: int = 12
 @cache
 def compiled(request: CaptureRequest, autocast: str = "none", degree: int = 1, core: str = "v2") -> CompiledGraph:
     options = PassOptions(autocast, target={"v2": "inf2", "v3": "trn2"}[core])
-    return divided(run_passes(capture(request), options), replace(options, tensor_parallel=degree))
+    return shard_graph(run_passes(capture(request), options), replace(options, tensor_parallel=degree))
 
 
 def on_cores(

@@ -141,8 +141,8 @@ SAVED: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "a pickle": ("model.pt2", _no_zip, "was not saved by torch.export"),
     "an archive that swells": ("model.pt2", _bomb, "compressed"),
     "a program cut short": ("model.pt2", _cut, "truncated"),
-    "no ONNX": ("model.onnx", _no_zip, "no ONNX model"),
-    "an empty ONNX": ("model.onnx", lambda path: path.write_bytes(b""), "holds no ONNX graph"),
+    "no ONNX": ("model.onnx", _no_zip, "is not an ONNX model"),
+    "an empty ONNX": ("model.onnx", lambda path: path.write_bytes(b""), "has no ONNX graph"),
     "a missing file": ("model.onnx", lambda path: None, "No such file"),
 }
 

@@ -153,7 +153,7 @@ def test_prompts_are_read_in_batches_and_padding_does_not_count(nxpipe: InProces
     ("text", "complaint", "code"),
     [
         ("", "holds no prompt", 2),
-        ("hello\n", "holds no tokenizer", 10),
+        ("hello\n", "has no tokenizer", 10),
         ("[3, 97]\n", "token 97 is not in the vocabulary of 97", 2),
         ("[3, -1]\n", "token -1 is not in the vocabulary of 97", 2),
         ("[]\n", "no token at all", 2),

@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from nxpipe.emulator.compile import CompiledGraph, divided, ports_of
+from nxpipe.emulator.compile import CompiledGraph, ports_of, shard_graph
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.types import DType, TensorType
@@ -76,7 +76,7 @@ def llama(degree: int = 1) -> tuple[Sequence[Fast], Mapping[str, Array]]:
     """Two prefills, of 4 and of 10 tokens, and the decode that goes on with either."""
     long = request("llama", "prefill")
     wanted = [replace(long, sequence=4, capacity=10), long, request("llama", "decode")]
-    programs = [divided(captured(one), PassOptions(tensor_parallel=degree)) for one in wanted]
+    programs = [shard_graph(captured(one), PassOptions(tensor_parallel=degree)) for one in wanted]
     # A decode reads one token of each row, never fewer.
     sizes: list[Mapping[str, tuple[str, ...]]] = [SIZES, SIZES, {}]
     return [Fast(one, ports_of(one, names)) for one, names in zip(programs, sizes, strict=True)], weights(long, seed=1)

@@ -54,8 +54,8 @@ def main() -> None:
     scratch, model, secret = map(Path, sys.argv[1:4])
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write is then an error
     tried = attempts(scratch, model, secret, int(sys.argv[4]))
-    server.limit(Limits(written=2**20))
-    confined = server.confine([*server.libraries(Path(server.__file__).parents[2]), str(model)], str(scratch))
+    server.set_rlimits(Limits(written=2**20))
+    confined = server.confine([*server.library_folders(Path(server.__file__).parents[2]), str(model)], str(scratch))
     found = {"": confined}
     for name, attempt in tried.items():
         try:

@@ -116,7 +116,9 @@ CONFIGS: Final = {
     ),
     "a part by its id": Hostile({"model_type": "dpt", "backbone": "evil/x"}, 10, "is never fetched"),
     "a part by its name": Hostile(
-        {"model_type": "dpt", "architectures": ["DPTForDepthEstimation"], "backbone": "evil"}, 11, "nothing is fetched"
+        {"model_type": "dpt", "architectures": ["DPTForDepthEstimation"], "backbone": "evil"},
+        11,
+        "which is never fetched",
     ),
     "a table of sines": Hostile(
         {
@@ -327,7 +329,7 @@ def test_an_answer_that_hangs_on_this_machine_is_not_kept(
     with monkeypatch.context() as patched:
         patched.setattr(model, "_own_configuration", failing)
         patched.setattr(
-            "nxpipe.emulator.capture.dispatch.limits_now", lambda: None
+            "nxpipe.emulator.capture.dispatch.active_limits", lambda: None
         )  # in this process, where that is seen
         assert checked(nxpipe, folder).code == 11
     assert checked(nxpipe, folder).code == (11 if kept else 0)

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from nxpipe.emulator.capture import capture_file, example_inputs, file_outputs, file_parameters
-from nxpipe.emulator.confinement import Limits, client, confined, limits_now, wire
+from nxpipe.emulator.confinement import Limits, active_limits, client, confined, wire
 from nxpipe.emulator.confinement.calls import CALLS
-from nxpipe.emulator.confinement.faults import ReaderFailed, described, rebuilt
+from nxpipe.emulator.confinement.faults import ReaderFailed, deserialize_error, serialize_error
 from nxpipe.emulator.errors import CaptureError, Finding, LimitExceeded, UnsupportedOperators
 from nxpipe.emulator.ir.decoding import decode
 from tests.pipeline.saved_programs import write_onnx, write_pt2
@@ -122,7 +122,7 @@ def test_each_model_has_a_process_of_its_own_and_questions_about_one_share_it(mo
 
 def test_outside_of_a_command_a_library_captures_in_its_own_process(model: Path) -> None:
     client.close()
-    assert limits_now() is None
+    assert active_limits() is None
     capture_file(model)
     assert client._server is None
 
@@ -134,7 +134,9 @@ def test_refusals_arrive_as_what_they_are(model: Path) -> None:
             capture_file(model.with_name("gone.pt2"))
         refusals.append((str(caught.value), isinstance(caught.value.__cause__, OSError)))
     assert refusals[0] == refusals[1]
-    found = rebuilt(json.loads(json.dumps(described(UnsupportedOperators([Finding("a.b", "m", "s:1", 2, "c")])))))
+    found = deserialize_error(
+        json.loads(json.dumps(serialize_error(UnsupportedOperators([Finding("a.b", "m", "s:1", 2, "c")]))))
+    )
     assert isinstance(found, UnsupportedOperators)
     assert found.findings == (Finding("a.b", "m", "s:1", 2, "c"),)
 
@@ -236,14 +238,14 @@ def test_nonsense_of_the_other_side_is_refused(said: bytes) -> None:
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("answer", [None, 1, "x", {"a": "b"}, [["x"]], (("a",),), np.zeros(2)])
 def test_an_answer_of_another_kind_is_not_taken(name: str, answer: Any) -> None:
-    assert not CALLS[name].fits(answer)
+    assert not CALLS[name].is_valid(answer)
 
 
 def test_an_error_that_no_reader_has_is_a_failure_of_the_reader() -> None:
-    document = described(ValueError("x")) | {"kind": "SystemExit"}
-    assert isinstance(rebuilt(document), ReaderFailed)
+    document = serialize_error(ValueError("x")) | {"kind": "SystemExit"}
+    assert isinstance(deserialize_error(document), ReaderFailed)
     with pytest.raises(TypeError):
-        rebuilt(described(CaptureError("x")) | {"message": ["x"]})
+        deserialize_error(serialize_error(CaptureError("x")) | {"message": ["x"]})
 
 
 def test_limits_of_this_process_are_its_own(model: Path) -> None:

@@ -1,4 +1,4 @@
-"""ATen importers: a module for each operator family; importing them fills the table."""
+"""ATen importers: one module per operator family; importing a module registers its importers."""
 
 from nxpipe.emulator.capture.aten import contraction, elementwise, movement, reduce  # noqa: F401
 from nxpipe.emulator.capture.aten.base import (
@@ -7,8 +7,8 @@ from nxpipe.emulator.capture.aten.base import (
     Site,
     complex_importer_of,
     importer_of,
+    is_assertion,
     is_known,
-    states_a_fact,
 )
 
 __all__ = [
@@ -17,6 +17,6 @@ __all__ = [
     "Site",
     "complex_importer_of",
     "importer_of",
+    "is_assertion",
     "is_known",
-    "states_a_fact",
 ]

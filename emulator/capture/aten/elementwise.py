@@ -86,12 +86,12 @@ def _register_logical(aten: str, function: str) -> None:
         return site.binary(function, site.binary("not_equal", a, 0), site.binary("not_equal", b, 0))
 
 
-for _aten, _ours in _UNARY.items():
-    _register_unary(_aten, _ours)
-for _aten, _ours in _BINARY.items():
-    _register_binary(_aten, _ours)
-for _aten, _ours in _LOGICAL.items():
-    _register_logical(_aten, _ours)
+for _aten, _function in _UNARY.items():
+    _register_unary(_aten, _function)
+for _aten, _function in _BINARY.items():
+    _register_binary(_aten, _function)
+for _aten, _function in _LOGICAL.items():
+    _register_logical(_aten, _function)
 
 
 @imports("alias", "clone", "contiguous", "detach", "lift", "lift_fresh", "lift_fresh_copy", "positive", "_conj")
@@ -150,12 +150,12 @@ def round_(site: Site, x: Value) -> Value:
 
 @imports("round.decimals")
 def round_decimals(site: Site, x: Value, decimals: int) -> Value:
-    """Whole numbers of the last decimal that is kept."""
+    """Round to multiples of the last kept decimal."""
     if not x.type.dtype.is_float:
         return x
     unit = float(10 ** abs(decimals))
-    there, back = ("multiply", "divide") if decimals >= 0 else ("divide", "multiply")
-    return site.binary(back, site.unary("round", site.binary(there, x, unit)), unit)
+    scale, unscale = ("multiply", "divide") if decimals >= 0 else ("divide", "multiply")
+    return site.binary(unscale, site.unary("round", site.binary(scale, x, unit)), unit)
 
 
 @imports("sign", "sgn")
@@ -208,15 +208,15 @@ def leaky_relu(site: Site, x: Value, slope: float) -> Value:
 @imports("elu")
 def elu(site: Site, x: Value, alpha: float, scale: float, input_scale: float) -> Value:
     below = site.unary("expm1", site.binary("multiply", x, input_scale))
-    bent = site.emit(Where(), site.binary("greater", x, 0), x, site.binary("multiply", below, alpha))
-    return site.binary("multiply", bent, scale)
+    unscaled = site.emit(Where(), site.binary("greater", x, 0), x, site.binary("multiply", below, alpha))
+    return site.binary("multiply", unscaled, scale)
 
 
 @imports("softplus")
 def softplus(site: Site, x: Value, beta: float, threshold: float) -> Value:
-    bent = site.binary("divide", site.unary("softplus", site.binary("multiply", x, beta)), beta)
-    straight = site.binary("greater", site.binary("multiply", x, beta), threshold)
-    return site.emit(Where(), straight, x, bent)
+    smooth = site.binary("divide", site.unary("softplus", site.binary("multiply", x, beta)), beta)
+    linear = site.binary("greater", site.binary("multiply", x, beta), threshold)
+    return site.emit(Where(), linear, x, smooth)
 
 
 @imports("log_sigmoid")
@@ -251,7 +251,7 @@ def log10(site: Site, x: Value) -> Value:
 
 @imports("atan2")
 def atan2(site: Site, y: Value, x: Value) -> Value:
-    """The half-angle form, which needs no case for the quadrants but the negative half of the first axis."""
+    """The half-angle formula; only the negative half of the x axis is a special case."""
     y, x = site.cast(y, DType.FLOAT32), site.cast(x, DType.FLOAT32)
     radius = site.unary("sqrt", site.binary("add", square(site, x), square(site, y)))
     half = site.unary("atan", site.binary("divide", y, site.binary("add", radius, x)))
@@ -262,7 +262,7 @@ def atan2(site: Site, y: Value, x: Value) -> Value:
 
 @imports("prelu", "_prelu_kernel")
 def prelu(site: Site, x: Value, slope: Value) -> Value:
-    """One slope for all, or one for each channel; the kernel's comes aligned already."""
+    """One slope for all channels or one per channel; that of `_prelu_kernel` is already broadcastable."""
     if slope.type.rank == 1 and x.type.rank > 1:
         slope = site.reshape(slope, (slope.type.elements, *[1] * (x.type.rank - 2)))
     return site.emit(Where(), site.binary("greater", x, 0), x, site.binary("multiply", x, slope))
@@ -279,13 +279,15 @@ def glu(site: Site, x: Value, dim: int) -> Value:
 @imports("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm")
 @imports("normal", "normal_functional", "bernoulli", "multinomial", "uniform", "poisson", "exponential")
 def random(site: Site, *_: Any) -> Value:
-    raise NotExpressible("a compiled program draws no random numbers; draw them on the host and pass them as an input")
+    raise NotExpressible(
+        "a compiled program cannot generate random numbers; generate them on the host and pass them as an input"
+    )
 
 
 def _arange(site: Site, start: float, step: float) -> Value:
     (length,) = site.result.shape
     dtype = site.result.dtype
-    if dtype.is_integer:  # PyTorch cuts both to integers first, and then counts
+    if dtype.is_integer:  # PyTorch truncates both to integers first
         return site.emit(Iota(length, int(start), int(step), dtype))
     return site.builder.constant(start + step * np.arange(length), dtype)
 
@@ -348,17 +350,17 @@ def eye(site: Site, *_: Any) -> Value:
 
 @imports("linspace")
 def linspace(site: Site, start: Value | float, end: Value | float, *_: Any) -> Value:
-    """Counted from both ends, as PyTorch does, so that both are met exactly."""
+    """Computed from both ends, as in PyTorch, so that both are exact."""
     count, whole = site.result.elements, site.result.dtype.is_integer
-    places = np.arange(count)
-    first_half = places < count // 2 if count > 1 else places == 0
+    indices = np.arange(count)
+    first_half = indices < count // 2 if count > 1 else indices == 0
     if isinstance(start, Value) or isinstance(end, Value):
         if whole:
-            raise NotExpressible("integers between tensors are cut off in 64 bits; make the bounds Python numbers")
+            raise NotExpressible("integers between tensors are truncated in 64 bits; make the bounds Python numbers")
         return _between_tensors(site, site.value(start), site.value(end), first_half)
     low, high = (float(int(bound) if whole else bound) for bound in (start, end))
     step = (high - low) / max(count - 1, 1)
-    numbers = np.where(first_half, low + step * places, high - step * (count - 1 - places))
+    numbers = np.where(first_half, low + step * indices, high - step * (count - 1 - indices))
     return site.builder.constant(np.trunc(numbers) if whole else numbers, site.result.dtype)
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from nxpipe.emulator.capture.aten.base import NotExpressible, Site, along_an_axis, axes_of, axis_of, imports
-from nxpipe.emulator.capture.composites import continued
+from nxpipe.emulator.capture.aten.base import NotExpressible, Site, axes_of, axis_of, imports, promote_scalars
+from nxpipe.emulator.capture.composites import extend_axis
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import (
@@ -35,7 +35,7 @@ def reshape(site: Site, x: Value, *_: Any) -> Value:
 
 @imports("as_strided")
 def as_strided(site: Site, x: Value, *_: Any) -> Value:
-    raise NotExpressible("strides describe memory, which a graph does not have; use slices, unfold, expand or permute")
+    raise NotExpressible("graph values have no strides; use slices, unfold, expand or permute")
 
 
 @imports("view.dtype")
@@ -123,7 +123,7 @@ def select_scatter(site: Site, x: Value, update: Value, dim: int, index: int) ->
 
 @imports("cat", "concat")
 def cat(site: Site, parts: Sequence[Value], dim: int = 0) -> Value:
-    # PyTorch lets an empty vector join tensors of any rank.
+    # PyTorch concatenates an empty vector with tensors of any rank.
     joined = [site.cast(part, site.result.dtype) for part in parts if part.type.shape != (0,)]
     if not joined:
         return parts[0]
@@ -139,7 +139,7 @@ def stack(site: Site, parts: Sequence[Value], dim: int = 0) -> Value:
 
 @imports("split", "split_with_sizes", "chunk")
 def split(site: Site, x: Value, sizes: object, dim: int = 0) -> list[Value]:
-    """Every overload's result sizes are known, so how they were asked for does not matter."""
+    """Slices of the known result sizes, for every overload."""
     axis, start, parts = axis_of(x, dim), 0, []
     for result in site.results:
         parts.append(site.slice(x, axis, start, start + result.shape[axis]))
@@ -173,9 +173,9 @@ def roll(site: Site, x: Value, shifts: Sequence[int], dims: Sequence[int]) -> Va
 @imports("repeat")
 def repeat(site: Site, x: Value, repeats: Sequence[int]) -> Value:
     shape = (1,) * (len(repeats) - x.type.rank) + x.type.shape
-    apart = [part for size in shape for part in (1, size)]
+    unrepeated = [part for size in shape for part in (1, size)]
     repeated = [part for times, size in zip(repeats, shape, strict=True) for part in (times, size)]
-    return site.reshape(site.broadcast(site.reshape(x, apart), repeated), site.result.shape)
+    return site.reshape(site.broadcast(site.reshape(x, unrepeated), repeated), site.result.shape)
 
 
 @imports("repeat_interleave.self_int")
@@ -191,7 +191,7 @@ def repeat_interleave(site: Site, x: Value, repeats: int, dim: int | None, *_: A
 
 @imports("constant_pad_nd")
 def constant_pad_nd(site: Site, x: Value, pad: Sequence[int], number: float = 0) -> Value:
-    """PyTorch lists paddings from the last axis backwards; negative ones cut."""
+    """PyTorch lists paddings from the last axis to the first; negative padding crops."""
     before, after = [0] * x.type.rank, [0] * x.type.rank
     for i in range(len(pad) // 2):
         before[-1 - i], after[-1 - i] = pad[2 * i], pad[2 * i + 1]
@@ -211,13 +211,13 @@ _MODES = {"circular": "wrap", "reflect": "reflect", "replicate": "edge"}
 
 
 def _padded(site: Site, x: Value, pad: Sequence[int], mode: str) -> Value:
-    """With the tensor's own elements, an axis at a time; before it goes round in circles, it is cut."""
+    """Pad with the tensor's own elements, one axis at a time; circular padding crops first."""
     for i in range(len(pad) // 2):
         axis, before, after = x.type.rank - 1 - i, pad[2 * i], pad[2 * i + 1]
         if mode == "wrap" and min(before, after) < 0:
             x = site.slice(x, axis, max(-before, 0), x.type.shape[axis] - max(-after, 0))
             before, after = max(before, 0), max(after, 0)
-        x = continued(site, x, axis, before, after, mode)
+        x = extend_axis(site, x, axis, before, after, mode)
     return x
 
 
@@ -232,9 +232,9 @@ def replication_pad(site: Site, x: Value, pad: Sequence[int]) -> Value:
 
 
 @imports("diff")
-@along_an_axis
+@promote_scalars
 def diff(site: Site, x: Value, times: int, dim: int, before: Value | None = None, after: Value | None = None) -> Value:
-    """Each element less the one in front of it."""
+    """Differences of neighbours along an axis, `times` times."""
     axis = axis_of(x, dim)
     parts = [site.cast(part, site.result.dtype) for part in (before, x, after) if part is not None]
     x = site.emit(Concat(axis), *parts) if len(parts) > 1 else x
@@ -268,65 +268,65 @@ def embedding(site: Site, table: Value, indices: Value, *_: Any) -> Value:
 
 
 @imports("index_select")
-@along_an_axis
+@promote_scalars
 def index_select(site: Site, x: Value, dim: int, indices: Value) -> Value:
     return site.emit(Gather(axis_of(x, dim)), x, indices)
 
 
 @imports("gather")
-@along_an_axis
+@promote_scalars
 def gather(site: Site, x: Value, dim: int, indices: Value, *_: Any) -> Value:
-    if not site.result.elements:  # then their ranks need not even agree
+    if not site.result.elements:  # the ranks may differ then
         return site.filled(0, site.result)
     return site.emit(TakeAlong(axis_of(x, dim)), x, indices)
 
 
-def _addressed(indices: Sequence[Value | None]) -> tuple[tuple[int, ...], list[Value]]:
-    """The axes that have an index, and the indices; the other axes are taken whole."""
-    given = [(axis, index) for axis, index in enumerate(indices) if index is not None]
-    if any(index.type.dtype is DType.BOOL for _, index in given):
+def _indexed_axes(indices: Sequence[Value | None]) -> tuple[tuple[int, ...], list[Value]]:
+    """The indexed axes and their indices; the other axes are whole."""
+    indexed = [(axis, index) for axis, index in enumerate(indices) if index is not None]
+    if any(index.type.dtype is DType.BOOL for _, index in indexed):
         raise NotExpressible("the size of a boolean selection depends on data; use torch.where")
-    return tuple(axis for axis, _ in given), [index for _, index in given]
+    return tuple(axis for axis, _ in indexed), [index for _, index in indexed]
 
 
 @imports("index.Tensor", "_unsafe_index.Tensor")
 def index(site: Site, x: Value, indices: Sequence[Value | None]) -> Value:
-    axes, given = _addressed(indices)
-    return site.emit(Index(axes), x, *given)
+    axes, operands = _indexed_axes(indices)
+    return site.emit(Index(axes), x, *operands)
 
 
 @imports("index_put", "_unsafe_index_put")
 def index_put(site: Site, x: Value, indices: Sequence[Value | None], update: Value, accumulate: bool = False) -> Value:
     update = site.cast(update, x.type.dtype)
     masks = [index for index in indices if index is not None and index.type.dtype is DType.BOOL]
-    if len(masks) == 1 == len(indices) and _fits_each(update, x.type.shape[masks[0].type.rank :]):
-        return _put_where(site, x, masks[0], update, accumulate)
-    axes, given = _addressed(indices)
-    return site.emit(IndexUpdate(axes, "add" if accumulate else ""), x, update, *given)
+    if len(masks) == 1 == len(indices) and _is_broadcast(update, x.type.shape[masks[0].type.rank :]):
+        return _masked_update(site, x, masks[0], update, accumulate)
+    axes, operands = _indexed_axes(indices)
+    return site.emit(IndexUpdate(axes, "add" if accumulate else ""), x, update, *operands)
 
 
-def _put_where(site: Site, x: Value, mask: Value, update: Value, accumulate: bool) -> Value:
-    """The same for all places that a mask of the leading axes chooses: the sizes do not depend on data."""
-    rest = x.type.rank - mask.type.rank
-    aligned = site.reshape(mask, mask.type.shape + (1,) * rest)
-    each = site.reshape(update, update.type.shape[max(update.type.rank - rest, 0) :])
-    return site.emit(Where(), aligned, site.binary("add", x, each) if accumulate else each, x)
+def _masked_update(site: Site, x: Value, mask: Value, update: Value, accumulate: bool) -> Value:
+    """Masked update with one value for all masked positions, which needs no data-dependent size."""
+    trailing = x.type.rank - mask.type.rank
+    condition = site.reshape(mask, mask.type.shape + (1,) * trailing)
+    value = site.reshape(update, update.type.shape[max(update.type.rank - trailing, 0) :])
+    return site.emit(Where(), condition, site.binary("add", x, value) if accumulate else value, x)
 
 
-def _fits_each(update: Value, place: Sequence[int]) -> bool:
-    """Whether an update holds no more than one place, which it then is for all of them."""
-    apart = max(update.type.rank - len(place), 0)
-    return all(size == 1 for size in update.type.shape[:apart])
+def _is_broadcast(update: Value, shape: Sequence[int]) -> bool:
+    """Whether an update is one value, broadcast to all masked positions."""
+    leading = max(update.type.rank - len(shape), 0)
+    return all(size == 1 for size in update.type.shape[:leading])
 
 
 @imports("index_copy")
-@along_an_axis
+@promote_scalars
 def index_copy(site: Site, x: Value, dim: int, indices: Value, update: Value) -> Value:
     return site.emit(IndexUpdate((axis_of(x, dim),), ""), x, update, indices)
 
 
 @imports("index_add")
-@along_an_axis
+@promote_scalars
 def index_add(site: Site, x: Value, dim: int, indices: Value, update: Value, alpha: float) -> Value:
     scaled = update if alpha == 1 else site.binary("multiply", update, alpha)
     return site.emit(IndexUpdate((axis_of(x, dim),), "add"), x, scaled, indices)
@@ -334,27 +334,27 @@ def index_add(site: Site, x: Value, dim: int, indices: Value, update: Value, alp
 
 @imports("diagonal")
 def diagonal(site: Site, x: Value, offset: int, first: int, second: int) -> Value:
-    """Both axes counted at once; the diagonal becomes the last axis."""
+    """The diagonal of two axes, as the last axis."""
     a, b = axis_of(x, first), axis_of(x, second)
     length = site.result.shape[-1]
     rows = site.emit(Iota(length, max(-offset, 0), 1, DType.INT64))
     columns = site.emit(Iota(length, max(offset, 0), 1, DType.INT64))
-    rest = [axis for axis in range(x.type.rank) if axis not in (a, b)]
-    last = site.emit(Transpose((*rest, a, b)), x)
-    return site.emit(Index((len(rest), len(rest) + 1)), last, rows, columns)
+    others = [axis for axis in range(x.type.rank) if axis not in (a, b)]
+    last = site.emit(Transpose((*others, a, b)), x)
+    return site.emit(Index((len(others), len(others) + 1)), last, rows, columns)
 
 
 @imports("bucketize.Tensor")
 def bucketize(site: Site, x: Value, edges: Value, narrow: bool, right: bool) -> Value:
-    """How many edges lie before each element."""
-    apart = site.reshape(x, (*x.type.shape, 1))
-    before = site.binary("greater_equal" if right else "greater", apart, edges)
+    """The number of edges below each element."""
+    column = site.reshape(x, (*x.type.shape, 1))
+    before = site.binary("greater_equal" if right else "greater", column, edges)
     return site.cast(site.emit(Reduce("sum", (x.type.rank,), False), before), site.result.dtype)
 
 
 @imports("histc")
 def histc(site: Site, x: Value, bins: int, low: Value | float, high: Value | float) -> Value:
-    """How many elements fall into each of equally wide bins; the last one is closed on both sides."""
+    """The number of elements in each of equally wide bins; the last bin includes its upper edge."""
     flat = site.reshape(x, (x.type.elements, 1))
     if low == high and x.type.elements:
         low, high = _own_range(site, flat)
@@ -368,7 +368,7 @@ def histc(site: Site, x: Value, bins: int, low: Value | float, high: Value | flo
 
 
 def _own_range(site: Site, x: Value) -> tuple[Value, Value]:
-    """The extremes of the data; a little more than that where all elements are equal."""
+    """Minimum and maximum of the data, widened by 1 if all elements are equal."""
     low, high = (site.emit(Reduce(extreme, (0, 1), False), x) for extreme in ("min", "max"))
     margin = site.cast(site.binary("equal", low, high), x.type.dtype)
     return site.binary("subtract", low, margin), site.binary("add", high, margin)
@@ -376,13 +376,13 @@ def _own_range(site: Site, x: Value) -> tuple[Value, Value]:
 
 @imports("one_hot")
 def one_hot(site: Site, x: Value, classes: int = -1) -> Value:
-    apart = site.reshape(x, (*x.type.shape, 1))
+    column = site.reshape(x, (*x.type.shape, 1))
     return site.cast(
-        site.binary("equal", apart, site.emit(Iota(site.result.shape[-1], 0, 1, DType.INT64))), DType.INT64
+        site.binary("equal", column, site.emit(Iota(site.result.shape[-1], 0, 1, DType.INT64))), DType.INT64
     )
 
 
-_COMBINED = {
+_REDUCTIONS = {
     "add": "add",
     "amax": "maximum",
     "amin": "minimum",
@@ -393,7 +393,7 @@ _COMBINED = {
 
 
 def _scattered(site: Site, function: str, x: Value, dim: int, indices: Value, update: Value) -> Value:
-    """PyTorch lets the update be larger than its indices; the rest of it is ignored."""
+    """Scatter; elements of the update outside of the indices' shape are ignored, as in PyTorch."""
     if not x.type.rank:
         x, indices, update = (site.reshape(operand, (1,)) for operand in (x, indices, update))
     for axis, size in enumerate(indices.type.shape):
@@ -415,7 +415,7 @@ def scatter_value(site: Site, x: Value, dim: int, indices: Value, number: float)
 
 @imports("scatter.reduce")
 def scatter_combined(site: Site, x: Value, dim: int, indices: Value, update: Value, reduce: str) -> Value:
-    return _scattered(site, _COMBINED[reduce], x, dim, indices, update)
+    return _scattered(site, _REDUCTIONS[reduce], x, dim, indices, update)
 
 
 @imports("scatter_add")
@@ -430,12 +430,12 @@ def scatter_reduce(
     if reduce == "mean":
         return _scattered_mean(site, x, dim, indices, update, include_self)
     if not include_self:
-        x = _emptied(site, x, dim, indices, update, _COMBINED[reduce])
-    return _scattered(site, _COMBINED[reduce], x, dim, indices, update)
+        x = _with_neutral_elements(site, x, dim, indices, update, _REDUCTIONS[reduce])
+    return _scattered(site, _REDUCTIONS[reduce], x, dim, indices, update)
 
 
-def _emptied(site: Site, x: Value, dim: int, indices: Value, update: Value, function: str) -> Value:
-    """Elements that will be written start from what combining leaves alone, instead of from their own value."""
+def _with_neutral_elements(site: Site, x: Value, dim: int, indices: Value, update: Value, function: str) -> Value:
+    """Set the elements to be written to the neutral element of the reduction."""
     if function in ("add", "multiply"):
         blank = site.filled(0 if function == "add" else 1, update.type)
     else:
@@ -444,7 +444,7 @@ def _emptied(site: Site, x: Value, dim: int, indices: Value, update: Value, func
 
 
 def _extreme(dtype: DType, *, lowest: bool) -> float:
-    """What every other number wins against."""
+    """The neutral element of max (`lowest`) or min."""
     if dtype.is_float:
         return float("-inf" if lowest else "inf")
     if dtype is DType.BOOL:
@@ -458,16 +458,16 @@ def _scattered_mean(site: Site, x: Value, dim: int, indices: Value, update: Valu
     counts = site.filled(own, x.type.with_dtype(DType.FLOAT32))
     ones = site.filled(1, update.type.with_dtype(DType.FLOAT32))
     counts = site.binary("maximum", _scattered(site, "add", counts, dim, indices, ones), 1)
-    base = x if include_self else _emptied(site, x, dim, indices, update, "add")
+    base = x if include_self else _with_neutral_elements(site, x, dim, indices, update, "add")
     total = _scattered(site, "add", base, dim, indices, update)
-    if not x.type.dtype.is_float:  # PyTorch's integers are divided downwards
+    if not x.type.dtype.is_float:  # PyTorch uses floor division for integers
         return site.binary("floor_divide", total, site.cast(counts, x.type.dtype))
     return site.binary("divide", total, counts)
 
 
 @imports("masked_scatter")
 def masked_scatter(site: Site, x: Value, mask: Value, source: Value) -> Value:
-    """The n-th chosen element takes the n-th of the source: a running count of the mask says which."""
+    """The n-th masked element takes the n-th element of the source, by a cumulative sum of the mask."""
     shape = site.result.shape
     chosen = site.reshape(site.broadcast(mask, shape), (site.result.elements,))
     number = site.binary("subtract", site.emit(Cumulate("cumsum", 0), chosen), 1)
@@ -482,10 +482,10 @@ def masked_scatter(site: Site, x: Value, mask: Value, source: Value) -> Value:
 def index_reduce(
     site: Site, x: Value, dim: int, indices: Value, update: Value, reduce: str, include_self: bool = True
 ) -> Value:
-    """One index for each slice of the update: the same for all of its elements."""
+    """Scatter-reduce with one index per slice of the update, broadcast to its elements."""
     if not x.type.rank:
         x, update = site.reshape(x, (1,)), site.reshape(update, (1,))
     axis = axis_of(x, dim)
     column = site.reshape(indices, (indices.type.elements, *[1] * (x.type.rank - axis - 1)))
-    each = site.broadcast(column, update.type.shape)
-    return site.reshape(scatter_reduce(site, x, axis, each, update, reduce, include_self), site.result.shape)
+    broadcast = site.broadcast(column, update.type.shape)
+    return site.reshape(scatter_reduce(site, x, axis, broadcast, update, reduce, include_self), site.result.shape)

@@ -1,13 +1,13 @@
 """ATen importers: reductions, argmax, sort, softmax and normalisations.
 
-Softmax and normalisations stay whole where the hardware computes them in one pass.
+Softmax and normalisations are single operators of the graph, because the hardware computes them in one pass.
 """
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from nxpipe.emulator.capture.aten.base import Site, along_an_axis, axes_of, axis_of, given, imports
+from nxpipe.emulator.capture.aten.base import Site, axes_of, axis_of, imports, present, promote_scalars
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import (
@@ -32,7 +32,7 @@ def _reduced(site: Site, function: str, x: Value, axes: Axes = None, keep: bool 
 
 
 def _accumulated(site: Site, function: str, x: Value, axes: Axes, keep: bool) -> Value:
-    """Sums and means widen to the result's type before they add up, not after."""
+    """A reduction in the result's type: the operand is cast before the accumulation, not after."""
     return _reduced(site, function, site.cast(x, site.result.dtype), axes, keep)
 
 
@@ -87,13 +87,13 @@ def min_all(site: Site, x: Value) -> Value:
 
 
 @imports("max.dim")
-@along_an_axis
+@promote_scalars
 def max_axis(site: Site, x: Value, dim: int, keep: bool) -> list[Value]:
     return [_reduced(site, "max", x, dim, keep), site.emit(ArgReduce("argmax", axis_of(x, dim), keep), x)]
 
 
 @imports("min.dim")
-@along_an_axis
+@promote_scalars
 def min_axis(site: Site, x: Value, dim: int, keep: bool) -> list[Value]:
     return [_reduced(site, "min", x, dim, keep), site.emit(ArgReduce("argmin", axis_of(x, dim), keep), x)]
 
@@ -108,7 +108,7 @@ def all_(site: Site, x: Value, dims: Axes = None, keep: bool = False) -> Value:
     return _reduced(site, "all", x, dims, keep)
 
 
-def _searched(site: Site, function: str, x: Value, dim: int | None, keep: bool) -> Value:
+def _arg_reduced(site: Site, function: str, x: Value, dim: int | None, keep: bool) -> Value:
     if dim is None:
         flat = site.reshape(x, (x.type.elements,))
         return site.reshape(site.emit(ArgReduce(function, 0, False), flat), site.result.shape)
@@ -116,15 +116,15 @@ def _searched(site: Site, function: str, x: Value, dim: int | None, keep: bool) 
 
 
 @imports("argmax")
-@along_an_axis
+@promote_scalars
 def argmax(site: Site, x: Value, dim: int | None, keep: bool) -> Value:
-    return _searched(site, "argmax", x, dim, keep)
+    return _arg_reduced(site, "argmax", x, dim, keep)
 
 
 @imports("argmin")
-@along_an_axis
+@promote_scalars
 def argmin(site: Site, x: Value, dim: int | None, keep: bool) -> Value:
-    return _searched(site, "argmin", x, dim, keep)
+    return _arg_reduced(site, "argmin", x, dim, keep)
 
 
 @imports("var.correction")
@@ -138,47 +138,47 @@ def variance(site: Site, x: Value, dims: Axes, correction: float | None, keep: b
 
 
 @imports("cumsum")
-@along_an_axis
+@promote_scalars
 def cumsum(site: Site, x: Value, dim: int, *_: Any) -> Value:
     return site.emit(Cumulate("cumsum", axis_of(x, dim)), site.cast(x, site.result.dtype))
 
 
 @imports("cumprod")
-@along_an_axis
+@promote_scalars
 def cumprod(site: Site, x: Value, dim: int, *_: Any) -> Value:
     return site.emit(Cumulate("cumprod", axis_of(x, dim)), site.cast(x, site.result.dtype))
 
 
-def _ordered(site: Site, x: Value, dim: int, descending: bool) -> list[Value]:
+def _sorted(site: Site, x: Value, dim: int, descending: bool) -> list[Value]:
     axis = axis_of(x, dim)
     order = site.emit(ArgSort(axis, descending), x)
     return [site.emit(TakeAlong(axis), x, order), order]
 
 
 @imports("sort.default")
-@along_an_axis
+@promote_scalars
 def sort(site: Site, x: Value, dim: int, descending: bool) -> list[Value]:
-    return _ordered(site, x, dim, descending)
+    return _sorted(site, x, dim, descending)
 
 
 @imports("sort.stable")
-@along_an_axis
+@promote_scalars
 def sort_stable(site: Site, x: Value, stable: bool | None, dim: int, descending: bool) -> list[Value]:
-    return _ordered(site, x, dim, descending)
+    return _sorted(site, x, dim, descending)
 
 
 @imports("argsort.default")
-@along_an_axis
+@promote_scalars
 def argsort(site: Site, x: Value, dim: int, descending: bool) -> Value:
     return site.emit(ArgSort(axis_of(x, dim), descending), x)
 
 
 @imports("topk")
-@along_an_axis
+@promote_scalars
 def topk(site: Site, x: Value, k: int, dim: int, largest: bool, ordered: bool) -> list[Value]:
-    """The head of the sorted axis, which is also right when the caller does not ask for order."""
+    """The first elements of the sorted axis; `ordered` is ignored, because sorted results are valid too."""
     axis = axis_of(x, dim)
-    return [site.slice(part, axis, 0, k) for part in _ordered(site, x, axis, largest)]
+    return [site.slice(part, axis, 0, k) for part in _sorted(site, x, axis, largest)]
 
 
 @imports("var_mean.correction")
@@ -208,14 +208,14 @@ def vector_norm(site: Site, x: Value, order: float, dims: Axes, keep: bool, *_: 
 def logsumexp(site: Site, x: Value, dims: Axes, keep: bool) -> Value:
     wide = site.cast(x, DType.FLOAT32)
     highest = _reduced(site, "max", wide, dims, True)
-    # An infinite largest element stays outside, because the difference of infinities is not a number.
+    # An infinite maximum is not subtracted, because the difference of infinities is NaN.
     highest = site.emit(Where(), site.unary("isfinite", highest), highest, site.value(0.0))
     total = _reduced(site, "sum", site.unary("exp", site.binary("subtract", wide, highest)), dims, keep)
     return site.binary("add", site.unary("log", total), site.reshape(highest, total.type.shape))
 
 
 def _running_extreme(site: Site, function: str, x: Value, axis: int) -> list[Value]:
-    """With the place where each extreme was seen last: the largest number of a place that equals it."""
+    """Cumulative extreme and its last position: the cumulative maximum of the positions that equal it."""
     extremes = site.emit(Cumulate(function, axis), x)
     size, after = x.type.shape[axis], x.type.rank - axis - 1
     places = site.reshape(site.emit(Iota(size, 0, 1, DType.INT64)), (size, *[1] * after))
@@ -226,13 +226,13 @@ def _running_extreme(site: Site, function: str, x: Value, axis: int) -> list[Val
 
 
 @imports("cummax")
-@along_an_axis
+@promote_scalars
 def cummax(site: Site, x: Value, dim: int) -> list[Value]:
     return _running_extreme(site, "cummax", x, axis_of(x, dim))
 
 
 @imports("cummin")
-@along_an_axis
+@promote_scalars
 def cummin(site: Site, x: Value, dim: int) -> list[Value]:
     return _running_extreme(site, "cummin", x, axis_of(x, dim))
 
@@ -248,12 +248,12 @@ def is_any_true(site: Site, x: Value) -> Value:
 
 
 @imports("argsort.stable")
-@along_an_axis
+@promote_scalars
 def argsort_stable(site: Site, x: Value, stable: bool, dim: int, descending: bool) -> Value:
     return site.emit(ArgSort(axis_of(x, dim), descending), x)
 
 
-# The step between 1 and the next number, which PyTorch's rms_norm takes when it is given no epsilon.
+# Machine epsilon, the default epsilon of PyTorch's rms_norm.
 _EPSILON = {DType.FLOAT32: 2.0**-23, DType.BFLOAT16: 2.0**-7, DType.FLOAT16: 2.0**-10}
 
 
@@ -262,13 +262,13 @@ def _softmax(site: Site, x: Value, dim: int, *, log: bool) -> Value:
 
 
 @imports("softmax.int", "_softmax")
-@along_an_axis
+@promote_scalars
 def softmax(site: Site, x: Value, dim: int, *_: Any) -> Value:
     return _softmax(site, x, dim, log=False)
 
 
 @imports("log_softmax.int", "_log_softmax")
-@along_an_axis
+@promote_scalars
 def log_softmax(site: Site, x: Value, dim: int, *_: Any) -> Value:
     return _softmax(site, x, dim, log=True)
 
@@ -280,7 +280,7 @@ def layer_norm(
     op = LayerNorm(len(shape), float(epsilon))
     if weight is None and bias is not None:
         return site.binary("add", site.emit(op, x), bias)
-    return site.emit(op, *given([x, weight, bias]))
+    return site.emit(op, *present([x, weight, bias]))
 
 
 @imports("native_layer_norm")
@@ -294,7 +294,7 @@ def native_layer_norm(
 
 
 def _statistics(site: Site, x: Value, over: tuple[int, ...], epsilon: float) -> list[Value]:
-    """Mean and inverse deviation, which are results of their own; nobody who does not read them pays for them."""
+    """Mean and inverse standard deviation; results that are not read are not compiled."""
     wide = site.cast(x, DType.FLOAT32)
     mean = site.emit(Reduce("mean", over, True), wide)
     centred = site.binary("subtract", wide, mean)
@@ -306,7 +306,7 @@ def _statistics(site: Site, x: Value, over: tuple[int, ...], epsilon: float) -> 
 def group_norm(
     site: Site, x: Value, groups: int, weight: Value | None, bias: Value | None, epsilon: float, *_: Any
 ) -> Value:
-    """A layer norm of each group's channels and places together, then a scale and a shift of each channel."""
+    """A layer norm over each group's channels and spatial axes, then a scale and a shift per channel."""
     batch, channels, *places = x.type.shape
     grouped = site.reshape(site.cast(x, DType.FLOAT32), (batch, groups, x.type.elements // max(batch * groups, 1)))
     result = site.reshape(site.emit(LayerNorm(1, float(epsilon)), grouped), x.type.shape)
@@ -407,9 +407,9 @@ def _scaled_by_statistics(
     variance: Value,
     epsilon: float,
 ) -> Value:
-    """With known statistics a scale and a shift of each channel, made of parameters alone and in float32."""
-    steady = site.binary("add", site.cast(variance, DType.FLOAT32), float(epsilon))
-    scale = site.unary("rsqrt", steady)
+    """Normalisation by running statistics: a scale and a shift per channel, computed from parameters in float32."""
+    stabilised = site.binary("add", site.cast(variance, DType.FLOAT32), float(epsilon))
+    scale = site.unary("rsqrt", stabilised)
     if weight is not None:
         scale = site.binary("multiply", scale, weight)
     shift = site.unary("negate", site.binary("multiply", mean, scale))
@@ -420,11 +420,11 @@ def _scaled_by_statistics(
 
 
 def _scaled_by_batch(site: Site, x: Value, weight: Value | None, bias: Value | None, epsilon: float) -> Value:
-    """Statistics of the batch itself: a layer norm of each channel's places in all of its rows."""
+    """Normalisation by batch statistics: a layer norm over each channel's rows and spatial axes."""
     order = (1, 0, *range(2, x.type.rank))
-    turned = site.emit(Transpose(order), site.cast(x, DType.FLOAT32))
-    rows = site.reshape(turned, (x.type.shape[1], x.type.elements // x.type.shape[1]))
-    normal = site.reshape(site.emit(LayerNorm(1, float(epsilon)), rows), turned.type.shape)
+    transposed = site.emit(Transpose(order), site.cast(x, DType.FLOAT32))
+    rows = site.reshape(transposed, (x.type.shape[1], x.type.elements // x.type.shape[1]))
+    normal = site.reshape(site.emit(LayerNorm(1, float(epsilon)), rows), transposed.type.shape)
     result = site.emit(Transpose(order), normal)
     for function, operand in (("multiply", weight), ("add", bias)):
         if operand is not None:
@@ -434,13 +434,13 @@ def _scaled_by_batch(site: Site, x: Value, weight: Value | None, bias: Value | N
 
 @imports("rms_norm")
 def rms_norm(site: Site, x: Value, shape: Sequence[int], weight: Value | None, epsilon: float | None) -> Value:
-    floor = _EPSILON[x.type.dtype] if epsilon is None else float(epsilon)
-    return site.emit(RmsNorm(len(shape), floor), *given([x, weight]))
+    value = _EPSILON[x.type.dtype] if epsilon is None else float(epsilon)
+    return site.emit(RmsNorm(len(shape), value), *present([x, weight]))
 
 
 @imports("_weight_norm")
 def weight_norm(site: Site, direction: Value, length: Value, dim: int) -> Value:
-    """Rows of unit length, each times a length of its own; axis -1 makes one row of all."""
+    """Weight normalisation: slices along `dim` scaled to their lengths; with dim -1 the whole tensor is one slice."""
     over = tuple(axis for axis in range(direction.type.rank) if axis != dim)
     wide = site.cast(direction, DType.FLOAT32)
     squares = site.emit(Reduce("sum", over, True), site.binary("multiply", wide, wide))

@@ -1,4 +1,4 @@
-"""ONNX files as graphs. The `onnx` package is an extra, imported when a file is read."""
+"""Reader of ONNX files. The `onnx` package is an optional dependency, imported when a file is read."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from nxpipe.emulator.numerics import Array
 
 
 def capture_onnx(path: Path, sizes: Mapping[str, int] | None = None) -> Graph:
-    """The graph of an ONNX file; `sizes` fixes axes that the file leaves open, by their names in it."""
+    """The graph of an ONNX file; `sizes` fixes its dynamic axes, by name."""
     _require_onnx()
     from nxpipe.emulator.capture.onnx.reader import capture_file
 
@@ -17,7 +17,7 @@ def capture_onnx(path: Path, sizes: Mapping[str, int] | None = None) -> Graph:
 
 
 def onnx_parameters(path: Path) -> dict[str, Array]:
-    """The weights in an ONNX file, and in the files of data beside it, by name."""
+    """The weights of an ONNX file and its external data, by name."""
     _require_onnx()
     from nxpipe.emulator.capture.onnx.file import parameters
 
@@ -25,25 +25,25 @@ def onnx_parameters(path: Path) -> dict[str, Array]:
 
 
 def onnx_data_files(path: Path) -> dict[str, int]:
-    """The files of data beside an ONNX file, by name, and the bytes that each must have at least."""
+    """The external data files of an ONNX file: name to minimum size in bytes."""
     _require_onnx()
     from nxpipe.emulator.capture.onnx.external import DataFolder
-    from nxpipe.emulator.capture.onnx.file import loaded
+    from nxpipe.emulator.capture.onnx.file import load_model
 
-    return DataFolder(path.parent, path.name).files(loaded(path))
+    return DataFolder(path.parent, path.name).files(load_model(path))
 
 
 def onnx_data_names(path: Path) -> tuple[str, ...]:
-    """The files of data that an ONNX file names, whether they are there or not; none of them is opened."""
+    """The names of the external data files of an ONNX file; they need not exist and are not opened."""
     _require_onnx()
-    from nxpipe.emulator.capture.onnx.external import named
-    from nxpipe.emulator.capture.onnx.file import loaded
+    from nxpipe.emulator.capture.onnx.external import data_locations
+    from nxpipe.emulator.capture.onnx.file import load_model
 
-    return named(loaded(path))
+    return data_locations(load_model(path))
 
 
 def onnx_open_axes(path: Path) -> tuple[str, ...]:
-    """The axes of inputs that an ONNX file leaves open, by name."""
+    """The names of the dynamic axes of an ONNX file's inputs."""
     _require_onnx()
     from nxpipe.emulator.capture.onnx.file import open_axes
 
@@ -51,7 +51,7 @@ def onnx_open_axes(path: Path) -> tuple[str, ...]:
 
 
 def run_onnx(path: Path, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """What ONNX's own reference evaluator computes with the file."""
+    """The outputs of the file, computed by ONNX's reference evaluator."""
     _require_onnx()
     from nxpipe.emulator.capture.onnx.file import evaluate
 

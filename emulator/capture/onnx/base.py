@@ -1,8 +1,7 @@
 """Table of ONNX importers, and the interface of an importer.
 
-An importer is a function of an `OnnxSite` and the node's operands, absent ones as None. It returns a value for each
-of the node's results. Operators that are not in the table are decomposed where the ONNX standard defines them as
-functions.
+An importer is a function of an `OnnxSite` and the node's operands, with None for absent ones. It returns the values of
+the node's results. Operators without an importer are decomposed if the ONNX standard defines them as functions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx
 
-from nxpipe.emulator.capture.onnx.limits import LOOP_TURNS, BoundedBuilder
+from nxpipe.emulator.capture.onnx.limits import LOOP_ITERATIONS, BoundedBuilder
 from nxpipe.emulator.capture.site import NotExpressible, Site
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
@@ -25,15 +24,15 @@ _Importer = TypeVar("_Importer", bound=Importer)
 
 IMPORTERS: dict[str, Importer] = {}
 
-# Sizes are computed with small tables, and what follows from constants is computed here and now.
+# Elements: operators on smaller constants are folded during import, because shapes are computed with them.
 SMALL = 4096
 
 
 class ValueNeeded(NotExpressible):
-    """A size, or the like, depends on what an input holds, which a program with fixed shapes cannot allow."""
+    """A size or another static argument depends on the value of an input; shapes must be static."""
 
-    def __init__(self, what: str, value: Value) -> None:
-        super().__init__(f"its {what} is computed at run time; make it a constant of the model")
+    def __init__(self, argument: str, value: Value) -> None:
+        super().__init__(f"its {argument} is computed at run time; make it a constant of the model")
         self.value = value
 
 
@@ -52,22 +51,22 @@ def imports(*names: str) -> Callable[[_Importer], _Importer]:
 
 @dataclass(frozen=True)
 class OnnxSite(Site):
-    """One node of an ONNX graph: its attributes, and how many of its results are wanted."""
+    """One node of an ONNX graph: its attributes, and the number of its named results."""
 
     builder: BoundedBuilder
     operator: str
     attributes: Mapping[str, Any]
     opset: int
-    wanted: int
+    result_count: int
 
     def emit(self, op: Operator, *operands: Value) -> Value:
-        """Apply an operator; to small constants at once, so that arithmetic on shapes leaves no trace."""
+        """Add an operator to the graph; on small constants it is folded, so that shape arithmetic adds no nodes."""
         tables = [self.builder.table_of(operand) for operand in operands]
         known = [table for table in tables if table is not None]
         if len(known) < len(tables):
             return super().emit(op, *operands)
         type_ = result_type(op, tuple(operand.type for operand in operands))
-        if type_.elements > SMALL or isinstance(op, Convolution | Pool):  # their padding is no arithmetic on shapes
+        if type_.elements > SMALL or isinstance(op, Convolution | Pool):  # no shape arithmetic
             return super().emit(op, *operands)
         self.builder.step()
         self.builder.handle(sum(operand.type.elements for operand in operands) * 8)
@@ -81,17 +80,17 @@ class OnnxSite(Site):
     def attribute(self, name: str, default: Any = None) -> Any:
         return self.attributes.get(name, default)
 
-    def table(self, what: str, value: Value) -> Array:
-        """The numbers of a value that decides about shapes."""
+    def table(self, argument: str, value: Value) -> Array:
+        """The value of a constant operand that determines shapes; ValueNeeded if it is not constant."""
         table = self.builder.table_of(value)
         if table is None:
-            raise ValueNeeded(what, value)
+            raise ValueNeeded(argument, value)
         if table.size > SMALL:
-            raise NotExpressible(f"its {what} is a table of {table.size:,} numbers, and the limit is {SMALL:,}")
+            raise NotExpressible(f"its {argument} is a table of {table.size:,} numbers, and the limit is {SMALL:,}")
         return table
 
     def numbers(self, name: str, operand: Value | None, default: Any = None) -> Any:
-        """A list of integers that older operator sets have as an attribute and newer ones as an operand."""
+        """A list of integers: an attribute in older operator sets, an operand in newer ones."""
         if operand is not None:
             return [int(number) for number in self.table(name, operand).reshape(-1)]
         return self.attributes.get(name, default)
@@ -104,14 +103,14 @@ class OnnxSite(Site):
 
 
 def axis_in(axis: int, rank: int) -> int:
-    """ONNX counts axes from the end too; the graph does not."""
+    """A non-negative axis for an ONNX axis, which may count from the end."""
     if not -rank <= axis < max(rank, 1):
         raise NotExpressible(f"its axis {axis} does not exist in a tensor of rank {rank}")
     return axis % max(rank, 1)
 
 
 def dtype_of(element: int) -> DType:
-    """Our element type for ONNX's number of it."""
+    """The element type of an ONNX data type number."""
     import onnx
 
     try:
@@ -124,60 +123,62 @@ def dtype_of(element: int) -> DType:
 
 @dataclass(frozen=True)
 class SubgraphCall:
-    """What a function's nodes may refer to: attributes of the node that calls it, and the function's own defaults."""
+    """The attributes that a function's nodes may refer to: those of the calling node, and the function's defaults."""
 
-    given: Mapping[str, Any]
+    attributes: Mapping[str, Any]
     defaults: Mapping[str, Any]
 
     @classmethod
-    def of(cls, function: Any, given: Mapping[str, Any]) -> "SubgraphCall":
-        return cls(given, {attribute.name: attribute for attribute in function.attribute_proto})
+    def of(cls, function: Any, attributes: Mapping[str, Any]) -> "SubgraphCall":
+        return cls(attributes, {attribute.name: attribute for attribute in function.attribute_proto})
 
 
 NO_CALL = SubgraphCall({}, {})
 
-_OBJECT = 64  # bytes of a Python number and its places in lists, about
+_OBJECT = 64  # approximate bytes of a Python number and its references in lists
 
 
-def filled(node: Any, call: SubgraphCall) -> Any:
-    """The node with each attribute that refers to one of the caller's, or to a default, in that one's place."""
+def resolve_references(node: Any, call: SubgraphCall) -> Any:
+    """The node with references to attributes of the calling node, or to defaults, replaced by their values."""
     if not any(attribute.ref_attr_name for attribute in node.attribute):
         return node
-    whole = onnx.NodeProto()
-    whole.CopyFrom(node)
-    del whole.attribute[:]
+    resolved = onnx.NodeProto()
+    resolved.CopyFrom(node)
+    del resolved.attribute[:]
     for attribute in node.attribute:
         if not attribute.ref_attr_name:
-            whole.attribute.append(attribute)
-        elif attribute.ref_attr_name in call.given:
-            whole.attribute.append(onnx.helper.make_attribute(attribute.name, call.given[attribute.ref_attr_name]))
+            resolved.attribute.append(attribute)
+        elif attribute.ref_attr_name in call.attributes:
+            resolved.attribute.append(
+                onnx.helper.make_attribute(attribute.name, call.attributes[attribute.ref_attr_name])
+            )
         elif attribute.ref_attr_name in call.defaults:
-            default = whole.attribute.add()
+            default = resolved.attribute.add()
             default.CopyFrom(call.defaults[attribute.ref_attr_name])
             default.name = attribute.name
-    return whole
+    return resolved
 
 
 def attributes_of(node: Any) -> dict[str, Any]:
-    """Attributes by name; text as text."""
-    found = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    """The attributes of a node by name; strings are decoded."""
+    values = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
     return {
         name: value.decode() if isinstance(value, bytes) else list(value) if _is_list(value) else value
-        for name, value in found.items()
+        for name, value in values.items()
     }
 
 
-def bytes_in(node: Any) -> int:
-    """The numbers and texts in a node's attributes, which are copied each time that it is read."""
-    return sum(_OBJECT * (len(each.floats) + len(each.ints)) + len(each.s) for each in node.attribute)
+def attribute_bytes(node: Any) -> int:
+    """The memory of a node's attributes in Python, which are copied each time that the node is read."""
+    return sum(_OBJECT * (len(field.floats) + len(field.ints)) + len(field.s) for field in node.attribute)
 
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-def taken_apart(node: Any, operands: Sequence[Value | None], opset: int) -> Any:
-    """The ONNX standard's own definition of an operator by simpler ones, if it has one."""
+def decompose(node: Any, operands: Sequence[Value | None], opset: int) -> Any:
+    """The ONNX standard's definition of an operator as a function, or None."""
     try:
         schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
     except onnx.defs.SchemaError:
@@ -210,35 +211,35 @@ def _type_proto(value: Value | None) -> Any:
     return onnx.helper.make_tensor_type_proto(element, value.type.shape)
 
 
-# Runs the body that an attribute holds on the values of its inputs, and gives those of its outputs.
+# Imports the body in an attribute with the values of its inputs; returns those of its outputs.
 Body = Callable[[Any, Sequence[Value]], list[Value]]
 
 
 def branch(site: OnnxSite, run: Body, condition: Value) -> list[Value]:
     table = site.builder.table_of(condition)
     if table is None:
-        raise NotExpressible("it decides by a tensor's value, which a compiled program cannot; use Where")
+        raise NotExpressible("it branches on a tensor's value, which a compiled program cannot; use Where")
     return run(site.attribute("then_branch" if table.reshape(-1)[0] else "else_branch"), ())
 
 
 def loop(site: OnnxSite, run: Body, trips: Value | None, condition: Value | None, *carried: Value) -> list[Value]:
-    """As many iterations as the trip count says, or as the condition stays true, written out one after the other."""
+    """Unroll a loop: up to the trip count, while the condition is true."""
     body = site.attribute("body")
     limit = None if trips is None else int(site.table("trip count", trips).item())
-    goes_on = condition if condition is not None else site.builder.scalar(True)
+    proceed = condition if condition is not None else site.builder.scalar(True)
     state, collected, count = list(carried), list[list[Value]](), 0
-    while site.table("condition", goes_on).item() and (limit is None or count < limit):
-        if count >= LOOP_TURNS:
-            raise NotExpressible(f"it runs more than {LOOP_TURNS:,} times; use an operator on whole tensors")
-        goes_on, *results = run(body, (site.builder.scalar(count, DType.INT64), goes_on, *state))
-        state, found = results[: len(carried)], results[len(carried) :]
-        collected.append(found)
+    while site.table("condition", proceed).item() and (limit is None or count < limit):
+        if count >= LOOP_ITERATIONS:
+            raise NotExpressible(f"it runs more than {LOOP_ITERATIONS:,} times; use an operator on whole tensors")
+        proceed, *results = run(body, (site.builder.scalar(count, DType.INT64), proceed, *state))
+        state, scanned = results[: len(carried)], results[len(carried) :]
+        collected.append(scanned)
         count += 1
     return [*state, *_stacked(site, collected, [0] * (len(body.output) - 1 - len(carried)), [0] * len(body.output))]
 
 
 def scan(site: OnnxSite, run: Body, *operands: Value) -> list[Value]:
-    """Steps along an axis, written out; what each step yields is put together again."""
+    """Unroll a scan along an axis; the results of the steps are stacked."""
     if site.opset < 9:
         raise NotExpressible("before operator set 9 it scans batches of different lengths; export for a newer one")
     body, scanned = site.attribute("body"), site.attribute("num_scan_inputs")
@@ -246,21 +247,21 @@ def scan(site: OnnxSite, run: Body, *operands: Value) -> list[Value]:
         raise NotExpressible(f"it scans {scanned} of its {len(operands)} operands")
     state, inputs = list(operands[:-scanned]), operands[-scanned:]
     yields = len(body.output) - len(state)
-    given = site.attribute("scan_input_axes", [0] * scanned)
-    axes = [axis_in(axis, x.type.rank) for axis, x in zip(given, inputs, strict=True)]
+    raw_axes = site.attribute("scan_input_axes", [0] * scanned)
+    axes = [axis_in(axis, x.type.rank) for axis, x in zip(raw_axes, inputs, strict=True)]
     backwards = site.attribute("scan_input_directions", [0] * scanned)
     length, states = inputs[0].type.shape[axes[0]], len(state)
     collected: list[list[Value]] = []
     for step in range(length):
-        now = [
+        slices = [
             _step(site, x, axis, length - 1 - step if back else step)
             for x, axis, back in zip(inputs, axes, backwards, strict=True)
         ]
-        results = run(body, (*state, *now))
+        results = run(body, (*state, *slices))
         state = results[:states]
         collected.append(results[states:])
-    into = site.attribute("scan_output_axes", [0] * yields)
-    return [*state, *_stacked(site, collected, into, site.attribute("scan_output_directions", [0] * yields))]
+    out_axes = site.attribute("scan_output_axes", [0] * yields)
+    return [*state, *_stacked(site, collected, out_axes, site.attribute("scan_output_directions", [0] * yields))]
 
 
 def _step(site: OnnxSite, x: Value, axis: int, place: int) -> Value:
@@ -272,11 +273,11 @@ def _stacked(
     site: OnnxSite, collected: Sequence[Sequence[Value]], axes: Sequence[int], backwards: Sequence[int]
 ) -> list[Value]:
     if axes and not collected:
-        raise NotExpressible("it runs not even once, and so nobody knows the shape of what it would have put together")
+        raise NotExpressible("it runs zero times, so the shape of its stacked results is unknown")
     results = []
-    for parts, wanted, back in zip(zip(*collected, strict=True), axes, backwards, strict=False):
+    for parts, raw_axis, back in zip(zip(*collected, strict=True), axes, backwards, strict=False):
         shape = parts[0].type.shape
-        axis = axis_in(wanted, len(shape) + 1)
+        axis = axis_in(raw_axis, len(shape) + 1)
         rows = [site.reshape(part, (*shape[:axis], 1, *shape[axis:])) for part in parts]
         results.append(site.emit(Concat(axis), *(rows[::-1] if back else rows)))
     return results

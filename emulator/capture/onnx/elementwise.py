@@ -72,13 +72,13 @@ def binary(site: OnnxSite, a: Value, b: Value) -> Value:
 
 @imports("Div")
 def divide(site: OnnxSite, a: Value, b: Value) -> Value:
-    """Integers are cut towards zero."""
+    """Integer division truncates towards zero."""
     return site.binary("divide" if a.type.dtype.is_float else "truncating_divide", a, b)
 
 
 @imports("Mod")
 def modulo(site: OnnxSite, a: Value, b: Value) -> Value:
-    """The sign is the divisor's; with `fmod`, the dividend's."""
+    """The result has the sign of the divisor; with `fmod`, that of the dividend."""
     if not site.attribute("fmod", 0):
         return site.binary("remainder", a, b)
     whole = site.binary("truncating_divide", a, b)
@@ -87,7 +87,7 @@ def modulo(site: OnnxSite, a: Value, b: Value) -> Value:
 
 @imports("Pow")
 def power(site: OnnxSite, a: Value, b: Value) -> Value:
-    """The result has the type of the base, whatever the exponent's."""
+    """The result has the type of the base, for every type of the exponent."""
     if b.type.dtype.is_float and not a.type.dtype.is_float:
         return site.cast(site.binary("power", site.cast(a, DType.FLOAT32), b), a.type.dtype)
     return site.cast(site.binary("power", a, site.cast(b, a.type.dtype)), a.type.dtype)
@@ -109,7 +109,7 @@ def identity(site: OnnxSite, x: Value) -> Value:
 def dropout(site: OnnxSite, x: Value, ratio: Value | None = None, training: Value | None = None) -> list[Value]:
     if training is not None and site.table("training mode", training):
         raise NotExpressible("it drops elements at random; export the model for inference")
-    return [x, site.broadcast(site.builder.scalar(True), x.type.shape)][: site.wanted]
+    return [x, site.broadcast(site.builder.scalar(True), x.type.shape)][: site.result_count]
 
 
 @imports("Where")
@@ -163,22 +163,22 @@ def is_infinite(site: OnnxSite, x: Value) -> Value:
 
 @imports("BitShift")
 def shift(site: OnnxSite, x: Value, places: Value) -> Value:
-    """Places that the word does not have shift everything out: zeros are left, or the sign."""
+    """Shifts by the width of the type or more give zero, or the sign of a right shift."""
     width = 8 * x.type.dtype.itemsize
     left = site.attribute("direction") == "LEFT"
     below = site.binary("less", places, site.like(places, 0))
     beyond = site.binary("greater_equal", places, site.like(places, width))
     outside = site.binary("or", below, beyond)
     near = site.emit(Where(), outside, site.like(places, 0), places)
-    rest = site.like(x, 0) if left else site.binary("floor_divide", x, site.like(x, 2 ** (width - 1) - 1))
+    overflow = site.like(x, 0) if left else site.binary("floor_divide", x, site.like(x, 2 ** (width - 1) - 1))
     if not left:
-        rest = site.binary("minimum", rest, site.like(x, 0))
-    # In two steps, because a word has no number as large as its highest bit is worth.
+        overflow = site.binary("minimum", overflow, site.like(x, 0))
+    # In two steps, because 2 to the power of the highest bit does not fit into the type.
     half = site.binary("floor_divide", near, site.like(near, 2))
     for step in (half, site.binary("subtract", near, half)):
         factor = site.binary("power", site.like(x, 2), step)
         x = site.binary("multiply" if left else "floor_divide", x, factor)
-    return site.emit(Where(), outside, rest, x)
+    return site.emit(Where(), outside, overflow, x)
 
 
 @imports("Gelu")
@@ -196,16 +196,16 @@ def swish(site: OnnxSite, x: Value) -> Value:
 
 @imports("LeakyRelu")
 def leaky_relu(site: OnnxSite, x: Value) -> Value:
-    return _bent(site, x, site.binary("multiply", x, site.like(x, site.attribute("alpha", 0.01))))
+    return _where_negative(site, x, site.binary("multiply", x, site.like(x, site.attribute("alpha", 0.01))))
 
 
 @imports("PRelu")
 def prelu(site: OnnxSite, x: Value, slope: Value) -> Value:
-    return _bent(site, x, site.binary("multiply", x, slope))
+    return _where_negative(site, x, site.binary("multiply", x, slope))
 
 
-def _bent(site: OnnxSite, x: Value, below: Value) -> Value:
-    """One function below zero, nothing changed above it."""
+def _where_negative(site: OnnxSite, x: Value, below: Value) -> Value:
+    """`below` for negative elements, x for the others."""
     return site.emit(Where(), site.binary("less", x, site.like(x, 0)), below, x)
 
 
@@ -216,20 +216,20 @@ def _exponential(site: OnnxSite, x: Value, factor: float, divisor: float = 1.0) 
 
 @imports("Elu")
 def elu(site: OnnxSite, x: Value) -> Value:
-    return _bent(site, x, _exponential(site, x, site.attribute("alpha", 1.0)))
+    return _where_negative(site, x, _exponential(site, x, site.attribute("alpha", 1.0)))
 
 
 @imports("Celu")
 def celu(site: OnnxSite, x: Value) -> Value:
     alpha = site.attribute("alpha", 1.0)
-    return _bent(site, x, _exponential(site, x, alpha, alpha))
+    return _where_negative(site, x, _exponential(site, x, alpha, alpha))
 
 
 @imports("Selu")
 def selu(site: OnnxSite, x: Value) -> Value:
     alpha = site.attribute("alpha", 1.67326319217681884765625)
-    bent = _bent(site, x, _exponential(site, x, alpha))
-    return site.binary("multiply", bent, site.like(x, site.attribute("gamma", 1.05070102214813232421875)))
+    unscaled = _where_negative(site, x, _exponential(site, x, alpha))
+    return site.binary("multiply", unscaled, site.like(x, site.attribute("gamma", 1.05070102214813232421875)))
 
 
 @imports("ThresholdedRelu")
@@ -265,12 +265,12 @@ def softsign(site: OnnxSite, x: Value) -> Value:
 
 @imports("Asinh")
 def asinh(site: OnnxSite, x: Value) -> Value:
-    """sign(x) log(|x| + sqrt(x^2 + 1)), written so that small numbers keep their digits."""
+    """sign(x) log(|x| + sqrt(x^2 + 1)), by log1p, so that small numbers keep their precision."""
     size = site.unary("abs", x)
     square = site.binary("multiply", x, x)
     root = site.unary("sqrt", site.binary("add", square, site.like(x, 1)))
-    rest = site.binary("divide", square, site.binary("add", root, site.like(x, 1)))
-    return site.binary("multiply", site.unary("sign", x), site.unary("log1p", site.binary("add", size, rest)))
+    excess = site.binary("divide", square, site.binary("add", root, site.like(x, 1)))
+    return site.binary("multiply", site.unary("sign", x), site.unary("log1p", site.binary("add", size, excess)))
 
 
 @imports("Acosh")
@@ -295,12 +295,12 @@ def shrink(site: OnnxSite, x: Value) -> Value:
     return site.emit(Where(), low, site.binary("add", x, bias), lowered)
 
 
-# So many products of two numbers of nine bits add up to less than 2**24, up to where float32 counts exactly.
+# The sum of this many products of two 9-bit numbers is below 2**24, so it is exact in float32.
 _EXACT = 256
 
 
 def _per_axis(site: OnnxSite, x: Value, parameter: Value) -> Value:
-    """A scale or a zero point of each slice along an axis, of each block of it, or of all."""
+    """A scale or zero point per tensor, per slice along an axis, or per block of the axis, broadcastable to x."""
     if parameter.type.elements == 1:
         return site.reshape(parameter, ())
     axis = site.axis(x, 1)
@@ -308,8 +308,8 @@ def _per_axis(site: OnnxSite, x: Value, parameter: Value) -> Value:
         return site.reshape(parameter, (parameter.type.shape[0], *[1] * (x.type.rank - axis - 1)))
     blocks, block = parameter.type.shape[axis], site.attribute("block_size", 0)
     before, after = parameter.type.shape[:axis], parameter.type.shape[axis + 1 :]
-    apart = site.reshape(parameter, (*before, blocks, 1, *after))
-    whole = site.reshape(site.broadcast(apart, (*before, blocks, block, *after)), (*before, blocks * block, *after))
+    column = site.reshape(parameter, (*before, blocks, 1, *after))
+    whole = site.reshape(site.broadcast(column, (*before, blocks, block, *after)), (*before, blocks * block, *after))
     return site.slice(whole, axis, 0, x.type.shape[axis])
 
 
@@ -323,15 +323,14 @@ def dequantise(site: OnnxSite, x: Value, scale: Value, zero: Value | None = None
 
 @imports("QuantizeLinear")
 def quantise(site: OnnxSite, x: Value, scale: Value, zero: Value | None = None) -> Value:
+    number = site.attribute("output_dtype", 0)
+    dtype = zero.type.dtype if zero is not None else dtype_of(number) if number else DType.UINT8
+    scaled = site.binary("divide", site.floats(x), _per_axis(site, x, scale))
+    return _saturated(site, scaled, None if zero is None else _per_axis(site, x, zero), dtype)
 
-    wanted = site.attribute("output_dtype", 0)
-    dtype = zero.type.dtype if zero is not None else dtype_of(wanted) if wanted else DType.UINT8
-    share = site.binary("divide", site.floats(x), _per_axis(site, x, scale))
-    return _as_small(site, share, None if zero is None else _per_axis(site, x, zero), dtype)
 
-
-def _as_small(site: OnnxSite, x: Value, zero: Value | None, dtype: DType) -> Value:
-    """Rounded, moved and cut to what the type holds; small floats round by themselves."""
+def _saturated(site: OnnxSite, x: Value, zero: Value | None, dtype: DType) -> Value:
+    """Round, add the zero point, and saturate to the type; the cast rounds narrow floats."""
     if dtype.is_float:
         lowest, highest = -largest_finite(dtype), largest_finite(dtype)
     else:
@@ -343,18 +342,20 @@ def _as_small(site: OnnxSite, x: Value, zero: Value | None, dtype: DType) -> Val
     return site.cast(site.binary("minimum", site.binary("maximum", x, lowest), highest), dtype)
 
 
-def _moved(site: OnnxSite, x: Value, zero: Value | None, *, columns: bool = False, trailing: int = 0) -> Value:
-    """Counted from the zero point, as floats, which hold such numbers exactly."""
+def _without_zero_point(
+    site: OnnxSite, x: Value, zero: Value | None, *, columns: bool = False, trailing: int = 0
+) -> Value:
+    """x minus its zero point, in float32, which is exact for 8-bit integers."""
     if x.type.dtype.itemsize > 1:
         raise NotExpressible("it multiplies integers of more than eight bits; use int8 or uint8")
     wide = site.cast(x, DType.FLOAT32)
     if zero is None:
         return wide
-    return site.binary("subtract", wide, site.cast(_aligned(site, zero, columns, trailing), DType.FLOAT32))
+    return site.binary("subtract", wide, site.cast(_broadcastable(site, zero, columns, trailing), DType.FLOAT32))
 
 
-def _aligned(site: OnnxSite, parameter: Value, columns: bool = False, trailing: int = 0) -> Value:
-    """One number for all, for each row, for each column, or for each channel before `trailing` axes."""
+def _broadcastable(site: OnnxSite, parameter: Value, columns: bool = False, trailing: int = 0) -> Value:
+    """A scale or zero point per tensor, row, column, or channel (before `trailing` axes), broadcastable."""
     if parameter.type.elements == 1:
         return site.reshape(parameter, ())
     if parameter.type.rank > 1 or columns:
@@ -362,14 +363,14 @@ def _aligned(site: OnnxSite, parameter: Value, columns: bool = False, trailing: 
     return site.reshape(parameter, (parameter.type.elements, *[1] * (trailing or 1)))
 
 
-def _added_up(site: OnnxSite, inner: int, step: int, part: Callable[[int, int], Value]) -> Value:
-    """Sums that float32 holds exactly, added up as integers."""
+def _accumulated(site: OnnxSite, inner: int, step: int, part: Callable[[int, int], Value]) -> Value:
+    """The sum of partial products, each exact in float32, accumulated as integers."""
     total: Value | None = None
     for start in range(0, inner, step):
         piece = site.cast(part(start, min(start + step, inner)), DType.INT32)
         total = piece if total is None else site.binary("add", total, piece)
     if total is None:
-        raise NotExpressible("it multiplies matrices of no inner size")
+        raise NotExpressible("its matrices have an inner size of zero")
     return total
 
 
@@ -378,7 +379,7 @@ def _product(site: OnnxSite, a: Value, b: Value) -> Value:
         left = site.slice(a, a.type.rank - 1, start, stop)
         return site.emit(MatMul(DType.FLOAT32), left, site.slice(b, b.type.rank - 2, start, stop))
 
-    return _added_up(site, a.type.shape[-1], _EXACT, part)
+    return _accumulated(site, a.type.shape[-1], _EXACT, part)
 
 
 def _convolved(site: OnnxSite, x: Value, weight: Value) -> Value:
@@ -386,21 +387,21 @@ def _convolved(site: OnnxSite, x: Value, weight: Value) -> Value:
     inner = weight.type.shape[1]
     step = _EXACT // window if groups == 1 else inner
     if not step or step * window > _EXACT:
-        raise NotExpressible(f"its windows hold more than {_EXACT} numbers, and their sums could be inexact")
+        raise NotExpressible(f"its windows have more than {_EXACT} elements, and their sums could be inexact")
     op = Convolution(*geometry_of(site, x, weight.type.shape[2:]), groups, DType.FLOAT32)
 
     def part(start: int, stop: int) -> Value:
-        seen = x if groups > 1 else site.slice(x, 1, start, stop)
-        return site.emit(op, seen, site.slice(weight, 1, start, stop))
+        channels = x if groups > 1 else site.slice(x, 1, start, stop)
+        return site.emit(op, channels, site.slice(weight, 1, start, stop))
 
-    return _added_up(site, inner, step, part)
+    return _accumulated(site, inner, step, part)
 
 
 @imports("MatMulInteger")
 def integer_product(
     site: OnnxSite, a: Value, b: Value, zero_a: Value | None = None, zero_b: Value | None = None
 ) -> Value:
-    return _product(site, _moved(site, a, zero_a), _moved(site, b, zero_b, columns=True))
+    return _product(site, _without_zero_point(site, a, zero_a), _without_zero_point(site, b, zero_b, columns=True))
 
 
 @imports("ConvInteger")
@@ -408,7 +409,9 @@ def integer_convolution(
     site: OnnxSite, x: Value, weight: Value, zero_x: Value | None = None, zero_weight: Value | None = None
 ) -> Value:
     trailing = weight.type.rank - 1
-    return _convolved(site, _moved(site, x, zero_x), _moved(site, weight, zero_weight, trailing=trailing))
+    return _convolved(
+        site, _without_zero_point(site, x, zero_x), _without_zero_point(site, weight, zero_weight, trailing=trailing)
+    )
 
 
 @imports("QLinearMatMul")
@@ -423,15 +426,17 @@ def quantised_product(
     scale: Value,
     zero: Value,
 ) -> Value:
-    sums = _product(site, _moved(site, a, zero_a), _moved(site, b, zero_b, columns=True))
-    return _rescaled(site, sums, (_aligned(site, scale_a), _aligned(site, scale_b, columns=True)), scale, zero)
+    sums = _product(site, _without_zero_point(site, a, zero_a), _without_zero_point(site, b, zero_b, columns=True))
+    return _rescaled(
+        site, sums, (_broadcastable(site, scale_a), _broadcastable(site, scale_b, columns=True)), scale, zero
+    )
 
 
 def _rescaled(site: OnnxSite, sums: Value, scales: tuple[Value, Value], scale: Value, zero: Value) -> Value:
-    before = site.binary("multiply", *(site.cast(one, DType.FLOAT32) for one in scales))
-    factor = site.binary("divide", before, site.cast(_aligned(site, scale), DType.FLOAT32))
+    before = site.binary("multiply", *(site.cast(factor, DType.FLOAT32) for factor in scales))
+    factor = site.binary("divide", before, site.cast(_broadcastable(site, scale), DType.FLOAT32))
     exact = site.binary("multiply", site.cast(sums, DType.FLOAT32), factor)
-    return _as_small(site, exact, _aligned(site, zero), zero.type.dtype)
+    return _saturated(site, exact, _broadcastable(site, zero), zero.type.dtype)
 
 
 @imports("QLinearConv")
@@ -448,8 +453,12 @@ def quantised_convolution(
     bias: Value | None = None,
 ) -> Value:
     trailing = weight.type.rank - 2
-    sums = _convolved(site, _moved(site, x, zero_x), _moved(site, weight, zero_weight, trailing=trailing + 1))
+    sums = _convolved(
+        site,
+        _without_zero_point(site, x, zero_x),
+        _without_zero_point(site, weight, zero_weight, trailing=trailing + 1),
+    )
     if bias is not None:
         sums = site.binary("add", sums, site.reshape(bias, (bias.type.elements, *[1] * trailing)))
-    scales = (_aligned(site, scale_x), _aligned(site, scale_weight, trailing=trailing))
+    scales = (_broadcastable(site, scale_x), _broadcastable(site, scale_weight, trailing=trailing))
     return _rescaled(site, sums, scales, scale, zero)

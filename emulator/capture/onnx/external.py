@@ -1,7 +1,7 @@
-"""External data of ONNX files: tensors in files beside the model. Nothing else opens such a file, onnx neither.
+"""External data of ONNX files: tensors in other files than the model's. Only this module opens them; onnx does not.
 
-A location is untrusted input. It has to name a regular file at or below the model's folder, reached through no link:
-a symlink, or a second hard link, could put a file of this machine into an artifact.
+A location is untrusted input. It must name a regular file in the model's folder or below it, without symlinks and
+without a second hard link, which could put another file of this machine into an artifact.
 """
 
 import os
@@ -20,12 +20,12 @@ from nxpipe.emulator.capture.onnx.limits import SHARED_DATA
 from nxpipe.emulator.errors import DataUnusable
 from nxpipe.emulator.regular_file import open_regular
 
-_MOST_DIGITS = 19  # of a number of 64 bits
+_MOST_DIGITS = 19  # of a 64-bit number
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a tensor's bytes lie: `length` None means up to the end of the file."""
+class ExternalData:
+    """The location of a tensor's bytes; without `length` they extend to the end of the file."""
 
     location: str
     offset: int
@@ -37,61 +37,59 @@ class Place:
 
 
 def tensors_of(message: Any) -> Iterator[TensorProto]:
-    """Every tensor of a model, wherever the format allows one: what a key, a check or a reader must not overlook.
-
-    It goes by the format's own description, not by a list of places: graphs in attributes, functions and their
-    defaults, sparse tensors, training.
+    """All tensors of a model, found by the protobuf descriptors: those in graphs of attributes, functions and their
+    defaults, sparse tensors and training too.
     """
-    waiting = [message]
-    while waiting:
-        here = waiting.pop()
-        if isinstance(here, TensorProto):
-            yield here
+    stack = [message]
+    while stack:
+        current = stack.pop()
+        if isinstance(current, TensorProto):
+            yield current
             continue
-        for field, value in here.ListFields():
+        for field, value in current.ListFields():
             if field.message_type is not None and _may_hold_tensors(field.message_type):
-                waiting.extend(value if field.is_repeated else (value,))
+                stack.extend(value if field.is_repeated else (value,))
 
 
 @cache
 def _may_hold_tensors(kind: Any) -> bool:
-    seen, waiting = {kind.full_name}, [kind]
-    while waiting:
-        here = waiting.pop()
-        if here.full_name == TensorProto.DESCRIPTOR.full_name:
+    seen, stack = {kind.full_name}, [kind]
+    while stack:
+        current = stack.pop()
+        if current.full_name == TensorProto.DESCRIPTOR.full_name:
             return True
-        inner = [field.message_type for field in here.fields if field.message_type is not None]
-        waiting.extend(one for one in inner if one.full_name not in seen)
-        seen.update(one.full_name for one in inner)
+        inner = [field.message_type for field in current.fields if field.message_type is not None]
+        stack.extend(message for message in inner if message.full_name not in seen)
+        seen.update(message.full_name for message in inner)
     return False
 
 
-def place_of(tensor: TensorProto) -> Place | None:
-    """Where the bytes of a tensor lie, if not in the ONNX file itself."""
+def external_data_of(tensor: TensorProto) -> ExternalData | None:
+    """The external data of a tensor; None if its bytes are in the ONNX file."""
     if tensor.data_location != TensorProto.EXTERNAL:
         return None
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    return Place(
+    return ExternalData(
         _relative(tensor, entries.get("location", "")),
         _number(tensor, "offset", entries.get("offset", "0")),
         _number(tensor, "length", entries["length"]) if "length" in entries else None,
     )
 
 
-def named(model: ModelProto) -> tuple[str, ...]:
-    """The locations of data in a model, in order; those that are refused when they are read are left out."""
-    found: set[str] = set()
+def data_locations(model: ModelProto) -> tuple[str, ...]:
+    """The sorted locations of a model's external data; without invalid ones, which are refused when they are read."""
+    locations: set[str] = set()
     for tensor in tensors_of(model):
         with suppress(DataUnusable):
-            place = place_of(tensor)
-            found.update([place.location] if place is not None else [])
-    return tuple(sorted(found))
+            data = external_data_of(tensor)
+            locations.update([data.location] if data is not None else [])
+    return tuple(sorted(locations))
 
 
 def _relative(tensor: TensorProto, location: str) -> str:
     path = PurePosixPath(location)
     if not path.parts or not location.isprintable():
-        raise DataUnusable(f"the data of {tensor.name!r} is in {location!r}, which names no file; export it again")
+        raise DataUnusable(f"the data of {tensor.name!r} is in {location!r}, which is not a file name; export it again")
     if path.is_absolute() or ".." in path.parts:
         raise DataUnusable(f"the data of {tensor.name!r} in {location} is outside of its folder, and is never read")
     return str(path)
@@ -100,60 +98,61 @@ def _relative(tensor: TensorProto, location: str) -> str:
 def _number(tensor: TensorProto, key: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
         raise DataUnusable(
-            f"the {key} of the data of {tensor.name!r} is {text[:40]!r}, which is no number of bytes; export it again"
+            f"the {key} of the data of {tensor.name!r} is {text[:40]!r}, not a number of bytes; export it again"
         )
     return int(text)
 
 
 @dataclass(frozen=True)
 class DataFolder:
-    """The folder of a model, and the model's name for what is said of its files of data."""
+    """The folder of a model's external data, and the model's name for messages."""
 
     path: Path
     name: str
 
     def files(self, model: ModelProto) -> dict[str, int]:
-        """Each by its name in the model, with the bytes that it must have at least. All are there, and inside."""
-        places = [place for place in map(self._place, tensors_of(model)) if place is not None]
+        """The external data files of a model: location to minimum size in bytes. All exist and are in the folder."""
+        entries = [data for data in map(self._external_data, tensors_of(model)) if data is not None]
         needed: dict[str, int] = {}
-        for place in places:
-            needed[place.location] = max(needed.get(place.location, 0), place.end)
+        for data in entries:
+            needed[data.location] = max(needed.get(data.location, 0), data.end)
         sizes = {location: self._size(location, size) for location, size in needed.items()}
-        read = sum(sizes[one.location] - one.offset if one.length is None else one.length for one in places)
+        read = sum(sizes[data.location] - data.offset if data.length is None else data.length for data in entries)
         most = SHARED_DATA * sum(sizes.values())
-        if read > most:  # a thousand tensors over the same bytes take a thousand times the memory that they say
+        if read > most:  # tensors that overlap in the file take memory separately
             raise DataUnusable(
-                f"{self.name}: its tensors read {read:,} bytes of its files of data, which have "
+                f"{self.name}: its tensors read {read:,} bytes of its external data files, which have "
                 f"{most // SHARED_DATA:,}, and the limit is {SHARED_DATA} times that; give tensors bytes of their own"
             )
         return needed
 
     def embedded(self, tensor: TensorProto) -> TensorProto:
-        """The tensor with its bytes in it; the one that was given if they are already."""
-        place = self._place(tensor)
-        if place is None:
+        """The tensor with its bytes embedded; the same object if they are already."""
+        data = self._external_data(tensor)
+        if data is None:
             return tensor
-        self._size(place.location, place.end)
-        with self._opened(place.location) as file:
-            file.seek(place.offset)
-            data = file.read(-1 if place.length is None else place.length)
-        return TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, raw_data=data)
+        self._size(data.location, data.end)
+        with self._opened(data.location) as file:
+            file.seek(data.offset)
+            raw = file.read(-1 if data.length is None else data.length)
+        return TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, raw_data=raw)
 
-    def _place(self, tensor: TensorProto) -> Place | None:
+    def _external_data(self, tensor: TensorProto) -> ExternalData | None:
         try:
-            return place_of(tensor)
+            return external_data_of(tensor)
         except DataUnusable as fault:
             raise DataUnusable(f"{self.name}: {fault}") from None
 
-    def _size(self, location: str, promised: int) -> int:
+    def _size(self, location: str, needed: int) -> int:
+        """The size of a data file; DataUnusable if it is shorter than needed."""
         with self._opened(location) as file:
-            found = os.fstat(file.fileno()).st_size
-        if found < promised:
+            size = os.fstat(file.fileno()).st_size
+        if size < needed:
             raise DataUnusable(
-                f"{self.name}: its weights in {location} end at byte {found:,}, where {promised:,} are promised; "
+                f"{self.name}: its weights in {location} end at byte {size:,}, but the model needs {needed:,}; "
                 "copy that file again"
             )
-        return found
+        return size
 
     def _opened(self, location: str) -> BufferedReader:
         try:
@@ -173,7 +172,8 @@ class DataFolder:
         return file
 
     def _require_no_link(self, location: str) -> None:
-        """On the way to the file below the folder. The folder itself may be reached through links: it is the user's."""
+        """Raise DataUnusable for a symlink below the model's folder. The path of the folder itself may have
+        symlinks."""
         path = self.path
         for part in PurePosixPath(location).parts:
             path = path / part

@@ -1,7 +1,7 @@
-"""ONNX file as read: the model within its limits, its tensors, and the checks on names of values.
+"""ONNX model file: loading within limits, tensors, validation of value names, and the reference evaluator.
 
-Each name is defined once, before its use. An omitted operand is an empty name; a name that nothing defines is a fault
-of the file and never an omitted operand: otherwise a bias, or a bound, would silently drop out of the program.
+Each value name must be defined once, before its use. An omitted operand has an empty name. An undefined name is an
+error and never an omitted operand, because otherwise a bias or a bound would be dropped silently.
 """
 
 import os
@@ -21,7 +21,7 @@ from nxpipe.emulator.capture.onnx.limits import (
     FILE_NODES,
     NAME_CHARACTERS,
     BeyondLimit,
-    require_few_parts,
+    require_few_fields,
 )
 from nxpipe.emulator.capture.site import NotExpressible
 from nxpipe.emulator.errors import CaptureError, CompileError
@@ -30,8 +30,8 @@ from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.regular_file import open_regular
 
 
-def loaded(path: Path) -> Any:
-    """The model without the data beside it, which may be large."""
+def load_model(path: Path) -> Any:
+    """The model without its external data."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -39,72 +39,72 @@ def loaded(path: Path) -> Any:
     except OSError as fault:
         raise CaptureError(f"{path} cannot be read: {fault.strerror or fault}") from fault
     if size > FILE_BYTES:
-        raise BeyondLimit(path.name, "has {} bytes", size, FILE_BYTES, "save its weights in a file of data beside it")
-    require_few_parts(data, path.name)
+        raise BeyondLimit(path.name, "has {} bytes", size, FILE_BYTES, "save its weights as external data")
+    require_few_fields(data, path.name)
     try:
         model = onnx.ModelProto.FromString(data)
-    except Exception as fault:  # protobuf's own errors differ with its implementation
-        raise CaptureError(f"{path.name} is truncated, or no ONNX model: {sentence(fault)}") from fault
+    except Exception as fault:  # protobuf's exceptions differ between its implementations
+        raise CaptureError(f"{path.name} is truncated, or is not an ONNX model: {error_text(fault)}") from fault
     if not model.graph.node and not model.graph.output:
-        raise CaptureError(f"{path.name} holds no ONNX graph")
+        raise CaptureError(f"{path.name} has no ONNX graph")
     require_bounded(model, path.name)
     return model
 
 
 def require_bounded(model: Any, name: str) -> None:
-    """Nodes, and what they name, in all graphs and functions of the file."""
+    """Check the numbers of nodes and of their names, in all graphs and functions of the file."""
     nodes = names = 0
-    waiting = [model.graph, *model.functions]
-    while waiting:
-        body = waiting.pop()
+    stack = [model.graph, *model.functions]
+    while stack:
+        body = stack.pop()
         nodes += len(body.node)
         if nodes > FILE_NODES:
             raise BeyondLimit(name, "has at least {} nodes", nodes, FILE_NODES, "export the model in smaller parts")
         for node in body.node:
             names += len(node.input) + len(node.output) + len(node.attribute)
             for attribute in node.attribute:
-                waiting.extend(([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs))
+                stack.extend(([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs))
     if names > FILE_NAMES:
-        way_out = "export the model in smaller parts"
-        raise BeyondLimit(name, "has {} operands, results and attributes", names, FILE_NAMES, way_out)
+        remedy = "export the model in smaller parts"
+        raise BeyondLimit(name, "has {} operands, results and attributes", names, FILE_NAMES, remedy)
 
 
-def sentence(fault: Exception) -> str:
+def error_text(fault: Exception) -> str:
     return " ".join(str(fault).split()) or type(fault).__name__
 
 
 def parameters(path: Path) -> dict[str, Array]:
-    """The weights among initialisers, by name, floats as float32: those of bodies of loops and branches too."""
-    model = loaded(path)
+    """The initialisers that are weights, by name, with floats as float32; those of loop and branch bodies too."""
+    model = load_model(path)
     folder = DataFolder(path.parent, path.name)
     every = (tensor for body in graphs_of(model) for tensor in body.initializer)
     return {tensor.name: numbers(tensor, folder) for tensor in every if is_weight(tensor)}
 
 
 def graphs_of(model: Any) -> list[Any]:
-    """The graph and the bodies in it; functions have no initialisers."""
-    found = [model.graph]
-    for body in found:  # grows while it is read
+    """The graph and the bodies nested in it; functions have no initialisers."""
+    bodies = [model.graph]
+    for body in bodies:  # extended in the loop
         for attribute in (attribute for node in body.node for attribute in node.attribute):
-            found.extend(([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs))
-    return found
+            bodies.extend(([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs))
+    return bodies
 
 
 def type_of(tensor: Any) -> TensorType:
-    """NotExpressible if the hardware has no such elements."""
+    """The type of an initialiser; NotExpressible if the hardware does not have its element type."""
     type_ = TensorType(tuple(tensor.dims), dtype_of(tensor.data_type))
     if any(size < 0 for size in type_.shape) or not is_reasonable(type_):
-        raise CaptureError(f"initialiser {tensor.name!r} cannot be read: no tensor has the shape {list(tensor.dims)}")
+        raise CaptureError(f"initialiser {tensor.name!r} cannot be read: the shape {list(tensor.dims)} is invalid")
     return type_
 
 
 def is_parameter(type_: TensorType) -> bool:
-    """Weights are parameters; small tables of integers, and single numbers, are part of the program."""
+    """Whether an initialiser is a parameter; small integer tables and single numbers are constants of the program."""
     return type_.elements > 1 and (type_.dtype.is_float or type_.elements > SMALL)
 
 
 def is_weight(tensor: Any) -> bool:
-    """Whether it is a parameter wherever it is used; what the hardware has no elements for is said there."""
+    """Whether an initialiser is a parameter; unsupported element types are reported where it is used."""
     try:
         return is_parameter(type_of(tensor))
     except NotExpressible:
@@ -112,29 +112,29 @@ def is_weight(tensor: Any) -> bool:
 
 
 def numbers(tensor: Any, folder: DataFolder) -> Array:
-    whole, type_ = folder.embedded(tensor), type_of(tensor)
+    embedded, type_ = folder.embedded(tensor), type_of(tensor)
     try:
-        array = onnx.numpy_helper.to_array(whole)
+        array = onnx.numpy_helper.to_array(embedded)
     except Exception as fault:  # a damaged tensor
-        raise CaptureError(f"initialiser {tensor.name!r} cannot be read: {sentence(fault)}") from fault
+        raise CaptureError(f"initialiser {tensor.name!r} cannot be read: {error_text(fault)}") from fault
     return np.asarray(array, np.float32) if type_.dtype.is_float else array
 
 
-def with_data(path: Path) -> Any:
-    """The model with all of its data in it, so that nothing that works with it opens a file."""
-    model = loaded(path)
+def load_with_data(path: Path) -> Any:
+    """The model with its external data embedded, so that no consumer opens a file."""
+    model = load_model(path)
     folder = DataFolder(path.parent, path.name)
     folder.files(model)
     for tensor in tensors_of(model):
-        whole = folder.embedded(tensor)
-        if whole is not tensor:
-            tensor.CopyFrom(whole)
+        embedded = folder.embedded(tensor)
+        if embedded is not tensor:
+            tensor.CopyFrom(embedded)
     return model
 
 
 def open_axes(path: Path) -> tuple[str, ...]:
-    """The axes that a file leaves open, by name."""
-    model = loaded(path)
+    """The names of the dynamic axes of a file's inputs."""
+    model = load_model(path)
     initialised = {tensor.name for tensor in model.graph.initializer}
     shapes = [
         declared.type.tensor_type.shape
@@ -149,22 +149,23 @@ _Key = tuple[str, str, str]
 
 
 class Malformed(CaptureError):
-    """A rule of the format is broken that makes the model mean nothing, or two things."""
+    """A violation of the format that makes the model's meaning undefined or ambiguous."""
 
 
 def function_key(node_or_function: Any, name: str) -> _Key:
-    """What calls and functions are matched by; the standard's own domain has two spellings."""
+    """The key by which calls and functions are matched; the standard domain has two spellings."""
     domain = "" if node_or_function.domain == "ai.onnx" else node_or_function.domain
     return domain, name, node_or_function.overload
 
 
-def require_sound(model: Any, name: str) -> None:
+def require_valid_names(model: Any, name: str) -> None:
+    """Raise Malformed for undefined or duplicate names, duplicate functions and recursion."""
     _Names(name).walk(model.graph, (), name)
     functions: dict[_Key, Any] = {}
     for function in model.functions:
         key = function_key(function, function.name)
         if key in functions:
-            raise Malformed(f"{name} has two functions {_title(key)}; give each a name of its own")
+            raise Malformed(f"{name} has two functions {_title(key)}; give each its own name")
         functions[key] = function
         _Names(name).walk(function, (), f"function {_title(key)} of {name}")
     _require_no_recursion(functions, name)
@@ -175,20 +176,20 @@ def _title(key: _Key) -> str:
 
 
 class _Names:
-    """The walk over one graph, or one function, and the bodies in it."""
+    """The check of value names in one graph or function, and in its nested bodies."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._parameters: set[str] = set()
 
-    def walk(self, body: Any, around: Sequence[set[str]], place: str) -> None:
-        own = self._given(body, around, place)
-        scopes = (own, *around)
+    def walk(self, body: Any, outer: Sequence[set[str]], place: str) -> None:
+        own = self._inputs(body, outer, place)
+        scopes = (own, *outer)
         for number, node in enumerate(body.node):
-            for word in (node.op_type, node.domain, node.name):
-                if len(word) > NAME_CHARACTERS:
+            for text in (node.op_type, node.domain, node.name):
+                if len(text) > NAME_CHARACTERS:
                     raise BeyondLimit(
-                        self._name, "has a name of {} characters", len(word), NAME_CHARACTERS, "rename it"
+                        self._name, "has a name of {} characters", len(text), NAME_CHARACTERS, "rename it"
                     )
             where = f"{place}:{node.op_type} {number}"
             for operand in node.input:
@@ -197,50 +198,52 @@ class _Names:
             for inner in _bodies(node):
                 self.walk(inner, scopes, where)
             for result in filter(None, node.output):
-                self._define(result, own, around, where)
+                self._define(result, own, outer, where)
         for output in body.output:
             result = output if isinstance(output, str) else output.name
             if not any(result in scope for scope in scopes):
-                raise Malformed(f"output {result!r} of {place} is made by no node; remove it, or export it again")
+                raise Malformed(
+                    f"output {result!r} of {place} is not the result of any node; remove it, or export it again"
+                )
 
-    def _given(self, body: Any, around: Sequence[set[str]], place: str) -> set[str]:
-        """Inputs and initialisers; an input may have an initialiser of its name, as older files have them."""
+    def _inputs(self, body: Any, outer: Sequence[set[str]], place: str) -> set[str]:
+        """The names of inputs and initialisers; in older files an input may have an initialiser with its name."""
         own: set[str] = set()
         for declared in body.input:
-            self._define(declared if isinstance(declared, str) else declared.name, own, around, place)
+            self._define(declared if isinstance(declared, str) else declared.name, own, outer, place)
         inputs = set(own)
         for tensor in getattr(body, "initializer", ()):
             if tensor.name in inputs:
                 inputs.remove(tensor.name)
             else:
-                self._define(tensor.name, own, around, place)
-            self._require_one_of_its_name(tensor)
+                self._define(tensor.name, own, outer, place)
+            self._require_unique_weight(tensor)
         if getattr(body, "sparse_initializer", ()):
-            raise Malformed(f"{place} holds sparse initialisers; save them as dense ones")
+            raise Malformed(f"{place} has sparse initialisers; save them as dense ones")
         return own
 
-    def _define(self, word: str, own: set[str], around: Sequence[set[str]], where: str) -> None:
-        if not word:
+    def _define(self, name: str, own: set[str], outer: Sequence[set[str]], where: str) -> None:
+        if not name:
             raise Malformed(f"{where} has an input or initialiser without a name; export it again")
-        if word in own or any(word in scope for scope in around):
-            raise Malformed(f"{where} makes {word!r}, which was made before; each value needs a name of its own")
-        own.add(word)
+        if name in own or any(name in scope for scope in outer):
+            raise Malformed(f"{where} defines {name!r}, which is already defined; give each value its own name")
+        own.add(name)
 
-    def _require_one_of_its_name(self, tensor: Any) -> None:
-        """Weights are found by name alone, wherever in the file they stand."""
+    def _require_unique_weight(self, tensor: Any) -> None:
+        """Raise Malformed for two weights of one name: weights of all bodies are looked up by name alone."""
         if not is_weight(tensor):
             return
         if tensor.name in self._parameters:
-            raise Malformed(f"{self._name} has two initialisers {tensor.name!r}; give each a name of its own")
+            raise Malformed(f"{self._name} has two initialisers {tensor.name!r}; give each its own name")
         self._parameters.add(tensor.name)
 
 
 def _why_unknown(body: Any, number: int, operand: str) -> str:
     for later, node in enumerate(body.node[number:], number):
         if operand in node.output:
-            itself = "this node itself makes" if later == number else f"node {later} makes, which comes after it"
-            return f"which {itself}; sort the nodes, or break the cycle"
-    return "which nothing makes; export the model again"
+            definition = "this node itself" if later == number else f"node {later}, which comes after it,"
+            return f"which {definition} defines; sort the nodes, or break the cycle"
+    return "which is not defined; export the model again"
 
 
 def _bodies(node: Any) -> Iterator[Any]:
@@ -251,56 +254,56 @@ def _bodies(node: Any) -> Iterator[Any]:
 
 
 def _calls(function: Any, functions: dict[_Key, Any]) -> set[_Key]:
-    """The functions that a function calls, from bodies inside it too."""
-    found, waiting = set(), [function]
-    while waiting:
-        for node in waiting.pop().node:
+    """The functions that a function calls, also from its nested bodies."""
+    called, stack = set(), [function]
+    while stack:
+        for node in stack.pop().node:
             key = function_key(node, node.op_type)
             if key in functions:
-                found.add(key)
-            waiting.extend(_bodies(node))
-    return found
+                called.add(key)
+            stack.extend(_bodies(node))
+    return called
 
 
 def _require_no_recursion(functions: dict[_Key, Any], name: str) -> None:
-    """Functions are taken away whose calls all are of such as were taken away; what is left calls itself."""
-    left = {key: _calls(function, functions) for key, function in functions.items()}
-    callers: dict[_Key, list[_Key]] = {key: [] for key in left}
-    for key, calls in left.items():
+    """Topological sort of the call graph: functions that remain are recursive."""
+    calls_of = {key: _calls(function, functions) for key, function in functions.items()}
+    callers: dict[_Key, list[_Key]] = {key: [] for key in calls_of}
+    for key, calls in calls_of.items():
         for called in calls:
             callers[called].append(key)
-    open_calls = {key: len(calls) for key, calls in left.items()}
+    open_calls = {key: len(calls) for key, calls in calls_of.items()}
     free = [key for key, count in open_calls.items() if not count]
-    for key in free:  # grows while it is read
+    for key in free:  # extended in the loop
         for caller in callers[key]:
             open_calls[caller] -= 1
             if not open_calls[caller]:
                 free.append(caller)
-    circle = sorted(_title(key) for key, count in open_calls.items() if count)
-    if circle:
+    cycle = sorted(_title(key) for key, count in open_calls.items() if count)
+    if cycle:
         raise Malformed(
-            f"{name}: function {circle[0]} calls itself, by {len(circle)} functions that call each other; "
+            f"{name}: function {cycle[0]} calls itself, by {len(cycle)} functions that call each other; "
             "write it as a Loop"
         )
 
 
 def evaluate(path: Path, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """The outputs by name, floats as float32."""
+    """The outputs of the reference evaluator by name, with floats as float32."""
     try:
-        model = with_data(path)  # onnx itself opens no file
+        model = load_with_data(path)  # with embedded data onnx opens no file
         evaluator = ReferenceEvaluator(model)
-        kinds = {one.name: one.type.tensor_type.elem_type for one in model.graph.input}
-        given = {
+        kinds = {declared.name: declared.type.tensor_type.elem_type for declared in model.graph.input}
+        arrays = {
             name: array.astype(onnx.helper.tensor_dtype_to_np_dtype(kinds[name])) for name, array in inputs.items()
         }
         with np.errstate(all="ignore"):
-            results = evaluator.run(None, given)
+            results = evaluator.run(None, arrays)
     except (CompileError, MemoryError):
         raise
-    except Exception as fault:  # its operators raise whatever numpy does
+    except Exception as fault:  # its operators raise the exceptions of numpy
         reason = " ".join(str(fault).split()) or type(fault).__name__
         raise CaptureError(f"ONNX's reference evaluator cannot run {path.name}: {reason}") from fault
-    return {one.name: _plain(result) for one, result in zip(model.graph.output, results, strict=True)}
+    return {output.name: _plain(result) for output, result in zip(model.graph.output, results, strict=True)}
 
 
 def _plain(result: Array) -> Array:

@@ -1,9 +1,9 @@
-"""Limits on what an ONNX file may demand of the compiler, and the error for a file that exceeds them.
+"""Limits of the work and memory that an ONNX file may cause, and the error for a file that exceeds them.
 
-A file of a few kilobytes can demand any amount of work: loops in loops, functions that call each other, tables of any
-size. Each limit is several times the need of the largest exported models. Messages are counted in the bytes of the
-file, before protobuf allocates them: an empty message takes two bytes in a file and a hundred in memory. Bytes of
-tensors are skipped, so that files that are large because of their weights are counted quickly.
+A file of a few kilobytes can cause any amount of work: nested loops, functions that call each other, tables of any
+size. Each limit is several times the need of the largest exported models. Fields are counted in the encoded file,
+before protobuf allocates messages: an empty message takes two bytes in the file and a hundred in memory. Bytes of
+tensors are skipped, so files with large weights are counted quickly.
 """
 
 from functools import cache
@@ -20,28 +20,28 @@ from nxpipe.emulator.ops import Operator
 
 MiB: Final = 2**20
 
-FILE_BYTES: Final = 2**31 - 1  # protobuf reads no message that is longer
-FILE_PARTS: Final = 2_000_000  # fields of all messages, the bytes of a tensor being one; a node takes about ten
-UNCOUNTED_BYTES: Final = 4 * MiB  # as many parts as that can have take no more memory
+FILE_BYTES: Final = 2**31 - 1  # the limit of protobuf
+FILE_FIELDS: Final = 2_000_000  # of all messages; the bytes of a tensor are one field, a node has about ten
+UNCOUNTED_BYTES: Final = 4 * MiB  # files up to this size are not counted; their messages take little memory
 FILE_NODES: Final = 50_000  # a decoder of 80 layers has 20,000 when it is exported without functions
 FILE_NAMES: Final = 2_000_000  # operands, results and attributes of all nodes
-NAME_CHARACTERS: Final = 1024  # a name is repeated in the origin of each node that is made of its node
-WRITTEN_OUT: Final = 150_000  # nodes read and made, once functions and loops are written out: a check of a minute
-LOOP_TURNS: Final = 4096  # a loop that turns more often is none that a program with fixed shapes should have
-DEPTH: Final = 48  # bodies in bodies and calls in calls; Python's stack ends at about three times that
-CONSTANT_BYTES: Final = 1024 * MiB  # all tables that the importer makes or computes with
-SHARED_DATA: Final = 4  # tied weights are read twice; more often than this on the average is a bomb
+NAME_CHARACTERS: Final = 1024  # the name of an ONNX node is in the origin of each of its graph nodes
+EXPANDED_NODES: Final = 150_000  # nodes read and created with functions and loops expanded; about a minute
+LOOP_ITERATIONS: Final = 4096  # of one unrolled loop
+DEPTH: Final = 48  # of nested bodies and calls; Python's recursion limit is about three times that
+CONSTANT_BYTES: Final = 1024 * MiB  # all tables that the importer creates or reads
+SHARED_DATA: Final = 4  # average number of tensors per byte of external data; tied weights have two
 
 
 class BeyondLimit(CaptureError):
-    """The file asks for more than the compiler does for any model."""
+    """A file exceeds a limit of the importer."""
 
-    def __init__(self, name: str, what: str, found: int, limit: int, way_out: str) -> None:
-        super().__init__(f"{name} {what.format(f'{found:,}')}, and the limit is {limit:,}; {way_out}")
+    def __init__(self, name: str, what: str, count: int, limit: int, remedy: str) -> None:
+        super().__init__(f"{name} {what.format(f'{count:,}')}, and the limit is {limit:,}; {remedy}")
 
 
 class BoundedBuilder(GraphBuilder):
-    """A graph in the making that counts nodes and the bytes of tables, and refuses what is beyond the limits."""
+    """A graph builder that counts nodes and the bytes of tables, and raises BeyondLimit above the limits."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -50,19 +50,19 @@ class BoundedBuilder(GraphBuilder):
         self._bytes = 0
 
     def step(self, count: int = 1) -> None:
-        """Nodes were read or written, or as much work was done as they take."""
+        """Count nodes that were read or created, or an equal amount of work."""
         self._steps += count
-        if self._steps > WRITTEN_OUT:
+        if self._steps > EXPANDED_NODES:
             raise BeyondLimit(
                 self._name,
-                "has more than {} nodes once its loops and functions are written out",
-                WRITTEN_OUT,
-                WRITTEN_OUT,
+                "has more than {} nodes with its loops and functions expanded",
+                EXPANDED_NODES,
+                EXPANDED_NODES,
                 "use operators on whole tensors in place of loops, or export a smaller part of the model",
             )
 
     def handle(self, nbytes: int) -> None:
-        """Tables of so many bytes were made, or computed with."""
+        """Count bytes of tables that were created or read."""
         self._bytes += nbytes
         if self._bytes > CONSTANT_BYTES:
             raise BeyondLimit(
@@ -85,54 +85,54 @@ class BoundedBuilder(GraphBuilder):
 _VARINT, _FIXED64, _BYTES, _GROUP, _END_OF_GROUP, _FIXED32 = range(6)
 
 
-def require_few_parts(data: bytes, name: str) -> None:
-    """Damaged bytes end the count: the parser refuses them."""
-    if len(data) <= UNCOUNTED_BYTES:  # so few that their parts fit into memory, whatever they are
+def require_few_fields(data: bytes, name: str) -> None:
+    """Raise BeyondLimit for an encoded model with too many fields. Damaged files pass: the parser refuses them."""
+    if len(data) <= UNCOUNTED_BYTES:
         return
     try:
-        count = _parts(data)
+        count = _count_fields(data)
     except IndexError:
         return
-    if count > FILE_PARTS:
-        way_out = "export the model in smaller parts, with its weights as raw data"
-        raise BeyondLimit(name, "holds more than {} fields", FILE_PARTS, FILE_PARTS, way_out)
+    if count > FILE_FIELDS:
+        remedy = "export the model in smaller parts, with its weights as raw data"
+        raise BeyondLimit(name, "has more than {} fields", FILE_FIELDS, FILE_FIELDS, remedy)
 
 
-def _parts(data: bytes) -> int:
-    waiting, count = [(0, len(data), ModelProto.DESCRIPTOR)], 0
-    while waiting:
-        at, end, kind = waiting.pop()
-        inside = _messages_in(kind)
-        while at < end and count <= FILE_PARTS:
+def _count_fields(data: bytes) -> int:
+    stack, count = [(0, len(data), ModelProto.DESCRIPTOR)], 0
+    while stack:
+        at, end, kind = stack.pop()
+        messages = _message_fields(kind)
+        while at < end and count <= FILE_FIELDS:
             count += 1
-            tag, at = _number(data, at)
+            tag, at = _varint(data, at)
             wire = tag & 7
             if wire == _BYTES:
-                length, at = _number(data, at)
-                if tag >> 3 in inside:
-                    waiting.append((at, min(at + length, end), inside[tag >> 3]))
+                length, at = _varint(data, at)
+                if tag >> 3 in messages:
+                    stack.append((at, min(at + length, end), messages[tag >> 3]))
                 at += length
             elif wire == _VARINT:
-                _, at = _number(data, at)
+                _, at = _varint(data, at)
             else:
                 at += {_FIXED64: 8, _FIXED32: 4}.get(wire, 0)
     return count
 
 
 @cache
-def _messages_in(kind: Any) -> dict[int, Any]:
+def _message_fields(kind: Any) -> dict[int, Any]:
     return {field.number: field.message_type for field in kind.fields if field.message_type is not None}
 
 
-def _number(data: bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, and the place behind it."""
-    found = shift = 0
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A varint and the offset behind it."""
+    value = shift = 0
     while True:
         byte = data[at]
-        found |= (byte & 127) << shift
+        value |= (byte & 127) << shift
         at += 1
         if byte < 128:
-            return found, at
+            return value, at
         shift += 7
         if shift > 63:
             raise IndexError

@@ -1,6 +1,6 @@
 """ONNX importers: matrix products, normalisations, softmax, reductions, recurrent layers.
 
-A recurrent layer is unrolled step by step; the product with the inputs of all steps is one.
+A recurrent layer is unrolled; the inputs of all steps are multiplied by their weights in one matmul.
 """
 
 import math
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from nxpipe.emulator.capture.composites import einsum, matrix_product, vector_product
 from nxpipe.emulator.capture.onnx.base import IMPORTERS, OnnxSite, axis_in, imports
-from nxpipe.emulator.capture.site import NotExpressible, given
+from nxpipe.emulator.capture.site import NotExpressible, present
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import ArgReduce, Concat, Iota, LayerNorm, Linear, Reduce, RmsNorm, Softmax, Transpose, Where
@@ -44,7 +44,7 @@ def gemm(site: OnnxSite, a: Value, b: Value, c: Value | None = None) -> Value:
 
 @imports("Softmax", "LogSoftmax")
 def softmax(site: OnnxSite, x: Value) -> Value:
-    """Before operator set 13 all axes from the given one on were one."""
+    """Before operator set 13 the softmax is over all axes from `axis` on, flattened."""
     log = site.operator == "LogSoftmax"
     if site.opset >= 13:
         return site.emit(Softmax(site.axis(x, -1), log), x)
@@ -55,12 +55,12 @@ def softmax(site: OnnxSite, x: Value) -> Value:
 
 @imports("Hardmax")
 def hardmax(site: OnnxSite, x: Value) -> Value:
-    """One where the first of the largest stands, nothing elsewhere."""
+    """One at the first maximum, zero elsewhere."""
     axis = site.axis(x, -1)
     first = site.emit(ArgReduce("argmax", axis, True), x)
     numbers = site.emit(Iota(x.type.shape[axis], 0, 1, DType.INT64))
-    places = site.reshape(numbers, (x.type.shape[axis], *[1] * (x.type.rank - axis - 1)))
-    return site.cast(site.binary("equal", places, first), x.type.dtype)
+    indices = site.reshape(numbers, (x.type.shape[axis], *[1] * (x.type.rank - axis - 1)))
+    return site.cast(site.binary("equal", indices, first), x.type.dtype)
 
 
 @imports("LayerNormalization")
@@ -69,8 +69,8 @@ def layer_norm(site: OnnxSite, x: Value, scale: Value, bias: Value | None = None
     if scale.type.shape != x.type.shape[axis:]:
         raise NotExpressible("its scale does not cover the normalised axes; broadcast it")
     epsilon = float(site.attribute("epsilon", 1e-5))
-    normal = site.emit(LayerNorm(x.type.rank - axis, epsilon), *given([x, scale, bias]))
-    if site.wanted == 1:
+    normal = site.emit(LayerNorm(x.type.rank - axis, epsilon), *present([x, scale, bias]))
+    if site.result_count == 1:
         return [normal]
     over = tuple(range(axis, x.type.rank))
     wide = site.cast(x, DType.FLOAT32)
@@ -90,7 +90,7 @@ def rms_norm(site: OnnxSite, x: Value, scale: Value) -> Value:
 
 
 def _grouped_norm(site: OnnxSite, x: Value, groups: int, default: float) -> Value:
-    """Zero mean and unit variance in each group of channels, in float32."""
+    """x normalised to zero mean and unit variance in each group of channels, in float32."""
     batch = x.type.shape[0]
     wide = site.cast(x, DType.FLOAT32)
     flat = site.reshape(wide, (batch, groups, x.type.elements // max(batch * groups, 1)))
@@ -114,10 +114,10 @@ def instance_norm(site: OnnxSite, x: Value, scale: Value, bias: Value) -> Value:
 @imports("GroupNormalization")
 def group_norm(site: OnnxSite, x: Value, scale: Value, bias: Value) -> Value:
     channels, groups = x.type.shape[1], site.attribute("num_groups")
-    if scale.type.elements == groups != channels:  # before operator set 21, one for each group
-        share = channels // groups
+    if scale.type.elements == groups != channels:  # before operator set 21: one per group
+        size = channels // groups
         scale, bias = (
-            site.reshape(site.broadcast(site.reshape(part, (groups, 1)), (groups, share)), (channels,))
+            site.reshape(site.broadcast(site.reshape(part, (groups, 1)), (groups, size)), (channels,))
             for part in (scale, bias)
         )
     return _scaled(site, _grouped_norm(site, x, groups, 1e-5), x, scale, bias)
@@ -125,7 +125,7 @@ def group_norm(site: OnnxSite, x: Value, scale: Value, bias: Value) -> Value:
 
 @imports("BatchNormalization")
 def batch_norm(site: OnnxSite, x: Value, scale: Value, bias: Value, mean: Value, variance: Value) -> list[Value]:
-    """In training mode by the batch's own statistics, which also move the running ones."""
+    """Batch normalisation; in training mode by batch statistics, and the running statistics are results."""
     running: list[Value] = []
     if site.attribute("training_mode", 0):
         others = tuple(axis for axis in range(x.type.rank) if axis != 1)
@@ -133,7 +133,7 @@ def batch_norm(site: OnnxSite, x: Value, scale: Value, bias: Value, mean: Value,
         own = site.emit(Reduce("mean", others, False), wide)
         centred = site.binary("subtract", wide, _by_channel(site, own, x))
         spread = site.emit(Reduce("mean", others, False), site.binary("multiply", centred, centred))
-        running = [_moved(site, mean, own), _moved(site, variance, spread)]
+        running = [_running_average(site, mean, own), _running_average(site, variance, spread)]
         mean, variance = own, spread
     epsilon = site.attribute("epsilon", 1e-5)
     deviation = site.unary("rsqrt", site.binary("add", site.cast(variance, DType.FLOAT32), epsilon))
@@ -142,7 +142,7 @@ def batch_norm(site: OnnxSite, x: Value, scale: Value, bias: Value, mean: Value,
     return [_scaled(site, centred, x, factor, bias), *running]
 
 
-def _moved(site: OnnxSite, running: Value, own: Value) -> Value:
+def _running_average(site: OnnxSite, running: Value, own: Value) -> Value:
     momentum = site.attribute("momentum", 0.9)
     kept = site.binary("multiply", running, site.like(running, momentum))
     return site.cast(site.binary("add", kept, site.binary("multiply", own, 1 - momentum)), running.type.dtype)
@@ -150,7 +150,7 @@ def _moved(site: OnnxSite, running: Value, own: Value) -> Value:
 
 @imports("LpNormalization")
 def lp_norm(site: OnnxSite, x: Value) -> Value:
-    """Nothing divided by nothing is nothing here."""
+    """Division by the norm; a zero norm gives zeros."""
     axis = site.axis(x, -1)
     if site.attribute("p", 2) == 1:
         length = site.emit(Reduce("sum", (axis,), True), site.unary("abs", x))
@@ -161,50 +161,50 @@ def lp_norm(site: OnnxSite, x: Value) -> Value:
 
 
 def _axes(site: OnnxSite, x: Value, axes: Value | None) -> tuple[int, ...]:
-    """No axes mean all of them, or none where the node says so."""
+    """The sorted axes of a reduction; without any, all axes, or none with `noop_with_empty_axes`."""
     chosen = site.numbers("axes", axes, [])
     if not chosen:
         return () if site.attribute("noop_with_empty_axes", 0) else tuple(range(x.type.rank))
     return tuple(sorted(axis_in(axis, x.type.rank) for axis in chosen))
 
 
-def _folded(site: OnnxSite, function: str, x: Value, over: tuple[int, ...]) -> Value:
+def _reduced(site: OnnxSite, function: str, x: Value, over: tuple[int, ...]) -> Value:
     if not over:
         return x
     result = site.emit(Reduce(function, over, bool(site.attribute("keepdims", 1))), x)
     return site.cast(result, x.type.dtype)
 
 
-def _first(site: OnnxSite, x: Value, change: Callable[[Value], Value], over: tuple[int, ...]) -> Value:
-    return _folded(site, "sum", change(x), over)
+def _mapped_sum(site: OnnxSite, x: Value, change: Callable[[Value], Value], over: tuple[int, ...]) -> Value:
+    return _reduced(site, "sum", change(x), over)
 
 
 @imports("ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceMean")
 def fold(site: OnnxSite, x: Value, axes: Value | None = None) -> Value:
     function = site.operator.removeprefix("Reduce").lower()
     over = _axes(site, x, axes)
-    if x.type.dtype is DType.BOOL:  # the larger of two truths is "or"
+    if x.type.dtype is DType.BOOL:  # max is "or"
         function = {"max": "any", "min": "all"}[function]
     if function in ("max", "min") and any(x.type.shape[axis] == 0 for axis in over):
         shape = [1 if i in over else size for i, size in enumerate(x.type.shape)]
         if not site.attribute("keepdims", 1):
             shape = [size for i, size in enumerate(x.type.shape) if i not in over]
         if not x.type.dtype.is_float:
-            raise NotExpressible("it looks for the largest of no integers")
+            raise NotExpressible("it reduces an empty axis of integers by max or min")
         return site.filled(float("-inf") if function == "max" else float("inf"), x.type.with_shape(tuple(shape)))
     if function == "mean" and not x.type.dtype.is_float:
-        raise NotExpressible("the mean of integers is none; cast them to float32")
-    return _folded(site, function, x, over)
+        raise NotExpressible("the mean of integers is not an integer; cast them to float32")
+    return _reduced(site, function, x, over)
 
 
 @imports("ReduceL1")
 def l1(site: OnnxSite, x: Value, axes: Value | None = None) -> Value:
-    return _first(site, x, lambda v: site.unary("abs", v), _axes(site, x, axes))
+    return _mapped_sum(site, x, lambda v: site.unary("abs", v), _axes(site, x, axes))
 
 
 @imports("ReduceSumSquare")
 def sum_of_squares(site: OnnxSite, x: Value, axes: Value | None = None) -> Value:
-    return _first(site, x, lambda v: site.binary("multiply", v, v), _axes(site, x, axes))
+    return _mapped_sum(site, x, lambda v: site.binary("multiply", v, v), _axes(site, x, axes))
 
 
 @imports("ReduceL2")
@@ -214,18 +214,18 @@ def l2(site: OnnxSite, x: Value, axes: Value | None = None) -> Value:
 
 @imports("ReduceLogSum")
 def log_of_sum(site: OnnxSite, x: Value, axes: Value | None = None) -> Value:
-    return site.cast(site.unary("log", _folded(site, "sum", x, _axes(site, x, axes))), x.type.dtype)
+    return site.cast(site.unary("log", _reduced(site, "sum", x, _axes(site, x, axes))), x.type.dtype)
 
 
 @imports("ReduceLogSumExp")
 def log_of_sum_of_exponentials(site: OnnxSite, x: Value, axes: Value | None = None) -> Value:
-    """The largest is taken out first, so that no exponential overflows."""
+    """The maximum is subtracted first, so that no exponential overflows."""
     over = _axes(site, x, axes)
     if not over or any(x.type.shape[axis] == 0 for axis in over):
-        return site.unary("log", _first(site, x, lambda v: site.unary("exp", v), over))
+        return site.unary("log", _mapped_sum(site, x, lambda v: site.unary("exp", v), over))
     highest = site.emit(Reduce("max", over, True), x)
-    rest = _first(site, x, lambda v: site.unary("exp", site.binary("subtract", v, highest)), over)
-    return site.binary("add", site.unary("log", rest), site.reshape(highest, rest.type.shape))
+    total = _mapped_sum(site, x, lambda v: site.unary("exp", site.binary("subtract", v, highest)), over)
+    return site.binary("add", site.unary("log", total), site.reshape(highest, total.type.shape))
 
 
 _State = tuple[Value, ...]
@@ -236,11 +236,11 @@ _ACTIVATIONS = (
 
 @dataclass(frozen=True)
 class _Cell:
-    """One direction of a layer: its weights, and the functions that it applies."""
+    """One direction of a recurrent layer: its weights and activation functions."""
 
     site: OnnxSite
     recurrent: Value  # [gates * hidden, hidden]
-    bias: Value | None  # what the recurrent product adds, [gates * hidden]
+    bias: Value | None  # of the recurrent product, [gates * hidden]
     peepholes: Value | None
     functions: Sequence[Callable[[Value], Value]]
 
@@ -249,14 +249,14 @@ class _Cell:
         return self.recurrent.type.shape[1]
 
     def part(self, x: Value, number: int) -> Value:
-        """One gate's share of the last axis."""
+        """The slice of the last axis for one gate."""
         return self.site.slice(x, x.type.rank - 1, number * self.hidden, (number + 1) * self.hidden)
 
     def rows(self, x: Value, start: int, stop: int) -> Value:
         return self.site.slice(x, 0, start * self.hidden, stop * self.hidden)
 
     def product(self, h: Value, start: int = 0, stop: int | None = None) -> Value:
-        """The state times the weights of some gates, their bias added."""
+        """The state times the recurrent weights of gates start to stop, plus their bias."""
         end = self.recurrent.type.shape[0] // self.hidden if stop is None else stop
         bias = () if self.bias is None else (self.rows(self.bias, start, end),)
         return self.site.emit(Linear(h.type.dtype), h, self.rows(self.recurrent, start, end), *bias)
@@ -268,7 +268,7 @@ def _rnn(cell: _Cell, x: Value, state: _State) -> _State:
 
 
 def _gru(cell: _Cell, x: Value, state: _State) -> _State:
-    """Update, reset, candidate. The reset may come before or after the product with the state."""
+    """One GRU step. Gates: update, reset, candidate. The reset applies before or after the product with the state."""
     (h,), site = state, cell.site
     gates = cell.product(h, 0, 2)
     update = cell.functions[0](site.binary("add", cell.part(x, 0), cell.part(gates, 0)))
@@ -284,23 +284,23 @@ def _gru(cell: _Cell, x: Value, state: _State) -> _State:
 
 
 def _lstm(cell: _Cell, x: Value, state: _State) -> _State:
-    """Input, output, forget, cell; peepholes let the gates see the cell."""
+    """One LSTM step. Gates: input, output, forget, cell; peepholes add the cell state to the gates."""
     (h, c), site = state, cell.site
     gates = site.binary("add", x, cell.product(h))
-    entered, left, forgotten, candidate = (cell.part(gates, number) for number in range(4))
+    input_, output, forget_, candidate = (cell.part(gates, number) for number in range(4))
 
-    def seen(gate: Value, memory: Value, number: int) -> Value:
+    def with_peephole(gate: Value, memory: Value, number: int) -> Value:
         if cell.peepholes is None:
             return gate
         return site.binary("add", gate, site.binary("multiply", cell.part(cell.peepholes, number), memory))
 
-    enter = cell.functions[0](seen(entered, c, 0))
-    forget = cell.functions[0](seen(forgotten, c, 2))
+    enter = cell.functions[0](with_peephole(input_, c, 0))
+    forget = cell.functions[0](with_peephole(forget_, c, 2))
     if site.attribute("input_forget", 0):
         forget = site.binary("subtract", site.like(enter, 1), enter)
     kept = site.binary("multiply", forget, c)
     memory = site.binary("add", kept, site.binary("multiply", enter, cell.functions[1](candidate)))
-    leave = cell.functions[0](seen(left, memory, 1))
+    leave = cell.functions[0](with_peephole(output, memory, 1))
     return site.binary("multiply", leave, cell.functions[2](memory)), memory
 
 
@@ -318,7 +318,7 @@ def recurrent_layer(
     lengths: Value | None = None,
     *more: Value | None,
 ) -> list[Value]:
-    """Results are the outputs of all steps and the last states, in the layout that the node asks for."""
+    """The outputs of all steps and the last states, in the layout of the node."""
     states = 2 if site.operator == "LSTM" else 1
     by_batch = bool(site.attribute("layout", 0))
     peepholes = more[states] if len(more) > states else None
@@ -328,9 +328,11 @@ def recurrent_layer(
     directions = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
     sequences, lasts = [], []
     for number, backwards in enumerate(directions[site.attribute("direction", "forward")]):
-        both = None if bias is None else _row(site, bias, number)
+        biases = None if bias is None else _row(site, bias, number)
         half = recurrent.type.shape[1]
-        of_x, of_h = (None, None) if both is None else (site.slice(both, 0, i * half, (i + 1) * half) for i in (0, 1))
+        of_x, of_h = (
+            (None, None) if biases is None else (site.slice(biases, 0, i * half, (i + 1) * half) for i in (0, 1))
+        )
         cell = _Cell(
             site,
             _row(site, recurrent, number),
@@ -340,27 +342,28 @@ def recurrent_layer(
         )
         operands = [x, _row(site, weight, number), *([] if of_x is None else [of_x])]
         gates = site.emit(Linear(x.type.dtype), *operands)
-        start = [_start(site, given, number, by_batch, (batch, hidden), x) for given in (*more, None, None)[:states]]
+        start = [_start(site, state, number, by_batch, (batch, hidden), x) for state in (*more, None, None)[:states]]
         outputs, last = _along_time(cell, gates, tuple(start), lengths, backwards)
         sequences.append(outputs)
         lasts.append(last)
-    return _laid_out(site, sequences, lasts, by_batch)
+    return _in_layout(site, sequences, lasts, by_batch)
 
 
 def _row(site: OnnxSite, x: Value, number: int) -> Value:
     return site.reshape(site.slice(x, 0, number, number + 1), x.type.shape[1:])
 
 
-def _start(site: OnnxSite, given: Value | None, number: int, by_batch: bool, shape: tuple[int, ...], x: Value) -> Value:
-    if given is None:
+def _start(site: OnnxSite, state: Value | None, number: int, by_batch: bool, shape: tuple[int, ...], x: Value) -> Value:
+    """The initial state of one direction; zeros if it is absent."""
+    if state is None:
         return site.filled(0, x.type.with_shape(shape))
-    return _row(site, site.emit(Transpose((1, 0, 2)), given) if by_batch else given, number)
+    return _row(site, site.emit(Transpose((1, 0, 2)), state) if by_batch else state, number)
 
 
 def _along_time(
     cell: _Cell, gates: Value, state: _State, lengths: Value | None, backwards: bool
 ) -> tuple[list[Value], _State]:
-    """Rows that have ended keep their state, and put out zeros."""
+    """The outputs of all steps and the last state. Rows beyond their length keep their state and output zeros."""
     site, count = cell.site, gates.type.shape[0]
     outputs: list[Value] = []
     for time in range(count)[:: -1 if backwards else 1]:
@@ -368,17 +371,17 @@ def _along_time(
         if lengths is None:
             state, output = after, after[0]
         else:
-            alive = site.reshape(site.binary("less", site.like(lengths, time), lengths), (lengths.type.elements, 1))
-            state = tuple(site.emit(Where(), alive, new, old) for new, old in zip(after, state, strict=True))
-            output = site.emit(Where(), alive, after[0], site.like(after[0], 0))
+            active = site.reshape(site.binary("less", site.like(lengths, time), lengths), (lengths.type.elements, 1))
+            state = tuple(site.emit(Where(), active, new, old) for new, old in zip(after, state, strict=True))
+            output = site.emit(Where(), active, after[0], site.like(after[0], 0))
         outputs.append(output)
     return outputs[:: -1 if backwards else 1], state
 
 
-def _laid_out(
+def _in_layout(
     site: OnnxSite, sequences: Sequence[Sequence[Value]], lasts: Sequence[_State], by_batch: bool
 ) -> list[Value]:
-    """[time, direction, batch, hidden] and [direction, batch, hidden]; with the batch in front if asked for."""
+    """[time, direction, batch, hidden] and [direction, batch, hidden]; batch first with `layout` 1."""
 
     def joined(parts: Sequence[Value]) -> Value:
         return site.emit(Concat(0), *(site.reshape(part, (1, *part.type.shape)) for part in parts))
@@ -391,13 +394,13 @@ def _laid_out(
 
 
 def _functions(site: OnnxSite, direction: int) -> list[Callable[[Value], Value]]:
-    """The activations of one direction, each behind the clip that the node may ask for."""
+    """The activations of one direction, after the optional clip."""
     defaults = _DEFAULTS[site.operator]
     names = site.attribute("activations", defaults * (direction + 1))[direction * len(defaults) :]
     settings = [site.attribute(f"activation_{name}", [])[direction * len(defaults) :] for name in ("alpha", "beta")]
     return [
-        _function(site, name, *(given[place] if place < len(given) else None for given in settings))
-        for place, name in enumerate(names[: len(defaults)])
+        _function(site, name, *(values[index] if index < len(values) else None for values in settings))
+        for index, name in enumerate(names[: len(defaults)])
     ]
 
 
@@ -405,13 +408,13 @@ def _function(site: OnnxSite, name: str, alpha: float | None, beta: float | None
     if name not in _ACTIVATIONS:
         raise NotExpressible(f"its activation {name} has no counterpart; use one of {', '.join(_ACTIVATIONS)}")
     attributes = {key: number for key, number in (("alpha", alpha), ("beta", beta)) if number is not None}
-    alone = replace(site, operator=name, attributes=attributes)
+    activation = replace(site, operator=name, attributes=attributes)
     limit = site.attribute("clip")
 
     def apply(x: Value) -> Value:
         if limit is not None:
             x = site.binary("minimum", site.binary("maximum", x, site.like(x, -limit)), site.like(x, limit))
-        result = IMPORTERS[name](alone, x)
+        result = IMPORTERS[name](activation, x)
         assert isinstance(result, Value)
         return result
 

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 
-from nxpipe.emulator.capture.composites import continued
+from nxpipe.emulator.capture.composites import extend_axis
 from nxpipe.emulator.capture.onnx.base import OnnxSite, axis_in, dtype_of, imports
-from nxpipe.emulator.capture.site import NotExpressible, require_room
+from nxpipe.emulator.capture.site import NotExpressible, require_table_fits
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import (
@@ -40,13 +40,13 @@ def size(site: OnnxSite, x: Value) -> Value:
 
 
 @imports("Reshape")
-def reshape(site: OnnxSite, x: Value, wanted: Value | None = None) -> Value:
-    sizes = site.numbers("shape", wanted)
+def reshape(site: OnnxSite, x: Value, shape: Value | None = None) -> Value:
+    sizes = site.numbers("shape", shape)
     if not site.attribute("allowzero", 0):
         sizes = [x.type.shape[axis] if size == 0 else size for axis, size in enumerate(sizes)]
     if -1 in sizes:
-        rest = math.prod(size for size in sizes if size != -1)
-        sizes[sizes.index(-1)] = x.type.elements // rest if rest else 0
+        others = math.prod(size for size in sizes if size != -1)
+        sizes[sizes.index(-1)] = x.type.elements // others if others else 0
     return site.reshape(x, sizes)
 
 
@@ -66,9 +66,9 @@ def squeeze(site: OnnxSite, x: Value, axes: Value | None = None) -> Value:
 
 @imports("Unsqueeze")
 def unsqueeze(site: OnnxSite, x: Value, axes: Value | None = None) -> Value:
-    given = site.numbers("axes", axes)
-    rank = x.type.rank + len(given)
-    new = {axis_in(axis, rank) for axis in given}
+    inserted = site.numbers("axes", axes)
+    rank = x.type.rank + len(inserted)
+    new = {axis_in(axis, rank) for axis in inserted}
     sizes = iter(x.type.shape)
     return site.reshape(x, [1 if axis in new else next(sizes) for axis in range(rank)])
 
@@ -87,7 +87,7 @@ def concat(site: OnnxSite, *parts: Value) -> Value:
 @imports("Split")
 def split(site: OnnxSite, x: Value, lengths: Value | None = None) -> list[Value]:
     axis = site.axis(x, 0)
-    size, count = x.type.shape[axis], site.attribute("num_outputs", site.wanted)
+    size, count = x.type.shape[axis], site.attribute("num_outputs", site.result_count)
     site.builder.step(max(count, 0))
     chunk = -(-size // count)
     equal = [min(chunk, size - part * chunk) for part in range(count)]
@@ -109,25 +109,25 @@ def slice_(
 ) -> Value:
     first, last = site.numbers("starts", starts), site.numbers("ends", ends)
     along = [axis_in(axis, x.type.rank) for axis in site.numbers("axes", axes, range(len(first)))]
-    apart = site.numbers("steps", steps, [1] * len(first))
-    for axis, start, stop, step in zip(along, first, last, apart, strict=True):
-        places = range(*slice(start, stop, step).indices(x.type.shape[axis]))
-        x = _taken(site, x, axis, places)
+    strides = site.numbers("steps", steps, [1] * len(first))
+    for axis, start, stop, step in zip(along, first, last, strides, strict=True):
+        positions = range(*slice(start, stop, step).indices(x.type.shape[axis]))
+        x = _sliced(site, x, axis, positions)
     return x
 
 
-def _taken(site: OnnxSite, x: Value, axis: int, places: range) -> Value:
-    """A window on one axis, read backwards where the step is negative."""
-    if not places:
+def _sliced(site: OnnxSite, x: Value, axis: int, positions: range) -> Value:
+    """A slice of one axis, flipped if the step is negative."""
+    if not positions:
         return site.slice(x, axis, 0, 0)
-    low, high = min(places[0], places[-1]), max(places[0], places[-1])
-    window = site.slice(x, axis, low, high + 1, abs(places.step))
-    return window if places.step > 0 else site.emit(Flip((axis,)), window)
+    low, high = min(positions[0], positions[-1]), max(positions[0], positions[-1])
+    window = site.slice(x, axis, low, high + 1, abs(positions.step))
+    return window if positions.step > 0 else site.emit(Flip((axis,)), window)
 
 
 @imports("Expand")
-def expand(site: OnnxSite, x: Value, wanted: Value) -> Value:
-    sizes = site.numbers("shape", wanted)
+def expand(site: OnnxSite, x: Value, shape: Value) -> Value:
+    sizes = site.numbers("shape", shape)
     return site.broadcast(x, np.broadcast_shapes(x.type.shape, tuple(sizes)))
 
 
@@ -135,9 +135,9 @@ def expand(site: OnnxSite, x: Value, wanted: Value) -> Value:
 def tile(site: OnnxSite, x: Value, repeats: Value) -> Value:
     counts = site.numbers("repeats", repeats)
     shape = x.type.shape
-    apart = [part for size in shape for part in (1, size)]
-    stretched = [part for size, count in zip(shape, counts, strict=True) for part in (count, size)]
-    wide = site.broadcast(site.reshape(x, apart), stretched)
+    unrepeated = [part for size in shape for part in (1, size)]
+    repeated = [part for size, count in zip(shape, counts, strict=True) for part in (count, size)]
+    wide = site.broadcast(site.reshape(x, unrepeated), repeated)
     return site.reshape(wide, [size * count for size, count in zip(shape, counts, strict=True)])
 
 
@@ -145,31 +145,31 @@ def tile(site: OnnxSite, x: Value, repeats: Value) -> Value:
 def pad(
     site: OnnxSite, x: Value, pads: Value | None = None, filling: Value | None = None, axes: Value | None = None
 ) -> Value:
-    given = site.numbers("pads", pads)
+    numbers = site.numbers("pads", pads)
     along = [axis_in(axis, x.type.rank) for axis in site.numbers("axes", axes, range(x.type.rank))]
-    sides = list(zip(along, given[: len(along)], given[len(along) :], strict=True))
-    for axis, before, after in sides:  # negative padding cuts
+    sides = list(zip(along, numbers[: len(along)], numbers[len(along) :], strict=True))
+    for axis, before, after in sides:  # negative padding crops
         cut = site.slice(x, axis, max(-before, 0), x.type.shape[axis] - max(-after, 0))
         x = cut if min(before, after) < 0 else x
     mode = site.attribute("mode", "constant")
     if mode != "constant":
         for axis, before, after in sides:
-            x = continued(site, x, axis, max(before, 0), max(after, 0), mode)
+            x = extend_axis(site, x, axis, max(before, 0), max(after, 0), mode)
         return x
     scalar = site.like(x, site.attribute("value", 0)) if filling is None else site.reshape(filling, ())
     amounts = {axis: (max(before, 0), max(after, 0)) for axis, before, after in sides}
-    both = [amounts.get(axis, (0, 0)) for axis in range(x.type.rank)]
-    return site.emit(Pad(tuple(b for b, _ in both), tuple(a for _, a in both)), x, scalar)
+    pairs = [amounts.get(axis, (0, 0)) for axis in range(x.type.rank)]
+    return site.emit(Pad(tuple(b for b, _ in pairs), tuple(a for _, a in pairs)), x, scalar)
 
 
 @imports("ConstantOfShape")
-def filled(site: OnnxSite, wanted: Value) -> Value:
+def filled(site: OnnxSite, shape: Value) -> Value:
     import onnx
 
-    held = site.attribute("value")
-    number = np.zeros(1, np.float32) if held is None else onnx.numpy_helper.to_array(held)
-    dtype = DType.FLOAT32 if held is None else dtype_of(held.data_type)
-    return site.filled(number.reshape(-1)[0].item(), TensorType(tuple(site.numbers("shape", wanted)), dtype))
+    tensor = site.attribute("value")
+    number = np.zeros(1, np.float32) if tensor is None else onnx.numpy_helper.to_array(tensor)
+    dtype = DType.FLOAT32 if tensor is None else dtype_of(tensor.data_type)
+    return site.filled(number.reshape(-1)[0].item(), TensorType(tuple(site.numbers("shape", shape)), dtype))
 
 
 @imports("Range")
@@ -178,16 +178,16 @@ def count_up(site: OnnxSite, start: Value, limit: Value, delta: Value) -> Value:
     length = max(math.ceil((last - first) / step), 0)
     if start.type.dtype.is_integer:
         return site.emit(Iota(length, first, step, start.type.dtype))
-    require_room((length,))
+    require_table_fits((length,))
     return site.builder.constant(first + step * np.arange(length), start.type.dtype)
 
 
 @imports("EyeLike")
 def eye(site: OnnxSite, x: Value) -> Value:
-    given = site.attribute("dtype")
-    dtype = x.type.dtype if given is None else dtype_of(given)
+    number = site.attribute("dtype")
+    dtype = x.type.dtype if number is None else dtype_of(number)
     rows, columns = x.type.shape
-    require_room((rows, columns))
+    require_table_fits((rows, columns))
     return site.builder.constant(np.eye(rows, columns, site.attribute("k", 0)), dtype)
 
 
@@ -196,7 +196,7 @@ def triangle(site: OnnxSite, x: Value, diagonal: Value | None = None) -> Value:
     k = 0 if diagonal is None else site.numbers("k", diagonal)[0]
     rows, columns = x.type.shape[-2:]
     upper = bool(site.attribute("upper", 1))
-    require_room((rows, columns), itemsize=1)
+    require_table_fits((rows, columns), itemsize=1)
     kept = np.triu(np.ones((rows, columns), np.bool_), k) if upper else np.tri(rows, columns, k, np.bool_)
     return site.emit(Where(), site.builder.constant(kept, DType.BOOL), x, site.like(x, 0))
 
@@ -228,8 +228,8 @@ def sized_by_data(site: OnnxSite, *_: Value) -> Value:
     raise NotExpressible("the size of its result depends on data; use Where, or pad to a fixed size")
 
 
-def _counted_from_the_front(site: OnnxSite, indices: Value, size: int) -> Value:
-    """Indices below zero count from the end."""
+def _non_negative(site: OnnxSite, indices: Value, size: int) -> Value:
+    """Non-negative indices for indices that may count from the end."""
     table = site.builder.table_of(indices)
     if table is not None and (table >= 0).all():
         return indices
@@ -240,20 +240,20 @@ def _counted_from_the_front(site: OnnxSite, indices: Value, size: int) -> Value:
 @imports("Gather")
 def gather(site: OnnxSite, x: Value, indices: Value) -> Value:
     axis = site.axis(x, 0)
-    return site.emit(Gather(axis), x, _counted_from_the_front(site, indices, x.type.shape[axis]))
+    return site.emit(Gather(axis), x, _non_negative(site, indices, x.type.shape[axis]))
 
 
 @imports("GatherElements")
 def gather_elements(site: OnnxSite, x: Value, indices: Value) -> Value:
     axis = site.axis(x, 0)
-    return site.emit(TakeAlong(axis), x, _counted_from_the_front(site, indices, x.type.shape[axis]))
+    return site.emit(TakeAlong(axis), x, _non_negative(site, indices, x.type.shape[axis]))
 
 
 def _columns(site: OnnxSite, indices: Value) -> list[Value]:
-    """The last axis of the indices holds an address; each of its parts is an index of its own."""
-    whole = list(indices.type.shape)
-    parts = [site.slice(indices, indices.type.rank - 1, i, i + 1) for i in range(whole[-1])]
-    return [site.reshape(part, whole[:-1]) for part in parts]
+    """The coordinates in the last axis of the indices, as one index tensor per axis."""
+    sizes = list(indices.type.shape)
+    parts = [site.slice(indices, indices.type.rank - 1, i, i + 1) for i in range(sizes[-1])]
+    return [site.reshape(part, sizes[:-1]) for part in parts]
 
 
 @imports("GatherND")
@@ -262,35 +262,35 @@ def gather_nd(site: OnnxSite, x: Value, indices: Value) -> Value:
     columns = _columns(site, indices)
     common = columns[0].type.shape
     for axis in range(batched):
-        require_room((common[axis],))
+        require_table_fits((common[axis],))
         count = np.arange(common[axis]).reshape([-1 if i == axis else 1 for i in range(len(common))])
         columns.insert(axis, site.builder.constant(count, DType.INT64))
     return site.emit(Index(tuple(range(len(columns)))), x, *columns)
 
 
-_COMBINED = {"none": "", "add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
+_REDUCTIONS = {"none": "", "add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
 
 
 @imports("ScatterND")
 def scatter_nd(site: OnnxSite, x: Value, indices: Value, update: Value) -> Value:
     columns = _columns(site, indices)
-    how = _COMBINED[site.attribute("reduction", "none")]
-    return site.emit(IndexUpdate(tuple(range(len(columns))), how), x, update, *columns)
+    function = _REDUCTIONS[site.attribute("reduction", "none")]
+    return site.emit(IndexUpdate(tuple(range(len(columns))), function), x, update, *columns)
 
 
 @imports("ScatterElements", "Scatter")
 def scatter_elements(site: OnnxSite, x: Value, indices: Value, update: Value) -> Value:
     axis = site.axis(x, 0)
-    places = _counted_from_the_front(site, indices, x.type.shape[axis])
-    return site.emit(ScatterAlong(axis, _COMBINED[site.attribute("reduction", "none")]), x, update, places)
+    positions = _non_negative(site, indices, x.type.shape[axis])
+    return site.emit(ScatterAlong(axis, _REDUCTIONS[site.attribute("reduction", "none")]), x, update, positions)
 
 
 @imports("TensorScatter")
 def tensor_scatter(site: OnnxSite, cache: Value, update: Value, starts: Value | None = None) -> Value:
-    """New keys or values written into a cache, for each row of the batch from a place of its own on."""
+    """Write keys or values into a KV cache, for each row of the batch from its own position on."""
     axis = site.axis(cache, -2)
     count, size = update.type.shape[axis], cache.type.shape[axis]
-    require_room((count,))
+    require_table_fits((count,))
     steps = site.builder.constant(np.arange(count).reshape(-1, *[1] * (cache.type.rank - axis - 1)), DType.INT64)
     if starts is not None:
         first = site.reshape(starts, (starts.type.elements, *[1] * (cache.type.rank - 1)))
@@ -314,27 +314,27 @@ def search(site: OnnxSite, x: Value) -> Value:
     function = site.operator.lower()
     if not site.attribute("select_last_index", 0):
         return site.emit(ArgReduce(function, axis, keep), x)
-    found = site.emit(ArgReduce(function, axis, keep), site.emit(Flip((axis,)), x))
-    return site.binary("subtract", site.like(found, x.type.shape[axis] - 1), found)
+    flipped = site.emit(ArgReduce(function, axis, keep), site.emit(Flip((axis,)), x))
+    return site.binary("subtract", site.like(flipped, x.type.shape[axis] - 1), flipped)
 
 
 @imports("CumSum", "CumProd")
 def running(site: OnnxSite, x: Value, along: Value) -> Value:
     axis = axis_in(site.numbers("axis", along)[0], x.type.rank)
     backwards = bool(site.attribute("reverse", 0))
-    turned = site.emit(Flip((axis,)), x) if backwards else x
-    sums = site.emit(Cumulate(site.operator.lower(), axis), turned)
+    operand = site.emit(Flip((axis,)), x) if backwards else x
+    sums = site.emit(Cumulate(site.operator.lower(), axis), operand)
     if site.attribute("exclusive", 0):
-        neutral = site.filled(int(site.operator == "CumProd"), sums.type.with_shape(_thin(sums, axis)))
-        sums = _joined(site, neutral, site.slice(sums, axis, 0, x.type.shape[axis] - 1), axis)
+        neutral = site.filled(int(site.operator == "CumProd"), sums.type.with_shape(_with_unit_axis(sums, axis)))
+        sums = _concatenated(site, neutral, site.slice(sums, axis, 0, x.type.shape[axis] - 1), axis)
     return site.cast(site.emit(Flip((axis,)), sums) if backwards else sums, x.type.dtype)
 
 
-def _thin(x: Value, axis: int) -> tuple[int, ...]:
+def _with_unit_axis(x: Value, axis: int) -> tuple[int, ...]:
     return (*x.type.shape[:axis], 1, *x.type.shape[axis + 1 :])
 
 
-def _joined(site: OnnxSite, a: Value, b: Value, axis: int) -> Value:
+def _concatenated(site: OnnxSite, a: Value, b: Value, axis: int) -> Value:
     return site.emit(Concat(axis), a, b)
 
 
@@ -343,9 +343,9 @@ def one_hot(site: OnnxSite, indices: Value, depth: Value, values: Value) -> Valu
     (count,) = site.numbers("depth", depth)
     axis = axis_in(site.attribute("axis", -1), indices.type.rank + 1)
     whole = site.cast(indices, DType.INT64)
-    places = _counted_from_the_front(site, whole, count)
-    column = site.reshape(places, (*whole.type.shape[:axis], 1, *whole.type.shape[axis:]))
-    require_room((count,))
+    classes_of = _non_negative(site, whole, count)
+    column = site.reshape(classes_of, (*whole.type.shape[:axis], 1, *whole.type.shape[axis:]))
+    require_table_fits((count,))
     classes = np.arange(count).reshape((-1, *[1] * (whole.type.rank - axis)))
     hot = site.binary("equal", column, site.builder.constant(classes, DType.INT64))
     off, on = (site.reshape(site.emit(Slice((i,), (i + 1,), (1,)), values), ()) for i in (0, 1))
@@ -362,7 +362,7 @@ def reverse_sequence(site: OnnxSite, x: Value, lengths: Value) -> Value:
         return [-1 if i == axis else 1 for i in range(rank)]
 
     size = x.type.shape[time]
-    require_room((size,))
+    require_table_fits((size,))
     step = site.builder.constant(np.arange(size).reshape(along(time)), DType.INT64)
     length = site.reshape(lengths, [x.type.shape[batch] if i == batch else 1 for i in range(rank)])
     mirrored = site.binary("subtract", site.binary("subtract", length, 1), step)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-# Importing a family registers its importers.
+# Importing these modules registers their importers.
 from nxpipe.emulator.capture.onnx import elementwise, linear_algebra, movement, spatial  # noqa: F401
 from nxpipe.emulator.capture.onnx.base import (
     CONTROL,
@@ -19,20 +19,20 @@ from nxpipe.emulator.capture.onnx.base import (
     OnnxSite,
     SubgraphCall,
     ValueNeeded,
+    attribute_bytes,
     attributes_of,
-    bytes_in,
+    decompose,
     dtype_of,
-    filled,
-    taken_apart,
+    resolve_references,
 )
 from nxpipe.emulator.capture.onnx.external import DataFolder
 from nxpipe.emulator.capture.onnx.file import (
+    error_text,
     function_key,
     is_parameter,
-    loaded,
+    load_model,
     numbers,
-    require_sound,
-    sentence,
+    require_valid_names,
     type_of,
 )
 from nxpipe.emulator.capture.onnx.limits import DEPTH, BeyondLimit, BoundedBuilder
@@ -44,9 +44,9 @@ from nxpipe.emulator.ir.types import TensorType, is_reasonable
 from nxpipe.emulator.numerics import Array
 
 _NO_IMPORTER = "the compiler has no such operator; write it with elementwise, matrix and reduction operators"
-_RANDOM = "a compiled program draws no random numbers; draw them on the host and pass them as an input"
-_SEQUENCE = "sequences and optional values are no tensors; give each tensor an input or output of its own"
-_TEXT = "the hardware has no strings; work on text before the model"
+_RANDOM = "a compiled program cannot generate random numbers; generate them on the host and pass them as an input"
+_SEQUENCE = "sequences and optional values are not tensors; give each tensor its own input or output"
+_TEXT = "the hardware has no strings; process text before the model"
 _TRAINING = "it belongs to training; export the model for inference"
 
 _REASONS = {
@@ -58,9 +58,11 @@ _REASONS = {
     ),
     _TEXT: ("LabelEncoder", "RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer"),
     _TRAINING: ("ai.onnx.preview.training", "ai.onnx.training"),
-    "files of images are decoded on the host, before the model": ("ImageDecoder",),
-    "how many boxes it keeps depends on data; choose boxes on the host, after the model": ("NonMaxSuppression",),
-    "trees walk from node to node by data, which no engine does; evaluate them on the host": (
+    "the hardware decodes no image files; decode them on the host, before the model": ("ImageDecoder",),
+    "the number of boxes in its result depends on data; select boxes on the host, after the model": (
+        "NonMaxSuppression",
+    ),
+    "decision trees branch on data, which no engine does; evaluate them on the host": (
         *("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"),
     ),
 }
@@ -68,23 +70,23 @@ _BY_NAME = {name: reason for reason, names in _REASONS.items() for name in names
 
 
 def reason_for(name: str, domain: str) -> str:
-    """What to say of an operator that has no importer."""
+    """The advice for an operator without an importer."""
     return _BY_NAME.get(name) or _BY_NAME.get(domain, _NO_IMPORTER)
 
 
 __all__ = ["IMPORTERS"]
 
 
-_LONGEST_PLACE: Final = 512  # characters: a place names each call and body around it
-_OWN_DOMAINS = ("", "ai.onnx")
+_LONGEST_LOCATION: Final = 512  # characters: a location names all enclosing calls and bodies
+_STANDARD_DOMAINS = ("", "ai.onnx")
 
 
 class _AlreadyReported(Exception):
-    """Something inside a body could not be imported, and is among the problems."""
+    """A node in a body could not be imported, and is among the problems."""
 
 
 class _Poison:
-    """Stands for the result of a node that could not be imported, so that its users are not reported as well."""
+    """The result of a node that could not be imported; its users are then not reported too."""
 
 
 _POISON = _Poison()
@@ -92,7 +94,8 @@ _Scope = ChainMap[str, "Value | _Poison | None"]
 
 
 def capture_file(path: Path, sizes: Mapping[str, int]) -> Graph:
-    return capture_proto(loaded(path), sizes=sizes, folder=path.parent, name=path.name)
+    """The graph of an ONNX file; `sizes` fixes its dynamic axes, by name."""
+    return capture_proto(load_model(path), sizes=sizes, folder=path.parent, name=path.name)
 
 
 def capture_proto(
@@ -102,13 +105,13 @@ def capture_proto(
     folder: Path = Path(),
     name: str = "the model",
 ) -> Graph:
-    """The graph of a model in memory; `constants` gives inputs that are known now, because they decide sizes."""
-    require_sound(model, name)
+    """The graph of a model in memory; `constants` are the values of inputs that determine shapes."""
+    require_valid_names(model, name)
     return _Importer(model, sizes or {}, constants or {}, folder, name).graph()
 
 
 class InputNeeded(CaptureError):
-    """An input decides about a size; known as a constant, it would not stand in the way."""
+    """Inputs whose values determine shapes; the model can be captured if they are constants."""
 
     def __init__(self, message: str, inputs: Sequence[str]) -> None:
         super().__init__(message)
@@ -125,11 +128,11 @@ class _Importer:
         self._inputs: dict[str, Value] = {}
         self._problems: Counter[tuple[str, Origin, str]] = Counter()
         self._needed: dict[str, str] = {}
-        self._looked_behind: set[Value] = set()
-        self._initial: ChainMap[str, Any] = ChainMap()  # initialisers of the body being read, and of those around it
+        self._searched: set[Value] = set()
+        self._initial: ChainMap[str, Any] = ChainMap()  # initialisers of the current body and of the enclosing ones
         self._opsets = {entry.domain: entry.version for entry in model.opset_import}
         self._functions = {function_key(function, function.name): function for function in model.functions}
-        self._call = NO_CALL  # of the function whose body is being read
+        self._call = NO_CALL  # of the function whose body is being imported
         self._depth = 0
 
     def graph(self) -> Graph:
@@ -147,7 +150,7 @@ class _Importer:
             raise UnsupportedOperators([Finding(op, at.module, at.source, n, why) for (op, at, why), n in problems])
         for output in proto.output:
             value = scope[output.name]
-            if not isinstance(value, Value):  # an operand that was left out, handed on by a function
+            if not isinstance(value, Value):  # an omitted operand that a function returns
                 raise CaptureError(f"output {output.name!r} of {self._name} has no value; export the model again")
             self._builder.output(output.name, value)
         return self._builder.build()
@@ -155,7 +158,7 @@ class _Importer:
     def _input(self, declared: Any) -> Value | _Poison:
         kind = declared.type.WhichOneof("value")
         if kind != "tensor_type":
-            raise CaptureError(f"input {declared.name!r} of {self._name} is no tensor but a {kind}")
+            raise CaptureError(f"input {declared.name!r} of {self._name} is not a tensor but a {kind}")
         try:
             dtype = dtype_of(declared.type.tensor_type.elem_type)
         except NotExpressible as problem:
@@ -169,7 +172,7 @@ class _Importer:
         shape = tuple(self._size(declared.name, axis, dim) for axis, dim in enumerate(tensor.shape.dim))
         type_ = TensorType(shape, dtype)
         if any(size < 0 for size in shape) or not is_reasonable(type_):
-            raise CaptureError(f"input {declared.name!r} of {self._name} is {type_}, which no tensor can be")
+            raise CaptureError(f"input {declared.name!r} of {self._name} is {type_}, which is not a valid tensor type")
         value = self._inputs[declared.name] = self._builder.input(declared.name, type_)
         return value
 
@@ -178,41 +181,41 @@ class _Importer:
             return int(dim.dim_value)
         if dim.dim_param in self._sizes:
             return self._sizes[dim.dim_param]
-        open_axis = f"axis {axis} of input {name!r} is open"
+        dynamic = f"axis {axis} of input {name!r} is dynamic"
         if not dim.dim_param:
-            raise CaptureError(f"{open_axis} and has no name; export the model with a fixed size there")
-        raise CaptureError(f"{open_axis} ({dim.dim_param!r}); give it a size by this name: --axis '{dim.dim_param}=1'")
+            raise CaptureError(f"{dynamic} and has no name; export the model with a fixed size there")
+        raise CaptureError(f"{dynamic} ({dim.dim_param!r}); give it a size by this name: --axis '{dim.dim_param}=1'")
 
     def _run(self, proto: Any, scope: _Scope, place: str) -> None:
-        """Import a graph's or a function's nodes into a scope of named values."""
-        with self._one_deeper():
-            around = self._initial
+        """Import the nodes of a graph or a function into a scope of named values."""
+        with self._nested():
+            outer = self._initial
             initialisers = getattr(proto, "initializer", ())
             self._builder.step(1 + len(initialisers) + len(proto.input) + len(proto.output))
-            self._initial = around.new_child({tensor.name: tensor for tensor in initialisers})
+            self._initial = outer.new_child({tensor.name: tensor for tensor in initialisers})
             for number, node in enumerate(proto.node):
                 operands = [self._operand(name, scope) if name else None for name in node.input]
-                origin = Origin(node.name, f"{place}:{node.op_type} {number}"[:_LONGEST_PLACE])
+                origin = Origin(node.name, f"{place}:{node.op_type} {number}"[:_LONGEST_LOCATION])
                 results = self._node(node, operands, scope, origin)
                 scope.update({name: result for name, result in zip(node.output, results, strict=False) if name})
             for name in (output.name for output in proto.output if not isinstance(output, str)):
                 self._operand(name, scope)  # an initialiser may be the result of a graph
-            self._initial = around
+            self._initial = outer
 
     @contextmanager
-    def _one_deeper(self) -> Iterator[None]:
+    def _nested(self) -> Iterator[None]:
         self._depth += 1
         if self._depth > DEPTH:
-            way_out = "put fewer functions, loops and branches inside of each other"
-            raise BeyondLimit(self._name, "nests {} bodies of functions, loops and branches", DEPTH + 1, DEPTH, way_out)
+            remedy = "nest fewer functions, loops and branches"
+            raise BeyondLimit(self._name, "nests {} bodies of functions, loops and branches", DEPTH + 1, DEPTH, remedy)
         yield
         self._depth -= 1
 
     def _operand(self, name: str, scope: _Scope) -> Value | _Poison | None:
-        """A value by its name; an initialiser becomes one when it is first used."""
+        """A value by its name; an initialiser is imported when it is first used."""
         if name not in scope:
             if name not in self._initial:
-                raise CaptureError(f"{self._name}: {name!r} is made by no node; export the model again")
+                raise CaptureError(f"{self._name}: {name!r} is not the result of any node; export the model again")
             scope[name] = self._initialiser(self._initial[name])
         return scope[name]
 
@@ -233,8 +236,8 @@ class _Importer:
             if any(operand is _POISON for operand in operands):
                 return poisoned
             self._builder.step()
-            self._builder.handle(bytes_in(node))
-            results = self._imported(filled(node, self._call), operands, scope, origin)
+            self._builder.handle(attribute_bytes(node))
+            results = self._imported(resolve_references(node, self._call), operands, scope, origin)
             if any(node.output[len(results) :]):
                 raise NotExpressible(f"it has {len(results)} results, and the node names {len(node.output)}")
             return results
@@ -250,9 +253,9 @@ class _Importer:
         except (CompileError, MemoryError):
             raise
         except Exception as fault:
-            # Nodes that break their operator's own rules, by an operand too few, an attribute that is not there, or a
-            # step of zero: Python, numpy or onnx objects, each in its own way.
-            self._problem(label, origin, f"the node is malformed: {type(fault).__name__} {sentence(fault)}")
+            # Nodes that violate their operator's schema (a missing operand or attribute, a step of zero) cause various
+            # exceptions of Python, numpy and onnx.
+            self._problem(label, origin, f"the node is malformed: {type(fault).__name__} {error_text(fault)}")
         return poisoned
 
     def _imported(self, node: Any, operands: list[Any], scope: _Scope, origin: Origin) -> list[Any]:
@@ -260,16 +263,16 @@ class _Importer:
         function = self._functions.get(function_key(node, node.op_type))
         if function is not None:
             return self._function(function, operands, attributes, origin)
-        if node.op_type == "Constant" and node.domain in _OWN_DOMAINS:
+        if node.op_type == "Constant" and node.domain in _STANDARD_DOMAINS:
             return [self._constant(attributes)]
-        own = node.domain in _OWN_DOMAINS
-        opset = self._opsets.get("" if own else node.domain, 1)
-        wanted = sum(bool(name) for name in node.output)
-        site = OnnxSite(self._builder, (), origin, node.op_type, attributes, opset, wanted)
-        if own and node.op_type in CONTROL:
+        standard = node.domain in _STANDARD_DOMAINS
+        opset = self._opsets.get("" if standard else node.domain, 1)
+        result_count = sum(bool(name) for name in node.output)
+        site = OnnxSite(self._builder, (), origin, node.op_type, attributes, opset, result_count)
+        if standard and node.op_type in CONTROL:
             return CONTROL[node.op_type](site, self._body(scope, origin), *operands)
-        importer = IMPORTERS.get(node.op_type) if own else None
-        expanded = None if importer else taken_apart(node, operands, opset)
+        importer = IMPORTERS.get(node.op_type) if standard else None
+        expanded = None if importer else decompose(node, operands, opset)
         if expanded is not None:
             return self._function(expanded, operands, attributes, origin)
         if importer is None:
@@ -278,41 +281,41 @@ class _Importer:
         return result if isinstance(result, list) else [result]
 
     def _with_data(self, attribute: Any) -> Any:
-        """A tensor's bytes may lie elsewhere; importers, and onnx, get it whole and open no file."""
+        """The attribute with external data embedded, so that importers and onnx open no file."""
         if not isinstance(attribute, onnx.TensorProto):
             return attribute
-        whole = self._folder.embedded(attribute)
-        self._builder.handle(len(whole.raw_data))
-        return whole
+        embedded = self._folder.embedded(attribute)
+        self._builder.handle(len(embedded.raw_data))
+        return embedded
 
     def _constant(self, attributes: Mapping[str, Any]) -> Value:
-        (name, held), *_ = attributes.items()
+        (name, content), *_ = attributes.items()
         if name == "value":
-            return self._builder.constant(numbers(held, self._folder), dtype_of(held.data_type))
+            return self._builder.constant(numbers(content, self._folder), dtype_of(content.data_type))
         if name not in ("value_float", "value_floats", "value_int", "value_ints"):
-            raise NotExpressible(f"the constant is given as {name}; only numbers can be computed with")
+            raise NotExpressible(f"the constant is given as {name}; only numbers are supported")
         kind = onnx.TensorProto.FLOAT if "float" in name else onnx.TensorProto.INT64
-        return self._builder.constant(np.asarray(held), dtype_of(kind))
+        return self._builder.constant(np.asarray(content), dtype_of(kind))
 
     def _body(self, scope: _Scope, origin: Origin) -> Body:
-        """How a branch or a loop runs its body: in the scope around it, on inputs of its own."""
+        """A function that imports the body of a branch or a loop, in a child of the enclosing scope."""
 
         def run(body: Any, operands: Sequence[Value]) -> list[Value]:
-            given = {declared.name: value for declared, value in zip(body.input, operands, strict=True)}
-            inner = scope.new_child(dict(given))
+            inputs = {declared.name: value for declared, value in zip(body.input, operands, strict=True)}
+            inner = scope.new_child(dict(inputs))
             self._run(body, inner, origin.source)
             results = [inner[output.name] for output in body.output]
-            found = [value for value in results if isinstance(value, Value)]
-            if len(found) < len(results):
+            values = [value for value in results if isinstance(value, Value)]
+            if len(values) < len(results):
                 raise _AlreadyReported
-            return found
+            return values
 
         return run
 
     def _function(self, function: Any, operands: list[Any], attributes: Mapping[str, Any], origin: Origin) -> list[Any]:
-        """A function of the model or of the standard: its nodes in a scope of their own."""
+        """Inline a function of the model or of the standard, in a new scope."""
         if len(operands) > len(function.input):
-            raise NotExpressible(f"it is given {len(operands)} operands, and takes {len(function.input)}")
+            raise NotExpressible(f"it has {len(operands)} operands, and accepts {len(function.input)}")
         absent = [None] * (len(function.input) - len(operands))
         scope: _Scope = ChainMap(dict(zip(function.input, [*operands, *absent], strict=True)))
         before = self._opsets, self._initial, self._call
@@ -320,22 +323,24 @@ class _Importer:
         self._initial, self._call = ChainMap(), SubgraphCall.of(function, attributes)
         self._run(function, scope, origin.source)
         self._opsets, self._initial, self._call = before
-        return [scope.get(name, _POISON) for name in function.output]  # the standard's leave out what nobody asked for
+        return [
+            scope.get(name, _POISON) for name in function.output
+        ]  # functions of the standard may omit unused results
 
     def _inputs_behind(self, value: Value) -> list[str]:
-        """The inputs that a value is computed from, but for those that were found before."""
+        """The inputs that a value depends on, without those of earlier calls."""
         names = {known: name for name, known in self._inputs.items()}
-        waiting, seen, found = [value], self._looked_behind, []
-        while waiting:
-            part = waiting.pop()
+        stack, seen, names_found = [value], self._searched, []
+        while stack:
+            part = stack.pop()
             if part in seen:
                 continue
             seen.add(part)
             if part in names:
-                found.append(names[part])
+                names_found.append(names[part])
             node = self._builder.node_of(part)
-            waiting.extend(node.operands if node else ())
-        return sorted(found)
+            stack.extend(node.operands if node else ())
+        return sorted(names_found)
 
     def _problem(self, operator: str, origin: Origin, advice: str) -> None:
         self._problems[operator, origin, advice] += 1
