@@ -166,11 +166,11 @@ def _work(channel: Connection, name: str, task: str, model_type: str) -> None:
 def _tried(name: str, task: str, model_type: str) -> tuple[str, str, int]:
     import torch
 
-    from nxpipe.emulator import passes
     from nxpipe.emulator.capture.export import capture_module, input_types
     from nxpipe.emulator.capture.image_models import bind_patch_grid
     from nxpipe.emulator.capture.request import CaptureRequest
     from nxpipe.emulator.errors import CompileError, UnsupportedOperators
+    from nxpipe.emulator.passes import check
 
     try:
         kind, config = _class_and_configuration(name, model_type)
@@ -180,7 +180,7 @@ def _tried(name: str, task: str, model_type: str) -> tuple[str, str, int]:
         types = input_types(model, request).items()
         empty = {name: torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta") for name, t in types}
         graph = capture_module(model, empty)
-        passes(graph, after="capture")
+        check(graph, after="capture")
     except UnsupportedOperators as fault:
         return type(fault).__name__, "; ".join(_grouped(fault.findings)), 0
     except CompileError as fault:

@@ -1,4 +1,4 @@
-"""Passes of the front end: the list of graph rewrites, and the checker that runs on the captured graph and after each."""
+"""Passes of the front end: the list of graph rewrites, and the checker that runs before and after each."""
 
 from collections.abc import Callable, Iterable, Sequence
 

@@ -10,7 +10,6 @@ import pytest
 from torch.nn import ModuleList
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from nxpipe.emulator import passes
 from nxpipe.emulator.capture import CaptureRequest, capture
 from nxpipe.emulator.capture.model import build_model
 from nxpipe.emulator.capture.repeated_layers import compile_by_depth
@@ -19,7 +18,7 @@ from nxpipe.emulator.errors import CaptureError
 from nxpipe.emulator.ir.decoding import decode
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.repeat import unroll
-from nxpipe.emulator.passes import PassOptions, run_passes
+from nxpipe.emulator.passes import PassOptions, check, run_passes
 from nxpipe.emulator.run.fast import execute
 
 pytestmark = pytest.mark.sample(4)
@@ -117,7 +116,7 @@ def both_ways(name: str) -> tuple[Graph, Graph]:
 def test_the_lengthened_graph_is_the_full_capture(name: str) -> None:
     config, phase, period = DEEP[name]
     whole, graph = both_ways(name)
-    passes(graph, after="lengthening")
+    check(graph, after="lengthening")
     assert graph.key == whole.key
     assert [graph.inputs.keys(), graph.outputs.keys()] == [whole.inputs.keys(), whole.outputs.keys()]
     assert graph.parameters.keys() == whole.parameters.keys()

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as nnf
 
-from nxpipe.emulator import passes
 from nxpipe.emulator.capture.export import capture_module
 from nxpipe.emulator.errors import IllTyped, IndexOutOfRange
 from nxpipe.emulator.ir.graph import Graph
@@ -28,6 +27,7 @@ from nxpipe.emulator.ops import (
     Slice,
     result_type,
 )
+from nxpipe.emulator.passes import check
 from nxpipe.emulator.run.fast import execute
 from tests.emulator.operator_cases import CASES, UNARY, Function, counted, normal
 
@@ -59,7 +59,7 @@ def case(name: str) -> tuple[Graph, dict[str, Array]]:
 def test_an_operator_agrees_with_pytorch(name: str) -> None:
     function, operands = CASES[name]
     graph, inputs = case(name)
-    passes(graph, after="capture")
+    check(graph, after="capture")
     found = list(execute(graph, {}, inputs).values())
     expected = function(*map(torch.from_numpy, operands))
     expected = list(expected) if isinstance(expected, tuple | list) else [expected]

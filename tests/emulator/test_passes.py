@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxpipe.emulator import passes
 from nxpipe.emulator.errors import ExecutionError, GraphInvalid, OptionsInvalid
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.decoding import decode
@@ -28,7 +27,7 @@ from nxpipe.emulator.ops import (
     Unary,
     Where,
 )
-from nxpipe.emulator.passes import PASSES, PassOptions, run_passes
+from nxpipe.emulator.passes import PASSES, PassOptions, check, run_passes
 from nxpipe.emulator.passes.precision import autocast
 from nxpipe.emulator.passes.simplify import (
     LARGEST_FOLDED_CONSTANT,
@@ -64,7 +63,7 @@ def test_every_pass_keeps_the_results_of_random_graphs_to_the_last_bit(graph: Gr
     """Each pass on its own; to draw a graph takes longer than to rewrite it, so all are given the same ones."""
     for rewrite in dict.fromkeys(PASSES):
         changed = rewrite(graph, PLAIN)
-        passes(changed, after=rewrite.__name__)
+        check(changed, after=rewrite.__name__)
         same_results(graph, changed, seed)
 
 
@@ -242,7 +241,7 @@ def valid() -> Graph:
 def test_the_checker_catches_a_use_before_its_definition() -> None:
     graph = valid()
     with pytest.raises(GraphInvalid, match="after shuffling, reshape of  uses a value before it is defined"):
-        passes(replace(graph, nodes=graph.nodes[::-1]), after="shuffling")
+        check(replace(graph, nodes=graph.nodes[::-1]), after="shuffling")
 
 
 def test_the_checker_catches_a_wrong_type() -> None:
@@ -250,18 +249,18 @@ def test_the_checker_catches_a_wrong_type() -> None:
     first, last = graph.nodes
     wrong = Node(Value(last.result.id, TensorType((6,), F32)), last.op, last.operands)
     with pytest.raises(GraphInvalid, match=r"yields f32\[3,2\], not f32\[6\]"):
-        passes(replace(graph, nodes=(first, wrong), outputs={"y": wrong.result}), after="meddling")
+        check(replace(graph, nodes=(first, wrong), outputs={"y": wrong.result}), after="meddling")
 
 
 def test_the_checker_catches_a_value_defined_twice() -> None:
     graph = valid()
     with pytest.raises(GraphInvalid, match="defined twice"):
-        passes(replace(graph, nodes=(graph.nodes[0], *graph.nodes)), after="doubling")
+        check(replace(graph, nodes=(graph.nodes[0], *graph.nodes)), after="doubling")
 
 
 def test_the_checker_catches_an_undefined_output() -> None:
     with pytest.raises(GraphInvalid, match="output 'y' is not defined"):
-        passes(replace(valid(), nodes=()), after="cutting")
+        check(replace(valid(), nodes=()), after="cutting")
 
 
 def test_the_checker_catches_a_constant_of_another_type() -> None:
@@ -269,7 +268,7 @@ def test_the_checker_catches_a_constant_of_another_type() -> None:
     value = builder.constant(np.zeros(3), F32)
     builder.output("y", value)
     with pytest.raises(GraphInvalid, match="a constant of type"):
-        passes(replace(builder.build(), constants={value: np.zeros(3)}), after="widening")
+        check(replace(builder.build(), constants={value: np.zeros(3)}), after="widening")
 
 
 def test_a_pass_that_changes_the_interface_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

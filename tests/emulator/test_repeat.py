@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nxpipe.emulator import passes
 from nxpipe.emulator.errors import ExecutionError, GraphInvalid
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.decoding import decode
@@ -19,7 +18,7 @@ from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.repeat import NotResizable, resize, unroll
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import Binary, Linear, Unary
-from nxpipe.emulator.passes import PassOptions
+from nxpipe.emulator.passes import PassOptions, check
 from nxpipe.emulator.passes.roll import roll
 from nxpipe.emulator.run.fast import execute
 from tests.emulator.random_graphs import arguments, graphs
@@ -50,7 +49,7 @@ def layered(layers: int, *, odd: int = -1, swap: bool = False, states: bool = Tr
 
 def rolled(layers: int, **how: Any) -> Graph:
     graph = roll(layered(layers, **how), PLAIN)
-    passes(graph, after="rolling")
+    check(graph, after="rolling")
     return graph
 
 
@@ -109,7 +108,7 @@ def test_a_layer_that_reads_two_layers_back_is_not_misread() -> None:
     builder.output("y", x)
     graph = builder.build()
     again = roll(graph, PLAIN)
-    passes(again, after="rolling")
+    check(again, after="rolling")
     assert again.key == graph.key
 
 
@@ -118,7 +117,7 @@ def test_a_layer_that_reads_two_layers_back_is_not_misread() -> None:
 def test_rolling_keeps_key_bytes_and_results_of_random_programs(graph: Graph, times: int, seed: int) -> None:
     chained = chain(graph, times)
     again = roll(chained, PLAIN)
-    passes(again, after="rolling")
+    check(again, after="rolling")
     assert len(again.nodes) <= len(chained.nodes)
     assert unroll(again).key == chained.key
     assert decode(again.to_bytes()).to_bytes() == again.to_bytes()
@@ -153,7 +152,7 @@ def chain(graph: Graph, times: int) -> Graph:
 @pytest.mark.parametrize("layers", [1, 2, 3, 12])
 def test_another_count_makes_the_graph_of_another_depth(layers: int) -> None:
     resized = resize(rolled(4), {"layers.": layers - 4})
-    passes(resized, after="resizing")
+    check(resized, after="resizing")
     assert resized.key == layered(layers).key
     assert resized.parameters.keys() == layered(layers).parameters.keys()
 
@@ -182,7 +181,7 @@ def spoiled(**changes: Any) -> Graph:
 )
 def test_an_unsound_repeat_is_caught(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(GraphInvalid, match=reason):
-        passes(spoiled(**changes), after="spoiling")
+        check(spoiled(**changes), after="spoiling")
 
 
 def test_a_repeat_carries_only_what_it_computes() -> None:
@@ -190,7 +189,7 @@ def test_a_repeat_carries_only_what_it_computes() -> None:
     x, weight = graph.inputs["x"], graph.parameters["layers.0.weight"]
     for carried in ({x: x}, {x: weight}, {Value(999, VECTOR): graph.nodes[2].result}):
         with pytest.raises(GraphInvalid, match="carries"):
-            passes(spoiled(carried=carried), after="spoiling")
+            check(spoiled(carried=carried), after="spoiling")
 
 
 @given(data=st.data(), number=st.integers(-3, 40) | st.sampled_from([2**40, 2**70]))
@@ -213,4 +212,4 @@ def test_hostile_tables_of_a_repeat_are_refused_without_a_crash(data: st.DataObj
         assert changed
         return
     assert read.to_bytes() == hostile
-    passes(read, after="reading")
+    check(read, after="reading")
