@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.config.reference import configuration_page, field_help, json_schema
     from nxpipe.pipeline.config.root import Config
     from nxpipe.pipeline.config.sections import Build, Guards, Project, Rollout, Signing, TrustedKey, Verify
-    from nxpipe.pipeline.config.store import Store, load_store_section
+    from nxpipe.pipeline.config.store import Store
+    from nxpipe.pipeline.config.store_section import load_store_section
 
 __all__ = [
     "Build",

@@ -1,11 +1,8 @@
 """The table [store]: URL, replicas, read-through cache and encryption of the artifact store."""
 
-from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from nxpipe.pipeline.config.kinds import DISTINCT, MAYBE_EMPTY, Folder, KmsKey, Size, StoreUrl
 from nxpipe.pipeline.config.schema import Absent, Table
@@ -39,46 +36,3 @@ class Store(Table):
         description="The KMS key that encrypts objects in the bucket of `url`.",
         examples=["arn:aws:kms:us-east-2:123456789012:key/0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"],
     )
-
-
-TABLES: Final = frozenset(
-    {
-        "project",
-        "store",
-        "models",
-        "fleets",
-        "endpoints",
-        "network",
-        "rollout",
-        "build",
-        "verify",
-        "signing",
-        "budget",
-        "amis",
-        "observe",
-        "release",
-        "farm",
-        "cluster",
-        "acknowledge",
-    }
-)
-
-
-def load_store_section(path: Path, environ: Mapping[str, str]) -> Store:
-    """Like `load_config(..., missing_ok=True).store`, but ignores faults in other tables."""
-    if not any(name.startswith("NXPIPE_STORE_") for name in environ):
-        document = _document(path)
-        if document.keys() <= TABLES:
-            with suppress(ValidationError):  # the complete load below reports it with all others
-                return Store.model_validate(document.get("store", {}))
-    from nxpipe.pipeline.config.load import load_config
-
-    return load_config(path, environ, missing_ok=True).store
-
-
-def _document(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    from nxpipe.pipeline.config.toml_file import read_document
-
-    return read_document(path)[1]

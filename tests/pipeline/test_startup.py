@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nxpipe.pipeline.config import Config, ConfigInvalid, load_config, load_store_section
-from nxpipe.pipeline.config.store import TABLES
+from nxpipe.pipeline.config.store_section import TABLES
 from tests.pipeline.command import nxpipe
 
 PROJECT = '[project]\nname = "search"\n'
