@@ -2,7 +2,7 @@
 
 A row is on one partition, and 128 rows are processed in parallel. A row that fits SBUF is loaded once, and its result
 is computed strip by strip. Wider rows are streamed in pieces, once per reduction and once for the result.
-Arithmetic up to the final rounding is float32. Rows that only matmuls read are stored, or recomputed if that is cheaper.
+Arithmetic up to the final rounding is float32. Rows that only matmuls read are stored, or recomputed if cheaper.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
