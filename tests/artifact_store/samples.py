@@ -216,7 +216,7 @@ def s3_server() -> Iterator[dict[str, str]]:
     """An S3 server in this process; gives the environment that leads to it."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
-    creations.mend()
+    creations.apply()
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

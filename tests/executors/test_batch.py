@@ -19,7 +19,7 @@ from nxpipe.pipeline.build.jobs import Event, FailureClass, JobFinished, JobLimi
 from nxpipe.pipeline.util.errors import AwsError
 from nxpipe.pipeline.util.exit_codes import COMPILE
 from tests.executors.farm_world import MIB, STORE, deploy_farm, followed, job, jobs, kept, parents, the_image, until
-from tests.localaws.moto_patches.batch_jobs import FLOOR, lose_machine
+from tests.localaws.moto_patches.batch_jobs import JOB_HOST, lose_machine
 from tests.localaws.server import local_aws
 
 pytestmark = pytest.mark.sample(2)
@@ -148,13 +148,13 @@ def test_a_worker_that_was_killed_is_a_fault_of_its_surroundings_and_the_next_at
 
 def test_what_takes_more_memory_or_time_than_it_may_has_hit_a_limit(store: Store) -> None:
     grows, hangs = job("grow"), job("hang on")
-    FLOOR.open(room=0)
+    JOB_HOST.open(capacity=0)
     runs = executor(store, JobLimits(seconds=60, memory=256 * MIB))
     for one in (grows, hangs):
         runs.start(one)
     runs.events(0.0)
     jobs()[f"{parents()[0]['jobId']}:1"].timeout = {"attemptDurationSeconds": 2}
-    FLOOR.open(room=4)
+    JOB_HOST.open(capacity=4)
     _, ends = followed(runs, 2)
     failures = {key: end.failure for key, end in ends.items()}
     assert [(failure.failure_class, failure.kind) for one in (grows, hangs) if (failure := failures[one.key])] == [
@@ -168,7 +168,7 @@ def test_what_takes_more_memory_or_time_than_it_may_has_hit_a_limit(store: Store
 
 def test_closing_ends_what_runs_and_what_waits_and_keeps_what_is_committed(store: Store) -> None:
     items = [job(f"hang {name}") for name in "abc"]
-    FLOOR.open(room=1)
+    JOB_HOST.open(capacity=1)
     runs = executor(store)
     for one in items:
         runs.start(one)
@@ -199,23 +199,23 @@ def test_a_driver_that_dies_leaves_its_array_at_work_for_the_next_one(store: Sto
 
 
 def test_no_machine_is_no_failure_and_is_said_once_with_the_reason(store: Store) -> None:
-    FLOOR.open(room=0)
-    FLOOR.why_not = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - no spot instances"
+    JOB_HOST.open(capacity=0)
+    JOB_HOST.status_reason = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - no spot instances"
     runs = executor(store)
     for name in "ab":
         runs.start(job(f"make {name}"))
     said = list(runs.events(30.0))
     assert [event.text for event in said if isinstance(event, JobLog)] == [
-        f"job {parents()[0]['jobId']} waits for a machine: {FLOOR.why_not}"
+        f"job {parents()[0]['jobId']} waits for a machine: {JOB_HOST.status_reason}"
     ]
     assert runs.events(0.5) == ()
-    FLOOR.open(room=2)
+    JOB_HOST.open(capacity=2)
     _, ends = followed(runs, 2)
     assert all(end.failure is None for end in ends.values())
 
 
 def test_ten_thousand_children_cost_a_handful_of_requests_a_look(store: Store) -> None:
-    FLOOR.open(room=0)
+    JOB_HOST.open(capacity=0)
     farm = find_farm("demo", None)
     asked: list[str] = []
     farm.batch.meta.events.register("before-call.batch", lambda model, **_: asked.append(model.name))
@@ -281,7 +281,7 @@ def test_a_network_that_is_gone_for_a_while_is_waited_for_and_a_refusal_is_not(s
 
 
 def test_an_array_that_fails_before_it_has_children_ends_all_of_its_items(store: Store) -> None:
-    FLOOR.open(room=0)
+    JOB_HOST.open(capacity=0)
     runs = executor(store)
     for name in "ab":
         runs.start(job(f"make {name}"))

@@ -98,7 +98,7 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
         made = [put(store, request=n, model=MODEL) for n in range(4)]
         versions = tuple(f"{MODEL}@{publish_verified(store, each).request_key[:12]}" for each in made)
         errors = {"blue": 0.002, "green": 0.002}
-        fleet = Fleet.found(REGION, "demo-search")
+        fleet = Fleet.find(REGION, "demo-search")
         with visitors(fleet, errors, requests=400):
             yield Account(folder, bucket, fleet, versions, errors)
 

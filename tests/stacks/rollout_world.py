@@ -105,7 +105,7 @@ def fleet_there(folder: Path) -> Iterator[Fleet]:
             patch.setenv(name, value)
         bootstrapped()
         deployed(folder)
-        yield Fleet.found(REGION, "demo-search")
+        yield Fleet.find(REGION, "demo-search")
 
 
 def _client(service: str) -> Any:
@@ -117,8 +117,8 @@ def _client(service: str) -> Any:
 
 
 def record() -> dict[str, str]:
-    found = _client("dynamodb").get_item(TableName=TABLE, Key={"fleet": {"S": FLEET}}).get("Item", {})
-    return {name: value["S"] for name, value in found.items()}
+    item = _client("dynamodb").get_item(TableName=TABLE, Key={"fleet": {"S": FLEET}}).get("Item", {})
+    return {name: value["S"] for name, value in item.items()}
 
 
 def stable() -> str:
@@ -204,8 +204,8 @@ def ended(execution: str, within: float = 240) -> dict[str, Any]:
         told: dict[str, Any] = _client("stepfunctions").describe_execution(executionArn=execution)
         return told if told["status"] in _OVER else None
 
-    found: dict[str, Any] = until(over, within)
-    return found
+    result: dict[str, Any] = until(over, within)
+    return result
 
 
 def outcome(execution: str) -> str:
@@ -216,7 +216,7 @@ def outcome(execution: str) -> str:
 
 def until(met: Any, within: float = 120) -> Any:
     deadline = time.monotonic() + within
-    while not (found := met()):
+    while not (result := met()):
         assert time.monotonic() < deadline, "it does not come"
         time.sleep(0.05)
-    return found
+    return result

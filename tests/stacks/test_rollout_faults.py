@@ -9,7 +9,7 @@ import pytest
 
 from tests.canary.samples import plan_with
 from tests.localaws.moto_patches.events import strike
-from tests.localaws.visitors import Fleet, Visitors, visitors
+from tests.localaws.visitors import Fleet, SimulatedUsers, visitors
 from tests.stacks.rollout_faults import Fault, faults, injected, meanwhile
 from tests.stacks.rollout_world import (
     CLOCK,
@@ -68,7 +68,7 @@ def home_of(fault: Fault) -> str | None:
     return (other(colour) if what == "Empty" else colour) or None
 
 
-def go(way: str, front: Fleet, people: Visitors) -> str:
+def go(way: str, front: Fleet, people: SimulatedUsers) -> str:
     """A rollout that takes this way, as far as somebody has to help it."""
     if way == "refused":
         return start(plan={})

@@ -74,7 +74,7 @@ def test_a_healthy_version_gets_all_traffic_step_by_step(front: Fleet) -> None:
     old, new = stable(), other(stable())
     with visitors(front, errors=HEALTHY) as people:
         assert outcome(start()) == "promoted"
-    assert [each[new] for each in people.seen] == [0, 50, 95, 100]
+    assert [each[new] for each in people.weight_history] == [0, 50, 95, 100]
     assert record() == {"fleet": "search", "stable": new}
     assert front.sizes() == {old: 0, new: 2}
 
@@ -84,7 +84,7 @@ def test_a_bad_version_goes_back_by_two_calls_and_each_look_is_kept(front: Fleet
     with visitors(front, errors={stable(): 0.0, new: 0.3}) as people:
         execution = start()
         assert outcome(execution) == "roll_back"
-    assert [each[new] for each in people.seen] == [0, 50, 0]
+    assert [each[new] for each in people.weight_history] == [0, 50, 0]
     states = passed(execution)
     assert states[states.index("Verdict") :][:5] == ["Verdict", "Because", "Back", "SeeBack", "IsBack"]
     plan, *looks = evidence(execution)
@@ -98,7 +98,7 @@ def test_a_bad_version_goes_back_by_two_calls_and_each_look_is_kept(front: Fleet
 def test_a_version_whose_instances_do_not_come_gets_no_traffic(front: Fleet) -> None:
     with visitors(front, errors=HEALTHY, answers=False) as people:
         assert outcome(start()) == "capacity_blocked"
-    assert len(people.seen) == 1
+    assert len(people.weight_history) == 1
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_where_there_is_no_evidence_a_person_decides(front: Fleet) -> None:
         until(lambda: passed(execution).count("AskPeople") == 2)
         signal("abort")
         assert rolled_back(execution) == "a person ended it"
-    assert [each[new] for each in people.seen] == [0, 50, 95, 0]
+    assert [each[new] for each in people.weight_history] == [0, 50, 95, 0]
 
 
 def test_of_two_rollouts_at_once_one_is_refused_and_disturbs_nothing(front: Fleet) -> None:
