@@ -109,7 +109,7 @@ def test_a_bundle_is_an_image_layout_that_any_tool_can_follow(other: Folder, tmp
     (described,) = json.loads((tmp_path / "b/index.json").read_text())["manifests"]
     image = json.loads((tmp_path / "b/blobs/sha256" / described["digest"].removeprefix("sha256:")).read_text())
     assert image["config"]["digest"] == f"sha256:{published.manifest_digest}"
-    named = {each["digest"].removeprefix("sha256:") for each in (described, image["config"], *image["layers"])}
+    named = {entry["digest"].removeprefix("sha256:") for entry in (described, image["config"], *image["layers"])}
     assert named == {name.name for name in files if name.parts[0] == "blobs"}
 
 

@@ -60,21 +60,21 @@ def publish_another(place: Folder, number: int, writer: int) -> Answer:
 
 def test_writers_of_one_artifact_all_succeed_and_leave_one_record(tmp_path: Path) -> None:
     rounds = together(tmp_path, publish_the_same)
-    records = {one.request_key: one for one in folder(tmp_path).store.list()}
+    records = {entry.request_key: entry for entry in folder(tmp_path).store.list()}
     assert len(records) == ROUNDS
-    stored = {(one.manifest_digest, one.published_at) for one in records.values()}
+    stored = {(record.manifest_digest, record.published_at) for record in records.values()}
     for answers in rounds:
         assert len(set(answers)) == 1
         assert answers[0] in stored
-    for one in records.values():
-        for blob in one.manifest.blobs():
+    for record in records.values():
+        for blob in record.manifest.blobs():
             folder(tmp_path).store.read_blob(blob)
     assert not [path for path in tree(tmp_path) if path.startswith("tmp/")]
 
 
 def test_of_writers_of_different_artifacts_one_wins_and_the_others_are_told(tmp_path: Path) -> None:
     rounds = together(tmp_path, publish_another)
-    stored = {one.manifest_digest for one in folder(tmp_path).store.list()}
+    stored = {entry.manifest_digest for entry in folder(tmp_path).store.list()}
     assert len(stored) == ROUNDS
     for answers in rounds:
         (winner,) = {digest for _, digest in answers}

@@ -66,9 +66,9 @@ def publish_until(step: int, root: Path) -> None:
 
 def assert_only_whole_things_are_visible(root: Path) -> None:
     store = folder(root).store
-    for one in store.list():
-        assert store.find(one.request_key) == one
-        for blob in one.manifest.blobs():
+    for entry in store.list():
+        assert store.find(entry.request_key) == entry
+        for blob in entry.manifest.blobs():
             store.read_blob(blob)
     for path in tree(root):
         data = (root / path).read_bytes()
@@ -120,8 +120,8 @@ def test_a_publisher_killed_at_a_random_moment_leaves_nothing_half_done(tmp_path
         time.sleep(chance.uniform(0, usual))
         os.kill(pid, signal.SIGKILL)
         killed += os.WIFSIGNALED(os.waitpid(pid, 0)[1])
-        for one in store.list():
-            assert store.find(one.request_key) == one
+        for entry in store.list():
+            assert store.find(entry.request_key) == entry
     assert_only_whole_things_are_visible(tmp_path)
     for again in range(number + 1):
         publish(again)

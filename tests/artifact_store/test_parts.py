@@ -172,7 +172,7 @@ def test_a_collection_that_is_cut_short_leaves_no_part_without_its_blobs(clocked
 
 def test_a_part_whose_blob_is_gone_is_found_by_fsck_while_it_is_young_and_collected_later(clocked: Store) -> None:
     kept = made(clocked)
-    (found,) = [each for each in clocked.backend.walk("cas/") if each.path == blob_path(kept.blob("graph"))]
+    (found,) = [entry for entry in clocked.backend.walk("cas/") if entry.path == blob_path(kept.blob("graph"))]
     assert clocked.backend.remove(found)
     assert [finding.path for finding in fsck(clocked).findings] == [found.path]
     assert collect_after(clocked, 2) == everything_of(kept) - {found.path}

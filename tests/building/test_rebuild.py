@@ -43,12 +43,12 @@ class Here:
 
     def fates(self, **changes: object) -> dict[str, str]:
         """By program."""
-        asked = replace(self.order, **changes)  # type: ignore[arg-type]
-        plan = make_plan([asked], self.store, THRESHOLDS, Timings(Path("no file")))
+        result = replace(self.order, **changes)  # type: ignore[arg-type]
+        plan = make_plan([result], self.store, THRESHOLDS, Timings(Path("no file")))
         state = BuildState(plan)
         results = run_jobs(state, JobQueue.of(plan, THRESHOLDS), InlineExecutor(state.apply), RetryPolicy(retries=0))
         assert results.exit_code == 0, results.missing()
-        return {one.cell.shape.name: REPORT_WORDS[one.status] for one in results.cells()}
+        return {cell.cell.shape.name: REPORT_WORDS[cell.status] for cell in results.cells()}
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_a_model_makes_the_same_artifact_in_this_process_and_in_a_pool(here: Her
     pool = World(tmp_path, (*options, "--store", "store"), clean(TZ="Asia/Kathmandu", HOME=str(tmp_path)))
     pool.build_all("--jobs", "1")
     here.fates()
-    mine = {one.request_key: one.manifest_digest for one in here.store.list()}
+    mine = {entry.request_key: entry.manifest_digest for entry in here.store.list()}
     assert pool.artifacts().items() <= mine.items()
     assert len(pool.artifacts()) == 1
 

@@ -76,8 +76,8 @@ class Both:
     carried: str = ""
 
     def __post_init__(self) -> None:
-        asked = {"fleet": FLEET, "state": STATE | {"plan": self.plan.as_json()}, "name": "r", "at": at(self.minute)}
-        self.carried = self.function("opens", asked)[0]["carried"]
+        document = {"fleet": FLEET, "state": STATE | {"plan": self.plan.as_json()}, "name": "r", "at": at(self.minute)}
+        self.carried = self.function("opens", document)[0]["carried"]
 
     def begin_step(self) -> None:
         """Its first minute is the next but one."""
@@ -113,7 +113,7 @@ class Both:
         assert ratios == [interval(self.plan, ours.evidence.steps, metric) for metric in range(len(METRICS))]
 
     def replayed(self) -> list[str | None]:
-        return [each.wrong for each in replay(self.plan, self.records)]
+        return [entry.wrong for entry in replay(self.plan, self.records)]
 
 
 def at(minute: int) -> str:
@@ -238,7 +238,7 @@ EXTREMES: Final = {
         Decision.ROLL_BACK,
     ),
     "missing minutes": (
-        [USUAL if each % 3 == 0 else (NO_REQUESTS, NO_REQUESTS) for each in range(30)],
+        [USUAL if entry % 3 == 0 else (NO_REQUESTS, NO_REQUESTS) for entry in range(30)],
         Decision.ADVANCE,
     ),
     "a counter reset": ([USUAL, (Arm(-3000, -20), Arm(-57_000, -280)), *[USUAL] * 5], Decision.ADVANCE),
@@ -253,9 +253,9 @@ def test_counts_that_go_to_extremes_have_a_defined_verdict(deployed: Function, w
     minutes, decision = EXTREMES[what]
     both = Both(deployed, plan_with())
     both.begin_step()
-    said = [both.after(*minute).verdict for minute in minutes]
-    assert said[-1].decision is decision
-    assert all(math.isfinite(number) for verdict in said for number in (verdict.worse, verdict.better))
+    result = [both.after(*minute).verdict for minute in minutes]
+    assert result[-1].decision is decision
+    assert all(math.isfinite(number) for verdict in result for number in (verdict.worse, verdict.better))
 
 
 def test_minutes_that_are_told_late_count_as_if_they_had_not_been(deployed: Function) -> None:

@@ -141,7 +141,7 @@ def _refused(body: tuple[Step, ...], order: str) -> bool:
 
 
 def _flat(body: Sequence[Step]) -> list[Instruction]:
-    return [each for step in body for each in (_flat(step.body) if isinstance(step, Loop) else [step])]
+    return [entry for step in body for entry in (_flat(step.body) if isinstance(step, Loop) else [step])]
 
 
 def _mapped(

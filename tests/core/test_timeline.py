@@ -132,7 +132,7 @@ def _step_by_step(one: Program) -> float:
             end = max(end, dma)
         ends[engine].append(end)
         heads[engine] = next(streams[engine], None)
-    return max(each[-1] for each in ends.values())
+    return max(entry[-1] for entry in ends.values())
 
 
 def _stream(one: Program, engine: Engine) -> Iterator[_Next]:

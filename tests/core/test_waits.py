@@ -116,11 +116,11 @@ def test_a_wait_is_left_out_only_if_it_is_implied_in_the_first_turn_too(known_be
     load = DmaCopy(engine=Engine.DMA0, dst=_tile(0), src=_rows(0, 4))
     work = TensorCopy(engine=Engine.VECTOR, dst=_tile(64), src=_tile(0))
     late = TensorCopy(engine=Engine.GPSIMD, dst=_tile(128), src=_tile(64))
-    asked = (Wait(Engine.VECTOR, turn + 1), Wait(Engine.DMA0, turn + 1))
-    inside = (late.after(*asked), load, work.after(Wait(Engine.DMA0, turn + 2)))
+    result = (Wait(Engine.VECTOR, turn + 1), Wait(Engine.DMA0, turn + 1))
+    inside = (late.after(*result), load, work.after(Wait(Engine.DMA0, turn + 2)))
     before = work.after(Wait(Engine.DMA0, Affine(1))) if known_before else work
     found = eliminate_redundant_waits(program((load, before, Loop(4, inside))))
-    assert _waits(found)[2] == (asked[:1] if known_before else asked)
+    assert _waits(found)[2] == (result[:1] if known_before else result)
 
 
 def _tile(low: Affine | int) -> Tile:

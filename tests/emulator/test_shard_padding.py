@@ -134,7 +134,7 @@ def test_each_key_head_has_as_many_ranks_and_its_query_heads_are_padded_there() 
     assert share_of(graph, f"{layer}k_proj.weight", 6) == Share(8, 2, 1, 4)
     output = plan(graph, 6).parameters[f"{layer}o_proj.weight"]
     assert (output.axis, output.shares) == (1, (Share(64, 2, 1, 3 * 4),))
-    heads = [[one.size // 4 for one in stretches(output.shares, rank, 6)] for rank in range(6)]
+    heads = [[stretch.size // 4 for stretch in stretches(output.shares, rank, 6)] for rank in range(6)]
     assert heads == [[3], [3], [2], [3], [3], [2]]
 
 
@@ -178,7 +178,7 @@ def test_every_element_has_a_rank_or_the_share_is_refused(
         return
     piece, whole = Sharding(0, (share.size,), (parts,), *rooms), np.arange(1.0, share.size + 1)
     shares = piece.split(whole, degree)
-    assert {len(each) for each in shares} == {share.local}
+    assert {len(entry) for entry in shares} == {share.local}
     assert set(np.concatenate(shares)) - {0.0} == set(whole)
     assert np.array_equal(piece.joined(shares), whole)
 

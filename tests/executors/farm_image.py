@@ -1,8 +1,4 @@
-"""What stands for the image of the build farm: the real `nxpipe`, whose cells are trivial.
-
-An item does what its title says: `make` takes note of itself in the store, `refuse` fails by its own fault, `grow`
-takes memory until it is ended, `hang` waits to be ended after it has made it.
-"""
+"""The program behind the build farm's image: the real `nxpipe`, with trivial cells."""
 
 import sys
 import time

@@ -69,12 +69,12 @@ def when_begun(key: str, act: Callable[[str], None], store: Store) -> Callable[[
 def test_every_item_of_an_array_ends_once_by_the_outcome_that_its_worker_left(store: Store) -> None:
     items = [job("make a"), job("refuse b"), job("make c")]
     runs = executor(store)
-    for one in items:
-        assert runs.takes(one)
-        runs.start(one)
+    for item in items:
+        assert runs.takes(item)
+        runs.start(item)
     assert not jobs()  # nothing is submitted before events are asked for
     seen, ends = followed(runs, 3)
-    a, b, c = (ends[one.key] for one in items)
+    a, b, c = (ends[item.key] for item in items)
     assert (a, c.failure) == (JobFinished(items[0].key, 0.5, memory=1), None)
     assert b.failure is not None
     assert (b.failure.failure_class, b.failure.kind, b.failure.code) == ("deterministic", "Unlowered", COMPILE.number)
@@ -90,8 +90,8 @@ def test_every_item_of_an_array_ends_once_by_the_outcome_that_its_worker_left(st
     assert sorted(begun) == [f"{parent['jobId']}:{place}" for place in range(3)]
     logs = boto3.client("logs")
     stream = jobs()[f"{parent['jobId']}:0"].log_stream_name
-    told = logs.get_log_events(logGroupName="/aws/batch/job", logStreamName=str(stream))["events"]
-    assert any(line["message"] == "step of make a" for line in told)
+    events = logs.get_log_events(logGroupName="/aws/batch/job", logStreamName=str(stream))["events"]
+    assert any(line["message"] == "step of make a" for line in events)
     assert not runs.events(0.0)
 
 
@@ -142,7 +142,7 @@ def test_a_worker_that_was_killed_is_a_fault_of_its_surroundings_and_the_next_at
     runs.start(one)
     _, ends = followed(runs, 1)
     assert ends[one.key] == JobFinished(one.key, 0.5, cached=True, memory=1)
-    commands = [jobs()[each["jobId"]].container_overrides["command"] for each in parents()]
+    commands = [jobs()[entry["jobId"]].container_overrides["command"] for entry in parents()]
     assert len({tuple(command) for command in commands}) == 2  # or the first outcome would answer for the second
 
 
@@ -150,14 +150,14 @@ def test_what_takes_more_memory_or_time_than_it_may_has_hit_a_limit(store: Store
     grows, hangs = job("grow"), job("hang on")
     JOB_HOST.open(capacity=0)
     runs = executor(store, JobLimits(seconds=60, memory=256 * MIB))
-    for one in (grows, hangs):
-        runs.start(one)
+    for entry in (grows, hangs):
+        runs.start(entry)
     runs.events(0.0)
     jobs()[f"{parents()[0]['jobId']}:1"].timeout = {"attemptDurationSeconds": 2}
     JOB_HOST.open(capacity=4)
     _, ends = followed(runs, 2)
     failures = {key: end.failure for key, end in ends.items()}
-    assert [(failure.failure_class, failure.kind) for one in (grows, hangs) if (failure := failures[one.key])] == [
+    assert [(failure.failure_class, failure.kind) for entry in (grows, hangs) if (failure := failures[entry.key])] == [
         ("limit", "OutOfMemory"),
         ("limit", "OutOfTime"),
     ]
@@ -170,8 +170,8 @@ def test_closing_ends_what_runs_and_what_waits_and_keeps_what_is_committed(store
     items = [job(f"hang {name}") for name in "abc"]
     JOB_HOST.open(capacity=1)
     runs = executor(store)
-    for one in items:
-        runs.start(one)
+    for item in items:
+        runs.start(item)
     begun: list[str] = []
     while not begun:
         begun = [event.worker for event in runs.events(5.0) if isinstance(event, JobStarted)]
@@ -187,11 +187,11 @@ def test_closing_ends_what_runs_and_what_waits_and_keeps_what_is_committed(store
 def test_a_driver_that_dies_leaves_its_array_at_work_for_the_next_one(store: Store) -> None:
     items = [job("make a"), job("make b")]
     first = executor(store)
-    for one in items:
-        first.start(one)
+    for item in items:
+        first.start(item)
     first.events(0.0)
     del first
-    until(lambda: kept(store) == {one.key for one in items})
+    until(lambda: kept(store) == {item.key for item in items})
     next_one = executor(store)
     next_one.start(items[0])
     _, ends = followed(next_one, 1)
@@ -204,8 +204,8 @@ def test_no_machine_is_no_failure_and_is_said_once_with_the_reason(store: Store)
     runs = executor(store)
     for name in "ab":
         runs.start(job(f"make {name}"))
-    said = list(runs.events(30.0))
-    assert [event.text for event in said if isinstance(event, JobLog)] == [
+    events = list(runs.events(30.0))
+    assert [event.text for event in events if isinstance(event, JobLog)] == [
         f"job {parents()[0]['jobId']} waits for a machine: {JOB_HOST.status_reason}"
     ]
     assert runs.events(0.5) == ()
@@ -217,16 +217,16 @@ def test_no_machine_is_no_failure_and_is_said_once_with_the_reason(store: Store)
 def test_ten_thousand_children_cost_a_handful_of_requests_a_look(store: Store) -> None:
     JOB_HOST.open(capacity=0)
     farm = find_farm("demo", None)
-    asked: list[str] = []
-    farm.batch.meta.events.register("before-call.batch", lambda model, **_: asked.append(model.name))
+    result: list[str] = []
+    farm.batch.meta.events.register("before-call.batch", lambda model, **_: result.append(model.name))
     runs = BatchExecutor(store, farm, JobLimits(), replace(QUICK, waiting=600))
     items = [job(f"make {number}") for number in range(LARGEST_ARRAY)]
-    for one in items:
-        assert runs.takes(one)
-        runs.start(one)
+    for item in items:
+        assert runs.takes(item)
+        runs.start(item)
     assert not runs.takes(job("one more"))
     assert runs.events(0.0) == ()
-    assert asked == ["SubmitJob", "DescribeJobs"]
+    assert result == ["SubmitJob", "DescribeJobs"]
     (array,) = (job for job in jobs().values() if job._child_jobs)
     children, digest = array._child_jobs or [], array.container_overrides["command"][-1]
     for place in (3, 9_998):
@@ -235,17 +235,17 @@ def test_ten_thousand_children_cost_a_handful_of_requests_a_look(store: Store) -
     for child in children[5000:5020]:
         child.status = "RUNNING"
     children[7]._mark_stopped(success=False)
-    asked.clear()
+    result.clear()
     found = runs.events(0.5)
-    assert {event.key for event in found if isinstance(event, JobStarted)} >= {one.key for one in items[5000:5020]}
+    assert {event.key for event in found if isinstance(event, JobStarted)} >= {item.key for item in items[5000:5020]}
     ends = {
         event.key: event.failure and event.failure.failure_class for event in found if isinstance(event, JobFinished)
     }
     assert ends == {items[3].key: None, items[9_998].key: None, items[7].key: "environmental"}
-    assert asked == ["DescribeJobs", "ListJobs", "ListJobs", "DescribeJobs"]  # all; that run; that failed; why
-    asked.clear()
+    assert result == ["DescribeJobs", "ListJobs", "ListJobs", "DescribeJobs"]  # all; that run; that failed; why
+    result.clear()
     assert runs.events(0.0) == ()
-    assert set(asked) <= {"DescribeJobs"}
+    assert set(result) <= {"DescribeJobs"}
     runs.close()
 
 

@@ -65,9 +65,9 @@ def a_driver(address: str, pids: Path, then: str = "") -> Iterator[subprocess.Po
 
 def told_pids(path: str | Path) -> list[int]:
     """Of a worker and of its child, as soon as the item that hangs has told them."""
-    told = Path(path)
-    wait_for(lambda: told.exists() and told.read_text().endswith("\n"))
-    return list(map(int, told.read_text().split()))
+    result = Path(path)
+    wait_for(lambda: result.exists() and result.read_text().endswith("\n"))
+    return list(map(int, result.read_text().split()))
 
 
 @pytest.mark.slow

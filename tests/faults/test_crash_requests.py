@@ -133,7 +133,7 @@ class Sweep:
         self._proxy.start_over(Plan(*mishap.rules(number)))
         finished = self._finishes(attempt, self._store(world, self._clients[mishap.patient]))
         self._proxy.settle()
-        befallen = any(each.fault for each in self._proxy.exchanges)
+        befallen = any(exchange.fault for exchange in self._proxy.exchanges)
         assert finished or (befallen and not mishap.survived), f"{mishap.name} at request {number}"
         crashed = self._snapshots.of(world)
         assert_nothing_half_done(before, crashed, attempt, finished=finished)

@@ -63,14 +63,14 @@ class Place:
         return {
             BLOBS: self._artifacts,
             "ac/": self._artifacts,
-            "index/": lambda: [one.record for one in self.store.list()],
+            "index/": lambda: [entry.record for entry in self.store.list()],
             "channels/prod/log/": lambda: list(log.back_from(log.tip())),
             "channels/prod/head": log.tip,
             "pins/": Pins(self.store.backend).all,
             "parts/": lambda: step_result(self.store, "0" * 64),
             "failures/": lambda: failure_of(self.store, "1" * 64),
             "leases/": lambda: Leases(self.store.backend).current("2" * 64),
-            "evidence/": lambda: [self.store.evidence(one.manifest_digest) for one in self.published],
+            "evidence/": lambda: [self.store.evidence(entry.manifest_digest) for entry in self.published],
             "sig/": lambda: Signatures(self.store).by(self.signer, digest),
         }
 
@@ -79,15 +79,15 @@ class Place:
 
     def _artifacts(self) -> object:
         """What a fleet does."""
-        found = [self.store.find(one.request_key) for one in self.published]
+        found = [self.store.find(entry.request_key) for entry in self.published]
         log = failure_of(self.store, "1" * 64)
         assert log is not None
         assert log.log is not None
-        return [self.store.read_blob(log.log), *(self._whole(one.manifest) for one in found if one)]
+        return [self.store.read_blob(log.log), *(self._whole(entry.manifest) for entry in found if entry)]
 
     def _whole(self, manifest: Manifest) -> object:
         evidence = self.store.evidence(manifest.digest)
-        named = [*manifest.blobs(), *(blob for each in evidence for blob in each.blobs())]
+        named = [*manifest.blobs(), *(blob for entry in evidence for blob in entry.blobs())]
         blobs = [self.store.read_blob(blob) for blob in named]
         weights = [bytes(data) for _, data in read_weights(self.store.blobs, manifest.weights)]
         return blobs, weights, self.store.key_inputs(manifest)
@@ -97,8 +97,8 @@ def filled(root: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     place = folder(root / "store")
     store = place.store
     both = tuple(_published(store, request) for request in ("one", "two"))
-    for one in both:
-        promote(store, "prod", [one], AUTHOR, Requirements())
+    for entry in both:
+        promote(store, "prod", [entry], AUTHOR, Requirements())
     keep_step_result(store, "0" * 64, {"program": both[0].manifest.executables[0].blob}, {"instructions": 12})
     record_failure(store, "1" * 64, Hopeless("no"), log=LOG)
     assert Leases(store.backend, A_DAY).take("2" * 64, new_holder("ann"))
@@ -162,15 +162,15 @@ def assert_swaps_are_caught(place: Place, most: int, seed: int) -> int:
     pairs = list(combinations(damaged_objects(place), 2))
     chosen = Random(seed).sample(pairs, min(most, len(pairs)))
     answers = {path: place.use(path) for path in damaged_objects(place)}
-    for one, other in chosen:
-        place.folder.write(one, intact[other])
-        place.folder.write(other, intact[one])
-        for path in (one, other):
+    for value, other in chosen:
+        place.folder.write(value, intact[other])
+        place.folder.write(other, intact[value])
+        for path in (value, other):
             try:
-                assert place.use(path) == answers[path] or place.use(path) in harmless(path), (one, other)
+                assert place.use(path) == answers[path] or place.use(path) in harmless(path), (value, other)
             except Corrupt:
                 continue
-        place.folder.write(one, intact[one])
+        place.folder.write(value, intact[value])
         place.folder.write(other, intact[other])
     return len(chosen)
 
@@ -211,7 +211,7 @@ def afar(place: Place, tmp_path: Path) -> MirroredBlobs:
 def assert_good_copies_are_used(place: Place, afar: MirroredBlobs, root: Path, damages: int, seed: int) -> None:
     """The tier, or the store behind it, or both are damaged; what comes out is right every time."""
     chance = Random(seed)
-    blobs = {blob: place.store.read_blob(blob) for one in place.published for blob in one.manifest.blobs()}
+    blobs = {blob: place.store.read_blob(blob) for entry in place.published for blob in entry.manifest.blobs()}
     paths = {blob: f"{BLOBS}{blob.sha256[:2]}/{blob.sha256}" for blob in blobs}
     for blob in blobs:
         afar.read(blob)

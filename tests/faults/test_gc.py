@@ -60,6 +60,6 @@ def test_a_connection_that_breaks_while_removing_loses_nothing(
 def test_a_server_that_does_as_s3_does_is_safe(proxy: Proxy, new_bucket: Callable[..., str]) -> None:
     backend = Bucket(new_bucket(versioned=True), "p", client_of(proxy.url))
     diagnoses = list(examine(backend))
-    assert {each.probe.name for each in diagnoses if each.verdict == "fail"} == set()
+    assert {diagnosis.probe.name for diagnosis in diagnoses if diagnosis.verdict == "fail"} == set()
     require_safety(backend.url, diagnoses)
     assert not list(backend.walk(""))

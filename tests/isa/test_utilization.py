@@ -85,9 +85,9 @@ def test_scratch_is_that_of_the_module_that_writes_most_of_it() -> None:
 def test_the_smaller_spills_are_summed_up() -> None:
     one = program(THERE_AND_BACK)
     spills = tuple(Spill(f"layers.{number}", 100 - number, 5) for number in range(12))
-    told = replace(utilisation(one), spills=spills).document()["spilled"]
-    assert [each["module"] for each in told["largest"]] == [f"layers.{number}" for number in range(10)]
-    assert told["rest"] == {"modules": 2, "bytes": 90 + 89 + 5 + 5}
+    spilled = replace(utilisation(one), spills=spills).document()["spilled"]
+    assert [entry["module"] for entry in spilled["largest"]] == [f"layers.{number}" for number in range(10)]
+    assert spilled["rest"] == {"modules": 2, "bytes": 90 + 89 + 5 + 5}
 
 
 def test_rows_of_a_table_count_and_not_the_table() -> None:
@@ -161,8 +161,8 @@ def test_a_step_that_writes_one_row_by_number_and_reads_all_moves_all_of_it_once
 
 
 def test_rows_by_number_are_never_more_than_there_are() -> None:
-    asked = _copied(100, written=False, rows=tile(100, 1))
-    assert buffer_traffic(_state(Loop(3, (asked,))))[0].read == 128 * ROW
+    copied = _copied(100, written=False, rows=tile(100, 1))
+    assert buffer_traffic(_state(Loop(3, (copied,))))[0].read == 128 * ROW
 
 
 @given(

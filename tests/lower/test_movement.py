@@ -149,8 +149,8 @@ def test_a_state_is_updated_where_it_lies() -> None:
     require_equal(case)
     program = lower(case.graph, "v2")
     assert {buffer.role for buffer in program.buffers} == {Role.STATE, Role.INPUT}
-    copies = [each for each in instructions(program.body) if isinstance(each, DmaCopy)]
-    assert [each.dst.elements for each in copies] == [40, 40]
+    copies = [instruction for instruction in instructions(program.body) if isinstance(instruction, DmaCopy)]
+    assert [copy.dst.elements for copy in copies] == [40, 40]
 
 
 def test_a_state_that_is_read_again_keeps_its_old_value_until_then() -> None:
@@ -189,5 +189,9 @@ def test_a_whole_matrix_is_turned_bit_by_bit_in_blocks(shape: tuple[int, ...], d
     case = Case(builder.build(), {}, {"x": numbers})
     require_equal(case)
     for core in ("v2", "v3"):
-        copies = [each for each in instructions(lower(case.graph, core).body) if isinstance(each, DmaCopy)]
-        assert all(place.axes[-1].stride == 1 for each in copies for place in (each.dst, each.src))
+        copies = [
+            instruction
+            for instruction in instructions(lower(case.graph, core).body)
+            if isinstance(instruction, DmaCopy)
+        ]
+        assert all(place.axes[-1].stride == 1 for copy in copies for place in (copy.dst, copy.src))

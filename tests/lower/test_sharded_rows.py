@@ -73,7 +73,12 @@ def _kinds(graph: Graph) -> Counter[type[Operator]]:
 
 def _kept(program: Program, gathered: bool = False) -> int:
     """The largest scratch in HBM, except where the rows of an output meet."""
-    met = {place.buffer for each in instructions(program.body) if isinstance(each, Exchange) for place in _far(each)}
+    met = {
+        place.buffer
+        for instruction in instructions(program.body)
+        if isinstance(instruction, Exchange)
+        for place in _far(instruction)
+    }
     scratch = [number for number, buffer in enumerate(program.buffers) if buffer.role is Role.SCRATCH]
     return max(program.buffers[number].elements for number in scratch if gathered or number not in met)
 

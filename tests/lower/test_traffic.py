@@ -49,7 +49,7 @@ def _sums(rows: int, width: int, inner: int) -> Case:
 
 
 def _exchanges(program: Program) -> list[Exchange]:
-    return [each for each in instructions(program.body) if isinstance(each, Exchange)]
+    return [instruction for instruction in instructions(program.body) if isinstance(instruction, Exchange)]
 
 
 @pytest.mark.parametrize(("rows", "width"), [(300, 700), (129, 4096), (256, 130)])

@@ -99,7 +99,7 @@ def test_what_was_published_runs_again_from_the_store_alone(tmp_path: Path, llam
     (compared,) = evidence.programs
     outputs = execute(graph, weights, load(store.read_blob(compared.inputs)))
     expected = load(store.read_blob(compared.answers))
-    assert sorted(expected) == list(program.outputs) == sorted(each.output for each in compared.outputs)
+    assert sorted(expected) == list(program.outputs) == sorted(output.output for output in compared.outputs)
     assert outputs.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(outputs[name], value)

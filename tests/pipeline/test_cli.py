@@ -216,9 +216,9 @@ def test_an_interrupted_build_ends_cleanly_and_leaves_nothing_half_written(
             if after in line:
                 process.send_signal(number)
                 break
-        said = process.stderr.read()
-    assert process.returncode == code, said
-    assert "Traceback" not in said
+        result = process.stderr.read()
+    assert process.returncode == code, result
+    assert "Traceback" not in result
     assert json.loads(here("store", "ls", "--json", "--store", store).out) == []
     assert [path for path in tmp_path.rglob("*") if path.is_file() and "tmp" in path.name] == []
     assert here(*words).code == 0

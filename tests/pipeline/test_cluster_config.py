@@ -38,8 +38,8 @@ def faults(folder: Path, text: str) -> list[str]:
     try:
         config = load_config(path, {})
     except ConfigInvalid as invalid:
-        return [f"{each.key}: {each.found} | {each.allowed}" for each in invalid.faults]
-    return [f"{'.'.join(map(str, each.path))}: {each.found} | {each.allowed}" for each in check_placement(config)]
+        return [f"{fault.key}: {fault.found} | {fault.allowed}" for fault in invalid.faults]
+    return [f"{'.'.join(map(str, entry.path))}: {entry.found} | {entry.allowed}" for entry in check_placement(config)]
 
 
 def test_a_cluster_of_its_own_is_complete_and_has_a_network(tmp_path: Path) -> None:

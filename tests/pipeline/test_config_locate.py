@@ -126,9 +126,9 @@ class Writer:
         return _basic(text)
 
     def _is_literal(self, text: str, without: str) -> bool:
-        return all(each in "\n\t" or (each.isprintable() and each != "\x7f") for each in text) and not set(text) & set(
-            without
-        )
+        return all(entry in "\n\t" or (entry.isprintable() and entry != "\x7f") for entry in text) and not set(
+            text
+        ) & set(without)
 
     def _is_array_of_tables(self, value: Any) -> bool:
         return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
@@ -150,7 +150,7 @@ class Writer:
 
 
 def _basic(text: str) -> str:
-    safe = (each if each.isprintable() and each not in '"\\' else f"\\U{ord(each):08x}" for each in text)
+    safe = (entry if entry.isprintable() and entry not in '"\\' else f"\\U{ord(entry):08x}" for entry in text)
     return f'"{"".join(safe)}"'
 
 

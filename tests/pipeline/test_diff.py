@@ -122,7 +122,7 @@ def test_by_how_much_each_tensor_changed_is_read_from_both(nxpipe: InProcess, st
     other = publish(store, "other", {16: 1.0}, weights=weights(**after))
     names = (name_of(one), name_of(other))
     found = told(nxpipe, *names, "--tensors")
-    assert {each["name"]: each["largest"] or each["why"] for each in found["tensors"]} == {
+    assert {tensor["name"]: tensor["largest"] or tensor["why"] for tensor in found["tensors"]} == {
         "moved": 0.25,
         "zero": "all elements were 0",
         "wider": "float32[1] became float32[2]",

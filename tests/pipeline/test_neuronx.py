@@ -212,7 +212,7 @@ def test_what_this_backend_cannot_do_is_refused_before_any_work(bert: Path, monk
 @pytest.mark.parametrize("missing", ["neuronx-cc", "torch-neuronx", "the program neuronx-cc on the PATH"])
 def test_what_is_missing_is_named_by_doctor_and_build(missing: str, toolchain: Toolchain, bert: Path) -> None:
     def state() -> str:
-        return next(each.state for each in doctor.examine() if each.need.needed_for.endswith("--backend neuronx"))
+        return next(entry.state for entry in doctor.examine() if entry.need.needed_for.endswith("--backend neuronx"))
 
     asked(bert).check()
     assert state() == "ok"

@@ -68,7 +68,7 @@ def keys(python: Path | str, checkout: Path, folder: Path, **environment: str) -
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    return {one["model"]: one["request_key"] for one in json.loads(ran.stdout)}
+    return {entry["model"]: entry["request_key"] for entry in json.loads(ran.stdout)}
 
 
 def copied_checkout(target: Path) -> Path:

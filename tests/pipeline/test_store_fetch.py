@@ -53,9 +53,9 @@ def test_an_artifact_of_a_folder_is_fetched_by_name(
     answer = nxpipe("store", "fetch", MODEL, "--to", "served", "--store", "store", "--json")
     assert answer.code == 0, answer.err
     assert tree(tmp_path / "served") == SERVED
-    said = json.loads(answer.out)
-    assert said["manifest_digest"] == published.manifest_digest
-    assert said["bytes_written"] > 0
+    document = json.loads(answer.out)
+    assert document["manifest_digest"] == published.manifest_digest
+    assert document["bytes_written"] > 0
     again = nxpipe("store", "fetch", MODEL, "--to", "served", "--store", "store")
     assert again.out == "served\n"
     assert "up to date" in again.err

@@ -120,12 +120,12 @@ def test_a_name_and_a_build_are_not_explained_together(here: Path, bert: Path) -
 def test_a_build_that_finds_nothing_says_what_was_nearest(here: Path) -> None:
     near = publish(here / "s", note="\x1b[2J")
     inputs = open_store("s").key_inputs(near.manifest)
-    said = explain_cache_miss(open_store("s"), inputs | {"options": {"autocast": "all", "note": "x" * 100}})
-    assert said is not None
-    assert f"cache miss: nearest artifact {near.model_id}@{near.request_key[:12]} differs in " in said
-    assert 'options.autocast ("matmult" there, "all" here)' in said
-    assert said.isprintable()
-    assert len(said) < 300
+    miss = explain_cache_miss(open_store("s"), inputs | {"options": {"autocast": "all", "note": "x" * 100}})
+    assert miss is not None
+    assert f"cache miss: nearest artifact {near.model_id}@{near.request_key[:12]} differs in " in miss
+    assert 'options.autocast ("matmult" there, "all" here)' in miss
+    assert miss.isprintable()
+    assert len(miss) < 300
     assert explain_cache_miss(open_store("empty"), inputs) is None
 
 

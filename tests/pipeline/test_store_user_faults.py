@@ -156,10 +156,10 @@ def test_a_bucket_of_another_region_is_followed_and_a_redirect_of_another_kind_i
         Thread(target=server.serve_forever, daemon=True).start()
         environment = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}", **IDENTITY}
         followed = run("store", "ls", "--store", "s3://abroad/x", cwd=tmp_path, environment=environment)
-        told = run("store", "ls", "--store", "s3://other/x", cwd=tmp_path, environment=environment)
+        result = run("store", "ls", "--store", "s3://other/x", cwd=tmp_path, environment=environment)
         server.shutdown()
     assert (followed.code, followed.out) == (0, ""), followed.err
-    is_one_sentence(told, STORE, "s3://other/x", "redirects to https://store.example/; set AWS_ENDPOINT_URL")
+    is_one_sentence(result, STORE, "s3://other/x", "redirects to https://store.example/; set AWS_ENDPOINT_URL")
 
 
 def test_a_server_that_never_answers_is_given_up_after_minutes_and_not_hours() -> None:
@@ -279,16 +279,16 @@ def test_a_disk_that_becomes_full_leaves_nothing_half_written(world: World, tmp_
             "export to a folder": ("export", MODEL, "--to", f"{disk}/out", "--store", shown),
             "fetch": ("fetch", MODEL, "--to", f"{disk}/served", "--store", shown),
         }
-        for name, each in words.items():
+        for name, word in words.items():
             fill(disk)
             with (disk / "fill").open("r+b") as file:
                 file.truncate(file.seek(0, os.SEEK_END) - 8192)  # room for the beginning
-            is_one_sentence(run("store", *each, cwd=tmp_path), STORE, f"{disk}/", "free some space")
+            is_one_sentence(run("store", *word, cwd=tmp_path), STORE, f"{disk}/", "free some space")
             left = {path for path in tree(disk) if path != "fill"}
             assert not [path for path in left if path.endswith((".part", ".tar", "manifest.json"))], (name, left)
             assert not (disk / "out").exists()
             (disk / "fill").unlink()
-            again = run("store", *each, cwd=tmp_path)
+            again = run("store", *word, cwd=tmp_path)
             assert again.code == 0, (name, again.err)
             for folder in ("store", "out", "served"):
                 shutil.rmtree(disk / folder, ignore_errors=True)
@@ -437,8 +437,8 @@ def test_a_key_expires_by_the_clock_of_the_store(
     ],
 )
 def test_words_that_mean_nothing(world: World, tmp_path: Path, words: str, code: ExitCode, says: str) -> None:
-    told = words.format(root=world.root, store=world.store, first=world.first, second=world.second)
-    is_one_sentence(run(*told.split(" "), cwd=tmp_path), code, says)
+    result = words.format(root=world.root, store=world.store, first=world.first, second=world.second)
+    is_one_sentence(run(*result.split(" "), cwd=tmp_path), code, says)
     assert tree(tmp_path) == set()
 
 
@@ -470,8 +470,8 @@ def test_examples_of_the_help_do_what_they_say(world: World, tmp_path: Path) -> 
                 continue
             if command == "store keygen":
                 (tmp_path / "release.key.pub").unlink()
-            told = line.replace("4e9ce0", key).replace("a41f07", key).replace("bert-base-uncased", MODEL)
-            answer = run(*shlex.split(told)[1:], cwd=tmp_path, environment=world.s3)
+            result = line.replace("4e9ce0", key).replace("a41f07", key).replace("bert-base-uncased", MODEL)
+            answer = run(*shlex.split(result)[1:], cwd=tmp_path, environment=world.s3)
             assert answer.code == 0, (line, answer.err)
             ran += 1
     assert ran >= len(EXAMPLES)
@@ -550,13 +550,13 @@ def test_a_narrow_terminal_without_colours_gets_plain_words(
     env = {**os.environ, "COLUMNS": "40", **environment}
     process = subprocess.Popen(words, cwd=tmp_path, stdout=theirs, stderr=theirs, stdin=theirs, env=env)
     os.close(theirs)
-    said = b""
+    result = b""
     while chunk := _read(ours):
-        said += chunk
+        result += chunk
     os.close(ours)
     assert process.wait() == NOT_FOUND.number
-    assert b"\x1b" not in said
-    assert said.startswith(b"Error: there is no artifact 'nothing' in ")
+    assert b"\x1b" not in result
+    assert result.startswith(b"Error: there is no artifact 'nothing' in ")
 
 
 def _read(terminal: int) -> bytes:

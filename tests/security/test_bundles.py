@@ -59,7 +59,7 @@ def there(tmp_path: Path) -> Folder:
 
 
 def files_of(layout: Path) -> Files:
-    return {each.relative_to(layout).as_posix(): each.read_bytes() for each in layout.rglob("*") if each.is_file()}
+    return {path.relative_to(layout).as_posix(): path.read_bytes() for path in layout.rglob("*") if path.is_file()}
 
 
 def packed(files: Files, *more: tuple[tarfile.TarInfo, bytes]) -> bytes:
@@ -245,7 +245,7 @@ def imported(nxpipe: InProcess, bundle: Path, there: Folder) -> int:
 
 
 def published(there: Folder) -> list[str]:
-    return [one.name for one in Store(there.backend).list()]
+    return [entry.name for entry in Store(there.backend).list()]
 
 
 @pytest.mark.slow

@@ -261,8 +261,8 @@ def test_a_partial_file_of_weights_that_was_planted_is_not_written_to(
 def test_no_link_in_a_cache_is_followed(place: Folder, tier: ReadCache, tmp_path: Path, name: str) -> None:
     outside = tmp_path / "outside"
     (outside / "ab").mkdir(parents=True)
-    for each in ("file", "pieces.json", f".{'0' * 64}.nobody.abcd.part"):
-        (outside / "ab" / each).write_text("mine")
+    for entry in ("file", "pieces.json", f".{'0' * 64}.nobody.abcd.part"):
+        (outside / "ab" / entry).write_text("mine")
     wanted = weighty(place.store)
     before = fingerprint(outside)
     (tier.root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -590,12 +590,12 @@ def test_the_walk_over_tensors_misses_none_that_the_format_allows() -> None:
     waiting: list[tuple[Any, frozenset[str]]] = [(model_, frozenset())]
     while waiting:
         message, above = waiting.pop()
-        for one in message.DESCRIPTOR.fields:
-            kind = one.message_type
+        for entry in message.DESCRIPTOR.fields:
+            kind = entry.message_type
             if kind is None or kind.full_name in above:
                 continue
-            held = getattr(message, one.name)
-            inner = held.add() if one.is_repeated else held
+            held = getattr(message, entry.name)
+            inner = held.add() if entry.is_repeated else held
             inner.SetInParent()
             if isinstance(inner, TensorProto):
                 inner.name, count = str(count), count + 1

@@ -380,5 +380,5 @@ def test_a_clock_that_goes_wrong_in_the_middle_of_a_collection_makes_nothing_old
     is_one_sentence(nxpipe("store", "gc", "--keep", "1", "--max-age", "1h", "--store", place.store.url), OK.number)
     proxy.under(honest)
     assert place.elsewhere().read_blob(orphan) == b"a second old"
-    assert [each.request_key for each in place.elsewhere().list()] == [one.request_key]
+    assert [entry.request_key for entry in place.elsewhere().list()] == [one.request_key]
     assert blob_path(Blob.of(b"a second old")) in place.objects()

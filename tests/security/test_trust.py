@@ -351,8 +351,8 @@ def test_a_mirror_that_lags_is_passed_over_and_one_that_does_not_is_told_of(worl
     heard: list[str] = []
     store = afar([world.store.backend, lagging, mirror], heard=heard)
     assert by_channel(store, CHANNEL, None, None, world.trust(store)).digest == world.artifact("b").manifest_digest
-    assert [f"channel production was read from {mirror.url}: " in each for each in heard] == [True, True]
-    assert all("it ends at generation 1, and this machine has seen generation 2" in each for each in heard)
+    assert [f"channel production was read from {mirror.url}: " in entry for entry in heard] == [True, True]
+    assert all("it ends at generation 1, and this machine has seen generation 2" in entry for entry in heard)
     both = afar([world.store.backend, lagging])
     with pytest.raises(Corrupt, match="it ends at generation 1"):
         by_channel(both, CHANNEL, None, None, world.trust(both))
@@ -383,7 +383,7 @@ def test_what_only_an_unbelieved_generation_says_is_not_signed_by_the_way(world:
         update={"model_id": "acme/another", "request_key": stranger.request_key, "manifest": stranger.manifest}
     )
     state = tuple(sorted((*world.generation(2).artifacts, other), key=lambda one: one.slot))
-    world.add(Generation.model_validate(forged.model_dump() | {"artifacts": [one.model_dump() for one in state]}))
+    world.add(Generation.model_validate(forged.model_dump() | {"artifacts": [entry.model_dump() for entry in state]}))
     words = ("promote", world.artifact("c").name, "--channel", CHANNEL, "--key", "file:good.key")
     answer = nxpipe(*words)
     assert answer.code == exit_codes.REFUSED.number

@@ -150,9 +150,9 @@ def test_a_second_synthesis_gives_equal_bytes_beside_a_local_aws_too(
 def test_no_stack_gets_tags_that_cloudformation_would_hand_to_every_resource(first: Path) -> None:
     """The rule that weighs a fleet's groups would lose its weights by one."""
     artifacts = json.loads((first / "manifest.json").read_text())["artifacts"].values()
-    stacks = [one for one in artifacts if one["type"] == "aws:cloudformation:stack"]
+    stacks = [artifact for artifact in artifacts if artifact["type"] == "aws:cloudformation:stack"]
     assert len(stacks) == len(STACKS)
-    assert [one["properties"].get("tags") for one in stacks] == [None] * len(stacks)
+    assert [stack["properties"].get("tags") for stack in stacks] == [None] * len(stacks)
     assert "tags" not in json.loads((ROOT / "cdk.json").read_text())
 
 
@@ -247,8 +247,8 @@ def test_stacks_ask_nothing_of_the_environment() -> None:
     asking = {"environ", "environb", "getenv", "getenvb", "gethostname", "expanduser"}
     for path in sorted((ROOT / "stacks").rglob("*.py")):
         names = {
-            getattr(each, "attr", None) or getattr(each, "id", None) or getattr(each, "name", None)
-            for each in ast.walk(ast.parse(path.read_text()))
+            getattr(entry, "attr", None) or getattr(entry, "id", None) or getattr(entry, "name", None)
+            for entry in ast.walk(ast.parse(path.read_text()))
         }
         assert not names & asking - ({"expanduser"} if path.name == "scripts.py" else set()), path
 
@@ -263,7 +263,7 @@ def test_the_feature_flags_are_those_that_this_release_of_cdk_recommends() -> No
 def test_the_lock_file_pins_the_cdk_command_by_content_and_names_no_registry() -> None:
     lock = (ROOT / "package-lock.json").read_text()
     pinned = json.loads(lock)["packages"]["node_modules/aws-cdk"]
-    asked = json.loads((ROOT / "package.json").read_text())["devDependencies"]
-    assert asked == {"aws-cdk": pinned["version"]}
+    dev_dependencies = json.loads((ROOT / "package.json").read_text())["devDependencies"]
+    assert dev_dependencies == {"aws-cdk": pinned["version"]}
     assert pinned["integrity"].startswith("sha512-")
     assert "://" not in lock

@@ -113,5 +113,5 @@ def test_a_rule_takes_what_stands_for_an_unlocked_image_and_no_other_moving_one(
     image: str, facts: Facts, count: int
 ) -> None:
     template = read("demo", json.loads(LAUNCH.replace("IMAGE", image)), "us-east-1")
-    found = [each for each in lint(Templates((template,)), facts) if each.rule == "NXP-HOST-2"]
+    found = [entry for entry in lint(Templates((template,)), facts) if entry.rule == "NXP-HOST-2"]
     assert len(found) == count

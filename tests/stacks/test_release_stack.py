@@ -168,7 +168,7 @@ def test_a_channel_is_moved_from_its_own_environment_and_from_no_other(deployed:
         "Read": "pull_request",
     }
     for word in subjects:
-        opens = [each for each, said in subjects.items() if opened_by(deployed, of(said), word)]
+        opens = [value for value, said in subjects.items() if opened_by(deployed, of(said), word)]
         assert opens == [word]
     publication, promotion = published_and_promoted(tmp_path)
     assert refused(deployed, "PromoteProduction", promotion) == []
@@ -244,7 +244,7 @@ def test_each_duty_signs_with_its_own_key_and_with_no_other(aws: None) -> None:
         assert [key for key in keys if allowed(may, "kms:Sign", key, ours)] == ([own] if own else []), word
         # That the build has signed is seen by its public half.
         seen = [key for key in keys if allowed(may, "kms:GetPublicKey", key)]
-        assert seen == ([each for each in keys if each in (own, build)] if own else []), word
+        assert seen == ([entry for entry in keys if entry in (own, build)] if own else []), word
 
 
 def test_a_publisher_damages_no_blob_and_no_signature_but_keeps_blobs_young(deployed: Made) -> None:
@@ -289,9 +289,13 @@ def test_every_folder_of_the_store_is_a_publishers_or_is_kept_from_it() -> None:
 
 
 def test_no_action_that_writes_has_a_wildcard_and_no_statement_is_about_everything() -> None:
-    policies = [one for one in template_of(make().release)["Resources"].values() if "ManagedPolicy" in one["Type"]]
+    policies = [
+        resource
+        for resource in template_of(make().release)["Resources"].values()
+        if "ManagedPolicy" in resource["Type"]
+    ]
     assert len(policies) == 4
-    for statement in [each for policy in policies for each in policy["Properties"]["PolicyDocument"]["Statement"]]:
+    for statement in [entry for policy in policies for entry in policy["Properties"]["PolicyDocument"]["Statement"]]:
         actions = statement["Action"] if isinstance(statement["Action"], list) else [statement["Action"]]
         assert not [action for action in actions if "*" in action]
         assert statement["Resource"] != "*"
