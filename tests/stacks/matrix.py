@@ -1,4 +1,4 @@
-"""All valid and invalid combinations of fleets as projects, the templates of the valid ones, and the findings on them."""
+"""All valid and invalid combinations of fleets as projects, templates of the valid ones, and the findings on them."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
