@@ -1,8 +1,9 @@
 """Measurements of the rollout judge: false rollbacks, detection, whole rollouts, and a comparison with peers.
 
-nice -n 10 python benchmarks/canary.py FOLDER [--rollouts N] [--runs N] [--wholes N] [--only PART]
+    nice -n 10 python benchmarks/canary.py FOLDER [--rollouts N] [--runs N] [--wholes N] [--only PART]
 
-FOLDER is empty. Without --only, the tables are printed and written into docs/guides/canary.md, with the two plots.
+FOLDER keeps the measurements; existing ones are not repeated, so an interrupted sweep continues, and an empty folder
+starts anew. Without --only, the tables are printed and written into docs/guides/canary.md, with the two plots.
 """
 
 import argparse

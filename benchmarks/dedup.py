@@ -1,6 +1,6 @@
 """The size of a model's variants in a store, compared with whole files and content-defined chunks.
 
-python benchmarks/dedup.py [--mib N]
+    python benchmarks/dedup.py [--mib N]
 
 Synthetic weights in the shapes of a transformer: 30 variants (five buckets, three tensor-parallel degrees, two
 versions) that share them, then a version in which 1 % of the tensors changed. FastCDC needs `pip install fastcdc`.

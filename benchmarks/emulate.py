@@ -1,6 +1,6 @@
 """Speed of the emulator on whole models, compared with PyTorch and others on the same machine.
 
-python benchmarks/emulate.py [bert] [llama-prefill] [llama-decode] [--page docs/results/emulation.md]
+    python benchmarks/emulate.py [bert] [llama-prefill] [llama-decode] [--page docs/results/emulation.md]
 
 Every variant runs in a process of its own, so that its peak memory is measured alone and no other library's threads
 interfere. A second process runs PyTorch's eager fp32, and the two alternate, one forward pass each: other load then

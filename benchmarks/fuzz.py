@@ -1,6 +1,6 @@
 """Coverage-guided fuzzing of every reader of formats and programs: only typed errors, no hang.
 
-python benchmarks/fuzz.py [--runs N] [--only NAME]
+    python benchmarks/fuzz.py [--runs N] [--only NAME]
 
 Needs atheris, which is not among the development tools: pip install atheris. N inputs for each reader.
 """

@@ -1,6 +1,6 @@
 """A small fast S3 server, for measuring clients and not the server.
 
-python benchmarks/s3_server.py FOLDER [--port N] [--latency MILLISECONDS]
+    python benchmarks/s3_server.py FOLDER [--port N] [--latency MILLISECONDS]
 
 Bodies are files in FOLDER, sent by sendfile; names are in memory, so every start begins empty, and any bucket exists.
 It supports the conditional writes, multipart uploads, ranges and listings that boto3, aws and s5cmd use. It verifies

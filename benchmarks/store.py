@@ -1,6 +1,6 @@
 """Speed of publishing and fetching with the artifact store, compared with other tools.
 
-nice -n -15 python benchmarks/store.py FOLDER [--runs N] [--aws PATH] [--s5cmd PATH] [--quick]
+    nice -n -15 python benchmarks/store.py FOLDER [--runs N] [--aws PATH] [--s5cmd PATH] [--quick]
 
 FOLDER is new, best in memory (/dev/shm). Every client moves the same random bytes in processes of its own, with a
 server of its own where there is one; clients alternate, and the median of the runs counts. Runs repeat as long as there

@@ -1,4 +1,7 @@
-"""Results of ONNX's own node tests through the standard backend interface: passed, unsupported, failed."""
+"""Results of ONNX's own node tests through the standard backend interface: passed, unsupported, failed.
+
+`python -m tests.conformance.onnx_report` prints the numbers and reasons.
+"""
 
 import sys
 import warnings

@@ -1,4 +1,8 @@
-"""The program behind the build farm's image: the real `nxpipe`, with trivial cells."""
+"""The program behind the build farm's image: the real `nxpipe`, with trivial cells.
+
+The title of a job selects its behaviour: `make` records itself in the store, `refuse` fails deterministically, `grow`
+takes memory until it is killed, `hang` records itself and waits until it is killed.
+"""
 
 import sys
 import time

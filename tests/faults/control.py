@@ -1,4 +1,18 @@
-"""Control of the proxy from another process: JSON over HTTP at `/__faults__`."""
+"""Control of the proxy from another process: JSON over HTTP at `/__faults__`.
+
+    GET                                   the recorded requests and their outcomes
+    POST {"plan": {"rules": [...], "latency": 0, "clock_ahead": 0}}   start over under this plan
+    POST {"wait": "held"}, {"wait": "settled"}      responds when the state is reached
+    POST {"release": {"drop": true}}      continue held requests, or drop their connections
+
+A rule is one of
+
+    {"at": 7, "fault": F}
+    {"operation": "PutObject", "nth": 2, "fault": F}            without nth: all of them
+    {"seed": 1, "probability": 0.1, "faults": [F, ...]}
+
+and F names a fault of plan.py with its fields: {"kind": "Hold", "when": "after"}.
+"""
 
 import json
 from dataclasses import asdict

@@ -22,7 +22,10 @@ def assert_nothing_half_done(before: Visible, objects: Objects, attempt: Attempt
 
 
 def assert_the_first_answer_stood(crashed: Objects, repeated: Objects, attempt: Attempt) -> None:
-    """A repetition finds what was visible, byte by byte; abandoned objects are gone."""
+    """A repetition finds what was visible, byte by byte; abandoned objects are gone.
+
+    Only after the repetition: a collection spares uncertain objects, and the next one removes them.
+    """
     first, second = visible(crashed), visible(repeated)
     assert not attempt.gives_up & second.answers.keys()
     for key in first.answers.keys() - attempt.gives_up:

@@ -56,7 +56,10 @@ class Visible:
 
 
 def breaches(objects: Objects, *, verified: bool = True) -> list[str]:
-    """All violations of the format page's invariants by these objects, as sentences."""
+    """All violations of the format page's invariants by these objects, as sentences.
+
+    Artifacts of `build --no-verify` are published without evidence; no channel accepts one.
+    """
     return [
         *_broken_blobs(objects),
         *_strangers(objects),

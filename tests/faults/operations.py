@@ -1,5 +1,9 @@
 """Operations on a store that is killed or disconnected meanwhile: each is a row, uses tiny artifacts, and can be
-repeated."""
+repeated.
+
+A world is created once without faults; each attempt in it has a key or a channel of its own, so that the next attempt
+finds the remains of the last one.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

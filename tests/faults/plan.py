@@ -1,4 +1,7 @@
-"""Fault plans: faults, the requests that they can affect, and schedules."""
+"""Fault plans: faults, the requests that they can affect, and schedules.
+
+A schedule depends on the requests and a seed only, so that a failure can be reproduced.
+"""
 
 import random
 from collections.abc import Callable, Sequence

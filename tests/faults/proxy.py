@@ -1,4 +1,16 @@
-"""A proxy in front of moto that behaves as S3, with the faults of S3 and networks that a plan orders."""
+"""A proxy in front of moto that behaves as S3, with the faults of S3 and networks that a plan orders.
+
+It records every request, so that a test can count the requests of an operation, and then repeat the operation with a
+fault at each of them. truth.py lists the divergences of moto that it corrects, plan.py the faults.
+
+    with Proxy(moto) as proxy:
+        proxy.start_over(Plan(at(3, CutAfter())))
+        ...                            # a client of proxy.url, in this process or another
+        assert proxy.exchanges[2].outcome == "the answer was lost"
+
+To kill a client at its n-th request: plan `at(n, Hold())`, start the client, `wait_held()`, kill it,
+`release(drop=True)`, `settle()`. Another process controls the proxy by JSON over HTTP: see control.py.
+"""
 
 import asyncio
 import threading

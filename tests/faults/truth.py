@@ -1,4 +1,29 @@
-"""Differences between S3 and moto 5.2.5; after each arrow the behaviour of moto, observed with boto3 1.44.5."""
+"""Differences between S3 and moto 5.2.5; after each arrow the behaviour of a plain moto server with boto3 1.44.5.
+
+test_truth.py tests both the proxy and plain moto, so that this list stays true.
+
+- Bytes that contradict a checksum, `Content-MD5` or `x-amz-content-sha256` are refused with 400.
+  -> PutObject of `hell0` with the digest of `hello`: 200, and stored.
+- The checksum of an upload is kept.
+  -> With ChecksumSHA256 and without ChecksumAlgorithm, HeadObject shows none.
+- A checksum has its ChecksumType. -> HeadObject and GetObject of a single PUT show none.
+- The checksum of an object of N parts reads `<digest>-N`.
+  -> HeadObject shows it without `-N`, like that of the bytes.
+- A part has the kind of checksum of its upload. -> A SHA256 upload accepts a part with a CRC32.
+- CompleteMultipartUpload requires each part's correct checksum, and returns that of the object.
+  -> Accepts wrong ones and none, and returns none.
+- CompleteMultipartUpload evaluates If-Match. -> 200 for an ETag that does not exist; only If-None-Match is evaluated.
+- A SHA-256 or SHA-1 of parts is never one of the whole bytes. -> Accepts ChecksumType=FULL_OBJECT for them.
+- ListParts shows the parts' checksums. -> None.
+- ListMultipartUploads shows when an upload began. -> 2010-11-10, for each.
+- UploadPart to an upload that no longer exists: 404 NoSuchUpload. -> 500, from a KeyError.
+- DeleteObjects evaluates the ETag of a key. -> Deletes any object.
+- `If-Match: *` on DELETE matches any object. -> 412.
+- `x-amz-version-id` is sent for versioned buckets. -> CompleteMultipartUpload sends `null` for all others.
+
+Left as in moto: ListMultipartUploads ignores MaxUploads; an object uploaded without a checksum has none, where
+S3 computes a CRC64NVME; CRC32C and CRC64NVME are kept but not checked; signatures are not verified.
+"""
 
 import asyncio
 import re

@@ -1,4 +1,8 @@
-"""A local runner of GitHub workflows: every job in a new clone, every `run` in GitHub's bash."""
+"""A local runner of GitHub workflows: every job in a new clone, every `run` in GitHub's bash.
+
+stand_ins.py has the replaced parts. Jobs of a matrix run in parallel, all others in the order of the file; a job whose
+environment requires an approval is approved at once.
+"""
 
 import os
 import subprocess

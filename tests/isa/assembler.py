@@ -1,4 +1,9 @@
-"""The assembler: from the text of `nxpipe.emulator.isa.text`, or of a test, to a program."""
+"""The assembler: from the text of `nxpipe.emulator.isa.text`, or of a test, to a program.
+
+It checks the grammar but not legality, so that a test of `legality` can write an illegal program. The text may come
+from a fuzzer: numbers and patterns are bounded before they are used, so that the work is proportional to the length of
+the text.
+"""
 
 import json
 import re

@@ -1,4 +1,8 @@
-"""Random graphs: tensors of every type behind views, to cover all strides."""
+"""Random graphs: tensors of every type behind views, to cover all strides.
+
+Hypothesis provides the random generator of an example, not each of its choices: it would repeat small shapes, so that
+two hundred examples have eighty different ones.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,8 @@
-"""All small mutations of an emitted program, one at a time."""
+"""All small mutations of an emitted program, one at a time.
+
+A mutant is a program with one change, which simulates either damage after emission or, with its waits inserted again, a
+defect of the lowering: then only the computed values can reveal it.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

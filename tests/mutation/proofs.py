@@ -1,4 +1,12 @@
-"""Proof by symbolic execution that two programs compute the same in every order of engines and on every input."""
+"""Proof by symbolic execution that two programs compute the same in every order of engines and on every input.
+
+Each byte of the memories has a symbolic name: a byte of the host, or an operation and the names of its operands. A
+program is first shown to be ordered: of every two accesses to a byte, one of them a write, the later one knows that the
+earlier one is done. Then every order gives the result of program order, and two ordered programs whose outputs have the
+same names in program order are equivalent. Neither half uses anything of `emulator.core`, and both are conservative: an
+indirect operand counts as its whole buffer, and an instruction that is not known to be elementwise depends on all that
+it reads.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields

@@ -1,4 +1,7 @@
-"""Redundant waits of a program, found by executing all iterations of its loops."""
+"""Redundant waits of a program, found by executing all iterations of its loops.
+
+A wait is redundant if, in every iteration, the engine's knowledge of the others is the same without it.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple

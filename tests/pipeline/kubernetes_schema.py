@@ -1,4 +1,7 @@
-"""Schemas of the few kinds of objects that we write, from the Kubernetes API reference and Karpenter's definitions."""
+"""Schemas of the few kinds of objects that we write, from the Kubernetes API reference and Karpenter's definitions.
+
+They are minimal: an unlisted field fails, so that new fields are checked against the reference.
+"""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,8 @@
-"""Fakes of AWS's packages, as strict as their public reference: they refuse all that it does not list."""
+"""Fakes of AWS's packages, as strict as their public reference: they refuse all that it does not list.
+
+`neuronx-cc` writes a NEFF, unless the variable PLAY has an error to fail with. `trace` is not cached, as documented;
+with PLAY_CACHED it leaves the files of a cached compilation in the cache, its lock included.
+"""
 
 import sys
 from dataclasses import dataclass

@@ -1,4 +1,8 @@
-"""A fleet whose state machine only waits, or ends as ordered, for tests of the commands."""
+"""A fleet whose state machine only waits, or ends as ordered, for tests of the commands.
+
+Rule, record and groups are those of the stacks. The machine's definition has the parts of the real one that the
+commands read; tests/stacks compares the two.
+"""
 
 import itertools
 import json
@@ -142,7 +146,8 @@ class Fleet:
         boto3.client("cloudwatch").put_metric_data(Namespace="AWS/ApplicationELB", MetricData=data)
 
     def look(self, minutes: int, requests: tuple[int, int] = (0, 0), failed: tuple[int, int] = (0, 0)) -> None:
-        """Run the real judge at this minute of the step; each minute had these counts of green and blue."""
+        """Run the real judge at this minute of the step; each minute had these counts of green and blue. Its evaluation
+        is stored as by the machine."""
         execution = self.execution()
         name, asked = execution["name"], RolloutInput.from_text(execution["input"])
         assert asked is not None

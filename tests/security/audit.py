@@ -1,4 +1,8 @@
-"""The effects of reading a file on this process, from Python's audit events: imports, programs, files, connections."""
+"""The effects of reading a file on this process, from Python's audit events: imports, programs, files, connections.
+
+The hook sees the actions of every library through the interpreter, torch and onnx included, but not those of native
+code. `importlib.import_module` raises no audit event, so imports are also read from `sys.modules`.
+"""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,9 @@
-"""Hostile configurations of many model types, determined by a seed."""
+"""Hostile configurations of many model types, determined by a seed.
+
+Each starts as a small valid model and has one to four changes: a setting replaced, a setting added at some depth, or
+the whole wrapped into parts. Replacements are names of code, hub repositories and files, sizes, values of other types,
+names of arguments and attributes, and text with terminal controls.
+"""
 
 import copy
 import json

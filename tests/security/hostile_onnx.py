@@ -1,4 +1,8 @@
-"""Hostile ONNX files by number: equal numbers give equal files."""
+"""Hostile ONNX files by number: equal numbers give equal files.
+
+A valid model is damaged in one to four ways: fields of any message of the format, by its own description; nodes of any
+standard operator with random attributes and operands; external tensors; nested bodies; and the bytes of the file.
+"""
 
 import os
 import random

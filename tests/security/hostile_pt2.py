@@ -1,4 +1,8 @@
-"""Hostile variants of valid `.pt2` files, by number: equal numbers give equal files on every machine."""
+"""Hostile variants of valid `.pt2` files, by number: equal numbers give equal files on every machine.
+
+Known attacks are inserted wherever a document has a string; names, numbers, structure, archive entries and bytes are
+changed at random.
+"""
 
 import io
 import json

@@ -1,4 +1,7 @@
-"""A process that confines itself as a reader of models does, and then tries forbidden operations."""
+"""A process that confines itself as a reader of models does, and then tries forbidden operations.
+
+`python -m tests.security.misdeeds SCRATCH MODEL SECRET PORT` prints the result of each attempt as JSON.
+"""
 
 import json
 import os

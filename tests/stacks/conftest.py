@@ -1,4 +1,7 @@
-"""A local AWS for each test that needs one, and the separation of template tests from others."""
+"""A local AWS for each test that needs one, and the separation of template tests from others.
+
+`pytest tests/stacks -m "not runs"` reads templates only.
+"""
 
 import subprocess
 from collections.abc import Iterator
