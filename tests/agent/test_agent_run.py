@@ -1,4 +1,4 @@
-"""`nxpipe agent run`: an instance is in service when it can serve, and given up at once when it cannot."""
+"""`nxpipe agent run`: an instance goes into service when it is ready, and is abandoned at once if it cannot serve."""
 
 import json
 import subprocess

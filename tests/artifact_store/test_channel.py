@@ -1,4 +1,4 @@
-"""What a channel promises: a total history, one state at a time, and nothing served that may not be."""
+"""Channels: a complete history, one state at a time, and only permitted artifacts served."""
 
 import threading
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""An index shortens a listing and never changes it: whatever happens to its segments, the records decide."""
+"""An index shortens a listing and never changes it: records prevail over damaged segments."""
 
 import json
 import tempfile
@@ -21,7 +21,7 @@ from tests.artifact_store.samples import MODEL, Folder, Place, folder, put
 
 
 class Told:
-    """A backend that tells what is read, and may refuse to write."""
+    """A backend that records reads, and may refuse writes."""
 
     def __init__(self, inner: Backend, *, read_only: bool = False) -> None:
         self._inner = inner
@@ -49,7 +49,7 @@ def told(place: Place, *, read_only: bool = False) -> tuple[Store, list[str]]:
 
 @pytest.fixture(autouse=True)
 def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thresholds of an index, within reach of a test."""
+    """Low thresholds of an index, for tests."""
     monkeypatch.setattr(segments, "MANY_READ", 2)
     monkeypatch.setattr(segments, "MANY_SEGMENTS", 2)
 
@@ -122,7 +122,7 @@ def test_a_damaged_segment_is_passed_over_told_of_and_mended(place: Place, damag
 
 
 def forged(place: Place, **changes: object) -> str:
-    """A segment whose name is right and whose content is not what a writer of ours would write."""
+    """A segment with a correct name and a wrong content."""
     (path,) = segment_paths(place)
     document = json.loads(place.objects()[path])
     for key in document["records"]:

@@ -1,4 +1,4 @@
-"""What S3 and the network do to a publisher."""
+"""Effects of S3 and network faults on a publisher."""
 
 import base64
 import hashlib
@@ -94,7 +94,7 @@ def test_many_publishers_with_lost_answers_agree_on_one_record(backend: Bucket, 
     lost = 0
 
     def lose_some(request: Any) -> None:
-        """A fifth of all first attempts: each is repeated, and meets its own object."""
+        """A fifth of all first attempts: each is repeated, and finds its own object."""
         nonlocal lost
         write_id = _bytes(request.headers[f"x-amz-meta-{WRITE_ID}"])
         first = write_id not in seen
@@ -131,7 +131,7 @@ def test_every_write_carries_its_sha256_and_refuses_to_overwrite(backend: Bucket
 
 
 def _bytes(value: str | bytes) -> bytes:
-    """The client holds a header as text before it is signed, and as bytes after."""
+    """The header as bytes; the client has text before signing, and bytes after."""
     return value if isinstance(value, bytes) else value.encode()
 
 
@@ -166,7 +166,7 @@ def test_without_a_checksum_of_the_bytes_the_object_is_read_back(
 
 
 class Body:
-    """An answer's body that breaks off after its first byte."""
+    """A response body that breaks off after its first byte."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -1,4 +1,4 @@
-"""Large blobs: sent in parts, continued after a crash, and whole or absent whatever becomes of the answers."""
+"""Large blobs: multipart uploads, resumed after a crash, and complete or absent after any lost response."""
 
 import hashlib
 import json
@@ -50,7 +50,7 @@ PATH = f"cas/sha256/{BLOB.sha256[:2]}/{BLOB.sha256}"
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The smallest parts that S3 takes, so that a test need not send hundreds of megabytes."""
+    """The smallest part size of S3, so that a test need not send hundreds of megabytes."""
     monkeypatch.setattr(s3_multipart, "_PART_BYTES", 5 * MIB)
     monkeypatch.setattr(s3, "IN_PARTS_ABOVE", 10 * MIB)
 
@@ -85,7 +85,7 @@ def break_off(backend: Bucket, wire: Wire, payload: Payload, *, sent: int) -> No
 
 
 def one_stream(backend: Bucket) -> Bucket:
-    """Parts go one after the other."""
+    """Sequential parts."""
     return Bucket(where(backend)["Bucket"], "p", backend._place.client, S3Options(concurrency=1))
 
 
@@ -320,7 +320,7 @@ def child(backend: Bucket, payload: Payload, streams: int) -> subprocess.Popen[s
 
 
 def killed_with_parts_stored(backend: Bucket, client: Any, large: Payload) -> set[int]:
-    """SIGKILL an uploader that has stored two parts or more; one that was too fast for us is followed by another."""
+    """Kill an uploader that has stored at least two parts; start another if it was too fast."""
     for _ in range(10):
         victim, stored = child(backend, large, streams=1), set[int]()
         while victim.poll() is None and len(stored) < 2:

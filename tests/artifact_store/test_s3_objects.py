@@ -1,4 +1,4 @@
-"""Objects of a bucket and their versions: what a look-up and a listing tell, and what touching and removing leave."""
+"""Objects of a bucket and their versions: look-ups, listings, touching and removal."""
 
 import secrets
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def versions(client: Any, backend: Bucket) -> dict[str, int]:
 
 
 def age(client: Any, backend: Bucket, path: str) -> None:
-    """Make what is there a day older, inside the server."""
+    """Make the object a day older, inside the server."""
     key = s3_backends["123456789012"]["aws"].get_object(name_of(backend), f"p/{path}")
     key.last_modified -= timedelta(days=1)
 

@@ -1,4 +1,4 @@
-"""The quick way of the small requests: it changes how long they take, and nothing else."""
+"""The fast path of small requests: it changes their duration and nothing else."""
 
 import hashlib
 import secrets
@@ -45,7 +45,7 @@ OURS, THEIRS = Payload.of(b"ours"), Payload.of(b"theirs")
 
 @dataclass
 class Ways:
-    """Which way each request takes, by its operation."""
+    """The path of each request, by its operation."""
 
     taken: list[str]
 
@@ -63,7 +63,7 @@ class Ways:
 
 @pytest.fixture
 def warm(backend: Bucket) -> Bucket:
-    """One that has been shown how."""
+    """A backend that uses the fast path."""
     backend.create("warm", Payload.of(b"warm"))
     return backend
 
@@ -80,7 +80,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
 
 @pytest.fixture
 def told(script: Script) -> Bucket:
-    """A bucket of the scripted server, which has been shown how."""
+    """A bucket of the scripted server, with the fast path in use."""
     backend = Bucket("bucket", "p", impatient_client())
     script.answers = [OK]
     backend.create("warm", OURS)
@@ -371,7 +371,7 @@ def test_the_stores_own_client_takes_the_quick_way(script: Script) -> None:
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """Of an authority that nobody trusts of himself."""
+    """A certificate of an authority that is not trusted by default."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""What every store promises, held against a folder and against S3."""
+"""The contract of every store, tested with a folder and with S3."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Reading from afar: mirrors, the tier of this machine, large blobs in ranges that are resumed."""
+"""Remote reads: mirrors, the read-through cache, and large blobs in resumable ranges."""
 
 import os
 import secrets

@@ -1,4 +1,4 @@
-"""Artifacts in folders: complete, repeatable, kept to themselves, and without a network."""
+"""Artifacts in folders: complete, repeatable, private, and without a network."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def tier(tmp_path: Path) -> ReadCache:
 
 
 def weighty(store: Store, *, seed: str = "a", request: object = 1, name: str = "forward-b1-s128") -> Manifest:
-    """An artifact with small tensors in packs, large ones, an empty one, a tied pair, and kinds of many widths."""
+    """An artifact with small tensors in packs, large ones, an empty one, a tied pair, and many types."""
     asked, program, *_, file = [store.put_blob(data) for data in contents(seed, request)]
     shapes = {"odd": ("uint8", (3,)), "big": ("bfloat16", (200, 300)), "tied": ("bfloat16", (200, 300))}
     shapes |= {"empty": ("float32", (0, 4)), "scalar": ("int64", ()), "exotic": ("float8_e4m3", (5, 2))}
@@ -57,7 +57,7 @@ def weighty(store: Store, *, seed: str = "a", request: object = 1, name: str = "
 
 
 def read_safetensors(path: Path) -> dict[str, tuple[str, list[int], bytes]]:
-    """By the rules of the format: the tensors follow each other without a gap, and nothing follows the last."""
+    """Read by the rules of the format: tensors without gaps, and nothing after the last."""
     data = path.read_bytes()
     (length,) = struct.unpack_from("<Q", data)
     assert length % 8 == 0

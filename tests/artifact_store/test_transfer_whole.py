@@ -1,4 +1,4 @@
-"""Files of many blobs: put together once, and shared by folders, versions and whoever goes on after a kill."""
+"""Files of many blobs: assembled once, shared by folders and versions, and resumed after a kill."""
 
 import errno
 import json

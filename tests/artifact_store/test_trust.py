@@ -1,4 +1,4 @@
-"""What a signature promises: that a key's holder spoke of this manifest, and that nobody has changed a bit of it."""
+"""Signatures: the holder of a key signed this manifest, and every change of a bit is detected."""
 
 import json
 import os
@@ -58,7 +58,7 @@ BUILDER = "https://github.com/acme/models/.github/workflows/release.yml@refs/hea
 
 @dataclass(frozen=True)
 class P256:
-    """What KMS does, without it."""
+    """A substitute for KMS."""
 
     private: ec.EllipticCurvePrivateKey
     public: PublicKey
@@ -97,7 +97,7 @@ def signed(local: Place, signer: Signer) -> tuple[Envelope, str]:
 
 
 def flips(data: bytes) -> Iterator[bytes]:
-    """The same bytes with one bit wrong, for every bit."""
+    """The bytes with one bit flipped, for every bit."""
     for bit in range(8 * len(data)):
         changed = bytearray(data)
         changed[bit // 8] ^= 1 << bit % 8
@@ -329,7 +329,7 @@ print(statement.manifest_digest, *({"boto3", "botocore", "numpy", "torch"} & set
 
 
 def _without_network() -> list[str]:
-    """A network namespace of its own, where this machine lets us have one."""
+    """A network namespace of its own, if the machine permits one."""
     prefix = ["unshare", "--net"]
     try:
         allowed = subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0
@@ -644,7 +644,7 @@ def test_a_generation_of_a_key_that_had_expired_by_then_is_reported(local: Place
 
 
 def test_a_stolen_key_that_has_expired_cannot_date_back_before_the_store_took_the_object(place: Place) -> None:
-    """The chain would take it, for it is the first; on S3 the object's date is Amazon's."""
+    """The chain would accept the first generation; on S3 the object has Amazon's date."""
     store, signer = place.store, ed25519()
     now = store.backend.now()
     published, day = publish(store), 24 * 3600

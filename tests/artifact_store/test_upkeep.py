@@ -1,4 +1,4 @@
-"""Looking after a store, on a folder and on S3: what goes, what stays, what is mended, and what takes room."""
+"""Maintenance of a store in a folder and on S3: collection, retention, repair and sizes."""
 
 import os
 import re
@@ -50,7 +50,7 @@ def planned(store: Store, keep: int | None = None, budget: int | None = None) ->
 
 
 def collect(store: Store, keep: int | None = None) -> set[str]:
-    """The paths that went."""
+    """The collected paths."""
     return {step.found.path for step in carry_out(store, planned(store, keep)).done}
 
 
@@ -245,7 +245,7 @@ def test_a_source_with_bad_copies_mends_nothing(place: Place, tmp_path: Path) ->
 
 
 class Denying:
-    """A backend on which some objects and folders cannot be read, until they are replaced."""
+    """A backend on which some objects and folders are unreadable until they are replaced."""
 
     def __init__(self, inner: Backend, *paths: str) -> None:
         self._inner = inner

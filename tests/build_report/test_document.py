@@ -1,4 +1,4 @@
-"""The report of a build: as data it is exact and names nobody, as a page it shows that data and does nothing else."""
+"""The report of a build: exact and anonymous as data; as a page it shows that data only."""
 
 import base64
 import hashlib
@@ -51,7 +51,7 @@ def report(of: Results, predicted: Any = None) -> dict[str, Any]:
 
 
 class Page(HTMLParser):
-    """Every element with its attributes, and every text with the element that it stands in."""
+    """Every element with its attributes, and every text with its element."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A build that is watched: on a terminal, in a log, by a program, by nobody."""
+"""Progress of a build: on a terminal, in a log, for a program, and unwatched."""
 
 import json
 import os
@@ -316,7 +316,7 @@ print("the end", file=sys.stderr)
 
 
 def on_a_terminal(then: str, act: Callable[[int], object]) -> tuple[Screen, bytes]:
-    """What is left there. `act` is called with the process, when the table has been seen for a while."""
+    """The final screen. `act` is called with the process after the table has been visible for a while."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
     command = [sys.executable, "-c", WATCHED.format(then=then)]

@@ -1,4 +1,4 @@
-"""The driver, whoever carries out: for every plan and every course of failures."""
+"""The driver with every executor: for every plan and every sequence of failures."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ POLICIES = st.builds(RetryPolicy, keep_going=st.booleans(), retries=st.integers(
 
 @dataclass
 class Played:
-    """An executor that ends items as a course says, in any order, and keeps a diary of what it was told to begin."""
+    """An executor that ends jobs as a plan orders, in any order, and records those that it begins."""
 
     course: Course
     capacity: int

@@ -19,7 +19,7 @@ from tests.pipeline.command import NXPIPE, Answer
 from tests.pipeline.conftest import BERT, LLAMA, write_model
 from tests.pipeline.saved_programs import write_onnx
 
-CELLS = 12  # buckets of each of the two projects
+CELLS = 12  # cells of each of the two projects
 PATIENCE = 120  # seconds until a test fails
 _MARK = "BUILD_UNDER_TEST"  # a variable in the environment of all processes of one run
 _WORKER = b"nxpipe.pipeline.build.executors.local"

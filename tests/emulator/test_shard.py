@@ -1,4 +1,4 @@
-"""Tensor parallelism: all ranks together answer as one does, and each holds its share."""
+"""Tensor parallelism: all ranks together give the unsharded outputs, and each holds its share."""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""An executable is what its bytes are, byte by byte; whatever else the bytes say is refused with the place."""
+"""The bytes of an executable determine it; other bytes are refused with the place."""
 
 import hashlib
 import random

@@ -1,4 +1,4 @@
-"""Items on a build farm: jobs run as processes on the local AWS, by the real `nxpipe worker`."""
+"""Jobs on a build farm: processes on the local AWS, run by the real `nxpipe worker`."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def server() -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def store(server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Store:
-    """In an account that has a farm and nothing else."""
+    """A store in an account with a farm only."""
     from moto.moto_api._internal.models import moto_api_backend
 
     moto_api_backend.reset()
@@ -56,7 +56,7 @@ def process_of(job: str) -> Any:
 
 
 def when_begun(key: str, act: Callable[[str], None], store: Store) -> Callable[[Event], None]:
-    """Once the worker of an item has committed its part."""
+    """Act after the worker of a job has committed its step result."""
 
     def react(event: Event) -> None:
         if isinstance(event, JobStarted) and event.key == key:

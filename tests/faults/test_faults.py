@@ -1,4 +1,4 @@
-"""On a bad day the proxy does what its plan says, at the request that the plan says."""
+"""The proxy injects the planned faults at the planned requests."""
 
 import json
 import os

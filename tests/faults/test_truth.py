@@ -1,4 +1,4 @@
-"""Each divergence of moto that truth.py names: moto still has it, and the proxy does not."""
+"""Each divergence of moto in truth.py: plain moto has it, and the proxy does not."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""A program that breaks a rule of the machine is refused with the rule, the instruction and the numbers."""
+"""A program that violates a rule of the machine is refused with the rule, the instruction and the numbers."""
 
 from dataclasses import replace
 from typing import Any

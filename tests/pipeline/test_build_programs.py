@@ -1,4 +1,4 @@
-"""What a build stores of each shape, a program of instructions and its graph, and what is made of them afterwards."""
+"""The stored program and graph of each shape, and their uses."""
 
 import json
 from collections.abc import Callable
@@ -32,7 +32,7 @@ TWO_BUCKETS = ("--buckets", "16,32", "--no-verify")
 
 @pytest.fixture(scope="module")
 def two_buckets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a store that holds a small BERT of two programs."""
+    """A folder with a store that has a small BERT of two programs."""
     folder = tmp_path_factory.mktemp("built")
     built(folder, write_model(folder / "models" / "tiny-bert", dict(BERT)), *TWO_BUCKETS)
     return folder
@@ -51,7 +51,7 @@ def path_of(stored: Stored) -> str:
 
 
 def elsewhere(store: Store, tmp_path: Path, change: Callable[[Store, Manifest], Manifest]) -> str:
-    """Another store, with an artifact that was made of the only one here."""
+    """Another store, with a changed copy of the only artifact."""
     other = open_store(f"file://{tmp_path}/other")
     (published,) = store.list()
     for blob in published.manifest.blobs():
@@ -105,7 +105,7 @@ def test_how_each_program_uses_the_cores_is_told_by_the_build_by_the_next_one_an
 
 
 def first_sum_turned(body: tuple[Step, ...]) -> tuple[Step, ...]:
-    """The same with one sum made a difference: legal, and wrong."""
+    """The body with one sum changed into a difference: legal, and wrong."""
     for number, step in enumerate(body):
         changed = step
         if isinstance(step, Loop):

@@ -1,4 +1,4 @@
-"""`nxpipe cache`: what a compile cache is given is whole, verbatim, and in nobody's way who is there already."""
+"""`nxpipe cache`: complete, verbatim entries in a compile cache, without effect on its other users."""
 
 import json
 import os
@@ -93,7 +93,7 @@ def outcomes(exported: Sequence[ExportedEntry]) -> list[ExportResult]:
 
 
 def cached(place: Place) -> dict[str, bytes]:
-    """What readers of a cache may look at."""
+    """The entries that readers of a cache see."""
     return {path: data for path, data in place.objects().items() if not path.startswith("tmp/")}
 
 

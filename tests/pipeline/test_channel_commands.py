@@ -1,4 +1,4 @@
-"""promote, rollback, channel and the commands that sign, as a person types them."""
+"""The commands promote, rollback and channel, and those that sign."""
 
 import json
 import os
@@ -49,7 +49,7 @@ SIGNED = PROJECT + '[signing]\nkey = "file:release.key"\nrequire = ["production"
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project folder, and an environment that says nothing of who runs the tests."""
+    """A project folder, and an environment that does not identify the user of the tests."""
     monkeypatch.chdir(tmp_path)
     for name in [entry for entry in os.environ if entry.startswith(("GITHUB_", "NXPIPE_", "GIT_"))]:
         monkeypatch.delenv(name)

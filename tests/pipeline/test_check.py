@@ -1,4 +1,4 @@
-"""`nxpipe check`: what it says, how it ends, and what it remembers."""
+"""`nxpipe check`: its output, its exit codes and its cache."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A valid configuration: what it means, where each value came from, what is said about each field."""
+"""A valid configuration: its meaning, the source of each value, the description of each field."""
 
 import json
 import tomllib

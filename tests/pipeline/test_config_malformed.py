@@ -1,4 +1,4 @@
-"""Every wrong file gets its own sentence: the line, the key, what was found, what is allowed."""
+"""Every invalid file gets its own sentence: the line, the key, the value found, the values permitted."""
 
 import re
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A new user at three in the morning: whatever is wrong, each command says so in one sentence, with its exit code."""
+"""Faults of a user's environment: each command reports them in one sentence, with its exit code."""
 
 import json
 import os
@@ -51,7 +51,7 @@ DAY = 86400.0
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    """Not below pytest's own folder, which other users may not enter."""
+    """A world outside of pytest's own folder, which other users may not enter."""
     with tempfile.TemporaryDirectory() as name, moto_process() as moto, Proxy(moto) as proxy:
         root = Path(name).resolve()
         root.chmod(0o755)
@@ -65,12 +65,12 @@ def good_day(world: World) -> None:
 
 @pytest.fixture
 def store(world: World, tmp_path: Path) -> Path:
-    """A copy to be changed."""
+    """A copy that the test may change."""
     return Path(shutil.copytree(world.store, tmp_path / "store"))
 
 
 def test_on_a_good_day_every_command_ends_well(world: World, store: Path, tmp_path: Path) -> None:
-    """Without this, nothing below would prove anything."""
+    """Without this, the tests below would prove nothing."""
     for command, answer in each_command(world, str(store), tmp_path, sorted(ALL.keys() - {"build"})):
         assert answer.code == 0, (command, answer.err)
 
@@ -131,7 +131,7 @@ def test_an_environment_that_leads_nowhere(
 
 
 class _OfAnotherRegion(BaseHTTPRequestHandler):
-    """Knows the bucket `abroad`, which is in eu-west-1; sends everybody else to another place."""
+    """A server that has the bucket `abroad` in eu-west-1 and redirects other requests."""
 
     protocol_version = "HTTP/1.1"
 
@@ -148,7 +148,7 @@ class _OfAnotherRegion(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Tests are quiet."""
+        """No log in tests."""
 
 
 def test_a_bucket_of_another_region_is_followed_and_a_redirect_of_another_kind_is_told(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_folder_of_other_things_holds_no_artifact_and_keeps_its_things(world: 
 
 @pytest.fixture(scope="module")
 def as_somebody_else(world: World) -> list[str]:
-    """What stands before a command so that file permissions count, which they do not for root."""
+    """A command prefix that drops root, for which file permissions do not count."""
     if os.geteuid() != 0:
         return []
     before = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
@@ -326,7 +326,7 @@ datetime.datetime = Shifted
 
 @pytest.fixture
 def off(tmp_path: Path) -> "partial[dict[str, str]]":
-    """The environment of a process whose own clock is off by so many seconds."""
+    """The environment of a process with a clock off by so many seconds."""
     (tmp_path / "clock").mkdir()
     (tmp_path / "clock" / "sitecustomize.py").write_text(_CLOCK)
     return partial(dict, PYTHONPATH=str(tmp_path / "clock"))
@@ -454,7 +454,7 @@ ELSEWHERE = ("kms:", "my-replica", "--model-id", "acme/rank", "--offline")
 
 
 def test_examples_of_the_help_do_what_they_say(world: World, tmp_path: Path) -> None:
-    """With the names of what is there in place of those that the help has made up."""
+    """With existing names in place of the invented ones of the help."""
     shutil.copytree(world.root / "elsewhere", tmp_path / "artifacts")
     key = open_store(str(tmp_path / "artifacts")).list()[0].request_key[:6]
     (tmp_path / "nxpipe.toml").write_text(

@@ -1,4 +1,4 @@
-"""The runtime refuses what the real one refuses, by its status, and answers what the programs answer."""
+"""The runtime refuses with the statuses of the real one, and returns the outputs of the programs."""
 
 import re
 from collections.abc import Mapping
@@ -196,7 +196,7 @@ def test_a_request_of_any_size_is_answered_as_by_a_program_of_its_size(batch: in
 
 
 class Watched:
-    """A program that says that it ran."""
+    """A program that records its runs."""
 
     def __init__(self, inner: Fast, ran: list[Fast]) -> None:
         self._inner, self._ran = inner, ran

@@ -49,7 +49,7 @@ def tier(tmp_path: Path) -> ReadCache:
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """A file of ours that nobody else may read or write."""
+    """A private file of ours."""
     path = tmp_path / "victim"
     path.write_text("mine")
     path.chmod(0o600)
@@ -61,7 +61,7 @@ def stamp_path(tier: ReadCache, digest: str) -> Path:
 
 
 def vouch(tier: ReadCache, digest: str, hashed: str, path: Path) -> None:
-    """Have the stamp that was written of `hashed` say the same of the file that is there now."""
+    """Let the stamp of `hashed` apply to the file that exists now."""
     date(path)
     stamped = stamp_path(tier, digest)
     text = stamped.read_text()

@@ -1,4 +1,4 @@
-"""What models, files and users say reaches terminals, logs, HTML and GitHub as text and as nothing else."""
+"""Text from models, files and users reaches terminals, logs, HTML and GitHub as text only."""
 
 import ast
 import json
@@ -31,7 +31,7 @@ __all__ = ["nxpipe"]
 
 @dataclass(frozen=True)
 class Attempt:
-    """`make` puts a model into the working directory; `words` are what nxpipe is told."""
+    """An attempt: `make` puts a model into the working directory; `words` are the arguments of nxpipe."""
 
     id: str
     words: str
@@ -103,7 +103,7 @@ def _model(line: str) -> str:
 
 
 def _words(attempt: Attempt) -> list[str]:
-    """The evil text has blanks of its own."""
+    """The arguments; the hostile text has blanks of its own."""
     marked = attempt.words.replace(EVIL, "\0")
     return [word.replace("\0", EVIL) for word in marked.split(" ")]
 
@@ -343,7 +343,7 @@ def _commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[
 
 
 def _hostile_words(command_: click.Command) -> Iterator[list[str]]:
-    """The evil text as all arguments, and beside them as each option in turn."""
+    """The hostile text as all arguments, and with each option in turn."""
     arguments = [EVIL for param in command_.params if isinstance(param, click.Argument)]
     yield arguments
     for option in command_.params:

@@ -63,7 +63,7 @@ attempt = pytest.mark.attempt
 
 @pytest.fixture(scope="module")
 def lax(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project whose [verify] forbids what was built in it: the thresholds came from the builder's environment."""
+    """A project whose [verify] refuses its own build: the thresholds came from the builder's environment."""
     folder = tmp_path_factory.mktemp("lax")
     write_model(folder / "models" / "tiny", BERT | {"num_hidden_layers": 1})
     (folder / "nxpipe.toml").write_text(CONFIG)
@@ -310,7 +310,7 @@ def script_of_the_action() -> str:
 
 
 def words_of(script: str, folder: Path, **environment: str) -> tuple[int, list[list[str]]]:
-    """The words of each `nxpipe` that a script starts, as GitHub's bash carries it out."""
+    """The arguments of each `nxpipe` that a script starts, in GitHub's bash."""
     command = folder / "bin" / "nxpipe"
     command.parent.mkdir()
     command.write_text('#!/bin/sh\nprintf "%s\\0" "$@" >> "$SAID"; printf "\\n\\0" >> "$SAID"\n')

@@ -93,7 +93,7 @@ def resources(templates: dict[str, dict[str, Any]], *types: str) -> Iterator[tup
 
 
 def granted(templates: dict[str, dict[str, Any]]) -> Iterator[Held]:
-    """By policies of identities."""
+    """Statements of identity policies."""
     for stack, name, said in resources(templates, "AWS::IAM::Policy", "AWS::IAM::ManagedPolicy"):
         for statement in said["PolicyDocument"]["Statement"]:
             yield stack, name, statement
@@ -250,7 +250,7 @@ def test_one_key_for_all_duties_is_a_finding() -> None:
 
 
 def publishers(templates: dict[str, dict[str, Any]]) -> list[list[Statement]]:
-    """The role of releases, and that of every job of the farm."""
+    """The roles of releases and of the farm's jobs."""
     by_policy: dict[tuple[str, str], list[Statement]] = {}
     for stack, name, statement in granted(templates):
         named = json.loads(json.dumps(statement), object_hook=_named)
@@ -264,7 +264,7 @@ def publishers(templates: dict[str, dict[str, Any]]) -> list[list[Statement]]:
 
 
 def _named(said: dict[str, Any]) -> Any:
-    """What only a deployment knows, as if the bucket were called "bucket"."""
+    """The statement with the deployment's values replaced, as if the bucket were called "bucket"."""
     if "Fn::Join" in said:
         return "".join(said["Fn::Join"][1])
     return "bucket" if len(said) == 1 and next(iter(said)).startswith(("Fn::", "Ref")) else said
@@ -346,7 +346,7 @@ def test_a_workflow_has_no_secret_and_no_permission_of_its_own(path: Path) -> No
 
 
 def wheel(folder: Path) -> Path:
-    """One that needs nothing."""
+    """A wheel without dependencies."""
     made = folder / "tiny-1.0-py3-none-any.whl"
     about = "tiny-1.0.dist-info"
     with zipfile.ZipFile(made, "w") as packed:
@@ -417,7 +417,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def forge(**values: str) -> None:
-    """As whoever holds no other right than to write the item; `stable` is what D13 keeps from them."""
+    """Write the item with no other right; D13 keeps `stable` from such a writer."""
     boto3.client("dynamodb").update_item(
         TableName=TABLE,
         Key={"fleet": {"S": FLEET}},
@@ -453,7 +453,7 @@ def test_a_forged_record_moves_no_traffic_and_empties_nothing(fleet: Fleet, monk
 
 
 def _settled(before: int) -> list[dict[str, Any]]:
-    """The watchdogs that have been woken since, when they have ended."""
+    """Wait for the watchdogs started since then."""
 
     def over() -> list[dict[str, Any]]:
         new = watchdogs()[: len(watchdogs()) - before]

@@ -39,7 +39,7 @@ attempt = pytest.mark.attempt
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Deep enough that `..` three times is still inside of what the test looks at."""
+    """A folder deep enough that `..` three times is still inside of the observed tree."""
     folder = tmp_path / "lab" / "a" / "b"
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)

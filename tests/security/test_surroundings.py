@@ -34,7 +34,7 @@ def _a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def in_a_shell(line: str, **environment: str) -> Answer:
-    """`$NXPIPE` is the installed command; a variable that is empty is not set."""
+    """Run a shell line; `$NXPIPE` is the installed command, and empty variables are unset."""
     env = {**os.environ, "NXPIPE": str(NXPIPE), **environment}
     done = subprocess.run(
         ["bash", "-c", line],

@@ -1,4 +1,4 @@
-"""Channels whose store somebody else writes to: what they may not bring about, and what is said of it."""
+"""Channels whose store an attacker can write to: operations that must fail, and their messages."""
 
 import os
 import shutil
@@ -58,7 +58,7 @@ def attempt(*ids: str) -> pytest.MarkDecorator:
 
 
 def _envelope_of_a_generation(world: World, payload_type: str) -> None:
-    """The good key's signature over a generation, in the shape of one over the manifest that nobody has signed."""
+    """The good key's signature over a generation, in the form of one over an unsigned manifest."""
     one = world.forged(3, "bare")
     payload = canonical_json(one.model_dump(exclude={"signatures"}))
     (signature,) = one.signatures
@@ -72,7 +72,7 @@ def _envelope_of_a_generation(world: World, payload_type: str) -> None:
 
 
 def _signed_once(world: World) -> None:
-    """By the promoter, where two are asked for."""
+    """A generation signed by the promoter only, where two signatures are required."""
     world.publish("once", ("good",))
     world.add(world.forged(3, "once"))
 

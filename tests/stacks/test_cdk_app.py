@@ -1,4 +1,4 @@
-"""The app as users run it: the real `cdk synth` on a real nxpipe.toml, with no AWS account and no network."""
+"""The app with the real `cdk synth` on a real nxpipe.toml, without an AWS account or network."""
 
 import ast
 import json
@@ -54,7 +54,7 @@ sys.addaudithook(refuse)
 
 @pytest.fixture(scope="module")
 def offline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a laptop in a tunnel: no credentials, no region, no network."""
+    """An environment without credentials, region and network."""
     folder = tmp_path_factory.mktemp("offline")
     (folder / "no_network.cjs").write_text(NO_NETWORK_IN_NODE)
     (folder / "sitecustomize.py").write_text(NO_NETWORK_IN_PYTHON)
@@ -92,7 +92,7 @@ def cdk_synth(config: Path, output: Path, env: dict[str, str]) -> subprocess.Com
 
 
 def run_app(config: Path, output: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """As the command does it."""
+    """Run the app as the command does."""
     given = {"config": str(config), "aws:cdk:enable-path-metadata": True, "aws:cdk:enable-asset-metadata": True}
     context = json.loads((ROOT / "cdk.json").read_text())["context"] | given
     own = {"CDK_CONTEXT_JSON": json.dumps(context), "CDK_OUTDIR": str(output)}

@@ -1,4 +1,4 @@
-"""A cluster that only those reach who are listed, whose nodes are as their row says, and that leaves no trace."""
+"""A cluster: access for listed principals only, nodes as configured, and deletion without remains."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def group(template: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def launched(template: dict[str, Any], name: str) -> dict[str, Any]:
-    """What a group's nodes are launched from."""
+    """The launch data of a group's nodes."""
     id_ = group(template, name)["LaunchTemplate"]["Id"]["Ref"]
     data: dict[str, Any] = of_type(template, "AWS::EC2::LaunchTemplate")[id_]["LaunchTemplateData"]
     return data

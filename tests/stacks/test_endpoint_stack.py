@@ -1,4 +1,4 @@
-"""What an endpoint of SageMaker promises, on the local AWS."""
+"""SageMaker endpoints on the local AWS."""
 
 from functools import cache
 from pathlib import Path
@@ -113,12 +113,12 @@ def world(folder: Path, **asked: str) -> World:
 
 @cache
 def _world(config: Config) -> World:
-    """To be read and deployed: no test adds to it."""
+    """Read and deployed only: no test adds to it."""
     return World(config)
 
 
 def served() -> dict[str, Any]:
-    """The endpoint, and what runs behind it."""
+    """The endpoint, and its deployed resources."""
     sagemaker = boto3.client("sagemaker")
     endpoint = sagemaker.describe_endpoint(EndpointName="demo-answers")
     config = sagemaker.describe_endpoint_config(EndpointConfigName=endpoint["EndpointConfigName"])

@@ -50,7 +50,7 @@ def opened(**changes: Any) -> dict[str, Any]:
 
 
 def at(minute: float) -> str:
-    """A moment of a rollout that began at the beginning of a minute."""
+    """A moment of a rollout that began at the start of a minute."""
     return datetime.fromtimestamp(1_800_000_000 + minute * 60, UTC).isoformat()
 
 
@@ -60,7 +60,7 @@ def begun(step: int = 0, **changes: Any) -> RolloutState:
 
 
 def answer(course: RolloutState, counts: Mapping[str, float], minutes: range) -> list[dict[str, Any]]:
-    """What CloudWatch says when each of these minutes had these counts, and the other queries none."""
+    """CloudWatch's response for these counts per minute; other queries have none."""
     times = [start_of(minute, 60) for minute in minutes]
     return [
         {"Id": query["Id"], "Timestamps": times, "Values": [counts[query["Id"]]] * len(times), "StatusCode": "Complete"}

@@ -1,4 +1,4 @@
-"""What the template of a rollout says: who may do what, and how long it can go on."""
+"""The template of a rollout: permissions, and bounds on its duration."""
 
 import json
 import subprocess
@@ -50,7 +50,7 @@ def of(template: dict[str, Any], type_: str) -> dict[str, dict[str, Any]]:
 
 
 def grants(template: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Role, action, resource; a reference as the JSON that it is."""
+    """Role, action, resource; a reference as JSON."""
     for policy in of(template, "AWS::IAM::Policy").values():
         for statement in policy["PolicyDocument"]["Statement"]:
             assert statement["Effect"] == "Allow"
@@ -199,7 +199,7 @@ def test_nothing_strikes_while_nothing_is_rolled_out(template: dict[str, Any]) -
 
 
 def events(state: dict[str, Any]) -> int:
-    """That one pass leaves in a history, with one attempt that failed."""
+    """The number of events of one pass in a history, with one failed attempt."""
     if state["Type"] != "Task":
         return 2  # entered and left
     return 6 + 3 if state["Resource"].endswith(".sync:2") else 5 + 3

@@ -1,4 +1,4 @@
-"""What a serving fleet promises, on the local AWS."""
+"""A serving fleet on the local AWS."""
 
 import json
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def sizes(name: str) -> tuple[int, int, int]:
 
 
 def rules(made: World) -> dict[str, dict[str, Any]]:
-    """By priority."""
+    """Rules by priority."""
     elb = boto3.client("elbv2")
     (listener,) = resources(made.serve, "AWS::ElasticLoadBalancingV2::Listener")
     return {rule["Priority"]: rule for rule in elb.describe_rules(ListenerArn=listener)["Rules"]}
@@ -59,7 +59,7 @@ def weights(made: World) -> list[int]:
 
 
 def shift(made: World, *to: int) -> None:
-    """What a rollout does."""
+    """Shift the weights as a rollout does."""
     rule = rules(made)["100"]
     (action,) = rule["Actions"]
     targets = action["ForwardConfig"]["TargetGroups"]

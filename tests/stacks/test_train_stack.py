@@ -1,4 +1,4 @@
-"""How a training fleet's nodes are bought, how they reach each other, and when they are there at all."""
+"""Capacity, network and schedule of a training fleet's nodes."""
 
 import json
 import subprocess
@@ -63,7 +63,7 @@ def make(**asked: Any) -> Made:
 
 @cache
 def _made(fleet: TrainingFleet) -> Made:
-    """To be read and deployed: no test adds to it."""
+    """Read and deployed only: no test adds to it."""
     app = new_app()
     zones = ("us-east-2a", "us-east-2b")
     network = NetworkStack(app, "demo-network", project="demo", network=ClosedNetwork(), zones=zones, env=HERE)
@@ -228,7 +228,7 @@ def test_a_blocks_queue_opens_at_its_start_and_is_drained_45_minutes_before_its_
 
 
 def scripts_of_hosts() -> list[str]:
-    """The parts of the user data, as cloud-init takes it apart."""
+    """The parts of the user data, as cloud-init separates them."""
     ec2 = boto3.client("ec2")
     (template,) = ec2.describe_launch_templates()["LaunchTemplates"]
     response = ec2.describe_launch_template_versions(

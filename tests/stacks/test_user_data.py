@@ -1,4 +1,4 @@
-"""What an instance does when it starts for the first time, run in a sandbox."""
+"""The first boot of an instance, run in a sandbox."""
 
 import shlex
 import subprocess
