@@ -1,4 +1,4 @@
-"""`nxpipe agent watch`: what the devices do is where the alarms and the dashboard of the stacks look for it."""
+"""`nxpipe agent watch`: the devices' metrics have the names that alarms and dashboard of the stacks use."""
 
 import json
 import signal
@@ -136,7 +136,7 @@ class Place:
     logs: Any
 
     def monitor(self, *lines: str, then: str = "exit 3") -> Path:
-        """A stand-in for neuron-monitor that insists on a configuration."""
+        """A fake neuron-monitor that requires a configuration."""
         program = self.root / "neuron-monitor"
         result = "\n".join(f"echo '{line}'" for line in lines)
         program.write_text(f'#!/bin/sh\n[ "$1" = -c ] && [ -s "$2" ] || exit 9\n{result}\n{then}\n')

@@ -1,4 +1,4 @@
-"""Any number of processes may publish at once. Real processes, one folder, no locks."""
+"""Concurrent publishers: real processes, one folder, no locks."""
 
 import multiprocessing
 from collections.abc import Callable
@@ -22,7 +22,7 @@ Work: TypeAlias = Callable[[Folder, int, int], Answer]
 
 
 def together(root: Path, work: Work) -> list[list[Answer]]:
-    """Each round starts in all writers at the same moment; gives what each writer answered, by round."""
+    """Start each round in all writers at the same moment; the result of each writer, by round."""
     barrier, answers = FORK.Barrier(WRITERS), FORK.Queue()
     writers = [FORK.Process(target=_write, args=(root, work, number, barrier, answers)) for number in range(WRITERS)]
     for writer in writers:
@@ -50,7 +50,7 @@ def publish_the_same(place: Folder, number: int, writer: int) -> Answer:
 
 
 def publish_another(place: Folder, number: int, writer: int) -> Answer:
-    """Equal key, unequal bytes: a build that is not reproducible, on eight machines at once."""
+    """Equal key, different bytes: a build that is not reproducible, on eight machines at once."""
     manifest = put(place.store, request=number, graph=f"0.{writer}")
     try:
         return "won", place.store.publish(manifest).manifest_digest

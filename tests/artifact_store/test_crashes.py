@@ -1,4 +1,4 @@
-"""SIGKILL at every step of a publish, and at random moments: what is visible is complete, a retry finishes the rest."""
+"""SIGKILL at every step of a publish, and at random moments: visible artifacts are complete, a retry completes it."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ def in_child(work: Callable[[], object]) -> int:
 
 
 def _run_and_leave(work: Callable[[], object]) -> NoReturn:
-    """Never back into pytest, whatever happens."""
+    """Exit the child without a return into pytest."""
     try:
         work()
     except BaseException:
@@ -54,7 +54,7 @@ def kill_at_step(step: int, root: Path) -> None:
 
 
 def _is_below(path: str, root: Path) -> bool:
-    """The store names its files relative to handles of their folders; nothing else here uses names without a slash."""
+    """Whether the path is below root: the store opens files relative to folder handles, by names without a slash."""
     return str(root) in path or "/" not in path
 
 

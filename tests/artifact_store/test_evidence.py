@@ -1,4 +1,4 @@
-"""Evidence: documents beside a manifest, of which any number may say what they found; and what a reader refuses."""
+"""Evidence: any number of documents beside a manifest, and the refusals of readers."""
 
 import json
 from collections.abc import Callable

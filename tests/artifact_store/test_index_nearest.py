@@ -1,4 +1,4 @@
-"""A miss is explained by the artifact that was asked for most alike, and by exactly the fields that differ."""
+"""A cache miss is explained by the nearest artifact, and by exactly the fields that differ."""
 
 import tempfile
 from pathlib import Path
@@ -24,7 +24,7 @@ from tests.tiers import examples
 
 
 def publish(store: Store, inputs: dict[str, Any]) -> Published:
-    """An artifact that was asked for in these words."""
+    """An artifact with these key inputs."""
     _, *rest = (store.put_blob(data) for data in contents())
     return store.publish(manifest([store.put_blob(canonical_json(inputs)), *rest]))
 

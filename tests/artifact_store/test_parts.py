@@ -1,4 +1,4 @@
-"""Parts: what was made of one question is found by everybody, whole or not at all, and nobody's is replaced."""
+"""Step results: shared by all builds, complete or absent, and never replaced."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -114,7 +114,7 @@ def clocked(tmp_path: Path) -> Store:
 
 
 def collect_after(store: Store, graces: float) -> set[str]:
-    """The paths that went."""
+    """The collected paths."""
     assert isinstance(store.backend, ClockedFolder)
     store.backend.time += graces * GRACE
     return {step.found.path for step in carry_out(store, plan(store, Rules(), store.backend.now())).done}

@@ -1,4 +1,4 @@
-"""The doctor tells a backend that can hold a store from one that cannot, and names what is missing."""
+"""The doctor distinguishes backends that can hold a store from others, and names missing features."""
 
 import os
 from pathlib import Path

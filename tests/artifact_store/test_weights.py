@@ -1,4 +1,4 @@
-"""Tensors in packs and out of them: shared where they are equal, and refused where a byte is wrong."""
+"""Tensors in packs and in blobs of their own: equal ones are shared, damaged ones refused."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""A build in GitHub Actions: what its page shows is what was meant, whatever models are called and errors say."""
+"""A build in GitHub Actions: its page shows the intended text for any name of a model and any error."""
 
 import re
 from html.parser import HTMLParser
@@ -32,7 +32,7 @@ def of_one(title: str, message: str) -> Results:
 
 
 def understood(line: str) -> tuple[str, dict[str, str], str]:
-    """A line as the runner reads it: the command, its properties, its data."""
+    """A line as the runner parses it: the command, its properties, its data."""
     about, data = re.fullmatch(r"::(.*?)::(.*)", line).groups()  # type: ignore[union-attr]
     name, _, properties = about.partition(" ")
     pairs = (part.split("=", 1) for part in properties.split(",") if part)
@@ -46,7 +46,7 @@ def _unescaped(text: str, more: dict[str, str]) -> str:
 
 
 class Page(HTMLParser):
-    """What a browser would make of it."""
+    """The page as a browser parses it."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A plan in words: every cell is named, none on a line that says nothing new."""
+"""The text of a plan: every cell is named, and no line is redundant."""
 
 import itertools
 import json
@@ -22,7 +22,7 @@ def table(of: BuildPlan) -> str:
 
 
 def expanded(name: str) -> set[str]:
-    """What a shell makes of it."""
+    """The names after brace expansion by a shell."""
     parts = [_numbers(part) if number % 2 else [part] for number, part in enumerate(re.split(r"[{}]", name))]
     return {"".join(entry) for entry in itertools.product(*parts)}
 

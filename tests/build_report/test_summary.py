@@ -1,4 +1,4 @@
-"""The end of a build in words: nothing that is missing goes unnamed, and each has a way out."""
+"""The text at the end of a build: every missing artifact is named, with a remedy."""
 
 from dataclasses import replace
 from pathlib import Path

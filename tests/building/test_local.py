@@ -1,4 +1,4 @@
-"""The pool of this machine's processes, with a program that takes no second to build."""
+"""The process pool of this machine, with a program that takes no time to build."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def pool() -> Iterator[LocalExecutor]:
 
 
 def pid(events: list[Event]) -> int:
-    """Of the worker that the first of these is about."""
+    """The pid of the worker of the first event."""
     begun = events[0]
     assert isinstance(begun, JobStarted)
     return int(begun.worker.removeprefix("process "))

@@ -1,4 +1,4 @@
-"""What is made again when something changes, and what is the same whoever makes it."""
+"""Rebuilds after changes, and results that do not depend on the builder."""
 
 import json
 import os
@@ -36,13 +36,13 @@ HEAVY = {"torch", "transformers", "numpy", "boto3", "botocore", "ml_dtypes", "ra
 
 @dataclass
 class Here:
-    """A model that is built in this process, where torch is loaded once for all builds."""
+    """A model built in this process, where torch is imported once for all builds."""
 
     store: Store
     order: ModelSpec
 
     def fates(self, **changes: object) -> dict[str, str]:
-        """By program."""
+        """The statuses by program."""
         result = replace(self.order, **changes)  # type: ignore[arg-type]
         plan = make_plan([result], self.store, THRESHOLDS, Timings(Path("no file")))
         state = BuildState(plan)
@@ -53,7 +53,7 @@ class Here:
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Here:
-    """With two buckets of an encoder in its store."""
+    """A project with two buckets of an encoder in its store."""
     folder = tmp_path_factory.mktemp("here")
     model = write_model(folder / "bert", BERT | {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16})
     task = "feature-extraction"
@@ -132,7 +132,7 @@ def test_a_model_makes_the_same_artifact_in_this_process_and_in_a_pool(here: Her
 
 
 def reversed_config(folder: Path) -> dict[str, object]:
-    """The same, in another order."""
+    """The same configuration in another order."""
     config = json.loads((folder / "config.json").read_text())
     return dict(reversed(config.items()))
 

@@ -19,7 +19,7 @@ __all__ = ["here"]
 
 
 def recorded(minutes: int = 12, plan: CanaryPlan = PLAN) -> list[dict[str, Any]]:
-    """Two steps; some minutes come late, and one never."""
+    """Two steps; some minutes arrive late, and one never."""
     evidence, records, previous = Evidence(), [], None
     for now in range(1, minutes + 1):
         at = Moment(0, 0, now) if now <= 6 else Moment(1, 6, now)

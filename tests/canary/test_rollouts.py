@@ -1,4 +1,4 @@
-"""Whole rollouts: the simulator, the planner beside it, and the commands."""
+"""Whole rollouts: the simulator compared with the planner, and the commands."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""E-values keep their promise: by enumeration, not by simulation."""
+"""E-values keep their guarantee: by enumeration, not by simulation."""
 
 import itertools
 import math

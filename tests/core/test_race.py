@@ -1,4 +1,4 @@
-"""Which patterns meet, and which accesses race: against sets of bytes, and against every path of waits."""
+"""Overlap of patterns, and races of accesses: compared with sets of bytes, and with every path of waits."""
 
 from itertools import product
 

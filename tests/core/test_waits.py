@@ -1,4 +1,4 @@
-"""Waits that the compiler puts in are enough, and none of them says what others say already."""
+"""The compiler's waits are sufficient, and none is redundant."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -44,7 +44,7 @@ def test_without_the_waits_that_are_implied_every_engine_knows_as_much_at_every_
 
 
 def _fewer(body: Sequence[Step], counts: tuple[int, ...], data: st.DataObject) -> Iterator[Step]:
-    """Some of the waits, some of them for less: a number that is affine in all loops around."""
+    """Some of the waits, some of them with smaller counts: affine in all enclosing loops."""
     for step in body:
         if isinstance(step, Loop):
             yield Loop(step.count, tuple(_fewer(step.body, (*counts, step.count), data)))
@@ -132,7 +132,7 @@ def _rows(buffer: int, columns: int) -> Far:
 
 
 def _with(made: Program, number: int, wait: Wait) -> Program:
-    """One wait more, of an instruction in its only loop."""
+    """One more wait, on an instruction in the only loop."""
     (loop,) = made.body
     assert isinstance(loop, Loop)
     steps = list(loop.body)

@@ -1,4 +1,4 @@
-"""What programs take of a core: counted by hand on small graphs, held against the written-out graph on deep ones."""
+"""Memory estimates: counted by hand on small graphs, compared with the unrolled graph on deep ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Any number of writers: processes in one folder, and threads on an S3 that loses a tenth of its answers."""
+"""Many writers: processes in one folder, and threads on an S3 that loses a tenth of its responses."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.sample(2)
 
 @dataclass(frozen=True)
 class Arena:
-    """Where writers meet: how each gets its store, how they are run, and what lies there in the end."""
+    """A shared store: how each writer opens it, how they run, and the final content."""
 
     store: Callable[[], Store]
     run: Callable[[int, int, Turn], list[list[str]]]

@@ -1,6 +1,6 @@
-"""Bits flip, files are cut and change places: nobody ever acts on what was not written.
+"""Flipped bits, truncated and exchanged files: no reader ever uses bytes that were not written.
 
-Each object is read by what uses it. The answer must be the one from before the damage, or a refusal.
+Each object is read by its users. The result must be the one from before the damage, or a refusal.
 """
 
 from collections import Counter
@@ -46,7 +46,7 @@ class Hopeless(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """A store with one of everything, and how each kind of object is used."""
+    """A store with one object of each kind, and the uses of each kind."""
 
     folder: Folder
     published: tuple[Published, Published]
@@ -57,7 +57,7 @@ class Place:
         return self.folder.store
 
     def uses(self) -> Mapping[str, Callable[[], object]]:
-        """By the beginning of a path; the first that fits."""
+        """The uses by the start of a path; the first match applies."""
         digest = self.published[0].manifest_digest
         log = ChannelLog(self.store.backend, "prod")
         return {
@@ -78,7 +78,7 @@ class Place:
         return next(use for start, use in self.uses().items() if path.startswith(start))()
 
     def _artifacts(self) -> object:
-        """What a fleet does."""
+        """Fetch as a fleet does."""
         found = [self.store.find(entry.request_key) for entry in self.published]
         log = failure_of(self.store, "1" * 64)
         assert log is not None
@@ -125,17 +125,17 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 def damaged_objects(place: Place) -> list[str]:
-    """Every one that is ever read; the listing for people is not."""
+    """Every object that is ever read, without the listing for people."""
     return sorted(path for path in place.folder.objects() if not path.startswith(LISTINGS))
 
 
 def harmless(path: str) -> tuple[object, ...]:
-    """Of a damaged lease it is said that nobody is at work: that costs a build, and nothing is wrong without one."""
+    """A damaged lease counts as absent: that costs a second build and is otherwise harmless."""
     return (None,) if path.startswith("leases/") else ()
 
 
 def assert_damage_is_caught(place: Place, damages: int, seed: int) -> Counter[str]:
-    """Gives how often each kind of object was damaged."""
+    """The number of damaged objects of each kind."""
     chance, counted = Random(seed), Counter[str]()
     paths = damaged_objects(place)
     intact = place.folder.objects()
@@ -157,7 +157,7 @@ def assert_damage_is_caught(place: Place, damages: int, seed: int) -> Counter[st
 
 
 def assert_swaps_are_caught(place: Place, most: int, seed: int) -> int:
-    """Each pair of objects changes places; whoever uses either is refused, or not misled."""
+    """Swap each pair of objects: every use of either is refused, or correct."""
     intact = place.folder.objects()
     pairs = list(combinations(damaged_objects(place), 2))
     chosen = Random(seed).sample(pairs, min(most, len(pairs)))
@@ -199,7 +199,7 @@ def test_ten_thousand_damages_are_caught_before_use(place: Place) -> None:
 
 @pytest.fixture
 def afar(place: Place, tmp_path: Path) -> MirroredBlobs:
-    """Reads through a tier from the store, and from a mirror when the store fails."""
+    """Reads through a read-through cache from the store, and from a mirror when the store fails."""
     mirror = folder(tmp_path / "mirror")
     for path, data in place.folder.objects().items():
         if path.startswith(BLOBS):
@@ -209,7 +209,7 @@ def afar(place: Place, tmp_path: Path) -> MirroredBlobs:
 
 
 def assert_good_copies_are_used(place: Place, afar: MirroredBlobs, root: Path, damages: int, seed: int) -> None:
-    """The tier, or the store behind it, or both are damaged; what comes out is right every time."""
+    """Damage the cache, the store behind it, or both: the result is always correct."""
     chance = Random(seed)
     blobs = {blob: place.store.read_blob(blob) for entry in place.published for blob in entry.manifest.blobs()}
     paths = {blob: f"{BLOBS}{blob.sha256[:2]}/{blob.sha256}" for blob in blobs}

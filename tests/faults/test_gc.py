@@ -1,4 +1,4 @@
-"""A collection of a bucket that breaks off leaves orphans at most, and the next one finishes its work."""
+"""An interrupted collection of a bucket leaves at most orphans, and the next one completes it."""
 
 from collections.abc import Callable
 from typing import Any

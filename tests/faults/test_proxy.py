@@ -1,4 +1,4 @@
-"""On a good day the proxy is moto, and keeps a record."""
+"""Without faults the proxy behaves as moto, and records requests."""
 
 import os
 from collections.abc import Callable
@@ -54,7 +54,7 @@ CALLS = st.lists(
 
 
 def said(client: Any, bucket: str, call: str, arguments: dict[str, Any]) -> object:
-    """An answer without what differs from one time to the next; `ChecksumType` is one of the mended things."""
+    """A response without its variable fields; the proxy adds `ChecksumType`."""
     try:
         answer = getattr(client, call)(Bucket=bucket, **arguments)
     except ClientError as error:

@@ -1,6 +1,6 @@
-"""The release workflow, as `nxpipe init` writes it into a repository of two models: each of its scripts is carried out.
+"""The release workflow that `nxpipe init` writes, for a repository of two models: each of its scripts runs.
 
-The store is a bucket of the local AWS, the key that signs is one of its KMS.
+The store is a bucket of the local AWS, the signing key one of its KMS keys.
 """
 
 import json
@@ -72,7 +72,7 @@ def aws() -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def ours(aws: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run of a tag, in a repository to which `nxpipe init` has added what it adds."""
+    """A run for a tag, in a repository with the files of `nxpipe init`."""
     folder = tmp_path_factory.mktemp("github")
     root = folder / "repository"
     root.mkdir()
@@ -113,7 +113,7 @@ def ours(aws: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Objects]:
-    """What the bucket held when a machine took its role, and at the end."""
+    """The content of the bucket at each role assumption, and at the end."""
     return {}
 
 

@@ -1,4 +1,4 @@
-"""What a program adds up to without running is what its instructions add up to one by one."""
+"""The cycles of a program computed without running it equal the sum over its instructions."""
 
 from collections import Counter
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What is written down is what is read, and what cannot be read is refused with the place."""
+"""Program text round-trips, and invalid text is refused with the place."""
 
 import re
 from contextlib import suppress

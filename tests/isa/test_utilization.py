@@ -1,4 +1,4 @@
-"""What a program is said to use is what a person counts by hand."""
+"""The reported utilisation of a program equals a count by hand."""
 
 from dataclasses import replace
 
@@ -138,7 +138,7 @@ def _state(*body: Step) -> Program:
 
 
 def _copied(size: int, at: Affine | int = 0, *, written: bool, rows: Tile | None = None) -> DmaCopy:
-    """So many rows of the first buffer, a tile in SBUF being the other end."""
+    """A copy of so many rows between the first buffer and a tile in SBUF."""
     offset = at if isinstance(at, Affine) else Affine(at)
     far, near = Far(0, FLOAT, offset, (Axis(size, 4096), Axis(4096, 1)), rows), tile(size, 4096)
     return DmaCopy(engine=Engine.DMA0, dst=far, src=near) if written else DmaCopy(engine=Engine.DMA0, dst=near, src=far)

@@ -1,4 +1,4 @@
-"""The back end is a list of steps from record to record; its checker names the step that breaks an invariant."""
+"""The back end is a list of steps from record to record; its checker names the step that violates an invariant."""
 
 from collections.abc import Callable
 from dataclasses import replace

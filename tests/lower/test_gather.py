@@ -1,4 +1,4 @@
-"""Elements are found at computed places, and laid down there, bit for bit; an index that no axis has is an error."""
+"""Gather and scatter at computed indices, bit by bit; an index out of range is an error."""
 
 from collections.abc import Callable
 

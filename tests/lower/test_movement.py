@@ -1,4 +1,4 @@
-"""Operators that only move elements give the very bits that `fast` gives, whatever lies how."""
+"""Operators that only move elements agree with `fast` bit by bit, for every layout."""
 
 import numpy as np
 import pytest
@@ -130,7 +130,7 @@ def test_tensors_without_axes_or_elements_are_moved_too(shape: tuple[int, ...]) 
 
 
 def _cache(*, read_again: bool) -> Case:
-    """A state of which one row is replaced; and, if somebody reads the old one later, its sum with the new one."""
+    """A state of which one row is replaced; if `read_again`, also the sum of the old and the new state."""
     builder = GraphBuilder()
     cache = builder.input("cache", TensorType((6, 40), DType.FLOAT32))
     row = builder.input("row", TensorType((1, 40), DType.FLOAT32))

@@ -1,4 +1,4 @@
-"""Builds for several ranks: one copy of the weights, one cache for all buckets, refusals with the way out."""
+"""Builds for several ranks: one copy of the weights, one cache for all buckets, refusals with a remedy."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -120,7 +120,7 @@ def test_no_colour_reaches_a_pipe_nor_a_terminal_that_asked_for_none(tmp_path: P
 
 
 def on_a_terminal(*arguments: str, cwd: Path, **environment: str) -> str:
-    """What a person would see: stdout and stderr of the command on a pseudo-terminal."""
+    """Stdout and stderr of the command on a pseudo-terminal."""
     ours, theirs = pty.openpty()
     env = {**os.environ, "TERM": "xterm-256color", **environment}
     with subprocess.Popen([str(NXPIPE), *arguments], cwd=cwd, stdin=theirs, stdout=theirs, stderr=theirs, env=env):

@@ -1,4 +1,4 @@
-"""The table [cluster]: what EKS would refuse cannot be written, and each fault is one sentence."""
+"""The table [cluster]: configurations that EKS would refuse are errors, each with one sentence."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ REGISTRY = "123456789012.dkr.ecr.us-east-2.amazonaws.com"
 
 
 def faults(folder: Path, text: str) -> list[str]:
-    """What is wrong with a file, also where it is deployed only."""
+    """The errors of a file, including those checked at deployment only."""
     path = folder / "nxpipe.toml"
     path.write_text(text)
     try:

@@ -1,4 +1,4 @@
-"""`nxpipe infra lock`: what is found, and what whoever reads the file refuses."""
+"""`nxpipe infra lock`: the resolved versions, and the refusals of readers of the file."""
 
 import json
 from collections.abc import Mapping
@@ -22,14 +22,14 @@ __all__ = ["nxpipe", "project"]
 
 @cache
 def unlimited() -> Session:
-    """With credentials; kept, for it reads the descriptions of services once."""
+    """A client with credentials, cached because it loads service descriptions."""
     session = Session()
     session.set_credentials("test", "test")
     return session
 
 
 class Amazon:
-    """SSM, EKS and ECR that answer what they are told to, and check each question by the SDK's own model."""
+    """Fakes of SSM, EKS and ECR with fixed responses, which check each request by the SDK's own model."""
 
     def __init__(self, *, releases: bool = True, default: bool = True) -> None:
         self.clients: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Every key of a valid document is found on the line where it stands, however the document is written."""
+"""Every key of a valid document is located on its line, for every style of the document."""
 
 import random
 import re
@@ -35,7 +35,7 @@ documents = st.dictionaries(_keys, _values, max_size=5)
 
 
 class Writer:
-    """Writes a document in a style drawn by chance, and notes on which line each key ends up."""
+    """Writes a document in a random style, and records the line of each key."""
 
     def __init__(self, chance: random.Random) -> None:
         self.text = ""
@@ -43,7 +43,7 @@ class Writer:
         self._chance = chance
 
     def table(self, table: Document, path: KeyPath, header: tuple[str, ...]) -> None:
-        """Keys come first: what follows a subtable's header belongs to the subtable."""
+        """Keys come first: lines after a subtable's header belong to the subtable."""
         later: list[str] = []
         for key, value in table.items():
             if self._chance.random() < 0.5 and (isinstance(value, dict) or self._is_array_of_tables(value)):

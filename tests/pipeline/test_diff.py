@@ -50,7 +50,7 @@ def weights(**arrays: Array) -> dict[str, Elements]:
 
 
 def layers(count: int, *, cast: bool) -> Graph:
-    """So many equal layers in a repeat, each of which casts there and back if asked to."""
+    """A repeat of so many equal layers, each with a cast there and back if `cast`."""
     builder = GraphBuilder()
     first = value = builder.input("x", TensorType((4, 8), DType.FLOAT32))
     where = Origin("layers.0.mlp")

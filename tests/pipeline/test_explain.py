@@ -1,4 +1,4 @@
-"""`nxpipe explain`: why the store answers a build or not, and the compiler's passes, one at a time."""
+"""`nxpipe explain`: the reasons for a cache hit or miss, and the compiler's passes, one at a time."""
 
 import json
 from collections.abc import Mapping
@@ -105,7 +105,7 @@ def test_a_pass_that_does_not_exist_is_refused_with_those_that_do(nxpipe: InProc
 
 @pytest.fixture
 def request_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildSpec:
-    """What a build of the only model in this folder's nxpipe.toml asks for."""
+    """The build request of the only model in this folder's nxpipe.toml."""
     monkeypatch.chdir(tmp_path)
     write_model(tmp_path / "models" / "tiny-llama", dict(LLAMA))
     (tmp_path / "nxpipe.toml").write_text(DESCRIBED)

@@ -1,4 +1,4 @@
-"""`nxpipe infra lint` and `plan`: on files, on folders that CDK has written, on what is deployed."""
+"""`nxpipe infra lint` and `plan`: on files, on folders written by CDK, on deployed stacks."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""`nxpipe infra manifests`: what is written, and that all of it is pinned."""
+"""`nxpipe infra manifests`: the written files, with all versions pinned."""
 
 from pathlib import Path
 from typing import Any, Final

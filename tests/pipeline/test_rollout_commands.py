@@ -1,6 +1,6 @@
-"""`nxpipe rollout start|status|approve|pause|resume|abort|log`, on a machine that waits or ends as a test says.
+"""`nxpipe rollout start|status|approve|pause|resume|abort|log`, with a state machine controlled by the test.
 
-What the real machines make of it is told by test_rollout_machines.py.
+test_rollout_machines.py tests the commands with the real machines.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""`nxpipe rollout` against the real machines on a local AWS, with a second for a minute.
+"""`nxpipe rollout` with the real machines on a local AWS, with a second for a minute.
 
-What becomes of a version that is promoted is told by tests/localaws/test_rollout_demo.py.
+tests/localaws/test_rollout_demo.py tests the end of a successful rollout.
 """
 
 import json
@@ -34,7 +34,7 @@ SLOW = '[rollout]\nsteps = [25, 100]\nbake_min = "1h"\nbake_max = "2h"\n'  # so 
 
 @dataclass(frozen=True)
 class Account:
-    """Its fleet runs the first of the artifacts, and the others are there to be rolled out."""
+    """Its fleet runs the first artifact; the others can be rolled out."""
 
     folder: Path
     bucket: str
@@ -43,7 +43,7 @@ class Account:
     errors: dict[str, float]
 
     def looked_at(self, version: int) -> bool:
-        """Whether the judge has looked at its rollout, which is the newest one."""
+        """Whether the judge has evaluated its newest rollout."""
         states, s3 = client_of("stepfunctions", REGION), client_of("s3", REGION)
         key = self.versions[version].rpartition("@")[2]
         names = [execution["name"] for execution in states.list_executions(stateMachineArn=MACHINE)["executions"]]
@@ -55,7 +55,7 @@ class Account:
 
 @dataclass(frozen=True)
 class User:
-    """Of the account's project."""
+    """A user of the account's project."""
 
     account: Account
     nxpipe: InProcess
@@ -78,7 +78,7 @@ class User:
 
 @pytest.fixture(autouse=True)
 def sealed_environment() -> None:
-    """Sealed for all tests together, in `account`: its server and its visitors live in the same environment."""
+    """Sealed for all tests together, in `account`: its server and its simulated users have the same environment."""
 
 
 @pytest.fixture(scope="module")

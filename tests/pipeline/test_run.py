@@ -1,4 +1,4 @@
-"""`nxpipe run`, in this process: what programs answer to what they are fed."""
+"""`nxpipe run`, in this process: outputs of programs for given inputs."""
 
 import json
 from pathlib import Path

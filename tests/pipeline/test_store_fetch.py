@@ -1,4 +1,4 @@
-"""`nxpipe store fetch`: from the store, from a mirror, from what this machine has seen."""
+"""`nxpipe store fetch`: from the store, from a mirror, from the offline index."""
 
 import json
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def server() -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def s3(server: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> S3:
-    """A bucket that nxpipe.toml names, here."""
+    """A bucket named in nxpipe.toml."""
     for name, value in server.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)

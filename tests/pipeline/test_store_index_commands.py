@@ -1,4 +1,4 @@
-"""`nxpipe store ls` with filters, `explain`, `diff`, `export` and `import`, as a user types them."""
+"""`nxpipe store ls` with filters, `explain`, `diff`, `export` and `import`, as typed by a user."""
 
 import json
 from pathlib import Path
@@ -96,7 +96,7 @@ def test_a_build_is_explained_before_it_is_made(here: Path, bert: Path) -> None:
 
 
 def publish_inputs(folder: Path, inputs: dict[str, object]) -> Manifest:
-    """An artifact that answers this request."""
+    """An artifact for this request."""
     store = open_store(str(folder))
     sample = publish(folder).manifest
     found = sample.model_copy(update={"key_inputs": store.put_blob(canonical_json(inputs))})

@@ -1,4 +1,4 @@
-"""`nxpipe release` on a folder: the whole chain, what comes after it, and the ways in which it is refused."""
+"""`nxpipe release` on a folder: all gates, repetitions, and refusals."""
 
 import json
 import subprocess

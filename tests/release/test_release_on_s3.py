@@ -1,4 +1,4 @@
-"""The same on S3."""
+"""`nxpipe release` on S3."""
 
 from collections.abc import Iterator
 from pathlib import Path

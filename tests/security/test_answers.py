@@ -1,4 +1,4 @@
-"""No silent wrong answers: what does not suit a program is refused, and what is left out is said."""
+"""No silent wrong answers: unsuitable input is refused, and omissions are reported."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the compile cache promises: reached in one way only, and never missed when it is gone."""
+"""The compile cache: one way of access, and no failure without it."""
 
 import json
 from functools import partial

@@ -1,4 +1,4 @@
-"""What an estimate adds up, what it says that it leaves out, and what is over the budget."""
+"""A cost estimate: its sum, the parts that it excludes, and the comparison with the budget."""
 
 import tomllib
 from typing import Any

@@ -1,4 +1,4 @@
-"""A closed network leads to what its instances call, to nothing else, and no way is lost unnoticed."""
+"""A closed network has endpoints for exactly the services that its instances call."""
 
 from typing import Final
 
@@ -42,7 +42,7 @@ def made(network: ClosedNetwork | NatNetwork, *actions: str) -> tuple[NetworkSta
 
 
 def led_to(stack: NetworkStack) -> dict[str, str]:
-    """The services, and how each is reached."""
+    """The services and the type of each one's endpoint."""
     found = [
         resource["Properties"]
         for resource in template_of(stack)["Resources"].values()

@@ -1,4 +1,4 @@
-"""What a build farm is made of, what its jobs may do, and that nothing of it stays."""
+"""The build farm: its resources, the permissions of its jobs, and deletion without remains."""
 
 from dataclasses import dataclass
 from typing import Any

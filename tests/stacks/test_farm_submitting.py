@@ -1,4 +1,4 @@
-"""Who may submit jobs to the build farm, and what else that opens."""
+"""Permissions for submitting jobs to the build farm, and their limits."""
 
 import boto3
 from aws_cdk import Stack

@@ -24,7 +24,7 @@ CDK = ROOT / "node_modules/.bin/cdk"
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What git would give, and what `make setup` makes beside it."""
+    """The files from git and those from `make setup`."""
     folder = tmp_path_factory.mktemp("checkout")
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],

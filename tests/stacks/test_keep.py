@@ -1,4 +1,4 @@
-"""The replacement guard: an id that moves is refused, and so is one that nobody wrote down."""
+"""The replacement guard: a changed logical id is refused, and so is an unregistered one."""
 
 from typing import Any
 

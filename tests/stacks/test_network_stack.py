@@ -1,4 +1,4 @@
-"""What the network promises: nothing is looked up, nothing moves, and nothing gets out that should not."""
+"""The network: no lookups, stable subnets, and no unwanted egress."""
 
 import json
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ EXISTING = ExistingNetwork.model_validate(
 
 @cache
 def made(network: ClosedNetwork | NatNetwork | ExistingNetwork, zones: tuple[str, ...] = ZONES) -> NetworkStack:
-    """To be read and deployed: no test adds to it."""
+    """Read and deployed only: no test adds to it."""
     return NetworkStack(new_app(), "demo-network", project="demo", network=network, zones=zones, env=HERE)
 
 
@@ -43,7 +43,7 @@ def test_nothing_is_looked_up_in_an_account() -> None:
 
 
 def subnets(stack: NetworkStack) -> dict[str, tuple[str, str]]:
-    """By logical id: the zone and the addresses."""
+    """Zone and addresses by logical id."""
     found = template_of(stack)["Resources"].items()
     return {
         name: (value["Properties"]["AvailabilityZone"], value["Properties"]["CidrBlock"])

@@ -1,4 +1,4 @@
-"""What is told of a fleet, to whom, and when a release is held to be bad."""
+"""Metrics, alarms and notifications of a fleet, and the alarms that fail a release."""
 
 import json
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ COLOURS = ("blue", "green")
 
 
 class FleetStack(Stack):
-    """The parts of a serving fleet that alarms look at."""
+    """The parts of a serving fleet that alarms use."""
 
     def __init__(self, scope: Construct, id_: str, network: NetworkHandle, fleet: str) -> None:
         super().__init__(scope, id_, env=HERE)

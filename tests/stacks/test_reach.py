@@ -1,4 +1,4 @@
-"""Who is taken to call what, from the resources of a template alone."""
+"""The calls of each principal, derived from the resources of a template."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Rollouts from beginning to end, on the local AWS: the machines as they are deployed, with a second for a minute."""
+"""Rollouts from start to end on the local AWS: the deployed machines, with a second for a minute."""
 
 import json
 from collections.abc import Iterator
@@ -42,14 +42,14 @@ ALARM = "demo-search-refused"
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """One for all: each rollout begins where the one before has ended."""
+    """One fleet for all tests: each rollout begins where the one before has ended."""
     with fleet_there(tmp_path_factory.mktemp("fleet")) as front:
         yield front
 
 
 @pytest.fixture
 def front(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    """Whatever a test does, it leaves a whole fleet behind."""
+    """A fleet that is complete again after each test."""
     for name, value in WHO.items():
         monkeypatch.setenv(name, value)
     yield fleet
@@ -63,7 +63,7 @@ def test_every_property_is_told_by_its_service_as_it_was_wanted(front: Fleet) ->
 
 
 def rolled_back(execution: str) -> str:
-    """The reason."""
+    """The reason of the rollback."""
     result = ended(execution)
     found = json.loads(result["output"])
     assert found["outcome"] != "promoted"

@@ -1,4 +1,4 @@
-"""What the store stack promises about the bucket that holds a team's artifacts, and what goes with it."""
+"""The store stack: the bucket of a team's artifacts, and its related resources."""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,4 @@
-"""Each rule of the pack finds each way of breaking it, and says nothing of what keeps it."""
+"""Each rule of the pack finds each violation of it, and accepts conforming templates."""
 
 from typing import Any
 
