@@ -1,9 +1,9 @@
-"""What the judge of rollouts promises, measured: false rollbacks, detection, whole rollouts; peers beside it.
+"""Measurements of the rollout judge: false rollbacks, detection, whole rollouts, and a comparison with peers.
 
     nice -n 10 python benchmarks/canary.py FOLDER [--rollouts N] [--runs N] [--wholes N] [--only PART]
 
-FOLDER keeps what has been measured: what is there is not measured again, so a sweep may be interrupted, and begins anew
-in an empty folder. Without --only, the tables are printed and written into docs/guides/canary.md, with the two plots.
+FOLDER keeps the measurements; existing ones are not repeated, so an interrupted sweep continues, and an empty folder
+starts anew. Without --only, the tables are printed and written into docs/guides/canary.md, with the two plots.
 """
 
 import argparse
@@ -36,7 +36,7 @@ HEALTHY: Final[tuple[tuple[Scenario, float], ...]] = (
     ("bursty", 0.5),
     ("bursty", 1.0),
 )
-# rps, name, the canary's errors, its latencies
+# rps, name, error rate of the canary, scale of its latencies
 FAULTS: Final = (
     (5, "errors 0.5 → 1 %", 0.01, UNCHANGED_LATENCY),
     (5, "errors 0.5 → 2 %", 0.02, UNCHANGED_LATENCY),
@@ -50,7 +50,7 @@ FAULTS: Final = (
     (50, "p99 + 20 %, all latencies", BASE, SCALED),
     (50, "p99 + 50 %, tail alone", BASE, TAIL),
 )
-# base error, canary's error, scenario
+# base error rate, canary's error rate, scenario
 WHOLE: Final[tuple[tuple[float, float, Scenario], ...]] = (
     (BASE, BASE, "steady"),
     (BASE, 0.01, "steady"),
@@ -79,10 +79,10 @@ def false_rollbacks(cells: Cells, rollouts: int) -> list[str]:
         for rps in TRAFFIC:
             world = TrafficModel(scenario, rps, BASE, BASE, burst=burst)
             name = f"healthy-{scenario}-{burst:g}-{rps}-{rollouts}"
-            found = cells.of(name, partial(_ended, world, rollouts, 1))
-            limit = found["false_rollback_rate_upper_95"]
-            trials, minutes = found["rollouts"], found["median_minutes"]
-            row.append(f"{found['rolled_back']} of {trials:,}: at most **{limit:.2%}**; median {minutes:.0f} min")
+            outcome = cells.of(name, partial(_ended, world, rollouts, 1))
+            limit = outcome["false_rollback_rate_upper_95"]
+            trials, minutes = outcome["rollouts"], outcome["median_minutes"]
+            row.append(f"{outcome['rolled_back']} of {trials:,}: at most **{limit:.2%}**; median {minutes:.0f} min")
         lines.append(f"| {' | '.join(row)} |")
     return lines
 
@@ -100,8 +100,8 @@ def whole_rollouts(cells: Cells, runs: int) -> list[str]:
         for rps in TRAFFIC:
             world = TrafficModel(scenario, rps, base, error)
             name = f"whole-{scenario}-{base:g}-{error:g}-{rps}-{runs}"
-            found = cells.of(name, partial(_ended, world, runs, 2))
-            row.append(_ends(found, runs))
+            outcome = cells.of(name, partial(_ended, world, runs, 2))
+            row.append(_ends(outcome, runs))
         lines.append(f"| {' | '.join(row)} |")
     return lines
 
@@ -122,7 +122,7 @@ def _ends(found: dict[str, Any], runs: int) -> str:
 
 
 def one_step(cells: Cells, runs: int) -> list[str]:
-    """An hour at a share of 5 %: every rule on the same minutes."""
+    """An hour at a share of 5 %, with every rule on the same minutes."""
     healthy = [
         "One hour at a share of 5 %, all rules on the same minutes. Rollbacks of equal versions, in %:",
         "",

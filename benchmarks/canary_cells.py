@@ -1,4 +1,4 @@
-"""Results of long sweeps, kept as they come in: a sweep that was interrupted goes on where it was."""
+"""Results of long sweeps, stored as they arrive, so that an interrupted sweep can continue."""
 
 import json
 from collections.abc import Callable
@@ -16,5 +16,5 @@ class Cells:
         if not path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(make()))
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found
+        document: dict[str, Any] = json.loads(path.read_text())
+        return document

@@ -1,9 +1,9 @@
-"""What others do with the same minutes: alarms on one number, and a test at the end as Kayenta runs it.
+"""Peer rules on the same minutes: alarms on one number, and a final test as in Kayenta.
 
-Written from what they do, not with their code. Kayenta's rule compares, for each metric, the minutes of the canary
+Written from their behaviour, not with their code. Kayenta's rule compares, for each metric, the minutes of the canary
 with those of an extra baseline of the same size by a Mann-Whitney interval of 98 %, and fails the canary when the lower
-end is above a quarter of the estimate. The tuned alarm has thresholds that let 1 % of healthy hours fail, found on
-simulated steady traffic of the very service: nobody has those in practice.
+end is above a quarter of the estimate. The tuned alarm has thresholds at which 1 % of healthy hours fail, found on
+simulated steady traffic of the same service, which no real service has.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ TITLES: Final = {
 MINUTES: Final = 60
 _SHARE: Final = 0.05
 _TUNING: Final = 1000  # hours
-_LOOKS: Final = 5  # minutes between two of Kayenta's
+_LOOKS: Final = 5  # minutes between two Kayenta evaluations
 _Z: Final = 2.326  # 98 %, two-sided
 _TOLERANCE: Final = 0.25
 _LATENCIES: Final = np.exp(np.array(LOG_THRESHOLDS))
@@ -40,7 +40,7 @@ _LATENCIES: Final = np.exp(np.array(LOG_THRESHOLDS))
 
 @dataclass(frozen=True)
 class Hour:
-    """Counts for the judge; error rates and p99 (over the stable median) for the others."""
+    """Counts for the judge; error rates and p99 (relative to the baseline's median) for the peers."""
 
     batches: tuple[Batch, ...]
     canary: np.ndarray[Any, Any]  # error rate, p99; a row for each minute
@@ -61,7 +61,7 @@ def hour(world: TrafficModel, random: np.random.Generator) -> Hour:
         theirs, compared = _arm(random, int(at_baseline[minute]), world.base_error * bad, Slowness(slow))
         rest = max(0, int(requests[minute] - at_canary[minute] - at_baseline[minute]))
         others = _counted(random, rest, world.base_error * bad, Slowness(slow))
-        slower = tuple(one + other for one, other in zip(theirs.slower, others.slower, strict=True))
+        slower = tuple(value + other for value, other in zip(theirs.slower, others.slower, strict=True))
         count = int(theirs.requests + others.requests)
         stable = Arm(count, theirs.errors + others.errors, count, slower)
         batches.append(Batch(minute, mine, stable))
@@ -71,7 +71,7 @@ def hour(world: TrafficModel, random: np.random.Generator) -> Hour:
 
 
 def _arm(random: np.random.Generator, requests: int, error: float, slow: Slowness) -> tuple[Arm, tuple[float, float]]:
-    """Every latency drawn, for a p99 of a minute is that of its requests."""
+    """Draw every latency: the p99 of a minute is that of its requests."""
     latencies = _after(random.normal(0, SPREAD, requests), slow)
     slower = tuple((latencies[:, None] > _LATENCIES).sum(axis=0).tolist())
     errors = int(random.binomial(requests, min(error, 1)))
@@ -80,7 +80,7 @@ def _arm(random: np.random.Generator, requests: int, error: float, slow: Slownes
 
 
 def _after(logs: np.ndarray[Any, Any], slow: Slowness) -> np.ndarray[Any, Any]:
-    """What `Slowness.before` undoes."""
+    """The inverse of `Slowness.before`."""
     stretched = np.where(logs <= P95, logs, P95 + (logs - P95) * slow.stretch)
     slowed: np.ndarray[Any, Any] = np.exp(stretched + np.log(slow.scale))
     return slowed
@@ -93,7 +93,7 @@ def _counted(random: np.random.Generator, requests: int, error: float, slow: Slo
 
 
 def caught(plan: CanaryPlan, world: TrafficModel, runs: int, seed: int) -> dict[str, list[int | None]]:
-    """For each rule the minute at which it rolled back, run by run."""
+    """The minute of the rollback in each run, for each rule."""
     seeds = np.random.SeedSequence(seed).spawn(runs)
     thresholds = tuned(world.rps, world.base_error)
     with ProcessPoolExecutor() as pool:
@@ -139,7 +139,7 @@ def _higher(canary: np.ndarray[Any, Any], baseline: np.ndarray[Any, Any]) -> boo
 
 
 def _alarm(drawn: Hour, thresholds: tuple[float, float]) -> int | None:
-    """Two of three minutes above either threshold."""
+    """The first minute with two of three minutes above either threshold."""
     above = drawn.canary > np.array(thresholds)
     for minute in range(1, MINUTES):
         if (above[max(0, minute - 2) : minute + 1].sum(axis=0) >= 2).any():
@@ -149,7 +149,7 @@ def _alarm(drawn: Hour, thresholds: tuple[float, float]) -> int | None:
 
 @cache
 def tuned(rps: float, base_error: float) -> tuple[float, float]:
-    """Each of two alarms may fail half a percent of healthy hours."""
+    """Thresholds of the two alarms; each fails half a percent of healthy hours."""
     world = TrafficModel("steady", rps, base_error, base_error, UNCHANGED_LATENCY)
     worst = np.array(list(_worst(world)))
     errors, p99 = np.quantile(worst, 0.995, axis=0)
@@ -157,7 +157,7 @@ def tuned(rps: float, base_error: float) -> tuple[float, float]:
 
 
 def _worst(world: TrafficModel) -> Iterator[np.ndarray[Any, Any]]:
-    """The lowest threshold that an hour would not have crossed in two of three minutes."""
+    """The lowest threshold that an hour does not exceed in two of three minutes."""
     for seed in np.random.SeedSequence(4).spawn(_TUNING):
         seen = hour(world, np.random.default_rng(seed)).canary
         yield np.max([np.sort(seen[at : at + 3], axis=0)[-2] for at in range(MINUTES - 2)], axis=0)

@@ -1,10 +1,10 @@
-"""Curves as SVG: panels of cumulative shares over minutes, drawn by hand so that no plotting library is needed."""
+"""Plots as SVG: panels of cumulative shares over minutes, written directly to avoid a plotting library."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-_WIDTH, _HEIGHT = 330, 220  # of a panel
+_WIDTH, _HEIGHT = 330, 220  # size of a panel
 _LEFT, _TOP, _RIGHT, _BOTTOM = 44, 40, 12, 34
 _MINUTES: Final = 60
 _COLOURS: Final = {
@@ -21,7 +21,7 @@ _STYLE: Final = "font-family='sans-serif' font-size='11' fill='#333'"
 class Curve:
     title: str
     rule: str
-    minutes: tuple[int | None, ...]  # when each run was rolled back, if it was
+    minutes: tuple[int | None, ...]  # minute of the rollback of each run, or None
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _panel(panel: Panel) -> list[str]:
 def _line(curve: Curve) -> str:
     points, before = [], 0.0
     for minute in range(_MINUTES + 1):
-        share = sum(1 for each in curve.minutes if each is not None and each <= minute) / len(curve.minutes)
+        share = sum(1 for entry in curve.minutes if entry is not None and entry <= minute) / len(curve.minutes)
         points += [f"{_x(minute):.1f},{_y(before):.1f}", f"{_x(minute):.1f},{_y(share):.1f}"]
         before = share
     width = 2.6 if curve.rule == "ours" else 1.6

@@ -25,7 +25,7 @@ from tests.conformance.opinfo import DTYPES, Verdict, judged
 
 PAGE = Path(__file__).parent.parent / "docs" / "results" / "conformance.md"
 
-# What makes two reasons differ though they say the same: places in a source, types, names, numbers.
+# Particulars in which equal reasons differ: places in a source, types, names, numbers.
 _PARTICULARS = re.compile(r" at \S+:\d+| with x\d+ \[[^:]*|\b\w+\[[\d,]*\]|'[^']*'|\b\d+\b")
 
 
@@ -35,12 +35,12 @@ def main() -> int:
     parser.add_argument("--workers", type=int, help="processes; default: the number of cores")
     args = parser.parse_args()
     verdicts = dict(judged(args.most, args.workers))
-    found = list(outcomes())
+    result = list(outcomes())
     for name, verdict in verdicts.items():
         for failure in verdict.failed:
             print(f"{name}: {failure}", file=sys.stderr)
-    PAGE.write_text(page(verdicts, found, args.most))
-    failed = any(verdict.failed for verdict in verdicts.values()) or any(one.verdict == "failed" for one in found)
+    PAGE.write_text(page(verdicts, result, args.most))
+    failed = any(verdict.failed for verdict in verdicts.values()) or any(entry.verdict == "failed" for entry in result)
     return int(failed)
 
 
@@ -80,16 +80,16 @@ def _opinfo(verdicts: Mapping[str, Verdict], most: int | None) -> Iterable[str]:
 
 
 def _onnx(found: list[Outcome]) -> Iterable[str]:
-    totals = Counter(one.verdict for one in found)
+    totals = Counter(entry.verdict for entry in found)
     figures = ", ".join(f"{totals[verdict]} {verdict}" for verdict in ("passed", "unsupported", "failed"))
     yield "## ONNX's node tests\n"
     yield f"{len(found)} tests, operator set {onnx.defs.onnx_opset_version()}: **{figures}**. A test counts for each"
     yield "operator in its model.\n"
-    yield from _grouped(Counter(_general(one.reason) for one in found if one.verdict == "unsupported"), "tests")
+    yield from _grouped(Counter(_general(entry.reason) for entry in found if entry.verdict == "unsupported"), "tests")
     table: dict[str, Counter[str]] = {}
-    for one in found:
-        for operator in one.operators:
-            table.setdefault(operator, Counter())[one.verdict] += 1
+    for entry in found:
+        for operator in entry.operators:
+            table.setdefault(operator, Counter())[entry.verdict] += 1
     yield from ("| Operator | Passed | Unsupported | Failed |", "| --- | ---: | ---: | ---: |")
     for operator, counts in sorted(table.items()):
         yield f"| `{operator}` | {counts['passed']} | {counts['unsupported']} | {counts['failed']} |"
@@ -99,7 +99,7 @@ def _onnx(found: list[Outcome]) -> Iterable[str]:
 def _ours(verdicts: Mapping[str, Verdict], found: list[Outcome]) -> Iterable[str]:
     """The number of passed samples and node tests that contain each operator of the graph."""
     samples = sum((verdict.used for verdict in verdicts.values()), Counter[str]())
-    tests = Counter(name for one in found if one.verdict == "passed" for name in one.used)
+    tests = Counter(name for entry in found if entry.verdict == "passed" for name in entry.used)
     yield "## The graph's own operators\n"
     yield "The number of passed samples and node tests that contain each operator. Collectives have no counterpart in"
     yield "either suite; the tests of tensor parallelism compare them with the unsharded model.\n"
@@ -116,7 +116,7 @@ def _grouped(reasons: Counter[str], unit: str) -> Iterable[str]:
 
 
 def _general(reason: str) -> str:
-    """The advice of a reason, without the operator and the particulars of the case."""
+    """The remedy in a reason, without the operator and the particulars of the case."""
     advice = reason.rpartition("; the first is ")[2]
     if advice != reason or re.match(r"[\w.:]+(\.\w+)?(, result \d+)?: ", advice):
         advice = re.sub(r"^.*?: ", "", advice, count=1)

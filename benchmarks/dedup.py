@@ -1,4 +1,4 @@
-"""What variants of a model cost in a store, beside what whole files and content-defined chunks would cost.
+"""The size of a model's variants in a store, compared with whole files and content-defined chunks.
 
     python benchmarks/dedup.py [--mib N]
 
@@ -28,8 +28,8 @@ DEGREES = (1, 2, 8)
 VERSIONS = 2
 CHUNK = 64 * 1024  # bytes of an average chunk
 MIB = 1024**2
-MOST_FOR_VARIANTS = 1.05  # times one set of weights
-MOST_FOR_A_CHANGE = 0.05  # of the bytes
+MOST_FOR_VARIANTS = 1.05  # relative to one set of weights
+MOST_FOR_A_CHANGE = 0.05  # share of the bytes
 
 
 @dataclass
@@ -41,14 +41,14 @@ class Ours:
     seen: set[str] = field(default_factory=set)
 
     def add(self, tensors: Sequence[Elements]) -> int:
-        """Bytes that a store which has all of the former does not have yet."""
+        """The number of bytes that a store with all former variants lacks."""
         new = {tensor.stored for tensor in put_weights(self.blobs, tensors)}
         return take(self.seen, ((blob.sha256, blob.size) for blob in new))
 
 
 @dataclass
 class WholeFile:
-    """One file a variant, as most stores keep it."""
+    """One file per variant, as most stores keep it."""
 
     name: str = "whole file"
     seen: set[str] = field(default_factory=set)
@@ -62,7 +62,7 @@ class WholeFile:
 
 @dataclass
 class Chunks:
-    """One file a variant, cut where its content says."""
+    """One file per variant, cut into content-defined chunks."""
 
     name: str = f"FastCDC, {CHUNK // 1024} KiB"
     seen: set[str] = field(default_factory=set)
@@ -83,16 +83,16 @@ def take(seen: set[str], pieces: Iterator[tuple[str, int]] | Sequence[tuple[str,
 
 
 def weights(total: int, seed: int = 0) -> list[Elements]:
-    """Blocks of a transformer: four square matrices, two wide ones and eight small vectors each, and an embedding."""
+    """An embedding, and transformer blocks of four square matrices, two wide ones and eight small vectors each."""
     chance, width = random.Random(seed), 512
     block = {"q": width, "k": width, "v": width, "o": width, "up": 4 * width, "down": 4 * width}
     sizes = {name: 2 * width * columns for name, columns in block.items()} | {f"bias.{n}": 2 * width for n in range(8)}
-    made = [_tensor(chance, "embedding", 2 * width * 8192)]
+    result = [_tensor(chance, "embedding", 2 * width * 8192)]
     number = 0
-    while sum(each.data.nbytes for each in made) < total:
-        made += [_tensor(chance, f"layer.{number}.{name}", size) for name, size in sizes.items()]
+    while sum(entry.data.nbytes for entry in result) < total:
+        result += [_tensor(chance, f"layer.{number}.{name}", size) for name, size in sizes.items()]
         number += 1
-    return made
+    return result
 
 
 def _tensor(chance: random.Random, name: str, size: int) -> Elements:
@@ -100,12 +100,12 @@ def _tensor(chance: random.Random, name: str, size: int) -> Elements:
 
 
 def changed(tensors: Sequence[Elements], share: float, seed: int = 1) -> list[Elements]:
-    """The same with other bytes in this share of the tensors, wherever they lie."""
+    """The tensors with other bytes in a share of them, at random places."""
     chance = random.Random(seed)
     chosen = set(chance.sample(range(len(tensors)), max(1, round(share * len(tensors)))))
     return [
-        replace(each, data=memoryview(chance.randbytes(each.data.nbytes))) if number in chosen else each
-        for number, each in enumerate(tensors)
+        replace(tensor, data=memoryview(chance.randbytes(tensor.data.nbytes))) if number in chosen else tensor
+        for number, tensor in enumerate(tensors)
     ]
 
 
@@ -113,7 +113,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mib", type=int, default=200, help="of weights")
     tensors = weights(parser.parse_args().mib * MIB)
-    size = sum(each.data.nbytes for each in tensors)
+    size = sum(tensor.data.nbytes for tensor in tensors)
     variants = len(BUCKETS) * len(DEGREES) * VERSIONS
     print(
         f"{len(tensors)} tensors, {size / MIB:.1f} MiB; {variants} variants of them, then 1 % of the tensors changed\n"
@@ -133,7 +133,7 @@ def main() -> int:
 def measured(
     kind: Ours | WholeFile | Chunks, tensors: Sequence[Elements], variants: int, size: int
 ) -> tuple[float, float]:
-    """Whoever keeps a file for each variant keeps the programs in it too: no two of these files are equal."""
+    """The sizes of all variants. With a file per variant, programs are part of the file, so no two files are equal."""
     stored = 0
     for number in range(variants):
         program = _tensor(random.Random(f"program {number}"), f"program.{number}", 2 * 64 * 1024)

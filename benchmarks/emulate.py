@@ -1,11 +1,11 @@
-"""How fast the emulator runs whole models, beside PyTorch and others on the same machine, in the same run.
+"""Speed of the emulator on whole models, compared with PyTorch and others on the same machine.
 
     python benchmarks/emulate.py [bert] [llama-prefill] [llama-decode] [--page docs/results/emulation.md]
 
-Every way runs in a process of its own, so that peak memory is its own and no library's threads disturb another's. A
-second process runs PyTorch's eager fp32, and the two take turns, one forward pass each: what else the machine does
-then hits both alike, and their quotient stands. Weights are random, times are medians. The goal: at most 1.15 times
-eager fp32, at most 1.5 times the bytes of the weights in fp32.
+Every variant runs in a process of its own, so that its peak memory is measured alone and no other library's threads
+interfere. A second process runs PyTorch's eager fp32, and the two alternate, one forward pass each: other load then
+affects both alike, and their ratio is stable. Weights are random, times are medians. The goal: at most 1.15 times eager
+fp32, at most 1.5 times the bytes of the weights in fp32.
 """
 
 import argparse
@@ -45,27 +45,27 @@ _LLAMA_1B = {
     "rope_theta": 500000.0,
     "tie_word_embeddings": True,
 }
-# name -> configuration (or the id of a known one), task, phase, sequence
+# name -> configuration (or model id), task, phase, sequence length
 CASES: Mapping[str, tuple[Any, str, str, int]] = {
     "bert": ("bert-base-uncased", "feature-extraction", "forward", 128),
     "llama-prefill": (_LLAMA_1B, "text-generation", "prefill", 128),
     "llama-decode": (_LLAMA_1B, "text-generation", "decode", 128),
 }
-YARDSTICK = "eager fp32"
+BASELINE = "eager fp32"
 EMULATED = "emulated bf16 matmult"
 WAYS = (EMULATED, "eager bf16", "compile fp32", "compile bf16", "onnxruntime", "onnx reference")
 _ROUNDS = {"bert": 21, "llama-prefill": 7, "llama-decode": 15}
 _LIBRARIES = {"onnxruntime": "onnxruntime", "onnx reference": "onnx"}
-# What BERT otherwise makes by a gather that is too long for ONNX's reference evaluator.
+# Explicit position ids: BERT's own gather is too long for ONNX's reference evaluator.
 _GIVEN_TO_ONNX = {"bert": ("token_type_ids",)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--way", action="append", choices=WAYS, help="only this way beside eager fp32")
+    parser.add_argument("--way", action="append", choices=WAYS, help="only this variant and eager fp32")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "nxpipe-emulation")
-    parser.add_argument("--page", type=Path, help="write what the folder holds there as a page")
+    parser.add_argument("--page", type=Path, help="write the results in the folder as a page to this path")
     parser.add_argument("--capture", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--serve", metavar="WAY", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -87,58 +87,58 @@ def main() -> None:
 
 
 class _Runner:
-    """A way of running a case, in a process that runs it once whenever it is asked."""
+    """A variant of a case, in a process that runs it once per request."""
 
     def __init__(self, case: str, way: str) -> None:
         command = [sys.executable, __file__, case, "--serve", way]
         pipe, both = subprocess.PIPE, subprocess.STDOUT
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=both, text=True)
-        self.ready = self._answer()
+        self.ready = self._receive()
 
     def run(self) -> Any:
-        """Milliseconds of the wall clock and of the processors."""
+        """Run once: milliseconds of wall time and of CPU time."""
         assert self._process.stdin
         print(file=self._process.stdin, flush=True)
-        return self._answer()
+        return self._receive()
 
     def stop(self) -> Any:
-        """Peak memory and the bytes of the weights in fp32."""
+        """Stop the process: its peak memory, and the bytes of the weights in fp32."""
         assert self._process.stdin
         self._process.stdin.close()
-        answer = self._answer()
+        answer = self._receive()
         self._process.wait()
         return answer
 
-    def _answer(self) -> Any:
+    def _receive(self) -> Any:
         assert self._process.stdout
         line = "no word"
         for line in self._process.stdout:
-            if line.startswith("{"):  # libraries talk in between
+            if line.startswith("{"):  # libraries print lines in between
                 return json.loads(line)
         return {"why_not": f"failed: {line.strip()[:100]}"}
 
 
 def side_by_side(case: str, way: str) -> dict[str, Any]:
-    """The medians of a way and of the yardstick, which took turns."""
+    """The medians of a variant and of eager fp32, alternating."""
     runner = _Runner(case, way)
     if "why_not" in runner.ready:
         return dict(runner.ready)
-    yardstick = _Runner(case, YARDSTICK)
+    baseline = _Runner(case, BASELINE)
     ours: list[Any] = []
     theirs: list[Any] = []
-    for turn in range(_ROUNDS[case]):  # who goes first alternates, too
-        for one in (runner, yardstick) if turn % 2 else (yardstick, runner):
-            (ours if one is runner else theirs).append(one.run())
+    for order in range(_ROUNDS[case]):  # the first of the two alternates, too
+        for entry in (runner, baseline) if order % 2 else (baseline, runner):
+            (ours if entry is runner else theirs).append(entry.run())
     return {
         **{key: statistics.median(run[key] for run in ours) for key in ("ms", "processor_ms")},
-        "yardstick": {key: statistics.median(run[key] for run in theirs) for key in ("ms", "processor_ms")},
+        "baseline": {key: statistics.median(run[key] for run in theirs) for key in ("ms", "processor_ms")},
         **runner.stop(),
-        "yardstick_memory": yardstick.stop(),
+        "baseline_memory": baseline.stop(),
     }
 
 
 def serve(case: str, way: str) -> None:
-    """Prepare, then run once for each line that comes in."""
+    """Prepare, then run once for each line on stdin."""
     library = _LIBRARIES.get(way)
     if library and find_spec(library) is None:
         print(json.dumps({"why_not": f"{library} is not installed"}))
@@ -165,7 +165,7 @@ HEADER = ("", "median ms", "eager fp32 ms", "x eager fp32", "processor ms", "x e
 def _cells(row: Mapping[str, Any]) -> Sequence[str]:
     if "why_not" in row:
         return (row["way"], row["why_not"])
-    beside, memory = row["yardstick"], row["rss"] / row["weights"]
+    beside, memory = row["baseline"], row["rss"] / row["weights"]
     return (
         row["way"],
         f"{row['ms']:.1f}",
@@ -210,7 +210,7 @@ def _section(case: str, rows: Sequence[Mapping[str, Any]]) -> str:
     _, task, phase, sequence = CASES[case]
     table = [HEADER, ("---",) + ("---:",) * (len(HEADER) - 1)]
     table += [(*_cells(row), *[""] * (len(HEADER) - len(_cells(row)))) for row in rows]
-    beside = next((row["yardstick_memory"] for row in rows if "yardstick_memory" in row), None)
+    beside = next((row["baseline_memory"] for row in rows if "baseline_memory" in row), None)
     memory = f" Eager fp32 takes {beside['rss'] / beside['weights']:.2f} times the weights." if beside else ""
     lines = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
     what = f"{task}, {phase}, batch 1, {sequence} {'positions in the KV cache' if phase == 'decode' else 'tokens'}"
@@ -245,7 +245,7 @@ def _captured(request: Any) -> Any:
 
 
 def _emulated(case: str) -> tuple[Callable[[], object], int]:
-    """A compiled graph needs no PyTorch to run, so it is captured in a process of its own."""
+    """The compiled graph, captured in a process of its own, because running it needs no PyTorch."""
     from nxpipe.emulator.capture import example_inputs
     from nxpipe.emulator.ir.decoding import decode
     from nxpipe.emulator.run.fast import LoadedGraph
@@ -261,7 +261,7 @@ def _emulated(case: str) -> tuple[Callable[[], object], int]:
 
 
 def _in_pytorch(case: str, way: str) -> tuple[Callable[[], object], int]:
-    """PyTorch's model itself, without hooks: eager, compiled, or exported to ONNX."""
+    """PyTorch's model without hooks: eager, compiled, or exported to ONNX."""
     import torch
 
     from nxpipe.emulator.capture import capture, example_inputs
@@ -287,7 +287,8 @@ def _in_onnx(way: str, model: Any, inputs: Mapping[str, Any]) -> Callable[[], ob
     import torch
 
     class Undotted(torch.nn.Module):
-        """The exporter writes the names of inputs into Python text, where `cache.0.key` is no name."""
+        """A model without dots in input names: the exporter writes them into Python text, where `cache.0.key` is not a
+        name."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""Feeds every reader of formats and programs what a coverage-guided fuzzer makes up: typed errors only, no hang.
+"""Coverage-guided fuzzing of every reader of formats and programs: only typed errors, no hang.
 
     python benchmarks/fuzz.py [--runs N] [--only NAME]
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 RUNS = 100_000
-LONGEST = 4096  # bytes of an input, or of twice its example
+LONGEST = 4096  # minimum of the input's size limit in bytes, which otherwise is twice that of the example
 HANG = 5  # seconds for one input
 _DONE = re.compile(r"Done (\d+) runs in (\d+) second")
 
@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def in_a_process(name: str, runs: int) -> int:
-    """libFuzzer ends the process that it runs in."""
+    """Fuzz in a process of its own, because libFuzzer ends its process."""
     command = [sys.executable, __file__, "--only", name, "--runs", str(runs), "--here"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     done = _DONE.search(ran.stderr)
@@ -77,7 +77,7 @@ def fuzz(name: str, runs: int) -> int:
     longest = max(LONGEST, 2 * len(parser.example))
     with tempfile.TemporaryDirectory() as corpus:
         (Path(corpus) / "example").write_bytes(parser.example)
-        os.chdir(corpus)  # where a crash would leave its input
+        os.chdir(corpus)  # the folder for the input of a crash
         options = [f"-runs={runs}", f"-timeout={HANG}", f"-max_len={longest}", "-rss_limit_mb=1024"]
         atheris.Setup([sys.argv[0], *options, corpus], one)
         atheris.Fuzz()

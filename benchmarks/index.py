@@ -1,9 +1,9 @@
-"""How long a listing and the search of a near miss take in a store of thousands, with an index and without.
+"""Duration of a listing and of a near-miss search in a store of thousands of artifacts, with and without an index.
 
 Usage: python benchmarks/index.py [--artifacts N] [--runs N] [--store s3://bucket/prefix]
 
-Fills a store (a temporary folder, unless another is named) with artifacts whose key inputs are those of real
-transformer configurations, then runs whole processes: wall and processor seconds, the median of the runs.
+Fills a store (by default a temporary folder) with artifacts whose key inputs are those of real transformer
+configurations, then runs whole processes: wall and CPU seconds, the median of the runs.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--artifacts", type=int, default=10_000)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--store", help="an empty store; it is filled and left so")
+    parser.add_argument("--store", help="an empty store; it is filled and kept")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         url = options.store or f"file://{folder}/store"
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def _measured(name: str, words: list[str], url: str, runs: int) -> bool:
-    """The first run finds no index, and writes it; the goal is for all others."""
+    """The median of the runs. The first run finds no index and writes it; the goal applies to all others."""
     times = [_timed([*words, "--store", url]) for _ in range(runs + 1)]
     print(f"{name:28} {'first run':14} {times[0][0]:7.2f} {times[0][1]:7.2f}")
     wall, cpu = (statistics.median(column) for column in zip(*times[1:], strict=True))
@@ -72,7 +72,7 @@ def _children_seconds() -> float:
 
 
 def _publish(store: Store, number: int) -> str:
-    """An artifact without blobs worth mentioning: what is measured here reads none."""
+    """An artifact with tiny blobs: this benchmark reads none."""
     inputs = store.put_blob(canonical_json(_inputs(number)))
     program = store.put_blob(b"program")
     manifest = Manifest(
@@ -95,7 +95,7 @@ def _publish(store: Store, number: int) -> str:
         weights=(),
         files=(),
     )
-    # As `publish` would leave it, without its flushes to the disk: ten thousand of them would take minutes.
+    # The same files as `publish`, without flushes to the disk, which would take minutes for ten thousand artifacts.
     data = manifest.to_bytes()
     assert blob_path(store.put_blob(data)) == blob_path(Blob.of(data))
     store.records.create(ActionRecord.of(manifest, Blob.of(data)))
@@ -103,7 +103,7 @@ def _publish(store: Store, number: int) -> str:
 
 
 def _inputs(number: int) -> dict[str, object]:
-    """Two hundred models, each built for some of a hundred shapes, targets and options."""
+    """Two hundred models, each built for some of a hundred combinations of shape, target and options."""
     model, variant = number % 200, number // 200
     dice = random.Random(model)
     sizes = {f"setting_{place}": dice.choice([0.1, 768, "gelu", True, None, 12]) for place in range(45)}

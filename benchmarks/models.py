@@ -2,10 +2,10 @@
 
 Usage: python benchmarks/models.py [--folder DIR] [--only TEXT] [--page docs/results/models.md]
 
-Each model is checked in a process of its own with an empty cache, and again with a warm one. Beside it runs what one
-would do without nxpipe: torch.export of the same programs and their decomposition to core ATen. And a small model of
-the same class runs through `nxpipe verify`. Rows are kept in DIR, one file a model, so that a run which was interrupted
-goes on where it stopped; delete a file to measure again.
+Each model is checked in a process of its own with an empty cache, and again with a warm one. For comparison, the same
+programs go through plain torch.export and the decomposition to core ATen. A small model of the same class runs through
+`nxpipe verify`. Rows are stored in DIR, one file per model, so that an interrupted run can continue; delete a file to
+measure again.
 """
 
 import argparse
@@ -27,9 +27,9 @@ sys.path.insert(0, str(ROOT))  # the small models are those of the tests
 
 TARGET = "trn2.48xlarge"
 TIME_OUT = 900
-GOAL = 0.6  # of the time of plain export
+GOAL = 0.6  # relative to the time of plain export
 
-# The list that must pass: model, and the small model of the same class that is verified.
+# Models that must pass, each with the small model of the same class that is verified.
 MODELS = {
     "meta-llama/Llama-2-7b-hf": "llama",
     "meta-llama/Llama-2-13b-hf": "llama",
@@ -75,7 +75,7 @@ MODELS = {
     "stabilityai/stable-diffusion-xl-base-1.0/vae": "vae",
     "facebook/wav2vec2-base": "wav2vec2",
 }
-# Models of text that know fewer positions than a check asks for on its own.
+# Text models with fewer positions than the default bucket of a check.
 TOKENS = {"clip": 77, "unet": 77, "unet-xl": 77}
 
 
@@ -83,7 +83,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "nxpipe-models")
     parser.add_argument("--only", default="", help="models whose id contains this text")
-    parser.add_argument("--page", type=Path, help="write the table there as a page")
+    parser.add_argument("--page", type=Path, help="write the table as a page to this path")
     parser.add_argument("--export-worker", metavar="ID", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.export_worker:
@@ -124,7 +124,7 @@ def tokens(model: str) -> int:
 
 
 def write_small_model(model: str, folder: Path) -> str:
-    """The configuration of a small model of the same class; returns the phases that it is verified in."""
+    """Write the configuration of a small model of the same class; returns the phases in which it is verified."""
     from nxpipe.pipeline.models.catalogue import find
     from nxpipe.pipeline.models.configuration import all_phases
     from tests.emulator.models import small_config
@@ -132,16 +132,16 @@ def write_small_model(model: str, folder: Path) -> str:
     known = find(model)
     assert known is not None
     names = {key: known.config[key] for key in ("architectures", "_class_name") if key in known.config}
-    kept_in = {} if "_class_name" in names else {"torch_dtype": "float32"}  # diffusers knows no such setting
+    kept_in = {} if "_class_name" in names else {"torch_dtype": "float32"}  # diffusers does not have this setting
     config = {**small_config(MODELS[model]), **names, **kept_in}
     (folder / "config.json").write_text(json.dumps(config))
     return ",".join(all_phases(known.task))
 
 
 def run(command: list[str], cache: str | None = None) -> dict[str, Any]:
-    """A command's answer, seconds and peak memory."""
+    """The result, seconds and peak memory of a command."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", **({"XDG_CACHE_HOME": cache} if cache else {})}
-    # A parent in between, so that the peak is that of this command and no other's.
+    # An intermediate process, so that the peak is that of this command alone.
     measure = (
         "import json, resource, subprocess, sys, time\n"
         "started = time.monotonic()\n"
@@ -164,7 +164,7 @@ def run(command: list[str], cache: str | None = None) -> dict[str, Any]:
 
 
 class Taken(BaseException):
-    """Carries a program out of our front end, before anything of ours is done to it."""
+    """Raised with a program by our front end before any transformation of ours."""
 
     def __init__(self, program: Any) -> None:
         super().__init__()
@@ -172,9 +172,9 @@ class Taken(BaseException):
 
 
 def export_plainly(model: str) -> int:
-    """torch.export and core ATen of the programs that a check compiles: the same modules, called with the same tensors.
+    """torch.export and core ATen of the programs that a check compiles: the same modules and tensors.
 
-    The module that makes a decoder's step a function of its cache is ours; all that happens to it is PyTorch's.
+    The module that turns a decoder's step into a function of its cache is ours; the rest is PyTorch's.
     """
     import torch
 
@@ -227,26 +227,26 @@ def export_cells(row: dict[str, Any]) -> list[str]:
 
 
 def comparable(row: dict[str, Any]) -> bool:
-    """Whether both came to an end."""
+    """Whether both runs have completed."""
     return row["check"]["code"] is not None and row["export"]["code"] == 0
 
 
 def ratio(row: dict[str, Any]) -> float:
-    """Of processor time: what other work on the machine does not stretch."""
+    """The ratio of CPU times, which other load on the machine does not affect."""
     return float(row["check"]["processor"] / row["export"]["processor"])
 
 
 def verify_cells(row: dict[str, Any]) -> list[str]:
-    """The worst output of all programs, under bf16 matmult."""
+    """The worst output of all programs, with bf16 matmult."""
     done = row["verify"]
     if "out" not in done:
         return ["fails", str(done.get("error", "")).strip()[-80:], "", "", ""]
-    found = [output for program in done["out"] for output in program["emulated"]["matmult"]["outputs"]]
-    scored = [output for output in found if output["kl"] is not None]
+    errors = [output for program in done["out"] for output in program["emulated"]["matmult"]["outputs"]]
+    scored = [output for output in errors if output["kl"] is not None]
     verdict = f"{len(done['out'])} of {len(done['out'])}" if done["code"] == 0 else "beyond [verify]"
     kl = f"{max(output['kl'] for output in scored):.1e}" if scored else ""
     top1 = f"{min(output['top1'] for output in scored):.2f}" if scored else ""
-    worst, cosine = max(output["max_absolute"] for output in found), min(output["cosine"] for output in found)
+    worst, cosine = max(output["max_absolute"] for output in errors), min(output["cosine"] for output in errors)
     return [verdict, f"{worst:.1e}", kl, top1, f"{cosine:.6f}"]
 
 

@@ -80,7 +80,9 @@ def _by_kind(verdicts: Sequence[Verdict]) -> Iterator[str]:
     for kind in (*KINDS, "all"):
         alike = [verdict for verdict in verdicts if kind in (verdict.mutant.kind, "all")]
         by = Counter(verdict.judge for verdict in alike)
-        same, missed = (sum(map(bool, each)) for each in zip(*((it.proof, it.is_missed) for it in alike), strict=True))
+        same, missed = (
+            sum(map(bool, entry)) for entry in zip(*((it.proof, it.is_missed) for it in alike), strict=True)
+        )
         numbers = " | ".join(str(by[judge]) for judge in Judge)
         share = _share(by.total() - by[None], by.total())
         yield f"| {kind} | {by.total()} | {numbers} | {share} | {same} | {missed} |"
@@ -116,7 +118,7 @@ def _waits() -> Iterator[str]:
     yield "remain, by execution of all iterations of all loops.\n"
     yield from ("| Program | Waits | Redundant |", "| --- | ---: | ---: |")
     for sample, program in samples():
-        total = sum(len(each.waits) for each in instructions(program.body))
+        total = sum(len(instruction.waits) for instruction in instructions(program.body))
         yield f"| `{sample.name}` | {total} | {sum(map(len, redundant(program).values()))} |"
 
 

@@ -80,7 +80,7 @@ class Entry:
 
 
 class ReplayFailed(Exception):
-    """The product did not do what a record needs."""
+    """The product did not produce what a record needs."""
 
 
 # Recording
@@ -88,7 +88,7 @@ class ReplayFailed(Exception):
 
 @dataclass
 class Product:
-    """A checkout, as it is driven from outside."""
+    """A checkout, driven from outside."""
 
     root: Path
     work: Path
@@ -148,23 +148,23 @@ Entries = Iterator[tuple[str, Entry]]
 def record(product: Product, out: Path, sections: Sequence[str]) -> None:
     shutil.rmtree(out, ignore_errors=True)
     (out / "nxe").mkdir(parents=True)
-    found: dict[str, Entry] = {}
+    document: dict[str, Entry] = {}
     seconds: dict[str, float] = {}
     for section in SECTIONS:
         if section not in sections:
             continue
         began = time.monotonic()
         for name, entry in _RECORDERS[section](product, out):
-            if f"{section}/{name}" in found:
+            if f"{section}/{name}" in document:
                 raise ReplayFailed(f"two entries are called {section}/{name}")
-            found[f"{section}/{name}"] = entry
+            document[f"{section}/{name}"] = entry
         seconds[section] = round(time.monotonic() - began, 1)
         sys.stderr.write(f"{section}: {seconds[section]} s\n")
-    for name, entry in found.items():
+    for name, entry in document.items():
         path = out / "entries" / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(vars(entry), indent=1, sort_keys=True, ensure_ascii=False) + "\n")
-    write_digests(out, found, sections, quick=product.quick)
+    write_digests(out, document, sections, quick=product.quick)
     (out / "seconds.json").write_text(json.dumps(seconds) + "\n")
 
 
@@ -179,8 +179,8 @@ def write_digests(out: Path, found: Mapping[str, Entry], sections: Sequence[str]
 
 
 def digests_of(entry: Entry) -> str:
-    """Of the data, of the texts; and whether the data depend on the machine."""
-    data, texts = (hashlib.sha256(_spelled(each).encode()).hexdigest()[:16] for each in (entry.data, entry.texts))
+    """The digests of the data and of the texts, and whether the data depend on the machine."""
+    data, texts = (hashlib.sha256(_spelled(item).encode()).hexdigest()[:16] for item in (entry.data, entry.texts))
     return f"{data} {texts}{' machine' if entry.machine else ''}"
 
 
@@ -191,16 +191,16 @@ def _spelled(document: Any) -> str:
 def split(document: Any, *, is_text: Callable[[tuple[Any, ...], Any], bool] | None = None, **more: bool) -> Entry:
     """The data of a document, and its texts by their paths."""
     texts: dict[str, str] = {}
-    tell = is_text or (lambda path, value: bool(path) and path[-1] in _TEXTS)
+    is_text_at = is_text or (lambda path, value: bool(path) and path[-1] in _TEXTS)
 
     def walk(value: Any, path: tuple[Any, ...]) -> Any:
-        if isinstance(value, str) and tell(path, value):
+        if isinstance(value, str) and is_text_at(path, value):
             texts["/".join(map(str, path))] = value
             return _TEXT if value else ""
         if isinstance(value, Mapping):
-            return {key: walk(each, (*path, key)) for key, each in value.items()}
+            return {key: walk(item, (*path, key)) for key, item in value.items()}
         if isinstance(value, list):
-            return [walk(each, (*path, number)) for number, each in enumerate(value)]
+            return [walk(item, (*path, number)) for number, item in enumerate(value)]
         return value
 
     return Entry(walk(document, ()), texts, **more)
@@ -209,9 +209,9 @@ def split(document: Any, *, is_text: Callable[[tuple[Any, ...], Any], bool] | No
 def without(document: Any, *names: str) -> Any:
     """The document without these keys, at any depth."""
     if isinstance(document, Mapping):
-        return {key: without(each, *names) for key, each in document.items() if key not in names}
+        return {key: without(value, *names) for key, value in document.items() if key not in names}
     if isinstance(document, list):
-        return [without(each, *names) for each in document]
+        return [without(entry, *names) for entry in document]
     return document
 
 
@@ -219,30 +219,30 @@ def shape_of(value: Any) -> Any:
     """Names and types of a document. Keys that are digests or names with a digest are one key."""
     if isinstance(value, Mapping):
         fields: dict[str, Any] = {}
-        for key, each in value.items():
+        for key, item in value.items():
             name = re.sub(r"[0-9a-f]{16,64}", "<digest>", key)
-            fields[name] = _either(fields.get(name), shape_of(each))
+            fields[name] = _either(fields.get(name), shape_of(item))
         return fields
     if isinstance(value, list):
         joined = None
-        for each in value:
-            joined = _either(joined, shape_of(each))
+        for entry in value:
+            joined = _either(joined, shape_of(entry))
         return [] if joined is None else [joined]
     return type(value).__name__
 
 
-def _either(one: Any, other: Any) -> Any:
-    if one is None or one == other:
-        return other
-    if isinstance(one, dict) and isinstance(other, dict):
-        return {key: _either(one.get(key), other.get(key, one.get(key))) for key in {**one, **other}}
-    if isinstance(one, list) and isinstance(other, list):
-        return [_either(one[0], other[0])] if one and other else one or other
-    return " or ".join(sorted({*str(one).split(" or "), *str(other).split(" or ")}))
+def _either(left: Any, right: Any) -> Any:
+    if left is None or left == right:
+        return right
+    if isinstance(left, dict) and isinstance(right, dict):
+        return {key: _either(left.get(key), right.get(key, left.get(key))) for key in {**left, **right}}
+    if isinstance(left, list) and isinstance(right, list):
+        return [_either(left[0], right[0])] if left and right else left or right
+    return " or ".join(sorted({*str(left).split(" or "), *str(right).split(" or ")}))
 
 
 def _failure(done: "subprocess.CompletedProcess[str]", work: Path) -> dict[str, str]:
-    """What a command wrote on stderr, without progress and without names of temporary folders."""
+    """A command's stderr without progress lines and names of temporary folders."""
     lines = done.stderr.replace(str(work), "WORK").splitlines()
     return {"stderr": "\n".join(line for line in lines if not re.search(r"\b\d+(\.\d+)? s\b", line))}
 
@@ -295,7 +295,7 @@ _REAL: Final = (
     ("google/gemma-2-2b", "trn1.32xlarge", None),
     ("openai/whisper-tiny", "inf2.xlarge", None),
     ("google/vit-base-patch16-224", "trn2.48xlarge", None),
-    ("meta-llama/Llama-3.1-70B", "inf2.xlarge", None),  # does not fit
+    ("meta-llama/Llama-3.1-70B", "inf2.xlarge", None),  # does not fit into memory
 )
 _FAULTY: Final = {
     "unknown type": {"model_type": "berd"},
@@ -353,7 +353,7 @@ def models_of(product: Product) -> dict[str, dict[str, Any]]:
 
 
 def write_models(product: Product, folder: Path, variants: Sequence[tuple[str, int]]) -> Path:
-    """A project of all models: folders with a config.json, and nxpipe.toml. The first variant is the model's own."""
+    """A project of all models: folders with a config.json, and nxpipe.toml. The first variant is the model itself."""
     verify = "[verify]\nmin_cosine = 0.98\nmax_relative_error = 0.3"  # wide enough for fp8
     lines = ['[project]\nname = "replay"\n[store]\nurl = "file://store"', verify]
     for name, model in models_of(product).items():
@@ -380,7 +380,7 @@ def write_models(product: Product, folder: Path, variants: Sequence[tuple[str, i
 
 def _toml(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + " }"
+        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
     return f"[{', '.join(map(_toml, value))}]" if isinstance(value, list) else json.dumps(value)
 
 
@@ -408,7 +408,7 @@ def build(product: Product, out: Path) -> Entries:
 
 
 def _build(product: Product, folder: Path, *words: str) -> list[dict[str, Any]]:
-    """Always by two workers: the threads that each has are among the surroundings of its evidence."""
+    """Build with two workers always: the number of threads of each is among the surroundings of its evidence."""
     done = product.nxpipe("build", *words, "--jobs", "2", "--json", cwd=folder)
     if done.returncode:
         raise ReplayFailed(f"{' '.join(done.args)}: exit code {done.returncode}\n{done.stderr[-4000:]}")
@@ -442,23 +442,23 @@ def _store(store: Store, out: Path) -> Entries:
         name = f"{manifest['model']['id']} {manifest['target']} tp {degree}"
         del inputs["compiler"]["source"]
         yield f"{name}/key inputs", Entry(inputs)
-        graphs = {each["path"]: each["blob"] for each in manifest["files"]}
-        for one in manifest["executables"]:
-            (out / "nxe" / f"{name} {one['name']}.nxe").write_bytes(store.blob(one["blob"]["sha256"]))
-            yield f"{name}/program {one['name']}", Entry(one | {"graph": graphs[f"graphs/{one['name']}"]})
+        graphs = {file["path"]: file["blob"] for file in manifest["files"]}
+        for left in manifest["executables"]:
+            (out / "nxe" / f"{name} {left['name']}.nxe").write_bytes(store.blob(left["blob"]["sha256"]))
+            yield f"{name}/program {left['name']}", Entry(left | {"graph": graphs[f"graphs/{left['name']}"]})
         for path, blob in graphs.items():
             if path == "utilisation.json":
                 yield f"{name}/utilisation", split(json.loads(store.blob(blob["sha256"])))
         del manifest["key_inputs"], manifest["executables"]
-        for each in manifest["files"]:
-            if each["path"] == "utilisation.json":
-                del each["blob"]
+        for file in manifest["files"]:
+            if file["path"] == "utilisation.json":
+                del file["blob"]
         yield f"{name}/manifest", Entry(manifest)
         for _, evidence in store.documents("evidence", digest):
-            found = without(evidence, "manifest", "surroundings", "seal")
-            inputs_of = {each["program"]: each.pop("inputs") for each in found["programs"]}
+            result = without(evidence, "manifest", "surroundings", "seal")
+            inputs_of = {program["program"]: program.pop("inputs") for program in result["programs"]}
             yield f"{name}/inputs of evidence", Entry(inputs_of)
-            yield f"{name}/evidence", Entry(found, machine=True)
+            yield f"{name}/evidence", Entry(result, machine=True)
             surroundings = evidence["programs"][0]["surroundings"]
     yield "layout of the store", Entry(sorted(set(_layout(store.folder))))
     yield "surroundings", Entry(surroundings)
@@ -479,7 +479,7 @@ _SLOW: Final = ("build", "explain", "bench", "run", "verify", "rollout")
 
 
 def documents(product: Product, _: Path) -> Entries:
-    """Field names of what commands print. One after another: each sees what those before it have left in the store."""
+    """Field names of the commands' output. The commands run in order, on the store that the former ones leave."""
     folder = product.folder("documents")
     (folder / "tiny").mkdir(exist_ok=True)
     llama = json.loads((INPUTS / "models.json").read_text())["llama"]["config"]
@@ -539,7 +539,7 @@ def documents(product: Product, _: Path) -> Entries:
         except ValueError:
             shape = "no JSON"
         texts = _failure(done, product.work) if done.returncode else {}
-        depends = words[0] == "doctor"  # on what is installed
+        depends = words[0] == "doctor"  # on the installed packages
         entry = Entry({"exit code": done.returncode, "shape": shape}, texts, machine=depends)
         yield f"{number:02} {name.replace('/', ' ')}", entry
 
@@ -592,19 +592,19 @@ def assembly_entries(assembly: Path) -> Entries:
     fields = ("stackName", "terminationProtection", "tags", "templateFile")
     stacks = {
         name: {
-            "environment": each["environment"],
-            "dependencies": sorted(each.get("dependencies", ())),
-            **{key: each["properties"][key] for key in fields if key in each["properties"]},
+            "environment": artifact["environment"],
+            "dependencies": sorted(artifact.get("dependencies", ())),
+            **{key: artifact["properties"][key] for key in fields if key in artifact["properties"]},
         }
-        for name, each in artifacts.items()
-        if each["type"] == "aws:cloudformation:stack"
+        for name, artifact in artifacts.items()
+        if artifact["type"] == "aws:cloudformation:stack"
     }
     yield "stacks", Entry({"stacks": stacks, "assets": sorted(map(str, assets.values()))})
 
 
 def template_entry(template: dict[str, Any]) -> Entry:
-    """A template, with the JSON documents in its texts read: state machines and dashboards."""
-    replacing = {name for name, each in template.get("Resources", {}).items() if each["Type"] in _REPLACING}
+    """A template, with the JSON documents in its texts parsed: state machines and dashboards."""
+    replacing = {name for name, resource in template.get("Resources", {}).items() if resource["Type"] in _REPLACING}
 
     def is_text(path: tuple[Any, ...], _: Any) -> bool:
         if path[-1] == "Sid":
@@ -618,13 +618,13 @@ def _read_embedded(value: Any, key: str = "") -> Any:
     if isinstance(value, Mapping):
         if set(value) == {"Fn::Join"} and value["Fn::Join"][0] == "":
             parts = value["Fn::Join"][1]
-            places = {f"@@{number}@@": _spelled(each) for number, each in enumerate(parts) if not isinstance(each, str)}
-            text = "".join(each if isinstance(each, str) else f"@@{number}@@" for number, each in enumerate(parts))
+            places = {f"@@{number}@@": _spelled(part) for number, part in enumerate(parts) if not isinstance(part, str)}
+            text = "".join(part if isinstance(part, str) else f"@@{number}@@" for number, part in enumerate(parts))
             document = _embedded(text)
             return value if document is None else _filled(document, places)
-        return {key: _read_embedded(each, key) for key, each in value.items()}
+        return {key: _read_embedded(item, key) for key, item in value.items()}
     if isinstance(value, list):
-        return [_read_embedded(each) for each in value]
+        return [_read_embedded(entry) for entry in value]
     if isinstance(value, str):
         if key == "Handler":
             return value.removeprefix("nxpipe.")
@@ -644,9 +644,9 @@ def _embedded(text: str) -> Any:
 
 def _filled(document: Any, places: Mapping[str, str]) -> Any:
     if isinstance(document, Mapping):
-        return {_filled(key, places): _filled(each, places) for key, each in document.items()}
+        return {_filled(key, places): _filled(value, places) for key, value in document.items()}
     if isinstance(document, list):
-        return [_filled(each, places) for each in document]
+        return [_filled(entry, places) for entry in document]
     if isinstance(document, str):
         return re.sub(r"@@\d+@@", lambda match: places[match[0]], document)
     return document
@@ -683,7 +683,7 @@ def canary(product: Product, _: Path) -> Entries:
 
 
 def _judged(product: Product, seeds: Iterable[int]) -> Entries:
-    """Rollouts that the judge decides: the very archive and handler that the template of a fleet's rollout names."""
+    """Rollouts that the judge decides: the archive and handler named in the template of a fleet's rollout."""
     folder = product.folder("projects")
     shutil.copytree(INPUTS / "projects", folder, dirs_exist_ok=True)
     assembly = product.work / "assemblies" / "canary"
@@ -715,7 +715,7 @@ def _judged(product: Product, seeds: Iterable[int]) -> Entries:
         text=True,
     ) as running:
 
-        def ask(question: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        def invoke(question: str, given: Mapping[str, Any]) -> dict[str, Any]:
             assert running.stdin is not None
             assert running.stdout is not None
             running.stdin.write(json.dumps({question: given}) + "\n")
@@ -724,7 +724,7 @@ def _judged(product: Product, seeds: Iterable[int]) -> Entries:
             return answer
 
         for seed in seeds:
-            entry, lines = roll_out(ask, seed)
+            entry, lines = roll_out(invoke, seed)
             yield f"records/seed {seed:02} {SCENARIOS[seed % len(SCENARIOS)].name}", entry
             if seed < len(SCENARIOS):
                 path = product.folder("canary") / f"record-{seed}.jsonl"
@@ -738,16 +738,16 @@ def _judged(product: Product, seeds: Iterable[int]) -> Entries:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Drawn traffic of one rollout: error rates of both versions, and what happens besides."""
+    """Random traffic of one rollout: error rates of both versions, and disturbances."""
 
     name: str
     stable: float = 0.005
     canary: float = 0.005
     slower: float = 1.0
-    requests: int = 1200  # a minute
+    requests: int = 1200  # per minute
     alarm_at: int | None = None
     signal: tuple[int, str] | None = None
-    gaps: float = 0.0  # of the minutes
+    gaps: float = 0.0  # share of the minutes
 
 
 SCENARIOS: Final = (
@@ -764,8 +764,8 @@ SCENARIOS: Final = (
 )
 
 
-def roll_out(ask: Callable[[str, Mapping[str, Any]], dict[str, Any]], seed: int) -> tuple[Entry, list[str]]:
-    """A rollout minute by minute until it ends, as the state machine takes it; and its record, line by line."""
+def roll_out(invoke: Callable[[str, Mapping[str, Any]], dict[str, Any]], seed: int) -> tuple[Entry, list[str]]:
+    """A rollout minute by minute until it ends, as the state machine runs it, and its record line by line."""
     scenario, chance = SCENARIOS[seed % len(SCENARIOS)], random.Random(seed)
     plan = {
         "steps": [{"share": 5, "tolerates": 11.0}, {"share": 50, "tolerates": 2.0}, {"share": 100, "tolerates": 1.53}],
@@ -793,14 +793,14 @@ def roll_out(ask: Callable[[str, Mapping[str, Any]], dict[str, Any]], seed: int)
         "alarms": _alarms(sounding=False),
     }
     fleet = {"balancer": "app/front/1", "least": 1, "alarms": ["bad"], "colours": groups}
-    opened = ask("opens", {"fleet": fleet, "state": state, "name": f"r{seed}", "at": _at(0)})
+    opened = invoke("opens", {"fleet": fleet, "state": state, "name": f"r{seed}", "at": _at(0)})
     if "raised" in opened:
         return split(opened), []
     answers, lines, minute = [opened], [opened["record"]["text"]], 0
     carried, step = opened["carried"], 0
     counts = _Traffic(scenario, chance)
     while minute < 600:
-        began = ask("begins", {"carried": carried, "step": step, "at": _at(minute)})
+        began = invoke("begins", {"carried": carried, "step": step, "at": _at(minute)})
         answers.append(began)
         carried, verdict, wanted = began["carried"], "continue", began["ask"]
         share = opened["steps"][step]["green"] / 100
@@ -815,7 +815,7 @@ def roll_out(ask: Callable[[str, Mapping[str, Any]], dict[str, Any]], seed: int)
                 "alarms": _alarms(sounding=scenario.alarm_at is not None and minute >= scenario.alarm_at),
                 "record": {"Item": {"signal": {"S": signal}}} if signal else {},
             }
-            looked = ask("looks", seen)
+            looked = invoke("looks", seen)
             answers.append(looked)
             if "raised" in looked:
                 return split({"answers": answers}), lines
@@ -828,26 +828,26 @@ def roll_out(ask: Callable[[str, Mapping[str, Any]], dict[str, Any]], seed: int)
 
 
 def record_entry(answers: Sequence[Mapping[str, Any]], lines: Sequence[str]) -> Entry:
-    """The last state that is carried, and every record. Records are chained by digests, which hold their texts too."""
+    """The final state and every record. Records are chained by digests of their texts, too."""
     records = [json.loads(line) for line in lines]
     digests = [None, *(hashlib.sha256(line.encode()).hexdigest() for line in lines[1:])]
-    is_chain = all(each["previous"] == before for each, before in zip(records[1:], digests, strict=False))
-    steps = [without(each, "carried", "record", "ask", "key") for each in answers]
+    is_chain = all(value["previous"] == before for value, before in zip(records[1:], digests, strict=False))
+    steps = [without(answer, "carried", "record", "ask", "key") for answer in answers]
     last = json.loads(answers[-1]["carried"])
     return split(
         {
-            "records": [without(each, "previous") for each in records],
+            "records": [without(entry, "previous") for entry in records],
             "answers": steps,
             "carried": without(last, "previous"),
             "queries": answers[1]["ask"],
-            "keys": [each["key"] for each in answers if "key" in each],
+            "keys": [answer["key"] for answer in answers if "key" in answer],
             "is chain": is_chain,
         }
     )
 
 
 class _Traffic:
-    """Counts by minute, drawn once: CloudWatch answers the same when it is asked again."""
+    """Counts by minute, drawn once: repeated queries return the same, as with CloudWatch."""
 
     def __init__(self, scenario: Scenario, chance: random.Random) -> None:
         self._scenario, self._chance = scenario, chance
@@ -862,20 +862,20 @@ class _Traffic:
                 total = round(scenario.requests * part * chance.uniform(0.8, 1.2))
                 times = sorted(chance.expovariate(8 / slower) for _ in range(total))
                 bad = sum(chance.random() < error for _ in range(total))
-                found = {"requests": total, "2xx": total - bad, "5xx": bad, "timed": total}
+                document = {"requests": total, "2xx": total - bad, "5xx": bad, "timed": total}
                 for number, latency in enumerate(_LATENCIES):
-                    found[f"slower{number}"] = sum(each > latency for each in times)
-                counts |= {f"{arm}_{name}": float(count) for name, count in found.items() if count}
+                    document[f"slower{number}"] = sum(entry > latency for entry in times)
+                counts |= {f"{arm}_{name}": float(count) for name, count in document.items() if count}
         self._minutes[minute] = counts
 
     def answer(self, queries: Sequence[Mapping[str, Any]], now: int) -> list[dict[str, Any]]:
-        minutes = [each for each in sorted(self._minutes) if now - 30 <= each < now]
-        found = []
+        minutes = [minute for minute in sorted(self._minutes) if now - 30 <= minute < now]
+        result = []
         for query in queries:
-            present = [each for each in minutes if query["Id"] in self._minutes[each]]
-            values = [self._minutes[each][query["Id"]] for each in present]
-            found.append({"Id": query["Id"], "Timestamps": list(map(_at, present)), "Values": values})
-        return [each | {"StatusCode": "Complete"} for each in found]
+            present = [minute for minute in minutes if query["Id"] in self._minutes[minute]]
+            values = [self._minutes[entry][query["Id"]] for entry in present]
+            result.append({"Id": query["Id"], "Timestamps": list(map(_at, present)), "Values": values})
+        return [entry | {"StatusCode": "Complete"} for entry in result]
 
 
 def _at(minute: int) -> str:
@@ -902,7 +902,7 @@ _RECORDERS: Final[Mapping[str, Callable[[Product, Path], Entries]]] = {
 
 @dataclass(frozen=True)
 class Record:
-    """Digests by entry; and the entries themselves, where it is a folder."""
+    """Digests by entry; and the entries themselves, if it is a folder."""
 
     digests: Mapping[str, Any]
     folder: Path | None
@@ -922,33 +922,35 @@ class Record:
         return Entry(**json.loads((self.folder / "entries" / f"{name}.json").read_text()))
 
 
-def compare(one: Record, other: Record) -> int:
+def compare(left: Record, right: Record) -> int:
     """Print all differences; the exit code."""
-    sections = [each for each in one.digests["sections"] if each in other.digests["sections"]]
-    in_part = one.digests["quick"] != other.digests["quick"] or len(sections) < len(SECTIONS)
-    entries = {**one.entries, **other.entries}
+    sections = [section for section in left.digests["sections"] if section in right.digests["sections"]]
+    in_part = left.digests["quick"] != right.digests["quick"] or len(sections) < len(SECTIONS)
+    entries = {**left.entries, **right.entries}
     names = [name for name in entries if name.partition("/")[0] in sections]
-    is_same_machine = one.digests["surroundings"] == other.digests["surroundings"]
-    found = Found()
+    is_same_machine = left.digests["surroundings"] == right.digests["surroundings"]
+    result = Found()
     for name in sorted(names):
-        if name not in one.entries or name not in other.entries:
+        if name not in left.entries or name not in right.entries:
             if not in_part:
-                found.differences.append(f"{name}: only in the {'second' if name in other.entries else 'first'} record")
-        elif "machine" in one.entries[name] and not is_same_machine:
-            found.skipped += 1
+                result.differences.append(
+                    f"{name}: only in the {'second' if name in right.entries else 'first'} record"
+                )
+        elif "machine" in left.entries[name] and not is_same_machine:
+            result.skipped += 1
         else:
-            found.compare(name, one, other)
-    found.show()
-    print(f"{found.compared} entries compared in {', '.join(sections)}{' (in part)' if in_part else ''}")
-    if found.skipped:
-        print(f"{found.skipped} entries of evidence not compared: recorded on different processors or libraries")
-    print(f"{len(found.differences)} differences" if found.differences else "no difference")
-    return 1 if found.differences or not found.compared else 0
+            result.compare(name, left, right)
+    result.show()
+    print(f"{result.compared} entries compared in {', '.join(sections)}{' (in part)' if in_part else ''}")
+    if result.skipped:
+        print(f"{result.skipped} entries of evidence not compared: recorded on different processors or libraries")
+    print(f"{len(result.differences)} differences" if result.differences else "no difference")
+    return 1 if result.differences or not result.compared else 0
 
 
 @dataclass
 class Found:
-    """What a comparison has found: other data, other Sids, other texts."""
+    """The result of a comparison: different data, different Sids, different texts."""
 
     differences: list[str] = field(default_factory=list)
     renamed: list[str] = field(default_factory=list)
@@ -956,22 +958,22 @@ class Found:
     skipped: int = 0
     compared: int = 0
 
-    def compare(self, name: str, one: Record, other: Record) -> None:
+    def compare(self, name: str, left: Record, right: Record) -> None:
         self.compared += 1
-        before, after = one.entries[name], other.entries[name]
+        before, after = left.entries[name], right.entries[name]
         if before == after:
             return
-        old, new = one.entry(name), other.entry(name)
+        old, new = left.entry(name), right.entry(name)
         if before[0] != after[0]:
             details = (
                 list(differing(old.data, new.data)) if old and new else ["its data differ; record both to see how"]
             )
-            self.differences += [f"{name}: {each}" for each in details[:20]]
+            self.differences += [f"{name}: {detail}" for detail in details[:20]]
             self.differences += [f"{name}: and {len(details) - 20} more"] if len(details) > 20 else []
         if before[1] != after[1]:
             sids, texts = other_texts(old, new) if old and new else ([], ["its texts differ; record both to see how"])
-            self.renamed += [f"{name}: {each}" for each in sids]
-            self.reworded += [f"{name}: {each}" for each in texts]
+            self.renamed += [f"{name}: {sid}" for sid in sids]
+            self.reworded += [f"{name}: {text}" for text in texts]
 
     def show(self) -> None:
         parts = {"renamed Sids": self.renamed, "texts changed": self.reworded, "DIFFERENCES": self.differences}

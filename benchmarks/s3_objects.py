@@ -1,4 +1,4 @@
-"""What the benchmark's S3 server stores: names in memory, bytes in files."""
+"""Storage of the benchmark's S3 server: names in memory, bytes in files."""
 
 import base64
 import hashlib
@@ -15,17 +15,17 @@ SHA256: Final = "x-amz-checksum-sha256"
 
 @dataclass(frozen=True)
 class Segment:
-    """Bytes as they came in with one request."""
+    """The bytes of one request's body."""
 
     path: Path
     size: int
     etag: str
-    fields: Mapping[str, str]  # of the request, that an answer repeats
+    fields: Mapping[str, str]  # headers of the request that responses repeat
 
 
 @dataclass(frozen=True)
 class Object:
-    """One segment, or as many as parts were uploaded: nothing is copied when an upload is completed."""
+    """One segment, or one for each part of a multipart upload: completing an upload copies nothing."""
 
     segments: tuple[Segment, ...]
     etag: str
@@ -52,7 +52,7 @@ class Refused(Exception):
 
 
 class Objects:
-    """What is stored. Names are `bucket/key`."""
+    """The stored objects by `bucket/key`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -68,54 +68,54 @@ class Objects:
         return self._folder / self.new_name()
 
     def find(self, name: str) -> Object:
-        found = self._objects.get(name)
-        if found is None:
+        result = self._objects.get(name)
+        if result is None:
             raise Refused(404, "NoSuchKey")
-        return found
+        return result
 
-    def put(self, name: str, new: Object, asked: Mapping[str, str]) -> None:
+    def put(self, name: str, new: Object, headers: Mapping[str, str]) -> None:
         with self._lock:
-            self._check(name, asked)
+            self._check(name, headers)
             old = self._objects.get(name)
             self._objects[name] = new
         _remove(old)
 
-    def delete(self, name: str, asked: Mapping[str, str]) -> None:
+    def delete(self, name: str, headers: Mapping[str, str]) -> None:
         with self._lock:
-            self._check(name, asked)
+            self._check(name, headers)
             old = self._objects.pop(name, None)
         _remove(old)
 
-    def _check(self, name: str, asked: Mapping[str, str]) -> None:
-        there = self._objects.get(name)
-        if asked.get("if-none-match") == "*" and there is not None:
+    def _check(self, name: str, headers: Mapping[str, str]) -> None:
+        existing = self._objects.get(name)
+        if headers.get("if-none-match") == "*" and existing is not None:
             raise Refused(412, "PreconditionFailed")
-        if (wanted := asked.get("if-match")) is not None:
-            if there is None:
+        if (expected := headers.get("if-match")) is not None:
+            if existing is None:
                 raise Refused(404, "NoSuchKey")
-            if wanted.strip('"') not in ("*", there.etag):
+            if expected.strip('"') not in ("*", existing.etag):
                 raise Refused(412, "PreconditionFailed")
 
     def below(self, prefix: str) -> list[tuple[str, Object]]:
         with self._lock:
-            return sorted(each for each in self._objects.items() if each[0].startswith(prefix))
+            return sorted(entry for entry in self._objects.items() if entry[0].startswith(prefix))
 
 
 def _remove(old: Object | None) -> None:
-    """Whoever is reading it has it open."""
+    """Delete the file; a reader that has it open can still read it."""
     for segment in old.segments if old else ():
         segment.path.unlink()
 
 
 def checksum(fields: Mapping[str, str]) -> dict[str, str]:
-    kept = fields.get(SHA256)
-    kind = "COMPOSITE" if kept and "-" in kept else "FULL_OBJECT"
-    return {SHA256: kept, "x-amz-checksum-type": kind} if kept else {}
+    stored = fields.get(SHA256)
+    kind = "COMPOSITE" if stored and "-" in stored else "FULL_OBJECT"
+    return {SHA256: stored, "x-amz-checksum-type": kind} if stored else {}
 
 
 def composite(parts: tuple[Segment, ...]) -> dict[str, str]:
     sums = [part.fields.get(SHA256) for part in parts]
     if not all(sums):
         return {}
-    digest = hashlib.sha256(b"".join(base64.b64decode(each) for each in sums if each)).digest()
+    digest = hashlib.sha256(b"".join(base64.b64decode(entry) for entry in sums if entry)).digest()
     return {SHA256: f"{base64.b64encode(digest).decode()}-{len(parts)}"}

@@ -1,11 +1,11 @@
-"""A small fast server that speaks enough S3 to measure clients against, and not the server.
+"""A small fast S3 server, for measuring clients and not the server.
 
     python benchmarks/s3_server.py FOLDER [--port N] [--latency MILLISECONDS]
 
-Bodies lie in FOLDER and leave it by sendfile; names live in memory, so every start begins empty, and any bucket exists.
-It does the conditional writes, multipart uploads, ranges and listings that boto3, aws and s5cmd ask for. It believes
-what it is told: a checksum is kept and returned unchecked, an ETag is not an MD5, a signature is not read. The server
-that does not believe is in tests/faults.
+Bodies are files in FOLDER, sent by sendfile; names are in memory, so every start begins empty, and any bucket exists.
+It supports the conditional writes, multipart uploads, ranges and listings that boto3, aws and s5cmd use. It verifies
+nothing: a checksum is stored and returned unchecked, an ETag is not an MD5, a signature is ignored. The server in
+tests/faults verifies.
 """
 
 import argparse
@@ -41,7 +41,7 @@ class Server(ThreadingTCPServer):
 
 
 class Connection(StreamRequestHandler):
-    """One client's requests, one after the other."""
+    """A client connection with sequential requests."""
 
     disable_nagle_algorithm = True
     rbufsize = 64 * 1024
@@ -54,7 +54,7 @@ class Connection(StreamRequestHandler):
                 time.sleep(self.server.latency)
                 self._answer_it()
         except (BrokenPipeError, ConnectionResetError):
-            return  # a client may leave whenever it likes
+            return  # a client may disconnect at any time
 
     def _request(self) -> bool:
         line = self.rfile.readline().decode("latin-1")
@@ -64,19 +64,19 @@ class Connection(StreamRequestHandler):
         path, _, query = target.partition("?")
         self.name = unquote(path).strip("/") if path.count("/") < 2 else unquote(path).lstrip("/")
         self.query = dict(parse_qsl(query, keep_blank_values=True))
-        self.asked: dict[str, str] = {}
+        self.headers: dict[str, str] = {}
         while line := self.rfile.readline().decode("latin-1").strip():
             name, _, value = line.partition(":")
-            self.asked[name.lower()] = value.strip()
-        self.unread = int(self.asked.get("content-length", 0))
-        if self.asked.get("expect", "").lower() == "100-continue":
+            self.headers[name.lower()] = value.strip()
+        self.unread = int(self.headers.get("content-length", 0))
+        if self.headers.get("expect", "").lower() == "100-continue":
             self.request.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         return True
 
     def _answer_it(self) -> None:
         try:
-            if "transfer-encoding" in self.asked or "aws-chunked" in self.asked.get("content-encoding", ""):
-                self.request.shutdown(socket.SHUT_RD)  # its body cannot be told from a next request
+            if "transfer-encoding" in self.headers or "aws-chunked" in self.headers.get("content-encoding", ""):
+                self.request.shutdown(socket.SHUT_RD)  # its body cannot be separated from the next request
                 raise Refused(501, "NotImplemented")
             self._operation()()
         except Refused as refused:
@@ -86,7 +86,7 @@ class Connection(StreamRequestHandler):
 
     def _operation(self) -> Callable[[], None]:
         of_bucket = "/" not in self.name
-        about = next((each for each in ("uploads", "uploadId", "delete") if each in self.query), "")
+        about = next((entry for entry in ("uploads", "uploadId", "delete") if entry in self.query), "")
         operations: dict[tuple[str, str], Callable[[], None]] = {
             ("PUT", ""): self._empty if of_bucket else self._put,
             ("HEAD", ""): self._empty if of_bucket else self._get,
@@ -100,42 +100,42 @@ class Connection(StreamRequestHandler):
             ("POST", "uploadId"): self._complete_upload,
             ("DELETE", "uploadId"): self._abort_upload,
         }
-        found = operations.get((self.method, about))
-        if found is None:
+        result = operations.get((self.method, about))
+        if result is None:
             raise Refused(501, "NotImplemented")
-        return found
+        return result
 
     # Whole objects
 
     def _put(self) -> None:
         segment = self._body_to_disk()
         try:
-            self.objects.put(self.name, Object((segment,), segment.etag, segment.fields), self.asked)
+            self.objects.put(self.name, Object((segment,), segment.etag, segment.fields), self.headers)
         except Refused:
             segment.path.unlink()
             raise
         self._empty({"ETag": f'"{segment.etag}"', **checksum(segment.fields)})
 
     def _get(self) -> None:
-        found = self.objects.find(self.name)
-        wanted = self.asked.get("if-match")
-        if wanted is not None and wanted.strip('"') != found.etag:
+        result = self.objects.find(self.name)
+        wanted = self.headers.get("if-match")
+        if wanted is not None and wanted.strip('"') != result.etag:
             raise Refused(412, "PreconditionFailed")
-        first, last = self._range(found.size)
+        first, last = self._range(result.size)
         fields = {
-            "ETag": f'"{found.etag}"',
-            "Last-Modified": formatdate(found.modified, usegmt=True),
+            "ETag": f'"{result.etag}"',
+            "Last-Modified": formatdate(result.modified, usegmt=True),
             "Accept-Ranges": "bytes",
             "Content-Length": str(last - first + 1),
-            **{name: value for name, value in found.fields.items() if not name.startswith("x-amz-checksum-")},
+            **{name: value for name, value in result.fields.items() if not name.startswith("x-amz-checksum-")},
         }
-        if "range" in self.asked:
-            fields["Content-Range"] = f"bytes {first}-{last}/{found.size}"
-        elif self.asked.get("x-amz-checksum-mode") == "ENABLED":
-            fields |= checksum(found.fields)
-        self._head(206 if "range" in self.asked else 200, fields)
+        if "range" in self.headers:
+            fields["Content-Range"] = f"bytes {first}-{last}/{result.size}"
+        elif self.headers.get("x-amz-checksum-mode") == "ENABLED":
+            fields |= checksum(result.fields)
+        self._head(206 if "range" in self.headers else 200, fields)
         if self.method == "GET":
-            self._send(found, first, last + 1)
+            self._send(result, first, last + 1)
 
     def _send(self, found: Object, begin: int, end: int) -> None:
         for segment in found.segments:
@@ -146,19 +146,19 @@ class Connection(StreamRequestHandler):
             begin, end = max(begin - segment.size, 0), end - segment.size
 
     def _range(self, size: int) -> tuple[int, int]:
-        """The first and the last byte that are asked for."""
-        asked = re.fullmatch(r"bytes=(\d*)-(\d*)", self.asked.get("range", "bytes=0-"))
-        if asked is None or asked[0] == "bytes=-":
+        """The first and the last byte of the requested range."""
+        requested = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("range", "bytes=0-"))
+        if requested is None or requested[0] == "bytes=-":
             raise Refused(416, "InvalidRange")
-        if not asked[1]:
-            return max(size - int(asked[2]), 0), size - 1
-        first, last = int(asked[1]), min(int(asked[2] or size), size - 1)
-        if "range" in self.asked and first >= size:
+        if not requested[1]:
+            return max(size - int(requested[2]), 0), size - 1
+        first, last = int(requested[1]), min(int(requested[2] or size), size - 1)
+        if "range" in self.headers and first >= size:
             raise Refused(416, "InvalidRange")
         return first, last
 
     def _delete(self) -> None:
-        self.objects.delete(self.name, self.asked)
+        self.objects.delete(self.name, self.headers)
         self._head(204, {})
 
     def _delete_many(self) -> None:
@@ -170,7 +170,7 @@ class Connection(StreamRequestHandler):
 
     def _create_upload(self) -> None:
         number = self.objects.new_name()
-        self.objects.uploads[number] = Upload(self.name, self._kept())
+        self.objects.uploads[number] = Upload(self.name, self._stored())
         bucket, _, key = self.name.partition("/")
         self._xml(
             f"<InitiateMultipartUploadResult><Bucket>{bucket}</Bucket><Key>{escape(key)}</Key>"
@@ -178,7 +178,7 @@ class Connection(StreamRequestHandler):
         )
 
     def _list_uploads(self) -> None:
-        """None: whoever asks wants to go on with one that broke off, and here every start is from nothing."""
+        """Always empty: clients list uploads to resume one, and this server starts without any."""
         self._xml("<ListMultipartUploadsResult><IsTruncated>false</IsTruncated></ListMultipartUploadsResult>")
 
     def _put_part(self) -> None:
@@ -206,7 +206,7 @@ class Connection(StreamRequestHandler):
         except KeyError:
             raise Refused(400, "InvalidPart") from None
         etag = f"{self.objects.new_name()}-{len(parts)}"
-        self.objects.put(self.name, Object(parts, etag, {**upload.fields, **composite(parts)}), self.asked)
+        self.objects.put(self.name, Object(parts, etag, {**upload.fields, **composite(parts)}), self.headers)
         del self.objects.uploads[self.query["uploadId"]]
         bucket, _, key = self.name.partition("/")
         self._xml(
@@ -245,7 +245,7 @@ class Connection(StreamRequestHandler):
         )
 
     def _rows(self) -> Iterator[tuple[str, str]]:
-        """Each key or common prefix after the token, with its XML."""
+        """Each key or common prefix after the token, as XML."""
         prefix, delimiter = self.query.get("prefix", ""), self.query.get("delimiter", "")
         after = unquote(self.query.get("continuation-token", "")) or self.query.get("start-after", "")
         spelled: Callable[[str], str] = quote if self.query.get("encoding-type") == "url" else escape
@@ -288,11 +288,11 @@ class Connection(StreamRequestHandler):
         with path.open("wb", buffering=0) as file:
             while self.unread:
                 file.write(buffer[: self._read_into(buffer)])
-        return Segment(path, size, path.name, self._kept())
+        return Segment(path, size, path.name, self._stored())
 
-    def _kept(self) -> dict[str, str]:
+    def _stored(self) -> dict[str, str]:
         kept = ("content-type", SHA256)
-        return {name: value for name, value in self.asked.items() if name in kept or name.startswith("x-amz-meta-")}
+        return {name: value for name, value in self.headers.items() if name in kept or name.startswith("x-amz-meta-")}
 
     def _empty(self, fields: Mapping[str, str] | None = None) -> None:
         self._body()
@@ -311,14 +311,14 @@ class Connection(StreamRequestHandler):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="where bodies are kept; new or empty")
-    parser.add_argument("--port", type=int, default=0, help="0: any free one")
-    parser.add_argument("--latency", type=float, default=0.0, help="milliseconds before each answer")
-    asked = parser.parse_args()
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    if any(asked.folder.iterdir()):
-        parser.error(f"{asked.folder} is not empty, and what lies there would be overwritten; name a new folder")
-    with Server(asked.folder, asked.port, asked.latency / 1000) as server, suppress(KeyboardInterrupt):
+    parser.add_argument("folder", type=Path, help="folder for bodies; new or empty")
+    parser.add_argument("--port", type=int, default=0, help="0: any free port")
+    parser.add_argument("--latency", type=float, default=0.0, help="milliseconds before each response")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    if any(options.folder.iterdir()):
+        parser.error(f"{options.folder} is not empty and would be overwritten; pass a new folder")
+    with Server(options.folder, options.port, options.latency / 1000) as server, suppress(KeyboardInterrupt):
         print(f"http://127.0.0.1:{server.server_address[1]}", flush=True)
         server.serve_forever()
     return 0

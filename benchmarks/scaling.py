@@ -1,11 +1,11 @@
-"""How builds of many cells scale: two workers against one, planning ten thousand cells, a rebuild that does nothing.
+"""Scaling of builds with many cells: two workers against one, planning ten thousand cells, a rebuild without work.
 
 Usage: python benchmarks/scaling.py [workers] [plan] [noop] [--executors local,ray] [--cells N]
 
-Each build is a process of its own: wall and processor seconds. `workers` builds 24 cells of models that are large
-enough for the start of a worker not to be what is measured; the efficiency is T1 / (2 x T2), beside what two processes
-that share nothing reach on this machine. `plan` and `noop` read a store that is filled with small artifacts under the
-keys of what is asked for, so that nothing has to be compiled before.
+Each build is a process of its own: wall and CPU seconds. `workers` builds 24 cells of models that are large enough to
+make the start of a worker insignificant; the efficiency is T1 / (2 x T2), compared with that of two independent
+processes on this machine. `plan` and `noop` read a store that is filled with small artifacts under the requested keys,
+so that nothing has to be compiled before.
 """
 
 import argparse
@@ -46,9 +46,9 @@ _ALONE = "sum(i * i for i in range(30_000_000))"  # about two seconds
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="workers|plan|noop", help="all of them, unless some are named")
+    parser.add_argument("parts", nargs="*", metavar="workers|plan|noop", help="default: all")
     parser.add_argument("--executors", default="local,ray")
-    parser.add_argument("--cells", type=int, default=10_000, help="of the plan")
+    parser.add_argument("--cells", type=int, default=10_000, help="number of cells of the plan")
     options = parser.parse_args()
     chosen = options.parts or PARTS
     good = True
@@ -65,22 +65,22 @@ def main() -> int:
 def _workers(executors: list[str]) -> bool:
     """24 cells: three encoders, four batches, two buckets."""
     possible = _two_alone()
-    print(f"two processes that share nothing: {possible:.2f}")
+    print(f"two independent processes: {possible:.2f}")
     reached = []
     for executor in executors:
         walls = {}
         for jobs in (1, 2):
             with _project(_encoders(3, batches=[1, 2, 3, 4], buckets=[64, 128])) as folder:
-                found = _run(folder, "--jobs", str(jobs), "--executor", executor)
-                _print(f"24 cells, {executor}, --jobs {jobs}", *found)
-                walls[jobs] = found[0]
+                result = _run(folder, "--jobs", str(jobs), "--executor", executor)
+                _print(f"24 cells, {executor}, --jobs {jobs}", *result)
+                walls[jobs] = result[0]
         reached.append(walls[1] / (2 * walls[2]))
         print(f"efficiency with {executor}: {reached[-1]:.2f} (goal {EFFICIENCY})")
-    return all(each >= EFFICIENCY for each in reached)
+    return all(entry >= EFFICIENCY for entry in reached)
 
 
 def _two_alone() -> float:
-    """What the machine itself allows at this moment."""
+    """The efficiency that the machine permits at this moment."""
     walls = []
     for count in (1, 2):
         began = time.perf_counter()
@@ -106,7 +106,7 @@ def _plan(cells: int) -> bool:
 
 
 def _noop() -> bool:
-    """The best of several runs: what the command itself takes."""
+    """The best of several runs: the duration of the command itself."""
     good = True
     for artifacts, text in ((5, _encoders(5, batches=[1, 2], buckets=[32, 64, 128])), (30, _encoders(30))):
         with _project(text) as folder:
@@ -122,7 +122,7 @@ def _noop() -> bool:
 def _encoders(
     count: int, batches: list[int] | None = None, buckets: list[int] | None = None, *, variants: bool = False
 ) -> dict[str, str]:
-    """nxpipe.toml and the models that it describes, by path. `variants`: ten artifacts of each."""
+    """nxpipe.toml and its models, by path. `variants`: ten artifacts of each."""
     files = {}
     text = '[project]\nname = "scaling"\n[store]\nurl = "file://store"\n'
     for number in range(count):
@@ -151,7 +151,7 @@ def _project(files: dict[str, str]) -> Iterator[Path]:
 
 
 def _run(folder: Path, *words: str) -> tuple[float, float, int]:
-    """Seconds, seconds of processors, and the most bytes that it held: of the driver and of what it waited for."""
+    """Wall seconds, CPU seconds, and peak memory in bytes of the driver and its finished children."""
     began = time.perf_counter()
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(

@@ -1,9 +1,9 @@
-"""How long the light doors take over bare Python, and what they import.
+"""Startup time of the light commands over bare Python, and their imports.
 
 Usage: python benchmarks/startup.py [--runs N]
 
-Each command runs N times in turn with the others; the median is printed, with the difference to `python -c pass`.
-What a command imports is read off a run of its own under `-X importtime`, which is not timed.
+The commands alternate, N runs each; the median is printed, with the difference to `python -c pass`. The imports of a
+command come from a separate run under `-X importtime`, which is not timed.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def main() -> int:
             "nxpipe store ls (100 artifacts)": _nxpipe("store", "ls", "--store", store),
             "nxpipe build (cached)": _nxpipe(*build, "--store", store),
         }
-        _run(commands["nxpipe build (cached)"])  # the one that compiles
+        _run(commands["nxpipe build (cached)"])  # the build that compiles
         medians = _medians(commands, runs)
         imports = {name: _heavy_imports(command) for name, command in commands.items()}
     return _print(medians, imports, runs)
@@ -45,7 +45,7 @@ def _nxpipe(*arguments: str) -> list[str]:
 
 
 def _fill(store: str, count: int) -> None:
-    """Artifacts that differ in one field: small, but complete and verified as any."""
+    """Artifacts that differ in one field: small, but complete and verified."""
     from nxpipe.artifact_store import open_store
     from nxpipe.artifact_store.canonical import canonical_json
     from nxpipe.artifact_store.manifest import Executable, Manifest, ModelRef
@@ -92,7 +92,7 @@ def _run(command: list[str], **environment: str) -> str:
 
 
 def _medians(commands: dict[str, list[str]], runs: int) -> dict[str, float]:
-    """Milliseconds; the commands take turns, so that a slow minute of the machine hits all alike."""
+    """Milliseconds; the commands alternate, so that a slow minute of the machine affects all alike."""
     times: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(runs):
         for name, command in commands.items():

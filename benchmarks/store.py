@@ -1,11 +1,11 @@
-"""How fast the artifact store publishes and fetches, beside the tools that people use for it.
+"""Speed of publishing and fetching with the artifact store, compared with other tools.
 
     nice -n -15 python benchmarks/store.py FOLDER [--runs N] [--aws PATH] [--s5cmd PATH] [--quick]
 
-FOLDER is best a new one on a memory file system: the programs are compared, not the disk. Each run is a process of its
-own, with a server of its own where there is one; clients take turns, and the median of the runs counts. Runs follow
-each other as long as there is time, and what the first one could not measure in it is named on the page, which is
-docs/results/store-speed.md and written whole. --quick is for trying the script: a sixteenth of the bytes, and no page.
+FOLDER is new, best in memory (/dev/shm). Every client moves the same random bytes in processes of its own, with a
+server of its own where there is one; clients alternate, and the median of the runs counts. Runs repeat as long as there
+is time. Clients that the first run could not measure in time are listed on the page, docs/results/store-speed.md, which
+is rewritten. --quick tests the script: a sixteenth of the bytes, and no page.
 """
 
 import argparse
@@ -46,7 +46,7 @@ class Shape:
         return f"{self.count:,} x {size:,} {unit}"
 
     def files(self, folder: Path) -> Path:
-        """Random bytes, made once."""
+        """Random bytes, written once."""
         where = folder / "source" / self.name.replace(" ", "").replace(",", "")
         if not where.exists():
             where.mkdir(parents=True)
@@ -56,13 +56,13 @@ class Shape:
 
 
 SHAPES = (Shape(1, 1024 * _MIB), Shape(20, 64 * _MIB), Shape(2000, 64 * 1024))
-# moto is an order of magnitude slower than any of its clients: less is enough to see that.
+# moto is an order of magnitude slower than any of its clients, so fewer bytes suffice.
 MOTO_SHAPES = (Shape(1, 128 * _MIB), Shape(20, 4 * _MIB), Shape(200, 64 * 1024))
 
 
 @dataclass(frozen=True)
 class Client:
-    """How to send the files of a folder to a URL, and how to get them into a new folder."""
+    """Commands that send the files of a folder to a URL, and that fetch them into a new folder."""
 
     name: str
     publish: Callable[[Path, str], Sequence[str]]
@@ -86,34 +86,34 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=9, help="what is not measured by then is left out")
+    parser.add_argument("--minutes", type=float, default=9, help="time limit; later measurements are skipped")
     parser.add_argument("--aws", default="aws")
     parser.add_argument("--s5cmd", default="s5cmd")
     parser.add_argument("--place", action="append", choices=[place.name for place in PLACES], help="may be repeated")
     parser.add_argument("--quick", action="store_true")
-    asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of every `finally`
-    asked.folder.mkdir(parents=True)  # what lies there would be in the way
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # runs every `finally`
+    options.folder.mkdir(parents=True)  # raises if it exists
     try:
-        hit = _local_hit(asked.folder)  # first: Python has compiled all modules after it
-        rows, left_out = _all_rows(asked)
+        hit = _local_hit(options.folder)  # first: Python compiles all modules in it
+        rows, left_out = _all_rows(options)
     finally:
-        shutil.rmtree(asked.folder)
-    page = _page(rows, left_out, hit, asked.runs)
+        shutil.rmtree(options.folder)
+    page = _page(rows, left_out, hit, options.runs)
     print(page)
-    if not asked.quick and not asked.place:
+    if not options.quick and not options.place:
         PAGE.write_text(page)
     return 0
 
 
 @dataclass
 class Session:
-    """What has been measured, in rounds: whatever is cut off at the end, every client has had as many runs."""
+    """Measurements in rounds: if the time runs out, every client has had as many runs."""
 
     folder: Path
     deadline: float
     costs: dict[tuple[str, str, str, str], list[Cost]]  # by place, shape, action and client
-    left_out: dict[str, str]  # why, by what
+    left_out: dict[str, str]  # reasons by measurement
 
     def run(self, place: "Place", client: Client, shape: Shape) -> None:
         what = f"{client.name} on {place.name}, {shape.name}"
@@ -138,9 +138,9 @@ class Session:
                 published = measured(client.publish(source, url), environment, self._left())
                 _get_memory_ready(work, shape)
                 fetched = measured(client.fetch(url, work / "fetched"), environment, self._left())
-            found = sum(path.stat().st_size for path in (work / "fetched").rglob("*") if path.is_file())
-            if found < shape.count * shape.size:
-                raise Failed(f"{found} bytes came, and {shape.count * shape.size} were sent")
+            result = sum(path.stat().st_size for path in (work / "fetched").rglob("*") if path.is_file())
+            if result < shape.count * shape.size:
+                raise Failed(f"{result} bytes came, and {shape.count * shape.size} were sent")
         finally:
             shutil.rmtree(work)
         return {"publish": published, "fetch": fetched}
@@ -148,34 +148,34 @@ class Session:
     def _left(self) -> float:
         left = self.deadline - time.monotonic()
         if left < 0:
-            raise Failed("the time was up")
+            raise Failed("the time limit was reached")
         return left
 
 
-def _all_rows(asked: argparse.Namespace) -> tuple[list[Row], Mapping[str, str]]:
-    session = Session(asked.folder, time.monotonic() + asked.minutes * 60, {}, {})
-    places = [place for place in PLACES if not asked.place or place.name in asked.place]
+def _all_rows(options: argparse.Namespace) -> tuple[list[Row], Mapping[str, str]]:
+    session = Session(options.folder, time.monotonic() + options.minutes * 60, {}, {})
+    places = [place for place in PLACES if not options.place or place.name in options.place]
     work = [(place, shape) for place in places for shape in place.shapes]
-    for number, (place, shape) in itertools.product(range(asked.runs), work):
+    for number, (place, shape) in itertools.product(range(options.runs), work):
         if number and time.monotonic() > session.deadline:
             break
-        small = Shape(shape.count, shape.size // 16) if asked.quick else shape
-        for client in place.clients(asked):
+        small = Shape(shape.count, shape.size // 16) if options.quick else shape
+        for client in place.clients(options):
             if _is_there(client):
                 session.run(place, client, small)
             else:
-                session.left_out[client.name] = "it is not installed"
-        shutil.rmtree(asked.folder / "source", ignore_errors=True)
-        print(f"{place.name}, {small.name}: run {number + 1} of {asked.runs}", file=sys.stderr)
-    # Each table as it was measured: a shape at a time, first out and then in.
+                session.left_out[client.name] = "not installed"
+        shutil.rmtree(options.folder / "source", ignore_errors=True)
+        print(f"{place.name}, {small.name}: run {number + 1} of {options.runs}", file=sys.stderr)
+    # Tables in the order of measurement: by shape, first publishing, then fetching.
     order = {key[:3]: number for number, key in enumerate(session.costs)}
     keys = sorted(session.costs, key=lambda key: order[key[:3]])
     return [Row(*key, tuple(session.costs[key])) for key in keys], session.left_out
 
 
 def _get_memory_ready(folder: Path, shape: Shape) -> None:
-    """As much as a client writes, cache included. A virtual machine gives what it frees back to its host, and seconds
-    are lost in getting it again: whoever comes first would pay for those after it."""
+    """Touch as much memory as a client writes, cache included. A virtual machine returns freed memory to its host, and
+    getting it again takes seconds, which the first client would lose."""
     path, zeros = folder / "ready", bytes(_MIB)
     with path.open("wb", buffering=0) as file:
         for _ in range(2 * shape.count * shape.size // _MIB + 1):
@@ -274,8 +274,8 @@ class Place:
     clients: Callable[[argparse.Namespace], Sequence[Client]]
 
 
-def _of_s3(asked: argparse.Namespace) -> Sequence[Client]:
-    return NXPIPE, _s5cmd(asked.s5cmd), _aws(asked.aws), BOTO3
+def _of_s3(options: argparse.Namespace) -> Sequence[Client]:
+    return NXPIPE, _s5cmd(options.s5cmd), _aws(options.aws), BOTO3
 
 
 PLACES = (
@@ -289,7 +289,7 @@ PLACES = (
 
 
 def _local_hit(folder: Path) -> tuple[float, float]:
-    """Milliseconds of fetching a small artifact by its key when this machine has all of it, and of bare Python."""
+    """Milliseconds for fetching a small, completely cached artifact by its key, and for bare Python."""
     shape, work = Shape(20, 64 * 1024), folder / "hit"
     work.mkdir()
     environment = _own_places(folder, work)
@@ -342,7 +342,7 @@ def _page(rows: Sequence[Row], left_out: Mapping[str, str], hit: tuple[float, fl
 
 
 def _line(row: Row, rows: Sequence[Row]) -> str:
-    ours = next((one for one in rows if (one.client, *_what(one)) == (NXPIPE.name, *_what(row))), row)
+    ours = next((entry for entry in rows if (entry.client, *_what(entry)) == (NXPIPE.name, *_what(row))), row)
     seconds, cpu, rss = row.median
     spread = f"{min(cost.seconds for cost in row.costs):.2f}-{max(cost.seconds for cost in row.costs):.2f}"
     ratio = "" if row is ours else f"{seconds / ours.median.seconds:.2f}"

@@ -1,4 +1,4 @@
-"""What `benchmarks/store.py` runs in processes of their own, and how it measures them.
+"""Processes of `benchmarks/store.py`, and their measurement.
 
 python benchmarks/store_process.py publish FOLDER URL | boto3-up FOLDER URL | boto3-down URL FOLDER | make-bucket NAME
 """
@@ -18,7 +18,7 @@ _SAMPLED_EVERY = 0.01  # seconds
 
 
 class Failed(Exception):
-    """A program ended with an error, which it has told itself."""
+    """A program ended with an error, which it has printed."""
 
 
 class Cost(NamedTuple):
@@ -28,12 +28,12 @@ class Cost(NamedTuple):
 
 
 def measured(command: Sequence[str], environment: Mapping[str, str], at_most: float = 600) -> Cost:
-    """Run to the end: time, processor time, and the largest sum of memory over the process and all it started.
+    """Run a command to its end: time, CPU time, and the largest sum of memory over its process tree.
 
-    It is killed, with all that it started, after `at_most` seconds or when this process is to end.
+    The process tree is killed after `at_most` seconds, or when this process is to end.
     """
     began = time.perf_counter()
-    # As where it is installed: compiled modules are at hand from the second start on.
+    # As in an installation: compiled modules exist from the second start on.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     process = subprocess.Popen(command, env={**inherited, **environment}, stdout=subprocess.DEVNULL, process_group=0)
     peak, over = [0], threading.Event()
@@ -48,7 +48,7 @@ def measured(command: Sequence[str], environment: Mapping[str, str], at_most: fl
     sampler = threading.Thread(target=sample)
     sampler.start()
     try:
-        # Not its ru_maxrss: that has what this process had when it forked.
+        # Not its ru_maxrss, which includes the memory of this process at the fork.
         _, status, used = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - began
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -65,18 +65,18 @@ def measured(command: Sequence[str], environment: Mapping[str, str], at_most: fl
 
 
 def _memory(pid: int) -> int:
-    """The most that it has ever had, and its children."""
+    """The peak memory of a process and its children."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
-        return 0  # it has ended meanwhile
+        return 0  # the process has ended meanwhile
     most = re.search(r"VmHWM:\s*(\d+) kB", status)
     return (int(most[1]) * 1024 if most else 0) + sum(_memory(int(child)) for child in children)
 
 
 def publish(folder: str, url: str) -> None:
-    """Each file as one tensor of an artifact, by the way that a build takes."""
+    """Each file as one tensor of an artifact, by the same functions as a build."""
     from nxpipe.artifact_store import open_store
     from nxpipe.artifact_store.backends.protocol import CHUNK
     from nxpipe.artifact_store.canonical import canonical_json
@@ -85,7 +85,7 @@ def publish(folder: str, url: str) -> None:
     store = open_store(url)
 
     def keep(path: Path) -> Tensor:
-        # As a build has its tensors: small ones in memory, large ones in their files.
+        # As in a build: small tensors in memory, large ones in their files.
         small = path.stat().st_size <= CHUNK
         blob = store.put_blob(path.read_bytes()) if small else store.blobs.put_file(path)
         return Tensor(name=path.name, dtype="uint8", shape=(blob.size,), blob=blob, pack=None)
@@ -123,7 +123,7 @@ def boto3_down(url: str, folder: str) -> None:
 
 
 def make_bucket(name: str) -> None:
-    """As soon as the server that was just started answers."""
+    """Create a bucket as soon as the new server responds."""
     import boto3
     from botocore.config import Config
 

@@ -29,9 +29,9 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 
 PACKAGES: Final = ("artifact_store", "emulator", "pipeline", "stacks")
-UMBRELLA: Final = "nxpipe"  # its folder has links to the packages, and may have modules of its own
+UMBRELLA: Final = "nxpipe"  # its folder has links to the packages, and may have other modules
 
-# Folders of pipeline, the lowest first. Those of one row are siblings, which may not import one another.
+# Folders of pipeline, the lowest first. Folders of one row are siblings, which may not import one another.
 LAYERS: Final = (
     ("util",),
     ("config",),
@@ -57,7 +57,7 @@ LIMITS: Final = {
 LISTS: Final = (
     *("empty", "long", "single", "named", "cycles", "duplicates", "names", "upward", "unlayered", "click", "path"),
 )
-# Figures that are to become 0 and that `--check` does not judge: one is a heuristic, the other an import contract.
+# Figures with goal 0 that `--check` does not judge: one is a heuristic, the other an import contract.
 GOALS: Final = ("modules named by a participle or pronoun", "click importers outside pipeline.cli")
 
 _STRING: Final = re.compile(rf"(?:{UMBRELLA}\.)?((?:{'|'.join(PACKAGES)})(?:\.\w+)+)(?::\w+)?")
@@ -114,7 +114,7 @@ class Module:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing in it but comments and white space."""
+        """Whether it has only comments and white space."""
         return not self.tree.body
 
     @property
@@ -125,7 +125,7 @@ class Module:
         )
 
     def classes(self) -> Iterator[str]:
-        """Public classes of the top level, those under `if` and `try` among them."""
+        """Public classes of the top level, also under `if` and `try`."""
         stack: list[ast.AST] = list(self.tree.body)
         while stack:
             part = stack.pop()
@@ -138,17 +138,17 @@ class Module:
 
 def read_product(root: Path) -> dict[str, Module]:
     """Modules by name. Links are resolved, so that each file is read once."""
-    found: dict[Path, tuple[str, bool]] = {}
+    document: dict[Path, tuple[str, bool]] = {}
     for package in PACKAGES:
         folder = next((p for p in (root / package, root / UMBRELLA / package) if p.is_dir()), None)
         if folder is not None:
-            _add(folder.resolve(), package, found)
+            _add(folder.resolve(), package, document)
     if (root / UMBRELLA).is_dir():
-        _add((root / UMBRELLA).resolve(), UMBRELLA, found)
+        _add((root / UMBRELLA).resolve(), UMBRELLA, document)
     if (root / "app.py").is_file():
-        found.setdefault((root / "app.py").resolve(), ("app", False))
+        document.setdefault((root / "app.py").resolve(), ("app", False))
     modules = {}
-    for path, (name, is_package) in sorted(found.items(), key=lambda item: item[1]):
+    for path, (name, is_package) in sorted(document.items(), key=lambda item: item[1]):
         source = path.read_text("utf-8")
         tree = ast.parse(source, str(path))
         modules[name] = module = Module(name, path, tree, source.count("\n"), is_package)
@@ -189,7 +189,7 @@ class _Imports:
                 yield from self._visit(child, kind)
 
     def _names(self, node: ast.AST, kind: str) -> Iterator[tuple[str, str, int]]:
-        """What this node alone imports."""
+        """The imports of this node itself."""
         if isinstance(node, ast.Import):
             yield from ((alias.name, kind, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -223,7 +223,7 @@ def _is_type_checking(test: ast.expr) -> bool:
 
 
 def _imported_by_call(call: ast.Call) -> str | None:
-    """The name in `import_module("...")`, where it is written out."""
+    """The name in `import_module("...")`, if it is a literal."""
     function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     if function in ("import_module", "__import__") and call.args and isinstance(call.args[0], ast.Constant):
         return str(call.args[0].value)
@@ -232,13 +232,13 @@ def _imported_by_call(call: ast.Call) -> str | None:
 
 def edges_of(modules: Mapping[str, Module]) -> list[Edge]:
     """Imports between modules of the product. `from package import module` is an import of the module."""
-    found: dict[tuple[str, str, str], Edge] = {}
+    document: dict[tuple[str, str, str], Edge] = {}
     for module in modules.values():
         for name, kind, line in module.imports:
             imported = _resolve(name, modules)
             if imported is not None and imported != module.name:
-                found.setdefault((module.name, imported, kind), Edge(module.name, imported, kind, line))
-    return list(found.values())
+                document.setdefault((module.name, imported, kind), Edge(module.name, imported, kind, line))
+    return list(document.values())
 
 
 def _resolve(name: str, modules: Mapping[str, Module]) -> str | None:
@@ -279,7 +279,8 @@ def _reachable(start: str, following: Mapping[str, set[str]]) -> set[str]:
 def single_importers(
     modules: Mapping[str, Module], edges: Iterable[Edge]
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Modules with one importer; and those that no module imports and one names, as a table of commands does."""
+    """Modules with one importer; and those that no module imports and one names in a string, as a table of commands
+    does."""
     importers = defaultdict(set)
     imported = set()
     for edge in edges:
@@ -291,7 +292,7 @@ def single_importers(
         for name, module in modules.items()
         if len(importers[name]) == 1 and not module.is_blank_init
     )
-    return [each for each in every if each[0] in imported], [each for each in every if each[0] not in imported]
+    return [entry for entry in every if entry[0] in imported], [entry for entry in every if entry[0] not in imported]
 
 
 def duplicates(modules: Mapping[str, Module]) -> list[tuple[str, str, list[str]]]:
@@ -304,7 +305,7 @@ def duplicates(modules: Mapping[str, Module]) -> list[tuple[str, str, list[str]]
 
 
 def is_no_noun(name: str) -> bool:
-    """A heuristic: the last word of the name is a participle, a gerund or a pronoun, or a pronoun is in it."""
+    """A heuristic: the last word of the name is a participle, a gerund or a pronoun, or the name has a pronoun."""
     words = name.lower().strip("_").split("_")
     last = words[-1]
     if last in _FIELD_NOUNS:
@@ -326,7 +327,7 @@ def upward(edges: Iterable[Edge]) -> tuple[list[Edge], list[Edge]]:
 
 
 def layer_of(module: str) -> str | None:
-    """The folder or module of pipeline that it belongs to."""
+    """The folder or module of pipeline that the module belongs to."""
     parts = module.split(".")
     return parts[1] if parts[0] == "pipeline" and len(parts) > 1 else None
 
@@ -422,7 +423,7 @@ class CommandFailed(Exception):
 
 
 def path_of(command: str, root: Path) -> dict[str, list[str]]:
-    """Modules that the command enters: a function of theirs is called, or a record of theirs is made.
+    """The modules that the command enters: one of their functions is called, or one of their records is created.
 
     `pipeline` has those outside of emulator and artifact_store, while the command runs or by a decorator in the module
     of the command itself; `import` has those called only while other modules are imported, which are not counted;
@@ -454,8 +455,8 @@ def path_of(command: str, root: Path) -> dict[str, list[str]]:
     own = command.split()[-1]
     entered = {module for module, importing in calls if importing.rpartition(".")[2] in ("", own)}
     return {
-        "pipeline": sorted(each for each in entered if each.partition(".")[0] not in inner),
-        "entrances": sorted(each for each in entered if each.partition(".")[0] in inner),
+        "pipeline": sorted(entry for entry in entered if entry.partition(".")[0] not in inner),
+        "entrances": sorted(entry for entry in entered if entry.partition(".")[0] in inner),
         "import": sorted({module for module, _ in calls if module.partition(".")[0] not in inner} - entered),
     }
 
@@ -467,7 +468,9 @@ def measure(root: Path, command: str | None) -> dict[str, Any]:
     single, only_named = single_importers(modules, edges)
     lists: dict[str, Any] = {
         "empty": sorted(name for name, module in modules.items() if module.is_empty),
-        "long": sorted(((name, each.lines) for name, each in modules.items() if each.lines > 500), key=lambda x: -x[1]),
+        "long": sorted(
+            ((name, value.lines) for name, value in modules.items() if value.lines > 500), key=lambda x: -x[1]
+        ),
         "single": single,
         "named": only_named,
         "cycles": cycles(edges, ("module",)),
@@ -479,7 +482,7 @@ def measure(root: Path, command: str | None) -> dict[str, Any]:
         "unlayered": unlayered(modules),
         "click": click_importers(modules),
     }
-    rows = {name: _row(each for each in modules.values() if each.package == name) for name in _packages(modules)}
+    rows = {name: _row(entry for entry in modules.values() if entry.package == name) for name in _packages(modules)}
     total = _row(modules.values())
     for package, row in rows.items():
         row["single importers"] = sum(name.partition(".")[0] == package for name, _ in lists["single"])
@@ -551,15 +554,17 @@ def listing(name: str, lists: Mapping[str, Any]) -> Iterator[str]:
     elif name == "long":
         yield from (f"{module}  {lines}" for module, lines in lists["long"])
     elif name == "duplicates":
-        yield from (f"{package}: {each}  {', '.join(homes)}" for package, each, homes in lists["duplicates"])
+        yield from (f"{package}: {value}  {', '.join(homes)}" for package, value, homes in lists["duplicates"])
     elif name == "cycles":
-        yield from (f"at import time: {' '.join(each)}" for each in lists["cycles"])
-        yield from (f"counting imports inside functions: {' '.join(each)}" for each in lists["cycles inside functions"])
+        yield from (f"at import time: {' '.join(cycle)}" for cycle in lists["cycles"])
+        yield from (
+            f"counting imports inside functions: {' '.join(members)}" for members in lists["cycles inside functions"]
+        )
     elif name == "upward":
         yield from (_edge(edge) for edge in lists["upward"])
         yield from (f"{_edge(edge)} (not counted)" for edge in lists["upward names"])
     elif name == "unlayered":
-        yield from (f"{each}  {count}" for each, count in lists["unlayered"])
+        yield from (f"{value}  {count}" for value, count in lists["unlayered"])
     elif name == "path":
         yield from lists["path"]["pipeline"]
         yield from (f"not counted, an entrance: {module}" for module in lists["path"]["entrances"])
@@ -583,23 +588,23 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     if options.checkout is None:
-        parser.error("the working directory is no checkout of nxpipe; pass --checkout DIR")
+        parser.error("the working directory is not a checkout of nxpipe; pass --checkout DIR")
     command = options.path or ("nxpipe build" if options.check or "path" in options.lists else None)
     try:
-        found = measure(options.checkout.resolve(), command)
+        result = measure(options.checkout.resolve(), command)
     except CommandFailed as failed:
         sys.stderr.write(f"{failed}\n")
         return 2
-    broken = exceeded(found["figures"])
+    broken = exceeded(result["figures"])
     if options.json:
-        print(json.dumps(found | {"exceeded": broken}, indent=1))
+        print(json.dumps(result | {"exceeded": broken}, indent=1))
     elif options.lists:
         for name in options.lists:
-            print("\n".join(listing(name, found["lists"])))
+            print("\n".join(listing(name, result["lists"])))
     else:
-        print("\n".join(table(found)))
+        print("\n".join(table(result)))
     if options.check:
-        sys.stderr.writelines(f"exceeded: {each}\n" for each in broken)
+        sys.stderr.writelines(f"exceeded: {entry}\n" for entry in broken)
     return 1 if options.check and broken else 0
 
 

@@ -1,11 +1,11 @@
-"""How many model classes of transformers lower to a graph, and what stands in the way of the others.
+"""The number of transformers model classes that lower to a graph, and the reasons of the others.
 
 Usage: nice python benchmarks/sweep.py FOLDER [--mapping NAME] [--only PART] [--workers N] [--timeout S] [--again KIND]
 
-Every class behind transformers' automatic base, causal and masked language models (or behind the mappings named) is
-built from its default configuration, cut to two layers where that can be built, and captured. Each class has a process
-and a time-out of its own. Answers are kept in FOLDER/sweep.jsonl as they come: a sweep that was interrupted goes on
-where it stopped, and `--again` asks once more for those whose answer was of a kind. The page goes to standard output.
+Every class behind transformers' automatic base, causal and masked language models (or behind the given mappings) is
+built from its default configuration, cut to two layers where possible, and captured. Each class has a process and a
+time-out of its own. Results are appended to FOLDER/sweep.jsonl as they arrive: an interrupted sweep can continue, and
+`--again` repeats classes with a kind of result. The page goes to standard output.
 """
 
 import argparse
@@ -25,13 +25,13 @@ from typing import Any
 
 LAYERS = 2
 SEQUENCE = 32
-# What configurations call their depth.
+# Names of the depth in configurations.
 _DEPTHS = (
     *("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_encoder_layers", "num_decoder_layers"),
     *("encoder_layers", "decoder_layers", "num_hidden_groups", "num_blocks", "n_blocks", "num_transformer_layers"),
     *("encoder_n_layers", "decoder_n_layers", "speech_encoder_layers", "t2u_encoder_layers", "t2u_decoder_layers"),
 )
-# By name: the task that its classes are for, and the mapping.
+# By name: the task of its classes, and the mapping.
 _MAPPINGS = {
     "base": ("feature-extraction", "MODEL_MAPPING_NAMES"),
     "causal": ("text-generation", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
@@ -54,7 +54,7 @@ it branches on a tensor's value. `UnsupportedOperators`: it uses operators that 
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of one class. `kind` is `lowered`, or the type of the error that says why not."""
+    """The result of one class. `kind` is `lowered`, or the type of the error."""
 
     name: str
     model_type: str
@@ -69,7 +69,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--mapping", action="append", choices=_MAPPINGS, help="may be repeated")
-    parser.add_argument("--only", default="", help="classes whose name holds this text")
+    parser.add_argument("--only", default="", help="classes whose name contains this text")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=600)
     parser.add_argument("--again", action="append", default=[])
@@ -102,16 +102,16 @@ def _classes(mappings: Iterable[str] = _USUAL) -> dict[str, tuple[str, str]]:
     """Task and model type by class name; a class in several mappings counts once, under the first."""
     from transformers.models.auto import modeling_auto
 
-    found: dict[str, tuple[str, str]] = {}
+    document: dict[str, tuple[str, str]] = {}
     for task, mapping in (_MAPPINGS[name] for name in mappings):
         for model_type, names in getattr(modeling_auto, mapping).items():
             for name in (names,) if isinstance(names, str) else names:
-                found.setdefault(name, (task, model_type))
-    return found
+                document.setdefault(name, (task, model_type))
+    return document
 
 
 def _prepare() -> None:
-    """Import what every worker needs before they are forked off, so that each costs its model only."""
+    """Import the common modules before the workers are forked, so that the cost of a class is its model only."""
     import torch
 
     import nxpipe.emulator.capture.export  # noqa: F401
@@ -120,7 +120,7 @@ def _prepare() -> None:
 
 
 def _answers(cases: Mapping[str, tuple[str, str]], workers: int, timeout: float) -> Iterator[Answer]:
-    """As they come, from at most so many processes at a time."""
+    """Results as they arrive, from at most so many processes at a time."""
     fork = multiprocessing.get_context("fork")
     waiting = list(cases.items())
     running: dict[Connection, tuple[str, str, Any, float]] = {}
@@ -141,7 +141,7 @@ def _answers(cases: Mapping[str, tuple[str, str]], workers: int, timeout: float)
 
 
 def _received(channel: Connection, process: Any, name: str, model_type: str, timeout: float) -> Answer:
-    """A worker's answer; that it took too long, or died, is an answer too."""
+    """A worker's result; a time-out and a lost process are results, too."""
     kind, says = "TimedOut", f"no answer after {timeout:.0f} s"
     if channel.poll():
         try:
@@ -185,13 +185,13 @@ def _tried(name: str, task: str, model_type: str) -> tuple[str, str, int]:
         return type(fault).__name__, "; ".join(_grouped(fault.findings)), 0
     except CompileError as fault:
         return type(fault).__name__, str(fault), 0
-    except Exception as fault:  # what the compiler did not foresee is what a sweep is for
+    except Exception as fault:  # a sweep records unexpected errors, too
         return "Untyped", f"{type(fault).__name__}: {fault}", 0
     return "lowered", "", len(graph.nodes)
 
 
 def _grouped(findings: Iterable[Any]) -> Iterator[str]:
-    """Findings in one sentence each, those of equal layers in one."""
+    """Findings in one sentence each; those of equal layers are merged."""
     counts: Counter[Any] = Counter()
     for finding in findings:
         module = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", finding.module)
@@ -201,7 +201,7 @@ def _grouped(findings: Iterable[Any]) -> Iterator[str]:
 
 
 def _built(name: str, model_type: str, kind: Any, config: Any) -> Any:
-    """The model, in its full depth if its layers do not stand being cut."""
+    """The model; in its full depth if it cannot be cut."""
     from nxpipe.emulator.capture.model import instantiate
     from nxpipe.emulator.errors import CaptureError
 
@@ -212,7 +212,7 @@ def _built(name: str, model_type: str, kind: Any, config: Any) -> Any:
 
 
 def _sequence(config: Any) -> int:
-    """As many tokens as asked for, or as few as the text model takes."""
+    """The default number of tokens, or fewer if the text model has fewer positions."""
     inner = [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
     limits = [getattr(part, "max_position_embeddings", None) for part in (config, *inner)]
     return min([SEQUENCE, *(limit for limit in limits if isinstance(limit, int) and limit > 0)])
@@ -236,7 +236,7 @@ def _class_and_configuration(name: str, model_type: str, *, whole: bool = False)
 
 
 def _cut(config: Any) -> Any:
-    """The configuration with at most so many layers, in a stage where it has several."""
+    """The configuration with at most so many layers, in each stage."""
     if isinstance(getattr(config, "depths", None), list | tuple):
         config.depths = [min(depth, LAYERS) for depth in config.depths]  # a depth for each stage; their number stays
     else:

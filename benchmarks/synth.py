@@ -1,10 +1,10 @@
-"""How long the stacks take to synthesise: `python app.py` alone, and the command that users type.
+"""Duration of the synthesis of the stacks: `python app.py` alone, and the user's command.
 
 Usage: python benchmarks/synth.py [--runs N]
 
-Two projects: this repository's own nxpipe.toml, and one with everything that a project can have. Each is synthesised N
-times, cold, in turn with the others; the median is printed beside the goal, with the processor time of the app and of
-all that it starts. CDK's own validation, which `npx cdk synth` has by default, is measured with it and not in the app.
+Two projects: this repository's own nxpipe.toml, and one with every feature of a project. Each is synthesised N times,
+cold, alternating with the others; the median is printed with the goal, and the CPU time of the app and its children.
+CDK's own validation, which `npx cdk synth` runs by default, is included there and not in the app.
 """
 
 import argparse
@@ -40,11 +40,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         projects = {"own": _own(Path(folder, "own")), "whole": write_whole(_made(Path(folder, "whole")))}
         cases = {(what, name): _command(what, path) for what in GOALS for name, path in projects.items()}
-        found: dict[tuple[str, str], list[Run]] = {case: [] for case in cases}
+        result: dict[tuple[str, str], list[Run]] = {case: [] for case in cases}
         for _ in range(runs):
             for case, (command, environment) in cases.items():
-                found[case].append(_timed(command, environment, Path(folder, "cdk.out")))
-    return _print(found, runs)
+                result[case].append(_timed(command, environment, Path(folder, "cdk.out")))
+    return _print(result, runs)
 
 
 def _made(folder: Path) -> Path:
@@ -53,7 +53,7 @@ def _made(folder: Path) -> Path:
 
 
 def _own(folder: Path) -> Path:
-    """With locks for the region of the tests, which this repository has no need to keep."""
+    """The repository's project, with locks for the region of the tests, which it does not need otherwise."""
     write_locks(_made(folder))
     text = (ROOT / "nxpipe.toml").read_text().replace("us-east-1", "us-east-2")
     (folder / "nxpipe.toml").write_text(text)
@@ -69,7 +69,7 @@ def _command(what: str, config: Path) -> tuple[list[str], Mapping[str, str]]:
 
 
 def _timed(command: list[str], environment: Mapping[str, str], out: Path) -> Run:
-    """An empty folder for each: a second synthesis into the same one would find its files there."""
+    """Synthesise into an empty folder: a second synthesis would find files of the first."""
     shutil.rmtree(out, ignore_errors=True)
     own = {"CDK_OUTDIR": str(out), "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "20"}
     output = [] if command[0] == sys.executable else ["-o", str(out)]
@@ -85,9 +85,9 @@ def _print(found: Mapping[tuple[str, str], list[Run]], runs: int) -> int:
     print(f"median of {runs} runs\n")
     print(f"{'command':<28} {'project':<8} {'wall s':>8} {'cpu s':>8} {'goal s':>8}")
     late = 0
-    for (what, project), each in found.items():
-        wall = statistics.median(run.wall for run in each)
-        processor = statistics.median(run.processor for run in each)
+    for (what, project), value in found.items():
+        wall = statistics.median(run.wall for run in value)
+        processor = statistics.median(run.processor for run in value)
         late += wall > GOALS[what]
         print(f"{what:<28} {project:<8} {wall:>8.2f} {processor:>8.2f} {GOALS[what]:>8.0f}")
     return 1 if late else 0

@@ -1,7 +1,7 @@
-"""botocore's descriptions of the services, read once a process.
+"""A cache of botocore's service descriptions for this process.
 
-Each session reads and parses them for itself: a fifth of a test's time, since each store and each account of moto's
-begins a session.
+Otherwise each session parses them again, which is a fifth of a test's time: each store and each account of moto starts
+a session.
 """
 
 from functools import cache

@@ -1,4 +1,4 @@
-"""A copy of the checkout's packages, for the tests that change one or run it elsewhere."""
+"""A copy of the checkout's packages, for tests that change one or run it elsewhere."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,7 @@ PACKAGES: Final = ("artifact_store", "emulator", "pipeline", "stacks")
 
 
 def copy_packages(target: Path) -> None:
-    """The four folders at the top of the repository and `nxpipe/`, which links to them."""
+    """Copy the four packages of the repository and `nxpipe/`, which links to them."""
     ignore = shutil.ignore_patterns("__pycache__")
     for name in ("nxpipe", *PACKAGES):
         shutil.copytree(ROOT / name, target / name, symlinks=True, ignore=ignore)

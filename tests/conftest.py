@@ -1,4 +1,4 @@
-"""What every test may rely on: no user's cache, no hub, no AWS account, no NXPIPE_* variable leaks in."""
+"""The environment of every test: without the user's cache, hub access, AWS account and NXPIPE_* variables."""
 
 import gc
 import os
@@ -14,20 +14,20 @@ from tests.botocore_descriptions import share_descriptions
 from tests.tiers import commit_number, mark_unsampled, part_of, register_profiles
 
 ROOT = Path(__file__).parent.parent
-_NUMBERS: Final = count()  # pytest would find the next one by listing all folders, for each test again
+_NUMBERS: Final = count()  # pytest would list all folders for each new number
 _SAMPLE: Final = pytest.StashKey[int]()
 
 register_profiles()
 share_descriptions()
 
-# The pool has a process for each core; threads of their libraries would wait for each other by turning.
+# The pool has a process for each core; threads of their libraries would compete in busy waits.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
-# What a shell runs in the background is deaf to Ctrl-C, and so is all that it starts: tests send it to commands.
+# A shell's background processes and their children ignore SIGINT, which tests send to commands.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-gc.disable()  # until all is imported: torch, CDK and moto are a lot for the collector to go through again and again
+gc.disable()  # until the end of the collection: the garbage collector would scan torch, CDK and moto repeatedly
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """A commit draws the same examples in each of its runs; another profile draws new ones each time."""
+    """Seed Hypothesis by the commit's number: its runs have equal examples. Other profiles draw new ones."""
     number = config.stash[_SAMPLE] = commit_number(ROOT, config.getoption("--sample"))
     if config.getoption("--hypothesis-profile") is None and config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(number)
@@ -62,7 +62,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     collected = yield
-    gc.freeze()  # what is imported now stays
+    gc.freeze()  # imported modules stay
     gc.enable()
     return collected
 

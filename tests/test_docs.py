@@ -1,4 +1,4 @@
-"""The pages are promises too."""
+"""The documentation agrees with the code."""
 
 import re
 import shlex

@@ -75,9 +75,29 @@ FIXED: Final[dict[str, frozenset[str]]] = {
     "artifact_store/evidence.py": frozenset({"yardstick"}),  # a field of a stored document
     "artifact_store/fetch/partial.py": frozenset({"nobody"}),  # in file names of existing caches
     "artifact_store/maintenance/doctor.py": frozenset({"told"}),  # a probe's name in JSON output
+    # A list of such words: participles and pronouns that are no names for modules.
+    "benchmarks/structure.py": frozenset({"asked", "nobody", "said", "somebody", "told", "whatever", "whoever"}),
+    # Names of tests, which draw the commit's sample.
+    "tests/localaws/DIVERGENCES.md": frozenset({"asked"}),
+    "tests/localaws/test_divergences.py": frozenset({"asked"}),
+    "tests/localaws/test_fleet_behaviour.py": frozenset({"nobody", "tells", "told"}),
+    "tests/localaws/test_formation.py": frozenset({"nobody", "tells"}),
+    "tests/localaws/test_machines.py": frozenset({"asked", "nobody", "said", "whatever"}),
+    "tests/localaws/test_moto_patches.py": frozenset({"asked", "nobody", "tells", "whoever"}),
 }
 
-AREAS: Final = ("app.py", "artifact_store", "emulator", "pipeline", "stacks", "nxpipe/api.py", "docs", "README.md")
+AREAS: Final = (
+    "app.py",
+    "artifact_store",
+    "emulator",
+    "pipeline",
+    "stacks",
+    "nxpipe/api.py",
+    "docs",
+    "README.md",
+    "tests/localaws",
+    "benchmarks",
+)
 _WORD: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 

@@ -1,4 +1,4 @@
-"""The two tiers of the tests, and what the commit tier takes of a large test. docs/testing.md explains them.
+"""The two tiers of the tests, and the sample of a large test in the commit tier (docs/testing.md).
 
 Tests and modules marked `sample(n)` run one n-th of their cases in the commit tier: those where the number of the
 commit, a number for the test's name and the indices of the case, one for each `parametrize`, add up to a multiple of n.
@@ -15,12 +15,12 @@ from zlib import crc32
 import pytest
 from hypothesis import HealthCheck, settings
 
-EXAMPLES: Final = {"commit": 15, "nightly": 200}  # of each property
-_AS_WRITTEN: Final = 50  # the examples of a profile in which `max_examples` of a test holds as it is written
+EXAMPLES: Final = {"commit": 15, "nightly": 200}  # examples of each property
+_AS_WRITTEN: Final = 50  # the profile size at which a test's own number applies unscaled
 
 
 def register_profiles() -> None:
-    """A slow machine is no defect: no test fails because it takes long."""
+    """Register the profiles, without deadlines: no test fails because the machine is slow."""
     for name, examples in EXAMPLES.items():
         settings.register_profile(
             name,
@@ -38,10 +38,10 @@ def examples(written: int) -> int:
 
 
 def commit_number(root: Path, commit: str | None) -> int:
-    """Of the given or the checked-out commit; outside of a repository it is 0."""
+    """The number of the given or the checked-out commit; 0 outside of a repository."""
     if commit is None:
-        asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
-        commit = asked.stdout.strip() or "0"
+        result = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
+        commit = result.stdout.strip() or "0"
     return int(commit[:8], 16)
 
 
@@ -55,7 +55,7 @@ def mark_unsampled(items: Sequence[pytest.Item], number: int) -> None:
 
 
 def _place(item: pytest.Function) -> int:
-    """The sum of its indices, one for each `parametrize`; tests of a module begin at different places."""
+    """The sum of the indices, one for each `parametrize`, and a start number for the test's name."""
     place = crc32(item.originalname.encode())
     if not hasattr(item, "callspec"):
         return place
@@ -67,7 +67,7 @@ def _place(item: pytest.Function) -> int:
 
 
 def part_of(items: list[pytest.Item], part: str) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """The items of part `k/n`, and the others. It is every n-th, for neighbours take equally long."""
+    """The items of part `k/n` (every n-th, because neighbours take equally long), and the others."""
     k, n = (int(number) for number in part.split("/"))
     if not 1 <= k <= n:
         raise pytest.UsageError(f"--part {part}: expected K/N with 1 <= K <= N")

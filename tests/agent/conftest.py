@@ -1,4 +1,4 @@
-"""An AWS that commands in processes of their own reach."""
+"""A local AWS that other processes can reach."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The instance metadata service, version 2: a token first, and then what a test has put there."""
+"""The instance metadata service, version 2: a token, and the entries that a test sets."""
 
 import threading
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def metadata_service() -> Iterator[Metadata]:
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            with suppress(ConnectionError):  # who asked may have heard enough
+            with suppress(ConnectionError):  # the client may have disconnected
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002, the library's name

@@ -1,4 +1,4 @@
-"""`nxpipe agent run`: an instance is in service when it can serve, and given up at once when it cannot."""
+"""`nxpipe agent run`: an instance goes into service when it is ready, and is abandoned at once if it cannot serve."""
 
 import json
 import subprocess
@@ -53,7 +53,7 @@ class Place:
 
     def states(self) -> dict[str, str]:
         (group,) = self.aws.describe_auto_scaling_groups(AutoScalingGroupNames=[GROUP])["AutoScalingGroups"]
-        return {each["InstanceId"]: each["LifecycleState"] for each in group["Instances"]}
+        return {instance["InstanceId"]: instance["LifecycleState"] for instance in group["Instances"]}
 
     @property
     def state(self) -> str | None:
@@ -190,7 +190,7 @@ def test_during_a_rollout_an_instance_runs_what_its_colour_runs(nxpipe: InProces
     assert nxpipe(*place.words).code == 0
     assert Path("served/manifest.json").read_bytes() == place.published.to_bytes()
     place.metadata.values["tags/instance/aws:autoscaling:groupName"] = "demo-search-green"
-    words = [each for each in place.words if each not in ("--hook", HOOK)]
+    words = [word for word in place.words if word not in ("--hook", HOOK)]
     assert nxpipe(*words).code == 0
     assert Path("served/manifest.json").read_bytes() == store.read_blob(candidate.manifest)
 

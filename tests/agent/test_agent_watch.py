@@ -1,4 +1,4 @@
-"""`nxpipe agent watch`: what the devices do is where the alarms and the dashboard of the stacks look for it."""
+"""`nxpipe agent watch`: the devices' metrics have the names that alarms and dashboard of the stacks use."""
 
 import json
 import signal
@@ -68,7 +68,7 @@ def test_what_could_not_be_measured_is_absent_and_no_zero() -> None:
     failed = {"error": "no permission", "neuroncores_in_use": {"0": {"neuroncore_utilization": 80.0}}}
     report = {**BUSY, "neuron_runtime_data": [{"pid": 1, "report": {"neuroncore_counters": failed}}]}
     assert read_figures(report) == Figures(utilisation=None, fullest_core=None, hardware_failures=0)
-    assert {each.name for each in fleet_metrics(read_figures(report), 0)} == {
+    assert {fleet_metric.name for fleet_metric in fleet_metrics(read_figures(report), 0)} == {
         "execution_status_total",
         "compile_events_total",
     }
@@ -92,22 +92,27 @@ def test_a_report_that_lacks_anything_is_read_all_the_same(runtimes: Any) -> Non
 
 def test_the_stacks_watch_exactly_what_is_sent() -> None:
     sent = fleet_metrics(read_figures(BUSY), 1)
-    series = [one for each in watched.MEASURES for one in each.series.values() if one.namespace == watched.NAMESPACE]
-    assert {(each.name, tuple(each.only.items())) for each in series} == {(each.name, each.only) for each in sent}
+    series = [
+        entry
+        for measure in watched.MEASURES
+        for entry in measure.series.values()
+        if entry.namespace == watched.NAMESPACE
+    ]
+    assert {(entry.name, tuple(entry.only.items())) for entry in series} == {(entry.name, entry.only) for entry in sent}
     assert watched.NAMESPACE == NAMESPACE
 
 
 def test_an_event_declares_each_metric_with_the_dimensions_of_its_series() -> None:
     sent = fleet_metrics(read_figures(BUSY), 1)
-    told = json.loads(log_event(1_700_000_000_000, {"Project": "demo", "Fleet": "search"}, "i-1", sent))
+    document = json.loads(log_event(1_700_000_000_000, {"Project": "demo", "Fleet": "search"}, "i-1", sent))
     declared = {
-        metric["Name"]: tuple(tuple(names) for names in each["Dimensions"])
-        for each in told["_aws"]["CloudWatchMetrics"]
-        for metric in each["Metrics"]
+        metric["Name"]: tuple(tuple(names) for names in cloud_watch_metric["Dimensions"])
+        for cloud_watch_metric in document["_aws"]["CloudWatchMetrics"]
+        for metric in cloud_watch_metric["Metrics"]
     }
     assert declared["neuroncore_utilization_ratio"] == (("Project", "Fleet"),)
     assert declared["execution_status_total"] == (("Project", "Fleet", "status_type"),)
-    assert all(name in told for name in {*declared, "Project", "Fleet", "status_type"})
+    assert all(name in document for name in {*declared, "Project", "Fleet", "status_type"})
 
 
 def test_a_compiler_is_counted_when_it_begins_and_not_again(tmp_path: Path) -> None:
@@ -115,7 +120,7 @@ def test_a_compiler_is_counted_when_it_begins_and_not_again(tmp_path: Path) -> N
 
     def start(pid: int, *words: str) -> None:
         (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "cmdline").write_bytes(b"".join(each.encode() + b"\0" for each in words))
+        (tmp_path / str(pid) / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in words))
 
     start(10, "/usr/bin/python3", "/opt/venv/bin/neuronx-cc", "compile", "--target", "trn1")
     start(11, "/usr/bin/vim", "notes about neuronx-cc")
@@ -131,10 +136,10 @@ class Place:
     logs: Any
 
     def monitor(self, *lines: str, then: str = "exit 3") -> Path:
-        """A stand-in for neuron-monitor that insists on a configuration."""
+        """A fake neuron-monitor that requires a configuration."""
         program = self.root / "neuron-monitor"
-        told = "\n".join(f"echo '{line}'" for line in lines)
-        program.write_text(f'#!/bin/sh\n[ "$1" = -c ] && [ -s "$2" ] || exit 9\n{told}\n{then}\n')
+        result = "\n".join(f"echo '{line}'" for line in lines)
+        program.write_text(f'#!/bin/sh\n[ "$1" = -c ] && [ -s "$2" ] || exit 9\n{result}\n{then}\n')
         program.chmod(0o755)
         return program
 
@@ -143,8 +148,8 @@ class Place:
         return nxpipe(*words, *more, cwd=self.root)
 
     def events(self) -> list[dict[str, Any]]:
-        told = self.logs.get_log_events(logGroupName=GROUP, logStreamName="i-0a1b", startFromHead=True)["events"]
-        return [json.loads(each["message"]) for each in told]
+        events = self.logs.get_log_events(logGroupName=GROUP, logStreamName="i-0a1b", startFromHead=True)["events"]
+        return [json.loads(event["message"]) for event in events]
 
 
 @pytest.fixture
@@ -169,7 +174,7 @@ def test_each_report_is_an_event_of_the_fleet_s_log(place: Place) -> None:
     done = place.watch(place.monitor(json.dumps(BUSY), json.dumps(BUSY)))
     assert done.code == 31  # the monitor ended; the unit starts both anew
     assert "exited with 3" in done.err
-    assert [each["neuroncore_memory_usage_bytes"] for each in place.events()] == [1000, 1000]
+    assert [event["neuroncore_memory_usage_bytes"] for event in place.events()] == [1000, 1000]
     assert place.events()[0]["Fleet"] == "search"
 
 
@@ -210,7 +215,7 @@ def test_the_monitor_ends_with_the_watcher(place: Place) -> None:
     watcher.send_signal(signal.SIGTERM)
     assert watcher.wait(20) == 143
     deadline = time.monotonic() + 30  # init takes its time to see them off
-    while any(Path("/proc", each).exists() for each in children):
+    while any(Path("/proc", child).exists() for child in children):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -218,4 +223,4 @@ def test_the_monitor_ends_with_the_watcher(place: Place) -> None:
 def _sleeping(parent: int) -> list[str]:
     children = Path(f"/proc/{parent}/task/{parent}/children")
     found = children.read_text().split() if children.exists() else []
-    return [each for each in found if b"sleep" in Path("/proc", each, "cmdline").read_bytes()]
+    return [entry for entry in found if b"sleep" in Path("/proc", entry, "cmdline").read_bytes()]

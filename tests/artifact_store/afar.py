@@ -1,4 +1,4 @@
-"""Stores that are read from afar, for tests that count, cut and damage."""
+"""Remote stores, for tests that count, interrupt and damage reads."""
 
 import secrets
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from tests.artifact_store.samples import put
 
 
 class Counting:
-    """A backend that counts what is read, and does with it what a test says."""
+    """A backend that counts reads and applies a test's function to them."""
 
     def __init__(self, inner: Backend) -> None:
         self.inner = inner

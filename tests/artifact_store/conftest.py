@@ -1,4 +1,4 @@
-"""A store in a folder and a store on S3, for promises that both must keep."""
+"""A store in a folder and a store on S3, for contracts of both."""
 
 import secrets
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def backend(client: Any) -> Bucket:
 
 @pytest.fixture
 def by_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every request takes botocore's own way, so that a test may stand in for its client."""
+    """Send every request through botocore's client, so that a test can replace it."""
     monkeypatch.setattr(FastPath, "request", lambda *_: None)
 
 

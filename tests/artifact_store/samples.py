@@ -1,4 +1,4 @@
-"""Small artifacts, and places to put them: a folder, and a bucket of an S3 server in this process."""
+"""Small artifacts, and places for them: a folder, and a bucket of an S3 server in this process."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -27,10 +27,10 @@ MODEL = "acme/tiny-bert"
 
 
 def contents(seed: str = "a", request: object = 1, *, tensors: int = 2, size: int = 100) -> list[bytes]:
-    """What was asked for, a program, tensors and a file, in this order; equal seeds give equal bytes."""
-    asked = canonical_json({"request": request})
+    """A request document, a program, tensors and a file, in this order; equal seeds give equal bytes."""
+    request_document = canonical_json({"request": request})
     names = ["program", *(f"tensor {number}" for number in range(tensors)), "file"]
-    return [asked, *(f"{seed} {name} ".encode().ljust(size, b".") for name in names)]
+    return [request_document, *(f"{seed} {name} ".encode().ljust(size, b".") for name in names)]
 
 
 def manifest(blobs: list[Blob], *, model: str = MODEL, graph: str = "graph") -> Manifest:
@@ -63,37 +63,37 @@ def manifest(blobs: list[Blob], *, model: str = MODEL, graph: str = "graph") -> 
 
 
 def put(store: Store, seed: str = "a", *, request: object = 1, model: str = MODEL, graph: str = "graph") -> Manifest:
-    """Store the blobs of a sample, and name them; nothing is published."""
+    """Store and return the blobs of a sample; nothing is published."""
     return manifest([store.put_blob(data) for data in contents(seed, request)], model=model, graph=graph)
 
 
 def evidence(store: Store, made: Manifest, **figures: float | None) -> Evidence:
-    """That each output of each program was found to be as near as these figures say; its blobs are stored."""
+    """Evidence that each output of each program has these errors; its blobs are stored."""
     near = {"max_absolute": 0.001, "mean_absolute": 0.0001, "max_relative": 0.001, "cosine": 0.9999999}
-    said: dict[str, Any] = near | {"kl": 0.0001, "top1": 1.0} | figures
+    result: dict[str, Any] = near | {"kl": 0.0001, "top1": 1.0} | figures
     programs = [
         Compared(
-            program=each.name,
+            program=executable.name,
             yardstick="PyTorch fp32",
-            outputs=tuple(Figures(output=output, **said) for output in each.outputs),
-            inputs=store.put_blob(b"fed to " + each.name.encode()),
-            answers=store.put_blob(b"answered by " + each.name.encode()),
+            outputs=tuple(Figures(output=output, **result) for output in executable.outputs),
+            inputs=store.put_blob(b"fed to " + executable.name.encode()),
+            answers=store.put_blob(b"answered by " + executable.name.encode()),
             surroundings={"processor": "a sample's"},
         )
-        for each in made.executables
+        for executable in made.executables
     ]
     limits = Limits(min_cosine=0.999, max_relative_error=0.05, max_kl=None, min_top1=None)
     return Evidence(manifest=made.digest, kind=EMULATED, programs=tuple(programs), limits=limits)
 
 
 def publish_verified(store: Store, made: Manifest, **figures: float | None) -> Published:
-    """As a build does."""
+    """Publish as a build does."""
     store.attest(evidence(store, made, **figures))
     return store.publish(made)
 
 
 class Place(Protocol):
-    """Where a store's objects lie, for tests that damage them behind its back."""
+    """The location of a store's objects, for tests that damage them directly."""
 
     @property
     def store(self) -> Store: ...
@@ -102,7 +102,7 @@ class Place(Protocol):
     def backend(self) -> Backend: ...
 
     def elsewhere(self) -> Store:
-        """The same store, as a process opens it that has done nothing yet."""
+        """The same store, opened as by a new process."""
         ...
 
     def objects(self) -> dict[str, bytes]: ...
@@ -146,10 +146,10 @@ class S3:
     def objects(self) -> dict[str, bytes]:
         found = self.client.list_objects_v2(Bucket=self.bucket, Prefix=self.prefix).get("Contents", ())
         return {
-            each["Key"].removeprefix(self.prefix): self.client.get_object(Bucket=self.bucket, Key=each["Key"])[
+            entry["Key"].removeprefix(self.prefix): self.client.get_object(Bucket=self.bucket, Key=entry["Key"])[
                 "Body"
             ].read()
-            for each in found
+            for entry in found
         }
 
     def write(self, path: str, data: bytes) -> None:
@@ -165,7 +165,7 @@ def folder(root: Path) -> Folder:
 
 
 def bucket(name: str, prefix: str = "team/nxpipe/") -> S3:
-    """A new bucket on the server that AWS_ENDPOINT_URL names."""
+    """A new bucket on the server at AWS_ENDPOINT_URL."""
     client = boto3.client("s3")
     client.create_bucket(Bucket=name)
     backend = connect(name, prefix.rstrip("/"))
@@ -173,7 +173,7 @@ def bucket(name: str, prefix: str = "team/nxpipe/") -> S3:
 
 
 def watched(inner: Backend, announce: Callable[[str, str], None]) -> Backend:
-    """A backend that announces each write before it makes it."""
+    """A backend that announces each write before it happens."""
     return cast(Backend, _Watched(inner, announce))
 
 
@@ -207,16 +207,16 @@ class _Watched:
         self._inner.make_durable(paths)
 
     def __getattr__(self, name: str) -> Any:
-        """What only reads is nobody's business."""
+        """Reads are not announced."""
         return getattr(self._inner, name)
 
 
 @contextmanager
 def s3_server() -> Iterator[dict[str, str]]:
-    """An S3 server in this process; gives the environment that leads to it."""
+    """An S3 server in this process; yields the environment for its clients."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
-    creations.mend()
+    creations.apply()
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

@@ -1,4 +1,4 @@
-"""A server that answers each request with the next bytes of a script, right or wrong, and notes what it was asked."""
+"""A server that responds to each request with the next bytes of a script, valid or not, and records the requests."""
 
 import ssl
 import threading
@@ -21,13 +21,13 @@ class Asked:
 
     @property
     def by_the_sdk(self) -> bool:
-        """It marks its attempts; the quick way does not."""
+        """Whether botocore sent the request: it marks its attempts; the fast path does not."""
         return "amz-sdk-request" in self.headers
 
 
 @dataclass
 class Script:
-    """`None` closes the connection without an answer."""
+    """The responses; `None` closes the connection without one."""
 
     url: str
     answers: list[bytes | None] = field(default_factory=list)
@@ -35,11 +35,11 @@ class Script:
 
     @property
     def ways(self) -> list[str]:
-        return ["sdk" if each.by_the_sdk else "quick" for each in self.asked]
+        return ["sdk" if entry.by_the_sdk else "quick" for entry in self.asked]
 
 
 class _Server(ThreadingTCPServer):
-    """A client that breaks off its handshake is nobody's fault."""
+    """A server that ignores clients which break off the handshake."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -54,9 +54,9 @@ class _Connection(StreamRequestHandler):
         self.server.connections += 1
         number = self.server.connections
         with suppress(ConnectionError, ssl.SSLError):
-            while (asked := self._request(number)) is not None:
+            while (request := self._request(number)) is not None:
                 with self.server.one_at_a_time:
-                    self.server.script.asked.append(asked)
+                    self.server.script.asked.append(request)
                     answer = self.server.script.answers.pop(0)
                 if answer is None:
                     return
@@ -79,7 +79,7 @@ class _Connection(StreamRequestHandler):
 
 @contextmanager
 def scripted(certificate: Path | None = None) -> Iterator[Script]:
-    """With a certificate, whose file has its key too, over TLS."""
+    """Run a scripted server; with a certificate file (key included), over TLS."""
     with _Server(("127.0.0.1", 0), _Connection) as server:
         scheme = "http"
         if certificate:

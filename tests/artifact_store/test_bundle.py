@@ -1,4 +1,4 @@
-"""One artifact carried by hand from store to store: nothing is lost on the way, and nothing is believed."""
+"""One artifact carried by hand from store to store: complete, and verified again."""
 
 import io
 import json
@@ -33,7 +33,7 @@ KEY = "ab" * 32
 
 
 def envelope(store: Store, published: Published) -> bytes:
-    """Of a key that nobody here knows."""
+    """A signature by a key that is unknown on this machine."""
     statement = statement_of(published.manifest, store.key_inputs(published.manifest), "nxpipe:local")
     return canonical_json(
         {
@@ -109,7 +109,7 @@ def test_a_bundle_is_an_image_layout_that_any_tool_can_follow(other: Folder, tmp
     (described,) = json.loads((tmp_path / "b/index.json").read_text())["manifests"]
     image = json.loads((tmp_path / "b/blobs/sha256" / described["digest"].removeprefix("sha256:")).read_text())
     assert image["config"]["digest"] == f"sha256:{published.manifest_digest}"
-    named = {each["digest"].removeprefix("sha256:") for each in (described, image["config"], *image["layers"])}
+    named = {entry["digest"].removeprefix("sha256:") for entry in (described, image["config"], *image["layers"])}
     assert named == {name.name for name in files if name.parts[0] == "blobs"}
 
 
@@ -245,7 +245,7 @@ def test_a_tar_file_cut_anywhere_is_refused(layout: Path, tmp_path: Path) -> Non
 
 
 def bend(layout: Path, how: str) -> None:
-    """Put something else where a file of the layout should be."""
+    """Replace a file of the layout by something else."""
     name = layout / ("blobs" if how == "a linked folder" else "index.json")
     name.rename(layout.parent / "aside")
     match how:
@@ -264,7 +264,7 @@ def test_a_folder_with_links_in_it_is_refused(layout: Path, tmp_path: Path, how:
 
 
 def rewritten(layout: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """The image's manifest as somebody else would have it, under its right name."""
+    """A changed image manifest under its correct digest."""
     index = json.loads((layout / "index.json").read_text())
     (described,) = index["manifests"]
     image = json.loads((layout / "blobs/sha256" / described["digest"].removeprefix("sha256:")).read_text())

@@ -1,4 +1,4 @@
-"""What a channel promises: a total history, one state at a time, and nothing served that may not be."""
+"""Channels: a complete history, one state at a time, and only permitted artifacts served."""
 
 import threading
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def serve(store: Store, *wanted: Published, channel: str = "prod", needs: Requir
 
 
 def served(generation: Generation | None) -> list[str]:
-    return [each.manifest.sha256 for each in generation.artifacts] if generation else []
+    return [artifact.manifest.sha256 for artifact in generation.artifacts] if generation else []
 
 
 def test_a_promotion_is_what_the_channel_serves_and_says_who_and_why(store: Store) -> None:
@@ -68,8 +68,8 @@ def test_each_model_and_target_of_a_channel_changes_alone(store: Store) -> None:
 
 def test_a_rollback_brings_back_the_state_before_and_a_second_one_the_state_before_that(store: Store) -> None:
     first, second, third = (published(store, number) for number in range(3))
-    for one in (first, second, third):
-        serve(store, one)
+    for entry in (first, second, third):
+        serve(store, entry)
     once = rollback(store, "prod", ANYBODY).generation
     assert (served(once), once.restores, once.generation) == ([second.manifest_digest], 2, 4)
     twice = rollback(store, "prod", ANYBODY).generation
@@ -108,7 +108,7 @@ def test_history_is_a_chain_and_a_changed_or_missing_entry_is_noticed(place: Pla
     for number in range(4):
         serve(place.store, published(place.store, number))
     log = ChannelLog(place.backend, "prod")
-    assert [each.generation for each in log.back_from(log.tip())] == [4, 3, 2, 1]
+    assert [entry.generation for entry in log.back_from(log.tip())] == [4, 3, 2, 1]
     second = log.read(2)
     assert second is not None
     place.write(generation_path("prod", 2), second.model_copy(update={"actor": "mallory"}).to_bytes())
@@ -155,7 +155,7 @@ def test_promoters_that_race_leave_a_linear_history_in_which_each_has_its_place(
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=run, args=(one,)) for one in artifacts]
+    threads = [threading.Thread(target=run, args=(artifact,)) for artifact in artifacts]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -163,8 +163,8 @@ def test_promoters_that_race_leave_a_linear_history_in_which_each_has_its_place(
     assert not failures
     log = ChannelLog(place.backend, "prod")
     history = list(log.back_from(log.tip()))
-    assert [each.generation for each in history] == list(range(len(artifacts), 0, -1))
-    assert [len(each.artifacts) for each in history] == list(range(len(artifacts), 0, -1))
+    assert [entry.generation for entry in history] == list(range(len(artifacts), 0, -1))
+    assert [len(entry.artifacts) for entry in history] == list(range(len(artifacts), 0, -1))
 
 
 def test_a_promotion_that_expects_another_generation_is_refused(store: Store) -> None:
@@ -182,8 +182,8 @@ def test_a_rollback_that_expects_another_generation_is_refused(store: Store) -> 
 
 def test_a_rollback_that_another_one_overtook_finds_its_work_done(place: Place) -> None:
     artifacts = [published(place.store, number) for number in range(3)]
-    for one in artifacts:
-        serve(place.store, one)
+    for artifact in artifacts:
+        serve(place.store, artifact)
     overtaken: list[str] = []
 
     def overtake(verb: str, path: str) -> None:

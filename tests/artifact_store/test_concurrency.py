@@ -1,4 +1,4 @@
-"""Any number of processes may publish at once. Real processes, one folder, no locks."""
+"""Concurrent publishers: real processes, one folder, no locks."""
 
 import multiprocessing
 from collections.abc import Callable
@@ -22,7 +22,7 @@ Work: TypeAlias = Callable[[Folder, int, int], Answer]
 
 
 def together(root: Path, work: Work) -> list[list[Answer]]:
-    """Each round starts in all writers at the same moment; gives what each writer answered, by round."""
+    """Start each round in all writers at the same moment; the result of each writer, by round."""
     barrier, answers = FORK.Barrier(WRITERS), FORK.Queue()
     writers = [FORK.Process(target=_write, args=(root, work, number, barrier, answers)) for number in range(WRITERS)]
     for writer in writers:
@@ -50,7 +50,7 @@ def publish_the_same(place: Folder, number: int, writer: int) -> Answer:
 
 
 def publish_another(place: Folder, number: int, writer: int) -> Answer:
-    """Equal key, unequal bytes: a build that is not reproducible, on eight machines at once."""
+    """Equal key, different bytes: a build that is not reproducible, on eight machines at once."""
     manifest = put(place.store, request=number, graph=f"0.{writer}")
     try:
         return "won", place.store.publish(manifest).manifest_digest
@@ -60,21 +60,21 @@ def publish_another(place: Folder, number: int, writer: int) -> Answer:
 
 def test_writers_of_one_artifact_all_succeed_and_leave_one_record(tmp_path: Path) -> None:
     rounds = together(tmp_path, publish_the_same)
-    records = {one.request_key: one for one in folder(tmp_path).store.list()}
+    records = {entry.request_key: entry for entry in folder(tmp_path).store.list()}
     assert len(records) == ROUNDS
-    stored = {(one.manifest_digest, one.published_at) for one in records.values()}
+    stored = {(record.manifest_digest, record.published_at) for record in records.values()}
     for answers in rounds:
         assert len(set(answers)) == 1
         assert answers[0] in stored
-    for one in records.values():
-        for blob in one.manifest.blobs():
+    for record in records.values():
+        for blob in record.manifest.blobs():
             folder(tmp_path).store.read_blob(blob)
     assert not [path for path in tree(tmp_path) if path.startswith("tmp/")]
 
 
 def test_of_writers_of_different_artifacts_one_wins_and_the_others_are_told(tmp_path: Path) -> None:
     rounds = together(tmp_path, publish_another)
-    stored = {one.manifest_digest for one in folder(tmp_path).store.list()}
+    stored = {entry.manifest_digest for entry in folder(tmp_path).store.list()}
     assert len(stored) == ROUNDS
     for answers in rounds:
         (winner,) = {digest for _, digest in answers}

@@ -1,4 +1,4 @@
-"""SIGKILL at every step of a publish, and at random moments: what is visible is complete, a retry finishes the rest."""
+"""SIGKILL at every step of a publish, and at random moments: visible artifacts are complete, a retry completes it."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ def in_child(work: Callable[[], object]) -> int:
 
 
 def _run_and_leave(work: Callable[[], object]) -> NoReturn:
-    """Never back into pytest, whatever happens."""
+    """Exit the child without a return into pytest."""
     try:
         work()
     except BaseException:
@@ -54,7 +54,7 @@ def kill_at_step(step: int, root: Path) -> None:
 
 
 def _is_below(path: str, root: Path) -> bool:
-    """The store names its files relative to handles of their folders; nothing else here uses names without a slash."""
+    """Whether the path is below root: the store opens files relative to folder handles, by names without a slash."""
     return str(root) in path or "/" not in path
 
 
@@ -66,9 +66,9 @@ def publish_until(step: int, root: Path) -> None:
 
 def assert_only_whole_things_are_visible(root: Path) -> None:
     store = folder(root).store
-    for one in store.list():
-        assert store.find(one.request_key) == one
-        for blob in one.manifest.blobs():
+    for entry in store.list():
+        assert store.find(entry.request_key) == entry
+        for blob in entry.manifest.blobs():
             store.read_blob(blob)
     for path in tree(root):
         data = (root / path).read_bytes()
@@ -120,8 +120,8 @@ def test_a_publisher_killed_at_a_random_moment_leaves_nothing_half_done(tmp_path
         time.sleep(chance.uniform(0, usual))
         os.kill(pid, signal.SIGKILL)
         killed += os.WIFSIGNALED(os.waitpid(pid, 0)[1])
-        for one in store.list():
-            assert store.find(one.request_key) == one
+        for entry in store.list():
+            assert store.find(entry.request_key) == entry
     assert_only_whole_things_are_visible(tmp_path)
     for again in range(number + 1):
         publish(again)

@@ -1,4 +1,4 @@
-"""Evidence: documents beside a manifest, of which any number may say what they found; and what a reader refuses."""
+"""Evidence: any number of documents beside a manifest, and the refusals of readers."""
 
 import json
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def test_of_two_builders_with_other_figures_both_are_heard_and_the_artifact_is_o
     one = publish_verified(store, put(store), cosine=0.9999)
     again = publish_verified(store, put(store), cosine=0.9998)
     assert again.manifest_digest == one.manifest_digest
-    cosines = {each.programs[0].outputs[0].cosine for each in store.evidence(one.manifest_digest)}
+    cosines = {entry.programs[0].outputs[0].cosine for entry in store.evidence(one.manifest_digest)}
     assert cosines == {0.9999, 0.9998}
 
 
@@ -123,9 +123,9 @@ def test_a_document_that_leaves_something_out_covers_nothing(store: Store) -> No
 def test_evidence_stays_as_long_as_its_artifact_and_goes_with_it(local: Place) -> None:
     store = Store(local.backend, grace=-10.0)
     one, other = (publish_verified(store, put(store, str(seed), request=seed)) for seed in range(2))
-    kept = {each: store.evidence(each.manifest_digest)[0] for each in (one, other)}
+    kept = {entry: store.evidence(entry.manifest_digest)[0] for entry in (one, other)}
     carry_out(store, plan(store, Rules(), store.backend.now()))
-    assert all(store.evidence(each.manifest_digest) == [kept[each]] for each in (one, other))
+    assert all(store.evidence(entry.manifest_digest) == [kept[entry]] for entry in (one, other))
     assert fsck(store).is_sound
     for _ in range(2):
         carry_out(store, plan(store, Rules(max_age=-10.0), store.backend.now()))

@@ -1,4 +1,4 @@
-"""An index shortens a listing and never changes it: whatever happens to its segments, the records decide."""
+"""An index shortens a listing and never changes it: records prevail over damaged segments."""
 
 import json
 import tempfile
@@ -21,7 +21,7 @@ from tests.artifact_store.samples import MODEL, Folder, Place, folder, put
 
 
 class Told:
-    """A backend that tells what is read, and may refuse to write."""
+    """A backend that records reads, and may refuse writes."""
 
     def __init__(self, inner: Backend, *, read_only: bool = False) -> None:
         self._inner = inner
@@ -49,7 +49,7 @@ def told(place: Place, *, read_only: bool = False) -> tuple[Store, list[str]]:
 
 @pytest.fixture(autouse=True)
 def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thresholds of an index, within reach of a test."""
+    """Low thresholds of an index, for tests."""
     monkeypatch.setattr(segments, "MANY_READ", 2)
     monkeypatch.setattr(segments, "MANY_SEGMENTS", 2)
 
@@ -100,8 +100,8 @@ def test_two_readers_of_the_same_records_write_one_segment(place: Place) -> None
 def test_an_artifact_that_was_removed_or_published_anew_is_told_as_it_is_now(place: Place) -> None:
     published = publish(place, 1, 2, 3)
     place.store.list()
-    for one in published[:2]:
-        place.remove(action_path(one.request_key))
+    for entry in published[:2]:
+        place.remove(action_path(entry.request_key))
     (again,) = publish(place, 2)
     assert again.record != published[1].record
     assert list(place.store.list()) == [again, published[2]]
@@ -114,15 +114,15 @@ def test_a_damaged_segment_is_passed_over_told_of_and_mended(place: Place, damag
     (path,) = segment_paths(place)
     whole = place.objects()[path]
     place.write(path, damage)
-    said: list[str] = []
-    assert list(place.store.list(said.append)) == published[::-1]
-    assert len(said) == 1
-    assert path in said[0]
+    result: list[str] = []
+    assert list(place.store.list(result.append)) == published[::-1]
+    assert len(result) == 1
+    assert path in result[0]
     assert place.objects()[path] == whole
 
 
 def forged(place: Place, **changes: object) -> str:
-    """A segment whose name is right and whose content is not what a writer of ours would write."""
+    """A segment with a correct name and a wrong content."""
     (path,) = segment_paths(place)
     document = json.loads(place.objects()[path])
     for key in document["records"]:
@@ -143,9 +143,9 @@ def test_a_segment_that_this_version_does_not_know_is_passed_over_and_stays(
     place.store.list()
     path = forged(place, **changes)
     monkeypatch.setattr(segments, "MERGED_KEPT", -60.0)
-    said: list[str] = []
-    assert list(place.store.list(said.append)) == published[::-1]
-    assert any(path in sentence for sentence in said)
+    result: list[str] = []
+    assert list(place.store.list(result.append)) == published[::-1]
+    assert any(path in sentence for sentence in result)
     assert path in segment_paths(place)
 
 
@@ -154,8 +154,8 @@ def test_what_is_acted_on_is_the_record_and_not_what_an_index_says_of_it(place: 
     place.store.list()
     forged(place, manifest={"sha256": "0" * 64, "size": 1})
     assert place.store.list()[0].manifest_digest == "0" * 64
-    for one in published:
-        assert place.store.resolve(one.request_key[:12]) == one
+    for entry in published:
+        assert place.store.resolve(entry.request_key[:12]) == entry
 
 
 def test_a_damaged_record_that_no_segment_has_is_corrupt(place: Place) -> None:
@@ -168,9 +168,9 @@ def test_a_damaged_record_that_no_segment_has_is_corrupt(place: Place) -> None:
 def test_whoever_may_not_write_lists_all_the_same(place: Place) -> None:
     published = publish(place, 1, 2, 3)
     reader, _ = told(place, read_only=True)
-    said: list[str] = []
-    assert list(reader.list(said.append)) == published[::-1]
-    assert "not allowed" in said[0]
+    result: list[str] = []
+    assert list(reader.list(result.append)) == published[::-1]
+    assert "not allowed" in result[0]
     assert segment_paths(place) == []
 
 
@@ -229,7 +229,7 @@ def test_a_listing_is_what_the_records_say_after_any_history(steps: list[tuple[s
             elif step == "retire" and standing:
                 place.remove(action_path(standing.pop(sorted(standing)[number % len(standing)]).request_key))
             elif step == "list":
-                assert {one.request_key: one for one in place.store.list()} == standing
+                assert {entry.request_key: entry for entry in place.store.list()} == standing
             else:
                 _spoil(place, step, number)
 

@@ -1,4 +1,4 @@
-"""A miss is explained by the artifact that was asked for most alike, and by exactly the fields that differ."""
+"""A cache miss is explained by the nearest artifact, and by exactly the fields that differ."""
 
 import tempfile
 from pathlib import Path
@@ -24,7 +24,7 @@ from tests.tiers import examples
 
 
 def publish(store: Store, inputs: dict[str, Any]) -> Published:
-    """An artifact that was asked for in these words."""
+    """An artifact with these key inputs."""
     _, *rest = (store.put_blob(data) for data in contents())
     return store.publish(manifest([store.put_blob(canonical_json(inputs)), *rest]))
 
@@ -71,7 +71,7 @@ def test_an_empty_store_has_nothing_near_and_stays_empty(place: Place) -> None:
 def test_the_second_search_reads_no_inputs_but_those_it_tells_of(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "MANY_READ", 2)
     published = [publish(place.store, {**ASKED, "seed": seed}) for seed in range(4)]
-    inputs = {blob_path(one.manifest.key_inputs) for one in published}
+    inputs = {blob_path(entry.manifest.key_inputs) for entry in published}
     wanted = {**ASKED, "seed": 2, "target": "trn1"}
     first, paths = told(place)
     (before,) = nearest_artifacts(first, wanted, count=1)
@@ -93,12 +93,12 @@ def test_what_cannot_be_read_is_passed_over_and_told_of(place: Place) -> None:
     torn, without_manifest = publish(place.store, {**ASKED, "a": 1}), publish(place.store, {**ASKED, "b": 2})
     place.write(blob_path(torn.manifest.key_inputs), b'{"a":1}')
     place.remove(blob_path(Blob.of(without_manifest.manifest.to_bytes())))
-    said: list[str] = []
-    found = nearest_artifacts(place.store, ASKED, count=3, report=said.append)
+    result: list[str] = []
+    found = nearest_artifacts(place.store, ASKED, count=3, report=result.append)
     assert [near.published for near in found] == [whole]
-    assert len(said) == 2
-    assert any(torn.request_key in sentence for sentence in said)
-    assert any(without_manifest.request_key in sentence for sentence in said)
+    assert len(result) == 2
+    assert any(torn.request_key in sentence for sentence in result)
+    assert any(without_manifest.request_key in sentence for sentence in result)
 
 
 @pytest.mark.parametrize("text", ["0 9", "0 x", "-1", "\u0660"])
@@ -109,10 +109,10 @@ def test_a_segment_with_numbers_of_no_leaf_is_passed_over(
     one = publish(place.store, ASKED)
     data = canonical_json({"format": "nxpipe.inputs/1", "leaves": ["a\t1"], "inputs": {one.request_key: text}})
     place.store.backend.create(INPUT_SEGMENTS + Blob.of(data).sha256, Payload.of(data))
-    said: list[str] = []
-    (found,) = nearest_artifacts(place.store, {**ASKED, "seed": 1}, count=1, report=said.append)
+    result: list[str] = []
+    (found,) = nearest_artifacts(place.store, {**ASKED, "seed": 1}, count=1, report=result.append)
     assert found.published == one
-    assert any("no leaf" in sentence for sentence in said)
+    assert any("no leaf" in sentence for sentence in result)
 
 
 _NAMES = st.sampled_from(["a", "b", "a.b", "0", "[0]", '"a"', "", "\t", "é", "a=b"])
@@ -144,11 +144,11 @@ def test_no_entry_differs_in_fewer_fields_than_the_nearest(
         store = folder(Path(root)).store
         for inputs in stored:
             publish(store, inputs)
-        others = [one for one in stored if canonical_json(one) != canonical_json(wanted)]
+        others = [entry for entry in stored if canonical_json(entry) != canonical_json(wanted)]
         for _ in range(2):
             found = nearest_artifacts(store, wanted, count=len(stored))
             counts = [len(near.differences) for near in found]
-            assert counts == sorted(len(differences(one, wanted)) for one in others)
+            assert counts == sorted(len(differences(entry, wanted)) for entry in others)
 
 
 def test_a_small_document_with_huge_fields_is_refused_and_not_written_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""No damage to any object goes unnoticed by whoever reads it."""
+"""Every damage to an object is detected by its readers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +29,7 @@ def manifest(place: Folder) -> Manifest:
 
 
 def read_everything(store: Store, *keys: str) -> None:
-    """What a fleet does: find the artifact, then read all that it names."""
+    """Find the artifact and read all that it names, as a fleet does."""
     for key in keys:
         found = store.find(key)
         assert found is not None

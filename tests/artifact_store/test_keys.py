@@ -1,4 +1,4 @@
-"""A key is a function of what was asked for: on every Python, in every process, wherever the checkout lies."""
+"""A cache key is a function of its inputs: on every Python, in every process, for every path of the checkout."""
 
 import json
 import os
@@ -38,7 +38,7 @@ OLDEST: Final = (3, 10)  # the first that has `match`
 
 @cache
 def pythons() -> tuple[str, ...]:
-    """Every Python of this machine that could run nxpipe's formats: on the PATH, and where pyenv keeps them."""
+    """Every Python on the PATH and of pyenv that can run nxpipe's formats."""
     names = [f"python3.{minor}" for minor in range(OLDEST[1], 20)]
     found = [path for name in names if (path := shutil.which(name))]
     versions = Path(os.environ.get("PYENV_ROOT") or Path("~/.pyenv").expanduser()) / "versions"
@@ -106,7 +106,7 @@ JSON = st.recursive(
 
 
 def spelled(value: object) -> str:
-    """Tells apart what a key must tell apart: 1, 1.0 and true, and 0.0 from -0.0."""
+    """A representation that distinguishes 1, 1.0 and true, and 0.0 from -0.0."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{key!r}:{spelled(value[key])}" for key in sorted(value)) + "}"
     if isinstance(value, list):
@@ -115,7 +115,7 @@ def spelled(value: object) -> str:
 
 
 def canonical(value: object) -> bytes | None:
-    """None for what no key can be made of, such as a lone surrogate or an infinity."""
+    """None for values without a key, such as a lone surrogate or an infinity."""
     try:
         return canonical_json(value)
     except InvalidDocument:

@@ -1,4 +1,4 @@
-"""What a folder does when the operating system refuses: one sentence, nothing half-written, and a retry that works."""
+"""A folder under errors of the operating system: one sentence, no partial file, and a successful retry."""
 
 import errno
 import os

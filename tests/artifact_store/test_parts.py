@@ -1,4 +1,4 @@
-"""Parts: what was made of one question is found by everybody, whole or not at all, and nobody's is replaced."""
+"""Step results: shared by all builds, complete or absent, and never replaced."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -114,7 +114,7 @@ def clocked(tmp_path: Path) -> Store:
 
 
 def collect_after(store: Store, graces: float) -> set[str]:
-    """The paths that went."""
+    """The collected paths."""
     assert isinstance(store.backend, ClockedFolder)
     store.backend.time += graces * GRACE
     return {step.found.path for step in carry_out(store, plan(store, Rules(), store.backend.now())).done}
@@ -172,7 +172,7 @@ def test_a_collection_that_is_cut_short_leaves_no_part_without_its_blobs(clocked
 
 def test_a_part_whose_blob_is_gone_is_found_by_fsck_while_it_is_young_and_collected_later(clocked: Store) -> None:
     kept = made(clocked)
-    (found,) = [each for each in clocked.backend.walk("cas/") if each.path == blob_path(kept.blob("graph"))]
+    (found,) = [entry for entry in clocked.backend.walk("cas/") if entry.path == blob_path(kept.blob("graph"))]
     assert clocked.backend.remove(found)
     assert [finding.path for finding in fsck(clocked).findings] == [found.path]
     assert collect_after(clocked, 2) == everything_of(kept) - {found.path}

@@ -1,4 +1,4 @@
-"""Leases, failures and pins: small notes beside artifacts, each with one promise."""
+"""Leases, known failures and pins: small records, each with one contract."""
 
 import errno
 import threading

@@ -1,4 +1,4 @@
-"""What S3 and the network do to a publisher."""
+"""Effects of S3 and network faults on a publisher."""
 
 import base64
 import hashlib
@@ -94,7 +94,7 @@ def test_many_publishers_with_lost_answers_agree_on_one_record(backend: Bucket, 
     lost = 0
 
     def lose_some(request: Any) -> None:
-        """A fifth of all first attempts: each is repeated, and meets its own object."""
+        """A fifth of all first attempts: each is repeated, and finds its own object."""
         nonlocal lost
         write_id = _bytes(request.headers[f"x-amz-meta-{WRITE_ID}"])
         first = write_id not in seen
@@ -122,16 +122,16 @@ def test_every_write_carries_its_sha256_and_refuses_to_overwrite(backend: Bucket
     client.meta.events.register("before-send.s3.PutObject", lambda request, **_: sent.append(dict(request.headers)))
     Store(backend).publish(put(Store(backend)))
     blob = base64.b64encode(hashlib.sha256(contents()[0]).digest())
-    headers = [{name.lower(): value for name, value in each.items()} for each in sent]
-    assert blob in [_bytes(each["x-amz-checksum-sha256"]) for each in headers]
-    assert all(each["x-amz-checksum-sha256"] and each[f"x-amz-meta-{WRITE_ID}"] for each in headers)
-    unconditional = [each for each in headers if _bytes(each.get("if-none-match", "")) != b"*"]
+    headers = [{name.lower(): value for name, value in entry.items()} for entry in sent]
+    assert blob in [_bytes(header["x-amz-checksum-sha256"]) for header in headers]
+    assert all(header["x-amz-checksum-sha256"] and header[f"x-amz-meta-{WRITE_ID}"] for header in headers)
+    unconditional = [header for header in headers if _bytes(header.get("if-none-match", "")) != b"*"]
     assert len(unconditional) == 1  # the listing, which is a copy
-    assert len({_bytes(each[f"x-amz-meta-{WRITE_ID}"]) for each in headers}) == len(headers)
+    assert len({_bytes(header[f"x-amz-meta-{WRITE_ID}"]) for header in headers}) == len(headers)
 
 
 def _bytes(value: str | bytes) -> bytes:
-    """The client holds a header as text before it is signed, and as bytes after."""
+    """The header as bytes; the client has text before signing, and bytes after."""
     return value if isinstance(value, bytes) else value.encode()
 
 
@@ -166,7 +166,7 @@ def test_without_a_checksum_of_the_bytes_the_object_is_read_back(
 
 
 class Body:
-    """An answer's body that breaks off after its first byte."""
+    """A response body that breaks off after its first byte."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -191,8 +191,8 @@ def test_a_body_that_breaks_off_is_continued_where_it_broke(backend: Bucket, cli
     real, client.get_object = client.get_object, get
     with pytest.raises(StoreUnavailable, match="a retry is safe"):
         Store(backend).read_blob(blob)
-    assert [each["Range"] for each in asked[:3]] == ["bytes=0-", "bytes=1-", "bytes=2-"]
-    assert {each.get("IfMatch") for each in asked[1:]} == {'"e"'}
+    assert [entry["Range"] for entry in asked[:3]] == ["bytes=0-", "bytes=1-", "bytes=2-"]
+    assert {entry.get("IfMatch") for entry in asked[1:]} == {'"e"'}
     client.get_object = lambda **asked: real(**asked) if "Range" in asked else get()
     blob = Store(backend).put_blob(b"abc")
     with pytest.raises(Changed, match="read it again"):  # the version that began it, "e", is not there

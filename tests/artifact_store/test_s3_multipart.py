@@ -1,4 +1,4 @@
-"""Large blobs: sent in parts, continued after a crash, and whole or absent whatever becomes of the answers."""
+"""Large blobs: multipart uploads, resumed after a crash, and complete or absent after any lost response."""
 
 import hashlib
 import json
@@ -50,7 +50,7 @@ PATH = f"cas/sha256/{BLOB.sha256[:2]}/{BLOB.sha256}"
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The smallest parts that S3 takes, so that a test need not send hundreds of megabytes."""
+    """The smallest part size of S3, so that a test need not send hundreds of megabytes."""
     monkeypatch.setattr(s3_multipart, "_PART_BYTES", 5 * MIB)
     monkeypatch.setattr(s3, "IN_PARTS_ABOVE", 10 * MIB)
 
@@ -73,7 +73,7 @@ def sha256_of(backend: Bucket, path: str = PATH) -> str | None:
 
 def uploads(backend: Bucket, client: Any) -> list[str]:
     listed = client.list_multipart_uploads(Bucket=where(backend)["Bucket"]).get("Uploads", ())
-    return [each["UploadId"] for each in listed]
+    return [entry["UploadId"] for entry in listed]
 
 
 def break_off(backend: Bucket, wire: Wire, payload: Payload, *, sent: int) -> None:
@@ -85,7 +85,7 @@ def break_off(backend: Bucket, wire: Wire, payload: Payload, *, sent: int) -> No
 
 
 def one_stream(backend: Bucket) -> Bucket:
-    """Parts go one after the other."""
+    """Sequential parts."""
     return Bucket(where(backend)["Bucket"], "p", backend._place.client, S3Options(concurrency=1))
 
 
@@ -96,11 +96,11 @@ def one_stream(backend: Bucket) -> Bucket:
 def test_a_large_blob_arrives_in_parts_and_is_proven_without_being_read(
     backend: Bucket, client: Any, wire: Wire, payload: Payload, source: str
 ) -> None:
-    told: list[int] = []
-    assert backend.create(PATH, payload if source == "file" else BLOB, sent=told.append)
+    result: list[int] = []
+    assert backend.create(PATH, payload if source == "file" else BLOB, sent=result.append)
     assert sha256_of(backend) == BLOB.sha256
-    assert sum(told) == BLOB.size
-    assert min(told) > 0
+    assert sum(result) == BLOB.size
+    assert min(result) > 0
     read = wire.sent["GetObject"]
     stat = backend.stat(PATH)
     assert stat is not None
@@ -114,20 +114,20 @@ def test_a_large_blob_arrives_in_parts_and_is_proven_without_being_read(
 def test_every_part_carries_its_sha256_and_the_completion_overwrites_nothing(
     backend: Bucket, client: Any, payload: Payload
 ) -> None:
-    asked: dict[str, list[dict[str, Any]]] = {"UploadPart": [], "CompleteMultipartUpload": []}
-    for name, calls in asked.items():
+    document: dict[str, list[dict[str, Any]]] = {"UploadPart": [], "CompleteMultipartUpload": []}
+    for name, calls in document.items():
         client.meta.events.register(
             f"provide-client-params.s3.{name}", lambda params, calls=calls, **_: calls.append(params)
         )
     backend.create(PATH, payload)
     backend.replace(PATH, payload)
-    for part in asked["UploadPart"]:
+    for part in document["UploadPart"]:
         start = (part["PartNumber"] - 1) * 5 * MIB
         assert part["ChecksumSHA256"] == s3_multipart.spelled(hashlib.sha256(DATA[start : start + 5 * MIB]).digest())
-    created, replaced = asked["CompleteMultipartUpload"]
+    created, replaced = document["CompleteMultipartUpload"]
     assert (created["IfNoneMatch"], "IfNoneMatch" in replaced) == ("*", False)
     assert created["MpuObjectSize"] == BLOB.size
-    assert [each["PartNumber"] for each in created["MultipartUpload"]["Parts"]] == [1, 2, 3, 4]
+    assert [entry["PartNumber"] for entry in created["MultipartUpload"]["Parts"]] == [1, 2, 3, 4]
 
 
 def test_parts_that_are_not_those_of_the_blob_prove_nothing(backend: Bucket, client: Any, payload: Payload) -> None:
@@ -205,10 +205,10 @@ def test_a_broken_off_upload_is_continued_with_what_is_missing(
 ) -> None:
     break_off(backend, wire, payload, sent=sent)
     before = wire.sent["UploadPart"]
-    told: list[int] = []
-    assert backend.create(PATH, payload, sent=told.append)
+    result: list[int] = []
+    assert backend.create(PATH, payload, sent=result.append)
     assert wire.sent["UploadPart"] - before == NUMBER_OF_PARTS - sent
-    assert sum(told) == BLOB.size - sent * 5 * MIB
+    assert sum(result) == BLOB.size - sent * 5 * MIB
     assert sha256_of(backend) == BLOB.sha256
     assert uploads(backend, client) == []
 
@@ -266,14 +266,17 @@ def test_bytes_that_change_after_they_were_hashed_are_refused_by_their_parts(
     def compare(request: Any, **_: Any) -> None:
         body = request.body.read()
         request.body.seek(0)
-        told = request.headers["x-amz-checksum-sha256"]
+        x_amz_checksum_sha256 = request.headers["x-amz-checksum-sha256"]
         sent.append(
-            (told if isinstance(told, str) else told.decode(), s3_multipart.spelled(hashlib.sha256(body).digest()))
+            (
+                x_amz_checksum_sha256 if isinstance(x_amz_checksum_sha256, str) else x_amz_checksum_sha256.decode(),
+                s3_multipart.spelled(hashlib.sha256(body).digest()),
+            )
         )
 
     client.meta.events.register("before-send.s3.UploadPart", compare)
     backend.create(PATH, payload)  # this server believes what it is told; S3 compares these two
-    assert [told == real for told, real in sorted(sent)].count(False) == 1
+    assert [x_amz_checksum_sha256 == real for x_amz_checksum_sha256, real in sorted(sent)].count(False) == 1
 
 
 def test_the_upload_that_has_most_is_the_one_that_is_continued(
@@ -310,19 +313,19 @@ def large(tmp_path: Path) -> Payload:
 
 
 def child(backend: Bucket, payload: Payload, streams: int) -> subprocess.Popen[str]:
-    told = json.dumps(
+    dumps = json.dumps(
         [where(backend)["Bucket"], "cas/large", str(payload.source), payload.size, payload.sha256, streams]
     )
-    return subprocess.Popen([sys.executable, "-c", CHILD, told], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, "-c", CHILD, dumps], cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
 def killed_with_parts_stored(backend: Bucket, client: Any, large: Payload) -> set[int]:
-    """SIGKILL an uploader that has stored two parts or more; one that was too fast for us is followed by another."""
+    """Kill an uploader that has stored at least two parts; start another if it was too fast."""
     for _ in range(10):
         victim, stored = child(backend, large, streams=1), set[int]()
         while victim.poll() is None and len(stored) < 2:
             time.sleep(0.02)
-            stored = {part for each in uploads(backend, client) for part in parts_of_upload(backend, each)}
+            stored = {part for upload in uploads(backend, client) for part in parts_of_upload(backend, upload)}
         victim.send_signal(signal.SIGKILL)
         victim.communicate()
         if victim.returncode == -signal.SIGKILL and uploads(backend, client):
@@ -423,11 +426,11 @@ def test_a_conflict_at_the_end_starts_over_with_a_new_upload(
     backend: Bucket, client: Any, wire: Wire, payload: Payload
 ) -> None:
     wire.on("CompleteMultipartUpload", answer(409, "ConditionalRequestConflict"))
-    told: list[int] = []
-    assert backend.create(PATH, payload, sent=told.append)
+    result: list[int] = []
+    assert backend.create(PATH, payload, sent=result.append)
     assert wire.sent["CreateMultipartUpload"] == 2
     assert wire.sent["UploadPart"] == 2 * NUMBER_OF_PARTS
-    assert sum(told) == BLOB.size
+    assert sum(result) == BLOB.size
     assert uploads(backend, client) == []
 
 
@@ -443,8 +446,8 @@ def test_an_upload_that_a_collector_ended_is_begun_again(
     backend: Bucket, client: Any, wire: Wire, payload: Payload, moment: str
 ) -> None:
     def end(request: Any) -> Any:
-        for each in uploads(backend, client):
-            client.abort_multipart_upload(**where(backend), UploadId=each)
+        for upload in uploads(backend, client):
+            client.abort_multipart_upload(**where(backend), UploadId=upload)
         return answer(404, "NoSuchUpload")(request)
 
     wire.on(moment, end)
@@ -455,10 +458,10 @@ def test_an_upload_that_a_collector_ended_is_begun_again(
 
 def test_a_part_that_arrives_garbled_is_sent_again(backend: Bucket, wire: Wire, payload: Payload) -> None:
     wire.on("UploadPart", answer(400, "BadDigest"))
-    told: list[int] = []
-    assert backend.create(PATH, payload, sent=told.append)
+    result: list[int] = []
+    assert backend.create(PATH, payload, sent=result.append)
     assert wire.sent["UploadPart"] == NUMBER_OF_PARTS + 1
-    assert sum(told) == BLOB.size
+    assert sum(result) == BLOB.size
     assert sha256_of(backend) == BLOB.sha256
 
 
@@ -486,8 +489,8 @@ def test_of_ten_creators_of_one_large_blob_none_fails_and_one_object_stands(
     stat = backend.stat(PATH)
     assert stat is not None
     assert stat.sha256 == shared.sha256
-    for each in backend.abandoned(older_than=backend.now() + 60):
-        assert backend.remove_abandoned(each)
+    for entry in backend.abandoned(older_than=backend.now() + 60):
+        assert backend.remove_abandoned(entry)
     assert uploads(backend, client) == []
 
 
@@ -498,10 +501,10 @@ def test_ctrl_c_ends_the_streams_at_once(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(s3_multipart, "as_completed", interrupt)
-    told: list[int] = []
+    result: list[int] = []
     with pytest.raises(KeyboardInterrupt):
-        backend.create(PATH, payload, sent=told.append)
-    assert sum(told) < BLOB.size
+        backend.create(PATH, payload, sent=result.append)
+    assert sum(result) < BLOB.size
 
 
 # Upkeep
@@ -525,7 +528,7 @@ def test_a_broken_off_upload_is_listed_by_the_age_of_its_youngest_part(
 def test_uploads_of_another_prefix_are_none_of_ours(backend: Bucket, client: Any) -> None:
     for key in ("other/x", "p2/x", "p/x"):
         client.create_multipart_upload(Bucket=where(backend)["Bucket"], Key=key)
-    assert [each.path.split("#")[0] for each in backend.abandoned(older_than=backend.now() + 60)] == ["x"]
+    assert [entry.path.split("#")[0] for entry in backend.abandoned(older_than=backend.now() + 60)] == ["x"]
 
 
 TOUCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {

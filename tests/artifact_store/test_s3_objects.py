@@ -1,4 +1,4 @@
-"""Objects of a bucket and their versions: what a look-up and a listing tell, and what touching and removing leave."""
+"""Objects of a bucket and their versions: look-ups, listings, touching and removal."""
 
 import secrets
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def bytes_of(chunks: Iterator[bytes] | None) -> bytes | None:
 
 
 def found(backend: Bucket, path: str) -> Found:
-    (one,) = [each for each in backend.walk("") if each.path == path]
+    (one,) = [entry for entry in backend.walk("") if entry.path == path]
     return one
 
 
@@ -49,7 +49,7 @@ def versions(client: Any, backend: Bucket) -> dict[str, int]:
 
 
 def age(client: Any, backend: Bucket, path: str) -> None:
-    """Make what is there a day older, inside the server."""
+    """Make the object a day older, inside the server."""
     key = s3_backends["123456789012"]["aws"].get_object(name_of(backend), f"p/{path}")
     key.last_modified -= timedelta(days=1)
 
@@ -82,8 +82,8 @@ def test_a_walk_gives_every_object_below_a_prefix_in_order_page_by_page(backend:
         backend.create(path, Payload.of(path.encode()))
     client.put_object(Bucket=name_of(backend), Key="p2/other", Body=b"")
     client.meta.events.register("provide-client-params.s3.ListObjectsV2", lambda params, **_: {**params, "MaxKeys": 2})
-    assert [each.path for each in backend.walk("")] == sorted(paths)
-    assert [each.path for each in backend.walk("a/")] == ["a/b", "a/b/c", "a/b0", "a/é"]
+    assert [entry.path for entry in backend.walk("")] == sorted(paths)
+    assert [entry.path for entry in backend.walk("a/")] == ["a/b", "a/b/c", "a/b0", "a/é"]
     assert backend.paths("a/") == ["a/b", "a/b0", "a/é"]
     assert list(backend.walk("none/")) == []
 
@@ -125,12 +125,12 @@ def test_making_an_object_young_does_not_disturb_those_who_read_it(either: Bucke
 
 def test_an_object_of_many_chunks_arrives_whole(backend: Bucket) -> None:
     data = secrets.token_bytes(3 * CHUNK + 1)
-    told: list[int] = []
-    backend.create("cas/a", Payload.of(data), sent=told.append)
+    result: list[int] = []
+    backend.create("cas/a", Payload.of(data), sent=result.append)
     chunks = list(backend.read("cas/a") or ())
     assert b"".join(chunks) == data
     assert max(map(len, chunks)) <= CHUNK
-    assert sum(told) == len(data)
+    assert sum(result) == len(data)
 
 
 # Touching
@@ -174,10 +174,10 @@ def test_an_object_that_never_rests_cannot_be_touched(backend: Bucket, wire: Wir
 
 def test_a_copy_names_the_bytes_that_were_looked_at(backend: Bucket, client: Any) -> None:
     backend.create("cas/a", Payload.of(b"abc"))
-    asked: list[dict[str, Any]] = []
-    client.meta.events.register("provide-client-params.s3.CopyObject", lambda params, **_: asked.append(params))
+    result: list[dict[str, Any]] = []
+    client.meta.events.register("provide-client-params.s3.CopyObject", lambda params, **_: result.append(params))
     backend.touch("cas/a")
-    (request,) = asked
+    (request,) = result
     assert request["CopySourceIfMatch"] == client.head_object(Bucket=name_of(backend), Key="p/cas/a")["ETag"]
 
 
@@ -298,12 +298,12 @@ def test_an_endpoint_may_be_given(server: dict[str, str], backend: Bucket, monke
 
 def test_what_the_client_hashes_is_nothing(backend: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every byte is hashed once, by us: the signature covers the checksum, so it need not cover the bytes."""
-    asked: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     ours = connect(name_of(backend), "p")
-    ours._place.client.meta.events.register("before-send.s3", lambda request, **_: asked.append(dict(request.headers)))
+    ours._place.client.meta.events.register("before-send.s3", lambda request, **_: result.append(dict(request.headers)))
     ours.create("cas/a", Payload.of(secrets.token_bytes(2 * CHUNK)))
     assert bytes_of(ours.read("cas/a")) is not None
-    headers = [{name.lower(): value for name, value in each.items()} for each in asked]
+    headers = [{name.lower(): value for name, value in entry.items()} for entry in result]
     assert headers[0]["x-amz-content-sha256"] in ("UNSIGNED-PAYLOAD", b"UNSIGNED-PAYLOAD")
     assert "x-amz-checksum-sha256" in str(headers[0]["authorization"])
-    assert not any("x-amz-checksum-mode" in each for each in headers)
+    assert not any("x-amz-checksum-mode" in header for header in headers)

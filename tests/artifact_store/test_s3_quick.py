@@ -1,4 +1,4 @@
-"""The quick way of the small requests: it changes how long they take, and nothing else."""
+"""The fast path of small requests: it changes their duration and nothing else."""
 
 import hashlib
 import secrets
@@ -45,7 +45,7 @@ OURS, THEIRS = Payload.of(b"ours"), Payload.of(b"theirs")
 
 @dataclass
 class Ways:
-    """Which way each request takes, by its operation."""
+    """The path of each request, by its operation."""
 
     taken: list[str]
 
@@ -63,7 +63,7 @@ class Ways:
 
 @pytest.fixture
 def warm(backend: Bucket) -> Bucket:
-    """One that has been shown how."""
+    """A backend that uses the fast path."""
     backend.create("warm", Payload.of(b"warm"))
     return backend
 
@@ -80,7 +80,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
 
 @pytest.fixture
 def told(script: Script) -> Bucket:
-    """A bucket of the scripted server, which has been shown how."""
+    """A bucket of the scripted server, with the fast path in use."""
     backend = Bucket("bucket", "p", impatient_client())
     script.answers = [OK]
     backend.create("warm", OURS)
@@ -117,7 +117,7 @@ def test_after_one_request_of_the_sdk_small_objects_go_the_quick_way(backend: Bu
     assert backend.stat("none") is None
     assert backend.read("none") is None
     assert ways.taken[0] == "sdk PutObject"
-    assert {each for each in ways.taken[1:] if not each.startswith("quick")} == set()
+    assert {entry for entry in ways.taken[1:] if not entry.startswith("quick")} == set()
 
 
 def test_what_is_larger_than_a_chunk_is_sent_by_the_sdk_and_read_the_quick_way(warm: Bucket, client: Any) -> None:
@@ -141,7 +141,7 @@ def test_connections_are_used_again_and_by_one_thread_at_a_time(told: Bucket, sc
     script.answers = [answer("200 OK", 'ETag: "e"\r\n', b"%d" % number) for number in range(8)]
     read = [b"".join(told.read("a") or ()) for _ in range(8)]
     assert read == [b"%d" % number for number in range(8)]
-    assert len({each.connection for each in script.asked}) == 1
+    assert len({entry.connection for entry in script.asked}) == 1
     script.answers = [GET] * 64
     with ThreadPoolExecutor(16) as pool:
         assert set(pool.map(lambda _: b"".join(told.read("a") or ()), range(64))) == {b"abc"}
@@ -211,8 +211,8 @@ def test_after_an_odd_answer_to_a_look_or_a_write_the_sdk_asks_again(told: Bucke
     assert backend.create("a", OURS)
     assert script.ways[-3:] == ["sdk", "quick", "sdk"]
     writes = script.asked[-2:]
-    assert len({each.headers[f"x-amz-meta-{WRITE_ID}"] for each in writes}) == 1
-    assert {each.body for each in writes} == {b"ours"}
+    assert len({write.headers[f"x-amz-meta-{WRITE_ID}"] for write in writes}) == 1
+    assert {write.body for write in writes} == {b"ours"}
 
 
 def test_a_range_that_is_answered_with_all_is_asked_for_again(told: Bucket, script: Script) -> None:
@@ -236,8 +236,8 @@ CHUNKED = "Transfer-Encoding: chunked\r\n\r\n"
 
 @pytest.mark.parametrize("code", ["NoSuchKey", "NoSuchBucket"])
 def test_an_absent_object_is_known_by_its_code_however_it_is_sent(told: Bucket, script: Script, code: str) -> None:
-    said = f"<Error><Code>{code}</Code></Error>"
-    chunked = f"HTTP/1.1 404 Not Found\r\n{CHUNKED}{len(said):x}\r\n{said}\r\n0\r\n\r\n".encode()
+    result = f"<Error><Code>{code}</Code></Error>"
+    chunked = f"HTTP/1.1 404 Not Found\r\n{CHUNKED}{len(result):x}\r\n{result}\r\n0\r\n\r\n".encode()
     script.answers = [chunked, GET]
     assert (told.read("a") is None) == (code == "NoSuchKey")
     assert script.ways == (["quick"] if code == "NoSuchKey" else ["quick", "sdk"])
@@ -324,7 +324,7 @@ def test_credentials_that_are_renewed_meanwhile_are_used(script: Script, monkeyp
     session._credentials._expiry_time = datetime.now(UTC) - timedelta(hours=1)
     backend.create("c", OURS)
     assert script.ways == ["sdk", "quick", "quick"]
-    tokens = [each.headers["x-amz-security-token"] for each in script.asked]
+    tokens = [entry.headers["x-amz-security-token"] for entry in script.asked]
     assert tokens == ["tAK0", "tAK0", "tAK1"]
     assert "Credential=AK1/" in script.asked[2].headers["authorization"]
 
@@ -371,7 +371,7 @@ def test_the_stores_own_client_takes_the_quick_way(script: Script) -> None:
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """Of an authority that nobody trusts of himself."""
+    """A certificate of an authority that is not trusted by default."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.now(UTC)
@@ -398,7 +398,7 @@ def test_over_tls_it_trusts_whom_the_sdk_trusts(
         secure.answers = [OK, OK]
         for _ in range(2):
             assert trusting.send("PUT", b"PUT / HTTP/1.1\r\nContent-Length: 1\r\n\r\nx").status == 200
-        assert [(each.body, each.connection) for each in secure.asked] == [(b"x", 1)] * 2
+        assert [(entry.body, entry.connection) for entry in secure.asked] == [(b"x", 1)] * 2
         with pytest.raises(FallBackToBotocore, match="certificate verify failed"):
             stranger.send("GET", b"GET / HTTP/1.1\r\n\r\n")
 
@@ -429,7 +429,7 @@ def test_only_an_answer_that_states_the_right_digest_spares_a_look(
     monkeypatch.setattr(told, "now", lambda: 1445412480.0)
     blob = store.put_blob(b"ours")
     assert list(store.blobs.settle([blob], sent_by_us=True)) == []
-    assert [each.start.split()[0] for each in script.asked] == (["PUT"] if proves else ["PUT", "HEAD"])
+    assert [entry.start.split()[0] for entry in script.asked] == (["PUT"] if proves else ["PUT", "HEAD"])
     assert script.ways[0] == way
     wrong = Blob(sha256=blob.sha256, size=5)
     assert told.has_just_proved(blob_path(blob), blob.sha256, blob.size) == proves
@@ -470,11 +470,11 @@ def test_a_store_that_had_the_last_blob_is_asked_for_the_next(warm: Bucket, wire
         Store(warm).put_blob(data)
     wire.sent.clear()
     store = Store(warm)
-    told: list[int] = []
+    result: list[int] = []
     for data in blobs:
-        store.blobs.put(data, told.append)
+        store.blobs.put(data, result.append)
     assert (wire.sent["PutObject"], wire.sent["HeadObject"]) == (1, 11)
-    assert sum(told) == sum(map(len, blobs))
+    assert sum(result) == sum(map(len, blobs))
     store.put_blob(b"a new one")
     store.put_blob(b"another")
     assert wire.sent["PutObject"] == 3

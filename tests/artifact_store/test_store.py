@@ -1,4 +1,4 @@
-"""What every store promises, held against a folder and against S3."""
+"""The contract of every store, tested with a folder and with S3."""
 
 import json
 from collections.abc import Callable
@@ -241,7 +241,7 @@ def test_the_listing_of_a_store_is_newest_first_and_passes_over_strangers(place:
     keys = [place.store.publish(put(place.store, request=number)).request_key for number in range(5)]
     place.write("ac/README", b"not a record")
     place.write(f"ac/{keys[0]}.tmp", b"nor this")
-    assert [one.request_key for one in place.store.list()] == keys[::-1]
+    assert [entry.request_key for entry in place.store.list()] == keys[::-1]
 
 
 def test_listing_reads_no_manifest(place: Place) -> None:
@@ -305,18 +305,18 @@ def three(store: Store) -> list[Published]:
 
 
 def test_an_artifact_goes_by_its_model_its_key_or_both(store: Store, three: list[Published]) -> None:
-    for one in three:
+    for entry in three:
         for digits in (6, 12, 64):
-            assert store.resolve(one.request_key[:digits]) == one
-            assert store.resolve(f"{one.model_id}@{one.request_key[:digits]}") == one
+            assert store.resolve(entry.request_key[:digits]) == entry
+            assert store.resolve(f"{entry.model_id}@{entry.request_key[:digits]}") == entry
     assert store.resolve("acme/llama") == three[2]
 
 
 def test_an_ambiguous_name_is_answered_with_the_candidates(store: Store, three: list[Published]) -> None:
     with pytest.raises(NotFound, match="2 artifacts") as caught:
         store.resolve("acme/bert")
-    for one in three[:2]:
-        assert f"acme/bert@{one.request_key[:12]}" in str(caught.value)
+    for entry in three[:2]:
+        assert f"acme/bert@{entry.request_key[:12]}" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["acme/lama", "acme/llama@zzz", "acme/llama@", "@", "", "ffffff", "00000", "a" * 64])
@@ -332,8 +332,8 @@ def test_a_file_is_kept_as_its_bytes_are_and_left_where_it_is(place: Place, tmp_
     for number, data in enumerate((b"", b"some bytes", bytes(range(256)) * 5000)):
         path = tmp_path / str(number)
         path.write_bytes(data)
-        told: list[int] = []
-        blob = place.store.blobs.put_file(path, told.append)
+        result: list[int] = []
+        blob = place.store.blobs.put_file(path, result.append)
         assert blob == Blob.of(data)
         assert place.store.read_blob(blob) == path.read_bytes() == data
-        assert sum(told) == len(data)
+        assert sum(result) == len(data)

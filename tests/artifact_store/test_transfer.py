@@ -1,4 +1,4 @@
-"""Reading from afar: mirrors, the tier of this machine, large blobs in ranges that are resumed."""
+"""Remote reads: mirrors, the read-through cache, and large blobs in resumable ranges."""
 
 import os
 import secrets
@@ -188,12 +188,12 @@ def test_a_large_blob_comes_in_ranges_and_is_right(place: Place, tier: ReadCache
     data = secrets.token_bytes(12_345)
     backend = counting(place.backend)
     blob = place.store.put_blob(data)
-    told: list[int] = []
+    result: list[int] = []
     store = afar([backend], tier)
-    store.blobs.copy_to(blob, tier.root / "copy", told.append)
+    store.blobs.copy_to(blob, tier.root / "copy", result.append)
     assert (tier.root / "copy").read_bytes() == data
     assert sorted(start for _, start in backend.reads) == list(range(0, 12_345, small_ranges))
-    assert sum(told) == blob.size
+    assert sum(result) == blob.size
     assert not tree(tier.partial.root)
 
 
@@ -214,11 +214,11 @@ def test_what_has_come_before_a_failure_does_not_come_again(
     backend.before_read = fail
     count = -(-size // small_ranges)
     store = afar([backend])
-    told: list[int] = []
+    result: list[int] = []
     if fails_at & set(range(count)):
         with pytest.raises(StoreUnavailable, match="cut off"):
-            store.blobs.copy_to(blob, root / "copy", told.append)
-        assert sum(told) == 0
+            store.blobs.copy_to(blob, root / "copy", result.append)
+        assert sum(result) == 0
         assert not (root / "copy").exists()
     left = list(root.glob(".*.part"))
     kept = {number for number in range(count) if left and left[0].read_bytes()[size + number] == 1}
@@ -226,9 +226,9 @@ def test_what_has_come_before_a_failure_does_not_come_again(
         left[0].write_bytes(secrets.token_bytes(size) + left[0].read_bytes()[size:])
     backend.before_read = lambda path, start: None
     backend.reads.clear()
-    store.blobs.copy_to(blob, root / "again", told.append)
+    store.blobs.copy_to(blob, root / "again", result.append)
     assert (root / "again").read_bytes() == data
-    assert sum(told) == size
+    assert sum(result) == size
     if left and not rot:
         assert {start // small_ranges for _, start in backend.reads} == set(range(count)) - kept
     assert not list(root.glob(".*.part"))

@@ -1,4 +1,4 @@
-"""Artifacts in folders: complete, repeatable, kept to themselves, and without a network."""
+"""Artifacts in folders: complete, repeatable, private, and without a network."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def tier(tmp_path: Path) -> ReadCache:
 
 
 def weighty(store: Store, *, seed: str = "a", request: object = 1, name: str = "forward-b1-s128") -> Manifest:
-    """An artifact with small tensors in packs, large ones, an empty one, a tied pair, and kinds of many widths."""
+    """An artifact with small tensors in packs, large ones, an empty one, a tied pair, and many types."""
     asked, program, *_, file = [store.put_blob(data) for data in contents(seed, request)]
     shapes = {"odd": ("uint8", (3,)), "big": ("bfloat16", (200, 300)), "tied": ("bfloat16", (200, 300))}
     shapes |= {"empty": ("float32", (0, 4)), "scalar": ("int64", ()), "exotic": ("float8_e4m3", (5, 2))}
@@ -57,7 +57,7 @@ def weighty(store: Store, *, seed: str = "a", request: object = 1, name: str = "
 
 
 def read_safetensors(path: Path) -> dict[str, tuple[str, list[int], bytes]]:
-    """By the rules of the format: the tensors follow each other without a gap, and nothing follows the last."""
+    """Read by the rules of the format: tensors without gaps, and nothing after the last."""
     data = path.read_bytes()
     (length,) = struct.unpack_from("<Q", data)
     assert length % 8 == 0
@@ -75,8 +75,8 @@ def read_safetensors(path: Path) -> dict[str, tuple[str, list[int], bytes]]:
 def test_an_artifact_in_a_folder_is_all_that_its_manifest_names(place: Place, tier: ReadCache, tmp_path: Path) -> None:
     store = afar([place.backend], tier)
     wanted = place.store.publish(weighty(place.store)).manifest
-    told: list[int] = []
-    fetched = fetch(store.blobs, wanted, tmp_path / "served", told.append)
+    result: list[int] = []
+    fetched = fetch(store.blobs, wanted, tmp_path / "served", result.append)
     root = tmp_path / "served"
     assert tree(root) == {
         *("manifest.json", ".nxpipe", "weights.safetensors"),
@@ -89,7 +89,7 @@ def test_an_artifact_in_a_folder_is_all_that_its_manifest_names(place: Place, ti
     assert {name: Blob.of(data) for name, (_, _, data) in found.items()} == {t.name: t.blob for t in wanted.weights}
     assert found["big"][:2] == ("BF16", [200, 300])
     assert found["exotic"][:2] == ("U8", [10])
-    assert sum(told) == size_of(wanted) == fetched.bytes_written
+    assert sum(result) == size_of(wanted) == fetched.bytes_written
 
 
 def test_the_library_of_the_format_reads_the_weights_as_they_were(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_the_library_of_the_format_reads_the_weights_as_they_were(tmp_path: Path
     fetch(store.blobs, given, tmp_path / "served")
     loaded = safetensors.load_file(tmp_path / "served" / WEIGHTS)
     assert {name: (str(array.dtype), array.tobytes()) for name, array in loaded.items()} == {
-        each.name: (each.dtype, bytes(each.data)) for each in tensors
+        tensor.name: (tensor.dtype, bytes(tensor.data)) for tensor in tensors
     }
 
 
@@ -147,10 +147,10 @@ def test_fetching_again_writes_nothing_and_mends_what_was_changed(tmp_path: Path
     for name in before:
         for damage in (lambda path: patch(path), lambda path: path.unlink()):
             damage(root / name)
-            told: list[int] = []
-            fetch(store.blobs, wanted, root, told.append)
+            result: list[int] = []
+            fetch(store.blobs, wanted, root, result.append)
             assert {name: (root / name).read_bytes() for name in tree(root) - {".nxpipe"}} == before
-            assert sum(told) == size_of(wanted)
+            assert sum(result) == size_of(wanted)
 
 
 def test_another_artifact_takes_the_place_of_the_first_and_keeps_what_both_share(tmp_path: Path) -> None:

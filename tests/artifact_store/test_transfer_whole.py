@@ -1,4 +1,4 @@
-"""Files of many blobs: put together once, and shared by folders, versions and whoever goes on after a kill."""
+"""Files of many blobs: assembled once, shared by folders and versions, and resumed after a kill."""
 
 import errno
 import json
@@ -61,9 +61,9 @@ def test_a_second_folder_gets_a_link_and_asks_nobody(place: Folder, tier: ReadCa
     backend = counting(place.backend)
     store = afar([backend], tier)
     for name in ("one", "two", "three"):
-        told: list[int] = []
-        fetch(store.blobs, wanted, tmp_path / name, told.append)
-        assert sum(told) == size_of(wanted)
+        result: list[int] = []
+        fetch(store.blobs, wanted, tmp_path / name, result.append)
+        assert sum(result) == size_of(wanted)
     assert len(backend.reads) == len(wanted.blobs()) - 1  # each once, and not the key inputs
     assert len({(tmp_path / name / WEIGHTS).stat().st_ino for name in ("one", "two", "three")}) == 1
     assert (tmp_path / "one" / WEIGHTS).read_bytes() == fetched_plainly(place, wanted, tmp_path)
@@ -184,9 +184,9 @@ def test_what_came_before_a_failure_does_not_come_again(place: Folder, tier: Rea
             raise StoreUnavailable("cut off")
 
     backend.before_read = fail
-    told: list[int] = []
+    result: list[int] = []
     with pytest.raises(StoreUnavailable, match="cut off"):
-        fetch(afar([backend], tier).blobs, wanted, tmp_path / "served", told.append)
+        fetch(afar([backend], tier).blobs, wanted, tmp_path / "served", result.append)
     backend.before_read = lambda path, start: None
     came = len(backend.reads)
     fetch(afar([backend], ReadCache(tier.root)).blobs, wanted, tmp_path / "served")

@@ -1,4 +1,4 @@
-"""What a signature promises: that a key's holder spoke of this manifest, and that nobody has changed a bit of it."""
+"""Signatures: the holder of a key signed this manifest, and every change of a bit is detected."""
 
 import json
 import os
@@ -58,7 +58,7 @@ BUILDER = "https://github.com/acme/models/.github/workflows/release.yml@refs/hea
 
 @dataclass(frozen=True)
 class P256:
-    """What KMS does, without it."""
+    """A substitute for KMS."""
 
     private: ec.EllipticCurvePrivateKey
     public: PublicKey
@@ -97,7 +97,7 @@ def signed(local: Place, signer: Signer) -> tuple[Envelope, str]:
 
 
 def flips(data: bytes) -> Iterator[bytes]:
-    """The same bytes with one bit wrong, for every bit."""
+    """The bytes with one bit flipped, for every bit."""
     for bit in range(8 * len(data)):
         changed = bytearray(data)
         changed[bit // 8] ^= 1 << bit % 8
@@ -231,15 +231,18 @@ def test_a_statement_is_in_totos_with_slsa_provenance_of_the_key_inputs(local: P
         "weights": {"kind": "safetensors", "files": {"model.safetensors": "d" * 64}},
     }
     published = publish(local.store)
-    said = statement_of(published.manifest, inputs, BUILDER).to_json()
-    assert said["_type"] == "https://in-toto.io/Statement/v1"
-    assert said["predicateType"] == "https://slsa.dev/provenance/v1"
-    assert said["subject"] == ({"name": published.model_id, "digest": {"sha256": published.manifest_digest}},)
-    predicate: Any = said["predicate"]
+    result = statement_of(published.manifest, inputs, BUILDER).to_json()
+    assert result["_type"] == "https://in-toto.io/Statement/v1"
+    assert result["predicateType"] == "https://slsa.dev/provenance/v1"
+    assert result["subject"] == ({"name": published.model_id, "digest": {"sha256": published.manifest_digest}},)
+    predicate: Any = result["predicate"]
     definition = predicate["buildDefinition"]
     assert definition["externalParameters"] == {"task": "fill-mask", "weights": inputs["weights"]}
     assert definition["internalParameters"] == {name: inputs[name] for name in ("compiler", "libraries")}
-    assert {each["name"]: each["digest"]["sha256"] for each in definition["resolvedDependencies"]} == {
+    assert {
+        resolved_dependency["name"]: resolved_dependency["digest"]["sha256"]
+        for resolved_dependency in definition["resolvedDependencies"]
+    } == {
         "key inputs": published.request_key,
         "compiler": "c" * 64,
         "weights/model.safetensors": "d" * 64,
@@ -326,7 +329,7 @@ print(statement.manifest_digest, *({"boto3", "botocore", "numpy", "torch"} & set
 
 
 def _without_network() -> list[str]:
-    """A network namespace of its own, where this machine lets us have one."""
+    """A network namespace of its own, if the machine permits one."""
     prefix = ["unshare", "--net"]
     try:
         allowed = subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0
@@ -546,15 +549,15 @@ def test_a_rollback_brings_back_what_a_trusted_key_has_signed_and_nothing_else(l
     store, signer, stranger = local.store, ed25519(), ed25519()
     rules = policy(signer)
     first, second, third = (publish(store, number) for number in range(3))
-    for one, key in ((first, signer), (second, stranger), (third, signer)):
-        Signatures(store).add(one, key, BUILDER)
-        promote(store, "prod", [one], Author("ann", "before there was a policy"), Requirements())
+    for value, key in ((first, signer), (second, stranger), (third, signer)):
+        Signatures(store).add(value, key, BUILDER)
+        promote(store, "prod", [value], Author("ann", "before there was a policy"), Requirements())
     with pytest.raises(Refused, match=r"no key that it trusts has signed .* --despite-policy REASON"):
         roll_back(store, rules)
     assert ChannelLog(local.backend, "prod").read(4) is None
     doubt = rules.artifact_check(store, "prod")
-    back = rollback(store, "prod", Author("ann", "skips the second"), to=1, check_artifact=doubt).generation
-    assert back.artifacts[0].manifest == first.record.manifest
+    rolled_back = rollback(store, "prod", Author("ann", "skips the second"), to=1, check_artifact=doubt).generation
+    assert rolled_back.artifacts[0].manifest == first.record.manifest
 
 
 @pytest.mark.parametrize("fault", ["expired", "too few", "damaged"])
@@ -563,19 +566,19 @@ def test_a_rollback_despite_the_policy_says_so_in_the_log_when_the_policy_stood_
 ) -> None:
     store, signer = local.store, ed25519()
     first, second = publish(store, 1), publish(store, 2)
-    for one in (first, second):
-        Signatures(store).add(one, signer, BUILDER)
-        serve(store, one, policy(signer))
+    for entry in (first, second):
+        Signatures(store).add(entry, signer, BUILDER)
+        serve(store, entry, policy(signer))
     key = TrustedKey("release", signer.public, expires=store.backend.now() - 1 if fault == "expired" else None)
     rules = Policy((key,), frozenset({"prod"}), threshold=2 if fault == "too few" else 1)
     if fault == "damaged":
         local.write(f"{signature_folder(first.manifest_digest)}{signer.public.key_id}", b"{}")
     with pytest.raises(Corrupt if fault == "damaged" else Refused):
         roll_back(store, rules)
-    told = roll_back(store, rules, despite="the key expired at midnight")
-    assert told.artifacts[0].manifest == first.record.manifest
-    assert told.reason.startswith("despite the signing policy, because the key expired at midnight (")
-    assert told.reason.endswith("); p99 doubled")
+    rolled_back = roll_back(store, rules, despite="the key expired at midnight")
+    assert rolled_back.artifacts[0].manifest == first.record.manifest
+    assert rolled_back.reason.startswith("despite the signing policy, because the key expired at midnight (")
+    assert rolled_back.reason.endswith("); p99 doubled")
 
 
 def test_a_rollback_that_the_policy_allows_is_not_said_to_be_despite_it(local: Place) -> None:
@@ -590,12 +593,12 @@ def test_a_rollback_that_the_policy_allows_is_not_said_to_be_despite_it(local: P
 def test_what_is_served_already_does_not_hold_up_the_rollback_of_something_else(local: Place) -> None:
     store, signer = local.store, ed25519()
     unsigned, first, second = publish(store, 1, model="acme/other"), publish(store, 1), publish(store, 2)
-    for one in (first, second):
-        Signatures(store).add(one, signer, BUILDER)
-    for one in (unsigned, first, second):
-        promote(store, "prod", [one], Author("ann", "before there was a policy"), Requirements())
+    for entry in (first, second):
+        Signatures(store).add(entry, signer, BUILDER)
+    for entry in (unsigned, first, second):
+        promote(store, "prod", [entry], Author("ann", "before there was a policy"), Requirements())
     served = roll_back(store, policy(signer)).artifacts
-    assert {each.manifest for each in served} == {unsigned.record.manifest, first.record.manifest}
+    assert {entry.manifest for entry in served} == {unsigned.record.manifest, first.record.manifest}
 
 
 def test_a_channel_without_a_rule_takes_unsigned_artifacts(local: Place) -> None:
@@ -611,9 +614,9 @@ def test_generations_are_believed_when_a_trusted_key_signed_them_and_reported_wh
         promote(store, "prod", [publish(store, number)], author, open_to_all)
     rollback(store, "prod", Author("ann", "", signing_with(signer)))
     log = ChannelLog(local.backend, "prod")
-    faults = {each.generation: rules.fault(each) for each in log.back_from(log.tip())}
+    faults = {entry.generation: rules.fault(entry) for entry in log.back_from(log.tip())}
     assert faults == {4: None, 3: "is signed by no key of the policy", 2: "is not signed", 1: None}
-    assert {each.generation: rules.authors(each) for each in log.back_from(log.tip())}[4] == ["release"]
+    assert {entry.generation: rules.authors(entry) for entry in log.back_from(log.tip())}[4] == ["release"]
 
 
 def test_a_generation_that_was_changed_after_it_was_signed_is_reported(local: Place) -> None:
@@ -641,7 +644,7 @@ def test_a_generation_of_a_key_that_had_expired_by_then_is_reported(local: Place
 
 
 def test_a_stolen_key_that_has_expired_cannot_date_back_before_the_store_took_the_object(place: Place) -> None:
-    """The chain would take it, for it is the first; on S3 the object's date is Amazon's."""
+    """The chain would accept the first generation; on S3 the object has Amazon's date."""
     store, signer = place.store, ed25519()
     now = store.backend.now()
     published, day = publish(store), 24 * 3600

@@ -1,4 +1,4 @@
-"""Looking after a store, on a folder and on S3: what goes, what stays, what is mended, and what takes room."""
+"""Maintenance of a store in a folder and on S3: collection, retention, repair and sizes."""
 
 import os
 import re
@@ -50,14 +50,14 @@ def planned(store: Store, keep: int | None = None, budget: int | None = None) ->
 
 
 def collect(store: Store, keep: int | None = None) -> set[str]:
-    """The paths that went."""
+    """The collected paths."""
     return {step.found.path for step in carry_out(store, planned(store, keep)).done}
 
 
 def everything_of(store: Store, one: Published) -> set[str]:
     found_out = store.evidence(one.manifest_digest)
-    blobs = (one.record.manifest, *one.manifest.blobs(), *(blob for each in found_out for blob in each.blobs()))
-    return {listing_path(one.manifest), *map(blob_path, blobs), *(each.path for each in found_out)}
+    blobs = (one.record.manifest, *one.manifest.blobs(), *(blob for entry in found_out for blob in entry.blobs()))
+    return {listing_path(one.manifest), *map(blob_path, blobs), *(entry.path for entry in found_out)}
 
 
 def test_a_store_in_use_gives_nothing_up_without_being_told_to(place: Place, aged: Store) -> None:
@@ -83,7 +83,7 @@ def test_what_a_killed_publisher_left_goes(place: Place, aged: Store) -> None:
 def test_an_artifact_that_is_given_up_is_out_of_sight_at_once_and_gone_after_the_grace(place: Place) -> None:
     store = place.store
     older, newer = published(store, 1), published(store, 2)
-    found = next(each for each in store.backend.walk("ac/") if older.request_key in each.path)
+    found = next(entry for entry in store.backend.walk("ac/") if older.request_key in entry.path)
     later = plan(store, Rules(keep=1), found.modified + store.grace + 100)
     retire = [step for step in later.steps if step.action == "retire"]
     assert [step.found.path for step in retire] in ([found.path], [action_path(newer.request_key)])
@@ -103,7 +103,7 @@ def test_pins_and_channels_keep_what_the_rules_give_up(place: Place, aged: Store
     promote(store, "prod", [served], Author("ann", "because"), Requirements())
     collect(aged, keep=1)
     collect(aged)
-    assert {pinned.request_key, served.request_key} <= {one.request_key for one in store.list()}
+    assert {pinned.request_key, served.request_key} <= {entry.request_key for entry in store.list()}
     Pins(store.backend).remove("audit")
     collect(aged, keep=1)
     collect(aged)
@@ -245,7 +245,7 @@ def test_a_source_with_bad_copies_mends_nothing(place: Place, tmp_path: Path) ->
 
 
 class Denying:
-    """A backend on which some objects and folders cannot be read, until they are replaced."""
+    """A backend on which some objects and folders are unreadable until they are replaced."""
 
     def __init__(self, inner: Backend, *paths: str) -> None:
         self._inner = inner
@@ -404,13 +404,13 @@ def test_shared_and_orphaned_bytes_are_told_apart(place: Place) -> None:
     orphan = store.put_blob(b"orphan" * 100)
     found = usage(store)
     sizes = {one.model_id: one, other.model_id: other}
-    assert [each.model_id for each in found.models] == ["acme/a", "acme/b"]
-    for each in found.models:
-        artifact = sizes[each.model_id]
+    assert [model.model_id for model in found.models] == ["acme/a", "acme/b"]
+    for model in found.models:
+        artifact = sizes[model.model_id]
         (found_out,) = store.evidence(artifact.manifest_digest)
         beside = sum(blob.size for blob in found_out.blobs())
-        assert each.logical == artifact.size_bytes + artifact.record.manifest.size + beside
-        assert each.stored == each.logical
+        assert model.logical == artifact.size_bytes + artifact.record.manifest.size + beside
+        assert model.stored == model.logical
     assert found.orphaned == orphan.size
     assert found.shared == found.logical - found.artifacts_stored
     assert found.stored == sum(map(len, place.objects().values()))

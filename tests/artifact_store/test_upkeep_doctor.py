@@ -1,4 +1,4 @@
-"""The doctor tells a backend that can hold a store from one that cannot, and names what is missing."""
+"""The doctor distinguishes backends that can hold a store from others, and names missing features."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.sample(4)
 
 
 def failed(backend: Backend) -> set[str]:
-    return {each.probe.name for each in examine(backend) if each.verdict == "fail"}
+    return {entry.probe.name for entry in examine(backend) if entry.verdict == "fail"}
 
 
 class Careless:
@@ -45,7 +45,7 @@ def test_a_folder_passes_everything_and_is_left_as_it_was(tmp_path: Path) -> Non
     backend = LocalFolder(tmp_path / "store")
     diagnoses = list(examine(backend))
     assert len(diagnoses) >= 20
-    assert {each.verdict for each in diagnoses} == {"pass"}
+    assert {diagnosis.verdict for diagnosis in diagnoses} == {"pass"}
     require_safety(backend.url, diagnoses)
     assert not list(backend.walk(""))
 
@@ -53,7 +53,7 @@ def test_a_folder_passes_everything_and_is_left_as_it_was(tmp_path: Path) -> Non
 def test_a_server_that_takes_wrong_checksums_is_told_by_that_alone(backend: Bucket) -> None:
     """Moto's is one; whatever else a store needs, it does."""
     diagnoses = list(examine(backend))
-    vital = {each.probe.name for each in diagnoses if each.verdict == "fail" and each.probe.vital}
+    vital = {diagnosis.probe.name for diagnosis in diagnoses if diagnosis.verdict == "fail" and diagnosis.probe.vital}
     assert vital == {"a wrong SHA-256 is refused"}
     assert not list(backend.walk(""))
     with pytest.raises(UnsafeBackend, match="a wrong SHA-256 is refused"):
@@ -63,7 +63,7 @@ def test_a_server_that_takes_wrong_checksums_is_told_by_that_alone(backend: Buck
 def test_a_backend_that_ignores_conditions_is_refused_by_their_names(tmp_path: Path) -> None:
     careless = cast(Backend, Careless(LocalFolder(tmp_path / "store")))
     diagnoses = list(examine(careless))
-    assert {each.probe.name for each in diagnoses if each.verdict == "fail"} == {
+    assert {diagnosis.probe.name for diagnosis in diagnoses if diagnosis.verdict == "fail"} == {
         "create refuses a taken path",
         "one of 16 creators at once wins",
         "a ranged read of a changed object is refused",
@@ -81,7 +81,7 @@ def test_a_property_that_could_not_be_examined_is_no_pass(tmp_path: Path, monkey
 
     monkeypatch.setattr(backend, "create", denied)
     diagnoses = list(examine(backend))
-    assert "not proved" in {each.verdict for each in diagnoses}
+    assert "not proved" in {diagnosis.verdict for diagnosis in diagnoses}
     with pytest.raises(StoreUnavailable, match="could not be tested"):
         require_safety(backend.url, diagnoses)
 
@@ -112,14 +112,14 @@ def test_a_denied_permission_is_named_with_the_request_and_what_it_keeps_from_be
     said, permission, properties = DENIALS[operation]
     wire.on(operation, *[answer(403, "AccessDenied", said or "Access Denied")] * 1000)
     diagnoses = list(examine(backend))
-    denied = [each for each in diagnoses if each.denied]
-    assert properties <= {each.probe.name for each in denied}
-    assert {each.verdict for each in denied} <= {"not proved"}
-    for each in denied:
-        assert each.denied
-        assert (each.denied.permission, each.denied.operation) == (permission, operation)
-        assert f"{permission} is denied ({operation})" in each.detail
-    failed = {each.probe.name for each in diagnoses if each.verdict == "fail" and each.probe.vital}
+    denied = [diagnosis for diagnosis in diagnoses if diagnosis.denied]
+    assert properties <= {entry.probe.name for entry in denied}
+    assert {entry.verdict for entry in denied} <= {"not proved"}
+    for entry in denied:
+        assert entry.denied
+        assert (entry.denied.permission, entry.denied.operation) == (permission, operation)
+        assert f"{permission} is denied ({operation})" in entry.detail
+    failed = {diagnosis.probe.name for diagnosis in diagnoses if diagnosis.verdict == "fail" and diagnosis.probe.vital}
     assert failed <= {"a wrong SHA-256 is refused"}  # moto's one fault, told by itself
 
 
@@ -138,7 +138,7 @@ def test_a_folder_that_forbids_something_is_examined_all_the_same(
 
     backend = LocalFolder(tmp_path / "store")
     monkeypatch.setattr(os, "utime", refused)
-    denied = {each.probe.name: each.denied for each in examine(backend) if each.denied}
+    denied = {entry.probe.name: entry.denied for entry in examine(backend) if entry.denied}
     assert set(denied) == {"an object can be made young", "removal spares a changed object", "file times are fine"}
     young = denied["an object can be made young"]
     assert young.permission == "permission to write"

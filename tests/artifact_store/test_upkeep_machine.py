@@ -1,7 +1,7 @@
-"""Nothing that somebody may still ask for is ever collected, whatever happens beside the collection.
+"""No reachable object is ever collected, for any operations during the collection.
 
-Publishers, promoters, people who pin and collectors act in any order, each of them inside any other: at a random
-request of one, another does all of its work, or the one is killed.
+Publishers, promoters, pinning users and collectors act in any order, each of them inside any other: at a random request
+of one, another does all of its work, or the first is killed.
 """
 
 from contextlib import suppress
@@ -57,7 +57,7 @@ acts = st.one_of(
 
 
 class Collection(RuleBasedStateMachine):
-    """Each step begins after a while, in which nothing happens."""
+    """A collection whose steps begin after pauses without activity."""
 
     looks = 0  # of all runs: one after each step, and one before the first
 
@@ -154,7 +154,7 @@ class Collection(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True)
 def without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What survives a power loss is tested elsewhere; here it would be most of the time."""
+    """No flushes: survival of power loss is tested elsewhere, and they would take most of the time here."""
     monkeypatch.setattr("nxpipe.artifact_store.backends.local.flush_to_disk", lambda path: None)
 
 

@@ -1,4 +1,4 @@
-"""A collection and somebody else, at every request of one of them: nothing is lost that may still be asked for."""
+"""A collection and another process, at every request of either: no reachable object is lost."""
 
 import os
 import shutil
@@ -35,13 +35,13 @@ COLLECT = collecting(keep=1, days=None, budget=None)
 
 @pytest.fixture(autouse=True)
 def without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What survives a power loss is tested elsewhere."""
+    """No flushes: survival of power loss is tested elsewhere."""
     monkeypatch.setattr("nxpipe.artifact_store.backends.local.flush_to_disk", lambda path: None)
 
 
 @dataclass(frozen=True)
 class World:
-    """A store to be copied, for each moment anew."""
+    """A store that is copied for each moment."""
 
     root: Path
     time: float
@@ -90,7 +90,7 @@ ALL = [
 
 
 def at_every_request(world: World, act: Act, other: Act) -> int:
-    """How many requests there were."""
+    """The number of requests."""
     for at in range(1, 1000):
         backend = world.copy(f"at-{at}")
         happened: list[int] = []

@@ -1,4 +1,4 @@
-"""Tensors in packs and out of them: shared where they are equal, and refused where a byte is wrong."""
+"""Tensors in packs and in blobs of their own: equal ones are shared, damaged ones refused."""
 
 import random
 
@@ -84,10 +84,10 @@ def test_arbitrary_bytes_are_a_pack_only_if_packing_what_they_hold_gives_them_ba
 def test_weights_come_back_in_their_order_whatever_their_size(place: Place) -> None:
     sent = elements(10, PACKED_BELOW, PACKED_BELOW - 1, 0, 3 * PACKED_BELOW, 10)
     tensors = put_weights(place.store.blobs, sent)
-    assert [tensor.name for tensor in tensors] == [each.name for each in sent]
+    assert [tensor.name for tensor in tensors] == [entry.name for entry in sent]
     assert [tensor.pack is None for tensor in tensors] == [False, True, False, False, True, False]
-    assert read(place.store, tensors) == [bytes(each.data) for each in sent]
-    assert read(place.store, tensors[::-1]) == [bytes(each.data) for each in sent[::-1]]
+    assert read(place.store, tensors) == [bytes(entry.data) for entry in sent]
+    assert read(place.store, tensors[::-1]) == [bytes(entry.data) for entry in sent[::-1]]
 
 
 def test_many_small_tensors_are_few_objects_and_no_pack_is_too_large(place: Place) -> None:
@@ -120,11 +120,11 @@ def test_tensors_that_are_stored_in_several_batches_keep_their_order(
 ) -> None:
     monkeypatch.setattr(weights, "_IN_MEMORY", 3 * PACKED_BELOW)
     given = elements(10, PACKED_BELOW, 20, *[PACKED_BELOW + size for size in range(8)], 4 * PACKED_BELOW, 30)
-    told: list[int] = []
-    stored = put_weights(place.store.blobs, given, told.append)
-    assert [tensor.name for tensor in stored] == [each.name for each in given]
-    assert read(place.store, stored) == [bytes(each.data) for each in given]
-    assert sum(told) == sum(blob.size for blob in {tensor.stored for tensor in stored})
+    result: list[int] = []
+    stored = put_weights(place.store.blobs, given, result.append)
+    assert [tensor.name for tensor in stored] == [entry.name for entry in given]
+    assert read(place.store, stored) == [bytes(entry.data) for entry in given]
+    assert sum(result) == sum(blob.size for blob in {tensor.stored for tensor in stored})
 
 
 def test_a_pack_without_the_tensor_that_a_manifest_says_is_in_it_is_corrupt(place: Place) -> None:

@@ -1,4 +1,4 @@
-"""A local store whose clock a test turns, and in which anything may happen at any request of somebody else."""
+"""A local store with a clock set by the test, and with other writers' operations at any request."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ _TICK = 0.001
 
 
 class ClockedFolder(LocalFolder):
-    """Objects are as old as the test says: no two are of the same moment."""
+    """A folder whose objects have the test's times; no two are equal."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -62,11 +62,11 @@ class ClockedFolder(LocalFolder):
 
 
 class Killed(BaseException):
-    """As by SIGKILL: nobody catches it."""
+    """Simulates SIGKILL: no handler catches it."""
 
 
 class Interrupted:
-    """A backend at whose n-th request something else happens first. Reading counts as much as writing."""
+    """A backend that runs something else before its n-th request, reads included."""
 
     def __init__(self, inner: Backend, at: int, happen: Callable[[], None]) -> None:
         self._inner = inner
@@ -97,12 +97,12 @@ ANYBODY = Author("ann", "because")
 MODELS = ("acme/bert", "acme/llama")
 Act = Callable[[Backend], None]
 
-# What somebody may be told who comes in the middle of a collection, and must repeat; never an excuse for a loss.
+# Errors that a process may get during a collection and must retry; no loss is permitted.
 LOST_RACES = (Incomplete, NotFound, Refused, StoreUnavailable, Corrupt)
 
 
 def contents(request: int) -> list[bytes]:
-    """What was asked for, a program, tensors and a file; neighbours share most of them."""
+    """A request document, a program, tensors and a file; neighbours share most of them."""
     texts = [f"program {request // 4}", f"tensor {request // 2}", "tensor", f"file {request % 3}"]
     return [canonical_json({"request": request}), *(text.encode() for text in texts)]
 
@@ -113,7 +113,7 @@ def sample(store: Store, request: int) -> Manifest:
 
 
 def program_of(store: Store, request: int) -> StepResult:
-    """Found, or made if nobody has; neighbours share it."""
+    """The program of a request, built if absent; neighbours share it."""
     program = contents(request)[1]
     key = sha256_hex(program)
     return step_result(store, key) or keep_step_result(store, key, {"program": store.put_blob(program)}, {})
@@ -176,7 +176,7 @@ def collecting(keep: int | None, days: int | None, budget: int | None) -> Act:
 
 
 def losses(backend: Backend) -> list[str]:
-    """What may be asked for and is not there, worked out without the collector's own code."""
+    """Reachable objects that are missing, computed without the collector's code."""
     store = Store(backend, grace=GRACE)
     lost = []
     for where, needed in _needed(store):
@@ -196,8 +196,8 @@ def _dangling(store: Store) -> Iterator[str]:
 
 
 def _needed(store: Store) -> Iterator[tuple[str, Blob]]:
-    for one in store.list():
-        yield one.request_key, one.record.manifest
+    for entry in store.list():
+        yield entry.request_key, entry.record.manifest
     for pin in Pins(store.backend).all():
         if pin.holds(store.backend.now()):
             yield pin.name, pin.manifest

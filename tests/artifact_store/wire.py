@@ -1,4 +1,4 @@
-"""Between an S3 client and its server. Server, client and its silent retries are real, the wire is not."""
+"""The connection between an S3 client and its server. Both and their retries are real, the connection is simulated."""
 
 import threading
 from collections import Counter
@@ -16,7 +16,7 @@ Fate = Callable[[Any], Any]
 
 
 class Wire:
-    """Decides the fate of each attempt at an operation, in order, and counts what is sent."""
+    """Decides the outcome of each attempt at an operation, in order, and counts the bytes sent."""
 
     def __init__(self, client: Any) -> None:
         self._session = URLLib3Session()
@@ -32,7 +32,7 @@ class Wire:
         self._fates.pop(operation)
 
     def deliver_and_cut(self, request: Any) -> None:
-        """The server does its work; the answer never arrives."""
+        """The server handles the request; its response is lost."""
         self._session.send(request)
         self.cut(request)
 
@@ -51,7 +51,7 @@ class Wire:
 def answer(
     status: int, code: str = "", said: str = "as told by the test", **headers: str
 ) -> Callable[[Any], AWSResponse]:
-    """An error of this code, or an empty answer."""
+    """An error response with this code, or an empty response."""
     body = f"<Error><Code>{code}</Code><Message>{said}</Message></Error>".encode() if code else b""
 
     class Raw(BytesIO):
@@ -62,7 +62,7 @@ def answer(
 
 
 def impatient_client() -> Any:
-    """Two attempts, so that the client's own silent retry is part of every test, and short."""
+    """A client with two short attempts, so that its own silent retry is part of every test."""
     return boto3.client(
         "s3",
         config=Config(

@@ -1,4 +1,4 @@
-"""A terminal that understands what rich says: enough of one to see what is left on it."""
+"""A terminal emulator for rich's output: enough to see the final screen."""
 
 import os
 import re
@@ -46,7 +46,7 @@ class Screen:
 
 
 def read_some(terminal: int) -> bytes:
-    """Nothing when the other side has hung up."""
+    """Read what is available; empty after the other side has closed."""
     try:
         return os.read(terminal, 65536)
     except OSError:

@@ -1,4 +1,4 @@
-"""The report of a build: as data it is exact and names nobody, as a page it shows that data and does nothing else."""
+"""The report of a build: exact and anonymous as data; as a page it shows that data only."""
 
 import base64
 import hashlib
@@ -51,7 +51,7 @@ def report(of: Results, predicted: Any = None) -> dict[str, Any]:
 
 
 class Page(HTMLParser):
-    """Every element with its attributes, and every text with the element that it stands in."""
+    """Every element with its attributes, and every text with its element."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__()
@@ -109,7 +109,9 @@ def test_a_report_says_what_became_of_each_cell_and_what_it_took() -> None:
     assert first["missing"] == {
         "reason": "system", "message": NO_SPACE.message, "sort": "environmental", "kind": "OSError",
     }  # fmt: skip
-    assert [(each["worker"], each["began"], each["over"], each["outcome"]) for each in found["attempts"]] == [
+    assert [
+        (attempt["worker"], attempt["began"], attempt["over"], attempt["outcome"]) for attempt in found["attempts"]
+    ] == [
         (1, 1.0, 3.0, "failed"),
         (2, 4.0, None, "cut short"),
     ]
@@ -205,7 +207,7 @@ def test_a_page_asks_nobody_for_anything_and_runs_nothing_but_its_own_script() -
         assert not any(name.startswith("on") for name in said)
     policy = next(said["content"] for _, said in shown.elements if said.get("http-equiv") == "Content-Security-Policy")
     (script,), (style,) = ([data for tag, data in shown.texts if tag == name] for name in ("script", "style"))
-    digests = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in (style, script)]
+    digests = [base64.b64encode(hashlib.sha256(entry.encode()).digest()).decode() for entry in (style, script)]
     assert policy == f"default-src 'none'; style-src 'sha256-{digests[0]}'; script-src 'sha256-{digests[1]}'"
     assert b"@import" not in data
     assert b"url(" not in data
@@ -213,18 +215,18 @@ def test_a_page_asks_nobody_for_anything_and_runs_nothing_but_its_own_script() -
 
 def test_failures_come_before_everything_else() -> None:
     of = matrix(2, [1], [64, 128, 256])
-    failing, flaky = (one.key for one in of.artifacts[1].cells[1:])
+    failing, flaky = (entry.key for entry in of.artifacts[1].cells[1:])
     done = ends(course(of, failures={failing: TOO_LARGE, flaky: NO_SPACE}))
-    said = Page(page(report(results(of, done, retrying={flaky})))).said()
-    assert said.index(TOO_LARGE.message) < said.index(NO_SPACE.message) < said.index("Artifacts")
-    programs = said[said.index("Programs") :]
+    result = Page(page(report(results(of, done, retrying={flaky})))).said()
+    assert result.index(TOO_LARGE.message) < result.index(NO_SPACE.message) < result.index("Artifacts")
+    programs = result[result.index("Programs") :]
     order = [programs.index(became) for became in ("failed", "not retried", "blocked", "built")]
     assert order == sorted(order)
 
 
 def test_the_timeline_has_a_row_for_each_worker_and_a_bar_for_each_attempt() -> None:
     of = matrix(1, [1], [64, 128, 256])
-    one, two, three = (each.key for _, each in of.cells())
+    one, two, three = (value.key for _, value in of.cells())
     events: list[Event] = [
         JobStarted(one, "a"),
         JobStarted(two, "b"),

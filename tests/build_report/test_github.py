@@ -1,4 +1,4 @@
-"""A build in GitHub Actions: what its page shows is what was meant, whatever models are called and errors say."""
+"""A build in GitHub Actions: its page shows the intended text for any name of a model and any error."""
 
 import re
 from html.parser import HTMLParser
@@ -32,10 +32,10 @@ def of_one(title: str, message: str) -> Results:
 
 
 def understood(line: str) -> tuple[str, dict[str, str], str]:
-    """A line as the runner reads it: the command, its properties, its data."""
+    """A line as the runner parses it: the command, its properties, its data."""
     about, data = re.fullmatch(r"::(.*?)::(.*)", line).groups()  # type: ignore[union-attr]
     name, _, properties = about.partition(" ")
-    pairs = (each.split("=", 1) for each in properties.split(",") if each)
+    pairs = (part.split("=", 1) for part in properties.split(",") if part)
     return name, {key: _unescaped(value, {":": "%3A", ",": "%2C"}) for key, value in pairs}, _unescaped(data, {})
 
 
@@ -46,7 +46,7 @@ def _unescaped(text: str, more: dict[str, str]) -> str:
 
 
 class Page(HTMLParser):
-    """What a browser would make of it."""
+    """The page as a browser parses it."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ def _is_one_command(hostile: str) -> None:
 
 def test_there_is_an_error_for_every_reason_and_one_warning_for_all_that_was_not_tried() -> None:
     of = matrix(3, [1], [64, 128])
-    first, second = (each.cells[0].key for each in of.artifacts[:2])
+    first, second = (entry.cells[0].key for entry in of.artifacts[:2])
     done = [JobFinished(first, 1.0, failure=TOO_LARGE), JobFinished(second, 1.0, failure=NO_SPACE)]
     names = [understood(line)[:2] for line in annotations(results(of, done))]
     assert names == [
@@ -150,8 +150,8 @@ def test_there_is_an_error_for_every_reason_and_one_warning_for_all_that_was_not
 def test_more_reasons_than_github_shows_end_in_a_word_about_the_others() -> None:
     of = matrix(12, [1], [64])
     done = [
-        JobFinished(one.key, 1.0, failure=Failure(FailureClass.DETERMINISTIC, "BuildRefused", f"reason {name}", 11))
-        for name, (_, one) in zip("abcdefghijkl", of.cells(), strict=True)
+        JobFinished(value.key, 1.0, failure=Failure(FailureClass.DETERMINISTIC, "BuildRefused", f"reason {name}", 11))
+        for name, (_, value) in zip("abcdefghijkl", of.cells(), strict=True)
     ]
     shown = annotations(results(of, done))
     assert len(shown) == 10

@@ -1,4 +1,4 @@
-"""Where reports are kept: in a folder of the build, and in the store beside the artifact until that is collected."""
+"""Storage of reports: in a folder of the build, and in the store beside the artifact until that is collected."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A build that is watched: on a terminal, in a log, by a program, by nobody."""
+"""Progress of a build: on a terminal, in a log, for a program, and unwatched."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def test_every_cell_is_in_one_lot_from_the_first_to_the_last_event() -> None:
     cells = [cell(title, shape(64), CellStatus.COMMITTED), *to_do]
     done = artifact("acme/done", cell("done", shape(), CellStatus.PUBLISHED))
     of = plan(artifact(title, *cells), done)
-    one, two, three = (each.key for each in to_do)
+    one, two, three = (entry.key for entry in to_do)
     now = standing(of)
     assert counts(now) == {"cached": 2, "built": 0, "failed": 0, "running": 0, "queued": 3}
     told(now, JobStarted(one, "a"), JobLog(one, "compile"), JobStarted(two, "b"))
@@ -100,7 +100,7 @@ def test_whatever_comes_in_whatever_order_no_cell_is_lost(events: list[Event]) -
     now = told(standing(matrix(2, [1], [64, 128])), *events)
     assert sum(now.counts().values()) == 4
     assert min(now.counts().values()) >= 0
-    assert len([one for one in now.running() if one.job.cell]) == counts(now)["running"]
+    assert len([entry for entry in now.running() if entry.job.cell]) == counts(now)["running"]
     left = now.seconds_left()
     assert left is None or left >= 0
 
@@ -143,9 +143,9 @@ def test_a_log_has_a_line_when_something_begins_and_one_when_it_ends(capsys: Cap
     with live_view(Console(), state):
         for event in course(of, failures={failing: TOO_LARGE}):
             state.apply(event)
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.splitlines() == [
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.splitlines() == [
         "  [1/3] start   acme/tiny, forward-b1-s64 on local-1",
         "  [2/3] built   acme/tiny, forward-b1-s64 in 2.0 s, 3.0 MB",
         "  [2/3] start   acme/tiny, forward-b1-s128 on local-1",
@@ -171,7 +171,7 @@ def test_once_a_minute_a_log_names_what_runs(capsys: Captured) -> None:
     clock = Clock()
     of = matrix(1, [1], range(64, 64 * 8, 64))
     now = told(
-        standing(of, clock), *(JobStarted(each.key, f"w{at}") for at, (_, each) in enumerate(of.cells()) if at < 6)
+        standing(of, clock), *(JobStarted(value.key, f"w{at}") for at, (_, value) in enumerate(of.cells()) if at < 6)
     )
     told(now, JobLog(next(of.cells())[1].key, "compile"))
     clock.time += 75
@@ -266,10 +266,10 @@ def test_the_publishing_of_an_artifact_is_shown_as_such() -> None:
 @pytest.mark.parametrize(("width", "height"), [(20, 7), (30, 10), (40, 12), (60, 20), (200, 50)])
 def test_ten_thousand_cells_with_hundreds_at_work_fit_any_terminal(width: int, height: int) -> None:
     of = matrix(25, range(1, 21), range(64, 64 * 21, 64))
-    cells = [each for _, each in of.cells()]
+    cells = [value for _, value in of.cells()]
     assert len(cells) == 10_000
-    now = told(standing(of), *(JobStarted(each.key, f"job/{at}") for at, each in enumerate(cells[:500])))
-    told(now, *(JobFinished(each.key, 1.0, failure=TOO_LARGE) for each in cells[:100]))
+    now = told(standing(of), *(JobStarted(value.key, f"job/{at}") for at, value in enumerate(cells[:500])))
+    told(now, *(JobFinished(entry.key, 1.0, failure=TOO_LARGE) for entry in cells[:100]))
     lines = drawn(now, width, height)
     assert len(lines) <= height
     assert max(map(len, lines)) <= width
@@ -316,7 +316,7 @@ print("the end", file=sys.stderr)
 
 
 def on_a_terminal(then: str, act: Callable[[int], object]) -> tuple[Screen, bytes]:
-    """What is left there. `act` is called with the process, when the table has been seen for a while."""
+    """The final screen. `act` is called with the process after the table has been visible for a while."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
     command = [sys.executable, "-c", WATCHED.format(then=then)]

@@ -1,4 +1,4 @@
-"""A plan in words: every cell is named, none on a line that says nothing new."""
+"""The text of a plan: every cell is named, and no line is redundant."""
 
 import itertools
 import json
@@ -22,9 +22,9 @@ def table(of: BuildPlan) -> str:
 
 
 def expanded(name: str) -> set[str]:
-    """What a shell makes of it."""
+    """The names after brace expansion by a shell."""
     parts = [_numbers(part) if number % 2 else [part] for number, part in enumerate(re.split(r"[{}]", name))]
-    return {"".join(each) for each in itertools.product(*parts)}
+    return {"".join(entry) for entry in itertools.product(*parts)}
 
 
 def _numbers(inside: str) -> list[str]:
@@ -83,10 +83,10 @@ def test_cells_whose_reasons_differ_only_in_their_bucket_share_a_line() -> None:
 
 @given(st.sets(st.tuples(st.sampled_from(["prefill", "decode"]), st.integers(1, 9), st.integers(1, 40)), min_size=1))
 def test_a_name_of_many_cells_expands_to_those_and_no_other(shapes: set[tuple[str, int, int]]) -> None:
-    every = [Shape(*one) for one in sorted(shapes)]
+    every = [Shape(*entry) for entry in sorted(shapes)]
     found = brace_groups(every, lambda one: one, lambda one: None)
     for fold in found:
-        assert expanded(fold.name) == {one.name for one in fold.members}
+        assert expanded(fold.name) == {entry.name for entry in fold.members}
     assert sorted(member for fold in found for member in fold.members) == every
 
 
@@ -100,7 +100,7 @@ def test_a_hostile_title_is_one_harmless_line_of_a_plan(hostile: str) -> None:
     assert len(shown.splitlines()) == 5
     assert not line.lstrip().startswith("::")
     assert "##[" not in shown
-    assert all(each.isprintable() for each in shown.splitlines())
+    assert all(entry.isprintable() for entry in shown.splitlines())
 
 
 @given(st.text())
@@ -120,7 +120,7 @@ def test_a_plan_as_json_has_every_cell_and_the_same_sums() -> None:
         "cells": 2, "found": 0, "to_do": 1, "failed": 0, "refused": 1, "seconds": 2.5, "without_estimate": 0,
     }  # fmt: skip
     (one,) = document["artifacts"]
-    assert [(each["program"], each["state"], each["why"], each["exit_code"]) for each in one["cells"]] == [
+    assert [(entry["program"], entry["state"], entry["why"], entry["exit_code"]) for entry in one["cells"]] == [
         ("forward-b1-s64", "to do", "", None),
         ("forward-b1-s512", "refused", "too long", 11),
     ]

@@ -1,4 +1,4 @@
-"""The end of a build in words: nothing that is missing goes unnamed, and each has a way out."""
+"""The text at the end of a build: every missing artifact is named, with a remedy."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_every_missing_cell_is_named_below_its_reason_with_a_way_out() -> None:
         "  acme/model-0, forward-b1-s64",
         "  fix: Fix the other cells; this one is not built again.",
     ]
-    assert untried.key not in {each.key for each in done}
+    assert untried.key not in {entry.key for entry in done}
 
 
 def test_an_interrupted_build_says_so_of_what_it_did_not_come_to() -> None:
@@ -68,7 +68,7 @@ def test_an_interrupted_build_says_so_of_what_it_did_not_come_to() -> None:
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_what_was_not_tried_again_has_not_failed_and_is_told_with_what_it_met(interrupted: bool) -> None:
     of = matrix(1, [1], [64, 128])
-    flaky, broken = (one.key for _, one in of.cells())
+    flaky, broken = (value.key for _, value in of.cells())
     done = [JobFinished(flaky, 2.0, failure=NO_SPACE), JobFinished(broken, 2.0, failure=TOO_LARGE)]
     lines = said(results(of, done, interrupted=interrupted, retrying={flaky}))
     assert "2 programs: 1 failed, 1 not retried;" in lines[0]
@@ -99,7 +99,7 @@ def test_what_was_ended_by_a_limit_is_told_of_the_options_that_raise_it() -> Non
 def test_an_artifact_that_could_not_be_published_is_missing_with_all_its_cells() -> None:
     of = matrix(1, [1], [64, 128])
     done = [
-        *(JobFinished(one.key, 1.0) for _, one in of.cells()),
+        *(JobFinished(value.key, 1.0) for _, value in of.cells()),
         JobFinished(of.artifacts[0].key, 0.1, failure=NO_SPACE),
     ]
     (lack,) = missing_groups(results(of, done))

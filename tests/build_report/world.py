@@ -1,4 +1,4 @@
-"""Plans, events and ends of builds that never happened."""
+"""Plans, events and results of invented builds."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Set
@@ -57,7 +57,7 @@ def matrix(
 ) -> BuildPlan:
     shapes = shapes_of(("forward",), list(batches), list(buckets))
     titles = [f"acme/model-{number}" for number in range(models)]
-    return plan(*(artifact(title, *(cell(title, one, status) for one in shapes)) for title in titles))
+    return plan(*(artifact(title, *(cell(title, entry, status) for entry in shapes)) for title in titles))
 
 
 def results(
@@ -68,7 +68,7 @@ def results(
     interrupted: bool = False,
     retrying: Set[str] = frozenset(),
 ) -> Results:
-    """A build whose jobs ended so, each in its first attempt unless `attempts` says otherwise."""
+    """A build whose jobs have these results, each in its first attempt unless `attempts` differs."""
     state = BuildState(of, Clock())
     for end in finished:
         for _ in range((attempts or {}).get(end.key, 1)):
@@ -78,7 +78,7 @@ def results(
 
 
 def after(of: BuildPlan, events: Iterable[BuildEvent | JobSubmitted], seconds: float = 1.0) -> BuildState:
-    """Each event comes that much later than the one before."""
+    """The events, each with this delay after the one before."""
     clock = Clock()
     state = BuildState(of, clock)
     for event in events:
@@ -92,16 +92,16 @@ def over(state: BuildState, *, interrupted: bool = False) -> Results:
 
 
 def course(of: BuildPlan, worker: str = "local-1", failures: Mapping[str, Failure] | None = None) -> list[Event]:
-    """One after another: every cell that is to do, then the artifacts that are whole."""
+    """The events of a sequential build: every pending cell, then the complete artifacts."""
     events: list[Event] = []
     failed = failures or {}
-    for each in of.artifacts:
-        for one in each.cells:
-            if one.status is CellStatus.QUEUED:
-                events += [JobStarted(one.key, worker), JobLog(one.key, "compile")]
-                events.append(JobFinished(one.key, 2.0, memory=3_000_000, failure=failed.get(one.key)))
-        if not any(one.key in failed for one in each.cells):
-            events += [JobStarted(each.key, worker), JobFinished(each.key, 0.5)]
+    for entry in of.artifacts:
+        for item in entry.cells:
+            if item.status is CellStatus.QUEUED:
+                events += [JobStarted(item.key, worker), JobLog(item.key, "compile")]
+                events.append(JobFinished(item.key, 2.0, memory=3_000_000, failure=failed.get(item.key)))
+        if not any(item.key in failed for item in entry.cells):
+            events += [JobStarted(entry.key, worker), JobFinished(entry.key, 0.5)]
     return events
 
 
@@ -110,7 +110,7 @@ def ends(events: Iterable[Event]) -> list[JobFinished]:
 
 
 class Clock:
-    """Time passes when a test says so."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.time = 1000.0

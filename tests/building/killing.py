@@ -1,4 +1,4 @@
-"""A build is killed and run again; what has to be true of its store in between and afterwards."""
+"""Kills and reruns of a build, and the invariants of its store between and after them."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ Kind = Callable[[Path], World]
 
 
 def how_long(folders: pytest.TempPathFactory) -> Callable[[Kind], float]:
-    """Of an undisturbed build, in seconds: measured once for each kind of project."""
+    """The duration of an undisturbed build in seconds, measured once for each kind of project."""
 
     @cache
     def measured(kind: Kind) -> float:
@@ -58,7 +58,7 @@ def kill_and_resume(
 
 
 def _kill_one(run: Running, workers: set[int], chance: Random) -> int | None:
-    """The driver or, as often, one of its workers; None where none was there any more."""
+    """Kill the driver or, with equal chance, a worker; None if none exists."""
     victim = chance.choice(sorted(workers)) if workers and chance.random() < 0.5 else run.process.pid
     if run.process.poll() is not None:
         return None

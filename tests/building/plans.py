@@ -1,4 +1,4 @@
-"""Plans of builds that never happen, of any shape: artifacts that share cells, in all states that a plan knows."""
+"""Plans of invented builds of any shape: artifacts that share cells, in all states of a plan."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ REMEMBERED = Failure(FailureClass.DETERMINISTIC, "BuildRefused", "it failed befo
 
 @dataclass(frozen=True)
 class Course:
-    """What a build meets: how each attempt at each item ends. What is not in it ends well."""
+    """The outcome of each attempt at each job; missing attempts succeed."""
 
     plan: BuildPlan
     failures: Mapping[str, Sequence[Failure | None]]
 
     def end(self, key: str, attempt: int) -> Failure | None:
-        told = self.failures.get(key, ())
-        return told[attempt] if attempt < len(told) else None
+        result = self.failures.get(key, ())
+        return result[attempt] if attempt < len(result) else None
 
 
 def artifact(key: str, *cells: PlannedCell) -> PlannedArtifact:
@@ -57,9 +57,9 @@ def courses(draw: st.DrawFn) -> Course:
     statuses = st.sampled_from([*[CellStatus.QUEUED] * 3, CellStatus.COMMITTED, CellStatus.FAILED])
     known = {name: cell(name, draw(statuses), draw(st.integers(0, 3))) for name in names}
     artifacts = [_artifact(draw, number, known) for number in range(draw(st.integers(1, 4)))]
-    keys = [*names, *(each.key for each in artifacts)]
-    told = st.lists(FAULTS, min_size=1, max_size=4)
-    failures = draw(st.dictionaries(st.sampled_from(keys), told, max_size=3))
+    keys = [*names, *(entry.key for entry in artifacts)]
+    outcomes = st.lists(FAULTS, min_size=1, max_size=4)
+    failures = draw(st.dictionaries(st.sampled_from(keys), outcomes, max_size=3))
     return Course(BuildPlan("file:///nowhere", tuple(artifacts)), failures)
 
 
@@ -68,7 +68,7 @@ def _artifact(draw: st.DrawFn, number: int, known: Mapping[str, PlannedCell]) ->
     cells = [known[name] for name in some]
     kind = draw(st.sampled_from(("open", "open", "open", "published", "refused")))
     if kind == "published":
-        cells = [cell(each.key, CellStatus.PUBLISHED) for each in cells]
+        cells = [cell(entry.key, CellStatus.PUBLISHED) for entry in cells]
     if kind == "refused":
         return artifact("", *(cell("", CellStatus.REFUSED) for _ in cells))
     return artifact(f"artifact {number}", *cells)

@@ -1,4 +1,4 @@
-"""Artifacts that a build would find, without building any: real keys, next to no content."""
+"""Published artifacts without builds: real keys, almost no content."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.artifact_store.samples import evidence
 
 
 def publish_all(folder: Path) -> None:
-    """All that nxpipe.toml describes; without the flushes to the disk, which would take minutes for thousands."""
+    """Publish all artifacts of nxpipe.toml, without flushes to the disk, which would take minutes for thousands."""
     store = open_store(f"file://{folder}/store")
     config = load_config(folder / "nxpipe.toml", {})
     for asked in specs_of_config(config, (), folder):

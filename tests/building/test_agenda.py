@@ -1,4 +1,4 @@
-"""The order in which the items of a plan go."""
+"""The order of the jobs of a plan."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ def agenda(*artifacts: object, force: bool = False) -> JobQueue:
 
 
 def carried_out(of: JobQueue) -> list[Job]:
-    """One at a time, all of them well."""
+    """Sequential execution without failures."""
     order: list[Job] = []
     while of:
         order.append(of.first)

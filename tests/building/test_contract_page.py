@@ -35,7 +35,7 @@ def test_the_page_has_every_status_with_its_words_in_documents() -> None:
 
 def test_the_page_has_every_failure_class_with_its_word_in_documents() -> None:
     found = {row[0]: row[1] for row in rows("| Class | In documents | Examples | Scheduler |")}
-    assert found == {each.name.lower(): each.value for each in FailureClass}
+    assert found == {entry.name.lower(): entry.value for entry in FailureClass}
 
 
 def test_files_that_the_page_names_exist() -> None:

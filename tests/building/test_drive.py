@@ -1,4 +1,4 @@
-"""The driver, whoever carries out: for every plan and every course of failures."""
+"""The driver with every executor: for every plan and every sequence of failures."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ POLICIES = st.builds(RetryPolicy, keep_going=st.booleans(), retries=st.integers(
 
 @dataclass
 class Played:
-    """An executor that ends items as a course says, in any order, and keeps a diary of what it was told to begin."""
+    """An executor that ends jobs as a plan orders, in any order, and records those that it begins."""
 
     course: Course
     capacity: int
@@ -38,7 +38,7 @@ class Played:
 
     def start(self, job: Job) -> None:
         assert self.takes(job)
-        assert job.key not in {each.key for each in self.running}
+        assert job.key not in {entry.key for entry in self.running}
         self.running.append(job)
         self.diary.append(("begins", job, None))
 
@@ -120,13 +120,13 @@ def test_with_keep_going_all_that_can_be_made_is_made(
     if not policy.keep_going or any(is_everybodys(ended) for ended in results.state.finished.values()):
         return
     made = {key for key, ended in results.state.finished.items() if ended.failure is None}
-    for each in course.plan.artifacts:
-        if each.is_published or not each.key:
+    for entry in course.plan.artifacts:
+        if entry.is_published or not entry.key:
             continue
-        wanted = {cell.key for cell in each.cells if cell.status is CellStatus.QUEUED}
+        wanted = {cell.key for cell in entry.cells if cell.status is CellStatus.QUEUED}
         assert wanted <= results.state.finished.keys()
-        is_whole = all(cell.status is CellStatus.COMMITTED or cell.key in made for cell in each.cells)
-        assert (each.key in results.state.finished) == is_whole
+        is_whole = all(cell.status is CellStatus.COMMITTED or cell.key in made for cell in entry.cells)
+        assert (entry.key in results.state.finished) == is_whole
 
 
 @given(courses(), POLICIES, EXECUTORS)
@@ -136,7 +136,7 @@ def test_an_artifact_is_published_only_when_all_of_its_cells_are_there(
     executor = Played(course, *means)
     played(course, policy, executor)
     there = {cell.key for _, cell in course.plan.cells() if cell.status is CellStatus.COMMITTED}
-    cells_of = {each.key: {cell.key for cell in each.cells} for each in course.plan.artifacts}
+    cells_of = {entry.key: {cell.key for cell in entry.cells} for entry in course.plan.artifacts}
     for what, job, ended in executor.diary:
         if what == "begins" and job.key in cells_of:
             assert cells_of[job.key] <= there
@@ -150,12 +150,12 @@ def test_the_exit_code_is_0_only_when_every_cell_is_in_a_published_artifact(
 ) -> None:
     results = played(course, policy, Played(course, *means))
     published = {key for key, ended in results.state.finished.items() if ended.failure is None}
-    missing = [one for one in course.plan.artifacts if not one.is_published and one.key not in published]
+    missing = [entry for entry in course.plan.artifacts if not entry.is_published and entry.key not in published]
     assert (results.exit_code == 0) == (not missing)
-    assert len(results.missing()) == sum(len(one.cells) for one in missing)
-    for one in results.missing():
-        assert (one.status in (CellStatus.SKIPPED, CellStatus.BLOCKED)) == (one.failure is None)
-    codes = {one.failure.code for one in results.missing() if one.failure and one.status is CellStatus.FAILED}
+    assert len(results.missing()) == sum(len(entry.cells) for entry in missing)
+    for entry in results.missing():
+        assert (entry.status in (CellStatus.SKIPPED, CellStatus.BLOCKED)) == (entry.failure is None)
+    codes = {entry.failure.code for entry in results.missing() if entry.failure and entry.status is CellStatus.FAILED}
     assert results.exit_code in {0, INCOMPLETE.number, *codes}
 
 
@@ -169,8 +169,8 @@ def test_only_what_was_given_up_has_failed(
     given_up = {
         key for key, ended in results.state.finished.items() if is_final(ended, results.state.attempts[key], policy)
     }
-    for one in results.missing():
-        assert (one.status is CellStatus.FAILED) == (one.cell.key in given_up)
+    for entry in results.missing():
+        assert (entry.status is CellStatus.FAILED) == (entry.cell.key in given_up)
 
 
 @given(courses(), EXECUTORS, st.integers(0, 8))
@@ -188,7 +188,7 @@ def test_what_was_begun_is_carried_to_its_end_when_another_is_given_up() -> None
     plan = BuildPlan("file:///nowhere", (artifact("a", cell("small"), cell("bad", work=2)),))
     course = Course(plan, {"bad": [failure(FailureClass.DETERMINISTIC)]})
     results = played(course, RetryPolicy(), Played(course, 2, Random(0)))
-    assert {one.cell.key: one.status for one in results.cells()} == {
+    assert {entry.cell.key: entry.status for entry in results.cells()} == {
         "small": CellStatus.BLOCKED,
         "bad": CellStatus.FAILED,
     }
@@ -204,10 +204,10 @@ def test_what_waits_for_another_attempt_when_the_run_is_stopped_has_not_failed(
     passing, grave = failure(FailureClass.RETRYABLE, 30), failure(FailureClass.DETERMINISTIC, 11)
     course = Course(BuildPlan("file:///nowhere", (artifact("a", *cells),)), {"flaky": [passing], "bad": [grave]})
     results = played(course, RetryPolicy(pause=60.0), Played(course, 1, Random(0)))
-    assert [(one.cell.key, one.status, one.attempts, one.failure) for one in results.cells()] == [
+    assert [(entry.cell.key, entry.status, entry.attempts, entry.failure) for entry in results.cells()] == [
         ("flaky", CellStatus.RETRYING, 1, passing),
         ("bad", CellStatus.FAILED, 1, grave),
-        *((one.key, CellStatus.SKIPPED, 0, None) for one in left),
+        *((entry.key, CellStatus.SKIPPED, 0, None) for entry in left),
     ]
     assert results.exit_code == code
 
@@ -228,7 +228,7 @@ def test_a_failure_after_all_attempts_is_one_whatever_it_met_before() -> None:
         BuildPlan("file:///nowhere", (artifact("a", cell("x")),)), {"x": [failure(FailureClass.RETRYABLE, 30)] * 2}
     )
     results = played(course, RetryPolicy(retries=1, pause=0.0), Played(course, 1, Random(0)))
-    assert [(one.status, one.attempts) for one in results.missing()] == [(CellStatus.FAILED, 2)]
+    assert [(entry.status, entry.attempts) for entry in results.missing()] == [(CellStatus.FAILED, 2)]
     assert results.exit_code == 30
 
 

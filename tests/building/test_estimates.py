@@ -1,4 +1,4 @@
-"""How large a cell is, how long it took: rough figures, which must never stop a build."""
+"""Estimates of a cell's size and duration, which must never stop a build."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What may go wrong in the middle of a build: it ends with its exit code and a sentence, and the next one finishes."""
+"""Faults during a build: it ends with its exit code and a sentence, and the next one completes the work."""
 
 import os
 import re
@@ -31,7 +31,7 @@ exit $code
 
 @dataclass(frozen=True)
 class Case:
-    """What happens to a build of three cells, and how it ends: its code, what is said, how many cells it made."""
+    """A fault of a build of three cells, and the build's result: exit code, message, number of built cells."""
 
     happens: Callable[[World], Answer]
     code: int
@@ -44,7 +44,7 @@ def takes_too_much_memory(world: World) -> Answer:
 
 
 def hangs(world: World) -> Answer:
-    """From its first sign of life on; those after it fare well."""
+    """The first started job hangs; later ones succeed."""
     with world.running(*ONE_AT_A_TIME, "--timeout", "10s", "--keep-going") as run:
         wait_for(run.workers)
         run.stop_workers()
@@ -54,7 +54,7 @@ def hangs(world: World) -> Answer:
 
 
 def dies_again_and_again(world: World) -> Answer:
-    """As where the kernel needs the memory: every worker is killed, until no other is tried."""
+    """Every worker is killed, as by the OOM killer, until no other is tried."""
     with world.running(*ONE_AT_A_TIME, "--retries", "1") as run:
         while run.process.poll() is None:
             for pid in run.workers():

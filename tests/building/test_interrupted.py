@@ -1,4 +1,4 @@
-"""Ctrl-C at a terminal, once and twice, and SIGTERM: workers end at once, and what was committed is found again."""
+"""Ctrl-C at a terminal, once and twice, and SIGTERM: workers end at once, and committed results are reused."""
 
 import fcntl
 import os
@@ -21,7 +21,7 @@ CTRL_C = b"\x03"
 
 
 class Terminal:
-    """One that a build runs at: keys go in, and what it shows is read all the time."""
+    """The terminal of a build: takes keys, and is read continuously."""
 
     def __init__(self) -> None:
         self._here, self.there = pty.openpty()
@@ -46,7 +46,7 @@ class Terminal:
 
 @contextmanager
 def held_in_the_middle(world: World, terminal: Terminal) -> Iterator[Running]:
-    """Something is committed, and more is under way that comes to no end by itself."""
+    """Wait until one result is committed and other jobs hang."""
     at_it = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.there)
     with world.running("--jobs", "2", **at_it, preexec_fn=_in_the_foreground) as run:
         wait_for(lambda: (world.store / "parts").is_dir() and any((world.store / "parts").iterdir()))
@@ -95,7 +95,7 @@ def test_workers_that_hang_end_with_a_driver_that_has_no_time_to_end_them(tmp_pa
 
 
 def goes_on(world: World) -> None:
-    """With the same words, which need not be typed again."""
+    """Continue with the same arguments by --resume."""
     committed = world.parts()
     assert committed
     resumed = World(world.folder, ("--resume",))

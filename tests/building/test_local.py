@@ -1,4 +1,4 @@
-"""The pool of this machine's processes, with a program that takes no second to build."""
+"""The process pool of this machine, with a program that takes no time to build."""
 
 import os
 import signal
@@ -21,11 +21,11 @@ from tests.pipeline.saved_programs import write_onnx
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     path = str(write_onnx(tmp_path / "m.onnx"))
-    asked = ModelSpec(path, None, None, "inf2.xlarge", 1, None, (1,), None, "none", "bf16", axes=(("batch", 2),))
-    asked = replace(asked, verified=False)
-    (shape,) = BuildSpec.of(asked).shapes
-    key, store = BuildSpec.of(asked).program_key(shape), f"file://{tmp_path}/store"
-    return Job(key, "m.onnx", asked, shape, store, THRESHOLDS, False, 1.0, 2**20)
+    model_spec = ModelSpec(path, None, None, "inf2.xlarge", 1, None, (1,), None, "none", "bf16", axes=(("batch", 2),))
+    model_spec = replace(model_spec, verified=False)
+    (shape,) = BuildSpec.of(model_spec).shapes
+    key, store = BuildSpec.of(model_spec).program_key(shape), f"file://{tmp_path}/store"
+    return Job(key, "m.onnx", model_spec, shape, store, THRESHOLDS, False, 1.0, 2**20)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def pool() -> Iterator[LocalExecutor]:
 
 
 def pid(events: list[Event]) -> int:
-    """Of the worker that the first of these is about."""
+    """The pid of the worker of the first event."""
     begun = events[0]
     assert isinstance(begun, JobStarted)
     return int(begun.worker.removeprefix("process "))

@@ -1,4 +1,4 @@
-"""What a plan says of cells, given what lies in the store: nothing is computed to find out."""
+"""The plan's status of cells for a store's content; planning computes nothing."""
 
 import json
 from collections.abc import Callable

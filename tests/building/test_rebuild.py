@@ -1,4 +1,4 @@
-"""What is made again when something changes, and what is the same whoever makes it."""
+"""Rebuilds after changes, and results that do not depend on the builder."""
 
 import json
 import os
@@ -36,24 +36,24 @@ HEAVY = {"torch", "transformers", "numpy", "boto3", "botocore", "ml_dtypes", "ra
 
 @dataclass
 class Here:
-    """A model that is built in this process, where torch is loaded once for all builds."""
+    """A model built in this process, where torch is imported once for all builds."""
 
     store: Store
     order: ModelSpec
 
     def fates(self, **changes: object) -> dict[str, str]:
-        """By program."""
-        asked = replace(self.order, **changes)  # type: ignore[arg-type]
-        plan = make_plan([asked], self.store, THRESHOLDS, Timings(Path("no file")))
+        """The statuses by program."""
+        result = replace(self.order, **changes)  # type: ignore[arg-type]
+        plan = make_plan([result], self.store, THRESHOLDS, Timings(Path("no file")))
         state = BuildState(plan)
         results = run_jobs(state, JobQueue.of(plan, THRESHOLDS), InlineExecutor(state.apply), RetryPolicy(retries=0))
         assert results.exit_code == 0, results.missing()
-        return {one.cell.shape.name: REPORT_WORDS[one.status] for one in results.cells()}
+        return {cell.cell.shape.name: REPORT_WORDS[cell.status] for cell in results.cells()}
 
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Here:
-    """With two buckets of an encoder in its store."""
+    """A project with two buckets of an encoder in its store."""
     folder = tmp_path_factory.mktemp("here")
     model = write_model(folder / "bert", BERT | {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16})
     task = "feature-extraction"
@@ -126,13 +126,13 @@ def test_a_model_makes_the_same_artifact_in_this_process_and_in_a_pool(here: Her
     pool = World(tmp_path, (*options, "--store", "store"), clean(TZ="Asia/Kathmandu", HOME=str(tmp_path)))
     pool.build_all("--jobs", "1")
     here.fates()
-    mine = {one.request_key: one.manifest_digest for one in here.store.list()}
+    mine = {entry.request_key: entry.manifest_digest for entry in here.store.list()}
     assert pool.artifacts().items() <= mine.items()
     assert len(pool.artifacts()) == 1
 
 
 def reversed_config(folder: Path) -> dict[str, object]:
-    """The same, in another order."""
+    """The same configuration in another order."""
     config = json.loads((folder / "config.json").read_text())
     return dict(reversed(config.items()))
 

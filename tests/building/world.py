@@ -1,4 +1,4 @@
-"""Small projects built by real processes, and what is seen of them from outside: processes, parts, reports."""
+"""Small projects built by real processes, observed from outside: processes, step results, reports."""
 
 import json
 import os
@@ -19,9 +19,9 @@ from tests.pipeline.command import NXPIPE, Answer
 from tests.pipeline.conftest import BERT, LLAMA, write_model
 from tests.pipeline.saved_programs import write_onnx
 
-CELLS = 12  # of each of the two projects
-PATIENCE = 120  # seconds; what takes longer has failed
-_MARK = "BUILD_UNDER_TEST"  # in the environment of all processes of one run, wherever they are in the tree
+CELLS = 12  # cells of each of the two projects
+PATIENCE = 120  # seconds until a test fails
+_MARK = "BUILD_UNDER_TEST"  # a variable in the environment of all processes of one run
 _WORKER = b"nxpipe.pipeline.build.executors.local"
 _SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 _MODEL = """
@@ -38,21 +38,21 @@ phases = {phases}
 
 @dataclass
 class Running:
-    """A build under way, the leader of a session of its own."""
+    """A running build, the leader of a session of its own."""
 
     process: "subprocess.Popen[str]"
     mark: str
 
     def processes(self) -> set[int]:
-        """All that belong to it and are alive, the driver among them."""
+        """All live processes of the build, the driver included."""
         return set(_marked(self.mark))
 
     def workers(self) -> set[int]:
-        """Those of the local executor that have begun to be one: the driver waits for a process that it starts."""
+        """Started workers of the local executor; the driver waits for each process that it starts."""
         return {pid for pid in self.processes() if _WORKER in _command(pid)}
 
     def stop_workers(self) -> None:
-        """As if they hung: they are there, and come to no end."""
+        """Stop the workers so that they seem to hang."""
         for pid in self.workers():
             os.kill(pid, signal.SIGSTOP)
 
@@ -61,13 +61,13 @@ class Running:
         return Answer(self.process.returncode, out, err)
 
     def nothing_is_left(self, workers: "Callable[[Running], set[int]] | None" = None) -> None:
-        """Workers take a moment to notice; one that is still loading its libraries, a longer one."""
+        """Wait until no process is left; a worker that loads its libraries takes longer to notice."""
         wait_for(lambda: not self.processes() and not (workers and workers(self)))
 
 
 @dataclass
 class World:
-    """A project in `folder`; `words` are those of its `nxpipe build`."""
+    """A project in `folder`; `words` are the arguments of its `nxpipe build`."""
 
     folder: Path
     words: tuple[str, ...]
@@ -79,7 +79,7 @@ class World:
 
     @contextmanager
     def running(self, *more: str, **settings: Any) -> Iterator[Running]:
-        """What is left of it at the end is killed."""
+        """Run a build; kill its remains at the end."""
         mark = secrets.token_hex(8)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **self.environment, _MARK: mark}
         with subprocess.Popen(
@@ -102,13 +102,13 @@ class World:
             return run.answer()
 
     def build_all(self, *more: str) -> dict[str, str]:
-        """To its end, which must be a good one; what became of each cell, by its key."""
+        """Build successfully to the end; the status of each cell, by its key."""
         answer = self.build(*more)
         assert answer.code == 0, answer.err
         return self.fates()
 
     def fates(self) -> dict[str, str]:
-        """Of the newest report."""
+        """The statuses in the newest report."""
         return {cell["key"]: cell["became"] for cell in self.reported()}
 
     def reported(self) -> list[dict[str, Any]]:
@@ -118,17 +118,17 @@ class World:
         return [cell for artifact in report["artifacts"] for cell in artifact["cells"]]
 
     def objects(self) -> dict[str, bytes]:
-        """All that readers may see: what is being written lies in `tmp/`."""
+        """All objects visible to readers; incomplete ones are in `tmp/`."""
         files = (path for path in self.store.rglob("*") if path.is_file())
         found = {path.relative_to(self.store).as_posix(): path for path in files}
         return {name: path.read_bytes() for name, path in found.items() if not name.startswith(("tmp/", "neuron-"))}
 
     def parts(self) -> dict[str, str]:
-        """Who wrote each part, by the part's key."""
+        """The writer of each step result, by its key."""
         return parts_of(self.objects())
 
     def artifacts(self) -> Mapping[str, str]:
-        """The digest of each published manifest, by its request's key."""
+        """The digest of each published manifest, by its request key."""
         return visible(self.objects()).answers
 
 
@@ -138,7 +138,7 @@ def parts_of(objects: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def saved_world(folder: Path, *, targets: str = "inf2.48xlarge,trn1.32xlarge,trn1n.32xlarge,trn2.48xlarge") -> World:
-    """One program of a file for four targets at three degrees: twelve artifacts of a cell each, with no torch in it."""
+    """One saved program for four targets at three degrees: twelve artifacts of one cell each, without torch."""
     folder.mkdir(parents=True, exist_ok=True)
     write_onnx(folder / "m.onnx")
     words = ("--model-id", "./m.onnx", "--axis", "batch=2", "--target", targets, "--tp", "1,2,8", "--no-verify")
@@ -156,7 +156,7 @@ def models_world(folder: Path) -> World:
 
 
 def described(folder: Path, models: str) -> World:
-    """A project whose models nxpipe.toml describes."""
+    """A project with these models in its nxpipe.toml."""
     head = '[project]\nname = "tests"\n[store]\nurl = "file://store"\n'
     (folder / "nxpipe.toml").write_text(head + models)
     return World(folder, ("--no-verify",))
@@ -177,7 +177,7 @@ def wait_for(true: Callable[[], object]) -> None:
 
 
 def _marked(mark: str) -> Iterator[int]:
-    """Processes with this mark in their environment; one that has ended and that nobody asked about has none."""
+    """Processes with this mark in their environment; zombies have no environment."""
     wanted = f"{_MARK}={mark}".encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

@@ -1,4 +1,4 @@
-"""The judge as it is deployed: its archive unpacked in an empty folder, in a Python that has nothing else."""
+"""The deployed judge: its archive in an empty folder, run by a Python without other packages."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ class Function:
         self.files: list[str] = self._next()  # that it has loaded
 
     def __call__(self, question: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[float, float]]]:
-        """Its answer, and the intervals of the ratios."""
+        """The judge's response, and the intervals of the ratios."""
         assert self._running.stdin is not None
         self._running.stdin.write(json.dumps({question: given}) + "\n")
         self._running.stdin.flush()
@@ -61,6 +61,6 @@ def function(python: str, folder: Path) -> Iterator[Function]:
 
 
 def found(python: str) -> str:
-    """Where it is; empty if it cannot be run, for a version manager may have no more than the name."""
+    """The path of a Python; empty if it cannot be run, because a version manager may have only its name."""
     path = shutil.which(python) or ""
     return path if path and subprocess.run([path, "-V"], capture_output=True, check=False).returncode == 0 else ""

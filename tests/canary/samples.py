@@ -1,4 +1,4 @@
-"""Minutes as a service might have them, and the exact probabilities behind them."""
+"""Minutes of a service, and the exact probabilities behind them."""
 
 from collections.abc import Iterator, Sequence
 from math import comb
@@ -16,7 +16,7 @@ _FIELDS = ("bake_min", "bake_max", "alpha", "beta", "objective", "margin", "burs
 
 
 def plan_with(shares: Sequence[int] = (5, 25, 50, 100), **changes: Any) -> CanaryPlan:
-    """A plan with the defaults of [rollout], but for these changes."""
+    """A plan with the defaults of [rollout] and these changes."""
     return CanaryPlan.of(shares, **({name: getattr(_DEFAULTS, name) for name in _FIELDS} | changes))
 
 
@@ -25,7 +25,7 @@ _SLOWER = (0.5, 0.25, 0.1, 0.05, 0.01, 0.003, 0.0005)
 
 
 def arm(requests: int, errors: int) -> Arm:
-    """With the latencies that one expects of so many requests."""
+    """Counts with the expected latencies of so many requests."""
     return Arm(requests, errors, requests, tuple(round(requests * share) for share in _SLOWER))
 
 
@@ -38,13 +38,13 @@ def errors_alone(number: int, canary: tuple[int, int], stable: tuple[int, int]) 
 
 
 def judged_alone(batches: list[Batch], plan: CanaryPlan = PLAN, at: int | None = None) -> Judgement:
-    """All at once, in the first step."""
+    """Judge all batches at once, in the first step."""
     over = at if at is not None else max((batch.minute for batch in batches), default=0) + 1
     return judge(plan, Evidence(), batches, Moment(0, 0, over))
 
 
 def fisher(n: int, m: int, k: int, ratio: float) -> Iterator[tuple[int, float]]:
-    """Every share of the bad requests that the canary may have, and its probability, by the definition."""
+    """The probability of every share of the bad requests in the canary, by definition."""
     shares = range(max(0, k - m), min(n, k) + 1)
     weights = [comb(n, x) * comb(m, k - x) * ratio**x for x in shares]
     whole = sum(weights)

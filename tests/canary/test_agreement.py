@@ -1,4 +1,4 @@
-"""The deployed function and the commands say the same, to the bit: on drawn minutes, and on counts at the extremes."""
+"""The deployed function and the commands agree bit by bit, on random minutes and on extreme counts."""
 
 import json
 import math
@@ -63,7 +63,7 @@ def deployed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @dataclass
 class Both:
-    """One rollout, judged by the function and, beside it, as a simulation and a replay judge it."""
+    """One rollout, judged by the function and by a simulation and a replay."""
 
     function: Function
     plan: CanaryPlan
@@ -76,11 +76,11 @@ class Both:
     carried: str = ""
 
     def __post_init__(self) -> None:
-        asked = {"fleet": FLEET, "state": STATE | {"plan": self.plan.as_json()}, "name": "r", "at": at(self.minute)}
-        self.carried = self.function("opens", asked)[0]["carried"]
+        document = {"fleet": FLEET, "state": STATE | {"plan": self.plan.as_json()}, "name": "r", "at": at(self.minute)}
+        self.carried = self.function("opens", document)[0]["carried"]
 
     def begin_step(self) -> None:
-        """Its first minute is the next but one."""
+        """Begin a step; its first minute is the next but one."""
         self.step += 1
         given = {"carried": self.carried, "step": self.step, "at": at(self.minute)}
         self.carried = self.function("begins", given)[0]["carried"]
@@ -89,7 +89,7 @@ class Both:
             self.minute = self.begun
 
     def after(self, canary: Arm, stable: Arm, *, late: bool = False) -> Judgement:
-        """One more minute. When counts come late, the service of metrics says so, and tells them at the next look."""
+        """One more minute. Late counts are reported as missing, and arrive with the next evaluation."""
         self.waiting.append(Batch(self.minute, canary, stable))
         self.minute += 1
         metrics = answers(self.waiting, len(self.plan.latencies))
@@ -113,7 +113,7 @@ class Both:
         assert ratios == [interval(self.plan, ours.evidence.steps, metric) for metric in range(len(METRICS))]
 
     def replayed(self) -> list[str | None]:
-        return [each.wrong for each in replay(self.plan, self.records)]
+        return [entry.wrong for entry in replay(self.plan, self.records)]
 
 
 def at(minute: int) -> str:
@@ -121,7 +121,7 @@ def at(minute: int) -> str:
 
 
 def answers(batches: Sequence[Batch], latencies: int) -> list[dict[str, Any]]:
-    """As CloudWatch tells them: a series has no value where nothing was counted."""
+    """CloudWatch's responses: a series has no value where the count is zero."""
     found = []
     for name in ("canary", "stable"):
         arms = {at(batch.minute): getattr(batch, name) for batch in batches}
@@ -136,7 +136,7 @@ def answers(batches: Sequence[Batch], latencies: int) -> list[dict[str, Any]]:
 
 
 def _good(arm: Arm) -> Count:
-    """So many that each request has an answer."""
+    """Counts in which each request has a response."""
     good = arm.requests - arm.errors
     return good if math.isfinite(good) else 0
 
@@ -166,7 +166,7 @@ def drawn_plan(chance: random.Random) -> CanaryPlan:
 
 
 def drawn_arm(chance: random.Random, requests: int, rate: float, shares: Sequence[float]) -> Arm:
-    """Some are what a counter may bring that was reset, or has gone wrong."""
+    """Random counts, some of them as of a reset or broken counter."""
     errors: Count = min(requests, round(requests * rate * chance.uniform(0.5, 1.5)))
     slower: list[Count] = [round(requests * share * chance.uniform(0.98, 1.0)) for share in shares]
     broken = chance.random()
@@ -238,7 +238,7 @@ EXTREMES: Final = {
         Decision.ROLL_BACK,
     ),
     "missing minutes": (
-        [USUAL if each % 3 == 0 else (NO_REQUESTS, NO_REQUESTS) for each in range(30)],
+        [USUAL if entry % 3 == 0 else (NO_REQUESTS, NO_REQUESTS) for entry in range(30)],
         Decision.ADVANCE,
     ),
     "a counter reset": ([USUAL, (Arm(-3000, -20), Arm(-57_000, -280)), *[USUAL] * 5], Decision.ADVANCE),
@@ -253,9 +253,9 @@ def test_counts_that_go_to_extremes_have_a_defined_verdict(deployed: Function, w
     minutes, decision = EXTREMES[what]
     both = Both(deployed, plan_with())
     both.begin_step()
-    said = [both.after(*minute).verdict for minute in minutes]
-    assert said[-1].decision is decision
-    assert all(math.isfinite(number) for verdict in said for number in (verdict.worse, verdict.better))
+    result = [both.after(*minute).verdict for minute in minutes]
+    assert result[-1].decision is decision
+    assert all(math.isfinite(number) for verdict in result for number in (verdict.worse, verdict.better))
 
 
 def test_minutes_that_are_told_late_count_as_if_they_had_not_been(deployed: Function) -> None:

@@ -1,4 +1,4 @@
-"""A version that serves alone is held to its objective."""
+"""A version at full traffic must keep its objective."""
 
 import math
 

@@ -38,7 +38,8 @@ def test_a_slow_version_goes_back() -> None:
 
 def test_a_slow_version_under_suspicion_does_not_advance() -> None:
     suspect = [
-        Batch(each.minute, replace(each.canary, slower=(80, 44, 22, 13, 3, 1, 0)), each.stable) for each in healthy(5)
+        Batch(entry.minute, replace(entry.canary, slower=(80, 44, 22, 13, 3, 1, 0)), entry.stable)
+        for entry in healthy(5)
     ]
     verdict = judged_alone(suspect).verdict
     assert math.log(1 / PLAN.alpha) / 2 <= verdict.worse < math.log(1 / PLAN.alpha)
@@ -56,7 +57,7 @@ def test_without_traffic_nothing_is_learnt_and_a_person_is_asked() -> None:
 
 def test_missing_minutes_are_no_evidence_but_time_goes_on() -> None:
     assert judged_alone([], at=60).verdict.decision is Decision.UNDECIDED
-    gaps = [each for each in healthy(40) if each.minute % 7 == 0]
+    gaps = [entry for entry in healthy(40) if entry.minute % 7 == 0]
     assert judged_alone(gaps, at=40).verdict.decision is Decision.ADVANCE
 
 
@@ -78,14 +79,14 @@ def test_a_minute_that_cannot_be_used_is_no_minute_of_the_shortest_time(wrong: B
 
 
 def test_minutes_without_requests_of_the_canary_are_no_minutes_of_the_shortest_time() -> None:
-    silent = [replace(each, canary=NO_REQUESTS, stable=Arm(2850, 14)) for each in healthy(30)[1:]]
+    silent = [replace(entry, canary=NO_REQUESTS, stable=Arm(2850, 14)) for entry in healthy(30)[1:]]
     assert judged_alone([minute(0, (3000, 15), (57_000, 280)), *silent]).verdict.decision is Decision.CONTINUE
 
 
 def test_a_canary_whose_requests_have_no_latency_stands_still_and_asks_a_person() -> None:
     def timed(share: float, minutes: int) -> Decision:
         canary = replace(arm(round(150 * share), 0), requests=150, errors=1)
-        some = [replace(each, canary=canary) for each in healthy(minutes)]
+        some = [replace(entry, canary=canary) for entry in healthy(minutes)]
         return judged_alone(some).verdict.decision
 
     assert [timed(share, 20) for share in (1.0, 0.9)] == [Decision.ADVANCE] * 2
@@ -94,8 +95,8 @@ def test_a_canary_whose_requests_have_no_latency_stands_still_and_asks_a_person(
 
 
 def test_a_person_can_put_off_the_end_of_a_step() -> None:
-    asked = judge(PLAN, Evidence(), [], Moment(0, 0, 60, extended=30))
-    assert asked.verdict.decision is Decision.CONTINUE
+    result = judge(PLAN, Evidence(), [], Moment(0, 0, 60, extended=30))
+    assert result.verdict.decision is Decision.CONTINUE
 
 
 def test_without_any_error_enough_requests_prove_the_objective() -> None:
@@ -184,10 +185,10 @@ history = st.lists(st.tuples(counts, counts), min_size=2, max_size=12)
 def test_the_order_of_late_minutes_does_not_matter(
     drawn: list[tuple[tuple[int, int], tuple[int, int]]], chance: random.Random, cut: int
 ) -> None:
-    batches = [minute(number, *each) for number, each in enumerate(drawn)]
+    batches = [minute(number, *value) for number, value in enumerate(drawn)]
     first, second = Moment(0, 0, len(batches)), Moment(1, min(cut, len(batches)), len(batches))
-    by_time = [each for each in batches if each.minute < second.begun]
-    after = [each for each in batches if each.minute >= second.begun]
+    by_time = [entry for entry in batches if entry.minute < second.begun]
+    after = [entry for entry in batches if entry.minute >= second.begun]
     one_by_one = judge(PLAN, judge(PLAN, Evidence(), by_time, first).evidence, [], second).evidence
     chance.shuffle(after)
     for batch in after:
@@ -202,7 +203,7 @@ def test_the_order_of_late_minutes_does_not_matter(
 @settings(max_examples=20)
 @given(history)
 def test_evidence_and_verdicts_survive_json_bit_for_bit(drawn: list[tuple[tuple[int, int], tuple[int, int]]]) -> None:
-    judged = judged_alone([minute(number, *each) for number, each in enumerate(drawn)])
+    judged = judged_alone([minute(number, *value) for number, value in enumerate(drawn)])
     evidence = Evidence.from_json(json.loads(json.dumps(judged.evidence.as_json())))
     verdict = Verdict.from_json(json.loads(json.dumps(judged.verdict.as_json())))
     assert (evidence, verdict) == (judged.evidence, judged.verdict)
@@ -212,7 +213,7 @@ def test_evidence_and_verdicts_survive_json_bit_for_bit(drawn: list[tuple[tuple[
 def test_regions_add_their_curves() -> None:
     one, other = healthy(6), [minute(number, (40, 0), (760, 4)) for number in range(6)]
     together = pooled([judged_alone(one).evidence, judged_alone(other).evidence])
-    as_one = judged_alone([*one, *(replace(each, minute=each.minute + 6) for each in other)]).evidence
+    as_one = judged_alone([*one, *(replace(entry, minute=entry.minute + 6) for entry in other)]).evidence
     assert together.steps == as_one.steps
     assert decide(PLAN, together, Moment(0, 0, 6)).decision is Decision.ADVANCE
 
@@ -247,11 +248,11 @@ def test_the_interval_of_the_ratio_closes_in_on_it() -> None:
 def test_a_verdict_is_explained_in_words_and_numbers() -> None:
     plan = plan_with(latencies=(0.1, 0.2, 0.3, 0.4, 0.8, 1.0, 1.28))
     judged = judged_alone([minute(0, (15, 8), (285, 1))], plan)
-    said = explain(plan, judged.evidence, judged.verdict)
-    assert said.startswith("roll_back (step 1 of 4, 5 % of traffic, minute 1): worse than the stable version")
-    assert "100 to 1 sends it back" in said
-    assert "slower than p99, 800 ms: odds ratio" in said
-    assert "errors: odds ratio above" in said
+    result = explain(plan, judged.evidence, judged.verdict)
+    assert result.startswith("roll_back (step 1 of 4, 5 % of traffic, minute 1): worse than the stable version")
+    assert "100 to 1 sends it back" in result
+    assert "slower than p99, 800 ms: odds ratio" in result
+    assert "errors: odds ratio above" in result
 
 
 @pytest.mark.parametrize(

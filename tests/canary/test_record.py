@@ -19,7 +19,7 @@ __all__ = ["here"]
 
 
 def recorded(minutes: int = 12, plan: CanaryPlan = PLAN) -> list[dict[str, Any]]:
-    """Two steps; some minutes come late, and one never."""
+    """Two steps; some minutes arrive late, and one never."""
     evidence, records, previous = Evidence(), [], None
     for now in range(1, minutes + 1):
         at = Moment(0, 0, now) if now <= 6 else Moment(1, 6, now)
@@ -41,7 +41,7 @@ def test_a_record_is_derived_again_bit_for_bit() -> None:
     replayed = list(replay(plan, records))
     assert plan == PLAN
     assert len(replayed) == 12
-    assert [each.wrong for each in replayed] == [None] * 12
+    assert [entry.wrong for entry in replayed] == [None] * 12
 
 
 def altered(name: str, record: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def test_the_first_judgement_that_differs_is_named(name: str, first_wrong: int) 
     records = recorded()
     records[4] = altered(name, records[4])
     *same, wrong = replay(PLAN, records)
-    assert [each.wrong for each in same] == [None] * (first_wrong - 1)
+    assert [entry.wrong for entry in same] == [None] * (first_wrong - 1)
     assert wrong.number == first_wrong
     assert wrong.wrong is not None
 
@@ -74,7 +74,7 @@ def test_the_first_judgement_that_differs_is_named(name: str, first_wrong: int) 
 def test_a_judgement_that_was_taken_out_is_missed() -> None:
     records = recorded()
     del records[2]
-    assert [each.number for each in replay(PLAN, records) if each.wrong] == [3]
+    assert [entry.number for entry in replay(PLAN, records) if entry.wrong] == [3]
 
 
 def test_a_look_without_a_verdict_is_a_link_of_the_chain() -> None:
@@ -119,4 +119,4 @@ def test_counts_that_were_put_aside_are_replayed_too() -> None:
     batch = Batch(0, replace(minute(0, (15, 1), (285, 1)).canary, errors=-1), minute(0, (15, 1), (285, 1)).stable)
     judged = judge(PLAN, Evidence(), [batch], Moment(0, 0, 1))
     record = record_of(PLAN, Moment(0, 0, 1), [batch], judged, None)
-    assert [each.wrong for each in replay(PLAN, json.loads(json.dumps([record])))] == [None]
+    assert [entry.wrong for entry in replay(PLAN, json.loads(json.dumps([record])))] == [None]

@@ -1,4 +1,4 @@
-"""Whole rollouts: the simulator, the planner beside it, and the commands."""
+"""Whole rollouts: the simulator compared with the planner, and the commands."""
 
 import json
 import math
@@ -49,7 +49,7 @@ def world(
 
 
 def rates(summary: SimulationSummary) -> dict[Decision, float]:
-    return {each: len(summary.ended(each)) / len(summary.outcomes) for each in Decision}
+    return {entry: len(summary.ended(entry)) / len(summary.outcomes) for entry in Decision}
 
 
 def test_a_seed_is_a_rollout_whatever_the_number_of_processes() -> None:
@@ -67,7 +67,7 @@ def test_healthy_versions_are_promoted(scenario: Scenario) -> None:
 
 def test_a_broken_version_goes_back_with_the_first_minute() -> None:
     summary = simulate(PLAN, world(error=0.5), 40, 3)
-    assert {each.decision for each in summary.outcomes} == {Decision.ROLL_BACK}
+    assert {outcome.decision for outcome in summary.outcomes} == {Decision.ROLL_BACK}
     assert median_minutes(summary.outcomes) == 1
 
 
@@ -77,20 +77,20 @@ def test_a_version_with_twice_the_errors_is_not_promoted() -> None:
 
 def test_a_late_canary_goes_back_after_it_has_begun_to_fail() -> None:
     summary = simulate(PLAN, world("late", rps=50, error=0.02), 10, 3)
-    assert {(each.decision, each.step) for each in summary.outcomes} == {(Decision.ROLL_BACK, 2)}
-    assert max(each.minutes for each in summary.outcomes) <= 20
+    assert {(outcome.decision, outcome.step) for outcome in summary.outcomes} == {(Decision.ROLL_BACK, 2)}
+    assert max(outcome.minutes for outcome in summary.outcomes) <= 20
 
 
 def test_counts_are_drawn_at_the_rates_that_were_asked_for() -> None:
     slow = Slowness(scale=1.2)
     traffic = SimulatedTraffic(world(rps=100, error=0.05, slowness=slow), np.random.default_rng(1))
     batches = [batch for batch, _ in zip(traffic.minutes(0, 25), range(200), strict=False)]
-    canary = sum(each.canary.requests for each in batches)
-    everything = canary + sum(each.stable.requests for each in batches)
+    canary = sum(entry.canary.requests for entry in batches)
+    everything = canary + sum(entry.stable.requests for entry in batches)
     assert everything / 200 == pytest.approx(6000, rel=0.01)
     assert canary / everything == pytest.approx(0.25, rel=0.01)
-    assert sum(each.canary.errors for each in batches) / canary == pytest.approx(0.05, rel=0.03)
-    slower = [sum(each.canary.slower[at] for each in batches) / canary for at in range(len(LOG_THRESHOLDS))]
+    assert sum(entry.canary.errors for entry in batches) / canary == pytest.approx(0.05, rel=0.03)
+    slower = [sum(entry.canary.slower[at] for entry in batches) / canary for at in range(len(LOG_THRESHOLDS))]
     assert slower == pytest.approx(slow.slower(), rel=0.15)
 
 
@@ -114,16 +114,16 @@ def test_the_planner_foresees_what_the_simulator_finds(fault: Defect, rps: float
     """A step that never ends for the better shows how often, and when, a fault is found within the hour."""
     held = plan_with(bake_min=60)
     summary = simulate(held, world(rps=rps, error=fault.error, slowness=fault.slowness), 40, 5)
-    found = sorted(each.minutes if each.step == 0 else 1000 for each in summary.outcomes)
+    found = sorted(outcome.minutes if outcome.step == 0 else 1000 for outcome in summary.outcomes)
     bets = against(held, Service(rps, BASE), fault, 0, 5)
-    assert sum(each <= 60 for each in found) / 40 == pytest.approx(best_chance(bets, 60), abs=0.22)
+    assert sum(entry <= 60 for entry in found) / 40 == pytest.approx(best_chance(bets, 60), abs=0.22)
     assert minutes_until(bets) == pytest.approx(found[20], rel=0.35, abs=2)
 
 
 def test_the_planner_foresees_when_a_healthy_version_advances() -> None:
     expected = sum(minutes_until(in_favour(PLAN, Service(5, BASE), step)) or math.inf for step in range(4))
     summary = simulate(PLAN, world(), 40, 5)
-    median = sorted(each.minutes for each in summary.outcomes)[20]
+    median = sorted(outcome.minutes for outcome in summary.outcomes)[20]
     assert expected == pytest.approx(median, rel=0.2)
 
 
@@ -131,12 +131,12 @@ def test_the_planner_foresees_when_a_healthy_version_advances() -> None:
 @settings(max_examples=8)
 def test_the_smallest_rate_that_is_found_is_the_first_of_all_that_are_tried(rps: float, base: float) -> None:
     plan, service = plan_with((25, 100)), Service(rps, base)
-    told = prospects(plan, service)[0].detectable_error
+    detectable_error = prospects(plan, service)[0].detectable_error
     rates = [rate for tenths in range(11, 1001) if (rate := base * tenths / 10) <= 0.5]
     found = (
         rate for rate in rates if best_chance(against(plan, service, Defect("", rate), 0, 25), plan.bake_max) >= POWER
     )
-    assert told == next(found, None)
+    assert detectable_error == next(found, None)
 
 
 @pytest.mark.parametrize(
@@ -157,10 +157,10 @@ def test_a_configuration_becomes_a_plan() -> None:
 def test_the_plan_says_what_cannot_be_detected_and_what_to_do_instead(here: InProcess) -> None:
     answer = here("rollout", "plan", "--rps", "5", "--base-error", "0.005")
     assert answer.code == 0, answer.err
-    said = next(line for line in answer.out.splitlines() if "undetectable" in line)
-    assert "errors x 2 (0.50% to 1.00%) is undetectable at 5 % within 60 min" in said
-    assert "shadow 100 % of requests" in said
-    assert "bake the first step for" in said
+    result = next(line for line in answer.out.splitlines() if "undetectable" in line)
+    assert "errors x 2 (0.50% to 1.00%) is undetectable at 5 % within 60 min" in result
+    assert "shadow 100 % of requests" in result
+    assert "bake the first step for" in result
     document = json.loads(here("rollout", "plan", "--rps", "50", "--base-error", "0.005", "--json").out)
     assert [step["share"] for step in document["steps"]] == [5, 25, 50, 95]
     assert document["steps"][0]["faults"][0]["chance"] > 0.8

@@ -1,4 +1,4 @@
-"""E-values keep their promise: by enumeration, not by simulation."""
+"""E-values keep their guarantee: by enumeration, not by simulation."""
 
 import itertools
 import math
@@ -64,7 +64,7 @@ def test_ratios_may_change_from_minute_to_minute() -> None:
             errors_alone(at, (n, x), (m, k - x))
             for at, ((n, m, k), (x, _)) in enumerate(zip(cells, drawn, strict=True))
         ]
-        chance = math.prod(each for _, each in drawn)
+        chance = math.prod(value for _, value in drawn)
         expected += chance * math.exp(worse(PLAN, known(batches), ERRORS, 1.0))
     assert expected <= 1 + 1e-8
 
@@ -87,8 +87,8 @@ def test_evidence_rises_with_the_canarys_bad_requests(n: int, m: int, k: int, ta
     plan = plan_with(bursts=(tau, *[0.0] * (len(METRICS) - 1)))
     shares = [x for x, _ in fisher(n, m, k, 1.0)]
     steps = [known([errors_alone(0, (n, x), (m, k - x))], plan) for x in shares]
-    against = [worse(plan, each, ERRORS, 1.0) for each in steps]
-    in_favour = [better(plan, each, ERRORS, plan.steps[0].tolerates) for each in steps]
+    against = [worse(plan, step, ERRORS, 1.0) for step in steps]
+    in_favour = [better(plan, step, ERRORS, plan.steps[0].tolerates) for step in steps]
     assert against == sorted(against)
     assert in_favour == sorted(in_favour, reverse=True)
 

@@ -1,6 +1,6 @@
-"""How many of ONNX's own node tests pass, through the standard backend interface: passed, unsupported, failed.
+"""Results of ONNX's own node tests through the standard backend interface: passed, unsupported, failed.
 
-Run it for the figures and the reasons: `python -m tests.conformance.onnx_report`.
+`python -m tests.conformance.onnx_report` prints the numbers and reasons.
 """
 
 import sys
@@ -23,17 +23,17 @@ from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.passes import PassOptions, run_passes
 from nxpipe.emulator.run.fast import execute
 
-# The tests' tolerance is finer than these types: programs that round at other places differ by a last bit of the
+# The tests' tolerance is finer than these types: programs that round elsewhere differ by a last bit of the
 # largest numbers.
 _ROUNDING = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23}
 
 
 class EmulatorRep(BackendRep):
-    """A prepared model. Inputs that decide about sizes are compiled in, anew for each run that changes them."""
+    """A prepared model. Inputs that determine sizes are constants; a run that changes them recompiles."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self.used: frozenset[str] = frozenset()  # the graph's operators, once it has run
+        self.used: frozenset[str] = frozenset()  # the graph's operators, after a run
 
     def run(self, inputs: Any, **_: Any) -> list[Array]:
         names = [declared.name for declared in self._model.graph.input]
@@ -58,7 +58,7 @@ def _compiled(model: Any, arrays: Mapping[str, Array]) -> tuple[Graph, set[str]]
 
 
 def _stored(array: Array, output: Any) -> Array:
-    """Floats leave the emulator as float32; the model says in which type."""
+    """The array in the model's type; floats leave the emulator as float32."""
     return array.astype(onnx.helper.tensor_dtype_to_np_dtype(output.type.tensor_type.elem_type))
 
 
@@ -76,7 +76,7 @@ class EmulatorBackend(Backend):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one node test; `operators` are those of its model, `used` those of the last graph it became."""
+    """The result of one node test; `operators` are those of its model, `used` those of the last graph."""
 
     test: str
     operators: tuple[str, ...]
@@ -87,7 +87,7 @@ class Outcome:
 
 @cache
 def node_tests() -> tuple[Any, ...]:
-    """Every node test of the installed onnx, made in memory."""
+    """Every node test of the installed onnx, generated in memory."""
     from onnx.backend.test.loader import load_model_tests
 
     with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -108,7 +108,7 @@ def _verdict(test: Any, backend: EmulatorRep) -> tuple[str, str]:
             found = backend.run(_as_arrays(inputs))
         except CompileError as refusal:
             return "unsupported", str(refusal)
-        except Exception as fault:  # anything else is a fault of ours, to be listed and not to stop the list
+        except Exception as fault:  # other errors are defects of ours; list them and continue
             return "failed", f"{type(fault).__name__}: {fault}"
         for result, wanted in zip(found, _as_arrays(expected), strict=True):
             reason = _difference(result, wanted, test)
@@ -140,7 +140,7 @@ def outcomes() -> Iterator[Outcome]:
 
 
 def report(found: Sequence[Outcome]) -> str:
-    """What did not pass and why, then the totals."""
+    """The failures with reasons, then the totals."""
     rest = sorted((item.verdict, item.reason, item.test) for item in found if item.verdict != "passed")
     lines = [f"{verdict:12} {test:60} {reason[:240]}" for verdict, reason, test in rest]
     totals = ", ".join(f"{n} {verdict}" for verdict, n in sorted(Counter(item.verdict for item in found).items()))

@@ -1,4 +1,4 @@
-"""PyTorch's own operator database as a judge: its samples, traced, imported, emulated, and held against PyTorch."""
+"""PyTorch's operator database as a judge: its samples, traced, imported, emulated and compared with PyTorch."""
 
 import warnings
 from collections import Counter
@@ -31,24 +31,24 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 _TOLERANCE = {torch.float32: 1.3e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
 _ABSOLUTE = 1e-5
 
-# What the graph has; a sample whose result is of another type asks for something that the hardware cannot hold.
+# Types of the graph; the hardware cannot hold results of other types.
 _HELD = {getattr(torch, dtype.value) for dtype in DType if hasattr(torch, dtype.value)}
 _NO_TYPE = "the hardware has no such element type"
 
 _POSITIONS = {"argsort", "sort", "topk"}
-# What these hold is anybody's guess, in PyTorch too: only their types can be compared.
+# Operators with unspecified contents, in PyTorch too: only their types can be compared.
 _UNINITIALISED = {"empty", "empty_like", "empty_permuted", "new_empty"}
 
 
 @dataclass
 class Verdict:
-    """How the samples of one operator fared."""
+    """The results of one operator's samples."""
 
     passed: int = 0
-    wider: int = 0  # of the passed ones, those that agree with PyTorch in float64 and not in their own type
+    wider: int = 0  # passed samples that agree with PyTorch in float64 but not in their own type
     unsupported: Counter[str] = field(default_factory=Counter)
     failed: list[str] = field(default_factory=list)
-    used: Counter[str] = field(default_factory=Counter)  # the graph's operators, by how many passed samples have them
+    used: Counter[str] = field(default_factory=Counter)  # number of passed samples by operator of the graph
 
 
 @cache
@@ -63,7 +63,7 @@ def operators() -> dict[str, Any]:
 
 
 def judge(entry: Any, dtype: torch.dtype, most: int | None, verdict: Verdict) -> None:
-    """Run up to `most` samples of one type, and note what became of each."""
+    """Run up to `most` samples of one type, and record each result."""
     if dtype not in entry.supported_dtypes("cpu"):
         return
     torch.manual_seed(0)
@@ -84,7 +84,7 @@ def judge(entry: Any, dtype: torch.dtype, most: int | None, verdict: Verdict) ->
 
 
 def judged(most: int | None, workers: int | None = None) -> Iterator[tuple[str, Verdict]]:
-    """All operators and types, shared out among processes; each operator is told of as soon as it is done."""
+    """All operators and types, run by several processes; yields each operator as soon as it is done."""
     with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
         waiting = {pool.submit(_judged, name, most) for name in operators()}
         for done in as_completed(waiting):
@@ -103,7 +103,7 @@ class _PyTorchRefuses(Exception):
 
 
 def _judge_sample(entry: Any, sample: Any) -> tuple[set[str], bool]:
-    """The graph's operators, and whether only a wider PyTorch agrees with us."""
+    """The graph's operators, and whether only PyTorch in float64 agrees."""
     call = (sample.input, sample.args, sample.kwargs)
     leaves, spec = pytree.tree_flatten(call)
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -140,7 +140,7 @@ def _judge_sample(entry: Any, sample: Any) -> tuple[set[str], bool]:
 
 
 def _agrees_with_wider(pairs: list[tuple[Any, Any]], module: Any, tensors: dict[str, Any]) -> bool:
-    """Whether we agree with PyTorch in float64, to the tolerance of the narrow type."""
+    """Whether the result agrees with PyTorch in float64, within the tolerance of the narrow type."""
     wider = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     try:
         with torch.no_grad():
@@ -165,7 +165,7 @@ def _agree(ours: Any, theirs: Any) -> None:
 
 
 def _is_another_order(entry: Any, given: Any, ours: Any, theirs: Any) -> bool:
-    """Whether positions found by sorting differ only among equal elements, whose order nobody promises."""
+    """Whether positions from a sort differ only among equal elements, whose order is unspecified."""
     if entry.name not in _POSITIONS or theirs.dtype is not torch.int64 or ours.ndim != given.ndim:
         return False
     axes = range(given.ndim)
@@ -180,7 +180,7 @@ def _fits(given: Any, positions: Any, axis: int) -> bool:
 
 
 class _Call(torch.nn.Module):
-    """One call of an operator as a module whose inputs are the tensors among the arguments."""
+    """A call of an operator as a module whose inputs are the tensors among the arguments."""
 
     def __init__(self, function: Callable[..., Any], leaves: list[Any], spec: Any, places: list[int]) -> None:
         super().__init__()

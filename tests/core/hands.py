@@ -1,4 +1,4 @@
-"""Programs written by hand: places with any strides, and waits in the simplest way there is."""
+"""Hand-written programs: tiles with any strides, and the simplest waits."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -24,14 +24,14 @@ NARROW = (*FLOATS, DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the elements of a tile lie: which axis is slowest, the gap behind each, and which go backwards."""
+    """The layout of a tile's elements: axis order, the gap after each axis, and reversed axes."""
 
     order: tuple[int, ...]
     gaps: tuple[int, ...]
     backwards: tuple[bool, ...]
 
     def tile(self, memory: Memory, dtype: DType, start: int, shape: Sequence[int], low: int) -> Tile:
-        """From byte `low` on."""
+        """A tile that starts at byte `low`."""
         sizes, strides, step = shape[1:], [0] * (len(shape) - 1), 1
         for axis in reversed(self.order):
             strides[axis] = step
@@ -54,11 +54,11 @@ def layouts(axes: int) -> st.SearchStrategy[Layout]:
     )
 
 
-ROOM = 1 << 11  # bytes of a partition for each operand: a bank of PSUM
+ROOM = 1 << 11  # bytes of a partition for each operand: a PSUM bank
 
 
 def in_order(body: Sequence[Step]) -> tuple[Step, ...]:
-    """Each instruction waits for everything before it in the program."""
+    """Let each instruction wait for all earlier ones."""
     return _ordered(body, 0, {})
 
 
@@ -88,7 +88,7 @@ def carried_out(body: Sequence[Step]) -> Counter[Engine]:
 
 
 def table(*buffers: tuple[Role, str, DType, tuple[int, ...]]) -> tuple[Buffer, ...]:
-    """One behind the other."""
+    """Consecutive offsets."""
     laid, address = list[Buffer](), 0
     for role, name, dtype, shape in buffers:
         laid.append(Buffer(role, (name,), dtype, shape, address=address))
@@ -98,7 +98,7 @@ def table(*buffers: tuple[Role, str, DType, tuple[int, ...]]) -> tuple[Buffer, .
 
 @dataclass
 class Bench:
-    """One instruction between copies in and out. Operands lie in SBUF, or by way of a copy or product in PSUM."""
+    """One instruction between copies in and out. Operands are in SBUF, or in PSUM by a copy or product."""
 
     core: str = "v2"
     memories: Mapping[str, Memory] | None = None
@@ -123,7 +123,10 @@ class Bench:
             *((Role.INPUT, name, dtype, held.shape) for name, (held, dtype) in inputs.items()),
             *((Role.OUTPUT, name, dtype, shape) for name, (dtype, shape) in results.items()),
         )
-        far = {each.names[0]: Far(at, each.dtype, Affine(), contiguous(*each.shape)) for at, each in enumerate(buffers)}
+        far = {
+            buffer.names[0]: Far(at, buffer.dtype, Affine(), contiguous(*buffer.shape))
+            for at, buffer in enumerate(buffers)
+        }
         body: list[Step] = []
         for name in inputs:
             body += _loaded(tiles["dst" if name == "start" else name], far[name])
@@ -169,7 +172,7 @@ def _beside(tile: Tile) -> Tile:
 
 
 def values(random: np.random.Generator, dtype: DType, shape: tuple[int, ...]) -> Array:
-    """Elements in the type's own numpy type: small enough that nothing overflows by chance."""
+    """Small random elements in the type's own numpy type, without overflow."""
     if dtype.is_float:
         return as_stored(random.normal(0, 2, shape), dtype).astype(dtype.stored)
     limits = np.iinfo(dtype.value)
@@ -177,7 +180,7 @@ def values(random: np.random.Generator, dtype: DType, shape: tuple[int, ...]) ->
 
 
 def as_stored(results: Array, dtype: DType) -> Array:
-    """Floats to nearest even by the type's own conversion; to integers rounded, and no further than they go."""
+    """Floats rounded to nearest even by the type's own conversion; integers rounded and saturated."""
     if dtype is DType.TFLOAT32:  # numpy has none: ten bits of the mantissa, as float16 has
         mantissa, exponent = np.frexp(results.astype(np.float32))
         return np.asarray(np.ldexp(mantissa.astype(np.float16).astype(np.float32), exponent))
@@ -187,7 +190,7 @@ def as_stored(results: Array, dtype: DType) -> Array:
         return np.asarray(results.astype(dtype.stored))
     limits = np.iinfo(dtype.value)
     whole = np.rint(np.nan_to_num(results.astype(np.float64), posinf=1e300, neginf=-1e300))
-    held = [min(max(int(each), limits.min), limits.max) for each in whole.flat]
+    held = [min(max(int(entry), limits.min), limits.max) for entry in whole.flat]
     return np.asarray(held, dtype.stored).reshape(results.shape)
 
 
@@ -196,5 +199,5 @@ def wide(numbers: Array) -> Array:
 
 
 def with_waits(program: Program) -> Program:
-    """A program without waits, synchronised as the back end does it."""
+    """The program with the back end's waits."""
     return eliminate_redundant_waits(insert_waits(program))

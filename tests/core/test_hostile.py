@@ -1,4 +1,4 @@
-"""Each rule of the core that hides nothing, with a program that breaks it."""
+"""Each rule of the hostile core, with a program that violates it."""
 
 from dataclasses import replace
 

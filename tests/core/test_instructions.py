@@ -1,4 +1,4 @@
-"""Each instruction does what a plain definition in numpy says, wherever its operands lie and whatever their types."""
+"""Each instruction agrees with a plain numpy definition, for any layout and type of its operands."""
 
 from collections.abc import Callable
 from functools import partial

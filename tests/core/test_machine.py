@@ -1,4 +1,4 @@
-"""A program as its host sees it: what goes in, what comes out, what stays; and ranks that meet."""
+"""A program as its host sees it: inputs, outputs, state, and collectives between ranks."""
 
 from dataclasses import replace
 from functools import reduce
@@ -160,7 +160,7 @@ def test_constants_come_with_the_program() -> None:
 
 
 def meeting(ranks: int, dtype: DType, order: str, make: type[Instruction], shares: list[Array]) -> list[Array]:
-    """What each rank has after a collective between copies through SBUF."""
+    """The data of each rank after a collective between copies through SBUF."""
     shape = shares[0].shape
     out = shape if make is CollectiveAllReduce else (ranks, *shape)
     buffers = table(

@@ -1,4 +1,4 @@
-"""Copies bring every element to its place, whatever the strides, and convert it; rows go by their numbers."""
+"""Copies move every element to its place, with any strides, and convert it; gathers follow row numbers."""
 
 import numpy as np
 import pytest
@@ -37,13 +37,13 @@ def copied(src: Place, dst: Far, x: Array, before: Array, through: Tile | None =
 
 
 def far(buffer: int, dtype: DType, layout: Layout, shape: tuple[int, ...]) -> Far:
-    """A pattern of elements in HBM that does not meet itself."""
+    """A pattern of elements in HBM without overlap."""
     tile = layout.tile(Memory.SBUF, dtype, 0, (1, *shape), 0)
     return Far(buffer, dtype, Affine(tile.offset.base // dtype.itemsize), tile.axes)
 
 
 def picked(flat: Array, place: Far) -> Array:
-    """Which elements of a row the pattern names, in its order."""
+    """The elements of a row in the pattern, in its order."""
     where: Array = np.array(place.offset.base)
     for axis in place.axes:
         where = np.add.outer(where, np.arange(axis.size) * axis.stride)
@@ -100,7 +100,7 @@ def test_a_float_keeps_all_its_bits_on_the_way() -> None:
 
 
 def by_rows(numbers: Array, table_: Array, update: Array | None = None, offset: int = 0) -> Array:
-    """Rows of a table, or a table with rows replaced."""
+    """Rows of a table, or a table with replaced rows."""
     count, width = len(numbers), table_.shape[1]
     ids = Tile(Memory.SBUF, U32, 0, count, Affine(), contiguous(1))
     rows = Tile(Memory.SBUF, F32, 0, count, Affine(64), contiguous(width - offset))

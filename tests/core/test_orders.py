@@ -1,4 +1,4 @@
-"""Whatever the order of engines, the result is the same; a program of which that cannot be said is refused."""
+"""Every order of engines gives the same result; a program without this guarantee is refused."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 
 def _offset(draw: Draw, depth: int, most: int) -> Affine:
-    """In elements."""
+    """An offset in elements."""
     offset = Affine(draw(st.integers(0, most)))
     for level in range(depth):
         offset = offset + index(level) * draw(st.sampled_from((0, 0, 1, 4)))
@@ -101,7 +101,7 @@ def program(body: Sequence[Step]) -> Program:
 
 
 def run(body: Sequence[Step], order: str, *, check: bool = True) -> bytes:
-    """What is in the output."""
+    """The content of the output."""
     machine = Machine(program(body), order=order, check=check)
     machine.write("x", np.random.default_rng(3).normal(0, 1, (LANES, WIDTH)).astype(np.float32))
     found = machine.execute()
@@ -141,13 +141,13 @@ def _refused(body: tuple[Step, ...], order: str) -> bool:
 
 
 def _flat(body: Sequence[Step]) -> list[Instruction]:
-    return [each for step in body for each in (_flat(step.body) if isinstance(step, Loop) else [step])]
+    return [entry for step in body for entry in (_flat(step.body) if isinstance(step, Loop) else [step])]
 
 
 def _mapped(
     body: Sequence[Step], at: int, change: Callable[[Instruction], Step], number: int = 0
 ) -> tuple[tuple[Step, ...], int]:
-    """The same with one instruction changed, by its number in the text."""
+    """The body with one instruction changed, by its number in the text."""
     steps: list[Step] = []
     for step in body:
         if isinstance(step, Loop):

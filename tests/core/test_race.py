@@ -1,4 +1,4 @@
-"""Which patterns meet, and which accesses race: against sets of bytes, and against every path of waits."""
+"""Overlap of patterns, and races of accesses: compared with sets of bytes, and with every path of waits."""
 
 from itertools import product
 
@@ -56,7 +56,7 @@ def test_what_is_reached_over_without_being_touched_is_not_forgotten() -> None:
     inner = Access(E1, 1, (0, 1), 1, pattern((Axis(1, 1),), 1), True, _MEMSET, ())
     outer = Access(E1, 2, (0, 1), 0, pattern((Axis(2, 2),), 1), True, _MEMSET, ())
     rival = Access(E2, 1, (0, 1), 1, pattern((Axis(1, 1),), 1), False, _MEMSET, ())
-    assert [log.meet(each, clocks.now[each.engine]) for each in (inner, outer, rival)] == [None, None, inner]
+    assert [log.meet(entry, clocks.now[entry.engine]) for entry in (inner, outer, rival)] == [None, None, inner]
 
 
 E1, E2, E3 = (list(Engine).index(engine) for engine in (Engine.TENSOR, Engine.VECTOR, Engine.SCALAR))

@@ -1,4 +1,4 @@
-"""How long a program takes is what comes out of going through it step by step, and of counting by hand."""
+"""The duration of a program equals that of a step-by-step execution, and of a count by hand."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -73,7 +73,7 @@ def test_a_program_without_instructions_takes_no_time() -> None:
 
 @st.composite
 def repeated(draw: st.DrawFn) -> Program:
-    """Some of it many times; who waits for whom is as the compiler says it, or for everything before."""
+    """A body with repetitions; waits as the compiler inserts them, or for all earlier instructions."""
     first, more = draw(bodies()), draw(bodies())
     many = Loop(draw(st.integers(1, 12)), tuple(_deeper(more)))
     body = (*first, many, *draw(st.sampled_from(((), more))))
@@ -83,7 +83,7 @@ def repeated(draw: st.DrawFn) -> Program:
 
 
 def _for_less(body: Sequence[Step], base: int, by_turn: int, depth: int = 0) -> Iterator[Step]:
-    """Who waits, waits for fewer, in a loop for fewer and fewer."""
+    """Waits with decreasing counts, also within loops."""
     less = Affine(-base) + (index(0) * -by_turn if depth else 0)
     for step in body:
         if isinstance(step, Loop):
@@ -93,7 +93,7 @@ def _for_less(body: Sequence[Step], base: int, by_turn: int, depth: int = 0) -> 
 
 
 def _deeper(body: Sequence[Step]) -> Iterator[Step]:
-    """The same inside of another loop, which changes none of its places."""
+    """The body inside of another loop, which changes none of its operands."""
     for step in body:
         if isinstance(step, Loop):
             yield Loop(step.count, tuple(_deeper(step.body)))
@@ -113,7 +113,7 @@ _Next = tuple[Instruction, list[tuple[Engine, int]]] | None
 
 
 def _step_by_step(one: Program) -> float:
-    """Nanoseconds; of all that is next, that goes next which may begin first, and of several the first engine's."""
+    """Nanoseconds; among the next instructions the earliest starts first, then the first engine's."""
     core, streams = CORES[one.core], {engine: _stream(one, engine) for engine in Engine}
     heads: dict[Engine, _Next] = {engine: next(stream, None) for engine, stream in streams.items()}
     ends: dict[Engine, list[float]] = {engine: [0.0] for engine in Engine}
@@ -132,7 +132,7 @@ def _step_by_step(one: Program) -> float:
             end = max(end, dma)
         ends[engine].append(end)
         heads[engine] = next(streams[engine], None)
-    return max(each[-1] for each in ends.values())
+    return max(entry[-1] for entry in ends.values())
 
 
 def _stream(one: Program, engine: Engine) -> Iterator[_Next]:

@@ -1,4 +1,4 @@
-"""Waits that the compiler puts in are enough, and none of them says what others say already."""
+"""The compiler's waits are sufficient, and none is redundant."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -44,7 +44,7 @@ def test_without_the_waits_that_are_implied_every_engine_knows_as_much_at_every_
 
 
 def _fewer(body: Sequence[Step], counts: tuple[int, ...], data: st.DataObject) -> Iterator[Step]:
-    """Some of the waits, some of them for less: a number that is affine in all loops around."""
+    """Some of the waits, some of them with smaller counts: affine in all enclosing loops."""
     for step in body:
         if isinstance(step, Loop):
             yield Loop(step.count, tuple(_fewer(step.body, (*counts, step.count), data)))
@@ -116,11 +116,11 @@ def test_a_wait_is_left_out_only_if_it_is_implied_in_the_first_turn_too(known_be
     load = DmaCopy(engine=Engine.DMA0, dst=_tile(0), src=_rows(0, 4))
     work = TensorCopy(engine=Engine.VECTOR, dst=_tile(64), src=_tile(0))
     late = TensorCopy(engine=Engine.GPSIMD, dst=_tile(128), src=_tile(64))
-    asked = (Wait(Engine.VECTOR, turn + 1), Wait(Engine.DMA0, turn + 1))
-    inside = (late.after(*asked), load, work.after(Wait(Engine.DMA0, turn + 2)))
+    result = (Wait(Engine.VECTOR, turn + 1), Wait(Engine.DMA0, turn + 1))
+    inside = (late.after(*result), load, work.after(Wait(Engine.DMA0, turn + 2)))
     before = work.after(Wait(Engine.DMA0, Affine(1))) if known_before else work
     found = eliminate_redundant_waits(program((load, before, Loop(4, inside))))
-    assert _waits(found)[2] == (asked[:1] if known_before else asked)
+    assert _waits(found)[2] == (result[:1] if known_before else result)
 
 
 def _tile(low: Affine | int) -> Tile:
@@ -132,7 +132,7 @@ def _rows(buffer: int, columns: int) -> Far:
 
 
 def _with(made: Program, number: int, wait: Wait) -> Program:
-    """One wait more, of an instruction in its only loop."""
+    """One more wait, on an instruction in the only loop."""
     (loop,) = made.body
     assert isinstance(loop, Loop)
     steps = list(loop.body)

@@ -1,4 +1,4 @@
-"""Small models with something to divide, and what all ranks together make of them."""
+"""Small models that can be sharded, and the combined outputs of all ranks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ GROUPED = _ENCODER | {"num_key_value_heads": 2, "head_dim": 4}
 _GPT = _WORDS | {"n_embd": 32, "n_layer": 2, "n_head": 8, "n_positions": 64}
 _T5 = {"d_model": 32, "d_kv": 4, "d_ff": 48, "num_layers": 2, "num_heads": 8, "decoder_start_token_id": 0}
 
-# What each family has that others have not: grouped heads, fused projections, tables of biases, soft caps, no bias.
+# Distinct features by family: grouped heads, fused projections, bias tables, soft caps, no bias.
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "bert": ("feature-extraction", _ENCODER),
     "bloom": ("text-generation", _WORDS | {"hidden_size": 32, "n_layer": 2, "n_head": 8}),
@@ -49,7 +49,7 @@ def lowered(wanted: CaptureRequest, degree: int = 1) -> Graph:
 
 
 def arguments(graph: Graph, wanted: CaptureRequest) -> dict[str, Array]:
-    """Random ids whose last sequence ends early; states are left to the ranks."""
+    """Random ids whose last sequence is shorter; the ranks create their states."""
     inputs = example_inputs(graph, wanted.config, seed=3)
     if "attention_mask" in inputs:
         inputs["attention_mask"][-1, -3:] = 0
@@ -64,7 +64,7 @@ def blank_states(graph: Graph) -> dict[str, Array]:
 def together(
     whole: Graph, parameters: Mapping[str, Array], inputs: Mapping[str, Array], degree: int
 ) -> dict[str, Array]:
-    """Everything that a graph gives, computed by so many ranks."""
+    """All outputs of a graph, computed by so many ranks."""
     program = shard_graph(whole, PassOptions(tensor_parallel=degree))
     return LoadedProgram(program, LoadedRanks(program.graph, parameters)).run(inputs)
 

@@ -39,7 +39,7 @@ CONFIGS: dict[str, Mapping[str, Any]] = {
     "qwen3": _DECODER | {"head_dim": 16},
 }
 
-# Families that the others' tests do not go through: what they need is seen by whether they agree with PyTorch.
+# Families without tests elsewhere, tested by comparison with PyTorch.
 MORE_CONFIGS: dict[str, Mapping[str, Any]] = {
     "albert": _ENCODER | {"embedding_size": 16},
     "bart": _VOCABULARY | _BOTH | {"decoder_start_token_id": 2, "forced_eos_token_id": None},
@@ -91,7 +91,7 @@ DIFFUSION_CONFIGS: dict[str, Mapping[str, Any]] = {
 
 
 def small_config(family: str) -> dict[str, Any]:
-    """A small model's configuration as its config.json says it."""
+    """The configuration of a small model, as in config.json."""
     if family in DIFFUSION_CONFIGS:
         return dict(DIFFUSION_CONFIGS[family])
     return {"model_type": family, **(CONFIGS | MORE_CONFIGS)[family]}
@@ -111,17 +111,17 @@ def request(
     return CaptureRequest(config, task, phase, batch, sequence, dtype)
 
 
-# Graphs are immutable, so tests that look at one model may share one capture of it.
+# Graphs are immutable, so tests of a model share its capture.
 captured = cache(capture)
 
 
 def weights(wanted: CaptureRequest, seed: int = 0) -> dict[str, Array]:
-    """Random weights at which a model's activations stay lively: norms scale by about one, matrices shrink little."""
+    """Random weights with which a model's activations stay lively: norms scale by about one, matrices shrink little."""
     generator = np.random.default_rng(seed)
     made: dict[str, Array] = {}
     for name, type_ in parameter_specs(wanted).items():
         noise = 0.15 * generator.standard_normal(type_.shape).astype(np.float32)
-        if not type_.dtype.is_float:  # how many batches a norm has seen
+        if not type_.dtype.is_float:  # number of batches of a norm
             made[name] = np.zeros(type_.shape, type_.dtype.held)
         elif name.endswith("running_var"):
             made[name] = 1 + np.abs(noise)
@@ -131,5 +131,5 @@ def weights(wanted: CaptureRequest, seed: int = 0) -> dict[str, Array]:
 
 
 def relative_error(found: Array, expected: Array) -> float:
-    """The largest difference, as a share of the largest expected magnitude."""
+    """The largest difference relative to the largest expected magnitude."""
     return float(np.abs(found - expected).max() / np.abs(expected).max())

@@ -1,4 +1,4 @@
-"""What each operator is asked to compute, and from what: functions of PyTorch, and operands."""
+"""Cases of each operator: functions of PyTorch, and operands."""
 
 from collections.abc import Callable
 from typing import Any

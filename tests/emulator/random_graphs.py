@@ -1,4 +1,4 @@
-"""Random well-typed graphs, for properties that hold of every graph."""
+"""Random well-typed graphs, for properties of every graph."""
 
 from typing import Any
 
@@ -56,14 +56,14 @@ def graphs(draw: Any) -> Graph:
         try:
             values.append(builder.add(op, *operands))
         except IllTyped:
-            continue  # not every operator fits every value; those that fit are enough
+            continue  # skip operators that do not fit the value
     for number in range(draw(st.integers(1, 3))):
         builder.output(f"out{number}", draw(st.sampled_from(values[-6:])))
     return builder.build()
 
 
 def _operators(operands: list[Value]) -> st.SearchStrategy[Operator]:
-    """Operators with attributes that have a chance to fit."""
+    """Operators with attributes that may fit."""
     shape = operands[0].type.shape if operands else ()
     rank = len(shape)
     axis = st.integers(0, max(rank - 1, 0))

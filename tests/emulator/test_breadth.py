@@ -1,4 +1,4 @@
-"""What models do beside layers: complex positions, tables in wide types, grids of images, rewritten weights."""
+"""Features of models beside layers: complex positions, tables in wide types, image grids, rewritten weights."""
 
 from pathlib import Path
 from typing import Any

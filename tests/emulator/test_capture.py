@@ -1,4 +1,4 @@
-"""Capturing models: what comes out, and what is said when nothing can."""
+"""Capture of models: the graphs, and the messages of failures."""
 
 import contextlib
 import io
@@ -99,7 +99,7 @@ def test_capture_is_silent() -> None:
 
 
 class Unsupported(torch.nn.Module):
-    """Uses what no NeuronCore has, in two places, and what has no fixed shape."""
+    """Uses two operations that no NeuronCore has, and one without a fixed shape."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ class SplitsByAMask(torch.nn.Module):
 
 
 class Prints(torch.nn.Module):
-    """A tensor printed in full shows its values, but what is computed does not depend on them."""
+    """Prints a tensor with its values, on which no result depends."""
 
     def forward(self, x: Any) -> Any:
         print(x)  # noqa: T201

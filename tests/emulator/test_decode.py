@@ -1,4 +1,4 @@
-"""Decoders step by step: a compiled prefill and compiled decode steps against PyTorch generating the same text."""
+"""Decoders step by step: compiled prefill and decode programs compared with PyTorch's generation of the same text."""
 
 from functools import cache
 from typing import Any
@@ -91,7 +91,7 @@ def in_pytorch(name: str) -> Any:
 
 
 def generated_by_pytorch(model: Any, prompt: Array) -> list[Array]:
-    """The logits of each step of greedy generation, every one from a full forward pass without a cache."""
+    """The logits of each step of greedy generation, each from a full forward pass without a cache."""
     tokens, logits = torch.from_numpy(prompt)[None], []
     for _ in range(STEPS + 1):
         with torch.no_grad():
@@ -101,7 +101,7 @@ def generated_by_pytorch(model: Any, prompt: Array) -> list[Array]:
 
 
 def generated(name: str) -> list[Array]:
-    """The same from the compiled programs, for both rows at once; the cache starts out as garbage."""
+    """The same from the compiled programs, for both rows at once; the cache initially has garbage."""
     ids, mask = prompts()
     prefill = compiled(name, "prefill")
     inputs = example_inputs(captured(request(name, "prefill")), request(name, "prefill").config, seed=0)

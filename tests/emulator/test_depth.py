@@ -1,4 +1,4 @@
-"""Deep models at the price of shallow ones: what comes out is the full capture, or nothing does."""
+"""Fast capture of deep models: the result is that of the full capture, or a full capture is made."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -102,7 +102,7 @@ def request(config: Mapping[str, Any], phase: str = "forward") -> CaptureRequest
 
 @cache
 def both_ways(name: str) -> tuple[Graph, Graph]:
-    """The graph of the full capture, and the one lengthened from shallow captures."""
+    """The graph of the full capture, and the one extended from shallow captures."""
     wanted = request(*DEEP[name][:2])
     graph = compile_by_depth(wanted, lambda captured: run_passes(captured, MATMULT))
     assert graph is not None
@@ -131,7 +131,7 @@ def test_provenance_counts_along() -> None:
 
 
 def layers_in(graph: Graph) -> int:
-    """How many layers a captured graph has, told by the names of their weights."""
+    """The number of layers of a captured graph, from the names of their weights."""
     return len({number[0] for name in graph.parameters if (number := re.search(r"\d+", name))})
 
 
@@ -140,7 +140,7 @@ Calls = Callable[[CaptureRequest], tuple[Graph, list[int]]]
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """Compiles, and tells how many layers each capture for it had."""
+    """Compile, and return the number of layers of each capture."""
 
     def compiled(wanted: CaptureRequest) -> tuple[Graph, list[int]]:
         depths = []

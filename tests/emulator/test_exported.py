@@ -1,4 +1,4 @@
-"""Saved torch.export programs: what they become, and what files that only look like one can do (nothing)."""
+"""Saved torch.export programs: their graphs, and the harmlessness of files that only resemble one."""
 
 import contextlib
 import json
@@ -133,7 +133,7 @@ def test_foreign_and_missing_files_are_sentences(tmp_path: Path) -> None:
 
 
 class Trap:
-    """Unpickling one writes a file."""
+    """Writes a file when it is unpickled."""
 
     def __init__(self, witness: Path) -> None:
         self.witness = witness

@@ -1,4 +1,4 @@
-"""Execution: what is accepted, what is refused, and what a loaded graph promises."""
+"""Execution: accepted and refused inputs, and the contract of a loaded graph."""
 
 import tracemalloc
 import weakref
@@ -156,7 +156,7 @@ def test_what_depends_on_weights_alone_is_computed_once() -> None:
 
 
 def peak_of(work: Callable[[], object]) -> int:
-    """The most bytes that work held at one time beyond what there was; numpy reports its arrays to the tracer."""
+    """The peak memory of `work` beyond the memory in use before; numpy reports its arrays to the tracer."""
     tracemalloc.start()
     try:
         kept = work()
@@ -168,7 +168,7 @@ def peak_of(work: Callable[[], object]) -> int:
 
 
 class MadeWhenAsked(dict[str, Array]):
-    """Weights as a checkpoint gives them: nobody else keeps them in memory."""
+    """Weights loaded on demand, as from a checkpoint."""
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(dict.fromkeys(graph.parameters, np.empty(0)))

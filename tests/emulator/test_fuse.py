@@ -1,4 +1,4 @@
-"""Fusion: it fires on real models, changes no answer by more than rounding, and knows what it must leave alone."""
+"""Fusion: applied in real models, exact up to rounding, and omitted where it is not permitted."""
 
 from collections import Counter
 
@@ -41,7 +41,7 @@ PLAIN = PassOptions()
 
 
 def prepared(graph: Graph) -> Graph:
-    """As a graph reaches fusion."""
+    """The graph as it reaches fusion."""
     for rewrite in (fold_constants, canonicalise, eliminate_common_subexpressions, eliminate_dead_code):
         graph = rewrite(graph, PLAIN)
     return graph
@@ -124,7 +124,7 @@ def test_a_norm_keeps_its_epsilon_and_takes_a_scale_of_one_row_only() -> None:
 
 
 def attention(mask_value: float, out: DType = F32) -> Graph:
-    """Attention written out, with a mask made of this number."""
+    """Attention written out, with a mask of this number."""
     builder = GraphBuilder()
     q, k, v = (builder.input(name, TensorType((1, 2, 3, 4), F32)) for name in "qkv")
     product = builder.add(MatMul(out), q, builder.add(Transpose((0, 1, 3, 2)), k))

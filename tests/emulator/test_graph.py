@@ -25,7 +25,7 @@ F32 = DType.FLOAT32
 
 
 def small_graph(epsilon: float = 1e-5, module: str = "mlp", detour: bool = False) -> Graph:
-    """A linear layer, a norm and a softmax; the detour computes something that nobody asks for."""
+    """A linear layer, a norm and a softmax; the detour computes an unused value."""
     builder = GraphBuilder()
     x = builder.input("x", TensorType((2, 3), F32))
     weight = builder.parameter("mlp.weight", TensorType((4, 3), F32))

@@ -1,4 +1,4 @@
-"""What a target does not have: 64-bit integers, and one E4M3 or the other."""
+"""Unsupported types of a target: 64-bit integers, and one of the E4M3 variants."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What programs take of a core: counted by hand on small graphs, held against the written-out graph on deep ones."""
+"""Memory estimates: counted by hand on small graphs, compared with the unrolled graph on deep ones."""
 
 import pytest
 
@@ -129,7 +129,7 @@ def test_weights_and_cache_are_divided_among_the_ranks() -> None:
 
 def test_a_degree_that_the_model_cannot_have_is_refused_with_the_reason() -> None:
     found, refused = footprints([deep("decode", 2)], [1, 64])
-    assert [one.degree for one in found] == [1]
+    assert [entry.degree for entry in found] == [1]
     assert "64" in refused[64]
 
 

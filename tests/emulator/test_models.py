@@ -1,4 +1,4 @@
-"""Whole models: the emulator's answers against PyTorch's, on the same weights and inputs."""
+"""Whole models: the emulator's outputs compared with PyTorch's, with the same weights and inputs."""
 
 from dataclasses import replace
 from typing import Any
@@ -34,7 +34,7 @@ MODELS = [
 
 
 def padded_inputs(wanted: CaptureRequest) -> dict[str, Array]:
-    """Random ids whose last sequence ends early, so that the mask matters."""
+    """Random ids whose last sequence is shorter, so that the mask matters."""
     graph = captured(wanted)
     inputs = example_inputs(graph, wanted.config, seed=3)
     if wanted.sequence > 4:

@@ -1,4 +1,4 @@
-"""ONNX files: what they become, and what is said when nothing can."""
+"""ONNX files: their graphs, and the messages of failures."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def model(nodes: list[Any], inputs: dict[str, list[Any]], outputs: list[str], we
 
 
 def attention_block(batch: Any = 2) -> Any:
-    """One layer as exporters write it: shapes are computed from shapes, and norms written out."""
+    """One layer as exporters write it: shapes computed from shapes, norms written out."""
     nodes = [
         helper.make_node("Shape", ["x"], ["whole"]),
         helper.make_node("Slice", ["whole", "zero", "two"], ["front"]),

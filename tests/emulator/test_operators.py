@@ -1,4 +1,4 @@
-"""Every operator, against PyTorch: captured from PyTorch, typed by our shape rules, computed by our numerics."""
+"""Every operator compared with PyTorch: captured, typed by our shape rules, computed by our numerics."""
 
 from functools import cache
 from itertools import product

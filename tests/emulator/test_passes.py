@@ -1,4 +1,4 @@
-"""Each pass keeps what a graph computes; the checker catches graphs that are wrong."""
+"""Each pass preserves a graph's results; the checker detects wrong graphs."""
 
 from dataclasses import replace
 

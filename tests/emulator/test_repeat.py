@@ -1,4 +1,4 @@
-"""Repeats: found where they are, exact, and the same to whoever executes, stores or prints them."""
+"""Repeats: found, exact, and equivalent for execution, storage and printing."""
 
 import json
 import struct
@@ -30,7 +30,7 @@ SQUARE, VECTOR = TensorType((4, 4), F32), TensorType((2, 4), F32)
 
 
 def layered(layers: int, *, odd: int = -1, swap: bool = False, states: bool = True) -> Graph:
-    """Layers of a matrix and a state each, around a value that all of them read; one of them may be odd."""
+    """Layers of a matrix and a state each, around a value read by all; one layer may differ."""
     builder = GraphBuilder()
     x = builder.input("x", VECTOR)
     old = {i: builder.input(f"cache.{i}.key", VECTOR) for i in range(layers) if states}
@@ -133,7 +133,7 @@ def test_rolling_keeps_key_bytes_and_results_of_random_programs(graph: Graph, ti
 
 
 def chain(graph: Graph, times: int) -> Graph:
-    """A graph several times over: its input `x` is what the time before gave, where the type allows it."""
+    """A graph several times in sequence: its input `x` is the former output, if the type permits."""
     builder = GraphBuilder()
     new: dict[Value, Value] = {value: builder.input(name, value.type) for name, value in graph.inputs.items()}
     new |= {value: builder.constant(data, value.type.dtype) for value, data in graph.constants.items()}

@@ -1,4 +1,4 @@
-"""Tensor parallelism: all ranks together answer as one does, and each holds its share."""
+"""Tensor parallelism: all ranks together give the unsharded outputs, and each holds its share."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -155,7 +155,7 @@ def test_a_sum_that_somebody_else_reads_is_not_merged() -> None:
     alone = replace(graph, outputs={"y": graph.outputs["y"]})
     assert [node.op.name for node in merge_sums(alone).nodes].count("all_reduce") == 1
     given_to_all = {"x": np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)}
-    merged, apart = (execute_ranks(one, {}, given_to_all)["y"] for one in (merge_sums(alone), alone))
+    merged, apart = (execute_ranks(entry, {}, given_to_all)["y"] for entry in (merge_sums(alone), alone))
     assert relative_error(merged, apart) < 1e-6
 
 

@@ -1,4 +1,4 @@
-"""Degrees that do not divide a model: heads, widths and vocabularies are padded, and the answer stays the same."""
+"""Degrees that do not divide a model: heads, widths and vocabularies are padded, without a change of outputs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +33,7 @@ many = settings(several, max_examples=examples(200))
 
 
 def sizes(family: str, heads: int, keys: int, inner: int, vocabulary: int) -> dict[str, Any]:
-    """The same of each family, by the names that it has for it."""
+    """The sizes under the names of each family."""
     hidden, words = 4 * heads, {"vocab_size": vocabulary}
     if family == "t5":
         return words | {"d_model": hidden, "num_heads": heads, "d_ff": inner, "num_layers": 1}
@@ -134,7 +134,7 @@ def test_each_key_head_has_as_many_ranks_and_its_query_heads_are_padded_there() 
     assert share_of(graph, f"{layer}k_proj.weight", 6) == Share(8, 2, 1, 4)
     output = plan(graph, 6).parameters[f"{layer}o_proj.weight"]
     assert (output.axis, output.shares) == (1, (Share(64, 2, 1, 3 * 4),))
-    heads = [[one.size // 4 for one in stretches(output.shares, rank, 6)] for rank in range(6)]
+    heads = [[stretch.size // 4 for stretch in stretches(output.shares, rank, 6)] for rank in range(6)]
     assert heads == [[3], [3], [2], [3], [3], [2]]
 
 
@@ -178,7 +178,7 @@ def test_every_element_has_a_rank_or_the_share_is_refused(
         return
     piece, whole = Sharding(0, (share.size,), (parts,), *rooms), np.arange(1.0, share.size + 1)
     shares = piece.split(whole, degree)
-    assert {len(each) for each in shares} == {share.local}
+    assert {len(entry) for entry in shares} == {share.local}
     assert set(np.concatenate(shares)) - {0.0} == set(whole)
     assert np.array_equal(piece.joined(shares), whole)
 
@@ -189,7 +189,7 @@ def test_equal_shares_have_one_spelling() -> None:
 
 
 def between(work: Callable[[GraphBuilder, Value], Value]) -> Graph:
-    """Something between two layers whose 6 features ranks share."""
+    """An operation between two layers whose 6 features are sharded."""
     builder = GraphBuilder()
     x = builder.input("x", TensorType((3, 5), F32))
     hidden = builder.add(Linear(F32), x, builder.parameter("up", TensorType((6, 5), F32)))
@@ -224,7 +224,7 @@ def by_its_size(epsilon: float) -> Callable[[GraphBuilder, Value], Value]:
 
 
 def chosen(builder: GraphBuilder, value: Value) -> Value:
-    """The reciprocal, where there is one."""
+    """The reciprocal, if it exists."""
     zero = builder.scalar(0.0, F32)
     there = builder.add(Binary("greater"), builder.add(Unary("abs"), value), zero)
     return builder.add(Where(), there, builder.add(Unary("reciprocal"), value), zero)

@@ -1,4 +1,4 @@
-"""The authors' own plans of tensor parallelism: followed where they can be, and where not, the reason is told."""
+"""Published tensor-parallel plans: followed if possible, else the reason is reported."""
 
 import re
 from typing import Any

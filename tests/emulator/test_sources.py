@@ -1,4 +1,4 @@
-"""What a model is called with, which of its weights' names count, and the models that transformers does not have."""
+"""Inputs of a model, names of its weights, and models that transformers does not have."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Executables as somebody would write them who means harm: damaged, and sealed again so that the damage is read."""
+"""Maliciously damaged executables, with correct digests so that the damage is read."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +39,7 @@ def cut_short(chance: random.Random, data: bytes, others: Sequence[bytes]) -> by
 
 
 def overwritten(chance: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
-    """With bytes that numbers like to be: none, all, the largest."""
+    """Overwrite bytes with extreme values: zeros, ones, the largest numbers."""
     at = chance.randrange(len(data))
     piece = chance.choice([b"\0", b"\x01", b"\x7f", b"\xff", b"\xff" * 9 + b"\x01", chance.randbytes(3)])
     return data[:at] + piece + data[at + len(piece) :]
@@ -52,13 +52,13 @@ def spliced(chance: random.Random, data: bytes, others: Sequence[bytes]) -> byte
 
 
 def exchanged(chance: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
-    """One section of another executable."""
+    """Replace a section by that of another executable."""
     section = chance.choice(list(Section))
     return packed({**parts(data), section: parts(chance.choice(others))[section]})
 
 
 def within(damage: Damage) -> Damage:
-    """The same in one section, with sizes and digests that are right."""
+    """Damage one section, and correct sizes and digests."""
 
     def damaged(chance: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
         sections = parts(data)
@@ -80,7 +80,7 @@ DAMAGES: Sequence[Damage] = (
 
 
 def survives(data: bytes, read: Callable[[bytes], object]) -> bool:
-    """Whether it is read; anything but ExecutableInvalid goes through."""
+    """Whether it is read; errors other than ExecutableInvalid propagate."""
     try:
         read(data)
     except ExecutableInvalid:

@@ -1,4 +1,4 @@
-"""Executables for fuzzers: what reads them, and an example. Only `ExecutableInvalid` may come out."""
+"""Parsers of executables for fuzzers, each with an example. Only `ExecutableInvalid` is permitted."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from tests.faults.parsers import Parser
 
 
 def parsers() -> Mapping[str, Parser]:
-    """By name. No fuzzer guesses a digest: behind the right ones the reading begins."""
+    """The parsers by name. Fuzzers cannot guess digests, so the input is the content behind them."""
     example = samples()[0]
     return {
         "executable": Parser(lambda data: from_bytes(sealed(data)), example),

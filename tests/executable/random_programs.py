@@ -1,4 +1,4 @@
-"""Random executables: sound in form, whatever a core would say to them."""
+"""Random executables, correct in form but not necessarily legal."""
 
 import hashlib
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Executables in which everything occurs, without chance: examples for fuzzers, and neighbours to splice them with."""
+"""Fixed executables with every kind of content: examples for fuzzers, and donors for splices."""
 
 import hashlib
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""An executable is what its bytes are, byte by byte; whatever else the bytes say is refused with the place."""
+"""The bytes of an executable determine it; other bytes are refused with the place."""
 
 import hashlib
 import random
@@ -140,7 +140,7 @@ def test_a_wait_for_all_before_is_the_same_wherever_it_stands() -> None:
     """Told by how far back it looks, not by a count that grows along the program."""
     step = memset(engine=Engine.SCALAR)
     waits = [(step, memset(waits=(Wait(Engine.SCALAR, Affine(number + 1)),))) for number in range(50)]
-    code = parts(to_bytes(program(*(each for pair in waits for each in pair))))[Section.CODE]
+    code = parts(to_bytes(program(*(entry for pair in waits for entry in pair))))[Section.CODE]
     first, second = (memset(waits=(Wait(Engine.SCALAR, Affine(number)),)) for number in (1, 1))
     few = parts(to_bytes(program(step, first, step, second)))[Section.CODE]
     assert len(code) < len(few) + 96 * 10

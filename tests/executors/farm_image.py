@@ -1,7 +1,7 @@
-"""What stands for the image of the build farm: the real `nxpipe`, whose cells are trivial.
+"""The program behind the build farm's image: the real `nxpipe`, with trivial cells.
 
-An item does what its title says: `make` takes note of itself in the store, `refuse` fails by its own fault, `grow`
-takes memory until it is ended, `hang` waits to be ended after it has made it.
+The title of a job selects its behaviour: `make` records itself in the store, `refuse` fails deterministically, `grow`
+takes memory until it is killed, `hang` records itself and waits until it is killed.
 """
 
 import sys

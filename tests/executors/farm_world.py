@@ -1,4 +1,4 @@
-"""A build farm on the local AWS: a queue and a definition like those of the stack, and items for it."""
+"""A build farm on the local AWS: a queue and a job definition like those of the stack, and jobs for it."""
 
 import sys
 import time
@@ -27,7 +27,7 @@ REGION: Final = "us-east-2"
 ACCOUNT: Final = "123456789012"
 STORE: Final = "s3://artifacts/models"
 MIB: Final = 1024**2
-_LONGEST: Final = 60.0  # seconds until a test gives up
+_LONGEST: Final = 60.0  # seconds until a test fails
 _RETRIES: Final = {
     "attempts": 3,
     "evaluateOnExit": [{"action": "RETRY", "onStatusReason": "Host EC2*"}, {"action": "EXIT", "onReason": "*"}],
@@ -35,7 +35,7 @@ _RETRIES: Final = {
 
 
 def deploy_farm(project: str = "demo", store: str = f"{STORE}/", memory: int = 512) -> None:
-    """As `stacks/build_farm.py` describes it, by the calls of CloudFormation."""
+    """Deploy the farm as in `stacks/build_farm.py`, by CloudFormation."""
     ec2, batch = boto3.client("ec2"), boto3.client("batch")
     subnet = ec2.describe_subnets()["Subnets"][0]
     group = ec2.create_security_group(GroupName=f"{project}-farm", Description="builders", VpcId=subnet["VpcId"])
@@ -61,9 +61,9 @@ def deploy_farm(project: str = "demo", store: str = f"{STORE}/", memory: int = 5
 
 
 def define_job(project: str = "demo", store: str = f"{STORE}/", memory: int = 512) -> str:
-    """Another revision, if there is one."""
+    """Register a revision of the job definition."""
     retries: Any = _RETRIES
-    told = boto3.client("batch").register_job_definition(
+    response = boto3.client("batch").register_job_definition(
         jobDefinitionName=f"{project}-build",
         type="container",
         containerProperties={
@@ -74,7 +74,7 @@ def define_job(project: str = "demo", store: str = f"{STORE}/", memory: int = 51
         },
         retryStrategy=retries,
     )
-    arn: str = told["jobDefinitionArn"]
+    arn: str = response["jobDefinitionArn"]
     return arn
 
 
@@ -93,7 +93,7 @@ def asked(model: str = "bert-base-uncased", weights: str | None = "random:0") ->
 
 
 def job(title: str, memory: int = 0, what: ModelSpec | None = None) -> Job:
-    """Each title is a question of its own."""
+    """A job; each title has a cache key of its own."""
     own, shape = asked(weights=f"random:{int(sha256_hex(title.encode())[:12], 16)}"), Shape("forward", 1, 128)
     return Job(
         key=BuildSpec.of(own).evidence_key(shape),
@@ -112,7 +112,7 @@ def job(title: str, memory: int = 0, what: ModelSpec | None = None) -> Job:
 def followed(
     executor: BatchExecutor, count: int, react: Callable[[Event], None] = lambda event: None
 ) -> tuple[list[Event], dict[str, JobFinished]]:
-    """All events until so many items have ended, and the ends by key: exactly one each."""
+    """All events until so many jobs have ended, and the results by key, exactly one each."""
     seen: list[Event] = []
     ends: dict[str, JobFinished] = {}
     deadline = time.monotonic() + _LONGEST
@@ -128,7 +128,7 @@ def followed(
 
 
 def kept(store: Store) -> set[str]:
-    """The keys of the items whose parts are there."""
+    """The keys of the jobs whose step results exist."""
     return {path.removeprefix(PARTS) for path in store.backend.paths(PARTS)}
 
 
@@ -145,6 +145,6 @@ def jobs() -> dict[str, MotoJob]:
 
 
 def parents() -> list[dict[str, Any]]:
-    """The jobs that were submitted, as Batch describes them."""
+    """The submitted jobs, as described by Batch."""
     ids = [id_ for id_ in jobs() if ":" not in id_]
-    return [dict(one) for one in boto3.client("batch").describe_jobs(jobs=ids)["jobs"]] if ids else []
+    return [dict(entry) for entry in boto3.client("batch").describe_jobs(jobs=ids)["jobs"]] if ids else []

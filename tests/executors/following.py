@@ -1,4 +1,4 @@
-"""What a test of an executor waits for: its events, files, the end of a process."""
+"""Waiting for the events of an executor, for files, and for the end of a process."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nxpipe.pipeline.build.jobs import Event, Executor, JobFinished
 
-_PATIENCE = 60  # seconds; what takes longer has failed
+_PATIENCE = 60  # seconds until a test fails
 
 
 def until(executor: Executor, done: Callable[[list[Event]], bool]) -> list[Event]:
@@ -27,7 +27,7 @@ def until_ended(executor: Executor, count: int = 1) -> list[Event]:
 
 
 def is_there(pid: int) -> bool:
-    """A process that has ended and that nobody asked about is not."""
+    """Whether the process runs; a zombie does not."""
     stat = Path(f"/proc/{pid}/stat")
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 

@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes with one CPU each, that are processes of this machine; nodes come and are killed."""
+"""A Ray cluster of two nodes with one CPU each, which are processes of this machine; nodes start and are killed."""
 
 import random
 import shutil
@@ -15,7 +15,7 @@ _OBJECTS = 80 * 2**20
 
 
 class RayCluster:
-    """`address` is for a driver on one of the nodes, `client` for one that is anywhere."""
+    """A cluster; `address` is for a driver on one of the nodes, `client` for one elsewhere."""
 
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
@@ -31,13 +31,13 @@ class RayCluster:
         self._workers.append(self._add())
 
     def kill_node(self) -> None:
-        """SIGKILL for every process of the node that came last. The head stays: with it goes the cluster."""
+        """Kill every process of the newest node. The head stays: the cluster ends with it."""
         self._cluster.remove_node(self._workers.pop(), allow_graceful=False)
 
     def close(self) -> None:
         folder = self._head.get_session_dir_path()
         self._cluster.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)  # logs, which Ray leaves behind
+        shutil.rmtree(folder, ignore_errors=True)  # Ray leaves its logs behind
 
     def _add(self, **more: Any) -> Any:
         return self._cluster.add_node(num_cpus=1, object_store_memory=_OBJECTS, **more)
@@ -47,8 +47,8 @@ class RayCluster:
 def ray_cluster() -> Iterator[RayCluster]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_AUTH_MODE", "disabled")  # a process reads it once, and may not change its mind
-        patch.setenv("PYTHONPATH", str(ROOT))  # workers find the tests' modules
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # a process reads it once
+        patch.setenv("PYTHONPATH", str(ROOT))  # workers import the tests' modules
         cluster = RayCluster()
         try:
             yield cluster
@@ -57,7 +57,7 @@ def ray_cluster() -> Iterator[RayCluster]:
 
 
 def free_port() -> int:
-    """Below those that the system gives to whoever asks for any, as Ray's own servers do."""
+    """A free port below the system's ephemeral range, which Ray's own servers use."""
     while True:
         port = random.randrange(20_000, 30_000)
         with socket.socket() as probe, suppress(OSError):

@@ -1,4 +1,4 @@
-"""Stands for the work of an item where a test is about who carries it out. The item's title says what it does."""
+"""A substitute for the work of a job, for tests of its executor. The job's title selects the behaviour."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ def work(job: Job, tell: Callable[[Event], None]) -> JobFinished:
 
 
 def _tell_pids(path: str) -> None:
-    """Of this process, and of one that it has started, as a compiler is."""
+    """Write the pids of this process and of a child, which stands for a compiler."""
     if path:
         child = subprocess.Popen(["sleep", str(_FOREVER)])
         Path(path).write_text(f"{os.getpid()} {child.pid}\n")

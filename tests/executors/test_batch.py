@@ -1,4 +1,4 @@
-"""Items on a build farm: jobs run as processes on the local AWS, by the real `nxpipe worker`."""
+"""Jobs on a build farm: processes on the local AWS, run by the real `nxpipe worker`."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from nxpipe.pipeline.build.jobs import Event, FailureClass, JobFinished, JobLimi
 from nxpipe.pipeline.util.errors import AwsError
 from nxpipe.pipeline.util.exit_codes import COMPILE
 from tests.executors.farm_world import MIB, STORE, deploy_farm, followed, job, jobs, kept, parents, the_image, until
-from tests.localaws.moto_patches.batch_jobs import FLOOR, lose_machine
+from tests.localaws.moto_patches.batch_jobs import JOB_HOST, lose_machine
 from tests.localaws.server import local_aws
 
 pytestmark = pytest.mark.sample(4)
@@ -35,7 +35,7 @@ def server() -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def store(server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Store:
-    """In an account that has a farm and nothing else."""
+    """A store in an account with a farm only."""
     from moto.moto_api._internal.models import moto_api_backend
 
     moto_api_backend.reset()
@@ -56,7 +56,7 @@ def process_of(job: str) -> Any:
 
 
 def when_begun(key: str, act: Callable[[str], None], store: Store) -> Callable[[Event], None]:
-    """Once the worker of an item has committed its part."""
+    """Act after the worker of a job has committed its step result."""
 
     def react(event: Event) -> None:
         if isinstance(event, JobStarted) and event.key == key:
@@ -69,12 +69,12 @@ def when_begun(key: str, act: Callable[[str], None], store: Store) -> Callable[[
 def test_every_item_of_an_array_ends_once_by_the_outcome_that_its_worker_left(store: Store) -> None:
     items = [job("make a"), job("refuse b"), job("make c")]
     runs = executor(store)
-    for one in items:
-        assert runs.takes(one)
-        runs.start(one)
+    for item in items:
+        assert runs.takes(item)
+        runs.start(item)
     assert not jobs()  # nothing is submitted before events are asked for
     seen, ends = followed(runs, 3)
-    a, b, c = (ends[one.key] for one in items)
+    a, b, c = (ends[item.key] for item in items)
     assert (a, c.failure) == (JobFinished(items[0].key, 0.5, memory=1), None)
     assert b.failure is not None
     assert (b.failure.failure_class, b.failure.kind, b.failure.code) == ("deterministic", "Unlowered", COMPILE.number)
@@ -90,8 +90,8 @@ def test_every_item_of_an_array_ends_once_by_the_outcome_that_its_worker_left(st
     assert sorted(begun) == [f"{parent['jobId']}:{place}" for place in range(3)]
     logs = boto3.client("logs")
     stream = jobs()[f"{parent['jobId']}:0"].log_stream_name
-    told = logs.get_log_events(logGroupName="/aws/batch/job", logStreamName=str(stream))["events"]
-    assert any(line["message"] == "step of make a" for line in told)
+    events = logs.get_log_events(logGroupName="/aws/batch/job", logStreamName=str(stream))["events"]
+    assert any(line["message"] == "step of make a" for line in events)
     assert not runs.events(0.0)
 
 
@@ -142,22 +142,22 @@ def test_a_worker_that_was_killed_is_a_fault_of_its_surroundings_and_the_next_at
     runs.start(one)
     _, ends = followed(runs, 1)
     assert ends[one.key] == JobFinished(one.key, 0.5, cached=True, memory=1)
-    commands = [jobs()[each["jobId"]].container_overrides["command"] for each in parents()]
+    commands = [jobs()[entry["jobId"]].container_overrides["command"] for entry in parents()]
     assert len({tuple(command) for command in commands}) == 2  # or the first outcome would answer for the second
 
 
 def test_what_takes_more_memory_or_time_than_it_may_has_hit_a_limit(store: Store) -> None:
     grows, hangs = job("grow"), job("hang on")
-    FLOOR.open(room=0)
+    JOB_HOST.open(capacity=0)
     runs = executor(store, JobLimits(seconds=60, memory=256 * MIB))
-    for one in (grows, hangs):
-        runs.start(one)
+    for entry in (grows, hangs):
+        runs.start(entry)
     runs.events(0.0)
     jobs()[f"{parents()[0]['jobId']}:1"].timeout = {"attemptDurationSeconds": 2}
-    FLOOR.open(room=4)
+    JOB_HOST.open(capacity=4)
     _, ends = followed(runs, 2)
     failures = {key: end.failure for key, end in ends.items()}
-    assert [(failure.failure_class, failure.kind) for one in (grows, hangs) if (failure := failures[one.key])] == [
+    assert [(failure.failure_class, failure.kind) for entry in (grows, hangs) if (failure := failures[entry.key])] == [
         ("limit", "OutOfMemory"),
         ("limit", "OutOfTime"),
     ]
@@ -168,10 +168,10 @@ def test_what_takes_more_memory_or_time_than_it_may_has_hit_a_limit(store: Store
 
 def test_closing_ends_what_runs_and_what_waits_and_keeps_what_is_committed(store: Store) -> None:
     items = [job(f"hang {name}") for name in "abc"]
-    FLOOR.open(room=1)
+    JOB_HOST.open(capacity=1)
     runs = executor(store)
-    for one in items:
-        runs.start(one)
+    for item in items:
+        runs.start(item)
     begun: list[str] = []
     while not begun:
         begun = [event.worker for event in runs.events(5.0) if isinstance(event, JobStarted)]
@@ -187,11 +187,11 @@ def test_closing_ends_what_runs_and_what_waits_and_keeps_what_is_committed(store
 def test_a_driver_that_dies_leaves_its_array_at_work_for_the_next_one(store: Store) -> None:
     items = [job("make a"), job("make b")]
     first = executor(store)
-    for one in items:
-        first.start(one)
+    for item in items:
+        first.start(item)
     first.events(0.0)
     del first
-    until(lambda: kept(store) == {one.key for one in items})
+    until(lambda: kept(store) == {item.key for item in items})
     next_one = executor(store)
     next_one.start(items[0])
     _, ends = followed(next_one, 1)
@@ -199,34 +199,34 @@ def test_a_driver_that_dies_leaves_its_array_at_work_for_the_next_one(store: Sto
 
 
 def test_no_machine_is_no_failure_and_is_said_once_with_the_reason(store: Store) -> None:
-    FLOOR.open(room=0)
-    FLOOR.why_not = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - no spot instances"
+    JOB_HOST.open(capacity=0)
+    JOB_HOST.status_reason = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - no spot instances"
     runs = executor(store)
     for name in "ab":
         runs.start(job(f"make {name}"))
-    said = list(runs.events(30.0))
-    assert [event.text for event in said if isinstance(event, JobLog)] == [
-        f"job {parents()[0]['jobId']} waits for a machine: {FLOOR.why_not}"
+    events = list(runs.events(30.0))
+    assert [event.text for event in events if isinstance(event, JobLog)] == [
+        f"job {parents()[0]['jobId']} waits for a machine: {JOB_HOST.status_reason}"
     ]
     assert runs.events(0.5) == ()
-    FLOOR.open(room=2)
+    JOB_HOST.open(capacity=2)
     _, ends = followed(runs, 2)
     assert all(end.failure is None for end in ends.values())
 
 
 def test_ten_thousand_children_cost_a_handful_of_requests_a_look(store: Store) -> None:
-    FLOOR.open(room=0)
+    JOB_HOST.open(capacity=0)
     farm = find_farm("demo", None)
-    asked: list[str] = []
-    farm.batch.meta.events.register("before-call.batch", lambda model, **_: asked.append(model.name))
+    result: list[str] = []
+    farm.batch.meta.events.register("before-call.batch", lambda model, **_: result.append(model.name))
     runs = BatchExecutor(store, farm, JobLimits(), replace(QUICK, waiting=600))
     items = [job(f"make {number}") for number in range(LARGEST_ARRAY)]
-    for one in items:
-        assert runs.takes(one)
-        runs.start(one)
+    for item in items:
+        assert runs.takes(item)
+        runs.start(item)
     assert not runs.takes(job("one more"))
     assert runs.events(0.0) == ()
-    assert asked == ["SubmitJob", "DescribeJobs"]
+    assert result == ["SubmitJob", "DescribeJobs"]
     (array,) = (job for job in jobs().values() if job._child_jobs)
     children, digest = array._child_jobs or [], array.container_overrides["command"][-1]
     for place in (3, 9_998):
@@ -235,17 +235,17 @@ def test_ten_thousand_children_cost_a_handful_of_requests_a_look(store: Store) -
     for child in children[5000:5020]:
         child.status = "RUNNING"
     children[7]._mark_stopped(success=False)
-    asked.clear()
+    result.clear()
     found = runs.events(0.5)
-    assert {event.key for event in found if isinstance(event, JobStarted)} >= {one.key for one in items[5000:5020]}
+    assert {event.key for event in found if isinstance(event, JobStarted)} >= {item.key for item in items[5000:5020]}
     ends = {
         event.key: event.failure and event.failure.failure_class for event in found if isinstance(event, JobFinished)
     }
     assert ends == {items[3].key: None, items[9_998].key: None, items[7].key: "environmental"}
-    assert asked == ["DescribeJobs", "ListJobs", "ListJobs", "DescribeJobs"]  # all; that run; that failed; why
-    asked.clear()
+    assert result == ["DescribeJobs", "ListJobs", "ListJobs", "DescribeJobs"]  # all; that run; that failed; why
+    result.clear()
     assert runs.events(0.0) == ()
-    assert set(asked) <= {"DescribeJobs"}
+    assert set(result) <= {"DescribeJobs"}
     runs.close()
 
 
@@ -281,7 +281,7 @@ def test_a_network_that_is_gone_for_a_while_is_waited_for_and_a_refusal_is_not(s
 
 
 def test_an_array_that_fails_before_it_has_children_ends_all_of_its_items(store: Store) -> None:
-    FLOOR.open(room=0)
+    JOB_HOST.open(capacity=0)
     runs = executor(store)
     for name in "ab":
         runs.start(job(f"make {name}"))

@@ -1,4 +1,4 @@
-"""What the build farm refuses before a job is submitted, how much of a machine a job gets, what a worker is told."""
+"""Refusals of the build farm before a submission, resources of a job, and the input of a worker."""
 
 from collections.abc import Iterator
 from dataclasses import replace

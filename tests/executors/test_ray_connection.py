@@ -1,4 +1,4 @@
-"""Who may connect to which Ray, and what is left of it when the connection goes."""
+"""Connections to Ray clusters, and cleanup after a lost connection."""
 
 import os
 import subprocess
@@ -52,7 +52,7 @@ if not address:
 
 @contextmanager
 def a_driver(address: str, pids: Path, then: str = "") -> Iterator[subprocess.Popen[str]]:
-    """A process with an executor; at the end, those that carried its items out have ended too."""
+    """A process with an executor; at the end, its workers have ended, too."""
     command = [sys.executable, "-c", _DRIVER, address, str(pids), then]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE" or address}
     with subprocess.Popen(
@@ -64,10 +64,10 @@ def a_driver(address: str, pids: Path, then: str = "") -> Iterator[subprocess.Po
 
 
 def told_pids(path: str | Path) -> list[int]:
-    """Of a worker and of its child, as soon as the item that hangs has told them."""
-    told = Path(path)
-    wait_for(lambda: told.exists() and told.read_text().endswith("\n"))
-    return list(map(int, told.read_text().split()))
+    """The pids of a worker and its child, once the hanging job has written them."""
+    result = Path(path)
+    wait_for(lambda: result.exists() and result.read_text().endswith("\n"))
+    return list(map(int, result.read_text().split()))
 
 
 @pytest.mark.slow

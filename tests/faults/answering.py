@@ -1,4 +1,4 @@
-"""One request taken in and one answer sent, whole or broken off."""
+"""Receipt of a request and sending of a response, complete or interrupted."""
 
 from asyncio import StreamReader, StreamWriter
 from dataclasses import replace
@@ -15,7 +15,7 @@ _OF_AWS_CHUNKS: Final = ("Content-Encoding", "x-amz-trailer", "x-amz-decoded-con
 
 
 async def receive(head: Head, exchange: Exchange, body: IO[bytes], reader: StreamReader, writer: StreamWriter) -> None:
-    """Nothing is done with a request before all of it is there: S3 never stores half an upload."""
+    """Read a request completely before anything is done with it: S3 never stores half an upload."""
     if (head.get("Expect") or "").lower() == "100-continue":
         writer.write(CONTINUE)
     cut = exchange.fault if isinstance(exchange.fault, CutUpload) else None
@@ -35,7 +35,7 @@ def _cut_after(head: Head, cut: CutUpload) -> int:
 
 
 def unpacked(head: Head, body: IO[bytes], plain: IO[bytes]) -> tuple[Head, IO[bytes], dict[str, str]]:
-    """The request without its transport: head, body, and all it claims, in its fields or behind its body."""
+    """The request without its transport encoding: head, body, and all claims of its header or trailer fields."""
     trailers: dict[str, str] = {}
     if "aws-chunked" in (head.get("Content-Encoding") or ""):
         body.seek(0)
@@ -50,13 +50,13 @@ def unpacked(head: Head, body: IO[bytes], plain: IO[bytes]) -> tuple[Head, IO[by
 
 
 def dated(answer: Answer, ahead: float) -> Answer:
-    """S3 tells its time with every answer."""
+    """The response with a Date, which S3 always sends."""
     now = datetime.now(UTC) + timedelta(seconds=ahead)
     return replace(answer, head=answer.head.having("Date", format_datetime(now, usegmt=True)))
 
 
 async def send(answer: Answer, exchange: Exchange, writer: StreamWriter) -> None:
-    """An outcome is noted before the client can know it, so that a test which has its answer finds it noted."""
+    """Send a response; record the outcome first, so that a test that has the response finds the record."""
     try:
         if isinstance(exchange.fault, Truncate):
             await _break_off(answer, exchange, exchange.fault, writer)

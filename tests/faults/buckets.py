@@ -1,4 +1,4 @@
-"""Stores in a bucket for sweeps: clients that do not sleep, and a look at all objects that costs one request."""
+"""Stores in a bucket for sweeps: clients that do not sleep, and snapshots of all objects in one request."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -11,12 +11,12 @@ from nxpipe.artifact_store.backends.s3 import Bucket
 from nxpipe.artifact_store.backends.s3_client import S3Options
 
 PREFIX: Final = "team/nxpipe/"
-# One request after the other: the n-th is then the same one every time.
+# Sequential requests: the n-th is the same in each run.
 _IN_ORDER: Final = S3Options(concurrency=1)
 
 
 def client(url: str, *, attempts: int) -> Any:
-    """As the store makes its own, but for how often it repeats a request by itself."""
+    """A client as the store creates it, but with this number of attempts."""
     config = Config(
         retries={"mode": "standard", "total_max_attempts": attempts},
         max_pool_connections=64,
@@ -35,7 +35,7 @@ def client(url: str, *, attempts: int) -> Any:
 
 
 class Punctual(Bucket):
-    """Asks S3 for the time whenever it needs it, so that a test may move the clock."""
+    """A backend that asks S3 for the time at each use, so that a test can move the clock."""
 
     def now(self, *, read_only: bool = False) -> float:
         return self._time_of_an_answer()
@@ -50,7 +50,7 @@ def store(client: Any, bucket: str) -> Store:
 
 
 class Snapshots:
-    """All objects of a store. Bytes are fetched once for each ETag, which in moto is their MD5."""
+    """All objects of a store. Bytes are fetched once per ETag, which is their MD5 in moto."""
 
     def __init__(self, client: Any) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""Bundles around one document that somebody wrote, with the digests that lead to it: behind them the reading begins."""
+"""Bundles with one forged document and the correct digests that lead to it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Read = Callable[[bytes], object]
 
 @dataclass
 class InMemory:
-    """The files of an image layout."""
+    """The files of an image layout, in memory."""
 
     files: Mapping[str, bytes]
     where: Path = Path("bundle")
@@ -33,7 +33,7 @@ class InMemory:
 
 
 def readers(store: Store, published: Published) -> dict[str, tuple[Read, bytes]]:
-    """For each document of a bundle, how it is read there, and an example."""
+    """For each document of a bundle, its reader and an example."""
     signature = {"keyid": KEY, "sig": "AA=="}
     envelope = {"payload": "e30=", "payloadType": "application/vnd.in-toto+json", "signatures": [signature]}
     store.backend.replace(signature_folder(published.manifest_digest) + KEY, Payload.of(canonical_json(envelope)))

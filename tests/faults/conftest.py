@@ -1,4 +1,4 @@
-"""S3 as it is, and as it is on a bad day: one moto server for the session, proxies in front of it, fresh buckets."""
+"""S3 with and without faults: one moto server per session, proxies in front of it, fresh buckets."""
 
 import secrets
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from tests.faults.truth import Upload
 
 @dataclass(frozen=True)
 class S3:
-    """A moto server, and what its proxies know of it in common."""
+    """A moto server, and the shared state of its proxies."""
 
     moto: Moto
     uploads: dict[str, Upload] = field(default_factory=dict)
@@ -32,7 +32,7 @@ def s3() -> Iterator[S3]:
 
 @pytest.fixture(autouse=True)
 def credentials(sealed_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the sealing, which removes all AWS_* variables; a child process inherits these."""
+    """Credentials for this process and its children, set after all AWS_* variables are removed."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
@@ -41,7 +41,7 @@ def credentials(sealed_environment: None, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.fixture
 def faulty_s3(s3: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Plan], Proxy]]:
-    """A proxy under this plan. AWS_ENDPOINT_URL leads to the last one made; it is stopped when the test ends."""
+    """A proxy with this plan. AWS_ENDPOINT_URL points to the last one; it is stopped at the end of the test."""
     with ExitStack() as proxies:
 
         def start(plan: Plan) -> Proxy:
@@ -55,7 +55,7 @@ def faulty_s3(s3: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Pla
 
 @pytest.fixture
 def new_bucket(s3: S3) -> Callable[..., str]:
-    """Makes an empty bucket, `versioned` or not, behind every proxy's back."""
+    """Create an empty bucket, `versioned` or not, without passing a proxy."""
 
     def make(*, versioned: bool = False) -> str:
         name = f"test-{secrets.token_hex(8)}"
@@ -74,7 +74,7 @@ def bucket(new_bucket: Callable[..., str]) -> str:
 
 
 def client_of(url: str, **settings: Any) -> Any:
-    """A client that does everything once, so that a test sees each fault as it is."""
+    """A client without retries, so that a test sees each fault."""
     config = Config(retries={"total_max_attempts": 1}, max_pool_connections=64, **settings)
     return boto3.client("s3", endpoint_url=url, config=config)
 
@@ -91,5 +91,5 @@ def client(proxy: Proxy) -> Any:
 
 @pytest.fixture
 def behind(s3: S3) -> Any:
-    """Looks at what is stored without passing a proxy."""
+    """A client for the stored objects that does not pass a proxy."""
     return client_of(s3.moto.url)

@@ -1,9 +1,9 @@
-"""The proxy steered from another process: JSON over HTTP at `/__faults__`.
+"""Control of the proxy from another process: JSON over HTTP at `/__faults__`.
 
-    GET                                   what came in, and what became of it
+    GET                                   the recorded requests and their outcomes
     POST {"plan": {"rules": [...], "latency": 0, "clock_ahead": 0}}   start over under this plan
-    POST {"wait": "held"}, {"wait": "settled"}      answered when it is so
-    POST {"release": {"drop": true}}      let held requests go, or drop their connections
+    POST {"wait": "held"}, {"wait": "settled"}      responds when the state is reached
+    POST {"release": {"drop": true}}      continue held requests, or drop their connections
 
 A rule is one of
 
@@ -43,7 +43,7 @@ class Steered(Protocol):
 
 
 async def steer(proxy: Steered, data: bytes) -> bytes:
-    """Does what the order says, and shows what has come in since the plan began."""
+    """Execute a command, and return the requests since the start of the plan."""
     order: dict[str, Any] = json.loads(data or b"{}")
     if "plan" in order:
         await proxy.begin(_plan(order["plan"]))
@@ -53,7 +53,7 @@ async def steer(proxy: Steered, data: bytes) -> bytes:
         await proxy.until_held()
     if order.get("wait") == "settled":
         await proxy.until_settled()
-    return json.dumps([_shown(each) for each in proxy.exchanges]).encode()
+    return json.dumps([_shown(exchange) for exchange in proxy.exchanges]).encode()
 
 
 def _shown(exchange: Exchange) -> dict[str, object]:
@@ -63,7 +63,7 @@ def _shown(exchange: Exchange) -> dict[str, object]:
 
 def _plan(order: dict[str, Any]) -> Plan:
     settings = {name: order[name] for name in ("latency", "clock_ahead") if name in order}
-    return Plan(*(_rule(each) for each in order.get("rules", ())), **settings)
+    return Plan(*(_rule(rule) for rule in order.get("rules", ())), **settings)
 
 
 def _rule(order: dict[str, Any]) -> Rule:
@@ -71,7 +71,7 @@ def _rule(order: dict[str, Any]) -> Rule:
         return plan.at(order["at"], _fault(order["fault"]))
     if "operation" in order:
         return plan.on(order["operation"], _fault(order["fault"]), nth=order.get("nth"))
-    return plan.by_chance(order["seed"], order["probability"], [_fault(each) for each in order["faults"]])
+    return plan.by_chance(order["seed"], order["probability"], [_fault(fault) for fault in order["faults"]])
 
 
 def _fault(order: dict[str, Any]) -> Fault:

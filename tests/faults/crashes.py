@@ -1,4 +1,4 @@
-"""What is asked after each crash: nothing half done is visible, and doing it again finishes the rest."""
+"""Assertions after each crash: no partial result is visible, and a repetition completes the work."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from tests.faults.operations import Attempt
 
 
 def assert_nothing_half_done(before: Visible, objects: Objects, attempt: Attempt, *, finished: bool) -> None:
-    """The objects keep every promise, and readers see what they saw before, or that and all of the attempt."""
+    """The objects keep every invariant, and readers see the former state, or that and the whole attempt."""
     assert breaches(objects) == []
     now = visible(objects)
     news = {key for key, answer in now.answers.items() if before.answers.get(key) != answer}
@@ -17,14 +17,14 @@ def assert_nothing_half_done(before: Visible, objects: Objects, attempt: Attempt
     assert grown.keys() <= {attempt.channel}
     if finished:
         assert attempt.key is None or attempt.key in now.answers
-        # Exactly one: neither the crash nor the repetition may have promoted twice.
+        # Exactly one: crash and repetition must not promote twice.
         assert attempt.channel is None or grown == {attempt.channel: 1}
 
 
 def assert_the_first_answer_stood(crashed: Objects, repeated: Objects, attempt: Attempt) -> None:
-    """What was visible once is what a repetition finds, to the last byte of a record; what was given up is gone now.
+    """A repetition finds what was visible, byte by byte; abandoned objects are gone.
 
-    Not before: a collection spares what it cannot be sure of, and the next one takes it.
+    Only after the repetition: a collection spares uncertain objects, and the next one removes them.
     """
     first, second = visible(crashed), visible(repeated)
     assert not attempt.gives_up & second.answers.keys()
@@ -36,7 +36,7 @@ def assert_the_first_answer_stood(crashed: Objects, repeated: Objects, attempt: 
 
 
 def _grown(before: Mapping[str, tuple[str, ...]], now: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-    """By how many entries each history has become longer; none may have changed."""
+    """The number of new entries of each history; existing ones must not change."""
     assert before.keys() <= now.keys()
     for channel, entries in before.items():
         assert now[channel][: len(entries)] == entries

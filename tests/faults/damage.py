@@ -1,4 +1,4 @@
-"""What rot, torn writes and mix-ups do to stored bytes, chosen by a seed."""
+"""Random damage to stored bytes: bit rot, torn writes and mix-ups."""
 
 from collections.abc import Callable, Sequence
 from random import Random
@@ -8,7 +8,7 @@ Damage = Callable[[bytes, Random], bytes]
 
 
 def flip(data: bytes, chance: Random) -> bytes:
-    """One bit."""
+    """Flip one bit."""
     at = chance.randrange(len(data))
     return data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :]
 
@@ -22,7 +22,7 @@ def append(data: bytes, chance: Random) -> bytes:
 
 
 def blank(data: bytes, chance: Random) -> bytes:
-    """A stretch that reads as other than it was, as where a disk lost a sector."""
+    """Overwrite a range with different bytes, like a lost sector."""
     at = chance.randrange(len(data))
     end = min(len(data), at + chance.randint(1, 512))
     return data[:at] + bytes(byte ^ 0xFF for byte in data[at:end]) + data[end:]

@@ -1,4 +1,4 @@
-"""What a client claims about the bytes it sends, held against the bytes that came."""
+"""Verification of a client's checksum claims against the received bytes."""
 
 import base64
 import binascii
@@ -30,7 +30,7 @@ class Crc32:
         return self._value.to_bytes(4, "big")
 
 
-# CRC32C and CRC64NVME are not in the standard library: a claim of theirs is passed on unchecked, as moto does.
+# CRC32C and CRC64NVME are not in the standard library: such claims are passed on unchecked, as in moto.
 ALGORITHMS: Final[Mapping[str, Callable[[], Digest]]] = {
     "crc32": Crc32,
     "sha1": hashlib.sha1,
@@ -39,7 +39,7 @@ ALGORITHMS: Final[Mapping[str, Callable[[], Digest]]] = {
 
 
 def checksum_of(claims: Mapping[str, str]) -> tuple[str, str] | None:
-    """The algorithm and the value of the checksum that a request carries, whichever it is."""
+    """The algorithm and the value of a request's checksum."""
     for name, value in claims.items():
         if name.startswith(PREFIX) and name not in _NOT_DIGESTS:
             return name.removeprefix(PREFIX), value
@@ -47,7 +47,7 @@ def checksum_of(claims: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def refusal(claims: Mapping[str, str], body: IO[bytes]) -> Answer | None:
-    """S3's answer to bytes that are not what the request says; None when they are. Names are in lower case."""
+    """S3's error for bytes that differ from a claim; None if all agree. Names are in lower case."""
     checks = list(_checks(claims))
     for _, digest, claimed, _ in checks:
         if claimed is None or len(claimed) != len(digest.digest()):
@@ -63,7 +63,7 @@ def refusal(claims: Mapping[str, str], body: IO[bytes]) -> Answer | None:
 
 
 def _checks(claims: Mapping[str, str]) -> list[tuple[str, Digest, bytes | None, str]]:
-    """For each claim: the error code, a digest to fill, what it must become, and the message if it does not."""
+    """For each claim: the error code, a digest object, the expected value, and the message."""
     found: list[tuple[str, Digest, bytes | None, str]] = []
     for name, algorithm in ALGORITHMS.items():
         if (claimed := claims.get(PREFIX + name)) is not None:
@@ -73,7 +73,7 @@ def _checks(claims: Mapping[str, str]) -> list[tuple[str, Digest, bytes | None, 
         message = "The Content-MD5 you specified did not match what we received."
         found.append(("BadDigest", hashlib.md5(usedforsecurity=False), _decoded(claimed), message))
     signed = claims.get("x-amz-content-sha256", "")
-    if len(signed) == 64:  # else it says that the payload is unsigned, or signed chunk by chunk
+    if len(signed) == 64:  # else the payload is unsigned, or signed by chunk
         message = "The provided 'x-amz-content-sha256' header does not match what was computed."
         found.append(("XAmzContentSHA256Mismatch", hashlib.sha256(), bytes.fromhex(signed), message))
     return found
@@ -87,7 +87,7 @@ def _decoded(text: str) -> bytes | None:
 
 
 def composite(algorithm: str, parts: list[str]) -> str:
-    """The checksum of an object that was uploaded in parts: of their checksums, and how many there are."""
+    """The checksum of a multipart object: that of the parts' checksums, and the number of parts."""
     digest = ALGORITHMS[algorithm]()
     for part in parts:
         digest.update(base64.b64decode(part))

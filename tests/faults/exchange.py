@@ -1,4 +1,4 @@
-"""What a proxy remembers: each request, and what became of it."""
+"""Records of a proxy: each request and its outcome."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -11,17 +11,17 @@ UNDER_WAY: Final = "under way"
 
 
 class Cut(Exception):
-    """Ends a connection on purpose."""
+    """Raised to close a connection on purpose."""
 
 
 @dataclass
 class Exchange:
-    """One request; `outcome` is final before its client can know the answer."""
+    """One request; `outcome` is final before the client can know the response."""
 
     request: Request
     fault: Fault | None
-    received: int = 0  # bytes of the request's body
-    status: int | None = None  # what the client was told, if it was told
+    received: int = 0  # size of the request's body
+    status: int | None = None  # status sent to the client, or None
     outcome: str = UNDER_WAY
     held: bool = False
     dropped: bool = False
@@ -32,7 +32,7 @@ class Exchange:
         return Cut(outcome)
 
     async def hold(self) -> None:
-        """Until the test lets it go, or drops it."""
+        """Wait until the test releases or drops the request."""
         self.held = True
         await self.let_go.wait()
         if self.dropped:
@@ -41,7 +41,7 @@ class Exchange:
 
 @dataclass
 class Run:
-    """What happens under one plan. A request belongs to the run in which it came in."""
+    """The requests under one plan. A request belongs to the run in which it arrived."""
 
     plan: Plan
     exchanges: list[Exchange] = field(default_factory=list)
@@ -53,8 +53,8 @@ class Run:
 
     @property
     def held(self) -> list[Exchange]:
-        return [each for each in self.exchanges if each.held]
+        return [exchange for exchange in self.exchanges if exchange.held]
 
     @property
     def settled(self) -> bool:
-        return all(each.outcome != UNDER_WAY or each.held for each in self.exchanges)
+        return all(exchange.outcome != UNDER_WAY or exchange.held for exchange in self.exchanges)

@@ -43,22 +43,22 @@ from nxpipe.artifact_store.weights import unpacked
 
 Objects = Mapping[str, bytes]
 
-# What a crash may leave: of these, no more is promised than that nobody is misled.
+# Possible remains of a crash, which must only mislead no reader.
 _MAY_LIE_ABOUT: Final = ("tmp/", "failures/", "leases/", "sig/", "index/")
 
 
 @dataclass(frozen=True)
 class Visible:
-    """What readers are shown: the answer to each request key, and each channel's history, oldest first."""
+    """The state that readers see: the artifact of each request key, and each channel's history, oldest first."""
 
     answers: Mapping[str, str]
     histories: Mapping[str, tuple[str, ...]]
 
 
 def breaches(objects: Objects, *, verified: bool = True) -> list[str]:
-    """Every promise of the format page that these objects break, as a sentence; none is the only good answer.
+    """All violations of the format page's invariants by these objects, as sentences.
 
-    Artifacts of `build --no-verify` are published without evidence; no channel takes one.
+    Artifacts of `build --no-verify` are published without evidence; no channel accepts one.
     """
     return [
         *_broken_blobs(objects),
@@ -73,7 +73,7 @@ def breaches(objects: Objects, *, verified: bool = True) -> list[str]:
 def visible(objects: Objects) -> Visible:
     keys = [path.removeprefix(ACTIONS) for path in objects if path.startswith(ACTIONS)]
     records = [ActionRecord.from_bytes(objects[action_path(key)]) for key in keys if is_key(key)]
-    histories = {channel: tuple(each.digest for each in history(objects, channel)) for channel in channels(objects)}
+    histories = {channel: tuple(entry.digest for entry in history(objects, channel)) for channel in channels(objects)}
     return Visible({record.request_key: record.manifest.sha256 for record in records}, histories)
 
 
@@ -105,7 +105,7 @@ def _strangers(objects: Objects) -> Iterator[str]:
 
 
 def _broken_answers(objects: Objects, *, verified: bool) -> Iterator[str]:
-    """Visible means complete and verified, unless the build was asked for the first alone."""
+    """A visible artifact is complete and verified, unless the build required completeness only."""
     for path, data in objects.items():
         if path.startswith((ACTIONS, RETIRED)):
             record = ActionRecord.from_bytes(data)
@@ -115,15 +115,15 @@ def _broken_answers(objects: Objects, *, verified: bool) -> Iterator[str]:
 
 
 def _broken_channels(objects: Objects) -> Iterator[str]:
-    """History is total: from 1 on without a gap, each entry the one that its successor names."""
+    """A history is complete: from 1 on without a gap, each entry named by its successor."""
     for channel in channels(objects):
         previous = None
         entries = history(objects, channel)
-        for number, each in enumerate(entries, 1):
-            if (each.generation, each.channel, each.previous) != (number, channel, previous):
-                yield f"generation {number} of {channel} is out of the chain: {each}"
-            previous = each.digest
-        # Older states may have been collected; what is served may not.
+        for number, entry in enumerate(entries, 1):
+            if (entry.generation, entry.channel, entry.previous) != (number, channel, previous):
+                yield f"generation {number} of {channel} is out of the chain: {entry}"
+            previous = entry.digest
+        # Older states may be collected, served ones may not.
         for served in entries[-1].artifacts:
             yield from _incomplete(objects, served.manifest, f"the tip of {channel}", verified=True)
         if (data := objects.get(head_path(channel))) is not None:
@@ -146,7 +146,7 @@ def _broken_names(objects: Objects) -> Iterator[str]:
 
 
 def _broken_evidence(objects: Objects) -> Iterator[str]:
-    """Each document is at the place that it names, and never outlives a blob that it names."""
+    """Each document is at the place that it names, and does not outlive a blob that it names."""
     for path, data in objects.items():
         if path.startswith(EVIDENCE):
             found = Evidence.from_bytes(data)
@@ -160,9 +160,9 @@ def _incomplete(objects: Objects, blob: Blob, where: str, *, verified: bool) -> 
         yield f"{where} names manifest {blob.sha256}, which is missing or damaged"
         return
     manifest = Manifest.from_bytes(objects[blob_path(blob)])
-    for each in manifest.blobs():
-        if _lacks(objects, each):
-            yield f"{where} needs blob {each.sha256}, which is missing or damaged"
+    for entry in manifest.blobs():
+        if _lacks(objects, entry):
+            yield f"{where} needs blob {entry.sha256}, which is missing or damaged"
     for tensor in manifest.weights:
         if tensor.pack is not None and not _holds(objects, tensor.pack, tensor.blob):
             yield f"{where} needs {tensor.name}, which its pack does not hold"
@@ -173,7 +173,7 @@ def _incomplete(objects: Objects, blob: Blob, where: str, *, verified: bool) -> 
 def _unverified(objects: Objects, blob: Blob, manifest: Manifest, where: str) -> Iterator[str]:
     folder = evidence_folder(blob.sha256)
     evidence = [Evidence.from_bytes(data) for path, data in objects.items() if path.startswith(folder)]
-    # An artifact without a program has nothing to verify; all others in these tests are published as a build does it.
+    # An artifact without programs needs no evidence; these tests publish all others as a build does.
     if manifest.executables and (gap := coverage_gap(manifest, evidence)) is not None:
         yield f"{where} names manifest {blob.sha256}: {gap}"
 

@@ -1,4 +1,4 @@
-"""moto's S3 server in a process of its own, whose clock a test may move, and one request to it at a time."""
+"""moto's S3 server in a process of its own, with a movable clock and one request at a time."""
 
 import asyncio
 import subprocess
@@ -10,8 +10,8 @@ from typing import IO, Final
 
 from tests.faults.wire import CHUNK, Answer, BrokenOff, Head, nothing, read_body, read_head
 
-# It ends with its parent, however that ends: nothing is then left to hold its standard input open. Each line that comes
-# in there is a number of seconds by which the objects that it writes from then on are younger.
+# It ends with its parent, because its standard input is then closed. Each line on its standard input
+# is a number of seconds by which objects written from then on are younger.
 _SERVER: Final = """
 import datetime, logging, sys
 from moto.s3 import models
@@ -29,21 +29,21 @@ for line in sys.stdin:
 
 
 class MotoFailed(Exception):
-    """The server behind the proxy did not do its part; a test that meets this has proved nothing."""
+    """The server behind the proxy failed; such a test has proved nothing."""
 
 
 @dataclass(frozen=True)
 class Moto:
     host: str
     port: int
-    advance: Callable[[float], None]  # by seconds
+    advance: Callable[[float], None]  # offset in seconds
 
     @property
     def url(self) -> str:
         return f"http://{self.host}:{self.port}"
 
     async def ask(self, head: Head, body: IO[bytes] | None = None) -> Answer:
-        """One request on one connection, which is how moto's server wants it; its answer's body may still be coming."""
+        """Send one request on one connection, as moto's server requires; the response's body may still arrive."""
         reader, writer = await asyncio.open_connection(self.host, self.port)
         try:
             answer = await self._exchange(head, body, reader, writer)
@@ -78,7 +78,7 @@ async def _content(reader: asyncio.StreamReader, answer: Head) -> AsyncIterator[
 
 
 async def whole(answer: Answer) -> bytes:
-    """For the small answers that are read and amended."""
+    """The small responses that are read and amended."""
     try:
         return b"".join([chunk async for chunk in answer.body])
     finally:

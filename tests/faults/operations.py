@@ -1,7 +1,8 @@
-"""What is done to a store while it is killed or cut: each operation is a row, on tiny artifacts, and may be repeated.
+"""Operations on a store that is killed or disconnected meanwhile: each is a row, uses tiny artifacts, and can be
+repeated.
 
-A world is made once and undisturbed; in it each attempt has a key or a channel of its own, so that the next attempt
-finds what the last one left behind.
+A world is created once without faults; each attempt in it has a key or a channel of its own, so that the next attempt
+finds the remains of the last one.
 """
 
 from collections.abc import Callable
@@ -29,12 +30,12 @@ Work = Callable[[Store], object]
 
 @dataclass(frozen=True)
 class Attempt:
-    """One thing to do, and all that it may change for readers. `work` goes into another process: no lambdas."""
+    """An operation, and all that it may change for readers. `work` runs in another process, so it is no lambda."""
 
     work: Work
-    key: str | None = None  # the request key that gets an answer
-    channel: str | None = None  # the one whose history grows by an entry
-    gives_up: frozenset[str] = frozenset()  # the request keys that lose their answer
+    key: str | None = None  # the request key that gets an artifact
+    channel: str | None = None  # the channel whose history grows by an entry
+    gives_up: frozenset[str] = frozenset()  # the request keys that lose their artifact
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,10 @@ class Operation:
 def artifact(store: Store, seed: str, request: object, *, tensors: int = 2, model: str = MODEL) -> Manifest:
     """A verified artifact whose blobs are in the store; the last tensors are in a pack, as small ones are."""
     asked, program, *data, file = [*contents(seed, request, tensors=tensors)]
-    blobs = [store.put_blob(each) for each in (asked, program, file)]
+    blobs = [store.put_blob(entry) for entry in (asked, program, file)]
     made = manifest(blobs, model=model)
     elements = [
-        Elements(f"layer.{number}", "uint8", (len(each),), memoryview(each)) for number, each in enumerate(data)
+        Elements(f"layer.{number}", "uint8", (len(value),), memoryview(value)) for number, value in enumerate(data)
     ]
     return made.model_copy(update={"weights": put_weights(store.blobs, elements)})
 
@@ -73,21 +74,21 @@ def pin(store: Store, *, name: str, digest: str, size: int) -> None:
 
 
 def make_part(store: Store, *, name: str) -> None:
-    """As a builder does; then it is there for everybody."""
+    """Publish a step result as a builder does."""
     program = store.put_blob(f"the program of {name}".encode())
     kept = keep_step_result(store, Blob.of(name.encode()).sha256, {"program": program}, {"bytes": program.size})
     assert step_result(store, kept.key) == kept
 
 
 def collect(store: Store) -> None:
-    """All that nobody holds goes, and nothing is young: nobody else is at work."""
+    """Collect all unreachable objects, without a grace period."""
     ruthless = Store(store.backend, grace=-10.0)
     ruthless.backend.recover()
     carry_out(ruthless, plan(ruthless, Rules(max_age=-10.0), ruthless.backend.now()))
 
 
 def _a_neighbour(store: Store, chance: Random) -> None:
-    """Something published, with which the next may or may not share blobs."""
+    """A published artifact, with which the next may share blobs."""
     publish(store, seed="shared", request="neighbour", tensors=chance.randint(1, 3))
 
 
@@ -119,7 +120,7 @@ def _roll_back(store: Store, chance: Random, name: str) -> Attempt:
 
 
 def _serve(store: Store, channel: str, keys: list[str]) -> None:
-    """A generation for each; without a promotion's many looks, which would take most of a sweep's time."""
+    """Append a generation for each key, without the checks of a promotion, which take most of a sweep's time."""
     log = ChannelLog(store.backend, channel)
     for key in keys:
         one = store.find(key)
@@ -159,7 +160,7 @@ def _served_and_pinned(store: Store, chance: Random) -> None:
 
 
 def _collect(store: Store, chance: Random, name: str) -> Attempt:
-    """An artifact that nobody serves and that may share blobs with one that is served, and litter."""
+    """A collectable artifact that may share blobs with a served one, and orphans."""
     publish(store, seed=chance.choice(["shared", name]), request=name, tensors=chance.randint(1, 2))
     make_part(store, name=name)
     return Attempt(collect, gives_up=frozenset(_keys(name)))

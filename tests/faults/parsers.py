@@ -1,4 +1,4 @@
-"""Everything that reads bytes which others may have written, and an example of what each likes to read."""
+"""All readers of bytes from others, each with an example input."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from tests.artifact_store.samples import publish_verified
 from tests.faults import bundles
 from tests.faults.operations import AUTHOR, artifact
 
-LIMIT = 1024**2  # bytes
+LIMIT = 1024**2  # size in bytes
 ZEROS = "0" * 64
 
 
@@ -31,7 +31,7 @@ class Parser:
 
 
 def parsers() -> Mapping[str, Parser]:
-    """By name. Only `InvalidDocument` may come out of any of them."""
+    """The parsers by name. Only `InvalidDocument` is permitted from any of them."""
     with TemporaryDirectory() as folder:
         store = Store(LocalFolder(Path(folder)))
         manifest = artifact(store, "seed", "request")
@@ -55,12 +55,12 @@ def parsers() -> Mapping[str, Parser]:
         "statement": Parser(Statement.from_bytes, statement),
         "envelope": Parser(Envelope.from_bytes, canonical_json(envelope)),
         **{name: Parser(read, example) for name, (read, example) in carried.items()},
-        **{type(each).__name__: Parser(resealed(type(each)), each.to_bytes()) for each in sealed},
+        **{type(entry).__name__: Parser(resealed(type(entry)), entry.to_bytes()) for entry in sealed},
     }
 
 
 def resealed(kind: type[Sealed]) -> Callable[[bytes], object]:
-    """With the right seal, which no fuzzer guesses: behind it the reading begins."""
+    """A parser behind the correct seal, which fuzzers cannot guess."""
 
     def read(data: bytes) -> object:
         fields = parse_canonical_json(data, limit=kind.max_bytes)

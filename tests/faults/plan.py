@@ -1,6 +1,6 @@
-"""What goes wrong, and when: faults, the requests they can befall, and schedules that decide.
+"""Fault plans: faults, the requests that they can affect, and schedules.
 
-A schedule depends on nothing but the requests and a seed, so that what it did to a test can be done again.
+A schedule depends on the requests and a seed only, so that a failure can be reproduced.
 """
 
 import random
@@ -14,7 +14,7 @@ from tests.faults.wire import Head
 
 @dataclass(frozen=True)
 class Refuse:
-    """The server takes the request, does nothing, and says so."""
+    """The server receives the request, does nothing, and responds with an error."""
 
     status: int
     code: str
@@ -22,38 +22,38 @@ class Refuse:
 
 @dataclass(frozen=True)
 class CutBefore:
-    """The connection breaks when the request has come in and nothing has been done."""
+    """The connection closes after the request was received and before it is executed."""
 
 
 @dataclass(frozen=True)
 class CutAfter:
-    """The request is carried out and its answer lost."""
+    """The request is executed and its response lost."""
 
 
 @dataclass(frozen=True)
 class CutUpload:
-    """The connection breaks while the body comes in: after so many bytes, or half of them. Without a body, at once."""
+    """The connection closes within the request's body: after so many bytes, or half of them; at once without a body."""
 
     after: int | None = None
 
 
 @dataclass(frozen=True)
 class Truncate:
-    """The answer breaks off: after so many bytes of its body, or half of them. Without a body, in its first line."""
+    """The response ends early: after so many bytes of its body, or half of them; in its first line without a body."""
 
     keep: int | None = None
 
 
 @dataclass(frozen=True)
 class Delay:
-    """All is well, but slow."""
+    """A slow response without a fault."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Hold:
-    """The request waits until the test lets it go, before it is carried out or after, unanswered."""
+    """The request waits until the test releases it, before or after its execution."""
 
     when: Literal["before", "after"] = "before"
 
@@ -62,25 +62,25 @@ Fault = Refuse | CutBefore | CutAfter | CutUpload | Truncate | Delay | Hold
 
 SLOW_DOWN: Final = Refuse(503, "SlowDown")
 INTERNAL_ERROR: Final = Refuse(500, "InternalError")
-# S3 says so of a conditional write only: another writer of that key was under way.
+# S3 sends this only for a conditional write at the time of another write of the key.
 CONFLICT: Final = Refuse(409, "ConditionalRequestConflict")
-# S3 has sent its status before it knew: for CompleteMultipartUpload and copies a failure may come as 200.
+# CompleteMultipartUpload and copies may fail after S3 has sent status 200.
 LATE_ERROR: Final = Refuse(200, "InternalError")
 
-# Everything that may befall any request.
+# Faults that can affect any request.
 ANYWHERE: Final[tuple[Fault, ...]] = (SLOW_DOWN, INTERNAL_ERROR, CutBefore(), CutAfter(), CutUpload(), Truncate())
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request as it came in; the first has number 1."""
+    """A received request; the first has number 1."""
 
     number: int
     method: str
     path: str
     query: str
     operation: str
-    conditional: bool  # a write that carries If-Match or If-None-Match
+    conditional: bool  # whether it is a write with If-Match or If-None-Match
 
     @classmethod
     def of(cls, head: Head, number: int) -> "Request":
@@ -92,7 +92,7 @@ class Request:
 
     @property
     def key(self) -> str:
-        """Empty for a request about a bucket, or about none."""
+        """The key; empty for a request about a bucket or the service."""
         return unquote(self.path.lstrip("/").partition("/")[2])
 
     @property
@@ -125,12 +125,12 @@ _OF_OBJECTS: Final = {
     ("DELETE", ""): "DeleteObject",
 }
 _COPIES: Final = {"PutObject": "CopyObject", "UploadPart": "UploadPartCopy"}
-# Parameters that refine an operation and do not choose it.
+# Parameters that do not select the operation.
 _REFINEMENTS: Final = frozenset({"x-id", "versionId", "prefix", "delimiter", "marker", "max-keys", "encoding-type"})
 
 
 def _operation(method: str, path: str, query: str, *, copies: bool) -> str:
-    """The name that boto3 gives it; of an unknown one its method and what it is about."""
+    """boto3's name of the operation; if unknown, its method and subject."""
     names = _OF_OBJECTS if path.strip("/").count("/") else _OF_BUCKETS
     parameters = parse_qs(query, keep_blank_values=True).keys()
     for (its_method, parameter), name in names.items():
@@ -145,10 +145,10 @@ Rule = Callable[[Request], Fault | None]
 
 
 class Plan:
-    """The first rule that has a fault for a request decides. No rules: S3 on a good day."""
+    """A list of rules; the first one with a fault for a request applies. Without rules no request fails."""
 
     def __init__(self, *rules: Rule, latency: float = 0.0, clock_ahead: float = 0.0) -> None:
-        """`latency` in seconds for every request; `clock_ahead`: how far the server's Date is ahead of ours."""
+        """`latency` of every request in seconds; `clock_ahead`: how far the server's Date is ahead of ours."""
         self._rules = rules
         self.latency = latency
         self.clock_ahead = clock_ahead
@@ -158,12 +158,12 @@ class Plan:
 
 
 def at(number: int, fault: Fault) -> Rule:
-    """Befalls the request with this number."""
+    """The fault affects the request with this number."""
     return lambda request: fault if request.number == number else None
 
 
 def where(matches: Callable[[Request], bool], fault: Fault, *, nth: int | None = None) -> Rule:
-    """Befalls every request that matches, or only the nth that this rule has seen."""
+    """The fault affects every matching request, or only the nth one that this rule has seen."""
     seen = 0
 
     def rule(request: Request) -> Fault | None:
@@ -183,7 +183,7 @@ def on(operation: str, fault: Fault, *, nth: int | None = None) -> Rule:
 def by_chance(
     seed: int, probability: float, faults: Sequence[Fault], matches: Callable[[Request], bool] = lambda _: True
 ) -> Rule:
-    """Each request's fate follows from the seed and its number alone, however requests overlap."""
+    """Random faults that depend only on the seed and the request's number, regardless of overlap."""
 
     def rule(request: Request) -> Fault | None:
         chance = random.Random(f"{seed}:{request.number}")

@@ -1,7 +1,7 @@
-"""A proxy in front of moto that answers as S3 does, and fails as S3 and networks do, when a plan says so.
+"""A proxy in front of moto that behaves as S3, with the faults of S3 and networks that a plan orders.
 
-It records every request, so that a test first counts what an operation asks for, and then repeats it with a fault at
-each of them. The divergences of moto that it mends, and how each was seen, stand in truth.py; the faults in plan.py.
+It records every request, so that a test can count the requests of an operation, and then repeat the operation with a
+fault at each of them. truth.py lists the divergences of moto that it corrects, plan.py the faults.
 
     with Proxy(moto) as proxy:
         proxy.start_over(Plan(at(3, CutAfter())))
@@ -9,7 +9,7 @@ each of them. The divergences of moto that it mends, and how each was seen, stan
         assert proxy.exchanges[2].outcome == "the answer was lost"
 
 To kill a client at its n-th request: plan `at(n, Hold())`, start the client, `wait_held()`, kill it,
-`release(drop=True)`, `settle()`. Another process steers the proxy by JSON over HTTP: see control.py.
+`release(drop=True)`, `settle()`. Another process controls the proxy by JSON over HTTP: see control.py.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ from tests.faults.wire import Answer, BrokenOff, Head, error, read_body, read_he
 
 T = TypeVar("T")
 
-_IN_MEMORY: Final = 1024 * 1024  # of a body; the rest of it lies in a temporary file
+_IN_MEMORY: Final = 1024 * 1024  # bytes of a body in memory; the others are in a temporary file
 
 
 class Proxy:
     def __init__(self, moto: Moto, uploads: dict[str, Upload] | None = None) -> None:
-        """Proxies of one moto that share `uploads` know of each other's multipart uploads."""
+        """Proxies of one moto share its multipart uploads by `uploads`."""
         self._moto = moto
         self._uploads: dict[str, Upload] = {} if uploads is None else uploads
         self._run = Run(Plan())
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="fault proxy", daemon=True)
-        self.connections = 0  # opened so far
+        self.connections = 0  # number of opened connections
         self._open_connections: set[asyncio.Task[None]] = set()
         self._failures: list[Exception] = []
 
@@ -50,7 +50,7 @@ class Proxy:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """A failure of the proxy's own must not pass for one of the faults that it plays."""
+        """Raise the proxy's own failures, which must not pass for ordered faults."""
         self._in_loop(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -64,26 +64,26 @@ class Proxy:
 
     @property
     def exchanges(self) -> list[Exchange]:
-        """Since the plan began, in the order in which they came in."""
+        """All exchanges since the start of the plan, in order of arrival."""
         return list(self._run.exchanges)
 
     def start_over(self, plan: Plan) -> None:
-        """Under another plan, with nothing recorded; the next request has number 1."""
+        """Start another plan with an empty record; the next request has number 1."""
         self._in_loop(self.begin(plan))
 
     def wait_held(self, timeout: float = 30) -> Exchange:
-        """The first request that a Hold has stopped, as soon as there is one."""
+        """Wait for the first request that a Hold has stopped."""
         return self._in_loop(asyncio.wait_for(self.until_held(), timeout))
 
     def release(self, *, drop: bool = False) -> None:
-        """Lets all held requests go on, or drops their connections."""
+        """Continue all held requests, or drop their connections."""
         self._in_loop(self.let_go(drop=drop))
 
     def settle(self, timeout: float = 30) -> None:
-        """Returns when no request is under way: what a killed client had sent is then done, or never will be."""
+        """Wait until no request is running: those of a killed client are then executed or lost."""
         self._in_loop(asyncio.wait_for(self.until_settled(), timeout))
 
-    # From here on everything runs in the proxy's own thread.
+    # The code below runs in the proxy's own thread.
 
     async def begin(self, plan: Plan) -> None:
         self._run = Run(plan)
@@ -98,9 +98,9 @@ class Proxy:
             await asyncio.sleep(0.002)
 
     async def let_go(self, *, drop: bool) -> None:
-        for each in self._run.held:
-            each.held, each.dropped = False, drop
-            each.let_go.set()
+        for entry in self._run.held:
+            entry.held, entry.dropped = False, drop
+            entry.let_go.set()
 
     async def _open(self) -> None:
         self._s3 = TruthfulS3(self._moto, self._uploads)
@@ -125,7 +125,7 @@ class Proxy:
             while (head := await read_head(reader)) is not None:
                 await self._handle(head, reader, writer)
         except (Cut, BrokenOff, ConnectionError, asyncio.CancelledError):
-            return  # an end that the plan, the client or the test wanted
+            return  # ended by the plan, the client or the test
         except Exception as failure:
             self._failures.append(failure)
         finally:
@@ -156,7 +156,7 @@ class Proxy:
                 exchange.outcome = "the proxy was stopped or failed"
 
     async def _answer(self, head: Head, exchange: Exchange, body: IO[bytes]) -> Answer:
-        """What is done, and when not, in the order of a request's life."""
+        """Execute a request, with each possible fault in the order of a request's life."""
         fault = exchange.fault
         if isinstance(fault, Delay):
             await asyncio.sleep(fault.seconds)

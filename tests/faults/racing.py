@@ -1,4 +1,4 @@
-"""Many writers that start each round at the same moment, as processes or as threads."""
+"""Rounds of writers that start at the same moment, as processes or threads."""
 
 import multiprocessing
 import threading
@@ -11,24 +11,24 @@ from nxpipe.artifact_store.errors import StoreUnavailable
 from nxpipe.artifact_store.manifest import Manifest
 from tests.artifact_store.samples import manifest
 
-# fork: so many interpreters would take longer to start than the test takes to run.
+# fork: starting so many interpreters takes longer than the test.
 FORK: Final[Any] = multiprocessing.get_context("fork")
 PATIENCE: Final = 1800  # seconds
 
-Turn: TypeAlias = Callable[[int, int], str]  # the round and the writer; gives what the writer was told
+Turn: TypeAlias = Callable[[int, int], str]  # (round, writer) -> result of the writer
 
 
 def smallest(store: Store, number: int, *, answer: str = "") -> Manifest:
     """An artifact of nothing but its question: the fewer requests before its record, the closer the race. Another
     answer to that is of another model."""
-    asked = store.put_blob(canonical_json({"request": number}))
+    response = store.put_blob(canonical_json({"request": number}))
     stand_in = store.put_blob(b"stand-in")
-    whole = manifest([asked, stand_in, stand_in], model=f"acme/{answer or 'tiny-bert'}")
+    whole = manifest([response, stand_in, stand_in], model=f"acme/{answer or 'tiny-bert'}")
     return whole.model_copy(update={"executables": (), "files": (), "weights": ()})
 
 
 def in_processes(writers: int, rounds: int, turn: Turn) -> list[list[str]]:
-    """What each writer was told, by round."""
+    """The result of each writer, by round."""
     barrier, answers = FORK.Barrier(writers), FORK.Queue()
 
     def write(writer: int) -> None:
@@ -37,10 +37,10 @@ def in_processes(writers: int, rounds: int, turn: Turn) -> list[list[str]]:
     processes = [FORK.Process(target=write, args=(writer,)) for writer in range(writers)]
     for process in processes:
         process.start()
-    told = [answers.get(timeout=PATIENCE) for _ in processes]
+    result = [answers.get(timeout=PATIENCE) for _ in processes]
     for process in processes:
         process.join()
-    return [list(each) for each in zip(*told, strict=True)]
+    return [list(entry) for entry in zip(*result, strict=True)]
 
 
 def in_threads(writers: int, rounds: int, turn: Turn) -> list[list[str]]:
@@ -53,19 +53,19 @@ def in_threads(writers: int, rounds: int, turn: Turn) -> list[list[str]]:
         thread.start()
     for thread in threads:
         thread.join()
-    return [list(each) for each in zip(*told, strict=True)]
+    return [list(entry) for entry in zip(*told, strict=True)]
 
 
 def _turns(barrier: Any, rounds: int, writer: int, turn: Turn) -> list[str]:
-    told = []
+    result = []
     for number in range(rounds):
         barrier.wait(timeout=PATIENCE)
-        told.append(_until_answered(turn, number, writer))
-    return told
+        result.append(_until_answered(turn, number, writer))
+    return result
 
 
 def _until_answered(turn: Turn, number: int, writer: int) -> str:
-    """An outage is no answer: whoever meets one does as its sentence says, and tries again."""
+    """Repeat after an outage, as its message asks, until there is a result."""
     for _ in range(100):
         try:
             return turn(number, writer)

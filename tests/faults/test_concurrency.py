@@ -1,4 +1,4 @@
-"""Any number of writers: processes in one folder, and threads on an S3 that loses a tenth of its answers."""
+"""Many writers: processes in one folder, and threads on an S3 that loses a tenth of its responses."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.sample(4)
 
 @dataclass(frozen=True)
 class Arena:
-    """Where writers meet: how each gets its store, how they are run, and what lies there in the end."""
+    """A shared store: how each writer opens it, how they run, and the final content."""
 
     store: Callable[[], Store]
     run: Callable[[int, int, Turn], list[list[str]]]
@@ -61,14 +61,14 @@ def publish_another(arena: Arena, number: int, writer: int) -> str:
 
 
 def assert_writers_of_one_key_agree(arena: Arena, writers: int, rounds: int) -> None:
-    told = arena.run(writers, rounds, partial(publish_the_same, arena))
+    result = arena.run(writers, rounds, partial(publish_the_same, arena))
     # All of a round were told of one record, and no two rounds of the same.
-    assert [len(set(each)) for each in told] == [1] * rounds
-    assert len({each[0] for each in told}) == rounds
+    assert [len(set(entry)) for entry in result] == [1] * rounds
+    assert len({entry[0] for entry in result}) == rounds
     objects = arena.objects()
     assert breaches(objects) == []
     assert len(visible(objects).answers) == rounds
-    assert all(any(each[0].encode() in objects[f"ac/{key}"] for key in visible(objects).answers) for each in told)
+    assert all(any(entry[0].encode() in objects[f"ac/{key}"] for key in visible(objects).answers) for entry in result)
 
 
 def promote_one(arena: Arena, number: int, writer: int) -> str:
@@ -83,7 +83,7 @@ def test_writers_of_one_key_are_all_told_of_the_one_record_that_stands(arena: Ar
 
 def test_of_writers_with_different_answers_one_wins_and_all_others_are_told_of_it(arena: Arena) -> None:
     for told in arena.run(8, 3, partial(publish_another, arena)):
-        (winner,) = {each.rpartition(" ")[2] for each in told}
+        (winner,) = {entry.rpartition(" ")[2] for entry in told}
         assert sorted(told) == [f"lost to {winner}"] * 7 + [f"won {winner}"]
 
 
@@ -93,7 +93,7 @@ def test_promoters_that_race_leave_a_linear_history_in_which_each_has_its_place(
     assert sorted(map(int, told)) == list(range(1, promoters + 1))
     objects = arena.objects()
     assert breaches(objects) == []
-    assert [len(each.artifacts) for each in history(objects, "prod")] == list(range(1, promoters + 1))
+    assert [len(entry.artifacts) for entry in history(objects, "prod")] == list(range(1, promoters + 1))
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ def kill_at_every(step: int, operation: Operation, proxy: Proxy, behind: str, bu
 
 def _held(child: Any, proxy: Proxy) -> bool:
     """Whether the child waits in its request; False when it has come to its end without it."""
-    while not any(each.held for each in proxy.exchanges):
+    while not any(exchange.held for exchange in proxy.exchanges):
         child.join(0.005)
         if child.exitcode is not None:
             return False

@@ -39,7 +39,7 @@ from tests.faults.proxy import Proxy
 
 @dataclass(frozen=True)
 class Mishap:
-    """What befalls the n-th request, and whether the client repeats requests by itself."""
+    """A fault at the n-th request, and whether the client retries."""
 
     name: str
     rules: Callable[[int], list[Rule]]
@@ -53,7 +53,7 @@ class Mishap:
 
     @classmethod
     def crash(cls, *, after: bool) -> "Mishap":
-        """For the server a killed client is one that never comes back."""
+        """To the server a killed client is one that never returns."""
         last: list[Fault] = [CutAfter()] if after else []
 
         def rules(number: int) -> list[Rule]:
@@ -64,7 +64,7 @@ class Mishap:
 
 
 def conflict(*, patient: bool) -> Mishap:
-    """S3 says so of conditional writes only, and of them at any time."""
+    """S3 sends this for any conditional write, and for no other request."""
 
     def rules(number: int) -> list[Rule]:
         return [where(lambda request: request.number == number and request.conditional, CONFLICT)]
@@ -84,13 +84,13 @@ WORLD_LASTS: Final = 40  # attempts
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two attempts nobody need wait here."""
+    """No waits between attempts."""
     monkeypatch.setattr(s3_client, "_FIRST_PAUSE", 0.0)
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.0)
 
 
 class Sweep:
-    """One operation, disturbed in every way. Each world is a bucket: moto looks through all of one for each listing."""
+    """One operation with every fault. Each world is a bucket: moto scans a whole one for each listing."""
 
     def __init__(self, operation: Operation, proxy: Proxy, behind: str) -> None:
         self._operation = operation
@@ -101,7 +101,7 @@ class Sweep:
         self._snapshots = buckets.Snapshots(self._undisturbed)
 
     def run(self, seed: int, mishaps: Sequence[Mishap], most: int | None = None) -> int:
-        """Gives how many faults have really befallen a request; of all points, the seed chooses `most`."""
+        """The number of injected faults; of all points, the seed chooses `most`."""
         befallen = 0
         world = self._new_world(seed)
         numbers = range(1, self._requests(world, seed) + 1)
@@ -133,7 +133,7 @@ class Sweep:
         self._proxy.start_over(Plan(*mishap.rules(number)))
         finished = self._finishes(attempt, self._store(world, self._clients[mishap.patient]))
         self._proxy.settle()
-        befallen = any(each.fault for each in self._proxy.exchanges)
+        befallen = any(exchange.fault for exchange in self._proxy.exchanges)
         assert finished or (befallen and not mishap.survived), f"{mishap.name} at request {number}"
         crashed = self._snapshots.of(world)
         assert_nothing_half_done(before, crashed, attempt, finished=finished)

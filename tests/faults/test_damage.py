@@ -1,6 +1,6 @@
-"""Bits flip, files are cut and change places: nobody ever acts on what was not written.
+"""Flipped bits, truncated and exchanged files: no reader ever uses bytes that were not written.
 
-Each object is read by what uses it. The answer must be the one from before the damage, or a refusal.
+Each object is read by its users. The result must be the one from before the damage, or a refusal.
 """
 
 from collections import Counter
@@ -46,7 +46,7 @@ class Hopeless(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """A store with one of everything, and how each kind of object is used."""
+    """A store with one object of each kind, and the uses of each kind."""
 
     folder: Folder
     published: tuple[Published, Published]
@@ -57,20 +57,20 @@ class Place:
         return self.folder.store
 
     def uses(self) -> Mapping[str, Callable[[], object]]:
-        """By the beginning of a path; the first that fits."""
+        """The uses by the start of a path; the first match applies."""
         digest = self.published[0].manifest_digest
         log = ChannelLog(self.store.backend, "prod")
         return {
             BLOBS: self._artifacts,
             "ac/": self._artifacts,
-            "index/": lambda: [one.record for one in self.store.list()],
+            "index/": lambda: [entry.record for entry in self.store.list()],
             "channels/prod/log/": lambda: list(log.back_from(log.tip())),
             "channels/prod/head": log.tip,
             "pins/": Pins(self.store.backend).all,
             "parts/": lambda: step_result(self.store, "0" * 64),
             "failures/": lambda: failure_of(self.store, "1" * 64),
             "leases/": lambda: Leases(self.store.backend).current("2" * 64),
-            "evidence/": lambda: [self.store.evidence(one.manifest_digest) for one in self.published],
+            "evidence/": lambda: [self.store.evidence(entry.manifest_digest) for entry in self.published],
             "sig/": lambda: Signatures(self.store).by(self.signer, digest),
         }
 
@@ -78,16 +78,16 @@ class Place:
         return next(use for start, use in self.uses().items() if path.startswith(start))()
 
     def _artifacts(self) -> object:
-        """What a fleet does."""
-        found = [self.store.find(one.request_key) for one in self.published]
+        """Fetch as a fleet does."""
+        found = [self.store.find(entry.request_key) for entry in self.published]
         log = failure_of(self.store, "1" * 64)
         assert log is not None
         assert log.log is not None
-        return [self.store.read_blob(log.log), *(self._whole(one.manifest) for one in found if one)]
+        return [self.store.read_blob(log.log), *(self._whole(entry.manifest) for entry in found if entry)]
 
     def _whole(self, manifest: Manifest) -> object:
         evidence = self.store.evidence(manifest.digest)
-        named = [*manifest.blobs(), *(blob for each in evidence for blob in each.blobs())]
+        named = [*manifest.blobs(), *(blob for entry in evidence for blob in entry.blobs())]
         blobs = [self.store.read_blob(blob) for blob in named]
         weights = [bytes(data) for _, data in read_weights(self.store.blobs, manifest.weights)]
         return blobs, weights, self.store.key_inputs(manifest)
@@ -97,8 +97,8 @@ def filled(root: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     place = folder(root / "store")
     store = place.store
     both = tuple(_published(store, request) for request in ("one", "two"))
-    for one in both:
-        promote(store, "prod", [one], AUTHOR, Requirements())
+    for entry in both:
+        promote(store, "prod", [entry], AUTHOR, Requirements())
     keep_step_result(store, "0" * 64, {"program": both[0].manifest.executables[0].blob}, {"instructions": 12})
     record_failure(store, "1" * 64, Hopeless("no"), log=LOG)
     assert Leases(store.backend, A_DAY).take("2" * 64, new_holder("ann"))
@@ -125,17 +125,17 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 def damaged_objects(place: Place) -> list[str]:
-    """Every one that is ever read; the listing for people is not."""
+    """Every object that is ever read, without the listing for people."""
     return sorted(path for path in place.folder.objects() if not path.startswith(LISTINGS))
 
 
 def harmless(path: str) -> tuple[object, ...]:
-    """Of a damaged lease it is said that nobody is at work: that costs a build, and nothing is wrong without one."""
+    """A damaged lease counts as absent: that costs a second build and is otherwise harmless."""
     return (None,) if path.startswith("leases/") else ()
 
 
 def assert_damage_is_caught(place: Place, damages: int, seed: int) -> Counter[str]:
-    """Gives how often each kind of object was damaged."""
+    """The number of damaged objects of each kind."""
     chance, counted = Random(seed), Counter[str]()
     paths = damaged_objects(place)
     intact = place.folder.objects()
@@ -157,20 +157,20 @@ def assert_damage_is_caught(place: Place, damages: int, seed: int) -> Counter[st
 
 
 def assert_swaps_are_caught(place: Place, most: int, seed: int) -> int:
-    """Each pair of objects changes places; whoever uses either is refused, or not misled."""
+    """Swap each pair of objects: every use of either is refused, or correct."""
     intact = place.folder.objects()
     pairs = list(combinations(damaged_objects(place), 2))
     chosen = Random(seed).sample(pairs, min(most, len(pairs)))
     answers = {path: place.use(path) for path in damaged_objects(place)}
-    for one, other in chosen:
-        place.folder.write(one, intact[other])
-        place.folder.write(other, intact[one])
-        for path in (one, other):
+    for value, other in chosen:
+        place.folder.write(value, intact[other])
+        place.folder.write(other, intact[value])
+        for path in (value, other):
             try:
-                assert place.use(path) == answers[path] or place.use(path) in harmless(path), (one, other)
+                assert place.use(path) == answers[path] or place.use(path) in harmless(path), (value, other)
             except Corrupt:
                 continue
-        place.folder.write(one, intact[one])
+        place.folder.write(value, intact[value])
         place.folder.write(other, intact[other])
     return len(chosen)
 
@@ -199,7 +199,7 @@ def test_ten_thousand_damages_are_caught_before_use(place: Place) -> None:
 
 @pytest.fixture
 def afar(place: Place, tmp_path: Path) -> MirroredBlobs:
-    """Reads through a tier from the store, and from a mirror when the store fails."""
+    """Reads through a read-through cache from the store, and from a mirror when the store fails."""
     mirror = folder(tmp_path / "mirror")
     for path, data in place.folder.objects().items():
         if path.startswith(BLOBS):
@@ -209,9 +209,9 @@ def afar(place: Place, tmp_path: Path) -> MirroredBlobs:
 
 
 def assert_good_copies_are_used(place: Place, afar: MirroredBlobs, root: Path, damages: int, seed: int) -> None:
-    """The tier, or the store behind it, or both are damaged; what comes out is right every time."""
+    """Damage the cache, the store behind it, or both: the result is always correct."""
     chance = Random(seed)
-    blobs = {blob: place.store.read_blob(blob) for one in place.published for blob in one.manifest.blobs()}
+    blobs = {blob: place.store.read_blob(blob) for entry in place.published for blob in entry.manifest.blobs()}
     paths = {blob: f"{BLOBS}{blob.sha256[:2]}/{blob.sha256}" for blob in blobs}
     for blob in blobs:
         afar.read(blob)

@@ -1,4 +1,4 @@
-"""On a bad day the proxy does what its plan says, at the request that the plan says."""
+"""The proxy injects the planned faults at the planned requests."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def test_a_refused_request_does_nothing(client: Any, behind: Any, proxy: Proxy, 
         client.put_object(Bucket=bucket, Key="k", Body=BODY)
     assert keys(behind, bucket) == []
     client.put_object(Bucket=bucket, Key="k", Body=BODY)
-    assert [each.status for each in proxy.exchanges] == [status, 200]
+    assert [exchange.status for exchange in proxy.exchanges] == [status, 200]
 
 
 def test_an_error_that_comes_late_looks_like_success_at_first(client: Any, proxy: Proxy, bucket: str) -> None:
@@ -91,7 +91,7 @@ def test_a_cut_leaves_a_write_done_or_undone(client: Any, behind: Any, proxy: Pr
     with pytest.raises(HTTPClientError):
         client.put_object(Bucket=bucket, Key="k", Body=BODY)
     assert keys(behind, bucket) == left
-    assert [(each.outcome, each.status) for each in proxy.exchanges] == [(outcome, None)]
+    assert [(exchange.outcome, exchange.status) for exchange in proxy.exchanges] == [(outcome, None)]
 
 
 def test_an_upload_is_cut_at_the_byte_that_was_asked_for(client: Any, proxy: Proxy, bucket: str) -> None:
@@ -135,11 +135,11 @@ def test_a_slow_request_is_answered_all_the_same(client: Any, proxy: Proxy, buck
 def test_the_servers_clock_is_told_with_every_answer(client: Any, proxy: Proxy, bucket: str) -> None:
     for ahead in (0, 86_400):
         proxy.start_over(Plan(at(2, SLOW_DOWN), clock_ahead=ahead))
-        told = [client.list_objects_v2(Bucket=bucket)["ResponseMetadata"]["HTTPHeaders"]["date"]]
+        result = [client.list_objects_v2(Bucket=bucket)["ResponseMetadata"]["HTTPHeaders"]["date"]]
         with pytest.raises(ClientError) as refused:
             client.list_objects_v2(Bucket=bucket)
-        told.append(refused.value.response["ResponseMetadata"]["HTTPHeaders"]["date"])
-        for date in told:
+        result.append(refused.value.response["ResponseMetadata"]["HTTPHeaders"]["date"])
+        for date in result:
             off = parsedate_to_datetime(date) - datetime.now(UTC) - timedelta(seconds=ahead)
             assert abs(off) < timedelta(minutes=5)
 
@@ -167,7 +167,7 @@ def test_a_seed_decides_the_same_faults_again(client: Any, proxy: Proxy, bucket:
                 client.list_objects_v2(Bucket=bucket)
             except (ClientError, ConnectionClosedError):
                 continue
-        return [f"{each.outcome} {each.status}" for each in proxy.exchanges]
+        return [f"{exchange.outcome} {exchange.status}" for exchange in proxy.exchanges]
 
     first = outcomes(1)
     assert outcomes(1) == first
@@ -189,7 +189,7 @@ def test_every_request_of_an_operation_can_be_made_to_fail(client: Any, proxy: P
             proxy.start_over(Plan(at(number, fault)))
             with pytest.raises((ClientError, HTTPClientError)):
                 operation()
-            assert [each.fault for each in proxy.exchanges] == [None] * (number - 1) + [fault]
+            assert [exchange.fault for exchange in proxy.exchanges] == [None] * (number - 1) + [fault]
 
 
 # Another process
@@ -242,9 +242,9 @@ def test_another_process_can_steer(client: Any, proxy: Proxy, bucket: str) -> No
         client.list_objects_v2(Bucket=bucket)
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(client.put_object, Bucket=bucket, Key="k", Body=BODY)
-        assert [each["held"] for each in order({"wait": "held"})] == [False, True]
+        assert [entry["held"] for entry in order({"wait": "held"})] == [False, True]
         order({"release": {"drop": True}})
         assert isinstance(answer.exception(), ConnectionClosedError)
     order({"wait": "settled"})
-    shown = [(each["operation"], each["fault"], each["outcome"]) for each in order()]
+    shown = [(entry["operation"], entry["fault"], entry["outcome"]) for entry in order()]
     assert shown == [("ListObjectsV2", "Refuse", "answered"), ("PutObject", "Hold", "dropped while it was held")]

@@ -1,4 +1,4 @@
-"""A collection of a bucket that breaks off leaves orphans at most, and the next one finishes its work."""
+"""An interrupted collection of a bucket leaves at most orphans, and the next one completes it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -60,6 +60,6 @@ def test_a_connection_that_breaks_while_removing_loses_nothing(
 def test_a_server_that_does_as_s3_does_is_safe(proxy: Proxy, new_bucket: Callable[..., str]) -> None:
     backend = Bucket(new_bucket(versioned=True), "p", client_of(proxy.url))
     diagnoses = list(examine(backend))
-    assert {each.probe.name for each in diagnoses if each.verdict == "fail"} == set()
+    assert {diagnosis.probe.name for diagnosis in diagnoses if diagnosis.verdict == "fail"} == set()
     require_safety(backend.url, diagnoses)
     assert not list(backend.walk(""))

@@ -1,4 +1,4 @@
-"""Publishers, promoters, readers and collectors of one store, interleaved and killed at will: no promise breaks."""
+"""Publishers, promoters, readers and collectors of one store, interleaved and killed: every invariant holds."""
 
 import secrets
 import shutil
@@ -40,7 +40,7 @@ WRITERS: Final = 4  # at once
 
 @dataclass(frozen=True)
 class World:
-    """A store for one example, whose clock the example moves."""
+    """A store for one example, whose clock the example sets."""
 
     backend: Backend
     objects: Callable[[], Mapping[str, bytes]]
@@ -54,7 +54,7 @@ def publish(seed: str, request: str, backend: Backend) -> Published:
 
 
 def fetch(number: int, backend: Backend) -> bool:
-    """What was found is complete, however long its reading takes."""
+    """The found artifact is complete, regardless of the duration of the read."""
     store = Store(backend)
     listed = sorted(store.list(), key=lambda one: one.request_key)
     found = store.find(listed[number % len(listed)].request_key) if listed else None
@@ -91,7 +91,7 @@ ALLOWED: Final = {
 
 
 class Machine(RuleBasedStateMachine):
-    """The model is small: what was visible stays so but for a collection, and a history only grows."""
+    """The model is small: visible artifacts stay until collected, and a history only grows."""
 
     world_of: ClassVar[Callable[[], World]]
 
@@ -151,7 +151,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(hours=st.sampled_from([0.1, 0.4, 11.0, 13.0, 25.0]))
     def time_passes(self, hours: float) -> None:
-        """Whatever is under way ends within an hour, for which a promotion's pins hold."""
+        """Every operation ends within an hour, the duration of a promotion's pins."""
         self.started += hours
         if self.started >= 1.0:
             self._finish_all()
@@ -187,7 +187,7 @@ class Machine(RuleBasedStateMachine):
             self.every_promise_is_kept()
 
     def _end(self, task: Task) -> None:
-        """What a writer is told is what stands, or stood."""
+        """The result of a writer is, or was, the state of the store."""
         self.tasks.remove(task)
         self.started = self.started if self.tasks else 0.0
         if task.error is not None and not isinstance(task.error, ALLOWED[task.name]):
@@ -231,7 +231,7 @@ def test_interleaved_writers_of_a_folder_break_no_promise_in_thirty_thousand_ste
     params=[pytest.param(name, marks=pytest.mark.sample(2)) for name in ("without versions", "with versions")]
 )
 def in_a_bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], World]]:
-    """On an S3 where one request of twelve meets something, and whose clock is no other test's."""
+    """An S3 with a fault in one of twelve requests, and a clock of its own."""
     monkeypatch.setattr(s3_client, "_FIRST_PAUSE", 0.0)
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.0)
     with moto_process() as moto, Proxy(moto) as proxy:

@@ -1,4 +1,4 @@
-"""On a good day the proxy is moto, and keeps a record."""
+"""Without faults the proxy behaves as moto, and records requests."""
 
 import os
 from collections.abc import Callable
@@ -54,7 +54,7 @@ CALLS = st.lists(
 
 
 def said(client: Any, bucket: str, call: str, arguments: dict[str, Any]) -> object:
-    """An answer without what differs from one time to the next; `ChecksumType` is one of the mended things."""
+    """A response without its variable fields; the proxy adds `ChecksumType`."""
     try:
         answer = getattr(client, call)(Bucket=bucket, **arguments)
     except ClientError as error:
@@ -88,7 +88,7 @@ def test_versions_pass_through(client: Any, bucket: str) -> None:
     client.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": "k", "VersionId": second}]})
     found = client.list_object_versions(Bucket=bucket)
     assert (len(found["Versions"]), len(found["DeleteMarkers"])) == (2, 1)
-    assert second not in [each["VersionId"] for each in found["Versions"]]
+    assert second not in [version["VersionId"] for version in found["Versions"]]
 
 
 def test_a_large_object_goes_up_in_parts_and_down_in_ranges(client: Any, bucket: str, tmp_path: Any) -> None:
@@ -122,7 +122,10 @@ def test_each_request_is_recorded_in_order(client: Any, proxy: Proxy, bucket: st
     client.list_objects_v2(Bucket=bucket)
     with pytest.raises(ClientError):
         client.head_object(Bucket=bucket, Key="none")
-    found = [(each.request.number, each.request.operation, each.received, each.status) for each in proxy.exchanges]
+    found = [
+        (exchange.request.number, exchange.request.operation, exchange.received, exchange.status)
+        for exchange in proxy.exchanges
+    ]
     assert found == [
         (1, "PutObject", len(BODY), 200),
         (2, "GetObject", 0, 206),
@@ -155,4 +158,4 @@ def test_operations_are_named_as_boto3_names_them(client: Any, proxy: Proxy, buc
     for name, arguments in OPERATIONS:
         with pytest.raises(ClientError):
             client._make_api_call(name, {"Bucket": bucket, **arguments})
-    assert [each.request.operation for each in proxy.exchanges] == [name for name, _ in OPERATIONS]
+    assert [exchange.request.operation for exchange in proxy.exchanges] == [name for name, _ in OPERATIONS]

@@ -1,4 +1,4 @@
-"""Each divergence of moto that truth.py names: moto still has it, and the proxy does not."""
+"""Each divergence of moto in truth.py: plain moto has it, and the proxy does not."""
 
 import base64
 import hashlib
@@ -116,7 +116,9 @@ def test_a_checksum_is_kept_with_each_version(client: Any, new_bucket: Callable[
     versions = [
         client.put_object(**where, Body=data, ChecksumSHA256=sha256(data))["VersionId"] for data in (HELLO, HELL0)
     ]
-    kept = [client.head_object(**where, VersionId=each, ChecksumMode="ENABLED")["ChecksumSHA256"] for each in versions]
+    kept = [
+        client.head_object(**where, VersionId=version, ChecksumMode="ENABLED")["ChecksumSHA256"] for version in versions
+    ]
     assert kept == [sha256(HELLO), sha256(HELL0)]
 
 
@@ -231,9 +233,9 @@ def test_deleting_many_heeds_the_etag_of_each(moto: Any, client: Any, bucket: st
         etags = {key: at.put_object(Bucket=bucket, Key=key, Body=HELLO)["ETag"] for key in ("a b", "c")}
         order = [{"Key": "a b", "ETag": NOWHERE}, {"Key": "c", "ETag": etags["c"]}]
         answer = at.delete_objects(Bucket=bucket, Delete={"Objects": order})
-        failed = [(each["Key"], each["Code"]) for each in answer.get("Errors", ())]
+        failed = [(error["Key"], error["Code"]) for error in answer.get("Errors", ())]
         assert failed == ([("a b", "PreconditionFailed")] if at is client else [])
-        return [each["Key"] for each in at.list_objects_v2(Bucket=bucket).get("Contents", ())]
+        return [content["Key"] for content in at.list_objects_v2(Bucket=bucket).get("Contents", ())]
 
     assert (left(client), left(moto)) == (["a b"], [])
 

@@ -1,27 +1,27 @@
-"""What S3 does and moto 5.2.5 does not; after each arrow what moto did when boto3 1.44.5 asked a plain server of it.
+"""Differences between S3 and moto 5.2.5; after each arrow the behaviour of a plain moto server with boto3 1.44.5.
 
-test_truth.py asks both, proxy and plain moto, so that this list stays true.
+test_truth.py tests both the proxy and plain moto, so that this list stays true.
 
-- Bytes that a checksum, `Content-MD5` or `x-amz-content-sha256` belies are refused with 400.
+- Bytes that contradict a checksum, `Content-MD5` or `x-amz-content-sha256` are refused with 400.
   -> PutObject of `hell0` with the digest of `hello`: 200, and stored.
-- A checksum that came with an object is kept.
+- The checksum of an upload is kept.
   -> With ChecksumSHA256 and without ChecksumAlgorithm, HeadObject shows none.
-- A checksum is shown with its ChecksumType. -> HeadObject and GetObject of a single PUT show none.
+- A checksum has its ChecksumType. -> HeadObject and GetObject of a single PUT show none.
 - The checksum of an object of N parts reads `<digest>-N`.
-  -> HeadObject shows it without `-N`, as if it were one of the bytes.
-- A part carries the kind of checksum that its upload was created for. -> A SHA256 upload takes a part with a CRC32.
-- CompleteMultipartUpload must name each part's checksum rightly, and answers with the whole one.
-  -> Takes wrong ones and none, and answers with none.
-- CompleteMultipartUpload heeds If-Match. -> 200 for the ETag of nothing; only If-None-Match is heeded.
-- A SHA-256 or SHA-1 of parts is never one of the whole bytes. -> Takes ChecksumType=FULL_OBJECT for them.
+  -> HeadObject shows it without `-N`, like that of the bytes.
+- A part has the kind of checksum of its upload. -> A SHA256 upload accepts a part with a CRC32.
+- CompleteMultipartUpload requires each part's correct checksum, and returns that of the object.
+  -> Accepts wrong ones and none, and returns none.
+- CompleteMultipartUpload evaluates If-Match. -> 200 for an ETag that does not exist; only If-None-Match is evaluated.
+- A SHA-256 or SHA-1 of parts is never one of the whole bytes. -> Accepts ChecksumType=FULL_OBJECT for them.
 - ListParts shows the parts' checksums. -> None.
-- ListMultipartUploads tells when an upload began. -> 2010-11-10, for each.
-- UploadPart to an upload that is gone: 404 NoSuchUpload. -> 500, from a KeyError.
-- DeleteObjects heeds the ETag beside a key. -> Deletes whatever is there.
-- `If-Match: *` on DELETE is met by any object. -> 412.
-- `x-amz-version-id` is told in versioned buckets. -> CompleteMultipartUpload tells `null` in all others.
+- ListMultipartUploads shows when an upload began. -> 2010-11-10, for each.
+- UploadPart to an upload that no longer exists: 404 NoSuchUpload. -> 500, from a KeyError.
+- DeleteObjects evaluates the ETag of a key. -> Deletes any object.
+- `If-Match: *` on DELETE matches any object. -> 412.
+- `x-amz-version-id` is sent for versioned buckets. -> CompleteMultipartUpload sends `null` for all others.
 
-Left as moto has them: ListMultipartUploads ignores MaxUploads; an object that came without a checksum has none, where
+Left as in moto: ListMultipartUploads ignores MaxUploads; an object uploaded without a checksum has none, where
 S3 computes a CRC64NVME; CRC32C and CRC64NVME are kept but not checked; signatures are not verified.
 """
 
@@ -47,7 +47,7 @@ ElementTree.register_namespace("", _NAMESPACE)
 
 @dataclass
 class Upload:
-    """What moto forgets of a multipart upload."""
+    """Properties of a multipart upload that moto forgets."""
 
     algorithm: str | None
     full_object: bool
@@ -56,13 +56,13 @@ class Upload:
 
 
 class TruthfulS3:
-    """Carries requests out on moto, and answers as S3 would."""
+    """Executes requests on moto, and responds as S3."""
 
     def __init__(self, moto: Moto, uploads: dict[str, Upload]) -> None:
-        """`uploads` outlives this object, as they do in moto."""
+        """`uploads` outlives this object, as uploads do in moto."""
         self._moto = moto
         self._uploads = uploads
-        # S3 decides between two conditional writes of one key; moto looks first and then writes. Here one waits.
+        # S3 serialises conditional writes of one key; moto checks and writes in two steps. Here one waits.
         self._writes = asyncio.Lock()
         self._special: dict[str, Callable[[Request, Head, IO[bytes]], Awaitable[Answer]]] = {
             "CreateMultipartUpload": self._create_upload,
@@ -73,13 +73,13 @@ class TruthfulS3:
         }
 
     async def carry_out(self, request: Request, head: Head, body: IO[bytes], claims: dict[str, str]) -> Answer:
-        """`claims`: what the request says of itself, in its fields or its trailers, by names in lower case."""
+        """Execute a request; `claims` are its header and trailer fields, by names in lower case."""
         if (refused := await asyncio.to_thread(refusal, claims, body)) is not None:
             return refused
         if request.method in ("GET", "HEAD"):
             return await self._read(request, head)
         if (checksum := checksum_of(claims)) is not None:
-            # moto keeps a checksum only when it is told which field holds it.
+            # moto stores a checksum only if a field names its algorithm.
             algorithm, value = checksum
             head = head.having("x-amz-sdk-checksum-algorithm", algorithm.upper()).having(PREFIX + algorithm, value)
         async with self._writes:
@@ -166,8 +166,8 @@ class TruthfulS3:
         return await self._amended(answer, lambda root: _show_failures(root, failed))
 
     async def _mismatch(self, path: str, wanted: str, head: Head) -> Answer | None:
-        """The refusal of a write that wants to find this ETag, or any; None when it is there."""
-        identity = tuple(each for each in head.fields if each[0].lower() in ("host", "authorization"))
+        """The error of a write whose If-Match fails; None if it holds."""
+        identity = tuple(entry for entry in head.fields if entry[0].lower() in ("host", "authorization"))
         found = await self._moto.ask(Head(f"HEAD {path} HTTP/1.1", identity))
         found.close()
         if found.head.status == 404:
@@ -193,15 +193,15 @@ class TruthfulS3:
             _add(part, _element(upload.algorithm), upload.parts[int(_text(part, "PartNumber"))])
 
     def _show_beginnings(self, root: ElementTree.Element) -> None:
-        for each in root.findall("{*}Upload"):
-            upload = self._uploads.get(_text(each, "UploadId"))
-            began = each.find("{*}Initiated")
+        for entry in root.findall("{*}Upload"):
+            upload = self._uploads.get(_text(entry, "UploadId"))
+            began = entry.find("{*}Initiated")
             if upload is not None and began is not None:
                 began.text = upload.began.strftime("%Y-%m-%dT%H:%M:%S.000Z")
 
 
 def _with_checksum_type(head: Head) -> Head:
-    """Of an answer to GET or HEAD that shows a checksum."""
+    """The head of a GET or HEAD response that has a checksum, with its type."""
     checksum = checksum_of({name.lower(): value for name, value in head.fields})
     if checksum is None:
         return head
@@ -214,7 +214,7 @@ def _with_checksum_type(head: Head) -> Head:
 
 
 def _wrong_parts(upload: Upload, parts: ElementTree.Element) -> Answer | None:
-    """The refusal of a completion whose parts have other checksums, or none, than were sent with them."""
+    """The error of a completion whose parts' checksums differ from those of the uploads, or are absent."""
     if upload.algorithm is None or upload.full_object:
         return None
     for part in parts.findall("{*}Part"):

@@ -1,4 +1,4 @@
-"""Several writers of one store, of which one at a time does one thing: any interleaving can be chosen."""
+"""Several writers of one store, of which one at a time does one operation, in any chosen interleaving."""
 
 import os
 import threading
@@ -19,11 +19,11 @@ _OPERATIONS: Final = (
 
 
 class Killed(BaseException):
-    """Raised in a writer that is to do nothing more; no `finally` of it reaches the store."""
+    """Raised in a writer that must stop; its `finally` clauses do not reach the store."""
 
 
 class Task:
-    """Work in a thread of its own that stands still before each operation of its backend."""
+    """Work in a thread of its own that stops before each operation of its backend."""
 
     def __init__(self, name: str, work: Callable[[Backend], object], inner: Backend) -> None:
         self.name = name
@@ -37,7 +37,7 @@ class Task:
         self._stands.acquire()
 
     def step(self) -> None:
-        """Until it is about to do the next thing, or has come to its end."""
+        """Run until before the next operation, or to the end."""
         if not self.done:
             self._go.release()
             self._stands.acquire()
@@ -69,14 +69,14 @@ class Task:
 
 
 class _InTurn:
-    """A backend, each use of which waits for its task's turn."""
+    """A backend each use of which waits for its task's turn."""
 
     def __init__(self, inner: Backend, task: Task) -> None:
         self._inner = inner
         self._task = task
 
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
-        """In the task's own thread."""
+        """Run in the task's own thread."""
         return [function(item) for item in items]
 
     def __getattr__(self, name: str) -> Any:
@@ -92,7 +92,7 @@ class _InTurn:
 
 
 class TimedFolder(LocalFolder):
-    """A folder whose clock is set by the test. Only for writers that take turns."""
+    """A folder with a clock set by the test, for interleaved writers only."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)

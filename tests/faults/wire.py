@@ -1,4 +1,4 @@
-"""HTTP/1.1 as bytes on a connection: heads, bodies in chunks, and the framing that AWS puts inside a body."""
+"""HTTP/1.1 messages: heads, chunked bodies, and AWS's chunk framing inside a body."""
 
 from asyncio import IncompleteReadError, StreamReader
 from collections.abc import AsyncIterator, Callable
@@ -11,25 +11,25 @@ _REASONS: Final = {200: "OK", 400: "Bad Request", 404: "Not Found", 409: "Confli
 
 
 class BrokenOff(Exception):
-    """The other side closed the connection in the middle of a message."""
+    """The other side closed the connection within a message."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """The start line of a request or an answer, and its fields in order."""
+    """The start line of a request or response, and its fields in order."""
 
     start: str
     fields: tuple[tuple[str, str], ...] = ()
 
     def get(self, name: str) -> str | None:
-        return next((value for each, value in self.fields if each.lower() == name.lower()), None)
+        return next((value for item, value in self.fields if item.lower() == name.lower()), None)
 
     def without(self, *names: str) -> "Head":
         dropped = {name.lower() for name in names}
-        return replace(self, fields=tuple(each for each in self.fields if each[0].lower() not in dropped))
+        return replace(self, fields=tuple(entry for entry in self.fields if entry[0].lower() not in dropped))
 
     def having(self, name: str, value: str) -> "Head":
-        """Its only field of this name."""
+        """The head with one field of this name."""
         return replace(self, fields=(*self.without(name).fields, (name, value)))
 
     @property
@@ -53,7 +53,7 @@ class Answer:
     close: Callable[[], None] = lambda: None
 
     def of(self, data: bytes) -> "Answer":
-        """The same answer with another body."""
+        """The same response with another body."""
 
         async def once() -> AsyncIterator[bytes]:
             yield data
@@ -62,14 +62,14 @@ class Answer:
 
 
 def error(status: int, code: str, message: str) -> Answer:
-    """S3's way of saying no. A HEAD request gets it without the body."""
+    """An error response of S3; a HEAD request gets it without the body."""
     text = f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{code}</Code><Message>{message}</Message></Error>'
     head = Head(f"HTTP/1.1 {status} {_REASONS.get(status, code)}", (("Content-Type", "application/xml"),))
     return Answer(head).of(text.encode())
 
 
 async def read_head(reader: StreamReader) -> Head | None:
-    """None when the other side has nothing more to say."""
+    """The next head; None at the end of the connection."""
     try:
         text = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     except IncompleteReadError as gone:
@@ -82,7 +82,7 @@ async def read_head(reader: StreamReader) -> Head | None:
 
 
 async def read_body(reader: StreamReader, head: Head, *, until_close: bool = False) -> AsyncIterator[bytes]:
-    """The bytes of a message. `until_close` is how an answer without a length ends; a request has then no body."""
+    """The bytes of a body. `until_close` applies to responses without a length; requests then have no body."""
     length = head.get("Content-Length")
     if (head.get("Transfer-Encoding") or "").lower() == "chunked":
         async for chunk in _chunked(reader):
@@ -111,13 +111,13 @@ async def _chunked(reader: StreamReader) -> AsyncIterator[bytes]:
                 yield chunk
             await reader.readexactly(2)
         while (await reader.readuntil(b"\r\n")) != b"\r\n":
-            continue  # a trailer of HTTP's own; AWS puts its trailers one level further in
+            continue  # a trailer of HTTP; AWS's trailers are inside of the body
     except IncompleteReadError as gone:
         raise BrokenOff("between two chunks") from gone
 
 
 def unpack_aws_chunks(packed: IO[bytes], plain: IO[bytes]) -> dict[str, str]:
-    """Copies what an `aws-chunked` body carries, and returns its trailers."""
+    """Copy the content of an `aws-chunked` body, and return its trailers."""
     while size := int(packed.readline().split(b";")[0], 16):
         while size:
             data = packed.read(min(CHUNK, size))

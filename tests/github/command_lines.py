@@ -1,4 +1,4 @@
-"""Every `nxpipe` command line of a shell script, as click would be given it."""
+"""All `nxpipe` command lines of a shell script, as arguments for click."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ _OPERATORS = frozenset("();<>|&{}")
 
 
 def command_lines(script: str, values: Mapping[str, str]) -> Iterator[list[str]]:
-    """`values` are examples of what the variables of the shell hold; one that has none is an error."""
+    """The command lines; `values` are example values of the shell's variables; a missing one is an error."""
     for line in _HERE_DOCUMENT.sub("", script).replace("\\\n", " ").splitlines():
         words = shlex.shlex(line, posix=True, punctuation_chars="();<>|&{}")
         words.wordchars += "$@%[]:,"
@@ -35,7 +35,7 @@ def _commands(words: list[str]) -> Iterator[list[str]]:
 
 
 def parse(command: click.Command, words: list[str]) -> None:
-    """Let click read a command line down to its last option, and run nothing."""
+    """Let click parse a command line with all its options, without running it."""
     with command.make_context(words[0] if words else "nxpipe", words[1:]) as context:
         if isinstance(command, click.Group):
             name, below, rest = command.resolve_command(context, [*context._protected_args, *context.args])

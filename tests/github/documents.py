@@ -1,4 +1,4 @@
-"""Workflows and actions as they are written, and what in them a shell is given."""
+"""Workflows and actions as documents, and their shell scripts."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.conftest import ROOT
 
 WORKFLOW: Final = ROOT / ".github/workflows/release.yml"
 ACTION: Final = ROOT / ".github/actions/nxpipe/action.yml"
-TEMPLATES: Final = {  # what `nxpipe init` writes, of what this repository runs
+TEMPLATES: Final = {  # workflows of this repository that `nxpipe init` writes, too
     WORKFLOW: ROOT / "pipeline/templates/nxpipe-release.yml",
     ACTION: ROOT / "pipeline/templates/nxpipe/action.yml",
 }
@@ -19,7 +19,7 @@ ACTIONS: Final = sorted((ROOT / ".github/actions").glob("*/action.yml"))
 
 
 def read(path: Path) -> dict[str, Any]:
-    """YAML's 1.1 takes the word `on` for true."""
+    """The document; YAML 1.1 reads the key `on` as true."""
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert isinstance(document, dict)
     return {"on" if key is True else key: value for key, value in document.items()}

@@ -1,4 +1,4 @@
-"""GitHub's expressions, as far as our workflows go: a word that is not known here is an error, no empty string."""
+"""GitHub's expressions, as far as our workflows use them; an unknown name is an error, not an empty string."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ _LITERALS: Final = {"true": True, "false": False, "null": None}
 
 
 def filled(text: str, contexts: Contexts, workspace: Path) -> Any:
-    """The text with its expressions answered; one that is a single expression keeps its type."""
+    """The text with its expressions evaluated; a text that is a single expression keeps its type."""
     whole = _EMBEDDED.fullmatch(text.strip())
     if whole:
         return evaluate(whole[1], contexts, workspace)
@@ -25,12 +25,12 @@ def filled(text: str, contexts: Contexts, workspace: Path) -> Any:
 
 
 def holds(condition: str | None, contexts: Contexts, workspace: Path, *, well: bool) -> bool:
-    """An `if`: one that asks for no status holds only where all has gone well before."""
+    """The value of an `if`; without a status function it requires that all earlier steps succeeded."""
     if condition is None:
         return well
     inner = _EMBEDDED.fullmatch(condition.strip())
-    said = evaluate(inner[1] if inner else condition, {**contexts, "well": well}, workspace)
-    return bool(said) and (well or _STATUS.search(condition) is not None)
+    result = evaluate(inner[1] if inner else condition, {**contexts, "well": well}, workspace)
+    return bool(result) and (well or _STATUS.search(condition) is not None)
 
 
 def as_text(value: Any) -> str:
@@ -138,7 +138,7 @@ class _Parser:
         return self.functions[name](*arguments)
 
     def _found(self, name: str) -> Any:
-        """What a context lacks is null."""
+        """An absent member of a context is null."""
         value = self.contexts[name]
         while self._take("."):
             value = (value or {}).get(self.tokens.pop(0))
@@ -146,7 +146,7 @@ class _Parser:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Without regard to case; what is of two types is compared as numbers."""
+    """Comparison without regard to case; values of different types are compared as numbers."""
     if isinstance(one, str) and isinstance(other, str):
         return one.lower() == other.lower()
     return _number(one) == _number(other) if type(one) is not type(other) else bool(one == other)

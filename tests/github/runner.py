@@ -1,7 +1,7 @@
-"""Runs a workflow as GitHub does, but here: every job in a new clone, every `run` in GitHub's bash.
+"""A local runner of GitHub workflows: every job in a new clone, every `run` in GitHub's bash.
 
-What is not real is in stand_ins.py. Jobs of a matrix run beside each other, all else in the order of the file; a job
-whose environment wants an approval is approved at once.
+stand_ins.py has the replaced parts. Jobs of a matrix run in parallel, all others in the order of the file; a job whose
+environment requires an approval is approved at once.
 """
 
 import os
@@ -16,21 +16,21 @@ from typing import Any, Final
 from tests.github.documents import read
 from tests.github.expressions import as_text, filled, holds
 
-_BASH: Final = ("bash", "--noprofile", "--norc", "-eo", "pipefail")  # what GitHub makes of `shell: bash`
+_BASH: Final = ("bash", "--noprofile", "--norc", "-eo", "pipefail")  # GitHub's command for `shell: bash`
 _SELF: Final = "$/"
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a workflow: who asked for it, what is set in the repository, and what its jobs leave."""
+    """A run of a workflow: its trigger, the settings of the repository, and the outputs of its jobs."""
 
     repository: Path
-    folder: Path  # of this run; a job has a folder in it
+    folder: Path  # the run's folder, with one for each job
     workflow: str
     github: Mapping[str, Any]
-    variables: Mapping[str, Mapping[str, str]]  # by environment; those of the repository under ""
-    surroundings: Mapping[str, str]  # what the machine of a job has beside GitHub's own variables
-    stand_ins: Mapping[str, Callable[["Machine", Mapping[str, str]], None]]  # for other people's actions
+    variables: Mapping[str, Mapping[str, str]]  # secrets by environment; those of the repository under ""
+    surroundings: Mapping[str, str]  # additional environment variables of a job's machine
+    stand_ins: Mapping[str, Callable[["Machine", Mapping[str, str]], None]]  # replacements of third-party actions
     inputs: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -44,7 +44,7 @@ class Step:
 
 @dataclass
 class Machine:
-    """That a job runs on: new, with a folder to work in, and the files by which steps speak to GitHub."""
+    """The machine of a job: new, with a working folder, and the files by which steps communicate with GitHub."""
 
     run: Run
     name: str
@@ -52,7 +52,7 @@ class Machine:
     environment: dict[str, str]
     contexts: dict[str, Any]
     steps: list[Step] = field(default_factory=list)
-    noted: dict[str, list[str]] = field(default_factory=dict)  # by what stands in for actions and for pip
+    noted: dict[str, list[str]] = field(default_factory=dict)  # written by the replacements of actions and pip
 
     @property
     def workspace(self) -> Path:
@@ -63,7 +63,7 @@ class Machine:
         return (self.folder / "GITHUB_STEP_SUMMARY").read_text()
 
     def answered(self, said: Mapping[str, Any]) -> dict[str, str]:
-        """Values as a step is given them: text, with expressions answered."""
+        """Values for a step: text, with expressions evaluated."""
         values = {
             name: filled(value, self.contexts, self.workspace) if isinstance(value, str) else value
             for name, value in said.items()
@@ -76,7 +76,7 @@ class Machine:
 
 @dataclass
 class Outcome:
-    """Of a run: its jobs in the order in which they came, and what became of them all."""
+    """The result of a run: its jobs in order of execution, and their results."""
 
     results: dict[str, str] = field(default_factory=dict)
     outputs: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -93,7 +93,8 @@ class Outcome:
 
 
 def carry_out(run: Run, *, spared: str = "") -> Outcome:
-    """Jobs stand in the file after those that they need. One may be spared: it is taken to have gone well."""
+    """Run the jobs in the order of the file, which is that of their needs. The job `spared` is skipped and counts as
+    successful."""
     outcome = Outcome()
     for name, job in read(run.repository / run.workflow)["jobs"].items():
         if name == spared:
@@ -104,7 +105,7 @@ def carry_out(run: Run, *, spared: str = "") -> Outcome:
 
 
 def carry_out_job(run: Run, name: str, job: Mapping[str, Any], needs: Mapping[str, Any], outcome: Outcome) -> None:
-    well = all(each["result"] == "success" for each in needs.values())
+    well = all(need["result"] == "success" for need in needs.values())
     contexts = _contexts(run, job, name, needs)
     if not holds(job.get("if"), contexts, run.repository, well=well):
         outcome.results[name] = "skipped"
@@ -198,10 +199,10 @@ def _shell(machine: Machine, name: str, step: Mapping[str, Any]) -> Step:
         check=False,
     )
     outputs = machine.folder / "GITHUB_OUTPUT"
-    said = dict(line.split("=", 1) for line in outputs.read_text().splitlines())
+    result = dict(line.split("=", 1) for line in outputs.read_text().splitlines())
     outputs.write_text("")
     if "id" in step:
-        machine.contexts["steps"][step["id"]] = {"outputs": said}
+        machine.contexts["steps"][step["id"]] = {"outputs": result}
     return Step(machine.name, name, "failure" if done.returncode else "success", done.stdout + done.stderr)
 
 
@@ -212,11 +213,11 @@ def _stand_in(machine: Machine, name: str, step: Mapping[str, Any]) -> Step:
 
 
 def _composite(machine: Machine, step: Mapping[str, Any]) -> None:
-    """Its steps are the job's, but see inputs of their own."""
+    """Run the steps of a composite action in the job, with inputs of their own."""
     action = read(machine.run.repository / step["uses"].removeprefix(_SELF) / "action.yml")
     given = machine.answered(step.get("with", {}))
     assert given.keys() <= action["inputs"].keys(), f"{given.keys()} has a word that the action does not know"
-    inputs = machine.answered({key: each.get("default") for key, each in action["inputs"].items()}) | given
+    inputs = machine.answered({key: value.get("default") for key, value in action["inputs"].items()}) | given
     outer = machine.contexts
     machine.contexts = {**outer, "inputs": inputs, "steps": {}}
     try:

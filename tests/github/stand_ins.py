@@ -1,4 +1,4 @@
-"""What is done in place of other people's actions, each said in a sentence. All else of a workflow is real."""
+"""Replacements of third-party actions. All other parts of a workflow are real."""
 
 import re
 import shutil
@@ -24,8 +24,7 @@ def checkout(machine: Machine, inputs: Mapping[str, str]) -> None:
 
 
 def setup_python(machine: Machine, inputs: Mapping[str, str]) -> None:
-    """This environment is put on the PATH, in which nxpipe is installed; before it a pip that only writes down what it
-    was asked for."""
+    """Put this environment on the PATH, in which nxpipe is installed, behind a pip that only records its arguments."""
     assert inputs["python-version"] == "3.11"
     tools = machine.folder / "tools"
     tools.mkdir()
@@ -35,12 +34,12 @@ def setup_python(machine: Machine, inputs: Mapping[str, str]) -> None:
 
 
 def cache(machine: Machine, inputs: Mapping[str, str]) -> None:
-    """Nothing was kept yet, and nothing is kept; the key is written down."""
+    """A cache that is always empty; records the key."""
     machine.note("cache", inputs["key"])
 
 
 def configure_aws_credentials(machine: Machine, inputs: Mapping[str, str]) -> None:
-    """The local AWS believes any key; the role is written down. Without this step a job has no key at all."""
+    """Set credentials, of which the local AWS accepts any; records the role. Without this step a job has none."""
     machine.note("role", inputs["role-to-assume"])
     machine.note("seconds", inputs["role-duration-seconds"])
     machine.environment.update(
@@ -49,7 +48,7 @@ def configure_aws_credentials(machine: Machine, inputs: Mapping[str, str]) -> No
 
 
 def attest_build_provenance(machine: Machine, inputs: Mapping[str, str]) -> None:
-    """The subjects have to be as the action takes them: a digest, two blanks, a name. The digests are written down."""
+    """Check the format of the subjects (a digest, two blanks, a name), and record the digests."""
     lines = (machine.workspace / inputs["subject-checksums"]).read_text().splitlines()
     for line in lines:
         subject = _SUBJECT.fullmatch(line)
@@ -59,7 +58,7 @@ def attest_build_provenance(machine: Machine, inputs: Mapping[str, str]) -> None
 
 
 def upload_artifact(machine: Machine, inputs: Mapping[str, str]) -> None:
-    """Files and folders go to a folder of the run, by their place in the workspace; what is not there is left out."""
+    """Copy files and folders to a folder of the run, by their place in the workspace; absent ones are ignored."""
     into = machine.run.folder / "artifacts" / inputs["name"]
     for name in inputs["path"].split():
         source = machine.workspace / name

@@ -1,6 +1,6 @@
-"""The release workflow, as `nxpipe init` writes it into a repository of two models: each of its scripts is carried out.
+"""The release workflow that `nxpipe init` writes, for a repository of two models: each of its scripts runs.
 
-The store is a bucket of the local AWS, the key that signs is one of its KMS.
+The store is a bucket of the local AWS, the signing key one of its KMS keys.
 """
 
 import json
@@ -72,7 +72,7 @@ def aws() -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def ours(aws: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run of a tag, in a repository to which `nxpipe init` has added what it adds."""
+    """A run for a tag, in a repository with the files of `nxpipe init`."""
     folder = tmp_path_factory.mktemp("github")
     root = folder / "repository"
     root.mkdir()
@@ -113,7 +113,7 @@ def ours(aws: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Objects]:
-    """What the bucket held when a machine took its role, and at the end."""
+    """The content of the bucket at each role assumption, and at the end."""
     return {}
 
 
@@ -139,7 +139,7 @@ def store(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Store:
 def objects() -> Objects:
     listed = boto3.client("s3").list_objects_v2(Bucket="artifacts")
     assert not listed["IsTruncated"]
-    return {(each["Key"], each["ETag"], each["LastModified"]) for each in listed.get("Contents", [])}
+    return {(content["Key"], content["ETag"], content["LastModified"]) for content in listed.get("Contents", [])}
 
 
 def failed(outcome: Outcome) -> list[Step]:
@@ -155,12 +155,12 @@ def test_a_tag_goes_through_every_gate_of_every_model_to_production(released: Ou
     assert {job for job, result in released.results.items() if result == "skipped"} == {"plan"}
     (names,) = {machine.contexts["needs"]["models"]["outputs"]["names"] for machine in machines(released, "build")}
     assert json.loads(names) == ["search", "chat"]
-    published = {one.manifest_digest for one in store.list()}
+    published = {entry.manifest_digest for entry in store.list()}
     assert len(published) == 2
     for channel in ("staging", "production"):
         tip = ChannelLog(store.backend, channel).tip()
         assert tip is not None
-        assert {each.manifest.sha256 for each in tip.artifacts} == published
+        assert {artifact.manifest.sha256 for artifact in tip.artifacts} == published
         assert tip.actor == "ann (GitHub, example/models run 1)"
         assert tip.reason == "v1"
     for digest in published:
@@ -169,7 +169,7 @@ def test_a_tag_goes_through_every_gate_of_every_model_to_production(released: Ou
 
 def test_what_is_attested_are_the_manifests_that_are_served(released: Outcome, store: Store) -> None:
     attested = [digest for machine in machines(released, "build") for digest in machine.noted["attested"]]
-    assert sorted(attested) == sorted(one.manifest_digest for one in store.list())
+    assert sorted(attested) == sorted(entry.manifest_digest for entry in store.list())
 
 
 def test_who_promotes_writes_to_its_channel_alone(released: Outcome, seen: dict[str, Objects]) -> None:
@@ -206,11 +206,11 @@ def test_a_pull_request_is_planned_and_changes_nothing_in_the_store(ours: Run, r
     before = objects()
     commit(ours.repository, described("search").replace("[16]", "[16, 32]"))
     github = {**ours.github, "event_name": "pull_request", "ref": "refs/pull/1/merge", "ref_name": "1/merge"}
-    asked = carry_out(replace(ours, folder=ours.folder.parent / "pull", github=github), spared="check")
+    out = carry_out(replace(ours, folder=ours.folder.parent / "pull", github=github), spared="check")
     git(ours.repository, "reset", "--quiet", "--hard", "HEAD~1")
-    assert failed(asked) == []
-    assert {job for job, result in asked.results.items() if result == "success"} == {"models", "check", "plan"}
-    (plan,) = machines(asked, "plan")
+    assert failed(out) == []
+    assert {job for job, result in out.results.items() if result == "success"} == {"models", "check", "plan"}
+    (plan,) = machines(out, "plan")
     assert plan.noted["role"] == [ROLES["read"]]
     assert "to do" in plan.summary
     assert objects() == before

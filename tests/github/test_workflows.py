@@ -1,4 +1,4 @@
-"""What the workflows may do, what they call, and that ours and what `nxpipe init` writes are one."""
+"""The workflows: permissions, called commands, and equality of ours with those of `nxpipe init`."""
 
 import re
 from pathlib import Path
@@ -113,7 +113,7 @@ def event(name: str, repository: str = "example/models") -> dict[str, Any]:
 
 
 def begun(contexts: dict[str, Any]) -> set[str]:
-    """The jobs that are not held back by their own condition, nor by that of one that they need."""
+    """The jobs that are not skipped by their own condition or that of a needed job."""
     found: set[str] = set()
     for name, job in jobs(WORKFLOW).items():
         needs = job.get("needs", [])

@@ -1,4 +1,4 @@
-"""The hardware catalogue: consistent with itself, frozen, honest about silence, and light to import."""
+"""The hardware catalogue: consistent, frozen, explicit about unknown figures, and light to import."""
 
 import pickle
 import subprocess

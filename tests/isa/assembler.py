@@ -1,8 +1,8 @@
-"""The assembler: text of `nxpipe.emulator.isa.text`, or of a test's author, into a program.
+"""The assembler: from the text of `nxpipe.emulator.isa.text`, or of a test, to a program.
 
-It checks the grammar and not legality, so that a test of `legality` can write an illegal program. The text may come
-from a fuzzer: numbers and patterns are bounded before anything is computed from them, so that the work stays in
-proportion to the length of the text.
+It checks the grammar but not legality, so that a test of `legality` can write an illegal program. The text may come
+from a fuzzer: numbers and patterns are bounded before they are used, so that the work is proportional to the length of
+the text.
 """
 
 import json
@@ -31,7 +31,7 @@ _STRING: Final = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*"')
 _DIGITS: Final = re.compile(r"[0-9]{1,20}(?![0-9])")
 _MINUS: Final = re.compile(r"-")
 _TILE: Final = re.compile(r"(?:sbuf|psum)[ \t]*\[")
-_MOST_AXES: Final = 16  # of a pattern or shape: far more than is legal
+_MOST_AXES: Final = 16  # axes of a pattern or shape: far more than is legal
 _MOST_TERMS: Final = 64
 
 _DTYPES: Final = {dtype.short: dtype for dtype in DType}
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class TextInvalid(CompileError):
-    """A program's text cannot be read: where, and what was expected there."""
+    """The text of a program cannot be parsed; has the position and the expected syntax."""
 
     def __init__(self, line: int, column: int, expected: str, found: str) -> None:
         self.line, self.column, self.expected = line, column, expected
@@ -125,7 +125,7 @@ class Scanner:
         return self.choice(_DTYPES, "a type")
 
     def integers(self) -> tuple[int, ...]:
-        """In brackets."""
+        """Integers in brackets."""
         self.expect("[")
         found: list[int] = []
         while not self.accept("]"):
@@ -137,14 +137,14 @@ class Scanner:
         return tuple(found)
 
     def affine(self, *, turning: bool = True) -> Affine:
-        """A sum of numbers, indices times numbers, and where they are allowed, turns."""
+        """A sum of numbers, multiples of indices, and rotating offsets where they are permitted."""
         base, terms, turns = 0, dict[int, int](), list[RotatingOffset]()
         for _ in range(_MOST_TERMS):
             factor = -1 if self.accept("-") else 1
-            told = self.sees(_DIGITS)
-            if told:
+            has_digits = self.sees(_DIGITS)
+            if has_digits:
                 factor *= int(self.take(_DIGITS, "a number")[0])
-            if told and not self.accept("*"):
+            if has_digits and not self.accept("*"):
                 base += factor
             elif turning and self.accept("("):
                 turns.append(self._turn(factor))
@@ -207,15 +207,15 @@ class Scanner:
 
     def _pattern(self) -> tuple[DType, tuple[Axis, ...]]:
         dtype = self.dtype()
-        told: list[tuple[int, int | None]] = []
-        while self.accept("x") if told else self.sees(_INTEGER):
-            if len(told) == _MOST_AXES:
+        result: list[tuple[int, int | None]] = []
+        while self.accept("x") if result else self.sees(_INTEGER):
+            if len(result) == _MOST_AXES:
                 raise self.wrong(f"at most {_MOST_AXES} axes")
             size = self.integer("the size of an axis")
-            told.append((size, self.integer("a stride") if self.accept("@") else None))
+            result.append((size, self.integer("a stride") if self.accept("@") else None))
         axes: list[Axis] = []
         stride = 1
-        for size, own in reversed(told):
+        for size, own in reversed(result):
             axes.append(Axis(size, stride if own is None else own))
             stride *= size
         return dtype, tuple(reversed(axes))
@@ -226,9 +226,9 @@ class Scanner:
             self._position = found.end()
 
 
-_LONGEST: Final = 2**27  # characters
-_DEEPEST: Final = 32  # loops around an instruction
-_MOST_NAMES: Final = 65536  # of all buffers together: a run of numbers is short as text
+_LONGEST: Final = 2**27  # characters of a text
+_DEEPEST: Final = 32  # nested loops
+_MOST_NAMES: Final = 65536  # bytes of all buffers together: a repeated number is short as text
 _MARGIN: Final = re.compile(r" *")
 _KEY: Final = re.compile(r"([a-z_0-9]+)=")
 _HEX: Final = re.compile(r"(?:[0-9a-f]{2})+")
@@ -241,7 +241,7 @@ _FUNCTIONS: Final = {function.value: function for function in Function}
 _TRUTHS: Final = {"true": True, "false": False}
 _ENTRIES: Final[Mapping[str, Role | str]] = {**_ROLES, "note": "note", "notes": "notes", "bytes": "bytes"}
 _OPERANDS: Final[Mapping[type[Instruction], Mapping[str, Field[Any]]]] = {
-    kind: {each.name: each for each in fields(kind) if each.name not in ("engine", "waits", "note")}
+    kind: {field.name: field for field in fields(kind) if field.name not in ("engine", "waits", "note")}
     for kind in INSTRUCTIONS.values()
 }
 _IN_BODY: Final = re.compile(rf"(?:loop|at|{'|'.join(_ENGINES)})(?![A-Za-z0-9_])")
@@ -261,7 +261,7 @@ def program(text: str) -> Program:
 
 
 class _Reader:
-    """State of the parse; `_bodies` are the bodies of the open loops, outermost (the program) first."""
+    """The state of the parser; `_bodies` are the bodies of the open loops, outermost (the program) first."""
 
     def __init__(self) -> None:
         self._core = ""
@@ -365,7 +365,7 @@ class _Reader:
         return tuple(names)
 
     def _end_loops(self, scanner: Scanner, margin: int) -> None:
-        """Close the loops that the margin is left of."""
+        """Close the loops right of the margin."""
         depth, odd = divmod(margin, 2)
         if odd or depth > len(self._counts):
             raise scanner.wrong(f"at most {2 * len(self._counts)} spaces in front, and two for each loop")
@@ -405,7 +405,7 @@ def _instruction(scanner: Scanner, engine: Engine, labels: Mapping[str, int], no
         given[key] = _read(scanner, operands[key], labels)
         if not scanner.accept(","):
             break
-    missing = [name for name, each in operands.items() if name not in given and each.default is MISSING]
+    missing = [name for name, operand in operands.items() if name not in given and operand.default is MISSING]
     if missing:
         raise scanner.wrong(f"also {', '.join(f'{name}=' for name in missing)}")
     return kind(engine=engine, waits=_waits(scanner), note=note, **given)

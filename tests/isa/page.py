@@ -1,4 +1,4 @@
-"""docs/reference/isa.md, in pieces that code can be held to."""
+"""Parts of docs/reference/isa.md, for comparison with the code."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ EXAMPLE: str = EXAMPLES[0]
 
 
 def table(*header: str) -> list[list[str]]:
-    """The rows below a header that begins so; marks of code are taken off."""
+    """The rows below a header with this start, without code marks."""
     lines = PAGE.splitlines()
     start = next(number for number, line in enumerate(lines) if cells(line)[: len(header)] == list(header))
     return list(_rows(lines[start + 2 :]))
@@ -29,6 +29,6 @@ def cells(line: str) -> list[str]:
 
 
 def sections() -> dict[str, str]:
-    """The text about each instruction."""
+    """The section of each instruction."""
     found = re.split(r"^### (\w+)\n", PAGE, flags=re.MULTILINE)
     return {name: body.partition("\n## ")[0] for name, body in zip(found[1::2], found[2::2], strict=True)}

@@ -1,4 +1,4 @@
-"""Programs as text for fuzzers: what reads them, and an example. Only `TextInvalid` may come out."""
+"""The parser of program text for fuzzers, and an example. Only `TextInvalid` is permitted."""
 
 from collections.abc import Mapping
 

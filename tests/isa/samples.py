@@ -1,4 +1,4 @@
-"""Programs to try the instruction set with: one plain, legal instruction of each kind, and random ones of any sort."""
+"""Programs for tests of the instruction set: one plain, legal instruction of each kind, and random ones."""
 
 from dataclasses import MISSING, fields, replace
 from typing import Any
@@ -14,7 +14,7 @@ from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
 from nxpipe.emulator.isa.scalar import Function
 
 FLOAT = DType.FLOAT32
-STEP = 16 * 1024  # bytes between the places of one instruction
+STEP = 16 * 1024  # bytes between the operands of one instruction
 
 
 def tile(
@@ -37,7 +37,7 @@ def far(*sizes: int, buffer: int = 0, dtype: DType = FLOAT, rows: Tile | None = 
 
 
 def plain(name: str, engine: Engine, lanes: int = 128, size: int = 240) -> Instruction:
-    """Legal on each generation on which the engine carries it out; in float32 and SBUF as far as that goes."""
+    """An instruction that is legal on each generation with its engine; in float32 and SBUF where possible."""
     dst, one, two = (tile(lanes, size, slot=slot) for slot in range(3))
     eight, column = tile(lanes, 8, slot=3), tile(lanes, 1, slot=3)
     where = {"dst": dst, "src": one}
@@ -79,7 +79,7 @@ def plain(name: str, engine: Engine, lanes: int = 128, size: int = 240) -> Instr
 
 
 def changed(instruction: Instruction, **changes: Any) -> Any:
-    """`dataclasses.replace`, for an instruction whose kind a test knows better than its types do."""
+    """`dataclasses.replace` without type checks, for instructions of a known kind."""
     return replace(instruction, **changes)
 
 
@@ -91,7 +91,7 @@ def _transposed(engine: Engine, lanes: int, size: int) -> dict[str, object]:
 
 
 def around(*body: Step, core: str = "v2", ranks: int = 2) -> Program:
-    """A program of these steps, with two large buffers."""
+    """A program with these steps and two large buffers."""
     buffers = (
         Buffer(Role.INPUT, ("x",), FLOAT, (128, 4096)),
         Buffer(Role.OUTPUT, ("y",), FLOAT, (128, 4096), address=2**21),
@@ -99,7 +99,7 @@ def around(*body: Step, core: str = "v2", ranks: int = 2) -> Program:
     return Program(core=core, ranks=ranks, buffers=buffers, body=body)
 
 
-# Anything that can be written down, legal or not.
+# Any instruction that can be represented, legal or not.
 
 NUMBERS = st.integers(-(10**6), 10**6)
 FLOATS = st.floats(allow_nan=False)
@@ -164,9 +164,9 @@ def instructions(draw: st.DrawFn, buffers: int, name: str | None = None) -> Inst
     kind = INSTRUCTIONS[name or draw(st.sampled_from(sorted(INSTRUCTIONS)))]
     waits = draw(st.lists(st.builds(Wait, st.sampled_from(Engine), AFFINES), max_size=2))
     given = {
-        each.name: draw(values(each.type, buffers))
-        for each in fields(kind)
-        if each.name not in ("engine", "waits", "note") and (each.default is MISSING or draw(st.booleans()))
+        field.name: draw(values(field.type, buffers))
+        for field in fields(kind)
+        if field.name not in ("engine", "waits", "note") and (field.default is MISSING or draw(st.booleans()))
     }
     return kind(engine=draw(st.sampled_from(Engine)), waits=tuple(waits), note=draw(st.integers(0, 2)), **given)
 
@@ -191,7 +191,7 @@ def programs(draw: st.DrawFn) -> Program:
 
 
 def inside(*counts: int, body: tuple[Step, ...]) -> Step:
-    """The body in loops of so many turns, outermost first."""
+    """The body in loops with so many iterations, outermost first."""
     for count in reversed(counts):
         body = (Loop(count, body),)
     (loop,) = body

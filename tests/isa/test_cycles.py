@@ -1,4 +1,4 @@
-"""What a program adds up to without running is what its instructions add up to one by one."""
+"""The cycles of a program computed without running it equal the sum over its instructions."""
 
 from collections import Counter
 from dataclasses import replace
@@ -115,7 +115,7 @@ def test_moving_twice_as_much_takes_no_less_time_and_no_engine_is_faster_than_it
 def test_how_the_one_element_of_an_axis_is_spaced_changes_no_cost() -> None:
     one = plain("tensor_copy", Engine.VECTOR)
     dense = {name: tile(128, 1, 512, slot=slot, dtype=DType.BFLOAT16) for slot, name in enumerate(("dst", "src"))}
-    odd = {name: replace(each, axes=(Axis(1, 7), each.axes[1])) for name, each in dense.items()}
+    odd = {name: replace(value, axes=(Axis(1, 7), value.axes[1])) for name, value in dense.items()}
     assert cost(changed(one, **odd), CORES["v3"]).cycles == cost(changed(one, **dense), CORES["v3"]).cycles == 128
 
 

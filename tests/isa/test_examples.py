@@ -1,4 +1,4 @@
-"""The programs of docs/reference/isa.md are carried out, and give what the page says that they do."""
+"""The programs of docs/reference/isa.md run, and give the results in the page."""
 
 from collections.abc import Callable
 from math import erf

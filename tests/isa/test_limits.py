@@ -1,4 +1,4 @@
-"""A program that breaks a rule of the machine is refused with the rule, the instruction and the numbers."""
+"""A program that violates a rule of the machine is refused with the rule, the instruction and the numbers."""
 
 from dataclasses import replace
 from typing import Any
@@ -103,9 +103,9 @@ def test_a_wait_is_refused_exactly_if_some_turn_asks_for_more_than_comes_before(
     first = [plain("memset", Engine.VECTOR)] * data.draw(st.integers(0, 2))
     body = (*first, inside(*counts, body=(*awaited, waiting)))
     seen, hopeless = 0, False
-    for one, at in executed(body):
-        seen += one.engine is Engine.VECTOR
-        hopeless |= one is waiting and done.at(at) > seen
+    for value, at in executed(body):
+        seen += value.engine is Engine.VECTOR
+        hopeless |= value is waiting and done.at(at) > seen
     assert broken(*body) == ({Rule.WAIT} if hopeless else set())
 
 

@@ -1,4 +1,4 @@
-"""What is written down is what is read, and what cannot be read is refused with the place."""
+"""Program text round-trips, and invalid text is refused with the place."""
 
 import re
 from contextlib import suppress
@@ -60,7 +60,7 @@ def test_addresses_read_as_one_would_write_them() -> None:
 
 def test_buffers_are_called_by_their_names_and_no_two_alike() -> None:
     names = [("x",), ("x",), ("sbuf",), (), ("a b",), tuple(f"layers.{turn}.up" for turn in range(32))]
-    buffers = [Buffer(Role.SCRATCH, each, DType.FLOAT32, (1,)) for each in names]
+    buffers = [Buffer(Role.SCRATCH, name, DType.FLOAT32, (1,)) for name in names]
     buffers.append(Buffer(Role.CONSTANT, ("0123456789abcdef" * 4,), DType.FLOAT32, (1,)))
     assert labelled(buffers) == ("x", "x~2", "sbuf~2", "buffer", "a_b", "layers.*.up", "constant.01234567")
 

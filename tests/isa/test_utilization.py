@@ -1,4 +1,4 @@
-"""What a program is said to use is what a person counts by hand."""
+"""The reported utilisation of a program equals a count by hand."""
 
 from dataclasses import replace
 
@@ -85,9 +85,9 @@ def test_scratch_is_that_of_the_module_that_writes_most_of_it() -> None:
 def test_the_smaller_spills_are_summed_up() -> None:
     one = program(THERE_AND_BACK)
     spills = tuple(Spill(f"layers.{number}", 100 - number, 5) for number in range(12))
-    told = replace(utilisation(one), spills=spills).document()["spilled"]
-    assert [each["module"] for each in told["largest"]] == [f"layers.{number}" for number in range(10)]
-    assert told["rest"] == {"modules": 2, "bytes": 90 + 89 + 5 + 5}
+    spilled = replace(utilisation(one), spills=spills).document()["spilled"]
+    assert [entry["module"] for entry in spilled["largest"]] == [f"layers.{number}" for number in range(10)]
+    assert spilled["rest"] == {"modules": 2, "bytes": 90 + 89 + 5 + 5}
 
 
 def test_rows_of_a_table_count_and_not_the_table() -> None:
@@ -138,7 +138,7 @@ def _state(*body: Step) -> Program:
 
 
 def _copied(size: int, at: Affine | int = 0, *, written: bool, rows: Tile | None = None) -> DmaCopy:
-    """So many rows of the first buffer, a tile in SBUF being the other end."""
+    """A copy of so many rows between the first buffer and a tile in SBUF."""
     offset = at if isinstance(at, Affine) else Affine(at)
     far, near = Far(0, FLOAT, offset, (Axis(size, 4096), Axis(4096, 1)), rows), tile(size, 4096)
     return DmaCopy(engine=Engine.DMA0, dst=far, src=near) if written else DmaCopy(engine=Engine.DMA0, dst=near, src=far)
@@ -161,8 +161,8 @@ def test_a_step_that_writes_one_row_by_number_and_reads_all_moves_all_of_it_once
 
 
 def test_rows_by_number_are_never_more_than_there_are() -> None:
-    asked = _copied(100, written=False, rows=tile(100, 1))
-    assert buffer_traffic(_state(Loop(3, (asked,))))[0].read == 128 * ROW
+    copied = _copied(100, written=False, rows=tile(100, 1))
+    assert buffer_traffic(_state(Loop(3, (copied,))))[0].read == 128 * ROW
 
 
 @given(

@@ -1,7 +1,7 @@
-"""Two ways of counting what there is.
+"""Checks of an account's content: a census and an inventory.
 
-The census compares every property of every resource, as its service tells it, with what the template asked for. The
-inventory lists what exists, whoever made it: what a life cycle leaves behind is what the inventory has more.
+The census compares every property of every resource, as read from its service, with the template. The inventory lists
+all that exists in an account; comparing two inventories shows what a stack has left behind.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from tests.localaws.formation.stack import Resource, Stack
 
 @dataclass(frozen=True)
 class Finding:
-    """A property that is not there, or not as wanted."""
+    """A difference between the property in the template and the property read from the service."""
 
     stack: str
     logical: str
@@ -30,32 +30,37 @@ class Finding:
 
 
 def census(region: str, account: str = DEFAULT_ACCOUNT_ID) -> list[Finding]:
-    """Of all stacks that exist. None found: every property is there, as it was wanted."""
+    """The differences over all stacks that exist; an empty list means that every property is as the template has it."""
     stacks: Stacks = cloudformation_backends[account][region]
     return [
         finding
         for stack in stacks.all.values()
         if stack.exists
-        for one in stack.resources.values()
-        for finding in _of(one, stack, stacks)
+        for resource in stack.resources.values()
+        for finding in _findings(resource, stack, stacks)
     ]
 
 
-def _of(one: Resource, stack: Stack, stacks: Stacks) -> Iterator[Finding]:
-    declared = one.declared
+def _findings(resource: Resource, stack: Stack, stacks: Stacks) -> Iterator[Finding]:
+    declared = resource.declared
     site = Site(stacks.account_id, stacks.region_name, stacks.partition, stack.name, declared.logical)
-    found = PROVIDERS[declared.type].read(one.made, site)
-    for difference in differences(one.properties, found):
+    actual = PROVIDERS[declared.type].read(resource.existing, site)
+    for difference in differences(resource.properties, actual):
         yield Finding(stack.name, declared.logical, declared.type, difference)
 
 
-def counted(region: str, account: str = DEFAULT_ACCOUNT_ID) -> int:
-    """How many properties a census has looked at."""
+def count_properties(region: str, account: str = DEFAULT_ACCOUNT_ID) -> int:
+    """The number of properties that a census compares."""
     stacks: Stacks = cloudformation_backends[account][region]
-    return sum(len(one.properties) for each in stacks.all.values() if each.exists for one in each.resources.values())
+    return sum(
+        len(resource.properties)
+        for stack in stacks.all.values()
+        if stack.exists
+        for resource in stack.resources.values()
+    )
 
 
-# A service, its call, and where in the answer the names are.
+# Service, list call, key of the list in the response, key of the name in an entry (None: the entry is the name).
 _LISTS: Final = (
     ("autoscaling", "describe_auto_scaling_groups", "AutoScalingGroups", "AutoScalingGroupName"),
     ("autoscaling", "describe_policies", "ScalingPolicies", "PolicyARN"),
@@ -107,37 +112,39 @@ _ENDED: Final = {"cancelled", "deleted", "terminated", "DELETED"}
 
 
 def inventory(region: str) -> set[str]:
-    """What exists, by service and name. Keys and roles that AWS itself keeps for a time or for ever are no part of it:
-    a key waits for its deletion, and a role that belongs to a service stays with the account."""
-    found = {f"budgets {one}" for one in _budgets(region)} | {f"kms {one}" for one in _keys(region)}
+    """All that exists, by service and name, except what AWS keeps: keys that wait for deletion and service-linked
+    roles."""
+    result = {f"budgets {budget}" for budget in _budgets(region)} | {f"kms {item}" for item in _keys(region)}
     composites = client_of("cloudwatch", region).describe_alarms(AlarmTypes=["CompositeAlarm"])["CompositeAlarms"]
-    found |= {f"cloudwatch {one['AlarmName']}" for one in composites}
-    for service, call, where, name in _LISTS:
+    result |= {f"cloudwatch {composite['AlarmName']}" for composite in composites}
+    for service, call, key, name in _LISTS:
         client = client_of(service, region)
         answers = client.get_paginator(call).paginate() if client.can_paginate(call) else [getattr(client, call)()]
-        for answer in answers:
-            living = [each for each in answer.get(where, ()) if _lives(each)]
-            found |= {f"{service} {each if name is None else each[name]}" for each in living}
-    return found
+        for complete_action in answers:
+            living = [entry for entry in complete_action.get(key, ()) if _is_live(entry)]
+            result |= {f"{service} {entry if name is None else entry[name]}" for entry in living}
+    return result
 
 
-def _lives(one: Any) -> bool:
-    if not isinstance(one, dict):
+def _is_live(entry: Any) -> bool:
+    if not isinstance(entry, dict):
         return True
-    return str(one.get("State")) not in _ENDED and not one.get("Path", "").startswith("/aws-service-role/")
+    return str(entry.get("State")) not in _ENDED and not entry.get("Path", "").startswith("/aws-service-role/")
 
 
 def _keys(region: str) -> list[str]:
-    """Not those that AWS itself makes for a service, which have an alias of AWS's."""
+    """The keys of the account, without the AWS managed keys (aliases `alias/aws/`)."""
     kms = client_of("kms", region)
     of_aws = {
-        one.get("TargetKeyId") for one in kms.list_aliases()["Aliases"] if one["AliasName"].startswith("alias/aws/")
+        alias.get("TargetKeyId")
+        for alias in kms.list_aliases()["Aliases"]
+        if alias["AliasName"].startswith("alias/aws/")
     }
-    told = [kms.describe_key(KeyId=one["KeyId"])["KeyMetadata"] for one in kms.list_keys()["Keys"]]
-    return [one["KeyId"] for one in told if one["KeyState"] != "PendingDeletion" and one["KeyId"] not in of_aws]
+    keys = [kms.describe_key(KeyId=key["KeyId"])["KeyMetadata"] for key in kms.list_keys()["Keys"]]
+    return [entry["KeyId"] for entry in keys if entry["KeyState"] != "PendingDeletion" and entry["KeyId"] not in of_aws]
 
 
 def _budgets(region: str) -> list[str]:
     account = client_of("sts", region).get_caller_identity()["Account"]
-    told = client_of("budgets", region).describe_budgets(AccountId=account)
-    return [one["BudgetName"] for one in told.get("Budgets", [])]
+    response = client_of("budgets", region).describe_budgets(AccountId=account)
+    return [budget["BudgetName"] for budget in response.get("Budgets", [])]

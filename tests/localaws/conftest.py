@@ -1,4 +1,4 @@
-"""A local AWS for each test. The tests of the harness itself are run by `make test-localaws` and nightly."""
+"""A local AWS for each test. The tests of the harness itself run nightly and by `make test-localaws`."""
 
 from collections.abc import Iterator
 from pathlib import Path

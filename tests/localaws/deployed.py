@@ -1,4 +1,4 @@
-"""A stack `s`, for tests to deploy, change and ask for what has become of it."""
+"""Functions that create, change and read back a stack `s` in tests."""
 
 import copy
 import json
@@ -25,29 +25,29 @@ def update(aws: Any, resources: Template) -> tuple[str, list[str]]:
 
 def settled(aws: Any, name: str = "s") -> tuple[str, list[str]]:
     events = aws.describe_stack_events(StackName=name)["StackEvents"]
-    failed = [one for one in events if one["ResourceStatus"].endswith("_FAILED")]
-    reasons = [f"{one['LogicalResourceId']}: {one['ResourceStatusReason']}" for one in failed]
+    failed = [event for event in events if event["ResourceStatus"].endswith("_FAILED")]
+    reasons = [f"{entry['LogicalResourceId']}: {entry['ResourceStatusReason']}" for entry in failed]
     return aws.describe_stacks(StackName=name)["Stacks"][0]["StackStatus"], reasons
 
 
 def physical(aws: Any) -> dict[str, str]:
-    told = aws.describe_stack_resources(StackName="s")["StackResources"]
-    return {one["LogicalResourceId"]: one["PhysicalResourceId"] for one in told}
+    stack_resources = aws.describe_stack_resources(StackName="s")["StackResources"]
+    return {entry["LogicalResourceId"]: entry["PhysicalResourceId"] for entry in stack_resources}
 
 
 def changed(resources: Template, changes: Changes) -> Template:
-    """A property whose new value is None goes away."""
-    found = copy.deepcopy(resources)
+    """The resources with changed properties; a value of None removes the property."""
+    result = copy.deepcopy(resources)
     for name, properties in changes.items():
-        one = {**found[name]["Properties"], **properties}
-        found[name]["Properties"] = {key: value for key, value in one.items() if value is not None}
-    return found
+        logical = {**result[name]["Properties"], **properties}
+        result[name]["Properties"] = {key: value for key, value in logical.items() if value is not None}
+    return result
 
 
 def without(resources: Template, *names: str) -> Template:
-    return {name: one for name, one in resources.items() if name not in names}
+    return {name: resource for name, resource in resources.items() if name not in names}
 
 
 def running() -> list[str]:
-    told = boto3.client("ec2").describe_instances(Filters=[{"Name": "instance-state-name", "Values": ["running"]}])
-    return [one["InstanceId"] for each in told["Reservations"] for one in each["Instances"]]
+    response = boto3.client("ec2").describe_instances(Filters=[{"Name": "instance-state-name", "Values": ["running"]}])
+    return [instance["InstanceId"] for reservation in response["Reservations"] for instance in reservation["Instances"]]

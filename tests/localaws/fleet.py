@@ -1,4 +1,4 @@
-"""A template with each resource that a fleet is made of, for tests to change one property of."""
+"""A template with each type of resource of a fleet, for tests that change one property at a time."""
 
 import base64
 from typing import Any
@@ -23,7 +23,7 @@ def resource(kind: str, /, **properties: Any) -> Template:
 
 
 def network() -> Template:
-    found = {
+    document = {
         "Vpc": resource("EC2::VPC", CidrBlock="10.0.0.0/16", EnableDnsHostnames=True, EnableDnsSupport=True, Tags=TAGS),
         "Gateway": resource("EC2::InternetGateway", Tags=TAGS),
         "Attached": resource("EC2::VPCGatewayAttachment", VpcId=ref("Vpc"), InternetGatewayId=ref("Gateway")),
@@ -71,7 +71,7 @@ def network() -> Template:
         **groups(),
     }
     for name, zone, block in zip("AB", ZONES, ("10.0.0.0/24", "10.0.1.0/24"), strict=True):
-        found[f"Subnet{name}"] = resource(
+        document[f"Subnet{name}"] = resource(
             "EC2::Subnet",
             VpcId=ref("Vpc"),
             AvailabilityZone=zone,
@@ -79,11 +79,12 @@ def network() -> Template:
             MapPublicIpOnLaunch=False,
             Tags=TAGS,
         )
-    return found
+    return document
 
 
 def groups() -> Template:
-    """As CDK and our stacks write them: rules inside, rules beside, a group that refers to itself."""
+    """Security groups as CDK and our stacks write them: inline rules, rules as resources, a group that refers to
+    itself."""
     return {
         "Group": resource(
             "EC2::SecurityGroup",

@@ -1,4 +1,4 @@
-"""Puts our CloudFormation in moto's place, in this process."""
+"""Installation of our CloudFormation in place of moto's, in this process."""
 
 from functools import cache
 
@@ -15,7 +15,7 @@ from tests.localaws.providers import know_all
 
 @cache
 def install() -> None:
-    """For both ways of running moto: within a test's process, and as a server."""
+    """Replace moto's CloudFormation for both of its modes: decorator in the process, and server."""
     moto.cloudformation.cloudformation_backends = models.cloudformation_backends
     moto.cloudformation.models.cloudformation_backends = models.cloudformation_backends
     moto.cloudformation.urls.url_paths = urls.url_paths

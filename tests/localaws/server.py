@@ -1,6 +1,6 @@
 """The local AWS as a server: `python -m tests.localaws.server [PORT]`, until it is stopped.
 
-When it answers it prints what another shell needs to use it.
+When the server is ready, it prints the environment variables that another shell needs.
 """
 
 import logging
@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-# botocore reads them when a client is made; nobody checks them.
+# botocore requires credentials to create a client; the server does not check them.
 _WHO: Final = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_DEFAULT_REGION": "us-east-2"}
-_LONG: Final = 5.0  # seconds: what the command line waits before it asks a second time
+_LONG: Final = 5.0  # seconds: the interval at which the CDK polls a stack
 
 
 @contextmanager
 def local_aws(port: int = 0) -> Iterator[dict[str, str]]:
-    """A fresh account behind an address: the environment that leads there, in which this process is meanwhile, too.
+    """Serve a fresh account and return the environment that points to it; this process has that environment meanwhile.
 
     Providers, state machines and functions call the same server.
     """
@@ -32,15 +32,15 @@ def local_aws(port: int = 0) -> Iterator[dict[str, str]]:
 
     before, run = dict(os.environ), Stacks.run
     os.environ.update({name: value for name, value in _WHO.items() if name not in os.environ})
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request helps nobody
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no log line for each request
     install()
     moto_api_backend.reset()
     known = frozenset(backends.list_of_moto_modules())
-    backends.list_of_moto_modules = lambda: known  # looked up on the disk for each request otherwise
+    backends.list_of_moto_modules = lambda: known  # moto lists the folder for each request otherwise
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
     server.start()
     _, port = server.get_host_and_port()
-    # The command line takes template addresses of this very spelling only.
+    # The CDK accepts template URLs only with the host name `localhost`.
     os.environ.update({"AWS_ENDPOINT_URL": f"http://localhost:{port}", "MOTO_PORT": str(port)})
     Stacks.run = staticmethod(_beside)
     try:
@@ -64,8 +64,10 @@ def main() -> None:
 
 
 def _beside(job: Callable[[], None]) -> None:
-    """The request is answered when the work has ended, or has taken long. AWS answers at once; but whoever then finds
-    the work unfinished asks again only after seconds, and nearly all work is done in a tenth of one here.
+    """Run a stack operation in a thread, and return when it has ended or after five seconds.
+
+    AWS returns at once. A client that finds the operation unfinished polls again after seconds, and nearly all
+    operations take less than a tenth of one here.
     """
     work = threading.Thread(target=job, daemon=True)
     work.start()

@@ -1,6 +1,7 @@
-"""Small templates that stock moto says it has carried out, each with a question whether it has.
+"""Small templates that stock moto reports as complete, each with a check of the result.
 
-`python -m tests.localaws.stock` asks stock moto, which must not share a process with ours, and prints the answers.
+`python -m tests.localaws.stock` runs them with stock moto, which cannot share a process with the patches, and prints
+the results.
 """
 
 import json
@@ -17,7 +18,7 @@ _REGION: Final = "us-east-2"
 _LAUNCHING: Final = "autoscaling:EC2_INSTANCE_LAUNCHING"
 
 
-def _one(kind: str, /, **properties: Any) -> Resources:
+def _resource(kind: str, /, **properties: Any) -> Resources:
     return {"Type": f"AWS::{kind}", "Properties": properties}
 
 
@@ -26,12 +27,12 @@ def _ref(name: str) -> dict[str, str]:
 
 
 def _network() -> Resources:
-    found = {"Vpc": _one("EC2::VPC", CidrBlock="10.0.0.0/16")}
+    document = {"Vpc": _resource("EC2::VPC", CidrBlock="10.0.0.0/16")}
     for number, zone in enumerate("ab"):
-        found[f"Subnet{number}"] = _one(
+        document[f"Subnet{number}"] = _resource(
             "EC2::Subnet", VpcId=_ref("Vpc"), CidrBlock=f"10.0.{number}.0/24", AvailabilityZone=f"{_REGION}{zone}"
         )
-    return found
+    return document
 
 
 def _group(**more: Any) -> Resources:
@@ -41,12 +42,12 @@ def _group(**more: Any) -> Resources:
         "MetadataOptions": {"HttpTokens": "required"},
     }
     by = {"LaunchTemplateId": _ref("Template"), "Version": {"Fn::GetAtt": ["Template", "LatestVersionNumber"]}}
-    given = {"MinSize": "0", "MaxSize": "2", "DesiredCapacity": "2", "LaunchTemplate": by}
+    document = {"MinSize": "0", "MaxSize": "2", "DesiredCapacity": "2", "LaunchTemplate": by}
     subnets = [_ref("Subnet0"), _ref("Subnet1")]
     return {
         **_network(),
-        "Template": _one("EC2::LaunchTemplate", LaunchTemplateName="t", LaunchTemplateData=data),
-        "Group": _one("AutoScaling::AutoScalingGroup", VPCZoneIdentifier=subnets, **given, **more),
+        "Template": _resource("EC2::LaunchTemplate", LaunchTemplateName="t", LaunchTemplateData=data),
+        "Group": _resource("AutoScaling::AutoScalingGroup", VPCZoneIdentifier=subnets, **document, **more),
     }
 
 
@@ -56,10 +57,10 @@ def _balancer() -> Resources:
     subnets = [_ref("Subnet0"), _ref("Subnet1")]
     return {
         **_network(),
-        "Balancer": _one("ElasticLoadBalancingV2::LoadBalancer", Scheme="internal", Subnets=subnets),
-        "Blue": _one("ElasticLoadBalancingV2::TargetGroup", Name="blue", **same),
-        "Green": _one("ElasticLoadBalancingV2::TargetGroup", Name="green", **same),
-        "Listener": _one(
+        "Balancer": _resource("ElasticLoadBalancingV2::LoadBalancer", Scheme="internal", Subnets=subnets),
+        "Blue": _resource("ElasticLoadBalancingV2::TargetGroup", Name="blue", **same),
+        "Green": _resource("ElasticLoadBalancingV2::TargetGroup", Name="green", **same),
+        "Listener": _resource(
             "ElasticLoadBalancingV2::Listener",
             LoadBalancerArn=_ref("Balancer"),
             Port=80,
@@ -74,25 +75,29 @@ def _client(service: str) -> Any:
 
 
 def _physical(logical: str) -> str:
-    told = _client("cloudformation").describe_stack_resource(StackName="s", LogicalResourceId=logical)
-    found: str = told["StackResourceDetail"]["PhysicalResourceId"]
-    return found
+    response = _client("cloudformation").describe_stack_resource(StackName="s", LogicalResourceId=logical)
+    physical_resource_id: str = response["StackResourceDetail"]["PhysicalResourceId"]
+    return physical_resource_id
 
 
 def _the_group() -> dict[str, Any]:
     groups = _client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
-    found: dict[str, Any] = groups[0]
-    return found
+    group: dict[str, Any] = groups[0]
+    return group
 
 
 def _instances() -> list[dict[str, Any]]:
-    return [one for each in _client("ec2").describe_instances()["Reservations"] for one in each["Instances"]]
+    return [
+        instance
+        for reservation in _client("ec2").describe_instances()["Reservations"]
+        for instance in reservation["Instances"]
+    ]
 
 
 def _egress_is_closed() -> bool:
     groups = _client("ec2").describe_security_groups(Filters=[{"Name": "description", "Values": ["closed"]}])
     (group,) = groups["SecurityGroups"]
-    return all(end["CidrIp"] != "0.0.0.0/0" for one in group["IpPermissionsEgress"] for end in one["IpRanges"])
+    return all(end["CidrIp"] != "0.0.0.0/0" for entry in group["IpPermissionsEgress"] for end in entry["IpRanges"])
 
 
 def _egress_is_beside() -> bool:
@@ -101,27 +106,29 @@ def _egress_is_beside() -> bool:
 
 
 def _warm_pool_is_there() -> bool:
-    told = _client("autoscaling").describe_warm_pool(AutoScalingGroupName=_the_group()["AutoScalingGroupName"])
-    return "WarmPoolConfiguration" in told
+    response = _client("autoscaling").describe_warm_pool(AutoScalingGroupName=_the_group()["AutoScalingGroupName"])
+    return "WarmPoolConfiguration" in response
 
 
 def _hook_is_there() -> bool:
-    told = _client("autoscaling").describe_lifecycle_hooks(AutoScalingGroupName=_the_group()["AutoScalingGroupName"])
-    return [one["HeartbeatTimeout"] for one in told["LifecycleHooks"]] == [600]
+    response = _client("autoscaling").describe_lifecycle_hooks(
+        AutoScalingGroupName=_the_group()["AutoScalingGroupName"]
+    )
+    return [lifecycle_hook["HeartbeatTimeout"] for lifecycle_hook in response["LifecycleHooks"]] == [600]
 
 
 def _endpoint_goes_with_its_stack() -> bool:
     _client("cloudformation").delete_stack(StackName="s")
     vpcs = _client("ec2").describe_vpcs(Filters=[{"Name": "cidr", "Values": ["10.0.0.0/16"]}])["Vpcs"]
     endpoints = _client("ec2").describe_vpc_endpoints()["VpcEndpoints"]
-    return vpcs == [] and all(one["State"] == "deleted" for one in endpoints)
+    return vpcs == [] and all(endpoint["State"] == "deleted" for endpoint in endpoints)
 
 
 def _group_survives_its_change() -> bool:
-    before = [one["InstanceId"] for one in _the_group()["Instances"]]
+    before = [instance["InstanceId"] for instance in _the_group()["Instances"]]
     body = json.dumps({"Resources": _group(HealthCheckGracePeriod=900)})
     _client("cloudformation").update_stack(StackName="s", TemplateBody=body)
-    return [one["InstanceId"] for one in _the_group()["Instances"]] == before
+    return [instance["InstanceId"] for instance in _the_group()["Instances"]] == before
 
 
 def _new_version_reaches_the_group() -> bool:
@@ -132,12 +139,17 @@ def _new_version_reaches_the_group() -> bool:
 
 
 def _weights_are_there() -> bool:
-    arns = [one["LoadBalancerArn"] for one in _client("elbv2").describe_load_balancers()["LoadBalancers"]]
-    told = [one for arn in arns for one in _client("elbv2").describe_listeners(LoadBalancerArn=arn)["Listeners"]]
+    arns = [
+        load_balancer["LoadBalancerArn"]
+        for load_balancer in _client("elbv2").describe_load_balancers()["LoadBalancers"]
+    ]
+    result = [
+        listener for arn in arns for listener in _client("elbv2").describe_listeners(LoadBalancerArn=arn)["Listeners"]
+    ]
     weights = [
         [group["Weight"] for group in action["ForwardConfig"]["TargetGroups"]]
-        for one in told
-        for action in one["DefaultActions"]
+        for entry in result
+        for action in entry["DefaultActions"]
     ]
     return weights == [[100, 0]]
 
@@ -147,7 +159,7 @@ CASES: Final[dict[str, tuple[Resources, Callable[[], bool]]]] = {
     "the egress of a security group": (
         {
             **_network(),
-            "Closed": _one(
+            "Closed": _resource(
                 "EC2::SecurityGroup",
                 GroupDescription="closed",
                 VpcId=_ref("Vpc"),
@@ -159,8 +171,8 @@ CASES: Final[dict[str, tuple[Resources, Callable[[], bool]]]] = {
     "an egress rule beside its group": (
         {
             **_network(),
-            "Group": _one("EC2::SecurityGroup", GroupDescription="open", VpcId=_ref("Vpc")),
-            "Out": _one(
+            "Group": _resource("EC2::SecurityGroup", GroupDescription="open", VpcId=_ref("Vpc")),
+            "Out": _resource(
                 "EC2::SecurityGroupEgress",
                 GroupId={"Fn::GetAtt": ["Group", "GroupId"]},
                 IpProtocol="-1",
@@ -172,7 +184,7 @@ CASES: Final[dict[str, tuple[Resources, Callable[[], bool]]]] = {
     "an endpoint when its stack is deleted": (
         {
             **_network(),
-            "Storage": _one(
+            "Storage": _resource(
                 "EC2::VPCEndpoint",
                 VpcId=_ref("Vpc"),
                 ServiceName=f"com.amazonaws.{_REGION}.s3",
@@ -182,14 +194,18 @@ CASES: Final[dict[str, tuple[Resources, Callable[[], bool]]]] = {
         _endpoint_goes_with_its_stack,
     ),
     "a placement group": (
-        {"Cluster": _one("EC2::PlacementGroup", Strategy="cluster")},
+        {"Cluster": _resource("EC2::PlacementGroup", Strategy="cluster")},
         lambda: (
-            [one["Strategy"] for one in _client("ec2").describe_placement_groups()["PlacementGroups"]] == ["cluster"]
+            [
+                placement_group["Strategy"]
+                for placement_group in _client("ec2").describe_placement_groups()["PlacementGroups"]
+            ]
+            == ["cluster"]
         ),
     ),
     "a capacity reservation": (
         {
-            "Reserved": _one(
+            "Reserved": _resource(
                 "EC2::CapacityReservation",
                 AvailabilityZone=f"{_REGION}a",
                 InstanceType="trn1.32xlarge",
@@ -201,11 +217,11 @@ CASES: Final[dict[str, tuple[Resources, Callable[[], bool]]]] = {
     ),
     "the metadata options of instances": (
         _group(),
-        lambda: {one["MetadataOptions"]["HttpTokens"] for one in _instances()} == {"required"},
+        lambda: {instance["MetadataOptions"]["HttpTokens"] for instance in _instances()} == {"required"},
     ),
     "instances in both zones": (
         _group(),
-        lambda: len({one["Placement"]["AvailabilityZone"] for one in _instances()}) == 2,
+        lambda: len({instance["Placement"]["AvailabilityZone"] for instance in _instances()}) == 2,
     ),
     "the metrics of a group": (
         _group(MetricsCollection=[{"Granularity": "1Minute", "Metrics": ["GroupTotalInstances"]}]),
@@ -218,13 +234,13 @@ CASES: Final[dict[str, tuple[Resources, Callable[[], bool]]]] = {
     "a group that changes": (_group(), _group_survives_its_change),
     "a new version of a template": (_group(), _new_version_reaches_the_group),
     "a warm pool": (
-        {**_group(), "Warm": _one("AutoScaling::WarmPool", MinSize=1, **_IN_GROUP)},
+        {**_group(), "Warm": _resource("AutoScaling::WarmPool", MinSize=1, **_IN_GROUP)},
         _warm_pool_is_there,
     ),
     "a lifecycle hook": (
         {
             **_group(),
-            "Hook": _one(
+            "Hook": _resource(
                 "AutoScaling::LifecycleHook", LifecycleTransition=_LAUNCHING, HeartbeatTimeout=600, **_IN_GROUP
             ),
         },
@@ -233,7 +249,7 @@ CASES: Final[dict[str, tuple[Resources, Callable[[], bool]]]] = {
     "a scaling policy": (
         {
             **_group(),
-            "Policy": _one(
+            "Policy": _resource(
                 "AutoScaling::ScalingPolicy",
                 PolicyType="TargetTrackingScaling",
                 TargetTrackingConfiguration={
@@ -249,10 +265,10 @@ CASES: Final[dict[str, tuple[Resources, Callable[[], bool]]]] = {
 }
 
 
-def asked(name: str) -> tuple[str, bool]:
-    """The state of the stack, and whether what it holds is so. Deployed as the command line does it: by a change set,
-    whose execution is tried again when the server fails."""
-    resources, question = CASES[name]
+def run_case(name: str) -> tuple[str, bool]:
+    """Deploy a case by a change set, as the CDK does: the status of the stack and the result of the case's check. A
+    failed execution is retried once."""
+    resources, check = CASES[name]
     with mock_aws():
         aws = _client("cloudformation")
         aws.create_change_set(
@@ -262,14 +278,14 @@ def asked(name: str) -> tuple[str, bool]:
             try:
                 aws.execute_change_set(StackName="s", ChangeSetName="c")
                 break
-            except Exception:  # in a server this is an answer of 500, after which the client tries again
+            except Exception:  # a server responds with status 500 here, and the client retries
                 continue
         status: str = aws.describe_stacks(StackName="s")["Stacks"][0]["StackStatus"]
         try:
-            return status, question()
+            return status, check()
         except (ClientError, NotImplementedError, LookupError):
             return status, False
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps({name: asked(name) for name in CASES}))
+    sys.stdout.write(json.dumps({name: run_case(name) for name in CASES}))

@@ -1,4 +1,5 @@
-"""Where the local AWS still does otherwise than AWS: each a line of DIVERGENCES.md. One that fails has been mended."""
+"""Differences between the local AWS and AWS, one test for each row of DIVERGENCES.md that is left. A failing test means
+that the difference is gone."""
 
 import json
 import time
@@ -38,8 +39,8 @@ def test_an_alarm_does_not_look_at_its_metric() -> None:
 def test_a_subscription_by_mail_needs_no_consent() -> None:
     sns = boto3.client("sns")
     topic = sns.create_topic(Name="t")["TopicArn"]
-    told = sns.subscribe(TopicArn=topic, Protocol="email", Endpoint="a@example.com")["SubscriptionArn"]
-    assert told.startswith("arn:")  # AWS says "pending confirmation"
+    subscription_arn = sns.subscribe(TopicArn=topic, Protocol="email", Endpoint="a@example.com")["SubscriptionArn"]
+    assert subscription_arn.startswith("arn:")  # AWS returns "pending confirmation"
 
 
 @pytest.mark.parametrize("where", [{"QueryLanguage": "JSONata"}, {"Assign": {"a": 1}}])
@@ -70,7 +71,7 @@ def test_an_endpoint_is_in_service_at_once() -> None:
 
 
 def test_a_rule_of_the_clock_never_strikes() -> None:
-    """There is no clock: a rule that matches an event acts, one that has a schedule does not."""
+    """Schedules never fire: a rule with an event pattern acts, a scheduled rule does not."""
     events, sqs = boto3.client("events"), boto3.client("sqs")
     url = sqs.create_queue(QueueName="q")["QueueUrl"]
     arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
@@ -84,12 +85,12 @@ def test_an_execution_that_is_stopped_leaves_the_one_that_it_waits_for() -> None
 
     def machine(name: str, state: dict[str, Any]) -> str:
         definition = {"StartAt": "A", "States": {"A": {**state, "End": True}}}
-        made = machines.create_state_machine(name=name, definition=json.dumps(definition), roleArn=_role(name))
-        return str(made["stateMachineArn"])
+        resource = machines.create_state_machine(name=name, definition=json.dumps(definition), roleArn=_role(name))
+        return str(resource["stateMachineArn"])
 
     def running(arn: str) -> list[str]:
-        told = machines.list_executions(stateMachineArn=arn, statusFilter="RUNNING")["executions"]
-        return [each["executionArn"] for each in told]
+        executions = machines.list_executions(stateMachineArn=arn, statusFilter="RUNNING")["executions"]
+        return [entry["executionArn"] for entry in executions]
 
     inner = machine("inner", {"Type": "Wait", "Seconds": 600})
     waits = {"Resource": "arn:aws:states:::states:startExecution.sync:2", "Parameters": {"StateMachineArn": inner}}
@@ -107,5 +108,5 @@ def test_an_execution_that_is_stopped_leaves_the_one_that_it_waits_for() -> None
 def test_the_images_of_public_parameters_are_of_our_own_making() -> None:
     name = "/aws/service/neuron/dlami/base/amazon-linux-2023/latest/image_id"
     image = boto3.client("ssm").get_parameter(Name=name)["Parameter"]["Value"]
-    (told,) = boto3.client("ec2").describe_images(ImageIds=[image])["Images"]
-    assert "for tests only" in told["Description"]
+    (message,) = boto3.client("ec2").describe_images(ImageIds=[image])["Images"]
+    assert "for tests only" in message["Description"]

@@ -1,4 +1,4 @@
-"""What a fleet does on the local AWS: launches, waits for its hooks, is refreshed, and shifts weights."""
+"""A fleet on the local AWS: launches, lifecycle hooks, instance refreshes and traffic shifts."""
 
 import json
 from datetime import timedelta
@@ -20,14 +20,16 @@ REGION = "us-east-2"
 def test_instances_inherit_their_template_and_spread_over_the_zones(aws: Any) -> None:
     create(aws, without(fleet(), "Warm"))
     name = physical(aws)["Blue1"]
-    told = boto3.client("ec2").describe_instances(Filters=[{"Name": "tag:aws:autoscaling:groupName", "Values": [name]}])
-    found = [one for each in told["Reservations"] for one in each["Instances"]]
-    assert {one["Placement"]["AvailabilityZone"] for one in found} == {"us-east-2a", "us-east-2b"}
-    for one in found:
-        assert one["MetadataOptions"]["HttpTokens"] == "required"
-        assert one["IamInstanceProfile"]["Arn"].endswith(physical(aws)["Profile"])
-        assert {group["GroupId"] for group in one["SecurityGroups"]} == {physical(aws)["Group"]}
-        assert {"Key": "project", "Value": "nxpipe"} in one["Tags"]
+    response = boto3.client("ec2").describe_instances(
+        Filters=[{"Name": "tag:aws:autoscaling:groupName", "Values": [name]}]
+    )
+    reservations = [instance for reservation in response["Reservations"] for instance in reservation["Instances"]]
+    assert {entry["Placement"]["AvailabilityZone"] for entry in reservations} == {"us-east-2a", "us-east-2b"}
+    for entry in reservations:
+        assert entry["MetadataOptions"]["HttpTokens"] == "required"
+        assert entry["IamInstanceProfile"]["Arn"].endswith(physical(aws)["Profile"])
+        assert {group["GroupId"] for group in entry["SecurityGroups"]} == {physical(aws)["Group"]}
+        assert {"Key": "project", "Value": "nxpipe"} in entry["Tags"]
 
 
 def test_a_trainium_instance_has_all_interfaces_of_its_template_and_its_placement_group(aws: Any) -> None:
@@ -35,10 +37,13 @@ def test_a_trainium_instance_has_all_interfaces_of_its_template_and_its_placemen
     ids = physical(aws)
     scaling = boto3.client("autoscaling")
     scaling.set_desired_capacity(AutoScalingGroupName=ids["Block"], DesiredCapacity=1)
-    wanted = [{"Name": "instance-type", "Values": ["trn2.48xlarge"]}]
-    (one,) = boto3.client("ec2").describe_instances(Filters=wanted)["Reservations"][0]["Instances"]
+    desired = [{"Name": "instance-type", "Values": ["trn2.48xlarge"]}]
+    (one,) = boto3.client("ec2").describe_instances(Filters=desired)["Reservations"][0]["Instances"]
     assert len(one["NetworkInterfaces"]) == 16
-    assert sorted({each["InterfaceType"] for each in one["NetworkInterfaces"]}) == ["efa", "efa-only"]
+    assert sorted({network_interface["InterfaceType"] for network_interface in one["NetworkInterfaces"]}) == [
+        "efa",
+        "efa-only",
+    ]
     assert one["Placement"]["GroupName"] == ids["Cluster"]
     with pytest.raises(ClientError, match="in use"):
         boto3.client("ec2").delete_placement_group(GroupName=ids["Cluster"])
@@ -46,18 +51,20 @@ def test_a_trainium_instance_has_all_interfaces_of_its_template_and_its_placemen
 
 def test_a_mixed_group_takes_spot_beyond_its_base(aws: Any) -> None:
     create(aws, fleet())
-    wanted = [{"Name": "tag:aws:autoscaling:groupName", "Values": [physical(aws)["Mixed"]]}]
-    told = boto3.client("ec2").describe_instances(Filters=wanted)["Reservations"]
-    markets = [one.get("InstanceLifecycle", "on-demand") for each in told for one in each["Instances"]]
+    desired = [{"Name": "tag:aws:autoscaling:groupName", "Values": [physical(aws)["Mixed"]]}]
+    reservations = boto3.client("ec2").describe_instances(Filters=desired)["Reservations"]
+    markets = [
+        instance.get("InstanceLifecycle", "on-demand") for entry in reservations for instance in entry["Instances"]
+    ]
     assert sorted(markets) == ["on-demand", "spot", "spot"]
 
 
 def test_a_block_has_instances_within_its_window_alone(aws: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ec2, scaling = boto3.client("ec2"), boto3.client("autoscaling")
-    asked = {"InstanceType": "trn2.48xlarge", "InstanceCount": 1, "CapacityDurationHours": 24}
-    (offer,) = ec2.describe_capacity_block_offerings(**asked)["CapacityBlockOfferings"]
-    given = {"CapacityBlockOfferingId": offer["CapacityBlockOfferingId"], "InstancePlatform": "Linux/UNIX"}
-    bought = ec2.purchase_capacity_block(**given)["CapacityReservation"]
+    document = {"InstanceType": "trn2.48xlarge", "InstanceCount": 1, "CapacityDurationHours": 24}
+    (offer,) = ec2.describe_capacity_block_offerings(**document)["CapacityBlockOfferings"]
+    result = {"CapacityBlockOfferingId": offer["CapacityBlockOfferingId"], "InstancePlatform": "Linux/UNIX"}
+    bought = ec2.purchase_capacity_block(**result)["CapacityReservation"]
     assert (bought["State"], bought["ReservationType"]) == ("scheduled", "capacity-block")
     data = launch_data(
         InstanceType="trn2.48xlarge",
@@ -78,15 +85,15 @@ def test_a_block_has_instances_within_its_window_alone(aws: Any, monkeypatch: py
     (last, *_) = scaling.describe_scaling_activities(AutoScalingGroupName=name)["Activities"]
     assert "has 0 instances left" in last["StatusMessage"]
     monkeypatch.setattr(capacity, "now", lambda: bought["EndDate"])
-    found = ec2.describe_capacity_reservations(CapacityReservationIds=[bought["CapacityReservationId"]])
-    assert found["CapacityReservations"][0]["State"] == "expired"
+    response = ec2.describe_capacity_reservations(CapacityReservationIds=[bought["CapacityReservationId"]])
+    assert response["CapacityReservations"][0]["State"] == "expired"
     with pytest.raises(ClientError, match="cannot be cancelled"):
         ec2.cancel_capacity_reservation(CapacityReservationId=bought["CapacityReservationId"])
 
 
 def test_inferentia_is_not_offered_in_blocks(aws: Any) -> None:
-    asked = {"InstanceType": "inf2.xlarge", "InstanceCount": 1, "CapacityDurationHours": 24}
-    assert boto3.client("ec2").describe_capacity_block_offerings(**asked)["CapacityBlockOfferings"] == []
+    document = {"InstanceType": "inf2.xlarge", "InstanceCount": 1, "CapacityDurationHours": 24}
+    assert boto3.client("ec2").describe_capacity_block_offerings(**document)["CapacityBlockOfferings"] == []
 
 
 HOOK: Final = {
@@ -98,19 +105,21 @@ HOOK: Final = {
 
 
 def hooked(**more: Any) -> Template:
-    """A fleet whose instances wait until somebody says that they are ready."""
-    found = without(fleet(), "Warm", "Mixed")
-    return changed(found, {"Blue1": {"LifecycleHookSpecificationList": [HOOK], **more}})
+    """A fleet whose instances wait until their lifecycle hook is completed."""
+    result = without(fleet(), "Warm", "Mixed")
+    return changed(result, {"Blue1": {"LifecycleHookSpecificationList": [HOOK], **more}})
 
 
 def states(group: str) -> dict[str, str]:
-    told = boto3.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[group])
-    return {one["InstanceId"]: one["LifecycleState"] for one in told["AutoScalingGroups"][0]["Instances"]}
+    response = boto3.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[group])
+    return {
+        instance["InstanceId"]: instance["LifecycleState"] for instance in response["AutoScalingGroups"][0]["Instances"]
+    }
 
 
 def targets(arn: str) -> set[str]:
-    told = boto3.client("elbv2").describe_target_health(TargetGroupArn=arn)["TargetHealthDescriptions"]
-    return {one["Target"]["Id"] for one in told}
+    descriptions = boto3.client("elbv2").describe_target_health(TargetGroupArn=arn)["TargetHealthDescriptions"]
+    return {entry["Target"]["Id"] for entry in descriptions}
 
 
 def test_an_instance_serves_when_its_hook_is_completed_and_another_comes_if_it_is_abandoned(aws: Any) -> None:
@@ -151,23 +160,23 @@ def test_a_hook_tells_its_own_settings(aws: Any) -> None:
 
 
 def refreshed(alarms: list[Any] | None = None, **data: Any) -> Template:
-    """With an instance refresh as update policy, and the launch template as given."""
-    found = changed(hooked(), {"Template": {"LaunchTemplateData": launch_data(**data)}})
+    """A fleet with an instance refresh as update policy and a changed launch template."""
+    result = changed(hooked(), {"Template": {"LaunchTemplateData": launch_data(**data)}})
     alarm = {"AlarmName": "bad", "MetricName": "m", "Namespace": "n", "Statistic": "Sum", "Period": 60, "Threshold": 1}
     more = {"EvaluationPeriods": 1, "ComparisonOperator": "GreaterThanThreshold"}
-    found["Bad"] = {"Type": "AWS::CloudWatch::Alarm", "Properties": {**alarm, **more}}
+    result["Bad"] = {"Type": "AWS::CloudWatch::Alarm", "Properties": {**alarm, **more}}
     preferences = {"MinHealthyPercentage": 50, "AlarmSpecification": {"Alarms": alarms or [ref("Bad")]}}
     refresh = {"Strategy": "Rolling", "Preferences": preferences}
-    found["Blue1"]["UpdatePolicy"] = {
+    result["Blue1"]["UpdatePolicy"] = {
         "AutoScalingInstanceRefresh": refresh,
         "AutoScalingScheduledAction": {"IgnoreUnmodifiedGroupSizeProperties": True},
     }
-    return found
+    return result
 
 
 def launched_by(group: str) -> set[str]:
-    told = boto3.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[group])
-    return {one["LaunchTemplate"]["Version"] for one in told["AutoScalingGroups"][0]["Instances"]}
+    response = boto3.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[group])
+    return {instance["LaunchTemplate"]["Version"] for instance in response["AutoScalingGroups"][0]["Instances"]}
 
 
 def test_a_new_template_replaces_the_instances_one_after_another_and_leaves_the_sizes_alone(aws: Any) -> None:
@@ -207,17 +216,17 @@ def test_a_refresh_goes_on_whenever_it_is_looked_at_and_rolls_back_when_told(aws
     ids, scaling, ec2 = physical(aws), boto3.client("autoscaling"), boto3.client("ec2")
     data = {"InstanceType": "inf2.24xlarge"}
     ec2.create_launch_template_version(LaunchTemplateId=ids["Template"], SourceVersion="1", LaunchTemplateData=data)
-    wanted = {"LaunchTemplate": {"LaunchTemplateId": ids["Template"], "Version": "2"}}
+    desired = {"LaunchTemplate": {"LaunchTemplateId": ids["Template"], "Version": "2"}}
     group = {"AutoScalingGroupName": ids["Blue1"]}
-    scaling.start_instance_refresh(**group, DesiredConfiguration=wanted, Preferences={"SkipMatching": True})
+    scaling.start_instance_refresh(**group, DesiredConfiguration=desired, Preferences={"SkipMatching": True})
     with pytest.raises(ClientError, match="already in progress"):
         scaling.start_instance_refresh(**group)
-    (told,) = scaling.describe_instance_refreshes(**group)["InstanceRefreshes"]
-    assert (told["Status"], told["PercentageComplete"], launched_by(ids["Blue1"])) == ("InProgress", 50, {"1", "2"})
+    (result,) = scaling.describe_instance_refreshes(**group)["InstanceRefreshes"]
+    assert (result["Status"], result["PercentageComplete"], launched_by(ids["Blue1"])) == ("InProgress", 50, {"1", "2"})
     scaling.rollback_instance_refresh(**group)
     for _ in range(4):
-        (told,) = scaling.describe_instance_refreshes(**group)["InstanceRefreshes"]
-    assert (told["Status"], launched_by(ids["Blue1"])) == ("RollbackSuccessful", {"1"})
+        (result,) = scaling.describe_instance_refreshes(**group)["InstanceRefreshes"]
+    assert (result["Status"], launched_by(ids["Blue1"])) == ("RollbackSuccessful", {"1"})
     with pytest.raises(ClientError, match="No in progress instance refresh"):
         scaling.cancel_instance_refresh(**group)
 
@@ -253,13 +262,13 @@ def test_a_protected_balancer_is_not_deleted_with_its_stack(aws: Any) -> None:
 def test_what_others_need_is_not_deleted_under_them(aws: Any) -> None:
     create(aws, fleet())
     ids, ec2 = physical(aws), boto3.client("ec2")
-    for call, given in (
+    for call, arguments in (
         (ec2.delete_subnet, {"SubnetId": ids["SubnetA"]}),
         (ec2.delete_security_group, {"GroupId": ids["Group"]}),
         (ec2.delete_vpc, {"VpcId": ids["Vpc"]}),
     ):
         with pytest.raises(ClientError, match="DependencyViolation"):
-            call(**given)
+            call(**arguments)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Where the local AWS still does otherwise than AWS: each a line of DIVERGENCES.md. One that fails has been mended."""
+"""Differences between the local AWS and AWS, one test for each row of DIVERGENCES.md that is left. A failing test means
+that the difference is gone."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -23,9 +24,9 @@ def _fleet(**blue: Any) -> Template:
 
 def _instances(aws: Any) -> list[dict[str, Any]]:
     name = physical(aws)["Blue1"]
-    told = boto3.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[name])
-    found: list[dict[str, Any]] = told["AutoScalingGroups"][0]["Instances"]
-    return found
+    response = boto3.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[name])
+    instances: list[dict[str, Any]] = response["AutoScalingGroups"][0]["Instances"]
+    return instances
 
 
 def test_a_schedule_never_acts(aws: Any) -> None:
@@ -40,8 +41,8 @@ def test_a_schedule_never_acts(aws: Any) -> None:
 
 def test_a_warm_pool_has_no_instances(aws: Any) -> None:
     create(aws, _fleet())
-    told = boto3.client("autoscaling").describe_warm_pool(AutoScalingGroupName=physical(aws)["Blue1"])
-    assert (told["WarmPoolConfiguration"]["MinSize"], told["Instances"]) == (1, [])
+    response = boto3.client("autoscaling").describe_warm_pool(AutoScalingGroupName=physical(aws)["Blue1"])
+    assert (response["WarmPoolConfiguration"]["MinSize"], response["Instances"]) == (1, [])
 
 
 def test_an_instance_that_is_ended_does_not_wait_for_its_hook(aws: Any) -> None:
@@ -53,33 +54,33 @@ def test_an_instance_that_is_ended_does_not_wait_for_its_hook(aws: Any) -> None:
 
 def test_a_policy_makes_no_alarms(aws: Any) -> None:
     create(aws, _fleet())
-    told = boto3.client("autoscaling").describe_policies()["ScalingPolicies"]
-    assert [one.get("Alarms", []) for one in told] == [[]]
+    scaling_policies = boto3.client("autoscaling").describe_policies()["ScalingPolicies"]
+    assert [entry.get("Alarms", []) for entry in scaling_policies] == [[]]
     assert boto3.client("cloudwatch").describe_alarms()["MetricAlarms"] == []
 
 
 def test_every_target_in_service_is_healthy(aws: Any) -> None:
     create(aws, _fleet())
-    told = boto3.client("elbv2").describe_target_health(TargetGroupArn=physical(aws)["Blue"])
-    states = [one["TargetHealth"]["State"] for one in told["TargetHealthDescriptions"]]
-    assert states == ["healthy", "healthy"]  # though nothing listens there
+    response = boto3.client("elbv2").describe_target_health(TargetGroupArn=physical(aws)["Blue"])
+    states = [description["TargetHealth"]["State"] for description in response["TargetHealthDescriptions"]]
+    assert states == ["healthy", "healthy"]  # although no process listens on the port
 
 
 def test_a_version_takes_nothing_from_its_source(aws: Any) -> None:
     create(aws, _fleet())
     ec2, template = boto3.client("ec2"), physical(aws)["Template"]
-    told = ec2.create_launch_template_version(
+    response = ec2.create_launch_template_version(
         LaunchTemplateId=template, SourceVersion="1", LaunchTemplateData={"InstanceType": "inf2.24xlarge"}
     )
-    assert "ImageId" not in told["LaunchTemplateVersion"]["LaunchTemplateData"]
+    assert "ImageId" not in response["LaunchTemplateVersion"]["LaunchTemplateData"]
 
 
 def test_the_instances_of_a_block_outlive_it(aws: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ec2 = boto3.client("ec2")
-    asked = {"InstanceType": "trn1.32xlarge", "InstanceCount": 1, "CapacityDurationHours": 24}
-    (offer,) = ec2.describe_capacity_block_offerings(**asked)["CapacityBlockOfferings"]
-    given = {"CapacityBlockOfferingId": offer["CapacityBlockOfferingId"], "InstancePlatform": "Linux/UNIX"}
-    block = ec2.purchase_capacity_block(**given)["CapacityReservation"]
+    document = {"InstanceType": "trn1.32xlarge", "InstanceCount": 1, "CapacityDurationHours": 24}
+    (offer,) = ec2.describe_capacity_block_offerings(**document)["CapacityBlockOfferings"]
+    result = {"CapacityBlockOfferingId": offer["CapacityBlockOfferingId"], "InstancePlatform": "Linux/UNIX"}
+    block = ec2.purchase_capacity_block(**result)["CapacityReservation"]
     target = {"CapacityReservationTarget": {"CapacityReservationId": block["CapacityReservationId"]}}
     data = {"InstanceType": "trn1.32xlarge", "ImageId": "ami-12345678", "CapacityReservationSpecification": target}
     template = ec2.create_launch_template(LaunchTemplateName="t", LaunchTemplateData=data)["LaunchTemplate"]

@@ -1,4 +1,4 @@
-"""The resources of a fleet: made as wanted, changed in place or anew as AWS documents, and gone when they are."""
+"""Resources of a fleet: created, updated in place or replaced as AWS documents, and deleted without remains."""
 
 import json
 from importlib.util import find_spec
@@ -17,8 +17,8 @@ OWN = [{"Key": "team", "Value": "serving"}]
 
 
 def there() -> set[str]:
-    """But for keys: EBS makes one for the account with the first encrypted volume."""
-    return {one for one in inventory(REGION) if not one.startswith("kms ")}
+    """The inventory without keys: EBS creates one for the account with the first encrypted volume."""
+    return {entry for entry in inventory(REGION) if not entry.startswith("kms ")}
 
 
 NETWORK: Final[Changes] = {
@@ -133,10 +133,10 @@ def test_every_property_is_there_and_changes_in_place_and_nothing_stays_behind(a
     resources, changes, _ = SECTIONS[section]
     before = there()
     create(aws, resources)
-    assert [str(one) for one in census(REGION)] == []
+    assert [str(entry) for entry in census(REGION)] == []
     first, stack = physical(aws), aws.describe_stacks(StackName="s")["Stacks"][0]["StackId"]
     assert update(aws, changed(resources, changes)) == ("UPDATE_COMPLETE", [])
-    assert [str(one) for one in census(REGION)] == []
+    assert [str(entry) for entry in census(REGION)] == []
     assert physical(aws) == first
     aws.delete_stack(StackName="s")
     assert settled(aws, stack) == ("DELETE_COMPLETE", [])
@@ -150,14 +150,14 @@ def test_what_cannot_change_is_made_anew_and_the_old_one_goes(aws: Any, section:
     create(aws, resources)
     first, before = physical(aws), there()
     assert update(aws, changed(resources, changes)) == ("UPDATE_COMPLETE", [])
-    assert [str(one) for one in census(REGION)] == []
+    assert [str(entry) for entry in census(REGION)] == []
     second = physical(aws)
     assert changes.keys() <= {name for name in second if second[name] != first[name]}
     assert len(there()) == len(before)
 
 
 def _registry() -> dict[str, dict[str, Any]]:
-    """CloudFormation's own description of its types, as cfn-lint carries it."""
+    """CloudFormation's own schemas of its types, from cfn-lint."""
     spec = find_spec("cfnlint")
     assert spec is not None
     assert spec.origin is not None
@@ -165,12 +165,12 @@ def _registry() -> dict[str, dict[str, Any]]:
     names = json.loads((folder / "providers" / f"{REGION}.json").read_text())
     return {
         kind: json.loads((folder / "resources" / f"{names[kind]}.json").read_text())
-        for kind in sorted({one["Type"] for one in fleet().values()})
+        for kind in sorted({entry["Type"] for entry in fleet().values()})
         if kind.split("::")[1] in ("EC2", "AutoScaling", "ElasticLoadBalancingV2")
     }
 
 
-# Documented to change its id, but not by way of another resource beside the old one.
+# A documented change of its id, but without a second resource.
 _IN_PLACE_ALL_THE_SAME: Final = {("AWS::EC2::SubnetRouteTableAssociation", "RouteTableId")}
 
 
@@ -178,8 +178,11 @@ def test_what_makes_a_new_resource_is_what_cloudformation_documents() -> None:
     for kind, schema in _registry().items():
         provider = PROVIDERS[kind]
         assert provider.properties <= schema["properties"].keys(), kind
-        documented = {one.removeprefix("/properties/") for one in schema.get("createOnlyProperties", [])}
+        documented = {
+            create_only_property.removeprefix("/properties/")
+            for create_only_property in schema.get("createOnlyProperties", [])
+        }
         expected = {name for name in documented & provider.properties if (kind, name) not in _IN_PLACE_ALL_THE_SAME}
         if kind == "AWS::EC2::VPC":
-            expected.add("InstanceTenancy")  # but for one direction of the change
+            expected.add("InstanceTenancy")  # except in one direction
         assert provider.fixed == expected, kind

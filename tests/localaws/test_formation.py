@@ -1,4 +1,4 @@
-"""What the local CloudFormation promises, on things that remember everything that was done to them."""
+"""The local CloudFormation, tested with resources that record all operations."""
 
 import json
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ from botocore.exceptions import ClientError
 from moto import mock_aws
 
 from tests.localaws.formation.faults import Refused
-from tests.localaws.formation.provider import PROVIDERS, Made, Properties, Provider, Site
+from tests.localaws.formation.provider import PROVIDERS, PhysicalResource, Properties, Provider, Site
 from tests.localaws.install import install
 
 
 class Thing(Provider):
-    """Has a name that cannot change, a colour that can, and a habit of failing."""
+    """A resource with a fixed name and a changeable colour, which fails on request."""
 
     type = "Test::Thing"
     properties = frozenset({"Name", "Colour", "Fails", "Of"})
@@ -23,30 +23,34 @@ class Thing(Provider):
     there: ClassVar[dict[str, Properties]] = {}
     log: ClassVar[list[str]] = []
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        made = Made(f"{wanted.get('Name', at.logical)}#{len(self.log)}", {"Colour": wanted.get("Colour"), "Arn": "arn"})
-        self.log.append(f"create {made.id}")
-        self.there[made.id] = wanted
-        if wanted.get("Fails") == "after":
-            at.begin(made)
-        if wanted.get("Fails") in ("now", "after"):
-            if wanted["Fails"] == "now":
-                del self.there[made.id]
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        resource = PhysicalResource(
+            f"{desired.get('Name', site.logical)}#{len(self.log)}", {"Colour": desired.get("Colour"), "Arn": "arn"}
+        )
+        self.log.append(f"create {resource.id}")
+        self.there[resource.id] = desired
+        if desired.get("Fails") == "after":
+            site.begin(resource)
+        if desired.get("Fails") in ("now", "after"):
+            if desired["Fails"] == "now":
+                del self.there[resource.id]
             raise Refused("out of luck")
-        return made
+        return resource
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        self.log.append(f"update {made.id}")
-        if wanted.get("Fails") == "update":
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        self.log.append(f"update {resource.id}")
+        if desired.get("Fails") == "update":
             raise Refused("out of luck")
-        self.there[made.id] = wanted
-        return Made(made.id, {"Colour": wanted.get("Colour"), "Arn": "arn"})
+        self.there[resource.id] = desired
+        return PhysicalResource(resource.id, {"Colour": desired.get("Colour"), "Arn": "arn"})
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        self.log.append(f"delete {made.id}")
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        self.log.append(f"delete {resource.id}")
         if properties.get("Fails") == "delete":
             raise Refused("held fast")
-        del self.there[made.id]
+        del self.there[resource.id]
 
 
 @pytest.fixture
@@ -71,14 +75,16 @@ def template(outputs: dict[str, Any] | None = None, /, **things: dict[str, Any])
 
 
 def status(aws: Any, name: str = "s") -> str:
-    found: str = aws.describe_stacks(StackName=name)["Stacks"][0]["StackStatus"]
-    return found
+    stack_status: str = aws.describe_stacks(StackName=name)["Stacks"][0]["StackStatus"]
+    return stack_status
 
 
 def reasons(aws: Any) -> list[str]:
     events = aws.describe_stack_events(StackName="s")["StackEvents"]
-    failed = [one for one in events if one["ResourceStatus"].endswith("_FAILED") and one["LogicalResourceId"] != "s"]
-    return [one["ResourceStatusReason"] for one in failed]
+    failed = [
+        event for event in events if event["ResourceStatus"].endswith("_FAILED") and event["LogicalResourceId"] != "s"
+    ]
+    return [entry["ResourceStatusReason"] for entry in failed]
 
 
 def test_resources_are_made_behind_what_they_need_and_removed_before_it(aws: Any) -> None:
@@ -105,7 +111,7 @@ def test_a_type_that_nobody_provides_fails_the_stack(aws: Any) -> None:
 
 def test_a_property_that_nobody_carries_out_fails_the_stack(aws: Any) -> None:
     aws.create_stack(StackName="s", TemplateBody=template(X={"Size": 3}))
-    assert reasons(aws) == ["the local AWS does not carry out Size of Test::Thing"]
+    assert reasons(aws) == ["the local AWS does not support Size of Test::Thing"]
 
 
 def test_a_changed_property_is_changed_in_place_and_a_fixed_one_makes_another_thing(aws: Any) -> None:
@@ -159,22 +165,22 @@ def test_change_sets_of_equal_name_belong_to_their_own_stacks(aws: Any) -> None:
     for name in ("two", "one"):
         aws.execute_change_set(StackName=name, ChangeSetName="same")
         assert status(aws, name) == "CREATE_COMPLETE"
-    assert [one["Colour"] for one in Thing.there.values()] == ["blue", "red"]
+    assert [entry["Colour"] for entry in Thing.there.values()] == ["blue", "red"]
 
 
 def test_a_change_set_tells_what_would_happen_and_does_nothing(aws: Any) -> None:
     aws.create_stack(StackName="s", TemplateBody=template(A={"Name": "a"}, B={"Colour": "red"}, C={}))
     body = template(A={"Name": "b"}, B={"Colour": "red", "Of": {"Ref": "A"}}, D={})
     aws.create_change_set(StackName="s", ChangeSetName="n", TemplateBody=body)
-    found = aws.describe_change_set(StackName="s", ChangeSetName="n")["Changes"]
-    told = {
-        one["ResourceChange"]["LogicalResourceId"]: (
-            one["ResourceChange"]["Action"],
-            one["ResourceChange"].get("Replacement"),
+    changes = aws.describe_change_set(StackName="s", ChangeSetName="n")["Changes"]
+    result = {
+        entry["ResourceChange"]["LogicalResourceId"]: (
+            entry["ResourceChange"]["Action"],
+            entry["ResourceChange"].get("Replacement"),
         )
-        for one in found
+        for entry in changes
     }
-    assert told == {"A": ("Modify", "True"), "B": ("Modify", "False"), "C": ("Remove", None), "D": ("Add", None)}
+    assert result == {"A": ("Modify", "True"), "B": ("Modify", "False"), "C": ("Remove", None), "D": ("Add", None)}
     assert len(Thing.log) == 3
 
 
@@ -182,9 +188,9 @@ def test_a_change_set_without_changes_has_failed_and_says_so(aws: Any) -> None:
     body = template(A={})
     aws.create_stack(StackName="s", TemplateBody=body)
     aws.create_change_set(StackName="s", ChangeSetName="n", TemplateBody=body)
-    found = aws.describe_change_set(StackName="s", ChangeSetName="n")
-    assert (found["Status"], found["ExecutionStatus"]) == ("FAILED", "UNAVAILABLE")
-    assert "didn't contain changes" in found["StatusReason"]
+    response = aws.describe_change_set(StackName="s", ChangeSetName="n")
+    assert (response["Status"], response["ExecutionStatus"]) == ("FAILED", "UNAVAILABLE")
+    assert "didn't contain changes" in response["StatusReason"]
 
 
 def test_an_export_that_is_imported_can_be_neither_removed_nor_changed(aws: Any) -> None:
@@ -298,9 +304,9 @@ def test_roles_need_the_consent_of_the_caller(aws: Any) -> None:
 
 
 def test_a_deleted_stack_is_known_by_its_id_alone(aws: Any) -> None:
-    made = aws.create_stack(StackName="s", TemplateBody=template(A={}))["StackId"]
+    resource = aws.create_stack(StackName="s", TemplateBody=template(A={}))["StackId"]
     aws.delete_stack(StackName="s")
     with pytest.raises(ClientError, match="does not exist"):
         aws.describe_stacks(StackName="s")
-    assert status(aws, made) == "DELETE_COMPLETE"
+    assert status(aws, resource) == "DELETE_COMPLETE"
     assert not Thing.there

@@ -1,4 +1,4 @@
-"""A project from an empty account to a running one and back to nothing, with the command that users have."""
+"""A project from an empty account to a running one and back, with the user's commands."""
 
 import os
 import re
@@ -12,7 +12,7 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.localaws.census import census, counted, inventory
+from tests.localaws.census import census, count_properties, inventory
 from tests.localaws.server import local_aws
 from tests.stacks.whole import write_locks
 
@@ -78,7 +78,7 @@ repository = "example/models"
 
 @dataclass(frozen=True)
 class Project:
-    """One nxpipe.toml, and the command that deploys it."""
+    """An nxpipe.toml, and the command that deploys it."""
 
     folder: Path
     environment: dict[str, str]
@@ -99,11 +99,11 @@ class Project:
         return self.cdk("deploy", "--all", *how, *what, within=within)
 
     def deploy_again(self) -> subprocess.CompletedProcess[str]:
-        """What was read last: the same app once more would only take its time."""
+        """Deploy the last synthesised app: synthesising it again would only take time."""
         return self.deploy("--app", str(self.folder / "cdk.out"), within=self.folder)
 
     def destroy(self, *stacks: str) -> subprocess.CompletedProcess[str]:
-        """By what was read last, too."""
+        """Destroy the stacks of the last synthesised app."""
         how = ("--force", "--concurrency", "8", "--app", str(self.folder / "cdk.out"))
         return self.cdk("destroy", *stacks, *how, within=self.folder)
 
@@ -111,59 +111,64 @@ class Project:
 @pytest.fixture
 def project(sealed_environment: None, tmp_path: Path) -> Iterator[Project]:
     with local_aws() as there:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "CDK_", "NXPIPE_"))}
+        physical_ids = {
+            key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "CDK_", "NXPIPE_"))
+        }
         own = {
             "CDK_HOME": str(tmp_path / "cdk-home"),
-            "CDK_VALIDATION": "false",  # its own test switches it on: it costs ten seconds
-            "JSII_RUNTIME_PACKAGE_CACHE_ROOT": str(UNPACKED),  # by its digest: CDK is unpacked once, and not per test
+            "CDK_VALIDATION": "false",  # its own test switches it on: it takes ten seconds
+            "JSII_RUNTIME_PACKAGE_CACHE_ROOT": str(UNPACKED),  # by its digest: CDK is unpacked once, not per test
             "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "20",
         }
         write_locks(tmp_path)
         certificate = boto3.client("acm").request_certificate(DomainName="search.example.com")["CertificateArn"]
-        yield Project(tmp_path, {**kept, **own, **there}, certificate)
+        yield Project(tmp_path, {**physical_ids, **own, **there}, certificate)
 
 
 def succeeded(done: subprocess.CompletedProcess[str]) -> str:
-    told = done.stdout + done.stderr
-    assert done.returncode == 0, told
-    return told
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
+    return output
 
 
 def states() -> dict[str, str]:
-    found = boto3.client("cloudformation").describe_stacks()["Stacks"]
-    return {one["StackName"]: one["StackStatus"] for one in found}
+    stacks = boto3.client("cloudformation").describe_stacks()["Stacks"]
+    return {entry["StackName"]: entry["StackStatus"] for entry in stacks}
 
 
 def test_a_project_comes_changes_fails_recovers_and_goes_without_a_trace(project: Project) -> None:
     before = inventory(REGION)
     project.write()
-    # Outside of the project's folder, so that the app is not read for it.
+    # Outside of the project's folder, so that the CDK does not run the app.
     succeeded(project.cdk("bootstrap", f"aws://{ACCOUNT}/{REGION}", within=project.folder))
     succeeded(project.deploy())
     stacks = {name for name in states() if name.startswith("cycle-")}
     assert stacks == {"cycle-storage", *OF_THE_NETWORK}
-    assert (set(states().values()), [str(one) for one in census(REGION)]) == ({"CREATE_COMPLETE"}, [])
-    assert counted(REGION) > 100
+    assert (set(states().values()), [str(entry) for entry in census(REGION)]) == ({"CREATE_COMPLETE"}, [])
+    assert count_properties(REGION) > 100
 
-    # A property changes, and nothing but its stack. The other change is refused: an account has one provider for
-    # GitHub's word at most, and this account has it from somebody else.
+    # A changed property updates its stack only. The other change is refused: an account has at most one OIDC provider
+    # for GitHub, and in this account another stack's exists.
     stray = boto3.client("iam").create_open_id_connect_provider(Url=GITHUB, ThumbprintList=["f" * 40])
     project.write(vcpus=128, more=RELEASE)
     failed = project.deploy()
-    told = failed.stdout + failed.stderr
+    output = failed.stdout + failed.stderr
     assert failed.returncode != 0
-    assert re.search(r"CREATE_FAILED\s*\| AWS::IAM::OIDCProvider", told), told
-    assert "EntityAlreadyExists" in told
+    assert re.search(r"CREATE_FAILED\s*\| AWS::IAM::OIDCProvider", output), output
+    assert "EntityAlreadyExists" in output
     assert states()["cycle-release"] == "ROLLBACK_COMPLETE"
 
-    # What stood in the way goes, and the same command does the rest.
+    # The obstacle is removed, and the same command completes the deployment.
     boto3.client("iam").delete_open_id_connect_provider(OpenIDConnectProviderArn=stray["OpenIDConnectProviderArn"])
     succeeded(project.deploy_again())
     environments = boto3.client("batch").describe_compute_environments()["computeEnvironments"]
-    assert {one["computeResources"]["maxvCpus"] for one in environments} == {128, 256}  # of the farm, of two trn1
+    assert {environment["computeResources"]["maxvCpus"] for environment in environments} == {
+        128,
+        256,
+    }  # the farm's, for two trn1
     assert states()["cycle-release"] == "CREATE_COMPLETE"
-    assert states()["cycle-network"] == "CREATE_COMPLETE"  # nobody touched it
-    assert [str(one) for one in census(REGION)] == []
+    assert states()["cycle-network"] == "CREATE_COMPLETE"  # unchanged
+    assert [str(entry) for entry in census(REGION)] == []
 
     back_to_nothing(project)
     assert states() == {}
@@ -171,46 +176,44 @@ def test_a_project_comes_changes_fails_recovers_and_goes_without_a_trace(project
 
 
 def back_to_nothing(project: Project) -> None:
-    """As docs/guides/deploying.md tells it: what costs by the hour goes by one command, what holds artifacts by
-    hand.
-    """
-    succeeded(project.destroy("cycle-network"))  # and all that is in it
+    """Tear down as docs/guides/deploying.md describes: one command for hourly costs, by hand for stored artifacts."""
+    succeeded(project.destroy("cycle-network"))  # with its content
     assert set(states()) == {"CDKToolkit", "cycle-release", "cycle-storage"}
 
     cloudformation = boto3.client("cloudformation")
     with pytest.raises(ClientError, match="TerminationProtection"):
         cloudformation.delete_stack(StackName="cycle-storage")
-    kept = _of("cycle-storage")
+    physical_ids = _of("cycle-storage")
     cloudformation.update_termination_protection(StackName="cycle-storage", EnableTerminationProtection=False)
     succeeded(project.destroy("--all"))
     assert set(states()) == {"CDKToolkit"}
-    assert "s3 " + kept["AWS::S3::Bucket"][0] in inventory(REGION)  # the artifacts are still there
-    _remove(kept)
+    assert "s3 " + physical_ids["AWS::S3::Bucket"][0] in inventory(REGION)  # the artifacts are still there
+    _remove(physical_ids)
 
-    kept = _of("CDKToolkit")
+    physical_ids = _of("CDKToolkit")
     cloudformation.delete_stack(StackName="CDKToolkit")
-    _remove(kept)
+    _remove(physical_ids)
 
 
 def _of(stack: str) -> dict[str, list[str]]:
     """The physical ids of a stack's resources, by type."""
-    found: dict[str, list[str]] = {}
-    for one in boto3.client("cloudformation").describe_stack_resources(StackName=stack)["StackResources"]:
-        found.setdefault(one["ResourceType"], []).append(one["PhysicalResourceId"])
-    return found
+    document: dict[str, list[str]] = {}
+    for stack_resource in boto3.client("cloudformation").describe_stack_resources(StackName=stack)["StackResources"]:
+        document.setdefault(stack_resource["ResourceType"], []).append(stack_resource["PhysicalResourceId"])
+    return document
 
 
-def _remove(kept: dict[str, list[str]]) -> None:
-    """What a stack has left behind. A bucket with versions is empty when its versions are gone."""
+def _remove(physical_ids: dict[str, list[str]]) -> None:
+    """Remove the retained resources of a stack. A bucket with versions is empty when its versions are deleted."""
     s3, ecr, kms = boto3.resource("s3"), boto3.client("ecr"), boto3.client("kms")
     there = inventory(REGION)
-    for name in kept.get("AWS::S3::Bucket", []):
+    for name in physical_ids.get("AWS::S3::Bucket", []):
         if f"s3 {name}" in there:
             s3.Bucket(name).object_versions.delete()
             s3.Bucket(name).delete()
-    for name in kept.get("AWS::ECR::Repository", []):
+    for name in physical_ids.get("AWS::ECR::Repository", []):
         if f"ecr {name}" in there:
             ecr.delete_repository(repositoryName=name, force=True)
-    for key in kept.get("AWS::KMS::Key", []):
+    for key in physical_ids.get("AWS::KMS::Key", []):
         if f"kms {key}" in there:
             kms.schedule_key_deletion(KeyId=key, PendingWindowInDays=7)

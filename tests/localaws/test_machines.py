@@ -1,6 +1,4 @@
-"""State machines on the local AWS as on AWS: how they spell what they ask and hear, whom their end wakes, and what
-they can know of metrics.
-"""
+"""State machines on the local AWS: conversion of names and values, end events, and metrics."""
 
 import json
 import threading
@@ -27,46 +25,46 @@ def machine(states: dict[str, Any], name: str = "m") -> str:
     iam = boto3.client("iam")
     role = iam.create_role(RoleName=f"{name}-role", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
     text = json.dumps({"StartAt": next(iter(states)), "States": states})
-    made = boto3.client("stepfunctions").create_state_machine(name=name, definition=text, roleArn=role)
-    return str(made["stateMachineArn"])
+    resource = boto3.client("stepfunctions").create_state_machine(name=name, definition=text, roleArn=role)
+    return str(resource["stateMachineArn"])
 
 
 def task(call: str, **more: Any) -> dict[str, Any]:
     return {"Type": "Task", "Resource": f"arn:aws:states:::aws-sdk:{call}", "End": True, **more}
 
 
-def run(arn: str, given: object = None) -> dict[str, Any]:
+def run(arn: str, arguments: object = None) -> dict[str, Any]:
     machines = boto3.client("stepfunctions")
-    execution = machines.start_execution(stateMachineArn=arn, input=json.dumps(given or {}))["executionArn"]
+    execution = machines.start_execution(stateMachineArn=arn, input=json.dumps(arguments or {}))["executionArn"]
 
     def ended() -> dict[str, Any] | None:
-        told: dict[str, Any] = machines.describe_execution(executionArn=execution)
-        return told if told["status"] != "RUNNING" else None
+        response: dict[str, Any] = machines.describe_execution(executionArn=execution)
+        return response if response["status"] != "RUNNING" else None
 
-    found: dict[str, Any] = until(ended)
-    return found
+    result: dict[str, Any] = until(ended)
+    return result
 
 
-def output(arn: str, given: object = None) -> Any:
-    told = run(arn, given)
-    assert told["status"] == "SUCCEEDED", (told.get("error"), told.get("cause"))
-    return json.loads(told["output"])
+def output(arn: str, arguments: object = None) -> Any:
+    result = run(arn, arguments)
+    assert result["status"] == "SUCCEEDED", (result.get("error"), result.get("cause"))
+    return json.loads(result["output"])
 
 
 def until(met: Callable[[], Any]) -> Any:
     for _ in range(600):
-        if found := met():
-            return found
+        if result := met():
+            return result
         time.sleep(0.02)
     raise AssertionError("it does not come")
 
 
 def executions(arn: str) -> list[str]:
-    told = boto3.client("stepfunctions").list_executions(stateMachineArn=arn)["executions"]
-    return [each["status"] for each in told]
+    result = boto3.client("stepfunctions").list_executions(stateMachineArn=arn)["executions"]
+    return [entry["status"] for entry in result]
 
 
-# How they spell
+# Names and values
 
 
 def test_what_a_service_takes_as_bytes_is_the_json_of_what_the_state_says() -> None:
@@ -80,8 +78,8 @@ def test_what_a_service_takes_as_bytes_is_the_json_of_what_the_state_says() -> N
 
 
 def test_names_begin_with_a_capital_whatever_the_service_calls_them() -> None:
-    asked = machine(DONE, "asked")
-    execution = boto3.client("stepfunctions").start_execution(stateMachineArn=asked)["executionArn"]
+    target = machine(DONE, "target")
+    execution = boto3.client("stepfunctions").start_execution(stateMachineArn=target)["executionArn"]
     ask = task("sfn:describeExecution", Parameters={"ExecutionArn.$": "$.arn"}, ResultSelector={"is.$": "$.Name"})
     assert output(machine({"Ask": ask}), {"arn": execution}) == {"is": execution.rpartition(":")[2]}
 
@@ -94,9 +92,9 @@ def test_a_path_to_one_place_finds_a_value_and_one_to_several_a_list_that_may_be
         "none.$": "$.groups[?(@.size > 9)].name",
         "no.$": "$.empty[*].size",
     }
-    given = {"groups": [{"name": "a", "size": 1}, {"name": "b", "size": 3}], "empty": []}
-    found = output(machine({"Pick": {"Type": "Pass", "Parameters": paths, "End": True}}), given)
-    assert found == {"one": 1, "all": [1, 3], "large": ["b"], "none": [], "no": []}
+    document = {"groups": [{"name": "a", "size": 1}, {"name": "b", "size": 3}], "empty": []}
+    result = output(machine({"Pick": {"Type": "Pass", "Parameters": paths, "End": True}}), document)
+    assert result == {"one": 1, "all": [1, 3], "large": ["b"], "none": [], "no": []}
 
 
 def test_a_condition_that_is_not_met_has_a_name_that_can_be_caught() -> None:
@@ -123,7 +121,7 @@ def test_a_condition_that_is_not_met_has_a_name_that_can_be_caught() -> None:
 
 
 def test_a_machine_waits_for_another_one_and_hears_what_it_said() -> None:
-    inner = machine({"Say": {"Type": "Pass", "Parameters": {"said.$": "$.word"}, "End": True}}, "inner")
+    inner = machine({"Say": {"Type": "Pass", "Parameters": {"heard.$": "$.word"}, "End": True}}, "inner")
     ask = {
         "Type": "Task",
         "Resource": "arn:aws:states:::states:startExecution.sync:2",
@@ -131,7 +129,7 @@ def test_a_machine_waits_for_another_one_and_hears_what_it_said() -> None:
         "OutputPath": "$.Output",
         "End": True,
     }
-    assert output(machine({"Ask": ask}, "outer"), {"word": "yes"}) == {"said": "yes"}
+    assert output(machine({"Ask": ask}, "outer"), {"word": "yes"}) == {"heard": "yes"}
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
@@ -153,7 +151,7 @@ def test_an_execution_that_is_stopped_before_it_waits_for_another_one_waits_no_m
     assert over.wait(30)
 
 
-# Whom they wake
+# End events
 
 
 def waking(**rule: Any) -> str:
@@ -190,7 +188,7 @@ def test_a_rule_with_a_clock_hears_no_events_and_wakes_when_it_strikes() -> None
     assert len(executions(woken)) == 1
 
 
-# What they know of metrics
+# Metrics
 
 
 def put(second: int, *values: float) -> None:
@@ -199,37 +197,37 @@ def put(second: int, *values: float) -> None:
     boto3.client("cloudwatch").put_metric_data(Namespace="n", MetricData=data)
 
 
-def counted(begin: int, end: int, *statistics: str) -> list[dict[int, float]]:
-    """By the second that a minute begins with."""
+def counts_by_minute(begin: int, end: int, *statistics: str) -> list[dict[int, float]]:
+    """Counts by the second at which a minute begins."""
     metric = {"Namespace": "n", "MetricName": "time"}
     queries = [
         {"Id": f"q{number}", "MetricStat": {"Metric": metric, "Period": 60, "Stat": statistic}}
         for number, statistic in enumerate(statistics)
     ]
-    told = boto3.client("cloudwatch").get_metric_data(
+    metric_data_results = boto3.client("cloudwatch").get_metric_data(
         MetricDataQueries=queries,
         StartTime=datetime.fromtimestamp(begin, UTC),
         EndTime=datetime.fromtimestamp(end, UTC),
         ScanBy="TimestampAscending",
     )["MetricDataResults"]
     return [
-        {int(at.timestamp()): value for at, value in zip(each["Timestamps"], each["Values"], strict=True)}
-        for each in told
+        {int(site.timestamp()): value for site, value in zip(entry["Timestamps"], entry["Values"], strict=True)}
+        for entry in metric_data_results
     ]
 
 
 def test_a_trimmed_count_leaves_out_its_lower_bound_and_has_its_upper_one() -> None:
     put(1_800_000_000, 0.1, 0.2, 0.3, 0.4)
     bounds = ("TC(0.2:)", "TC(:0.2)", "TC(0.1:0.3)", "SampleCount")
-    assert [each[1_800_000_000] for each in counted(1_800_000_000, 1_800_000_060, *bounds)] == [2, 2, 2, 4]
+    assert [value[1_800_000_000] for value in counts_by_minute(1_800_000_000, 1_800_000_060, *bounds)] == [2, 2, 2, 4]
 
 
 def test_a_minute_without_data_is_missing_and_one_that_comes_late_is_there_when_asked_again() -> None:
     first = 1_800_000_000
     put(first, 0.1)
     put(first + 120, 0.1, 0.1)
-    (before,) = counted(first, first + 180, "SampleCount")
+    (before,) = counts_by_minute(first, first + 180, "SampleCount")
     assert before == {first: 1, first + 120: 2}
     put(first + 61, 0.1)
-    (after,) = counted(first, first + 180, "SampleCount")
+    (after,) = counts_by_minute(first, first + 180, "SampleCount")
     assert after == {first: 1, first + 60: 1, first + 120: 2}

@@ -1,4 +1,4 @@
-"""Services that behave here as they do on AWS, where moto's do not."""
+"""Services that behave as on AWS, where moto's do not."""
 
 import io
 import json
@@ -46,8 +46,8 @@ def _set(name: str, state: str) -> None:
 
 
 def _composite(name: str) -> str:
-    told = boto3.client("cloudwatch").describe_alarms(AlarmNames=[name], AlarmTypes=["CompositeAlarm"])
-    state: str = told["CompositeAlarms"][0]["StateValue"]
+    response = boto3.client("cloudwatch").describe_alarms(AlarmNames=[name], AlarmTypes=["CompositeAlarm"])
+    state: str = response["CompositeAlarms"][0]["StateValue"]
     return state
 
 
@@ -106,10 +106,16 @@ def test_filters_of_alarms_hold_together_and_composite_ones_have_to_be_asked_for
         _alarm(name)
     _set("a", "ALARM")
     cloudwatch.put_composite_alarm(AlarmName="c", AlarmRule="ALARM(a)")
-    found = cloudwatch.describe_alarms(AlarmNames=["a", "b", "c"], StateValue="ALARM")
-    assert ([one["AlarmName"] for one in found["MetricAlarms"]], found["CompositeAlarms"]) == (["a"], [])
-    found = cloudwatch.describe_alarms(AlarmTypes=["CompositeAlarm"], StateValue="ALARM")
-    assert ([one["AlarmName"] for one in found["CompositeAlarms"]], found["MetricAlarms"]) == (["c"], [])
+    response = cloudwatch.describe_alarms(AlarmNames=["a", "b", "c"], StateValue="ALARM")
+    assert ([metric_alarm["AlarmName"] for metric_alarm in response["MetricAlarms"]], response["CompositeAlarms"]) == (
+        ["a"],
+        [],
+    )
+    response = cloudwatch.describe_alarms(AlarmTypes=["CompositeAlarm"], StateValue="ALARM")
+    assert (
+        [composite_alarm["AlarmName"] for composite_alarm in response["CompositeAlarms"]],
+        response["MetricAlarms"],
+    ) == (["c"], [])
 
 
 def test_an_alarm_tells_its_topic_once_for_each_change() -> None:
@@ -122,8 +128,10 @@ def test_an_alarm_tells_its_topic_once_for_each_change() -> None:
     boto3.client("cloudwatch").put_composite_alarm(AlarmName="c", AlarmRule="ALARM(a)", AlarmActions=[topic])
     for state in ("ALARM", "ALARM", "OK"):
         _set("a", state)
-    told = [json.loads(one["Body"]) for one in sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10)["Messages"]]
-    assert [json.loads(one["Message"])["AlarmName"] for one in told] == ["c"]
+    messages = [
+        json.loads(message["Body"]) for message in sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10)["Messages"]
+    ]
+    assert [json.loads(entry["Message"])["AlarmName"] for entry in messages] == ["c"]
 
 
 # Functions
@@ -147,8 +155,8 @@ def _function(source: str, name: str = "f", **more: Any) -> None:
 
 
 def _call(event: Any, name: str = "f") -> tuple[str | None, Any]:
-    told = boto3.client("lambda").invoke(FunctionName=name, Payload=json.dumps(event))
-    return told.get("FunctionError"), json.load(told["Payload"])
+    result = boto3.client("lambda").invoke(FunctionName=name, Payload=json.dumps(event))
+    return result.get("FunctionError"), json.load(result["Payload"])
 
 
 def test_a_function_runs_with_the_modules_of_its_archive_and_its_environment() -> None:
@@ -163,21 +171,21 @@ def test_a_function_runs_with_the_modules_of_its_archive_and_its_environment() -
     logs = boto3.client("logs")
     stream = logs.describe_log_streams(logGroupName="/aws/lambda/f")["logStreams"][0]["logStreamName"]
     events = logs.get_log_events(logGroupName="/aws/lambda/f", logStreamName=stream)["events"]
-    assert [one["message"] for one in events] == ["heard"]
+    assert [event["message"] for event in events] == ["heard"]
 
 
 def test_a_function_that_raises_has_failed_and_says_why() -> None:
     _function("def handler(event, context):\n    raise ValueError('no such digest')\n")
-    failed, answer = _call({})
+    failed, complete_action = _call({})
     assert failed == "Unhandled"
-    assert (answer["errorType"], answer["errorMessage"]) == ("ValueError", "no such digest")
+    assert (complete_action["errorType"], complete_action["errorMessage"]) == ("ValueError", "no such digest")
 
 
 def test_a_function_that_takes_too_long_is_stopped() -> None:
     _function("import time\ndef handler(event, context):\n    time.sleep(60)\n", Timeout=1)
-    failed, answer = _call({})
+    failed, complete_action = _call({})
     assert failed == "Unhandled"
-    assert "timed out after 1.00 seconds" in answer["errorMessage"]
+    assert "timed out after 1.00 seconds" in complete_action["errorMessage"]
 
 
 # State machines
@@ -191,13 +199,13 @@ def _machine(states: dict[str, Any], start: str) -> str:
     return arn
 
 
-def _run(machine: str, **given: Any) -> dict[str, Any]:
+def _run(machine: str, **arguments: Any) -> dict[str, Any]:
     machines = boto3.client("stepfunctions")
-    arn = machines.start_execution(stateMachineArn=machine, **given)["executionArn"]
+    arn = machines.start_execution(stateMachineArn=machine, **arguments)["executionArn"]
     for _ in range(600):
-        told: dict[str, Any] = machines.describe_execution(executionArn=arn)
-        if told["status"] != "RUNNING":
-            return told
+        response: dict[str, Any] = machines.describe_execution(executionArn=arn)
+        if response["status"] != "RUNNING":
+            return response
         time.sleep(0.05)
     raise AssertionError("the execution does not end")
 
@@ -224,8 +232,8 @@ def test_a_state_machine_reads_alarms_and_decides() -> None:
     )
     assert _run(machine)["status"] == "SUCCEEDED"
     _set("bad", "ALARM")
-    told = _run(machine)  # a second one without a name is no repetition of the first
-    assert (told["status"], told["error"]) == ("FAILED", "ReleaseBad")
+    execution = _run(machine)  # a second execution without a name is a new one
+    assert (execution["status"], execution["error"]) == ("FAILED", "ReleaseBad")
 
 
 def test_a_state_machine_knows_load_balancers_by_the_name_that_aws_has_for_them() -> None:
@@ -249,21 +257,21 @@ def test_a_state_machine_calls_a_function() -> None:
         "ResultSelector": {"ok.$": "$.Payload.ok"},
         "End": True,
     }
-    told = _run(_machine({"Ask": task}, "Ask"), input=json.dumps({"n": 3}))
-    assert (told["status"], json.loads(told.get("output", "{}"))) == ("SUCCEEDED", {"ok": True})
+    execution = _run(_machine({"Ask": task}, "Ask"), input=json.dumps({"n": 3}))
+    assert (execution["status"], json.loads(execution.get("output", "{}"))) == ("SUCCEEDED", {"ok": True})
 
 
-# The rest
+# Other services
 
 
 def test_images_of_a_neuron_fleet_are_found_in_every_region_and_differ() -> None:
     for name in NAMES:
-        found = {
+        result = {
             region: boto3.client("ssm", region_name=region).get_parameter(Name=name)["Parameter"]["Value"]
             for region in ("us-east-2", "eu-north-1")
         }
-        assert all(value.startswith("ami-") and len(value) == 21 for value in found.values())
-        assert len(set(found.values())) == 2
+        assert all(value.startswith("ami-") and len(value) == 21 for value in result.values())
+        assert len(set(result.values())) == 2
 
 
 def test_a_public_parameter_that_aws_does_not_have_is_not_there() -> None:
@@ -276,7 +284,7 @@ def test_nobody_is_recorded() -> None:
 
 
 def test_whoever_attaches_a_policy_of_aws_is_alone_with_it() -> None:
-    """The policies are read once for all tests; a later state does not see what an earlier one did."""
+    """The policies are parsed once for all tests; a new state does not see the attachments of an earlier one."""
     arn = "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"
     for _ in range(2):
         iam_backends.reset()
@@ -291,10 +299,10 @@ def test_of_two_who_create_one_object_at_once_one_wins(monkeypatch: pytest.Monke
     s3.create_bucket(Bucket="one")
 
     def seen(*args: Any, **kwargs: Any) -> Any:
-        found = look(*args, **kwargs)
+        result = look(*args, **kwargs)
         with suppress(threading.BrokenBarrierError):
             both_looked.wait(timeout=0.3)
-        return found
+        return result
 
     def create(body: bytes) -> str:
         try:
@@ -313,4 +321,4 @@ def test_all_environments_of_an_account_share_batchs_own_role() -> None:
     for name in ("farm", "nodes"):
         batch.create_compute_environment(computeEnvironmentName=name, type="UNMANAGED")
     environments = batch.describe_compute_environments()["computeEnvironments"]
-    assert {one["serviceRole"].rpartition("/")[2] for one in environments} == {"AWSServiceRoleForBatch"}
+    assert {environment["serviceRole"].rpartition("/")[2] for environment in environments} == {"AWSServiceRoleForBatch"}

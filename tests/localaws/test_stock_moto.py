@@ -1,4 +1,4 @@
-"""Stock moto reports success for what it has not done; the local AWS does it."""
+"""Operations that stock moto reports as complete without doing them; the local AWS does them."""
 
 import json
 import os
@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tests.localaws.install import install
-from tests.localaws.stock import CASES, asked
+from tests.localaws.stock import CASES, run_case
 
 
 @pytest.fixture(scope="module")
 def stock() -> dict[str, Any]:
-    """In a process of its own: ours changes moto for good."""
-    told = subprocess.run(
+    """The results of stock moto, from a process of its own: the patches change moto permanently."""
+    process = subprocess.run(
         [sys.executable, "-m", "tests.localaws.stock"],
         cwd=Path(__file__).parents[2],
         env={
@@ -30,17 +30,17 @@ def stock() -> dict[str, Any]:
         check=True,
         text=True,
     )
-    found: dict[str, Any] = json.loads(told.stdout)
-    return found
+    document: dict[str, Any] = json.loads(process.stdout)
+    return document
 
 
-@pytest.mark.parametrize("what", CASES)
+@pytest.mark.parametrize("case", CASES)
 def test_what_stock_moto_calls_complete_and_has_not_done_is_done_here(
-    what: str, stock: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    case: str, stock: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-2")
     install()
-    assert stock[what] == ["CREATE_COMPLETE", False]
-    assert asked(what) == ("CREATE_COMPLETE", True)
+    assert stock[case] == ["CREATE_COMPLETE", False]
+    assert run_case(case) == ("CREATE_COMPLETE", True)

@@ -1,6 +1,6 @@
-"""People who use a fleet on the local AWS, and the agents on its instances.
+"""Simulated users of a fleet on the local AWS, and the agents on its instances.
 
-Requests go where the listener's rule sends them at that moment; how many fail, and how long they take, is drawn.
+Requests go to the target groups by the current weights of the listener's rule; failures and response times are random.
 """
 
 import threading
@@ -16,13 +16,13 @@ import numpy as np
 from tests.localaws.formation.provider import client_of
 
 _NAMESPACE: Final = "AWS/ApplicationELB"
-_MEDIAN, _SPREAD = 0.02, 0.5  # seconds, and sigma of the logarithm
-_FINEST: Final = 0.001  # seconds: what takes equally long is one value
+_MEDIAN, _SPREAD = 0.02, 0.5  # median in seconds, and standard deviation of the logarithm
+_FINEST: Final = 0.001  # resolution of response times in seconds
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """What the load balancer's metrics call it, and its target groups by colour."""
+    """A deployed fleet: the name of its load balancer in metrics, and its target groups by colour."""
 
     region: str
     name: str  # PROJECT-FLEET
@@ -31,79 +31,82 @@ class Fleet:
     targets: Mapping[str, str]
 
     @classmethod
-    def found(cls, region: str, name: str) -> "Fleet":
+    def find(cls, region: str, name: str) -> "Fleet":
         balancing, scaling = client_of("elbv2", region), client_of("autoscaling", region)
         groups = {colour: f"{name}-{colour}" for colour in ("blue", "green")}
-        found = scaling.describe_auto_scaling_groups(AutoScalingGroupNames=list(groups.values()))["AutoScalingGroups"]
-        by_name = {each["AutoScalingGroupName"]: each["TargetGroupARNs"][0] for each in found}
+        auto_scaling_groups = scaling.describe_auto_scaling_groups(AutoScalingGroupNames=list(groups.values()))[
+            "AutoScalingGroups"
+        ]
+        by_name = {entry["AutoScalingGroupName"]: entry["TargetGroupARNs"][0] for entry in auto_scaling_groups}
         targets = {colour: by_name[group] for colour, group in groups.items()}
-        (told,) = balancing.describe_target_groups(TargetGroupArns=[targets["blue"]])["TargetGroups"]
-        (balancer,) = told["LoadBalancerArns"]
+        (target_group,) = balancing.describe_target_groups(TargetGroupArns=[targets["blue"]])["TargetGroups"]
+        (balancer,) = target_group["LoadBalancerArns"]
         (listener,) = balancing.describe_listeners(LoadBalancerArn=balancer)["Listeners"]
         rules = balancing.describe_rules(ListenerArn=listener["ListenerArn"])["Rules"]
-        rule = next(each["RuleArn"] for each in rules if not each["IsDefault"])
+        rule = next(entry["RuleArn"] for entry in rules if not entry["IsDefault"])
         return cls(region, name, rule, balancer.partition("loadbalancer/")[2], targets)
 
     def weights(self) -> dict[str, int]:
         (rule,) = client_of("elbv2", self.region).describe_rules(RuleArns=[self.rule])["Rules"]
         groups = {
-            each["TargetGroupArn"]: each["Weight"] for each in rule["Actions"][0]["ForwardConfig"]["TargetGroups"]
+            target_group["TargetGroupArn"]: target_group["Weight"]
+            for target_group in rule["Actions"][0]["ForwardConfig"]["TargetGroups"]
         }
         return {colour: groups[targets] for colour, targets in self.targets.items()}
 
     def weigh(self, weights: Mapping[str, int]) -> None:
-        """By hand."""
+        """Set the weights by hand."""
         groups = [{"TargetGroupArn": self.targets[colour], "Weight": weight} for colour, weight in weights.items()]
         forward = {"Type": "forward", "ForwardConfig": {"TargetGroups": groups}}
         client_of("elbv2", self.region).modify_rule(RuleArn=self.rule, Actions=[forward])
 
     def sizes(self) -> dict[str, int]:
-        return {each["AutoScalingGroupName"].rpartition("-")[2]: each["DesiredCapacity"] for each in self._groups()}
+        return {group["AutoScalingGroupName"].rpartition("-")[2]: group["DesiredCapacity"] for group in self._groups()}
 
     def answer_hooks(self) -> None:
-        """As the agents of new instances do when they have what they serve."""
+        """Complete the lifecycle hooks, as the agents of new instances do when they are ready."""
         for group in self._groups():
-            for each in group["Instances"]:
-                if each["LifecycleState"] == "Pending:Wait":
+            for instance in group["Instances"]:
+                if instance["LifecycleState"] == "Pending:Wait":
                     client_of("autoscaling", self.region).complete_lifecycle_action(
                         LifecycleHookName=f"{self.name}-ready",
                         AutoScalingGroupName=group["AutoScalingGroupName"],
-                        InstanceId=each["InstanceId"],
+                        InstanceId=instance["InstanceId"],
                         LifecycleActionResult="CONTINUE",
                     )
 
     def _groups(self) -> list[dict[str, Any]]:
         names = [f"{self.name}-{colour}" for colour in self.targets]
-        told = client_of("autoscaling", self.region).describe_auto_scaling_groups(AutoScalingGroupNames=names)
-        found: list[dict[str, Any]] = told["AutoScalingGroups"]
-        return found
+        response = client_of("autoscaling", self.region).describe_auto_scaling_groups(AutoScalingGroupNames=names)
+        auto_scaling_groups: list[dict[str, Any]] = response["AutoScalingGroups"]
+        return auto_scaling_groups
 
 
 @dataclass
-class Visitors:
-    """`errors` is by colour the share of requests that fail, and may be changed at any time."""
+class SimulatedUsers:
+    """A source of requests; `errors` is the share of failed requests by colour, and may be changed at any time."""
 
     fleet: Fleet
     errors: dict[str, float]
-    requests: int = 400  # a second
-    answers: bool = True  # the agents of new instances do
-    seen: list[dict[str, int]] = field(default_factory=list)  # all weights that there were
-    lost: bool = False  # whether anybody was ever sent to a colour without instances
+    requests: int = 400  # requests per second
+    answers: bool = True  # the agents of new instances complete their hooks
+    weight_history: list[dict[str, int]] = field(default_factory=list)  # all different weights in order
+    lost: bool = False  # whether a request was ever sent to a colour without instances
     _random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
-    def look(self) -> dict[str, int]:
+    def sample_weights(self) -> dict[str, int]:
         weights = self.fleet.weights()
-        if not self.seen or self.seen[-1] != weights:
-            self.seen.append(weights)
+        if not self.weight_history or self.weight_history[-1] != weights:
+            self.weight_history.append(weights)
         there = self.fleet.sizes()
         self.lost = self.lost or any(weight and not there[colour] for colour, weight in weights.items())
         return weights
 
     def second(self, at: int) -> None:
-        """Its counts are published when it is over, as a load balancer does with minutes."""
+        """Publish the counts of one second after its end, as a load balancer does with minutes."""
         if self.answers:
             self.fleet.answer_hooks()
-        weights = self.look()
+        weights = self.sample_weights()
         data: list[dict[str, Any]] = []
         for colour, weight in weights.items():
             there = int(self._random.binomial(self.requests, weight / sum(weights.values())))
@@ -112,40 +115,40 @@ class Visitors:
         if data:
             client_of("cloudwatch", self.fleet.region).put_metric_data(Namespace=_NAMESPACE, MetricData=data)
 
-    def _counts(self, colour: str, at: int, there: int) -> Iterator[dict[str, Any]]:
+    def _counts(self, colour: str, at: int, requests: int) -> Iterator[dict[str, Any]]:
         dimensions = {"LoadBalancer": self.fleet.balancer, "TargetGroup": self.fleet.targets[colour].rpartition(":")[2]}
-        about = {
+        common = {
             "Dimensions": [{"Name": name, "Value": value} for name, value in dimensions.items()],
             "Timestamp": datetime.fromtimestamp(at, UTC),
         }
-        yield {"MetricName": "RequestCount", "Value": there, **about}
-        failed = int(self._random.binomial(there, self.errors[colour]))
-        for kind, count in (("2XX", there - failed), ("5XX", failed)):
+        yield {"MetricName": "RequestCount", "Value": requests, **common}
+        failed = int(self._random.binomial(requests, self.errors[colour]))
+        for kind, count in (("2XX", requests - failed), ("5XX", failed)):
             if count:
-                yield {"MetricName": f"HTTPCode_Target_{kind}_Count", "Value": count, **about}
-        taken = np.ceil(self._random.lognormal(np.log(_MEDIAN), _SPREAD, there) / _FINEST).astype(int)
-        values, counts = np.unique(taken, return_counts=True)
+                yield {"MetricName": f"HTTPCode_Target_{kind}_Count", "Value": count, **common}
+        durations = np.ceil(self._random.lognormal(np.log(_MEDIAN), _SPREAD, requests) / _FINEST).astype(int)
+        values, counts = np.unique(durations, return_counts=True)
         seconds = (values * _FINEST).tolist()
-        yield {"MetricName": "TargetResponseTime", "Values": seconds, "Counts": counts.tolist(), **about}
+        yield {"MetricName": "TargetResponseTime", "Values": seconds, "Counts": counts.tolist(), **common}
 
 
 @contextmanager
 def visitors(
     fleet: Fleet, errors: dict[str, float], *, requests: int = 400, answers: bool = True
-) -> Iterator[Visitors]:
-    over, made = threading.Event(), Visitors(fleet, errors, requests, answers)
+) -> Iterator[SimulatedUsers]:
+    over, users = threading.Event(), SimulatedUsers(fleet, errors, requests, answers)
 
-    def come() -> None:
+    def run() -> None:
         at = int(time.time())
         while not over.wait(max(0.0, at + 1 - time.time())):
-            made.second(at)
+            users.second(at)
             at += 1
 
-    thread = threading.Thread(target=come, daemon=True)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        yield made
+        yield users
     finally:
         over.set()
         thread.join()
-        made.look()
+        users.sample_weights()

@@ -24,11 +24,11 @@ from tests.lower.sweep import GENERATIONS, Draw, Row, drawn
 from tests.lower.test_reduce import SUMS
 
 DEGREES = (1, 2, 4)
-EXACT = 2**24  # whole numbers that a layer of float32 hands on
+EXACT = 2**24  # whole numbers that a float32 layer preserves
 
 
 class DividedDraw(Draw):
-    """Sizes that ranks can share, and inputs behind divided layers."""
+    """Sizes that ranks can divide, and inputs from sharded layers."""
 
     def shape(self, least: int = 1, most: int = 4, largest: int = 9) -> tuple[int, ...]:
         sizes = [self.integer(1, largest) for _ in range(self.integer(least, most))]
@@ -49,7 +49,7 @@ class DividedDraw(Draw):
         return self._cast(self.builder.add(Transpose(tuple(order)), value), dtype)
 
     def divided_case(self, result: Value) -> Case:
-        """The result, and what the next layer makes of it; and two layers that can be divided whatever that is."""
+        """The result, and the output of the next layer; and two layers that can be sharded for any result."""
         self.builder.output("result", result)
         if result.type.elements and result.type.rank:
             axis = self.integer(0, result.type.rank - 1)
@@ -62,7 +62,7 @@ class DividedDraw(Draw):
         return Case(self.builder.build(), self.parameters, self.inputs)
 
     def _finite(self, value: Value) -> Value:
-        """A row with a NaN has no sums; and before v3, its neighbours have none either."""
+        """Finite values: a row with a NaN has no sum; before v3 neither have its neighbours."""
         is_finite = self.builder.add(Unary("isfinite"), value)
         return self.builder.add(Where(), is_finite, value, self.builder.scalar(0.0))
 
@@ -75,7 +75,7 @@ class DividedDraw(Draw):
 
 
 def require_equal_on_ranks(of: Case, row: Row, degree: int, core: str, orders: Sequence[str] = ORDERS) -> None:
-    """The ranks' programs answer as their graphs do, and as the whole graph does."""
+    """Require that the ranks' programs agree with their graphs, and with the unsharded graph."""
     program = shard_graph(of.graph, PassOptions(tensor_parallel=degree))
     executable = emit(program, core)
     expected = LoadedProgram(program, LoadedRanks(program.graph, of.parameters)).run(of.inputs)
@@ -91,7 +91,7 @@ def require_equal_on_ranks(of: Case, row: Row, degree: int, core: str, orders: S
 
 
 def _rounding_of_partial_sums(of: Case, degree: int) -> dict[str, float]:
-    """Each rank rounds its partial sum before the all-reduce, and terms of both signs make it larger than the sum."""
+    """The rounding error of the partial sums before the all-reduce, which may be larger than the sum."""
     magnitudes = {name: np.abs(array) if array.dtype.kind == "f" else array for name, array in of.inputs.items()}
     largest = execute(of.graph, of.parameters, magnitudes)
     types = {name: value.type.dtype for name, value in of.graph.outputs.items()}
@@ -108,12 +108,12 @@ def sweep_divided(kind: type[Operator], rows: Sequence[Row], examples: int) -> N
         draw = DividedDraw(chance)
         row, core = draw.one_of([row for row in rows if row.kind is kind]), draw.one_of(GENERATIONS)
         case = draw.divided_case(row.draw(draw))
-        if degree_of(case.graph) > 1:  # a collective, drawn as such
+        if degree_of(case.graph) > 1:  # a collective operator
             require_equal(case, units=row.units, noise=row.noise, cores=(core,))
             return
         possible = divide(case.graph).degrees()
         wanted = draw.one_of(DEGREES)
-        degree = max(each for each in DEGREES if each <= wanted and each in possible)
+        degree = max(entry for entry in DEGREES if entry <= wanted and entry in possible)
         require_equal_on_ranks(case, row, degree, core)
 
     drawn(examples, hold)

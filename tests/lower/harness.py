@@ -22,7 +22,7 @@ from tests.emulator.divided_models import execute_ranks
 CORES = ("v2", "v3")
 ORDERS = ("hostile", "random:7")
 
-# How many bits behind the first one a number of each type has.
+# Mantissa bits of each type, without the leading one.
 _MANTISSA = {
     DType.FLOAT32: 23,
     DType.TFLOAT32: 10,
@@ -37,7 +37,7 @@ _LOWEST = {DType.FLOAT16: -14, DType.FLOAT8_E5M2: -14, DType.FLOAT8_E4M3: -6, DT
 
 @dataclass(frozen=True)
 class Given:
-    """A tensor for a graph: numbers, the type in which the graph takes them, and what it is."""
+    """An input tensor of a graph: numbers, the graph's type, and the role."""
 
     data: Array
     dtype: DType
@@ -50,7 +50,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Case:
-    """A graph with what it is run on."""
+    """A graph with its inputs and parameters."""
 
     graph: Graph
     parameters: Mapping[str, Array] = field(default_factory=dict)
@@ -61,18 +61,18 @@ Build = Callable[..., Value | Mapping[str, Value]]
 
 
 def case(build: Build, *given: Given) -> Case:
-    """A graph of `build(builder, *values)`, whose answer is the result, or several by their names."""
+    """A graph of `build(builder, *values)`, whose result is the output, or several by name."""
     builder = GraphBuilder()
     values: list[Value] = []
     tensors: dict[Role, dict[str, Array]] = {Role.INPUT: {}, Role.PARAMETER: {}}
-    for number, each in enumerate(given):
-        name = f"{each.role}{number}"
-        if each.role is Role.CONSTANT:
-            values.append(builder.constant(each.data, each.dtype))
+    for number, item in enumerate(given):
+        name = f"{item.role}{number}"
+        if item.role is Role.CONSTANT:
+            values.append(builder.constant(item.data, item.dtype))
             continue
-        declare = builder.input if each.role is Role.INPUT else builder.parameter
-        values.append(declare(name, each.type))
-        tensors[each.role][name] = each.data
+        declare = builder.input if item.role is Role.INPUT else builder.parameter
+        values.append(declare(name, item.type))
+        tensors[item.role][name] = item.data
     made = build(builder, *values)
     for name, value in (made if isinstance(made, Mapping) else {"result": made}).items():
         builder.output(name, value)
@@ -89,7 +89,7 @@ def floats(*shape: int, dtype: DType = DType.FLOAT32, seed: int = 0, role: Role 
 
 
 def wholes(*shape: int, dtype: DType = DType.FLOAT32, seed: int = 0, most: int = 3, role: Role = Role.INPUT) -> Given:
-    """Small whole numbers: their products and sums are exact, so that no order of additions shows."""
+    """Small whole numbers, whose products and sums are exact in any order."""
     numbers = np.random.default_rng(seed).integers(-most, most + 1, shape)
     return Given(numbers.astype(np.float32 if dtype.is_float else dtype.held), dtype, role)
 
@@ -99,7 +99,7 @@ def truths(*shape: int, seed: int = 0, role: Role = Role.INPUT) -> Given:
 
 
 def run(program: Program, of: Case, order: str = "hostile") -> dict[str, Array]:
-    """The outputs by name, as the core leaves them, or all cores: ranks agree."""
+    """The outputs of the core by name, or of all cores, which must agree."""
     machine = Machine(program, order=order)
     for name, array in {**of.parameters, **of.inputs}.items():
         machine.write(name, array)
@@ -149,7 +149,7 @@ def require_close(where: str, dtype: DType, found: Array, expected: Array, units
 
 
 def unit(numbers: Array, dtype: DType) -> Array:
-    """The distance of neighbours around each number of a type."""
+    """The unit in the last place of each number of a type."""
     with np.errstate(all="ignore"):
         _, exponent = np.frexp(np.abs(numbers).astype(np.float64))
     lowest = _LOWEST.get(dtype, -126)

@@ -1,7 +1,7 @@
-"""Graphs drawn at random: tensors of every type that come through views, so that no stride goes untried.
+"""Random graphs: tensors of every type behind views, to cover all strides.
 
-Hypothesis hands out the chance that an example is drawn from, not each of its choices: left to those, it repeats small
-shapes, and two hundred examples are eighty.
+Hypothesis provides the random generator of an example, not each of its choices: it would repeat small shapes, so that
+two hundred examples have eighty different ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ INTEGERS = (DType.INT64, DType.INT32, DType.INT16, DType.INT8, *UNSIGNED)
 
 
 class Draw:
-    """One example in the making."""
+    """The generator of one example."""
 
     def __init__(self, chance: Random) -> None:
         self._chance = chance
@@ -46,18 +46,18 @@ class Draw:
         return self._chance.choice(choices)
 
     def shape(self, least: int = 1, most: int = 4, largest: int = 9) -> tuple[int, ...]:
-        """Mostly small, now and then with an axis of more than there are partitions."""
+        """A mostly small shape, sometimes with an axis of more than 128 partitions."""
         sizes = [self.integer(1, largest) for _ in range(self.integer(least, most))]
         if sizes and self.integer(0, 4) == 0:
             sizes[self.integer(0, len(sizes) - 1)] = self.integer(120, 300)
         return tuple(sizes)
 
     def size(self) -> int:
-        """Of an axis: mostly small; now and then around the number of partitions."""
+        """The size of an axis: mostly small, sometimes around the number of partitions."""
         return self.integer(1, 12) if self.integer(0, 2) else self.integer(100, 300)
 
     def numbers(self, shape: tuple[int, ...], dtype: DType, most: int = 40) -> Array:
-        """Floats half of which are whole, integers that keep clear of 32 bits' limits."""
+        """Floats, half of them whole, and integers away from the limits of 32 bits."""
         if dtype is DType.BOOL:
             return self.random.random(shape) < 0.5
         if dtype.is_integer:
@@ -68,13 +68,13 @@ class Draw:
         return round_to(mixed.astype(np.float32), dtype)
 
     def factors(self, shape: tuple[int, ...], dtype: DType, *, whole: bool) -> Array:
-        """Of products: whole numbers, whose sums are exact in any order, or any."""
+        """Factors of products: whole numbers, whose sums are exact in any order, or any."""
         if whole:
             return self.random.integers(-2, 3, shape).astype(np.float32)
         return round_to(self.random.normal(size=shape).astype(np.float32), dtype)
 
     def tensor(self, shape: tuple[int, ...], dtype: DType, most: int = 40, numbers: Array | None = None) -> Value:
-        """An input, seen as it lies, with its axes in another order, or as part of a larger one."""
+        """An input as it is, with its axes in another order, or as part of a larger one."""
         array = self.numbers(shape, dtype, most) if numbers is None else numbers
         how = self.integer(0, 3) if shape else 0
         if how == 2:
@@ -119,7 +119,7 @@ class Row:
 
 
 def drawn(examples: int, hold: Callable[[Random], None]) -> None:
-    """So many examples. A failing one is named by its seed and not made smaller: a core is too slow for that."""
+    """So many examples. A failing one is reported by its seed and not shrunk, because a core is too slow for that."""
     limits = settings(
         max_examples=examples,
         deadline=None,

@@ -115,5 +115,7 @@ def test_scores_are_never_in_hbm_and_heads_are_stored_beside_each_other() -> Non
     _hold(of_one)
     program = lower(of_one.graph, "v2")
     assert [buffer.shape for buffer in program.buffers if buffer.role == "scratch"] == []
-    stored = [place for each in instructions(program.body) for place in each.written() if isinstance(place, Far)]
+    stored = [
+        place for instruction in instructions(program.body) for place in instruction.written() if isinstance(place, Far)
+    ]
     assert {place.axes[-2].stride for place in stored} == {16}

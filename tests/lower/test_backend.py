@@ -1,4 +1,4 @@
-"""The back end is a list of steps from record to record; its checker names the step that breaks an invariant."""
+"""The back end is a list of steps from record to record; its checker names the step that violates an invariant."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -69,7 +69,7 @@ def test_matmuls_of_one_norm_share_its_kernel_with_what_follows_them(gated: Case
 def test_the_result_of_a_kernel_stays_in_sbuf_for_the_next_one(gated: Case) -> None:
     resident = records(gated.graph)["promote_to_sbuf"]
     assert isinstance(resident, ResidentProgram)
-    assert [each.buffer.shape for each in resident.residents] == [(256, 96)]
+    assert [entry.buffer.shape for entry in resident.residents] == [(256, 96)]
     assert "resident scratch bfloat16[256, 96]: bytes " in record_text(gated.graph, "v2", 1, "promote_to_sbuf")
 
 
@@ -140,7 +140,7 @@ def test_a_step_that_breaks_its_record_is_named(
         wrong.__name__ = right.__name__
         return wrong
 
-    steps = tuple(spoiled(each) if each.__name__ == step else each for each in BACKEND)
+    steps = tuple(spoiled(entry) if entry.__name__ == step else entry for entry in BACKEND)
     monkeypatch.setattr(backend, "BACKEND", steps)
     with pytest.raises(LoweringInvalid, match=f"^after {step}, .*{reason}") as caught:
         lower(gated.graph, "v2")

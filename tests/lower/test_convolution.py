@@ -1,4 +1,4 @@
-"""Windows on the core: convolutions of whole numbers, pooling and resampling are those of `fast` to the bit."""
+"""Windows on the core: convolutions of whole numbers, pooling and resampling agree with `fast` bit by bit."""
 
 from functools import partial
 
@@ -20,7 +20,7 @@ def _axes(draw: Draw, low: int, high: int, count: int) -> tuple[int, ...]:
 
 
 def _sizes(window: tuple[int, ...], dilation: tuple[int, ...], draw: Draw) -> tuple[int, ...]:
-    """Places that a window fits into."""
+    """Sizes that a window fits into."""
     return tuple((length - 1) * apart + draw.integer(1, 9) for length, apart in zip(window, dilation, strict=True))
 
 

@@ -144,7 +144,7 @@ def test_integers_of_32_bits_are_exact(function: str) -> None:
     numbers = np.random.default_rng(3).integers(-(2**31), 2**31, (2, 40, 30)).astype(np.int32)
     numbers[1, ::2] //= 2**20
     numbers[1][numbers[1] == 0] = 7
-    require_equal(of(Binary(function), *(Given(each, DType.INT32) for each in numbers)), cores=("v2",))
+    require_equal(of(Binary(function), *(Given(number, DType.INT32) for number in numbers)), cores=("v2",))
 
 
 @pytest.mark.parametrize("dtype", [DType.UINT8, DType.INT8, DType.UINT16, DType.UINT32])
@@ -204,7 +204,9 @@ def test_elementwise_nodes_alone_are_a_chain_too() -> None:
     require_equal(case)
     program = lower(case.graph, "v2")
     assert {buffer.role for buffer in program.buffers} == {Role.INPUT, Role.OUTPUT}
-    loaded = [each.dst.elements for each in instructions(program.body) if isinstance(each, DmaCopy)]
+    loaded = [
+        instruction.dst.elements for instruction in instructions(program.body) if isinstance(instruction, DmaCopy)
+    ]
     assert 1 in loaded  # a column is not stretched before it is loaded
 
 

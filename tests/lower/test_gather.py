@@ -1,4 +1,4 @@
-"""Elements are found at computed places, and laid down there, bit for bit; an index that no axis has is an error."""
+"""Gather and scatter at computed indices, bit by bit; an index out of range is an error."""
 
 from collections.abc import Callable
 
@@ -45,7 +45,7 @@ def _gather(draw: Draw) -> Value:
 def _along(draw: Draw) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     shape = draw.shape(most=3)
     axis = draw.integer(0, len(shape) - 1)
-    inner = tuple(draw.integer(1, 12) if each == axis else draw.integer(1, size) for each, size in enumerate(shape))
+    inner = tuple(draw.integer(1, 12) if value == axis else draw.integer(1, size) for value, size in enumerate(shape))
     return shape, inner, axis
 
 
@@ -58,7 +58,7 @@ def _take_along(draw: Draw) -> Value:
 def _scatter_along(draw: Draw) -> Value:
     shape, inner, axis = _along(draw)
     combine, dtype = draw.one_of(COMBINATIONS), draw.one_of((*FLOATS, *INTEGERS))
-    x, update = (draw.tensor(each, dtype, most=3) for each in (shape, inner))
+    x, update = (draw.tensor(entry, dtype, most=3) for entry in (shape, inner))
     return draw.builder.add(ScatterAlong(axis, combine), x, update, _indices(draw, inner, shape[axis]))
 
 
@@ -84,7 +84,7 @@ def _index_update(draw: Draw) -> Value:
     op = IndexUpdate(axes, combine)
     hole = op.addressed_shape(op, TensorType(shape, dtype), tuple(index.type for index in indices))
     thin = tuple(1 if draw.integer(0, 2) == 0 else size for size in hole)
-    x, update = (draw.tensor(each, dtype, most=3) for each in (shape, thin))
+    x, update = (draw.tensor(entry, dtype, most=3) for entry in (shape, thin))
     return draw.builder.add(op, x, update, *indices)
 
 
@@ -151,9 +151,9 @@ def test_a_row_of_a_cache_is_written_where_the_cache_lies() -> None:
     program = lower(case.graph, "v2")
     states = {number for number, buffer in enumerate(program.buffers) if buffer.role is Role.STATE}
     written = [
-        each.dst.elements
-        for each in instructions(program.body)
-        if isinstance(each, DmaCopy) and isinstance(each.dst, Far) and each.dst.buffer in states
+        instruction.dst.elements
+        for instruction in instructions(program.body)
+        if isinstance(instruction, DmaCopy) and isinstance(instruction.dst, Far) and instruction.dst.buffer in states
     ]
     assert written == [2 * 4 * 16]
 

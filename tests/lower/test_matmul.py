@@ -37,7 +37,7 @@ def _matmul(draw: Draw, *, whole: bool = True) -> Value:
     batch = draw.shape(0, 2, 3)
     own = [tuple(1 if draw.integer(0, 2) == 0 else size for size in batch)[draw.integer(0, len(batch)) :] for _ in "ab"]
     left, right = (*own[0], rows, inner), (*own[1], inner, columns)
-    a, b = (draw.tensor(each, dtype, numbers=draw.factors(each, dtype, whole=whole)) for each in (left, right))
+    a, b = (draw.tensor(entry, dtype, numbers=draw.factors(entry, dtype, whole=whole)) for entry in (left, right))
     return draw.builder.add(MatMul(draw.one_of((DType.FLOAT32, BF16))), a, b)
 
 
@@ -45,7 +45,7 @@ def _grouped(draw: Draw, *, whole: bool = True) -> Value:
     rows, inner, columns, groups = draw.size(), draw.size(), draw.size(), draw.integer(1, 5)
     dtype = draw.one_of(MULTIPLIED[:4])
     shapes = (rows, inner), (groups, inner, columns)
-    x, matrices = (draw.tensor(each, dtype, numbers=draw.factors(each, dtype, whole=whole)) for each in shapes)
+    x, matrices = (draw.tensor(shape, dtype, numbers=draw.factors(shape, dtype, whole=whole)) for shape in shapes)
     ends = draw.random.integers(-2, rows + 3, groups).astype(np.int64)
     if draw.integer(0, 1):
         ends = np.sort(ends)
@@ -103,7 +103,9 @@ def test_what_follows_a_product_is_done_before_it_is_stored() -> None:
 def test_a_weight_that_lies_inputs_first_is_not_turned() -> None:
     given = wholes(4, 128, dtype=BF16), wholes(640, 128, dtype=BF16, seed=1, role=Role.PARAMETER)
     turned = [
-        each for each in instructions(lower(of(Linear(BF16), *given).graph, "v2").body) if each.name == "nc_transpose"
+        instruction
+        for instruction in instructions(lower(of(Linear(BF16), *given).graph, "v2").body)
+        if instruction.name == "nc_transpose"
     ]
     assert len(turned) == 1  # the rows alone
 

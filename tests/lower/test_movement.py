@@ -1,4 +1,4 @@
-"""Operators that only move elements give the very bits that `fast` gives, whatever lies how."""
+"""Operators that only move elements agree with `fast` bit by bit, for every layout."""
 
 import numpy as np
 import pytest
@@ -132,7 +132,7 @@ def test_tensors_without_axes_or_elements_are_moved_too(shape: tuple[int, ...]) 
 
 
 def _cache(*, read_again: bool) -> Case:
-    """A state of which one row is replaced; and, if somebody reads the old one later, its sum with the new one."""
+    """A state of which one row is replaced; if `read_again`, also the sum of the old and the new state."""
     builder = GraphBuilder()
     cache = builder.input("cache", TensorType((6, 40), DType.FLOAT32))
     row = builder.input("row", TensorType((1, 40), DType.FLOAT32))
@@ -151,8 +151,8 @@ def test_a_state_is_updated_where_it_lies() -> None:
     require_equal(case)
     program = lower(case.graph, "v2")
     assert {buffer.role for buffer in program.buffers} == {Role.STATE, Role.INPUT}
-    copies = [each for each in instructions(program.body) if isinstance(each, DmaCopy)]
-    assert [each.dst.elements for each in copies] == [40, 40]
+    copies = [instruction for instruction in instructions(program.body) if isinstance(instruction, DmaCopy)]
+    assert [copy.dst.elements for copy in copies] == [40, 40]
 
 
 def test_a_state_that_is_read_again_keeps_its_old_value_until_then() -> None:
@@ -191,8 +191,12 @@ def test_a_whole_matrix_is_turned_bit_by_bit_in_blocks(shape: tuple[int, ...], d
     case = Case(builder.build(), {}, {"x": numbers})
     require_equal(case)
     for core in ("v2", "v3"):
-        copies = [each for each in instructions(lower(case.graph, core).body) if isinstance(each, DmaCopy)]
-        assert all(place.axes[-1].stride == 1 for each in copies for place in (each.dst, each.src))
+        copies = [
+            instruction
+            for instruction in instructions(lower(case.graph, core).body)
+            if isinstance(instruction, DmaCopy)
+        ]
+        assert all(place.axes[-1].stride == 1 for copy in copies for place in (copy.dst, copy.src))
 
 
 def test_a_transpose_of_a_rolled_loop_is_read_after_the_loop_as_of_the_last_iteration() -> None:

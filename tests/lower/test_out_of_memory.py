@@ -1,4 +1,4 @@
-"""What does not fit is refused with the numbers, the largest tensors and a way out."""
+"""Programs that do not fit are refused with the numbers, the largest tensors and a remedy."""
 
 import pytest
 

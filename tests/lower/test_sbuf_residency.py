@@ -1,4 +1,4 @@
-"""What nodes leave each other in SBUF: where there is room it never goes to HBM, and it is not lost where none is."""
+"""Values that stay in SBUF between nodes: without HBM if there is space, and intact if there is none."""
 
 from math import prod
 
@@ -70,7 +70,7 @@ def test_heads_stay_between_their_products_and_attention() -> None:
 
 
 def _layers(count: int) -> Graph:
-    """Each multiplies by a weight of its own and the same table, and hands on its rows."""
+    """Layers that multiply by a weight of their own and a common table, and pass on their rows."""
     builder = GraphBuilder()
     x = builder.input("x", TensorType((256, 64), F32))
     table = builder.constant(TABLE, F32)

@@ -1,4 +1,4 @@
-"""Rows that ranks share between products: answers are those of one rank, and only a rank's share lies in its HBM."""
+"""Rows sharded between products: outputs equal those of one rank, and each rank stores only its share in HBM."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def _case(rows: int, width: int, inner: int, body: Body = _blocks, batch: int = 
 
 
 def _require_one_answer(of: Case, degree: int, core: str) -> Program:
-    """Of one rank, of all ranks' graphs, and of their programs in two orders."""
+    """Require equal outputs of one rank, of all ranks' graphs, and of their programs in two orders."""
     program = shard_graph(of.graph, PassOptions(tensor_parallel=degree))
     executable = emit(program, core)
     assert not faults(executable.program)
@@ -72,8 +72,13 @@ def _kinds(graph: Graph) -> Counter[type[Operator]]:
 
 
 def _kept(program: Program, gathered: bool = False) -> int:
-    """The largest scratch in HBM, except where the rows of an output meet."""
-    met = {place.buffer for each in instructions(program.body) if isinstance(each, Exchange) for place in _far(each)}
+    """The largest scratch in HBM, except for the gathered rows of an output."""
+    met = {
+        place.buffer
+        for instruction in instructions(program.body)
+        if isinstance(instruction, Exchange)
+        for place in _far(instruction)
+    }
     scratch = [number for number, buffer in enumerate(program.buffers) if buffer.role is Role.SCRATCH]
     return max(program.buffers[number].elements for number in scratch if gathered or number not in met)
 

@@ -1,4 +1,4 @@
-"""Products of the same rows, and rows that are made for them: what is read once, and what never lies in HBM."""
+"""Products of the same rows, and computed rows: read once, and never stored in HBM."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ BF16, F32 = DType.BFLOAT16, DType.FLOAT32
 
 
 def _read(program: Program) -> Mapping[str, int]:
-    """Bytes that are read of each buffer."""
+    """The bytes read from each buffer."""
     found: Counter[str] = Counter()
 
     def add(steps: tuple[Step, ...], times: int) -> None:

@@ -1,4 +1,4 @@
-"""What a program brings to HBM and back: nothing that could have stayed where it was, or that lies there already."""
+"""HBM traffic of a program: no avoidable copy, and none of data that is already there."""
 
 from collections.abc import Iterator
 
@@ -36,7 +36,7 @@ RANKS = 2
 
 
 def _row_parallel(builder: GraphBuilder, x: Value, weight: Value, residual: Value) -> Value:
-    """Each rank multiplies its share of the columns; the sums of all, rounded, are added to what was there before."""
+    """Each rank multiplies its share of the columns; the rounded sums of all ranks are added to the residual."""
     own = (len(x.type.shape) - 1, 1, (x.type.shape[-1],), (RANKS,), RANKS)
     mine, share = builder.add(RankSlice(*own), x), builder.add(RankSlice(*own), weight)
     sums = builder.add(AllReduce(RANKS), builder.add(Linear(F32), mine, share))
@@ -49,7 +49,7 @@ def _sums(rows: int, width: int, inner: int) -> Case:
 
 
 def _exchanges(program: Program) -> list[Exchange]:
-    return [each for each in instructions(program.body) if isinstance(each, Exchange)]
+    return [instruction for instruction in instructions(program.body) if isinstance(instruction, Exchange)]
 
 
 @pytest.mark.parametrize(("rows", "width"), [(300, 700), (129, 4096), (256, 130)])
@@ -140,7 +140,7 @@ def test_a_row_that_all_rows_are_combined_with_is_loaded_once() -> None:
 
 
 def _rotated(builder: GraphBuilder, x: Value, cosine: Value, sine: Value) -> Value:
-    """As heads are turned by their places: the first product waits for the second one, between them is a copy."""
+    """Rotary positions: the first product waits for the second one, with a copy between them."""
     first = builder.add(Binary("multiply"), x, cosine)
     half = x.type.shape[1] // 2
     left = builder.add(Slice((0, 0), (x.type.shape[0], half), (1, 1)), x)

@@ -1,4 +1,4 @@
-"""The catalogue of public models: every entry builds the model that was published, and reading it costs nothing."""
+"""The catalogue of public models: every entry builds the published model, and reading it is cheap."""
 
 import inspect
 import json

@@ -1,4 +1,4 @@
-"""Small whole models three ways: as programs on emulated cores, as graphs by their operators' numerics, in PyTorch."""
+"""Small whole models in three forms: programs on emulated cores, graphs with their operators' numerics, PyTorch."""
 
 import json
 from collections.abc import Mapping
@@ -21,15 +21,15 @@ from nxpipe.pipeline.models.source import resolve
 from tests.emulator.models import relative_error, small_config, weights
 from tests.pipeline.conftest import write_model
 
-# With three layers where there may be any number, so that there is a loop over them.
+# Three layers where the number is free, so that there is a loop over them.
 DEPTHS = {"num_hidden_layers": 3, "n_layers": 3, "n_layer": 3, "num_layers": 3}
 
 
 @cache
 def wanted(family: str, architecture: str | None, phase: str, sequence: int = 12) -> CaptureRequest:
-    """The request that the command line would make of this model's config.json."""
+    """The command line's request for this model's config.json."""
     config = small_config(family)
-    if "attention_types" not in config:  # GPT-Neo says of each layer what it is
+    if "attention_types" not in config:  # GPT-Neo has a type for each layer
         config |= {name: depth for name, depth in DEPTHS.items() if name in config}
     config |= {"architectures": [architecture]} if architecture else {}
     with TemporaryDirectory() as folder:
@@ -47,7 +47,7 @@ def compiled(request: CaptureRequest, autocast: str = "none", degree: int = 1, c
 def on_cores(
     program: CompiledGraph, parameters: Mapping[str, Array], core: str, order: str = "hostile"
 ) -> LoadedProgram:
-    """Through the file, as an artifact holds it."""
+    """Run a program from its file format, as stored in an artifact."""
     executable = from_bytes(to_bytes(emit(program, core)))
     return LoadedProgram(program, Isa(executable, order=order).load(parameters))
 
@@ -57,7 +57,7 @@ def by_graph(program: CompiledGraph, parameters: Mapping[str, Array]) -> LoadedP
 
 
 def inputs_of(program: CompiledGraph, request: CaptureRequest) -> dict[str, Array]:
-    """Random ones; a second sequence that ends early."""
+    """Random inputs; the second sequence is shorter."""
     inputs = example_inputs(program.whole, request.config, seed=3)
     if "attention_mask" in inputs:
         inputs["attention_mask"][-1, -3:] = 0
@@ -73,7 +73,7 @@ def worst(found: Mapping[str, Array], expected: Mapping[str, Array]) -> float:
 
 
 def require_agreement(request: CaptureRequest, core: str = "v2", **how: Any) -> None:
-    """In float32 sums differ by their order alone; and by PyTorch's, which is another one again."""
+    """Require agreement in float32 up to the order of sums, PyTorch's included."""
     program, parameters = compiled(request, core=core, **how), weights(request)
     inputs = inputs_of(program, request)
     found = on_cores(program, parameters, core).run(inputs)

@@ -83,7 +83,7 @@ def test_engines_in_any_order_give_the_same_answer(degree: int, order: str) -> N
     request = wanted("llama", "LlamaForCausalLM", "prefill")
     program, parameters = compiled(request, degree=degree), weights(request)
     inputs = inputs_of(program, request)
-    usual, other = (on_cores(program, parameters, "v2", each).run(inputs) for each in ("hostile", order))
+    usual, other = (on_cores(program, parameters, "v2", entry).run(inputs) for entry in ("hostile", order))
     for name, array in usual.items():
         np.testing.assert_array_equal(other[name], array)
 
@@ -91,8 +91,8 @@ def test_engines_in_any_order_give_the_same_answer(degree: int, order: str) -> N
 def _followed(request: CaptureRequest, degree: int, steps: int, *, cores: bool) -> list[np.ndarray]:
     """The logits of a prompt's last token, and of each token after it, beside the cache that the last one left."""
     parameters = weights(request)
-    programs = [compiled(one, degree=degree) for one in (request, replace(request, phase="decode", capacity=None))]
-    load = [on_cores(each, parameters, "v2") if cores else by_graph(each, parameters) for each in programs]
+    programs = [compiled(entry, degree=degree) for entry in (request, replace(request, phase="decode", capacity=None))]
+    load = [on_cores(program, parameters, "v2") if cores else by_graph(program, parameters) for program in programs]
     inputs = inputs_of(programs[0], request)
     inputs = {name: 0 * array if name.startswith("cache.") else array for name, array in inputs.items()}
     inputs["attention_mask"][:, -steps:] = 0

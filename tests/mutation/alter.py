@@ -1,4 +1,4 @@
-"""What could be wrong with one instruction, or with one of its places: each change, with words for it."""
+"""Mutations of one instruction or one of its operands, each with a description."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -35,11 +35,11 @@ def dropped(instruction: Instruction) -> Changed:
 
 def lowered(instruction: Instruction) -> Changed:
     for wait in instruction.waits:
-        less = (Wait(each.engine, each.done + -1) if each is wait else each for each in instruction.waits)
+        less = (Wait(entry.engine, entry.done + -1) if entry is wait else entry for entry in instruction.waits)
         yield f"waits for one less of {wait.engine}", instruction.after(*less)
 
 
-# Places
+# Operands
 
 
 def _moved(place: Place, *steps: int) -> Iterator[tuple[str, Place]]:
@@ -90,7 +90,7 @@ def turn(place: Place) -> Iterator[tuple[str, Place]]:
         )
         for other in variants:
             turns = tuple(
-                each for each in (other if each is turn else each for each in place.offset.turns) if each is not None
+                entry for entry in (other if item is turn else item for item in place.offset.turns) if entry is not None
             )
             what = f"takes turns by {other}" if other else "takes no turns"
             yield what, replace(place, offset=replace(place.offset, turns=turns))
@@ -105,7 +105,7 @@ def dtype(place: Place) -> Iterator[tuple[str, Place]]:
 def axis(place: Place) -> Iterator[tuple[str, Place]]:
     for number, axis in enumerate(place.axes):
         variants = [Axis(axis.size - 1, axis.stride), Axis(axis.size + 1, axis.stride)]
-        if axis.size > 1:  # of one element no stride matters
+        if axis.size > 1:  # the stride of a single element has no effect
             variants += [Axis(axis.size, axis.stride + step) for step in (-1, 1)]
         for other in variants:
             what = f"axis {number} is {other.size}@{other.stride}"
@@ -116,7 +116,7 @@ def axis(place: Place) -> Iterator[tuple[str, Place]]:
 
 
 def narrower(instruction: Instruction) -> Changed:
-    """All places of one length become one shorter, so that they still go together."""
+    """Shorten all operands of one length by one, so that they still match."""
     places = instruction.places
     for lanes in {place.partitions for place in places.values() if isinstance(place, Tile)} - {1}:
         fewer = {name: _fewer_lanes(place, lanes) for name, place in places.items()}
@@ -147,22 +147,22 @@ def swapped(instruction: Instruction) -> Changed:
     if isinstance(instruction, Matmul):
         turned = replace(instruction, stationary=instruction.moving, moving=instruction.stationary)
         yield "stationary and moving swapped", turned
-    for one, other in (("operand0", "operand1"), ("op0", "op1"), ("scale", "bias")):
-        values = [getattr(instruction, name, None) for name in (one, other)]
+    for value, other in (("operand0", "operand1"), ("op0", "op1"), ("scale", "bias")):
+        values = [getattr(instruction, name, None) for name in (value, other)]
         if None not in values and getattr(instruction, "op1", Alu.ADD) is not None:
-            yield f"{one} and {other} swapped", having(instruction, {one: values[1], other: values[0]})
+            yield f"{value} and {other} swapped", having(instruction, {value: values[1], other: values[0]})
 
 
 def accumulate(instruction: Instruction) -> Changed:
     if isinstance(instruction, Matmul):
-        if instruction.accumulate.base <= 0:  # else it does already
+        if instruction.accumulate.base <= 0:  # else the mutation has no effect
             yield "always adds", replace(instruction, accumulate=Affine(1))
         yield "never adds", replace(instruction, accumulate=Affine())
 
 
 def operator(instruction: Instruction) -> Changed:
-    for each in fields(instruction):
-        value = getattr(instruction, each.name)
+    for field in fields(instruction):
+        value = getattr(instruction, field.name)
         if isinstance(value, Function):
             others: Sequence[Function | Alu] = list(Function)
         elif isinstance(value, Alu):
@@ -171,21 +171,21 @@ def operator(instruction: Instruction) -> Changed:
         else:
             continue
         for other in others:
-            yield f"{each.name} is {other}", having(instruction, {each.name: other})
+            yield f"{field.name} is {other}", having(instruction, {field.name: other})
 
 
 def number(instruction: Instruction) -> Changed:
-    for each in fields(instruction):
-        value = getattr(instruction, each.name)
-        if each.name == "note" or (each.name == "operand1" and getattr(instruction, "op1", None) is None):
-            continue  # means nothing
+    for field in fields(instruction):
+        value = getattr(instruction, field.name)
+        if field.name == "note" or (field.name == "operand1" and getattr(instruction, "op1", None) is None):
+            continue  # has no meaning
         if isinstance(value, bool):
-            op = getattr(instruction, each.name.replace("reverse", "op"), None)
+            op = getattr(instruction, field.name.replace("reverse", "op"), None)
             if op not in (None, *COMMUTATIVE):
-                yield f"{each.name} is {not value}", having(instruction, {each.name: not value})
+                yield f"{field.name} is {not value}", having(instruction, {field.name: not value})
         elif isinstance(value, int | float):
             for other in (value + 1, -value):
-                yield f"{each.name} is {other}", having(instruction, {each.name: other})
+                yield f"{field.name} is {other}", having(instruction, {field.name: other})
 
 
 def queue(instruction: Instruction) -> Changed:

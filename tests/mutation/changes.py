@@ -1,7 +1,7 @@
-"""Every small thing that could be wrong with an emitted program, one at a time.
+"""All small mutations of an emitted program, one at a time.
 
-A mutant is a program with one change. It is made either as if the program had been damaged after it was emitted, or,
-with its waits made anew, as if the lowering had been wrong: then nothing but what is computed can give it away.
+A mutant is a program with one change, which simulates either damage after emission or, with its waits inserted again, a
+defect of the lowering: then only the computed values can reveal it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from tests.mutation import alter
 from tests.mutation.alter import Changed, having
 from tests.mutation.samples import Sample, samples
 
-Edits = Mapping[int, tuple[Step, ...]]  # by the number of a step in the text, loops counted
+Edits = Mapping[int, tuple[Step, ...]]  # by the number of a step in the text, loops included
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Mutant:
     original: Program
     edits: Edits
     what: str
-    anew: bool = False  # its waits
+    anew: bool = False  # the waits of the instruction
 
     @property
     def program(self) -> Program:
@@ -54,7 +54,7 @@ def drawn(each: int, seed: int) -> list[Mutant]:
 
 
 def mutants(sample: Sample, program: Program) -> Iterator[Mutant]:
-    """All of them."""
+    """All mutants."""
     for kind, edits in KINDS.items():
         for what, edit in edits(program):
             yield Mutant(kind, sample, program, edit, what)
@@ -75,7 +75,7 @@ def _edited(body: Sequence[Step], edits: Edits) -> tuple[Step, ...]:
 
 
 def _numbered(body: Sequence[Step], number: int = 0) -> Iterator[tuple[int, Step, Sequence[Step]]]:
-    """Each step with its number, and the steps beside it."""
+    """Each step with its number, and the neighbouring steps."""
     for step in body:
         yield number, step, body
         number += 1
@@ -89,7 +89,7 @@ Kind = Callable[[Program], Iterator[tuple[str, Edits]]]
 
 
 def _of_one(change: Callable[[Instruction], Changed]) -> Kind:
-    """A change to one instruction."""
+    """A mutation of one instruction."""
 
     def everywhere(program: Program) -> Iterator[tuple[str, Edits]]:
         for number, step, _ in _numbered(program.body):
@@ -102,7 +102,7 @@ def _of_one(change: Callable[[Instruction], Changed]) -> Kind:
 
 
 def _of_place(change: Callable[[Place], Iterator[tuple[str, Place]]]) -> Kind:
-    """A change to one place of one instruction."""
+    """A mutation of one operand of an instruction."""
 
     def change_one(instruction: Instruction) -> Changed:
         for name, place in instruction.places.items():
@@ -133,7 +133,7 @@ def _shortened(program: Program) -> Iterator[tuple[str, Edits]]:
 
 
 def _neighbours(program: Program) -> Iterator[tuple[int, Instruction, int, Instruction]]:
-    """Two instructions of an engine that follow each other in one body."""
+    """Two consecutive instructions of an engine in one body."""
     last: dict[tuple[int, Engine], tuple[int, Instruction]] = {}
     for number, step, beside in _numbered(program.body):
         if isinstance(step, Instruction):
@@ -144,16 +144,16 @@ def _neighbours(program: Program) -> Iterator[tuple[int, Instruction, int, Instr
 
 
 def _exchanged(program: Program) -> Iterator[tuple[str, Edits]]:
-    for first, one, second, other in _neighbours(program):
-        yield f"steps {first} and {second} of {one.engine} change places", {first: (other,), second: (one,)}
+    for first, value, second, other in _neighbours(program):
+        yield f"steps {first} and {second} of {value.engine} change places", {first: (other,), second: (value,)}
 
 
 def _crossed(program: Program) -> Iterator[tuple[str, Edits]]:
-    for first, one, second, other in _neighbours(program):
-        for name in sorted(one.places.keys() & other.places.keys()) if type(one) is type(other) else ():
-            a, b = (having(x, {name: y.places[name]}) for x, y in ((one, other), (other, one)))
-            if a != one:
-                yield f"steps {first} and {second}, {one.name}, have each other's {name}", {first: (a,), second: (b,)}
+    for first, value, second, other in _neighbours(program):
+        for name in sorted(value.places.keys() & other.places.keys()) if type(value) is type(other) else ():
+            a, b = (having(x, {name: y.places[name]}) for x, y in ((value, other), (other, value)))
+            if a != value:
+                yield f"steps {first} and {second}, {value.name}, have each other's {name}", {first: (a,), second: (b,)}
 
 
 WAITS = ("a wait is missing", "a wait asks for one less")
@@ -179,5 +179,5 @@ KINDS: Mapping[str, Kind] = {
     "two instructions in the other order": _exchanged,
     "a shortened loop": _shortened,
 }
-# With waits made anew it would be the same program, run in another order.
+# With new waits it would be the same program in another order.
 ONLY_DAMAGED = (*WAITS, "another queue", "two instructions in the other order")

@@ -1,9 +1,9 @@
-"""The reasons why some mutants that are not proved equivalent are missed: properties of the numbers at run time."""
+"""Reasons for missed mutants without a proof of equivalence: properties of the numbers at run time."""
 
 from tests.mutation.changes import Mutant
 
 _REFUSED = "a row number outside its table is rejected even if it is not marked"
-# By program, and by what the mutant's description contains.
+# By program, and by a part of the mutant's description.
 _WHY = (
     ("gather", "tensor_tensor of gpsimd", _REFUSED),
     ("gather", "tensor_tensor, have each other's", _REFUSED),

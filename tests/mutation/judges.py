@@ -1,4 +1,4 @@
-"""Who notices that a program is wrong: the validator, the hostile memory, the race check, or the outputs."""
+"""The detectors of a mutant: the validator, the hostile memory, the race check, and the outputs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from tests.mutation.changes import Mutant
 from tests.mutation.proofs import Walk, proof
 from tests.mutation.samples import DRAWS, Sample, Tensors, samples
 
-# Draws and orders.
+# Samples and orders of engines.
 RUNS = ((1, "hostile"), (1, "random:1"), (1, "random:2"), (2, "hostile"), (3, "hostile"), (4, "hostile"))
 
 
@@ -28,7 +28,7 @@ class Judge(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who caught a mutant, and what they said; or why it is no other program than the one it was made of."""
+    """The detector of a mutant and its message; or the proof that it is equivalent."""
 
     mutant: Mutant
     judge: Judge | None
@@ -49,7 +49,7 @@ def judged(mutant: Mutant) -> Verdict:
 
 
 def caught(sample: Sample, program: Program) -> tuple[Judge, str] | None:
-    """By whom, and what they say; None if nobody notices."""
+    """The detector and its message; None if the mutant is missed."""
     illegal = faults(program)
     if illegal:
         return Judge.VALIDATOR, str(illegal[0])
@@ -78,13 +78,13 @@ def _accepts(sample: Sample, program: Program, index: int) -> bool:
 
 @cache
 def walked(name: str) -> Walk:
-    """A sample's program as it was emitted."""
+    """The walk of a sample's emitted program."""
     return Walk(next(program for sample, program in samples() if sample.name == name))
 
 
 @cache
 def _expected(name: str) -> Mapping[int, Tensors]:
-    sample = next(each for each, _ in samples() if each.name == name)
+    sample = next(value for value, _ in samples() if value.name == name)
     return {seed: sample.expected(seed) for seed in DRAWS}
 
 

@@ -1,11 +1,11 @@
-"""Proof, without numbers, that two programs compute the same in every order of engines and on every input.
+"""Proof by symbolic execution that two programs compute the same in every order of engines and on every input.
 
-Each byte of the memories holds the name of how it came about: which byte of the host it is, or what was done to what.
-A program is first shown to be in order: of every two accesses to a byte, one of them a write, the later one knows that
-the earlier one is done. Then every order gives what program order gives, and two programs in order whose outputs have
-the same names in program order are the same. Neither half uses anything of `emulator.core`, and both err to the safe
-side: an indirect place counts as the whole of its buffer, and what an instruction is not known to do element by element
-is named after all that it reads.
+Each byte of the memories has a symbolic name: a byte of the host, or an operation and the names of its operands. A
+program is first shown to be ordered: of every two accesses to a byte, one of them a write, the later one knows that the
+earlier one is done. Then every order gives the result of program order, and two ordered programs whose outputs have the
+same names in program order are equivalent. Neither half uses anything of `emulator.core`, and both are conservative: an
+indirect operand counts as its whole buffer, and an instruction that is not known to be elementwise depends on all that
+it reads.
 """
 
 from collections.abc import Iterator
@@ -29,16 +29,16 @@ from nxpipe.emulator.isa.vector import Reciprocal, TensorCopy, TensorScalar, Ten
 from nxpipe.emulator.lower.kernel import PARTITIONS
 
 Names = npt.NDArray[np.uint64]
-Bytes = npt.NDArray[np.int64]  # numbers of bytes
+Bytes = npt.NDArray[np.int64]  # one number for each byte
 Turns = tuple[int, ...]
 
-# Each element of the result comes of those at the same place, and of a column's in its partition.
+# Each element of the result depends on those at the same place, and on a column's in its partition.
 _BY_ELEMENT = (DmaCopy, TensorCopy, TensorTensor, TensorScalar, Activation, Reciprocal, CollectiveAllReduce)
 _WORDS = (DType.INT32, DType.UINT32)
 
 
 def proof(before: "Walk", mutant: Program) -> str:
-    """Why a program is the same as the one that was walked before; nothing if that cannot be said."""
+    """The reason why a program is equivalent to the walked one; empty if there is no proof."""
     after = Walk(mutant)
     if not after.in_order or before.outputs != after.outputs:
         return ""
@@ -53,7 +53,7 @@ def proof(before: "Walk", mutant: Program) -> str:
 
 @dataclass(frozen=True)
 class _Stretch:
-    """Bytes of one memory, as wide as their elements are."""
+    """Bytes of one memory, in elements of one width."""
 
     memory: str
     size: int
@@ -61,14 +61,14 @@ class _Stretch:
 
 
 class Walk:
-    """A program carried out by names, in program order."""
+    """A symbolic execution of a program in program order."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
         self._pitch = _reached(program)
         sizes = {name: PARTITIONS * pitch for name, pitch in self._pitch.items()} | {"hbm": program.hbm}
         self._names = {name: np.zeros(size, np.uint64) for name, size in sizes.items()}
-        # Of each byte, the last instruction of an engine that wrote it, or that read it.
+        # For each byte, the last instruction of each engine that wrote or read it.
         self._last: dict[tuple[str, Engine, bool], npt.NDArray[np.int32]] = {}
         engines = {instruction.engine for instruction, _ in executed(program.body)}
         self._known = {engine: dict.fromkeys(Engine, 0) for engine in engines}
@@ -102,7 +102,7 @@ class Walk:
         self._name(instruction, turns, reads, writes)
         self._finish(instruction.engine)
 
-    # Who knows what
+    # Knowledge of engines
 
     def _wait(self, instruction: Instruction, turns: Turns) -> None:
         mine = self._known[instruction.engine]
@@ -126,7 +126,7 @@ class Walk:
             self._last[stretch.memory, engine, writes] = np.zeros(len(self._names[stretch.memory]), np.int32)
         self._last[stretch.memory, engine, writes][stretch.cells] = known[engine] + 1
 
-    # What comes of what
+    # Data flow
 
     def _name(self, instruction: Instruction, turns: Turns, reads: list[_Stretch], writes: list[_Stretch]) -> None:
         is_plain = not any(isinstance(place, Far) and place.rows for place in instruction.places.values())
@@ -139,12 +139,12 @@ class Walk:
             own = _mixed(np.arange(stretch.size, dtype=np.uint64), _digest(f"{meaning} {number}"))
             names = np.broadcast_to(own, stretch.cells.shape)
             by_element = is_plain and number == 0 and isinstance(instruction, _BY_ELEMENT)
-            if by_element and all(_fits(each, stretch) for each in reads):
-                for each in reads:
-                    names = _mixed(names + self._elements(each).reshape(_shaped(each, stretch)), meaning)
+            if by_element and all(_fits(entry, stretch) for entry in reads):
+                for entry in reads:
+                    names = _mixed(names + self._elements(entry).reshape(_shaped(entry, stretch)), meaning)
             else:
-                everything = [self._elements(each) for each in (*reads, *([] if is_plain else [stretch]))]
-                read = _digest(" ".join(f"{each.shape} {_digest(each.tobytes())}" for each in everything))
+                everything = [self._elements(entry) for entry in (*reads, *([] if is_plain else [stretch]))]
+                read = _digest(" ".join(f"{entry.shape} {_digest(entry.tobytes())}" for entry in everything))
                 places = np.arange(stretch.cells.size, dtype=np.uint64).reshape(stretch.cells.shape)
                 names = _mixed(places + names, read)
             self._names[stretch.memory][stretch.cells] = names
@@ -180,7 +180,7 @@ class Walk:
 
 
 def _reached(program: Program) -> dict[str, int]:
-    """How many bytes of a partition there are before the end of the furthest access."""
+    """The end of the furthest access in a partition, in bytes."""
     reached = dict.fromkeys(map(str, Memory), 1)
     for instruction, turns in executed(program.body):
         for place in instruction.places.values():
@@ -190,14 +190,14 @@ def _reached(program: Program) -> dict[str, int]:
 
 
 def _meaning(instruction: Instruction, turns: Turns) -> str:
-    """All of an instruction but where things lie and who waits; numbers as they are in these turns of the loops."""
-    told: Iterator[object] = (
-        _told(getattr(instruction, each.name), turns)
-        for each in fields(instruction)
-        if each.name not in ("engine", "waits", "note")
+    """An instruction without operands' locations and waits; numbers with the current loop indices."""
+    result: Iterator[object] = (
+        _told(getattr(instruction, field.name), turns)
+        for field in fields(instruction)
+        if field.name not in ("engine", "waits", "note")
     )
     on = instruction.engine if isinstance(instruction, NcTranspose) else ""
-    return f"{instruction.name} {on} {list(told)}"
+    return f"{instruction.name} {on} {list(result)}"
 
 
 def _told(value: object, turns: Turns) -> object:
@@ -232,7 +232,7 @@ def _digest(what: str | bytes) -> int:
 
 
 def _mixed(names: Names, salt: int) -> Names:
-    """Others than before, and than with any other salt."""
+    """New names, different for each salt."""
     mixed = names + np.uint64(salt)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 0x9E3779B97F4A7C15)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)

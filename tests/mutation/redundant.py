@@ -1,6 +1,6 @@
-"""Which waits of a program say nothing that the others do not say, found by carrying all turns of its loops out.
+"""Redundant waits of a program, found by executing all iterations of its loops.
 
-In no turn of any loop does leaving one of them out change what the waiting engine knows of the others.
+A wait is redundant if, in every iteration, the engine's knowledge of the others is the same without it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ Known = Mapping[Engine, int]
 
 
 class _Moment(NamedTuple):
-    """An instruction that is carried out: what its engine knew, what each wait tells it, and what it knows then."""
+    """An executed instruction: its engine's knowledge before, that of each wait, and its knowledge after."""
 
     instruction: Instruction
     before: Known
@@ -22,7 +22,7 @@ class _Moment(NamedTuple):
 
 
 def redundant(program: Program) -> dict[int, set[Wait]]:
-    """By the identity of the instruction."""
+    """The redundant waits by the identity of the instruction."""
     found: dict[int, set[Wait]] = {}
     for instruction, before, told, _ in _moments(program):
         implied = {
@@ -39,7 +39,7 @@ def redundant(program: Program) -> dict[int, set[Wait]]:
 
 
 def knowledge(program: Program) -> list[Known]:
-    """What each instruction's engine knows of all engines when it has done it, in program order."""
+    """The knowledge of each instruction's engine about all engines after its execution, in program order."""
     return [{engine: count for engine, count in moment.after.items() if count > 0} for moment in _moments(program)]
 
 
@@ -49,14 +49,14 @@ def _moments(program: Program) -> Iterator[_Moment]:
     done = dict.fromkeys(Engine, 0)
     for instruction, turns in executed(program.body):
         engine, before = instruction.engine, known[instruction.engine]
-        told: dict[Wait, Known] = {}
+        document: dict[Wait, Known] = {}
         for wait in instruction.waits:
             count = wait.done.at(turns)
-            told[wait] = {**then.get((wait.engine, count), {}), wait.engine: count}
+            document[wait] = {**then.get((wait.engine, count), {}), wait.engine: count}
         done[engine] += 1
-        after = _merged([before, *told.values(), {engine: done[engine]}])
+        after = _merged([before, *document.values(), {engine: done[engine]}])
         known[engine] = then[engine, done[engine]] = after
-        yield _Moment(instruction, before, told, after)
+        yield _Moment(instruction, before, document, after)
 
 
 def _merged(all_known: list[Known]) -> Known:

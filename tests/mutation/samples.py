@@ -1,7 +1,7 @@
-"""Small graphs of every kind of instruction and loop, each with several draws of what it is run on.
+"""Small graphs with every kind of instruction and loop, each with several random inputs.
 
-Numbers are drawn so that nothing is symmetric; after the first time so large that a softmax without its row's own
-maximum overflows, or all but vanishes.
+Inputs are asymmetric. After the first sample they are so large that a softmax without its row's own maximum overflows
+or almost vanishes.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ from nxpipe.emulator.passes.roll import roll
 from nxpipe.emulator.run.fast import LoadedRanks
 
 F32, BF16 = DType.FLOAT32, DType.BFLOAT16
-DRAWS = {1: 2.0, 2: 200.0, 3: 200.0, 4: 200.0}  # seeds, and how far inputs reach
+DRAWS = {1: 2.0, 2: 200.0, 3: 200.0, 4: 200.0}  # seeds, and the range of inputs
 Tensors = Mapping[str, Array]
 
 
@@ -49,11 +49,11 @@ class Sample:
     core: str
     ranks: int = 1
     noise: float = 0.0
-    divided: tuple[tuple[str, RankSlice], ...] = ()  # parameters of which each rank has its piece
+    divided: tuple[tuple[str, RankSlice], ...] = ()  # sharded parameters
     outside: tuple[int, ...] = ()
 
     def given(self, seed: int, outside: int | None = None) -> tuple[Tensors, Tensors]:
-        """Parameters and inputs, one index being replaced."""
+        """Parameters and inputs, optionally with an index out of range."""
         random = np.random.default_rng(seed)
         graph = self.graph
         parameters = {name: _numbers(random, value.type, 0.4) for name, value in graph.parameters.items()}
@@ -64,13 +64,13 @@ class Sample:
         return parameters, inputs
 
     def expected(self, seed: int) -> Tensors:
-        """What the graph gives node by node."""
+        """The outputs of the graph, node by node."""
         parameters, inputs = self.given(seed)
         outputs, states = LoadedRanks(self.graph, parameters).run(inputs)
         return {**outputs, **states[0]}
 
     def found(self, program: Program, seed: int, order: str, outside: int | None = None) -> list[Tensors]:
-        """What a program gives on each rank."""
+        """The outputs of a program on each rank."""
         machine = Machine(program, order=order)
         parameters, inputs = self.given(seed, outside)
         pieces = dict(self.divided)
@@ -87,7 +87,7 @@ class Sample:
 
 @cache
 def samples() -> tuple[tuple[Sample, Program], ...]:
-    """Each with the program that it is lowered to."""
+    """Each sample with its lowered program."""
     made = (
         Sample("linear", _linear(), "v2", noise=1e-4),
         Sample("norm", _norm(), "v3", noise=1e-4),
@@ -103,7 +103,7 @@ def samples() -> tuple[tuple[Sample, Program], ...]:
 
 
 def _own(program: Program, inputs: Tensors) -> list[str]:
-    """The input that no graph has: a rank's own number."""
+    """The rank's number, an input that no graph has."""
     names = (name for buffer in program.buffers if buffer.role is Role.INPUT for name in buffer.names)
     return [name for name in names if name not in inputs]
 
@@ -114,9 +114,9 @@ def _numbers(random: np.random.Generator, type_: TensorType, scale: float) -> Ar
     return (random.standard_normal(type_.shape) * scale + 0.1).astype(np.float32)
 
 
-# The weights of which each of two ranks has the half that goes with its half of the columns.
+# Weights sharded over two ranks along the columns.
 _HALVES = tuple((f"layers.{layer}.w", RankSlice(1, 1, (40,), (2,), 2)) for layer in range(3))
-ROWS = 61  # of the table that rows are gathered from
+ROWS = 61  # height of the table of a gather
 
 
 def _graph(build: Callable[[GraphBuilder], Mapping[str, Value]]) -> Graph:
@@ -163,7 +163,7 @@ def _attention() -> Graph:
 
 
 def _layers() -> Graph:
-    """A state for each layer, and layers that repeat."""
+    """Repeated layers, with a state for each."""
 
     def build(b: GraphBuilder) -> Mapping[str, Value]:
         x = b.input("x", TensorType((6, 40), F32))
@@ -199,20 +199,20 @@ def _reduce() -> Graph:
 def _ranks() -> Graph:
     def build(b: GraphBuilder) -> Mapping[str, Value]:
         x, w = b.input("x", TensorType((20, 64), F32)), b.parameter("w", TensorType((48, 64), F32))
-        mine = (b.add(RankSlice(1, 1, (64,), (2,), 2), each) for each in (x, w))
+        mine = (b.add(RankSlice(1, 1, (64,), (2,), 2), entry) for entry in (x, w))
         return {"y": b.add(Unary("tanh"), b.add(AllReduce(2), b.add(Linear(F32), *mine)))}
 
     return _graph(build)
 
 
 def _meetings() -> Graph:
-    """Layers that repeat, in each of which the ranks meet."""
+    """Repeated layers with a collective in each."""
 
     def build(b: GraphBuilder) -> Mapping[str, Value]:
         x = b.input("x", TensorType((6, 40), F32))
         for name, half in _HALVES:
             w = b.parameter(name, TensorType((40, 40), F32))
-            mine = (b.add(half, each) for each in (x, w))
+            mine = (b.add(half, entry) for entry in (x, w))
             x = b.add(Binary("subtract"), b.add(Unary("tanh"), b.add(AllReduce(2), b.add(Linear(F32), *mine))), x)
         return {"y": x}
 

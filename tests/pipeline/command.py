@@ -1,4 +1,4 @@
-"""Running `nxpipe` as a user does: a process of its own, its two streams and its exit code.
+"""The `nxpipe` command as a process, with its two streams and its exit code.
 
 `nxpipe` is forked from a server that has imported the product (see command_server); `installed` starts the script.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.pipeline.command_server import command_server
 
 NXPIPE = Path(sys.executable).parent / "nxpipe"
-_INTERPRETER = ("PYTHON", "LC_", "LANG", "LD_")  # read when an interpreter starts, so that a fork comes too late
+_INTERPRETER = ("PYTHON", "LC_", "LANG", "LD_")  # read at the start of an interpreter, so they have no effect on a fork
 TIMEOUT = 120.0
 
 

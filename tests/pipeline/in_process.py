@@ -1,4 +1,4 @@
-"""The whole `nxpipe` command in this process, from its arguments to its exit code: for tables of many runs."""
+"""The `nxpipe` command in this process, from its arguments to its exit code, for tables of many runs."""
 
 import signal
 import sys

@@ -1,6 +1,6 @@
-"""The few kinds of objects that we write, by the reference of Kubernetes' API and by Karpenter's own definitions.
+"""Schemas of the few kinds of objects that we write, from the Kubernetes API reference and Karpenter's definitions.
 
-As small as they can be: a field that is not here fails, so that whoever writes one has looked it up.
+They are minimal: an unlisted field fails, so that new fields are checked against the reference.
 """
 
 import re
@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-Shape: TypeAlias = Any  # a type, a pattern, a list of one shape, a Table, Names, or one of several texts
+Shape: TypeAlias = Any  # a type, a pattern, a list of one shape, a Table, Names, or an enumeration
 
 
 @dataclass(frozen=True)
 class Table:
-    """An object: fields that it must have, and those that it may have."""
+    """An object with required and optional fields."""
 
     must: Mapping[str, Shape]
     may: Mapping[str, Shape]
@@ -21,7 +21,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Names:
-    """A map with keys of the user's own."""
+    """A map with free keys."""
 
     values: Shape = str
 
@@ -31,19 +31,19 @@ def table(must: Mapping[str, Shape] | None = None, **may: Shape) -> Table:
 
 
 def faults(value: Any, shape: Shape, path: str = "") -> Iterator[str]:
-    """What is wrong with a value, and where."""
+    """The errors of a value, with their paths."""
     if isinstance(shape, Table):
         yield from _faults_of_object(value, shape, path)
     elif isinstance(shape, Names):
-        for name, each in value.items():
+        for name, item in value.items():
             yield from faults(name, str, f"{path}.{name}")
-            yield from faults(each, shape.values, f"{path}.{name}")
+            yield from faults(item, shape.values, f"{path}.{name}")
     elif isinstance(shape, list):
         if not isinstance(value, list) or not value:
             yield f"{path}: no list, or an empty one"
         else:
-            for index, each in enumerate(value):
-                yield from faults(each, shape[0], f"{path}[{index}]")
+            for index, item in enumerate(value):
+                yield from faults(item, shape[0], f"{path}[{index}]")
     elif not _fits(value, shape):
         yield f"{path}: {value!r} is not {shape}"
 
@@ -54,9 +54,9 @@ def _faults_of_object(value: Any, shape: Table, path: str) -> Iterator[str]:
         return
     yield from (f"{path}: no {name}" for name in shape.must if name not in value)
     known = {**shape.must, **shape.may}
-    for name, each in value.items():
+    for name, item in value.items():
         if name in known:
-            yield from faults(each, known[name], f"{path}.{name}")
+            yield from faults(item, known[name], f"{path}.{name}")
         else:
             yield f"{path}.{name}: unknown"
 
@@ -167,7 +167,7 @@ _NODE_POOL: Final = table(
     ),
 )
 
-# By version and kind: what metadata holds, and what is beside it.
+# By version and kind: the shape of metadata, and the other fields.
 _KINDS: Final[Mapping[tuple[str, str], tuple[Table, Table]]] = {
     ("v1", "Namespace"): (_META_OF_CLUSTER, table()),
     ("v1", "ServiceAccount"): (_META, table()),

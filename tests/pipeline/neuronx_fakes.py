@@ -1,7 +1,7 @@
-"""Stand-ins for AWS's packages, as strict as their public reference: whatever it does not list, they refuse.
+"""Fakes of AWS's packages, as strict as their public reference: they refuse all that it does not list.
 
-`neuronx-cc` writes a NEFF, unless the variable PLAY holds an error to fail with. `trace` is not cached, as documented;
-with PLAY_CACHED it leaves what a cached compilation leaves in the cache, its lock included.
+`neuronx-cc` writes a NEFF, unless the variable PLAY has an error to fail with. `trace` is not cached, as documented;
+with PLAY_CACHED it leaves the files of a cached compilation in the cache, its lock included.
 """
 
 import sys
@@ -50,7 +50,7 @@ body = gzip.compress(packed.getvalue(), mtime=0)
 pathlib.Path(asked.output).write_bytes(b"\\1" * 1024 + body)
 """
 
-# The module stands for the HLO that torch-xla would make: what the model answers to its example.
+# The module represents torch-xla's HLO: the model's outputs for its example.
 TORCH_NEURONX = """
 import hashlib, json, os, pathlib, shlex, shutil, subprocess
 from importlib.metadata import version
@@ -98,7 +98,7 @@ RELEASES = {"neuronx-cc": "2.27.5334.0", "torch-neuronx": "2.9.0.2.11", "torch-x
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The folders, and ways to change what was put into them."""
+    """The folders, and functions that change their content."""
 
     packages: Path
     programs: Path

@@ -1,4 +1,4 @@
-"""Artifacts whose programs say how long they take, without a compiler."""
+"""Artifacts whose programs contain their predicted duration, without a compiler."""
 
 import json
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ def publish(
     graph: Graph | None = None,
     weights: Mapping[str, Elements] | None = None,
 ) -> Published:
-    """One program for each bucket. What is given nowhere else differs by the note."""
+    """One program for each bucket. All other content depends on the note."""
     figures = {
         f"forward-b1-s{bucket}": {
             "time": {"latency_ns": None if ms is None else ms * 1e6},

@@ -1,7 +1,7 @@
-"""A fleet whose machine does nothing but wait, or end as it is told: what the commands make of it is what is tested.
+"""A fleet whose state machine only waits, or ends as ordered, for tests of the commands.
 
-Rule, record and groups are those that the stacks make. The machine's text has what the commands read of the real one;
-tests/stacks holds the two equal.
+Rule, record and groups are those of the stacks. The machine's definition has the parts of the real one that the
+commands read; tests/stacks compares the two.
 """
 
 import itertools
@@ -31,13 +31,13 @@ IDENTITY: Final = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local
 
 @dataclass
 class Fleet:
-    """With three artifacts in its store; its channel serves the first."""
+    """A fleet with three artifacts in its store; its channel serves the first."""
 
     project: str
     nxpipe: InProcess
     artifacts: list[Published]
     front: dict[str, Any]
-    looks: dict[str, dict[str, Any]] = field(default_factory=dict)  # the judge's last answers
+    looks: dict[str, dict[str, Any]] = field(default_factory=dict)  # the judge's last evaluations
 
     @property
     def machine(self) -> str:
@@ -47,7 +47,7 @@ class Fleet:
     def table(self) -> str:
         return f"{self.project}-search-rollout"
 
-    # What a user does
+    # Actions of a user
 
     def rollout(self, *words: str) -> Answer:
         return self.nxpipe("rollout", *words)
@@ -56,8 +56,8 @@ class Fleet:
         return self.rollout("start", "search", self.name(version), *words)
 
     def status(self) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(self.rollout("status", "search", "--json").out)
-        return told
+        document: dict[str, Any] = json.loads(self.rollout("status", "search", "--json").out)
+        return document
 
     def name(self, version: int) -> str:
         return f"{MODEL}@{self.artifacts[version].request_key[:12]}"
@@ -67,20 +67,20 @@ class Fleet:
         return name
 
     def all_served(self, channel: str) -> list[str]:
-        told = json.loads(self.nxpipe("channel", "show", channel, "--json").out)
-        artifacts = (told[0] if isinstance(told, list) else told)["artifacts"]
-        return [f"{each['model_id']}@{each['request_key'][:12]}" for each in artifacts]
+        document = json.loads(self.nxpipe("channel", "show", channel, "--json").out)
+        artifacts = (document[0] if isinstance(document, list) else document)["artifacts"]
+        return [f"{artifact['model_id']}@{artifact['request_key'][:12]}" for artifact in artifacts]
 
     def publish(self, model: str) -> str:
-        """An artifact of a model that another fleet serves."""
+        """Publish an artifact of a model that another fleet serves."""
         store = open_store("store")
         made = publish_verified(store, put(store, request=9, model=model))
         return f"{model}@{made.request_key[:12]}"
 
-    # What the machines do
+    # Behaviour of the machines
 
     def ends(self, states: dict[str, Any] | None = None) -> None:
-        """From now on an execution goes through these states; through one that waits, if there are none."""
+        """From now on an execution passes through these states, or through one that waits."""
         boto3.client("stepfunctions").update_state_machine(stateMachineArn=self.machine, definition=self.text(states))
 
     def says(self, outcome: str, reason: str) -> None:
@@ -104,27 +104,27 @@ class Fleet:
         return {name: value["S"] for name, value in found.items()}
 
     def execution(self) -> dict[str, Any]:
-        """The newest one, when moto has noticed what became of it."""
+        """The newest execution, after moto has updated its status."""
         states = boto3.client("stepfunctions")
         newest = states.list_executions(stateMachineArn=self.machine)["executions"][0]["executionArn"]
-        told: dict[str, Any] = states.describe_execution(executionArn=newest)
-        return told
+        response: dict[str, Any] = states.describe_execution(executionArn=newest)
+        return response
 
     def running(self) -> list[str]:
         states = boto3.client("stepfunctions")
         found = states.list_executions(stateMachineArn=self.machine, statusFilter="RUNNING")["executions"]
-        return [each["executionArn"] for each in found]
+        return [entry["executionArn"] for entry in found]
 
     def stop_all(self) -> None:
-        for each in self.running():
-            boto3.client("stepfunctions").stop_execution(executionArn=each)
+        for entry in self.running():
+            boto3.client("stepfunctions").stop_execution(executionArn=entry)
         while self.running():
             time.sleep(0.02)
 
     def until_ended(self) -> dict[str, Any]:
-        while (told := self.execution())["status"] == "RUNNING":
+        while (execution := self.execution())["status"] == "RUNNING":
             time.sleep(0.02)
-        return told
+        return execution
 
     def weigh(self, green: int) -> None:
         groups = [
@@ -135,7 +135,7 @@ class Fleet:
         boto3.client("elbv2").modify_rule(RuleArn=self.front["rule"], Actions=[action])
 
     def count(self, requests: int, seconds: int) -> None:
-        """That blue had, and answered, in each of the last seconds."""
+        """Blue's requests and responses in each of the last seconds."""
         series = {"LoadBalancer": self.front["balancer"], "TargetGroup": self.front["colours"]["blue"]["series"]}
         dimensions = [{"Name": name, "Value": value} for name, value in series.items()]
         data = [
@@ -146,11 +146,10 @@ class Fleet:
         boto3.client("cloudwatch").put_metric_data(Namespace="AWS/ApplicationELB", MetricData=data)
 
     def look(self, minutes: int, requests: tuple[int, int] = (0, 0), failed: tuple[int, int] = (0, 0)) -> None:
-        """The real judge looks, so many minutes after the step began; each minute had these counts of green and blue.
-        What it says is kept as the machine keeps it.
-        """
-        told = self.execution()
-        name, asked = told["name"], RolloutInput.from_text(told["input"])
+        """Run the real judge at this minute of the step; each minute had these counts of green and blue. Its evaluation
+        is stored as by the machine."""
+        execution = self.execution()
+        name, asked = execution["name"], RolloutInput.from_text(execution["input"])
         assert asked is not None
         answer = self.looks.get(name) or self._open(name, asked)
         first = 1_000_000 * 60
@@ -212,7 +211,7 @@ def _time(seconds: int) -> str:
 
 @pytest.fixture(scope="module")
 def front() -> Iterator[dict[str, Any]]:
-    """On a local AWS, for all tests of a file."""
+    """A load balancer on a local AWS, for all tests of a file."""
     install()
     with pytest.MonkeyPatch.context() as patch, mock_aws():
         for name, value in IDENTITY.items():
@@ -223,7 +222,7 @@ def front() -> Iterator[dict[str, Any]]:
 @pytest.fixture
 def fleet(nxpipe: InProcess, front: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     monkeypatch.chdir(tmp_path)
-    for name, value in IDENTITY.items():  # which are taken away before each test
+    for name, value in IDENTITY.items():  # removed before each test
         monkeypatch.setenv(name, value)
     made = make_fleet(nxpipe, front)
     yield made
@@ -234,7 +233,7 @@ _numbers: Final = itertools.count()
 
 
 def make_fleet(nxpipe: InProcess, front: dict[str, Any]) -> Fleet:
-    """Here, in a project of its own, behind a front that others have used before."""
+    """A fleet in a project of its own, behind a load balancer used by other tests before."""
     store, project = open_store("store"), f"demo{next(_numbers)}"
     Path("nxpipe.toml").write_text(CONFIG.replace('name = "demo"', f'name = "{project}"\nregion = "{REGION}"'))
     published = [publish_verified(store, put(store, request=number)) for number in range(3)]
@@ -253,7 +252,7 @@ def make_fleet(nxpipe: InProcess, front: dict[str, Any]) -> Fleet:
 
 
 def make_front() -> dict[str, Any]:
-    """A load balancer whose one rule weighs two target groups."""
+    """A load balancer with one rule that weights two target groups."""
     ec2, balancing = boto3.client("ec2"), boto3.client("elbv2")
     vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
     subnets = [

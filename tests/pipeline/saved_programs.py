@@ -1,4 +1,4 @@
-"""Programs in files: a `.pt2` of torch.export, an ONNX file with an open axis, and one with its weights beside it."""
+"""Saved programs: a `.pt2` of torch.export, an ONNX file with a dynamic axis, and one with external weights."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def write_pt2(path: Path) -> Path:
 
 
 def write_onnx(path: Path, *, data: str | None = None) -> Path:
-    """Two layers of neurons; `data` names the file that their weights are put into."""
+    """A network of two layers; `data` names the file for its weights."""
     value = onnx.helper.make_tensor_value_info
     random = np.random.default_rng(0)
     weights = [

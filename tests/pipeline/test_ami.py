@@ -1,4 +1,4 @@
-"""`nxpipe ami lock`: which image is chosen, and what the file keeps."""
+"""`nxpipe ami lock`: the selection of an image, and the content of the file."""
 
 from datetime import date
 from pathlib import Path
@@ -40,7 +40,7 @@ OTHER = image("ami-00000000000000004", "2.32.0.1", "2026-11-01T08:00:00.000Z")
 
 
 class Amazon:
-    """EC2 and SSM that answer what they are told to, and check each question by the SDK's own model."""
+    """Fakes of EC2 and SSM with fixed responses, which check each request by the SDK's own model."""
 
     def __init__(
         self, found: list[dict[str, str]], newest: dict[str, str] = NEWEST, parameter: str = FLEETS_PARAMETER

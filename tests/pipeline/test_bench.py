@@ -1,4 +1,4 @@
-"""`nxpipe bench`: what programs are predicted to take, held against what a channel serves."""
+"""`nxpipe bench`: predicted durations of programs, compared with those of a channel's artifacts."""
 
 import json
 from pathlib import Path
@@ -135,7 +135,7 @@ def test_the_models_of_the_configuration_are_those_that_a_build_has_made(
 
 
 def asked(here: Path) -> BuildSpec:
-    """What a build asks for of the only model that is described."""
+    """The build specification of the only model."""
     config = load_config(here / "nxpipe.toml", {})
     (only,) = specs_of_config(config, (), here)
     return BuildSpec.of(only)

@@ -1,4 +1,4 @@
-"""The thin slice, end to end: the real command, real PyTorch, a real store."""
+"""A build end to end: the real command, real PyTorch, a real store."""
 
 import json
 from pathlib import Path
@@ -40,12 +40,12 @@ def words(tmp_path: Path, model: Path, *more: str) -> list[str]:
 
 
 def build(tmp_path: Path, model: Path, *more: str, **environment: str) -> Answer:
-    """In a process of its own, as a user does: for exit codes, streams and what is imported."""
+    """Build in a process of its own, for exit codes, streams and imports."""
     return installed(*words(tmp_path, model, *more), cwd=tmp_path, **environment)
 
 
 def built(tmp_path: Path, model: Path, *more: str) -> dict[str, object]:
-    """In this process, which has torch already: for what is built."""
+    """Build in this process, which has imported torch, for the artifact."""
     answer = CliRunner().invoke(cli, [*words(tmp_path, model, *more), "--json"], obj=Console(), catch_exceptions=False)
     assert answer.exit_code == 0, answer.stderr
     (only,) = json.loads(answer.stdout)
@@ -54,7 +54,7 @@ def built(tmp_path: Path, model: Path, *more: str) -> dict[str, object]:
 
 
 def weights_of(published: Published, store: Store) -> dict[str, Any]:
-    """What a builder would give for an artifact's weights, each read against its digest."""
+    """An artifact's weights, each verified against its digest."""
     return {
         tensor.name: np.frombuffer(data, numpy_dtype(tensor.dtype)).reshape(tensor.shape).copy()
         for tensor, data in read_weights(store.blobs, published.manifest.weights)
@@ -99,7 +99,7 @@ def test_what_was_published_runs_again_from_the_store_alone(tmp_path: Path, llam
     (compared,) = evidence.programs
     outputs = execute(graph, weights, load(store.read_blob(compared.inputs)))
     expected = load(store.read_blob(compared.answers))
-    assert sorted(expected) == list(program.outputs) == sorted(each.output for each in compared.outputs)
+    assert sorted(expected) == list(program.outputs) == sorted(output.output for output in compared.outputs)
     assert outputs.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(outputs[name], value)

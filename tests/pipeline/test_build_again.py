@@ -1,4 +1,4 @@
-"""What a store knows of a request spares the next builder the work: a failure, and that somebody is at it."""
+"""Information in a store that saves a later build work: known failures and leases."""
 
 import socket
 import subprocess
@@ -29,7 +29,7 @@ STRICT = Thresholds(0.9, 1e-9)
 
 
 class Steps:
-    """Notes the steps of a build; may end it in an error at one of them."""
+    """Records the steps of a build, and may fail at one of them."""
 
     def __init__(self, error: BaseException | None = None, at: str = "compile") -> None:
         self.taken: list[str] = []
@@ -45,7 +45,7 @@ class Steps:
 
 
 def done(steps: Steps) -> list[str]:
-    """What was computed, in order."""
+    """The computed steps, in order."""
     return [title.partition(" ")[0] for title in steps.taken if title.startswith(("compile", "emit", "emulate"))]
 
 
@@ -60,7 +60,7 @@ def request_(bert: Path) -> BuildSpec:
 
 
 def key_of(request: BuildSpec, shape: Shape | None = None) -> str:
-    """Of the first thing that is made."""
+    """The cache key of the first step."""
     return request.program_key(shape or min(request.shapes))
 
 

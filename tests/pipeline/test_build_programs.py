@@ -1,4 +1,4 @@
-"""What a build stores of each shape, a program of instructions and its graph, and what is made of them afterwards."""
+"""The stored program and graph of each shape, and their uses."""
 
 import json
 from collections.abc import Callable
@@ -32,7 +32,7 @@ TWO_BUCKETS = ("--buckets", "16,32", "--no-verify")
 
 @pytest.fixture(scope="module")
 def two_buckets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a store that holds a small BERT of two programs."""
+    """A folder with a store that has a small BERT of two programs."""
     folder = tmp_path_factory.mktemp("built")
     built(folder, write_model(folder / "models" / "tiny-bert", dict(BERT)), *TWO_BUCKETS)
     return folder
@@ -51,7 +51,7 @@ def path_of(stored: Stored) -> str:
 
 
 def elsewhere(store: Store, tmp_path: Path, change: Callable[[Store, Manifest], Manifest]) -> str:
-    """Another store, with an artifact that was made of the only one here."""
+    """Another store, with a changed copy of the only artifact."""
     other = open_store(f"file://{tmp_path}/other")
     (published,) = store.list()
     for blob in published.manifest.blobs():
@@ -61,7 +61,10 @@ def elsewhere(store: Store, tmp_path: Path, change: Callable[[Store, Manifest], 
 
 
 def with_code(manifest: Manifest, *codes: Blob) -> Manifest:
-    changed = (one.model_copy(update={"blob": code}) for one, code in zip(manifest.executables, codes, strict=True))
+    changed = (
+        executable.model_copy(update={"blob": code})
+        for executable, code in zip(manifest.executables, codes, strict=True)
+    )
     return manifest.model_copy(update={"executables": tuple(changed)})
 
 
@@ -91,10 +94,10 @@ def test_how_each_program_uses_the_cores_is_told_by_the_build_by_the_next_one_an
     assert first["utilisation"] == second["utilisation"]
     store = opened(tmp_path)
     (stored,) = store.resolve(str(first["request_key"])).manifest.executables
-    told = first["utilisation"]
-    assert isinstance(told, dict)
-    assert told[stored.name]["instructions"]["static"] == program_of(store, stored).counts.instructions
-    line = told[stored.name]["in_short"]
+    utilisation = first["utilisation"]
+    assert isinstance(utilisation, dict)
+    assert utilisation[stored.name]["instructions"]["static"] == program_of(store, stored).counts.instructions
+    line = utilisation[stored.name]["in_short"]
     again = nxpipe(*words(tmp_path, bert, "--no-verify"))
     assert f"  {stored.name}: {line}" in again.out.splitlines()
     shown = nxpipe("store", "show", "tiny-bert", "--store", f"file://{tmp_path}/store")
@@ -102,7 +105,7 @@ def test_how_each_program_uses_the_cores_is_told_by_the_build_by_the_next_one_an
 
 
 def first_sum_turned(body: tuple[Step, ...]) -> tuple[Step, ...]:
-    """The same with one sum made a difference: legal, and wrong."""
+    """The body with one sum changed into a difference: legal, and wrong."""
     for number, step in enumerate(body):
         changed = step
         if isinstance(step, Loop):
@@ -134,13 +137,13 @@ def test_it_is_the_stored_program_that_runs_and_not_another_made_of_its_graph(
 
 
 def swapped(store: Store, manifest: Manifest) -> Manifest:
-    return with_code(manifest, *(one.blob for one in reversed(manifest.executables)))
+    return with_code(manifest, *(executable.blob for executable in reversed(manifest.executables)))
 
 
 def for_other_cores(store: Store, manifest: Manifest) -> Manifest:
-    programs = [program_of(store, one) for one in manifest.executables]
-    moved = [replace(one, program=replace(one.program, core="v3")) for one in programs]
-    return with_code(manifest, *(store.put_blob(to_bytes(one)) for one in moved))
+    programs = [program_of(store, executable) for executable in manifest.executables]
+    moved = [replace(program, program=replace(program.program, core="v3")) for program in programs]
+    return with_code(manifest, *(store.put_blob(to_bytes(entry)) for entry in moved))
 
 
 def reading_another_weight(store: Store, manifest: Manifest) -> Manifest:
@@ -151,23 +154,25 @@ def reading_another_weight(store: Store, manifest: Manifest) -> Manifest:
         ]
         return replace(whole, program=replace(whole.program, buffers=tuple(buffers)))
 
-    programs = [renamed(program_of(store, one)) for one in manifest.executables]
-    return with_code(manifest, *(store.put_blob(to_bytes(one)) for one in programs))
+    programs = [renamed(program_of(store, executable)) for executable in manifest.executables]
+    return with_code(manifest, *(store.put_blob(to_bytes(program)) for program in programs))
 
 
 def of_an_older_nxpipe(store: Store, manifest: Manifest) -> Manifest:
     files = {file.path: file.blob for file in manifest.files}
     without = tuple(file for file in manifest.files if not file.path.startswith("graphs/"))
-    as_it_was = with_code(manifest, *(files[path_of(one)] for one in manifest.executables))
+    as_it_was = with_code(manifest, *(files[path_of(executable)] for executable in manifest.executables))
     return as_it_was.model_copy(update={"files": without})
 
 
 def cut_off(store: Store, manifest: Manifest) -> Manifest:
-    return with_code(manifest, *(store.put_blob(store.read_blob(one.blob)[:-1]) for one in manifest.executables))
+    return with_code(
+        manifest, *(store.put_blob(store.read_blob(executable.blob)[:-1]) for executable in manifest.executables)
+    )
 
 
 def with_another_graph(store: Store, manifest: Manifest) -> Manifest:
-    graphs = {path_of(one): path_of(other) for one, other in zip(*[manifest.executables] * 2, strict=True)}
+    graphs = {path_of(value): path_of(other) for value, other in zip(*[manifest.executables] * 2, strict=True)}
     blobs = {file.path: file.blob for file in manifest.files}
     turned = dict(zip(graphs, reversed(graphs), strict=True))
     files = tuple(File(path=path, blob=blobs[turned.get(path, path)]) for path in blobs)

@@ -1,4 +1,4 @@
-"""Builds for several ranks: one copy of the weights, one cache for all buckets, refusals with the way out."""
+"""Builds for several ranks: one copy of the weights, one cache for all buckets, refusals with a remedy."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_an_artifact_says_which_piece_of_which_tensor_each_rank_has(tmp_path: Pa
     manifest = store.resolve(key).manifest
     (program,) = manifest.executables
     (file,) = [file for file in manifest.files if file.path == f"graphs/{program.name}"]
-    said = from_bytes(store.read_blob(program.blob))
+    result = from_bytes(store.read_blob(program.blob))
     graph = unroll(decode(store.read_blob(file.blob)))
     names = {value: name for name, value in graph.parameters.items()}
     sliced = {
@@ -52,9 +52,9 @@ def test_an_artifact_says_which_piece_of_which_tensor_each_rank_has(tmp_path: Pa
         for node in graph.nodes
         if isinstance(op := node.op, RankSlice) and node.operands[0] in names
     }
-    assert said.pieces(Role.PARAMETER) == sliced
+    assert result.pieces(Role.PARAMETER) == sliced
     # Two key heads on four ranks: each has one, and two ranks have the same.
-    assert said.pieces(Role.STATE)["cache.0.key"] == Sharding(1, (2,), (2,))
+    assert result.pieces(Role.STATE)["cache.0.key"] == Sharding(1, (2,), (2,))
     assert graph.inputs["cache.0.key"].type.shape == (1, 1, 32, 8)
 
 
@@ -85,7 +85,7 @@ def test_buckets_share_one_decode_and_every_prefill_fills_its_cache(llama: Path)
     assert [shape.name for shape in shapes if shape.phase == "decode"] == ["decode-b1-s64", "decode-b2-s64"]
     request = BuildSpec(resolve(str(llama)), RandomWeights(0), shapes, instance("inf2.xlarge"))
     captured = [request.capture_request(shape) for shape in shapes]
-    assert {each.cache_length for each in captured if each} == {64}
+    assert {entry.cache_length for entry in captured if entry} == {64}
 
 
 @pytest.mark.parametrize("degree", [1, 4])

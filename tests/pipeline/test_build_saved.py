@@ -1,4 +1,4 @@
-"""Programs that were saved in files go the way of a model: captured, emulated, verified, published, found again."""
+"""Saved programs are captured, emulated, verified, published and found again like models."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`nxpipe cache`: what a compile cache is given is whole, verbatim, and in nobody's way who is there already."""
+"""`nxpipe cache`: complete, verbatim entries in a compile cache, without effect on its other users."""
 
 import json
 import os
@@ -57,8 +57,8 @@ def made(
     """A published artifact; the entries are its first program's."""
     files = {
         f"neuron-cache/{programs[0]}/{where}/{name}": data
-        for where, each in entries.items()
-        for name, data in each.items()
+        for where, entry in entries.items()
+        for name, data in entry.items()
     }
     manifest = Manifest(
         model=ModelRef(id=model, revision=None, task="fill-mask"),
@@ -89,16 +89,16 @@ def carry_out(store: Store, manifest: Manifest, cache: Backend) -> list[Exported
 
 
 def outcomes(exported: Sequence[ExportedEntry]) -> list[ExportResult]:
-    return [one.result for one in exported]
+    return [entry.result for entry in exported]
 
 
 def cached(place: Place) -> dict[str, bytes]:
-    """What readers of a cache may look at."""
+    """The entries that readers of a cache see."""
     return {path: data for path, data in place.objects().items() if not path.startswith("tmp/")}
 
 
 def inside(entries: Mapping[str, Mapping[str, bytes]]) -> dict[str, bytes]:
-    return {f"{where}/{name}": data for where, each in entries.items() for name, data in each.items()}
+    return {f"{where}/{name}": data for where, entry in entries.items() for name, data in entry.items()}
 
 
 def write(place: Place, files: Mapping[str, bytes], where: str = FOLDER) -> None:
@@ -146,10 +146,10 @@ def test_the_neff_is_written_first_and_done_last_each_safe_before_the_next(store
 
 def test_progress_tells_every_byte_once(store: Store, cache: Place) -> None:
     for _ in range(2):
-        told: list[int] = []
+        result: list[int] = []
         entries = entries_of(made(store))
-        list(export_entries(store.blobs, entries, cache.backend, told.append))
-        assert sum(told) == entries[0].size
+        list(export_entries(store.blobs, entries, cache.backend, result.append))
+        assert sum(result) == entries[0].size
 
 
 def test_an_export_cut_short_before_any_write_is_finished_by_the_next(store: Store, cache: Place) -> None:
@@ -192,7 +192,7 @@ def test_an_exporter_killed_before_any_step_leaves_nothing_half_visible(tmp_path
         place = folder(tmp_path / f"cache-{step}")
         status = in_child(partial(until, step, place.root))
         assert_nothing_half_visible(cached(place))
-        ready.add([each.state for each in entries_in(place.backend)] == [EntryState.READY])
+        ready.add([entry.state for entry in entries_in(place.backend)] == [EntryState.READY])
         carry_out(store, manifest, place.backend)
         assert cached(place) == inside(ENTRY)
         if not os.WIFSIGNALED(status):
@@ -314,14 +314,14 @@ def test_the_command_says_which_programs_have_no_entry(
     assert refused.code == 21
     assert "no Neuron device runs the emulator's programs" in refused.err
     assert not Path("other").exists()
-    tip = first_generation("prod", sorted((Served.of(one) for one in store.list()), key=lambda one: one.slot))
+    tip = first_generation("prod", sorted((Served.of(entry) for entry in store.list()), key=lambda one: one.slot))
     assert ChannelLog(store.backend, "prod").append(lambda _: tip).changed
     served = nxpipe("cache", "export", "--channel", "prod", "--to", "again", "--store", "store", "--json")
     assert served.code == 0, served.err
     assert f"acme/emulated@{emulated.request_key[:12]}" in served.err
-    said = json.loads(served.out)
-    assert [row["outcome"] for row in said["entries"]] == ["written"]
-    assert {each["artifact"] for each in said["without_entry"]} >= {f"acme/traced@{traced.request_key[:12]}"}
+    document = json.loads(served.out)
+    assert [row["outcome"] for row in document["entries"]] == ["written"]
+    assert {entry["artifact"] for entry in document["without_entry"]} >= {f"acme/traced@{traced.request_key[:12]}"}
 
 
 def test_without_names_the_newest_artifacts_of_the_configuration_are_exported(

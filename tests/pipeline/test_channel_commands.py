@@ -1,4 +1,4 @@
-"""promote, rollback, channel and the commands that sign, as a person types them."""
+"""The commands promote, rollback and channel, and those that sign."""
 
 import json
 import os
@@ -49,9 +49,9 @@ SIGNED = PROJECT + '[signing]\nkey = "file:release.key"\nrequire = ["production"
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project folder, and an environment that says nothing of who runs the tests."""
+    """A project folder, and an environment that does not identify the user of the tests."""
     monkeypatch.chdir(tmp_path)
-    for name in [each for each in os.environ if each.startswith(("GITHUB_", "NXPIPE_", "GIT_"))]:
+    for name in [entry for entry in os.environ if entry.startswith(("GITHUB_", "NXPIPE_", "GIT_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
@@ -97,13 +97,13 @@ def test_promoting_again_changes_nothing_and_says_so(here: Path, nxpipe: InProce
 
 def test_a_rollback_serves_what_was_served_before(here: Path, nxpipe: InProcess) -> None:
     first, second, third = (publish(here, number) for number in range(3))
-    for one in (first, second, third):
-        assert nxpipe("promote", name_of(one), "--channel", "production").code == 0
+    for entry in (first, second, third):
+        assert nxpipe("promote", name_of(entry), "--channel", "production").code == 0
     answer = nxpipe("rollback", "--channel", "production", "--reason", "p99 doubled")
     assert (answer.code, answer.out) == (0, f"  {name_of(second)} for inf2\n")
     assert nxpipe("rollback", "--channel", "production", "--to", "1").out == f"  {name_of(first)} for inf2\n"
     entries = json.loads(nxpipe("channel", "log", "production", "--json").out)
-    assert [(each["generation"], each["action"], each["restores"]) for each in entries] == [
+    assert [(entry["generation"], entry["action"], entry["restores"]) for entry in entries] == [
         (5, "rollback", 1),
         (4, "rollback", 2),
         (3, "promote", None),
@@ -205,15 +205,15 @@ def test_a_signed_channel_takes_signed_artifacts_only_and_signs_its_own_log(here
     refused = nxpipe("promote", name_of(first), "--channel", "production")
     assert refused.code == exit_codes.REFUSED.number
     assert f"sign it with: nxpipe store sign {name_of(first)}" in refused.err
-    for one in (first, second):
-        assert key_id in nxpipe("store", "sign", name_of(one)).out
-        assert nxpipe("promote", name_of(one), "--channel", "production").code == 0
+    for entry in (first, second):
+        assert key_id in nxpipe("store", "sign", name_of(entry)).out
+        assert nxpipe("promote", name_of(entry), "--channel", "production").code == 0
     assert nxpipe("rollback", "--channel", "production").code == 0
     (here / "release.key").unlink()  # whoever looks needs the public half only
     (state,) = json.loads(nxpipe("channel", "show", "--json").out)
     assert (state["generation"], state["signed_by"], state["fault"]) == (3, ["signing.key"], None)
     assert state["artifacts"][0]["signed_by"] == ["signing.key"]
-    assert [each["fault"] for each in json.loads(nxpipe("channel", "log", "--json").out)] == [None] * 3
+    assert [entry["fault"] for entry in json.loads(nxpipe("channel", "log", "--json").out)] == [None] * 3
     page = nxpipe("channel", "show").out
     assert "signed by signing.key" in page
     assert re.search(r"for \d+ seconds?, since ", page)
@@ -255,9 +255,9 @@ def test_a_rollback_to_what_an_expired_key_signed_is_refused_unless_the_log_may_
     keygen(nxpipe, "oncall.key")
     (here / "nxpipe.toml").write_text(SIGNED)
     first, second = publish(here, 1), publish(here, 2)
-    for one in (first, second):
-        nxpipe("store", "sign", name_of(one))
-        assert nxpipe("promote", name_of(one), "--channel", "production").code == 0
+    for entry in (first, second):
+        nxpipe("store", "sign", name_of(entry))
+        assert nxpipe("promote", name_of(entry), "--channel", "production").code == 0
     past = (datetime.now(UTC).replace(microsecond=0) - timedelta(days=1)).isoformat()
     trusted = [f'[[signing.trusted]]\nname = "{name}"\nkey = "file:{name}.key.pub"\n' for name in ("release", "oncall")]
     (here / "nxpipe.toml").write_text(f"{SIGNED}{trusted[0]}expires = {past}\n{trusted[1]}")
@@ -266,10 +266,10 @@ def test_a_rollback_to_what_an_expired_key_signed_is_refused_unless_the_log_may_
     assert refused.code == exit_codes.REFUSED.number
     assert f"nxpipe store sign {name_of(first)}, or override the policy with --despite-policy" in refused.err
     assert nxpipe(*back, "--despite-policy", "the key expired at midnight").code == 0
-    told = json.loads(nxpipe("channel", "log", "--json").out)[0]
-    assert told["action"] == "rollback"
-    assert "despite the signing policy, because the key expired at midnight" in told["reason"]
-    assert (told["signed_by"], told["fault"]) == (["oncall"], None)
+    result = json.loads(nxpipe("channel", "log", "--json").out)[0]
+    assert result["action"] == "rollback"
+    assert "despite the signing policy, because the key expired at midnight" in result["reason"]
+    assert (result["signed_by"], result["fault"]) == (["oncall"], None)
 
 
 def test_an_unsigned_generation_of_a_signed_channel_is_reported(here: Path, nxpipe: InProcess) -> None:
@@ -320,8 +320,8 @@ def test_the_builder_of_a_github_run_is_its_workflow(
     keygen(nxpipe, "release.key")
     monkeypatch.setenv("GITHUB_SERVER_URL", "https://github.com")
     monkeypatch.setenv("GITHUB_WORKFLOW_REF", "acme/models/.github/workflows/release.yml@refs/heads/main")
-    said = json.loads(nxpipe("store", "sign", name_of(publish(here)), "--key", "file:release.key", "--json").out)
-    assert said["statement"]["predicate"]["runDetails"]["builder"]["id"] == (
+    document = json.loads(nxpipe("store", "sign", name_of(publish(here)), "--key", "file:release.key", "--json").out)
+    assert document["statement"]["predicate"]["runDetails"]["builder"]["id"] == (
         "https://github.com/acme/models/.github/workflows/release.yml@refs/heads/main"
     )
 

@@ -1,4 +1,4 @@
-"""`nxpipe check`: what it says, how it ends, and what it remembers."""
+"""`nxpipe check`: its output, its exit codes and its cache."""
 
 import json
 import os
@@ -70,8 +70,8 @@ def bert(tmp_path: Path) -> Path:
     return write_model(tmp_path / "models" / "tiny-bert", {**BERT, "max_position_embeddings": 512})
 
 
-def findings(out: str) -> list[dict[str, Any]]:
-    (report,) = json.loads(out)
+def findings(output: str) -> list[dict[str, Any]]:
+    (report,) = json.loads(output)
     found: list[dict[str, Any]] = report["findings"]
     return found
 
@@ -229,8 +229,8 @@ def test_a_bucket_that_leaves_no_room_for_the_first_positions_is_refused_before_
 
 def test_what_stops_a_model_is_said_before_its_tables(nxpipe: InProcess, tmp_path: Path) -> None:
     write_model(tmp_path / "m", {**BERT, "auto_map": {"AutoModel": "x.Y"}})
-    said = nxpipe("check", "--model-id", "./m", "--buckets", "16,128").out
-    places = [said.index(word) for word in ("does not lower", "NXC-204", "PROGRAM", "WEIGHTS", "NXC-104")]
+    output = nxpipe("check", "--model-id", "./m", "--buckets", "16,128").out
+    places = [output.index(word) for word in ("does not lower", "NXC-204", "PROGRAM", "WEIGHTS", "NXC-104")]
     assert places == sorted(places)
 
 

@@ -1,4 +1,4 @@
-"""Broken models: each gives a finding, with file and line where there is one, and never a traceback."""
+"""Broken models: each gives a finding, with file and line if known, and never a traceback."""
 
 import json
 import pickle
@@ -56,7 +56,7 @@ def _a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @dataclass(frozen=True)
 class Broken:
-    """A configuration, the rule that it breaks, words of the finding, and the text of the line that it points to."""
+    """A configuration, the rule that it violates, words of the finding, and the text of the line that it names."""
 
     rule: str
     says: str

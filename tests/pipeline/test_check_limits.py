@@ -1,4 +1,4 @@
-"""Limits of compiler and runtime, by their documentation, on graphs that break each of them."""
+"""Documented limits of compiler and runtime, on graphs that exceed each of them."""
 
 from collections.abc import Callable
 

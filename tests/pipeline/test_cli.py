@@ -120,7 +120,7 @@ def test_no_colour_reaches_a_pipe_nor_a_terminal_that_asked_for_none(tmp_path: P
 
 
 def on_a_terminal(*arguments: str, cwd: Path, **environment: str) -> str:
-    """What a person would see: stdout and stderr of the command on a pseudo-terminal."""
+    """Stdout and stderr of the command on a pseudo-terminal."""
     ours, theirs = pty.openpty()
     env = {**os.environ, "TERM": "xterm-256color", **environment}
     with subprocess.Popen([str(NXPIPE), *arguments], cwd=cwd, stdin=theirs, stdout=theirs, stderr=theirs, env=env):
@@ -216,9 +216,9 @@ def test_an_interrupted_build_ends_cleanly_and_leaves_nothing_half_written(
             if after in line:
                 process.send_signal(number)
                 break
-        said = process.stderr.read()
-    assert process.returncode == code, said
-    assert "Traceback" not in said
+        result = process.stderr.read()
+    assert process.returncode == code, result
+    assert "Traceback" not in result
     assert json.loads(here("store", "ls", "--json", "--store", store).out) == []
     assert [path for path in tmp_path.rglob("*") if path.is_file() and "tmp" in path.name] == []
     assert here(*words).code == 0

@@ -1,4 +1,4 @@
-"""The table [cluster]: what EKS would refuse cannot be written, and each fault is one sentence."""
+"""The table [cluster]: configurations that EKS would refuse are errors, each with one sentence."""
 
 from pathlib import Path
 
@@ -32,14 +32,14 @@ REGISTRY = "123456789012.dkr.ecr.us-east-2.amazonaws.com"
 
 
 def faults(folder: Path, text: str) -> list[str]:
-    """What is wrong with a file, also where it is deployed only."""
+    """The errors of a file, including those checked at deployment only."""
     path = folder / "nxpipe.toml"
     path.write_text(text)
     try:
         config = load_config(path, {})
     except ConfigInvalid as invalid:
-        return [f"{each.key}: {each.found} | {each.allowed}" for each in invalid.faults]
-    return [f"{'.'.join(map(str, each.path))}: {each.found} | {each.allowed}" for each in check_placement(config)]
+        return [f"{fault.key}: {fault.found} | {fault.allowed}" for fault in invalid.faults]
+    return [f"{'.'.join(map(str, entry.path))}: {entry.found} | {entry.allowed}" for entry in check_placement(config)]
 
 
 def test_a_cluster_of_its_own_is_complete_and_has_a_network(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`nxpipe infra lock`: what is found, and what whoever reads the file refuses."""
+"""`nxpipe infra lock`: the resolved versions, and the refusals of readers of the file."""
 
 import json
 from collections.abc import Mapping
@@ -22,14 +22,14 @@ __all__ = ["nxpipe", "project"]
 
 @cache
 def unlimited() -> Session:
-    """With credentials; kept, for it reads the descriptions of services once."""
+    """A client with credentials, cached because it loads service descriptions."""
     session = Session()
     session.set_credentials("test", "test")
     return session
 
 
 class Amazon:
-    """SSM, EKS and ECR that answer what they are told to, and check each question by the SDK's own model."""
+    """Fakes of SSM, EKS and ECR with fixed responses, which check each request by the SDK's own model."""
 
     def __init__(self, *, releases: bool = True, default: bool = True) -> None:
         self.clients: dict[str, Any] = {}
@@ -44,14 +44,14 @@ class Amazon:
             self._addon(name, default)
         for image, digest in DIGESTS.items():
             name, _, tag = image.partition("/")[2].rpartition(":")
-            asked = {"registryId": "123456789012", "repositoryName": name, "imageIds": [{"imageTag": tag}]}
-            self.stubs["ecr"].add_response("describe_images", {"imageDetails": [{"imageDigest": digest}]}, asked)
+            document = {"registryId": "123456789012", "repositoryName": name, "imageIds": [{"imageTag": tag}]}
+            self.stubs["ecr"].add_response("describe_images", {"imageDetails": [{"imageDigest": digest}]}, document)
 
     def _release(self, kind: str, values: Mapping[str, str]) -> None:
         folder = f"/aws/service/eks/optimized-ami/1.34/amazon-linux-2023/x86_64/{kind}/recommended"
-        asked = {"Names": [f"{folder}/image_id", f"{folder}/release_version"]}
+        document = {"Names": [f"{folder}/image_id", f"{folder}/release_version"]}
         found = [{"Name": f"{folder}/{key}", "Value": value} for key, value in values.items()]
-        self.stubs["ssm"].add_response("get_parameters", {"Parameters": found}, asked)
+        self.stubs["ssm"].add_response("get_parameters", {"Parameters": found}, document)
 
     def _addon(self, name: str, default: bool) -> None:
         def version(number: str, fit: bool) -> dict[str, Any]:

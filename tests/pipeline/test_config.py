@@ -1,4 +1,4 @@
-"""A valid configuration: what it means, where each value came from, what is said about each field."""
+"""A valid configuration: its meaning, the source of each value, the description of each field."""
 
 import json
 import tomllib
@@ -171,9 +171,9 @@ def test_a_required_value_may_come_from_the_environment_alone(path: Path) -> Non
     ],
 )
 def test_a_wrong_variable_is_told_by_its_name(path: Path, variable: str, value: str, sentence: str) -> None:
-    told = refusal(path, LEAST, {variable: value})
-    assert told.startswith(f"environment: {variable}: found ")
-    assert sentence in told
+    result = refusal(path, LEAST, {variable: value})
+    assert result.startswith(f"environment: {variable}: found ")
+    assert sentence in result
 
 
 def test_the_nearest_variable_is_named(path: Path) -> None:
@@ -214,8 +214,8 @@ def test_what_show_prints_is_the_configuration_itself(path: Path) -> None:
 
 def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_none(each) for key, each in value.items() if each is not None}
-    return [_without_none(each) for each in value] if isinstance(value, list) else value
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return [_without_none(entry) for entry in value] if isinstance(value, list) else value
 
 
 FIELDS = [

@@ -1,4 +1,4 @@
-"""Whatever is in the file, it is either a configuration or refused as one; nothing else ever comes out."""
+"""Any file is either a valid configuration or refused as one, without another error."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every key of a valid document is found on the line where it stands, however the document is written."""
+"""Every key of a valid document is located on its line, for every style of the document."""
 
 import random
 import re
@@ -35,7 +35,7 @@ documents = st.dictionaries(_keys, _values, max_size=5)
 
 
 class Writer:
-    """Writes a document in a style drawn by chance, and notes on which line each key ends up."""
+    """Writes a document in a random style, and records the line of each key."""
 
     def __init__(self, chance: random.Random) -> None:
         self.text = ""
@@ -43,7 +43,7 @@ class Writer:
         self._chance = chance
 
     def table(self, table: Document, path: KeyPath, header: tuple[str, ...]) -> None:
-        """Keys come first: what follows a subtable's header belongs to the subtable."""
+        """Keys come first: lines after a subtable's header belong to the subtable."""
         later: list[str] = []
         for key, value in table.items():
             if self._chance.random() < 0.5 and (isinstance(value, dict) or self._is_array_of_tables(value)):
@@ -126,9 +126,9 @@ class Writer:
         return _basic(text)
 
     def _is_literal(self, text: str, without: str) -> bool:
-        return all(each in "\n\t" or (each.isprintable() and each != "\x7f") for each in text) and not set(text) & set(
-            without
-        )
+        return all(entry in "\n\t" or (entry.isprintable() and entry != "\x7f") for entry in text) and not set(
+            text
+        ) & set(without)
 
     def _is_array_of_tables(self, value: Any) -> bool:
         return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
@@ -150,7 +150,7 @@ class Writer:
 
 
 def _basic(text: str) -> str:
-    safe = (each if each.isprintable() and each not in '"\\' else f"\\U{ord(each):08x}" for each in text)
+    safe = (entry if entry.isprintable() and entry not in '"\\' else f"\\U{ord(entry):08x}" for entry in text)
     return f'"{"".join(safe)}"'
 
 

@@ -1,4 +1,4 @@
-"""Every wrong file gets its own sentence: the line, the key, what was found, what is allowed."""
+"""Every invalid file gets its own sentence: the line, the key, the value found, the values permitted."""
 
 import re
 from dataclasses import dataclass
@@ -403,13 +403,13 @@ def test_a_wrong_file_is_told_by_line_key_found_and_allowed(nxpipe: InProcess, t
     answer = nxpipe("config", "check", "--config", str(path))
     place = f"{path}:{wrong.line}" if wrong.line else f"{path}"
     sentence = answer.err.removeprefix("Error: ").rstrip("\n")
-    told = re.fullmatch(
+    result = re.fullmatch(
         "(?P<place>.*?): (?:(?P<key>[^ ].*?): )?found (?P<found>.*?); expected (?P<allowed>.*)", sentence
     )
-    assert told is not None, f"not one sentence of our form: {answer.err}"
-    assert (told["place"], told["key"] or "") == (place, wrong.key)
-    assert wrong.found in told["found"]
-    assert wrong.allowed in told["allowed"]
+    assert result is not None, f"not one sentence of our form: {answer.err}"
+    assert (result["place"], result["key"] or "") == (place, wrong.key)
+    assert wrong.found in result["found"]
+    assert wrong.allowed in result["allowed"]
     assert (answer.code, answer.out) == (3, "")
 
 

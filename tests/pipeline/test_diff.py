@@ -50,7 +50,7 @@ def weights(**arrays: Array) -> dict[str, Elements]:
 
 
 def layers(count: int, *, cast: bool) -> Graph:
-    """So many equal layers in a repeat, each of which casts there and back if asked to."""
+    """A repeat of so many equal layers, each with a cast there and back if `cast`."""
     builder = GraphBuilder()
     first = value = builder.input("x", TensorType((4, 8), DType.FLOAT32))
     where = Origin("layers.0.mlp")
@@ -122,7 +122,7 @@ def test_by_how_much_each_tensor_changed_is_read_from_both(nxpipe: InProcess, st
     other = publish(store, "other", {16: 1.0}, weights=weights(**after))
     names = (name_of(one), name_of(other))
     found = told(nxpipe, *names, "--tensors")
-    assert {each["name"]: each["largest"] or each["why"] for each in found["tensors"]} == {
+    assert {tensor["name"]: tensor["largest"] or tensor["why"] for tensor in found["tensors"]} == {
         "moved": 0.25,
         "zero": "all elements were 0",
         "wider": "float32[1] became float32[2]",

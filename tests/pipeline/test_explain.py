@@ -1,4 +1,4 @@
-"""`nxpipe explain`: why the store answers a build or not, and the compiler's passes, one at a time."""
+"""`nxpipe explain`: the reasons for a cache hit or miss, and the compiler's passes, one at a time."""
 
 import json
 from collections.abc import Mapping
@@ -105,7 +105,7 @@ def test_a_pass_that_does_not_exist_is_refused_with_those_that_do(nxpipe: InProc
 
 @pytest.fixture
 def request_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildSpec:
-    """What a build of the only model in this folder's nxpipe.toml asks for."""
+    """The build request of the only model in this folder's nxpipe.toml."""
     monkeypatch.chdir(tmp_path)
     write_model(tmp_path / "models" / "tiny-llama", dict(LLAMA))
     (tmp_path / "nxpipe.toml").write_text(DESCRIBED)
@@ -147,13 +147,15 @@ def test_each_program_of_a_miss_is_held_against_the_program_most_like_it(
     publish(store, "far", {16: 1.0})
     found = explained(nxpipe, "chat")
     assert not found["in_store"]
-    assert {each["field"] for each in found["nearest"][0]["differences"]} == {"options.autocast", "shapes"}
-    programs = {each["program"]: each["nearest"] for each in found["programs"]}
-    assert {each["request_key"] for each in programs.values()} == {near.request_key}
-    said = {name: {each["field"] for each in one["differences"]} for name, one in programs.items()}
+    assert {difference["field"] for difference in found["nearest"][0]["differences"]} == {"options.autocast", "shapes"}
+    programs = {program["program"]: program["nearest"] for program in found["programs"]}
+    assert {program["request_key"] for program in programs.values()} == {near.request_key}
+    result = {
+        name: {difference["field"] for difference in program["differences"]} for name, program in programs.items()
+    }
     (same,) = [shape.name for shape in other.shapes]
     # The only prefill had a cache as long as itself.
-    assert said == {
+    assert result == {
         name: {"options.autocast", "shapes", "cache"} - ({"shapes"} if name == same else set()) for name in PROGRAMS
     }
     page = nxpipe("explain", "chat").out
@@ -167,8 +169,8 @@ def test_programs_hold_no_weights_and_are_the_same_whatever_they_are(
     other = replace(request_here, weights=RandomWeights(1))
     near = publish(store, "other weights", {16: 1.0}, inputs=other.key_inputs())
     found = explained(nxpipe, "chat")
-    assert [each["field"] for each in found["nearest"][0]["differences"]] == ["weights.seed"]
-    assert {each["program"] for each in found["programs"] if each["nearest"]["differences"] == []} == PROGRAMS
+    assert [difference["field"] for difference in found["nearest"][0]["differences"]] == ["weights.seed"]
+    assert {program["program"] for program in found["programs"] if program["nearest"]["differences"] == []} == PROGRAMS
     assert f"same key as decode-b1-s32 of {name_of(near)}, whose result was garbage-collected" in nxpipe("explain").out
 
 
@@ -179,7 +181,7 @@ def test_parts_are_hits_of_their_own(nxpipe: InProcess, request_here: BuildSpec,
     keep_step_result(store, request_here.evidence_key(first), {}, {})
     found = explained(nxpipe, "chat")
     assert states(found) == {first.name: "committed", second.name: "to do", third.name: "to do"}
-    why = {each["program"]: (each["in_store"], each["why"]) for each in found["programs"]}
+    why = {program["program"]: (program["in_store"], program["why"]) for program in found["programs"]}
     assert why == {
         first.name: (True, ""),
         second.name: (False, "compiled, and not yet verified with these weights"),

@@ -1,4 +1,4 @@
-"""`nxpipe infra lint` and `plan`: on files, on folders that CDK has written, on what is deployed."""
+"""`nxpipe infra lint` and `plan`: on files, on folders written by CDK, on deployed stacks."""
 
 import json
 from collections.abc import Mapping
@@ -94,9 +94,9 @@ def test_with_a_project_its_acknowledgements_and_its_budget_hold(project: Path, 
         "expires = 2099-01-01\n"
     )
     (project / "nxpipe.toml").write_text(f"{TOML}[budget]\nmonthly = 5\n{accepting}")
-    said = nxpipe("infra", "lint", "cdk.out", "--config", "nxpipe.toml").out
-    assert "NXP-COST-1" in said
-    assert "NXP-NET-1" not in said
+    output = nxpipe("infra", "lint", "cdk.out", "--config", "nxpipe.toml").out
+    assert "NXP-COST-1" in output
+    assert "NXP-NET-1" not in output
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "{", "Resources: [", "a: !Ref b"])
@@ -132,9 +132,9 @@ def test_equal_templates_change_nothing(project: Path, nxpipe: InProcess) -> Non
 def test_a_new_image_restarts_the_instances_of_its_group(project: Path, nxpipe: InProcess) -> None:
     newer = deepcopy(FLEET)
     newer["Launch"]["Properties"]["LaunchTemplateData"]["ImageId"] = "ami-00000000000000002"
-    said = planned(nxpipe, project, {"search-serve-web": FLEET}, {"search-serve-web": newer})
-    assert "search-serve-web/Launch (AWS::EC2::LaunchTemplate) changes in place: LaunchTemplateData" in said
-    assert "2 instances of search-serve-web/Nodes are replaced one after another" in said
+    result = planned(nxpipe, project, {"search-serve-web": FLEET}, {"search-serve-web": newer})
+    assert "search-serve-web/Launch (AWS::EC2::LaunchTemplate) changes in place: LaunchTemplateData" in result
+    assert "2 instances of search-serve-web/Nodes are replaced one after another" in result
 
 
 def test_a_new_release_restarts_the_nodes_of_its_group_once(project: Path, nxpipe: InProcess) -> None:
@@ -148,28 +148,30 @@ def test_a_new_release_restarts_the_nodes_of_its_group_once(project: Path, nxpip
     after = deepcopy(before)
     after["Nodes"]["Properties"]["ReleaseVersion"] = "1.34.2-20261120"
     after["Launch"]["Properties"]["LaunchTemplateData"]["Monitoring"] = {"Enabled": True}
-    said = planned(nxpipe, project, {"search-cluster": before}, {"search-cluster": after})
-    assert said.count("3 instances of search-cluster/Nodes are replaced") == 1
+    result = planned(nxpipe, project, {"search-cluster": before}, {"search-cluster": after})
+    assert result.count("3 instances of search-cluster/Nodes are replaced") == 1
 
 
 def test_what_cannot_change_is_replaced_and_the_property_named(project: Path, nxpipe: InProcess) -> None:
     before = {"Table": resource("AWS::DynamoDB::Table", TableName="one"), "Old": resource("AWS::SNS::Topic")}
     after = {"Table": resource("AWS::DynamoDB::Table", TableName="two"), "New": resource("AWS::SNS::Topic")}
-    said = planned(nxpipe, project, {"search-web": before}, {"search-web": after})
-    assert "search-web/Table (AWS::DynamoDB::Table) is REPLACED by a new one: TableName cannot change in place" in said
-    assert "search-web/Old (AWS::SNS::Topic) is deleted" in said
-    assert "search-web/New (AWS::SNS::Topic) is new" in said
+    result = planned(nxpipe, project, {"search-web": before}, {"search-web": after})
+    assert (
+        "search-web/Table (AWS::DynamoDB::Table) is REPLACED by a new one: TableName cannot change in place" in result
+    )
+    assert "search-web/Old (AWS::SNS::Topic) is deleted" in result
+    assert "search-web/New (AWS::SNS::Topic) is new" in result
 
 
 def test_what_it_costs_is_told_before_and_after(project: Path, nxpipe: InProcess) -> None:
     larger = {**FLEET, "Nodes": group(DesiredCapacity="4")}
-    said = planned(nxpipe, project, {"search-serve-web": FLEET}, {"search-serve-web": larger})
-    assert "It costs about $2,214 a month; before, it was $1,107." in said
+    result = planned(nxpipe, project, {"search-serve-web": FLEET}, {"search-serve-web": larger})
+    assert "It costs about $2,214 a month; before, it was $1,107." in result
 
 
 def test_a_stack_that_left_the_app_is_told_as_staying(project: Path, nxpipe: InProcess) -> None:
-    said = planned(nxpipe, project, {"search-old": FLEET, "search-serve-web": FLEET}, {"search-serve-web": FLEET})
-    assert "Stack search-old is no longer in the app: CDK leaves it unchanged." in said
+    result = planned(nxpipe, project, {"search-old": FLEET, "search-serve-web": FLEET}, {"search-serve-web": FLEET})
+    assert "Stack search-old is no longer in the app: CDK leaves it unchanged." in result
 
 
 def test_losing_what_must_be_kept_ends_in_an_exit_code_of_its_own(project: Path, nxpipe: InProcess) -> None:
@@ -186,7 +188,7 @@ def test_the_plan_for_programs_has_the_same_facts(project: Path, nxpipe: InProce
     written(project / "before", {"search-serve-web": FLEET})
     written(project / "cdk.out", {"search-serve-web": newer})
     made = json.loads(nxpipe("infra", "plan", "--from", "before", "--json").out)
-    assert [(each["id"], each["change"], each["properties"]) for each in made["changes"]] == [
+    assert [(change["id"], change["change"], change["properties"]) for change in made["changes"]] == [
         ("Launch", "changed", ["LaunchTemplateData"])
     ]
     assert made["restarts"] == [{"group": "search-serve-web/Nodes", "by": "search-serve-web/Launch", "instances": 2}]
@@ -218,5 +220,5 @@ def test_what_cannot_change_is_what_awss_own_schemas_say() -> None:
 
     for type_, known in fixed_properties().items():
         schema = PROVIDER_SCHEMA_MANAGER.get_resource_schema("us-east-1", type_).schema
-        told = [path.split("/")[2:] for path in schema.get("createOnlyProperties", ())]
-        assert known == {path[0] for path in told if len(path) == 1}, type_
+        create_only_properties = [path.split("/")[2:] for path in schema.get("createOnlyProperties", ())]
+        assert known == {path[0] for path in create_only_properties if len(path) == 1}, type_

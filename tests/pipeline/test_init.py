@@ -1,4 +1,4 @@
-"""`nxpipe init` gives a repository all that it needs at once, and takes nothing that is there."""
+"""`nxpipe init` creates all files of a project at once, and changes no existing one."""
 
 import json
 import subprocess

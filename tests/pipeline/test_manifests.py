@@ -1,4 +1,4 @@
-"""`nxpipe infra manifests`: what is written, and that all of it is pinned."""
+"""`nxpipe infra manifests`: the written files, with all versions pinned."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +27,7 @@ def rendered(nxpipe: InProcess, text: str = WHOLE) -> dict[str, list[dict[str, A
 
 
 def one(documents: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    (found,) = (each for each in documents if each["kind"] == kind)
+    (found,) = (document for document in documents if document["kind"] == kind)
     return found
 
 
@@ -40,13 +40,16 @@ def images_in(value: Any) -> set[str]:
 @pytest.mark.parametrize("type_", [name for name, row in INSTANCES.items() if row.servers == 1])
 def test_every_object_is_of_a_known_kind_without_an_unknown_field(type_: str, project: Path, nxpipe: InProcess) -> None:
     files = rendered(nxpipe, toml(group("nodes", type_)))
-    assert [complaint for objects in files.values() for each in objects for complaint in complaints(each)] == []
+    assert [complaint for objects in files.values() for entry in objects for complaint in complaints(entry)] == []
     assert ("efa-device-plugin.yaml" in files) == bool(INSTANCES[type_].efa_interfaces)
     node_class = one(files[f"karpenter-{type_.replace('.', '-')}.yaml"], "EC2NodeClass")["spec"]
-    cards = [each["networkCardIndex"] for each in node_class.get("networkInterfaces", [])[1:]]
+    cards = [network_interface["networkCardIndex"] for network_interface in node_class.get("networkInterfaces", [])[1:]]
     assert cards == list(range(INSTANCES[type_].efa_interfaces or 0))
     assert node_class.get("networkInterfaces", [{"interfaceType": "interface"}])[0]["interfaceType"] == "interface"
-    slots = [(each["networkCardIndex"], each["deviceIndex"]) for each in node_class.get("networkInterfaces", [])]
+    slots = [
+        (network_interface["networkCardIndex"], network_interface["deviceIndex"])
+        for network_interface in node_class.get("networkInterfaces", [])
+    ]
     assert len(set(slots)) == len(slots)
 
 
@@ -87,7 +90,10 @@ def test_what_karpenter_starts_is_what_the_groups_of_the_type_may_be(project: Pa
     groups = (group("one", "inf2.xlarge", RESERVED, "a"), group("two", "inf2.xlarge", '{ kind = "spot" }', "b"))
     objects = rendered(nxpipe, toml(*groups))["karpenter-inf2-xlarge.yaml"]
     spec = one(objects, "NodePool")["spec"]
-    wanted = {each["key"].rpartition("/")[2]: each["values"] for each in spec["template"]["spec"]["requirements"]}
+    wanted = {
+        requirement["key"].rpartition("/")[2]: requirement["values"]
+        for requirement in spec["template"]["spec"]["requirements"]
+    }
     assert wanted == {
         "instance-type": ["inf2.xlarge"],
         "zone": [f"{REGION}a", f"{REGION}b"],

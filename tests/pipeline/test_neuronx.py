@@ -1,4 +1,4 @@
-"""AWS's compiler behind `nxpipe build`, against stand-ins with the documented signatures; never on hardware."""
+"""AWS's compiler behind `nxpipe build`, with fakes of the documented signatures; never on hardware."""
 
 import gzip
 import io
@@ -47,7 +47,7 @@ def asked(model: Path, *shapes: Shape, target: str = "inf2.xlarge") -> BuildSpec
 
 
 def carry_out(request: BuildSpec, store: Store) -> bool:
-    """Whether the store knew the answer."""
+    """Build the request; whether it was a cache hit."""
     console = Console(quiet=True)
     return build(request, store, console.step, console.say, thresholds=Thresholds(0.999, 0.02)).cached
 
@@ -57,7 +57,7 @@ def key_of(request: BuildSpec) -> str:
 
 
 def inside(neff: bytes) -> tuple[list[str], dict[str, Any]]:
-    """The words that the stand-in was called with, and the module that it was given."""
+    """The arguments of the fake compiler, and its module."""
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(neff[1024:]))) as archive:
         member = archive.extractfile("sg00/def.json")
         assert member is not None
@@ -108,7 +108,7 @@ def test_the_command_publishes_a_neff_in_the_layout_of_every_artifact(
 
 
 def truth(request: BuildSpec) -> dict[str, Any]:
-    """What PyTorch makes of the weights and the example, in the order of the program's outputs."""
+    """PyTorch's outputs for the weights and the example, in the order of the program's outputs."""
     graph = request.capture(FORWARD)
     inputs = example_inputs(graph, request.source.config, seed=0)
     answers = request.outputs(FORWARD, dict(request.tensors()), inputs)
@@ -212,7 +212,7 @@ def test_what_this_backend_cannot_do_is_refused_before_any_work(bert: Path, monk
 @pytest.mark.parametrize("missing", ["neuronx-cc", "torch-neuronx", "the program neuronx-cc on the PATH"])
 def test_what_is_missing_is_named_by_doctor_and_build(missing: str, toolchain: Toolchain, bert: Path) -> None:
     def state() -> str:
-        return next(each.state for each in doctor.examine() if each.need.needed_for.endswith("--backend neuronx"))
+        return next(entry.state for entry in doctor.examine() if entry.need.needed_for.endswith("--backend neuronx"))
 
     asked(bert).check()
     assert state() == "ok"

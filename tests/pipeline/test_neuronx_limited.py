@@ -1,4 +1,4 @@
-"""A process with a limit of time and memory, of which nothing stays behind."""
+"""A process with a limit of time and memory, which leaves nothing behind."""
 
 import os
 import signal
@@ -45,7 +45,7 @@ def grow(_: str) -> None:
 
 
 def gone(process: int) -> bool:
-    """Also when nobody has waited for it yet, as in a container without an init."""
+    """Whether the process has ended, also as a zombie, as in a container without an init."""
     stat = Path(f"/proc/{process}/stat")
     for _ in range(100):
         if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":

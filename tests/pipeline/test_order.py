@@ -1,4 +1,4 @@
-"""What a build or a check takes when nothing is said."""
+"""Defaults of a build and a check."""
 
 from pathlib import Path
 

@@ -40,7 +40,7 @@ def told(folder: Path, text: str) -> list[str]:
     path = folder / "nxpipe.toml"
     path.write_text(text)
     source = read_source(path, {})
-    return [str(source.fault(each)).removeprefix(f"{folder}/") for each in check_placement(load(source))]
+    return [str(source.fault(entry)).removeprefix(f"{folder}/") for entry in check_placement(load(source))]
 
 
 def test_a_project_that_only_keeps_artifacts_needs_no_place(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How far a transfer is: what is said, where, and how often."""
+"""Progress of a transfer: its text, its stream and its frequency."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Who builds the same thing elsewhere asks the same question: the keys of another checkout and environment."""
+"""Equal builds elsewhere have equal keys: another checkout and environment."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def project(folder: Path, *, backwards: bool = False) -> Path:
 
 
 def keys(python: Path | str, checkout: Path, folder: Path, **environment: str) -> dict[str, str]:
-    """By model, as `nxpipe` of that checkout and that Python works them out."""
+    """The keys by model, computed by `nxpipe` of that checkout with that Python."""
     program = f"import sys; sys.path.insert(0, {str(checkout)!r}); from nxpipe.pipeline.cli.entry import main; main()"
     ran = subprocess.run(
         [str(python), "-c", program, "store", "explain", "--json"],
@@ -68,11 +68,11 @@ def keys(python: Path | str, checkout: Path, folder: Path, **environment: str) -
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    return {one["model"]: one["request_key"] for one in json.loads(ran.stdout)}
+    return {entry["model"]: entry["request_key"] for entry in json.loads(ran.stdout)}
 
 
 def copied_checkout(target: Path) -> Path:
-    """The sources alone, with other modes and times, as another clone under another umask has them."""
+    """The sources with other modes and times, as in another clone with another umask."""
     copy_packages(target)
     age(target)
     return target

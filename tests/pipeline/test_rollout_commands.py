@@ -1,6 +1,6 @@
-"""`nxpipe rollout start|status|approve|pause|resume|abort|log`, on a machine that waits or ends as a test says.
+"""`nxpipe rollout start|status|approve|pause|resume|abort|log`, with a state machine controlled by the test.
 
-What the real machines make of it is told by test_rollout_machines.py.
+test_rollout_machines.py tests the commands with the real machines.
 """
 
 import json
@@ -39,11 +39,11 @@ def test_a_start_gives_each_colour_its_artifact_and_leaves_the_fleets_channel_al
     assert "latency is not judged: the baseline has 0 timed requests" in answer.err
     served = [fleet.served(channel) for channel in ("search--blue", "search--green", "production")]
     assert served == [fleet.name(0), fleet.name(1), fleet.name(0)]
-    told = fleet.execution()
-    asked = json.loads(told["input"])
-    assert (asked["from"], asked["to"], asked["reason"]) == ("blue", "green", "new tokenizer")
-    assert asked["artifact"] == fleet.artifacts[1].request_key
-    assert fleet.record()["owner"] == told["executionArn"]
+    execution = fleet.execution()
+    document = json.loads(execution["input"])
+    assert (document["from"], document["to"], document["reason"]) == ("blue", "green", "new tokenizer")
+    assert document["artifact"] == fleet.artifacts[1].request_key
+    assert fleet.record()["owner"] == execution["executionArn"]
 
 
 def test_latencies_are_frozen_from_what_the_old_version_has_shown(fleet: Fleet) -> None:
@@ -131,10 +131,10 @@ def test_a_rehearsal_is_foreseen_by_what_its_short_minutes_bring(fleet: Fleet) -
     with Path("nxpipe.toml").open("a") as file:
         file.write("[rollout]\nsteps = [100]\n")
     fleet.count(30, seconds=10)
-    said = fleet.start(1, "--minute", "1").err
+    message = fleet.start(1, "--minute", "1").err
     minutes = minutes_until(in_favour(plan_with((100,)), Service(30 / 60, base_error=0.0001), 0))
-    assert "at 30 requests a second" in said
-    assert f"95 %: about {minutes:.0f} minutes" in said
+    assert "at 30 requests a second" in message
+    assert f"95 %: about {minutes:.0f} minutes" in message
 
 
 def test_a_promotion_moves_the_fleets_channel_once(fleet: Fleet) -> None:
@@ -206,8 +206,8 @@ def test_a_version_that_went_back_is_rolled_out_again_only_by_another_word(fleet
 
 
 def test_a_rollout_that_was_refused_says_why_and_may_be_started_again(fleet: Fleet) -> None:
-    said = json.dumps({"errorMessage": "The alarm p99 sounds.", "errorType": "Refused"})
-    fleet.ends({"Refused": {"Type": "Fail", "Error": "Refused", "Cause": said}})
+    error_document = json.dumps({"errorMessage": "The alarm p99 sounds.", "errorType": "Refused"})
+    fleet.ends({"Refused": {"Type": "Fail", "Error": "Refused", "Cause": error_document}})
     answer = fleet.start(1)
     fleet.until_ended()
     waited = fleet.rollout("status", "search", "--wait")
@@ -239,10 +239,10 @@ def test_the_status_has_the_weights_and_what_the_judge_has_seen(fleet: Fleet) ->
     assert fleet.status()["phase"] == "filling"
     fleet.weigh(green=5)
     fleet.look(4, requests=(300, 5700), failed=(0, 12))
-    told = fleet.status()
-    assert (told["phase"], told["weights"], told["step"]) == ("step", {"blue": 95, "green": 5}, 0)
-    assert told["evidence"]["better"] > 0 > told["evidence"]["worse"]
-    assert told["ratios"]["errors"][1] is not None
+    status = fleet.status()
+    assert (status["phase"], status["weights"], status["step"]) == ("step", {"blue": 95, "green": 5}, 0)
+    assert status["evidence"]["better"] > 0 > status["evidence"]["worse"]
+    assert status["ratios"]["errors"][1] is not None
     picture = fleet.rollout("status", "search").out
     assert "blue 95 %, green 5 %" in picture
     assert "step 1 of 4, at 5 %" in picture

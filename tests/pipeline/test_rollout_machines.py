@@ -1,6 +1,6 @@
-"""`nxpipe rollout` against the real machines on a local AWS, with a second for a minute.
+"""`nxpipe rollout` with the real machines on a local AWS, with a second for a minute.
 
-What becomes of a version that is promoted is told by tests/localaws/test_rollout_demo.py.
+tests/localaws/test_rollout_demo.py tests the end of a successful rollout.
 """
 
 import json
@@ -34,7 +34,7 @@ SLOW = '[rollout]\nsteps = [25, 100]\nbake_min = "1h"\nbake_max = "2h"\n'  # so 
 
 @dataclass(frozen=True)
 class Account:
-    """Its fleet runs the first of the artifacts, and the others are there to be rolled out."""
+    """Its fleet runs the first artifact; the others can be rolled out."""
 
     folder: Path
     bucket: str
@@ -43,10 +43,10 @@ class Account:
     errors: dict[str, float]
 
     def looked_at(self, version: int) -> bool:
-        """Whether the judge has looked at its rollout, which is the newest one."""
+        """Whether the judge has evaluated its newest rollout."""
         states, s3 = client_of("stepfunctions", REGION), client_of("s3", REGION)
         key = self.versions[version].rpartition("@")[2]
-        names = [each["name"] for each in states.list_executions(stateMachineArn=MACHINE)["executions"]]
+        names = [execution["name"] for execution in states.list_executions(stateMachineArn=MACHINE)["executions"]]
         if not names or not names[0].startswith(key):
             return False
         folder = f"models/rollouts/search/{names[0]}"
@@ -55,7 +55,7 @@ class Account:
 
 @dataclass(frozen=True)
 class User:
-    """Of the account's project."""
+    """A user of the account's project."""
 
     account: Account
     nxpipe: InProcess
@@ -67,38 +67,38 @@ class User:
         return self.rollout("start", "search", self.account.versions[version], "--minute", "1", *words)
 
     def status(self) -> dict[str, object]:
-        told: dict[str, object] = json.loads(self.rollout("status", "search", "--json").out)
-        return told
+        document: dict[str, object] = json.loads(self.rollout("status", "search", "--json").out)
+        return document
 
     def served(self, channel: str) -> str:
-        told = json.loads(self.nxpipe("channel", "show", channel, "--json").out)
-        (artifact,) = (told[0] if isinstance(told, list) else told)["artifacts"]
+        document = json.loads(self.nxpipe("channel", "show", channel, "--json").out)
+        (artifact,) = (document[0] if isinstance(document, list) else document)["artifacts"]
         return f"{MODEL}@{artifact['request_key'][:12]}"
 
 
 @pytest.fixture(autouse=True)
 def sealed_environment() -> None:
-    """Sealed for all tests together, in `account`: its server and its visitors live in the same environment."""
+    """Sealed for all tests together, in `account`: its server and its simulated users have the same environment."""
 
 
 @pytest.fixture(scope="module")
 def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
     folder = tmp_path_factory.mktemp("project")
     with pytest.MonkeyPatch.context() as sealed, local_aws():
-        for name in [each for each in os.environ if each.startswith("NXPIPE_")]:
+        for name in [entry for entry in os.environ if entry.startswith("NXPIPE_")]:
             sealed.delenv(name)
         sealed.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         bootstrapped()
         deployed(folder)
         buckets = client_of("s3", REGION).list_buckets()["Buckets"]
-        bucket = next(each["Name"] for each in buckets if "artifacts" in each["Name"])
+        bucket = next(entry["Name"] for entry in buckets if "artifacts" in entry["Name"])
         with (folder / "nxpipe.toml").open("a") as file:
             file.write(f'[store]\nurl = "s3://{bucket}/models"\n{SLOW}')
         store = open_store(f"s3://{bucket}/models")
         made = [put(store, request=n, model=MODEL) for n in range(4)]
-        versions = tuple(f"{MODEL}@{publish_verified(store, each).request_key[:12]}" for each in made)
+        versions = tuple(f"{MODEL}@{publish_verified(store, entry).request_key[:12]}" for entry in made)
         errors = {"blue": 0.002, "green": 0.002}
-        fleet = Fleet.found(REGION, "demo-search")
+        fleet = Fleet.find(REGION, "demo-search")
         with visitors(fleet, errors, requests=400):
             yield Account(folder, bucket, fleet, versions, errors)
 

@@ -1,4 +1,4 @@
-"""`nxpipe run`, in this process: what programs answer to what they are fed."""
+"""`nxpipe run`, in this process: outputs of programs for given inputs."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,9 @@ def test_texts_are_answered_a_row_each_alike_by_both_executors(nxpipe: InProcess
     ((fast,), (isa,)) = (ran(nxpipe, *words, "--mode", mode) for mode in ("fast", "isa"))
     assert fast["inputs"] == isa["inputs"] == "3 texts"
     assert fast["outputs"]["logits"]["shape"] == isa["outputs"]["logits"]["shape"] == [3, 1, 128]
-    chosen = [[[each["entry"] for each in row] for row in one["outputs"]["logits"]["likeliest"]] for one in (fast, isa)]
+    chosen = [
+        [[item["entry"] for item in row] for row in entry["outputs"]["logits"]["likeliest"]] for entry in (fast, isa)
+    ]
     assert chosen[0] == chosen[1]
     assert len({tuple(row) for row in chosen[0]}) == 3
     assert "work" not in fast
@@ -99,7 +101,7 @@ def test_an_artifact_runs_on_its_stored_inputs_or_on_others(nxpipe: InProcess, l
     built = nxpipe("build", *small(llama, "--tp", "2", "--phases", "prefill,decode"), *store, "-q")
     assert built.code == 0, built.err
     words = ("tiny-llama", *store, "--mode", "isa")
-    assert [each["inputs"] for each in ran(nxpipe, *words)] == ["the stored inputs"] * 2
+    assert [entry["inputs"] for entry in ran(nxpipe, *words)] == ["the stored inputs"] * 2
     out = tmp_path / "answers"
     ran(nxpipe, *words, "--output", str(out))
     assert {path.name for path in out.iterdir()} == {"decode-b1-s8.safetensors", "prefill-b1-s8.safetensors"}

@@ -1,4 +1,4 @@
-"""What a short command need not pay for is not paid, and nothing that matters is skipped with it."""
+"""A short command avoids unneeded imports, without skipping checks."""
 
 import subprocess
 import sys

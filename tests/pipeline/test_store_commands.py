@@ -92,7 +92,7 @@ def test_the_list_has_a_line_for_each_artifact_newest_first(here: Path) -> None:
     header, *lines = answer.out.splitlines()
     assert header.split() == ["key", "model", "target", "programs", "size", "published"]
     assert [line.split()[:6] for line in lines] == [
-        [one.request_key[:12], one.model_id, "inf2", "1", "1.1", "kB"] for one in (second, first)
+        [entry.request_key[:12], entry.model_id, "inf2", "1", "1.1", "kB"] for entry in (second, first)
     ]
     assert answer.err == ""
 

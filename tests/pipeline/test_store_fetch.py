@@ -1,4 +1,4 @@
-"""`nxpipe store fetch`: from the store, from a mirror, from what this machine has seen."""
+"""`nxpipe store fetch`: from the store, from a mirror, from the offline index."""
 
 import json
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def server() -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def s3(server: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> S3:
-    """A bucket that nxpipe.toml names, here."""
+    """A bucket named in nxpipe.toml."""
     for name, value in server.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
@@ -53,9 +53,9 @@ def test_an_artifact_of_a_folder_is_fetched_by_name(
     answer = nxpipe("store", "fetch", MODEL, "--to", "served", "--store", "store", "--json")
     assert answer.code == 0, answer.err
     assert tree(tmp_path / "served") == SERVED
-    said = json.loads(answer.out)
-    assert said["manifest_digest"] == published.manifest_digest
-    assert said["bytes_written"] > 0
+    document = json.loads(answer.out)
+    assert document["manifest_digest"] == published.manifest_digest
+    assert document["bytes_written"] > 0
     again = nxpipe("store", "fetch", MODEL, "--to", "served", "--store", "store")
     assert again.out == "served\n"
     assert "up to date" in again.err

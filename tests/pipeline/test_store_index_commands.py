@@ -1,4 +1,4 @@
-"""`nxpipe store ls` with filters, `explain`, `diff`, `export` and `import`, as a user types them."""
+"""`nxpipe store ls` with filters, `explain`, `diff`, `export` and `import`, as typed by a user."""
 
 import json
 from pathlib import Path
@@ -96,7 +96,7 @@ def test_a_build_is_explained_before_it_is_made(here: Path, bert: Path) -> None:
 
 
 def publish_inputs(folder: Path, inputs: dict[str, object]) -> Manifest:
-    """An artifact that answers this request."""
+    """An artifact for this request."""
     store = open_store(str(folder))
     sample = publish(folder).manifest
     found = sample.model_copy(update={"key_inputs": store.put_blob(canonical_json(inputs))})
@@ -120,12 +120,12 @@ def test_a_name_and_a_build_are_not_explained_together(here: Path, bert: Path) -
 def test_a_build_that_finds_nothing_says_what_was_nearest(here: Path) -> None:
     near = publish(here / "s", note="\x1b[2J")
     inputs = open_store("s").key_inputs(near.manifest)
-    said = explain_cache_miss(open_store("s"), inputs | {"options": {"autocast": "all", "note": "x" * 100}})
-    assert said is not None
-    assert f"cache miss: nearest artifact {near.model_id}@{near.request_key[:12]} differs in " in said
-    assert 'options.autocast ("matmult" there, "all" here)' in said
-    assert said.isprintable()
-    assert len(said) < 300
+    miss = explain_cache_miss(open_store("s"), inputs | {"options": {"autocast": "all", "note": "x" * 100}})
+    assert miss is not None
+    assert f"cache miss: nearest artifact {near.model_id}@{near.request_key[:12]} differs in " in miss
+    assert 'options.autocast ("matmult" there, "all" here)' in miss
+    assert miss.isprintable()
+    assert len(miss) < 300
     assert explain_cache_miss(open_store("empty"), inputs) is None
 
 

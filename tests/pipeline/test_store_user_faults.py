@@ -1,4 +1,4 @@
-"""A new user at three in the morning: whatever is wrong, each command says so in one sentence, with its exit code."""
+"""Faults of a user's environment: each command reports them in one sentence, with its exit code."""
 
 import json
 import os
@@ -51,7 +51,7 @@ DAY = 86400.0
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    """Not below pytest's own folder, which other users may not enter."""
+    """A world outside of pytest's own folder, which other users may not enter."""
     with tempfile.TemporaryDirectory() as name, moto_process() as moto, Proxy(moto) as proxy:
         root = Path(name).resolve()
         root.chmod(0o755)
@@ -65,12 +65,12 @@ def good_day(world: World) -> None:
 
 @pytest.fixture
 def store(world: World, tmp_path: Path) -> Path:
-    """A copy to be changed."""
+    """A copy that the test may change."""
     return Path(shutil.copytree(world.store, tmp_path / "store"))
 
 
 def test_on_a_good_day_every_command_ends_well(world: World, store: Path, tmp_path: Path) -> None:
-    """Without this, nothing below would prove anything."""
+    """Without this, the tests below would prove nothing."""
     for command, answer in each_command(world, str(store), tmp_path, sorted(ALL.keys() - {"build"})):
         assert answer.code == 0, (command, answer.err)
 
@@ -131,7 +131,7 @@ def test_an_environment_that_leads_nowhere(
 
 
 class _OfAnotherRegion(BaseHTTPRequestHandler):
-    """Knows the bucket `abroad`, which is in eu-west-1; sends everybody else to another place."""
+    """A server that has the bucket `abroad` in eu-west-1 and redirects other requests."""
 
     protocol_version = "HTTP/1.1"
 
@@ -148,7 +148,7 @@ class _OfAnotherRegion(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Tests are quiet."""
+        """No log in tests."""
 
 
 def test_a_bucket_of_another_region_is_followed_and_a_redirect_of_another_kind_is_told(tmp_path: Path) -> None:
@@ -156,10 +156,10 @@ def test_a_bucket_of_another_region_is_followed_and_a_redirect_of_another_kind_i
         Thread(target=server.serve_forever, daemon=True).start()
         environment = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}", **IDENTITY}
         followed = run("store", "ls", "--store", "s3://abroad/x", cwd=tmp_path, environment=environment)
-        told = run("store", "ls", "--store", "s3://other/x", cwd=tmp_path, environment=environment)
+        result = run("store", "ls", "--store", "s3://other/x", cwd=tmp_path, environment=environment)
         server.shutdown()
     assert (followed.code, followed.out) == (0, ""), followed.err
-    is_one_sentence(told, STORE, "s3://other/x", "redirects to https://store.example/; set AWS_ENDPOINT_URL")
+    is_one_sentence(result, STORE, "s3://other/x", "redirects to https://store.example/; set AWS_ENDPOINT_URL")
 
 
 def test_a_server_that_never_answers_is_given_up_after_minutes_and_not_hours() -> None:
@@ -193,7 +193,7 @@ def test_a_folder_of_other_things_holds_no_artifact_and_keeps_its_things(world: 
 
 @pytest.fixture(scope="module")
 def as_somebody_else(world: World) -> list[str]:
-    """What stands before a command so that file permissions count, which they do not for root."""
+    """A command prefix that drops root, for which file permissions do not count."""
     if os.geteuid() != 0:
         return []
     before = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
@@ -280,16 +280,16 @@ def test_a_disk_that_becomes_full_leaves_nothing_half_written(world: World, tmp_
             "export to a folder": ("export", MODEL, "--to", f"{disk}/out", "--store", shown),
             "fetch": ("fetch", MODEL, "--to", f"{disk}/served", "--store", shown),
         }
-        for name, each in words.items():
+        for name, word in words.items():
             fill(disk)
             with (disk / "fill").open("r+b") as file:
                 file.truncate(file.seek(0, os.SEEK_END) - 8192)  # room for the beginning
-            is_one_sentence(run("store", *each, cwd=tmp_path), STORE, f"{disk}/", "free some space")
+            is_one_sentence(run("store", *word, cwd=tmp_path), STORE, f"{disk}/", "free some space")
             left = {path for path in tree(disk) if path != "fill"}
             assert not [path for path in left if path.endswith((".part", ".tar", "manifest.json"))], (name, left)
             assert not (disk / "out").exists()
             (disk / "fill").unlink()
-            again = run("store", *each, cwd=tmp_path)
+            again = run("store", *word, cwd=tmp_path)
             assert again.code == 0, (name, again.err)
             for folder in ("store", "out", "served"):
                 shutil.rmtree(disk / folder, ignore_errors=True)
@@ -327,7 +327,7 @@ datetime.datetime = Shifted
 
 @pytest.fixture
 def off(tmp_path: Path) -> "partial[dict[str, str]]":
-    """The environment of a process whose own clock is off by so many seconds."""
+    """The environment of a process with a clock off by so many seconds."""
     (tmp_path / "clock").mkdir()
     (tmp_path / "clock" / "sitecustomize.py").write_text(_CLOCK)
     return partial(dict, PYTHONPATH=str(tmp_path / "clock"))
@@ -438,8 +438,8 @@ def test_a_key_expires_by_the_clock_of_the_store(
     ],
 )
 def test_words_that_mean_nothing(world: World, tmp_path: Path, words: str, code: ExitCode, says: str) -> None:
-    told = words.format(root=world.root, store=world.store, first=world.first, second=world.second)
-    is_one_sentence(run(*told.split(" "), cwd=tmp_path), code, says)
+    result = words.format(root=world.root, store=world.store, first=world.first, second=world.second)
+    is_one_sentence(run(*result.split(" "), cwd=tmp_path), code, says)
     assert tree(tmp_path) == set()
 
 
@@ -455,7 +455,7 @@ ELSEWHERE = ("kms:", "my-replica", "--model-id", "acme/rank", "--offline")
 
 
 def test_examples_of_the_help_do_what_they_say(world: World, tmp_path: Path) -> None:
-    """With the names of what is there in place of those that the help has made up."""
+    """With existing names in place of the invented ones of the help."""
     shutil.copytree(world.root / "elsewhere", tmp_path / "artifacts")
     key = open_store(str(tmp_path / "artifacts")).list()[0].request_key[:6]
     (tmp_path / "nxpipe.toml").write_text(
@@ -471,8 +471,8 @@ def test_examples_of_the_help_do_what_they_say(world: World, tmp_path: Path) -> 
                 continue
             if command == "store keygen":
                 (tmp_path / "release.key.pub").unlink()
-            told = line.replace("4e9ce0", key).replace("a41f07", key).replace("bert-base-uncased", MODEL)
-            answer = run(*shlex.split(told)[1:], cwd=tmp_path, environment=world.s3)
+            result = line.replace("4e9ce0", key).replace("a41f07", key).replace("bert-base-uncased", MODEL)
+            answer = run(*shlex.split(result)[1:], cwd=tmp_path, environment=world.s3)
             assert answer.code == 0, (line, answer.err)
             ran += 1
     assert ran >= len(EXAMPLES)
@@ -552,13 +552,13 @@ def test_a_narrow_terminal_without_colours_gets_plain_words(
     env = {**os.environ, "COLUMNS": "40", **environment}
     process = subprocess.Popen(words, cwd=tmp_path, stdout=theirs, stderr=theirs, stdin=theirs, env=env)
     os.close(theirs)
-    said = b""
+    result = b""
     while chunk := _read(ours):
-        said += chunk
+        result += chunk
     os.close(ours)
     assert process.wait() == NOT_FOUND.number
-    assert b"\x1b" not in said
-    assert said.startswith(b"Error: there is no artifact 'nothing' in ")
+    assert b"\x1b" not in result
+    assert result.startswith(b"Error: there is no artifact 'nothing' in ")
 
 
 def _read(terminal: int) -> bytes:

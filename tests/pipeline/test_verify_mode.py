@@ -15,7 +15,7 @@ def verified(nxpipe: InProcess, *more: str) -> list[dict[str, Any]]:
     answer = nxpipe("verify", *more, "--json", "-q")
     assert answer.code == 0, answer.err
     found: list[dict[str, Any]] = json.loads(answer.out)
-    assert all(each["passed"] for each in found)
+    assert all(entry["passed"] for entry in found)
     return found
 
 
@@ -26,10 +26,10 @@ def small(model: Path, *more: str) -> tuple[str, ...]:
 def test_both_executors_agree_and_instructions_are_counted_where_there_are_any(nxpipe: InProcess, bert: Path) -> None:
     fast, isa = (verified(nxpipe, *small(bert, "--autocast", "none", "--mode", mode))[0] for mode in ("fast", "isa"))
     assert (fast["mode"], isa["mode"]) == ("fast", "isa")
-    by_graph, on_cores = (each["emulated"]["none"] for each in (fast, isa))
-    for one, other in zip(by_graph["outputs"], on_cores["outputs"], strict=True):
-        assert one["output"] == other["output"]
-        assert abs(one["max_relative"] - other["max_relative"]) < 1e-5
+    by_graph, on_cores = (entry["emulated"]["none"] for entry in (fast, isa))
+    for output, other in zip(by_graph["outputs"], on_cores["outputs"], strict=True):
+        assert output["output"] == other["output"]
+        assert abs(output["max_relative"] - other["max_relative"]) < 1e-5
     assert "work" not in by_graph
     work = on_cores["work"]
     assert work["instructions"] == sum(work["by_engine"].values()) == sum(work["by_kind"].values())
@@ -45,7 +45,7 @@ def test_a_decoder_s_layers_and_steps_are_followed_on_the_cores_of_two_ranks(nxp
     prefill, steps = verified(nxpipe, *words)
     layers = prefill["emulated"]["matmult"]["layers"]
     assert [layer["output"] for layer in layers] == ["model.layers.0", "model.layers.1"]
-    assert [each["output"] for each in steps["emulated"]["matmult"]["outputs"]] == [
+    assert [output["output"] for output in steps["emulated"]["matmult"]["outputs"]] == [
         f"token {number}.logits" for number in range(4)
     ]
     assert steps["emulated"]["matmult"]["work"]["by_engine"]["collective"] > 4
@@ -60,5 +60,5 @@ def test_an_artifact_s_programs_answer_on_cores_as_they_did_when_it_was_built(
     assert built.code == 0, built.err
     found = verified(nxpipe, "tiny-llama", *store, "--mode", "isa")
     assert len(found) == 4
-    for each in found:
-        assert each["emulated"]["as stored"]["work"]["instructions"] > 100
+    for entry in found:
+        assert entry["emulated"]["as stored"]["work"]["instructions"] > 100

@@ -1,6 +1,6 @@
-"""Every class of model that must verify, small: each of its programs within the usual thresholds of nxpipe.toml.
+"""Small models of every class: each of their programs is within the default thresholds of nxpipe.toml.
 
-The task is the one that its own class stands for, as `nxpipe verify` finds it in config.json.
+The task is that of the model's own class, as `nxpipe verify` finds it in config.json.
 """
 
 from contextlib import AbstractContextManager, nullcontext

@@ -1,4 +1,4 @@
-"""What a user has around them: stores that hold something, an S3 server with bad days, and every command on a store."""
+"""A user's environment: stores with content, an S3 server with faults, and every command on a store."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ from tests.pipeline.test_store_commands import MODEL, publish
 IDENTITY: Final = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
 BUCKET: Final = "my-artifacts"
 
-# What each command is told, beside its store; the words in braces are filled in by the world.
+# Arguments of each command, beside its store; the world fills in the words in braces.
 READERS: Final = {
     "store ls": "",
     "store show": "{first}",
@@ -53,7 +53,7 @@ ALL: Final = READERS | WRITERS
 
 @dataclass(frozen=True)
 class World:
-    """`store` is a folder that holds two artifacts of one model, a pin, an old orphan, and a channel `prod`."""
+    """A folder `store` with two artifacts of one model, a pin, an old orphan, and a channel `prod`."""
 
     root: Path
     store: Path
@@ -66,12 +66,12 @@ class World:
         return {"AWS_ENDPOINT_URL": self.proxy.url, **IDENTITY}
 
     def words(self, command: str) -> list[str]:
-        told = ALL[command].format(root=self.root, first=self.first, second=self.second)
-        return [*command.split(), *told.split()]
+        result = ALL[command].format(root=self.root, first=self.first, second=self.second)
+        return [*command.split(), *result.split()]
 
 
 def run(*words: str, cwd: Path, before: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> Answer:
-    """`before` are the words that start it as another user."""
+    """Run a command; `before` is a prefix that starts it as another user."""
     if not before:
         return nxpipe(*words, cwd=cwd, **(environment or {}))
     done = subprocess.run(
@@ -87,7 +87,7 @@ def run(*words: str, cwd: Path, before: Sequence[str] = (), environment: Mapping
 
 
 def at_once(runs: Mapping[str, Callable[[], Answer]]) -> Iterator[tuple[str, Answer]]:
-    """Several processes beside each other: each of them mostly starts up."""
+    """Parallel processes, of which each mostly starts up."""
     with ThreadPoolExecutor(4) as pool:
         yield from zip(runs, pool.map(lambda each: each(), runs.values()), strict=True)
 
@@ -101,7 +101,7 @@ def each_command(
     before: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[str, Answer]]:
-    """The answer of each command on this store, each from an empty folder of its own."""
+    """The result of each command on this store, each in an empty folder."""
 
     def runs(command: str) -> Callable[[], Answer]:
         here = folder / command.replace(" ", "-").replace("/", "-")
@@ -113,21 +113,21 @@ def each_command(
 
 
 def is_one_sentence(answer: Answer, code: ExitCode, *says: str) -> None:
-    """The last of stderr, with the documented exit code; before it may stand what was done until then."""
+    """Whether the last line of stderr is one sentence, with the documented exit code; progress may precede it."""
     assert answer.code == code.number, answer.err
     *before, error = answer.err.splitlines()
     assert error.startswith("Error: "), answer.err
     assert [line for line in before if not line.startswith("  ")] == [], answer.err
     assert "Traceback" not in answer.err
     assert "internal error" not in answer.err
-    for each in says:
-        assert each in answer.err, answer.err
+    for text in says:
+        assert text in answer.err, answer.err
 
 
 def make_world(root: Path, proxy: Proxy) -> World:
     store = root / "store"
     first, second = (publish(store, note=note) for note in ("plain", "other"))
-    names = [f"{MODEL}@{each.request_key[:12]}" for each in (first, second)]
+    names = [f"{MODEL}@{entry.request_key[:12]}" for entry in (first, second)]
     write_model(root / "tiny-bert", dict(BERT))
     publish(root / "elsewhere", note="third")
     for words in (
@@ -164,7 +164,7 @@ def _fill_bucket(world: World) -> None:
 
 @contextmanager
 def small_disk(at: Path, *options: str, size: str = "1m") -> Iterator[Path]:
-    """A file system of its own, so small that it is full at once."""
+    """A file system of its own that is full at once."""
     at.mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", ",".join((f"size={size}", *options)), "tmpfs", str(at)],

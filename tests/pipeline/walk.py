@@ -34,7 +34,7 @@ def build(
     if not force and _is_published(request, store):
         return Built(cached=True)
     made = [maker.make(request, shape) for shape in sorted(request.shapes)]
-    if not any(made) and _is_published(request, store):  # by whoever made them meanwhile
+    if not any(made) and _is_published(request, store):  # by another build
         return Built(cached=True)
     maker.publish(request, lambda title, size: nullcontext(ignore_progress))
     return Built(cached=False)

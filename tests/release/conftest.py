@@ -1,4 +1,4 @@
-"""One release made once, and copies of it to go on from."""
+"""One release, performed once, and copies of it for tests."""
 
 import shutil
 from contextlib import redirect_stderr, redirect_stdout
@@ -18,7 +18,7 @@ __all__ = ["nxpipe"]
 
 @pytest.fixture(scope="session")
 def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Answer]:
-    """A project after its first release, and what that said. Nobody writes here."""
+    """A project after its first release, and the report. Tests must not write to it."""
     folder, home = (tmp_path_factory.mktemp(name) for name in ("released", "home-of-the-first"))
     make_project(folder)
     out, err = StringIO(), StringIO()
@@ -33,7 +33,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Answer]:
 
 @pytest.fixture
 def team(first: tuple[Path, Answer], nxpipe: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Team:
-    """In a copy of its own, which is another store to whoever has verified the first."""
+    """A copy of the first release, which is another store for a machine that has verified the first."""
     folder, answer = first
     assert answer.code == 0, answer.err
     shutil.copytree(folder, tmp_path / "project")

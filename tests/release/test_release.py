@@ -1,4 +1,4 @@
-"""`nxpipe release` on a folder: the whole chain, what comes after it, and the ways in which it is refused."""
+"""`nxpipe release` on a folder: all gates, repetitions, and refusals."""
 
 import json
 import subprocess
@@ -29,16 +29,18 @@ def test_a_release_takes_two_models_from_their_description_to_a_channel(first: t
     assert list(states(report)) == list(GATES)
     assert states(report) == dict.fromkeys(GATES, "passed") | {"rollout": "skipped"}
     assert [cell["fate"] for cell in gate(report, "build")["figures"]] == ["built"] * CELLS
-    assert len({(one["artifact"], one["program"]) for one in gate(report, "verify")["figures"]}) == CELLS
+    assert len({(figure["artifact"], figure["program"]) for figure in gate(report, "verify")["figures"]}) == CELLS
     assert {line["verdict"] for line in gate(report, "bench")["figures"]} == {"alone"}
     store = open_store(str(folder / "store"))
-    assert {one["manifest"] for one in report["artifacts"]} == {one.manifest_digest for one in store.list()}
+    assert {artifact["manifest"] for artifact in report["artifacts"]} == {
+        entry.manifest_digest for entry in store.list()
+    }
     assert report["way_back"] == []  # nothing was served before
 
 
 def test_the_report_is_kept_as_data_and_as_a_page_that_asks_nobody(first: tuple[Path, Answer]) -> None:
     folder, answer = first
-    (kept,) = (each for each in (folder / ".nxpipe/releases").iterdir() if each.name != "verified")
+    (kept,) = (path for path in (folder / ".nxpipe/releases").iterdir() if path.name != "verified")
     assert json.loads((kept / "release.json").read_text()) == json.loads(answer.out)
     page = (kept / "release.html").read_text()
     assert "default-src &#x27;none&#x27;" in page
@@ -109,7 +111,7 @@ def test_production_gets_the_very_manifests_of_staging_and_nothing_is_built(team
 
 def test_what_was_changed_in_the_store_is_found_out_by_whoever_releases_it(team: Team) -> None:
     store = open_store("store")
-    (bert,) = (one for one in store.list() if one.model_id == "tiny-bert")
+    (bert,) = (entry for entry in store.list() if entry.model_id == "tiny-bert")
     damaged = Path("store", blob_path(bert.manifest.executables[0].blob))
     data = damaged.read_bytes()
     damaged.chmod(0o600)
@@ -124,7 +126,7 @@ def test_a_channel_that_moves_after_it_was_held_against_is_not_overwritten(
 ) -> None:
     def somebody_else_is_faster(*words: object) -> None:
         store = open_store("store")
-        (bert,) = (one for one in store.list() if one.model_id == "tiny-bert")
+        (bert,) = (entry for entry in store.list() if entry.model_id == "tiny-bert")
         change.promote(store, "eu", [bert], change.Author("somebody", ""), change.Requirements())
 
     with monkeypatch.context() as patch:
@@ -164,7 +166,11 @@ def test_a_dry_run_says_every_gate_and_changes_nothing(team: Team, words: tuple[
     assert everything(Path()) == before
     assert list(states(report)) == list(GATES)
     assert states(report)["promote"] == "to do"
-    cells = [cell["state"] for one in report["plan"]["artifacts"] for cell in one["cells"]] if report["plan"] else []
+    cells = (
+        [cell["state"] for artifact in report["plan"]["artifacts"] for cell in artifact["cells"]]
+        if report["plan"]
+        else []
+    )
     assert cells.count("to do") == (0 if words else 1)
 
 

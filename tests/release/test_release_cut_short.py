@@ -19,16 +19,16 @@ def ended_at(line_begins: str, with_signal: signal.Signals) -> tuple[int, list[s
     process = subprocess.Popen(
         [str(NXPIPE), "release"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    told: list[str] = []
+    result: list[str] = []
     with process:
         assert process.stderr is not None
         for line in process.stderr:
-            told.append(line)
+            result.append(line)
             if line.startswith(line_begins):
                 process.send_signal(with_signal)
                 break
         process.stderr.read()
-    return process.returncode, told
+    return process.returncode, result
 
 
 def test_a_release_that_is_killed_between_its_gates_goes_on_and_does_nothing_twice(team: Team) -> None:

@@ -1,4 +1,4 @@
-"""The same on S3."""
+"""`nxpipe release` on S3."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_the_whole_chain_runs_on_s3_and_is_taken_back(
     assert states(report) == dict.fromkeys(GATES, "passed") | {"rollout": "skipped"}
     assert [cell["fate"] for cell in gate(report, "build")["figures"]] == ["built"] * CELLS
     first = team.served("staging")
-    assert first == {one["model_id"]: one["manifest"] for one in report["artifacts"]}
+    assert first == {artifact["model_id"]: artifact["manifest"] for artifact in report["artifacts"]}
     team.describes("buckets = [8, 16, 32]", "buckets = [8, 16, 48]")
     second = team.release()
     assert len(team.log("staging")) == 2

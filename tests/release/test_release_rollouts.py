@@ -1,7 +1,7 @@
-"""A release to a channel that a fleet runs: the traffic first, then the channel.
+"""A release to a channel of a running fleet: the traffic first, then the channel.
 
-The fleet's machine waits, or ends as a test says: tests/pipeline/rollout_world.py. The artifacts are small samples, so
-`verify`, which would run them, is left out.
+The fleet's machine waits, or ends as a test orders: tests/pipeline/rollout_world.py. The artifacts are small samples,
+so `verify`, which would run them, is omitted.
 """
 
 import json

@@ -65,18 +65,18 @@ def make_project(folder: Path, store: str = "file://store") -> Path:
 
 
 def deepen(config: Path) -> None:
-    """As many layers again."""
-    said = json.loads(config.read_text())
-    config.write_text(json.dumps(said | {"num_hidden_layers": 2 * said["num_hidden_layers"]}))
+    """Double the number of layers."""
+    document = json.loads(config.read_text())
+    config.write_text(json.dumps(document | {"num_hidden_layers": 2 * document["num_hidden_layers"]}))
 
 
 @dataclass
 class Team:
-    """Where it works is where this process is."""
+    """A team that works in the current folder."""
 
     nxpipe: InProcess
     store: str = "store"
-    said: list[str] = field(default_factory=list)  # a release's own last words
+    said: list[str] = field(default_factory=list)  # the last report of a release
 
     def release(self, *words: str, code: int = 0) -> dict[str, Any]:
         answer = self.nxpipe("release", *words, "--json")
@@ -86,20 +86,20 @@ class Team:
         return report
 
     def does(self, command: str) -> Answer:
-        """What a report says to type."""
+        """Run a command that a report proposes."""
         name, *words = command.split()
         assert name == "nxpipe"
         return self.nxpipe(*words)
 
     def log(self, channel: str) -> list[Generation]:
-        """The newest first."""
+        """The log, newest first."""
         log = ChannelLog(open_store(self.store).backend, channel)
         return list(log.back_from(log.tip()))
 
     def served(self, channel: str) -> dict[str, str]:
-        """Manifests by model."""
+        """The served manifests by model."""
         newest = next(iter(self.log(channel)), None)
-        return {each.model_id: each.manifest.sha256 for each in newest.artifacts} if newest else {}
+        return {artifact.model_id: artifact.manifest.sha256 for artifact in newest.artifacts} if newest else {}
 
     def describes(self, old: str, new: str) -> None:
         path = Path("nxpipe.toml")
@@ -113,5 +113,5 @@ def states(report: Mapping[str, Any]) -> dict[str, str]:
 
 
 def gate(report: Mapping[str, Any], name: str) -> dict[str, Any]:
-    (found,) = (one for one in report["gates"] if one["gate"] == name)
+    (found,) = (entry for entry in report["gates"] if entry["gate"] == name)
     return dict(found)

@@ -1,4 +1,4 @@
-"""Small models in several buckets, as programs that can be loaded."""
+"""Small models in several buckets, as loadable programs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ TABLE = np.arange(24, dtype=np.float32).reshape(6, 4)
 
 
 def lookup(batch: int, sequence: int) -> Fast:
-    """Rows of a table, by ids below 6, through tanh: each token by itself."""
+    """Rows of a table by ids below 6, through tanh, for each token separately."""
     builder = GraphBuilder()
     ids = builder.input("ids", TensorType((batch, sequence), I64))
     table = builder.parameter("table", TensorType(TABLE.shape, F32))
@@ -38,7 +38,7 @@ def lookup(batch: int, sequence: int) -> Fast:
 
 
 def running_sum(length: int, state: str = "total") -> Fast:
-    """Adds its input to a state, and says what comes of it."""
+    """Add an input to a state, and return the sum."""
     builder = GraphBuilder()
     x = builder.input("x", TensorType((length,), F32))
     total = builder.input(state, TensorType((length,), F32))
@@ -50,7 +50,7 @@ def running_sum(length: int, state: str = "total") -> Fast:
 
 
 def divided_product() -> Fast:
-    """x @ w.T on two ranks, each with half of the inputs of `w`."""
+    """x @ w.T on two ranks, each with half of the input columns of `w`."""
     piece = Sharding(1, (8,), (2,))
     graphs = []
     for ranks in (1, 2):
@@ -73,10 +73,12 @@ def whole(graph: Graph) -> CompiledGraph:
 
 @cache
 def llama(degree: int = 1) -> tuple[Sequence[Fast], Mapping[str, Array]]:
-    """Two prefills, of 4 and of 10 tokens, and the decode that goes on with either."""
+    """Two prefills, of 4 and of 10 tokens, and a decode for both."""
     long = request("llama", "prefill")
     wanted = [replace(long, sequence=4, capacity=10), long, request("llama", "decode")]
-    programs = [shard_graph(captured(one), PassOptions(tensor_parallel=degree)) for one in wanted]
-    # A decode reads one token of each row, never fewer.
+    programs = [shard_graph(captured(entry), PassOptions(tensor_parallel=degree)) for entry in wanted]
+    # A decode reads exactly one token of each row.
     sizes: list[Mapping[str, tuple[str, ...]]] = [SIZES, SIZES, {}]
-    return [Fast(one, ports_of(one, names)) for one, names in zip(programs, sizes, strict=True)], weights(long, seed=1)
+    return [Fast(program, ports_of(program, names)) for program, names in zip(programs, sizes, strict=True)], weights(
+        long, seed=1
+    )

@@ -1,4 +1,4 @@
-"""An executable, written, read and loaded, answers on emulated cores what the graph answers by its numerics."""
+"""An executable, written, read and loaded, gives the graph's outputs on emulated cores."""
 
 from dataclasses import replace
 
@@ -52,7 +52,7 @@ def doubled() -> Fast:
 
 
 def stored(code: Fast, core: str = "v2") -> Isa:
-    """Through the file, as an artifact holds it."""
+    """The program from its file format, as stored in an artifact."""
     sizes = {port.name: port.sizes for port in code.ports}
     return Isa(from_bytes(to_bytes(emit(code.program, core, sizes))))
 
@@ -117,7 +117,7 @@ def test_a_caller_s_64_bits_are_kept_where_they_fit_the_machine_and_refused_wher
 
 
 def gathering() -> Executable:
-    """On two ranks, each with half of the rows of a weight that lies transposed: what all of them have."""
+    """A program on two ranks that gathers a weight, of which each has half of the rows, transposed."""
     buffers = (
         Buffer(Role.PARAMETER, ("w",), F32, (3, 2), (1, 0)),
         Buffer(Role.OUTPUT, ("y",), F32, (2, 3, 2), (), 4096),

@@ -1,4 +1,4 @@
-"""What stays on a core between requests: one copy of each weight for all programs, and states where they are used."""
+"""Resident data of a core between requests: one copy of each weight for all programs, and states in place."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ WEIGHTS = {"up": np.ones((40, 24), np.float32), "down": np.ones((24, 40), np.flo
 
 
 class Read(dict[str, Array]):
-    """Weights that count how often each is read."""
+    """Weights that count their reads."""
 
     def __init__(self, weights: dict[str, Array]) -> None:
         super().__init__(weights)

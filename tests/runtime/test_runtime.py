@@ -1,4 +1,4 @@
-"""The runtime refuses what the real one refuses, by its status, and answers what the programs answer."""
+"""The runtime refuses with the statuses of the real one, and returns the outputs of the programs."""
 
 import re
 from collections.abc import Mapping
@@ -196,7 +196,7 @@ def test_a_request_of_any_size_is_answered_as_by_a_program_of_its_size(batch: in
 
 
 class Watched:
-    """A program that says that it ran."""
+    """A program that records its runs."""
 
     def __init__(self, inner: Fast, ran: list[Fast]) -> None:
         self._inner, self._ran = inner, ran
@@ -222,7 +222,7 @@ class Watched:
 )
 def test_the_smallest_program_that_fits_is_taken(batch: int, sequence: int, bucket: tuple[int, int]) -> None:
     ran: list[Fast] = []
-    codes = [Watched(lookup(*each), ran) for each in reversed(BUCKETS)]
+    codes = [Watched(lookup(*entry), ran) for entry in reversed(BUCKETS)]
     with Runtime(INF2) as runtime:
         runtime.load(codes, {"table": TABLE}).execute({"ids": ids(batch, sequence)})  # type: ignore[arg-type]
     assert ran[0].ports[0].type.shape == bucket
@@ -321,7 +321,7 @@ def test_a_decode_goes_on_with_what_the_smallest_prefill_filled(degree: int) -> 
     """A prompt of three tokens in the bucket of four, and the same in that of ten, are one conversation."""
     codes, weights = llama(degree)
     prompt = {"input_ids": np.array([[5, 6, 7], [8, 9, 0]]), "attention_mask": np.array([[1, 1, 1], [1, 1, 0]])}
-    told = []
+    result = []
     for loaded in (codes, codes[1:]):
         with Runtime(INF2) as runtime:
             model = runtime.load(loaded, weights)
@@ -333,8 +333,8 @@ def test_a_decode_goes_on_with_what_the_smallest_prefill_filled(degree: int) -> 
                 token = answers[-1].argmax(-1)
                 answers.append(model.execute({"input_ids": token, "position": position}, states)["logits"])
                 position += 1
-            told.append(np.stack(answers))
-    assert relative_error(told[0], told[1]) < 1e-5
+            result.append(np.stack(answers))
+    assert relative_error(result[0], result[1]) < 1e-5
 
 
 def test_ranks_together_answer_as_one() -> None:

@@ -1,7 +1,7 @@
-"""What a file made this process do, as Python's own audit events tell: imports, programs, files, connections.
+"""The effects of reading a file on this process, from Python's audit events: imports, programs, files, connections.
 
-The hook sees what any library does through the interpreter, torch and onnx too, but not what native code does by
-itself. `importlib.import_module` raises no audit event, so that imports are read off `sys.modules` as well.
+The hook sees the actions of every library through the interpreter, torch and onnx included, but not those of native
+code. `importlib.import_module` raises no audit event, so imports are also read from `sys.modules`.
 """
 
 import sys
@@ -28,7 +28,7 @@ class Seen:
     forbidden: list[tuple[str, str]] = field(default_factory=list)
 
     def files_outside(self, *folders: Path) -> set[Path]:
-        """Files that were opened below none of these folders, nor among Python's own and the kernel's."""
+        """Opened files outside of these folders, except Python's own and the kernel's."""
         homes = [*(folder.resolve() for folder in folders), Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()]
         return {path for path in self.files if not any(path.resolve().is_relative_to(home) for home in homes)}
 
@@ -56,7 +56,7 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
 
 @contextmanager
 def watched() -> Iterator[Seen]:
-    """Record what happens in here; the hook stays in the process, for one cannot be removed."""
+    """Record the events of the block; the hook cannot be removed from the process."""
     if not getattr(sys, "_nxpipe_audited", False):
         sys.addaudithook(_hook)
         sys._nxpipe_audited = True  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What a load balancer counts of requests that are answered late, badly or never, and a rollout that looks at it."""
+"""A load balancer's counts for late, failed and unanswered requests, and a rollout that evaluates them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ QUIET: Final[dict[str, list[str]]] = {
 }
 _FIRST: Final = 30_000_000  # minutes since 1970
 _SLOWER: Final = (0.5, 0.25, 0.1, 0.05, 0.01, 0.003, 0.0005)
-_KEPT: Final = 5  # minutes that a look may ask for
+_KEPT: Final = 5  # most minutes of an evaluation
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Front:
 
     canary: Version
     stable: Version
-    requests: int = 3000  # a minute, on average
+    requests: int = 3000  # requests per minute, on average
     seed: int = 0
     _counted: dict[int, dict[str, float]] = field(default_factory=dict)
 
@@ -69,9 +69,9 @@ class Front:
         self._counted.pop(number - _KEPT - 1, None)
 
     def told(self) -> list[dict[str, Any]]:
-        """As CloudWatch answers: a count of zero is none."""
+        """Counts as CloudWatch returns them: without zeros."""
         names = next(iter(self._counted.values()))
-        found = {name: {n: each[name] for n, each in self._counted.items() if each[name]} for name in names}
+        found = {name: {n: value[name] for n, value in self._counted.items() if value[name]} for name in names}
         return [
             {"Id": name, "Timestamps": [start_of(n, 60) for n in values], "Values": [*values.values()]}
             for name, values in found.items()
@@ -83,7 +83,7 @@ def course(plan: CanaryPlan = PLAN) -> RolloutState:
 
 
 def roll_out(front: Front, plan: CanaryPlan = PLAN) -> tuple[Action, int, int]:
-    """How it ended, in which step, and after how many minutes."""
+    """The outcome, the last step, and the duration in minutes."""
     for step, minutes, looked in looks(front, plan):
         ended = looked.action is Action.ADVANCE and step == len(plan.steps)
         if looked.action in (Action.ROLL_BACK, Action.ASK) or ended:
@@ -92,7 +92,7 @@ def roll_out(front: Front, plan: CanaryPlan = PLAN) -> tuple[Action, int, int]:
 
 
 def looks(front: Front, plan: CanaryPlan = PLAN) -> Iterator[tuple[int, int, Evaluation]]:
-    """One a minute, from the first step on to that in which the new version serves alone."""
+    """One evaluation per minute, from the first step to the one at full traffic."""
     stands, minute = course(plan), _FIRST
     for step in range(len(plan.steps) + 1):
         weight = plan.steps[step].weight if step < len(plan.steps) else 100

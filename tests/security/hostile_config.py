@@ -1,8 +1,8 @@
-"""Hostile configurations of many model types, the same for the same seed.
+"""Hostile configurations of many model types, determined by a seed.
 
-Each begins as a small model that is captured as it is, and has one to four things changed: a setting replaced, a
-setting added at some depth, or the whole wrapped into parts. What replaces it are gadgets (names of code, of hub
-repositories, of files), sizes, values of other types, names of arguments and attributes, and text that terminals obey.
+Each starts as a small valid model and has one to four changes: a setting replaced, a setting added at some depth, or
+the whole wrapped into parts. Replacements are names of code, hub repositories and files, sizes, values of other types,
+names of arguments and attributes, and text with terminal controls.
 """
 
 import copy
@@ -144,7 +144,7 @@ class Variant:
 
 
 def variants(numbers: range, seed: int) -> Iterator[Variant]:
-    """Each follows from the seed and its own number alone."""
+    """Configurations, each determined by the seed and its own number."""
     for number in numbers:
         chance = random.Random(f"{seed}/{number}")
         name = chance.choice(sorted(MODELS))
@@ -155,7 +155,7 @@ def variants(numbers: range, seed: int) -> Iterator[Variant]:
 
 
 def _places(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """The whole, and all of its parts."""
+    """The document and all of its parts."""
     found = [config]
     for value in config.values():
         if isinstance(value, dict):
@@ -179,7 +179,7 @@ def _add(config: dict[str, Any], chance: random.Random) -> None:
 
 
 def _wrap(config: dict[str, Any], chance: random.Random) -> None:
-    """A part that is a model itself, or many parts in one another."""
+    """Nest a part that is a model itself, or many parts."""
     depth, inner = chance.choice((1, 3, 30, 300)), {chance.choice(_KEYS): _value(chance)}
     for _ in range(depth):
         inner = {chance.choice(("text_config", "backbone_config", "decoder", "x")): inner}

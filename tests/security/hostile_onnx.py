@@ -1,8 +1,7 @@
-"""Hostile ONNX files by number: the same number gives the same file.
+"""Hostile ONNX files by number: equal numbers give equal files.
 
-A valid model is taken and damaged in one to four ways: fields of any message of the format, by its own description;
-nodes of any operator of the standard with attributes and operands at random; tensors that lie elsewhere; bodies in
-bodies; and the bytes of the file.
+A valid model is damaged in one to four ways: fields of any message of the format, by its own description; nodes of any
+standard operator with random attributes and operands; external tensors; nested bodies; and the bytes of the file.
 """
 
 import os
@@ -48,7 +47,7 @@ _NUMBERS: Final = (0.0, -0.0, 1.0, 0.5, -3.0, 1e9, 1e300, float("inf"), float("-
 
 
 def hostile(number: int, folder: Path) -> Path:
-    """The file of this number, with what lies beside it, in an empty folder."""
+    """The file of this number and the files beside it, in an empty folder."""
     chance = random.Random(number)
     _furnish(folder)
     made = chance.choice(_BASES)()
@@ -56,7 +55,7 @@ def hostile(number: int, folder: Path) -> Path:
         chance.choice(_WAYS)(chance, made)
     try:
         data = made.SerializeToString()
-    except ValueError:  # a text that is no UTF-8, which the format cannot hold
+    except ValueError:  # the format cannot hold text that is not UTF-8
         data = made.graph.SerializePartialToString()
     path = folder / "m.onnx"
     path.write_bytes(_damaged(chance, data) if chance.random() < 0.15 else data)
@@ -64,7 +63,7 @@ def hostile(number: int, folder: Path) -> Path:
 
 
 def _furnish(folder: Path) -> None:
-    """Data of the model, and what a location may lead to by mistake."""
+    """Write external data of the model, and other files to which a location may point."""
     (folder / "data.bin").write_bytes(np.arange(256, dtype=np.float32).tobytes())
     os.mkfifo(folder / "fifo")
     (folder / "link").symlink_to("/etc/passwd")
@@ -73,7 +72,7 @@ def _furnish(folder: Path) -> None:
 
 @cache
 def _tables() -> tuple[Any, ...]:
-    """What a node at random may take for sizes, axes, conditions and numbers."""
+    """Constants for sizes, axes, conditions and numbers of random nodes."""
     return (
         table("sizes", 2, 8),
         table("one", 1),
@@ -185,7 +184,7 @@ def _messages(message: Any) -> Iterator[Any]:
 
 
 def _any_field(chance: random.Random, made: Any) -> None:
-    """One field of one message set to what it should not be."""
+    """Set one field of one message to an invalid value."""
     message = chance.choice(list(_messages(made)))
     field = chance.choice(message.DESCRIPTOR.fields)
     if field.message_type is not None:
@@ -205,11 +204,11 @@ def _any_field(chance: random.Random, made: Any) -> None:
 
 
 def _other_message(chance: random.Random, made: Any, message: Any, field: Any) -> None:
-    """Taken away, written twice, or one that stands elsewhere in the model."""
+    """Remove a message, duplicate it, or replace it by another of the model."""
     if chance.random() < 0.3:
         message.ClearField(field.name)
         return
-    same = [one for one in _messages(made) if one.DESCRIPTOR is field.message_type and one is not message]
+    same = [entry for entry in _messages(made) if entry.DESCRIPTOR is field.message_type and entry is not message]
     copy = type(same[0])() if same else None
     if copy is None:
         return
@@ -245,9 +244,11 @@ def _schemas() -> tuple[Any, ...]:
 
 
 def _any_node(chance: random.Random, made: Any) -> None:
-    """An operator of the standard, on operands and with attributes at random, in the place of the result."""
+    """Replace the result by a standard operator with random operands and attributes."""
     schema = chance.choice(_schemas())
-    graph = chance.choice([one for one in _messages(made) if one.DESCRIPTOR.name == "GraphProto"] or [made.graph])
+    graph = chance.choice(
+        [message for message in _messages(made) if message.DESCRIPTOR.name == "GraphProto"] or [made.graph]
+    )
     place = chance.randint(0, len(graph.node))
     known = _known(made, graph, place) if chance.random() < 0.95 else list(_TEXTS)
     given = [chance.choice(known) for _ in range(_count(chance, schema.min_input, schema.max_input))]
@@ -262,14 +263,14 @@ def _any_node(chance: random.Random, made: Any) -> None:
 
 
 def _known(made: Any, graph: Any, place: int) -> list[str]:
-    """Names that a node at this place may read; tables of all kinds are added to the model for it."""
+    """Names that a node at this place may read; adds constants of all kinds to the model."""
     there = {tensor.name for tensor in made.graph.initializer} | {
         output for n in made.graph.node for output in n.output
     }
     made.graph.initializer.extend(tensor for tensor in _tables() if tensor.name not in there)
     bodies = [made.graph] if graph is made.graph else [made.graph, graph]
-    names = [one.name for body_ in bodies for one in (*body_.input, *body_.initializer)]
-    return [*names, *(output for each in graph.node[:place] for output in each.output)]
+    names = [entry.name for body_ in bodies for entry in (*body_.input, *body_.initializer)]
+    return [*names, *(output for entry in graph.node[:place] for output in entry.output)]
 
 
 def _count(chance: random.Random, least: int, most: int) -> int:
@@ -301,8 +302,8 @@ def _attribute(chance: random.Random, attribute: Any, described: Any, made: Any)
 
 
 def _moved_data(chance: random.Random, made: Any) -> None:
-    """A tensor that says that its bytes lie in some file."""
-    tensors = [one for one in _messages(made) if one.DESCRIPTOR is TensorProto.DESCRIPTOR]
+    """Let a tensor refer to bytes in some file."""
+    tensors = [message for message in _messages(made) if message.DESCRIPTOR is TensorProto.DESCRIPTOR]
     if not tensors:
         return
     tensor = chance.choice(tensors)
@@ -312,7 +313,7 @@ def _moved_data(chance: random.Random, made: Any) -> None:
 
 
 def _nested(chance: random.Random, made: Any) -> None:
-    """The whole graph inside of a loop of its own, or functions that call each other."""
+    """Put the graph into a loop, or into functions that call each other."""
     if chance.random() < 0.5:
         whole = type(made.graph)()
         whole.CopyFrom(made.graph)
@@ -329,8 +330,8 @@ def _nested(chance: random.Random, made: Any) -> None:
 
 
 def _grown(chance: random.Random, made: Any) -> None:
-    """A table that decides about sizes, or a number of turns, with other numbers."""
-    tables = [one for one in made.graph.initializer if one.data_type == TensorProto.INT64]
+    """Change the numbers of a constant that determines sizes or iterations."""
+    tables = [entry for entry in made.graph.initializer if entry.data_type == TensorProto.INT64]
     if tables:
         tensor = chance.choice(tables)
         count = max(len(tensor.raw_data) // 8, 1)
@@ -348,7 +349,7 @@ _WAYS: Final[tuple[Callable[[random.Random, Any], None], ...]] = (
 
 
 def _damaged(chance: random.Random, data: bytes) -> bytes:
-    """The bytes of the file: flipped, cut, doubled, or with a length that is a lie."""
+    """Damage the bytes of the file: flipped, cut, doubled, or with a wrong length."""
     broken = bytearray(data)
     for _ in range(chance.randint(1, 8)):
         if not broken:

@@ -1,7 +1,7 @@
-"""Hostile variants of good `.pt2` files, each from a number: the same number is the same file, on every machine.
+"""Hostile variants of valid `.pt2` files, by number: equal numbers give equal files on every machine.
 
-What is known to have been dangerous is put wherever a document has a string, and everything else is broken at random:
-names, numbers, structure, entries of the archive, bytes.
+Known attacks are inserted wherever a document has a string; names, numbers, structure, archive entries and bytes are
+changed at random.
 """
 
 import io
@@ -16,7 +16,7 @@ import torch
 
 from tests.security.saved_entries import CONSTANTS, MODEL, WEIGHTS, Saved, at, put_at, strings
 
-MARK: Final = "PWN"  # the file that code of a model's would leave in the current folder
+MARK: Final = "PWN"  # the file that a model's code would create in the current folder
 _CODE: Final = f"__import__('os').system('touch {MARK}')"
 GADGETS: Final = (
     _CODE,
@@ -63,7 +63,7 @@ class _Block(torch.nn.Module):
 
 
 def good_files() -> list[Saved]:
-    """What is varied."""
+    """The valid files."""
     small = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.GELU())
     block = ((), {"x": torch.ones(3, 4), "y": torch.ones(3, 4)})
     return [_saved(small, ((torch.zeros(2, 8),), {})), _saved(_Block().eval(), block)]
@@ -87,13 +87,13 @@ def variant(number: int, good: list[Saved]) -> bytes:
 
 
 def _documented(change: Callable[[Any, random.Random], None]) -> Callable[[Saved, random.Random], None]:
-    """A change of the model's document mostly, and at times of a list of tensors."""
+    """A change of the model's document, or sometimes of a list of tensors."""
 
     def changed(saved: Saved, chance: random.Random) -> None:
         entry = chance.choice((MODEL, MODEL, MODEL, WEIGHTS, CONSTANTS))
         try:
             document = saved.json(entry)
-        except (ValueError, KeyError, RecursionError):  # an earlier change has left no JSON, or no entry
+        except (ValueError, KeyError, RecursionError):  # an earlier change has removed the entry or its JSON
             return
         change(document, chance)
         saved.put(entry, document)
@@ -108,7 +108,7 @@ def _gadget(document: Any, chance: random.Random) -> None:
 
 
 def _rename(document: Any, chance: random.Random) -> None:
-    """One string everywhere, as keys too: a name that stays consistent gets further."""
+    """Replace one string everywhere, keys included: consistent names pass more checks."""
     found = list(strings(document))
     if not found:
         return
@@ -118,7 +118,7 @@ def _rename(document: Any, chance: random.Random) -> None:
         if isinstance(part, dict):
             return {(new if key == old else key): renamed(value) for key, value in part.items()}
         if isinstance(part, list):
-            return [renamed(each) for each in part]
+            return [renamed(entry) for entry in part]
         return new if part == old and isinstance(part, str) else part
 
     for key in list(document):
@@ -144,7 +144,7 @@ def _parts(document: Any) -> list[tuple[list[Any], Any]]:
 
 
 def _structure(document: Any, chance: random.Random) -> None:
-    """One part is taken away, doubled, nested, emptied, or replaced by another."""
+    """Remove, double, nest, empty or replace one part."""
     parts = _parts(document)
     if not parts:
         return
@@ -170,7 +170,7 @@ def _structure(document: Any, chance: random.Random) -> None:
 
 
 def _spec(document: Any, chance: random.Random) -> None:
-    """A tree of arguments or results."""
+    """Change a tree spec of arguments or results."""
     calls = _found(document, "graph_module", "module_call_graph")
     entries = [call for call in calls or () if isinstance(call, dict)] if isinstance(calls, list) else []
     if entries:
@@ -211,7 +211,7 @@ def _tree(chance: random.Random, depth: int) -> Any:
 
 
 def _operator(document: Any, chance: random.Random) -> None:
-    """Another operator of those that there are, whatever its arguments are."""
+    """Replace an operator by another, with the same arguments."""
     nodes = _found(document, "graph_module", "graph", "nodes")
     if isinstance(nodes, list) and nodes and isinstance(nodes[0], dict):
         chance.choice([node for node in nodes if isinstance(node, dict)])["target"] = chance.choice(_operators())
@@ -231,7 +231,7 @@ _NAMES: list[str] = []
 
 
 def _text(saved: Saved, chance: random.Random) -> None:
-    """Characters of a document, whatever becomes of it."""
+    """Replace characters of a document."""
     entry = chance.choice((MODEL, WEIGHTS))
     data = bytearray(saved.entries.get(entry) or b" ")
     if chance.random() < 0.1:
@@ -242,7 +242,7 @@ def _text(saved: Saved, chance: random.Random) -> None:
 
 
 def _entry(saved: Saved, chance: random.Random) -> None:
-    """Entries are dropped, renamed, swapped, cut, or made large."""
+    """Drop, rename, swap, cut or enlarge entries."""
     name = chance.choice(sorted(saved.entries))
     data = saved.entries.pop(name)
     kind = chance.randrange(5)
@@ -265,12 +265,12 @@ _DOCUMENT_CHANGES: Final[tuple[Callable[[Saved, random.Random], None], ...]] = (
 
 
 def _archived(saved: Saved, chance: random.Random) -> bytes:
-    """Mostly as it should be; else compressed, doubled, behind other bytes, or with wrong bytes in it."""
+    """Usually a valid archive; else compressed, doubled, after other bytes, or with wrong bytes in it."""
     file, kind = io.BytesIO(), chance.randrange(12)
     if kind == 0:
         file.write(b"\x7fELF" + bytes(chance.choice((60, 4000))))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of names that are there twice
+        warnings.simplefilter("ignore")  # duplicate names
         with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED if kind == 1 else zipfile.ZIP_STORED) as archive:
             for name, data in saved.entries.items():
                 archive.writestr(f"{saved.folder}/{name}", data)
@@ -282,6 +282,6 @@ def _archived(saved: Saved, chance: random.Random) -> bytes:
     if kind == 4:
         for _ in range(chance.choice((1, 10, 100))):
             written[chance.randrange(len(written))] ^= 1 << chance.randrange(8)
-    if kind == 5:  # in the list of entries, at the end
+    if kind == 5:  # in the central directory
         written[-chance.randrange(1, 400)] ^= 0xFF
     return bytes(written[: chance.randrange(len(written))]) if kind == 6 else bytes(written)

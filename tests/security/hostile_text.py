@@ -1,4 +1,4 @@
-"""Text that would steer a terminal or command a runner, models that say it, and what may leave a command."""
+"""Text that would control a terminal or a CI runner, models with such text, and checks of a command's output."""
 
 import json
 import re
@@ -22,10 +22,10 @@ _OUR_CURSOR: Final = re.compile("\r?\x1b\\[K|\r|\x1b\\[\\d*[AJ]|\x1b\\[2K|\x1b\\
 
 
 def assert_harmless(text: str, *, terminal: bool = False) -> None:
-    """Nothing but printable characters, line breaks and, on a terminal, our own styles; no command to a runner."""
+    """Require printable characters, line breaks and, on a terminal, our own styles; no command for a CI runner."""
     if terminal:
         text = _OUR_CURSOR.sub("", _OUR_STYLES.sub("", text)).replace("\r\n", "\n")
-    assert [each for each in text if not each.isprintable() and each != "\n"] == []
+    assert [entry for entry in text if not entry.isprintable() and entry != "\n"] == []
     assert "##[" not in text
     commands = [line for line in text.split("\n") if line.lstrip().startswith("::")]
     assert [line for line in commands if not re.match(r"::(error|warning) title=nxpipe build[^:]*::", line)] == []
@@ -39,7 +39,7 @@ def save_onnx(
     shape: tuple[int | str, ...] = (4, 4), initializers: tuple[onnx.TensorProto, ...] = (),
 ) -> Path:  # fmt: skip
     value = helper.make_tensor_value_info
-    inputs = [x, *(one.name for one in initializers)][:1] if operator == "Relu" else [x]
+    inputs = [x, *(initializer.name for initializer in initializers)][:1] if operator == "Relu" else [x]
     nodes = [helper.make_node(operator, inputs, [made or y], name=node)]
     if initializers:
         nodes = [helper.make_node("MatMul", [x, initializers[0].name], [made or y], name=node)]
@@ -67,7 +67,7 @@ def bad_weights(name: str) -> onnx.TensorProto:
 
 
 def pt2_with(path: Path, change: Callable[[str, bytes], bytes]) -> Path:
-    """A program of torch.export, each entry of which may be another."""
+    """A program of torch.export with changed entries."""
     plain = write_pt2(path.with_suffix(".whole.pt2"))
     with zipfile.ZipFile(plain) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as new:
         for entry in old.infolist():
@@ -77,13 +77,13 @@ def pt2_with(path: Path, change: Callable[[str, bytes], bytes]) -> Path:
 
 
 def in_text(found: str, evil: str = EVIL) -> Callable[[str, bytes], bytes]:
-    """Every mention of a word in a JSON entry gets the evil text behind it."""
+    """Append the text to every occurrence of a word in a JSON entry."""
     spelled = (found + json.dumps(evil)[1:-1]).encode()
     return lambda name, data: data.replace(found.encode(), spelled) if name.endswith(".json") else data
 
 
 def in_tree_spec() -> Callable[[str, bytes], bytes]:
-    """A tree spec is JSON in a string of the document."""
+    """The same in a tree spec, which is JSON in a string of the document."""
     spelled = json.dumps(json.dumps("builtins.tuple" + EVIL)[1:-1])[1:-1].encode()
     return lambda name, data: data.replace(b"builtins.tuple", spelled) if name.endswith(".json") else data
 

@@ -1,6 +1,6 @@
-"""A process that confines itself as a reader of models does, and then tries what a model's code would want to do.
+"""A process that confines itself as a reader of models does, and then tries forbidden operations.
 
-`python -m tests.security.misdeeds SCRATCH MODEL SECRET PORT` prints what came of each attempt, as JSON.
+`python -m tests.security.misdeeds SCRATCH MODEL SECRET PORT` prints the result of each attempt as JSON.
 """
 
 import json
@@ -52,7 +52,7 @@ def _require(fact: bool) -> None:
 
 def main() -> None:
     scratch, model, secret = map(Path, sys.argv[1:4])
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write is then an error
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write then fails
     tried = attempts(scratch, model, secret, int(sys.argv[4]))
     server.set_rlimits(Limits(written=2**20))
     confined = server.confine([*server.library_folders(Path(server.__file__).parents[2]), str(model)], str(scratch))

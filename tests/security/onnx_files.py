@@ -1,4 +1,4 @@
-"""ONNX files, small and made on the spot, valid ones and such as the security review tried."""
+"""Small generated ONNX files: valid ones, and those of the security review."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 Shape = Sequence[int | str | None]
 
-OWN = "mine"  # the domain of functions of the model
+OWN = "mine"  # the domain of the model's functions
 
 
 def model(
@@ -29,7 +29,7 @@ def model(
 
 
 def node(kind: str, given: str, made: str, **attributes: Any) -> Any:
-    """`given` and `made` are names with spaces between; a point stands for an operand that is left out."""
+    """A node; `given` and `made` are names separated by spaces, a point stands for an omitted operand."""
 
     def names(text: str) -> list[str]:
         return ["" if name == "." else name for name in text.split()]
@@ -74,13 +74,13 @@ def projection(tensor: Any) -> Any:
 
 
 def projection_in_function(tensor: Any) -> Any:
-    """The same, where a Constant in a function holds the weight."""
+    """The same, with the weight in a Constant of a function."""
     body = [node("Constant", "", "w", value=tensor), node("MatMul", "a w", "b")]
     return model([node("F", "x", "y", domain=OWN)], functions=[function("F", body)])
 
 
 def body(nodes: Sequence[Any], carried: str = "v") -> Any:
-    """A loop's body: it goes on, and hands a value of its own to the next turn."""
+    """A loop's body, which passes a value of its own to the next iteration."""
     value = helper.make_tensor_value_info
     given = [value(f"i_{carried}", TensorProto.INT64, []), value(f"c_{carried}", TensorProto.BOOL, [])]
     made = [value(f"d_{carried}", TensorProto.BOOL, []), value(f"o_{carried}", TensorProto.FLOAT, None)]
@@ -89,7 +89,7 @@ def body(nodes: Sequence[Any], carried: str = "v") -> Any:
 
 
 def loops(depth: int, turns: int) -> Any:
-    """Loops in loops; the innermost adds a number."""
+    """Nested loops; the innermost adds a number."""
     inner = body([node("Relu", f"v{depth}", f"o_v{depth}")], f"v{depth}")
     for level in range(depth - 1, 0, -1):
         inner = body([node("Loop", f"turns . v{level}", f"o_v{level}", body=inner)], f"v{level}")
@@ -97,7 +97,7 @@ def loops(depth: int, turns: int) -> Any:
 
 
 def functions_in_functions(depth: int, calls: int) -> Any:
-    """Each function calls the next several times, one after the other."""
+    """Functions each of which calls the next one several times."""
     made = []
     for level in range(depth):
         names = ["a", *(f"t{i}" for i in range(calls - 1)), "b"]
@@ -127,7 +127,7 @@ def branches(depth: int) -> Any:
 
 
 def chain(length: int, kind: str = "Relu") -> bytes:
-    """As bytes, because a million nodes take a while otherwise."""
+    """A chain of nodes as bytes, because a million nodes are slow otherwise."""
     value = model([], outputs=("y",)).graph
     made = ["x", *(f"n{i}" for i in range(length - 1)), "y"]
     nodes = b"".join(
@@ -140,7 +140,7 @@ def chain(length: int, kind: str = "Relu") -> bytes:
 
 
 def field(number: int, data: bytes) -> bytes:
-    """A message or text as protobuf writes it: number, length, bytes."""
+    """A message or text in the protobuf encoding: number, length, bytes."""
     size, count = b"", len(data)
     while count > 127:
         size, count = size + bytes([count & 127 | 128]), count >> 7

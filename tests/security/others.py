@@ -1,4 +1,4 @@
-"""What another user of the machine may have put into a folder that is shared: files of its own, links, FIFOs."""
+"""Files that another user may create in a shared folder: regular files, links, FIFOs."""
 
 import os
 from collections.abc import Callable
@@ -17,13 +17,13 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a fil
 
 
 def give(path: Path) -> Path:
-    """The entry to the user nobody, with all folders from here to it left as they are."""
+    """Give the entry to the user nobody, without a change of the folders above it."""
     os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
     return path
 
 
 def fingerprint(root: Path) -> dict[str, tuple[object, ...]]:
-    """Every entry with its kind, mode, owner, times and bytes; not when it was last read."""
+    """Every entry with its kind, mode, owner, times and bytes, without the access time."""
     found: dict[str, tuple[object, ...]] = {}
     for path in (root, *sorted(root.rglob("*"))):
         seen = path.lstat()
@@ -37,7 +37,7 @@ def fingerprint(root: Path) -> dict[str, tuple[object, ...]]:
 
 @dataclass(frozen=True)
 class Planted:
-    """A store with one artifact, and what others have planted in it."""
+    """A store with one artifact, and files of another user in it."""
 
     root: Path
     manifest: Manifest
@@ -60,12 +60,12 @@ class Planted:
         return path
 
     def removal(self, name: str = "0123456789abcdef.removal", **files: str) -> Path:
-        """What a killed removal leaves, an hour old."""
+        """The remains of a killed removal, an hour old."""
         folder = self.root / "tmp" / name
         folder.mkdir(parents=True)
         folder.chmod(0o700)
-        for each, text in files.items():
-            (folder / each).write_text(text)
+        for value, text in files.items():
+            (folder / value).write_text(text)
         long_ago(folder)
         return folder
 

@@ -1,4 +1,4 @@
-"""A saved `.pt2` program as its parts, to be changed and put together again by code that knows nothing of torch."""
+"""A saved `.pt2` program as separate entries, changed and repacked without torch."""
 
 import json
 import zipfile
@@ -16,7 +16,7 @@ CONSTANTS: Final = "data/constants/model_constants_config.json"
 
 @dataclass
 class Saved:
-    """The entries below the one folder, by name."""
+    """The entries below the archive's folder, by name."""
 
     entries: dict[str, bytes]
     folder: str = "m"
@@ -59,7 +59,7 @@ def saved_program(folder: Path) -> Saved:
 
 
 def strings(document: Any) -> Iterator[tuple[list[str | int], str]]:
-    """Each string in a JSON document with the way to it; the keys of objects as well, with a way that ends in None."""
+    """Each string of a JSON document with its path; keys of objects as well, with a path that ends in None."""
     waiting: list[tuple[list[Any], Any]] = [([], document)]
     while waiting:
         way, part = waiting.pop()

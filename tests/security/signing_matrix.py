@@ -24,7 +24,7 @@ Cell = tuple[str, str, str]  # rule, attack, way
 
 
 def cells(folder: Path) -> Iterator[tuple[Cell, str]]:
-    """What came of each: `served` what was served before the attack, `refused`, or what else."""
+    """The outcome of each: `served` (the artifact served before the attack), `refused`, or something else."""
     for number, rule in enumerate(RULES):
         whole = make(folder / f"{number}", rule, time.time())
         for at, (name, attack) in enumerate(ATTACKS.items()):
@@ -46,7 +46,7 @@ def cells(folder: Path) -> Iterator[tuple[Cell, str]]:
 def _outcome(world: World, way: str) -> str:
     try:
         digest = WAYS[way](world)
-    except (Corrupt, Refused, StoreUnavailable):  # the last by a mirror, which does not hold what the store may hold
+    except (Corrupt, Refused, StoreUnavailable):  # the last through a mirror, which does not hold all of the store
         return "refused"
     return "served" if digest == world.artifact("b").manifest_digest else "MISLED"
 
@@ -56,7 +56,7 @@ def expected(attack: str) -> str:
 
 
 def page(seen: Mapping[Cell, str]) -> str:
-    """A row for each attack; all rules and ways of it agree, or the row says which do not."""
+    """A row for each attack, common to all rules and ways, or with the differing ones named."""
     ways = ", ".join(f"`{way}`" for way in WAYS)
     figures = f"{len(seen)} cells: {len(RULES)} policies ({', '.join(RULES)}), {len(ATTACKS)} attacks and none, "
     lines = [
@@ -74,7 +74,7 @@ def page(seen: Mapping[Cell, str]) -> str:
 
 
 def written() -> str:
-    """The table as it stands in the page."""
+    """The table in the page."""
     return PAGE.read_text().partition(f"{BEGIN}\n\n")[2].partition(f"\n\n{END}")[0]
 
 

@@ -1,4 +1,4 @@
-"""A channel that asks for signatures, those who attack its store, and the ways by which others get what it serves."""
+"""A channel that requires signatures, attacks on its store, and the ways by which clients get its artifacts."""
 
 import secrets
 import shutil
@@ -74,7 +74,7 @@ def _days_ago(days: float, now: float) -> str:
     return as_time(now - days * DAY)[:19] + "Z"
 
 
-# How nxpipe.toml asks for signatures. `old` is a key that expired fifty days ago, and was stolen since.
+# Signing rules in nxpipe.toml. `old` is a key that expired fifty days ago and was stolen afterwards.
 RULES: Final[dict[str, Callable[[float], str]]] = {
     "a channel that a fleet runs": lambda now: (
         f"{_PROJECT}{_FLEET}{_REQUIRE}{trusted('good')}{trusted('old', expires=_days_ago(50, now))}"
@@ -95,7 +95,7 @@ RULES: Final[dict[str, Callable[[float], str]]] = {
 
 @dataclass(frozen=True)
 class World:
-    """A project with its store, and the folder where this machine keeps its state."""
+    """A project with its store, and the folder of this machine's state."""
 
     root: Path
     now: float
@@ -118,10 +118,10 @@ class World:
     def key(self, name: str) -> KeyFile:
         return KeyFile.open(self.root / f"{name}.key")
 
-    # What lies in the store
+    # Content of the store
 
     def publish(self, seed: str, signers: tuple[str, ...] = ("good", "second")) -> Published:
-        """One whose programs say how long they take, so that it can be held against others."""
+        """An artifact whose programs contain their predicted duration, for comparisons."""
         parts = [self.store.put_blob(data) for data in (f'{{"request":"{seed}"}}'.encode(), b"p" * 50, b"f" * 60)]
         published = publish_verified(self.store, manifest(parts))
         for name in signers:
@@ -151,7 +151,7 @@ class World:
         days_ago: float = 0.0,
         channel: str = CHANNEL,
     ) -> Generation:
-        """A generation as somebody writes it who may write objects: nothing asks whether it may be."""
+        """A forged generation by an attacker with write access, without any check."""
         follows = self.generation(number - 1, channel).digest if number > 1 and previous is None else previous
         plain = Generation(
             channel=channel,
@@ -193,7 +193,7 @@ class World:
 
 
 def make(root: Path, rule: str, now: float) -> World:
-    """Two generations of long ago: `a`, then `b`, which is served. `c` is signed and on no channel, `bare` unsigned."""
+    """Two old generations: `a`, then `b`, which is served. `c` is signed but in no channel, `bare` is unsigned."""
     root.mkdir(parents=True)
     for name in KEYS:
         make_key_file(root / f"{name}.key")
@@ -224,7 +224,7 @@ def _remove_newest(world: World, head: int) -> None:
 
 
 def _spliced(world: World) -> None:
-    """In another store, whose channel has the same name, the same key has signed a third generation."""
+    """A third generation, signed by the same key in another store with a channel of the same name."""
     other = World(world.root.parent / f"{world.root.name}-other", world.now)
     shutil.copytree(world.root, other.root)
     other.add(other.forged(2, "c", days_ago=90))
@@ -245,7 +245,7 @@ def _replaced(world: World) -> None:
 
 def _garbage_beside(world: World) -> None:
     name = "old" if "second" not in world.config_path.read_text() else "second"
-    if name == "second":  # two are asked for, and a third key is trusted
+    if name == "second":  # two signatures are required, and a third key is trusted
         text = world.config_path.read_text() + trusted("stranger")
         world.config_path.write_text(text)
         name = "stranger"
@@ -298,7 +298,7 @@ ATTACKS: Final = MappingProxyType(
     }
 )
 
-# Ways out: each gives the digest of the manifest that somebody would act on.
+# Ways to get the artifact: each returns the digest of the manifest that a client would use.
 
 
 def _fetch(world: World) -> str:
@@ -306,7 +306,7 @@ def _fetch(world: World) -> str:
 
 
 def _offline(world: World) -> str:
-    """What an online look remembers, by the policy, and then nothing else."""
+    """The offline index after an online read under the policy, and then nothing else."""
     url, cache = world.store.url, world.root.parent / f"{world.root.name}-cache"
     remember = OfflineIndex(cache, url)
     online = by_channel(world.store, CHANNEL, None, None, world.trust(), remember)
@@ -359,7 +359,7 @@ def _cache(world: World) -> str:
 
 
 def _show(world: World) -> str:
-    """It shows what is there, and ends in an error where that may not be acted on."""
+    """The command shows the content, and fails if it must not be used."""
     view = ChannelView.of(world.store, world.config_path, lambda _: None)
     (entry,) = view.history(CHANNEL, 1)
     view.require_trust(entry)
@@ -383,8 +383,10 @@ WAYS: Final = MappingProxyType(
 
 @contextmanager
 def machine(state: Path) -> Iterator[None]:
-    """One that has seen nothing yet."""
+    """A machine without state."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(state))
-        patch.setattr("nxpipe.artifact_store.channel.watermarks.flush_to_disk", lambda _: None)  # nobody pulls the plug
+        patch.setattr(
+            "nxpipe.artifact_store.channel.watermarks.flush_to_disk", lambda _: None
+        )  # no power failure, so no flushes
         yield

@@ -226,7 +226,7 @@ def test_a_link_to_a_folder_is_that_folder(place: Place, nxpipe: InProcess) -> N
 
 @attempt("F21")
 def test_a_part_of_the_folder_that_leads_out_is_refused(place: Place, nxpipe: InProcess, tmp_path: Path) -> None:
-    words = [each for each in place.words if each not in ("--hook", HOOK)]
+    words = [word for word in place.words if word not in ("--hook", HOOK)]
     assert nxpipe(*words).code == 0
     outside = tmp_path / "outside"
     Path("served/executables").rename(outside)
@@ -289,16 +289,16 @@ def _held(size: str) -> str:
 @pytest.mark.parametrize(
     "report",
     [
-        *[pytest.param(_core(each), marks=attempt("F32")) for each in ("NaN", "Infinity", "1e999")],
-        *[pytest.param(_failed(each), marks=attempt("F33")) for each in ('"many"', '"3"', "true", "[1]", "{}")],
+        *[pytest.param(_core(entry), marks=attempt("F32")) for entry in ("NaN", "Infinity", "1e999")],
+        *[pytest.param(_failed(entry), marks=attempt("F33")) for entry in ('"many"', '"3"', "true", "[1]", "{}")],
         pytest.param('{"neuron_runtime_data": [{"report": "x"}]}', marks=attempt("F34")),
         pytest.param('{"neuron_runtime_data": "x"}', marks=attempt("F34")),
         pytest.param('{"neuron_runtime_data": [7]}', marks=attempt("F34")),
         pytest.param('{"neuron_runtime_data": [{"report": {"memory_used": [1]}}]}', marks=attempt("F34")),
         pytest.param('{"neuron_hardware_info": [1]}', marks=attempt("F34")),
-        *[pytest.param(_core(each), marks=attempt("F36")) for each in ("-1", "1e6", "379478809005936895323497096")],
-        *[pytest.param(_failed(each), marks=attempt("F36")) for each in ("-5", "1e300", "379478809005936895323")],
-        *[pytest.param(_held(each), marks=attempt("F36")) for each in ("-5", "1e300", "NaN")],
+        *[pytest.param(_core(entry), marks=attempt("F36")) for entry in ("-1", "1e6", "379478809005936895323497096")],
+        *[pytest.param(_failed(entry), marks=attempt("F36")) for entry in ("-5", "1e300", "379478809005936895323")],
+        *[pytest.param(_held(entry), marks=attempt("F36")) for entry in ("-5", "1e300", "NaN")],
         pytest.param('{"neuron_hardware_info": {"neuron_device_count": -1}}', marks=attempt("F36")),
     ],
 )
@@ -308,7 +308,7 @@ def test_a_report_that_no_device_can_have_is_left_out_and_said(
     answer = watch(nxpipe, watched, monkeypatch, f"{report}\n{json.dumps(BUSY)}\n".encode())
     assert answer.code == NOT_READY  # the monitor has ended
     assert "invalid report of" in answer.err
-    assert [each["neuroncore_memory_usage_bytes"] for each in watched.events()] == [1000]
+    assert [event["neuroncore_memory_usage_bytes"] for event in watched.events()] == [1000]
 
 
 @attempt("F35")

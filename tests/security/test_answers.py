@@ -1,4 +1,4 @@
-"""No silent wrong answers: what does not suit a program is refused, and what is left out is said."""
+"""No silent wrong answers: unsuitable input is refused, and omissions are reported."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_a_program_reads_the_texts_that_fit_it_and_says_how_many_do_not(nxpipe: 
     short, long = asked(nxpipe, "run", *words)
     assert (short["program"], short["inputs"]) == ("prefill-b1-s16", "1 texts; 1 more are longer than 16 tokens")
     assert (long["program"], long["inputs"]) == ("prefill-b1-s64", "2 texts")
-    assert [one["outputs"]["logits"]["shape"][0] for one in (short, long)] == [1, 2]
+    assert [entry["outputs"]["logits"]["shape"][0] for entry in (short, long)] == [1, 2]
 
 
 def test_a_program_that_no_text_fits_is_left_out_and_that_is_said(nxpipe: InProcess, llama: Path) -> None:

@@ -1,4 +1,4 @@
-"""Bundles that a stranger has made: an import refuses them in one sentence, and leaves nothing behind but blobs."""
+"""Untrusted bundles: an import refuses them in one sentence, and leaves nothing but blobs."""
 
 import gzip
 import io
@@ -48,7 +48,7 @@ def world(whole: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worl
 
 @pytest.fixture
 def layout(world: World, tmp_path: Path) -> Path:
-    """A good bundle, as a folder."""
+    """A valid bundle as a folder."""
     export_artifact(world.store, world.artifact("b"), tmp_path / "layout")
     return tmp_path / "layout"
 
@@ -59,7 +59,7 @@ def there(tmp_path: Path) -> Folder:
 
 
 def files_of(layout: Path) -> Files:
-    return {each.relative_to(layout).as_posix(): each.read_bytes() for each in layout.rglob("*") if each.is_file()}
+    return {path.relative_to(layout).as_posix(): path.read_bytes() for path in layout.rglob("*") if path.is_file()}
 
 
 def packed(files: Files, *more: tuple[tarfile.TarInfo, bytes]) -> bytes:
@@ -131,7 +131,7 @@ def _many(files: Files) -> bytes:
 
 
 def _blob(files: Files) -> str:
-    """The largest: no document."""
+    """The largest blob, which is not a document."""
     return max((name for name in files if name.startswith(BLOBS)), key=lambda name: (files[name][:1] == b"p", name))
 
 
@@ -157,7 +157,7 @@ def _two_images(files: Files) -> bytes:
 
 
 def with_image(change: Callable[[dict[str, Any], Files], None]) -> Callable[[Files], bytes]:
-    """The image rewritten, and the index so that it names it."""
+    """The image manifest changed, and the index to match."""
 
     def made(files: Files) -> bytes:
         files = dict(files)
@@ -173,7 +173,7 @@ def with_image(change: Callable[[dict[str, Any], Files], None]) -> Callable[[Fil
 
 
 def signature(key_id: str, data: bytes) -> Callable[[Files], bytes]:
-    """One more layer: a signature under this key's id."""
+    """One more layer, with a signature under this key's id."""
 
     def change(image: dict[str, Any], files: Files) -> None:
         files[BLOBS + sha256_hex(data)] = data
@@ -238,14 +238,14 @@ def test_a_tar_is_taken_whole_or_refused(
 
 
 def imported(nxpipe: InProcess, bundle: Path, there: Folder) -> int:
-    """One sentence, whatever comes of it."""
+    """The result of an import, which must be one sentence."""
     answer = nxpipe("store", "import", str(bundle), "--store", str(there.root))
     assert answer.err.count("\n") <= 1
     return answer.code
 
 
 def published(there: Folder) -> list[str]:
-    return [one.name for one in Store(there.backend).list()]
+    return [entry.name for entry in Store(there.backend).list()]
 
 
 @pytest.mark.slow

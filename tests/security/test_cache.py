@@ -49,7 +49,7 @@ def tier(tmp_path: Path) -> ReadCache:
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """A file of ours that nobody else may read or write."""
+    """A private file of ours."""
     path = tmp_path / "victim"
     path.write_text("mine")
     path.chmod(0o600)
@@ -61,7 +61,7 @@ def stamp_path(tier: ReadCache, digest: str) -> Path:
 
 
 def vouch(tier: ReadCache, digest: str, hashed: str, path: Path) -> None:
-    """Have the stamp that was written of `hashed` say the same of the file that is there now."""
+    """Let the stamp of `hashed` apply to the file that exists now."""
     date(path)
     stamped = stamp_path(tier, digest)
     text = stamped.read_text()
@@ -261,8 +261,8 @@ def test_a_partial_file_of_weights_that_was_planted_is_not_written_to(
 def test_no_link_in_a_cache_is_followed(place: Folder, tier: ReadCache, tmp_path: Path, name: str) -> None:
     outside = tmp_path / "outside"
     (outside / "ab").mkdir(parents=True)
-    for each in ("file", "pieces.json", f".{'0' * 64}.nobody.abcd.part"):
-        (outside / "ab" / each).write_text("mine")
+    for entry in ("file", "pieces.json", f".{'0' * 64}.nobody.abcd.part"):
+        (outside / "ab" / entry).write_text("mine")
     wanted = weighty(place.store)
     before = fingerprint(outside)
     (tier.root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Class E of the review: counts that lie, and versions that do not answer. The judge promotes neither."""
+"""Class E of the review: wrong counts and unresponsive versions. The judge promotes neither."""
 
 import json
 import math
@@ -31,7 +31,7 @@ def attempt(*ids: str) -> Any:
 
 
 def decisions(canary: Any, stable: Arm = STABLE, minutes: int = 60) -> list[Decision]:
-    """Minute by minute, each with these counts."""
+    """The decision at each minute, with these counts."""
     evidence, found = Evidence(), []
     for number in range(minutes):
         judged = judge(PLAN, evidence, [Batch(number, canary, stable)], Moment(0, 0, number + 1))

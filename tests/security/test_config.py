@@ -268,7 +268,7 @@ def test_an_installed_package_of_kernels_is_asked_for_nothing(value: str, tmp_pa
 def test_no_model_that_is_known_is_beyond_the_limits() -> None:
     known = json.loads((Path(models.__file__).parent / "known_models.json").read_text())
     assert len(known) > 50
-    assert {name: [str(each) for each in oversized(model["config"])] for name, model in known.items()} == {
+    assert {name: [str(entry) for entry in oversized(model["config"])] for name, model in known.items()} == {
         name: [] for name in known
     }
 
@@ -282,7 +282,7 @@ def test_the_largest_models_that_were_published_are_within_the_limits() -> None:
         {"num_labels": 21_843, "depths": [2, 2, 27, 2], "image_size": 1024, "num_queries": 900},
         {"query_pre_attn_scalar": 256, "pad_token_id": -1, "eos_token_id": [1, 106], "seed": 2**40},
     )
-    assert [str(each) for config in published for each in oversized({"model_type": "x", "text_config": config})] == []
+    assert [str(entry) for config in published for entry in oversized({"model_type": "x", "text_config": config})] == []
 
 
 def test_the_default_of_every_model_type_is_within_the_limits() -> None:
@@ -291,7 +291,7 @@ def test_the_default_of_every_model_type_is_within_the_limits() -> None:
             yield name, transformers.CONFIG_MAPPING[name]().to_dict()
 
     assert {
-        name: [str(each) for each in oversized(config)] for name, config in defaults() if list(oversized(config))
+        name: [str(entry) for entry in oversized(config)] for name, config in defaults() if list(oversized(config))
     } == {}
 
 

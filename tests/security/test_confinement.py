@@ -1,4 +1,4 @@
-"""The process that reads strangers' models: what it knows, what it may do, how it ends, and what is believed."""
+"""The process that reads untrusted models: its knowledge, its permissions, its end, and the checks of its outputs."""
 
 import contextlib
 import json
@@ -43,7 +43,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def reader() -> int:
-    """The process that answered last."""
+    """The process that responded last."""
     assert client._server is not None
     assert client._server._session is not None
     return client._server._session._pid

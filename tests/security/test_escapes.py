@@ -1,4 +1,4 @@
-"""What models, files and users say reaches terminals, logs, HTML and GitHub as text and as nothing else."""
+"""Text from models, files and users reaches terminals, logs, HTML and GitHub as text only."""
 
 import ast
 import json
@@ -31,7 +31,7 @@ __all__ = ["nxpipe"]
 
 @dataclass(frozen=True)
 class Attempt:
-    """`make` puts a model into the working directory; `words` are what nxpipe is told."""
+    """An attempt: `make` puts a model into the working directory; `words` are the arguments of nxpipe."""
 
     id: str
     words: str
@@ -103,7 +103,7 @@ def _model(line: str) -> str:
 
 
 def _words(attempt: Attempt) -> list[str]:
-    """The evil text has blanks of its own."""
+    """The arguments; the hostile text has blanks of its own."""
     marked = attempt.words.replace(EVIL, "\0")
     return [word.replace("\0", EVIL) for word in marked.split(" ")]
 
@@ -116,7 +116,10 @@ def _in_a_job_of_github(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def _params(*attempts: Attempt) -> list[object]:
-    return [pytest.param(one, id=f"{one.id} {one.words[:12]!a}", marks=pytest.mark.attempt(one.id)) for one in attempts]
+    return [
+        pytest.param(attempt, id=f"{attempt.id} {attempt.words[:12]!a}", marks=pytest.mark.attempt(attempt.id))
+        for attempt in attempts
+    ]
 
 
 @pytest.mark.parametrize("attempt", _params(*MODELS, *OTHERS))
@@ -132,7 +135,9 @@ def test_what_a_stranger_says_is_text_in_a_log(attempt: Attempt, nxpipe: InProce
         assert_harmless(summary.read_text())
 
 
-@pytest.mark.parametrize("attempt", _params(*(one for one in (*MODELS, *OTHERS) if one.words.split()[0] != "build")))
+@pytest.mark.parametrize(
+    "attempt", _params(*(model for model in (*MODELS, *OTHERS) if model.words.split()[0] != "build"))
+)
 def test_what_a_stranger_says_is_text_on_a_terminal(
     attempt: Attempt, nxpipe: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +192,7 @@ def test_what_a_library_writes_to_stderr_is_text(chunks: list[str]) -> None:
     for chunk in chunks:
         guarded.write(chunk)
     assert stream.getvalue().count("\n") == "".join(chunks).count("\n")
-    assert all(each.isprintable() or each == "\n" for each in stream.getvalue())
+    assert all(entry.isprintable() or entry == "\n" for entry in stream.getvalue())
 
 
 def test_a_warning_of_a_library_is_text_in_a_process_of_nxpipe(tmp_path: Path) -> None:
@@ -249,8 +254,8 @@ def test_no_text_leaves_a_terminal_line_with_a_control_character(text: str) -> N
 @given(st.text(alphabet=st.sampled_from("\x1b[]0;31mX:#\n\t\x9b\u202e \ud800\U000e0001a"), max_size=30))
 def test_the_console_lets_nothing_out_but_its_own_styles(text: str) -> None:
     for coloured in (False, True):
-        said = escape.line_for(f"{escape.style(text, fg='red', bold=True)} {text}", coloured=coloured)
-        assert_harmless(said, terminal=coloured)
+        line_for = escape.line_for(f"{escape.style(text, fg='red', bold=True)} {text}", coloured=coloured)
+        assert_harmless(line_for, terminal=coloured)
         for line in table((text,), [(escape.style(text, dim=True),)]).split("\n"):
             assert_harmless(escape.line_for(line, coloured=coloured), terminal=coloured)
 
@@ -266,8 +271,8 @@ def test_json_says_the_same_in_printable_characters(value: object) -> None:
 
 @given(st.text())
 def test_html_and_markdown_have_no_markup_and_no_controls_of_a_stranger(text: str) -> None:
-    said = escape.for_html(text)
-    assert not re.search("[<>\"'\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", said)
+    html = escape.for_html(text)
+    assert not re.search("[<>\"'\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", html)
     marked = escape.for_markdown(text)
     assert "\n" not in marked
     assert not re.search(r"[`*_\[\]<>|~@]", marked)
@@ -302,10 +307,10 @@ def test_nothing_but_the_console_writes_to_stdout_or_stderr() -> None:
     }
     found = set()
     for path in sorted((ROOT / "pipeline").rglob("*.py")):
-        for each in ast.walk(ast.parse(path.read_text())):
-            if isinstance(each, ast.Call) and re.fullmatch(
+        for entry in ast.walk(ast.parse(path.read_text())):
+            if isinstance(entry, ast.Call) and re.fullmatch(
                 r"print|click\.(echo|secho|style|confirm|prompt)|sys\.(stdout|stderr)(\.buffer)?\.write",
-                ast.unparse(each.func),
+                ast.unparse(entry.func),
             ):
                 found.add(path.relative_to(ROOT / "pipeline").as_posix())
     assert found <= allowed
@@ -316,11 +321,11 @@ def test_every_way_to_speak_escapes(method: str, monkeypatch: pytest.MonkeyPatch
     for name in ("stdout", "stderr"):
         stream = StringIO()
         monkeypatch.setattr(f"sys.{name}", stream)
-    said = StringIO()
-    monkeypatch.setattr(console, "_write_raw", lambda text, stream, end="\n": said.write(text + end))
+    string_io = StringIO()
+    monkeypatch.setattr(console, "_write_raw", lambda text, stream, end="\n": string_io.write(text + end))
     getattr(Console(), method)(EVIL)
-    assert_harmless(said.getvalue())
-    assert os.linesep in said.getvalue()
+    assert_harmless(string_io.getvalue())
+    assert os.linesep in string_io.getvalue()
 
 
 # Every command, in whatever of its words
@@ -338,8 +343,8 @@ def _commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[
 
 
 def _hostile_words(command_: click.Command) -> Iterator[list[str]]:
-    """The evil text as all arguments, and beside them as each option in turn."""
-    arguments = [EVIL for each in command_.params if isinstance(each, click.Argument)]
+    """The hostile text as all arguments, and with each option in turn."""
+    arguments = [EVIL for param in command_.params if isinstance(param, click.Argument)]
     yield arguments
     for option in command_.params:
         if isinstance(option, click.Option) and not option.is_flag and not option.count:

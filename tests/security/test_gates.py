@@ -63,7 +63,7 @@ attempt = pytest.mark.attempt
 
 @pytest.fixture(scope="module")
 def lax(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project whose [verify] forbids what was built in it: the thresholds came from the builder's environment."""
+    """A project whose [verify] refuses its own build: the thresholds came from the builder's environment."""
     folder = tmp_path_factory.mktemp("lax")
     write_model(folder / "models" / "tiny", BERT | {"num_hidden_layers": 1})
     (folder / "nxpipe.toml").write_text(CONFIG)
@@ -153,7 +153,7 @@ def test_evidence_that_was_committed_and_not_published_is_looked_at_too(here: Pa
 
 
 def _lie(**figures: object) -> Callable[[dict[str, Any]], object]:
-    return lambda value: [row.update(figures) for each in value["programs"] for row in each["outputs"]]
+    return lambda value: [row.update(figures) for program in value["programs"] for row in program["outputs"]]
 
 
 LIES: Final[dict[str, tuple[Callable[[dict[str, Any]], object], Any, str]]] = {
@@ -240,8 +240,8 @@ def test_a_channel_that_asks_for_signatures_believes_no_figures_that_nobody_sign
     store, found = the_store(), evidence()
     near = {"cosine": 1.0, "max_relative": 0.0}
     programs = [
-        each.model_copy(update={"outputs": tuple(row.model_copy(update=near) for row in each.outputs)})
-        for each in found.programs
+        program.model_copy(update={"outputs": tuple(row.model_copy(update=near) for row in program.outputs)})
+        for program in found.programs
     ]
     store.attest(found.model_copy(update={"programs": tuple(programs)}))
     answer = nxpipe("promote", "tiny", "--channel", "production")
@@ -310,22 +310,22 @@ def script_of_the_action() -> str:
 
 
 def words_of(script: str, folder: Path, **environment: str) -> tuple[int, list[list[str]]]:
-    """The words of each `nxpipe` that a script starts, as GitHub's bash carries it out."""
+    """The arguments of each `nxpipe` that a script starts, in GitHub's bash."""
     command = folder / "bin" / "nxpipe"
     command.parent.mkdir()
     command.write_text('#!/bin/sh\nprintf "%s\\0" "$@" >> "$SAID"; printf "\\n\\0" >> "$SAID"\n')
     command.chmod(0o755)
-    said = folder / "said"
-    said.touch()
+    result = folder / "said"
+    result.touch()
     path = f"{command.parent}:/usr/bin:/bin:{ROOT / '.venv/bin'}"
     done = subprocess.run(
         ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
         cwd=folder,
-        env={"PATH": path, "SAID": str(said), **environment},
+        env={"PATH": path, "SAID": str(result), **environment},
         capture_output=True,
         check=False,
     )
-    calls = said.read_text().split("\n\0")[:-1]
+    calls = result.read_text().split("\n\0")[:-1]
     return done.returncode, [call.split("\0")[:-1] for call in calls]
 
 

@@ -52,7 +52,7 @@ def _ended_at_last() -> Iterator[None]:
 
 
 def tried(variant: Variant, folder: Path) -> tuple[str, Seen]:
-    """How it ended, as `check` goes about it; anything else than a typed refusal is raised."""
+    """The result, as `check` computes it; other errors than a typed refusal are raised."""
     with watched() as seen, _ended_at_last():
         return _ending(variant, folder), seen
 

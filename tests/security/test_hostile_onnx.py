@@ -1,4 +1,4 @@
-"""Whatever an ONNX file holds becomes a graph or a typed error; nothing of it is run, no file elsewhere is opened."""
+"""Any ONNX file becomes a graph or a typed error; none of it is executed, no other file is opened."""
 
 import resource
 import signal
@@ -28,7 +28,7 @@ _EVALUATED: Final = 2**16  # elements: on larger graphs onnx's evaluator may loo
 
 
 class _Harm(BaseException):
-    """No `except Exception` on the way may take it for a fault of the file."""
+    """Not an Exception, so that no handler takes it for an error of the file."""
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def _onnx_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def _limited(seconds: int, memory: int) -> Iterator[None]:
-    """Processor time and memory beyond what is in use already; more is a failure of the test."""
+    """Limits of CPU time and of additional memory; exceeding them fails the test."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise _Harm(f"more than {seconds} seconds of processor time")
@@ -62,7 +62,7 @@ def _limited(seconds: int, memory: int) -> Iterator[None]:
 
 
 def _read(path: Path) -> str:
-    """All that is done with such a file; the answer says how far that went."""
+    """Read such a file completely; returns how far that went."""
     try:
         axes = dict.fromkeys(open_axes(path), 2)
         graph = capture_file(path, axes)

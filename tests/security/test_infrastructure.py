@@ -87,13 +87,13 @@ def listed(value: Any) -> list[Any]:
 
 def resources(templates: dict[str, dict[str, Any]], *types: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     for stack, template in templates.items():
-        for name, one in template["Resources"].items():
-            if one["Type"] in types:
-                yield stack, name, one.get("Properties", {})
+        for name, resource in template["Resources"].items():
+            if resource["Type"] in types:
+                yield stack, name, resource.get("Properties", {})
 
 
 def granted(templates: dict[str, dict[str, Any]]) -> Iterator[Held]:
-    """By policies of identities."""
+    """Statements of identity policies."""
     for stack, name, said in resources(templates, "AWS::IAM::Policy", "AWS::IAM::ManagedPolicy"):
         for statement in said["PolicyDocument"]["Statement"]:
             yield stack, name, statement
@@ -105,16 +105,16 @@ def granted(templates: dict[str, dict[str, Any]]) -> Iterator[Held]:
 
 def writes(statement: Statement) -> list[str]:
     return [
-        each
-        for each in listed(statement["Action"])
-        if not re.match(r"\w[\w-]*:(Get|List|Describe|Batch(Get|Check))", each)
+        entry
+        for entry in listed(statement["Action"])
+        if not re.match(r"\w[\w-]*:(Get|List|Describe|Batch(Get|Check))", entry)
     ]
 
 
 @attempt("D01")
 def test_no_role_may_pass_a_role_or_change_iam(templates: dict[str, dict[str, Any]]) -> None:
     assert [
-        held for held in granted(templates) if any(each.startswith("iam:") for each in listed(held[2]["Action"]))
+        held for held in granted(templates) if any(entry.startswith("iam:") for entry in listed(held[2]["Action"]))
     ] == []
 
 
@@ -129,7 +129,7 @@ def test_what_writes_to_everything_has_no_resources_and_a_condition(templates: d
 
 @attempt("D03")
 def test_no_action_has_a_wildcard(templates: dict[str, dict[str, Any]]) -> None:
-    assert [held for held in granted(templates) if any("*" in each for each in listed(held[2]["Action"]))] == []
+    assert [held for held in granted(templates) if any("*" in entry for entry in listed(held[2]["Action"]))] == []
 
 
 @attempt("D04")
@@ -144,7 +144,7 @@ def test_github_is_believed_for_exact_subjects(templates: dict[str, dict[str, An
                 assert statement["Condition"][operator][f"{issuer}:aud"] == "sts.amazonaws.com"
                 subjects.append(statement["Condition"][operator][f"{issuer}:sub"])
     assert sorted(subjects) == [
-        *(f"repo:example/models:environment:{each}" for each in ("production", "release", "staging")),
+        *(f"repo:example/models:environment:{entry}" for entry in ("production", "release", "staging")),
         "repo:example/models:pull_request",
     ]
 
@@ -195,7 +195,7 @@ def test_no_service_takes_a_role_for_another_account(templates: dict[str, dict[s
             services = set(of_a_service(statement))
             seen |= services
             assert not services or services <= _OF_THIS_ACCOUNT or knows_whose(statement), (stack, name)
-    assert {f"{each}.amazonaws.com" for each in ("events", "vpc-flow-logs", "eks", "states")} <= seen
+    assert {f"{entry}.amazonaws.com" for entry in ("events", "vpc-flow-logs", "eks", "states")} <= seen
 
 
 @attempt("D07")
@@ -204,8 +204,8 @@ def test_every_instance_asks_for_a_token_of_one_hop(templates: dict[str, dict[st
         said["LaunchTemplateData"]["MetadataOptions"] for *_, said in resources(templates, "AWS::EC2::LaunchTemplate")
     ]
     assert len(found) >= 4
-    assert {each["HttpTokens"] for each in found} == {"required"}
-    assert {each["HttpPutResponseHopLimit"] for each in found} <= {1, 2}
+    assert {entry["HttpTokens"] for entry in found} == {"required"}
+    assert {entry["HttpPutResponseHopLimit"] for entry in found} <= {1, 2}
 
 
 @attempt("D08")
@@ -217,14 +217,14 @@ def test_nothing_is_open_to_the_world(templates: dict[str, dict[str, Any]]) -> N
 
 @attempt("D09")
 def test_user_data_holds_public_keys_and_no_secret(templates: dict[str, dict[str, Any]]) -> None:
-    told = [
+    result = [
         json.dumps(said["LaunchTemplateData"]["UserData"])
         for *_, said in resources(templates, "AWS::EC2::LaunchTemplate")
         if "UserData" in said["LaunchTemplateData"]
     ]
-    assert any("BEGIN PUBLIC KEY" in each for each in told)
-    for each in told:
-        assert not re.search("PRIVATE KEY|AKIA[0-9A-Z]{16}|aws_secret|password", each, re.IGNORECASE)
+    assert any("BEGIN PUBLIC KEY" in entry for entry in result)
+    for entry in result:
+        assert not re.search("PRIVATE KEY|AKIA[0-9A-Z]{16}|aws_secret|password", entry, re.IGNORECASE)
 
 
 @attempt("D10")
@@ -245,24 +245,26 @@ def test_each_role_signs_with_the_key_of_its_duty(templates: dict[str, dict[str,
 def test_one_key_for_all_duties_is_a_finding() -> None:
     made = make(signing=Signing(key=f"kms:{KEYS['build']}"))
     read_again = Templates((read("demo-release", template_of(made.release), "us-east-2"),))
-    found = {each.resource.id[: -len("Policy12345678")] for each in lint(read_again, Facts()) if each.rule == SIGNER}
+    found = {entry.resource.id[: -len("Policy12345678")] for entry in lint(read_again, Facts()) if entry.rule == SIGNER}
     assert sorted(found) == ["PromoteProduction", "PromoteStaging"]
 
 
 def publishers(templates: dict[str, dict[str, Any]]) -> list[list[Statement]]:
-    """The role of releases, and that of every job of the farm."""
+    """The roles of releases and of the farm's jobs."""
     by_policy: dict[tuple[str, str], list[Statement]] = {}
     for stack, name, statement in granted(templates):
         named = json.loads(json.dumps(statement), object_hook=_named)
-        whole = [f"arn:aws:s3:::{each}" if each.startswith("bucket") else each for each in listed(named["Resource"])]
+        whole = [
+            f"arn:aws:s3:::{entry}" if entry.startswith("bucket") else entry for entry in listed(named["Resource"])
+        ]
         by_policy.setdefault((stack, name), []).append({**named, "Resource": whole})
-    found = [each for each in by_policy.values() if any(one.get("Sid") == "AddRecords" for one in each)]
+    found = [entry for entry in by_policy.values() if any(item.get("Sid") == "AddRecords" for item in entry)]
     assert len(found) == 2
     return found
 
 
 def _named(said: dict[str, Any]) -> Any:
-    """What only a deployment knows, as if the bucket were called "bucket"."""
+    """The statement with the deployment's values replaced, as if the bucket were called "bucket"."""
     if "Fn::Join" in said:
         return "".join(said["Fn::Join"][1])
     return "bucket" if len(said) == 1 and next(iter(said)).startswith(("Fn::", "Ref")) else said
@@ -311,7 +313,7 @@ def test_who_releases_writes_the_lock_and_a_word_and_never_which_colour_is_stabl
 def test_every_bucket_is_private(templates: dict[str, dict[str, Any]]) -> None:
     found = [said["PublicAccessBlockConfiguration"] for *_, said in resources(templates, "AWS::S3::Bucket")]
     assert found
-    assert all(set(each.values()) == {True} and len(each) == 4 for each in found)
+    assert all(set(entry.values()) == {True} and len(entry) == 4 for entry in found)
 
 
 # Workflows
@@ -344,7 +346,7 @@ def test_a_workflow_has_no_secret_and_no_permission_of_its_own(path: Path) -> No
 
 
 def wheel(folder: Path) -> Path:
-    """One that needs nothing."""
+    """A wheel without dependencies."""
     made = folder / "tiny-1.0-py3-none-any.whl"
     about = "tiny-1.0.dist-info"
     with zipfile.ZipFile(made, "w") as packed:
@@ -372,7 +374,7 @@ def wheel(folder: Path) -> Path:
 )
 def test_a_job_installs_by_hash_or_not_at_all(tmp_path: Path, requirements: str | None, code: int, said: str) -> None:
     """The script of the action, with the pip of this environment; an index in a variable is not asked."""
-    (script,) = (each for each in scripts(ACTION) if "pip install" in each)
+    (script,) = (entry for entry in scripts(ACTION) if "pip install" in entry)
     made = wheel(tmp_path)
     if requirements is not None:
         digest = hashlib.sha256(made.read_bytes()).hexdigest()
@@ -415,7 +417,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def forge(**values: str) -> None:
-    """As whoever holds no other right than to write the item; `stable` is what D13 keeps from them."""
+    """Write the item with no other right; D13 keeps `stable` from such a writer."""
     boto3.client("dynamodb").update_item(
         TableName=TABLE,
         Key={"fleet": {"S": FLEET}},
@@ -445,17 +447,17 @@ def test_a_forged_record_moves_no_traffic_and_empties_nothing(fleet: Fleet, monk
         given_away()
         forge(stable="green", **({"owner": owner} if owner else {}))
         assert ended(start())["error"] == "Rollout.Busy"
-        for each in _settled(before):
-            assert each["status"] == ("SUCCEEDED" if owner is None else "FAILED")
+        for entry in _settled(before):
+            assert entry["status"] == ("SUCCEEDED" if owner is None else "FAILED")
         assert (fleet.weights(), fleet.sizes()) == (weights, sizes), owner
 
 
 def _settled(before: int) -> list[dict[str, Any]]:
-    """The watchdogs that have been woken since, when they have ended."""
+    """Wait for the watchdogs started since then."""
 
     def over() -> list[dict[str, Any]]:
         new = watchdogs()[: len(watchdogs()) - before]
-        return new if new and all(each["status"] != "RUNNING" for each in new) else []
+        return new if new and all(entry["status"] != "RUNNING" for entry in new) else []
 
     found: list[dict[str, Any]] = until(over)
     return found

@@ -39,7 +39,7 @@ attempt = pytest.mark.attempt
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Deep enough that `..` three times is still inside of what the test looks at."""
+    """A folder deep enough that `..` three times is still inside of the observed tree."""
     folder = tmp_path / "lab" / "a" / "b"
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)
@@ -427,7 +427,7 @@ def test_a_store_that_may_only_be_read_is_read_by_another_user_and_not_written()
         def read_and_fail_to_write() -> None:
             os.setresgid(NOBODY, NOBODY, NOBODY)
             os.setresuid(NOBODY, NOBODY, NOBODY)
-            assert [each.request_key for each in store.list()] == [one.request_key]
+            assert [entry.request_key for entry in store.list()] == [one.request_key]
             fetch(store.blobs, one.manifest, shared / "home" / "o")
             assert fsck(store).is_sound
             orphan = plan(store, Rules(max_age=-10.0), store.backend.now() + 3 * 86400.0)

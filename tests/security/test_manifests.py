@@ -1,4 +1,4 @@
-"""Manifests that somebody else has put into a store: a fetch refuses them in one sentence, and writes nowhere else."""
+"""Forged manifests in a store: a fetch refuses them in one sentence, and writes nowhere else."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
 
 
 def planted(place: Folder, data: bytes, raw: Raw) -> str:
-    """The key by which these bytes are found, as whoever may write the store would arrange it."""
+    """The key of these bytes, stored by an attacker with write access."""
     blob = Blob.of(data)
     path = place.root / blob_path(blob)
     path.parent.mkdir(parents=True, exist_ok=True)

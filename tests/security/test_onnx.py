@@ -1,4 +1,4 @@
-"""Hostile ONNX files: each attempt of the review, and those of its kind, ends in one sentence and leaves nothing."""
+"""Hostile ONNX files: each attempt of the review and its variants ends in one sentence, without side effects."""
 
 import os
 from pathlib import Path
@@ -58,7 +58,7 @@ _RECURSIVE: Final = "function mine.F calls itself"
 
 
 def _secret(folder: Path) -> Path:
-    """A file of this machine that is none of the model's; as long as the weight, so that its size betrays nothing."""
+    """A file of this machine outside of the model, as long as the weight, so that its size reveals nothing."""
     place = folder.parent / "secret"
     place.mkdir(exist_ok=True)
     (place / "passwd").write_bytes(bytes(_WEIGHT.raw_data))
@@ -139,13 +139,13 @@ def _made(make: Any, *arguments: Any) -> Recipe:
 
 
 def _calls(*pairs: tuple[str, str]) -> Any:
-    """Functions that each call another."""
+    """Functions that call each other in a chain."""
     made = [function(name, [node(called, "a", "b", domain=OWN)]) for name, called in pairs]
     return model([node(pairs[0][0], "x", "y", domain=OWN)], functions=made)
 
 
 def _deep_branches() -> bytes:
-    """200 branches in branches, which protobuf neither reads nor writes: bytes around bytes."""
+    """200 nested branches, which protobuf neither reads nor writes: assembled as bytes."""
     inner = b""
     for _ in range(200):
         attribute = field(1, b"then_branch") + field(6, field(2, b"e") + inner) + bytes([20 << 3 & 127 | 128, 1, 5])
@@ -165,7 +165,7 @@ def _short(**changed: Any) -> Any:
 
 
 def _constant(kind: str, tables: dict[str, Any], given: str, **attributes: Any) -> Any:
-    """What is asked for is computed with known tables, and added to x."""
+    """The requested value, computed with known tables and added to x."""
     made = [node(kind, given, "t", **attributes), node("Add", "x x", "y")]
     return model(made, list(tables.values()))
 
@@ -590,12 +590,12 @@ def test_the_walk_over_tensors_misses_none_that_the_format_allows() -> None:
     waiting: list[tuple[Any, frozenset[str]]] = [(model_, frozenset())]
     while waiting:
         message, above = waiting.pop()
-        for one in message.DESCRIPTOR.fields:
-            kind = one.message_type
+        for entry in message.DESCRIPTOR.fields:
+            kind = entry.message_type
             if kind is None or kind.full_name in above:
                 continue
-            held = getattr(message, one.name)
-            inner = held.add() if one.is_repeated else held
+            held = getattr(message, entry.name)
+            inner = held.add() if entry.is_repeated else held
             inner.SetInParent()
             if isinstance(inner, TensorProto):
                 inner.name, count = str(count), count + 1

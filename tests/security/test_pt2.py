@@ -1,4 +1,4 @@
-"""A `.pt2` from a stranger: no code of its choice runs, nothing it names is looked up, and its size bounds the work."""
+"""An untrusted `.pt2`: no code of its choice runs, no name in it is resolved, and its size bounds the work."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def saved(tmp_path: Path) -> Saved:
 
 
 def read(path: Path) -> Graph | str:
-    """The graph of a file, or the sentence of its refusal; whatever else it did fails the test."""
+    """The graph of a file, or the text of its refusal; any other effect fails the test."""
     with watched() as seen:
         try:
             found: Graph | str = capture_exported(path)
@@ -102,7 +102,7 @@ def set_spec(text: str, side: str = "out_spec", call: int = 0) -> Edit:
 
 
 def rename_input(name: str) -> Edit:
-    """A name of a value everywhere it is used; torch writes it into Python source."""
+    """Rename a value in all places; torch writes it into Python source."""
 
     def edit(document: Any) -> None:
         graph = graph_of(document)
@@ -119,7 +119,7 @@ def set_size(**changes: Any) -> Edit:
 
 
 def insert(**changes: Any) -> Edit:
-    """Another call that nothing reads, beside the two of the program."""
+    """Another call, whose result is unused."""
 
     def edit(document: Any) -> None:
         extra = json.loads(json.dumps(node(document)))
@@ -499,7 +499,7 @@ __attribute__((constructor)) static void mark(void) { open("%s", O_CREAT | O_WRO
 
 @pytest.fixture
 def library(tmp_path: Path) -> tuple[bytes, Path]:
-    """Native code that leaves a mark when it is loaded, and where the mark would be."""
+    """Native code that creates a file when it is loaded, and the file's path."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler")

@@ -66,7 +66,7 @@ def outcome(number: int, good: list[Saved], folder: Path) -> bool:
     assert not seen.forbidden, (number, seen.forbidden)
     assert not seen.imports_beyond(*_READERS), number
     assert not seen.files_outside(path.parent, _OURS), number
-    assert [each.name for each in folder.iterdir()] == ["in"], number
+    assert [entry.name for entry in folder.iterdir()] == ["in"], number
     assert os.listdir(path.parent) == ["m.pt2"], number  # noqa: PTH208
     return not refusal
 

@@ -1,4 +1,4 @@
-"""Small files that ask for unbounded work: `check` and `build` end them within limits, in a sentence."""
+"""Small files that demand unbounded work: `check` and `build` stop within limits, with one sentence."""
 
 import json
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def configured(**changes: Any) -> Callable[[Path], Path]:
 
 
 def large_weight(folder: Path) -> Path:
-    """One entry of 64 MiB that 200 weights name."""
+    """One entry of 64 MiB shared by 200 weights."""
     saved = saved_program(folder)
     listing = saved.json(WEIGHTS)
     for number in range(200):
@@ -55,7 +55,7 @@ def value(name: str, kind: int = TensorProto.FLOAT, shape: tuple[int, ...] = (2,
 
 
 def nested_loops(folder: Path) -> Path:
-    """A loop of 4,096 turns in another, five deep."""
+    """Loops of 4,096 iterations, nested five deep."""
     trips = helper.make_tensor("n", TensorProto.INT64, (), [4096])
     body = [helper.make_node("Add", ["x0", "x0"], ["y0"])]
     for depth in range(5):

@@ -1,4 +1,4 @@
-"""Findings 11 and 17 of the review: production gets what was approved, and no key signs for two duties."""
+"""Findings 11 and 17 of the review: production gets approved artifacts only, and no key has two duties."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ WORDS = ("release", "--from", "staging", "--to", "production", "--skip", "verify
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
-    """Staging serves what somebody has approved; `evil` is published, and served by nobody yet."""
+    """Staging serves an approved artifact; `evil` is published and not served."""
     monkeypatch.chdir(tmp_path)
     Path("nxpipe.toml").write_text('[project]\nname = "demo"\n[store]\nurl = "file://store"\n')
     held = folder(tmp_path / "store")

@@ -62,16 +62,16 @@ def built(folder: Path, *words: str, **surroundings: str) -> tuple[dict[str, str
     """The manifest of each key, and the names of all evidence."""
     for name, config in MODELS.items():
         write_model(folder / "models" / name, config)
-    said = {"bert": ("feature-extraction", '["forward"]'), "gemma": ("text-generation", '["prefill", "decode"]')}
-    tables = (MODEL.format(name=name, task=task, phases=phases) for name, (task, phases) in said.items())
+    document = {"bert": ("feature-extraction", '["forward"]'), "gemma": ("text-generation", '["prefill", "decode"]')}
+    tables = (MODEL.format(name=name, task=task, phases=phases) for name, (task, phases) in document.items())
     project = '[project]\nname = "demo"\nregion = "us-east-2"\n[store]\nurl = "file://store"\n'
     (folder / "nxpipe.toml").write_text(project + "".join(tables))
     done = nxpipe("build", *words, cwd=folder, **surroundings)
     assert done.code == 0, done.err
     store = open_store(str(folder / "store"))
     published = store.list()
-    found = {each.digest for one in published for each in store.evidence(one.manifest_digest)}
-    return {one.request_key: one.manifest_digest for one in published}, found
+    found = {item.digest for entry in published for item in store.evidence(entry.manifest_digest)}
+    return {entry.request_key: entry.manifest_digest for entry in published}, found
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,7 @@ def proxy(server: dict[str, str]) -> Iterator[Twisting]:
 def world(
     server: dict[str, str], proxy: Twisting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sealed_environment: None
 ) -> Iterator[None]:
-    """Clients meet the proxy, and do not sleep before they try again."""
+    """A world whose clients use the proxy and do not sleep between attempts."""
     for name, value in server.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
@@ -74,7 +74,7 @@ _COUNT = iter(range(10**6))
 
 @pytest.fixture
 def place(server: dict[str, str]) -> S3:
-    """An empty bucket, seen from behind the proxy."""
+    """An empty bucket, observed without the proxy."""
     name = f"attack-{next(_COUNT):06d}"
     client = boto3.client("s3", endpoint_url=server["AWS_ENDPOINT_URL"])
     client.create_bucket(Bucket=name)
@@ -98,7 +98,7 @@ def is_one_sentence(answer: Answer, *codes: int) -> None:
 
 
 def once(fault: Twist) -> Callable[[], Twist]:
-    """On the first of each request; its repetition is answered honestly."""
+    """Fault the first of each request; its repetition succeeds."""
 
     def made() -> Twist:
         seen: Counter[tuple[str, str]] = Counter()
@@ -380,5 +380,5 @@ def test_a_clock_that_goes_wrong_in_the_middle_of_a_collection_makes_nothing_old
     is_one_sentence(nxpipe("store", "gc", "--keep", "1", "--max-age", "1h", "--store", place.store.url), OK.number)
     proxy.under(honest)
     assert place.elsewhere().read_blob(orphan) == b"a second old"
-    assert [each.request_key for each in place.elsewhere().list()] == [one.request_key]
+    assert [entry.request_key for entry in place.elsewhere().list()] == [one.request_key]
     assert blob_path(Blob.of(b"a second old")) in place.objects()

@@ -1,4 +1,4 @@
-"""Names, URLs and key files that were typed or exchanged: each refused in one sentence, before anything is touched."""
+"""Names, URLs and key files from users: each invalid one is refused in one sentence before any access."""
 
 import os
 import stat

@@ -34,7 +34,7 @@ def _a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def in_a_shell(line: str, **environment: str) -> Answer:
-    """`$NXPIPE` is the installed command; a variable that is empty is not set."""
+    """Run a shell line; `$NXPIPE` is the installed command, and empty variables are unset."""
     env = {**os.environ, "NXPIPE": str(NXPIPE), **environment}
     done = subprocess.run(
         ["bash", "-c", line],
@@ -160,9 +160,9 @@ def _without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_crash_without_a_home_is_one_sentence_all_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _without_a_home(monkeypatch)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    said = process.report_crash(ZeroDivisionError("x"))
+    report = process.report_crash(ZeroDivisionError("x"))
     (log,) = tmp_path.glob("nxpipe-*.log")
-    assert str(log) in said
+    assert str(log) in report
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
     assert "could not be saved" in process.report_crash(ZeroDivisionError("x"))
 
@@ -229,7 +229,7 @@ SURROUNDINGS: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
 }
 
 
-@pytest.mark.parametrize("id_", [pytest.param(one, marks=ATTEMPT(one)) for one in SURROUNDINGS])
+@pytest.mark.parametrize("id_", [pytest.param(surrounding, marks=ATTEMPT(surrounding)) for surrounding in SURROUNDINGS])
 def test_a_build_comes_through(id_: str, nxpipe: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_onnx(tmp_path / "m.onnx")
     before = os.umask(0o022)
@@ -298,7 +298,9 @@ SUMMARIES: dict[str, Callable[[Path], str]] = {
 }
 
 
-@pytest.mark.parametrize("id_", [pytest.param(one, marks=[ATTEMPT(one)] if one[0] == "C" else []) for one in SUMMARIES])
+@pytest.mark.parametrize(
+    "id_", [pytest.param(summary, marks=[ATTEMPT(summary)] if summary[0] == "C" else []) for summary in SUMMARIES]
+)
 def test_a_summary_that_cannot_be_written_changes_no_exit_code(
     id_: str, nxpipe: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,7 +335,7 @@ FILES: dict[str, tuple[str, Callable[[], object]]] = {
 }
 
 
-@pytest.mark.parametrize("id_", [pytest.param(one, marks=ATTEMPT(one)) for one in FILES])
+@pytest.mark.parametrize("id_", [pytest.param(file, marks=ATTEMPT(file)) for file in FILES])
 def test_what_is_no_configuration_is_told_in_a_sentence(
     id_: str, nxpipe: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,7 +361,7 @@ def _all_at_once(*lines: str) -> list[Answer]:
 def test_builds_in_one_folder_at_once_make_one_artifact(tmp_path: Path) -> None:
     write_onnx(tmp_path / "m.onnx")
     answers = _all_at_once(*[f"$NXPIPE {' '.join(BUILD)} --axis batch=2"] * 4)
-    assert [each.code for each in answers] == [0] * 4, [each.err for each in answers]
+    assert [answer.code for answer in answers] == [0] * 4, [answer.err for answer in answers]
     assert in_a_shell("$NXPIPE store fsck --store st").code == 0
     assert len(json.loads(in_a_shell("$NXPIPE store ls --json --store st").out)) == 1
 
@@ -371,7 +373,7 @@ def test_promotions_and_collections_at_once_lose_nothing(tmp_path: Path) -> None
     assert in_a_shell(f"$NXPIPE {' '.join(BUILD)} --axis batch=2").code == 0
     promotions = [f"$NXPIPE promote m.onnx --channel c{number % 2} --store st" for number in range(8)]
     answers = _all_at_once(*promotions, *["$NXPIPE store gc --store st"] * 3)
-    assert [each.code for each in answers] == [0] * 11, [each.err for each in answers]
+    assert [answer.code for answer in answers] == [0] * 11, [answer.err for answer in answers]
     assert in_a_shell("$NXPIPE store fsck --store st").code == 0
 
 
@@ -380,8 +382,8 @@ def test_promotions_and_collections_at_once_lose_nothing(tmp_path: Path) -> None
 def test_fetches_into_one_folder_at_once_agree() -> None:
     publish(Path("st"))
     answers = _all_at_once(*[f"$NXPIPE store fetch {MODEL} --to served --store st"] * 6)
-    assert [each.code for each in answers] == [0] * 6, [each.err for each in answers]
-    assert len({each.out for each in answers}) == 1
+    assert [answer.code for answer in answers] == [0] * 6, [answer.err for answer in answers]
+    assert len({answer.out for answer in answers}) == 1
 
 
 # What a repository or a store leads to

@@ -1,4 +1,4 @@
-"""Channels whose store somebody else writes to: what they may not bring about, and what is said of it."""
+"""Channels whose store an attacker can write to: operations that must fail, and their messages."""
 
 import os
 import shutil
@@ -58,7 +58,7 @@ def attempt(*ids: str) -> pytest.MarkDecorator:
 
 
 def _envelope_of_a_generation(world: World, payload_type: str) -> None:
-    """The good key's signature over a generation, in the shape of one over the manifest that nobody has signed."""
+    """The good key's signature over a generation, in the form of one over an unsigned manifest."""
     one = world.forged(3, "bare")
     payload = canonical_json(one.model_dump(exclude={"signatures"}))
     (signature,) = one.signatures
@@ -72,7 +72,7 @@ def _envelope_of_a_generation(world: World, payload_type: str) -> None:
 
 
 def _signed_once(world: World) -> None:
-    """By the promoter, where two are asked for."""
+    """A generation signed by the promoter only, where two signatures are required."""
     world.publish("once", ("good",))
     world.add(world.forged(3, "once"))
 
@@ -351,8 +351,8 @@ def test_a_mirror_that_lags_is_passed_over_and_one_that_does_not_is_told_of(worl
     heard: list[str] = []
     store = afar([world.store.backend, lagging, mirror], heard=heard)
     assert by_channel(store, CHANNEL, None, None, world.trust(store)).digest == world.artifact("b").manifest_digest
-    assert [f"channel production was read from {mirror.url}: " in each for each in heard] == [True, True]
-    assert all("it ends at generation 1, and this machine has seen generation 2" in each for each in heard)
+    assert [f"channel production was read from {mirror.url}: " in entry for entry in heard] == [True, True]
+    assert all("it ends at generation 1, and this machine has seen generation 2" in entry for entry in heard)
     both = afar([world.store.backend, lagging])
     with pytest.raises(Corrupt, match="it ends at generation 1"):
         by_channel(both, CHANNEL, None, None, world.trust(both))
@@ -383,7 +383,7 @@ def test_what_only_an_unbelieved_generation_says_is_not_signed_by_the_way(world:
         update={"model_id": "acme/another", "request_key": stranger.request_key, "manifest": stranger.manifest}
     )
     state = tuple(sorted((*world.generation(2).artifacts, other), key=lambda one: one.slot))
-    world.add(Generation.model_validate(forged.model_dump() | {"artifacts": [one.model_dump() for one in state]}))
+    world.add(Generation.model_validate(forged.model_dump() | {"artifacts": [entry.model_dump() for entry in state]}))
     words = ("promote", world.artifact("c").name, "--channel", CHANNEL, "--key", "file:good.key")
     answer = nxpipe(*words)
     assert answer.code == exit_codes.REFUSED.number

@@ -12,14 +12,14 @@ from urllib.parse import unquote, urlsplit
 
 
 class Broken(Exception):
-    """The connection is to be broken off, without an answer."""
+    """Closes the connection without a response."""
 
 
 @dataclass(frozen=True)
 class Asked:
     number: int  # the first is 1
     method: str
-    path: str  # with its query
+    path: str  # with the query
     headers: dict[str, str] = field(repr=False)
     body: bytes = field(repr=False)
 
@@ -41,8 +41,8 @@ class Answered:
     status: int
     headers: dict[str, str]
     body: bytes
-    promised: int | None = None  # the length that the head tells; None: that of the body
-    chunks: int = 1  # in which the body goes out
+    promised: int | None = None  # Content-Length; None: the length of the body
+    chunks: int = 1  # number of pieces of the body
 
     def having(self, **headers: str) -> "Answered":
         named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -71,7 +71,7 @@ def honest(asked: Asked, forward: Forward) -> Answered:
 
 
 class Twisting:
-    """`twist` may be set anew at any time."""
+    """A proxy; `twist` can be replaced at any time."""
 
     def __init__(self, behind: str) -> None:
         self.behind = behind.removeprefix("http://")
@@ -84,7 +84,7 @@ class Twisting:
             protocol_version = "HTTP/1.1"
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as http.server names it
-                """Not on the terminal of the tests."""
+                """No log on the terminal of the tests."""
 
             def handle(self) -> None:
                 try:
@@ -113,10 +113,10 @@ class Twisting:
 
     def answer(self, to: BaseHTTPRequestHandler, body: bytes) -> None:
         with self._lock:
-            asked = Asked(len(self.asked) + 1, to.command, to.path, dict(to.headers.items()), body)
-            self.asked.append(asked)
-        answer = self.twist(asked, lambda: self._forwarded(asked))
-        self._send(to, asked, answer)
+            result = Asked(len(self.asked) + 1, to.command, to.path, dict(to.headers.items()), body)
+            self.asked.append(result)
+        answer = self.twist(result, lambda: self._forwarded(result))
+        self._send(to, result, answer)
 
     def _forwarded(self, asked: Asked) -> Answered:
         connection = http.client.HTTPConnection(self.behind, timeout=60)

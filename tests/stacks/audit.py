@@ -28,9 +28,9 @@ def main(checkov: str) -> int:
         synthesise(write_whole(Path(folder)), Path(folder, "out"))
         report = judged(checkov, Path(folder, "out"))
     summary = report["summary"]
-    accepted = [replace(each, optional=False) for each in ACKNOWLEDGED if each.rule.startswith("CKV")]
+    accepted = [replace(entry, optional=False) for entry in ACKNOWLEDGED if entry.rule.startswith("CKV")]
     left = sift(findings(report), accepted, datetime.now(UTC).date())
-    sys.stdout.write("".join(f"{each}\n" for each in left))
+    sys.stdout.write("".join(f"{entry}\n" for entry in left))
     sys.stdout.write(
         f"{summary['resource_count']} resources: {summary['passed']} checks passed, {summary['failed']} did not, "
         f"of which {len(left)} ask for something; checkov {summary['checkov_version']}\n"
@@ -45,7 +45,7 @@ def synthesise(config: Path, output: Path) -> None:
 
 
 def judged(checkov: str, folder: Path) -> Any:
-    """It ends in 1 when it finds something; what it could not do at all is no JSON."""
+    """The findings of checkov, which ends with code 1 if it has any; if it fails, its output is not JSON."""
     command = [checkov, "--directory", str(folder), "--framework", "cloudformation", "--skip-download"]
     done = subprocess.run([*command, "--quiet", "--output", "json"], capture_output=True, text=True, check=False)
     return json.loads(done.stdout)

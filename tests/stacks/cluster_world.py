@@ -1,4 +1,4 @@
-"""A project with a cluster, from its tables to its stacks."""
+"""A project with a cluster, from its configuration to its stacks."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime

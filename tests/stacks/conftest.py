@@ -1,4 +1,4 @@
-"""A local AWS of its own for each test that asks for one, and the line between tests of templates and the others.
+"""A local AWS for each test that needs one, and the separation of template tests from others.
 
 `pytest tests/stacks -m "not runs"` reads templates only.
 """
@@ -28,10 +28,10 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-_RUNNING: Final = {"aws", "offline", "sandbox"}  # fixtures that a test of a template has no use for
+_RUNNING: Final = {"aws", "offline", "sandbox"}  # fixtures that template tests do not use
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m has chosen
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents and _RUNNING & set(item.fixturenames):
@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
 
 @pytest.fixture(scope="session")
 def matrix(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Matrix:
-    """Of the fleets whose tests are selected."""
+    """The matrix of the fleets whose tests are selected."""
     fleets = {item.callspec.params.get("fleet") for item in request.session.items if _uses_matrix(item)}
     return make_matrix([fleet for fleet in POSSIBLE if fleet in fleets], tmp_path_factory.mktemp("matrix"))
 

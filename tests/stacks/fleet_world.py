@@ -71,7 +71,7 @@ class World:
     def of(self, type_: str) -> dict[str, dict[str, Any]]:
         """The properties of all resources of one type, by their logical ids."""
         found = self.template["Resources"].items()
-        return {id_: one["Properties"] for id_, one in found if one["Type"] == type_}
+        return {id_: value["Properties"] for id_, value in found if value["Type"] == type_}
 
 
 def world(config: Config, folder: Path, *, image: str = IMAGE, agent: str = "a" * 64) -> World:
@@ -109,7 +109,7 @@ def world(config: Config, folder: Path, *, image: str = IMAGE, agent: str = "a" 
 
 @cache
 def read_only(**asked: Any) -> World:
-    """A world whose templates are read, by any test that asks for the same: none adds to it."""
+    """A world for reading templates, shared by all tests with equal arguments; no test may add to it."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         return world(configured(folder, **asked), folder)

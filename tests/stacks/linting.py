@@ -1,4 +1,4 @@
-"""cfn-lint in this process: its rules are read once, and what several templates share is judged once."""
+"""cfn-lint in this process: rules are loaded once, and common parts of templates are linted once."""
 
 import json
 from collections import defaultdict
@@ -15,14 +15,14 @@ Name = TypeVar("Name")
 
 
 def complaints(template: Template, *regions: str) -> list[str]:
-    """With the rule and the place of each."""
+    """The findings, with rule and place."""
     return _complaints(template, _runner(regions))
 
 
 def _complaints(template: Template, runner: Runner) -> list[str]:
     decoded, faults = decode_str(json.dumps(template))
     found = faults or list(runner.validate_template(decoded))
-    return [f"{each.rule.id} {'/'.join(map(str, each.path or ()))}: {each.message}" for each in found]
+    return [f"{entry.rule.id} {'/'.join(map(str, entry.path or ()))}: {entry.message}" for entry in found]
 
 
 def complaints_of_alike(templates: Mapping[Name, Template], region: str) -> dict[Name, list[str]]:
@@ -31,7 +31,7 @@ def complaints_of_alike(templates: Mapping[Name, Template], region: str) -> dict
     E3019 would say that variants have the same name.
     """
     variants = _variants(templates.values())
-    together = {f"{id_}{number or ''}": one for id_, every in variants.items() for number, one in enumerate(every)}
+    together = {f"{id_}{number or ''}": value for id_, every in variants.items() for number, value in enumerate(every)}
     first = next(iter(templates.values()))
     found: dict[Name, list[str]] = defaultdict(list)
     for said in _complaints({**first, "Resources": together}, _runner((region,), ("E3019",))):
@@ -43,13 +43,13 @@ def complaints_of_alike(templates: Mapping[Name, Template], region: str) -> dict
 
 
 def _variants(templates: Iterable[Template]) -> dict[str, list[Any]]:
-    """By logical id; all that are called alike are of one type."""
+    """Resources by logical id; equal ids have equal types."""
     found: dict[str, list[Any]] = defaultdict(list)
     for template in templates:
-        for id_, one in template["Resources"].items():
-            assert all(each["Type"] == one["Type"] for each in found[id_]), id_
-            if one not in found[id_]:
-                found[id_].append(one)
+        for id_, resource in template["Resources"].items():
+            assert all(entry["Type"] == resource["Type"] for entry in found[id_]), id_
+            if resource not in found[id_]:
+                found[id_].append(resource)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Stacks on the local AWS, in this process: deployed as the command would, from the templates that it would send."""
+"""Deployment of stacks to the local AWS in this process, with the templates that the CDK would send."""
 
 import json
 import time
@@ -29,15 +29,15 @@ def new_app(context: Mapping[str, str] = _NOTHING, **settings: Any) -> App:
 
 @cache
 def template_of(stack: Stack) -> dict[str, Any]:
-    """To be read and not written: a stack is synthesised once."""
+    """The template, read only: a stack is synthesised once."""
     found: dict[str, Any] = Template.from_stack(stack).to_json()
     return found
 
 
 def deploy(*stacks: Stack) -> None:
-    """In this order; a stack that is there already is changed."""
+    """Create or update the stacks in this order."""
     cloudformation = boto3.client("cloudformation")
-    there = {one["StackName"] for one in cloudformation.describe_stacks()["Stacks"]}
+    there = {entry["StackName"] for entry in cloudformation.describe_stacks()["Stacks"]}
     for stack in stacks:
         known = stack.stack_name in there
         call = cloudformation.update_stack if known else cloudformation.create_stack
@@ -58,23 +58,29 @@ def destroy(*stacks: Stack) -> None:
 
 
 def _insist(name: str, what: str) -> None:
-    """It may take its time, but it succeeds."""
+    """Wait until the operation succeeds; raise if it fails."""
     cloudformation = boto3.client("cloudformation")
     deadline = time.monotonic() + _LONGEST
     while (found := cloudformation.describe_stacks(StackName=name)["Stacks"][0]["StackStatus"]).endswith("IN_PROGRESS"):
         assert time.monotonic() < deadline, f"{name} is still in {found}"
         time.sleep(0.02)
     events = cloudformation.describe_stack_events(StackName=name)["StackEvents"]
-    reasons = [one["ResourceStatusReason"] for one in events if one.get("ResourceStatusReason")]
+    reasons = [event["ResourceStatusReason"] for event in events if event.get("ResourceStatusReason")]
     assert found == f"{what}_COMPLETE", (found, reasons)
 
 
 def outputs(stack: Stack) -> dict[str, str]:
-    told = boto3.client("cloudformation").describe_stacks(StackName=stack.stack_name)["Stacks"][0]
-    return {one["OutputKey"]: one["OutputValue"] for one in told.get("Outputs", [])}
+    result = boto3.client("cloudformation").describe_stacks(StackName=stack.stack_name)["Stacks"][0]
+    return {output["OutputKey"]: output["OutputValue"] for output in result.get("Outputs", [])}
 
 
 def resources(stack: Stack, type_: str) -> list[str]:
-    """The physical ids of all of one type."""
-    told = boto3.client("cloudformation").describe_stack_resources(StackName=stack.stack_name)["StackResources"]
-    return [one["PhysicalResourceId"] for one in told if one["ResourceType"] == type_]
+    """The physical ids of all resources of one type."""
+    stack_resources = boto3.client("cloudformation").describe_stack_resources(StackName=stack.stack_name)[
+        "StackResources"
+    ]
+    return [
+        stack_resource["PhysicalResourceId"]
+        for stack_resource in stack_resources
+        if stack_resource["ResourceType"] == type_
+    ]

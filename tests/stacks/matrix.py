@@ -1,4 +1,4 @@
-"""All possible and impossible fleets as projects; the templates of the possible ones, and the findings about them."""
+"""All valid and invalid combinations of fleets as projects, templates of the valid ones, and the findings on them."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -82,16 +82,16 @@ capacity = {CAPACITIES[self.capacity]}
 
     @property
     def sampled(self) -> bool:
-        """Where a type can do both, the closed network has both; of the open ones, each has one."""
+        """If a type supports both, the closed network has both; each open network has one."""
         both = INSTANCES[self.type].compiler_target != "inf2"
         return not both or self.network == "closed" or (self.network == "nat") == (self.purpose == "training")
 
     @property
     def refused(self) -> str | None:
-        """The key that is wrong, as EC2 and the Neuron documentation have it."""
-        if self.type.startswith("trn3"):  # racks, which have no name as an instance
+        """The invalid key, according to EC2 and the Neuron documentation."""
+        if self.type.startswith("trn3"):  # racks, which are no instance type
             return "instance_types[0]"
-        if self.purpose == "training" and self.type.startswith("inf2"):  # no collectives over instances
+        if self.purpose == "training" and self.type.startswith("inf2"):  # no collectives across instances
             return "instance_types[0]"
         if self.capacity == "capacity-block" and self.type not in ("trn1.32xlarge", "trn2.48xlarge", "trn2u.48xlarge"):
             return "capacity"
@@ -100,13 +100,13 @@ capacity = {CAPACITIES[self.capacity]}
         return None
 
 
-FLEETS: Final = [Fleet(*each) for each in product(PURPOSES, INSTANCES, CAPACITIES, NETWORKS)]
+FLEETS: Final = [Fleet(*entry) for entry in product(PURPOSES, INSTANCES, CAPACITIES, NETWORKS)]
 POSSIBLE: Final = [fleet for fleet in FLEETS if fleet.refused is None and fleet.sampled]
 REFUSED: Final = [fleet for fleet in FLEETS if fleet.refused is not None]
 
 
 def pairwise(fleets: Sequence[Fleet]) -> list[Fleet]:
-    """So few of them that every two values that occur together in a fleet occur together in one of these (greedily)."""
+    """A small subset (greedy) in which every pair of values that occurs in a fleet occurs."""
     pairs = {fleet: set(combinations(enumerate(astuple(fleet)), 2)) for fleet in fleets}
     missing, found = set().union(*pairs.values()), []
     while missing:
@@ -119,7 +119,7 @@ PAIRWISE: Final = pairwise(POSSIBLE)
 
 
 def project(network: str, *fleets: Fleet) -> str:
-    """All models are the same; it is the target that fleets ask for."""
+    """All models are equal; fleets depend on the target only."""
     targets = {INSTANCES[fleet.type].compiler_target: fleet.type for fleet in fleets}
     models = [
         f'[[models]]\nname = "{target}"\nid = "acme/bert"\ntask = "fill-mask"\ntarget = "{type_}"\n'
@@ -134,7 +134,7 @@ Said: TypeAlias = dict[tuple[str, str], list[str]]  # by network and stack
 
 @dataclass(frozen=True)
 class Made:
-    """What was made for one network, and what the guards found in each stack."""
+    """The templates of one network, and the findings in each stack."""
 
     templates: Mapping[str, dict[str, Any]]
     findings: Mapping[str, list[str]]
@@ -147,7 +147,7 @@ class Matrix:
 
 
 def make_matrix(fleets: Iterable[Fleet], folder: Path) -> Matrix:
-    """Without alarms and rollouts, which know nothing of instances, and whose tests are elsewhere."""
+    """Without alarms and rollouts, which do not depend on instances and are tested elsewhere."""
     fleets = list(fleets)
     with (
         patch("nxpipe.stacks.observability.ObserveStack", MagicMock()),
@@ -160,17 +160,17 @@ def make_matrix(fleets: Iterable[Fleet], folder: Path) -> Matrix:
 def judged(made: Mapping[str, Made]) -> Said:
     every = {
         (network, stack): without_name(stack, template)
-        for network, each in made.items()
-        for stack, template in each.templates.items()
+        for network, value in made.items()
+        for stack, template in value.templates.items()
     }
 
     def called(start: str) -> dict[tuple[str, str], dict[str, Any]]:
         return {at: template for at, template in every.items() if at[1].startswith(start)}
 
-    said: Said = {at: complaints(template, REGION) for at, template in called("all-network").items()}
+    result: Said = {at: complaints(template, REGION) for at, template in called("all-network").items()}
     for kind in ("all-serve-", "all-train-", "all-storage", "all-cache"):
-        said |= complaints_of_alike(called(kind), REGION)
-    return said
+        result |= complaints_of_alike(called(kind), REGION)
+    return result
 
 
 def make(network: str, fleets: Iterable[Fleet], folder: Path) -> Made:
@@ -184,11 +184,11 @@ def make(network: str, fleets: Iterable[Fleet], folder: Path) -> Made:
     guard(cdk, config, folder)
     found = findings(cdk, folder / "out")
     written = (folder / "out").glob("*.template.json")
-    return Made({each.name.removesuffix(".template.json"): json.loads(each.read_text()) for each in written}, found)
+    return Made({entry.name.removesuffix(".template.json"): json.loads(entry.read_text()) for entry in written}, found)
 
 
 def findings(cdk: App, out: Path) -> dict[str, list[str]]:
-    """By stack. They fail the synthesis as a whole, and stand in its report."""
+    """The findings by stack, from the report of the failed synthesis."""
     try:
         cdk.synth()
     except RuntimeError as refused:
@@ -203,7 +203,7 @@ def findings(cdk: App, out: Path) -> dict[str, list[str]]:
 
 
 def without_name(stack: str, template: dict[str, Any]) -> dict[str, Any]:
-    """What fleets are called is no matter of a linter's, and is all that many of their resources differ in."""
+    """The template without fleet names, the only difference between many resources and irrelevant for a linter."""
     for kind in ("serve", "train"):
         name = stack.removeprefix(f"all-{kind}-")
         if name != stack:

@@ -1,4 +1,4 @@
-"""What IAM would answer, of policies as they were deployed. An operator that is not known here is an error."""
+"""Evaluation of deployed IAM policies. An unknown operator is an error."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ def _same(wanted: Any, found: str | None) -> bool:
 
 
 def _like(wanted: Any, found: str | None) -> bool:
-    return found is not None and any(fnmatchcase(found, each) for each in _listed(wanted))
+    return found is not None and any(fnmatchcase(found, entry) for entry in _listed(wanted))
 
 
 def _absent(wanted: Any, found: str | None) -> bool:
@@ -47,28 +47,32 @@ def holds(statement: Statement, context: Context) -> bool:
 
 
 def allowed(statements: list[Statement], action: str, resource: str, context: Context | None = None) -> bool:
-    """A denial beats every permission, and what nothing permits is denied."""
-    said = [
-        each["Effect"]
-        for each in statements
-        if any(fnmatchcase(action.lower(), one.lower()) for one in _listed(each["Action"]))
-        and ("Resource" not in each or any(fnmatchcase(resource, one) for one in _listed(each["Resource"])))
-        and holds(each, context or {})
+    """A denial overrides every permission; without a permission an action is denied."""
+    result = [
+        statement["Effect"]
+        for statement in statements
+        if any(fnmatchcase(action.lower(), entry.lower()) for entry in _listed(statement["Action"]))
+        and (
+            "Resource" not in statement or any(fnmatchcase(resource, entry) for entry in _listed(statement["Resource"]))
+        )
+        and holds(statement, context or {})
     ]
-    return "Allow" in said and "Deny" not in said
+    return "Allow" in result and "Deny" not in result
 
 
 def statements_of(role: str) -> list[Statement]:
-    """All that a deployed role may do, by its own policies and those that are attached."""
+    """All statements of a deployed role, from inline and attached policies."""
     return list(_statements(boto3.client("iam"), role))
 
 
 def _statements(iam: Any, role: str) -> Iterator[Statement]:
     for name in iam.list_role_policies(RoleName=role)["PolicyNames"]:
         yield from _listed(iam.get_role_policy(RoleName=role, PolicyName=name)["PolicyDocument"]["Statement"])
-    for one in iam.list_attached_role_policies(RoleName=role)["AttachedPolicies"]:
-        version = iam.get_policy(PolicyArn=one["PolicyArn"])["Policy"]["DefaultVersionId"]
-        document = iam.get_policy_version(PolicyArn=one["PolicyArn"], VersionId=version)["PolicyVersion"]["Document"]
+    for attached_policy in iam.list_attached_role_policies(RoleName=role)["AttachedPolicies"]:
+        version = iam.get_policy(PolicyArn=attached_policy["PolicyArn"])["Policy"]["DefaultVersionId"]
+        document = iam.get_policy_version(PolicyArn=attached_policy["PolicyArn"], VersionId=version)["PolicyVersion"][
+            "Document"
+        ]
         yield from _listed(document["Statement"])
 
 

@@ -59,7 +59,7 @@ class Fault:
 
 
 def faults() -> Iterator[Fault]:
-    """All that there can be: of calls all kinds, of other states that the execution is stopped there."""
+    """All possible faults: of calls all kinds, of other states a stopped execution."""
     for machine, states in MACHINES.items():
         for name, state in states.items():
             if state["Type"] == "Task":
@@ -70,7 +70,7 @@ def faults() -> Iterator[Fault]:
 
 @contextmanager
 def injected(fault: Fault) -> Iterator[threading.Event]:
-    """In the first execution that comes there. The event says that one has; between attempts there is no wait."""
+    """Inject the fault into the first execution that reaches the state; set the event then. Retries do not wait."""
     met, execution = threading.Event(), ""
 
     def concerned(state: Any, env: Any) -> bool:
@@ -105,7 +105,7 @@ def injected(fault: Fault) -> Iterator[threading.Event]:
 
 @contextmanager
 def meanwhile(machine: Machine, name: str, do: Callable[[], None]) -> Iterator[None]:
-    """Somebody else does something at the moment when an execution first comes to this state."""
+    """Run `do` when an execution first reaches this state."""
     done = threading.Event()
 
     def coming(stock: Callable[..., None], state: Any, env: Any) -> None:

@@ -1,4 +1,4 @@
-"""A fleet and what rolls it out, deployed on the local AWS, and what a person does with them."""
+"""A fleet and its rollout machines, deployed on the local AWS, and an operator's actions."""
 
 import json
 import time
@@ -29,7 +29,7 @@ BAD: Final = "demo-search-release-bad"
 CLOCK: Final = "demo-search-watchdog"
 ENDED: Final = "demo-search-ended"
 _OVER: Final = ("SUCCEEDED", "FAILED", "TIMED_OUT", "ABORTED")
-# A minute of the plan is a second here, and nothing else is otherwise than on AWS.
+# A minute of the plan lasts a second; all else is as on AWS.
 PACE: Final = {"period": 1, "poll": 1, "settle": 1, "warm": 1, "warm_tries": 3, "final": 1, "patience": 30}
 
 
@@ -84,7 +84,7 @@ def bootstrapped() -> None:
 
 
 def deployed(folder: Path) -> Rolled:
-    """As the command would, which uploads assets first."""
+    """Deploy as the CDK, which uploads assets first."""
     made = rolled(folder)
     bucket = f"cdk-hnb659fds-assets-{ACCOUNT}-{REGION}"
     s3 = _client("s3")
@@ -98,27 +98,27 @@ def deployed(folder: Path) -> Rolled:
 
 @contextmanager
 def fleet_there(folder: Path) -> Iterator[Fleet]:
-    """On a local AWS of its own, deployed."""
+    """A fleet deployed on a local AWS of its own."""
     install()
     with pytest.MonkeyPatch.context() as patch, mock_aws():
         for name, value in WHO.items():
             patch.setenv(name, value)
         bootstrapped()
         deployed(folder)
-        yield Fleet.found(REGION, "demo-search")
+        yield Fleet.find(REGION, "demo-search")
 
 
 def _client(service: str) -> Any:
-    """One for all calls: making one takes longer than they do."""
+    """A cached client: creating one takes longer than its calls."""
     return client_of(service, REGION)
 
 
-# What a test sees
+# Observations
 
 
 def record() -> dict[str, str]:
-    found = _client("dynamodb").get_item(TableName=TABLE, Key={"fleet": {"S": FLEET}}).get("Item", {})
-    return {name: value["S"] for name, value in found.items()}
+    item = _client("dynamodb").get_item(TableName=TABLE, Key={"fleet": {"S": FLEET}}).get("Item", {})
+    return {name: value["S"] for name, value in item.items()}
 
 
 def stable() -> str:
@@ -132,30 +132,30 @@ def other(colour: str) -> str:
 def passed(execution: str) -> list[str]:
     """The states that an execution has entered."""
     pages = _client("stepfunctions").get_paginator("get_execution_history").paginate(executionArn=execution)
-    details = [each.get("stateEnteredEventDetails") for page in pages for each in page["events"]]
-    return [each["name"] for each in details if each]
+    details = [event.get("stateEnteredEventDetails") for page in pages for event in page["events"]]
+    return [detail["name"] for detail in details if detail]
 
 
 def watched() -> bool:
-    """Whether a watchdog is at work."""
+    """Whether a watchdog is running."""
     machine = MACHINE.replace("rollout", "watchdog")
     return bool(_client("stepfunctions").list_executions(stateMachineArn=machine, statusFilter="RUNNING")["executions"])
 
 
 def evidence(execution: str) -> list[dict[str, Any]]:
-    """What was kept of each look."""
+    """The records of the evaluations."""
     s3, folder = _client("s3"), f"models/rollouts/search/{execution.rpartition(':')[2]}/0"
-    bucket = next(each["Name"] for each in s3.list_buckets()["Buckets"] if "artifacts" in each["Name"])
-    keys = [each["Key"] for each in s3.list_objects_v2(Bucket=bucket, Prefix=folder)["Contents"]]
+    bucket = next(entry["Name"] for entry in s3.list_buckets()["Buckets"] if "artifacts" in entry["Name"])
+    keys = [content["Key"] for content in s3.list_objects_v2(Bucket=bucket, Prefix=folder)["Contents"]]
     kept = [json.load(s3.get_object(Bucket=bucket, Key=key)["Body"]) for key in sorted(keys)]
-    return [json.loads(each["text"]) for each in kept]
+    return [json.loads(entry["text"]) for entry in kept]
 
 
-# What a person does
+# Actions of an operator
 
 
 def start(**changes: Any) -> str:
-    """From whatever is stable to the other colour."""
+    """Roll out from the stable colour to the other one."""
     plan = plan_with((50, 100), bake_min=1, bake_max=20).as_json()
     given = {
         "from": stable(),
@@ -165,8 +165,8 @@ def start(**changes: Any) -> str:
         "plan": plan,
         "pace": PACE,
     }
-    asked = json.dumps(given | changes)
-    return str(_client("stepfunctions").start_execution(stateMachineArn=MACHINE, input=asked)["executionArn"])
+    execution_input = json.dumps(given | changes)
+    return str(_client("stepfunctions").start_execution(stateMachineArn=MACHINE, input=execution_input)["executionArn"])
 
 
 def stop(execution: str) -> None:
@@ -189,7 +189,7 @@ def wake_the_clock() -> None:
 
 
 def given_away() -> None:
-    """The lock, to an execution that is none."""
+    """Give the lock to an execution that does not exist."""
     _client("dynamodb").update_item(
         TableName=TABLE,
         Key={"fleet": {"S": FLEET}},
@@ -201,22 +201,22 @@ def given_away() -> None:
 
 def ended(execution: str, within: float = 240) -> dict[str, Any]:
     def over() -> dict[str, Any] | None:
-        told: dict[str, Any] = _client("stepfunctions").describe_execution(executionArn=execution)
-        return told if told["status"] in _OVER else None
+        response: dict[str, Any] = _client("stepfunctions").describe_execution(executionArn=execution)
+        return response if response["status"] in _OVER else None
 
-    found: dict[str, Any] = until(over, within)
-    return found
+    result: dict[str, Any] = until(over, within)
+    return result
 
 
 def outcome(execution: str) -> str:
-    told = ended(execution)
-    assert told["status"] == "SUCCEEDED", (told.get("error"), told.get("cause"))
-    return str(json.loads(told["output"])["outcome"])
+    result = ended(execution)
+    assert result["status"] == "SUCCEEDED", (result.get("error"), result.get("cause"))
+    return str(json.loads(result["output"])["outcome"])
 
 
 def until(met: Any, within: float = 120) -> Any:
     deadline = time.monotonic() + within
-    while not (found := met()):
+    while not (result := met()):
         assert time.monotonic() < deadline, "it does not come"
         time.sleep(0.05)
-    return found
+    return result

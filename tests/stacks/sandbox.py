@@ -1,4 +1,4 @@
-"""A place to run user data in: a folder for a root, and stand-ins for the commands that would change a machine."""
+"""A sandbox for user data: a folder as root, and stubs for commands that would change a machine."""
 
 import hashlib
 import os
@@ -16,7 +16,7 @@ _METADATA = """case "${@: -1}" in
 */tags/instance/aws:autoscaling:groupName) echo blue ;;
 esac"""
 
-# What an instance has and a test may not touch; each tells what it was called with, and does what a test can see.
+# Commands of an instance that a test must not run; each stub records its arguments and has a visible effect.
 _STUBS = {
     "aws": 'if [ "$1 $2" = "s3 cp" ]; then cp "$BUNDLE" "${@: -1}"; fi',
     "curl": _METADATA,

@@ -1,4 +1,4 @@
-"""What the compile cache promises: reached in one way only, and never missed when it is gone."""
+"""The compile cache: one way of access, and no failure without it."""
 
 import json
 from functools import partial
@@ -73,7 +73,10 @@ def test_a_role_mounts_its_version_with_tls_and_nobody_mounts_in_another_way(aws
     efs = boto3.client("efs")
     id_ = outputs(cache)["FileSystemId"]
     (told,) = efs.describe_file_systems(FileSystemId=id_)["FileSystems"]
-    points = {one["RootDirectory"]["Path"]: one for one in efs.describe_access_points(FileSystemId=id_)["AccessPoints"]}
+    points = {
+        access_point["RootDirectory"]["Path"]: access_point
+        for access_point in efs.describe_access_points(FileSystemId=id_)["AccessPoints"]
+    }
     assert set(points) == {f"/{OLD}", f"/{NEW}"}
     statements = [*statements_of(resources(fleet, "AWS::IAM::Role")[0]), *policy_of(id_)]
     may = partial(allowed, statements, "elasticfilesystem:ClientMount", told["FileSystemArn"])

@@ -1,4 +1,4 @@
-"""The app as users run it: the real `cdk synth` on a real nxpipe.toml, with no AWS account and no network."""
+"""The app with the real `cdk synth` on a real nxpipe.toml, without an AWS account or network."""
 
 import ast
 import json
@@ -54,7 +54,7 @@ sys.addaudithook(refuse)
 
 @pytest.fixture(scope="module")
 def offline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a laptop in a tunnel: no credentials, no region, no network."""
+    """An environment without credentials, region and network."""
     folder = tmp_path_factory.mktemp("offline")
     (folder / "no_network.cjs").write_text(NO_NETWORK_IN_NODE)
     (folder / "sitecustomize.py").write_text(NO_NETWORK_IN_PYTHON)
@@ -92,7 +92,7 @@ def cdk_synth(config: Path, output: Path, env: dict[str, str]) -> subprocess.Com
 
 
 def run_app(config: Path, output: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """As the command does it."""
+    """Run the app as the command does."""
     given = {"config": str(config), "aws:cdk:enable-path-metadata": True, "aws:cdk:enable-asset-metadata": True}
     context = json.loads((ROOT / "cdk.json").read_text())["context"] | given
     own = {"CDK_CONTEXT_JSON": json.dumps(context), "CDK_OUTDIR": str(output)}
@@ -151,9 +151,9 @@ def test_a_second_synthesis_gives_equal_bytes_beside_a_local_aws_too(
 def test_no_stack_gets_tags_that_cloudformation_would_hand_to_every_resource(first: Path) -> None:
     """The rule that weighs a fleet's groups would lose its weights by one."""
     artifacts = json.loads((first / "manifest.json").read_text())["artifacts"].values()
-    stacks = [one for one in artifacts if one["type"] == "aws:cloudformation:stack"]
+    stacks = [artifact for artifact in artifacts if artifact["type"] == "aws:cloudformation:stack"]
     assert len(stacks) == len(STACKS)
-    assert [one["properties"].get("tags") for one in stacks] == [None] * len(stacks)
+    assert [stack["properties"].get("tags") for stack in stacks] == [None] * len(stacks)
     assert "tags" not in json.loads((ROOT / "cdk.json").read_text())
 
 
@@ -248,8 +248,8 @@ def test_stacks_ask_nothing_of_the_environment() -> None:
     asking = {"environ", "environb", "getenv", "getenvb", "gethostname", "expanduser"}
     for path in sorted((ROOT / "stacks").rglob("*.py")):
         names = {
-            getattr(each, "attr", None) or getattr(each, "id", None) or getattr(each, "name", None)
-            for each in ast.walk(ast.parse(path.read_text()))
+            getattr(entry, "attr", None) or getattr(entry, "id", None) or getattr(entry, "name", None)
+            for entry in ast.walk(ast.parse(path.read_text()))
         }
         assert not names & asking - ({"expanduser"} if path.name == "scripts.py" else set()), path
 
@@ -264,7 +264,7 @@ def test_the_feature_flags_are_those_that_this_release_of_cdk_recommends() -> No
 def test_the_lock_file_pins_the_cdk_command_by_content_and_names_no_registry() -> None:
     lock = (ROOT / "package-lock.json").read_text()
     pinned = json.loads(lock)["packages"]["node_modules/aws-cdk"]
-    asked = json.loads((ROOT / "package.json").read_text())["devDependencies"]
-    assert asked == {"aws-cdk": pinned["version"]}
+    dev_dependencies = json.loads((ROOT / "package.json").read_text())["devDependencies"]
+    assert dev_dependencies == {"aws-cdk": pinned["version"]}
     assert pinned["integrity"].startswith("sha512-")
     assert "://" not in lock

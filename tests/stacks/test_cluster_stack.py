@@ -1,4 +1,4 @@
-"""A cluster that only those reach who are listed, whose nodes are as their row says, and that leaves no trace."""
+"""A cluster: access for listed principals only, nodes as configured, and deletion without remains."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ BLOCKED = TRAIN | {"name": "block", "capacity": BLOCK, "size": {"min": 0, "max":
 
 
 def of_type(template: dict[str, Any], type_: str) -> dict[str, dict[str, Any]]:
-    return {id_: one["Properties"] for id_, one in template["Resources"].items() if one["Type"] == type_}
+    return {id_: resource["Properties"] for id_, resource in template["Resources"].items() if resource["Type"] == type_}
 
 
 def only(template: dict[str, Any], type_: str) -> dict[str, Any]:
@@ -41,12 +41,12 @@ def only(template: dict[str, Any], type_: str) -> dict[str, Any]:
 
 
 def group(template: dict[str, Any], name: str) -> dict[str, Any]:
-    (found,) = (one for one in of_type(template, "AWS::EKS::Nodegroup").values() if one["NodegroupName"] == name)
+    (found,) = (entry for entry in of_type(template, "AWS::EKS::Nodegroup").values() if entry["NodegroupName"] == name)
     return found
 
 
 def launched(template: dict[str, Any], name: str) -> dict[str, Any]:
-    """What a group's nodes are launched from."""
+    """The launch data of a group's nodes."""
     id_ = group(template, name)["LaunchTemplate"]["Id"]["Ref"]
     data: dict[str, Any] = of_type(template, "AWS::EC2::LaunchTemplate")[id_]["LaunchTemplateData"]
     return data
@@ -80,13 +80,13 @@ def test_listed_addresses_may_call_the_api_from_outside() -> None:
 
 
 def test_nothing_in_the_stack_runs_code_or_applies_objects(whole: dict[str, Any]) -> None:
-    types = {one["Type"] for one in whole["Resources"].values()}
-    assert not [each for each in types if "Lambda" in each or "Custom" in each]
+    types = {resource["Type"] for resource in whole["Resources"].values()}
+    assert not [entry for entry in types if "Lambda" in entry or "Custom" in entry]
 
 
 def test_add_ons_and_releases_are_those_of_the_lock(whole: dict[str, Any]) -> None:
     made = of_type(whole, "AWS::EKS::Addon").values()
-    assert {one["AddonName"]: one["AddonVersion"] for one in made} == LOCK.addons
+    assert {entry["AddonName"]: entry["AddonVersion"] for entry in made} == LOCK.addons
     assert LOCK.addons.keys() == set(ADDONS)
     kinds = {name: (group(whole, name)["AmiType"], group(whole, name)["ReleaseVersion"]) for name in (SYSTEM, "train")}
     assert kinds == {
@@ -97,10 +97,14 @@ def test_add_ons_and_releases_are_those_of_the_lock(whole: dict[str, Any]) -> No
 
 def test_nodes_wait_for_what_makes_them_ready_and_the_rest_waits_for_nodes(whole: dict[str, Any]) -> None:
     resources = whole["Resources"]
-    addons = {one["Properties"]["AddonName"]: id_ for id_, one in resources.items() if one["Type"] == "AWS::EKS::Addon"}
+    addons = {
+        resource["Properties"]["AddonName"]: id_
+        for id_, resource in resources.items()
+        if resource["Type"] == "AWS::EKS::Addon"
+    }
     system = group(whole, SYSTEM)
-    (id_,) = (each for each, one in resources.items() if one["Properties"] is system)
-    assert {addons[each] for each in ("eks-pod-identity-agent", "kube-proxy", "vpc-cni")} <= set(
+    (id_,) = (value for value, resource in resources.items() if resource["Properties"] is system)
+    assert {addons[entry] for entry in ("eks-pod-identity-agent", "kube-proxy", "vpc-cni")} <= set(
         resources[id_]["DependsOn"]
     )
     assert id_ in resources[addons["coredns"]]["DependsOn"]
@@ -115,8 +119,8 @@ def test_nodes_are_launched_as_their_row_of_the_catalogue_says() -> None:
         data, cards = launched(template, name), INSTANCES[type_].efa_interfaces or 0
         interfaces = data.get("NetworkInterfaces", [])
         assert data["InstanceType"] == type_
-        assert [one["NetworkCardIndex"] for one in interfaces] == list(range(cards))
-        assert all(len(one["Groups"]) == 2 and "SubnetId" not in one for one in interfaces)
+        assert [interface["NetworkCardIndex"] for interface in interfaces] == list(range(cards))
+        assert all(len(interface["Groups"]) == 2 and "SubnetId" not in interface for interface in interfaces)
         assert ("SecurityGroupIds" in data, "Placement" in data) == (cards == 0, cards > 0)
         assert data["MetadataOptions"]["HttpTokens"] == "required"
         assert data["MetadataOptions"]["HttpPutResponseHopLimit"] == 2
@@ -153,11 +157,14 @@ def test_a_blocks_group_is_empty_filled_at_its_start_and_emptied_45_minutes_befo
     assert nodes["ScalingConfig"] == {"MinSize": 0, "DesiredSize": 0, "MaxSize": 3}
     assert data["InstanceMarketOptions"] == {"MarketType": "capacity-block"}
     assert "Placement" not in data
-    told = {
-        one["Name"]: (one["ScheduleExpression"], json.loads(one["Target"]["Input"])["ScalingConfig"]["DesiredSize"])
-        for one in of_type(template, "AWS::Scheduler::Schedule").values()
+    result = {
+        entry["Name"]: (
+            entry["ScheduleExpression"],
+            json.loads(entry["Target"]["Input"])["ScalingConfig"]["DesiredSize"],
+        )
+        for entry in of_type(template, "AWS::Scheduler::Schedule").values()
     }
-    assert told == {
+    assert result == {
         "demo-nodes-block-opens": ("at(2027-11-01T11:30:00)", 3),
         "demo-nodes-block-drains": ("at(2027-11-08T10:45:00)", 0),
     }
@@ -192,7 +199,7 @@ def test_an_estimate_counts_nodes_at_their_desired_sizes_and_the_control_plane(
 
 def role_of(what: str) -> str:
     roles = boto3.client("iam").list_roles(PathPrefix="/nxpipe/")["Roles"]
-    (found,) = (one["RoleName"] for one in roles if one.get("Description") == what)
+    (found,) = (role["RoleName"] for role in roles if role.get("Description") == what)
     return str(found)
 
 
@@ -204,7 +211,7 @@ def pods_read_artifacts_and_nodes_do_not(made: World) -> None:
     assert not allowed(may, "s3:GetObject", artifact.replace("models", "elsewhere"))
     assert not allowed(may, "s3:PutObject", artifact)
     assert not allowed(statements_of(role_of("Nodes of demo")), "s3:GetObject", artifact)
-    assert any("elasticfilesystem:ClientMount" in each["Action"] for each in statements_of(files))
+    assert any("elasticfilesystem:ClientMount" in entry["Action"] for entry in statements_of(files))
     for name in (reader, files):
         (trust,) = trust_of(name)
         assert trust["Principal"] == {"Service": "pods.eks.amazonaws.com"}

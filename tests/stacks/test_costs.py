@@ -1,4 +1,4 @@
-"""What an estimate adds up, what it says that it leaves out, and what is over the budget."""
+"""A cost estimate: its sum, the parts that it excludes, and the comparison with the budget."""
 
 import tomllib
 from typing import Any
@@ -130,7 +130,7 @@ def test_endpoints_cost_by_subnet_and_those_by_routes_nothing() -> None:
 
 def over(budget: int | None, prices: Prices | None = PRICES) -> list[str]:
     found = lint(templates(SERVING), Facts(budget=budget, prices=prices))
-    return [str(each) for each in found if each.rule == "NXP-COST-1"]
+    return [str(entry) for entry in found if entry.rule == "NXP-COST-1"]
 
 
 def test_what_is_over_the_budget_is_found_with_both_figures_and_the_dearest() -> None:
@@ -148,9 +148,9 @@ def test_without_a_budget_nothing_is_over_it() -> None:
 def test_an_estimate_that_leaves_something_out_says_that_it_is_the_least() -> None:
     systems = {name: resource("AWS::FSx::FileSystem") for name in ("One", "Two", "Three")}
     assert str(estimated(SERVING)).startswith("About $2.27 an hour, $1,660 a month")
-    said = str(estimated({**SERVING, **systems}))
-    assert said.startswith("At least $2.27 an hour")
-    assert "AWS::FSx::FileSystem (demo/One and 2 more): no price known" in said
+    result = str(estimated({**SERVING, **systems}))
+    assert result.startswith("At least $2.27 an hour")
+    assert "AWS::FSx::FileSystem (demo/One and 2 more): no price known" in result
 
 
 def test_the_price_of_an_instance_is_known_where_it_is_sold() -> None:

@@ -1,4 +1,4 @@
-"""What an endpoint of SageMaker promises, on the local AWS."""
+"""SageMaker endpoints on the local AWS."""
 
 from functools import cache
 from pathlib import Path
@@ -92,11 +92,11 @@ class World:
 
     @property
     def templates(self) -> Templates:
-        return Templates(tuple(read(each.stack_name, template_of(each), REGION) for each in self.stacks))
+        return Templates(tuple(read(stack.stack_name, template_of(stack), REGION) for stack in self.stacks))
 
     def only(self, type_: str) -> dict[str, Any]:
         found = template_of(self.endpoint)["Resources"].values()
-        (one,) = (each["Properties"] for each in found if each["Type"] == f"AWS::SageMaker::{type_}")
+        (one,) = (entry["Properties"] for entry in found if entry["Type"] == f"AWS::SageMaker::{type_}")
         properties: dict[str, Any] = one
         return properties
 
@@ -113,12 +113,12 @@ def world(folder: Path, **asked: str) -> World:
 
 @cache
 def _world(config: Config) -> World:
-    """To be read and deployed: no test adds to it."""
+    """Read and deployed only: no test adds to it."""
     return World(config)
 
 
 def served() -> dict[str, Any]:
-    """The endpoint, and what runs behind it."""
+    """The endpoint, and its deployed resources."""
     sagemaker = boto3.client("sagemaker")
     endpoint = sagemaker.describe_endpoint(EndpointName="demo-answers")
     config = sagemaker.describe_endpoint_config(EndpointConfigName=endpoint["EndpointConfigName"])
@@ -134,7 +134,7 @@ def source() -> str:
 def test_an_endpoint_lives_moves_to_another_artifact_and_leaves_nothing_behind(aws: None, tmp_path: Path) -> None:
     made = world(tmp_path)
     deploy(made.network, made.store, made.endpoint)
-    assert [str(each) for each in census(REGION)] == []
+    assert [str(entry) for entry in census(REGION)] == []
     assert source().endswith(f"/models/endpoints/answers/{FIRST}/")
     first = served()
 
@@ -144,7 +144,7 @@ def test_an_endpoint_lives_moves_to_another_artifact_and_leaves_nothing_behind(a
     assert second["variant"]["VariantName"] == first["variant"]["VariantName"]
     assert second["config"]["EndpointConfigName"] != first["config"]["EndpointConfigName"]
     assert len(boto3.client("sagemaker").list_models()["Models"]) == 1
-    assert [str(each) for each in census(REGION)] == []
+    assert [str(entry) for entry in census(REGION)] == []
 
     destroy(made.endpoint)
     sagemaker = boto3.client("sagemaker")
@@ -154,7 +154,7 @@ def test_an_endpoint_lives_moves_to_another_artifact_and_leaves_nothing_behind(a
     assert not boto3.client("cloudwatch").describe_alarms()["MetricAlarms"]
     groups = boto3.client("logs").describe_log_groups(logGroupNamePrefix="/aws/sagemaker")
     assert not groups["logGroups"]
-    assert not [each for each in boto3.client("iam").list_roles()["Roles"] if "endpoint" in each["RoleName"]]
+    assert not [role for role in boto3.client("iam").list_roles()["Roles"] if "endpoint" in role["RoleName"]]
 
 
 def test_the_role_prepares_instances_of_its_own_endpoint_and_does_nothing_else(aws: None, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_the_role_prepares_instances_of_its_own_endpoint_and_does_nothing_else(a
     deploy(made.network, made.store, made.endpoint)
     (role,) = resources(made.endpoint, "AWS::IAM::Role")
     may = statements_of(role)
-    (bucket,) = (each for each in resources(made.store, "AWS::S3::Bucket") if "artifacts" in each)
+    (bucket,) = (resource for resource in resources(made.store, "AWS::S3::Bucket") if "artifacts" in resource)
     ours, theirs = f"arn:aws:s3:::{bucket}/models/endpoints/answers", f"arn:aws:s3:::{bucket}/models/endpoints/others"
     assert allowed(may, "s3:GetObject", f"{ours}/{FIRST}/manifest.json")
     assert not allowed(may, "s3:GetObject", f"{theirs}/{FIRST}/manifest.json")
@@ -246,21 +246,24 @@ def test_calls_shift_as_the_file_says_and_sagemaker_gives_the_update_time_enough
 def test_alarms_of_latency_and_failures_take_calls_back_and_tell_somebody(tmp_path: Path) -> None:
     made = world(tmp_path)
     named = [
-        each["AlarmName"] for each in made.only("Endpoint")["DeploymentConfig"]["AutoRollbackConfiguration"]["Alarms"]
+        alarm["AlarmName"] for alarm in made.only("Endpoint")["DeploymentConfig"]["AutoRollbackConfiguration"]["Alarms"]
     ]
     resources = template_of(made.endpoint)["Resources"]
-    alarms = [resources[each["Ref"]]["Properties"] for each in named]
+    alarms = [resources[entry["Ref"]]["Properties"] for entry in named]
     metrics = {
-        one["MetricStat"]["Metric"]["MetricName"] for each in alarms for one in each["Metrics"] if "MetricStat" in one
+        metric["MetricStat"]["Metric"]["MetricName"]
+        for alarm in alarms
+        for metric in alarm["Metrics"]
+        if "MetricStat" in metric
     }
     assert metrics == {"ModelLatency", "Invocation5XXErrors", "Invocations"}
-    (latency,) = (each for each in alarms if "latency" in each["AlarmName"])
+    (latency,) = (alarm for alarm in alarms if "latency" in alarm["AlarmName"])
     assert latency["Threshold"] == 0.8  # in seconds, which the expression makes of microseconds
-    assert any(one.get("Expression") == "time_ / 1000000" for one in latency["Metrics"])
+    assert any(metric.get("Expression") == "time_ / 1000000" for metric in latency["Metrics"])
     (told,) = (
-        each["Properties"]
-        for each in template_of(made.observe)["Resources"].values()
-        if each["Type"] == "AWS::CloudWatch::CompositeAlarm"
+        resource["Properties"]
+        for resource in template_of(made.observe)["Resources"].values()
+        if resource["Type"] == "AWS::CloudWatch::CompositeAlarm"
     )
     assert told["AlarmName"] == "demo-answers-endpoint-bad"
     assert told["AlarmActions"]
@@ -268,12 +271,12 @@ def test_alarms_of_latency_and_failures_take_calls_back_and_tell_somebody(tmp_pa
 
 def test_sagemakers_fetching_gets_a_way_to_s3_and_nothing_else_of_the_endpoint_asks_for_one(tmp_path: Path) -> None:
     template = template_of(world(tmp_path).endpoint)
-    assert {each.endpoint for each in needs("demo-endpoint-answers", template["Resources"])} == {"s3"}
+    assert {need.endpoint for need in needs("demo-endpoint-answers", template["Resources"])} == {"s3"}
 
 
 def test_the_guards_find_nothing_but_the_endpoints_that_are_made_last(tmp_path: Path) -> None:
-    found = [each for each in lint(world(tmp_path).templates, Facts()) if each.rule != "NXP-NET-2"]
-    assert [str(each) for each in found] == []
+    found = [entry for entry in lint(world(tmp_path).templates, Facts()) if entry.rule != "NXP-NET-2"]
+    assert [str(entry) for entry in found] == []
 
 
 def test_instances_of_sagemaker_are_priced_by_its_own_list_or_said_to_have_no_price(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A closed network leads to what its instances call, to nothing else, and no way is lost unnoticed."""
+"""A closed network has endpoints for exactly the services that its instances call."""
 
 from typing import Final
 
@@ -42,9 +42,13 @@ def made(network: ClosedNetwork | NatNetwork, *actions: str) -> tuple[NetworkSta
 
 
 def led_to(stack: NetworkStack) -> dict[str, str]:
-    """The services, and how each is reached."""
-    found = [one["Properties"] for one in template_of(stack)["Resources"].values() if "VPCEndpoint" in one["Type"]]
-    return {_service(one["ServiceName"]): one["VpcEndpointType"] for one in found}
+    """The services and the type of each one's endpoint."""
+    found = [
+        resource["Properties"]
+        for resource in template_of(stack)["Resources"].values()
+        if "VPCEndpoint" in resource["Type"]
+    ]
+    return {_service(entry["ServiceName"]): entry["VpcEndpointType"] for entry in found}
 
 
 def _service(name: object) -> str:
@@ -97,8 +101,12 @@ def test_scripts_at_boot_are_callers_too() -> None:
 
 def test_endpoints_are_deployed_follow_their_callers_and_go_with_the_network(aws: None) -> None:
     def there() -> set[str]:
-        told = boto3.client("ec2").describe_vpc_endpoints()["VpcEndpoints"]
-        return {one["ServiceName"].split(".", 3)[3] for one in told if one["State"] != "deleted"}
+        vpc_endpoints = boto3.client("ec2").describe_vpc_endpoints()["VpcEndpoints"]
+        return {
+            vpc_endpoint["ServiceName"].split(".", 3)[3]
+            for vpc_endpoint in vpc_endpoints
+            if vpc_endpoint["State"] != "deleted"
+        }
 
     network, caller, _ = made(ClosedNetwork(), "s3:GetObject", "logs:PutLogEvents")
     deploy(network, caller)

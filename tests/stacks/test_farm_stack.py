@@ -1,4 +1,4 @@
-"""What a build farm is made of, what its jobs may do, and that nothing of it stays."""
+"""The build farm: its resources, the permissions of its jobs, and deletion without remains."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +59,7 @@ def template() -> dict[str, Any]:
 
 
 def of_type(template: dict[str, Any], type_: str) -> dict[str, Any]:
-    (found,) = [one["Properties"] for one in template["Resources"].values() if one["Type"] == type_]
+    (found,) = [resource["Properties"] for resource in template["Resources"].values() if resource["Type"] == type_]
     return dict(found)
 
 
@@ -77,7 +77,11 @@ def test_machines_come_and_go_with_jobs_and_have_no_accelerator(template: dict[s
     assert resources["Type"] == "SPOT"
     assert resources["MinvCpus"] == 0
     assert "DesiredvCpus" not in resources  # Batch's own: a deployment must not send its machines home
-    assert not [each for each in resources["InstanceTypes"] if each.startswith(("inf", "trn", "g", "p"))]
+    assert not [
+        instance_type
+        for instance_type in resources["InstanceTypes"]
+        if instance_type.startswith(("inf", "trn", "g", "p"))
+    ]
 
 
 def test_a_change_of_the_machines_lets_jobs_that_run_come_to_their_end(template: dict[str, Any]) -> None:
@@ -95,14 +99,16 @@ def test_hosts_are_encrypted_speak_imdsv2_and_hide_their_role_from_jobs(template
         "HttpTokens": "required",
         "HttpPutResponseHopLimit": 1,
     }
-    assert all(each["Ebs"]["Encrypted"] for each in data["BlockDeviceMappings"])
+    assert all(block_device_mapping["Ebs"]["Encrypted"] for block_device_mapping in data["BlockDeviceMappings"])
 
 
 def test_nobody_may_call_a_builder(template: dict[str, Any]) -> None:
     group = of_type(template, "AWS::EC2::SecurityGroup")
     assert "SecurityGroupIngress" not in group
-    assert [(each["FromPort"], each["ToPort"]) for each in group["SecurityGroupEgress"]] == [(443, 443)]
-    assert not [one for one in template["Resources"].values() if one["Type"] == "AWS::EC2::SecurityGroupIngress"]
+    assert [(entry["FromPort"], entry["ToPort"]) for entry in group["SecurityGroupEgress"]] == [(443, 443)]
+    assert not [
+        resource for resource in template["Resources"].values() if resource["Type"] == "AWS::EC2::SecurityGroupIngress"
+    ]
 
 
 def test_only_an_interruption_is_tried_again(template: dict[str, Any]) -> None:
@@ -135,7 +141,7 @@ def test_deployed_a_job_publishes_under_the_prefix_and_deletes_nothing(aws: None
     assert not allowed(trusted, "sts:AssumeRole", "", {"aws:SourceAccount": "999999999999"})
     (queue,) = boto3.client("batch").describe_job_queues()["jobQueues"]
     assert queue["jobQueueName"] == "demo-builds"
-    assert [each["computeEnvironment"] for each in queue["computeEnvironmentOrder"]] == [
+    assert [entry["computeEnvironment"] for entry in queue["computeEnvironmentOrder"]] == [
         environment()["computeEnvironmentArn"]
     ]
 

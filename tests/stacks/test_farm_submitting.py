@@ -1,4 +1,4 @@
-"""Who may submit jobs to the build farm, and what else that opens."""
+"""Permissions for submitting jobs to the build farm, and their limits."""
 
 import boto3
 from aws_cdk import Stack
@@ -58,7 +58,7 @@ def test_another_image_is_allowed_by_the_deployment_that_brings_it(aws: None) ->
     assert allowed(may, "batch:SubmitJob", now)
     assert not allowed(may, "batch:SubmitJob", before)
     destroy(changed.farm)
-    assert not any("batch:SubmitJob" in one["Action"] for one in statements_of(role_of(release)))
+    assert not any("batch:SubmitJob" in entry["Action"] for entry in statements_of(role_of(release)))
 
 
 def test_the_executor_finds_the_farm_as_its_stack_makes_it(aws: None) -> None:
@@ -69,7 +69,9 @@ def test_the_executor_finds_the_farm_as_its_stack_makes_it(aws: None) -> None:
     assert found.store == f"s3://{outputs(made.store)['BucketName']}/models/"
     assert found.size == JobSize(16, 60_000)
     (policy,) = [
-        one["Arn"] for one in boto3.client("iam").list_policies(Scope="Local")["Policies"] if "Submitting" in one["Arn"]
+        entry["Arn"]
+        for entry in boto3.client("iam").list_policies(Scope="Local")["Policies"]
+        if "Submitting" in entry["Arn"]
     ]
     assert told["SubmittingPolicyArn"] == policy
 
@@ -82,4 +84,4 @@ def test_a_worker_reads_its_list_and_leaves_its_outcome(aws: None) -> None:
     objects = f"arn:aws:s3:::{outputs(made.store)['BucketName']}/models"
     assert allowed(may, "s3:GetObject", f"{objects}/cas/sha256/0")
     assert allowed(may, "s3:PutObject", f"{objects}/runs/0/0000000000")  # a second time, if its machine went away
-    assert not any("batch:SubmitJob" in one["Action"] for one in may)
+    assert not any("batch:SubmitJob" in entry["Action"] for entry in may)

@@ -24,7 +24,7 @@ CDK = ROOT / "node_modules/.bin/cdk"
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What git would give, and what `make setup` makes beside it."""
+    """The files from git and those from `make setup`."""
     folder = tmp_path_factory.mktemp("checkout")
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
@@ -113,5 +113,5 @@ def test_a_rule_takes_what_stands_for_an_unlocked_image_and_no_other_moving_one(
     image: str, facts: Facts, count: int
 ) -> None:
     template = read("demo", json.loads(LAUNCH.replace("IMAGE", image)), "us-east-1")
-    found = [each for each in lint(Templates((template,)), facts) if each.rule == "NXP-HOST-2"]
+    found = [entry for entry in lint(Templates((template,)), facts) if entry.rule == "NXP-HOST-2"]
     assert len(found) == count

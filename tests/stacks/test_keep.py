@@ -1,4 +1,4 @@
-"""The replacement guard: an id that moves is refused, and so is one that nobody wrote down."""
+"""The replacement guard: a changed logical id is refused, and so is an unregistered one."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def storage() -> dict[str, Any]:
 
 def told(resources: dict[str, Any], stack: str = "search-storage", project: str | None = "search") -> list[str]:
     found = lint(Templates((read(stack, {"Resources": resources}),)), Facts(project=project))
-    return [str(each) for each in found if each.rule == "NXP-KEEP-1"]
+    return [str(entry) for entry in found if entry.rule == "NXP-KEEP-1"]
 
 
 def test_what_keeps_its_ids_is_not_told() -> None:
@@ -37,7 +37,7 @@ def test_a_moved_id_is_told_as_what_is_left_behind_and_as_what_would_be_new(id_:
 def test_another_type_under_the_same_id_is_another_resource() -> None:
     changed = storage()
     changed["Key961B73FD"]["Type"] = "AWS::S3::Bucket"
-    assert any("Key961B73FD is no longer in the template" in each for each in told(changed))
+    assert any("Key961B73FD is no longer in the template" in entry for entry in told(changed))
 
 
 @pytest.mark.parametrize("policy", RETAINED)
@@ -71,7 +71,7 @@ def told_of_weights(rule: dict[str, Any] | None, project: str | None = "search")
         {} if rule is None else {RULE: {"Type": "AWS::ElasticLoadBalancingV2::ListenerRule", "Properties": rule}}
     )
     found = lint(Templates((read("search-serve-web", {"Resources": resources}),)), Facts(project=project))
-    return [str(each) for each in found if each.rule == "NXP-KEEP-2"]
+    return [str(entry) for entry in found if entry.rule == "NXP-KEEP-2"]
 
 
 def test_the_rule_that_weighs_is_not_told_as_long_as_its_text_stays() -> None:

@@ -47,10 +47,12 @@ def test_each_network_card_has_its_interface_and_only_the_first_an_address(name:
     described = data(stack(instance_type=name, efa=True))
     interfaces = described["NetworkInterfaces"]
     cards = range(INSTANCES[name].efa_interfaces or 0)
-    assert [each["NetworkCardIndex"] for each in interfaces] == list(cards)
-    assert [each["DeviceIndex"] for each in interfaces] == [0, *(1 for _ in cards[1:])]
-    assert [each["InterfaceType"] for each in interfaces] == ["efa", *("efa-only" for _ in cards[1:])]
-    assert all(each["Groups"] == ["sg-0a1b2c3d4e5f60718"] and "SubnetId" not in each for each in interfaces)
+    assert [interface["NetworkCardIndex"] for interface in interfaces] == list(cards)
+    assert [interface["DeviceIndex"] for interface in interfaces] == [0, *(1 for _ in cards[1:])]
+    assert [interface["InterfaceType"] for interface in interfaces] == ["efa", *("efa-only" for _ in cards[1:])]
+    assert all(
+        interface["Groups"] == ["sg-0a1b2c3d4e5f60718"] and "SubnetId" not in interface for interface in interfaces
+    )
     assert "SecurityGroupIds" not in described
 
 

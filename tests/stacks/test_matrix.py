@@ -35,7 +35,7 @@ def test_a_fleet_that_can_be_is_made_and_neither_the_guards_nor_cfn_lint_have_an
     assert there.findings.get(fleet.stack, []) == []
     by_cfn_lint = matrix.said.get((fleet.network, fleet.stack), [])
     if fleet.type == UNKNOWN_TO_CFN_LINT:
-        assert {each.partition(" ")[0] for each in by_cfn_lint} == {"E3628"}, by_cfn_lint
+        assert {entry.partition(" ")[0] for entry in by_cfn_lint} == {"E3628"}, by_cfn_lint
     else:
         assert by_cfn_lint == []
 
@@ -46,7 +46,7 @@ def test_what_the_fleets_share_is_clean_beside_all_of_them(network: str, matrix:
     assert set(matrix.made[network].templates) - {fleet.stack for fleet in POSSIBLE} == SHARED
     for stack in SHARED:
         assert matrix.made[network].findings.get(stack, []) == []
-        assert [each for each in matrix.said.get((network, stack), []) if not each.startswith("W3010")] == []
+        assert [entry for entry in matrix.said.get((network, stack), []) if not entry.startswith("W3010")] == []
 
 
 @pytest.mark.parametrize("fleet", REFUSED, ids=str)

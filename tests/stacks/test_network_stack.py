@@ -1,4 +1,4 @@
-"""What the network promises: nothing is looked up, nothing moves, and nothing gets out that should not."""
+"""The network: no lookups, stable subnets, and no unwanted egress."""
 
 import json
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ EXISTING = ExistingNetwork.model_validate(
 
 @cache
 def made(network: ClosedNetwork | NatNetwork | ExistingNetwork, zones: tuple[str, ...] = ZONES) -> NetworkStack:
-    """To be read and deployed: no test adds to it."""
+    """Read and deployed only: no test adds to it."""
     return NetworkStack(new_app(), "demo-network", project="demo", network=network, zones=zones, env=HERE)
 
 
@@ -43,12 +43,12 @@ def test_nothing_is_looked_up_in_an_account() -> None:
 
 
 def subnets(stack: NetworkStack) -> dict[str, tuple[str, str]]:
-    """By logical id: the zone and the addresses."""
+    """Zone and addresses by logical id."""
     found = template_of(stack)["Resources"].items()
     return {
-        name: (one["Properties"]["AvailabilityZone"], one["Properties"]["CidrBlock"])
-        for name, one in found
-        if one["Type"] == "AWS::EC2::Subnet"
+        name: (value["Properties"]["AvailabilityZone"], value["Properties"]["CidrBlock"])
+        for name, value in found
+        if value["Type"] == "AWS::EC2::Subnet"
     }
 
 
@@ -59,7 +59,7 @@ def test_a_new_zone_at_the_end_moves_no_subnet(network: ClosedNetwork | NatNetwo
         before, after = subnets(made(network, zones[:count])), subnets(made(network, zones[: count + 1]))
         assert before.items() < after.items()
     blocks = [IPv4Network(cidr) for _, cidr in after.values()]
-    assert not any(one.overlaps(other) for one, other in combinations(blocks, 2))
+    assert not any(value.overlaps(other) for value, other in combinations(blocks, 2))
     assert all(block.subnet_of(IPv4Network(network.cidr)) for block in blocks)
 
 
@@ -70,7 +70,7 @@ def test_addresses_that_ec2_could_not_divide_are_refused(cidr: str) -> None:
 
 
 def test_a_closed_network_has_no_gateway_and_no_route_out_of_it() -> None:
-    kinds = {one["Type"] for one in template_of(made(CLOSED))["Resources"].values()}
+    kinds = {resource["Type"] for resource in template_of(made(CLOSED))["Resources"].values()}
     assert not kinds & {"AWS::EC2::InternetGateway", "AWS::EC2::NatGateway", "AWS::EC2::Route", "AWS::EC2::EIP"}
 
 
@@ -92,13 +92,13 @@ def test_the_efa_group_lets_nodes_talk_to_each_other_by_group_and_to_nobody_else
 
 
 def test_an_existing_network_gets_the_efa_group_and_nothing_else() -> None:
-    kinds = {one["Type"] for one in template_of(made(EXISTING))["Resources"].values()}
+    kinds = {resource["Type"] for resource in template_of(made(EXISTING))["Resources"].values()}
     assert kinds == {"AWS::EC2::SecurityGroup", "AWS::EC2::SecurityGroupEgress", "AWS::EC2::SecurityGroupIngress"}
     assert not made(EXISTING).handle.closed
 
 
 def test_the_stack_needs_no_custom_resource_and_no_lambda() -> None:
-    kinds = {one["Type"] for one in template_of(made(NAT))["Resources"].values()}
+    kinds = {resource["Type"] for resource in template_of(made(NAT))["Resources"].values()}
     assert not [kind for kind in kinds if "Lambda" in kind or "Custom" in kind]
 
 

@@ -1,4 +1,4 @@
-"""What is told of a fleet, to whom, and when a release is held to be bad."""
+"""Metrics, alarms and notifications of a fleet, and the alarms that fail a release."""
 
 import json
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ COLOURS = ("blue", "green")
 
 
 class FleetStack(Stack):
-    """The parts of a serving fleet that alarms look at."""
+    """The parts of a serving fleet that alarms use."""
 
     def __init__(self, scope: Construct, id_: str, network: NetworkHandle, fleet: str) -> None:
         super().__init__(scope, id_, env=HERE)
@@ -38,8 +38,8 @@ class FleetStack(Stack):
             "Listener", port=80, open=False, default_action=balancing.ListenerAction.fixed_response(404)
         )
         shares = [
-            balancing.CfnListenerRule.TargetGroupTupleProperty(target_group_arn=each.target_group_arn, weight=1)
-            for each in groups.values()
+            balancing.CfnListenerRule.TargetGroupTupleProperty(target_group_arn=group.target_group_arn, weight=1)
+            for group in groups.values()
         ]
         forward = balancing.CfnListenerRule.ForwardConfigProperty(target_groups=shares)
         rule = balancing.CfnListenerRule(
@@ -67,7 +67,7 @@ class FleetStack(Stack):
                 min_size="0",
                 max_size="0",
                 launch_template=launched,
-                vpc_zone_identifier=[each.subnet_id for each in network.subnets.values()],
+                vpc_zone_identifier=[subnet.subnet_id for subnet in network.subnets.values()],
             )
             for colour in COLOURS
         }
@@ -103,7 +103,7 @@ def make(asked: Asked) -> Made:
         observe=Observe(emails=asked.emails),
         budget=Budget(monthly=asked.monthly),
         guards=Guards.model_validate(limits),
-        fleets=[each.handle for each in fleets],
+        fleets=[fleet.handle for fleet in fleets],
         hourly={"search": 0.76},
         env=HERE,
     )
@@ -112,12 +112,15 @@ def make(asked: Asked) -> Made:
 
 def of_type(made: Made, type_: str) -> list[dict[str, Any]]:
     found = template_of(made.observe)["Resources"].values()
-    return [one["Properties"] for one in found if one["Type"] == type_]
+    return [entry["Properties"] for entry in found if entry["Type"] == type_]
 
 
 def alarms() -> dict[str, dict[str, Any]]:
-    told = boto3.client("cloudwatch").describe_alarms(AlarmTypes=["MetricAlarm", "CompositeAlarm"])
-    return {one["AlarmName"]: one for one in (*told["MetricAlarms"], *told["CompositeAlarms"])}
+    response = boto3.client("cloudwatch").describe_alarms(AlarmTypes=["MetricAlarm", "CompositeAlarm"])
+    return {
+        metric_alarm["AlarmName"]: metric_alarm
+        for metric_alarm in (*response["MetricAlarms"], *response["CompositeAlarms"])
+    }
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +131,7 @@ def made() -> Made:
 def test_every_measure_is_on_the_dashboard_and_every_limit_is_an_alarm(made: Made) -> None:
     (dashboard,) = of_type(made, "AWS::CloudWatch::Dashboard")
     body = json.dumps(dashboard["DashboardBody"])
-    named = [one["AlarmName"] for one in of_type(made, "AWS::CloudWatch::Alarm")]
+    named = [entry["AlarmName"] for entry in of_type(made, "AWS::CloudWatch::Alarm")]
     for measure in MEASURES:
         assert f"search: {measure.title}" in body, measure.key
         of_each = measure.scope == "target group"
@@ -141,12 +144,12 @@ def test_every_measure_is_on_the_dashboard_and_every_limit_is_an_alarm(made: Mad
 def test_a_release_is_bad_by_exactly_the_limits_that_the_table_gives_to_releases(made: Made) -> None:
     (composite,) = of_type(made, "AWS::CloudWatch::CompositeAlarm")
     ids = {
-        name: one["Properties"]["AlarmName"]
-        for name, one in template_of(made.observe)["Resources"].items()
-        if one["Type"] == "AWS::CloudWatch::Alarm"
+        name: resource["Properties"]["AlarmName"]
+        for name, resource in template_of(made.observe)["Resources"].items()
+        if resource["Type"] == "AWS::CloudWatch::Alarm"
     }
     rule = json.dumps(composite["AlarmRule"])
-    by_release = tuple(f"-{each.key}" for each in MEASURES if each.limit and each.limit.by_release)
+    by_release = tuple(f"-{measure.key}" for measure in MEASURES if measure.limit and measure.limit.by_release)
     for id_, name in ids.items():
         assert (f'"{id_}"' in rule) == name.endswith(by_release), name
     assert composite["AlarmName"] == "demo-search-release-bad"
@@ -154,22 +157,22 @@ def test_a_release_is_bad_by_exactly_the_limits_that_the_table_gives_to_releases
 
 
 def test_the_guards_of_the_configuration_are_the_limits_of_the_alarms(made: Made) -> None:
-    found = {one["AlarmName"]: one for one in of_type(made, "AWS::CloudWatch::Alarm")}
+    found = {entry["AlarmName"]: entry for entry in of_type(made, "AWS::CloudWatch::Alarm")}
     assert found["demo-search-green-latency-p99"]["Threshold"] == 0.8
     assert found["demo-search-green-error-rate"]["Threshold"] == 0.01
-    for one in found.values():
-        assert one["ComparisonOperator"] == "GreaterThanThreshold"
-        assert one["TreatMissingData"] == "notBreaching"
+    for entry in found.values():
+        assert entry["ComparisonOperator"] == "GreaterThanThreshold"
+        assert entry["TreatMissingData"] == "notBreaching"
 
 
 def test_without_a_limit_for_latency_there_is_no_alarm_of_it() -> None:
-    found = [one["AlarmName"] for one in of_type(make(Asked(max_p99=None)), "AWS::CloudWatch::Alarm")]
+    found = [entry["AlarmName"] for entry in of_type(make(Asked(max_p99=None)), "AWS::CloudWatch::Alarm")]
     assert found
     assert not [name for name in found if "latency" in name]
 
 
 def test_whatever_ends_no_release_tells_people_by_itself(made: Made) -> None:
-    telling = [one["AlarmName"] for one in of_type(made, "AWS::CloudWatch::Alarm") if one.get("AlarmActions")]
+    telling = [entry["AlarmName"] for entry in of_type(made, "AWS::CloudWatch::Alarm") if entry.get("AlarmActions")]
     judged = [f"demo-search-{colour}-{key}" for key in ("latency-p99", "error-rate") for colour in COLOURS]
     assert sorted(telling) == sorted([*judged, "demo-search-execution-errors", "demo-search-unanswered"])
     (composite,) = of_type(made, "AWS::CloudWatch::CompositeAlarm")
@@ -181,26 +184,26 @@ def test_alarms_and_budgets_of_this_account_alone_may_speak_and_be_encrypted(mad
     (key,) = of_type(made, "AWS::KMS::Key")
     for document, action in ((policy["PolicyDocument"], "sns:Publish"), (key["KeyPolicy"], "kms:Decrypt")):
         spoken = [
-            (one["Principal"]["Service"], one["Condition"])
-            for one in document["Statement"]
-            if one["Effect"] == "Allow" and "Service" in one["Principal"] and action in one["Action"]
+            (entry["Principal"]["Service"], entry["Condition"])
+            for entry in document["Statement"]
+            if entry["Effect"] == "Allow" and "Service" in entry["Principal"] and action in entry["Action"]
         ]
-        services = [name for each, _ in spoken for name in ([each] if isinstance(each, str) else each)]
+        services = [name for value, _ in spoken for name in ([value] if isinstance(value, str) else value)]
         assert sorted(services) == ["budgets.amazonaws.com", "cloudwatch.amazonaws.com"]
         assert all(only == {"StringEquals": {"aws:SourceAccount": ACCOUNT}} for _, only in spoken)
-    plain = [one for one in policy["PolicyDocument"]["Statement"] if one["Effect"] == "Deny"]
+    plain = [entry for entry in policy["PolicyDocument"]["Statement"] if entry["Effect"] == "Deny"]
     assert plain[0]["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
 
 
 def test_deployed_changed_and_destroyed_it_is_what_was_asked_for(aws: None) -> None:
     made = make(Asked())
     deploy(*made.below, made.observe)
-    assert [each for each in census(REGION) if each.stack == "demo-observe"] == []
+    assert [entry for entry in census(REGION) if entry.stack == "demo-observe"] == []
     found = alarms()
     of_green = found["demo-search-green-latency-p99"]
     assert of_green["Threshold"] == 0.8
     assert of_green["ExtendedStatistic"] == "p99"
-    dimensions = {one["Name"]: one["Value"] for one in of_green["Dimensions"]}
+    dimensions = {dimension["Name"]: dimension["Value"] for dimension in of_green["Dimensions"]}
     assert dimensions["LoadBalancer"].startswith("app/")
     assert dimensions["TargetGroup"].startswith("targetgroup/")
     budget = boto3.client("budgets").describe_budget(AccountId=ACCOUNT, BudgetName="demo-monthly")["Budget"]
@@ -216,7 +219,7 @@ def test_deployed_changed_and_destroyed_it_is_what_was_asked_for(aws: None) -> N
     assert alarms()["demo-search-blue-error-rate"]["Threshold"] == 0.02
     assert alarms().keys() == found.keys()
     subscribed = boto3.client("sns").list_subscriptions()["Subscriptions"]
-    assert [one["Endpoint"] for one in subscribed] == ["night@example.com"]
+    assert [entry["Endpoint"] for entry in subscribed] == ["night@example.com"]
     budget = boto3.client("budgets").describe_budget(AccountId=ACCOUNT, BudgetName="demo-monthly")["Budget"]
     assert float(budget["BudgetLimit"]["Amount"]) == 6000
 
@@ -228,5 +231,7 @@ def test_deployed_changed_and_destroyed_it_is_what_was_asked_for(aws: None) -> N
 
 
 def test_a_project_without_fleets_or_budget_has_a_topic_and_nothing_else() -> None:
-    kinds = {one["Type"] for one in template_of(make(Asked(monthly=None, fleets=())).observe)["Resources"].values()}
+    kinds = {
+        resource["Type"] for resource in template_of(make(Asked(monthly=None, fleets=())).observe)["Resources"].values()
+    }
     assert kinds == {"AWS::KMS::Key", "AWS::SNS::Topic", "AWS::SNS::TopicPolicy", "AWS::SNS::Subscription"}

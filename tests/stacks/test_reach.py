@@ -1,4 +1,4 @@
-"""Who is taken to call what, from the resources of a template alone."""
+"""The calls of each principal, derived from the resources of a template."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def trusting(service: Any) -> dict[str, Any]:
 
 
 def policy(*statements: dict[str, Any], type_: str = "AWS::IAM::Policy") -> dict[str, Any]:
-    document = {"Statement": [{"Effect": "Allow", "Resource": "arn:x", **each} for each in statements]}
+    document = {"Statement": [{"Effect": "Allow", "Resource": "arn:x", **statement} for statement in statements]}
     return {"Type": type_, "Properties": {"PolicyDocument": document, "Roles": [{"Ref": "Role"}]}}
 
 

@@ -1,4 +1,4 @@
-"""Who may publish by GitHub's word, and what that word opens."""
+"""The roles that GitHub's OIDC tokens can assume, and their permissions."""
 
 import os
 import time
@@ -58,7 +58,7 @@ def of(subject: str, repository: str = "example/models") -> Context:
 
 
 def role_of(made: Made, word: str = "") -> str:
-    """Of the jobs that publish, of those of a pull request with "Read", of those that promote with "PromoteStaging"."""
+    """The role of the publishing jobs, of pull requests ("Read"), or of promoting jobs ("PromoteStaging")."""
     return outputs(made.release)[f"{word}RoleArn"].rpartition("/")[2]
 
 
@@ -71,7 +71,7 @@ def opened_by(made: Made, claims: Context, word: str = "") -> bool:
 
 
 def refused(made: Made, word: str, writes: list[tuple[str, str]]) -> list[str]:
-    """The paths of the writes that the role may not make; S3 is told which ones create."""
+    """The paths that the role may not write; S3 knows which writes create objects."""
     may, bucket = statements_of(role_of(made, word)), f"arn:aws:s3:::{outputs(made.store)['BucketName']}"
     announced = [(act, path) for act, path in writes if act != "make durable"]
     assert announced
@@ -88,7 +88,7 @@ def refused(made: Made, word: str, writes: list[tuple[str, str]]) -> list[str]:
 
 
 def _said(act: str, whole: str) -> Context:
-    """What a request says of itself: a creation that it is one, a copy onto itself where from."""
+    """The condition keys of a request: a creation has its header, a copy its source."""
     if act.startswith("create"):
         return {"s3:if-none-match": "*"}
     return {"s3:x-amz-copy-source": whole} if act == "touch" else {}
@@ -141,7 +141,7 @@ def test_a_release_adds_and_reads_but_never_deletes_nor_moves_a_channel(deployed
 
 
 def published_and_promoted(folder: Path, days: int = 0) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """What a publication writes into a store, and what a promotion to production does so many days later."""
+    """The writes of a publication, and of a promotion to production so many days later."""
     writes: list[tuple[str, str]] = []
     store = Store(watched(LocalFolder(folder), lambda act, path: writes.append((act, path))))
     manifest = put(store)
@@ -168,7 +168,7 @@ def test_a_channel_is_moved_from_its_own_environment_and_from_no_other(deployed:
         "Read": "pull_request",
     }
     for word in subjects:
-        opens = [each for each, said in subjects.items() if opened_by(deployed, of(said), word)]
+        opens = [value for value, said in subjects.items() if opened_by(deployed, of(said), word)]
         assert opens == [word]
     publication, promotion = published_and_promoted(tmp_path)
     assert refused(deployed, "PromoteProduction", promotion) == []
@@ -244,7 +244,7 @@ def test_each_duty_signs_with_its_own_key_and_with_no_other(aws: None) -> None:
         assert [key for key in keys if allowed(may, "kms:Sign", key, ours)] == ([own] if own else []), word
         # That the build has signed is seen by its public half.
         seen = [key for key in keys if allowed(may, "kms:GetPublicKey", key)]
-        assert seen == ([each for each in keys if each in (own, build)] if own else []), word
+        assert seen == ([entry for entry in keys if entry in (own, build)] if own else []), word
 
 
 def test_a_publisher_damages_no_blob_and_no_signature_but_keeps_blobs_young(deployed: Made) -> None:
@@ -289,9 +289,13 @@ def test_every_folder_of_the_store_is_a_publishers_or_is_kept_from_it() -> None:
 
 
 def test_no_action_that_writes_has_a_wildcard_and_no_statement_is_about_everything() -> None:
-    policies = [one for one in template_of(make().release)["Resources"].values() if "ManagedPolicy" in one["Type"]]
+    policies = [
+        resource
+        for resource in template_of(make().release)["Resources"].values()
+        if "ManagedPolicy" in resource["Type"]
+    ]
     assert len(policies) == 4
-    for statement in [each for policy in policies for each in policy["Properties"]["PolicyDocument"]["Statement"]]:
+    for statement in [entry for policy in policies for entry in policy["Properties"]["PolicyDocument"]["Statement"]]:
         actions = statement["Action"] if isinstance(statement["Action"], list) else [statement["Action"]]
         assert not [action for action in actions if "*" in action]
         assert statement["Resource"] != "*"

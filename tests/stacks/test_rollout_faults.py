@@ -1,4 +1,4 @@
-"""Whatever fails, wherever it fails: traffic ends up whole, with a version that is there."""
+"""Every failure at every state: all traffic finally goes to an existing version."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ import pytest
 
 from tests.canary.samples import plan_with
 from tests.localaws.moto_patches.events import strike
-from tests.localaws.visitors import Fleet, Visitors, visitors
+from tests.localaws.visitors import Fleet, SimulatedUsers, visitors
 from tests.stacks.rollout_faults import Fault, faults, injected, meanwhile
 from tests.stacks.rollout_world import (
     CLOCK,
@@ -63,13 +63,13 @@ def way_to(fault: Fault) -> str:
 
 
 def home_of(fault: Fault) -> str | None:
-    """The watchdog has states for each colour that is stable, and empties the other one."""
+    """The machine of a fault's state: the watchdog has states for each stable colour, and empties the other one."""
     what, _, colour = fault.state.partition("-")
     return (other(colour) if what == "Empty" else colour) or None
 
 
-def go(way: str, front: Fleet, people: Visitors) -> str:
-    """A rollout that takes this way, as far as somebody has to help it."""
+def go(way: str, front: Fleet, people: SimulatedUsers) -> str:
+    """Run a rollout of this kind, with the operator's actions that it needs."""
     if way == "refused":
         return start(plan={})
     if way == "stopped early":
@@ -91,7 +91,7 @@ def go(way: str, front: Fleet, people: Visitors) -> str:
 
 @contextmanager
 def on(way: str, front: Fleet) -> Iterator[None]:
-    """What happens on it beside the fault."""
+    """Events on this way besides the fault."""
     if way == "ended between two steps":
         with meanwhile("rollout", "NextStep", lambda: signal("abort")):
             yield

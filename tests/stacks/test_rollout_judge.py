@@ -50,7 +50,7 @@ def opened(**changes: Any) -> dict[str, Any]:
 
 
 def at(minute: float) -> str:
-    """A moment of a rollout that began at the beginning of a minute."""
+    """A moment of a rollout that began at the start of a minute."""
     return datetime.fromtimestamp(1_800_000_000 + minute * 60, UTC).isoformat()
 
 
@@ -60,13 +60,13 @@ def begun(step: int = 0, **changes: Any) -> RolloutState:
 
 
 def answer(course: RolloutState, counts: Mapping[str, float], minutes: range) -> list[dict[str, Any]]:
-    """What CloudWatch says when each of these minutes had these counts, and the other queries none."""
+    """CloudWatch's response for these counts per minute; other queries have none."""
     times = [start_of(minute, 60) for minute in minutes]
     return [
-        {"Id": each["Id"], "Timestamps": times, "Values": [counts[each["Id"]]] * len(times), "StatusCode": "Complete"}
-        if each["Id"] in counts
-        else {"Id": each["Id"], "Timestamps": [], "Values": [], "StatusCode": "Complete"}
-        for each in course.query(at(0))["queries"]
+        {"Id": query["Id"], "Timestamps": times, "Values": [counts[query["Id"]]] * len(times), "StatusCode": "Complete"}
+        if query["Id"] in counts
+        else {"Id": query["Id"], "Timestamps": [], "Values": [], "StatusCode": "Complete"}
+        for query in course.query(at(0))["queries"]
     ]
 
 
@@ -93,14 +93,14 @@ BAD: Final = GOOD | {"canary_2xx": 75.0, "canary_5xx": 75.0}
 
 
 def test_a_rollout_opens_with_all_weights_of_each_step_and_the_way_back() -> None:
-    told = opened()
-    assert told["steps"] == [
+    result = opened()
+    assert result["steps"] == [
         {"blue": 95, "green": 5, "standby": 0},
         {"blue": 5, "green": 95, "standby": 0},
         {"blue": 0, "green": 100, "standby": 0},
     ]
-    assert told["home"] == {"blue": 100, "green": 0, "standby": 0}
-    assert (told["from"]["group"], told["to"]["targets"], told["size"]) == ("demo-blue", "arn:green", 3)
+    assert result["home"] == {"blue": 100, "green": 0, "standby": 0}
+    assert (result["from"]["group"], result["to"]["targets"], result["size"]) == ("demo-blue", "arn:green", 3)
 
 
 @pytest.mark.parametrize(
@@ -132,10 +132,10 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(changes: dict[str, Any], w
 
 
 def test_latencies_are_asked_for_as_counts_of_what_took_longer() -> None:
-    asked = queries("app/front/1", {"canary": "targetgroup/green/1"}, LATENCIES, 60)
-    trimmed = [each["MetricStat"]["Stat"] for each in asked if "slower" in each["Id"]]
+    result = queries("app/front/1", {"canary": "targetgroup/green/1"}, LATENCIES, 60)
+    trimmed = [entry["MetricStat"]["Stat"] for entry in result if "slower" in entry["Id"]]
     assert trimmed == ["TC(0.1:)", "TC(0.15:)", "TC(0.2:)", "TC(0.3:)", "TC(0.5:)", "TC(0.625:)", "TC(0.8:)"]
-    assert len({each["Id"] for each in asked}) == len(asked)
+    assert len({entry["Id"] for entry in result}) == len(result)
 
 
 def test_a_series_without_a_value_has_counted_nothing() -> None:
@@ -279,19 +279,19 @@ def test_what_is_remembered_passes_as_a_text_that_says_all() -> None:
 
 
 def test_each_record_has_the_digest_of_the_one_before() -> None:
-    told, records = handle({"begins": {"carried": opened()["carried"], "step": 0, "at": at(0)}}, None), []
+    result, records = handle({"begins": {"carried": opened()["carried"], "step": 0, "at": at(0)}}, None), []
     for minute in range(1, 12):
-        course = RolloutState.from_text(told["carried"])
-        told = handle({"looks": seen(course, minute, GOOD) | {"carried": told["carried"]}}, None)
-        records.append(json.loads(told["record"]["text"]))
-        assert told["key"] == f"r1/{minute:06}.json"
-    assert [each["previous"] for each in records] == [None, *map(digest_of, records[:-1])]
+        course = RolloutState.from_text(result["carried"])
+        result = handle({"looks": seen(course, minute, GOOD) | {"carried": result["carried"]}}, None)
+        records.append(json.loads(result["record"]["text"]))
+        assert result["key"] == f"r1/{minute:06}.json"
+    assert [record["previous"] for record in records] == [None, *map(digest_of, records[:-1])]
 
 
 def test_the_function_answers_the_same_to_the_same_question() -> None:
     course = begun()
-    asked = {"looks": seen(course, 9, GOOD) | {"carried": course.text()}}
-    assert handle(asked, None) == handle(json.loads(json.dumps(asked)), None)
+    document = {"looks": seen(course, 9, GOOD) | {"carried": course.text()}}
+    assert handle(document, None) == handle(json.loads(json.dumps(document)), None)
 
 
 def test_a_pace_is_what_it_says_or_the_usual() -> None:

@@ -1,4 +1,4 @@
-"""Rollouts from beginning to end, on the local AWS: the machines as they are deployed, with a second for a minute."""
+"""Rollouts from start to end on the local AWS: the deployed machines, with a second for a minute."""
 
 import json
 from collections.abc import Iterator
@@ -42,14 +42,14 @@ ALARM = "demo-search-refused"
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """One for all: each rollout begins where the one before has ended."""
+    """One fleet for all tests: each rollout begins where the one before has ended."""
     with fleet_there(tmp_path_factory.mktemp("fleet")) as front:
         yield front
 
 
 @pytest.fixture
 def front(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    """Whatever a test does, it leaves a whole fleet behind."""
+    """A fleet that is complete again after each test."""
     for name, value in WHO.items():
         monkeypatch.setenv(name, value)
     yield fleet
@@ -59,13 +59,13 @@ def front(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
 
 
 def test_every_property_is_told_by_its_service_as_it_was_wanted(front: Fleet) -> None:
-    assert [str(each) for each in census(REGION) if each.stack == "demo-rollout-search"] == []
+    assert [str(entry) for entry in census(REGION) if entry.stack == "demo-rollout-search"] == []
 
 
 def rolled_back(execution: str) -> str:
-    """The reason."""
-    told = ended(execution)
-    found = json.loads(told["output"])
+    """The reason of the rollback."""
+    result = ended(execution)
+    found = json.loads(result["output"])
     assert found["outcome"] != "promoted"
     return str(found["reason"])
 
@@ -74,7 +74,7 @@ def test_a_healthy_version_gets_all_traffic_step_by_step(front: Fleet) -> None:
     old, new = stable(), other(stable())
     with visitors(front, errors=HEALTHY) as people:
         assert outcome(start()) == "promoted"
-    assert [each[new] for each in people.seen] == [0, 50, 95, 100]
+    assert [entry[new] for entry in people.weight_history] == [0, 50, 95, 100]
     assert record() == {"fleet": "search", "stable": new}
     assert front.sizes() == {old: 0, new: 2}
 
@@ -84,21 +84,21 @@ def test_a_bad_version_goes_back_by_two_calls_and_each_look_is_kept(front: Fleet
     with visitors(front, errors={stable(): 0.0, new: 0.3}) as people:
         execution = start()
         assert outcome(execution) == "roll_back"
-    assert [each[new] for each in people.seen] == [0, 50, 0]
+    assert [entry[new] for entry in people.weight_history] == [0, 50, 0]
     states = passed(execution)
     assert states[states.index("Verdict") :][:5] == ["Verdict", "Because", "Back", "SeeBack", "IsBack"]
     plan, *looks = evidence(execution)
-    assert [each["number"] for each in looks] == list(range(1, len(looks) + 1))
+    assert [look["number"] for look in looks] == list(range(1, len(looks) + 1))
     assert looks[-1]["word"] == "roll_back"
     again = list(replay(CanaryPlan.from_json(plan), looks))
-    assert [each.wrong for each in again] == [None] * len(looks)
+    assert [entry.wrong for entry in again] == [None] * len(looks)
     assert again[-1].judged.verdict.decision == "roll_back"
 
 
 def test_a_version_whose_instances_do_not_come_gets_no_traffic(front: Fleet) -> None:
     with visitors(front, errors=HEALTHY, answers=False) as people:
         assert outcome(start()) == "capacity_blocked"
-    assert len(people.seen) == 1
+    assert len(people.weight_history) == 1
 
 
 @pytest.mark.slow
@@ -124,15 +124,15 @@ def test_where_there_is_no_evidence_a_person_decides(front: Fleet) -> None:
         until(lambda: passed(execution).count("AskPeople") == 2)
         signal("abort")
         assert rolled_back(execution) == "a person ended it"
-    assert [each[new] for each in people.seen] == [0, 50, 95, 0]
+    assert [entry[new] for entry in people.weight_history] == [0, 50, 95, 0]
 
 
 def test_of_two_rollouts_at_once_one_is_refused_and_disturbs_nothing(front: Fleet) -> None:
     with visitors(front, errors=HEALTHY):
         first = start(plan=NEVER_SURE)
         until(lambda: "owner" in record())
-        told = ended(start())
-        assert (told["status"], told["error"]) == ("FAILED", "Rollout.Busy")
+        result = ended(start())
+        assert (result["status"], result["error"]) == ("FAILED", "Rollout.Busy")
         assert record()["owner"] == first
         signal("abort")
         ended(first)

@@ -1,4 +1,4 @@
-"""What the template of a rollout says: who may do what, and how long it can go on."""
+"""The template of a rollout: permissions, and bounds on its duration."""
 
 import json
 import subprocess
@@ -46,11 +46,11 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def of(template: dict[str, Any], type_: str) -> dict[str, dict[str, Any]]:
     found = template["Resources"].items()
-    return {id_: each["Properties"] for id_, each in found if each["Type"] == type_}
+    return {id_: value["Properties"] for id_, value in found if value["Type"] == type_}
 
 
 def grants(template: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Role, action, resource; a reference as the JSON that it is."""
+    """Role, action, resource; a reference as JSON."""
     for policy in of(template, "AWS::IAM::Policy").values():
         for statement in policy["PolicyDocument"]["Statement"]:
             assert statement["Effect"] == "Allow"
@@ -65,13 +65,13 @@ def listed(value: Any) -> list[Any]:
 
 def machines(template: dict[str, Any]) -> dict[str, dict[str, Any]]:
     found = of(template, "AWS::StepFunctions::StateMachine").values()
-    return {each["StateMachineName"].rpartition("-")[2]: definition(each["DefinitionString"]) for each in found}
+    return {entry["StateMachineName"].rpartition("-")[2]: definition(entry["DefinitionString"]) for entry in found}
 
 
 def definition(text: Any) -> dict[str, Any]:
     parts = text["Fn::Join"][1]
-    told: dict[str, Any] = json.loads("".join(each if isinstance(each, str) else "REFERENCE" for each in parts))
-    return told
+    document: dict[str, Any] = json.loads("".join(part if isinstance(part, str) else "REFERENCE" for part in parts))
+    return document
 
 
 def test_what_a_machine_changes_it_names(template: dict[str, Any]) -> None:
@@ -162,13 +162,13 @@ def test_a_colour_is_emptied_only_after_the_record_names_the_other_one(template:
     before = {"Drain": "Promote", "EmptyAgain": "PointBack"}
     for name, pointing in before.items():
         assert release[name]["Resource"].endswith(":setDesiredCapacity")
-        assert [each for each, state in release.items() if leads(state, name)] == [pointing]
+        assert [value for value, state in release.items() if leads(state, name)] == [pointing]
         assert release[pointing]["Parameters"]["UpdateExpression"] == "SET #stable = :colour"
 
 
 def leads(state: dict[str, Any], to: str) -> bool:
     branches = (state, *state.get("Choices", ()), *state.get("Catch", ()))
-    return to in [each.get("Next") for each in branches] or state.get("Default") == to
+    return to in [branch.get("Next") for branch in branches] or state.get("Default") == to
 
 
 def test_all_weights_are_said_each_time(template: dict[str, Any]) -> None:
@@ -177,19 +177,19 @@ def test_all_weights_are_said_each_time(template: dict[str, Any]) -> None:
             if state.get("Resource", "").endswith(":modifyRule"):
                 groups = state["Parameters"]["Actions"][0]["ForwardConfig"]["TargetGroups"]
                 assert len(groups) == 3  # blue, green, standby
-                assert all("Weight" in each or "Weight.$" in each for each in groups)
+                assert all("Weight" in group or "Weight.$" in group for group in groups)
 
 
 def test_the_watchdog_shares_no_state_and_no_judge_with_what_it_watches(template: dict[str, Any]) -> None:
     watchdog, release = (machines(template)[name]["States"] for name in ("watchdog", "rollout"))
-    assert not [each for each in watchdog.values() if ":lambda:" in each.get("Resource", "")]
-    moving = {name for name, each in watchdog.items() if each.get("Resource", "").endswith(":modifyRule")}
+    assert not [entry for entry in watchdog.values() if ":lambda:" in entry.get("Resource", "")]
+    moving = {name for name, value in watchdog.items() if value.get("Resource", "").endswith(":modifyRule")}
     assert moving == {"To-blue", "To-green"}
     assert not moving & release.keys()
 
 
 def test_nothing_strikes_while_nothing_is_rolled_out(template: dict[str, Any]) -> None:
-    rules = {each["Name"]: each for each in of(template, "AWS::Events::Rule").values()}
+    rules = {entry["Name"]: entry for entry in of(template, "AWS::Events::Rule").values()}
     assert rules["demo-search-watchdog"]["State"] == "DISABLED"
     assert rules["demo-search-watchdog"]["ScheduleExpression"] == "rate(1 minute)"
     ended = rules["demo-search-ended"]["EventPattern"]["detail"]["status"]
@@ -199,7 +199,7 @@ def test_nothing_strikes_while_nothing_is_rolled_out(template: dict[str, Any]) -
 
 
 def events(state: dict[str, Any]) -> int:
-    """That one pass leaves in a history, with one attempt that failed."""
+    """The number of events of one pass in a history, with one failed attempt."""
     if state["Type"] != "Task":
         return 2  # entered and left
     return 6 + 3 if state["Resource"].endswith(".sync:2") else 5 + 3
@@ -237,7 +237,7 @@ def test_our_rules_and_cfn_lint_find_nothing_to_say(template: dict[str, Any], tm
     from nxpipe.stacks.lint.template import Templates, read
 
     found = lint(Templates((read("demo-rollout-search", template, "us-east-2"),)), Facts(project="demo"))
-    assert [str(each) for each in found] == []
+    assert [str(entry) for entry in found] == []
     written = tmp_path / "template.json"
     written.write_text(json.dumps(template))
     program = Path(sysconfig.get_path("scripts"), "cfn-lint")

@@ -1,4 +1,4 @@
-"""What a serving fleet promises, on the local AWS."""
+"""A serving fleet on the local AWS."""
 
 import json
 from collections.abc import Callable
@@ -37,8 +37,8 @@ def deployed(aws: None, tmp_path: Path) -> World:
 
 def group(name: str) -> dict[str, Any]:
     found = boto3.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[name])
-    told: dict[str, Any] = found["AutoScalingGroups"][0]
-    return told
+    auto_scaling_group: dict[str, Any] = found["AutoScalingGroups"][0]
+    return auto_scaling_group
 
 
 def sizes(name: str) -> tuple[int, int, int]:
@@ -47,24 +47,25 @@ def sizes(name: str) -> tuple[int, int, int]:
 
 
 def rules(made: World) -> dict[str, dict[str, Any]]:
-    """By priority."""
+    """Rules by priority."""
     elb = boto3.client("elbv2")
     (listener,) = resources(made.serve, "AWS::ElasticLoadBalancingV2::Listener")
-    return {one["Priority"]: one for one in elb.describe_rules(ListenerArn=listener)["Rules"]}
+    return {rule["Priority"]: rule for rule in elb.describe_rules(ListenerArn=listener)["Rules"]}
 
 
 def weights(made: World) -> list[int]:
     (action,) = rules(made)["100"]["Actions"]
-    return [each["Weight"] for each in action["ForwardConfig"]["TargetGroups"]]
+    return [target_group["Weight"] for target_group in action["ForwardConfig"]["TargetGroups"]]
 
 
 def shift(made: World, *to: int) -> None:
-    """What a rollout does."""
+    """Shift the weights as a rollout does."""
     rule = rules(made)["100"]
     (action,) = rule["Actions"]
     targets = action["ForwardConfig"]["TargetGroups"]
     weighed = [
-        {"TargetGroupArn": one["TargetGroupArn"], "Weight": weight} for one, weight in zip(targets, to, strict=True)
+        {"TargetGroupArn": target["TargetGroupArn"], "Weight": weight}
+        for target, weight in zip(targets, to, strict=True)
     ]
     boto3.client("elbv2").modify_rule(
         RuleArn=rule["RuleArn"], Actions=[{"Type": "forward", "ForwardConfig": {"TargetGroups": weighed}}]
@@ -84,8 +85,10 @@ def test_a_deployment_in_the_middle_of_a_shift_changes_neither_weights_nor_sizes
     Tags.of(made.serve).add(PROJECT_TAG, "renamed", priority=300)
     Tags.of(made.serve).add("team", "search")
     deploy(made.serve)
-    told = boto3.client("elbv2").describe_tags(ResourceArns=[rules(deployed)["1"]["RuleArn"]])["TagDescriptions"]
-    assert {"Key": "team", "Value": "search"} in told[0]["Tags"]  # of another rule: the tags have come
+    tag_descriptions = boto3.client("elbv2").describe_tags(ResourceArns=[rules(deployed)["1"]["RuleArn"]])[
+        "TagDescriptions"
+    ]
+    assert {"Key": "team", "Value": "search"} in tag_descriptions[0]["Tags"]  # of another rule: the tags have come
     assert group(GREEN)["HealthCheckGracePeriod"] == 720
     assert weights(deployed) == [75, 25]
     assert sizes(GREEN) == (1, 3, 4)
@@ -110,16 +113,16 @@ def test_an_instance_waits_for_the_agent_and_its_instances_are_given_up_after_th
     (hook,) = boto3.client("autoscaling").describe_lifecycle_hooks(AutoScalingGroupName=BLUE)["LifecycleHooks"]
     assert (hook["LifecycleHookName"], hook["DefaultResult"]) == ("demo-search-ready", "ABANDON")
     assert hook["HeartbeatTimeout"] == 1800
-    assert {each["LifecycleState"] for each in group(BLUE)["Instances"]} == {"Pending:Wait"}
+    assert {instance["LifecycleState"] for instance in group(BLUE)["Instances"]} == {"Pending:Wait"}
 
 
 def test_a_header_reaches_a_colour_whatever_the_weights_are(deployed: World) -> None:
     direct = [rules(deployed)[priority] for priority in ("1", "2", "3")]
-    names = [one["Conditions"][0]["HttpHeaderConfig"] for one in direct]
-    assert names == [{"HttpHeaderName": COLOUR_HEADER, "Values": [each]} for each in ("blue", "green", "standby")]
+    names = [entry["Conditions"][0]["HttpHeaderConfig"] for entry in direct]
+    assert names == [{"HttpHeaderName": COLOUR_HEADER, "Values": [entry]} for entry in ("blue", "green", "standby")]
     (weighed,) = rules(deployed)["100"]["Actions"]
-    targets = [one["Actions"][0]["TargetGroupArn"] for one in direct]
-    assert targets[:2] == [each["TargetGroupArn"] for each in weighed["ForwardConfig"]["TargetGroups"]]
+    targets = [entry["Actions"][0]["TargetGroupArn"] for entry in direct]
+    assert targets[:2] == [target_group["TargetGroupArn"] for target_group in weighed["ForwardConfig"]["TargetGroups"]]
 
 
 def test_what_no_rule_takes_is_not_answered_by_a_model(deployed: World) -> None:
@@ -128,23 +131,23 @@ def test_what_no_rule_takes_is_not_answered_by_a_model(deployed: World) -> None:
 
 
 def test_instances_may_read_artifacts_and_answer_their_own_hook_and_nothing_else(deployed: World) -> None:
-    role = next(each for each in resources(deployed.serve, "AWS::IAM::Role") if "Standby" not in each)
-    said = statements_of(role)
-    (bucket,) = (each for each in resources(deployed.store, "AWS::S3::Bucket") if "artifacts" in each)
+    role = next(resource for resource in resources(deployed.serve, "AWS::IAM::Role") if "Standby" not in resource)
+    result = statements_of(role)
+    (bucket,) = (resource for resource in resources(deployed.store, "AWS::S3::Bucket") if "artifacts" in resource)
     own = f"arn:aws:autoscaling:us-east-2:123456789012:autoScalingGroup:1-2-3:autoScalingGroupName/{BLUE}"
-    assert allowed(said, "s3:GetObject", f"arn:aws:s3:::{bucket}/models/ac/1")
-    assert allowed(said, "s3:ListBucket", f"arn:aws:s3:::{bucket}")
-    assert allowed(said, "autoscaling:CompleteLifecycleAction", own)
-    assert not allowed(said, "autoscaling:CompleteLifecycleAction", f"{own}-of-others")
-    assert not allowed(said, "autoscaling:UpdateAutoScalingGroup", own)
-    assert not allowed(said, "s3:PutObject", f"arn:aws:s3:::{bucket}/models/ac/1")
-    assert not allowed(said, "s3:DeleteObject", f"arn:aws:s3:::{bucket}/models/ac/1")
+    assert allowed(result, "s3:GetObject", f"arn:aws:s3:::{bucket}/models/ac/1")
+    assert allowed(result, "s3:ListBucket", f"arn:aws:s3:::{bucket}")
+    assert allowed(result, "autoscaling:CompleteLifecycleAction", own)
+    assert not allowed(result, "autoscaling:CompleteLifecycleAction", f"{own}-of-others")
+    assert not allowed(result, "autoscaling:UpdateAutoScalingGroup", own)
+    assert not allowed(result, "s3:PutObject", f"arn:aws:s3:::{bucket}/models/ac/1")
+    assert not allowed(result, "s3:DeleteObject", f"arn:aws:s3:::{bucket}/models/ac/1")
 
 
 def launched_from(name: str) -> set[str]:
-    ids = [one["InstanceId"] for one in group(name)["Instances"]]
-    told = boto3.client("ec2").describe_instances(InstanceIds=ids)["Reservations"]
-    return {one["ImageId"] for each in told for one in each["Instances"]}
+    ids = [instance["InstanceId"] for instance in group(name)["Instances"]]
+    reservations = boto3.client("ec2").describe_instances(InstanceIds=ids)["Reservations"]
+    return {instance["ImageId"] for reservation in reservations for instance in reservation["Instances"]}
 
 
 def with_another_image(folder: Path) -> World:
@@ -180,7 +183,7 @@ def test_an_image_that_does_no_good_is_taken_back(deployed: World, tmp_path: Pat
 
 
 def test_every_property_is_told_by_its_service_as_it_was_wanted(deployed: World) -> None:
-    assert [str(each) for each in census(REGION) if each.stack == deployed.serve.stack_name] == []
+    assert [str(entry) for entry in census(REGION) if entry.stack == deployed.serve.stack_name] == []
 
 
 def test_a_destroyed_fleet_leaves_nothing_behind(deployed: World) -> None:
@@ -190,7 +193,7 @@ def test_a_destroyed_fleet_leaves_nothing_behind(deployed: World) -> None:
     assert not boto3.client("elbv2").describe_target_groups()["TargetGroups"]
     assert not boto3.client("ec2").describe_launch_templates()["LaunchTemplates"]
     instances = boto3.client("ec2").describe_instances()["Reservations"]
-    assert {one["State"]["Name"] for each in instances for one in each["Instances"]} <= {"terminated"}
+    assert {entry["State"]["Name"] for instance in instances for entry in instance["Instances"]} <= {"terminated"}
 
 
 # Templates
@@ -203,7 +206,10 @@ def of(type_: str, **asked: Any) -> dict[str, dict[str, Any]]:
 def test_several_types_or_spot_make_a_mixed_group_and_the_template_says_no_market() -> None:
     made = read_only(types=("inf2.xlarge", "inf2.8xlarge"), capacity=SPOT)
     policy = made.of("AWS::AutoScaling::AutoScalingGroup")["Blue"]["MixedInstancesPolicy"]
-    assert [one["InstanceType"] for one in policy["LaunchTemplate"]["Overrides"]] == ["inf2.xlarge", "inf2.8xlarge"]
+    assert [override["InstanceType"] for override in policy["LaunchTemplate"]["Overrides"]] == [
+        "inf2.xlarge",
+        "inf2.8xlarge",
+    ]
     distribution = policy["InstancesDistribution"]
     assert (distribution["OnDemandBaseCapacity"], distribution["OnDemandPercentageAboveBaseCapacity"]) == (2, 0)
     (template,) = made.of("AWS::EC2::LaunchTemplate").values()
@@ -227,10 +233,10 @@ def test_a_reservation_is_named_and_nothing_is_launched_beside_it() -> None:
 
 def test_a_capacity_blocks_fleet_is_empty_but_between_its_start_and_45_minutes_before_its_end() -> None:
     made = read_only(types=("trn1.32xlarge",), capacity=BLOCK)
-    for each in made.of("AWS::AutoScaling::AutoScalingGroup").values():
-        assert (each["MinSize"], each["DesiredCapacity"]) == ("0", "0")
+    for entry in made.of("AWS::AutoScaling::AutoScalingGroup").values():
+        assert (entry["MinSize"], entry["DesiredCapacity"]) == ("0", "0")
     actions = made.of("AWS::AutoScaling::ScheduledAction")
-    times = {id_: (each["StartTime"], each["DesiredCapacity"]) for id_, each in actions.items()}
+    times = {id_: (action["StartTime"], action["DesiredCapacity"]) for id_, action in actions.items()}
     assert times == {
         "Blueopens": ("2026-12-01T11:30:00Z", 2),
         "Bluecloses": ("2026-12-08T10:45:00Z", 0),
@@ -246,22 +252,22 @@ def test_with_a_certificate_plain_http_is_not_spoken() -> None:
     (listener,) = made.of("AWS::ElasticLoadBalancingV2::Listener").values()
     assert (listener["Port"], listener["Protocol"]) == (443, "HTTPS")
     assert "TLS13" in listener["SslPolicy"]
-    (front,) = (each for id_, each in made.of("AWS::EC2::SecurityGroup").items() if id_.startswith("Front"))
-    assert [(one["CidrIp"], one["FromPort"]) for one in front["SecurityGroupIngress"]] == [("10.0.0.0/8", 443)]
+    (front,) = (value for id_, value in made.of("AWS::EC2::SecurityGroup").items() if id_.startswith("Front"))
+    assert [(entry["CidrIp"], entry["FromPort"]) for entry in front["SecurityGroupIngress"]] == [("10.0.0.0/8", 443)]
 
 
 def test_callers_are_the_networks_own_if_nobody_is_named() -> None:
     groups = of("AWS::EC2::SecurityGroup")
-    (front,) = (each for id_, each in groups.items() if id_.startswith("Front"))
-    assert [one["CidrIp"] for one in front["SecurityGroupIngress"]] == ["10.20.0.0/16"]
+    (front,) = (value for id_, value in groups.items() if id_.startswith("Front"))
+    assert [entry["CidrIp"] for entry in front["SecurityGroupIngress"]] == ["10.20.0.0/16"]
 
 
 def test_all_names_that_people_see_begin_with_the_projects() -> None:
     template = read_only().template
-    for one in template["Resources"].values():
+    for resource in template["Resources"].values():
         for key in ("AutoScalingGroupName", "LaunchTemplateName", "AlarmName"):
-            if isinstance(one["Properties"].get(key), str):
-                assert one["Properties"][key].startswith("demo-search")
+            if isinstance(resource["Properties"].get(key), str):
+                assert resource["Properties"][key].startswith("demo-search")
 
 
 def test_whatever_changes_in_a_fleet_the_text_of_its_weights_stays() -> None:
@@ -269,7 +275,7 @@ def test_whatever_changes_in_a_fleet_the_text_of_its_weights_stays() -> None:
 
     def text(**asked: Any) -> Any:
         found = of("AWS::ElasticLoadBalancingV2::ListenerRule", **asked)
-        return next(each for id_, each in found.items() if "Weights" in id_)
+        return next(value for id_, value in found.items() if "Weights" in id_)
 
     usual = text()
     assert usual == text(types=("inf2.8xlarge", "inf2.xlarge"), capacity=SPOT, more="port = 9000")

@@ -1,4 +1,4 @@
-"""What the store stack promises about the bucket that holds a team's artifacts, and what goes with it."""
+"""The store stack: the bucket of a team's artifacts, and its related resources."""
 
 from functools import partial
 from typing import Any
@@ -169,8 +169,8 @@ def test_the_store_is_made_changed_and_destroyed_and_a_fleet_may_read_and_no_mor
     role = aws_iam.Role(fleet, "Role", assumed_by=aws_iam.ServicePrincipal("ec2.amazonaws.com"))
     read_artifacts(store.handle, role, "models/")
     deploy(store, fleet)
-    told = outputs(store)
-    bucket, key = f"arn:aws:s3:::{told['BucketName']}", told["KeyArn"]
+    result = outputs(store)
+    bucket, key = f"arn:aws:s3:::{result['BucketName']}", result["KeyArn"]
     may = partial(allowed, statements_of(resources(fleet, "AWS::IAM::Role")[0]))
     assert may("s3:GetObject", f"{bucket}/models/ac/x")
     assert may("s3:ListBucket", bucket)
@@ -183,10 +183,10 @@ def test_the_store_is_made_changed_and_destroyed_and_a_fleet_may_read_and_no_mor
     changed = StoreStack(other, "demo-storage", project="other", removal_policy=RemovalPolicy.DESTROY, env=HERE)
     kept = StoreStack(new_app(), "demo-storage", project="other", removal_policy=RemovalPolicy.RETAIN, env=HERE)
     deploy(changed)
-    assert outputs(changed)["BucketName"] == told["BucketName"]
+    assert outputs(changed)["BucketName"] == result["BucketName"]
     deploy(kept)
     destroy(fleet, kept)
-    assert told["BucketName"] in {one["Name"] for one in boto3.client("s3").list_buckets()["Buckets"]}
+    assert result["BucketName"] in {entry["Name"] for entry in boto3.client("s3").list_buckets()["Buckets"]}
 
 
 REGIONS = ("us-east-1", "eu-central-1", "ap-northeast-1")

@@ -1,4 +1,4 @@
-"""How a training fleet's nodes are bought, how they reach each other, and when they are there at all."""
+"""Capacity, network and schedule of a training fleet's nodes."""
 
 import json
 import subprocess
@@ -63,7 +63,7 @@ def make(**asked: Any) -> Made:
 
 @cache
 def _made(fleet: TrainingFleet) -> Made:
-    """To be read and deployed: no test adds to it."""
+    """Read and deployed only: no test adds to it."""
     app = new_app()
     zones = ("us-east-2a", "us-east-2b")
     network = NetworkStack(app, "demo-network", project="demo", network=ClosedNetwork(), zones=zones, env=HERE)
@@ -83,7 +83,7 @@ def _made(fleet: TrainingFleet) -> Made:
 
 
 def all_of(template: dict[str, Any], type_: str) -> list[dict[str, Any]]:
-    return [one["Properties"] for one in template["Resources"].values() if one["Type"] == type_]
+    return [resource["Properties"] for resource in template["Resources"].values() if resource["Type"] == type_]
 
 
 def only(template: dict[str, Any], type_: str) -> dict[str, Any]:
@@ -102,14 +102,17 @@ def resources_of(template: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("type_", ["trn1.32xlarge", "trn1n.32xlarge", "trn2.48xlarge"])
 def test_every_card_of_a_node_has_its_interface_and_the_environment_names_no_group(type_: str) -> None:
     template = template_of(make(instance_types=[type_]).train)
-    cards = [(one["NetworkCardIndex"], one["DeviceIndex"]) for one in launched(template)["NetworkInterfaces"]]
+    cards = [
+        (network_interface["NetworkCardIndex"], network_interface["DeviceIndex"])
+        for network_interface in launched(template)["NetworkInterfaces"]
+    ]
     assert cards == [(card, min(card, 1)) for card in range(INSTANCES[type_].efa_interfaces or 0)]
-    assert all(len(one["Groups"]) == 2 for one in launched(template)["NetworkInterfaces"])
+    assert all(len(network_interface["Groups"]) == 2 for network_interface in launched(template)["NetworkInterfaces"])
     assert "SecurityGroupIds" not in resources_of(template)
     assert len(resources_of(template)["Subnets"]) == 1
     job = only(template, "AWS::Batch::JobDefinition")
     (nodes,) = job["NodeProperties"]["NodeRangeProperties"]
-    devices = [one["HostPath"] for one in nodes["Container"]["LinuxParameters"]["Devices"]]
+    devices = [device["HostPath"] for device in nodes["Container"]["LinuxParameters"]["Devices"]]
     assert len([path for path in devices if "neuron" in path]) == INSTANCES[type_].chips
     assert len([path for path in devices if "uverbs" in path]) == len(cards)
 
@@ -146,11 +149,11 @@ def test_a_reservation_is_named_and_a_block_has_its_market_and_no_placement() ->
 
 def test_spot_nodes_keep_checkpoints_in_a_bucket_that_outlives_the_fleet() -> None:
     template = template_of(make(capacity={"kind": "spot"}, nodes=1).train)
-    (bucket,) = [one for one in template["Resources"].values() if one["Type"] == "AWS::S3::Bucket"]
+    (bucket,) = [resource for resource in template["Resources"].values() if resource["Type"] == "AWS::S3::Bucket"]
     assert bucket["DeletionPolicy"] == "Retain"
     assert resources_of(template)["Type"] == "SPOT"
     container = only(template, "AWS::Batch::JobDefinition")["ContainerProperties"]
-    assert "NXPIPE_CHECKPOINTS" in [one["Name"] for one in container["Environment"]]
+    assert "NXPIPE_CHECKPOINTS" in [entry["Name"] for entry in container["Environment"]]
     assert all_of(template_of(make(nodes=1).train), "AWS::S3::Bucket") == []
 
 
@@ -170,7 +173,7 @@ def test_hosts_speak_imdsv2_one_hop_far_and_their_disks_are_encrypted() -> None:
         "required",
         1,
     )
-    assert all(one["Ebs"]["Encrypted"] for one in data["BlockDeviceMappings"])
+    assert all(block_device_mapping["Ebs"]["Encrypted"] for block_device_mapping in data["BlockDeviceMappings"])
 
 
 def test_scratch_is_in_the_nodes_subnet_mounted_on_hosts_and_seen_by_jobs() -> None:
@@ -178,9 +181,9 @@ def test_scratch_is_in_the_nodes_subnet_mounted_on_hosts_and_seen_by_jobs() -> N
     scratch = only(template, "AWS::FSx::FileSystem")
     assert scratch["StorageCapacity"] == 2400
     assert scratch["SubnetIds"] == resources_of(template)["Subnets"]
-    said = json.dumps(launched(template)["UserData"])
-    assert "multipart/mixed" in said
-    assert "mount -t lustre" in said
+    user_data = json.dumps(launched(template)["UserData"])
+    assert "multipart/mixed" in user_data
+    assert "mount -t lustre" in user_data
     (nodes,) = only(template, "AWS::Batch::JobDefinition")["NodeProperties"]["NodeRangeProperties"]
     assert nodes["Container"]["MountPoints"] == [{"ContainerPath": "/scratch", "SourceVolume": "scratch"}]
     assert "UserData" not in launched(template_of(make().train))
@@ -194,13 +197,17 @@ def test_a_blocks_queue_opens_at_its_start_and_is_drained_45_minutes_before_its_
     (queue,) = batch.describe_job_queues()["jobQueues"]
     (environment,) = batch.describe_compute_environments()["computeEnvironments"]
     assert queue["state"] == "DISABLED"
-    told = {
-        one["Name"]: scheduler.get_schedule(Name=one["Name"], GroupName="default")
-        for one in scheduler.list_schedules()["Schedules"]
+    result = {
+        schedule["Name"]: scheduler.get_schedule(Name=schedule["Name"], GroupName="default")
+        for schedule in scheduler.list_schedules()["Schedules"]
     }
     does = {
-        name: (one["ScheduleExpression"], one["Target"]["Arn"].rpartition(":")[2], json.loads(one["Target"]["Input"]))
-        for name, one in told.items()
+        name: (
+            value["ScheduleExpression"],
+            value["Target"]["Arn"].rpartition(":")[2],
+            json.loads(value["Target"]["Input"]),
+        )
+        for name, value in result.items()
     }
     arn, place = queue["jobQueueArn"], environment["computeEnvironmentArn"]
     assert does == {
@@ -212,7 +219,7 @@ def test_a_blocks_queue_opens_at_its_start_and_is_drained_45_minutes_before_its_
             {"ComputeEnvironment": place, "State": "DISABLED"},
         ),
     }
-    (role,) = {one["Target"]["RoleArn"].rpartition("/")[2] for one in told.values()}
+    (role,) = {entry["Target"]["RoleArn"].rpartition("/")[2] for entry in result.values()}
     may = statements_of(role)
     assert allowed(may, "batch:UpdateJobQueue", arn)
     assert allowed(may, "batch:UpdateComputeEnvironment", place)
@@ -221,11 +228,13 @@ def test_a_blocks_queue_opens_at_its_start_and_is_drained_45_minutes_before_its_
 
 
 def scripts_of_hosts() -> list[str]:
-    """The parts of the user data, as cloud-init takes it apart."""
+    """The parts of the user data, as cloud-init separates them."""
     ec2 = boto3.client("ec2")
     (template,) = ec2.describe_launch_templates()["LaunchTemplates"]
-    told = ec2.describe_launch_template_versions(LaunchTemplateId=template["LaunchTemplateId"], Versions=["$Latest"])
-    data = b64decode(told["LaunchTemplateVersions"][0]["LaunchTemplateData"]["UserData"])
+    response = ec2.describe_launch_template_versions(
+        LaunchTemplateId=template["LaunchTemplateId"], Versions=["$Latest"]
+    )
+    data = b64decode(response["LaunchTemplateVersions"][0]["LaunchTemplateData"]["UserData"])
     whole = message_from_bytes(data)
     assert whole.is_multipart()
     parts = [part for part in whole.walk() if part.get_content_type() == "text/x-shellscript"]

@@ -1,4 +1,4 @@
-"""What an instance does when it starts for the first time, run in a sandbox."""
+"""The first boot of an instance, run in a sandbox."""
 
 import shlex
 import subprocess
@@ -102,7 +102,7 @@ def test_an_instance_is_set_up_and_its_unit_started(sandbox: Sandbox) -> None:
     assert fetched.startswith("aws s3 cp --only-show-errors --region us-east-2 s3://demo-artifacts/agent/agent.tar ")
     (installed,) = ran.called("pip")
     assert "--no-index --no-deps" in installed
-    assert [Path(each).name for each in installed.split()[-2:]] == [
+    assert [Path(part).name for part in installed.split()[-2:]] == [
         "click-8.4.0-py3-none-any.whl",
         "nxpipe-0.1.0-py3-none-any.whl",
     ]
@@ -126,7 +126,7 @@ def test_the_unit_runs_the_agent_with_the_server_behind_it_word_for_word(sandbox
     sandbox.run(serving(sandbox).script())
     unit = sandbox.text("etc/systemd/system/nxpipe-agent.service")
     (command,) = (line.removeprefix("ExecStart=") for line in unit.splitlines() if line.startswith("ExecStart="))
-    words = [each.replace("%%", "%").replace("$$", "$") for each in shlex.split(command)]
+    words = [part.replace("%%", "%").replace("$$", "$") for part in shlex.split(command)]
     agent = [f"{sandbox.root}/opt/nxpipe/agent/bin/nxpipe", "agent", "run", "--fleet", "search"]
     server = ["python3", "-m", "server", "--greeting", 'it costs 5$, or "100%"']
     assert words == [*agent, "--to", f"{sandbox.root}/var/lib/nxpipe/artifact", "--", *server]

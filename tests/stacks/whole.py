@@ -1,4 +1,4 @@
-"""A project with everything that a project can have, as its files."""
+"""The files of a project with every feature."""
 
 import json
 from pathlib import Path
@@ -137,14 +137,14 @@ _CLUSTER: Final = ClusterLock(
 
 
 def write_locks(folder: Path) -> None:
-    """What `nxpipe ami lock`, `nxpipe agent bundle` and `nxpipe infra lock` write."""
+    """The lock files of `nxpipe ami lock`, `nxpipe agent bundle` and `nxpipe infra lock`."""
     (folder / "nxpipe.amis.lock").write_text(_IMAGES)
     (folder / "nxpipe.agent.lock").write_text(json.dumps({"sha256": "0" * 64}))
     (folder / "nxpipe.cluster.lock").write_text(_CLUSTER.text())
 
 
 def write_whole(folder: Path) -> Path:
-    """The nxpipe.toml."""
+    """Write the nxpipe.toml."""
     write_locks(folder)
     path = folder / "nxpipe.toml"
     path.write_text(WHOLE)

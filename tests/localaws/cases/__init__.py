@@ -6,5 +6,5 @@ from tests.localaws.cases import batch, clusters, endpoints, files, watching, wo
 from tests.localaws.cases.case import Case
 
 CASES: Final[tuple[Case, ...]] = tuple(
-    case for each in (files, watching, working, batch, clusters, endpoints) for case in each.CASES
+    case for entry in (files, watching, working, batch, clusters, endpoints) for case in entry.CASES
 )

@@ -1,4 +1,4 @@
-"""Batch."""
+"""Cases of AWS Batch."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""What a provider is to carry out: all properties that it knows, and what becomes of some of them later."""
+"""The test case of a provider: a resource with all properties, and later changes of some of them."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -6,30 +6,30 @@ from typing import Any, Final
 
 @dataclass(frozen=True)
 class Case:
-    """`later` are properties that change; `around` is what the resource needs."""
+    """A test case: `later` are changed properties, `dependencies` are the resources that this one needs."""
 
     type: str
     first: dict[str, Any]
     later: dict[str, Any] = field(default_factory=dict)
-    around: dict[str, Any] = field(default_factory=dict)
-    gone: tuple[str, ...] = ()  # properties that are no longer wanted later
+    dependencies: dict[str, Any] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()  # properties that the change removes
 
     @property
     def afterwards(self) -> dict[str, Any]:
-        return {key: value for key, value in {**self.first, **self.later}.items() if key not in self.gone}
+        return {key: value for key, value in {**self.first, **self.later}.items() if key not in self.removed}
 
 
 def ref(name: str, attribute: str | None = None) -> dict[str, Any]:
     return {"Fn::GetAtt": [name, attribute]} if attribute else {"Ref": name}
 
 
-def tags(**given: str) -> list[dict[str, str]]:
-    return [{"Key": key, "Value": value} for key, value in given.items()]
+def tags(**properties: str) -> list[dict[str, str]]:
+    return [{"Key": key, "Value": value} for key, value in properties.items()]
 
 
 def role(service: str) -> dict[str, Any]:
-    who = {"Effect": "Allow", "Principal": {"Service": f"{service}.amazonaws.com"}, "Action": "sts:AssumeRole"}
-    document = {"Version": "2012-10-17", "Statement": [who]}
+    principal = {"Effect": "Allow", "Principal": {"Service": f"{service}.amazonaws.com"}, "Action": "sts:AssumeRole"}
+    document = {"Version": "2012-10-17", "Statement": [principal]}
     return {"Type": "AWS::IAM::Role", "Properties": {"AssumeRolePolicyDocument": document}}
 
 

@@ -1,4 +1,4 @@
-"""Kubernetes."""
+"""Cases of EKS."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""SageMaker."""
+"""Cases of SageMaker."""
 
 from typing import Final
 

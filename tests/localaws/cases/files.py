@@ -1,4 +1,4 @@
-"""File systems."""
+"""Cases of EFS and FSx."""
 
 from typing import Final
 
@@ -27,7 +27,7 @@ CASES: Final = (
             "ProvisionedThroughputInMibps": 64,
             "ThroughputMode": "provisioned",
         },
-        gone=("FileSystemPolicy",),
+        removed=("FileSystemPolicy",),
     ),
     Case(
         "AWS::EFS::FileSystem",

@@ -1,4 +1,4 @@
-"""What is written down, measured and told."""
+"""Cases of CloudWatch, CloudWatch Logs, SNS and budgets."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""What answers to events, and keeps state."""
+"""Cases of Lambda, EventBridge, Step Functions, DynamoDB and SQS."""
 
 from typing import Final
 

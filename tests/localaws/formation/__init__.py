@@ -1,1 +1,1 @@
-"""A CloudFormation that does what it says, in place of moto's."""
+"""A CloudFormation in place of moto's; a property that it cannot deploy fails the stack."""

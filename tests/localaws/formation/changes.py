@@ -1,10 +1,10 @@
-"""What a change set says that it would do."""
+"""The content of a change set."""
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tests.localaws.formation.deploy import wanted_of
-from tests.localaws.formation.evaluate import Evaluation, Surroundings
+from tests.localaws.formation.deploy import enabled_resources
+from tests.localaws.formation.evaluate import Evaluation, StackContext
 from tests.localaws.formation.faults import Invalid
 from tests.localaws.formation.provider import PROVIDERS
 from tests.localaws.formation.stack import Resource, Stack
@@ -13,64 +13,72 @@ from tests.localaws.formation.template import Declared, Template, in_order
 _AFTER_APPLY: Final = "{{changeSet:KNOWN_AFTER_APPLY}}"
 
 
-def changes(stack: Stack, template: Template, given: Mapping[str, str], around: Surroundings) -> list[dict[str, Any]]:
-    """Resource by resource, in the order in which they would be carried out."""
+def changes(
+    stack: Stack, template: Template, parameter_values: Mapping[str, str], context: StackContext
+) -> list[dict[str, Any]]:
+    """The changes resource by resource, in the order of execution."""
     known = dict(stack.resources)
-    work = Evaluation(template, given, around, known, unknown=lambda _: _AFTER_APPLY)
-    wanted = wanted_of(template, work)
-    found = []
-    for one in in_order(template, wanted):
-        old = stack.resources.get(one.logical)
-        change = _added(one) if old is None else _modified(one, old, _as_far_as_known(one, work))
+    work = Evaluation(template, parameter_values, context, known, unknown=lambda _: _AFTER_APPLY)
+    desired = enabled_resources(template, work)
+    result = []
+    for declared in in_order(template, desired):
+        old = stack.resources.get(declared.logical)
+        change = _added(declared) if old is None else _modified(declared, old, _known_properties(declared, work))
         if change is not None:
-            found.append(change)
+            result.append(change)
             if change.get("Replacement") == "True":
-                known.pop(one.logical)  # whoever refers to it gets another one
-    found += [_removed(old) for name, old in stack.resources.items() if name not in wanted]
-    return [{"Type": "Resource", "ResourceChange": change} for change in found]
+                known.pop(declared.logical)  # references to it get a new value
+    result += [_removed(old) for name, old in stack.resources.items() if name not in desired]
+    return [{"Type": "Resource", "ResourceChange": change} for change in result]
 
 
-def _as_far_as_known(one: Declared, work: Evaluation) -> dict[str, Any]:
-    """A value that cannot be worked out before something else is there has changed."""
-    found = {}
-    for name, value in one.properties.items():
+def _known_properties(declared: Declared, work: Evaluation) -> dict[str, Any]:
+    """The properties; one that refers to a resource not yet created has the value that marks it as changed."""
+    result = {}
+    for name, value in declared.properties.items():
         try:
-            found[name] = work(value)
+            result[name] = work(value)
         except Invalid:
-            found[name] = _AFTER_APPLY
-    return {name: value for name, value in found.items() if value is not None}
+            result[name] = _AFTER_APPLY
+    return {name: value for name, value in result.items() if value is not None}
 
 
-def _added(one: Declared) -> dict[str, Any]:
-    return {"Action": "Add", "LogicalResourceId": one.logical, "ResourceType": one.type, "Scope": [], "Details": []}
-
-
-def _removed(old: Resource) -> dict[str, Any]:
-    kept = old.declared.keep_on_delete == "Retain"
+def _added(declared: Declared) -> dict[str, Any]:
     return {
-        "Action": "Remove",
-        "LogicalResourceId": old.declared.logical,
-        "PhysicalResourceId": old.physical,
-        "ResourceType": old.declared.type,
-        "PolicyAction": "Retain" if kept else "Delete",
+        "Action": "Add",
+        "LogicalResourceId": declared.logical,
+        "ResourceType": declared.type,
         "Scope": [],
         "Details": [],
     }
 
 
-def _modified(one: Declared, old: Resource, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
-    changed = sorted(name for name in {*old.properties, *wanted} if old.properties.get(name) != wanted.get(name))
-    policies = old.declared.policies != one.policies
-    if not changed and not policies and old.declared.type == one.type:
+def _removed(old: Resource) -> dict[str, Any]:
+    retained = old.declared.keep_on_delete == "Retain"
+    return {
+        "Action": "Remove",
+        "LogicalResourceId": old.declared.logical,
+        "PhysicalResourceId": old.physical,
+        "ResourceType": old.declared.type,
+        "PolicyAction": "Retain" if retained else "Delete",
+        "Scope": [],
+        "Details": [],
+    }
+
+
+def _modified(declared: Declared, old: Resource, desired: Mapping[str, Any]) -> dict[str, Any] | None:
+    changed = sorted(name for name in {*old.properties, *desired} if old.properties.get(name) != desired.get(name))
+    policies = old.declared.policies != declared.policies
+    if not changed and not policies and old.declared.type == declared.type:
         return None
-    provider = PROVIDERS.get(one.type)
+    provider = PROVIDERS.get(declared.type)
     fixed = provider.fixed if provider else frozenset()
-    replaced = old.declared.type != one.type or any(name in fixed for name in changed)
+    replaced = old.declared.type != declared.type or any(name in fixed for name in changed)
     return {
         "Action": "Modify",
-        "LogicalResourceId": one.logical,
+        "LogicalResourceId": declared.logical,
         "PhysicalResourceId": old.physical,
-        "ResourceType": one.type,
+        "ResourceType": declared.type,
         "Replacement": str(replaced),
         "Scope": ["Properties"] * bool(changed) + ["UpdatePolicy"] * policies,
         "Details": [_detail(name, fixed) for name in changed],

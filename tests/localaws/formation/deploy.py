@@ -1,7 +1,7 @@
-"""Carrying a template out: made and changed in the order of need, undone in the other when something fails.
+"""Deployment of a template: creates and updates in order of dependencies, and rolls back in reverse order on failure.
 
-A step that has been done is remembered with what undoes it. Resources that are no longer wanted are removed last, when
-nothing can fail any more.
+Each finished step is recorded with the step that undoes it. Obsolete resources are removed last, when nothing can fail
+any more.
 """
 
 import logging
@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from tests.localaws.formation.evaluate import Evaluation, Surroundings
+from tests.localaws.formation.evaluate import Evaluation, StackContext
 from tests.localaws.formation.faults import Invalid, Refused
-from tests.localaws.formation.provider import Made, Properties, Site, provider_of
+from tests.localaws.formation.provider import PhysicalResource, Properties, Site, provider_of
 from tests.localaws.formation.stack import Output, Resource, Stack
 from tests.localaws.formation.template import Declared, Template, in_order
 
@@ -25,152 +25,173 @@ _Result = TypeVar("_Result")
 
 
 class _Failed(Exception):
-    """A resource has failed; the events say which and why."""
+    """A resource has failed; the events have its name and the reason."""
 
 
 @dataclass
 class Deployment:
     stack: Stack
-    around: Surroundings
-    imported: set[str] = field(default_factory=set)  # filled while values are worked out
-    users_of: Callable[[str], list[str]] = field(default=lambda _: [])  # of an export: the stacks that import it
+    context: StackContext
+    imported: set[str] = field(default_factory=set)  # filled while values are evaluated
+    users_of: Callable[[str], list[str]] = field(default=lambda _: [])  # the stacks that import an export
     _work: Evaluation | None = None
 
-    def create(self, template: Template, given: Mapping[str, str]) -> None:
-        self.stack.tell("CREATE_IN_PROGRESS", "User Initiated")
-        self._carry_out(template, given, "CREATE", "ROLLBACK")
+    def create(self, template: Template, parameter_values: Mapping[str, str]) -> None:
+        self.stack.set_status("CREATE_IN_PROGRESS", "User Initiated")
+        self._execute(template, parameter_values, "CREATE", "ROLLBACK")
 
-    def update(self, template: Template, given: Mapping[str, str]) -> None:
-        self.stack.tell("UPDATE_IN_PROGRESS", "User Initiated")
-        self._carry_out(template, given, "UPDATE", "UPDATE_ROLLBACK")
+    def update(self, template: Template, parameter_values: Mapping[str, str]) -> None:
+        self.stack.set_status("UPDATE_IN_PROGRESS", "User Initiated")
+        self._execute(template, parameter_values, "UPDATE", "UPDATE_ROLLBACK")
 
     def delete(self) -> None:
-        """What cannot be removed stays, and the stack says so."""
-        self.stack.tell("DELETE_IN_PROGRESS", "User Initiated")
-        failed = [one for one in reversed(_needed_first(self.stack)) if not self._remove(one)]
+        """Delete all resources; if some cannot be removed, they stay and the status is DELETE_FAILED."""
+        self.stack.set_status("DELETE_IN_PROGRESS", "User Initiated")
+        failed = [resource for resource in reversed(_in_dependency_order(self.stack)) if not self._remove(resource)]
         if failed:
-            names = ", ".join(one.declared.logical for one in failed)
-            self.stack.tell("DELETE_FAILED", f"The following resource(s) failed to delete: [{names}].")
+            names = ", ".join(resource.declared.logical for resource in failed)
+            self.stack.set_status("DELETE_FAILED", f"The following resource(s) failed to delete: [{names}].")
             return
         self.stack.outputs, self.stack.imports = [], frozenset()
-        self.stack.tell("DELETE_COMPLETE")
+        self.stack.set_status("DELETE_COMPLETE")
 
     # Creating and updating
 
-    def _carry_out(self, template: Template, given: Mapping[str, str], verb: str, back: str) -> None:
+    def _execute(self, template: Template, parameter_values: Mapping[str, str], verb: str, back: str) -> None:
         undo: list[Callable[[], None]] = []
         obsolete: list[Resource] = []
-        before = (self.stack.template, self.stack.given, self.stack.values)
+        before = (self.stack.template, self.stack.parameter_values, self.stack.values)
         try:
-            work = self._work = Evaluation(template, given, self.around, self.stack.resources)
-            wanted = wanted_of(template, work)
-            for one in in_order(template, wanted):
-                self._settle(one, work, undo, obsolete)
-            outputs = [_output(key, one, work) for key, one in template.outputs.items() if _holds(one, work)]
+            work = self._work = Evaluation(template, parameter_values, self.context, self.stack.resources)
+            desired = enabled_resources(template, work)
+            for declaration in in_order(template, desired):
+                self._apply(declaration, work, undo, obsolete)
+            outputs = [
+                _output(key, declaration, work)
+                for key, declaration in template.outputs.items()
+                if _holds(declaration, work)
+            ]
             self._check_exports(outputs)
         except (_Failed, Invalid, Refused) as failure:
             self._undo(undo, str(failure), back)
-            self.stack.template, self.stack.given, self.stack.values = before
+            self.stack.template, self.stack.parameter_values, self.stack.values = before
             return
-        self.stack.template, self.stack.given, self.stack.values = template, dict(given), work.values
+        self.stack.template, self.stack.parameter_values, self.stack.values = (
+            template,
+            dict(parameter_values),
+            work.values,
+        )
         self.stack.outputs, self.stack.imports = outputs, frozenset(self.imported)
-        self._clean_up(wanted, obsolete, verb)
-        self.stack.tell(f"{verb}_COMPLETE")
+        self._clean_up(desired, obsolete, verb)
+        self.stack.set_status(f"{verb}_COMPLETE")
 
-    def _settle(
-        self, one: Declared, work: Evaluation, undo: list[Callable[[], None]], obsolete: list[Resource]
+    def _apply(
+        self, declared: Declared, work: Evaluation, undo: list[Callable[[], None]], obsolete: list[Resource]
     ) -> None:
-        """Make, change or leave one resource."""
-        old = self.stack.resources.get(one.logical)
-        properties = self._try(one, old, "CREATE" if old is None else "UPDATE", lambda: dict(work(one.properties)))
+        """Create, update or keep one resource."""
+        old = self.stack.resources.get(declared.logical)
+        properties = self._try(
+            declared, old, "CREATE" if old is None else "UPDATE", lambda: dict(work(declared.properties))
+        )
         if old is not None and (old.properties, old.declared.type, old.declared.policies) == (
             properties,
-            one.type,
-            one.policies,
+            declared.type,
+            declared.policies,
         ):
-            self.stack.resources[one.logical] = replace(old, declared=one)
+            self.stack.resources[declared.logical] = replace(old, declared=declared)
             return
         if old is None:
-            made = self._make(one, properties)
-            undo.append(lambda: self._take_back(one.logical, None))
-        elif old.declared.type != one.type or self._is_replaced(one, old, properties):
-            self.stack.tell_of(one, old.physical, "UPDATE_IN_PROGRESS", _NEW_PHYSICAL)
-            made = self._make(one, properties)
+            existing = self._make(declared, properties)
+            undo.append(lambda: self._undo_create(declared.logical, None))
+        elif old.declared.type != declared.type or self._is_replaced(declared, old, properties):
+            self.stack.record_event(declared, old.physical, "UPDATE_IN_PROGRESS", _NEW_PHYSICAL)
+            existing = self._make(declared, properties)
             obsolete.append(old)
-            undo.append(lambda: self._take_back(one.logical, old))
+            undo.append(lambda: self._undo_create(declared.logical, old))
         else:
-            self.stack.tell_of(one, old.physical, "UPDATE_IN_PROGRESS")
-            made = self._change(one, old.made, old.properties, properties)
-            self.stack.tell_of(one, made.id, "UPDATE_COMPLETE")
-            undo.append(lambda: self._change_back(one, old, properties))
+            self.stack.record_event(declared, old.physical, "UPDATE_IN_PROGRESS")
+            existing = self._change(declared, old.existing, old.properties, properties)
+            self.stack.record_event(declared, existing.id, "UPDATE_COMPLETE")
+            undo.append(lambda: self._undo_update(declared, old, properties))
         status = "CREATE_COMPLETE" if old is None else "UPDATE_COMPLETE"
-        self.stack.resources[one.logical] = Resource(one, properties, made, status)
+        self.stack.resources[declared.logical] = Resource(declared, properties, existing, status)
 
-    def _is_replaced(self, one: Declared, old: Resource, properties: Properties) -> bool:
-        fixed = self._try(one, old, "UPDATE", lambda: provider_of(one.type, properties).fixed)
+    def _is_replaced(self, declared: Declared, old: Resource, properties: Properties) -> bool:
+        fixed = self._try(declared, old, "UPDATE", lambda: provider_of(declared.type, properties).fixed)
         return any(old.properties.get(name) != properties.get(name) for name in fixed)
 
-    def _make(self, one: Declared, properties: Properties) -> Made:
-        self.stack.tell_of(one, "", "CREATE_IN_PROGRESS")
-        site = self._site(one)
+    def _make(self, declared: Declared, properties: Properties) -> PhysicalResource:
+        self.stack.record_event(declared, "", "CREATE_IN_PROGRESS")
+        site = self._site(declared)
         try:
-            made = self._try(one, None, "CREATE", lambda: provider_of(one.type, properties).create(properties, site))
+            existing = self._try(
+                declared, None, "CREATE", lambda: provider_of(declared.type, properties).create(properties, site)
+            )
         except _Failed:
-            if site.begun:  # what is there in part must not stay behind
-                self._delete(Resource(one, properties, site.begun[-1]))
+            if site.begun:  # remove a partly created resource
+                self._delete(Resource(declared, properties, site.begun[-1]))
             raise
-        self.stack.tell_of(one, made.id, "CREATE_COMPLETE")
-        return made
+        self.stack.record_event(declared, existing.id, "CREATE_COMPLETE")
+        return existing
 
-    def _change(self, one: Declared, made: Made, before: Properties, wanted: Properties) -> Made:
-        old = Resource(one, before, made)
+    def _change(
+        self, declared: Declared, existing: PhysicalResource, before: Properties, desired: Properties
+    ) -> PhysicalResource:
+        old = Resource(declared, before, existing)
         return self._try(
-            one, old, "UPDATE", lambda: provider_of(one.type, wanted).update(made, before, wanted, self._site(one))
+            declared,
+            old,
+            "UPDATE",
+            lambda: provider_of(declared.type, desired).update(existing, before, desired, self._site(declared)),
         )
 
-    def _try(self, one: Declared, old: Resource | None, verb: str, action: Callable[[], _Result]) -> _Result:
-        """What fails is told as the resource's own failure, with the reason of whoever refused."""
+    def _try(self, declared: Declared, old: Resource | None, verb: str, action: Callable[[], _Result]) -> _Result:
+        """Run an action; record an error as the failure of the resource, with its reason."""
         try:
             return action()
         except (ClientError, BotoCoreError, Refused, Invalid) as error:
             reason = str(error)
-        except Exception as error:  # a provider's own fault must fail the stack, too, and not the request
-            _log.exception("%s of %s", verb, one.logical)
+        except Exception as error:  # an error in a provider fails the stack, not the request
+            _log.exception("%s of %s", verb, declared.logical)
             reason = f"{type(error).__name__}: {error}"
-        self.stack.tell_of(one, old.physical if old else "", f"{verb}_FAILED", reason)
-        raise _Failed(f"The following resource(s) failed to {verb.lower()}: [{one.logical}].")
+        self.stack.record_event(declared, old.physical if old else "", f"{verb}_FAILED", reason)
+        raise _Failed(f"The following resource(s) failed to {verb.lower()}: [{declared.logical}].")
 
     def _check_exports(self, outputs: list[Output]) -> None:
-        gone = {one.export: one.value for one in self.stack.outputs if one.export}
-        kept = {one.export: one.value for one in outputs if one.export}
-        for name, value in gone.items():
-            if kept.get(name) != value and (users := self.users_of(name)):
+        old = {output.export: output.value for output in self.stack.outputs if output.export}
+        new = {output.export: output.value for output in outputs if output.export}
+        for name, value in old.items():
+            if new.get(name) != value and (users := self.users_of(name)):
                 raise Refused(f"Export {name} cannot be updated as it is in use by {', '.join(users)}")
 
-    def _clean_up(self, wanted: Mapping[str, Declared], obsolete: list[Resource], verb: str) -> None:
-        gone = [one for one in reversed(_needed_first(self.stack)) if one.declared.logical not in wanted]
-        if verb == "UPDATE" and (gone or obsolete):
-            self.stack.tell("UPDATE_COMPLETE_CLEANUP_IN_PROGRESS")
+    def _clean_up(self, desired: Mapping[str, Declared], obsolete: list[Resource], verb: str) -> None:
+        removed = [
+            resource
+            for resource in reversed(_in_dependency_order(self.stack))
+            if resource.declared.logical not in desired
+        ]
+        if verb == "UPDATE" and (removed or obsolete):
+            self.stack.set_status("UPDATE_COMPLETE_CLEANUP_IN_PROGRESS")
         for old in reversed(obsolete):
             if old.declared.keep_on_replace not in _RETAINED:
                 self._delete(old)
-        for one in gone:
-            self._remove(one)
-            self.stack.resources.pop(one.declared.logical, None)
+        for resource in removed:
+            self._remove(resource)
+            self.stack.resources.pop(resource.declared.logical, None)
 
     # Undoing
 
     def _undo(self, undo: list[Callable[[], None]], reason: str, back: str) -> None:
-        self.stack.tell(f"{back}_IN_PROGRESS", reason)
+        self.stack.set_status(f"{back}_IN_PROGRESS", reason)
         try:
             for step in reversed(undo):
                 step()
         except _Failed as failure:
-            self.stack.tell(f"{back}_FAILED", str(failure))
+            self.stack.set_status(f"{back}_FAILED", str(failure))
             return
-        self.stack.tell(f"{back}_COMPLETE", reason)
+        self.stack.set_status(f"{back}_COMPLETE", reason)
 
-    def _take_back(self, logical: str, old: Resource | None) -> None:
+    def _undo_create(self, logical: str, old: Resource | None) -> None:
         new = self.stack.resources[logical]
         if new.declared.keep_on_delete not in _RETAINED and not self._delete(new):
             raise _Failed(f"The following resource(s) failed to delete: [{logical}].")
@@ -178,66 +199,72 @@ class Deployment:
         if old is not None:
             self.stack.resources[logical] = old
 
-    def _change_back(self, one: Declared, old: Resource, properties: Properties) -> None:
-        made = self._change(one, self.stack.resources[one.logical].made, properties, old.properties)
-        self.stack.resources[one.logical] = replace(old, made=made)
+    def _undo_update(self, declared: Declared, old: Resource, properties: Properties) -> None:
+        existing = self._change(declared, self.stack.resources[declared.logical].existing, properties, old.properties)
+        self.stack.resources[declared.logical] = replace(old, existing=existing)
 
     # Removing
 
-    def _remove(self, one: Resource) -> bool:
-        if one.declared.keep_on_delete in _RETAINED:
-            self.stack.tell_of(one.declared, one.physical, "DELETE_SKIPPED")
-        elif not self._delete(one):
+    def _remove(self, resource: Resource) -> bool:
+        if resource.declared.keep_on_delete in _RETAINED:
+            self.stack.record_event(resource.declared, resource.physical, "DELETE_SKIPPED")
+        elif not self._delete(resource):
             return False
-        self.stack.resources.pop(one.declared.logical, None)
+        self.stack.resources.pop(resource.declared.logical, None)
         return True
 
-    def _delete(self, one: Resource) -> bool:
-        declared = one.declared
-        self.stack.tell_of(declared, one.physical, "DELETE_IN_PROGRESS")
+    def _delete(self, resource: Resource) -> bool:
+        declared = resource.declared
+        self.stack.record_event(declared, resource.physical, "DELETE_IN_PROGRESS")
         try:
-            self._try(declared, one, "DELETE", lambda: self._delete_by_provider(one))
+            self._try(declared, resource, "DELETE", lambda: self._delete_by_provider(resource))
         except _Failed:
             return False
-        self.stack.tell_of(declared, one.physical, "DELETE_COMPLETE")
+        self.stack.record_event(declared, resource.physical, "DELETE_COMPLETE")
         return True
 
-    def _delete_by_provider(self, one: Resource) -> None:
-        provider_of(one.declared.type, {}).delete(one.made, one.properties, self._site(one.declared))
+    def _delete_by_provider(self, resource: Resource) -> None:
+        provider_of(resource.declared.type, {}).delete(
+            resource.existing, resource.properties, self._site(resource.declared)
+        )
 
-    def _site(self, one: Declared) -> Site:
-        around = self.around
-        policies = self._work(one.policies) if self._work else {}
-        return Site(around.account, around.region, around.partition, self.stack.name, one.logical, policies)
+    def _site(self, declared: Declared) -> Site:
+        context = self.context
+        policies = self._work(declared.policies) if self._work else {}
+        return Site(context.account, context.region, context.partition, self.stack.name, declared.logical, policies)
 
 
 _NEW_PHYSICAL = "Requested update requires the creation of a new physical resource; hence creating one."
 
 
-def wanted_of(template: Template, work: Evaluation) -> dict[str, Declared]:
+def enabled_resources(template: Template, work: Evaluation) -> dict[str, Declared]:
     """The resources whose conditions hold."""
-    return {name: one for name, one in template.resources.items() if one.condition is None or work.holds(one.condition)}
+    return {
+        name: declared
+        for name, declared in template.resources.items()
+        if declared.condition is None or work.holds(declared.condition)
+    }
 
 
 def _holds(output: Mapping[str, Any], work: Evaluation) -> bool:
     return "Condition" not in output or work.holds(output["Condition"])
 
 
-def _output(key: str, one: Mapping[str, Any], work: Evaluation) -> Output:
-    export = work(one["Export"]["Name"]) if "Export" in one else None
-    return Output(key, str(work(one["Value"])), one.get("Description"), export)
+def _output(key: str, declaration: Mapping[str, Any], work: Evaluation) -> Output:
+    export = work(declaration["Export"]["Name"]) if "Export" in declaration else None
+    return Output(key, str(work(declaration["Value"])), declaration.get("Description"), export)
 
 
-def _needed_first(stack: Stack) -> list[Resource]:
-    """What exists, each behind what it needs."""
-    declared = {name: one.declared for name, one in stack.resources.items()}
+def _in_dependency_order(stack: Stack) -> list[Resource]:
+    """The existing resources, each after those that it depends on."""
+    declared = {name: entry.declared for name, entry in stack.resources.items()}
     done: list[str] = []
 
     def visit(name: str) -> None:
         if name in done:
             return
-        one = declared[name]
-        for needed in sorted({*one.needs, *one.after} & declared.keys() - {name}):
+        entry = declared[name]
+        for needed in sorted({*entry.needs, *entry.after} & declared.keys() - {name}):
             visit(needed)
         done.append(name)
 

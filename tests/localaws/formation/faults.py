@@ -1,4 +1,4 @@
-"""What CloudFormation refuses, in its own codes; the command line shows these sentences to its user."""
+"""Errors of CloudFormation with its own codes; the CDK shows these texts to its user."""
 
 from moto.core.exceptions import ServiceException
 
@@ -29,4 +29,4 @@ class MissingCapability(ServiceException):
 
 
 class Refused(Exception):
-    """A resource cannot be made, changed or removed as wanted: it fails its stack, with this reason."""
+    """A resource cannot be created, updated or deleted as declared; the stack fails with this reason."""

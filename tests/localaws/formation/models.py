@@ -1,4 +1,4 @@
-"""All stacks of an account in a region, and what they tell each other."""
+"""All stacks of an account in a region, and their exports."""
 
 import uuid
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from moto.core.base_backend import BackendDict, BaseBackend
 
 from tests.localaws.formation.changes import changes
 from tests.localaws.formation.deploy import Deployment
-from tests.localaws.formation.evaluate import Surroundings, check
+from tests.localaws.formation.evaluate import StackContext, check
 from tests.localaws.formation.faults import AlreadyThere, Invalid, NoSuchChangeSet, NotThere, Refused, WrongState
 from tests.localaws.formation.stack import ChangeSet, Stack
 from tests.localaws.formation.template import Template
@@ -19,8 +19,8 @@ _SETTLED = ("_COMPLETE", "_FAILED", "REVIEW_IN_PROGRESS")
 
 
 class Stacks(BaseBackend):
-    """`run` says how work is carried out: at once in a test's own process; in a server beside the request, which does
-    not wait for long work."""
+    """The stacks of a region. `run` executes an operation: synchronously in a test's process; in a thread in a server,
+    where a request does not wait for a long operation."""
 
     run: Callable[[Callable[[], None]], None] = staticmethod(lambda job: job())
 
@@ -31,7 +31,7 @@ class Stacks(BaseBackend):
     # Finding
 
     def find(self, name: str) -> Stack:
-        """By its name, while it exists, or by its id for ever."""
+        """A stack by its name while it exists, or by its id at any time."""
         if name in self.all:
             return self.all[name]
         for stack in self.all.values():
@@ -42,9 +42,9 @@ class Stacks(BaseBackend):
     def change_set(self, name: str, stack_name: str | None) -> tuple[Stack, ChangeSet]:
         candidates = [self.find(stack_name)] if stack_name else self.all.values()
         for stack in candidates:
-            for one in stack.change_sets:
-                if name in (one.id, one.name):
-                    return stack, one
+            for change_set in stack.change_sets:
+                if name in (change_set.id, change_set.name):
+                    return stack, change_set
         raise NoSuchChangeSet(f"ChangeSet [{name}] does not exist")
 
     def exports(self) -> dict[str, tuple[Stack, str]]:
@@ -62,54 +62,68 @@ class Stacks(BaseBackend):
     # Doing
 
     def propose(
-        self, name: str, set_name: str, kind: str, template: Template, given: Mapping[str, str], **rest: Any
+        self, name: str, set_name: str, kind: str, template: Template, parameter_values: Mapping[str, str], **rest: Any
     ) -> ChangeSet:
-        """A change set. One that would do nothing is made, too, and has failed."""
+        """Create a change set. A change set without changes is created, too, with status FAILED."""
         check(template)
         stack = self._stack_for(name, kind)
-        if any(one.name == set_name for one in stack.change_sets):
+        if any(change_set.name == set_name for change_set in stack.change_sets):
             raise AlreadyThere(f"ChangeSet {set_name} already exists")
-        found = changes(stack, template, given, self._around(stack, set()))
-        same = not found and _said(stack.template) == _said(template)
-        made = ChangeSet(
-            self._arn(f"changeSet/{set_name}/{uuid.uuid4()}"), set_name, kind, template, given, changes=found, **rest
+        result = changes(stack, template, parameter_values, self._context(stack, set()))
+        same = not result and _effective_content(stack.template) == _effective_content(template)
+        existing = ChangeSet(
+            self._arn(f"changeSet/{set_name}/{uuid.uuid4()}"),
+            set_name,
+            kind,
+            template,
+            parameter_values,
+            changes=result,
+            **rest,
         )
         if same:
-            made.status, made.execution = "FAILED", "UNAVAILABLE"
-            made.reason = (
+            existing.status, existing.execution = "FAILED", "UNAVAILABLE"
+            existing.reason = (
                 "The submitted information didn't contain changes. Submit different information to create a change set."
             )
-        stack.change_sets.append(made)
-        return made
+        stack.change_sets.append(existing)
+        return existing
 
-    def execute(self, stack: Stack, one: ChangeSet) -> None:
-        if one.execution != "AVAILABLE":
-            raise WrongState(f"ChangeSet [{one.id}] cannot be executed in its current status of [{one.status}]")
-        one.execution = "EXECUTE_IN_PROGRESS"
+    def execute(self, stack: Stack, proposed: ChangeSet) -> None:
+        if proposed.execution != "AVAILABLE":
+            raise WrongState(
+                f"ChangeSet [{proposed.id}] cannot be executed in its current status of [{proposed.status}]"
+            )
+        proposed.execution = "EXECUTE_IN_PROGRESS"
 
         def work(deployment: Deployment) -> None:
-            stack.tags = dict(one.tags)
-            (deployment.create if one.kind == "CREATE" else deployment.update)(one.template, one.given)
-            one.execution = "EXECUTE_FAILED" if "ROLLBACK" in stack.status else "EXECUTE_COMPLETE"
-            stack.change_sets = [each for each in stack.change_sets if each is one]
+            stack.tags = dict(proposed.tags)
+            (deployment.create if proposed.kind == "CREATE" else deployment.update)(
+                proposed.template, proposed.parameter_values
+            )
+            proposed.execution = "EXECUTE_FAILED" if "ROLLBACK" in stack.status else "EXECUTE_COMPLETE"
+            stack.change_sets = [change_set for change_set in stack.change_sets if change_set is proposed]
 
         self._work(stack, work)
 
-    def create(self, name: str, template: Template, given: Mapping[str, str], tags: Mapping[str, str]) -> Stack:
+    def create(
+        self, name: str, template: Template, parameter_values: Mapping[str, str], tags: Mapping[str, str]
+    ) -> Stack:
         check(template)
         stack = self._stack_for(name, "CREATE")
         stack.tags = dict(tags)
-        self._work(stack, lambda deployment: deployment.create(template, given))
+        self._work(stack, lambda deployment: deployment.create(template, parameter_values))
         return stack
 
     def update(
-        self, stack: Stack, template: Template, given: Mapping[str, str], tags: Mapping[str, str] | None
+        self, stack: Stack, template: Template, parameter_values: Mapping[str, str], tags: Mapping[str, str] | None
     ) -> None:
         check(template)
-        if _said(stack.template) == _said(template) and not changes(stack, template, given, self._around(stack, set())):
+        if _effective_content(stack.template) == _effective_content(template) and not changes(
+            stack, template, parameter_values, self._context(stack, set())
+        ):
             raise Invalid("No updates are to be performed.")
         stack.tags = stack.tags if tags is None else dict(tags)
-        self._work(stack, lambda deployment: deployment.update(template, given))
+        self._work(stack, lambda deployment: deployment.update(template, parameter_values))
 
     def delete(self, stack: Stack) -> None:
         if stack.status == "DELETE_COMPLETE":
@@ -131,7 +145,7 @@ class Stacks(BaseBackend):
                 raise
             stack = Stack(self._arn(f"stack/{name}/{uuid.uuid4()}"), name)
             self.all[stack.id] = stack
-            stack.tell("REVIEW_IN_PROGRESS", "User Initiated")
+            stack.set_status("REVIEW_IN_PROGRESS", "User Initiated")
             return stack
         if kind == "CREATE" and stack.status != "REVIEW_IN_PROGRESS":
             raise AlreadyThere(f"Stack [{name}] already exists")
@@ -145,7 +159,7 @@ class Stacks(BaseBackend):
         if not stack.lock.acquire(blocking=False):
             raise Invalid(f"Stack:{stack.id} is in {stack.status} state and can not be updated.")
         imported: set[str] = set()
-        deployment = Deployment(stack, self._around(stack, imported), imported, self.users_of)
+        deployment = Deployment(stack, self._context(stack, imported), imported, self.users_of)
 
         def whole() -> None:
             try:
@@ -155,13 +169,13 @@ class Stacks(BaseBackend):
 
         Stacks.run(whole)
 
-    def _around(self, stack: Stack, imported: set[str]) -> Surroundings:
+    def _context(self, stack: Stack, imported: set[str]) -> StackContext:
         def value_of(export: str) -> str:
-            found = self.exports().get(export)
-            if found is None:
+            exported = self.exports().get(export)
+            if exported is None:
                 raise Refused(f"No export named {export} found. Rollback requested by user.")
             imported.add(export)
-            return found[1]
+            return exported[1]
 
         def output_of(name: str, key: str, region: str | None) -> str:
             elsewhere: Stacks = cloudformation_backends[self.account_id][region or self.region_name]
@@ -170,7 +184,7 @@ class Stacks(BaseBackend):
                     return output.value
             raise Refused(f"stack {name} has no output {key}")
 
-        return Surroundings(
+        return StackContext(
             self.account_id,
             self.region_name,
             self.partition,
@@ -183,8 +197,8 @@ class Stacks(BaseBackend):
         )
 
     def _zones(self, region: str) -> list[str]:
-        found = boto3.client("ec2", region_name=region).describe_availability_zones()["AvailabilityZones"]
-        return sorted(zone["ZoneName"] for zone in found)
+        availability_zones = boto3.client("ec2", region_name=region).describe_availability_zones()["AvailabilityZones"]
+        return sorted(zone["ZoneName"] for zone in availability_zones)
 
     def _parameter(self, name: str) -> str:
         try:
@@ -199,8 +213,8 @@ class Stacks(BaseBackend):
         return f"arn:{self.partition}:cloudformation:{self.region_name}:{self.account_id}:{resource}"
 
 
-def _said(template: Template) -> tuple[object, ...]:
-    """All of it that counts: outputs as well, which no resource shows."""
+def _effective_content(template: Template) -> tuple[object, ...]:
+    """The part of a template that counts for changes: outputs as well, which no resource shows."""
     return (template.resources, template.outputs, template.parameters, template.conditions, template.mappings)
 
 

@@ -1,4 +1,4 @@
-"""Who carries out a type of resource: by the calls that a user would make, to the same server."""
+"""Providers: each deploys one type of resource with the boto3 calls that a user would make, to the same server."""
 
 import os
 import secrets
@@ -16,7 +16,7 @@ Properties: TypeAlias = Mapping[str, Any]
 
 
 def client_of(service: str, region: str) -> Any:
-    """One for all: reading a service's description takes longer than a hundred calls."""
+    """A cached client: loading a service description takes longer than a hundred calls."""
     return _client(service, region, os.environ.get("AWS_ENDPOINT_URL"))
 
 
@@ -26,17 +26,17 @@ def _client(service: str, region: str, _address: str | None) -> Any:
 
 
 @dataclass(frozen=True)
-class Made:
-    """A resource that exists. Attributes are what GetAtt reads; what is kept is for its provider alone."""
+class PhysicalResource:
+    """A resource that exists. `attributes` are the values for GetAtt; `state` is private to its provider."""
 
     id: str
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    kept: Mapping[str, Any] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where a resource is to be, and what its stack says of it."""
+    """The location of a resource, and what its stack declares about it."""
 
     account: str
     region: str
@@ -44,45 +44,47 @@ class Site:
     stack: str
     logical: str
     policies: Mapping[str, Any] = field(default_factory=dict)
-    begun: list[Made] = field(default_factory=list)
+    begun: list[PhysicalResource] = field(default_factory=list)
 
-    def begin(self, made: Made) -> None:
-        """It is there now, if not yet as wanted: should the rest fail, it is to be removed."""
-        self.begun.append(made)
+    def begin(self, resource: PhysicalResource) -> None:
+        """Record a resource that exists but is incomplete; it is removed if the rest of its creation fails."""
+        self.begun.append(resource)
 
     def client(self, service: str) -> Any:
         return client_of(service, self.region)
 
     def name(self, longest: int, *, lower: bool = False, between: str = "-") -> str:
-        """For a resource that has none: the stack, the logical name, and something that nobody else has."""
+        """A name for a resource without one: stack, logical name and a random suffix."""
         ending = "".join(secrets.choice(string.ascii_uppercase + string.digits) for _ in range(12))
         begin = f"{self.stack}-{self.logical}"[: longest - 13].replace("-", between)
-        found = f"{begin}{between}{ending}"
-        return found.lower() if lower else found
+        result = f"{begin}{between}{ending}"
+        return result.lower() if lower else result
 
     def arn(self, service: str, resource: str) -> str:
         return f"arn:{self.partition}:{service}:{self.region}:{self.account}:{resource}"
 
 
 class Provider:
-    """Of one type. A property that is not listed fails the deployment: nothing is dropped in silence."""
+    """The provider of one type. A property that is not listed fails the deployment; no property is dropped."""
 
     type: ClassVar[str]
     properties: ClassVar[frozenset[str]] = frozenset()
-    fixed: ClassVar[frozenset[str]] = frozenset()  # whose change makes a new resource
+    fixed: ClassVar[frozenset[str]] = frozenset()  # properties whose change replaces the resource
 
-    def create(self, wanted: Properties, at: Site) -> Made:
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
         raise NotImplementedError
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        changed = sorted(name for name in {*before, *wanted} if before.get(name) != wanted.get(name))
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        changed = sorted(name for name in {*before, *desired} if before.get(name) != desired.get(name))
         raise Refused(f"{self.type} cannot be changed in place: {', '.join(changed)}")
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
         raise NotImplementedError
 
-    def read(self, made: Made, at: Site) -> Properties:
-        """The properties as the service tells them, for the census."""
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        """The properties as the service returns them, for the census."""
         raise NotImplementedError
 
 
@@ -95,10 +97,10 @@ def provides(kind: type[Provider]) -> type[Provider]:
 
 
 def provider_of(type_: str, properties: Properties) -> Provider:
-    """Who carries out all of this, or a refusal that names what nobody does."""
-    found = PROVIDERS.get(type_)
-    if found is None:
+    """The provider that supports all of these properties; raises Refused with the names of those without support."""
+    provider = PROVIDERS.get(type_)
+    if provider is None:
         raise Refused(f"the local AWS has no provider for {type_}")
-    if unknown := sorted(set(properties) - found.properties):
-        raise Refused(f"the local AWS does not carry out {', '.join(unknown)} of {type_}")
-    return found
+    if unknown := sorted(set(properties) - provider.properties):
+        raise Refused(f"the local AWS does not support {', '.join(unknown)} of {type_}")
+    return provider

@@ -1,4 +1,4 @@
-"""CloudFormation's calls, as the command line and the SDKs make them."""
+"""The API of CloudFormation, for the CDK and the SDKs."""
 
 import json
 from collections.abc import Mapping
@@ -23,8 +23,8 @@ class Service(BaseResponse):
 
     @property
     def _stacks(self) -> Stacks:
-        found: Stacks = cloudformation_backends[self.current_account][self.region]
-        return found
+        result: Stacks = cloudformation_backends[self.current_account][self.region]
+        return result
 
     # Change sets
 
@@ -33,17 +33,17 @@ class Service(BaseResponse):
         old = self._stacks.find(name) if kind == "UPDATE" else None
         template = self._template(old)
         self._require_capabilities(template)
-        made = self._stacks.propose(
+        created = self._stacks.propose(
             name,
             self._get_param("ChangeSetName"),
             kind,
             template,
-            self._given(old),
+            self._parameter_values(old),
             tags=self._tags() or {},
             description=self._get_param("Description"),
         )
-        stack, _ = self._stacks.change_set(made.id, None)
-        return ActionResult({"Id": made.id, "StackId": stack.id})
+        stack, _ = self._stacks.change_set(created.id, None)
+        return ActionResult({"Id": created.id, "StackId": stack.id})
 
     def describe_change_set(self) -> ActionResult:
         return ActionResult(_change_set(*self._change_set()))
@@ -54,22 +54,24 @@ class Service(BaseResponse):
 
     def delete_change_set(self) -> ActionResult:
         try:
-            stack, one = self._change_set()
+            stack, change_set = self._change_set()
         except NoSuchChangeSet:
-            return EmptyResult()  # as on AWS: the command line removes what may not be there
-        stack.change_sets.remove(one)
+            return EmptyResult()  # as on AWS: the CDK deletes a change set that may not exist
+        stack.change_sets.remove(change_set)
         return EmptyResult()
 
     def list_change_sets(self) -> ActionResult:
         stack = self._stack()
-        return ActionResult({"Summaries": [_change_set(stack, one) for one in stack.change_sets]})
+        return ActionResult({"Summaries": [_change_set(stack, change_set) for change_set in stack.change_sets]})
 
     # Stacks
 
     def create_stack(self) -> ActionResult:
         template = self._template(None)
         self._require_capabilities(template)
-        stack = self._stacks.create(self._get_param("StackName"), template, self._given(None), self._tags() or {})
+        stack = self._stacks.create(
+            self._get_param("StackName"), template, self._parameter_values(None), self._tags() or {}
+        )
         stack.protected = self._get_bool_param("EnableTerminationProtection", False)
         return ActionResult({"StackId": stack.id})
 
@@ -77,7 +79,7 @@ class Service(BaseResponse):
         stack = self._stack()
         template = self._template(stack)
         self._require_capabilities(template)
-        self._stacks.update(stack, template, self._given(stack), self._tags())
+        self._stacks.update(stack, template, self._parameter_values(stack), self._tags())
         return ActionResult({"StackId": stack.id})
 
     def delete_stack(self) -> ActionResult:
@@ -89,13 +91,13 @@ class Service(BaseResponse):
     def describe_stacks(self) -> ActionResult:
         name = self._get_param("StackName")
         known = self._stacks.all.values()
-        found = [self._stacks.find(name)] if name else [one for one in known if one.status != "DELETE_COMPLETE"]
-        return ActionResult({"Stacks": [_stack(one) for one in found]})
+        result = [self._stacks.find(name)] if name else [entry for entry in known if entry.status != "DELETE_COMPLETE"]
+        return ActionResult({"Stacks": [_stack(entry) for entry in result]})
 
     def list_stacks(self) -> ActionResult:
-        wanted = self._get_param("StackStatusFilter", [])
-        found = [one for one in self._stacks.all.values() if not wanted or one.status in wanted]
-        return ActionResult({"StackSummaries": [_stack(one) for one in found]})
+        desired = self._get_param("StackStatusFilter", [])
+        result = [entry for entry in self._stacks.all.values() if not desired or entry.status in desired]
+        return ActionResult({"StackSummaries": [_stack(entry) for entry in result]})
 
     def update_termination_protection(self) -> ActionResult:
         stack = self._stack()
@@ -106,7 +108,7 @@ class Service(BaseResponse):
         return ActionResult({"StackEvents": self._stack().events[::-1]})
 
     def describe_events(self) -> ActionResult:
-        """The newer form of the events; the command line asks for it where something failed."""
+        """The newer form of the events, which the CDK reads after a failure."""
         name = self._get_param("StackName")
         stack = self._stacks.find(name) if name else self._change_set()[0]
         return ActionResult({"OperationEvents": stack.events[::-1]})
@@ -114,20 +116,24 @@ class Service(BaseResponse):
     def describe_stack_resources(self) -> ActionResult:
         stack, only = self._stack(), self._get_param("LogicalResourceId")
         return ActionResult(
-            {"StackResources": [one for one in _resources(stack) if not only or only == one["LogicalResourceId"]]}
+            {
+                "StackResources": [
+                    resource for resource in _resources(stack) if not only or only == resource["LogicalResourceId"]
+                ]
+            }
         )
 
     def describe_stack_resource(self) -> ActionResult:
         stack, name = self._stack(), self._get_param("LogicalResourceId")
-        for one in _resources(stack):
-            if one["LogicalResourceId"] == name:
-                return ActionResult({"StackResourceDetail": one | {"LastUpdatedTimestamp": one["Timestamp"]}})
+        for resource in _resources(stack):
+            if resource["LogicalResourceId"] == name:
+                return ActionResult({"StackResourceDetail": resource | {"LastUpdatedTimestamp": resource["Timestamp"]}})
         raise Invalid(f"Resource {name} does not exist for stack {stack.name}")
 
     def list_stack_resources(self) -> ActionResult:
-        found = _resources(self._stack())
+        resources = _resources(self._stack())
         return ActionResult(
-            {"StackResourceSummaries": [one | {"LastUpdatedTimestamp": one["Timestamp"]} for one in found]}
+            {"StackResourceSummaries": [entry | {"LastUpdatedTimestamp": entry["Timestamp"]} for entry in resources]}
         )
 
     def get_template(self) -> ActionResult:
@@ -140,24 +146,26 @@ class Service(BaseResponse):
             {
                 "Description": template.description,
                 "Parameters": [
-                    {"ParameterKey": name, **_declaration(one)} for name, one in template.parameters.items()
+                    {"ParameterKey": name, **_declaration(parameter)} for name, parameter in template.parameters.items()
                 ],
-                "ResourceTypes": sorted({one.type for one in template.resources.values()}),
+                "ResourceTypes": sorted({resource.type for resource in template.resources.values()}),
             }
         )
 
     def validate_template(self) -> ActionResult:
         template = self._template(None)
-        parameters = [{"ParameterKey": name, **_declaration(one)} for name, one in template.parameters.items()]
+        parameters = [
+            {"ParameterKey": name, **_declaration(parameter)} for name, parameter in template.parameters.items()
+        ]
         return ActionResult({"Parameters": parameters, "Description": template.description})
 
     def list_exports(self) -> ActionResult:
-        found = self._stacks.exports()
+        exports = self._stacks.exports()
         return ActionResult(
             {
                 "Exports": [
                     {"ExportingStackId": stack.id, "Name": name, "Value": value}
-                    for name, (stack, value) in sorted(found.items())
+                    for name, (stack, value) in sorted(exports.items())
                 ]
             }
         )
@@ -165,7 +173,7 @@ class Service(BaseResponse):
     def list_imports(self) -> ActionResult:
         return ActionResult({"Imports": self._stacks.users_of(self._get_param("ExportName"))})
 
-    # What a call gives
+    # Responses
 
     def _stack(self) -> Stack:
         return self._stacks.find(self._get_param("StackName"))
@@ -186,49 +194,51 @@ class Service(BaseResponse):
             text = get_stack_from_s3_url(url, account_id=self.current_account, partition=self.partition)
         return Template.read(text)
 
-    def _given(self, old: Stack | None) -> dict[str, str]:
-        found = {}
-        for one in self._get_param("Parameters", []):
-            name = one["ParameterKey"]
-            if one.get("UsePreviousValue") in (True, "true"):
-                if old is None or name not in old.given:
-                    continue  # its default, then
-                found[name] = old.given[name]
+    def _parameter_values(self, old: Stack | None) -> dict[str, str]:
+        document = {}
+        for entry in self._get_param("Parameters", []):
+            name = entry["ParameterKey"]
+            if entry.get("UsePreviousValue") in (True, "true"):
+                if old is None or name not in old.parameter_values:
+                    continue  # then its default applies
+                document[name] = old.parameter_values[name]
             else:
-                found[name] = one.get("ParameterValue", "")
-        return found
+                document[name] = entry.get("ParameterValue", "")
+        return document
 
     def _tags(self) -> dict[str, str] | None:
         tags = self._get_param("Tags")
         return None if tags is None else {tag["Key"]: tag["Value"] for tag in tags}
 
     def _require_capabilities(self, template: Template) -> None:
-        given = set(self._get_param("Capabilities", []))
-        needed = [one for one in template.resources.values() if one.type in (*_NAMED, "AWS::IAM::Policy")]
-        named = [one for one in needed if _NAME_OF.get(one.type) in one.properties]
-        if (named and "CAPABILITY_NAMED_IAM" not in given) or (
-            needed and not given & {"CAPABILITY_IAM", "CAPABILITY_NAMED_IAM"}
+        parameter_values = set(self._get_param("Capabilities", []))
+        needed = [
+            resource for resource in template.resources.values() if resource.type in (*_NAMED, "AWS::IAM::Policy")
+        ]
+        named = [entry for entry in needed if _NAME_OF.get(entry.type) in entry.properties]
+        if (named and "CAPABILITY_NAMED_IAM" not in parameter_values) or (
+            needed and not parameter_values & {"CAPABILITY_IAM", "CAPABILITY_NAMED_IAM"}
         ):
             raise MissingCapability(f"Requires capabilities : [CAPABILITY_{'NAMED_' if named else ''}IAM]")
 
 
-def _declaration(one: Mapping[str, Any]) -> dict[str, Any]:
+def _declaration(body: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "DefaultValue": one.get("Default"),
+        "DefaultValue": body.get("Default"),
         "NoEcho": False,
-        "ParameterType": one["Type"],
-        "Description": one.get("Description"),
+        "ParameterType": body["Type"],
+        "Description": body.get("Description"),
     }
 
 
-def _parameters(stack: Stack, given: Mapping[str, str], template: Template) -> list[dict[str, str]]:
-    found = []
-    for name, one in template.parameters.items():
-        value = given.get(name, one.get("Default", ""))
-        resolved = stack.values.get(name) if one["Type"].startswith("AWS::SSM::") else None
-        each = {"ParameterKey": name, "ParameterValue": str(value)}
-        found.append(each | ({"ResolvedValue": str(resolved)} if resolved is not None else {}))
-    return found
+def _parameters(stack: Stack, parameter_values: Mapping[str, str], template: Template) -> list[dict[str, str]]:
+    result = []
+    for name, parameter in template.parameters.items():
+        value = parameter_values.get(name, parameter.get("Default", ""))
+        resolved = stack.values.get(name) if parameter["Type"].startswith("AWS::SSM::") else None
+        current = {"ParameterKey": name, "ParameterValue": str(value)}
+        result.append(current | ({"ResolvedValue": str(resolved)} if resolved is not None else {}))
+    return result
 
 
 def _list_of_tags(tags: Mapping[str, str]) -> list[dict[str, str]]:
@@ -240,7 +250,7 @@ def _stack(stack: Stack) -> dict[str, Any]:
         "StackId": stack.id,
         "StackName": stack.name,
         "Description": stack.template.description,
-        "Parameters": _parameters(stack, stack.given, stack.template),
+        "Parameters": _parameters(stack, stack.parameter_values, stack.template),
         "CreationTime": stack.created,
         "LastUpdatedTime": stack.updated,
         "DeletionTime": stack.deleted,
@@ -249,37 +259,37 @@ def _stack(stack: Stack) -> dict[str, Any]:
         "DisableRollback": False,
         "NotificationARNs": [],
         "Capabilities": ["CAPABILITY_IAM", "CAPABILITY_NAMED_IAM"],
-        "Outputs": [_output(one) for one in stack.outputs],
+        "Outputs": [_output(output) for output in stack.outputs],
         "Tags": _list_of_tags(stack.tags),
         "EnableTerminationProtection": stack.protected,
         "TemplateDescription": stack.template.description,
     }
 
 
-def _output(one: Output) -> dict[str, Any]:
+def _output(output: Output) -> dict[str, Any]:
     return {
-        "OutputKey": one.key,
-        "OutputValue": one.value,
-        "Description": one.description,
-        "ExportName": one.export,
+        "OutputKey": output.key,
+        "OutputValue": output.value,
+        "Description": output.description,
+        "ExportName": output.export,
     }
 
 
-def _change_set(stack: Stack, one: ChangeSet) -> dict[str, Any]:
+def _change_set(stack: Stack, change_set: ChangeSet) -> dict[str, Any]:
     return {
-        "ChangeSetId": one.id,
-        "ChangeSetName": one.name,
-        "ChangeSetType": one.kind,
+        "ChangeSetId": change_set.id,
+        "ChangeSetName": change_set.name,
+        "ChangeSetType": change_set.kind,
         "StackId": stack.id,
         "StackName": stack.name,
-        "Description": one.description,
-        "Parameters": _parameters(stack, one.given, one.template),
-        "CreationTime": one.created,
-        "ExecutionStatus": one.execution,
-        "Status": one.status,
-        "StatusReason": one.reason,
-        "Tags": _list_of_tags(one.tags),
-        "Changes": one.changes,
+        "Description": change_set.description,
+        "Parameters": _parameters(stack, change_set.parameter_values, change_set.template),
+        "CreationTime": change_set.created,
+        "ExecutionStatus": change_set.execution,
+        "Status": change_set.status,
+        "StatusReason": change_set.reason,
+        "Tags": _list_of_tags(change_set.tags),
+        "Changes": change_set.changes,
         "IncludeNestedStacks": False,
     }
 
@@ -290,11 +300,11 @@ def _resources(stack: Stack) -> list[dict[str, Any]]:
             "StackName": stack.name,
             "StackId": stack.id,
             "LogicalResourceId": name,
-            "PhysicalResourceId": one.physical,
-            "ResourceType": one.declared.type,
-            "Timestamp": one.since,
-            "ResourceStatus": one.status,
+            "PhysicalResourceId": resource.physical,
+            "ResourceType": resource.declared.type,
+            "Timestamp": resource.since,
+            "ResourceStatus": resource.status,
             "Metadata": json.dumps({}),
         }
-        for name, one in stack.resources.items()
+        for name, resource in stack.resources.items()
     ]

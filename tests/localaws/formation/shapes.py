@@ -1,7 +1,7 @@
-"""Between templates and calls: CloudFormation's names are nearly those of the services, its values often text.
+"""Conversion between template properties and call arguments: names differ in case, and template values are often text.
 
-`shaped` gives a call its arguments by the service's own description of them; `differences` compares what a template
-wants with what a service tells.
+`shaped` converts properties to arguments by the service's own description; `differences` compares the properties of a
+template with those that a service returns.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,10 +13,10 @@ from tests.localaws.formation.faults import Refused
 Shape: TypeAlias = Any  # botocore's
 
 
-def shaped(client: Any, operation: str, properties: Mapping[str, Any], *, but: frozenset[str] = frozenset()) -> Any:
-    """The properties as the arguments of a call. One that the call does not take is an error: nothing is dropped."""
+def shaped(client: Any, operation: str, properties: Mapping[str, Any], *, exclude: frozenset[str] = frozenset()) -> Any:
+    """The properties as the arguments of a call. Raises for a property that the call does not take; drops none."""
     model = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[operation]).input_shape
-    return _shaped(model, {name: value for name, value in properties.items() if name not in but}, operation)
+    return _shaped(model, {name: value for name, value in properties.items() if name not in exclude}, operation)
 
 
 def _shaped(shape: Shape, value: Any, path: str) -> Any:
@@ -28,12 +28,12 @@ def _shaped(shape: Shape, value: Any, path: str) -> Any:
             raise Refused(f"{path} takes no {', '.join(unknown)}")
         names = {name: members[name.lower()] for name in value}
         return {
-            names[name]: _shaped(shape.members[names[name]], each, f"{path}.{name}") for name, each in value.items()
+            names[name]: _shaped(shape.members[names[name]], item, f"{path}.{name}") for name, item in value.items()
         }
     if shape.type_name == "list":
-        return [_shaped(shape.member, each, path) for each in (value if isinstance(value, list) else [value])]
+        return [_shaped(shape.member, entry, path) for entry in (value if isinstance(value, list) else [value])]
     if shape.type_name == "map":
-        return {name: _shaped(shape.value, each, path) for name, each in value.items()}
+        return {name: _shaped(shape.value, item, path) for name, item in value.items()}
     return _scalar(shape, value)
 
 
@@ -50,36 +50,37 @@ def _scalar(shape: Shape, value: Any) -> Any:
     return value
 
 
-def differences(wanted: Any, found: Any, path: str = "") -> Iterator[str]:
-    """Where a service tells otherwise than the template says. What it tells beyond that is its own business."""
-    if isinstance(wanted, Mapping):
-        told = {name.lower(): each for name, each in found.items()} if isinstance(found, Mapping) else {}
-        for name, each in wanted.items():
-            if name.lower() not in told:
-                yield f"{path}.{name}: wanted {each!r}, found nothing"
+def differences(expected: Any, actual: Any, path: str = "") -> Iterator[str]:
+    """The differences between the properties of a template and those of a service; additional ones of the service are
+    ignored."""
+    if isinstance(expected, Mapping):
+        members = {name.lower(): value for name, value in actual.items()} if isinstance(actual, Mapping) else {}
+        for name, value in expected.items():
+            if name.lower() not in members:
+                yield f"{path}.{name}: expected {value!r}, found nothing"
             else:
-                yield from differences(each, told[name.lower()], f"{path}.{name}")
-    elif isinstance(wanted, list):
-        yield from _of_lists(wanted, found, path)
-    elif isinstance(found, datetime) and isinstance(wanted, str):
-        if datetime.fromisoformat(wanted) != found:
-            yield f"{path}: wanted {wanted}, found {found}"
-    elif _plain(wanted) != _plain(found):
-        yield f"{path}: wanted {wanted!r}, found {found!r}"
+                yield from differences(value, members[name.lower()], f"{path}.{name}")
+    elif isinstance(expected, list):
+        yield from _list_differences(expected, actual, path)
+    elif isinstance(actual, datetime) and isinstance(expected, str):
+        if datetime.fromisoformat(expected) != actual:
+            yield f"{path}: expected {expected}, found {actual}"
+    elif _plain(expected) != _plain(actual):
+        yield f"{path}: expected {expected!r}, found {actual!r}"
 
 
-def _of_lists(wanted: list[Any], found: Any, path: str) -> Iterator[str]:
-    """Each wanted item is found, wherever it stands: services keep their own order."""
-    if not isinstance(found, list | tuple) or len(found) != len(wanted):
-        yield f"{path}: wanted {wanted!r}, found {found!r}"
+def _list_differences(expected: list[Any], actual: Any, path: str) -> Iterator[str]:
+    """The differences between two lists without regard to order, because services keep their own."""
+    if not isinstance(actual, list | tuple) or len(actual) != len(expected):
+        yield f"{path}: expected {expected!r}, found {actual!r}"
         return
-    left = list(found)
-    for number, each in enumerate(wanted):
-        match = next((one for one in left if not any(differences(each, one))), None)
-        if match is None and each is not None:
-            yield f"{path}[{number}]: wanted {each!r}, found {found!r}"
-        elif match in left:
-            left.remove(match)
+    remaining = list(actual)
+    for number, item in enumerate(expected):
+        match = next((candidate for candidate in remaining if not any(differences(item, candidate))), None)
+        if match is None and item is not None:
+            yield f"{path}[{number}]: expected {item!r}, found {actual!r}"
+        elif match in remaining:
+            remaining.remove(match)
 
 
 def _plain(value: Any) -> Any:
@@ -91,23 +92,23 @@ def _plain(value: Any) -> Any:
 
 
 def tags(properties: Mapping[str, Any]) -> list[dict[str, str]]:
-    """In CloudFormation's usual form, whichever of its two a type has."""
-    found = properties.get("Tags", [])
-    if isinstance(found, Mapping):
-        return [{"Key": key, "Value": value} for key, value in found.items()]
-    return [{"Key": one["Key"], "Value": one["Value"]} for one in found]
+    """The tags in CloudFormation's usual form, from either of its two forms."""
+    declared = properties.get("Tags", [])
+    if isinstance(declared, Mapping):
+        return [{"Key": key, "Value": value} for key, value in declared.items()]
+    return [{"Key": tag["Key"], "Value": tag["Value"]} for tag in declared]
 
 
 def labels(properties: Mapping[str, Any], name: str = "Tags") -> dict[str, str]:
-    """The tags as most of the newer services take them."""
-    return {one["Key"]: one["Value"] for one in tags({"Tags": properties.get(name, [])})}
+    """The tags as a map, the form of most newer services."""
+    return {tag["Key"]: tag["Value"] for tag in tags({"Tags": properties.get(name, [])})}
 
 
-def gone(before: Mapping[str, Any], wanted: Mapping[str, Any], name: str = "Tags") -> list[str]:
-    """The names of the tags that are no longer wanted."""
-    return sorted(labels(before, name).keys() - labels(wanted, name))
+def removed_tags(before: Mapping[str, Any], desired: Mapping[str, Any], name: str = "Tags") -> list[str]:
+    """The names of the tags that an update removes."""
+    return sorted(labels(before, name).keys() - labels(desired, name))
 
 
-def listed(found: Mapping[str, str]) -> list[dict[str, str]]:
-    """A service's map of tags as a template has them."""
-    return [{"Key": key, "Value": value} for key, value in found.items()]
+def listed(tag_map: Mapping[str, str]) -> list[dict[str, str]]:
+    """A service's map of tags in the form of a template."""
+    return [{"Key": key, "Value": value} for key, value in tag_map.items()]

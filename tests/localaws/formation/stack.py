@@ -1,4 +1,4 @@
-"""A stack and what became of it."""
+"""A stack: its resources, status, events and change sets."""
 
 import threading
 import uuid
@@ -8,28 +8,28 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tests.localaws.formation.faults import Refused
-from tests.localaws.formation.provider import Made, Properties
+from tests.localaws.formation.provider import PhysicalResource, Properties
 from tests.localaws.formation.template import NOTHING, Declared, Template
 
 
 @dataclass(frozen=True)
 class Resource:
-    """As it was last carried out: with the properties that were worked out then."""
+    """A resource as last deployed, with its evaluated properties."""
 
     declared: Declared
     properties: Properties
-    made: Made
+    existing: PhysicalResource
     status: str = "CREATE_COMPLETE"
     since: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     @property
     def physical(self) -> str:
-        return self.made.id
+        return self.existing.id
 
     def attribute(self, name: str) -> Any:
-        if name not in self.made.attributes:
+        if name not in self.existing.attributes:
             raise Refused(f"{self.declared.type} has no attribute {name} here ({self.declared.logical})")
-        return self.made.attributes[name]
+        return self.existing.attributes[name]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ChangeSet:
     name: str
     kind: str  # CREATE or UPDATE
     template: Template
-    given: Mapping[str, str]
+    parameter_values: Mapping[str, str]
     tags: Mapping[str, str]
     description: str | None
     changes: list[dict[str, Any]]
@@ -63,8 +63,8 @@ class Stack:
     status: str = "REVIEW_IN_PROGRESS"
     reason: str | None = None
     template: Template = NOTHING
-    given: Mapping[str, str] = field(default_factory=dict)
-    values: Mapping[str, Any] = field(default_factory=dict)  # of the parameters, as they were worked out
+    parameter_values: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)  # evaluated parameters
     tags: Mapping[str, str] = field(default_factory=dict)
     resources: dict[str, Resource] = field(default_factory=dict)
     outputs: list[Output] = field(default_factory=list)
@@ -81,13 +81,13 @@ class Stack:
     def exists(self) -> bool:
         return self.status not in ("DELETE_COMPLETE", "REVIEW_IN_PROGRESS")
 
-    def tell(self, status: str, reason: str | None = None) -> None:
-        """The stack itself goes into another state."""
+    def set_status(self, status: str, reason: str | None = None) -> None:
+        """Set the status of the stack and record an event."""
         self.status, self.reason = status, reason
         self._event(self.name, self.id, "AWS::CloudFormation::Stack", status, reason)
 
-    def tell_of(self, one: Declared, physical: str, status: str, reason: str | None = None) -> None:
-        self._event(one.logical, physical, one.type, status, reason)
+    def record_event(self, resource: Declared, physical: str, status: str, reason: str | None = None) -> None:
+        self._event(resource.logical, physical, resource.type, status, reason)
 
     def _event(self, logical: str, physical: str, type_: str, status: str, reason: str | None) -> None:
         self.events.append(

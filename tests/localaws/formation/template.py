@@ -1,4 +1,4 @@
-"""A template as it was sent: what it holds, before anything in it is worked out."""
+"""A parsed template before evaluation."""
 
 import json
 import re
@@ -50,7 +50,7 @@ class Declared:
 
     @property
     def needs(self) -> set[str]:
-        """The names that it refers to: alarms of an update policy, too, are there before it is."""
+        """The names of its references, those of its update policy included: alarms, for example."""
         return {*names_in(self.properties), *names_in(self.policies)}
 
 
@@ -78,7 +78,7 @@ class Template:
             document.get("Mappings", {}),
             document.get("Conditions", {}),
             document.get("Rules", {}),
-            {name: _declared(name, one) for name, one in document["Resources"].items()},
+            {name: _declared(name, resource) for name, resource in document["Resources"].items()},
             document.get("Outputs", {}),
             document.get("Description"),
         )
@@ -89,16 +89,16 @@ NOTHING: Final = Template("", {}, {}, {}, {}, {}, {})
 
 def _document(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text) if text.lstrip().startswith("{") else yaml.load(text, _Yaml)
+        document = json.loads(text) if text.lstrip().startswith("{") else yaml.load(text, _Yaml)
     except (ValueError, yaml.YAMLError) as error:
         raise Invalid(f"Template format error: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise Invalid("Template format error: unsupported structure.")
-    return found
+    return document
 
 
 class _Yaml(yaml.SafeLoader):
-    """Knows the short forms of functions; dates stay text, as in JSON."""
+    """A YAML loader that knows the short forms of functions; dates stay text, as in JSON."""
 
 
 def _short_form(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def _short_form(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> dict[s
         return {name: value.split(".", 1) if suffix == "GetAtt" else value}
     if isinstance(node, yaml.SequenceNode):
         return {name: loader.construct_sequence(node, deep=True)}
-    assert isinstance(node, yaml.MappingNode)  # there is no fourth kind of node
+    assert isinstance(node, yaml.MappingNode)  # YAML has three kinds of nodes
     return {name: loader.construct_mapping(node, deep=True)}
 
 
@@ -116,29 +116,29 @@ _Yaml.add_multi_constructor("!", _short_form)
 _Yaml.add_constructor("tag:yaml.org,2002:timestamp", lambda loader, node: loader.construct_scalar(node))
 
 
-def _declared(name: str, one: Mapping[str, Any]) -> Declared:
-    if unknown := sorted(set(one) - _OF_A_RESOURCE):
+def _declared(name: str, body: Mapping[str, Any]) -> Declared:
+    if unknown := sorted(set(body) - _OF_A_RESOURCE):
         raise Invalid(f"Invalid template resource property '{unknown[0]}' of {name}")
-    if "Type" not in one:
+    if "Type" not in body:
         raise Invalid(f"Every Resources object must contain a Type member: {name}")
-    after = one.get("DependsOn", ())
+    after = body.get("DependsOn", ())
     return Declared(
         name,
-        one["Type"],
-        one.get("Properties", {}),
-        one.get("Condition"),
+        body["Type"],
+        body.get("Properties", {}),
+        body.get("Condition"),
         (after,) if isinstance(after, str) else tuple(after),
-        one.get("DeletionPolicy", "Delete"),
-        one.get("UpdateReplacePolicy", "Delete"),
-        {name: one[name] for name in ("CreationPolicy", "UpdatePolicy") if name in one},
+        body.get("DeletionPolicy", "Delete"),
+        body.get("UpdateReplacePolicy", "Delete"),
+        {name: body[name] for name in ("CreationPolicy", "UpdatePolicy") if name in body},
     )
 
 
 def names_in(value: Any) -> Iterator[str]:
-    """The logical names that an expression refers to, of resources and of parameters."""
+    """The logical names of resources and parameters in an expression."""
     if isinstance(value, list):
-        for each in value:
-            yield from names_in(each)
+        for member in value:
+            yield from names_in(member)
     elif isinstance(value, dict):
         for name, inner in value.items():
             if name == "Ref":
@@ -155,22 +155,22 @@ def names_in(value: Any) -> Iterator[str]:
 
 
 def in_order(template: Template, present: Mapping[str, Declared]) -> list[Declared]:
-    """Each resource behind those that it needs; else as the template has them."""
+    """The resources, each after those that it depends on; otherwise in the order of the template."""
     done: dict[str, Declared] = {}
 
-    def visit(one: Declared, path: tuple[str, ...]) -> None:
-        if one.logical in path:
-            circle = " -> ".join([*path[path.index(one.logical) :], one.logical])
+    def visit(declared: Declared, path: tuple[str, ...]) -> None:
+        if declared.logical in path:
+            circle = " -> ".join([*path[path.index(declared.logical) :], declared.logical])
             raise Invalid(f"Circular dependency between resources: [{circle}]")
-        if one.logical in done:
+        if declared.logical in done:
             return
-        for name in sorted({*one.needs, *one.after} & present.keys() - {one.logical}):
-            visit(present[name], (*path, one.logical))
-        done[one.logical] = one
+        for name in sorted({*declared.needs, *declared.after} & present.keys() - {declared.logical}):
+            visit(present[name], (*path, declared.logical))
+        done[declared.logical] = declared
 
-    for one in present.values():
-        visit(one, ())
-    missing = {name for one in present.values() for name in one.after if name not in template.resources}
+    for declared in present.values():
+        visit(declared, ())
+    missing = {name for declared in present.values() for name in declared.after if name not in template.resources}
     if missing:
         raise Invalid(
             f"Template format error: Unresolved resource dependencies {sorted(missing)} in the Resources block"

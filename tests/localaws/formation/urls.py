@@ -1,4 +1,4 @@
-"""Where moto's server finds the service."""
+"""URLs of the service in moto's server."""
 
 from tests.localaws.formation.service import Service
 

@@ -1,6 +1,6 @@
-"""What moto's services do otherwise than AWS, where it matters to us, put right: a file for each service.
+"""Patches of moto where it differs from AWS in a way that matters to this project; one file for each service.
 
-`DIVERGENCES.md` lists them, and those that are left.
+`DIVERGENCES.md` lists them, and the differences that are left.
 """
 
 from importlib import import_module
@@ -9,4 +9,4 @@ from pathlib import Path
 
 def apply_all() -> None:
     for path in sorted(Path(__file__).parent.glob("[!_]*.py")):
-        import_module(f"{__name__}.{path.stem}").mend()
+        import_module(f"{__name__}.{path.stem}").apply()

@@ -1,10 +1,10 @@
-"""How moto is mended: our function stands before one of its methods."""
+"""Replacement of a method of moto by a function that can call it."""
 
 from typing import Any
 
 
 def around(kind: type, name: str, new: Any) -> None:
-    """The function gets the method itself as its first argument, to call it or not."""
+    """Replace a method by a function that gets the original method as its first argument."""
     stock = getattr(kind, name)
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:

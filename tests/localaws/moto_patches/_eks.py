@@ -1,4 +1,4 @@
-"""Records of EKS's that moto has none of: by kind, cluster and name."""
+"""Storage for EKS records that moto does not have, by kind, cluster and name."""
 
 import uuid
 from collections.abc import Callable, Mapping
@@ -14,12 +14,12 @@ KINDS = ("addons", "access", "identities")
 
 
 def all_of(backend: EKSBackend, kind: str) -> dict[tuple[str, str], Record]:
-    found: dict[tuple[str, str], Record] = vars(backend).setdefault(f"own_{kind}", {})
-    return found
+    records: dict[tuple[str, str], Record] = vars(backend).setdefault(f"own_{kind}", {})
+    return records
 
 
 def cluster_name(self: Any) -> str:
-    """Of a cluster that is there."""
+    """The name of the request's cluster; raises if it does not exist."""
     name: str = self._get_param("clusterName") or self._get_param("name")
     self.eks_backend.describe_cluster(name)
     return name
@@ -28,32 +28,32 @@ def cluster_name(self: Any) -> str:
 def record_of(self: Any, kind: str, key: str) -> Record:
     records, cluster = all_of(self.eks_backend, kind), cluster_name(self)
     if (cluster, key) not in records:
-        raise gone(f"{kind} {key} of {cluster}")
+        raise not_found(f"{kind} {key} of {cluster}")
     return records[cluster, key]
 
 
 def put(self: Any, kind: str, key: str, record: Mapping[str, Any]) -> Record:
     usual = {"createdAt": utcnow(), "modifiedAt": utcnow(), "tags": self._get_param("tags") or {}}
-    made = {**usual, **{name: value for name, value in record.items() if value is not None}}
-    all_of(self.eks_backend, kind)[cluster_name(self), key] = made
-    return made
+    stored = {**usual, **{name: value for name, value in record.items() if value is not None}}
+    all_of(self.eks_backend, kind)[cluster_name(self), key] = stored
+    return stored
 
 
-def arn_of(self: Any, kind: str, rest: str) -> str:
-    return f"arn:aws:eks:{self.region}:{self.current_account}:{kind}/{cluster_name(self)}/{rest}/{uuid.uuid4()}"
+def arn_of(self: Any, kind: str, path: str) -> str:
+    return f"arn:aws:eks:{self.region}:{self.current_account}:{kind}/{cluster_name(self)}/{path}/{uuid.uuid4()}"
 
 
 def change(record: Record, get: Callable[[str], Any], *names: str) -> None:
     record.update({name: value for name in names if (value := get(name)) is not None}, modifiedAt=utcnow())
 
 
-def gone(what: str) -> ResourceNotFoundException:
+def not_found(resource: str) -> ResourceNotFoundException:
     return ResourceNotFoundException(
         clusterName=None,
         nodegroupName=None,
         fargateProfileName=None,
         addonName=None,
-        message=f"No {what} found",
+        message=f"No {resource} found",
     )
 
 

@@ -1,5 +1,4 @@
-"""Load balancers: a protected one is not deleted, weights are what a listener takes, and a target group tells which
-balancers send to it now."""
+"""Load balancers: deletion protection, validation of weights, and the current balancers of a target group."""
 
 from typing import Any, Final
 
@@ -36,18 +35,18 @@ def _validate_actions(stock: Any, self: ELBv2Backend, actions: list[FakeAction])
 
 
 def _modify_listener(stock: Any, self: ELBv2Backend, arn: str, *args: Any, **kwargs: Any) -> Any:
-    """Moto takes target groups that do not exist here, and only here."""
+    """Refuse target groups that do not exist; moto does so in all other calls."""
     actions = kwargs.get("actions") or (args[4] if len(args) > 4 else None) or []
-    self._validate_actions([FakeAction(dict(each)) for each in actions])
+    self._validate_actions([FakeAction(dict(action)) for action in actions])
     return stock(self, arn, *args, **kwargs)
 
 
 def _modify_target_group(stock: Any, self: ELBV2Response) -> ActionResult:
-    told: ActionResult = stock(self)
+    result: ActionResult = stock(self)
     if (enabled := self._get_param("HealthCheckEnabled")) is not None:
         group = self.elbv2_backend.target_groups[self._get_param("TargetGroupArn")]
         group.health_check_enabled = enabled
-    return told
+    return result
 
 
 def _balancers_of(group: FakeTargetGroup) -> list[str]:
@@ -65,20 +64,20 @@ def _balancers_of(group: FakeTargetGroup) -> list[str]:
 
 
 def _describe_balancers(stock: Any, self: ELBv2Backend, arns: list[str] | None, names: list[str] | None) -> Any:
-    """Moto answers with another balancer for one of several that is not there."""
-    there = list(self.load_balancers.values())
+    """Raise if one of several balancers does not exist; moto returns another one for it."""
+    existing = list(self.load_balancers.values())
     if any(arn not in self.load_balancers for arn in arns or ()):
         raise LoadBalancerNotFoundError()
-    if any(name not in {one.name for one in there} for name in names or ()):
+    if any(name not in {entry.name for entry in existing} for name in names or ()):
         raise LoadBalancerNotFoundError()
     return stock(self, arns, names)
 
 
-def mend() -> None:
+def apply() -> None:
     around(ELBv2Backend, "_validate_actions", _validate_actions)
     around(ELBv2Backend, "delete_load_balancer", _delete_load_balancer)
     around(ELBv2Backend, "describe_load_balancers", _describe_balancers)
     around(ELBv2Backend, "modify_listener", _modify_listener)
     around(ELBV2Response, "modify_target_group", _modify_target_group)
-    # moto appends to a list of its own, which nothing ever leaves
+    # moto only ever appends to its own list
     FakeTargetGroup.load_balancer_arns = property(_balancers_of, lambda self, value: None)

@@ -1,4 +1,4 @@
-"""Batch makes its own service role, changes its environments, and tells all that it was told."""
+"""Batch: its own service role, updates of environments, and descriptions with all fields of the request."""
 
 from threading import Lock
 from typing import Any, Final
@@ -14,7 +14,7 @@ _ROLE: Final = "AWSServiceRoleForBatch"
 _ONE_AT_A_TIME: Final = Lock()
 
 
-def mend() -> None:
+def apply() -> None:
     SERVICE_NAME_CONVERSION["batch"] = "Batch"
     around(BatchBackend, "create_compute_environment", _create_environment)
     around(BatchBackend, "_validate_compute_resources", _validate)
@@ -26,12 +26,12 @@ def mend() -> None:
     around(JobQueue, "describe", _describe_queue)
 
 
-def _create_environment(stock: Any, backend: BatchBackend, *, service_role: str | None, **given: Any) -> Any:
-    return stock(backend, service_role=service_role or _own_role(backend), **given)
+def _create_environment(stock: Any, backend: BatchBackend, *, service_role: str | None, **settings: Any) -> Any:
+    return stock(backend, service_role=service_role or _own_role(backend), **settings)
 
 
 def _validate(stock: Any, backend: BatchBackend, resources: dict[str, Any]) -> None:
-    """An environment whose launch template names security groups needs none of its own; moto asks for one."""
+    """Accept an environment without security groups if its launch template names some; moto refuses it."""
     if "securityGroupIds" not in resources and "launchTemplate" in resources:
         vpc = backend.ec2_backend.get_subnet(resources["subnets"][0]).vpc_id
         group = backend.ec2_backend.get_security_group_from_name("default", vpc)
@@ -40,7 +40,7 @@ def _validate(stock: Any, backend: BatchBackend, resources: dict[str, Any]) -> N
 
 
 def _own_role(backend: BatchBackend) -> str:
-    with _ONE_AT_A_TIME:  # stacks are deployed beside each other
+    with _ONE_AT_A_TIME:  # stacks are deployed in parallel
         try:
             role = backend.iam_backend.get_role(_ROLE)
         except NotFoundException:
@@ -49,36 +49,39 @@ def _own_role(backend: BatchBackend) -> str:
     return arn
 
 
-def _update_environment(stock: Any, backend: BatchBackend, *, compute_resources: Any, **given: Any) -> Any:
-    told = stock(backend, compute_resources=compute_resources, **given)
-    environment = backend.get_compute_environment(given["compute_environment_name"])
+def _update_environment(stock: Any, backend: BatchBackend, *, compute_resources: Any, **settings: Any) -> Any:
+    result = stock(backend, compute_resources=compute_resources, **settings)
+    environment = backend.get_compute_environment(settings["compute_environment_name"])
     if compute_resources and environment is not None:
         environment.compute_resources = {**(environment.compute_resources or {}), **compute_resources}
-    return told
+    return result
 
 
 def _register(stock: Any, self: Any) -> Any:
     known = set(self.batch_backend._job_definitions)
-    told = stock(self)
+    result = stock(self)
     for arn in set(self.batch_backend._job_definitions) - known:
-        made = self.batch_backend._job_definitions[arn]
-        vars(made)["scheduling_priority"] = self._get_param("schedulingPriority")
-    return told
+        definition = self.batch_backend._job_definitions[arn]
+        vars(definition)["scheduling_priority"] = self._get_param("schedulingPriority")
+    return result
 
 
-def _describe_definition(stock: Any, one: JobDefinition) -> dict[str, Any]:
-    more = {"nodeProperties": one.node_properties, "schedulingPriority": vars(one).get("scheduling_priority")}
-    return {**stock(one), **{key: value for key, value in more.items() if value is not None}}
+def _describe_definition(stock: Any, definition: JobDefinition) -> dict[str, Any]:
+    more = {
+        "nodeProperties": definition.node_properties,
+        "schedulingPriority": vars(definition).get("scheduling_priority"),
+    }
+    return {**stock(definition), **{key: value for key, value in more.items() if value is not None}}
 
 
 def _put_queue(stock: Any, self: Any) -> Any:
-    told = stock(self)
+    result = stock(self)
     limits = self._get_param("jobStateTimeLimitActions")
     queue = self.batch_backend.get_job_queue(self._get_param("jobQueueName") or self._get_param("jobQueue"))
     if limits is not None:
         vars(queue)["limits"] = limits
-    return told
+    return result
 
 
-def _describe_queue(stock: Any, one: JobQueue) -> dict[str, Any]:
-    return {**stock(one), "jobStateTimeLimitActions": vars(one).get("limits", [])}
+def _describe_queue(stock: Any, queue: JobQueue) -> dict[str, Any]:
+    return {**stock(queue), "jobStateTimeLimitActions": vars(queue).get("limits", [])}

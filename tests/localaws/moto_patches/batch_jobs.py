@@ -1,7 +1,7 @@
-"""Jobs of Batch run: each attempt is a process of this machine, with the environment that its container would have.
+"""Batch jobs: each attempt is a process of this machine, with the environment that its container would have.
 
-What stands for the image is said by a test (`IMAGES`), and so is how many run at once (`FLOOR.room`). Moto runs jobs
-in Docker only, each in a thread that waits; its arrays never fail, and list all of their children at once.
+A test sets the command for an image (`IMAGES`) and the number of jobs that run at once (`JOB_HOST.capacity`). Moto runs
+jobs in Docker only, each in a waiting thread; its array jobs never fail, and it lists all of their children at once.
 """
 
 import json
@@ -22,21 +22,21 @@ from moto.batch.responses import BatchResponse
 
 from tests.localaws.moto_patches._around import around
 
-IMAGES: Final[dict[str, list[str]]] = {}  # what is run in the place of a command's first word, by image
-_LOOK: Final = 0.02  # seconds
-_PATIENCE: Final = 1.0  # seconds from SIGTERM to SIGKILL; ECS has 30
+IMAGES: Final[dict[str, list[str]]] = {}  # the program that replaces the first argument of a command, by image
+_POLL: Final = 0.02  # seconds
+_GRACE: Final = 1.0  # seconds from SIGTERM to SIGKILL; ECS has 30
 _PAGE: Final = 1000
 _MIB: Final = 1024**2
-_NO_IMAGE: Final = "CannotPullContainerError: nothing stands for the image"
+_NO_IMAGE: Final = "CannotPullContainerError: IMAGES has no program for the image"
 _ENDED: Final = ("SUCCEEDED", "FAILED")
 
 
-class Floor:
-    """Where jobs wait for a machine, and run."""
+class JobHost:
+    """The machine of a compute environment: a queue of waiting jobs and the running ones."""
 
     def __init__(self) -> None:
-        self.room = 4
-        self.why_not: str | None = None  # what jobs are told that wait
+        self.capacity = 4
+        self.status_reason: str | None = None  # the status reason of waiting jobs
         self._waiting: deque[Job] = deque()
         self._at_work: set[str] = set()
         self._lock = threading.RLock()
@@ -44,7 +44,7 @@ class Floor:
     def clear(self) -> None:
         with self._lock:
             self._waiting.clear()
-            self.room, self.why_not = 4, None
+            self.capacity, self.status_reason = 4, None
 
     def add(self, job: Job) -> None:
         job.status = "RUNNABLE"
@@ -52,11 +52,11 @@ class Floor:
             self._waiting.append(job)
         self.open()
 
-    def open(self, room: int | None = None) -> None:
-        """As many as there is room for begin."""
+    def open(self, capacity: int | None = None) -> None:
+        """Start as many waiting jobs as the capacity permits."""
         with self._lock:
-            self.room = self.room if room is None else room
-            while self._waiting and len(self._at_work) < self.room:
+            self.capacity = self.capacity if capacity is None else capacity
+            while self._waiting and len(self._at_work) < self.capacity:
                 job = self._waiting.popleft()
                 if job.status == "RUNNABLE":
                     self._at_work.add(job.job_id)
@@ -71,10 +71,10 @@ class Floor:
             self.open()
 
 
-FLOOR: Final = Floor()
+JOB_HOST: Final = JobHost()
 
 
-def mend() -> None:
+def apply() -> None:
     around(Job, "start", _start)
     around(Job, "terminate", _terminate)
     around(Job, "describe_short", _describe_short)
@@ -84,28 +84,28 @@ def mend() -> None:
 
 
 def lose_machine(job: Job) -> None:
-    """A spot instance is taken away, with what runs on it."""
+    """Simulate the loss of a spot instance: kill the job's process."""
     job.job_stopped_reason = "Host EC2 (instance i-0123456789abcdef0) terminated."
     _own(job)["process"].kill()
 
 
 def _own(job: Job) -> dict[str, Any]:
-    """What moto's job has no room for."""
+    """Fields of a job that moto's class does not have."""
     own: dict[str, Any] = vars(job).setdefault("own", {})
     return own
 
 
 def _start(stock: Any, job: Job) -> None:
-    FLOOR.add(job)
+    JOB_HOST.add(job)
 
 
 def _reset(stock: Any, backend: BatchBackend) -> None:
-    FLOOR.clear()
+    JOB_HOST.clear()
     stock(backend)
 
 
 def _terminate(stock: Any, job: Job, reason: str) -> None:
-    """The children of an array go with it; what has not begun never does."""
+    """Terminate a job and its children; a waiting child never starts."""
     for child in job._child_jobs or ():
         _terminate(stock, child, reason)
     if job.job_stopped:
@@ -121,32 +121,32 @@ def _run(job: Job) -> None:
         job.status, job.job_stopped_reason, _own(job)["attempts"] = "STARTING", None, attempt
         code, reason = _attempt(job, attempt)
         job.exit_code, _own(job)["reason"] = code, reason
-        told = job.job_stopped_reason or ("" if code == 0 else "Essential container in task exited")
-        job.job_stopped_reason = told or None
-        if code == 0 or job.stop or not _again(retries, told, reason or "", code):
+        status_reason = job.job_stopped_reason or ("" if code == 0 else "Essential container in task exited")
+        job.job_stopped_reason = status_reason or None
+        if code == 0 or job.stop or not _should_retry(retries, status_reason, reason or "", code):
             break
         job.status = "RUNNABLE"
     job._mark_stopped(success=job.exit_code == 0 and not job.stop)
 
 
-def _again(retries: dict[str, Any], status: str, reason: str, code: int | None) -> bool:
-    """The first rule of which all patterns fit decides; without any rule it is tried again."""
-    found = {"onStatusReason": status, "onReason": reason, "onExitCode": str(code)}
+def _should_retry(retries: dict[str, Any], status: str, reason: str, code: int | None) -> bool:
+    """The action of the first rule whose patterns all match; without rules the job is retried."""
+    actual = {"onStatusReason": status, "onReason": reason, "onExitCode": str(code)}
     for rule in retries.get("evaluateOnExit", ()):
-        if all(fnmatchcase(found[key], pattern) for key, pattern in rule.items() if key != "action"):
+        if all(fnmatchcase(actual[key], pattern) for key, pattern in rule.items() if key != "action"):
             return str(rule["action"]).lower() == "retry"
     return True
 
 
 def _attempt(job: Job, attempt: int) -> tuple[int | None, str | None]:
-    """Its exit code, and what ECS says about it."""
-    given = job.job_definition.container_properties or {}
-    _, *rest = job.container_overrides.get("command") or given["command"]
-    if given["image"] not in IMAGES:
+    """Run one attempt: its exit code, and the reason that ECS reports."""
+    container = job.job_definition.container_properties or {}
+    _, *arguments = job.container_overrides.get("command") or container["command"]
+    if container["image"] not in IMAGES:
         return None, _NO_IMAGE
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen(
-            [*IMAGES[given["image"]], *rest],
+            [*IMAGES[container["image"]], *arguments],
             env=_environment(job, attempt),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -162,47 +162,48 @@ def _attempt(job: Job, attempt: int) -> tuple[int | None, str | None]:
 
 
 def _wait(job: Job, process: "subprocess.Popen[bytes]") -> str | None:
-    """Until it ends, is ended, takes too long or takes more memory than it was promised."""
-    promised, longest = _memory(job) * _MIB, job._get_attempt_duration()
-    began, asked = time.monotonic(), False
+    """Wait until the process ends, is terminated, exceeds its timeout or exceeds its memory limit."""
+    memory_limit, longest = _memory(job) * _MIB, job._get_attempt_duration()
+    start, terminating = time.monotonic(), False
     while process.poll() is None:
-        if _resident(process.pid) > promised:
+        if _resident(process.pid) > memory_limit:
             process.kill()
             process.wait()
             return "OutOfMemoryError: Container killed due to memory usage"
-        late = longest is not None and time.monotonic() - began > longest
-        if (job.stop or late) and not asked:
+        late = longest is not None and time.monotonic() - start > longest
+        if (job.stop or late) and not terminating:
             job.job_stopped_reason = job.job_stopped_reason or "Job attempt duration exceeded timeout"
             process.send_signal(signal.SIGTERM)
-            asked, began = True, time.monotonic()
-        elif asked and time.monotonic() - began > _PATIENCE:
+            terminating, start = True, time.monotonic()
+        elif terminating and time.monotonic() - start > _GRACE:
             process.kill()
-        time.sleep(_LOOK)
+        time.sleep(_POLL)
     return None
 
 
 def _memory(job: Job) -> int:
-    asked = job.container_overrides.get("resourceRequirements") or []
-    given: Any = job.job_definition._get_resource_requirement("memory")
-    return int(next((one["value"] for one in asked if one["type"] == "MEMORY"), given))
+    overrides = job.container_overrides.get("resourceRequirements") or []
+    default: Any = job.job_definition._get_resource_requirement("memory")
+    return int(next((override["value"] for override in overrides if override["type"] == "MEMORY"), default))
 
 
 def _resident(pid: int) -> int:
     try:
         pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
-    except (FileNotFoundError, ProcessLookupError, IndexError):  # it has just ended
+    except (FileNotFoundError, ProcessLookupError, IndexError):  # the process has just ended
         return 0
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _environment(job: Job, attempt: int) -> dict[str, str]:
-    """This process's own stands for the image's, and for the credentials that ECS gives to a task's role."""
-    given = job.job_definition.container_properties or {}
-    said = [*given.get("environment", ()), *job.container_overrides.get("environment", ())]
+    """The environment of an attempt: that of this process (for the image and the role's credentials) and the job's
+    variables."""
+    container = job.job_definition.container_properties or {}
+    variables = [*container.get("environment", ()), *job.container_overrides.get("environment", ())]
     own = {"AWS_BATCH_JOB_ID": job.job_id, "AWS_BATCH_JOB_ATTEMPT": str(attempt)}
     if "index" in job.array_properties:
         own["AWS_BATCH_JOB_ARRAY_INDEX"] = str(job.array_properties["index"])
-    return {**os.environ, **{one["name"]: one["value"] for one in said}, **own}
+    return {**os.environ, **{variable["name"]: variable["value"] for variable in variables}, **own}
 
 
 def _keep_log(job: Job, text: str) -> None:
@@ -217,24 +218,24 @@ def _keep_log(job: Job, text: str) -> None:
 def _describe_short(stock: Any, job: Job) -> dict[str, Any]:
     if job._child_jobs is not None and not job.job_stopped:
         _follow_children(job)
-    told: dict[str, Any] = stock(job)
-    if job.status == "RUNNABLE" and FLOOR.why_not:
-        told["statusReason"] = FLOOR.why_not
+    description: dict[str, Any] = stock(job)
+    if job.status == "RUNNABLE" and JOB_HOST.status_reason:
+        description["statusReason"] = JOB_HOST.status_reason
     if container := _container(job):
-        told["container"] = container
+        description["container"] = container
     if "index" in job.array_properties:
-        told["arrayProperties"] = {"index": job.array_properties["index"]}
-    return told
+        description["arrayProperties"] = {"index": job.array_properties["index"]}
+    return description
 
 
 def _describe(stock: Any, job: Job) -> dict[str, Any]:
-    told: dict[str, Any] = stock(job)
-    return told | {"container": {**told["container"], **_container(job)}}
+    description: dict[str, Any] = stock(job)
+    return description | {"container": {**description["container"], **_container(job)}}
 
 
 def _container(job: Job) -> dict[str, Any]:
-    said = {"exitCode": job.exit_code, "reason": _own(job).get("reason")}
-    return {key: value for key, value in said.items() if value is not None}
+    fields = {"exitCode": job.exit_code, "reason": _own(job).get("reason")}
+    return {key: value for key, value in fields.items() if value is not None}
 
 
 def _follow_children(job: Job) -> None:
@@ -248,7 +249,7 @@ def _follow_children(job: Job) -> None:
 
 
 def _list(stock: Any, self: Any) -> str:
-    """A page; of an array, those that run where no status is asked for."""
+    """A page of jobs; of an array job without a status filter, the running children."""
     jobs = self.batch_backend.list_jobs(
         job_queue_name=self._get_param("jobQueue"),
         array_job_id=self._get_param("arrayJobId"),
@@ -257,7 +258,7 @@ def _list(stock: Any, self: Any) -> str:
     )
     begin = int(self._get_param("nextToken") or 0)
     end = begin + min(int(self._get_param("maxResults") or _PAGE), _PAGE)
-    told: dict[str, Any] = {"jobSummaryList": [job.describe_short() for job in jobs[begin:end]]}
+    response: dict[str, Any] = {"jobSummaryList": [job.describe_short() for job in jobs[begin:end]]}
     if end < len(jobs):
-        told["nextToken"] = str(end)
-    return json.dumps(told)
+        response["nextToken"] = str(end)
+    return json.dumps(response)

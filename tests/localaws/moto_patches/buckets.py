@@ -1,13 +1,12 @@
-"""Logging of buckets. Moto wants the policy that lets S3 deliver to be there first; S3 does not look at it, and a
-policy that names the logged bucket, as it should, could not be.
-"""
+"""Logging of buckets. Moto requires that the policy for log delivery already exists. S3 does not check it; a policy
+that names the logged bucket could not exist before that bucket."""
 
 from typing import Any
 
 from moto.s3.models import FakeBucket
 
 
-def mend() -> None:
+def apply() -> None:
     FakeBucket._log_permissions_enabled_policy = staticmethod(_not_looked_at)
 
 

@@ -1,4 +1,4 @@
-"""Budgets can be changed, have tags, and tell who hears of them."""
+"""Budgets: updates, tags and subscribers."""
 
 import json
 from typing import Any, Final
@@ -7,28 +7,28 @@ from moto.budgets.responses import BudgetsResponse
 
 
 def update_budget(self: Any) -> str:
-    account, wanted = self._get_param("AccountId"), self._get_param("NewBudget")
-    self.backend.describe_budget(account_id=account, budget_name=wanted["BudgetName"])  # refuses what is not there
-    there = self.backend.budgets[account][wanted["BudgetName"]]
-    kept = {key: there.budget[key] for key in ("LastUpdatedTime", "TimePeriod")}
-    there.budget = {**kept, **wanted}
+    account, desired = self._get_param("AccountId"), self._get_param("NewBudget")
+    self.backend.describe_budget(account_id=account, budget_name=desired["BudgetName"])  # raises if it does not exist
+    stored = self.backend.budgets[account][desired["BudgetName"]]
+    preserved = {key: stored.budget[key] for key in ("LastUpdatedTime", "TimePeriod")}
+    stored.budget = {**preserved, **desired}
     return "{}"
 
 
 def describe_subscribers_for_notification(self: Any) -> str:
     account, name = self._get_param("AccountId"), self._get_param("BudgetName")
     self.backend.describe_budget(account_id=account, budget_name=name)
-    found = [
+    notifications = [
         subscriber
-        for one in self.backend.budgets[account][name].notifications
-        if one.details == self._get_param("Notification")
-        for subscriber in one.subscribers
+        for notification in self.backend.budgets[account][name].notifications
+        if notification.details == self._get_param("Notification")
+        for subscriber in notification.subscribers
     ]
-    return json.dumps({"Subscribers": found})
+    return json.dumps({"Subscribers": notifications})
 
 
 def tag_resource(self: Any) -> str:
-    _tags(self).update({one["Key"]: one["Value"] for one in self._get_param("ResourceTags")})
+    _tags(self).update({entry["Key"]: entry["Value"] for entry in self._get_param("ResourceTags")})
     return "{}"
 
 
@@ -44,8 +44,8 @@ def list_tags_for_resource(self: Any) -> str:
 
 def _tags(self: Any) -> dict[str, str]:
     account, _, name = self._get_param("ResourceARN").partition("::")[2].partition(":budget/")
-    found: dict[str, str] = vars(self.backend.budgets[account][name]).setdefault("tags", {})
-    return found
+    tags: dict[str, str] = vars(self.backend.budgets[account][name]).setdefault("tags", {})
+    return tags
 
 
 _CALLS: Final = (
@@ -57,6 +57,6 @@ _CALLS: Final = (
 )
 
 
-def mend() -> None:
+def apply() -> None:
     for call in _CALLS:
         setattr(BudgetsResponse, call.__name__, call)

@@ -1,7 +1,7 @@
-"""Placement groups, capacity reservations and capacity blocks, which moto has no API for.
+"""Placement groups, capacity reservations and capacity blocks, which moto does not have.
 
-A block is a reservation with a window: before it the reservation is scheduled, behind it expired, and instances start
-in neither. Offers cost nothing here.
+A block is a reservation with a window: before the window its state is scheduled, after it expired, and instances start
+in neither state. Offerings cost nothing here.
 """
 
 import secrets
@@ -15,13 +15,13 @@ from moto.ec2.responses import EC2Response
 from moto.ec2.utils import EC2_RESOURCE_TO_PREFIX
 
 _Record = dict[str, Any]
-_BEGINS: Final = time(11, 30, tzinfo=UTC)  # blocks begin and end at this hour
+_BEGINS: Final = time(11, 30, tzinfo=UTC)  # start and end time of blocks
 _IN_BLOCKS: Final = (
     "trn1.32xlarge",
     "trn2.3xlarge",
     "trn2.48xlarge",
     "trn2u.48xlarge",
-)  # inf2 and trn1n are not sold so
+)  # inf2 and trn1n are not offered in blocks
 
 
 def now() -> datetime:
@@ -29,24 +29,24 @@ def now() -> datetime:
 
 
 def _time(value: datetime) -> datetime:
-    """Moto reads times without a zone; they are of UTC."""
+    """The time with a zone; moto parses times without one, and they are in UTC."""
     return value if value.tzinfo else value.replace(tzinfo=UTC)
 
 
 def placement_groups(backend: Any) -> dict[str, _Record]:
-    """Beside moto's own state: a reset of moto forgets them, too."""
-    found: dict[str, _Record] = vars(backend).setdefault("placement_groups", {})
-    return found
+    """The records, stored on moto's backend so that a reset of moto removes them, too."""
+    records: dict[str, _Record] = vars(backend).setdefault("placement_groups", {})
+    return records
 
 
 def reservations(backend: Any) -> dict[str, _Record]:
-    found: dict[str, _Record] = vars(backend).setdefault("capacity_reservations", {})
-    return found
+    records: dict[str, _Record] = vars(backend).setdefault("capacity_reservations", {})
+    return records
 
 
 def _offers(backend: Any) -> dict[str, _Record]:
-    found: dict[str, _Record] = vars(backend).setdefault("capacity_block_offers", {})
-    return found
+    records: dict[str, _Record] = vars(backend).setdefault("capacity_block_offers", {})
+    return records
 
 
 def state_of(reservation: Mapping[str, Any]) -> str:
@@ -58,19 +58,21 @@ def state_of(reservation: Mapping[str, Any]) -> str:
 
 
 def taken(backend: Any, id_: str) -> int:
-    running = (one for one in backend.all_instances() if one.state in ("pending", "running"))
-    return sum(getattr(one, "capacity_reservation_id", None) == id_ for one in running)
+    running = (instance for instance in backend.all_instances() if instance.state in ("pending", "running"))
+    return sum(getattr(instance, "capacity_reservation_id", None) == id_ for instance in running)
 
 
 def take(backend: Any, id_: str, instance_type: str, zone: str | None, count: int) -> None:
-    """Refuses what EC2 would: instances that the reservation is not for, or not now, or not so many."""
-    one = _known(backend, id_)
-    if (state := state_of(one)) != "active":
+    """Raise as EC2 does if the reservation is for other instances, is not active or has too few instances left."""
+    reservation = _known(backend, id_)
+    if (state := state_of(reservation)) != "active":
         raise EC2ClientError("InvalidCapacityReservationState", f"Capacity Reservation {id_} is in state {state}.")
-    for name, asked in (("InstanceType", instance_type), ("AvailabilityZone", zone)):
-        if one[name] != asked:
-            raise EC2ClientError("InvalidParameterValue", f"{id_} is of {name} {one[name]}, and not of {asked}.")
-    free = one["TotalInstanceCount"] - taken(backend, id_)
+    for name, requested in (("InstanceType", instance_type), ("AvailabilityZone", zone)):
+        if reservation[name] != requested:
+            raise EC2ClientError(
+                "InvalidParameterValue", f"{id_} is of {name} {reservation[name]}, and not of {requested}."
+            )
+    free = reservation["TotalInstanceCount"] - taken(backend, id_)
     if count > free:
         raise EC2ClientError("ReservationCapacityExceeded", f"{id_} has {free} instances left; {count} were requested.")
 
@@ -81,10 +83,10 @@ def _known(backend: Any, id_: str) -> _Record:
     return reservations(backend)[id_]
 
 
-def _told(backend: Any, one: _Record) -> _Record:
-    free = one["TotalInstanceCount"] - taken(backend, one["CapacityReservationId"])
-    tags = _tags(backend, one["CapacityReservationId"])
-    return {**one, "State": state_of(one), "AvailableInstanceCount": free, "Tags": tags}
+def _describe(backend: Any, reservation: _Record) -> _Record:
+    free = reservation["TotalInstanceCount"] - taken(backend, reservation["CapacityReservationId"])
+    tags = _tags(backend, reservation["CapacityReservationId"])
+    return {**reservation, "State": state_of(reservation), "AvailableInstanceCount": free, "Tags": tags}
 
 
 def _tags(backend: Any, id_: str) -> list[dict[str, str]]:
@@ -93,7 +95,7 @@ def _tags(backend: Any, id_: str) -> list[dict[str, str]]:
 
 def _matching(records: Iterable[_Record], filters: Mapping[str, list[str]]) -> list[_Record]:
     names = {name: "".join(part.capitalize() for part in name.split("-")) for name in filters}
-    return [one for one in records if all(str(one.get(names[name])) in filters[name] for name in filters)]
+    return [record for record in records if all(str(record.get(names[name])) in filters[name] for name in filters)]
 
 
 def _id(kind: str) -> str:
@@ -121,19 +123,19 @@ def create_placement_group(self: EC2Response) -> ActionResult:
 def describe_placement_groups(self: EC2Response) -> ActionResult:
     groups = placement_groups(self.ec2_backend)
     names = self._get_param("GroupNames", [])
-    found = [known_placement_group(self.ec2_backend, name) for name in names] or list(groups.values())
-    told = [{**one, "Tags": _tags(self.ec2_backend, one["GroupId"])} for one in found]
-    return ActionResult({"PlacementGroups": _matching(told, self._filters_from_querystring())})
+    selected = [known_placement_group(self.ec2_backend, name) for name in names] or list(groups.values())
+    descriptions = [{**group, "Tags": _tags(self.ec2_backend, group["GroupId"])} for group in selected]
+    return ActionResult({"PlacementGroups": _matching(descriptions, self._filters_from_querystring())})
 
 
 def delete_placement_group(self: EC2Response) -> ActionResult:
     name = self._get_param("GroupName")
-    one = known_placement_group(self.ec2_backend, name)
-    inside = [each for each in self.ec2_backend.all_instances() if each.placement.group_name == name]
-    if any(each.state != "terminated" for each in inside):
+    group = known_placement_group(self.ec2_backend, name)
+    members = [instance for instance in self.ec2_backend.all_instances() if instance.placement.group_name == name]
+    if any(instance.state != "terminated" for instance in members):
         raise EC2ClientError("InvalidPlacementGroup.InUse", f"The placement group {name} is in use.")
     del placement_groups(self.ec2_backend)[name]
-    self.ec2_backend.tags.pop(one["GroupId"], None)
+    self.ec2_backend.tags.pop(group["GroupId"], None)
     return EmptyResult()
 
 
@@ -144,67 +146,67 @@ def known_placement_group(backend: Any, name: str) -> _Record:
 
 
 def create_capacity_reservation(self: EC2Response) -> ActionResult:
-    asked = {name: self._get_param(name) for name in ("AvailabilityZone", "InstancePlatform", "InstanceType")}
+    required = {name: self._get_param(name) for name in ("AvailabilityZone", "InstancePlatform", "InstanceType")}
     optional = ("EndDate", "EphemeralStorage", "EbsOptimized", "PlacementGroupArn")
-    given = {name: self._get_param(name) for name in optional}
-    usual = {"EndDateType": "unlimited", "InstanceMatchCriteria": "open", "Tenancy": "default"}
-    made = _reserve(
+    optional_values = {name: self._get_param(name) for name in optional}
+    defaults = {"EndDateType": "unlimited", "InstanceMatchCriteria": "open", "Tenancy": "default"}
+    reservation = _reserve(
         self,
         self._get_int_param("InstanceCount"),
-        **asked,
-        **{name: value for name, value in given.items() if value is not None},
-        **{name: self._get_param(name, value) for name, value in usual.items()},
+        **required,
+        **{name: value for name, value in optional_values.items() if value is not None},
+        **{name: self._get_param(name, value) for name, value in defaults.items()},
         StartDate=now(),
         ReservationType="default",
     )
-    return ActionResult({"CapacityReservation": _told(self.ec2_backend, made)})
+    return ActionResult({"CapacityReservation": _describe(self.ec2_backend, reservation)})
 
 
-def _reserve(self: EC2Response, count: int, **rest: Any) -> _Record:
+def _reserve(self: EC2Response, count: int, **fields: Any) -> _Record:
     id_ = _id("cr")
     arn = f"arn:{self.partition}:ec2:{self.region}:{self.current_account}:capacity-reservation/{id_}"
-    made = {
+    reservation = {
         "CapacityReservationId": id_,
         "CapacityReservationArn": arn,
         "OwnerId": self.current_account,
         "TotalInstanceCount": count,
         "CreateDate": now(),
         "State": "active",
-        **rest,
+        **fields,
     }
-    reservations(self.ec2_backend)[id_] = made
+    reservations(self.ec2_backend)[id_] = reservation
     self.ec2_backend.create_tags([id_], self._parse_tag_specification().get("capacity-reservation", {}))
-    return made
+    return reservation
 
 
 def describe_capacity_reservations(self: EC2Response) -> ActionResult:
     ids = self._get_param("CapacityReservationIds", [])
-    found = [_known(self.ec2_backend, id_) for id_ in ids] or list(reservations(self.ec2_backend).values())
-    told = [_told(self.ec2_backend, one) for one in found]
-    return ActionResult({"CapacityReservations": _matching(told, self._filters_from_querystring())})
+    selected = [_known(self.ec2_backend, id_) for id_ in ids] or list(reservations(self.ec2_backend).values())
+    descriptions = [_describe(self.ec2_backend, reservation) for reservation in selected]
+    return ActionResult({"CapacityReservations": _matching(descriptions, self._filters_from_querystring())})
 
 
 def modify_capacity_reservation(self: EC2Response) -> ActionResult:
-    one = _known(self.ec2_backend, self._get_param("CapacityReservationId"))
-    if (state := state_of(one)) != "active":
+    reservation = _known(self.ec2_backend, self._get_param("CapacityReservationId"))
+    if (state := state_of(reservation)) != "active":
         raise EC2ClientError("InvalidCapacityReservationState", f"A reservation in state {state} cannot be modified.")
-    count = self._get_int_param("InstanceCount", one["TotalInstanceCount"])
-    if count < taken(self.ec2_backend, one["CapacityReservationId"]):
+    count = self._get_int_param("InstanceCount", reservation["TotalInstanceCount"])
+    if count < taken(self.ec2_backend, reservation["CapacityReservationId"]):
         raise EC2ClientError("InvalidInstanceCount", "The reservation holds more running instances than that.")
-    one["TotalInstanceCount"] = count
+    reservation["TotalInstanceCount"] = count
     for name in ("EndDate", "EndDateType", "InstanceMatchCriteria"):
         if (value := self._get_param(name)) is not None:
-            one[name] = value
-    if one["EndDateType"] == "unlimited":
-        one.pop("EndDate", None)
+            reservation[name] = value
+    if reservation["EndDateType"] == "unlimited":
+        reservation.pop("EndDate", None)
     return ActionResult({"Return": True})
 
 
 def cancel_capacity_reservation(self: EC2Response) -> ActionResult:
-    one = _known(self.ec2_backend, self._get_param("CapacityReservationId"))
-    if one["ReservationType"] == "capacity-block":
+    reservation = _known(self.ec2_backend, self._get_param("CapacityReservationId"))
+    if reservation["ReservationType"] == "capacity-block":
         raise EC2ClientError("UnsupportedOperation", "A Capacity Block cannot be cancelled.")
-    one["State"] = "cancelled"
+    reservation["State"] = "cancelled"
     return ActionResult({"Return": True})
 
 
@@ -239,7 +241,7 @@ def purchase_capacity_block(self: EC2Response) -> ActionResult:
     if offer is None:
         raise EC2ClientError("InvalidCapacityBlockOfferingId.NotFound", "There is no such offer.")
     same = {name: offer[name] for name in ("AvailabilityZone", "InstanceType", "StartDate", "EndDate", "Tenancy")}
-    made = _reserve(
+    reservation = _reserve(
         self,
         offer["InstanceCount"],
         **same,
@@ -248,7 +250,7 @@ def purchase_capacity_block(self: EC2Response) -> ActionResult:
         InstanceMatchCriteria="targeted",
         ReservationType="capacity-block",
     )
-    return ActionResult({"CapacityReservation": _told(self.ec2_backend, made)})
+    return ActionResult({"CapacityReservation": _describe(self.ec2_backend, reservation)})
 
 
 _CALLS: Final[tuple[Callable[[EC2Response], ActionResult], ...]] = (
@@ -264,7 +266,7 @@ _CALLS: Final[tuple[Callable[[EC2Response], ActionResult], ...]] = (
 )
 
 
-def mend() -> None:
-    EC2_RESOURCE_TO_PREFIX.update({"capacity-reservation": "cr", "placement-group": "pg"})  # so that they take tags
+def apply() -> None:
+    EC2_RESOURCE_TO_PREFIX.update({"capacity-reservation": "cr", "placement-group": "pg"})  # these types have tags
     for call in _CALLS:
         setattr(EC2Response, call.__name__, call)

@@ -1,4 +1,4 @@
-"""The command line looks here for who failed what. Nothing is recorded, and that is what it hears."""
+"""LookupEvents, which the CDK calls after a failure; it returns no events."""
 
 from typing import Any
 
@@ -9,5 +9,5 @@ def lookup_events(_self: Any) -> str:
     return '{"Events": []}'
 
 
-def mend() -> None:
+def apply() -> None:
     CloudTrailResponse.lookup_events = lookup_events

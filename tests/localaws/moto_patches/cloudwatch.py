@@ -1,6 +1,6 @@
-"""Alarms of alarms, states that change as on AWS, filters that hold together, and actions that are taken.
+"""CloudWatch: composite alarms, state changes as on AWS, combined filters, and alarm actions.
 
-Nothing watches the metrics: a test says `set_alarm_state`, and composite alarms follow at once.
+Alarms do not evaluate metrics: a test calls `set_alarm_state`, and composite alarms follow at once.
 """
 
 import json
@@ -22,7 +22,7 @@ _TOKENS: Final = re.compile(
 )
 
 
-def mend() -> None:
+def apply() -> None:
     around(CloudWatchBackend, "put_metric_alarm", _put)
     around(CloudWatchBackend, "set_alarm_state", _set_state)
     around(CloudWatchBackend, "tag_resource", _tag)
@@ -35,21 +35,21 @@ _TRIMMED: Final = re.compile(r"TC\((?P<above>[\d.]*):(?P<up_to>[\d.]*)\)")
 _PERCENTILE: Final = re.compile(r"p(\d+(?:\.\d+)?)")
 
 
-def _statistic(stock: Any, of: Statistics, name: str) -> Any:
-    """Trimmed counts, of the values above one bound and up to the other; and percentiles."""
+def _statistic(stock: Any, data: Statistics, name: str) -> Any:
+    """Trimmed counts (values above one bound and up to the other) and percentiles."""
     if percent := _PERCENTILE.fullmatch(name):
-        ranked = sorted(each.value for each in of.metric_data if isinstance(each, MetricDatum))
+        ranked = sorted(datum.value for datum in data.metric_data if isinstance(datum, MetricDatum))
         return float(ranked[min(len(ranked) - 1, int(len(ranked) * float(percent[1]) / 100))])
-    found = _TRIMMED.fullmatch(name)
-    if found is None:
-        return stock(of, name)
-    above, up_to = float(found["above"] or "-inf"), float(found["up_to"] or "inf")
-    values = [each.value for each in of.metric_data if isinstance(each, MetricDatum)]
+    trimmed = _TRIMMED.fullmatch(name)
+    if trimmed is None:
+        return stock(data, name)
+    above, up_to = float(trimmed["above"] or "-inf"), float(trimmed["up_to"] or "inf")
+    values = [datum.value for datum in data.metric_data if isinstance(datum, MetricDatum)]
     return float(sum(above < value <= up_to for value in values))
 
 
 def _tag(stock: Any, backend: CloudWatchBackend, arn: str, tags: dict[str, str]) -> None:
-    """Dashboards have tags too."""
+    """Tag a dashboard, which moto does not support."""
     if ":dashboard/" in arn:
         backend.tagger.tag_resource(arn, backend.tagger.convert_dict_to_tags_input(tags))
     else:
@@ -57,75 +57,75 @@ def _tag(stock: Any, backend: CloudWatchBackend, arn: str, tags: dict[str, str])
 
 
 def holds(rule: str, is_in: Callable[[str, str], bool]) -> bool:
-    """Whether a composite alarm's rule is met; `is_in` knows of an alarm, by its name, whether it is in a state."""
+    """Whether a composite alarm's rule is met; `is_in(name, state)` returns whether an alarm is in a state."""
     tokens = _tokens(rule)
-    found, left = _either(list(tokens), is_in)
-    if left:
-        raise ValidationError(f"AlarmRule is not understood: {rule}")
-    return found
+    result, remaining = _parse_or(list(tokens), is_in)
+    if remaining:
+        raise ValidationError(f"AlarmRule cannot be parsed: {rule}")
+    return result
 
 
 def _tokens(rule: str) -> Iterator[re.Match[str]]:
-    at, text = 0, rule.rstrip()
-    while at < len(text):
-        found = _TOKENS.match(text, at)
-        if found is None:
-            raise ValidationError(f"AlarmRule is not understood from character {at}: {rule}")
-        yield found
-        at = found.end()
+    position, text = 0, rule.rstrip()
+    while position < len(text):
+        token = _TOKENS.match(text, position)
+        if token is None:
+            raise ValidationError(f"AlarmRule cannot be parsed from character {position}: {rule}")
+        yield token
+        position = token.end()
 
 
-_Left = list[re.Match[str]]
+_Tokens = list[re.Match[str]]
 _IsIn = Callable[[str, str], bool]
 
 
-def _either(left: _Left, is_in: _IsIn) -> tuple[bool, _Left]:
-    found, left = _both(left, is_in)
-    while left and left[0]["word"] == "OR":
-        other, left = _both(left[1:], is_in)
-        found = found or other
-    return found, left
+def _parse_or(tokens: _Tokens, is_in: _IsIn) -> tuple[bool, _Tokens]:
+    value, tokens = _parse_and(tokens, is_in)
+    while tokens and tokens[0]["word"] == "OR":
+        operand, tokens = _parse_and(tokens[1:], is_in)
+        value = value or operand
+    return value, tokens
 
 
-def _both(left: _Left, is_in: _IsIn) -> tuple[bool, _Left]:
-    found, left = _one(left, is_in)
-    while left and left[0]["word"] == "AND":
-        other, left = _one(left[1:], is_in)
-        found = found and other
-    return found, left
+def _parse_and(tokens: _Tokens, is_in: _IsIn) -> tuple[bool, _Tokens]:
+    value, tokens = _parse_operand(tokens, is_in)
+    while tokens and tokens[0]["word"] == "AND":
+        operand, tokens = _parse_operand(tokens[1:], is_in)
+        value = value and operand
+    return value, tokens
 
 
-def _one(left: _Left, is_in: _IsIn) -> tuple[bool, _Left]:
-    if not left:
+def _parse_operand(tokens: _Tokens, is_in: _IsIn) -> tuple[bool, _Tokens]:
+    if not tokens:
         raise ValidationError("AlarmRule ends too early")
-    first, rest = left[0], left[1:]
+    first, remaining = tokens[0], tokens[1:]
     if first["state"]:
         name = (first["quoted"] or first["bare"]).rpartition(":alarm:")[2]
-        return is_in(name, first["state"]), rest
+        return is_in(name, first["state"]), remaining
     if first["word"] == "NOT":
-        found, rest = _one(rest, is_in)
-        return not found, rest
+        value, remaining = _parse_operand(remaining, is_in)
+        return not value, remaining
     if first["word"] in ("TRUE", "FALSE"):
-        return first["word"] == "TRUE", rest
+        return first["word"] == "TRUE", remaining
     if first["word"] == "(":
-        found, rest = _either(rest, is_in)
-        if rest and rest[0]["word"] == ")":
-            return found, rest[1:]
+        value, remaining = _parse_or(remaining, is_in)
+        if remaining and remaining[0]["word"] == ")":
+            return value, remaining[1:]
     raise ValidationError("AlarmRule is not well formed")
 
 
 # The service
 
 
-def _put(stock: Any, backend: CloudWatchBackend, *, name: str, rule: str | None = None, **given: Any) -> Alarm:
-    """A new alarm has no data; one that is changed stays in the state that it is in."""
+def _put(stock: Any, backend: CloudWatchBackend, *, name: str, rule: str | None = None, **settings: Any) -> Alarm:
+    """Put an alarm: a new one is in INSUFFICIENT_DATA, a changed one keeps its state."""
     before = backend.alarms.get(name)
     if rule is not None:
         holds(rule, lambda other, _: _known(backend, other))
-    made: Alarm = stock(backend, name=name, rule=rule, **given)
-    made.state_value = before.state_value if before else "INSUFFICIENT_DATA"
-    _settle(backend)
-    return made
+    alarm: Alarm = stock(backend, name=name, rule=rule, **settings)
+    alarm.state_value = before.state_value if before else "INSUFFICIENT_DATA"
+    _update_composites(backend)
+    return alarm
 
 
 def _known(backend: CloudWatchBackend, name: str) -> bool:
@@ -144,30 +144,30 @@ def _set_state(stock: Any, backend: CloudWatchBackend, name: str, reason: str, d
     stock(backend, name, reason, data, state)
     if before != state:
         _act(backend, backend.alarms[name], before)
-    _settle(backend)
+    _update_composites(backend)
 
 
-def _settle(backend: CloudWatchBackend) -> None:
-    """Composite alarms follow, those of composite alarms behind them."""
+def _update_composites(backend: CloudWatchBackend) -> None:
+    """Update the composite alarms, and then those that refer to composite alarms."""
 
     def is_in(name: str, state: str) -> bool:
         return name in backend.alarms and backend.alarms[name].state_value == state
 
-    composites = [one for one in backend.alarms.values() if one.rule is not None]
+    composites = [alarm for alarm in backend.alarms.values() if alarm.rule is not None]
     for _ in composites:
         changed = False
-        for one in composites:
-            before, after = one.state_value, "ALARM" if holds(one.rule, is_in) else "OK"
+        for alarm in composites:
+            before, after = alarm.state_value, "ALARM" if holds(alarm.rule, is_in) else "OK"
             if before != after:
-                one.update_state(f"{one.rule} is now {after}", "{}", after)
-                _act(backend, one, before)
+                alarm.update_state(f"{alarm.rule} is now {after}", "{}", after)
+                _act(backend, alarm, before)
                 changed = True
         if not changed:
             return
 
 
 def _act(backend: CloudWatchBackend, alarm: Alarm, before: str | None) -> None:
-    """Tells the topics. Other kinds of actions are not taken here."""
+    """Publish to the alarm's topics; other kinds of actions are ignored."""
     actions = {
         "ALARM": alarm.alarm_actions,
         "OK": alarm.ok_actions,
@@ -175,31 +175,31 @@ def _act(backend: CloudWatchBackend, alarm: Alarm, before: str | None) -> None:
     }
     for arn in actions[alarm.state_value] if alarm.actions_enabled else ():
         if ":sns:" in arn:
-            said = {
+            message = {
                 "AlarmName": alarm.name,
                 "NewStateReason": alarm.state_reason,
                 "NewStateValue": alarm.state_value,
                 "OldStateValue": before,
             }
-            client_of("sns", backend.region_name).publish(TopicArn=arn, Message=json.dumps(said))
+            client_of("sns", backend.region_name).publish(TopicArn=arn, Message=json.dumps(message))
 
 
 def describe_alarms(self: Any) -> ActionResult:
-    """All filters together; composite alarms only for those who ask for them."""
+    """The alarms that match all filters; composite alarms only if AlarmTypes has them."""
     names, prefix = self._get_param("AlarmNames", []), self._get_param("AlarmNamePrefix", "")
     state, action = self._get_param("StateValue"), self._get_param("ActionPrefix")
     kinds = self._get_param("AlarmTypes") or ["MetricAlarm"]
-    found = [
-        one
-        for one in self.cloudwatch_backend.alarms.values()
-        if (not names or one.name in names)
-        and one.name.startswith(prefix)
-        and (not state or one.state_value == state)
-        and (not action or any(each.startswith(action) for each in one.alarm_actions))
+    alarms = [
+        alarm
+        for alarm in self.cloudwatch_backend.alarms.values()
+        if (not names or alarm.name in names)
+        and alarm.name.startswith(prefix)
+        and (not state or alarm.state_value == state)
+        and (not action or any(alarm_action.startswith(action) for alarm_action in alarm.alarm_actions))
     ]
     return ActionResult(
         {
-            "MetricAlarms": [one for one in found if one.rule is None and "MetricAlarm" in kinds],
-            "CompositeAlarms": [one for one in found if one.rule is not None and "CompositeAlarm" in kinds],
+            "MetricAlarms": [alarm for alarm in alarms if alarm.rule is None and "MetricAlarm" in kinds],
+            "CompositeAlarms": [alarm for alarm in alarms if alarm.rule is not None and "CompositeAlarm" in kinds],
         }
     )

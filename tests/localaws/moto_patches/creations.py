@@ -1,6 +1,5 @@
-"""Creating what must not be there yet. Of all who try at once, S3 lets one win; moto looks first and writes then, so
-that another one may write in between.
-"""
+"""Conditional creation in S3. Of simultaneous requests one succeeds; moto checks and writes in two steps, so that
+several can succeed."""
 
 from functools import cache
 from threading import Lock
@@ -14,9 +13,9 @@ _ONE_AT_A_TIME: Final = Lock()
 
 
 @cache
-def mend() -> None:
+def apply() -> None:
     around(S3Response, "put_object", _alone)
-    around(S3Response, "_key_response_post", _alone)  # which completes uploads in parts
+    around(S3Response, "_key_response_post", _alone)  # CompleteMultipartUpload
 
 
 def _alone(stock: Any, response: Any, *args: Any, **kwargs: Any) -> Any:

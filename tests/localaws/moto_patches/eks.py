@@ -1,4 +1,4 @@
-"""What a cluster is besides its network, its own security group, and node groups that can be changed."""
+"""EKS: the settings of a cluster beside its network, its own security group, and updates of node groups."""
 
 import uuid
 from typing import Any, Final
@@ -28,7 +28,7 @@ _ATTRIBUTES: Final = {
 }
 
 
-def mend() -> None:
+def apply() -> None:
     urls.url_paths["{0}/clusters/(?P<rest>.+)$"] = urls.response.dispatch
     around(EKSResponse, "create_cluster", _create_cluster)
     around(EKSResponse, "create_nodegroup", _create_nodegroup)
@@ -43,7 +43,7 @@ def mend() -> None:
 
 
 def _create_cluster(stock: Any, self: Any) -> ActionResult:
-    told: ActionResult = stock(self)
+    result: ActionResult = stock(self)
     cluster = self.eks_backend.clusters[self._get_param("name")]
     for name, usual in _OF_A_CLUSTER.items():
         setattr(cluster, _ATTRIBUTES[name], {**usual, **(self._get_param(name) or {})})
@@ -58,18 +58,18 @@ def _create_cluster(stock: Any, self: Any) -> ActionResult:
     usual = {"endpointPublicAccess": True, "endpointPrivateAccess": False, "securityGroupIds": []}
     own = {"clusterSecurityGroupId": group["GroupId"], "vpcId": vpc}
     cluster.resources_vpc_config = {**usual, **network, **own}
-    return told
+    return result
 
 
 def _delete_cluster(stock: Any, backend: EKSBackend, name: str) -> Any:
-    told = stock(backend, name)
-    group = told.resources_vpc_config["clusterSecurityGroupId"]
+    result = stock(backend, name)
+    group = result.resources_vpc_config["clusterSecurityGroupId"]
     client_of("ec2", backend.region_name).delete_security_group(GroupId=group)
     for kind in KINDS:
         records = all_of(backend, kind)
         for key in [key for key in records if key[0] == name]:
             del records[key]
-    return told
+    return result
 
 
 def update_cluster_config(self: Any) -> ActionResult:
@@ -88,11 +88,11 @@ def update_cluster_version(self: Any) -> ActionResult:
 
 
 def _create_nodegroup(stock: Any, self: Any) -> ActionResult:
-    told: ActionResult = stock(self)
+    result: ActionResult = stock(self)
     group = _nodegroup(self)
     group.update_config = self._get_param("updateConfig") or {"maxUnavailable": 1}
     group.node_repair_config = self._get_param("nodeRepairConfig")
-    return told
+    return result
 
 
 def _nodegroup(self: Any) -> Any:
@@ -110,7 +110,7 @@ def update_nodegroup_version(self: Any) -> ActionResult:
     return update("VersionUpdate")
 
 
-# Tags of all that has an ARN
+# Tags by ARN
 
 
 def _tagged(backend: EKSBackend, arn: str) -> dict[str, str] | None:
@@ -122,24 +122,24 @@ def _tagged(backend: EKSBackend, arn: str) -> dict[str, str] | None:
     for kind in KINDS:
         for record in all_of(backend, kind).values():
             if arn in record.values():
-                found: dict[str, str] = record["tags"]
-                return found
+                current: dict[str, str] = record["tags"]
+                return current
     return None
 
 
 def _tag(stock: Any, backend: EKSBackend, arn: str, tags: dict[str, str]) -> None:
-    found = _tagged(backend, arn)
-    if found is None:
+    current = _tagged(backend, arn)
+    if current is None:
         stock(backend, arn, tags)
     else:
-        found.update(tags)
+        current.update(tags)
 
 
 def _untag(stock: Any, backend: EKSBackend, arn: str, keys: Any) -> None:
     names = [keys] if isinstance(keys, str) else keys
-    found = _tagged(backend, arn)
-    if found is None:
+    current = _tagged(backend, arn)
+    if current is None:
         stock(backend, arn, names)
         return
     for name in names:
-        found.pop(name, None)
+        current.pop(name, None)

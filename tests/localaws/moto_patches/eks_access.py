@@ -1,4 +1,4 @@
-"""Add-ons, who may enter a cluster, and the identities of its pods: EKS's calls that moto lacks."""
+"""EKS: add-ons, access entries and pod identity associations, which moto does not have."""
 
 import uuid
 from typing import Any, Final
@@ -7,10 +7,20 @@ from moto.core.responses import ActionResult, EmptyResult
 from moto.core.utils import utcnow
 from moto.eks.responses import EKSResponse
 
-from tests.localaws.moto_patches._eks import Record, all_of, arn_of, change, cluster_name, gone, put, record_of, update
+from tests.localaws.moto_patches._eks import (
+    Record,
+    all_of,
+    arn_of,
+    change,
+    cluster_name,
+    not_found,
+    put,
+    record_of,
+    update,
+)
 
 
-def mend() -> None:
+def apply() -> None:
     for call in (
         *(create_addon, describe_addon, update_addon, delete_addon, list_addons),
         *(create_access_entry, describe_access_entry, update_access_entry, delete_access_entry),
@@ -33,18 +43,19 @@ def create_addon(self: Any) -> ActionResult:
         "clusterName": cluster_name(self),
         "status": "ACTIVE",
     }
-    made = put(self, "addons", name, {**record, **{key: self._get_param(key) for key in _OF_AN_ADDON}})
-    _identify(self, made)
-    return ActionResult({"addon": made})
+    addon = put(self, "addons", name, {**record, **{key: self._get_param(key) for key in _OF_AN_ADDON}})
+    _identify(self, addon)
+    return ActionResult({"addon": addon})
 
 
 def _identify(self: Any, addon: Record) -> None:
-    """Associations that are given with an add-on are its own: the add-on tells their ARNs."""
-    if (given := self._get_param("podIdentityAssociations")) is None:
+    """Create the pod identity associations of an add-on's request; the add-on lists their ARNs."""
+    if (associations := self._get_param("podIdentityAssociations")) is None:
         return
     _forget_identities(self, addon)
     addon["podIdentityAssociations"] = [
-        _identity_made(self, {**one, "namespace": _WHERE_ADDONS_RUN})["associationArn"] for one in given
+        _create_identity(self, {**association, "namespace": _WHERE_ADDONS_RUN})["associationArn"]
+        for association in associations
     ]
 
 
@@ -74,21 +85,23 @@ def delete_addon(self: Any) -> ActionResult:
 
 def list_addons(self: Any) -> ActionResult:
     cluster = cluster_name(self)
-    return ActionResult({"addons": [name for each, name in all_of(self.eks_backend, "addons") if each == cluster]})
+    return ActionResult(
+        {"addons": [name for addon_cluster, name in all_of(self.eks_backend, "addons") if addon_cluster == cluster]}
+    )
 
 
 def create_access_entry(self: Any) -> ActionResult:
-    who = self._get_param("principalArn")
+    principal = self._get_param("principalArn")
     record = {
         "accessEntryArn": arn_of(self, "access-entry", "role"),
         "clusterName": cluster_name(self),
         "kubernetesGroups": self._get_param("kubernetesGroups") or [],
         "policies": {},
-        "principalArn": who,
+        "principalArn": principal,
         "type": self._get_param("type") or "STANDARD",
-        "username": self._get_param("username") or who,
+        "username": self._get_param("username") or principal,
     }
-    return ActionResult({"accessEntry": put(self, "access", who, record)})
+    return ActionResult({"accessEntry": put(self, "access", principal, record)})
 
 
 def _entry(self: Any) -> Record:
@@ -123,7 +136,7 @@ def associate_access_policy(self: Any) -> ActionResult:
 
 def disassociate_access_policy(self: Any) -> EmptyResult:
     if _entry(self)["policies"].pop(self._get_param("policyArn"), None) is None:
-        raise gone(f"associated policy {self._get_param('policyArn')}")
+        raise not_found(f"associated policy {self._get_param('policyArn')}")
     return EmptyResult()
 
 
@@ -134,17 +147,17 @@ def list_associated_access_policies(self: Any) -> ActionResult:
 
 
 def create_pod_identity_association(self: Any) -> ActionResult:
-    given = {name: self._get_param(name) for name in ("namespace", "serviceAccount", "roleArn")}
-    return ActionResult({"association": _identity_made(self, given)})
+    fields = {name: self._get_param(name) for name in ("namespace", "serviceAccount", "roleArn")}
+    return ActionResult({"association": _create_identity(self, fields)})
 
 
-def _identity_made(self: Any, given: Record) -> Record:
+def _create_identity(self: Any, fields: Record) -> Record:
     id_ = f"a-{uuid.uuid4().hex[:17]}"
     record = {
         "associationArn": arn_of(self, "podidentityassociation", id_),
         "associationId": id_,
         "clusterName": cluster_name(self),
-        **given,
+        **fields,
     }
     return put(self, "identities", id_, record)
 

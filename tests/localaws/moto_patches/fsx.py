@@ -1,4 +1,4 @@
-"""File systems tell of which version they are, and those of Lustre by which name they are mounted."""
+"""FSx: descriptions have the version of a file system, and the mount name of Lustre."""
 
 from typing import Any
 
@@ -7,20 +7,20 @@ from moto.fsx.models import FileSystem, FSxBackend
 from tests.localaws.moto_patches._around import around
 
 
-def mend() -> None:
+def apply() -> None:
     around(FSxBackend, "create_file_system", _create)
-    around(FileSystem, "to_dict", _tell)
+    around(FileSystem, "to_dict", _describe)
 
 
-def _create(stock: Any, backend: FSxBackend, *, file_system_type_version: str | None, **given: Any) -> FileSystem:
-    made: FileSystem = stock(backend, file_system_type_version=file_system_type_version, **given)
-    vars(made)["version"] = file_system_type_version
-    return made
+def _create(stock: Any, backend: FSxBackend, *, file_system_type_version: str | None, **settings: Any) -> FileSystem:
+    file_system: FileSystem = stock(backend, file_system_type_version=file_system_type_version, **settings)
+    vars(file_system)["version"] = file_system_type_version
+    return file_system
 
 
-def _tell(stock: Any, one: FileSystem) -> dict[str, Any]:
-    version, told = vars(one).get("version"), stock(one)
-    if one.file_system_type == "LUSTRE":
-        mounted = {"MountName": one.file_system_id.removeprefix("fs-")[:8]}
-        told = {**told, "LustreConfiguration": {**(told.get("LustreConfiguration") or {}), **mounted}}
-    return {**told, **({"FileSystemTypeVersion": version} if version else {})}
+def _describe(stock: Any, file_system: FileSystem) -> dict[str, Any]:
+    version, result = vars(file_system).get("version"), stock(file_system)
+    if file_system.file_system_type == "LUSTRE":
+        mounted = {"MountName": file_system.file_system_id.removeprefix("fs-")[:8]}
+        result = {**result, "LustreConfiguration": {**(result.get("LustreConfiguration") or {}), **mounted}}
+    return {**result, **({"FileSystemTypeVersion": version} if version else {})}

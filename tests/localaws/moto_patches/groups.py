@@ -1,5 +1,5 @@
-"""Auto Scaling groups keep what they are told, and leave nothing behind. Moto forgets most settings of a group, and
-keeps what hung on a deleted one."""
+"""Auto Scaling groups keep all settings, and a deleted group leaves nothing behind. Moto forgets most settings and
+keeps the hooks, policies and schedules of a deleted group."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -40,39 +40,41 @@ _METRICS: Final = (
 
 
 def _create_group(stock: Any, self: AutoScalingResponse) -> ActionResult:
-    """With the hooks of the request there before the first instance is."""
+    """Create a group; its hooks exist before the first instance."""
     backend, name = self.autoscaling_backend, self._get_param("AutoScalingGroupName")
     if name in backend.autoscaling_groups:
         raise AutoscalingClientError("AlreadyExists", f"AutoScalingGroup by this name already exists - {name}")
-    for one in self._get_param("LifecycleHookSpecificationList", []):
-        keep_hook(backend, name, one)
+    for hook in self._get_param("LifecycleHookSpecificationList", []):
+        keep_hook(backend, name, hook)
     try:
-        told: ActionResult = stock(self)
+        result: ActionResult = stock(self)
     except ServiceException:
         _forget(backend, name)
         raise
     _remember(backend.autoscaling_groups[name], self._get_params())
-    return told
+    return result
 
 
 def _update_group(stock: Any, self: AutoScalingResponse) -> ActionResult:
     group = group_of(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
-    given = self._get_params()
-    kept = group.mixed_instances_policy
-    told: ActionResult = stock(self)
-    if "MixedInstancesPolicy" not in given and "LaunchTemplate" not in given:
-        group.mixed_instances_policy = kept
-    if "LaunchTemplate" in given:
+    parameters = self._get_params()
+    policy = group.mixed_instances_policy
+    result: ActionResult = stock(self)
+    if "MixedInstancesPolicy" not in parameters and "LaunchTemplate" not in parameters:
+        group.mixed_instances_policy = policy
+    if "LaunchTemplate" in parameters:
         group.mixed_instances_policy = None
-    _remember(group, given)
-    return told
+    _remember(group, parameters)
+    return result
 
 
-def _remember(group: FakeAutoScalingGroup, given: Mapping[str, Any]) -> None:
-    """A setting is taken back by a value of no meaning."""
+def _remember(group: FakeAutoScalingGroup, parameters: Mapping[str, Any]) -> None:
+    """Store the settings; a special value (-1, 0, empty) clears a setting."""
     for name in _FORGOTTEN:
-        if name in given:
-            setattr(group, camelcase_to_underscores(name), None if _is_nothing(name, given[name]) else given[name])
+        if name in parameters:
+            setattr(
+                group, camelcase_to_underscores(name), None if _is_nothing(name, parameters[name]) else parameters[name]
+            )
 
 
 def _is_nothing(name: str, value: Any) -> bool:
@@ -87,15 +89,15 @@ def _delete_group(stock: Any, self: AutoScalingResponse) -> ActionResult:
         raise AutoscalingClientError(
             "ResourceInUse", "You cannot delete an AutoScalingGroup while there are instances or pending Spot requests."
         )
-    told: ActionResult = stock(self)
+    result: ActionResult = stock(self)
     _forget(backend, name)
-    return told
+    return result
 
 
 def _forget(backend: AutoScalingBackend, name: str) -> None:
-    for kept in (backend.lifecycle_hooks, backend.policies, backend.scheduled_actions):
-        for key in [key for key, one in kept.items() if one.auto_scaling_group_name == name]:
-            del kept[key]
+    for records in (backend.lifecycle_hooks, backend.policies, backend.scheduled_actions):
+        for key in [key for key, record in records.items() if record.auto_scaling_group_name == name]:
+            del records[key]
 
 
 def _put_policy(stock: Any, self: AutoScalingResponse) -> ActionResult:
@@ -105,7 +107,7 @@ def _put_policy(stock: Any, self: AutoScalingResponse) -> ActionResult:
 
 
 def _enable_metrics(stock: Any, self: AutoScalingResponse) -> ActionResult:
-    """All of them, if none is named."""
+    """Enable the named metrics, or all if none is named."""
     group = group_of(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
     group.metrics = sorted({*group.metrics, *(self._get_param("Metrics") or _METRICS)})
     return EmptyResult()
@@ -114,11 +116,11 @@ def _enable_metrics(stock: Any, self: AutoScalingResponse) -> ActionResult:
 def disable_metrics_collection(self: AutoScalingResponse) -> ActionResult:
     group = group_of(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
     named = self._get_param("Metrics") or group.metrics
-    group.metrics = [each for each in group.metrics if each not in named]
+    group.metrics = [metric for metric in group.metrics if metric not in named]
     return EmptyResult()
 
 
-def mend() -> None:
+def apply() -> None:
     for name, new in {
         "create_auto_scaling_group": _create_group,
         "delete_auto_scaling_group": _delete_group,

@@ -1,5 +1,5 @@
-"""Lifecycle hooks that tell their own settings, and hold instances until somebody answers. Moto's tell canned ones, and
-hold nothing."""
+"""Lifecycle hooks have their own settings and hold instances until they are completed. Moto returns fixed settings, and
+its hooks hold nothing."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -25,33 +25,33 @@ def _put_hook(stock: Any, self: AutoScalingResponse) -> ActionResult:
     return EmptyResult()
 
 
-def keep_hook(backend: AutoScalingBackend, group: str, given: Mapping[str, Any]) -> None:
-    """What is not given stays as it was, as AWS has it."""
-    key = f"{group}_{given['LifecycleHookName']}"
-    hook = backend.lifecycle_hooks.get(key) or LifecycleHook(given["LifecycleHookName"], group, None, None, None)
+def keep_hook(backend: AutoScalingBackend, group: str, settings: Mapping[str, Any]) -> None:
+    """Store a hook; settings that the request omits keep their values, as on AWS."""
+    key = f"{group}_{settings['LifecycleHookName']}"
+    hook = backend.lifecycle_hooks.get(key) or LifecycleHook(settings["LifecycleHookName"], group, None, None, None)
     if key not in backend.lifecycle_hooks:
         for name in _OPTIONAL:
             setattr(hook, camelcase_to_underscores(name), None)
     for name in ("LifecycleTransition", "DefaultResult", "HeartbeatTimeout", *_OPTIONAL):
-        if name in given:
-            setattr(hook, camelcase_to_underscores(name), given[name])
+        if name in settings:
+            setattr(hook, camelcase_to_underscores(name), settings[name])
     hook.global_timeout = min(172800, 100 * int(hook.heartbeat_timeout))
     backend.lifecycle_hooks[key] = hook
 
 
 def complete_lifecycle_action(self: AutoScalingResponse) -> ActionResult:
-    state, hook = _held(self)
-    answer(self.autoscaling_backend, state, hook, self._get_param("LifecycleActionResult"))
+    state, hook = _held_instance(self)
+    complete_action(self.autoscaling_backend, state, hook, self._get_param("LifecycleActionResult"))
     return EmptyResult()
 
 
 def record_lifecycle_action_heartbeat(self: AutoScalingResponse) -> ActionResult:
-    state, _ = _held(self)
+    state, _ = _held_instance(self)
     state.held_since = capacity.now()
     return EmptyResult()
 
 
-def _held(self: AutoScalingResponse) -> tuple[InstanceState, str]:
+def _held_instance(self: AutoScalingResponse) -> tuple[InstanceState, str]:
     group = group_of(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
     hook, instance = self._get_param("LifecycleHookName"), self._get_param("InstanceId")
     for state in group.instance_states:
@@ -60,8 +60,9 @@ def _held(self: AutoScalingResponse) -> tuple[InstanceState, str]:
     raise ValidationError(f"No active Lifecycle Action found with instance ID {instance}")
 
 
-def answer(backend: AutoScalingBackend, state: InstanceState, hook: str, result: str) -> None:
-    """The last hook that goes on puts the instance to work; one that gives up ends it, and another one is launched."""
+def complete_action(backend: AutoScalingBackend, state: InstanceState, hook: str, result: str) -> None:
+    """Complete a hook of an instance. After the last CONTINUE the instance goes into service; ABANDON terminates it,
+    and a new one is launched."""
     if result not in ("CONTINUE", "ABANDON"):
         raise ValidationError(f"LifecycleActionResult {result} is neither CONTINUE nor ABANDON")
     group = state.auto_scaling_group
@@ -76,17 +77,19 @@ def answer(backend: AutoScalingBackend, state: InstanceState, hook: str, result:
 
 
 def _run_out(stock: Any, self: AutoScalingResponse) -> ActionResult:
-    """Whoever looks sees what the hooks say by themselves that nobody has answered in time."""
+    """Complete expired hooks with their default result before groups or instances are described."""
     backend = self.autoscaling_backend
-    for state in [each for group in backend.autoscaling_groups.values() for each in group.instance_states]:
+    for state in [
+        instance_state for group in backend.autoscaling_groups.values() for instance_state in group.instance_states
+    ]:
         for hook in backend.describe_lifecycle_hooks(state.auto_scaling_group.name, sorted(waiting_for(state)) or [""]):
             if capacity.now() - state.held_since > timedelta(seconds=int(hook.heartbeat_timeout)):
-                answer(backend, state, hook.name, hook.default_result)
-    told: ActionResult = stock(self)
-    return told
+                complete_action(backend, state, hook.name, hook.default_result)
+    result: ActionResult = stock(self)
+    return result
 
 
-def mend() -> None:
+def apply() -> None:
     for name in ("describe_auto_scaling_groups", "describe_auto_scaling_instances"):
         around(AutoScalingResponse, name, _run_out)
     around(AutoScalingResponse, "put_lifecycle_hook", _put_hook)

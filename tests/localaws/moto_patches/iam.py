@@ -1,6 +1,6 @@
-"""AWS's own policies. Moto reads all of them, a thousand and a half, whenever its state is cleared; we read them once.
+"""AWS managed policies. Moto parses all 1,500 of them at each reset; here they are parsed once.
 
-Nobody changes them but by attaching them, which is counted from nothing in each state.
+Only attaching changes them, and each reset starts with fresh attachment counts.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from tests.localaws.moto_patches._around import around
 _read: dict[tuple[str, str], list[Any]] = {}
 
 
-def mend() -> None:
+def apply() -> None:
     around(IAMBackend, "_init_aws_policies", _policies)
 
 
@@ -20,6 +20,6 @@ def _policies(stock: Any, backend: IAMBackend) -> list[Any]:
     key = (backend.account_id, backend.region_name)
     if not _read.get(key):
         _read[key] = stock(backend)
-    for one in _read[key]:
-        one.attachment_count = 0
+    for entry in _read[key]:
+        entry.attachment_count = 0
     return list(_read[key])

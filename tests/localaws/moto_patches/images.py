@@ -1,6 +1,6 @@
-"""The images that the public parameters name exist: whoever asks what is in one hears of the Neuron SDK that it holds.
+"""Images of the public parameters. Their description names the Neuron SDK version that they contain.
 
-Their ids are of our own making, and nothing starts from them.
+Their ids are invented, and nothing boots from them.
 """
 
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ _SDK: Final = "2.32.0"
 _MADE: Final = datetime(2026, 10, 12, tzinfo=UTC)
 
 
-def mend() -> None:
+def apply() -> None:
     around(EC2Backend, "describe_images", _describe)
 
 
@@ -31,7 +31,7 @@ def _describe(stock: Any, ec2: Any, *args: Any, **kwargs: Any) -> Any:
 def _ami(ec2: Any, id_: str, parameter: str) -> Ami:
     system = "Amazon Linux 2023" if "amazon-linux" in parameter else f"Ubuntu {parameter.split('ubuntu-')[-1][:5]}"
     kind = "" if "multi-framework" in parameter else f" for {parameter.split('/')[3]}"
-    found = Ami(
+    ami = Ami(
         ec2,
         id_,
         name=f"Deep Learning AMI Neuron{kind} ({system}) {_MADE:%Y%m%d}",
@@ -42,5 +42,5 @@ def _ami(ec2: Any, id_: str, parameter: str) -> Ami:
         creation_date=_MADE,
         region_name=f"{ec2.region_name}a",
     )
-    ec2.snapshots.pop(found.ebs_snapshot.id)  # it is not the account's
-    return found
+    ec2.snapshots.pop(ami.ebs_snapshot.id)  # the account does not own it
+    return ami

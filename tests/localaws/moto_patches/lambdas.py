@@ -1,6 +1,6 @@
-"""Functions in Python are run, each call in a process of its own, with what their archive holds and nothing else.
+"""Python functions: each call runs in a process of its own, with the content of its archive only.
 
-They call the same local AWS that they are called by. Where that is no server, one is started beside the test.
+Functions call the local AWS that invokes them. If it is not a server, one is started for them.
 """
 
 import io
@@ -26,8 +26,8 @@ class Context:
     function_name = os.environ["AWS_LAMBDA_FUNCTION_NAME"]
     aws_request_id = "00000000-0000-4000-8000-000000000000"
 try:
-    told = getattr(importlib.import_module(module.replace("/", ".")), name)(json.load(sys.stdin), Context())
-    answer, code = json.dumps(told), 0
+    result = getattr(importlib.import_module(module.replace("/", ".")), name)(json.load(sys.stdin), Context())
+    answer, code = json.dumps(result), 0
 except Exception as error:
     trace = traceback.format_exc().splitlines()
     answer, code = json.dumps({"errorMessage": str(error), "errorType": type(error).__name__, "stackTrace": trace}), 1
@@ -37,11 +37,11 @@ sys.exit(code)
 """
 
 
-def mend() -> None:
+def apply() -> None:
     around(LambdaFunction, "_invoke_lambda", _invoke)
-    around(LambdaFunction, "invoke", _say_unhandled)
+    around(LambdaFunction, "invoke", _report_unhandled)
     around(LambdaFunction, "__init__", _keep)
-    around(LambdaFunction, "get_configuration", _tell)
+    around(LambdaFunction, "get_configuration", _describe)
     around(LambdaFunction, "update_configuration", _change)
 
 
@@ -49,14 +49,14 @@ _KEPT: Final = ("LoggingConfig",)
 _CHANGED: Final = {"TracingConfig": "tracing_config", "KMSKeyArn": "kms_key_arn"}
 
 
-def _keep(stock: Any, function: LambdaFunction, account_id: str, spec: Any, *rest: Any, **more: Any) -> None:
-    stock(function, account_id, spec, *rest, **more)
+def _keep(stock: Any, function: LambdaFunction, account_id: str, spec: Any, *args: Any, **more: Any) -> None:
+    stock(function, account_id, spec, *args, **more)
     vars(function)["kept"] = {key: spec[key] for key in _KEPT if key in spec}
     if group := spec.get("LoggingConfig", {}).get("LogGroup"):
         function.logs_group_name = group
 
 
-def _tell(stock: Any, function: LambdaFunction, *args: Any, **more: Any) -> dict[str, Any]:
+def _describe(stock: Any, function: LambdaFunction, *args: Any, **more: Any) -> dict[str, Any]:
     return {**stock(function, *args, **more), **vars(function).get("kept", {})}
 
 
@@ -70,24 +70,24 @@ def _change(stock: Any, function: LambdaFunction, updates: dict[str, Any]) -> An
     return stock(function, updates)
 
 
-def _say_unhandled(stock: Any, function: LambdaFunction, body: Any, asked: Any, headers: Any) -> Any:
-    told = stock(function, body, asked, headers)
+def _report_unhandled(stock: Any, function: LambdaFunction, body: Any, request_headers: Any, headers: Any) -> Any:
+    result = stock(function, body, request_headers, headers)
     if "x-amz-function-error" in headers:
         headers["x-amz-function-error"] = "Unhandled"
-    return told
+    return result
 
 
 def _invoke(_stock: Any, function: LambdaFunction, event: Any = None) -> tuple[str, bool, str]:
-    """The answer, whether it is a failure, and what was printed."""
+    """The payload, whether the function failed, and its log."""
     if not (function.run_time or "").startswith("python"):
-        said = f"the local AWS runs functions in Python alone, not in {function.run_time}"
-        return json.dumps({"errorType": "Runtime.InvalidRuntime", "errorMessage": said}), True, ""
+        message = f"the local AWS runs only Python functions, not {function.run_time}"
+        return json.dumps({"errorType": "Runtime.InvalidRuntime", "errorMessage": message}), True, ""
     with tempfile.TemporaryDirectory() as folder:
-        code, answer = Path(folder, "code"), Path(folder, "answer")
+        code, output = Path(folder, "code"), Path(folder, "answer")
         zipfile.ZipFile(io.BytesIO(function.code_bytes)).extractall(code)
         try:
             ended = subprocess.run(
-                [sys.executable, "-c", _RUN, str(answer)],
+                [sys.executable, "-c", _RUN, str(output)],
                 input=json.dumps({} if event is None else event),
                 capture_output=True,
                 cwd=code,
@@ -97,15 +97,15 @@ def _invoke(_stock: Any, function: LambdaFunction, event: Any = None) -> tuple[s
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            said = f"Task timed out after {float(function.timeout):.2f} seconds"
-            return json.dumps({"errorType": "Sandbox.Timedout", "errorMessage": said}), True, said
+            message = f"Task timed out after {float(function.timeout):.2f} seconds"
+            return json.dumps({"errorType": "Sandbox.Timedout", "errorMessage": message}), True, message
         logs = ended.stdout + ended.stderr
         function.logs_backend.ensure_log_group(function.logs_group_name)
         function.save_logs(logs)
-        if not answer.exists():
-            said = f"Runtime exited with error: exit status {ended.returncode}"
-            return json.dumps({"errorType": "Runtime.ExitError", "errorMessage": said}), True, logs
-        return answer.read_text(), ended.returncode != 0, logs
+        if not output.exists():
+            message = f"Runtime exited with error: exit status {ended.returncode}"
+            return json.dumps({"errorType": "Runtime.ExitError", "errorMessage": message}), True, logs
+        return output.read_text(), ended.returncode != 0, logs
 
 
 def _environment(function: LambdaFunction) -> dict[str, str]:
@@ -124,7 +124,7 @@ def _environment(function: LambdaFunction) -> dict[str, str]:
 
 @cache
 def _server() -> str:
-    """A server in this process shows the same state as the test that runs in it."""
+    """A server in this process, which shares the state of the test that runs in it."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

@@ -1,7 +1,5 @@
-"""Launch templates, and what instances inherit from them. Moto starts instances that know nothing of their template
-but its user data and its type: no profile, no metadata options, no interfaces, no placement, no market, and never a
-version behind the first one.
-"""
+"""Launch templates, and the settings that instances inherit from them. Moto's instances inherit only user data and
+type: no profile, metadata options, interfaces, placement or market, and only from the first version."""
 
 import os
 from collections.abc import Mapping
@@ -17,28 +15,36 @@ from tests.localaws.moto_patches._around import around
 from tests.localaws.moto_patches.capacity import known_placement_group, take
 
 _FROM_SSM: Final = "resolve:ssm:"
-_CARD: Final = 100  # interfaces of further cards stand behind those of the first; moto knows one card only
+_CARD: Final = 100  # moto has one network card; interfaces of further cards get indices from here
 
 
 def _create_launch_template(
     stock: Any, self: Any, name: str, description: str, data: dict[str, Any], tag_spec: dict[str, Any]
 ) -> LaunchTemplate:
-    """Without the tags of the template itself, which moto writes into its data."""
-    kept = [each for each in data.get("TagSpecifications", []) if each.get("ResourceType") != "launch-template"]
-    rest = {key: value for key, value in data.items() if key != "TagSpecifications"}
-    made: LaunchTemplate = stock(
-        self, name, description, rest | ({"TagSpecifications": kept} if kept else {}), tag_spec
+    """Create a template without its own tags in its data, where moto writes them."""
+    tag_specifications = [
+        specification
+        for specification in data.get("TagSpecifications", [])
+        if specification.get("ResourceType") != "launch-template"
+    ]
+    content = {key: value for key, value in data.items() if key != "TagSpecifications"}
+    template: LaunchTemplate = stock(
+        self,
+        name,
+        description,
+        content | ({"TagSpecifications": tag_specifications} if tag_specifications else {}),
+        tag_spec,
     )
-    return made
+    return template
 
 
 def _create_version(stock: Any, self: LaunchTemplate, data: dict[str, Any], description: str) -> LaunchTemplateVersion:
     if isinstance(data.get("UserData"), str):
         data = {**data, "UserData": parse_user_data(data["UserData"])}
-    made: LaunchTemplateVersion = stock(
-        self, {key: each for key, each in data.items() if each is not None}, description
+    version: LaunchTemplateVersion = stock(
+        self, {key: value for key, value in data.items() if value is not None}, description
     )
-    return made
+    return version
 
 
 def _run_instances(
@@ -60,67 +66,67 @@ def _run_instances(
     if reserved:
         by_template = data.get("InstanceType") if kwargs.get("is_instance_type_default") else None
         take(self, reserved, by_template or kwargs["instance_type"], _zone(self, kwargs), count)
-    made: Reservation = stock(self, image, count, user_data, security_group_names, **kwargs)
-    for one in made.instances:
-        _settle(self, one, data, reserved)
-        if profile and one.id not in self.iam_instance_profile_associations:
-            given = {f"iam_instance_profile_{key.lower()}": value for key, value in profile.items()}
-            self.associate_iam_instance_profile(one.id, **given)
-    return made
+    reservation: Reservation = stock(self, image, count, user_data, security_group_names, **kwargs)
+    for instance in reservation.instances:
+        _apply_template(self, instance, data, reserved)
+        if profile and instance.id not in self.iam_instance_profile_associations:
+            association = {f"iam_instance_profile_{key.lower()}": value for key, value in profile.items()}
+            self.associate_iam_instance_profile(instance.id, **association)
+    return reservation
 
 
 def _inherited(data: Mapping[str, Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What the request does not say itself."""
-    found = dict(kwargs)
-    if not found.get("metadata_options"):
-        found["metadata_options"] = data.get("MetadataOptions", {})
-    if "block_device_mappings" not in found and data.get("BlockDeviceMappings"):
-        found["block_device_mappings"] = data["BlockDeviceMappings"]
-    if not found.get("nics"):
-        found["nics"] = [each for each in data.get("NetworkInterfaces", []) if _is_first_card(each)]
+    """The arguments of the request, completed from the template."""
+    merged = dict(kwargs)
+    if not merged.get("metadata_options"):
+        merged["metadata_options"] = data.get("MetadataOptions", {})
+    if "block_device_mappings" not in merged and data.get("BlockDeviceMappings"):
+        merged["block_device_mappings"] = data["BlockDeviceMappings"]
+    if not merged.get("nics"):
+        merged["nics"] = [interface for interface in data.get("NetworkInterfaces", []) if _is_first_card(interface)]
     if data.get("Monitoring", {}).get("Enabled"):
-        found["monitoring_state"] = "enabled"
-    found["ebs_optimized"] = found.get("ebs_optimized") or data.get("EbsOptimized", False)
-    return found
+        merged["monitoring_state"] = "enabled"
+    merged["ebs_optimized"] = merged.get("ebs_optimized") or data.get("EbsOptimized", False)
+    return merged
 
 
 def _is_first_card(interface: Mapping[str, Any]) -> bool:
     return int(interface.get("NetworkCardIndex", 0)) == 0
 
 
-def _settle(backend: Any, one: Instance, data: Mapping[str, Any], reserved: str | None) -> None:
-    one.placement.group_name = data.get("Placement", {}).get("GroupName", one.placement.group_name)
-    one.placement.tenancy = data.get("Placement", {}).get("Tenancy", one.placement.tenancy)
+def _apply_template(backend: Any, instance: Instance, data: Mapping[str, Any], reserved: str | None) -> None:
+    instance.placement.group_name = data.get("Placement", {}).get("GroupName", instance.placement.group_name)
+    instance.placement.tenancy = data.get("Placement", {}).get("Tenancy", instance.placement.tenancy)
     if market := data.get("InstanceMarketOptions", {}).get("MarketType"):
-        one.lifecycle = market
+        instance.lifecycle = market
     if reserved:
-        one.capacity_reservation_id = reserved
+        instance.capacity_reservation_id = reserved
     for interface in data.get("NetworkInterfaces", []):
         if not _is_first_card(interface):
-            _attach(backend, one, interface)
-        elif (made := one.nics.get(int(interface["DeviceIndex"]))) is not None:
-            made.interface_type = interface.get("InterfaceType", "interface")
+            _attach(backend, instance, interface)
+        elif (attached := instance.nics.get(int(interface["DeviceIndex"]))) is not None:
+            attached.interface_type = interface.get("InterfaceType", "interface")
 
 
-def _attach(backend: Any, one: Instance, interface: Mapping[str, Any]) -> None:
+def _attach(backend: Any, instance: Instance, interface: Mapping[str, Any]) -> None:
     card, device = int(interface["NetworkCardIndex"]), int(interface["DeviceIndex"])
-    made = backend.create_network_interface(
-        one.subnet_id,
+    eni = backend.create_network_interface(
+        instance.subnet_id,
         None,
         device_index=device,
         group_ids=interface.get("Groups", []),
         delete_on_termination=True,
         description=interface.get("Description"),
     )
-    one.attach_eni(made, _CARD * card + device)
-    made.device_index, made.attachment_id = device, random_eni_attach_id()
-    made.interface_type, made.network_card_index = interface.get("InterfaceType", "interface"), card
+    instance.attach_eni(eni, _CARD * card + device)
+    eni.device_index, eni.attachment_id = device, random_eni_attach_id()
+    eni.interface_type, eni.network_card_index = interface.get("InterfaceType", "interface"), card
 
 
 def _reservation(data: Mapping[str, Any]) -> str | None:
     target = data.get("CapacityReservationSpecification", {}).get("CapacityReservationTarget", {})
-    found: str | None = target.get("CapacityReservationId")
-    return found
+    capacity_reservation_id: str | None = target.get("CapacityReservationId")
+    return capacity_reservation_id
 
 
 def _zone(backend: Any, kwargs: Mapping[str, Any]) -> str | None:
@@ -129,26 +135,28 @@ def _zone(backend: Any, kwargs: Mapping[str, Any]) -> str | None:
     return zone
 
 
-def _profile(backend: Any, given: Mapping[str, str]) -> None:
-    filter_iam_instance_profiles(backend.account_id, backend.partition, given.get("Arn"), given.get("Name"))
+def _profile(backend: Any, profile: Mapping[str, str]) -> None:
+    filter_iam_instance_profiles(backend.account_id, backend.partition, profile.get("Arn"), profile.get("Name"))
 
 
 def resolved_image(backend: Any, image: str) -> str:
-    """`resolve:ssm:` is read anew at every launch."""
+    """The image; `resolve:ssm:` is resolved at each launch."""
     if not image.startswith(_FROM_SSM):
         return image
     name = image.removeprefix(_FROM_SSM)
-    found = ssm_backends[backend.account_id][backend.region_name].get_parameter(name)
-    if found is None:
+    response = ssm_backends[backend.account_id][backend.region_name].get_parameter(name)
+    if response is None:
         raise EC2ClientError("InvalidParameterValue", f"Systems Manager has no parameter {name} for an AMI.")
-    value: str = found.value
+    value: str = response.value
     return value
 
 
-def mend() -> None:
-    os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # a thousand old images in each region, at each reset
+def apply() -> None:
+    os.environ.setdefault(
+        "MOTO_EC2_LOAD_DEFAULT_AMIS", "false"
+    )  # else moto loads a thousand old images in each region at each reset
     around(LaunchTemplateBackend, "create_launch_template", _create_launch_template)
     around(LaunchTemplate, "create_version", _create_version)
-    # moto tells the tags of the day it was made
+    # moto returns the tags as they were at creation
     LaunchTemplate.tags = property(lambda self: self.get_tags(), lambda self, value: None)
     around(InstanceBackend, "run_instances", _run_instances)

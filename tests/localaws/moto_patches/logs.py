@@ -1,4 +1,4 @@
-"""Log groups keep their class, and a metric filter that is put again takes the place of the one before."""
+"""Log groups keep their class, and PutMetricFilter replaces the filter of the same name."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from moto.logs.responses import LogsResponse
 from tests.localaws.moto_patches._around import around
 
 
-def mend() -> None:
+def apply() -> None:
     around(MetricFilters, "add_filter", _add_filter)
     around(LogsResponse, "create_log_group", _create)
     around(LogGroup, "to_describe_dict", _describe)
@@ -21,10 +21,10 @@ def _add_filter(stock: Any, filters: MetricFilters, name: str, pattern: str, gro
 
 
 def _create(stock: Any, self: Any) -> Any:
-    told = stock(self)
+    result = stock(self)
     group = self.logs_backend.groups[self._get_param("logGroupName")]
     group.log_group_class = self._get_param("logGroupClass", "STANDARD")
-    return told
+    return result
 
 
 def _describe(stock: Any, group: LogGroup) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""Endpoints on any instance, Neuron's too; models that keep their isolation; endpoints that change their config; one
-value for each tag."""
+"""SageMaker: endpoints on any instance type, network isolation of models, endpoint updates, one value for each tag."""
 
 from typing import Any
 
@@ -11,7 +10,7 @@ from moto.sagemaker.responses import SageMakerResponse
 from tests.localaws.moto_patches._around import around
 
 
-def mend() -> None:
+def apply() -> None:
     around(SageMakerModelBackend, "add_tags", _add_tags)
     around(FakeEndpointConfig, "validate_instance_type", _any_instance)
     around(SageMakerResponse, "create_model", _create_model)
@@ -25,16 +24,16 @@ def _any_instance(_stock: Any, _config: FakeEndpointConfig, instance_type: str) 
 
 
 def _add_tags(stock: Any, self: SageMakerModelBackend, arn: str, tags: list[dict[str, str]]) -> list[dict[str, str]]:
-    self.delete_tags(arn, [each["Key"] for each in tags])
+    self.delete_tags(arn, [tag["Key"] for tag in tags])
     added: list[dict[str, str]] = stock(self, arn, tags)
     return added
 
 
 def _create_model(stock: Any, self: Any) -> Any:
-    told = stock(self)
+    result = stock(self)
     model: Model = self.sagemaker_backend.describe_model(self._get_param("ModelName"))
     vars(model)["network_isolation"] = self._get_param("EnableNetworkIsolation", False)
-    return told
+    return result
 
 
 def _describe_model(_stock: Any, self: Any) -> ActionResult:
@@ -44,11 +43,11 @@ def _describe_model(_stock: Any, self: Any) -> ActionResult:
 
 
 def update_endpoint(self: Any) -> ActionResult:
-    """At once: how the traffic moves is the business of SageMaker alone."""
+    """Update an endpoint at once; SageMaker's traffic shifting is not simulated."""
     name, config = self._get_param("EndpointName"), self._get_param("EndpointConfigName")
-    self.sagemaker_backend.describe_endpoint(name)  # refuses what is not there
-    found = self.sagemaker_backend.describe_endpoint_config(config)
-    variants = found["ProductionVariants"] if isinstance(found, dict) else found.production_variants
+    self.sagemaker_backend.describe_endpoint(name)  # raises if it does not exist
+    response = self.sagemaker_backend.describe_endpoint_config(config)
+    variants = response["ProductionVariants"] if isinstance(response, dict) else response.production_variants
     endpoint: FakeEndpoint = self.sagemaker_backend.endpoints[name]
     endpoint.endpoint_config_name = config
     endpoint.production_variants = endpoint._process_production_variants(variants)

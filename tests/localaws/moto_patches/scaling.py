@@ -1,6 +1,6 @@
-"""What Auto Scaling groups launch and end: by their own template, in all of their zones, held by their lifecycle hooks.
+"""Auto Scaling launches and terminations: by the group's template version, in all of its zones, with lifecycle hooks.
 
-Moto launches by the first version of a template in the first subnet alone, and forgets that what it ended was a target.
+Moto launches by the first version of a template, in the first subnet only, and keeps terminated instances as targets.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,17 +28,17 @@ def group_of(backend: AutoScalingBackend, name: str) -> FakeAutoScalingGroup:
 
 
 def waiting_for(state: InstanceState) -> set[str]:
-    found: set[str] = vars(state).setdefault("hooks_to_answer", set())
-    return found
+    hooks: set[str] = vars(state).setdefault("hooks_to_answer", set())
+    return hooks
 
 
 def _active(self: FakeAutoScalingGroup) -> list[InstanceState]:
-    """An instance that waits for its hook counts: nobody launches another one in its place."""
-    return [each for each in self.instance_states if each.lifecycle_state in ("InService", WAITING)]
+    """The active instances; one that waits for its hook counts, so that no other is launched in its place."""
+    return [state for state in self.instance_states if state.lifecycle_state in ("InService", WAITING)]
 
 
 def _launch(stock: Any, self: FakeAutoScalingGroup, count_needed: int, propagated_tags: dict[str, str]) -> None:
-    """What EC2 refuses to launch is an activity that has failed; the group stays short of it, and stays."""
+    """Launch instances. A launch that EC2 refuses is a failed activity; the group stays below its desired capacity."""
     if self.ec2_launch_template is None:  # a launch configuration
         stock(self, count_needed, propagated_tags)
         return
@@ -54,14 +54,14 @@ def _launch(stock: Any, self: FakeAutoScalingGroup, count_needed: int, propagate
         state = InstanceState(instance, protected_from_scale_in=self.new_instances_protected_from_scale_in)
         state.launched_with = current_template(self)
         state.held_since = capacity.now()
-        waiting_for(state).update(one.name for one in hooks if one.lifecycle_transition == LAUNCHING)
+        waiting_for(state).update(hook.name for hook in hooks if hook.lifecycle_transition == LAUNCHING)
         state.lifecycle_state = WAITING if waiting_for(state) else "InService"
         self.instance_states.append(state)
         record(self, f"Launching a new EC2 instance: {instance.id}", "Successful")
 
 
 def _run(self: FakeAutoScalingGroup, subnet: str | None, kind: str, market: str | None, tags: Mapping[str, str]) -> Any:
-    told = self.ec2_backend.run_instances(
+    reservation = self.ec2_backend.run_instances(
         "",
         1,
         None,
@@ -74,11 +74,11 @@ def _run(self: FakeAutoScalingGroup, subnet: str | None, kind: str, market: str 
         subnet_id=subnet,
         instance_market_options=market,
     )
-    return told.instances[0]
+    return reservation.instances[0]
 
 
 def current_template(group: FakeAutoScalingGroup) -> dict[str, Any]:
-    """As a number: what `$Latest` means moves on, and an instance keeps what it was launched by."""
+    """The template with its version number: `$Latest` changes, but an instance keeps its version."""
     template = group.ec2_launch_template
     if template is None:  # a launch configuration, which has no versions
         return {}
@@ -87,15 +87,17 @@ def current_template(group: FakeAutoScalingGroup) -> dict[str, Any]:
 
 
 def _places(group: FakeAutoScalingGroup, count: int) -> Iterator[tuple[str | None, str, str | None]]:
-    """Subnet, type and market of the next instances: each in the zone that has the fewest, of the type that is named
-    first, on demand as far as the policy has it."""
+    """Subnet, type and market of the next instances: the zone with the fewest, the first type of the overrides, and on
+    demand as the distribution requires."""
     subnets = group.vpc_zone_identifier.split(",") if group.vpc_zone_identifier else [None]
     policy = group.mixed_instances_policy or {}
     distribution = policy.get("InstancesDistribution", {})
     base = int(distribution.get("OnDemandBaseCapacity") or 0)
     share = int(distribution.get("OnDemandPercentageAboveBaseCapacity", 100))
     used = [state.instance.subnet_id for state in group.instance_states]
-    kind = next((each["InstanceType"] for each in _overrides(group) if "InstanceType" in each), group.instance_type)
+    kind = next(
+        (override["InstanceType"] for override in _overrides(group) if "InstanceType" in override), group.instance_type
+    )
     paid = sum(state.instance.lifecycle != "spot" for state in group.instance_states)
     for number in range(len(used), len(used) + count):
         subnet = min(subnets, key=used.count)
@@ -107,8 +109,10 @@ def _places(group: FakeAutoScalingGroup, count: int) -> Iterator[tuple[str | Non
 
 
 def _overrides(group: FakeAutoScalingGroup) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = (group.mixed_instances_policy or {}).get("LaunchTemplate", {}).get("Overrides", [])
-    return found
+    overrides: list[dict[str, Any]] = (
+        (group.mixed_instances_policy or {}).get("LaunchTemplate", {}).get("Overrides", [])
+    )
+    return overrides
 
 
 def end(group: FakeAutoScalingGroup, states: list[InstanceState]) -> None:
@@ -123,8 +127,9 @@ def end(group: FakeAutoScalingGroup, states: list[InstanceState]) -> None:
 
 
 def _set_capacity(stock: Any, self: FakeAutoScalingGroup, new_capacity: int | None) -> None:
-    """Of those that are too many, what was launched by another template goes first; what is ended is no target more."""
-    if any("WeightedCapacity" in each for each in _overrides(self)):
+    """Set the desired capacity. Surplus instances of other templates are terminated first; a terminated instance is no
+    longer a target."""
+    if any("WeightedCapacity" in override for override in _overrides(self)):
         stock(self, new_capacity)
         return
     self.desired_capacity = self.min_size if new_capacity is None else new_capacity
@@ -141,7 +146,7 @@ def _set_capacity(stock: Any, self: FakeAutoScalingGroup, new_capacity: int | No
 
 
 def _register(stock: Any, self: AutoScalingBackend, group_name: str) -> None:
-    """Instances in service alone are targets."""
+    """Register the instances in service as targets."""
     group = self.autoscaling_groups[group_name]
     ready = [state.instance.id for state in group.instance_states if state.lifecycle_state == "InService"]
     for arn in group.target_group_arns:
@@ -150,30 +155,36 @@ def _register(stock: Any, self: AutoScalingBackend, group_name: str) -> None:
         self.elbv2_backend.register_targets(arn, [{"Id": id_, "Port": target.port} for id_ in ready])
 
 
-def record(group: FakeAutoScalingGroup, what: str, status: str, why: str | None = None) -> None:
-    kept = vars(group.autoscaling_backend).setdefault("activities", [])
-    kept.append(
+def record(group: FakeAutoScalingGroup, description: str, status: str, status_message: str | None = None) -> None:
+    activities = vars(group.autoscaling_backend).setdefault("activities", [])
+    activities.append(
         {
-            "ActivityId": str(len(kept)),
+            "ActivityId": str(len(activities)),
             "AutoScalingGroupName": group.name,
             "Cause": f"At {utcnow()} the capacity of the group was to be {group.desired_capacity}.",
-            "Description": what,
+            "Description": description,
             "StartTime": utcnow(),
             "EndTime": utcnow(),
             "StatusCode": status,
-            "StatusMessage": why,
+            "StatusMessage": status_message,
             "Progress": 100,
         }
     )
 
 
 def _describe_activities(stock: Any, self: AutoScalingResponse) -> ActionResult:
-    """The latest first."""
-    name, kept = self._get_param("AutoScalingGroupName"), vars(self.autoscaling_backend).get("activities", [])
-    return ActionResult({"Activities": [one for one in reversed(kept) if name in (None, one["AutoScalingGroupName"])]})
+    """The activities, latest first."""
+    name, activities = self._get_param("AutoScalingGroupName"), vars(self.autoscaling_backend).get("activities", [])
+    return ActionResult(
+        {
+            "Activities": [
+                activity for activity in reversed(activities) if name in (None, activity["AutoScalingGroupName"])
+            ]
+        }
+    )
 
 
-def mend() -> None:
+def apply() -> None:
     FakeAutoScalingGroup.active_instances = _active
     around(FakeAutoScalingGroup, "replace_autoscaling_group_instances", _launch)
     around(FakeAutoScalingGroup, "set_desired_capacity", _set_capacity)

@@ -1,6 +1,6 @@
-"""The public parameters from which a Neuron fleet learns its images, in each region others.
+"""The public parameters with the image ids for Neuron fleets, different in each region.
 
-Whoever asks for another name hears that there is no such parameter, as on AWS.
+Other names do not exist, as on AWS.
 """
 
 import hashlib
@@ -29,23 +29,23 @@ _KUBERNETES: Final = ("1.31", "1.32", "1.33", "1.34", "1.35")
 NAMES: Final = (
     *(f"{_ON_HOSTS}{kind}/latest/image_id" for kind in _KINDS),
     f"{_ON_TRAINING_HOSTS}/image_id",
-    *(f"{_ON_NODES}{each}/amazon-linux-2023/x86_64/neuron/recommended/image_id" for each in _KUBERNETES),
+    *(f"{_ON_NODES}{version}/amazon-linux-2023/x86_64/neuron/recommended/image_id" for version in _KUBERNETES),
 )
 
 
-def mend() -> None:
+def apply() -> None:
     around(ParameterDict, "_check_loading_status", _load)
 
 
 def image(region: str, name: str) -> str:
-    """The image that a parameter names in a region."""
+    """The id of the image that a parameter names in a region."""
     return f"ami-{hashlib.sha256(f'{region} {name}'.encode()).hexdigest()[:17]}"
 
 
 def _load(stock: Any, known: ParameterDict, key: str) -> None:
     stock(known, key)
-    asked = str(key or "")
-    if asked.startswith((_ON_HOSTS[:-1], _ON_NODES[:-1], _ON_TRAINING_HOSTS)):  # moto has the last kind, of its own
+    prefix = str(key or "")
+    if prefix.startswith((_ON_HOSTS[:-1], _ON_NODES[:-1], _ON_TRAINING_HOSTS)):  # moto has parameters of the last kind
         for name in NAMES:
             dict.__setitem__(known, name, [_parameter(known, name)])
 

@@ -1,6 +1,6 @@
-"""State machines know the services by the names that AWS has for them, run any number of times, and tell of their end.
+"""Step Functions: service names as on AWS, any number of executions, and events at the end of an execution.
 
-Definitions are in JSONPath: JSONata and variables would need an engine that the local AWS has not, and are refused.
+Definitions use JSONPath: JSONata and variables need an engine that the local AWS does not have, and are refused.
 """
 
 import json
@@ -41,11 +41,11 @@ _SERVICES: Final = {
     "batch": ("batch", "Batch"),
     "eventbridge": ("events", "EventBridge"),
 }
-# Paths that may lead to several places. They find a list, which may be empty; others find one value.
+# Paths with several possible matches. Their result is a list, which may be empty; that of other paths is one value.
 _SEVERAL: Final = re.compile(r"\[\?|\[\*|\.\.|\.\*|\[-?\d*:|,")
 
 
-def mend() -> None:
+def apply() -> None:
     overrides = dict(StateTaskService._SERVICE_NAME_SFN_TO_BOTO_OVERRIDES)
     StateTaskService._SERVICE_NAME_SFN_TO_BOTO_OVERRIDES = {
         **overrides,
@@ -56,20 +56,20 @@ def mend() -> None:
     for call in ("create_state_machine", "update_state_machine"):
         around(StepFunctionsParserBackend, call, _refuse_jsonata)
     for kind in (aws_sdk.StateTaskServiceAwsSdk, StateTaskServiceSfn):
-        around(kind, "_normalise_parameters", _spell_request)
-        around(kind, "_normalise_response", _spell_response)
+        around(kind, "_normalise_parameters", _encode_request)
+        around(kind, "_normalise_response", _decode_response)
     around(StateTaskServiceCallback, "_eval_sync", _wait)
-    around(BaseExecutionWorkerCommunication, "terminated", _tell_of_the_end)
+    around(BaseExecutionWorkerCommunication, "terminated", _publish_end)
     json_path._contains_slice_or_wildcard_array = lambda path: bool(_SEVERAL.search(path))
     json_path._is_singleton_array_access = lambda path: not _SEVERAL.search(path)
 
 
-def _start(stock: Any, backend: Any, state_machine_arn: str, name: str | None = None, *rest: Any, **more: Any) -> Any:
-    return stock(backend, state_machine_arn, name or str(uuid.uuid4()), *rest, **more)
+def _start(stock: Any, backend: Any, state_machine_arn: str, name: str | None = None, *args: Any, **more: Any) -> Any:
+    return stock(backend, state_machine_arn, name or str(uuid.uuid4()), *args, **more)
 
 
-def _spell_request(_stock: Any, task: Any, parameters: dict[str, Any], *names: str | None, **more: str | None) -> None:
-    """As the service has it: names begin as there, and what it takes as bytes is JSON, a text with its quotes."""
+def _encode_request(_stock: Any, task: Any, parameters: dict[str, Any], *names: str | None, **more: str | None) -> None:
+    """The request with the member names of the service; blob members are the JSON of the state."""
     if isinstance(task, StateTaskServiceSfn) and not isinstance(parameters.get("Input", ""), str):
         parameters["Input"] = json.dumps(parameters["Input"])
     shape = _operation(task, *names, **more).input_shape
@@ -78,8 +78,8 @@ def _spell_request(_stock: Any, task: Any, parameters: dict[str, Any], *names: s
     parameters.update(spelled)
 
 
-def _spell_response(_stock: Any, task: Any, response: Any, *names: str | None, **more: str | None) -> None:
-    """Names begin with a capital, whatever they do in the service."""
+def _decode_response(_stock: Any, task: Any, response: Any, *names: str | None, **more: str | None) -> None:
+    """The response with capitalised member names."""
     shape = _operation(task, *names, **more).output_shape
     if shape and isinstance(response, dict):
         spelled = _to_machine(response, shape)
@@ -96,40 +96,38 @@ def _operation(task: Any, boto_service_name: str | None = None, service_action_n
 def _to_service(value: Any, shape: Any) -> Any:
     if shape.type_name == "structure" and isinstance(value, dict):
         members = {name[:1].upper() + name[1:]: name for name in shape.members}
-        named = {members.get(name[:1].upper() + name[1:], name): each for name, each in value.items()}
+        named = {members.get(name[:1].upper() + name[1:], name): item for name, item in value.items()}
         return {
-            name: _to_service(each, shape.members[name]) if name in shape.members else each
-            for name, each in named.items()
+            name: _to_service(item, shape.members[name]) if name in shape.members else item
+            for name, item in named.items()
         }
     if shape.type_name == "list" and isinstance(value, list):
-        return [_to_service(each, shape.member) for each in value]
+        return [_to_service(entry, shape.member) for entry in value]
     if shape.type_name == "map" and isinstance(value, dict):
-        return {name: _to_service(each, shape.value) for name, each in value.items()}
+        return {name: _to_service(item, shape.value) for name, item in value.items()}
     return json.dumps(value, separators=(",", ":")).encode() if shape.type_name == "blob" else value
 
 
 def _to_machine(value: Any, shape: Any) -> Any:
     if shape.type_name == "structure" and isinstance(value, dict):
         return {
-            name[:1].upper() + name[1:]: _to_machine(each, shape.members[name]) if name in shape.members else each
-            for name, each in value.items()
+            name[:1].upper() + name[1:]: _to_machine(item, shape.members[name]) if name in shape.members else item
+            for name, item in value.items()
         }
     if shape.type_name == "list" and isinstance(value, list):
-        return [_to_machine(each, shape.member) for each in value]
+        return [_to_machine(entry, shape.member) for entry in value]
     if shape.type_name == "map" and isinstance(value, dict):
-        return {name: _to_machine(each, shape.value) for name, each in value.items()}
+        return {name: _to_machine(item, shape.value) for name, item in value.items()}
     return value.read().decode() if hasattr(value, "read") else value
 
 
 def _wait(stock: Any, task: Any, env: Any, **more: Any) -> Any:
-    """An execution that was stopped waits for nobody: moto does not work out for how long it would, and passes on
-    whatever lies in that place.
-    """
+    """Do not wait in a stopped execution: moto does not compute the duration, and would pass on an unrelated value."""
     return stock(task, env=env, **more) if env.is_running() else None
 
 
-def _tell_of_the_end(stock: Any, execution_ends: BaseExecutionWorkerCommunication) -> None:
-    """As AWS does, on the account's bus; in this process, for the test that started it may be over."""
+def _publish_end(stock: Any, execution_ends: BaseExecutionWorkerCommunication) -> None:
+    """Publish the end of an execution on the account's bus; synchronously, because the test may end soon."""
     stock(execution_ends)
     ended = execution_ends.execution
     detail = {
@@ -147,16 +145,16 @@ def _tell_of_the_end(stock: Any, execution_ends: BaseExecutionWorkerCommunicatio
     events_backends[ended.account_id][ended.region_name].put_events([event])
 
 
-def _refuse_jsonata(stock: Any, backend: Any, *args: Any, **given: Any) -> Any:
-    for state in _states(json.loads(given.get("definition") or "{}")):
+def _refuse_jsonata(stock: Any, backend: Any, *args: Any, **arguments: Any) -> Any:
+    for state in _states(json.loads(arguments.get("definition") or "{}")):
         if state.get("QueryLanguage", "JSONPath") != "JSONPath" or "Assign" in state:
-            raise InvalidDefinition(message="the local AWS runs state machines in JSONPath, without variables, alone")
-    return stock(backend, *args, **given)
+            raise InvalidDefinition(message="the local AWS runs only state machines in JSONPath, without variables")
+    return stock(backend, *args, **arguments)
 
 
 def _states(machine: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The machine itself, and all that is in it, however deep."""
+    """The machine itself and all states in it, nested ones included."""
     yield machine
     inner = [machine[key] for key in ("ItemProcessor", "Iterator") if key in machine]
-    for each in (*machine.get("States", {}).values(), *machine.get("Branches", ()), *inner):
-        yield from _states(each)
+    for state in (*machine.get("States", {}).values(), *machine.get("Branches", ()), *inner):
+        yield from _states(state)

@@ -1,4 +1,4 @@
-"""The types of resources that the local AWS carries out. Importing a module here is what makes its types known."""
+"""Providers of the types of resources that the local AWS deploys. Importing a module registers its types."""
 
 from importlib import import_module
 from pathlib import Path

@@ -1,14 +1,14 @@
-"""Batch: where jobs run, where they wait, and what they are."""
+"""Batch: compute environments, job queues, job definitions and scheduling policies."""
 
 from typing import Any, Final
 
-from tests.localaws.formation.provider import Made, Properties, Provider, Site, provides
-from tests.localaws.formation.shapes import gone, labels, shaped
+from tests.localaws.formation.provider import PhysicalResource, Properties, Provider, Site, provides
+from tests.localaws.formation.shapes import labels, removed_tags, shaped
 
 
 @provides
 class ComputeEnvironment(Provider):
-    """In place only what Batch changes in place; ReplaceComputeEnvironment, as it is by default, replaces the rest."""
+    """A compute environment. ReplaceComputeEnvironment (the default) replaces what Batch cannot update in place."""
 
     type = "AWS::Batch::ComputeEnvironment"
     properties = frozenset(
@@ -25,47 +25,58 @@ class ComputeEnvironment(Provider):
     )
     fixed = frozenset({"ComputeEnvironmentName", "Tags", "Type"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        batch, name = at.client("batch"), wanted.get("ComputeEnvironmentName") or at.name(128)
-        resources = dict(wanted.get("ComputeResources", {}))
-        resources.pop("UpdateToLatestImageVersion", None)  # says how to update
-        given = {**wanted, "ComputeEnvironmentName": name, "Tags": labels(wanted)}
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        batch, name = site.client("batch"), desired.get("ComputeEnvironmentName") or site.name(128)
+        resources = dict(desired.get("ComputeResources", {}))
+        resources.pop("UpdateToLatestImageVersion", None)  # applies to updates only
+        arguments = {**desired, "ComputeEnvironmentName": name, "Tags": labels(desired)}
         if resources:
-            given["ComputeResources"] = resources
-        told = batch.create_compute_environment(**shaped(batch, "create_compute_environment", given, but=_OF_TEMPLATES))
-        arn = told["computeEnvironmentArn"]
-        return Made(arn, {"ComputeEnvironmentArn": arn}, _said(wanted))
+            arguments["ComputeResources"] = resources
+        response = batch.create_compute_environment(
+            **shaped(batch, "create_compute_environment", arguments, exclude=_OF_TEMPLATES)
+        )
+        arn = response["computeEnvironmentArn"]
+        return PhysicalResource(arn, {"ComputeEnvironmentArn": arn}, _remembered(desired))
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        batch = at.client("batch")
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        batch = site.client("batch")
         own = frozenset({*_OF_TEMPLATES, "ComputeEnvironmentName", "Tags", "Type"})
-        given = {**wanted, "ComputeEnvironment": made.id}
-        if "ComputeResources" in wanted:
-            given["ComputeResources"] = {
-                key: value for key, value in wanted["ComputeResources"].items() if key not in _NEVER_CHANGED
+        arguments = {**desired, "ComputeEnvironment": resource.id}
+        if "ComputeResources" in desired:
+            arguments["ComputeResources"] = {
+                key: value for key, value in desired["ComputeResources"].items() if key not in _NEVER_CHANGED
             }
-        batch.update_compute_environment(**shaped(batch, "update_compute_environment", given, but=own))
-        return Made(made.id, made.attributes, _said(wanted))
+        batch.update_compute_environment(**shaped(batch, "update_compute_environment", arguments, exclude=own))
+        return PhysicalResource(resource.id, resource.attributes, _remembered(desired))
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        batch = at.client("batch")
-        batch.update_compute_environment(computeEnvironment=made.id, state="DISABLED")
-        batch.delete_compute_environment(computeEnvironment=made.id)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        batch = site.client("batch")
+        batch.update_compute_environment(computeEnvironment=resource.id, state="DISABLED")
+        batch.delete_compute_environment(computeEnvironment=resource.id)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        told = at.client("batch").describe_compute_environments(computeEnvironments=[made.id])["computeEnvironments"][0]
-        resources = {**told["computeResources"], "updateToLatestImageVersion": made.kept["Latest"]}
-        return {**told, "computeResources": resources, "Tags": told.get("tags", {}), **made.kept}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        compute_environment = site.client("batch").describe_compute_environments(computeEnvironments=[resource.id])[
+            "computeEnvironments"
+        ][0]
+        resources = {**compute_environment["computeResources"], "updateToLatestImageVersion": resource.state["Latest"]}
+        return {
+            **compute_environment,
+            "computeResources": resources,
+            "Tags": compute_environment.get("tags", {}),
+            **resource.state,
+        }
 
 
 _OF_TEMPLATES: Final = frozenset({"ReplaceComputeEnvironment", "UpdatePolicy"})
 _NEVER_CHANGED: Final = frozenset({"SpotIamFleetRole"})
 
 
-def _said(wanted: Properties) -> dict[str, Any]:
-    """What the template says of updates, and Batch hears with the update alone."""
-    latest = wanted.get("ComputeResources", {}).get("UpdateToLatestImageVersion")
-    return {"Latest": latest, **{key: wanted[key] for key in _OF_TEMPLATES if key in wanted}}
+def _remembered(desired: Properties) -> dict[str, Any]:
+    """Settings for updates, which Batch gets with an update only."""
+    latest = desired.get("ComputeResources", {}).get("UpdateToLatestImageVersion")
+    return {"Latest": latest, **{key: desired[key] for key in _OF_TEMPLATES if key in desired}}
 
 
 @provides
@@ -84,31 +95,33 @@ class JobQueue(Provider):
     )
     fixed = frozenset({"JobQueueName", "Tags"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        batch, name = at.client("batch"), wanted.get("JobQueueName") or at.name(128)
-        given = {**wanted, "JobQueueName": name, "Tags": labels(wanted)}
-        arn = batch.create_job_queue(**shaped(batch, "create_job_queue", given))["jobQueueArn"]
-        return Made(arn, {"JobQueueArn": arn})
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        batch, name = site.client("batch"), desired.get("JobQueueName") or site.name(128)
+        arguments = {**desired, "JobQueueName": name, "Tags": labels(desired)}
+        arn = batch.create_job_queue(**shaped(batch, "create_job_queue", arguments))["jobQueueArn"]
+        return PhysicalResource(arn, {"JobQueueArn": arn})
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        batch, own = at.client("batch"), frozenset({"JobQueueName", "Tags"})
-        given = {**wanted, "JobQueue": made.id}
-        batch.update_job_queue(**shaped(batch, "update_job_queue", given, but=own))
-        return made
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        batch, own = site.client("batch"), frozenset({"JobQueueName", "Tags"})
+        arguments = {**desired, "JobQueue": resource.id}
+        batch.update_job_queue(**shaped(batch, "update_job_queue", arguments, exclude=own))
+        return resource
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        batch = at.client("batch")
-        batch.update_job_queue(jobQueue=made.id, state="DISABLED")
-        batch.delete_job_queue(jobQueue=made.id)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        batch = site.client("batch")
+        batch.update_job_queue(jobQueue=resource.id, state="DISABLED")
+        batch.delete_job_queue(jobQueue=resource.id)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        told = at.client("batch").describe_job_queues(jobQueues=[made.id])["jobQueues"][0]
-        return {**told, "Tags": told.get("tags", {})}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        job_queue = site.client("batch").describe_job_queues(jobQueues=[resource.id])["jobQueues"][0]
+        return {**job_queue, "Tags": job_queue.get("tags", {})}
 
 
 @provides
 class JobDefinition(Provider):
-    """A change is a new revision; the one before is deregistered."""
+    """A job definition. A change registers a new revision and deregisters the previous one."""
 
     type = "AWS::Batch::JobDefinition"
     properties = frozenset(
@@ -128,29 +141,37 @@ class JobDefinition(Provider):
     )
     fixed = frozenset({"JobDefinitionName"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        return self._register(wanted.get("JobDefinitionName") or at.name(128), wanted, at)
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        return self._register(desired.get("JobDefinitionName") or site.name(128), desired, site)
 
-    def _register(self, name: str, wanted: Properties, at: Site) -> Made:
-        batch = at.client("batch")
-        given = {**wanted, "JobDefinitionName": name, "Tags": labels(wanted)}
-        told = batch.register_job_definition(**shaped(batch, "register_job_definition", given))
-        return Made(told["jobDefinitionArn"], {"JobDefinitionArn": told["jobDefinitionArn"]}, {"Name": name})
+    def _register(self, name: str, desired: Properties, site: Site) -> PhysicalResource:
+        batch = site.client("batch")
+        arguments = {**desired, "JobDefinitionName": name, "Tags": labels(desired)}
+        response = batch.register_job_definition(**shaped(batch, "register_job_definition", arguments))
+        return PhysicalResource(
+            response["jobDefinitionArn"], {"JobDefinitionArn": response["jobDefinitionArn"]}, {"Name": name}
+        )
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        changed = self._register(made.kept["Name"], wanted, at)
-        at.client("batch").deregister_job_definition(jobDefinition=made.id)
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        changed = self._register(resource.state["Name"], desired, site)
+        site.client("batch").deregister_job_definition(jobDefinition=resource.id)
         return changed
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("batch").deregister_job_definition(jobDefinition=made.id)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("batch").deregister_job_definition(jobDefinition=resource.id)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        told = at.client("batch").describe_job_definitions(jobDefinitions=[made.id])["jobDefinitions"][0]
-        retries = dict(told.get("retryStrategy", {}))
-        if "evaluateOnExit" in retries:  # Batch reads actions in any case, and tells them in its own
-            retries["evaluateOnExit"] = [{**one, "action": one["action"].upper()} for one in retries["evaluateOnExit"]]
-        return {**told, "RetryStrategy": retries, "Tags": told.get("tags", {})}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        job_definition = site.client("batch").describe_job_definitions(jobDefinitions=[resource.id])["jobDefinitions"][
+            0
+        ]
+        retries = dict(job_definition.get("retryStrategy", {}))
+        if "evaluateOnExit" in retries:  # Batch accepts actions in any case and returns lower case
+            retries["evaluateOnExit"] = [
+                {**entry, "action": entry["action"].upper()} for entry in retries["evaluateOnExit"]
+            ]
+        return {**job_definition, "RetryStrategy": retries, "Tags": job_definition.get("tags", {})}
 
 
 @provides
@@ -159,25 +180,29 @@ class SchedulingPolicy(Provider):
     properties = frozenset({"FairsharePolicy", "Name", "Tags"})
     fixed = frozenset({"Name"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        batch = at.client("batch")
-        given = {**wanted, "Name": wanted.get("Name") or at.name(128), "Tags": labels(wanted)}
-        arn = batch.create_scheduling_policy(**shaped(batch, "create_scheduling_policy", given))["arn"]
-        return Made(arn, {"Arn": arn})
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        batch = site.client("batch")
+        arguments = {**desired, "Name": desired.get("Name") or site.name(128), "Tags": labels(desired)}
+        arn = batch.create_scheduling_policy(**shaped(batch, "create_scheduling_policy", arguments))["arn"]
+        return PhysicalResource(arn, {"Arn": arn})
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        batch = at.client("batch")
-        given = {"Arn": made.id, "FairsharePolicy": wanted.get("FairsharePolicy", {})}
-        batch.update_scheduling_policy(**shaped(batch, "update_scheduling_policy", given))
-        if names := gone(before, wanted):
-            batch.untag_resource(resourceArn=made.id, tagKeys=names)
-        if labels(wanted):
-            batch.tag_resource(resourceArn=made.id, tags=labels(wanted))
-        return made
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        batch = site.client("batch")
+        arguments = {"Arn": resource.id, "FairsharePolicy": desired.get("FairsharePolicy", {})}
+        batch.update_scheduling_policy(**shaped(batch, "update_scheduling_policy", arguments))
+        if names := removed_tags(before, desired):
+            batch.untag_resource(resourceArn=resource.id, tagKeys=names)
+        if labels(desired):
+            batch.tag_resource(resourceArn=resource.id, tags=labels(desired))
+        return resource
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("batch").delete_scheduling_policy(arn=made.id)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("batch").delete_scheduling_policy(arn=resource.id)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        told = at.client("batch").describe_scheduling_policies(arns=[made.id])["schedulingPolicies"][0]
-        return {**told, "Tags": told.get("tags", {})}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        scheduling_policy = site.client("batch").describe_scheduling_policies(arns=[resource.id])["schedulingPolicies"][
+            0
+        ]
+        return {**scheduling_policy, "Tags": scheduling_policy.get("tags", {})}

@@ -1,9 +1,9 @@
-"""What may be spent, and who is told."""
+"""Budgets and their subscribers."""
 
 from typing import Any
 
-from tests.localaws.formation.provider import Made, Properties, Provider, Site, provides
-from tests.localaws.formation.shapes import gone, shaped
+from tests.localaws.formation.provider import PhysicalResource, Properties, Provider, Site, provides
+from tests.localaws.formation.shapes import removed_tags, shaped
 
 
 @provides
@@ -12,42 +12,46 @@ class Budget(Provider):
     properties = frozenset({"Budget", "NotificationsWithSubscribers", "ResourceTags"})
     fixed = frozenset({"NotificationsWithSubscribers"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        budgets = at.client("budgets")
-        name = wanted["Budget"].get("BudgetName") or at.name(100)
-        given = {**wanted, "AccountId": at.account, "Budget": {**wanted["Budget"], "BudgetName": name}}
-        budgets.create_budget(**shaped(budgets, "create_budget", given, but=frozenset({"ResourceTags"})))
-        made = Made(name, kept={"arn": f"arn:{at.partition}:budgets::{at.account}:budget/{name}"})
-        at.begin(made)
-        self._tag(budgets, made, {}, wanted)
-        return made
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        budgets = site.client("budgets")
+        name = desired["Budget"].get("BudgetName") or site.name(100)
+        arguments = {**desired, "AccountId": site.account, "Budget": {**desired["Budget"], "BudgetName": name}}
+        budgets.create_budget(**shaped(budgets, "create_budget", arguments, exclude=frozenset({"ResourceTags"})))
+        resource = PhysicalResource(name, state={"arn": f"arn:{site.partition}:budgets::{site.account}:budget/{name}"})
+        site.begin(resource)
+        self._tag(budgets, resource, {}, desired)
+        return resource
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        budgets = at.client("budgets")
-        given = {"AccountId": at.account, "NewBudget": {**wanted["Budget"], "BudgetName": made.id}}
-        budgets.update_budget(**shaped(budgets, "update_budget", given))
-        self._tag(budgets, made, before, wanted)
-        return made
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        budgets = site.client("budgets")
+        arguments = {"AccountId": site.account, "NewBudget": {**desired["Budget"], "BudgetName": resource.id}}
+        budgets.update_budget(**shaped(budgets, "update_budget", arguments))
+        self._tag(budgets, resource, before, desired)
+        return resource
 
-    def _tag(self, budgets: Any, made: Made, before: Properties, wanted: Properties) -> None:
-        if names := gone(before, wanted, "ResourceTags"):
-            budgets.untag_resource(ResourceARN=made.kept["arn"], ResourceTagKeys=names)
-        if label := wanted.get("ResourceTags"):
-            budgets.tag_resource(ResourceARN=made.kept["arn"], ResourceTags=label)
+    def _tag(self, budgets: Any, resource: PhysicalResource, before: Properties, desired: Properties) -> None:
+        if names := removed_tags(before, desired, "ResourceTags"):
+            budgets.untag_resource(ResourceARN=resource.state["arn"], ResourceTagKeys=names)
+        if label := desired.get("ResourceTags"):
+            budgets.tag_resource(ResourceARN=resource.state["arn"], ResourceTags=label)
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("budgets").delete_budget(AccountId=at.account, BudgetName=made.id)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("budgets").delete_budget(AccountId=site.account, BudgetName=resource.id)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        budgets, key = at.client("budgets"), {"AccountId": at.account, "BudgetName": made.id}
-        told: list[dict[str, Any]] = budgets.describe_notifications_for_budget(**key)["Notifications"]
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        budgets, key = site.client("budgets"), {"AccountId": site.account, "BudgetName": resource.id}
+        notifications: list[dict[str, Any]] = budgets.describe_notifications_for_budget(**key)["Notifications"]
         subscribers = [
-            budgets.describe_subscribers_for_notification(**key, Notification=one)["Subscribers"] for one in told
+            budgets.describe_subscribers_for_notification(**key, Notification=entry)["Subscribers"]
+            for entry in notifications
         ]
         return {
             "Budget": budgets.describe_budget(**key)["Budget"],
-            "ResourceTags": budgets.list_tags_for_resource(ResourceARN=made.kept["arn"])["ResourceTags"],
+            "ResourceTags": budgets.list_tags_for_resource(ResourceARN=resource.state["arn"])["ResourceTags"],
             "NotificationsWithSubscribers": [
-                {"Notification": one, "Subscribers": each} for one, each in zip(told, subscribers, strict=True)
+                {"Notification": value, "Subscribers": subscriber}
+                for value, subscriber in zip(notifications, subscribers, strict=True)
             ],
         }

@@ -1,6 +1,6 @@
-"""What the CDK tells AWS about itself. It makes nothing."""
+"""The CDK's metadata resource, which creates nothing."""
 
-from tests.localaws.formation.provider import Made, Properties, Provider, Site, provides
+from tests.localaws.formation.provider import PhysicalResource, Properties, Provider, Site, provides
 
 
 @provides
@@ -8,14 +8,16 @@ class Metadata(Provider):
     type = "AWS::CDK::Metadata"
     properties = frozenset({"Analytics"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        return Made(at.name(64), wanted)
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        return PhysicalResource(site.name(64), desired)
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        return Made(made.id, wanted)
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        return PhysicalResource(resource.id, desired)
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        pass  # there is nothing
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        pass  # it has no physical resource
 
-    def read(self, made: Made, at: Site) -> Properties:
-        return made.attributes
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        return resource.attributes

@@ -1,9 +1,9 @@
-"""Alarms, alarms of alarms, and dashboards."""
+"""Alarms, composite alarms and dashboards."""
 
 from typing import Any, ClassVar, Final
 
-from tests.localaws.formation.provider import Made, Properties, Provider, Site, provides
-from tests.localaws.formation.shapes import gone, shaped, tags
+from tests.localaws.formation.provider import PhysicalResource, Properties, Provider, Site, provides
+from tests.localaws.formation.shapes import removed_tags, shaped, tags
 
 _OF_BOTH: Final = {
     "ActionsEnabled",
@@ -21,31 +21,33 @@ class _AnyAlarm(Provider):
     call: ClassVar[str]
     kind: ClassVar[str]
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        name = wanted.get("AlarmName") or at.name(255)
-        self._put(at.client("cloudwatch"), name, wanted)
-        return Made(name, {"Arn": at.arn("cloudwatch", f"alarm:{name}")})
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        name = desired.get("AlarmName") or site.name(255)
+        self._put(site.client("cloudwatch"), name, desired)
+        return PhysicalResource(name, {"Arn": site.arn("cloudwatch", f"alarm:{name}")})
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        cloudwatch = at.client("cloudwatch")
-        self._put(cloudwatch, made.id, wanted)
-        if names := gone(before, wanted):
-            cloudwatch.untag_resource(ResourceARN=made.attributes["Arn"], TagKeys=names)
-        if tags(wanted):
-            cloudwatch.tag_resource(ResourceARN=made.attributes["Arn"], Tags=tags(wanted))
-        return made
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        cloudwatch = site.client("cloudwatch")
+        self._put(cloudwatch, resource.id, desired)
+        if names := removed_tags(before, desired):
+            cloudwatch.untag_resource(ResourceARN=resource.attributes["Arn"], TagKeys=names)
+        if tags(desired):
+            cloudwatch.tag_resource(ResourceARN=resource.attributes["Arn"], Tags=tags(desired))
+        return resource
 
-    def _put(self, cloudwatch: Any, name: str, wanted: Properties) -> None:
-        getattr(cloudwatch, self.call)(**shaped(cloudwatch, self.call, {**wanted, "AlarmName": name}))
+    def _put(self, cloudwatch: Any, name: str, desired: Properties) -> None:
+        getattr(cloudwatch, self.call)(**shaped(cloudwatch, self.call, {**desired, "AlarmName": name}))
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("cloudwatch").delete_alarms(AlarmNames=[made.id])
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("cloudwatch").delete_alarms(AlarmNames=[resource.id])
 
-    def read(self, made: Made, at: Site) -> Properties:
-        cloudwatch = at.client("cloudwatch")
-        told = cloudwatch.describe_alarms(AlarmNames=[made.id], AlarmTypes=[self.kind])[f"{self.kind}s"][0]
-        labels = cloudwatch.list_tags_for_resource(ResourceARN=made.attributes["Arn"])["Tags"]
-        return {**told, "Tags": labels}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        cloudwatch = site.client("cloudwatch")
+        result = cloudwatch.describe_alarms(AlarmNames=[resource.id], AlarmTypes=[self.kind])[f"{self.kind}s"][0]
+        labels = cloudwatch.list_tags_for_resource(ResourceARN=resource.attributes["Arn"])["Tags"]
+        return {**result, "Tags": labels}
 
 
 @provides
@@ -86,24 +88,26 @@ class Dashboard(Provider):
     properties = frozenset({"DashboardBody", "DashboardName", "Tags"})
     fixed = frozenset({"DashboardName"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        name = wanted.get("DashboardName") or at.name(255)
-        arn = f"arn:{at.partition}:cloudwatch::{at.account}:dashboard/{name}"
-        return self.update(Made(name, {"Arn": arn}), {}, wanted, at)
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        name = desired.get("DashboardName") or site.name(255)
+        arn = f"arn:{site.partition}:cloudwatch::{site.account}:dashboard/{name}"
+        return self.update(PhysicalResource(name, {"Arn": arn}), {}, desired, site)
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        cloudwatch, arn = at.client("cloudwatch"), made.attributes["Arn"]
-        cloudwatch.put_dashboard(DashboardName=made.id, DashboardBody=wanted["DashboardBody"])
-        if names := gone(before, wanted):
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        cloudwatch, arn = site.client("cloudwatch"), resource.attributes["Arn"]
+        cloudwatch.put_dashboard(DashboardName=resource.id, DashboardBody=desired["DashboardBody"])
+        if names := removed_tags(before, desired):
             cloudwatch.untag_resource(ResourceARN=arn, TagKeys=names)
-        if tags(wanted):
-            cloudwatch.tag_resource(ResourceARN=arn, Tags=tags(wanted))
-        return made
+        if tags(desired):
+            cloudwatch.tag_resource(ResourceARN=arn, Tags=tags(desired))
+        return resource
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("cloudwatch").delete_dashboards(DashboardNames=[made.id])
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("cloudwatch").delete_dashboards(DashboardNames=[resource.id])
 
-    def read(self, made: Made, at: Site) -> Properties:
-        cloudwatch = at.client("cloudwatch")
-        labels = cloudwatch.list_tags_for_resource(ResourceARN=made.attributes["Arn"])["Tags"]
-        return {**cloudwatch.get_dashboard(DashboardName=made.id), "Tags": labels}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        cloudwatch = site.client("cloudwatch")
+        labels = cloudwatch.list_tags_for_resource(ResourceARN=resource.attributes["Arn"])["Tags"]
+        return {**cloudwatch.get_dashboard(DashboardName=resource.id), "Tags": labels}

@@ -1,9 +1,9 @@
-"""Repositories of images."""
+"""ECR repositories."""
 
 import json
 from typing import Any
 
-from tests.localaws.formation.provider import Made, Properties, Provider, Site, provides
+from tests.localaws.formation.provider import PhysicalResource, Properties, Provider, Site, provides
 from tests.localaws.formation.shapes import shaped, tags
 
 
@@ -24,66 +24,75 @@ class Repository(Provider):
     )
     fixed = frozenset({"EncryptionConfiguration", "RepositoryName"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        ecr, name = at.client("ecr"), wanted.get("RepositoryName") or at.name(256, lower=True)
-        given = {
-            key: wanted[key]
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        ecr, name = site.client("ecr"), desired.get("RepositoryName") or site.name(256, lower=True)
+        arguments = {
+            key: desired[key]
             for key in ("EncryptionConfiguration", "ImageScanningConfiguration", "ImageTagMutability")
-            if key in wanted
+            if key in desired
         }
-        told = ecr.create_repository(
-            **shaped(ecr, "create_repository", {"repositoryName": name, "tags": tags(wanted), **given})
+        repository = ecr.create_repository(
+            **shaped(ecr, "create_repository", {"repositoryName": name, "tags": tags(desired), **arguments})
         )["repository"]
-        made = Made(name, {"Arn": told["repositoryArn"], "RepositoryUri": told["repositoryUri"]})
-        at.begin(made)
-        self._policies(ecr, name, {}, wanted)
-        return made
+        resource = PhysicalResource(
+            name, {"Arn": repository["repositoryArn"], "RepositoryUri": repository["repositoryUri"]}
+        )
+        site.begin(resource)
+        self._policies(ecr, name, {}, desired)
+        return resource
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        ecr = at.client("ecr")
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        ecr = site.client("ecr")
         scanning = shaped(
             ecr,
             "put_image_scanning_configuration",
             {
-                "repositoryName": made.id,
-                "imageScanningConfiguration": wanted.get("ImageScanningConfiguration", {"ScanOnPush": False}),
+                "repositoryName": resource.id,
+                "imageScanningConfiguration": desired.get("ImageScanningConfiguration", {"ScanOnPush": False}),
             },
         )
         ecr.put_image_scanning_configuration(**scanning)
         ecr.put_image_tag_mutability(
-            repositoryName=made.id, imageTagMutability=wanted.get("ImageTagMutability", "MUTABLE")
+            repositoryName=resource.id, imageTagMutability=desired.get("ImageTagMutability", "MUTABLE")
         )
-        ecr.tag_resource(resourceArn=made.attributes["Arn"], tags=tags(wanted))
-        self._policies(ecr, made.id, before, wanted)
-        return made
+        ecr.tag_resource(resourceArn=resource.attributes["Arn"], tags=tags(desired))
+        self._policies(ecr, resource.id, before, desired)
+        return resource
 
-    def _policies(self, ecr: Any, name: str, before: Properties, wanted: Properties) -> None:
-        rules, words = wanted.get("LifecyclePolicy", {}).get("LifecyclePolicyText"), wanted.get("RepositoryPolicyText")
+    def _policies(self, ecr: Any, name: str, before: Properties, desired: Properties) -> None:
+        rules, policy = (
+            desired.get("LifecyclePolicy", {}).get("LifecyclePolicyText"),
+            desired.get("RepositoryPolicyText"),
+        )
         if rules:
             ecr.put_lifecycle_policy(repositoryName=name, lifecyclePolicyText=rules)
         elif "LifecyclePolicy" in before:
             ecr.delete_lifecycle_policy(repositoryName=name)
-        if words:
-            text = words if isinstance(words, str) else json.dumps(words)
+        if policy:
+            text = policy if isinstance(policy, str) else json.dumps(policy)
             ecr.set_repository_policy(repositoryName=name, policyText=text)
         elif "RepositoryPolicyText" in before:
             ecr.delete_repository_policy(repositoryName=name)
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
         force = str(properties.get("EmptyOnDelete", False)).lower() == "true"
-        at.client("ecr").delete_repository(repositoryName=made.id, force=force)
+        site.client("ecr").delete_repository(repositoryName=resource.id, force=force)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        ecr = at.client("ecr")
-        found: dict[str, Any] = dict(ecr.describe_repositories(repositoryNames=[made.id])["repositories"][0])
-        found["Tags"] = ecr.list_tags_for_resource(resourceArn=made.attributes["Arn"])["tags"]
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        ecr = site.client("ecr")
+        actual: dict[str, Any] = dict(ecr.describe_repositories(repositoryNames=[resource.id])["repositories"][0])
+        actual["Tags"] = ecr.list_tags_for_resource(resourceArn=resource.attributes["Arn"])["tags"]
         try:
-            rules = ecr.get_lifecycle_policy(repositoryName=made.id)["lifecyclePolicyText"]
-            found["LifecyclePolicy"] = {"LifecyclePolicyText": rules}
+            rules = ecr.get_lifecycle_policy(repositoryName=resource.id)["lifecyclePolicyText"]
+            actual["LifecyclePolicy"] = {"LifecyclePolicyText": rules}
         except ecr.exceptions.LifecyclePolicyNotFoundException:
-            found["LifecyclePolicy"] = None
+            actual["LifecyclePolicy"] = None
         try:
-            found["RepositoryPolicyText"] = json.loads(ecr.get_repository_policy(repositoryName=made.id)["policyText"])
+            actual["RepositoryPolicyText"] = json.loads(
+                ecr.get_repository_policy(repositoryName=resource.id)["policyText"]
+            )
         except ecr.exceptions.RepositoryPolicyNotFoundException:
-            found["RepositoryPolicyText"] = None
-        return found
+            actual["RepositoryPolicyText"] = None
+        return actual

@@ -1,16 +1,16 @@
-"""Clusters of Kubernetes: the control plane, its nodes, and who may do what in it."""
+"""EKS clusters: control plane, nodes, add-ons and access."""
 
 from typing import Any
 
-from tests.localaws.formation.provider import Made, Properties, Provider, Site, provides
-from tests.localaws.formation.shapes import gone, labels, listed, shaped
+from tests.localaws.formation.provider import PhysicalResource, Properties, Provider, Site, provides
+from tests.localaws.formation.shapes import labels, listed, removed_tags, shaped
 
 
-def _retag(eks: Any, arn: str, before: Properties, wanted: Properties) -> None:
-    if names := gone(before, wanted):
+def _retag(eks: Any, arn: str, before: Properties, desired: Properties) -> None:
+    if names := removed_tags(before, desired):
         eks.untag_resource(resourceArn=arn, tagKeys=names)
-    if labels(wanted):
-        eks.tag_resource(resourceArn=arn, tags=labels(wanted))
+    if labels(desired):
+        eks.tag_resource(resourceArn=arn, tags=labels(desired))
 
 
 @provides
@@ -35,54 +35,58 @@ class Cluster(Provider):
     )
     fixed = frozenset({"BootstrapSelfManagedAddons", "EncryptionConfig", "KubernetesNetworkConfig", "Name", "RoleArn"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        eks, name = at.client("eks"), wanted.get("Name") or at.name(100)
-        given = {**_logging(wanted), "Name": name, "Tags": labels(wanted)}
-        told = eks.create_cluster(**shaped(eks, "create_cluster", given))["cluster"]
-        return Made(
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        eks, name = site.client("eks"), desired.get("Name") or site.name(100)
+        arguments = {**_logging(desired), "Name": name, "Tags": labels(desired)}
+        cluster = eks.create_cluster(**shaped(eks, "create_cluster", arguments))["cluster"]
+        return PhysicalResource(
             name,
             {
-                "Arn": told["arn"],
-                "CertificateAuthorityData": told["certificateAuthority"]["data"],
-                "ClusterSecurityGroupId": told["resourcesVpcConfig"]["clusterSecurityGroupId"],
-                "Endpoint": told["endpoint"],
-                "OpenIdConnectIssuerUrl": told["identity"]["oidc"]["issuer"],
+                "Arn": cluster["arn"],
+                "CertificateAuthorityData": cluster["certificateAuthority"]["data"],
+                "ClusterSecurityGroupId": cluster["resourcesVpcConfig"]["clusterSecurityGroupId"],
+                "Endpoint": cluster["endpoint"],
+                "OpenIdConnectIssuerUrl": cluster["identity"]["oidc"]["issuer"],
             },
-            {"BootstrapSelfManagedAddons": wanted.get("BootstrapSelfManagedAddons")},
+            {"BootstrapSelfManagedAddons": desired.get("BootstrapSelfManagedAddons")},
         )
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        eks = at.client("eks")
-        if before.get("Version") != wanted.get("Version"):
-            eks.update_cluster_version(name=made.id, version=str(wanted["Version"]))
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        eks = site.client("eks")
+        if before.get("Version") != desired.get("Version"):
+            eks.update_cluster_version(name=resource.id, version=str(desired["Version"]))
         for key in ("AccessConfig", "ComputeConfig", "Logging", "ResourcesVpcConfig", "StorageConfig", "UpgradePolicy"):
-            if before.get(key) != wanted.get(key):  # EKS takes one kind of change at a time
-                given = _logging({"Name": made.id, key: wanted.get(key, {})})
-                eks.update_cluster_config(**shaped(eks, "update_cluster_config", given))
-        _retag(eks, made.attributes["Arn"], before, wanted)
-        return made
+            if before.get(key) != desired.get(key):  # EKS accepts one kind of change at a time
+                arguments = _logging({"Name": resource.id, key: desired.get(key, {})})
+                eks.update_cluster_config(**shaped(eks, "update_cluster_config", arguments))
+        _retag(eks, resource.attributes["Arn"], before, desired)
+        return resource
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("eks").delete_cluster(name=made.id)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("eks").delete_cluster(name=resource.id)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        told = at.client("eks").describe_cluster(name=made.id)["cluster"]
-        kinds = [kind for one in told["logging"]["clusterLogging"] if one["enabled"] for kind in one["types"]]
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        cluster = site.client("eks").describe_cluster(name=resource.id)["cluster"]
+        kinds = [kind for entry in cluster["logging"]["clusterLogging"] if entry["enabled"] for kind in entry["types"]]
         return {
-            **told,
-            **made.kept,
+            **cluster,
+            **resource.state,
             "Logging": {"ClusterLogging": {"EnabledTypes": [{"Type": kind} for kind in kinds]}},
-            "Tags": listed(told.get("tags", {})),
+            "Tags": listed(cluster.get("tags", {})),
         }
 
 
-def _logging(wanted: Properties) -> dict[str, Any]:
-    """Templates list the kinds of logs one by one."""
-    found = dict(wanted)
-    if "Logging" in found:
-        kinds = [one["Type"] for one in found["Logging"].get("ClusterLogging", {}).get("EnabledTypes", [])]
-        found["Logging"] = {"ClusterLogging": [{"Types": kinds, "Enabled": True}]}
-    return found
+def _logging(desired: Properties) -> dict[str, Any]:
+    """The properties with the kinds of logs in one entry; templates have one entry each."""
+    result = dict(desired)
+    if "Logging" in result:
+        kinds = [
+            enabled_type["Type"] for enabled_type in result["Logging"].get("ClusterLogging", {}).get("EnabledTypes", [])
+        ]
+        result["Logging"] = {"ClusterLogging": [{"Types": kinds, "Enabled": True}]}
+    return result
 
 
 @provides
@@ -114,44 +118,52 @@ class Nodegroup(Provider):
         {"AmiType", "CapacityType", "ClusterName", "DiskSize", "InstanceTypes", "NodeRole", "NodegroupName", "Subnets"}
     )
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        eks, name = at.client("eks"), wanted.get("NodegroupName") or at.name(63)
-        given = {**wanted, "NodegroupName": name, "Tags": labels(wanted)}
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        eks, name = site.client("eks"), desired.get("NodegroupName") or site.name(63)
+        arguments = {**desired, "NodegroupName": name, "Tags": labels(desired)}
         own = frozenset({"ForceUpdateEnabled"})
-        told = eks.create_nodegroup(**shaped(eks, "create_nodegroup", given, but=own))["nodegroup"]
-        cluster = wanted["ClusterName"]
-        attributes = {"Arn": told["nodegroupArn"], "ClusterName": cluster, "NodegroupName": name}
+        nodegroup = eks.create_nodegroup(**shaped(eks, "create_nodegroup", arguments, exclude=own))["nodegroup"]
+        cluster = desired["ClusterName"]
+        attributes = {"Arn": nodegroup["nodegroupArn"], "ClusterName": cluster, "NodegroupName": name}
         id_ = f"{cluster}/{name}"
-        return Made(id_, {**attributes, "Id": id_}, {"ForceUpdateEnabled": wanted.get("ForceUpdateEnabled")})
+        return PhysicalResource(
+            id_, {**attributes, "Id": id_}, {"ForceUpdateEnabled": desired.get("ForceUpdateEnabled")}
+        )
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        eks = at.client("eks")
-        which = {key: made.attributes[key] for key in ("ClusterName", "NodegroupName")}
-        settings = {key: wanted[key] for key in ("NodeRepairConfig", "ScalingConfig", "UpdateConfig") if key in wanted}
-        marks = {"Labels": _change(before.get("Labels", {}), wanted.get("Labels", {}))}
-        old, new = (each.get("Taints", []) for each in (before, wanted))
-        unwanted = [one for one in old if one not in new]
-        given = {**which, **settings, **marks, "Taints": {"AddOrUpdateTaints": new, "RemoveTaints": unwanted}}
-        eks.update_nodegroup_config(**shaped(eks, "update_nodegroup_config", given))
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        eks = site.client("eks")
+        which = {key: resource.attributes[key] for key in ("ClusterName", "NodegroupName")}
+        settings = {
+            key: desired[key] for key in ("NodeRepairConfig", "ScalingConfig", "UpdateConfig") if key in desired
+        }
+        marks = {"Labels": _change(before.get("Labels", {}), desired.get("Labels", {}))}
+        old, new = (entry.get("Taints", []) for entry in (before, desired))
+        unwanted = [entry for entry in old if entry not in new]
+        arguments = {**which, **settings, **marks, "Taints": {"AddOrUpdateTaints": new, "RemoveTaints": unwanted}}
+        eks.update_nodegroup_config(**shaped(eks, "update_nodegroup_config", arguments))
         images = ("LaunchTemplate", "ReleaseVersion", "Version")
-        if any(before.get(key) != wanted.get(key) for key in images):
-            given = {**which, **{key: wanted[key] for key in images if key in wanted}}
-            eks.update_nodegroup_version(**shaped(eks, "update_nodegroup_version", given))
-        _retag(eks, made.attributes["Arn"], before, wanted)
-        return Made(made.id, made.attributes, {"ForceUpdateEnabled": wanted.get("ForceUpdateEnabled")})
+        if any(before.get(key) != desired.get(key) for key in images):
+            arguments = {**which, **{key: desired[key] for key in images if key in desired}}
+            eks.update_nodegroup_version(**shaped(eks, "update_nodegroup_version", arguments))
+        _retag(eks, resource.attributes["Arn"], before, desired)
+        return PhysicalResource(
+            resource.id, resource.attributes, {"ForceUpdateEnabled": desired.get("ForceUpdateEnabled")}
+        )
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        cluster, name = made.id.split("/")
-        at.client("eks").delete_nodegroup(clusterName=cluster, nodegroupName=name)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        cluster, name = resource.id.split("/")
+        site.client("eks").delete_nodegroup(clusterName=cluster, nodegroupName=name)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        cluster, name = made.id.split("/")
-        told = at.client("eks").describe_nodegroup(clusterName=cluster, nodegroupName=name)["nodegroup"]
-        return {**told, **made.kept, "Tags": told.get("tags", {})}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        cluster, name = resource.id.split("/")
+        nodegroup = site.client("eks").describe_nodegroup(clusterName=cluster, nodegroupName=name)["nodegroup"]
+        return {**nodegroup, **resource.state, "Tags": nodegroup.get("tags", {})}
 
 
-def _change(before: Properties, wanted: Properties) -> dict[str, Any]:
-    return {"AddOrUpdateLabels": dict(wanted), "RemoveLabels": sorted(set(before) - set(wanted))}
+def _change(before: Properties, desired: Properties) -> dict[str, Any]:
+    return {"AddOrUpdateLabels": dict(desired), "RemoveLabels": sorted(set(before) - set(desired))}
 
 
 @provides
@@ -172,38 +184,40 @@ class Addon(Provider):
     )
     fixed = frozenset({"AddonName", "ClusterName"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        eks = at.client("eks")
-        given = {**wanted, "Tags": labels(wanted)}
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        eks = site.client("eks")
+        arguments = {**desired, "Tags": labels(desired)}
         own = frozenset({"PreserveOnDelete"})
-        told = eks.create_addon(**shaped(eks, "create_addon", given, but=own))["addon"]
-        return self._made(told["addonArn"], wanted)
+        addon = eks.create_addon(**shaped(eks, "create_addon", arguments, exclude=own))["addon"]
+        return self._physical_resource(addon["addonArn"], desired)
 
-    def _made(self, arn: str, wanted: Properties) -> Made:
-        said = {key: wanted[key] for key in ("PreserveOnDelete", "ResolveConflicts") if key in wanted}
-        return Made(f"{wanted['ClusterName']}|{wanted['AddonName']}", {"Arn": arn}, said)
+    def _physical_resource(self, arn: str, desired: Properties) -> PhysicalResource:
+        result = {key: desired[key] for key in ("PreserveOnDelete", "ResolveConflicts") if key in desired}
+        return PhysicalResource(f"{desired['ClusterName']}|{desired['AddonName']}", {"Arn": arn}, result)
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        eks = at.client("eks")
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        eks = site.client("eks")
         own = frozenset({"PreserveOnDelete", "Tags"})
-        eks.update_addon(**shaped(eks, "update_addon", wanted, but=own))
-        _retag(eks, made.attributes["Arn"], before, wanted)
-        return self._made(made.attributes["Arn"], wanted)
+        eks.update_addon(**shaped(eks, "update_addon", desired, exclude=own))
+        _retag(eks, resource.attributes["Arn"], before, desired)
+        return self._physical_resource(resource.attributes["Arn"], desired)
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        cluster, name = made.id.split("|")
-        at.client("eks").delete_addon(clusterName=cluster, addonName=name)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        cluster, name = resource.id.split("|")
+        site.client("eks").delete_addon(clusterName=cluster, addonName=name)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        cluster, name = made.id.split("|")
-        eks = at.client("eks")
-        told = eks.describe_addon(clusterName=cluster, addonName=name)["addon"]
-        identities = [_identity(eks, cluster, arn) for arn in told.get("podIdentityAssociations", ())]
-        return {**told, **made.kept, "podIdentityAssociations": identities, "Tags": listed(told.get("tags", {}))}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        cluster, name = resource.id.split("|")
+        eks = site.client("eks")
+        addon = eks.describe_addon(clusterName=cluster, addonName=name)["addon"]
+        identities = [_identity(eks, cluster, arn) for arn in addon.get("podIdentityAssociations", ())]
+        return {**addon, **resource.state, "podIdentityAssociations": identities, "Tags": listed(addon.get("tags", {}))}
 
 
 def _identity(eks: Any, cluster: str, arn: str) -> Any:
-    """An add-on tells the ARNs of its associations only."""
+    """A pod identity association; an add-on lists only ARNs."""
     (id_,) = (part for part in arn.split("/") if part.startswith("a-"))
     return eks.describe_pod_identity_association(clusterName=cluster, associationId=id_)["association"]
 
@@ -216,44 +230,51 @@ class AccessEntry(Provider):
     )
     fixed = frozenset({"ClusterName", "PrincipalArn", "Type"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        eks = at.client("eks")
-        given, own = {**wanted, "Tags": labels(wanted)}, frozenset({"AccessPolicies"})
-        told = eks.create_access_entry(**shaped(eks, "create_access_entry", given, but=own))["accessEntry"]
-        who, cluster = wanted["PrincipalArn"], wanted["ClusterName"]
-        made = Made(f"{who}|{cluster}", {"AccessEntryArn": told["accessEntryArn"]})
-        at.begin(made)
-        self._policies(eks, _entry(made), {}, wanted)
-        return made
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        eks = site.client("eks")
+        arguments, own = {**desired, "Tags": labels(desired)}, frozenset({"AccessPolicies"})
+        access_entry = eks.create_access_entry(**shaped(eks, "create_access_entry", arguments, exclude=own))[
+            "accessEntry"
+        ]
+        principal, cluster = desired["PrincipalArn"], desired["ClusterName"]
+        resource = PhysicalResource(f"{principal}|{cluster}", {"AccessEntryArn": access_entry["accessEntryArn"]})
+        site.begin(resource)
+        self._policies(eks, _entry(resource), {}, desired)
+        return resource
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        eks = at.client("eks")
-        given = {key: wanted[key] for key in ("KubernetesGroups", "Username") if key in wanted}
-        eks.update_access_entry(**shaped(eks, "update_access_entry", {**_entry(made), **given}))
-        self._policies(eks, _entry(made), before, wanted)
-        _retag(eks, made.attributes["AccessEntryArn"], before, wanted)
-        return made
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        eks = site.client("eks")
+        arguments = {key: desired[key] for key in ("KubernetesGroups", "Username") if key in desired}
+        eks.update_access_entry(**shaped(eks, "update_access_entry", {**_entry(resource), **arguments}))
+        self._policies(eks, _entry(resource), before, desired)
+        _retag(eks, resource.attributes["AccessEntryArn"], before, desired)
+        return resource
 
-    def _policies(self, eks: Any, entry: dict[str, str], before: Properties, wanted: Properties) -> None:
-        old, new = ({one["PolicyArn"]: one for one in each.get("AccessPolicies", ())} for each in (before, wanted))
+    def _policies(self, eks: Any, entry: dict[str, str], before: Properties, desired: Properties) -> None:
+        old, new = (
+            {access_policy["PolicyArn"]: access_policy for access_policy in item.get("AccessPolicies", ())}
+            for item in (before, desired)
+        )
         for arn in sorted(old.keys() - new):
             eks.disassociate_access_policy(**entry, policyArn=arn)
-        for one in new.values():
-            eks.associate_access_policy(**shaped(eks, "associate_access_policy", {**entry, **one}))
+        for item in new.values():
+            eks.associate_access_policy(**shaped(eks, "associate_access_policy", {**entry, **item}))
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("eks").delete_access_entry(**_entry(made))
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("eks").delete_access_entry(**_entry(resource))
 
-    def read(self, made: Made, at: Site) -> Properties:
-        eks = at.client("eks")
-        told = eks.describe_access_entry(**_entry(made))["accessEntry"]
-        policies = eks.list_associated_access_policies(**_entry(made))["associatedAccessPolicies"]
-        return {**told, "AccessPolicies": policies, "Tags": listed(told.get("tags", {}))}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        eks = site.client("eks")
+        access_entry = eks.describe_access_entry(**_entry(resource))["accessEntry"]
+        policies = eks.list_associated_access_policies(**_entry(resource))["associatedAccessPolicies"]
+        return {**access_entry, "AccessPolicies": policies, "Tags": listed(access_entry.get("tags", {}))}
 
 
-def _entry(made: Made) -> dict[str, str]:
-    who, cluster = made.id.split("|")
-    return {"principalArn": who, "clusterName": cluster}
+def _entry(resource: PhysicalResource) -> dict[str, str]:
+    principal, cluster = resource.id.split("|")
+    return {"principalArn": principal, "clusterName": cluster}
 
 
 @provides
@@ -262,24 +283,31 @@ class PodIdentityAssociation(Provider):
     properties = frozenset({"ClusterName", "Namespace", "RoleArn", "ServiceAccount", "Tags"})
     fixed = frozenset({"ClusterName", "Namespace", "ServiceAccount"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        eks, call = at.client("eks"), "create_pod_identity_association"
-        told = eks.create_pod_identity_association(**shaped(eks, call, {**wanted, "Tags": labels(wanted)}))
-        arn, id_ = told["association"]["associationArn"], told["association"]["associationId"]
-        return Made(arn, {"AssociationArn": arn, "AssociationId": id_, "ClusterName": wanted["ClusterName"]})
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        eks, call = site.client("eks"), "create_pod_identity_association"
+        response = eks.create_pod_identity_association(**shaped(eks, call, {**desired, "Tags": labels(desired)}))
+        arn, id_ = response["association"]["associationArn"], response["association"]["associationId"]
+        return PhysicalResource(
+            arn, {"AssociationArn": arn, "AssociationId": id_, "ClusterName": desired["ClusterName"]}
+        )
 
-    def _which(self, made: Made) -> dict[str, str]:
-        return {"clusterName": made.attributes["ClusterName"], "associationId": made.attributes["AssociationId"]}
+    def _which(self, resource: PhysicalResource) -> dict[str, str]:
+        return {
+            "clusterName": resource.attributes["ClusterName"],
+            "associationId": resource.attributes["AssociationId"],
+        }
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        eks = at.client("eks")
-        eks.update_pod_identity_association(**self._which(made), roleArn=wanted["RoleArn"])
-        _retag(eks, made.id, before, wanted)
-        return made
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        eks = site.client("eks")
+        eks.update_pod_identity_association(**self._which(resource), roleArn=desired["RoleArn"])
+        _retag(eks, resource.id, before, desired)
+        return resource
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("eks").delete_pod_identity_association(**self._which(made))
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("eks").delete_pod_identity_association(**self._which(resource))
 
-    def read(self, made: Made, at: Site) -> Properties:
-        told = at.client("eks").describe_pod_identity_association(**self._which(made))["association"]
-        return {**told, "Tags": listed(told.get("tags", {}))}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        association = site.client("eks").describe_pod_identity_association(**self._which(resource))["association"]
+        return {**association, "Tags": listed(association.get("tags", {}))}

@@ -1,9 +1,9 @@
-"""Endpoints of services in a network, and the record of what flows in it."""
+"""VPC endpoints and flow logs."""
 
 import json
 from typing import Any
 
-from tests.localaws.formation.provider import Made, Properties, Provider, Site, provides
+from tests.localaws.formation.provider import PhysicalResource, Properties, Provider, Site, provides
 from tests.localaws.formation.shapes import shaped
 from tests.localaws.providers.network import retag, specified
 
@@ -26,46 +26,50 @@ class VpcEndpoint(Provider):
     )
     fixed = frozenset({"ServiceName", "VpcEndpointType", "VpcId"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        ec2 = at.client("ec2")
-        given = shaped(ec2, "create_vpc_endpoint", _with_text(wanted), but=frozenset({"Tags"}))
-        told = ec2.create_vpc_endpoint(**given, **specified("vpc-endpoint", wanted))["VpcEndpoint"]
-        interfaces = told.get("NetworkInterfaceIds", [])
-        attributes = {"DnsEntries": [], "Id": told["VpcEndpointId"], "NetworkInterfaceIds": interfaces}
-        return Made(told["VpcEndpointId"], attributes)
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        ec2 = site.client("ec2")
+        arguments = shaped(ec2, "create_vpc_endpoint", _with_text(desired), exclude=frozenset({"Tags"}))
+        vpc_endpoint = ec2.create_vpc_endpoint(**arguments, **specified("vpc-endpoint", desired))["VpcEndpoint"]
+        interfaces = vpc_endpoint.get("NetworkInterfaceIds", [])
+        attributes = {"DnsEntries": [], "Id": vpc_endpoint["VpcEndpointId"], "NetworkInterfaceIds": interfaces}
+        return PhysicalResource(vpc_endpoint["VpcEndpointId"], attributes)
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        ec2 = at.client("ec2")
-        given: dict[str, Any] = {"VpcEndpointId": made.id}
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        ec2 = site.client("ec2")
+        arguments: dict[str, Any] = {"VpcEndpointId": resource.id}
         for name, add, remove in (
             ("RouteTableIds", "AddRouteTableIds", "RemoveRouteTableIds"),
             ("SubnetIds", "AddSubnetIds", "RemoveSubnetIds"),
             ("SecurityGroupIds", "AddSecurityGroupIds", "RemoveSecurityGroupIds"),
         ):
-            old, new = set(before.get(name, ())), set(wanted.get(name, ()))
-            given |= {key: sorted(ids) for key, ids in ((add, new - old), (remove, old - new)) if ids}
-        if before.get("PolicyDocument") != wanted.get("PolicyDocument"):
-            text = _with_text(wanted).get("PolicyDocument")
-            given |= {"PolicyDocument": text} if text else {"ResetPolicy": True}
-        if before.get("PrivateDnsEnabled") != wanted.get("PrivateDnsEnabled"):
-            given["PrivateDnsEnabled"] = str(wanted.get("PrivateDnsEnabled", False)).lower() == "true"
-        ec2.modify_vpc_endpoint(**given)
-        retag(ec2, made.id, before, wanted)
-        return made
+            old, new = set(before.get(name, ())), set(desired.get(name, ()))
+            arguments |= {key: sorted(ids) for key, ids in ((add, new - old), (remove, old - new)) if ids}
+        if before.get("PolicyDocument") != desired.get("PolicyDocument"):
+            text = _with_text(desired).get("PolicyDocument")
+            arguments |= {"PolicyDocument": text} if text else {"ResetPolicy": True}
+        if before.get("PrivateDnsEnabled") != desired.get("PrivateDnsEnabled"):
+            arguments["PrivateDnsEnabled"] = str(desired.get("PrivateDnsEnabled", False)).lower() == "true"
+        ec2.modify_vpc_endpoint(**arguments)
+        retag(ec2, resource.id, before, desired)
+        return resource
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("ec2").delete_vpc_endpoints(VpcEndpointIds=[made.id])
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("ec2").delete_vpc_endpoints(VpcEndpointIds=[resource.id])
 
-    def read(self, made: Made, at: Site) -> Properties:
-        told = at.client("ec2").describe_vpc_endpoints(VpcEndpointIds=[made.id])["VpcEndpoints"][0]
-        groups = [group["GroupId"] for group in told.get("Groups", ())] or told.get("SecurityGroupIds", [])
-        policy = told.get("PolicyDocument")
-        return {**told, "SecurityGroupIds": groups, "PolicyDocument": json.loads(policy) if policy else None}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        vpc_endpoint = site.client("ec2").describe_vpc_endpoints(VpcEndpointIds=[resource.id])["VpcEndpoints"][0]
+        groups = [group["GroupId"] for group in vpc_endpoint.get("Groups", ())] or vpc_endpoint.get(
+            "SecurityGroupIds", []
+        )
+        policy = vpc_endpoint.get("PolicyDocument")
+        return {**vpc_endpoint, "SecurityGroupIds": groups, "PolicyDocument": json.loads(policy) if policy else None}
 
 
-def _with_text(wanted: Properties) -> dict[str, Any]:
-    policy = wanted.get("PolicyDocument")
-    return {**wanted, "PolicyDocument": json.dumps(policy)} if policy is not None else dict(wanted)
+def _with_text(desired: Properties) -> dict[str, Any]:
+    policy = desired.get("PolicyDocument")
+    return {**desired, "PolicyDocument": json.dumps(policy)} if policy is not None else dict(desired)
 
 
 @provides
@@ -87,23 +91,25 @@ class FlowLog(Provider):
     )
     fixed = properties - {"Tags"}
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        ec2 = at.client("ec2")
-        renamed = {name: value for name, value in wanted.items() if name not in ("ResourceId", "Tags")}
-        given = shaped(ec2, "create_flow_logs", {**renamed, "ResourceIds": [wanted["ResourceId"]]})
-        told = ec2.create_flow_logs(**given, **specified("vpc-flow-log", wanted))
-        if told.get("Unsuccessful"):
-            raise RuntimeError(told["Unsuccessful"][0]["Error"]["Message"])
-        return Made(told["FlowLogIds"][0], {"Id": told["FlowLogIds"][0]})
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        ec2 = site.client("ec2")
+        renamed = {name: value for name, value in desired.items() if name not in ("ResourceId", "Tags")}
+        arguments = shaped(ec2, "create_flow_logs", {**renamed, "ResourceIds": [desired["ResourceId"]]})
+        response = ec2.create_flow_logs(**arguments, **specified("vpc-flow-log", desired))
+        if response.get("Unsuccessful"):
+            raise RuntimeError(response["Unsuccessful"][0]["Error"]["Message"])
+        return PhysicalResource(response["FlowLogIds"][0], {"Id": response["FlowLogIds"][0]})
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        retag(at.client("ec2"), made.id, before, wanted)
-        return made
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        retag(site.client("ec2"), resource.id, before, desired)
+        return resource
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("ec2").delete_flow_logs(FlowLogIds=[made.id])
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("ec2").delete_flow_logs(FlowLogIds=[resource.id])
 
-    def read(self, made: Made, at: Site) -> Properties:
-        told = at.client("ec2").describe_flow_logs(FlowLogIds=[made.id])["FlowLogs"][0]
-        kind = "VPC" if told["ResourceId"].startswith("vpc-") else "Subnet"
-        return {**told, "ResourceType": kind}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        flow_log = site.client("ec2").describe_flow_logs(FlowLogIds=[resource.id])["FlowLogs"][0]
+        kind = "VPC" if flow_log["ResourceId"].startswith("vpc-") else "Subnet"
+        return {**flow_log, "ResourceType": kind}

@@ -1,10 +1,10 @@
-"""Rules that answer to events, and schedules."""
+"""EventBridge rules and schedules."""
 
 import json
 from typing import Any
 
-from tests.localaws.formation.provider import Made, Properties, Provider, Site, provides
-from tests.localaws.formation.shapes import gone, shaped, tags
+from tests.localaws.formation.provider import PhysicalResource, Properties, Provider, Site, provides
+from tests.localaws.formation.shapes import removed_tags, shaped, tags
 
 
 @provides
@@ -25,52 +25,54 @@ class Rule(Provider):
     )
     fixed = frozenset({"EventBusName", "Name"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        name = wanted.get("Name") or at.name(64)
-        bus = wanted.get("EventBusName", "default")
-        arn = self._put(at.client("events"), name, wanted)
-        made = Made(name, {"Arn": arn}, {"Bus": bus})
-        at.begin(made)
-        return self.update(made, {}, wanted, at)
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        name = desired.get("Name") or site.name(64)
+        bus = desired.get("EventBusName", "default")
+        arn = self._put(site.client("events"), name, desired)
+        resource = PhysicalResource(name, {"Arn": arn}, {"Bus": bus})
+        site.begin(resource)
+        return self.update(resource, {}, desired, site)
 
-    def _put(self, events: Any, name: str, wanted: Properties) -> str:
-        pattern = {"EventPattern": json.dumps(wanted["EventPattern"])} if "EventPattern" in wanted else {}
-        given = {**wanted, **pattern, "Name": name}
-        arn: str = events.put_rule(**shaped(events, "put_rule", given, but=frozenset({"Targets"})))["RuleArn"]
+    def _put(self, events: Any, name: str, desired: Properties) -> str:
+        pattern = {"EventPattern": json.dumps(desired["EventPattern"])} if "EventPattern" in desired else {}
+        arguments = {**desired, **pattern, "Name": name}
+        arn: str = events.put_rule(**shaped(events, "put_rule", arguments, exclude=frozenset({"Targets"})))["RuleArn"]
         return arn
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        events, bus = at.client("events"), made.kept["Bus"]
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        events, bus = site.client("events"), resource.state["Bus"]
         if before:
-            self._put(events, made.id, wanted)
-        targets = wanted.get("Targets", [])
-        kept = {one["Id"] for one in targets}
-        if unwanted := sorted({one["Id"] for one in before.get("Targets", [])} - kept):
-            events.remove_targets(Rule=made.id, EventBusName=bus, Ids=unwanted)
+            self._put(events, resource.id, desired)
+        targets = desired.get("Targets", [])
+        ids = {target["Id"] for target in targets}
+        if unwanted := sorted({target["Id"] for target in before.get("Targets", [])} - ids):
+            events.remove_targets(Rule=resource.id, EventBusName=bus, Ids=unwanted)
         if targets:
             events.put_targets(
-                **shaped(events, "put_targets", {"Rule": made.id, "EventBusName": bus, "Targets": targets})
+                **shaped(events, "put_targets", {"Rule": resource.id, "EventBusName": bus, "Targets": targets})
             )
-        if names := gone(before, wanted):
-            events.untag_resource(ResourceARN=made.attributes["Arn"], TagKeys=names)
-        if tags(wanted):
-            events.tag_resource(ResourceARN=made.attributes["Arn"], Tags=tags(wanted))
-        return made
+        if names := removed_tags(before, desired):
+            events.untag_resource(ResourceARN=resource.attributes["Arn"], TagKeys=names)
+        if tags(desired):
+            events.tag_resource(ResourceARN=resource.attributes["Arn"], Tags=tags(desired))
+        return resource
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        events, bus = at.client("events"), made.kept["Bus"]
-        if there := events.list_targets_by_rule(Rule=made.id, EventBusName=bus)["Targets"]:
-            events.remove_targets(Rule=made.id, EventBusName=bus, Ids=[one["Id"] for one in there])
-        events.delete_rule(Name=made.id, EventBusName=bus)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        events, bus = site.client("events"), resource.state["Bus"]
+        if existing := events.list_targets_by_rule(Rule=resource.id, EventBusName=bus)["Targets"]:
+            events.remove_targets(Rule=resource.id, EventBusName=bus, Ids=[entry["Id"] for entry in existing])
+        events.delete_rule(Name=resource.id, EventBusName=bus)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        events, bus = at.client("events"), made.kept["Bus"]
-        found: dict[str, Any] = dict(events.describe_rule(Name=made.id, EventBusName=bus))
-        if "EventPattern" in found:
-            found["EventPattern"] = json.loads(found["EventPattern"])
-        found["Targets"] = events.list_targets_by_rule(Rule=made.id, EventBusName=bus)["Targets"]
-        found["Tags"] = events.list_tags_for_resource(ResourceARN=made.attributes["Arn"])["Tags"]
-        return found
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        events, bus = site.client("events"), resource.state["Bus"]
+        actual: dict[str, Any] = dict(events.describe_rule(Name=resource.id, EventBusName=bus))
+        if "EventPattern" in actual:
+            actual["EventPattern"] = json.loads(actual["EventPattern"])
+        actual["Targets"] = events.list_targets_by_rule(Rule=resource.id, EventBusName=bus)["Targets"]
+        actual["Tags"] = events.list_tags_for_resource(ResourceARN=resource.attributes["Arn"])["Tags"]
+        return actual
 
 
 @provides
@@ -93,22 +95,26 @@ class Schedule(Provider):
     )
     fixed = frozenset({"GroupName", "Name"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        scheduler, name = at.client("scheduler"), wanted.get("Name") or at.name(64)
-        told = scheduler.create_schedule(**shaped(scheduler, "create_schedule", {**wanted, "Name": name}))
-        return Made(name, {"Arn": told["ScheduleArn"]}, {"Group": wanted.get("GroupName", "default")})
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        scheduler, name = site.client("scheduler"), desired.get("Name") or site.name(64)
+        response = scheduler.create_schedule(**shaped(scheduler, "create_schedule", {**desired, "Name": name}))
+        return PhysicalResource(name, {"Arn": response["ScheduleArn"]}, {"Group": desired.get("GroupName", "default")})
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        scheduler = at.client("scheduler")
-        scheduler.update_schedule(**shaped(scheduler, "update_schedule", {**wanted, "Name": made.id}))
-        return made
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        scheduler = site.client("scheduler")
+        scheduler.update_schedule(**shaped(scheduler, "update_schedule", {**desired, "Name": resource.id}))
+        return resource
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("scheduler").delete_schedule(Name=made.id, GroupName=made.kept["Group"])
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("scheduler").delete_schedule(Name=resource.id, GroupName=resource.state["Group"])
 
-    def read(self, made: Made, at: Site) -> Properties:
-        told: Properties = at.client("scheduler").get_schedule(Name=made.id, GroupName=made.kept["Group"])
-        return told
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        response: Properties = site.client("scheduler").get_schedule(
+            Name=resource.id, GroupName=resource.state["Group"]
+        )
+        return response
 
 
 @provides
@@ -117,22 +123,24 @@ class ScheduleGroup(Provider):
     properties = frozenset({"Name", "Tags"})
     fixed = frozenset({"Name"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        name = wanted.get("Name") or at.name(64)
-        told = at.client("scheduler").create_schedule_group(Name=name, Tags=tags(wanted))
-        return Made(name, {"Arn": told["ScheduleGroupArn"]})
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        name = desired.get("Name") or site.name(64)
+        response = site.client("scheduler").create_schedule_group(Name=name, Tags=tags(desired))
+        return PhysicalResource(name, {"Arn": response["ScheduleGroupArn"]})
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        scheduler, arn = at.client("scheduler"), made.attributes["Arn"]
-        if names := gone(before, wanted):
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        scheduler, arn = site.client("scheduler"), resource.attributes["Arn"]
+        if names := removed_tags(before, desired):
             scheduler.untag_resource(ResourceArn=arn, TagKeys=names)
-        scheduler.tag_resource(ResourceArn=arn, Tags=tags(wanted))
-        return made
+        scheduler.tag_resource(ResourceArn=arn, Tags=tags(desired))
+        return resource
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("scheduler").delete_schedule_group(Name=made.id)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("scheduler").delete_schedule_group(Name=resource.id)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        scheduler = at.client("scheduler")
-        told = scheduler.get_schedule_group(Name=made.id)
-        return {**told, "Tags": scheduler.list_tags_for_resource(ResourceArn=made.attributes["Arn"])["Tags"]}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        scheduler = site.client("scheduler")
+        response = scheduler.get_schedule_group(Name=resource.id)
+        return {**response, "Tags": scheduler.list_tags_for_resource(ResourceArn=resource.attributes["Arn"])["Tags"]}

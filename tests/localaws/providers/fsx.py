@@ -1,7 +1,7 @@
-"""Scratch of training fleets."""
+"""FSx file systems: the scratch storage of training fleets."""
 
-from tests.localaws.formation.provider import Made, Properties, Provider, Site, provides
-from tests.localaws.formation.shapes import gone, shaped, tags
+from tests.localaws.formation.provider import PhysicalResource, Properties, Provider, Site, provides
+from tests.localaws.formation.shapes import removed_tags, shaped, tags
 
 
 @provides
@@ -22,35 +22,37 @@ class FileSystem(Provider):
     )
     fixed = properties - {"Tags"}
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        fsx = at.client("fsx")
-        told = fsx.create_file_system(**shaped(fsx, "create_file_system", wanted))["FileSystem"]
-        lustre = told.get("LustreConfiguration", {})
-        return Made(
-            told["FileSystemId"],
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        fsx = site.client("fsx")
+        file_system = fsx.create_file_system(**shaped(fsx, "create_file_system", desired))["FileSystem"]
+        lustre = file_system.get("LustreConfiguration", {})
+        return PhysicalResource(
+            file_system["FileSystemId"],
             {
-                "DNSName": told["DNSName"],
+                "DNSName": file_system["DNSName"],
                 "LustreMountName": lustre.get("MountName"),
-                "ResourceARN": told["ResourceARN"],
+                "ResourceARN": file_system["ResourceARN"],
             },
-            {"SecurityGroupIds": wanted.get("SecurityGroupIds")},  # FSx shows them by network interfaces alone
+            {"SecurityGroupIds": desired.get("SecurityGroupIds")},  # FSx returns them only as network interfaces
         )
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        fsx, arn = at.client("fsx"), made.attributes["ResourceARN"]
-        if names := gone(before, wanted):
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        fsx, arn = site.client("fsx"), resource.attributes["ResourceARN"]
+        if names := removed_tags(before, desired):
             fsx.untag_resource(ResourceARN=arn, TagKeys=names)
-        fsx.tag_resource(ResourceARN=arn, Tags=tags(wanted))
-        return made
+        fsx.tag_resource(ResourceARN=arn, Tags=tags(desired))
+        return resource
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("fsx").delete_file_system(FileSystemId=made.id)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("fsx").delete_file_system(FileSystemId=resource.id)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        fsx = at.client("fsx")
-        told = fsx.describe_file_systems(FileSystemIds=[made.id])["FileSystems"][0]
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        fsx = site.client("fsx")
+        file_system = fsx.describe_file_systems(FileSystemIds=[resource.id])["FileSystems"][0]
         return {
-            **told,
-            **made.kept,
-            "Tags": fsx.list_tags_for_resource(ResourceARN=made.attributes["ResourceARN"])["Tags"],
+            **file_system,
+            **resource.state,
+            "Tags": fsx.list_tags_for_resource(ResourceARN=resource.attributes["ResourceARN"])["Tags"],
         }

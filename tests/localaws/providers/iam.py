@@ -1,10 +1,10 @@
-"""Roles, policies, profiles, and GitHub's word."""
+"""IAM roles, policies, instance profiles and the OIDC provider of GitHub."""
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from tests.localaws.formation.provider import Made, Properties, Provider, Site, provides
+from tests.localaws.formation.provider import PhysicalResource, Properties, Provider, Site, provides
 from tests.localaws.formation.shapes import tags
 
 
@@ -26,112 +26,125 @@ class Role(Provider):
     )
     fixed = frozenset({"RoleName", "Path"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        iam, name = at.client("iam"), wanted.get("RoleName") or at.name(64)
-        given = {key: wanted[key] for key in ("Path", "Description", "PermissionsBoundary") if key in wanted}
-        if "MaxSessionDuration" in wanted:
-            given["MaxSessionDuration"] = int(wanted["MaxSessionDuration"])
-        told = iam.create_role(
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        iam, name = site.client("iam"), desired.get("RoleName") or site.name(64)
+        arguments = {key: desired[key] for key in ("Path", "Description", "PermissionsBoundary") if key in desired}
+        if "MaxSessionDuration" in desired:
+            arguments["MaxSessionDuration"] = int(desired["MaxSessionDuration"])
+        role = iam.create_role(
             RoleName=name,
-            AssumeRolePolicyDocument=json.dumps(wanted["AssumeRolePolicyDocument"]),
-            Tags=tags(wanted),
-            **given,
+            AssumeRolePolicyDocument=json.dumps(desired["AssumeRolePolicyDocument"]),
+            Tags=tags(desired),
+            **arguments,
         )["Role"]
-        made = Made(name, {"Arn": told["Arn"], "RoleId": told["RoleId"]})
-        at.begin(made)
-        self._policies(iam, name, {}, wanted)
-        return made
+        resource = PhysicalResource(name, {"Arn": role["Arn"], "RoleId": role["RoleId"]})
+        site.begin(resource)
+        self._policies(iam, name, {}, desired)
+        return resource
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        iam = at.client("iam")
-        iam.update_assume_role_policy(RoleName=made.id, PolicyDocument=json.dumps(wanted["AssumeRolePolicyDocument"]))
-        given = {"Description": wanted.get("Description", "")}
-        iam.update_role(RoleName=made.id, MaxSessionDuration=int(wanted.get("MaxSessionDuration", 3600)), **given)
-        if before.get("PermissionsBoundary") != wanted.get("PermissionsBoundary"):
-            if "PermissionsBoundary" in wanted:
-                iam.put_role_permissions_boundary(RoleName=made.id, PermissionsBoundary=wanted["PermissionsBoundary"])
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        iam = site.client("iam")
+        iam.update_assume_role_policy(
+            RoleName=resource.id, PolicyDocument=json.dumps(desired["AssumeRolePolicyDocument"])
+        )
+        arguments = {"Description": desired.get("Description", "")}
+        iam.update_role(
+            RoleName=resource.id, MaxSessionDuration=int(desired.get("MaxSessionDuration", 3600)), **arguments
+        )
+        if before.get("PermissionsBoundary") != desired.get("PermissionsBoundary"):
+            if "PermissionsBoundary" in desired:
+                iam.put_role_permissions_boundary(
+                    RoleName=resource.id, PermissionsBoundary=desired["PermissionsBoundary"]
+                )
             else:
-                iam.delete_role_permissions_boundary(RoleName=made.id)
-        self._policies(iam, made.id, before, wanted)
-        if gone := [tag["Key"] for tag in tags(before) if tag["Key"] not in {each["Key"] for each in tags(wanted)}]:
-            iam.untag_role(RoleName=made.id, TagKeys=gone)
-        iam.tag_role(RoleName=made.id, Tags=tags(wanted))
-        return made
+                iam.delete_role_permissions_boundary(RoleName=resource.id)
+        self._policies(iam, resource.id, before, desired)
+        if removed_tags := [
+            tag["Key"] for tag in tags(before) if tag["Key"] not in {entry["Key"] for entry in tags(desired)}
+        ]:
+            iam.untag_role(RoleName=resource.id, TagKeys=removed_tags)
+        iam.tag_role(RoleName=resource.id, Tags=tags(desired))
+        return resource
 
-    def _policies(self, iam: Any, name: str, before: Properties, wanted: Properties) -> None:
-        old, new = (set(each.get("ManagedPolicyArns", ())) for each in (before, wanted))
+    def _policies(self, iam: Any, name: str, before: Properties, desired: Properties) -> None:
+        old, new = (set(entry.get("ManagedPolicyArns", ())) for entry in (before, desired))
         for arn in sorted(old - new):
             iam.detach_role_policy(RoleName=name, PolicyArn=arn)
         for arn in sorted(new - old):
             iam.attach_role_policy(RoleName=name, PolicyArn=arn)
-        inline = {one["PolicyName"]: one["PolicyDocument"] for one in wanted.get("Policies", ())}
-        for gone in {one["PolicyName"] for one in before.get("Policies", ())} - inline.keys():
-            iam.delete_role_policy(RoleName=name, PolicyName=gone)
+        inline = {entry["PolicyName"]: entry["PolicyDocument"] for entry in desired.get("Policies", ())}
+        for policy_name in {entry["PolicyName"] for entry in before.get("Policies", ())} - inline.keys():
+            iam.delete_role_policy(RoleName=name, PolicyName=policy_name)
         for policy, document in inline.items():
             iam.put_role_policy(RoleName=name, PolicyName=policy, PolicyDocument=json.dumps(document))
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        iam = at.client("iam")
-        for one in iam.list_attached_role_policies(RoleName=made.id)["AttachedPolicies"]:
-            iam.detach_role_policy(RoleName=made.id, PolicyArn=one["PolicyArn"])
-        for name in iam.list_role_policies(RoleName=made.id)["PolicyNames"]:
-            iam.delete_role_policy(RoleName=made.id, PolicyName=name)
-        iam.delete_role(RoleName=made.id)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        iam = site.client("iam")
+        for attached_policy in iam.list_attached_role_policies(RoleName=resource.id)["AttachedPolicies"]:
+            iam.detach_role_policy(RoleName=resource.id, PolicyArn=attached_policy["PolicyArn"])
+        for name in iam.list_role_policies(RoleName=resource.id)["PolicyNames"]:
+            iam.delete_role_policy(RoleName=resource.id, PolicyName=name)
+        iam.delete_role(RoleName=resource.id)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        iam = at.client("iam")
-        told = iam.get_role(RoleName=made.id)["Role"]
-        names = iam.list_role_policies(RoleName=made.id)["PolicyNames"]
-        attached = iam.list_attached_role_policies(RoleName=made.id)["AttachedPolicies"]
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        iam = site.client("iam")
+        role = iam.get_role(RoleName=resource.id)["Role"]
+        names = iam.list_role_policies(RoleName=resource.id)["PolicyNames"]
+        attached = iam.list_attached_role_policies(RoleName=resource.id)["AttachedPolicies"]
         return {
-            **told,
-            "ManagedPolicyArns": [one["PolicyArn"] for one in attached],
-            "PermissionsBoundary": told.get("PermissionsBoundary", {}).get("PermissionsBoundaryArn"),
+            **role,
+            "ManagedPolicyArns": [entry["PolicyArn"] for entry in attached],
+            "PermissionsBoundary": role.get("PermissionsBoundary", {}).get("PermissionsBoundaryArn"),
             "Policies": [
                 {
                     "PolicyName": name,
-                    "PolicyDocument": iam.get_role_policy(RoleName=made.id, PolicyName=name)["PolicyDocument"],
+                    "PolicyDocument": iam.get_role_policy(RoleName=resource.id, PolicyName=name)["PolicyDocument"],
                 }
                 for name in names
             ],
-            "Tags": iam.list_role_tags(RoleName=made.id)["Tags"],
+            "Tags": iam.list_role_tags(RoleName=resource.id)["Tags"],
         }
 
 
 @provides
 class Policy(Provider):
-    """An inline policy, on each of the roles that it names."""
+    """An inline policy, on each of the roles in its `Roles`."""
 
     type = "AWS::IAM::Policy"
     properties = frozenset({"PolicyDocument", "PolicyName", "Roles"})
     fixed = frozenset({"PolicyName"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        for role in wanted["Roles"]:
-            at.client("iam").put_role_policy(
-                RoleName=role, PolicyName=wanted["PolicyName"], PolicyDocument=json.dumps(wanted["PolicyDocument"])
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        for role in desired["Roles"]:
+            site.client("iam").put_role_policy(
+                RoleName=role, PolicyName=desired["PolicyName"], PolicyDocument=json.dumps(desired["PolicyDocument"])
             )
-        return Made(
-            at.name(64), {"Id": wanted["PolicyName"], "PolicyName": wanted["PolicyName"], "Roles": wanted["Roles"]}
+        return PhysicalResource(
+            site.name(64), {"Id": desired["PolicyName"], "PolicyName": desired["PolicyName"], "Roles": desired["Roles"]}
         )
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        for role in set(before["Roles"]) - set(wanted["Roles"]):
-            at.client("iam").delete_role_policy(RoleName=role, PolicyName=wanted["PolicyName"])
-        changed = self.create(wanted, at)
-        return Made(made.id, changed.attributes)
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        for role in set(before["Roles"]) - set(desired["Roles"]):
+            site.client("iam").delete_role_policy(RoleName=role, PolicyName=desired["PolicyName"])
+        changed = self.create(desired, site)
+        return PhysicalResource(resource.id, changed.attributes)
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        iam = at.client("iam")
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        iam = site.client("iam")
         for role in properties["Roles"]:
             iam.delete_role_policy(RoleName=role, PolicyName=properties["PolicyName"])
 
-    def read(self, made: Made, at: Site) -> Properties:
-        iam, name = at.client("iam"), made.attributes["PolicyName"]
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        iam, name = site.client("iam"), resource.attributes["PolicyName"]
         documents = [
-            iam.get_role_policy(RoleName=role, PolicyName=name)["PolicyDocument"] for role in made.attributes["Roles"]
+            iam.get_role_policy(RoleName=role, PolicyName=name)["PolicyDocument"]
+            for role in resource.attributes["Roles"]
         ]
-        return {"PolicyName": name, "Roles": made.attributes["Roles"], "PolicyDocument": documents[0]}
+        return {"PolicyName": name, "Roles": resource.attributes["Roles"], "PolicyDocument": documents[0]}
 
 
 @provides
@@ -140,57 +153,61 @@ class ManagedPolicy(Provider):
     properties = frozenset({"Description", "ManagedPolicyName", "Path", "PolicyDocument", "Roles"})
     fixed = frozenset({"Description", "ManagedPolicyName", "Path"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        iam = at.client("iam")
-        given = {key: wanted[key] for key in ("Description", "Path") if key in wanted}
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        iam = site.client("iam")
+        arguments = {key: desired[key] for key in ("Description", "Path") if key in desired}
         arn = iam.create_policy(
-            PolicyName=wanted.get("ManagedPolicyName") or at.name(128),
-            PolicyDocument=json.dumps(wanted["PolicyDocument"]),
-            **given,
+            PolicyName=desired.get("ManagedPolicyName") or site.name(128),
+            PolicyDocument=json.dumps(desired["PolicyDocument"]),
+            **arguments,
         )["Policy"]["Arn"]
-        made = Made(arn, {"PolicyArn": arn})
-        at.begin(made)
-        self._attach(iam, arn, set(), set(wanted.get("Roles", ())))
-        return made
+        resource = PhysicalResource(arn, {"PolicyArn": arn})
+        site.begin(resource)
+        self._attach(iam, arn, set(), set(desired.get("Roles", ())))
+        return resource
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        iam = at.client("iam")
-        if before["PolicyDocument"] != wanted["PolicyDocument"]:
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        iam = site.client("iam")
+        if before["PolicyDocument"] != desired["PolicyDocument"]:
             old = [
-                one for one in iam.list_policy_versions(PolicyArn=made.id)["Versions"] if not one["IsDefaultVersion"]
+                version
+                for version in iam.list_policy_versions(PolicyArn=resource.id)["Versions"]
+                if not version["IsDefaultVersion"]
             ]
-            if len(old) >= 4:  # AWS keeps five
-                iam.delete_policy_version(PolicyArn=made.id, VersionId=old[-1]["VersionId"])
-            document = json.dumps(wanted["PolicyDocument"])
-            iam.create_policy_version(PolicyArn=made.id, PolicyDocument=document, SetAsDefault=True)
-        self._attach(iam, made.id, set(before.get("Roles", ())), set(wanted.get("Roles", ())))
-        return made
+            if len(old) >= 4:  # AWS permits five versions
+                iam.delete_policy_version(PolicyArn=resource.id, VersionId=old[-1]["VersionId"])
+            document = json.dumps(desired["PolicyDocument"])
+            iam.create_policy_version(PolicyArn=resource.id, PolicyDocument=document, SetAsDefault=True)
+        self._attach(iam, resource.id, set(before.get("Roles", ())), set(desired.get("Roles", ())))
+        return resource
 
-    def _attach(self, iam: Any, arn: str, before: set[str], wanted: set[str]) -> None:
-        for role in sorted(before - wanted):
+    def _attach(self, iam: Any, arn: str, before: set[str], desired: set[str]) -> None:
+        for role in sorted(before - desired):
             iam.detach_role_policy(RoleName=role, PolicyArn=arn)
-        for role in sorted(wanted - before):
+        for role in sorted(desired - before):
             iam.attach_role_policy(RoleName=role, PolicyArn=arn)
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        iam = at.client("iam")
-        for one in iam.list_entities_for_policy(PolicyArn=made.id)["PolicyRoles"]:
-            iam.detach_role_policy(RoleName=one["RoleName"], PolicyArn=made.id)
-        for one in iam.list_policy_versions(PolicyArn=made.id)["Versions"]:
-            if not one["IsDefaultVersion"]:
-                iam.delete_policy_version(PolicyArn=made.id, VersionId=one["VersionId"])
-        iam.delete_policy(PolicyArn=made.id)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        iam = site.client("iam")
+        for policy_role in iam.list_entities_for_policy(PolicyArn=resource.id)["PolicyRoles"]:
+            iam.detach_role_policy(RoleName=policy_role["RoleName"], PolicyArn=resource.id)
+        for version in iam.list_policy_versions(PolicyArn=resource.id)["Versions"]:
+            if not version["IsDefaultVersion"]:
+                iam.delete_policy_version(PolicyArn=resource.id, VersionId=version["VersionId"])
+        iam.delete_policy(PolicyArn=resource.id)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        iam = at.client("iam")
-        told = iam.get_policy(PolicyArn=made.id)["Policy"]
-        version = iam.get_policy_version(PolicyArn=made.id, VersionId=told["DefaultVersionId"])["PolicyVersion"]
-        roles = iam.list_entities_for_policy(PolicyArn=made.id)["PolicyRoles"]
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        iam = site.client("iam")
+        policy = iam.get_policy(PolicyArn=resource.id)["Policy"]
+        version = iam.get_policy_version(PolicyArn=resource.id, VersionId=policy["DefaultVersionId"])["PolicyVersion"]
+        roles = iam.list_entities_for_policy(PolicyArn=resource.id)["PolicyRoles"]
         return {
-            **told,
-            "ManagedPolicyName": told["PolicyName"],
+            **policy,
+            "ManagedPolicyName": policy["PolicyName"],
             "PolicyDocument": version["Document"],
-            "Roles": [one["RoleName"] for one in roles],
+            "Roles": [role["RoleName"] for role in roles],
         }
 
 
@@ -200,25 +217,27 @@ class InstanceProfile(Provider):
     properties = frozenset({"InstanceProfileName", "Path", "Roles"})
     fixed = frozenset({"InstanceProfileName", "Path"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        iam, name = at.client("iam"), wanted.get("InstanceProfileName") or at.name(128)
-        given = {"Path": wanted["Path"]} if "Path" in wanted else {}
-        arn = iam.create_instance_profile(InstanceProfileName=name, **given)["InstanceProfile"]["Arn"]
-        made = Made(name, {"Arn": arn})
-        at.begin(made)
-        for role in wanted["Roles"]:
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        iam, name = site.client("iam"), desired.get("InstanceProfileName") or site.name(128)
+        arguments = {"Path": desired["Path"]} if "Path" in desired else {}
+        arn = iam.create_instance_profile(InstanceProfileName=name, **arguments)["InstanceProfile"]["Arn"]
+        resource = PhysicalResource(name, {"Arn": arn})
+        site.begin(resource)
+        for role in desired["Roles"]:
             iam.add_role_to_instance_profile(InstanceProfileName=name, RoleName=role)
-        return made
+        return resource
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        iam = at.client("iam")
-        for role in iam.get_instance_profile(InstanceProfileName=made.id)["InstanceProfile"]["Roles"]:
-            iam.remove_role_from_instance_profile(InstanceProfileName=made.id, RoleName=role["RoleName"])
-        iam.delete_instance_profile(InstanceProfileName=made.id)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        iam = site.client("iam")
+        for role in iam.get_instance_profile(InstanceProfileName=resource.id)["InstanceProfile"]["Roles"]:
+            iam.remove_role_from_instance_profile(InstanceProfileName=resource.id, RoleName=role["RoleName"])
+        iam.delete_instance_profile(InstanceProfileName=resource.id)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        told: Mapping[str, Any] = at.client("iam").get_instance_profile(InstanceProfileName=made.id)["InstanceProfile"]
-        return {**told, "Roles": [role["RoleName"] for role in told["Roles"]]}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        instance_profile: Mapping[str, Any] = site.client("iam").get_instance_profile(InstanceProfileName=resource.id)[
+            "InstanceProfile"
+        ]
+        return {**instance_profile, "Roles": [role["RoleName"] for role in instance_profile["Roles"]]}
 
 
 @provides
@@ -227,18 +246,18 @@ class OidcProvider(Provider):
     properties = frozenset({"ClientIdList", "Tags", "ThumbprintList", "Url"})
     fixed = frozenset({"Url"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        arn = at.client("iam").create_open_id_connect_provider(
-            Url=wanted["Url"],
-            ClientIDList=wanted.get("ClientIdList", []),
-            ThumbprintList=wanted.get("ThumbprintList", []),
-            Tags=tags(wanted),
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        arn = site.client("iam").create_open_id_connect_provider(
+            Url=desired["Url"],
+            ClientIDList=desired.get("ClientIdList", []),
+            ThumbprintList=desired.get("ThumbprintList", []),
+            Tags=tags(desired),
         )["OpenIDConnectProviderArn"]
-        return Made(arn, {"Arn": arn})
+        return PhysicalResource(arn, {"Arn": arn})
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("iam").delete_open_id_connect_provider(OpenIDConnectProviderArn=made.id)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("iam").delete_open_id_connect_provider(OpenIDConnectProviderArn=resource.id)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        told = at.client("iam").get_open_id_connect_provider(OpenIDConnectProviderArn=made.id)
-        return {**told, "Url": f"https://{told['Url']}"}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        response = site.client("iam").get_open_id_connect_provider(OpenIDConnectProviderArn=resource.id)
+        return {**response, "Url": f"https://{response['Url']}"}

@@ -1,8 +1,8 @@
-"""KMS keys and their aliases, and parameters of Systems Manager."""
+"""KMS keys, aliases, and parameters of Systems Manager."""
 
 import json
 
-from tests.localaws.formation.provider import Made, Properties, Provider, Site, provides
+from tests.localaws.formation.provider import PhysicalResource, Properties, Provider, Site, provides
 from tests.localaws.formation.shapes import tags
 
 
@@ -23,47 +23,51 @@ class Key(Provider):
     )
     fixed = frozenset({"KeySpec", "KeyUsage"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        kms = at.client("kms")
-        given = {key: wanted[key] for key in ("Description", "KeySpec", "KeyUsage") if key in wanted}
-        told = kms.create_key(
-            Policy=json.dumps(wanted["KeyPolicy"]),
-            Tags=[{"TagKey": tag["Key"], "TagValue": tag["Value"]} for tag in tags(wanted)],
-            **given,
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        kms = site.client("kms")
+        arguments = {key: desired[key] for key in ("Description", "KeySpec", "KeyUsage") if key in desired}
+        key_metadata = kms.create_key(
+            Policy=json.dumps(desired["KeyPolicy"]),
+            Tags=[{"TagKey": tag["Key"], "TagValue": tag["Value"]} for tag in tags(desired)],
+            **arguments,
         )["KeyMetadata"]
-        made = Made(told["KeyId"], {"Arn": told["Arn"], "KeyId": told["KeyId"]})
-        at.begin(made)
-        return self.update(made, {"KeyPolicy": wanted["KeyPolicy"], "Tags": wanted.get("Tags", [])}, wanted, at)
+        resource = PhysicalResource(key_metadata["KeyId"], {"Arn": key_metadata["Arn"], "KeyId": key_metadata["KeyId"]})
+        site.begin(resource)
+        return self.update(
+            resource, {"KeyPolicy": desired["KeyPolicy"], "Tags": desired.get("Tags", [])}, desired, site
+        )
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        kms = at.client("kms")
-        if before["KeyPolicy"] != wanted["KeyPolicy"]:
-            kms.put_key_policy(KeyId=made.id, PolicyName="default", Policy=json.dumps(wanted["KeyPolicy"]))
-        if before.get("Description", wanted.get("Description")) != wanted.get("Description"):
-            kms.update_key_description(KeyId=made.id, Description=wanted.get("Description", ""))
-        turn = kms.enable_key_rotation if _true(wanted.get("EnableKeyRotation")) else kms.disable_key_rotation
-        if _true(before.get("EnableKeyRotation")) != _true(wanted.get("EnableKeyRotation")):
-            turn(KeyId=made.id)
-        if _true(before.get("Enabled", True)) != _true(wanted.get("Enabled", True)):
-            (kms.enable_key if _true(wanted.get("Enabled", True)) else kms.disable_key)(KeyId=made.id)
-        if tags(before) != tags(wanted):
-            kms.untag_resource(KeyId=made.id, TagKeys=[tag["Key"] for tag in tags(before)])
-            both = [{"TagKey": tag["Key"], "TagValue": tag["Value"]} for tag in tags(wanted)]
-            kms.tag_resource(KeyId=made.id, Tags=both)
-        return made
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        kms = site.client("kms")
+        if before["KeyPolicy"] != desired["KeyPolicy"]:
+            kms.put_key_policy(KeyId=resource.id, PolicyName="default", Policy=json.dumps(desired["KeyPolicy"]))
+        if before.get("Description", desired.get("Description")) != desired.get("Description"):
+            kms.update_key_description(KeyId=resource.id, Description=desired.get("Description", ""))
+        verb = kms.enable_key_rotation if _true(desired.get("EnableKeyRotation")) else kms.disable_key_rotation
+        if _true(before.get("EnableKeyRotation")) != _true(desired.get("EnableKeyRotation")):
+            verb(KeyId=resource.id)
+        if _true(before.get("Enabled", True)) != _true(desired.get("Enabled", True)):
+            (kms.enable_key if _true(desired.get("Enabled", True)) else kms.disable_key)(KeyId=resource.id)
+        if tags(before) != tags(desired):
+            kms.untag_resource(KeyId=resource.id, TagKeys=[tag["Key"] for tag in tags(before)])
+            states = [{"TagKey": tag["Key"], "TagValue": tag["Value"]} for tag in tags(desired)]
+            kms.tag_resource(KeyId=resource.id, Tags=states)
+        return resource
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
         days = int(properties.get("PendingWindowInDays", 30))
-        at.client("kms").schedule_key_deletion(KeyId=made.id, PendingWindowInDays=days)
+        site.client("kms").schedule_key_deletion(KeyId=resource.id, PendingWindowInDays=days)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        kms = at.client("kms")
-        told = kms.describe_key(KeyId=made.id)["KeyMetadata"]
-        labels = kms.list_resource_tags(KeyId=made.id)["Tags"]
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        kms = site.client("kms")
+        key_metadata = kms.describe_key(KeyId=resource.id)["KeyMetadata"]
+        labels = kms.list_resource_tags(KeyId=resource.id)["Tags"]
         return {
-            **told,
-            "EnableKeyRotation": kms.get_key_rotation_status(KeyId=made.id)["KeyRotationEnabled"],
-            "KeyPolicy": json.loads(kms.get_key_policy(KeyId=made.id, PolicyName="default")["Policy"]),
+            **key_metadata,
+            "EnableKeyRotation": kms.get_key_rotation_status(KeyId=resource.id)["KeyRotationEnabled"],
+            "KeyPolicy": json.loads(kms.get_key_policy(KeyId=resource.id, PolicyName="default")["Policy"]),
             "Tags": [{"Key": tag["TagKey"], "Value": tag["TagValue"]} for tag in labels],
         }
 
@@ -78,20 +82,22 @@ class Alias(Provider):
     properties = frozenset({"AliasName", "TargetKeyId"})
     fixed = frozenset({"AliasName"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        at.client("kms").create_alias(AliasName=wanted["AliasName"], TargetKeyId=wanted["TargetKeyId"])
-        return Made(wanted["AliasName"])
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        site.client("kms").create_alias(AliasName=desired["AliasName"], TargetKeyId=desired["TargetKeyId"])
+        return PhysicalResource(desired["AliasName"])
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        at.client("kms").update_alias(AliasName=made.id, TargetKeyId=wanted["TargetKeyId"])
-        return made
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        site.client("kms").update_alias(AliasName=resource.id, TargetKeyId=desired["TargetKeyId"])
+        return resource
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("kms").delete_alias(AliasName=made.id)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("kms").delete_alias(AliasName=resource.id)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        told = at.client("kms").describe_key(KeyId=made.id)["KeyMetadata"]
-        return {"AliasName": made.id, "TargetKeyId": told["Arn"]}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        key_metadata = site.client("kms").describe_key(KeyId=resource.id)["KeyMetadata"]
+        return {"AliasName": resource.id, "TargetKeyId": key_metadata["Arn"]}
 
 
 @provides
@@ -100,27 +106,35 @@ class Parameter(Provider):
     properties = frozenset({"AllowedPattern", "DataType", "Description", "Name", "Tags", "Tier", "Type", "Value"})
     fixed = frozenset({"Name"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        name = wanted.get("Name") or at.name(128)
-        given = {key: wanted[key] for key in ("AllowedPattern", "DataType", "Description", "Tier") if key in wanted}
-        at.client("ssm").put_parameter(
-            Name=name, Value=wanted["Value"], Type=wanted["Type"], Tags=tags(wanted), **given
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        name = desired.get("Name") or site.name(128)
+        arguments = {
+            key: desired[key] for key in ("AllowedPattern", "DataType", "Description", "Tier") if key in desired
+        }
+        site.client("ssm").put_parameter(
+            Name=name, Value=desired["Value"], Type=desired["Type"], Tags=tags(desired), **arguments
         )
-        return Made(name, {"Value": wanted["Value"], "Type": wanted["Type"]})
+        return PhysicalResource(name, {"Value": desired["Value"], "Type": desired["Type"]})
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        given = {key: wanted[key] for key in ("AllowedPattern", "DataType", "Description", "Tier") if key in wanted}
-        at.client("ssm").put_parameter(
-            Name=made.id, Value=wanted["Value"], Type=wanted["Type"], Overwrite=True, **given
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        arguments = {
+            key: desired[key] for key in ("AllowedPattern", "DataType", "Description", "Tier") if key in desired
+        }
+        site.client("ssm").put_parameter(
+            Name=resource.id, Value=desired["Value"], Type=desired["Type"], Overwrite=True, **arguments
         )
-        return Made(made.id, {"Value": wanted["Value"], "Type": wanted["Type"]})
+        return PhysicalResource(resource.id, {"Value": desired["Value"], "Type": desired["Type"]})
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("ssm").delete_parameter(Name=made.id)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("ssm").delete_parameter(Name=resource.id)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        ssm = at.client("ssm")
-        told = ssm.describe_parameters(ParameterFilters=[{"Key": "Name", "Values": [made.id]}])["Parameters"][0]
-        labels = ssm.list_tags_for_resource(ResourceType="Parameter", ResourceId=made.id)["TagList"]
-        value = ssm.get_parameter(Name=made.id)["Parameter"]["Value"]
-        return {**told, "Value": value, "Tags": {tag["Key"]: tag["Value"] for tag in labels}}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        ssm = site.client("ssm")
+        parameter = ssm.describe_parameters(ParameterFilters=[{"Key": "Name", "Values": [resource.id]}])["Parameters"][
+            0
+        ]
+        labels = ssm.list_tags_for_resource(ResourceType="Parameter", ResourceId=resource.id)["TagList"]
+        value = ssm.get_parameter(Name=resource.id)["Parameter"]["Value"]
+        return {**parameter, "Value": value, "Tags": {tag["Key"]: tag["Value"] for tag in labels}}

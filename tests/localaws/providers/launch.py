@@ -1,55 +1,57 @@
-"""What instances are launched by, and where they find room: templates, placement groups, reservations."""
+"""Launch templates, placement groups and capacity reservations."""
 
 from typing import Any, Final
 
-from tests.localaws.formation.provider import Made, Properties, Provider, Site, provides
+from tests.localaws.formation.provider import PhysicalResource, Properties, Provider, Site, provides
 from tests.localaws.formation.shapes import shaped, tags
 from tests.localaws.providers.network import retag, specified
 
 
 def _label(properties: Properties, kind: str) -> Properties:
-    """The tags of a resource whose template gives them as a specification."""
-    given = properties.get("TagSpecifications", [])
-    return {"Tags": [tag for each in given if each["ResourceType"] == kind for tag in tags(each)]}
+    """The tags of a resource whose template has tag specifications."""
+    arguments = properties.get("TagSpecifications", [])
+    return {"Tags": [tag for argument in arguments if argument["ResourceType"] == kind for tag in tags(argument)]}
 
 
 @provides
 class LaunchTemplate(Provider):
-    """A change of the data is a new version; the default version stays, as it does with CloudFormation."""
+    """A launch template. A change of the data creates a version; the default version stays, as with CloudFormation."""
 
     type = "AWS::EC2::LaunchTemplate"
     properties = frozenset({"LaunchTemplateData", "LaunchTemplateName", "TagSpecifications", "VersionDescription"})
     fixed = frozenset({"LaunchTemplateName"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        ec2 = at.client("ec2")
-        named = {"LaunchTemplateName": at.name(128), **wanted}
-        told = ec2.create_launch_template(**shaped(ec2, "create_launch_template", named))["LaunchTemplate"]
-        return self._made(ec2, told["LaunchTemplateId"])
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        ec2 = site.client("ec2")
+        named = {"LaunchTemplateName": site.name(128), **desired}
+        launch_template = ec2.create_launch_template(**shaped(ec2, "create_launch_template", named))["LaunchTemplate"]
+        return self._physical_resource(ec2, launch_template["LaunchTemplateId"])
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        ec2 = at.client("ec2")
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        ec2 = site.client("ec2")
         parts = ("LaunchTemplateData", "VersionDescription")
-        if any(before.get(name) != wanted.get(name) for name in parts):
-            given = {"LaunchTemplateId": made.id} | {name: wanted[name] for name in parts if name in wanted}
-            ec2.create_launch_template_version(**shaped(ec2, "create_launch_template_version", given))
-        retag(ec2, made.id, _label(before, "launch-template"), _label(wanted, "launch-template"))
-        return self._made(ec2, made.id)
+        if any(before.get(name) != desired.get(name) for name in parts):
+            arguments = {"LaunchTemplateId": resource.id} | {name: desired[name] for name in parts if name in desired}
+            ec2.create_launch_template_version(**shaped(ec2, "create_launch_template_version", arguments))
+        retag(ec2, resource.id, _label(before, "launch-template"), _label(desired, "launch-template"))
+        return self._physical_resource(ec2, resource.id)
 
-    def _made(self, ec2: Any, id_: str) -> Made:
-        told = ec2.describe_launch_templates(LaunchTemplateIds=[id_])["LaunchTemplates"][0]
-        numbers = {name: str(told[name]) for name in ("DefaultVersionNumber", "LatestVersionNumber")}
-        return Made(id_, {"LaunchTemplateId": id_, **numbers})
+    def _physical_resource(self, ec2: Any, id_: str) -> PhysicalResource:
+        launch_template = ec2.describe_launch_templates(LaunchTemplateIds=[id_])["LaunchTemplates"][0]
+        numbers = {name: str(launch_template[name]) for name in ("DefaultVersionNumber", "LatestVersionNumber")}
+        return PhysicalResource(id_, {"LaunchTemplateId": id_, **numbers})
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("ec2").delete_launch_template(LaunchTemplateId=made.id)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("ec2").delete_launch_template(LaunchTemplateId=resource.id)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        ec2 = at.client("ec2")
-        given = {"LaunchTemplateId": made.id, "Versions": ["$Latest"]}
-        told = ec2.describe_launch_template_versions(**given)["LaunchTemplateVersions"][0]
-        label = ec2.describe_launch_templates(LaunchTemplateIds=[made.id])["LaunchTemplates"][0].get("Tags", [])
-        return {**told, "TagSpecifications": [{"ResourceType": "launch-template", "Tags": label}]}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        ec2 = site.client("ec2")
+        arguments = {"LaunchTemplateId": resource.id, "Versions": ["$Latest"]}
+        launch_template_version = ec2.describe_launch_template_versions(**arguments)["LaunchTemplateVersions"][0]
+        label = ec2.describe_launch_templates(LaunchTemplateIds=[resource.id])["LaunchTemplates"][0].get("Tags", [])
+        return {**launch_template_version, "TagSpecifications": [{"ResourceType": "launch-template", "Tags": label}]}
 
 
 @provides
@@ -58,19 +60,26 @@ class PlacementGroup(Provider):
     properties = frozenset({"PartitionCount", "SpreadLevel", "Strategy", "Tags"})
     fixed = properties
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        ec2 = at.client("ec2")
-        given = shaped(ec2, "create_placement_group", {**wanted, "GroupName": at.name(255)}, but=frozenset({"Tags"}))
-        told = ec2.create_placement_group(**given, **specified("placement-group", wanted))["PlacementGroup"]
-        return Made(told["GroupName"], {"GroupId": told["GroupId"], "GroupName": told["GroupName"]})
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        ec2 = site.client("ec2")
+        arguments = shaped(
+            ec2, "create_placement_group", {**desired, "GroupName": site.name(255)}, exclude=frozenset({"Tags"})
+        )
+        placement_group = ec2.create_placement_group(**arguments, **specified("placement-group", desired))[
+            "PlacementGroup"
+        ]
+        return PhysicalResource(
+            placement_group["GroupName"],
+            {"GroupId": placement_group["GroupId"], "GroupName": placement_group["GroupName"]},
+        )
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("ec2").delete_placement_group(GroupName=made.id)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("ec2").delete_placement_group(GroupName=resource.id)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        told = at.client("ec2").describe_placement_groups(GroupNames=[made.id])["PlacementGroups"]
-        found: dict[str, Any] = told[0]
-        return found
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        placement_groups = site.client("ec2").describe_placement_groups(GroupNames=[resource.id])["PlacementGroups"]
+        actual: dict[str, Any] = placement_groups[0]
+        return actual
 
 
 @provides
@@ -96,32 +105,38 @@ class CapacityReservation(Provider):
     )
     _CHANGES: Final = ("EndDate", "EndDateType", "InstanceCount", "InstanceMatchCriteria")
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        ec2 = at.client("ec2")
-        told = ec2.create_capacity_reservation(**shaped(ec2, "create_capacity_reservation", wanted))
-        return self._made(ec2, told["CapacityReservation"]["CapacityReservationId"])
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        ec2 = site.client("ec2")
+        response = ec2.create_capacity_reservation(**shaped(ec2, "create_capacity_reservation", desired))
+        return self._physical_resource(ec2, response["CapacityReservation"]["CapacityReservationId"])
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        ec2 = at.client("ec2")
-        changed = {name: wanted[name] for name in self._CHANGES if name in wanted and wanted[name] != before.get(name)}
-        if "EndDate" in before and "EndDate" not in wanted:
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        ec2 = site.client("ec2")
+        changed = {
+            name: desired[name] for name in self._CHANGES if name in desired and desired[name] != before.get(name)
+        }
+        if "EndDate" in before and "EndDate" not in desired:
             changed["EndDateType"] = "unlimited"
-        given = shaped(ec2, "modify_capacity_reservation", {"CapacityReservationId": made.id, **changed})
-        ec2.modify_capacity_reservation(**given)
-        retag(ec2, made.id, _label(before, "capacity-reservation"), _label(wanted, "capacity-reservation"))
-        return self._made(ec2, made.id)
+        arguments = shaped(ec2, "modify_capacity_reservation", {"CapacityReservationId": resource.id, **changed})
+        ec2.modify_capacity_reservation(**arguments)
+        retag(ec2, resource.id, _label(before, "capacity-reservation"), _label(desired, "capacity-reservation"))
+        return self._physical_resource(ec2, resource.id)
 
-    def _made(self, ec2: Any, id_: str) -> Made:
-        told = ec2.describe_capacity_reservations(CapacityReservationIds=[id_])["CapacityReservations"][0]
+    def _physical_resource(self, ec2: Any, id_: str) -> PhysicalResource:
+        capacity_reservation = ec2.describe_capacity_reservations(CapacityReservationIds=[id_])["CapacityReservations"][
+            0
+        ]
         names = ("AvailabilityZone", "AvailableInstanceCount", "CapacityReservationArn", "InstanceType", "State")
-        found = {name: told[name] for name in (*names, "OwnerId", "Tenancy", "TotalInstanceCount")}
-        return Made(id_, {"Id": id_, **found})
+        result = {name: capacity_reservation[name] for name in (*names, "OwnerId", "Tenancy", "TotalInstanceCount")}
+        return PhysicalResource(id_, {"Id": id_, **result})
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("ec2").cancel_capacity_reservation(CapacityReservationId=made.id)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("ec2").cancel_capacity_reservation(CapacityReservationId=resource.id)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        told = at.client("ec2").describe_capacity_reservations(CapacityReservationIds=[made.id])
-        found = told["CapacityReservations"][0]
-        label = [{"ResourceType": "capacity-reservation", "Tags": found["Tags"]}]
-        return {**found, "InstanceCount": found["TotalInstanceCount"], "TagSpecifications": label}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        response = site.client("ec2").describe_capacity_reservations(CapacityReservationIds=[resource.id])
+        actual = response["CapacityReservations"][0]
+        label = [{"ResourceType": "capacity-reservation", "Tags": actual["Tags"]}]
+        return {**actual, "InstanceCount": actual["TotalInstanceCount"], "TagSpecifications": label}

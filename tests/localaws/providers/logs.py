@@ -1,8 +1,8 @@
-"""Log groups and what is counted in them."""
+"""Log groups and metric filters."""
 
 from typing import Any
 
-from tests.localaws.formation.provider import Made, Properties, Provider, Site, provides
+from tests.localaws.formation.provider import PhysicalResource, Properties, Provider, Site, provides
 from tests.localaws.formation.shapes import shaped, tags
 
 
@@ -12,39 +12,42 @@ class LogGroup(Provider):
     properties = frozenset({"KmsKeyId", "LogGroupClass", "LogGroupName", "RetentionInDays", "Tags"})
     fixed = frozenset({"LogGroupName"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        logs, name = at.client("logs"), wanted.get("LogGroupName") or at.name(512)
-        given = {key: wanted[key] for key in ("KmsKeyId", "LogGroupClass") if key in wanted}
-        labels = {tag["Key"]: tag["Value"] for tag in tags(wanted)}
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        logs, name = site.client("logs"), desired.get("LogGroupName") or site.name(512)
+        arguments = {key: desired[key] for key in ("KmsKeyId", "LogGroupClass") if key in desired}
+        labels = {tag["Key"]: tag["Value"] for tag in tags(desired)}
         logs.create_log_group(
-            **shaped(logs, "create_log_group", {"logGroupName": name, **given}), **({"tags": labels} if labels else {})
+            **shaped(logs, "create_log_group", {"logGroupName": name, **arguments}),
+            **({"tags": labels} if labels else {}),
         )
-        made = Made(name, {"Arn": at.arn("logs", f"log-group:{name}:*")})
-        at.begin(made)
-        return self.update(made, {"Tags": wanted.get("Tags", [])}, wanted, at)
+        resource = PhysicalResource(name, {"Arn": site.arn("logs", f"log-group:{name}:*")})
+        site.begin(resource)
+        return self.update(resource, {"Tags": desired.get("Tags", [])}, desired, site)
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        logs = at.client("logs")
-        if "RetentionInDays" in wanted:
-            logs.put_retention_policy(logGroupName=made.id, retentionInDays=int(wanted["RetentionInDays"]))
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        logs = site.client("logs")
+        if "RetentionInDays" in desired:
+            logs.put_retention_policy(logGroupName=resource.id, retentionInDays=int(desired["RetentionInDays"]))
         elif "RetentionInDays" in before:
-            logs.delete_retention_policy(logGroupName=made.id)
-        if before.get("KmsKeyId") != wanted.get("KmsKeyId") and "KmsKeyId" in wanted:
-            logs.associate_kms_key(logGroupName=made.id, kmsKeyId=wanted["KmsKeyId"])
-        if tags(before) != tags(wanted):
-            logs.untag_log_group(logGroupName=made.id, tags=[tag["Key"] for tag in tags(before)])
-            logs.tag_log_group(logGroupName=made.id, tags={tag["Key"]: tag["Value"] for tag in tags(wanted)})
-        return made
+            logs.delete_retention_policy(logGroupName=resource.id)
+        if before.get("KmsKeyId") != desired.get("KmsKeyId") and "KmsKeyId" in desired:
+            logs.associate_kms_key(logGroupName=resource.id, kmsKeyId=desired["KmsKeyId"])
+        if tags(before) != tags(desired):
+            logs.untag_log_group(logGroupName=resource.id, tags=[tag["Key"] for tag in tags(before)])
+            logs.tag_log_group(logGroupName=resource.id, tags={tag["Key"]: tag["Value"] for tag in tags(desired)})
+        return resource
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("logs").delete_log_group(logGroupName=made.id)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("logs").delete_log_group(logGroupName=resource.id)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        logs = at.client("logs")
-        told = logs.describe_log_groups(logGroupNamePrefix=made.id)["logGroups"]
-        found: dict[str, Any] = dict(next(one for one in told if one["logGroupName"] == made.id))
-        labels = logs.list_tags_log_group(logGroupName=made.id)["tags"]
-        return {**found, "Tags": [{"Key": key, "Value": value} for key, value in labels.items()]}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        logs = site.client("logs")
+        log_groups = logs.describe_log_groups(logGroupNamePrefix=resource.id)["logGroups"]
+        actual: dict[str, Any] = dict(next(entry for entry in log_groups if entry["logGroupName"] == resource.id))
+        labels = logs.list_tags_log_group(logGroupName=resource.id)["tags"]
+        return {**actual, "Tags": [{"Key": key, "Value": value} for key, value in labels.items()]}
 
 
 @provides
@@ -53,32 +56,46 @@ class MetricFilter(Provider):
     properties = frozenset({"FilterName", "FilterPattern", "LogGroupName", "MetricTransformations"})
     fixed = frozenset({"FilterName", "LogGroupName"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        made = Made(wanted.get("FilterName") or at.name(512), kept={"LogGroupName": wanted["LogGroupName"]})
-        return self.update(made, {}, wanted, at)
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        resource = PhysicalResource(
+            desired.get("FilterName") or site.name(512), state={"LogGroupName": desired["LogGroupName"]}
+        )
+        return self.update(resource, {}, desired, site)
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        logs = at.client("logs")
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        logs = site.client("logs")
         metrics = [
-            {**one, "Dimensions": {each["Key"]: each["Value"] for each in one["Dimensions"]}}
-            if "Dimensions" in one
-            else one
-            for one in wanted["MetricTransformations"]
+            {
+                **metric_transformation,
+                "Dimensions": {
+                    dimension["Key"]: dimension["Value"] for dimension in metric_transformation["Dimensions"]
+                },
+            }
+            if "Dimensions" in metric_transformation
+            else metric_transformation
+            for metric_transformation in desired["MetricTransformations"]
         ]
-        given = {**wanted, "FilterName": made.id, "MetricTransformations": metrics}
-        logs.put_metric_filter(**shaped(logs, "put_metric_filter", given))
-        return made
+        arguments = {**desired, "FilterName": resource.id, "MetricTransformations": metrics}
+        logs.put_metric_filter(**shaped(logs, "put_metric_filter", arguments))
+        return resource
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("logs").delete_metric_filter(logGroupName=properties["LogGroupName"], filterName=made.id)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("logs").delete_metric_filter(logGroupName=properties["LogGroupName"], filterName=resource.id)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        told = at.client("logs").describe_metric_filters(
-            logGroupName=made.kept["LogGroupName"], filterNamePrefix=made.id
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        metric_filters = site.client("logs").describe_metric_filters(
+            logGroupName=resource.state["LogGroupName"], filterNamePrefix=resource.id
         )["metricFilters"]
-        found: dict[str, Any] = dict(next(one for one in told if one["filterName"] == made.id))
+        actual: dict[str, Any] = dict(next(entry for entry in metric_filters if entry["filterName"] == resource.id))
         metrics = [
-            {**one, "dimensions": [{"Key": key, "Value": value} for key, value in one.get("dimensions", {}).items()]}
-            for one in found["metricTransformations"]
+            {
+                **metric_transformation,
+                "dimensions": [
+                    {"Key": key, "Value": value} for key, value in metric_transformation.get("dimensions", {}).items()
+                ],
+            }
+            for metric_transformation in actual["metricTransformations"]
         ]
-        return {**found, "MetricTransformations": metrics}
+        return {**actual, "MetricTransformations": metrics}

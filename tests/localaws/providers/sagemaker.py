@@ -1,53 +1,55 @@
-"""Endpoints: what they serve, how, and the endpoints themselves."""
+"""SageMaker models, endpoint configurations and endpoints."""
 
 from typing import Any, ClassVar
 
-from tests.localaws.formation.provider import Made, Properties, Provider, Site, provides
-from tests.localaws.formation.shapes import gone, shaped, tags
+from tests.localaws.formation.provider import PhysicalResource, Properties, Provider, Site, provides
+from tests.localaws.formation.shapes import removed_tags, shaped, tags
 
 
 class _OfSageMaker(Provider):
-    """Called by a name, known to CloudFormation by an ARN."""
+    """A resource with a name in SageMaker and an ARN as its id in CloudFormation."""
 
-    noun: ClassVar[str]  # in the names of calls
-    word: ClassVar[str]  # in the names of parameters
+    noun: ClassVar[str]  # part of the names of calls
+    prefix: ClassVar[str]  # prefix of the names of parameters
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        client, call = at.client("sagemaker"), f"create_{self.noun}"
-        name = wanted.get(f"{self.word}Name") or at.name(63)
-        told = getattr(client, call)(**shaped(client, call, {**self._given(wanted), f"{self.word}Name": name}))
-        return Made(told[f"{self.word}Arn"], {f"{self.word}Name": name}, self._said(wanted))
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        client, call = site.client("sagemaker"), f"create_{self.noun}"
+        name = desired.get(f"{self.prefix}Name") or site.name(63)
+        result = getattr(client, call)(**shaped(client, call, {**self._arguments(desired), f"{self.prefix}Name": name}))
+        return PhysicalResource(result[f"{self.prefix}Arn"], {f"{self.prefix}Name": name}, self._remembered(desired))
 
-    def _given(self, wanted: Properties) -> dict[str, Any]:
-        return dict(wanted)
+    def _arguments(self, desired: Properties) -> dict[str, Any]:
+        return dict(desired)
 
-    def _said(self, wanted: Properties) -> dict[str, Any]:
+    def _remembered(self, desired: Properties) -> dict[str, Any]:
         return {}
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        client = at.client("sagemaker")
-        if names := gone(before, wanted):
-            client.delete_tags(ResourceArn=made.id, TagKeys=names)
-        if tags(wanted):
-            client.add_tags(ResourceArn=made.id, Tags=tags(wanted))
-        return made
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        client = site.client("sagemaker")
+        if names := removed_tags(before, desired):
+            client.delete_tags(ResourceArn=resource.id, TagKeys=names)
+        if tags(desired):
+            client.add_tags(ResourceArn=resource.id, Tags=tags(desired))
+        return resource
 
-    def _which(self, made: Made) -> dict[str, str]:
-        return {f"{self.word}Name": made.attributes[f"{self.word}Name"]}
+    def _which(self, resource: PhysicalResource) -> dict[str, str]:
+        return {f"{self.prefix}Name": resource.attributes[f"{self.prefix}Name"]}
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        getattr(at.client("sagemaker"), f"delete_{self.noun}")(**self._which(made))
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        getattr(site.client("sagemaker"), f"delete_{self.noun}")(**self._which(resource))
 
-    def read(self, made: Made, at: Site) -> Properties:
-        client = at.client("sagemaker")
-        told = getattr(client, f"describe_{self.noun}")(**self._which(made))
-        return {**told, "Tags": client.list_tags(ResourceArn=made.id)["Tags"]}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        client = site.client("sagemaker")
+        result = getattr(client, f"describe_{self.noun}")(**self._which(resource))
+        return {**result, "Tags": client.list_tags(ResourceArn=resource.id)["Tags"]}
 
 
 @provides
 class Model(_OfSageMaker):
     type = "AWS::SageMaker::Model"
-    noun, word = "model", "Model"
+    noun, prefix = "model", "Model"
     properties = frozenset(
         {
             "Containers",
@@ -65,7 +67,7 @@ class Model(_OfSageMaker):
 @provides
 class EndpointConfig(_OfSageMaker):
     type = "AWS::SageMaker::EndpointConfig"
-    noun, word = "endpoint_config", "EndpointConfig"
+    noun, prefix = "endpoint_config", "EndpointConfig"
     properties = frozenset(
         {"DataCaptureConfig", "EndpointConfigName", "ExecutionRoleArn", "KmsKeyId", "ProductionVariants", "Tags"}
     )
@@ -74,27 +76,29 @@ class EndpointConfig(_OfSageMaker):
 
 @provides
 class Endpoint(_OfSageMaker):
-    """How an update is rolled out is said in the template alone, until there is an update."""
+    """An endpoint. Its deployment configuration is only in the template until there is an update."""
 
     type = "AWS::SageMaker::Endpoint"
-    noun, word = "endpoint", "Endpoint"
+    noun, prefix = "endpoint", "Endpoint"
     properties = frozenset({"DeploymentConfig", "EndpointConfigName", "EndpointName", "Tags"})
     fixed = frozenset({"EndpointName"})
 
-    def _given(self, wanted: Properties) -> dict[str, Any]:
-        return {key: value for key, value in wanted.items() if key != "DeploymentConfig"}
+    def _arguments(self, desired: Properties) -> dict[str, Any]:
+        return {key: value for key, value in desired.items() if key != "DeploymentConfig"}
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        client = at.client("sagemaker")
-        if before["EndpointConfigName"] != wanted["EndpointConfigName"]:
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        client = site.client("sagemaker")
+        if before["EndpointConfigName"] != desired["EndpointConfigName"]:
             own = frozenset({"Tags"})
-            given = shaped(client, "update_endpoint", {**wanted, **self._which(made)}, but=own)
-            client.update_endpoint(**given)
-        super().update(made, before, wanted, at)
-        return Made(made.id, made.attributes, self._said(wanted))
+            arguments = shaped(client, "update_endpoint", {**desired, **self._which(resource)}, exclude=own)
+            client.update_endpoint(**arguments)
+        super().update(resource, before, desired, site)
+        return PhysicalResource(resource.id, resource.attributes, self._remembered(desired))
 
-    def _said(self, wanted: Properties) -> dict[str, Any]:
-        return {"DeploymentConfig": wanted.get("DeploymentConfig")}
+    def _remembered(self, desired: Properties) -> dict[str, Any]:
+        return {"DeploymentConfig": desired.get("DeploymentConfig")}
 
-    def read(self, made: Made, at: Site) -> Properties:
-        return {**super().read(made, at), **made.kept}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        return {**super().read(resource, site), **resource.state}

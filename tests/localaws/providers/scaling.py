@@ -1,19 +1,19 @@
-"""What hangs on Auto Scaling groups: hooks, warm pools, policies and schedules."""
+"""Lifecycle hooks, warm pools, scaling policies and scheduled actions of Auto Scaling groups."""
 
 from typing import Any, ClassVar
 
-from tests.localaws.formation.provider import Made, Properties, Provider, Site, provides
+from tests.localaws.formation.provider import PhysicalResource, Properties, Provider, Site, provides
 from tests.localaws.formation.shapes import shaped
 
 
 class _OfGroup(Provider):
-    """By its own name, and by that of its group."""
+    """A resource with a name of its own and that of its group."""
 
     named: ClassVar[str]
     longest: ClassVar[int] = 255
 
-    def name(self, wanted: Properties, at: Site) -> str:
-        return wanted.get(self.named) or at.name(self.longest)
+    def name(self, desired: Properties, site: Site) -> str:
+        return desired.get(self.named) or site.name(self.longest)
 
 
 @provides
@@ -34,27 +34,31 @@ class LifecycleHook(_OfGroup):
     )
     fixed = frozenset({"AutoScalingGroupName", "LifecycleHookName"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        return self._put(self.name(wanted, at), wanted, at)
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        return self._put(self.name(desired, site), desired, site)
 
-    def _put(self, name: str, wanted: Properties, at: Site) -> Made:
-        service = at.client("autoscaling")
-        service.put_lifecycle_hook(**shaped(service, "put_lifecycle_hook", {**wanted, self.named: name}))
-        return Made(name, kept={"AutoScalingGroupName": wanted["AutoScalingGroupName"]})
+    def _put(self, name: str, desired: Properties, site: Site) -> PhysicalResource:
+        service = site.client("autoscaling")
+        service.put_lifecycle_hook(**shaped(service, "put_lifecycle_hook", {**desired, self.named: name}))
+        return PhysicalResource(name, state={"AutoScalingGroupName": desired["AutoScalingGroupName"]})
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        """What a hook is not told anew it keeps, so that less of it takes another one."""
-        if before.keys() - wanted.keys():
-            self.delete(made, before, at)
-        return self._put(made.id, wanted, at)
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        """Replace the hook if the template removes settings: PutLifecycleHook keeps those that it does not get."""
+        if before.keys() - desired.keys():
+            self.delete(resource, before, site)
+        return self._put(resource.id, desired, site)
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("autoscaling").delete_lifecycle_hook(**made.kept, LifecycleHookName=made.id)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("autoscaling").delete_lifecycle_hook(**resource.state, LifecycleHookName=resource.id)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        told = at.client("autoscaling").describe_lifecycle_hooks(**made.kept, LifecycleHookNames=[made.id])
-        found: dict[str, Any] = told["LifecycleHooks"][0]
-        return found
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        response = site.client("autoscaling").describe_lifecycle_hooks(
+            **resource.state, LifecycleHookNames=[resource.id]
+        )
+        actual: dict[str, Any] = response["LifecycleHooks"][0]
+        return actual
 
 
 @provides
@@ -65,20 +69,22 @@ class WarmPool(Provider):
     )
     fixed = frozenset({"AutoScalingGroupName"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        service = at.client("autoscaling")
-        service.put_warm_pool(**shaped(service, "put_warm_pool", wanted))
-        return Made(wanted["AutoScalingGroupName"])
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        service = site.client("autoscaling")
+        service.put_warm_pool(**shaped(service, "put_warm_pool", desired))
+        return PhysicalResource(desired["AutoScalingGroupName"])
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        return self.create(wanted, at)
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        return self.create(desired, site)
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("autoscaling").delete_warm_pool(AutoScalingGroupName=made.id, ForceDelete=True)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("autoscaling").delete_warm_pool(AutoScalingGroupName=resource.id, ForceDelete=True)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        told = at.client("autoscaling").describe_warm_pool(AutoScalingGroupName=made.id)
-        return {"AutoScalingGroupName": made.id, **told["WarmPoolConfiguration"]}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        response = site.client("autoscaling").describe_warm_pool(AutoScalingGroupName=resource.id)
+        return {"AutoScalingGroupName": resource.id, **response["WarmPoolConfiguration"]}
 
 
 @provides
@@ -100,25 +106,27 @@ class ScalingPolicy(Provider):
     )
     fixed = frozenset({"AutoScalingGroupName"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        return self._put(at.name(255), wanted, at)
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        return self._put(site.name(255), desired, site)
 
-    def _put(self, name: str, wanted: Properties, at: Site) -> Made:
-        service = at.client("autoscaling")
-        told = service.put_scaling_policy(**shaped(service, "put_scaling_policy", {**wanted, "PolicyName": name}))
-        group = {"AutoScalingGroupName": wanted["AutoScalingGroupName"]}
-        return Made(told["PolicyARN"], {"Arn": told["PolicyARN"], "PolicyName": name}, kept=group)
+    def _put(self, name: str, desired: Properties, site: Site) -> PhysicalResource:
+        service = site.client("autoscaling")
+        response = service.put_scaling_policy(**shaped(service, "put_scaling_policy", {**desired, "PolicyName": name}))
+        group = {"AutoScalingGroupName": desired["AutoScalingGroupName"]}
+        return PhysicalResource(response["PolicyARN"], {"Arn": response["PolicyARN"], "PolicyName": name}, state=group)
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        return self._put(made.attributes["PolicyName"], wanted, at)
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        return self._put(resource.attributes["PolicyName"], desired, site)
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("autoscaling").delete_policy(**made.kept, PolicyName=made.attributes["PolicyName"])
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("autoscaling").delete_policy(**resource.state, PolicyName=resource.attributes["PolicyName"])
 
-    def read(self, made: Made, at: Site) -> Properties:
-        service, name = at.client("autoscaling"), made.attributes["PolicyName"]
-        found: dict[str, Any] = service.describe_policies(**made.kept, PolicyNames=[name])["ScalingPolicies"][0]
-        return found
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        service, name = site.client("autoscaling"), resource.attributes["PolicyName"]
+        actual: dict[str, Any] = service.describe_policies(**resource.state, PolicyNames=[name])["ScalingPolicies"][0]
+        return actual
 
 
 @provides
@@ -138,23 +146,29 @@ class ScheduledAction(Provider):
     )
     fixed = frozenset({"AutoScalingGroupName"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        return self._put(at.name(255), wanted, at)
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        return self._put(site.name(255), desired, site)
 
-    def _put(self, name: str, wanted: Properties, at: Site) -> Made:
-        service, operation = at.client("autoscaling"), "put_scheduled_update_group_action"
-        service.put_scheduled_update_group_action(**shaped(service, operation, {**wanted, "ScheduledActionName": name}))
-        group = {"AutoScalingGroupName": wanted["AutoScalingGroupName"]}
-        return Made(name, {"ScheduledActionName": name}, kept=group)
+    def _put(self, name: str, desired: Properties, site: Site) -> PhysicalResource:
+        service, operation = site.client("autoscaling"), "put_scheduled_update_group_action"
+        service.put_scheduled_update_group_action(
+            **shaped(service, operation, {**desired, "ScheduledActionName": name})
+        )
+        group = {"AutoScalingGroupName": desired["AutoScalingGroupName"]}
+        return PhysicalResource(name, {"ScheduledActionName": name}, state=group)
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        return self._put(made.id, wanted, at)
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        return self._put(resource.id, desired, site)
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("autoscaling").delete_scheduled_action(**made.kept, ScheduledActionName=made.id)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("autoscaling").delete_scheduled_action(**resource.state, ScheduledActionName=resource.id)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        told = at.client("autoscaling").describe_scheduled_actions(**made.kept, ScheduledActionNames=[made.id])
-        found: dict[str, Any] = dict(told["ScheduledUpdateGroupActions"][0])
-        times = {name: found[name].isoformat() for name in ("StartTime", "EndTime") if found.get(name)}
-        return {**found, **{name: value.replace("+00:00", "Z") for name, value in times.items()}}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        response = site.client("autoscaling").describe_scheduled_actions(
+            **resource.state, ScheduledActionNames=[resource.id]
+        )
+        actual: dict[str, Any] = dict(response["ScheduledUpdateGroupActions"][0])
+        times = {name: actual[name].isoformat() for name in ("StartTime", "EndTime") if actual.get(name)}
+        return {**actual, **{name: value.replace("+00:00", "Z") for name, value in times.items()}}

@@ -1,10 +1,10 @@
-"""Topics, who listens to them, and who may speak."""
+"""Topics, subscriptions and topic policies."""
 
 import json
 from typing import Any, Final
 
-from tests.localaws.formation.provider import Made, Properties, Provider, Site, provides
-from tests.localaws.formation.shapes import gone, tags
+from tests.localaws.formation.provider import PhysicalResource, Properties, Provider, Site, provides
+from tests.localaws.formation.shapes import removed_tags, tags
 
 
 @provides
@@ -14,31 +14,33 @@ class Topic(Provider):
     fixed = frozenset({"FifoTopic", "TopicName"})
     changeable: Final = ("DisplayName", "KmsMasterKeyId", "SignatureVersion")
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        name = wanted.get("TopicName") or at.name(256)
-        given = {key: _text(wanted[key]) for key in (*self.changeable, "FifoTopic") if key in wanted}
-        arn = at.client("sns").create_topic(Name=name, Attributes=given, Tags=tags(wanted))["TopicArn"]
-        return Made(arn, {"TopicArn": arn, "TopicName": name})
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        name = desired.get("TopicName") or site.name(256)
+        arguments = {key: _text(desired[key]) for key in (*self.changeable, "FifoTopic") if key in desired}
+        arn = site.client("sns").create_topic(Name=name, Attributes=arguments, Tags=tags(desired))["TopicArn"]
+        return PhysicalResource(arn, {"TopicArn": arn, "TopicName": name})
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        sns = at.client("sns")
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        sns = site.client("sns")
         for key in self.changeable:
-            if before.get(key) != wanted.get(key):
-                value = _text(wanted.get(key, ""))
-                sns.set_topic_attributes(TopicArn=made.id, AttributeName=key, AttributeValue=value)
-        if names := gone(before, wanted):
-            sns.untag_resource(ResourceArn=made.id, TagKeys=names)
-        sns.tag_resource(ResourceArn=made.id, Tags=tags(wanted))
-        return made
+            if before.get(key) != desired.get(key):
+                value = _text(desired.get(key, ""))
+                sns.set_topic_attributes(TopicArn=resource.id, AttributeName=key, AttributeValue=value)
+        if names := removed_tags(before, desired):
+            sns.untag_resource(ResourceArn=resource.id, TagKeys=names)
+        sns.tag_resource(ResourceArn=resource.id, Tags=tags(desired))
+        return resource
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("sns").delete_topic(TopicArn=made.id)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("sns").delete_topic(TopicArn=resource.id)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        sns = at.client("sns")
-        told = sns.get_topic_attributes(TopicArn=made.id)["Attributes"]
-        labels = sns.list_tags_for_resource(ResourceArn=made.id)["Tags"]
-        return {**told, "TopicName": made.attributes["TopicName"], "Tags": labels}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        sns = site.client("sns")
+        attributes = sns.get_topic_attributes(TopicArn=resource.id)["Attributes"]
+        labels = sns.list_tags_for_resource(ResourceArn=resource.id)["Tags"]
+        return {**attributes, "TopicName": resource.attributes["TopicName"], "Tags": labels}
 
 
 def _text(value: Any) -> str:
@@ -56,32 +58,34 @@ class Subscription(Provider):
     fixed = frozenset({"Endpoint", "Protocol", "TopicArn"})
     changeable: Final = ("FilterPolicy", "FilterPolicyScope", "RawMessageDelivery", "RedrivePolicy")
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        arn = at.client("sns").subscribe(
-            Endpoint=wanted["Endpoint"],
-            Protocol=wanted["Protocol"],
-            TopicArn=wanted["TopicArn"],
-            Attributes={key: _text(wanted[key]) for key in self.changeable if key in wanted},
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        arn = site.client("sns").subscribe(
+            Endpoint=desired["Endpoint"],
+            Protocol=desired["Protocol"],
+            TopicArn=desired["TopicArn"],
+            Attributes={key: _text(desired[key]) for key in self.changeable if key in desired},
             ReturnSubscriptionArn=True,
         )["SubscriptionArn"]
-        return Made(arn, {"Arn": arn})
+        return PhysicalResource(arn, {"Arn": arn})
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
         for key in self.changeable:
-            if before.get(key) != wanted.get(key):
-                value = _text(wanted.get(key, {} if key.endswith("Policy") else ""))
-                at.client("sns").set_subscription_attributes(
-                    SubscriptionArn=made.id, AttributeName=key, AttributeValue=value
+            if before.get(key) != desired.get(key):
+                value = _text(desired.get(key, {} if key.endswith("Policy") else ""))
+                site.client("sns").set_subscription_attributes(
+                    SubscriptionArn=resource.id, AttributeName=key, AttributeValue=value
                 )
-        return made
+        return resource
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("sns").unsubscribe(SubscriptionArn=made.id)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("sns").unsubscribe(SubscriptionArn=resource.id)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        told = at.client("sns").get_subscription_attributes(SubscriptionArn=made.id)["Attributes"]
-        documents = {key: json.loads(told[key]) for key in ("FilterPolicy", "RedrivePolicy") if key in told}
-        return {**told, **documents}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        attributes = site.client("sns").get_subscription_attributes(SubscriptionArn=resource.id)["Attributes"]
+        documents = {key: json.loads(attributes[key]) for key in ("FilterPolicy", "RedrivePolicy") if key in attributes}
+        return {**attributes, **documents}
 
 
 @provides
@@ -89,32 +93,34 @@ class TopicPolicy(Provider):
     type = "AWS::SNS::TopicPolicy"
     properties = frozenset({"PolicyDocument", "Topics"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        sns = at.client("sns")
-        own = {topic: sns.get_topic_attributes(TopicArn=topic)["Attributes"]["Policy"] for topic in wanted["Topics"]}
-        made = Made(at.name(64), kept={"Own": own})
-        at.begin(made)
-        self._put(sns, wanted)
-        return made
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        sns = site.client("sns")
+        own = {topic: sns.get_topic_attributes(TopicArn=topic)["Attributes"]["Policy"] for topic in desired["Topics"]}
+        resource = PhysicalResource(site.name(64), state={"Own": own})
+        site.begin(resource)
+        self._put(sns, desired)
+        return resource
 
-    def _put(self, sns: Any, wanted: Properties) -> None:
-        for topic in wanted["Topics"]:
+    def _put(self, sns: Any, desired: Properties) -> None:
+        for topic in desired["Topics"]:
             sns.set_topic_attributes(
-                TopicArn=topic, AttributeName="Policy", AttributeValue=json.dumps(wanted["PolicyDocument"])
+                TopicArn=topic, AttributeName="Policy", AttributeValue=json.dumps(desired["PolicyDocument"])
             )
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        self.delete(made, before, at)
-        again = self.create(wanted, at)
-        return Made(made.id, kept=again.kept)
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        self.delete(resource, before, site)
+        recreated = self.create(desired, site)
+        return PhysicalResource(resource.id, state=recreated.state)
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        """Each topic gets back the policy that it had of its own."""
-        for topic, policy in made.kept["Own"].items():
-            at.client("sns").set_topic_attributes(TopicArn=topic, AttributeName="Policy", AttributeValue=policy)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        """Restore the default policy of each topic."""
+        for topic, policy in resource.state["Own"].items():
+            site.client("sns").set_topic_attributes(TopicArn=topic, AttributeName="Policy", AttributeValue=policy)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        topics = list(made.kept["Own"])
-        told = [at.client("sns").get_topic_attributes(TopicArn=each)["Attributes"]["Policy"] for each in topics]
-        same = all(each == told[0] for each in told)
-        return {"Topics": topics, "PolicyDocument": json.loads(told[0]) if same else None}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        topics = list(resource.state["Own"])
+        result = [site.client("sns").get_topic_attributes(TopicArn=topic)["Attributes"]["Policy"] for topic in topics]
+        same = all(entry == result[0] for entry in result)
+        return {"Topics": topics, "PolicyDocument": json.loads(result[0]) if same else None}

@@ -1,9 +1,9 @@
-"""State machines. Definitions are in JSONPath: nothing here speaks JSONata."""
+"""State machines. Definitions use JSONPath; JSONata is not supported."""
 
 import json
 
-from tests.localaws.formation.provider import Made, Properties, Provider, Site, provides
-from tests.localaws.formation.shapes import gone, labels, listed, shaped
+from tests.localaws.formation.provider import PhysicalResource, Properties, Provider, Site, provides
+from tests.localaws.formation.shapes import labels, listed, removed_tags, shaped
 
 
 @provides
@@ -24,43 +24,45 @@ class StateMachine(Provider):
     )
     fixed = frozenset({"StateMachineName", "StateMachineType"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        machines, name = at.client("stepfunctions"), wanted.get("StateMachineName") or at.name(80)
-        kind = {"Type": wanted["StateMachineType"]} if "StateMachineType" in wanted else {}
-        own = [{"key": key, "value": value} for key, value in labels(wanted).items()]
-        given = {**_settings(wanted), **kind, "Name": name, "Tags": own}
-        arn = machines.create_state_machine(**shaped(machines, "create_state_machine", given))["stateMachineArn"]
-        return Made(arn, {"Arn": arn, "Name": name})
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        machines, name = site.client("stepfunctions"), desired.get("StateMachineName") or site.name(80)
+        kind = {"Type": desired["StateMachineType"]} if "StateMachineType" in desired else {}
+        own = [{"key": key, "value": value} for key, value in labels(desired).items()]
+        arguments = {**_settings(desired), **kind, "Name": name, "Tags": own}
+        arn = machines.create_state_machine(**shaped(machines, "create_state_machine", arguments))["stateMachineArn"]
+        return PhysicalResource(arn, {"Arn": arn, "Name": name})
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        machines = at.client("stepfunctions")
-        given = {"StateMachineArn": made.id, **_settings(wanted)}
-        machines.update_state_machine(**shaped(machines, "update_state_machine", given))
-        if names := gone(before, wanted):
-            machines.untag_resource(resourceArn=made.id, tagKeys=names)
-        own = [{"key": key, "value": value} for key, value in labels(wanted).items()]
-        machines.tag_resource(resourceArn=made.id, tags=own)
-        return made
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        machines = site.client("stepfunctions")
+        arguments = {"StateMachineArn": resource.id, **_settings(desired)}
+        machines.update_state_machine(**shaped(machines, "update_state_machine", arguments))
+        if names := removed_tags(before, desired):
+            machines.untag_resource(resourceArn=resource.id, tagKeys=names)
+        own = [{"key": key, "value": value} for key, value in labels(desired).items()]
+        machines.tag_resource(resourceArn=resource.id, tags=own)
+        return resource
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("stepfunctions").delete_state_machine(stateMachineArn=made.id)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("stepfunctions").delete_state_machine(stateMachineArn=resource.id)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        machines = at.client("stepfunctions")
-        told = machines.describe_state_machine(stateMachineArn=made.id)
-        own = {one["key"]: one["value"] for one in machines.list_tags_for_resource(resourceArn=made.id)["tags"]}
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        machines = site.client("stepfunctions")
+        response = machines.describe_state_machine(stateMachineArn=resource.id)
+        own = {tag["key"]: tag["value"] for tag in machines.list_tags_for_resource(resourceArn=resource.id)["tags"]}
         return {
-            **told,
-            "Definition": json.loads(told["definition"]),
-            "DefinitionString": told["definition"],
-            "StateMachineName": told["name"],
-            "StateMachineType": told["type"],
+            **response,
+            "Definition": json.loads(response["definition"]),
+            "DefinitionString": response["definition"],
+            "StateMachineName": response["name"],
+            "StateMachineType": response["type"],
             "Tags": listed(own),
         }
 
 
-def _settings(wanted: Properties) -> dict[str, object]:
-    """What can be changed later."""
-    definition = wanted.get("DefinitionString") or json.dumps(wanted["Definition"])
+def _settings(desired: Properties) -> dict[str, object]:
+    """The settings that can change."""
+    definition = desired.get("DefinitionString") or json.dumps(desired["Definition"])
     same = ("EncryptionConfiguration", "LoggingConfiguration", "RoleArn", "TracingConfiguration")
-    return {"Definition": definition, **{key: wanted[key] for key in same if key in wanted}}
+    return {"Definition": definition, **{key: desired[key] for key in same if key in desired}}

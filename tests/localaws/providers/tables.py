@@ -1,10 +1,10 @@
-"""Tables and queues."""
+"""DynamoDB tables and SQS queues."""
 
 import json
 from typing import Any, Final
 
-from tests.localaws.formation.provider import Made, Properties, Provider, Site, provides
-from tests.localaws.formation.shapes import gone, labels, listed, shaped, tags
+from tests.localaws.formation.provider import PhysicalResource, Properties, Provider, Site, provides
+from tests.localaws.formation.shapes import labels, listed, removed_tags, shaped, tags
 
 
 @provides
@@ -29,62 +29,68 @@ class Table(Provider):
     )
     fixed = frozenset({"GlobalSecondaryIndexes", "KeySchema", "LocalSecondaryIndexes", "TableName"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        tables, name = at.client("dynamodb"), wanted.get("TableName") or at.name(255)
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        tables, name = site.client("dynamodb"), desired.get("TableName") or site.name(255)
         own = frozenset({"PointInTimeRecoverySpecification", "TimeToLiveSpecification"})
-        given = shaped(tables, "create_table", _settings({**wanted, "TableName": name}), but=own)
-        told = tables.create_table(**given)["TableDescription"]
-        made = Made(name, {"Arn": told["TableArn"], "StreamArn": told.get("LatestStreamArn")})
-        at.begin(made)
-        self._extras(tables, name, {}, wanted)
-        return made
+        arguments = shaped(tables, "create_table", _settings({**desired, "TableName": name}), exclude=own)
+        table_description = tables.create_table(**arguments)["TableDescription"]
+        resource = PhysicalResource(
+            name, {"Arn": table_description["TableArn"], "StreamArn": table_description.get("LatestStreamArn")}
+        )
+        site.begin(resource)
+        self._extras(tables, name, {}, desired)
+        return resource
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        tables = at.client("dynamodb")
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        tables = site.client("dynamodb")
         same = ("AttributeDefinitions", "BillingMode", "DeletionProtectionEnabled", "ProvisionedThroughput")
         changed = (*same, "SSESpecification", "StreamSpecification")
-        given = _settings({key: wanted[key] for key in changed if key in wanted and before.get(key) != wanted[key]})
-        if given:
-            tables.update_table(**shaped(tables, "update_table", {**given, "TableName": made.id}))
-        self._extras(tables, made.id, before, wanted)
-        if names := gone(before, wanted):
-            tables.untag_resource(ResourceArn=made.attributes["Arn"], TagKeys=names)
-        if tags(wanted):
-            tables.tag_resource(ResourceArn=made.attributes["Arn"], Tags=tags(wanted))
-        return made
+        arguments = _settings(
+            {key: desired[key] for key in changed if key in desired and before.get(key) != desired[key]}
+        )
+        if arguments:
+            tables.update_table(**shaped(tables, "update_table", {**arguments, "TableName": resource.id}))
+        self._extras(tables, resource.id, before, desired)
+        if names := removed_tags(before, desired):
+            tables.untag_resource(ResourceArn=resource.attributes["Arn"], TagKeys=names)
+        if tags(desired):
+            tables.tag_resource(ResourceArn=resource.attributes["Arn"], Tags=tags(desired))
+        return resource
 
-    def _extras(self, tables: Any, name: str, before: Properties, wanted: Properties) -> None:
-        """What has calls of its own."""
+    def _extras(self, tables: Any, name: str, before: Properties, desired: Properties) -> None:
+        """Set the settings with calls of their own."""
         key = "TimeToLiveSpecification"
-        if before.get(key) != wanted.get(key):
-            ending = wanted.get(key, {**before.get(key, {}), "Enabled": False})
-            given = {"TableName": name, key: ending}
-            tables.update_time_to_live(**shaped(tables, "update_time_to_live", given))
+        if before.get(key) != desired.get(key):
+            ending = desired.get(key, {**before.get(key, {}), "Enabled": False})
+            arguments = {"TableName": name, key: ending}
+            tables.update_time_to_live(**shaped(tables, "update_time_to_live", arguments))
         key = "PointInTimeRecoverySpecification"
-        if before.get(key) != wanted.get(key):
-            given = {"TableName": name, key: wanted.get(key, {"PointInTimeRecoveryEnabled": False})}
-            tables.update_continuous_backups(**shaped(tables, "update_continuous_backups", given))
+        if before.get(key) != desired.get(key):
+            arguments = {"TableName": name, key: desired.get(key, {"PointInTimeRecoveryEnabled": False})}
+            tables.update_continuous_backups(**shaped(tables, "update_continuous_backups", arguments))
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("dynamodb").delete_table(TableName=made.id)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("dynamodb").delete_table(TableName=resource.id)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        tables = at.client("dynamodb")
-        told = tables.describe_table(TableName=made.id)["Table"]
-        backups = tables.describe_continuous_backups(TableName=made.id)["ContinuousBackupsDescription"]
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        tables = site.client("dynamodb")
+        table = tables.describe_table(TableName=resource.id)["Table"]
+        backups = tables.describe_continuous_backups(TableName=resource.id)["ContinuousBackupsDescription"]
         status = backups["PointInTimeRecoveryDescription"]["PointInTimeRecoveryStatus"]
-        ending = tables.describe_time_to_live(TableName=made.id)["TimeToLiveDescription"]
-        sealed = told.get("SSEDescription", {})
+        ending = tables.describe_time_to_live(TableName=resource.id)["TimeToLiveDescription"]
+        sealed = table.get("SSEDescription", {})
         return {
-            **told,
-            "BillingMode": told.get("BillingModeSummary", {}).get("BillingMode", "PROVISIONED"),
+            **table,
+            "BillingMode": table.get("BillingModeSummary", {}).get("BillingMode", "PROVISIONED"),
             "PointInTimeRecoverySpecification": {"PointInTimeRecoveryEnabled": status == "ENABLED"},
             "SSESpecification": {
                 "SSEEnabled": sealed.get("Status") == "ENABLED",
                 "SSEType": sealed.get("SSEType"),
                 "KMSMasterKeyId": sealed.get("KMSMasterKeyArn"),
             },
-            "Tags": tables.list_tags_of_resource(ResourceArn=told["TableArn"])["Tags"],
+            "Tags": tables.list_tags_of_resource(ResourceArn=table["TableArn"])["Tags"],
             "TimeToLiveSpecification": {
                 "AttributeName": ending.get("AttributeName"),
                 "Enabled": ending["TimeToLiveStatus"] == "ENABLED",
@@ -92,16 +98,17 @@ class Table(Provider):
         }
 
 
-def _settings(wanted: dict[str, Any]) -> dict[str, Any]:
-    """A template does not say that streams are on: it names what they show; encryption has another name for on."""
-    found = dict(wanted)
-    if "StreamSpecification" in found:
-        found["StreamSpecification"] = {**found["StreamSpecification"], "StreamEnabled": True}
-    if "SSESpecification" in found:
-        sealed = dict(found["SSESpecification"])
+def _settings(desired: dict[str, Any]) -> dict[str, Any]:
+    """The settings in the names of the service: a template implies that streams are on, and has another name for
+    encryption."""
+    result = dict(desired)
+    if "StreamSpecification" in result:
+        result["StreamSpecification"] = {**result["StreamSpecification"], "StreamEnabled": True}
+    if "SSESpecification" in result:
+        sealed = dict(result["SSESpecification"])
         sealed["Enabled"] = sealed.pop("SSEEnabled")
-        found["SSESpecification"] = sealed
-    return found
+        result["SSESpecification"] = sealed
+    return result
 
 
 @provides
@@ -120,36 +127,38 @@ class Queue(Provider):
     properties = frozenset({*changeable, "FifoQueue", "QueueName", "Tags"})
     fixed = frozenset({"FifoQueue", "QueueName"})
 
-    def create(self, wanted: Properties, at: Site) -> Made:
-        queues, name = at.client("sqs"), wanted.get("QueueName") or at.name(80)
-        given = {key: _text(wanted[key]) for key in (*self.changeable, "FifoQueue") if key in wanted}
-        url = queues.create_queue(QueueName=name, Attributes=given, tags=labels(wanted))["QueueUrl"]
-        return Made(url, {"Arn": at.arn("sqs", name), "QueueName": name, "QueueUrl": url})
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        queues, name = site.client("sqs"), desired.get("QueueName") or site.name(80)
+        arguments = {key: _text(desired[key]) for key in (*self.changeable, "FifoQueue") if key in desired}
+        url = queues.create_queue(QueueName=name, Attributes=arguments, tags=labels(desired))["QueueUrl"]
+        return PhysicalResource(url, {"Arn": site.arn("sqs", name), "QueueName": name, "QueueUrl": url})
 
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        queues = at.client("sqs")
-        changed = {key: wanted.get(key, "") for key in self.changeable if before.get(key) != wanted.get(key)}
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        queues = site.client("sqs")
+        changed = {key: desired.get(key, "") for key in self.changeable if before.get(key) != desired.get(key)}
         if changed:
-            given = {key: _text(value) for key, value in changed.items()}
-            queues.set_queue_attributes(QueueUrl=made.id, Attributes=given)
-        if names := gone(before, wanted):
-            queues.untag_queue(QueueUrl=made.id, TagKeys=names)
-        queues.tag_queue(QueueUrl=made.id, Tags=labels(wanted))
-        return made
+            arguments = {key: _text(value) for key, value in changed.items()}
+            queues.set_queue_attributes(QueueUrl=resource.id, Attributes=arguments)
+        if names := removed_tags(before, desired):
+            queues.untag_queue(QueueUrl=resource.id, TagKeys=names)
+        queues.tag_queue(QueueUrl=resource.id, Tags=labels(desired))
+        return resource
 
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("sqs").delete_queue(QueueUrl=made.id)
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("sqs").delete_queue(QueueUrl=resource.id)
 
-    def read(self, made: Made, at: Site) -> Properties:
-        queues = at.client("sqs")
-        found: dict[str, Any] = dict(
-            queues.get_queue_attributes(QueueUrl=made.id, AttributeNames=["All"])["Attributes"]
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        queues = site.client("sqs")
+        actual: dict[str, Any] = dict(
+            queues.get_queue_attributes(QueueUrl=resource.id, AttributeNames=["All"])["Attributes"]
         )
-        if "RedrivePolicy" in found:
-            found["RedrivePolicy"] = json.loads(found["RedrivePolicy"])
-        found["QueueName"] = made.attributes["QueueName"]
-        found["Tags"] = listed(queues.list_queue_tags(QueueUrl=made.id).get("Tags", {}))
-        return found
+        if "RedrivePolicy" in actual:
+            actual["RedrivePolicy"] = json.loads(actual["RedrivePolicy"])
+        actual["QueueName"] = resource.attributes["QueueName"]
+        actual["Tags"] = listed(queues.list_queue_tags(QueueUrl=resource.id).get("Tags", {}))
+        return actual
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""For each rule a template that keeps it, and every way of breaking it: one property set, or taken away."""
+"""For each rule a conforming template, and every violation of it: one property set or removed."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -29,7 +29,7 @@ FACTS: Final = Facts(
 
 @dataclass(frozen=True)
 class Break:
-    """Sets what stands at a path of the template; what the finding then says."""
+    """A value for a path of the template, and the text of the resulting finding."""
 
     path: str
     value: Any
@@ -134,8 +134,8 @@ _BLOCK = {
 
 
 def _switch(state: str, at: str) -> dict[str, Any]:
-    told = {"Fn::Join": ["", ['{"JobQueue":"', {"Ref": "Queue"}, f'","State":"{state}"}}']]}
-    target = {"Arn": "arn:aws:scheduler:::aws-sdk:batch:updateJobQueue", "Input": told}
+    document = {"Fn::Join": ["", ['{"JobQueue":"', {"Ref": "Queue"}, f'","State":"{state}"}}']]}
+    target = {"Arn": "arn:aws:scheduler:::aws-sdk:batch:updateJobQueue", "Input": document}
     return resource("AWS::Scheduler::Schedule", ScheduleExpression=f"at({at})", Target=target)
 
 
@@ -153,8 +153,8 @@ _BATCH_BLOCK = {
 
 
 def _sized(count: int, at: str) -> dict[str, Any]:
-    told = {"Fn::Join": ["", ['{"ClusterName":"', {"Ref": "Cluster"}, _CHANGE % count]]}
-    target = {"Arn": "arn:aws:scheduler:::aws-sdk:eks:updateNodegroupConfig", "Input": told}
+    document = {"Fn::Join": ["", ['{"ClusterName":"', {"Ref": "Cluster"}, _CHANGE % count]]}
+    target = {"Arn": "arn:aws:scheduler:::aws-sdk:eks:updateNodegroupConfig", "Input": document}
     return resource("AWS::Scheduler::Schedule", ScheduleExpression=f"at({at})", Target=target)
 
 

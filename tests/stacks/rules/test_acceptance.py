@@ -34,19 +34,19 @@ def test_a_finding_is_accepted_by_its_path_or_its_logical_id(pattern: str) -> No
 )
 def test_what_covers_nothing_leaves_the_finding_and_is_one_itself(pattern: str, rule: str) -> None:
     left = sift([PORT], [accepted(pattern, rule)], TODAY)
-    assert [each.rule for each in left] == ["NXP-NET-1", "NXP-ACK-1"]
+    assert [entry.rule for entry in left] == ["NXP-NET-1", "NXP-ACK-1"]
     assert f"no finding needs the acknowledgement of {rule} for {pattern}; remove it" in str(left[1])
 
 
 def test_an_acknowledgement_ends_on_its_day() -> None:
     assert sift([PORT], [accepted(expires=date(2026, 11, 22))], TODAY) == []
     left = sift([PORT], [accepted(expires=TODAY)], TODAY)
-    assert [each.rule for each in left] == ["NXP-NET-1", "NXP-ACK-2"]
+    assert [entry.rule for entry in left] == ["NXP-NET-1", "NXP-ACK-2"]
     assert "expired on 2026-11-21" in str(left[1])
 
 
 def test_one_that_has_ended_and_covers_nothing_is_only_to_be_taken_away() -> None:
-    assert [each.rule for each in sift([], [accepted(expires=TODAY)], TODAY)] == ["NXP-ACK-1"]
+    assert [entry.rule for entry in sift([], [accepted(expires=TODAY)], TODAY)] == ["NXP-ACK-1"]
 
 
 def test_what_the_stacks_themselves_accept_has_no_end_and_may_idle() -> None:

@@ -1,4 +1,4 @@
-"""Each rule of the pack finds each way of breaking it, and says nothing of what keeps it."""
+"""Each rule of the pack finds each violation of it, and accepts conforming templates."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ ELSEWHERE = {"NXP-COST-1", "NXP-KEEP-1", "NXP-KEEP-2"}  # rules about more than 
 
 def found(resources: Any, rule: str, facts: Facts = FACTS) -> list[Finding]:
     templates = Templates((read("demo", {"Resources": resources}, REGION),))
-    return [each for each in lint(templates, facts) if each.rule == rule]
+    return [entry for entry in lint(templates, facts) if entry.rule == rule]
 
 
 @pytest.mark.parametrize("fixture", FIXTURES, ids=lambda fixture: fixture.rule)
@@ -23,12 +23,12 @@ def test_a_rule_says_nothing_of_a_template_that_keeps_it(fixture: Fixture) -> No
     assert found(fixture.kept, fixture.rule) == []
 
 
-BREAKS = [(fixture, each) for fixture in FIXTURES for each in fixture.breaks]
+BREAKS = [(fixture, entry) for fixture in FIXTURES for entry in fixture.breaks]
 
 
 @pytest.mark.parametrize(("fixture", "broken"), BREAKS, ids=[f"{f.rule} {b.path}={b.says}" for f, b in BREAKS])
 def test_a_rule_finds_what_breaks_it_and_says_where_and_what_to_do(fixture: Fixture, broken: Break) -> None:
-    sentences = [str(each) for each in found(broken.of(fixture.kept), fixture.rule)]
+    sentences = [str(entry) for entry in found(broken.of(fixture.kept), fixture.rule)]
     assert any(broken.says in said for said in sentences), sentences
     for said in sentences:
         assert said.startswith(f"{fixture.rule} demo/")
@@ -91,15 +91,15 @@ def test_parameters_and_conditions_are_read_as_their_defaults_say() -> None:
             "Launch": launch(ImageId={"Ref": "Image"}),
         },
     }
-    said = [(each.rule, each.resource.id) for each in lint(Templates((read("demo", document),)), Facts())]
-    assert said.count(("NXP-NET-1", "In")) == 1
-    assert said.count(("NXP-NET-1", "Balancer")) == 1
-    assert ("NXP-HOST-2", "Launch") in said
-    assert not [each for each in said if each[1] == "Never"]
+    result = [(entry.rule, entry.resource.id) for entry in lint(Templates((read("demo", document),)), Facts())]
+    assert result.count(("NXP-NET-1", "In")) == 1
+    assert result.count(("NXP-NET-1", "Balancer")) == 1
+    assert ("NXP-HOST-2", "Launch") in result
+    assert not [entry for entry in result if entry[1] == "Never"]
 
 
 def test_a_network_with_a_way_out_needs_no_endpoints() -> None:
-    (fixture,) = [each for each in FIXTURES if each.rule == "NXP-NET-2"]
+    (fixture,) = [entry for entry in FIXTURES if entry.rule == "NXP-NET-2"]
     way_out = {name: body for name, body in fixture.kept.items() if body["Type"] != "AWS::EC2::VPCEndpoint"}
     assert found(way_out, "NXP-NET-2")
     assert found(way_out | {"Nat": resource("AWS::EC2::NatGateway")}, "NXP-NET-2") == []
