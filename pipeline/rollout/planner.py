@@ -118,7 +118,7 @@ def pooled_growth(bets: Sequence[Growth]) -> list[Growth]:
         return list(bets)
     soonest = min(bet.needed / bet.drift for bet in rising)
     grown = [bet.drift * soonest - bet.needed for bet in bets]
-    bonus = math.log(math.fsum(math.exp(each - max(grown)) for each in grown))
+    bonus = math.log(math.fsum(math.exp(value - max(grown)) for value in grown))
     return [replace(bet, needed=bet.needed - bonus) for bet in bets]
 
 
@@ -158,10 +158,10 @@ def ratio_growth(canary: Rate, stable: Rate, bet: float, null: float, needed: fl
 
 def paired_growth(canary: float, stable: float, bet: float, null: float, needed: float) -> Growth:
     """The same for paired requests; the arguments are discordant pairs per minute."""
-    both = math.log((1 + bet) / (1 + null))
-    of_canary = math.log(bet / null) - both
-    drift = of_canary * canary - both * stable
-    return Growth(needed, drift, of_canary**2 * canary + both**2 * stable, max(of_canary, 0.0))
+    normaliser = math.log((1 + bet) / (1 + null))
+    of_canary = math.log(bet / null) - normaliser
+    drift = of_canary * canary - normaliser * stable
+    return Growth(needed, drift, of_canary**2 * canary + normaliser**2 * stable, max(of_canary, 0.0))
 
 
 def objective_growth(canary: Rate, objective: float, share: float, needed: float) -> Growth:

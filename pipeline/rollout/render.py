@@ -146,24 +146,24 @@ def _bar(nats: float, error: float, colour: str) -> str:
 _HEADER: Final = ("at", "step", "candidate: bad of all", "baseline: bad of all", "for", "against", "action", "reason")
 
 
-def evaluation_table(execution: RolloutExecution, looks: Sequence[EvaluationRecord]) -> str:
+def evaluation_table(execution: RolloutExecution, evaluations: Sequence[EvaluationRecord]) -> str:
     """Counts are those of the minutes that an evaluation read; evidence is cumulative."""
     rollout = execution.input
     title = f"{execution.name}: {rollout.candidate.name}, {rollout.old} -> {rollout.new}" if rollout else execution.name
-    if not looks:
+    if not evaluations:
         return f"{title}\nNo evaluation yet."
-    return f"{title}\n{table(_HEADER, [_row(look) for look in looks])}"
+    return f"{title}\n{table(_HEADER, [_row(evaluation) for evaluation in evaluations])}"
 
 
-def _row(look: EvaluationRecord) -> tuple[str, ...]:
-    arms = [(batch.canary, batch.stable) for batch in look.batches]
+def _row(evaluation: EvaluationRecord) -> tuple[str, ...]:
+    arms = [(batch.canary, batch.stable) for batch in evaluation.batches]
     new, old = ([pair[side] for pair in arms] for side in (0, 1))
     counts = [f"{sum(arm.errors for arm in side):g} of {sum(arm.requests for arm in side):g}" for side in (new, old)]
-    verdict = look.verdict
+    verdict = evaluation.verdict
     evidence = (odds(verdict.better), odds(verdict.worse)) if verdict else ("", "")
-    at = look.at.replace("T", " ")[:19]
-    step = "all" if look.step is None else str(look.step + 1)
-    return (at, step, *(counts if arms else ("", "")), *evidence, look.action, look.reason.split("\n")[0])
+    at = evaluation.at.replace("T", " ")[:19]
+    step = "all" if evaluation.step is None else str(evaluation.step + 1)
+    return (at, step, *(counts if arms else ("", "")), *evidence, evaluation.action, evaluation.reason.split("\n")[0])
 
 
 _BARS: Final = 12

@@ -257,7 +257,7 @@ def _evidence(plan: CanaryPlan, verdict: Verdict) -> dict[str, Any]:
 
 def _finite(interval: tuple[float, float] | None) -> list[float | None] | None:
     """JSON has no infinity."""
-    return interval and [each if math.isfinite(each) else None for each in interval]
+    return interval and [bound if math.isfinite(bound) else None for bound in interval]
 
 
 class StatusReader:

@@ -117,7 +117,7 @@ def collect_after(store: Store, graces: float) -> set[str]:
     """The paths that went."""
     assert isinstance(store.backend, ClockedFolder)
     store.backend.time += graces * GRACE
-    return {step.found.path for step in carry_out(store, plan(store, Rules(), store.backend.now())).done}
+    return {step.listed.path for step in carry_out(store, plan(store, Rules(), store.backend.now())).done}
 
 
 def everything_of(part: StepResult) -> set[str]:
@@ -165,7 +165,7 @@ def test_a_collection_that_is_cut_short_leaves_no_part_without_its_blobs(clocked
     kept = made(clocked)
     assert isinstance(clocked.backend, ClockedFolder)
     clocked.backend.time += 2 * GRACE
-    paths = [step.found.path for step in plan(clocked, Rules(), clocked.backend.now()).steps]
+    paths = [step.listed.path for step in plan(clocked, Rules(), clocked.backend.now()).steps]
     assert paths[0] == kept.path
     assert set(paths) == everything_of(kept)
 

@@ -64,6 +64,6 @@ def test_an_outcome_goes_when_it_is_older_than_the_grace_and_is_no_finding_befor
     folder.age(outcome_path(RUN, 0), store.grace + 1)
     assert fsck(store).findings == ()
     planned = plan(store, Rules(), folder.now())
-    assert [(step.action, step.found.path) for step in planned.steps] == [("remove", outcome_path(RUN, 0))]
+    assert [(step.action, step.listed.path) for step in planned.steps] == [("remove", outcome_path(RUN, 0))]
     carry_out(store, planned)
     assert read(store, 0, 1) == {1: {}}

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from nxpipe.artifact_store import Published, Store
-from nxpipe.artifact_store.backends.protocol import Backend, Found
+from nxpipe.artifact_store.backends.protocol import Backend, ListedObject
 from nxpipe.artifact_store.builds import keep_step_result, record_failure
 from nxpipe.artifact_store.channel.change import Author, Requirements, promote
 from nxpipe.artifact_store.documents import Blob
@@ -51,7 +51,7 @@ def planned(store: Store, keep: int | None = None, budget: int | None = None) ->
 
 def collect(store: Store, keep: int | None = None) -> set[str]:
     """The paths that went."""
-    return {step.found.path for step in carry_out(store, planned(store, keep)).done}
+    return {step.listed.path for step in carry_out(store, planned(store, keep)).done}
 
 
 def everything_of(store: Store, one: Published) -> set[str]:
@@ -86,8 +86,8 @@ def test_an_artifact_that_is_given_up_is_out_of_sight_at_once_and_gone_after_the
     found = next(each for each in store.backend.walk("ac/") if older.request_key in each.path)
     later = plan(store, Rules(keep=1), found.modified + store.grace + 100)
     retire = [step for step in later.steps if step.action == "retire"]
-    assert [step.found.path for step in retire] in ([found.path], [action_path(newer.request_key)])
-    gone, stays = (older, newer) if retire[0].found.path == found.path else (newer, older)
+    assert [step.listed.path for step in retire] in ([found.path], [action_path(newer.request_key)])
+    gone, stays = (older, newer) if retire[0].listed.path == found.path else (newer, older)
     carry_out(store, replace(later, steps=tuple(retire)))
     assert store.find(gone.request_key) is None
     going = everything_of(store, gone) - everything_of(store, stays)
@@ -143,7 +143,7 @@ def test_a_key_that_is_given_up_twice_waits_until_its_first_record_is_swept(plac
         outcome = carry_out(aged, shown)
         assert outcome.done == shown.steps
         assert not outcome.spared
-        assert {step.found.path for step in shown.steps} == {
+        assert {step.listed.path for step in shown.steps} == {
             action_path(again.request_key) if taken_back else retired_path(again.request_key)
         }
         assert (aged.find(again.request_key) is None) == taken_back
@@ -258,7 +258,7 @@ class Denying:
         self._insist(path)
         return self._inner.read(path, *arguments, **named)
 
-    def walk(self, prefix: str) -> Iterator[Found]:
+    def walk(self, prefix: str) -> Iterator[ListedObject]:
         yield from (found for found in self._inner.walk(prefix) if not self._below(found.path))
         if any(folder.startswith(prefix) for folder in self.denied if folder.endswith("/")):
             raise StoreUnavailable("cannot list a folder")

@@ -127,7 +127,7 @@ class Collection(RuleBasedStateMachine):
         outcome = carry_out(store, made)
         assert outcome.done == made.steps
         assert not outcome.spared
-        removed = {step.found.path for step in made.steps}
+        removed = {step.listed.path for step in made.steps}
         assert before - self._objects() == removed
 
     @invariant()

@@ -132,7 +132,7 @@ def load_with_data(path: Path) -> Any:
     return model
 
 
-def open_axes(path: Path) -> tuple[str, ...]:
+def dynamic_axes(path: Path) -> tuple[str, ...]:
     """The names of the dynamic axes of a file's inputs."""
     model = load_model(path)
     initialised = {tensor.name for tensor in model.graph.initializer}

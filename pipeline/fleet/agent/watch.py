@@ -228,8 +228,8 @@ def _reports(monitor: str, period: int) -> Iterator[Iterator[dict[str, Any]]]:
     with TemporaryDirectory() as folder:
         settings = Path(folder, "monitor.json")
         kinds = [{"type": kind} for kind in _RUNTIME]
-        wanted = {"period": f"{period}s", "neuron_runtimes": [{"tag_filter": ".*", "metrics": kinds}]}
-        settings.write_text(json.dumps({**wanted, "system_metrics": []}))
+        document = {"period": f"{period}s", "neuron_runtimes": [{"tag_filter": ".*", "metrics": kinds}]}
+        settings.write_text(json.dumps({**document, "system_metrics": []}))
         command = [monitor, "-c", str(settings)]
         try:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
