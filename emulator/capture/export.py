@@ -79,7 +79,7 @@ def _out_of_place(target: Any) -> Any:
 
 
 def _has_no_later_alias_read(write: Any, order: dict[Any, int]) -> bool:
-    """Whether no alias of the written tensor is read after the write."""
+    """True if no alias of the written tensor is read after the write."""
     written = write.args[0]
     if written.op != "call_function":  # an argument of the program outlives it
         return False

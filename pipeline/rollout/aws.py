@@ -164,13 +164,13 @@ class StateMachine:
         states = self._states
         with asking(f"describe the state machine {self.arn}"):
             try:
-                found = states.describe_state_machine(stateMachineArn=self.arn)
+                response = states.describe_state_machine(stateMachineArn=self.arn)
             except states.exceptions.StateMachineDoesNotExist as missing:
                 raise RolloutRefused(
                     f"fleet {self.fleet} has no state machine {self.arn}; deploy it with: "
                     f"npx cdk deploy {self._project}-rollout-{self.fleet}"
                 ) from missing
-        return ListenerRule.of(found["definition"])
+        return ListenerRule.of(response["definition"])
 
     @cached_property
     def record(self) -> FleetRecord:
@@ -180,8 +180,8 @@ class StateMachine:
         """Current weights of the load balancer, by environment."""
         balancing = client("elbv2", self.region)
         with asking(f"read the weights of {self.front.rule}"):
-            (found,) = balancing.describe_rules(RuleArns=[self.front.rule])["Rules"]
-        (action,) = found["Actions"]
+            (rule,) = balancing.describe_rules(RuleArns=[self.front.rule])["Rules"]
+        (action,) = rule["Actions"]
         by_targets = {group["TargetGroupArn"]: group["Weight"] for group in action["ForwardConfig"]["TargetGroups"]}
         return {colour: by_targets.get(group["targets"], 0) for colour, group in self.front.colours.items()}
 
@@ -216,17 +216,17 @@ class StateMachine:
         states = self._states
         with asking(f"describe the rollout {arn}"):
             try:
-                found = states.describe_execution(executionArn=arn)
+                response = states.describe_execution(executionArn=arn)
             except states.exceptions.ExecutionDoesNotExist:
                 return None
-        return _execution(found)
+        return _execution(response)
 
     def last(self) -> RolloutExecution | None:
         """The newest execution, in any status."""
         states = self._states
         with asking(f"list the rollouts of fleet {self.fleet}"):
-            found = states.list_executions(stateMachineArn=self.arn, maxResults=1)["executions"]
-        return self.execution(found[0]["executionArn"]) if found else None
+            executions = states.list_executions(stateMachineArn=self.arn, maxResults=1)["executions"]
+        return self.execution(executions[0]["executionArn"]) if executions else None
 
     def failed_in(self, arn: str) -> str | None:
         """Name of the Fail state in which an execution ended."""
@@ -249,15 +249,15 @@ class StateMachine:
         return f"{self._project}-{self.fleet}-{what}"
 
 
-def _execution(found: Mapping[str, Any]) -> RolloutExecution:
+def _execution(description: Mapping[str, Any]) -> RolloutExecution:
     return RolloutExecution(
-        arn=found["executionArn"],
-        status=found["status"],
-        started=found["startDate"],
-        ended=found.get("stopDate"),
-        input=RolloutInput.from_text(found.get("input") or "{}"),
-        output=json.loads(found.get("output") or "{}"),
-        fault=(found.get("error") or "", found.get("cause") or ""),
+        arn=description["executionArn"],
+        status=description["status"],
+        started=description["startDate"],
+        ended=description.get("stopDate"),
+        input=RolloutInput.from_text(description.get("input") or "{}"),
+        output=json.loads(description.get("output") or "{}"),
+        fault=(description.get("error") or "", description.get("cause") or ""),
     )
 
 

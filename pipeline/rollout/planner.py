@@ -336,12 +336,12 @@ def _seen_in_shadow(plan: CanaryPlan, service: Service, fault: Defect, percent: 
     return best_chance(pooled_growth(bets), plan.bake_max) >= POWER
 
 
-def advice(plan: CanaryPlan, service: Service, found: Sequence[StepProspect]) -> tuple[str, ...]:
+def advice(plan: CanaryPlan, service: Service, prospects: Sequence[StepProspect]) -> tuple[str, ...]:
     """Defects that the first step does not detect, and changes that would."""
-    first = found[0]
+    first = prospects[0]
     missed = [prospect for prospect in first.faults if prospect.chance < POWER]
     advices = [_instead(plan, service, prospect) for prospect in missed]
-    slow = [step.share for step in found if step.undecided > 1 - POWER]
+    slow = [step.share for step in prospects if step.undecided > 1 - POWER]
     if slow:
         shares = " and ".join(f"{share} %" for share in slow)
         advices.append(

@@ -35,7 +35,7 @@ def status_page(status: Status) -> str:
     plan, verdict = status.plan, status.verdict
     if plan and verdict:
         rows += _evidence(status, plan, verdict)
-    if status.look and status.phase is not Phase.ENDED and (news := _news(status.look)):
+    if status.evaluation and status.phase is not Phase.ENDED and (news := _news(status.evaluation)):
         rows.append(("last evaluation", news))
     if status.signal:
         rows.append(("signal", f"{status.signal}; it takes effect at the next evaluation"))
@@ -56,9 +56,9 @@ def status_line(status: Status) -> str:
     return "; ".join(parts)
 
 
-def _news(look: EvaluationRecord) -> str | None:
+def _news(evaluation: EvaluationRecord) -> str | None:
     """The summary of an evaluation, unless it is `continue`."""
-    summary = look.reason.split("\n")[0]
+    summary = evaluation.reason.split("\n")[0]
     return None if summary.startswith(Decision.CONTINUE) else summary
 
 
@@ -89,7 +89,7 @@ def _step(status: Status, plan: CanaryPlan) -> str:
     where = f"step {status.step + 1} of {len(plan.steps)}, at {step.weight} %"
     if verdict is None:
         return f"{where}, starting"
-    if status.look and status.look.action == "roll_back":
+    if status.evaluation and status.evaluation.action == "roll_back":
         return f"{where}: {style('rolling back', fg='red', bold=True)}"
     if status.undecided:
         return f"{where}: {style('undecided: a person must decide', fg='yellow', bold=True)}"

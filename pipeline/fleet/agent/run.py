@@ -207,13 +207,13 @@ _DEVICE: Final = re.compile("neuron[0-9]+")  # the driver creates one per chip
 def require_devices(instance_type: str, folder: Path) -> int:
     """The number of chips; an error if some of the instance type's are missing."""
     expected = _entry(instance_type).chips
-    found = sum(_DEVICE.fullmatch(path.name) is not None for path in folder.iterdir())
-    if found != expected:
+    devices = sum(_DEVICE.fullmatch(path.name) is not None for path in folder.iterdir())
+    if devices != expected:
         raise NotReady(
-            f"{folder} has {found} Neuron devices, but a {instance_type} has {expected}; check the driver with `dmesg` "
-            "or let Auto Scaling replace the instance"
+            f"{folder} has {devices} Neuron devices, but a {instance_type} has {expected}; check the driver with "
+            "`dmesg` or let Auto Scaling replace the instance"
         )
-    return found
+    return devices
 
 
 def require_programs_for(instance_type: str, manifest: "Manifest") -> None:

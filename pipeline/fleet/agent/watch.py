@@ -121,16 +121,16 @@ class Metric:
     only: tuple[tuple[str, str], ...] = ()  # dimensions beyond project and fleet
 
 
-def fleet_metrics(found: Figures, compiled: int) -> list[Metric]:
+def fleet_metrics(figures: Figures, compiled: int) -> list[Metric]:
     """Metrics of one report. An absent figure is not sent: it is not a zero."""
     sent = [
-        Metric("execution_status_total", "Count", found.hardware_failures, tuple(_OF_HARDWARE.items())),
+        Metric("execution_status_total", "Count", figures.hardware_failures, tuple(_OF_HARDWARE.items())),
         Metric("compile_events_total", "Count", compiled),
     ]
-    if found.utilisation is not None:
-        sent.append(Metric("neuroncore_utilization_ratio", "None", found.utilisation))
-    if found.fullest_core is not None:
-        sent.append(Metric("neuroncore_memory_usage_bytes", "Bytes", found.fullest_core))
+    if figures.utilisation is not None:
+        sent.append(Metric("neuroncore_utilization_ratio", "None", figures.utilisation))
+    if figures.fullest_core is not None:
+        sent.append(Metric("neuroncore_memory_usage_bytes", "Bytes", figures.fullest_core))
     return sent
 
 
