@@ -66,7 +66,7 @@ class Stamps:
         return True
 
     def put(self, digest: str, hashed: os.stat_result) -> None:
-        """Write the stamp of a hashed file. A concurrent stamp for other bytes never fits: the file is hashed again."""
+        """Write the stamp of a hashed file. A concurrent stamp for other bytes never matches; the file is rehashed."""
         path = self._path(digest)
         folder = self._files.root / path.rpartition("/")[0]
         with scratch(folder, 0o644, self._files) as file:

@@ -32,7 +32,7 @@ _UNDER_WAY: Final = 60.0  # seconds between the signed date and the write to the
 
 
 def not_known(_: Generation) -> float:
-    """The time for callers that have only the generation itself: unknown, so no key counts as expired by it."""
+    """0, for callers that do not know when the store stored a generation: no key counts as expired then."""
     return 0.0
 
 

@@ -157,7 +157,7 @@ def ratio_growth(canary: Rate, stable: Rate, bet: float, null: float, needed: fl
 
 
 def paired_growth(canary: float, stable: float, bet: float, null: float, needed: float) -> Growth:
-    """The same for paired requests; the arguments are discordant pairs per minute."""
+    """Growth of a bet on paired requests; the rates are discordant pairs per minute."""
     normaliser = math.log((1 + bet) / (1 + null))
     of_canary = math.log(bet / null) - normaliser
     drift = of_canary * canary - normaliser * stable

@@ -88,7 +88,7 @@ class EvaluationRecord:
 
     @property
     def step(self) -> int | None:
-        """From 0; None at full traffic."""
+        """The number of the step, from 0; None at full traffic."""
         return int(self.record["moment"]["step"]) if self.verdict else None
 
     @property
@@ -188,7 +188,7 @@ class Status:
 
     @property
     def step(self) -> int:
-        """From 0. It may have no evaluation yet."""
+        """The number of the current step, from 0. It may have no evaluation yet."""
         return _step_after(self.evaluation) or 0
 
     @property

@@ -362,7 +362,7 @@ _SIBLINGS: list[tuple[str, Recipe, str, int, str]] = [
         _with(model([node("Relu", "x", "t second"), node("Clip", "t second", "y")])),
         "check",
         11,
-        "it has 1 results, and the node names 2",
+        "it has 1 results, but the node names 2",
     ),
     (
         "two functions of one name",

@@ -72,10 +72,10 @@ class _Metadata:
         where = urlsplit(endpoint)
         self._endpoint = endpoint
         self._connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=_SECONDS)
-        self._token = self._ask("PUT", "/latest/api/token", {_LIFETIME: "60"}) or ""
+        self._token = self._request("PUT", "/latest/api/token", {_LIFETIME: "60"}) or ""
 
     def get(self, path: str) -> str | None:
-        return self._ask("GET", f"/latest/meta-data/{path}", {_TOKEN: self._token})
+        return self._request("GET", f"/latest/meta-data/{path}", {_TOKEN: self._token})
 
     def require(self, path: str) -> str:
         value = self.get(path)
@@ -88,7 +88,7 @@ class _Metadata:
     def close(self) -> None:
         self._connection.close()
 
-    def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> str | None:
+    def _request(self, method: str, path: str, headers: Mapping[str, str]) -> str | None:
         self._connection.request(method, path, headers=dict(headers))
         answer = self._connection.getresponse()
         body = answer.read(_MAX_BYTES + 1)

@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from nxpipe.pipeline.util.aws import asking, client
+from nxpipe.pipeline.util.aws import client, convert_sdk_errors
 from nxpipe.pipeline.util.errors import AwsError, NotReady
 
 MonitorReport = Mapping[str, Any]
@@ -187,12 +187,12 @@ class FleetLog:
     def open(cls, group: str, instance: str, region: str) -> "FleetLog":
         logs = client("logs", region)
         already = logs.exceptions.ResourceAlreadyExistsException  # created before a restart
-        with asking(f"create a stream in the log {group}"), suppress(already):
+        with convert_sdk_errors(f"create a stream in the log {group}"), suppress(already):
             logs.create_log_stream(logGroupName=group, logStreamName=instance)
         return cls(group, instance, logs)
 
     def write(self, at: int, text: str) -> None:
-        with asking(f"write into the log {self.group}"):
+        with convert_sdk_errors(f"write into the log {self.group}"):
             self.logs.put_log_events(
                 logGroupName=self.group,
                 logStreamName=self.instance,
