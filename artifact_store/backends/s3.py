@@ -29,11 +29,11 @@ from nxpipe.artifact_store.backends.s3_client import (
     Fault,
     Place,
     S3Options,
-    answer_may_be_lost,
     attempts,
     code_of,
     is_absent,
     is_refused,
+    response_may_be_lost,
     s3_client,
     status_of,
     unavailable,
@@ -174,7 +174,7 @@ class Bucket:
                 self._put(path, payload, write_id, sent, IfNoneMatch="*")
                 return True
             except FAULTS as error:
-                if not is_refused(error) and not answer_may_be_lost(error):
+                if not is_refused(error) and not response_may_be_lost(error):
                     raise unavailable(error, self._writing(path)) from error
                 holder = self._holder(path, error)
                 if holder is not None:

@@ -354,7 +354,7 @@ def plan(store: Store, rules: Rules, now: float) -> Plan:
     )
 
 
-def carry_out(store: Store, plan: Plan, report: Callable[[Step, bool], None] = ignore_step) -> Collected:
+def apply_plan(store: Store, plan: Plan, report: Callable[[Step, bool], None] = ignore_step) -> Collected:
     """Retire records, mark again, and remove unreachable objects; an interruption leaves only orphans."""
     done: list[Step] = []
     spared: list[Step] = []

@@ -145,7 +145,7 @@ def stop(path: str, fault: Corrupt | StoreUnavailable) -> None:
     raise fault
 
 
-def nothing(manifest: Manifest, blob: Blob) -> None:
+def visit_nothing(manifest: Manifest, blob: Blob) -> None:
     """A visitor that does nothing."""
 
 
@@ -185,7 +185,7 @@ def mark(
     *,
     fault: OnFault = stop,
     read: ReadManifest | None = None,
-    visit: Callable[[Manifest, Blob], None] = nothing,
+    visit: Callable[[Manifest, Blob], None] = visit_nothing,
 ) -> Reach:
     """The objects that the roots need, or that are protected as young. `listed` must be older than `roots`."""
     reach = Reach()

@@ -266,7 +266,7 @@ def streams(body: Sequence[Step], order: Iterator[int]) -> dict[Engine, Stream]:
 
 def form_of(number: Affine, depth: int) -> Array:
     """An affine number as an array: the coefficient of each loop's index, then the base."""
-    assert not number.turns, "only places rotate over buffers"
+    assert not number.rotations, "only places rotate over buffers"
     form = np.zeros(depth + 1, np.int64)
     for loop, factor in number.terms:
         form[loop] = factor

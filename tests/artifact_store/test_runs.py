@@ -7,7 +7,7 @@ import pytest
 from nxpipe.artifact_store.builds import MAX_OUTCOME_BYTES, outcomes_of, record_outcome
 from nxpipe.artifact_store.errors import Corrupt
 from nxpipe.artifact_store.layout import outcome_path
-from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, fsck, plan
+from nxpipe.artifact_store.maintenance.collection import Rules, apply_plan, fsck, plan
 from nxpipe.artifact_store.store import Store
 from tests.artifact_store.upkeep_world import ClockedFolder
 
@@ -65,5 +65,5 @@ def test_an_outcome_goes_when_it_is_older_than_the_grace_and_is_no_finding_befor
     assert fsck(store).findings == ()
     planned = plan(store, Rules(), folder.now())
     assert [(step.action, step.listed.path) for step in planned.steps] == [("remove", outcome_path(RUN, 0))]
-    carry_out(store, planned)
+    apply_plan(store, planned)
     assert read(store, 0, 1) == {1: {}}

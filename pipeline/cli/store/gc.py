@@ -136,14 +136,14 @@ def gc(
       nxpipe store gc --dry-run
       nxpipe store gc --keep 5 --max-age 90d
     """
-    from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, plan, time_to_collect
+    from nxpipe.artifact_store.maintenance.collection import Rules, apply_plan, plan, time_to_collect
 
     opened = open_uncached_store(store, config_path, console)
     now = time_to_collect(opened, read_only=dry_run)
     if not dry_run:
         opened.backend.recover()
     planned = plan(opened, Rules(keep=keep, max_age=max_age, budget=budget), now)
-    outcome = None if dry_run else carry_out(opened, planned)
+    outcome = None if dry_run else apply_plan(opened, planned)
     if console.json:
         console.data(_as_json(planned, outcome))
     elif planned.steps:
