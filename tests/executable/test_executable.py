@@ -229,7 +229,7 @@ def test_totals_are_those_of_the_code() -> None:
         (Section.BUFFERS, numbers(2) + b"v2" + numbers(2**40, 0), "ranks"),
         (Section.BUFFERS, numbers(2) + b"v2" + numbers(1, 0), "no buffer 0 among 0"),
         (Section.NOTES, numbers(0), "no note 0 among 0"),
-        (Section.NOTES, numbers(1, 2**40), "a text takes"),
+        (Section.NOTES, numbers(1, 2**40), "a text has"),
         (Section.NOTES, numbers(1, 2) + b"\xff\xfe", "not UTF-8"),
         (Section.NOTES, numbers(1, 0, 0), "remain at the end"),
         (Section.DIVISIONS, numbers(1, 1, 0, 1, 128, 3, 1, 42), "does not fit buffer 0"),
