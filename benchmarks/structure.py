@@ -369,7 +369,8 @@ def _module(code, names):
     return _known[path]
 
 def _profile(frame, event, argument):
-    if event != "call" or not frame.f_code.co_flags & 1:  # CO_OPTIMIZED: a function
+    # CO_OPTIMIZED: a function. The __getattr__ of a module is part of the import system.
+    if event != "call" or not frame.f_code.co_flags & 1 or frame.f_code.co_qualname.startswith("__getattr__"):
         return
     name = _module(frame.f_code, frame.f_globals)
     if name is None:

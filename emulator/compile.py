@@ -12,7 +12,7 @@ from nxpipe.emulator.executable.tables import Port
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.isa.program import Role
-from nxpipe.emulator.lower import lower
+from nxpipe.emulator.lower.backend import lower
 from nxpipe.emulator.lower.parameters import sliced_parameters
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import RankSlice

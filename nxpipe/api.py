@@ -86,7 +86,7 @@ def build(
     Returns the published artifacts; a build for one target and degree has one. Runs in processes of this machine.
     `state` is the folder for the timings of earlier builds. Raises `BuildFailed` if a program is missing.
     """
-    from nxpipe.pipeline.build.options import BuildOptions
+    from nxpipe.pipeline.build.jobs import BuildOptions
     from nxpipe.pipeline.build.run import BuildRun
     from nxpipe.pipeline.config import Config, Project
     from nxpipe.pipeline.models.thresholds import Thresholds

@@ -40,3 +40,7 @@ def test_no_import_is_a_cycle_not_even_within_a_function(modules: Modules) -> No
 
 def test_click_is_imported_under_pipeline_cli_alone(modules: Modules) -> None:
     assert structure.click_importers(modules) == []
+
+
+def test_no_figure_of_the_structure_exceeds_its_limit() -> None:
+    assert structure.exceeded(structure.measure(ROOT, None)["figures"]) == []

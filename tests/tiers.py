@@ -57,10 +57,13 @@ def mark_unsampled(items: Sequence[pytest.Item], number: int) -> None:
 def _place(item: pytest.Function) -> int:
     """The sum of its indices, one for each `parametrize`; tests of a module begin at different places."""
     place = crc32(item.originalname.encode())
+    if not hasattr(item, "callspec"):
+        return place
+    indices = dict(item.callspec.indices)
     for mark in item.iter_markers("parametrize"):
         names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
-        place += item.callspec.indices[names[0].strip()]
-    return place
+        place += max(indices.pop(name.strip()) for name in names)
+    return place + sum(indices.values())  # of the parametrized fixtures
 
 
 def part_of(items: list[pytest.Item], part: str) -> tuple[list[pytest.Item], list[pytest.Item]]:

@@ -58,6 +58,13 @@ class Affine:
             value += rotation.step * (rotation.of.at(indices) % rotation.count)
         return value
 
+    def bound(self, depth: int, number: int) -> "Affine":
+        """The expression with a number in place of the index of the loop at `depth`."""
+        coefficients = dict(self.terms)
+        base = self.base + coefficients.pop(depth, 0) * number
+        fixed = Affine(base, _canonical(coefficients))
+        return sum((rotating_offset(turn.of.bound(depth, number), turn.count, turn.step) for turn in self.rotations), fixed)
+
     def bounds(self, counts: Sequence[int]) -> tuple[int, int]:
         """The least and the greatest value over loops of these counts; rotating offsets count in full."""
         low = high = self.base

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -94,6 +95,11 @@ class _Emission:
             for value, series in output_series.items():
                 if places.homes.get(value) != series.at(index):
                     low.copy(series.at(index), places.views[value])
+        # After the loop, a value of the body is that of the last iteration, also where its view moves with the index.
+        ((depth, _),) = index.terms
+        for value in places.views.keys() - outer_views.keys():
+            view = places.views[value]
+            places.views[value] = replace(view, offset=view.offset.bound(depth, repeat.count - 1))
         places.views |= outer_views
         self._bind_loop_results(repeat, carried, output_series)
 

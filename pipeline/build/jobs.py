@@ -317,3 +317,20 @@ class Executor(Protocol):
     def close(self) -> None:
         """Stop all running jobs at once. What they have committed stays."""
         ...
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """Options of a build, None where `[build]` of nxpipe.toml decides.
+
+    `timeout`: seconds of one job. `memory_limit`: bytes of one job. `address` is that of a Ray cluster.
+    """
+
+    force: bool = False
+    keep_going: bool = False
+    retries: int = 2
+    executor: str | None = None
+    address: str | None = None
+    jobs: int | None = None
+    timeout: float | None = None
+    memory_limit: int | None = None

@@ -21,6 +21,7 @@ from nxpipe.artifact_store.documents import written_now
 from nxpipe.artifact_store.errors import StoreUnavailable
 from nxpipe.pipeline.build.cache import Timings, timing_key
 from nxpipe.pipeline.build.jobs import (
+    BuildOptions,
     CellStatus,
     Event,
     Executor,
@@ -32,7 +33,6 @@ from nxpipe.pipeline.build.jobs import (
     JobRetry,
     JobSubmitted,
 )
-from nxpipe.pipeline.build.options import BuildOptions
 from nxpipe.pipeline.build.plan import SMALL_BUILD, BuildPlan, PlannedArtifact, PlannedCell, make_plan
 from nxpipe.pipeline.build.report.live import live_view
 from nxpipe.pipeline.build.report.plan_text import plan_json, plan_table

@@ -25,9 +25,9 @@ from nxpipe.pipeline.compile.findings import (
     WEIGHTS,
     Finding,
 )
-from nxpipe.pipeline.models.checkpoint import SafetensorsWeights, weight_files
 from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.source import PretrainedModel, longest_sequence
+from nxpipe.pipeline.models.weights import SafetensorsWeights, weight_files
 from nxpipe.pipeline.util.errors import ModelSourceError
 from nxpipe.pipeline.util.files import expanded, json_of
 

@@ -111,7 +111,7 @@ def _baseline(name: str, store: "Store", config_path: Path, allow_empty: bool) -
 def _artifacts(names: Sequence[str], store: "Store", config_path: Path) -> "Iterator[Manifest]":
     """The named artifacts, else the artifacts of the models in nxpipe.toml."""
     from nxpipe.pipeline.artifacts.lookup import artifact, is_artifact
-    from nxpipe.pipeline.build.options import specs_of_config
+    from nxpipe.pipeline.models.spec import specs_of_config
 
     if names and all(map(is_artifact, names)):  # needs no valid configuration
         yield from (artifact(name, store) for name in names)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
-from nxpipe.pipeline.build.options import BuildOptions
+from nxpipe.pipeline.build.jobs import BuildOptions
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import ModelOptions, executor_options, model_options
 from nxpipe.pipeline.cli.options import config_option, store_option
@@ -77,8 +77,8 @@ def build(
       nxpipe build --model-id ./my-llama --target inf2.48xlarge,trn2.48xlarge --tp 2,8 --buckets 128,512 --dry-run
       nxpipe build --model-id ./encoder.onnx --axis batch=1
     """
-    from nxpipe.pipeline.build.options import specs_of_options
     from nxpipe.pipeline.build.run import BuildRun, UnfinishedBuild
+    from nxpipe.pipeline.models.spec import specs_of_options
     from nxpipe.pipeline.models.thresholds import Thresholds
 
     console: Console = ctx.obj

@@ -127,7 +127,7 @@ class _Subject:
         return is_artifact(self.model) or self.model not in [model.name for model in self.config.models]
 
     def specs(self) -> "tuple[ModelSpec, ...]":
-        from nxpipe.pipeline.build.options import specs_of_options
+        from nxpipe.pipeline.models.spec import specs_of_options
 
         names = (self.model,) if self.model else self.options.names
         return specs_of_options(self.values, self.config, names, self.config_path.parent)

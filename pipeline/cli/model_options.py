@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from nxpipe.emulator.errors import CompileError
-from nxpipe.pipeline.build.options import BuildOptions
+from nxpipe.pipeline.build.jobs import BuildOptions
 from nxpipe.pipeline.cli.param_types import Axis, Bytes, Numbers, Phases, Seconds, Target
 from nxpipe.pipeline.config import Config, Model
 from nxpipe.pipeline.config.models import Autocast, AutocastType, Task

@@ -8,7 +8,7 @@ import click
 from click.core import ParameterSource
 
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
-from nxpipe.pipeline.build.options import BuildOptions
+from nxpipe.pipeline.build.jobs import BuildOptions
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import executor_options
 from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, key_option, store_option

@@ -108,14 +108,14 @@ def pass_names() -> list[str]:
 
 def backend_steps() -> list[str]:
     """The names of the back end's steps, which follow the passes."""
-    from nxpipe.emulator.lower import BACKEND
+    from nxpipe.emulator.lower.backend import BACKEND
 
     return [step.__name__ for step in BACKEND]
 
 
 def lowered_text(spec: BuildSpec, graph: "Graph", step: str) -> str:
     """Text of the back end's record after one of its steps, for a graph after all passes."""
-    from nxpipe.emulator.lower import record_text
+    from nxpipe.emulator.lower.backend import record_text
 
     return record_text(graph, spec.target.core, spec.tensor_parallel, step)
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from nxpipe.emulator.regular_file import open_regular
-from nxpipe.pipeline.models.checkpoint import numpy_dtype, sha256_of_file
 from nxpipe.pipeline.models.configuration import SAVED_PROGRAM, Shape
 from nxpipe.pipeline.models.versions import library_version
-from nxpipe.pipeline.models.weights import Arrays, Weights, WeightsSource
+from nxpipe.pipeline.models.weights import Arrays, Weights, WeightsSource, numpy_dtype, sha256_of_file
 from nxpipe.pipeline.util.errors import BuildRefused, ModelSourceError, NotEnoughMemory
 from nxpipe.pipeline.util.process import available_memory
 from nxpipe.pipeline.util.text import did_you_mean, human_bytes

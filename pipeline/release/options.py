@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from nxpipe.pipeline.build.options import BuildOptions
+from nxpipe.pipeline.build.jobs import BuildOptions
 
 GATES: Final = ("check", "build", "verify", "bench", "sign", "promote", "rollout")
 

@@ -20,7 +20,7 @@ def server() -> Iterator[dict[str, str]]:
         yield environment
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.sample(2))])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     if request.param == "local":
         return folder(tmp_path / "store")

@@ -8,9 +8,9 @@ from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.manifest import Executable, Manifest, ModelRef
 from nxpipe.artifact_store.records import ActionRecord
-from nxpipe.pipeline.build.options import specs_of_config
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.config import load_config
+from nxpipe.pipeline.models.spec import specs_of_config
 from tests.artifact_store.samples import evidence
 
 

@@ -8,7 +8,7 @@ from tests.conformance.opinfo import Verdict, judge, judged, operators
 OPERATORS = operators()
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_an_operator_that_compiles_agrees_with_pytorch(name: str) -> None:
     verdict = Verdict()

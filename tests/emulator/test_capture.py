@@ -253,7 +253,7 @@ DECISIONS = [
 ]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("kind", "label"), DECISIONS, ids=[label for _, label in DECISIONS])
 @pytest.mark.parametrize("held", [torch.ones(4, 4), torch.arange(16.0).reshape(4, 4)], ids=["ones", "range"])
 def test_a_decision_by_a_tensors_value_is_never_taken_and_names_its_line(kind: Any, label: str, held: Any) -> None:

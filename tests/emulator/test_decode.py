@@ -116,7 +116,7 @@ def generated(name: str) -> list[Array]:
     return logits
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", DECODERS)
 def test_prefill_and_decode_generate_what_pytorch_generates_row_by_row(name: str) -> None:
     ids, _ = prompts()

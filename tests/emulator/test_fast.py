@@ -183,6 +183,7 @@ class MadeWhenAsked(dict[str, Array]):
 _WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "vocab_size": 4000}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_a_llama_takes_at_most_one_and_a_half_times_its_weights(phase: str) -> None:
     wanted = replace(request("llama", "text-generation", 1, 16, tie_word_embeddings=True, **_WIDE), phase=phase)

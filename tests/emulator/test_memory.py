@@ -106,6 +106,7 @@ def rolled(request: pytest.FixtureRequest) -> Graph:
     return deep(request.param, 8)
 
 
+@pytest.mark.sample(2)
 def test_layers_stored_once_take_what_they_take_written_out(rolled: Graph) -> None:
     whole = unroll(rolled)
     assert len(whole.nodes) > len(rolled.nodes)

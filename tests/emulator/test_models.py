@@ -42,7 +42,7 @@ def padded_inputs(wanted: CaptureRequest) -> dict[str, Array]:
     return inputs
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("family", "task"), MODELS)
 def test_without_autocast_a_model_agrees_with_pytorch(family: str, task: str) -> None:
     wanted = request(family, task)
@@ -76,7 +76,7 @@ MORE_MODELS = [
 ]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("family", "task"), MORE_MODELS)
 def test_a_model_of_another_family_agrees_with_pytorch(family: str, task: str) -> None:
     wanted = replace(request(family, task), phase="forward")

@@ -86,6 +86,7 @@ def test_a_lowered_graph_survives_its_bytes(graph: Graph) -> None:
 few = settings(max_examples=20)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("mode", ["matmult", "all"])
 @pytest.mark.parametrize("kind", ["bf16", "fp16", "tf32"])
 @given(graph=graphs())

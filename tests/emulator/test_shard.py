@@ -48,7 +48,7 @@ def run_on_ranks(
     return ranks.run(given_to_all, [blank] * ranks.degree)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("degree", [2, 5, 8])
 def test_ranks_together_answer_as_one_does(family: str, degree: int) -> None:
@@ -62,6 +62,7 @@ def test_ranks_together_answer_as_one_does(family: str, degree: int) -> None:
         assert relative_error(found[name], expected[name]) < 3e-6
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_matrix_of_the_layers_is_divided(family: str) -> None:
     graph = lowered(request(family))

@@ -227,7 +227,9 @@ def test_interleaved_writers_of_a_folder_break_no_promise_in_thirty_thousand_ste
     run(in_a_folder, examples=600, steps=50)
 
 
-@pytest.fixture(params=["without versions", "with versions"])
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.sample(2)) for name in ("without versions", "with versions")]
+)
 def in_a_bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], World]]:
     """On an S3 where one request of twelve meets something, and whose clock is no other test's."""
     monkeypatch.setattr(s3_client, "_FIRST_PAUSE", 0.0)

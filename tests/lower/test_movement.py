@@ -11,6 +11,8 @@ from nxpipe.emulator.isa.program import Role, instructions
 from nxpipe.emulator.lower import lower
 from nxpipe.emulator.lower.lowering import NotLowered
 from nxpipe.emulator.ops import Binary, Bitcast, Broadcast, Concat, Flip, Pad, Reshape, Slice, SliceUpdate, Transpose
+from nxpipe.emulator.passes import PassOptions
+from nxpipe.emulator.passes.roll import roll
 from tests.lower.harness import Case, require_equal, run
 from tests.lower.sweep import BYTES, FLOATS, INTEGERS, Draw, Row, sweep
 
@@ -191,3 +193,17 @@ def test_a_whole_matrix_is_turned_bit_by_bit_in_blocks(shape: tuple[int, ...], d
     for core in ("v2", "v3"):
         copies = [each for each in instructions(lower(case.graph, core).body) if isinstance(each, DmaCopy)]
         assert all(place.axes[-1].stride == 1 for each in copies for place in (each.dst, each.src))
+
+
+def test_a_transpose_of_a_rolled_loop_is_read_after_the_loop_as_of_the_last_iteration() -> None:
+    """A transpose is a view of the loop-carried buffer, of which each iteration reads the other half."""
+    builder = GraphBuilder()
+    x = builder.input("x", TensorType((2, 3), DType.FLOAT32))
+    values = [builder.add(Binary("add"), x, x)]
+    for _ in range(4):
+        values.append(builder.add(Transpose((1, 0)), values[-1]))
+    builder.output("inside", builder.add(Binary("add"), values[3], values[3]))
+    builder.output("last", builder.add(Binary("multiply"), values[4], values[4]))
+    graph = roll(builder.build(), PassOptions())
+    assert [repeat.count for repeat in graph.repeats] == [2]
+    require_equal(Case(graph, {}, {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}))

@@ -55,7 +55,7 @@ def config_of(model: KnownModel) -> PretrainedConfig:
     return AutoConfig.for_model(**model.config)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("model_id", CATALOGUE)
 def test_an_entry_builds_the_published_model_to_the_last_parameter(model_id: str) -> None:
     model = known(model_id)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from nxpipe.artifact_store import Published, Store, open_store
-from nxpipe.pipeline.build.options import specs_of_config
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.config import load_config
+from nxpipe.pipeline.models.spec import specs_of_config
 from nxpipe.pipeline.util.exit_codes import NOT_FOUND, OK, REFUSED, REGRESSION, USAGE
 from tests.pipeline.conftest import BERT, write_model
 from tests.pipeline.in_process import InProcess, nxpipe

@@ -14,7 +14,7 @@ from nxpipe.artifact_store.weights import read_weights
 from nxpipe.emulator.ir.decoding import decode
 from nxpipe.emulator.run.fast import execute
 from nxpipe.pipeline.cli.main import cli
-from nxpipe.pipeline.models.checkpoint import numpy_dtype
+from nxpipe.pipeline.models.weights import numpy_dtype
 from nxpipe.pipeline.util.console import Console
 from tests.pipeline.command import Answer
 from tests.pipeline.command import nxpipe as installed

@@ -204,6 +204,7 @@ def as_somebody_else(world: World) -> list[str]:
     return before
 
 
+@pytest.mark.sample(2)
 def test_a_store_that_we_may_only_read(world: World, as_somebody_else: list[str]) -> None:
     """Looking at it works in every way; what would change it says that it may not."""
     with tempfile.TemporaryDirectory(dir=world.root) as name:
@@ -480,6 +481,7 @@ def test_examples_of_the_help_do_what_they_say(world: World, tmp_path: Path) -> 
 # Leaving early
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("command", "held"),
     [

@@ -9,14 +9,14 @@ import pytest
 from safetensors.numpy import load, save
 
 from nxpipe.artifact_store import open_store
-from nxpipe.pipeline.models.checkpoint import numpy_dtype
 from nxpipe.pipeline.models.configuration import first_layers
+from nxpipe.pipeline.models.weights import numpy_dtype
 from tests.emulator.divided_models import FAMILIES
 from tests.emulator.models import small_config
 from tests.pipeline.conftest import BERT, LLAMA, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(4)
 
 __all__ = ["nxpipe"]
 

@@ -100,12 +100,13 @@ def described(family: str) -> dict[str, Any]:
     return {**small_config(family), **named}
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("family", [family for family, _ in CLASSES])
 def test_a_small_model_of_every_class_verifies_in_all_of_its_programs(family: str, tmp_path: Path) -> None:
     verifies(tmp_path / family, described(family))
 
 
+@pytest.mark.sample(4)
 def test_a_decoder_that_chooses_its_frequencies_by_the_length_so_far_verifies(tmp_path: Path) -> None:
     family, changes = VARIANTS[0]
     verifies(tmp_path / family, {**described(family), **changes})

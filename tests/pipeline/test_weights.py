@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from nxpipe.emulator.ir.types import DType, TensorType
-from nxpipe.pipeline.models.checkpoint import SafetensorsWeights
-from nxpipe.pipeline.models.weights import RandomWeights, WeightsSource, random_tensor
+from nxpipe.pipeline.models.weights import RandomWeights, SafetensorsWeights, WeightsSource, random_tensor
 from nxpipe.pipeline.util.errors import ModelSourceError
 
 

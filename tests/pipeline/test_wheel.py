@@ -94,6 +94,7 @@ def test_a_wheel_from_the_source_distribution_is_the_same(wheel: Path, tmp_path:
     assert zipfile.ZipFile(again).namelist() == zipfile.ZipFile(wheel).namelist()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "arguments",
     [

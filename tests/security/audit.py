@@ -30,7 +30,7 @@ class Seen:
     def files_outside(self, *folders: Path) -> set[Path]:
         """Files that were opened below none of these folders, nor among Python's own and the kernel's."""
         homes = [*(folder.resolve() for folder in folders), Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()]
-        return {path for path in self.files if not any(path.is_relative_to(home) for home in homes)}
+        return {path for path in self.files if not any(path.resolve().is_relative_to(home) for home in homes)}
 
     def imports_beyond(self, *packages: str) -> set[str]:
         return {name for name in self.imports if not any(f"{name}.".startswith(f"{package}.") for package in packages)}

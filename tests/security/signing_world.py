@@ -31,7 +31,7 @@ from nxpipe.pipeline.artifacts.channels import ServedModel
 from nxpipe.pipeline.artifacts.lookup import find_match, pair
 from nxpipe.pipeline.artifacts.neuron_cache import select_served
 from nxpipe.pipeline.artifacts.signing import trust_in
-from nxpipe.pipeline.build.options import BuildOptions
+from nxpipe.pipeline.build.jobs import BuildOptions
 from nxpipe.pipeline.config import Config, load_config
 from nxpipe.pipeline.fleet.agent.run import fetch_artifact
 from nxpipe.pipeline.release.options import ReleaseOptions

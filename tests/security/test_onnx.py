@@ -462,7 +462,7 @@ def test_an_attempt_of_the_review_ends_in_a_sentence(
     _require_sentence(_tried(nxpipe, tmp_path, recipe, command), code, words)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("recipe", "command", "code", "words"), [pytest.param(*rest, id=what) for what, *rest in _SIBLINGS]

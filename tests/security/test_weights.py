@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from nxpipe.emulator.capture import CaptureRequest, parameter_specs
-from nxpipe.pipeline.models.checkpoint import weight_files
+from nxpipe.pipeline.models.weights import weight_files
 from nxpipe.pipeline.util.errors import ModelSourceError
 from tests.pipeline.command import Answer
 from tests.pipeline.in_process import InProcess, nxpipe
@@ -59,7 +59,7 @@ FILES: Final = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.attempt(name)] if name[0] == "W" else []) for name in FILES]
 )

@@ -136,6 +136,7 @@ LOCAL = {  # what `make cloud-up` prints, and what else says that an AWS is not 
 }
 
 
+@pytest.mark.sample(3)
 def test_a_second_synthesis_gives_equal_bytes_beside_a_local_aws_too(
     first: Path, whole: Path, tmp_path: Path, offline: dict[str, str]
 ) -> None:
@@ -206,7 +207,7 @@ def test_a_configuration_that_cannot_be_deployed_is_told_in_its_own_sentences(
     assert told in capfd.readouterr().err
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("what", [*BROKEN_RULES, "a key that is not known"])
 def test_the_app_ends_without_a_traceback(what: str, config: Path, tmp_path: Path, offline: dict[str, str]) -> None:
     text, told = FAULTY[what]

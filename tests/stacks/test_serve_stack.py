@@ -160,6 +160,7 @@ def test_another_image_is_rolled_out_by_an_instance_refresh(deployed: World, tmp
     assert launched_from("demo-search-standby") == {IMAGE}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("trouble", ["the alarm", "the agents"])
 def test_an_image_that_does_no_good_is_taken_back(deployed: World, tmp_path: Path, trouble: str) -> None:
     if trouble == "the alarm":

@@ -313,7 +313,7 @@ def trace_job(job: TraceJob) -> None:
     os.chdir(job.folder)
     os.environ.clear()
     os.environ.update(job.environment)
-    from nxpipe.emulator.capture.neuronx import trace_for_neuron
+    from nxpipe.emulator.capture.reference import trace_for_neuron
 
     trace_for_neuron(job.capture, dict(job.tensors), job.inputs, job.outputs, job.workdir, job.arguments)
 
