@@ -63,7 +63,8 @@ class Affine:
         coefficients = dict(self.terms)
         base = self.base + coefficients.pop(depth, 0) * number
         fixed = Affine(base, _canonical(coefficients))
-        return sum((rotating_offset(turn.of.bound(depth, number), turn.count, turn.step) for turn in self.rotations), fixed)
+        rotations = (rotating_offset(r.of.bound(depth, number), r.count, r.step) for r in self.rotations)
+        return sum(rotations, fixed)
 
     def bounds(self, counts: Sequence[int]) -> tuple[int, int]:
         """The least and the greatest value over loops of these counts; rotating offsets count in full."""
