@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Literal
 
-from nxpipe.artifact_store.backends.protocol import Backend, Found
+from nxpipe.artifact_store.backends.protocol import Backend, ListedObject
 from nxpipe.artifact_store.documents import (
     Blob,
     Label,
@@ -70,7 +70,7 @@ class Pins:
         if stat is None:
             others = ", ".join(pin.name for pin in self.all()) or "none"
             raise NotFound(f"there is no pin {name} in {self._backend.url}; it has {others}")
-        self._backend.remove(Found(path, stat.size, stat.tag, stat.modified))
+        self._backend.remove(ListedObject(path, stat.size, stat.tag, stat.modified))
 
     def all(self) -> list[Pin]:
         """Every pin, whether or not it has expired."""

@@ -58,7 +58,9 @@ class Store:
     # Artifacts
 
     def publish(self, manifest: Manifest) -> Published:
-        """Make an artifact visible after every blob that it names is durable; the steps of section 7."""
+        """Make an artifact visible after every blob that it names is durable.
+
+        docs/reference/store-format.md, section 7, lists the steps."""
         document = Payload.of(manifest.to_bytes())
         blob = Blob(sha256=document.sha256, size=document.size)
         stored = self._record(manifest.request_key)

@@ -58,7 +58,7 @@ def without_quantisation(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def quantised(config: Mapping[str, object]) -> bool:
-    """Whether the configuration, or a nested part, describes a quantised checkpoint."""
+    """True if the configuration, or a nested part, describes a quantised checkpoint."""
     parts = (value for value in config.values() if isinstance(value, Mapping))
     return bool(config.get("quantization_config")) or any(quantised(part) for part in parts)
 

@@ -32,7 +32,7 @@ class ModelKeywords(TypedDict, total=False):
     sequence lengths to compile for; default: (1,) and (128,). phases: ("forward",), ("prefill",) or
     ("prefill", "decode"); default: by task. autocast, autocast_type: the operators that run in a lower precision, and
     that precision; default: "matmult" and "bf16". weights: "hub", "random:SEED" or a folder of safetensors; default:
-    the folder's own, or the hub's. revision: a branch, tag or commit of the hub. axes: the sizes of open axes of an
+    the folder's own, or the hub's. revision: a branch, tag or commit of the hub. axes: the sizes of dynamic axes of an
     ONNX file.
     """
 

@@ -16,7 +16,7 @@ from nxpipe.artifact_store.backends.files import chunks_of, flush_to_disk, new_f
 from nxpipe.artifact_store.backends.no_symlinks import NotAFile, SafeFolder
 from nxpipe.artifact_store.backends.protocol import (
     Clock,
-    Found,
+    ListedObject,
     Payload,
     Probe,
     Sent,
@@ -226,7 +226,7 @@ class LocalFolder:
             except FileNotFoundError:
                 return []
 
-    def walk(self, prefix: str) -> Iterator[Found]:
+    def walk(self, prefix: str) -> Iterator[ListedObject]:
         """Every object below a prefix. Entries that are not files are listed too; reading one raises `Corrupt`.
 
         A symlink to a folder makes the listing incomplete: it raises StoreUnavailable at the end.
@@ -245,7 +245,7 @@ class LocalFolder:
                     "place"
                 )
             elif not entry.is_folder:
-                yield Found(path, entry.status.st_size, _tag(entry.status), entry.status.st_mtime)
+                yield ListedObject(path, entry.status.st_size, _tag(entry.status), entry.status.st_mtime)
             elif path != SCRATCH:
                 try:
                     yield from self.walk(f"{path}/")
@@ -262,21 +262,21 @@ class LocalFolder:
                 return False
         return True
 
-    def remove(self, found: Found) -> bool:
+    def remove(self, item: ListedObject) -> bool:
         """Remove this version. The file is renamed before its tag is compared, since another process may touch it."""
-        with os_errors(f"remove {self._file(found.path)}"), self._removal_folder() as folder:
-            renamed = f"{folder}/{found.path.replace('/', chr(92))}{_GONE}"
+        with os_errors(f"remove {self._file(item.path)}"), self._removal_folder() as folder:
+            renamed = f"{folder}/{item.path.replace('/', chr(92))}{_GONE}"
             try:
-                self._files.rename(found.path, renamed)
+                self._files.rename(item.path, renamed)
             except FileNotFoundError:
                 return False
-            same = _tag(self._files.status(renamed)) == found.tag
+            same = _tag(self._files.status(renamed)) == item.tag
             if not same:
-                self._link(renamed, found.path)
+                self._link(renamed, item.path)
             self._files.remove(renamed)
         return same
 
-    def abandoned(self, older_than: float) -> Iterator[Found]:
+    def abandoned(self, older_than: float) -> Iterator[ListedObject]:
         with os_errors(f"list {self._file(SCRATCH)}"):
             try:
                 listed = sorted(self._files.list(SCRATCH), key=lambda entry: entry.name)
@@ -284,12 +284,14 @@ class LocalFolder:
                 return
         for entry in listed:
             if _ABANDONED.fullmatch(entry.name) and entry.is_file and entry.status.st_mtime < older_than:
-                yield Found(f"{SCRATCH}/{entry.name}", entry.status.st_size, _tag(entry.status), entry.status.st_mtime)
+                yield ListedObject(
+                    f"{SCRATCH}/{entry.name}", entry.status.st_size, _tag(entry.status), entry.status.st_mtime
+                )
 
-    def remove_abandoned(self, found: Found) -> bool:
-        with os_errors(f"remove {self._file(found.path)}"):
+    def remove_abandoned(self, item: ListedObject) -> bool:
+        with os_errors(f"remove {self._file(item.path)}"):
             try:
-                self._files.remove(found.path)
+                self._files.remove(item.path)
             except FileNotFoundError:
                 return False
         return True

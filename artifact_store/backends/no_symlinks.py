@@ -40,7 +40,7 @@ class NotAFile(Exception):
 
 
 @dataclass(frozen=True)
-class Seen:
+class FolderEntry:
     """An entry of a folder. `status` is that of the entry itself, not of a link's target."""
 
     name: str
@@ -111,7 +111,7 @@ class SafeFolder:
         with self._at(path) as (folder, name):
             return os.stat(name, dir_fd=folder, follow_symlinks=False)
 
-    def list(self, path: str) -> Sequence[Seen]:
+    def list(self, path: str) -> Sequence[FolderEntry]:
         """The entries of a folder; the root's own path is empty."""
         folder = self._folder(path, make=False)
         try:
@@ -279,9 +279,9 @@ def _is_link(folder: int, name: str) -> bool:
         return False
 
 
-def _entry(entry: "os.DirEntry[str]") -> Iterator[Seen]:
+def _entry(entry: "os.DirEntry[str]") -> Iterator[FolderEntry]:
     with suppress(FileNotFoundError):  # it was removed meanwhile
-        yield Seen(entry.name, entry.stat(follow_symlinks=False), entry.is_symlink() and _links_to_folder(entry))
+        yield FolderEntry(entry.name, entry.stat(follow_symlinks=False), entry.is_symlink() and _links_to_folder(entry))
 
 
 def _links_to_folder(link: "os.DirEntry[str]") -> bool:

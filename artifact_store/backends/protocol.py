@@ -138,7 +138,7 @@ class Stat:
 
 
 @dataclass(frozen=True)
-class Found:
+class ListedObject:
     """An object in a listing."""
 
     path: str
@@ -193,7 +193,7 @@ class Backend(Protocol):
     def paths(self, prefix: str) -> Sequence[str]:
         """Every object directly below a prefix that ends in `/`."""
 
-    def walk(self, prefix: str) -> Iterator[Found]:
+    def walk(self, prefix: str) -> Iterator[ListedObject]:
         """Every object at any depth below a prefix that is empty or ends in `/`, ordered by path.
 
         `StoreUnavailable` is raised after everything readable was listed.
@@ -202,13 +202,13 @@ class Backend(Protocol):
     def touch(self, path: str) -> bool:
         """Refresh an object: set its modification time to now. False: it is gone."""
 
-    def remove(self, found: Found) -> bool:
+    def remove(self, item: ListedObject) -> bool:
         """Remove this version of an object. False: it is gone, or has changed and is kept."""
 
-    def abandoned(self, older_than: float) -> Iterator[Found]:
+    def abandoned(self, older_than: float) -> Iterator[ListedObject]:
         """Remains of interrupted writes, which have no path in the store, last written before `older_than`."""
 
-    def remove_abandoned(self, found: Found) -> bool:
+    def remove_abandoned(self, item: ListedObject) -> bool:
         """Remove the remains of an interrupted write. False: they are gone."""
 
     def recover(self) -> None:

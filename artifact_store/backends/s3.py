@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from nxpipe.artifact_store.backends import s3 as listing
-from nxpipe.artifact_store.backends.protocol import CHUNK, Clock, Found, Payload, Probe, Sent, Stat, ignore_progress
+from nxpipe.artifact_store.backends.protocol import (
+    CHUNK,
+    Clock,
+    ListedObject,
+    Payload,
+    Probe,
+    Sent,
+    Stat,
+    ignore_progress,
+)
 from nxpipe.artifact_store.backends.s3_client import (
     ATTEMPTS,
     DEFAULT,
@@ -20,11 +29,11 @@ from nxpipe.artifact_store.backends.s3_client import (
     Fault,
     Place,
     S3Options,
-    answer_may_be_lost,
     attempts,
     code_of,
     is_absent,
     is_refused,
+    response_may_be_lost,
     s3_client,
     status_of,
     unavailable,
@@ -46,52 +55,52 @@ from nxpipe.artifact_store.canonical import sha256_of_chunks
 from nxpipe.artifact_store.errors import Changed, StoreUnavailable, TooLarge
 
 
-def tag_of(found: Mapping[str, Any]) -> str:
+def tag_of(item: Mapping[str, Any]) -> str:
     """The tag of an object's version, equal in a listing and a look-up; listings have no version ids.
 
     Equal bytes written again have the same ETag, so the tag includes the time of the write in seconds.
     """
-    etag = found["ETag"].strip('"')
-    return f"{etag}@{modified(found):.0f}"
+    etag = item["ETag"].strip('"')
+    return f"{etag}@{modified(item):.0f}"
 
 
 def etag_of(tag: str) -> str:
     return f'"{tag.partition("@")[0]}"'
 
 
-def modified(found: Mapping[str, Any]) -> float:
+def modified(item: Mapping[str, Any]) -> float:
     """The time of the last write in whole seconds, the precision of a look-up."""
-    return _seconds(found["LastModified"])
+    return _seconds(item["LastModified"])
 
 
 def directly_below(place: Place, prefix: str) -> Sequence[str]:
     with place.faults("list", prefix):
         pages = place.pages("list_objects_v2", Prefix=place.key(prefix), Delimiter="/")
-        return [found["Key"].removeprefix(place.prefix) for page in pages for found in page.get("Contents", ())]
+        return [item["Key"].removeprefix(place.prefix) for page in pages for item in page.get("Contents", ())]
 
 
-def walk(place: Place, prefix: str) -> Iterator[Found]:
+def walk(place: Place, prefix: str) -> Iterator[ListedObject]:
     with place.faults("list", prefix):
         for page in place.pages("list_objects_v2", Prefix=place.key(prefix)):
-            for found in page.get("Contents", ()):
-                path = found["Key"].removeprefix(place.prefix)
-                yield Found(path, found["Size"], tag_of(found), modified(found))
+            for item in page.get("Contents", ()):
+                path = item["Key"].removeprefix(place.prefix)
+                yield ListedObject(path, item["Size"], tag_of(item), modified(item))
 
 
-def broken_uploads(place: Place, older_than: float) -> Iterator[Found]:
+def broken_uploads(place: Place, older_than: float) -> Iterator[ListedObject]:
     """Abandoned multipart uploads. An upload has the age of its newest part, so a slow active one is not listed."""
     with place.faults("list the uploads below", ""):
         for page in place.pages("list_multipart_uploads", Prefix=place.prefix):
             for upload in page.get("Uploads", ()):
                 if _seconds(upload["Initiated"]) < older_than:
-                    found = _with_its_parts(place, upload)
-                    if found.modified < older_than:
-                        yield found
+                    item = _with_its_parts(place, upload)
+                    if item.modified < older_than:
+                        yield item
 
 
-def end_upload(place: Place, found: Found) -> bool:
+def end_upload(place: Place, item: ListedObject) -> bool:
     try:
-        place.request("abort_multipart_upload", found.path.rpartition("#")[0], UploadId=found.tag)
+        place.request("abort_multipart_upload", item.path.rpartition("#")[0], UploadId=item.tag)
     except FAULTS as error:
         if code_of(error) == "NoSuchUpload":
             return False
@@ -110,7 +119,7 @@ def other_versions(place: Place, path: str, version: str) -> Sequence[str] | Non
     return [entry["VersionId"] for entry in versions if entry["VersionId"] != version]
 
 
-def _with_its_parts(place: Place, upload: Mapping[str, Any]) -> Found:
+def _with_its_parts(place: Place, upload: Mapping[str, Any]) -> ListedObject:
     """An upload as a listing entry. Its path is `KEY#ID`; no path of a store contains `#`."""
     parts: list[Mapping[str, Any]] = []
     try:
@@ -119,7 +128,7 @@ def _with_its_parts(place: Place, upload: Mapping[str, Any]) -> Found:
     except FAULTS as error:
         if code_of(error) != "NoSuchUpload":  # the upload ended meanwhile
             raise
-    return Found(
+    return ListedObject(
         path=f"{upload['Key'].removeprefix(place.prefix)}#{upload['UploadId']}",
         size=sum(part["Size"] for part in parts),
         tag=upload["UploadId"],
@@ -165,7 +174,7 @@ class Bucket:
                 self._put(path, payload, write_id, sent, IfNoneMatch="*")
                 return True
             except FAULTS as error:
-                if not is_refused(error) and not answer_may_be_lost(error):
+                if not is_refused(error) and not response_may_be_lost(error):
                     raise unavailable(error, self._writing(path)) from error
                 holder = self._holder(path, error)
                 if holder is not None:
@@ -213,7 +222,7 @@ class Bucket:
     def paths(self, prefix: str) -> Sequence[str]:
         return listing.directly_below(self._place, prefix)
 
-    def walk(self, prefix: str) -> Iterator[Found]:
+    def walk(self, prefix: str) -> Iterator[ListedObject]:
         return listing.walk(self._place, prefix)
 
     def touch(self, path: str) -> bool:
@@ -235,33 +244,33 @@ class Bucket:
             "a retry is safe"
         )
 
-    def remove(self, found: Found) -> bool:
+    def remove(self, item: ListedObject) -> bool:
         """Remove this version of an object. In a versioned bucket all versions are deleted, since an older one would
         become current.
 
         The version id protects a version created meanwhile. Without versioning only the ETag can be given, which is
         equal for a copy of the same bytes.
         """
-        self._proved.pop(found.path, None)
-        head = self._place.head(found.path)
-        if head is None or listing.tag_of(head) != found.tag:
+        self._proved.pop(item.path, None)
+        head = self._place.head(item.path)
+        if head is None or listing.tag_of(head) != item.tag:
             return False
         try:
             if head.get("VersionId") is None:
-                self._place.request("delete_object", found.path, IfMatch=head["ETag"])
+                self._place.request("delete_object", item.path, IfMatch=head["ETag"])
                 return True
-            return self._remove_version(found.path, head["VersionId"])
+            return self._remove_version(item.path, head["VersionId"])
         except FAULTS as error:
             if is_absent(error) or is_refused(error):
                 return False
-            raise unavailable(error, f"remove {self._place.where(found.path)}") from error
+            raise unavailable(error, f"remove {self._place.where(item.path)}") from error
 
-    def abandoned(self, older_than: float) -> Iterator[Found]:
+    def abandoned(self, older_than: float) -> Iterator[ListedObject]:
         return listing.broken_uploads(self._place, older_than)
 
-    def remove_abandoned(self, found: Found) -> bool:
-        with self._place.faults("end the upload", found.path):
-            return listing.end_upload(self._place, found)
+    def remove_abandoned(self, item: ListedObject) -> bool:
+        with self._place.faults("end the upload", item.path):
+            return listing.end_upload(self._place, item)
 
     def recover(self) -> None:
         """Nothing to restore: a removal is one request."""

@@ -165,7 +165,7 @@ def is_garbled(error: Exception) -> bool:
     return _BY_CODE.get(code_of(error)) == _GARBLED
 
 
-def answer_may_be_lost(error: Exception) -> bool:
+def response_may_be_lost(error: Exception) -> bool:
     """True if the request may have taken effect despite the error."""
     return status_of(error) >= 500 or isinstance(error, _NO_ANSWER)
 

@@ -19,10 +19,10 @@ from nxpipe.artifact_store.backends.s3_client import (
     FAULTS,
     Fault,
     Place,
-    answer_may_be_lost,
     attempts,
     code_of,
     is_refused,
+    response_may_be_lost,
     status_of,
     unavailable,
     unknown,
@@ -231,7 +231,7 @@ class PartsUploader:
                 self._abort(upload)
             if created is not None:
                 return created
-            if answer_may_be_lost(fault):
+            if response_may_be_lost(fault):
                 raise unavailable(fault, self._writing(job)) from fault
             fresh = status_of(fault) == 409  # S3 requires a new upload then
         raise StoreUnavailable(
@@ -319,7 +319,7 @@ class PartsUploader:
             )
         except FAULTS as error:
             gone = code_of(error) in ("NoSuchUpload", "InvalidPart")  # another process replaced a part
-            if gone or is_refused(error) or answer_may_be_lost(error):
+            if gone or is_refused(error) or response_may_be_lost(error):
                 return error
             raise unavailable(error, self._writing(job)) from error
         return None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from nxpipe.artifact_store.backends.protocol import Backend, Found
+from nxpipe.artifact_store.backends.protocol import Backend, ListedObject
 from nxpipe.artifact_store.channel.generation import Generation, Head
 from nxpipe.artifact_store.channel.watermarks import Mark, Marks
 from nxpipe.artifact_store.documents import (
@@ -173,7 +173,7 @@ def channels(backend: Backend) -> list[str]:
     return channels_among(backend.walk(CHANNELS))
 
 
-def channels_among(listed: Iterable[Found]) -> list[str]:
+def channels_among(listed: Iterable[ListedObject]) -> list[str]:
     """The names of the channels that have an object in a listing."""
-    paths = [found.path for found in listed if found.path.startswith(CHANNELS)]
+    paths = [item.path for item in listed if item.path.startswith(CHANNELS)]
     return sorted({path.split("/")[1] for path in paths if path.count("/") >= 2})

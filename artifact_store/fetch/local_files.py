@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from nxpipe.artifact_store.backends.files import os_errors, scratch
-from nxpipe.artifact_store.backends.no_symlinks import NotAFile, SafeFolder, Seen, is_ours, is_same
+from nxpipe.artifact_store.backends.no_symlinks import FolderEntry, NotAFile, SafeFolder, is_ours, is_same
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Denied
 from nxpipe.artifact_store.fetch.file_layout import AssembledFile, chunks_between
@@ -66,7 +66,7 @@ class Stamps:
         return True
 
     def put(self, digest: str, hashed: os.stat_result) -> None:
-        """Write the stamp of a hashed file. A concurrent stamp for other bytes never fits: the file is hashed again."""
+        """Write the stamp of a hashed file. A concurrent stamp for other bytes never matches; the file is rehashed."""
         path = self._path(digest)
         folder = self._files.root / path.rpartition("/")[0]
         with scratch(folder, 0o644, self._files) as file:
@@ -243,7 +243,7 @@ class LocalFiles:
         }
 
 
-def entries(files: SafeFolder, folder: str) -> Sequence[Seen]:
+def entries(files: SafeFolder, folder: str) -> Sequence[FolderEntry]:
     """The entries of a folder of the cache; empty if it does not exist."""
     with os_errors(f"list {files.root / folder}"):
         try:

@@ -16,7 +16,7 @@ from threading import Lock
 from typing import Final
 
 from nxpipe.artifact_store.backends.files import os_errors, write_at
-from nxpipe.artifact_store.backends.no_symlinks import NotAFile, Seen, Subfolder, is_ours
+from nxpipe.artifact_store.backends.no_symlinks import FolderEntry, NotAFile, Subfolder, is_ours
 from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.artifact_store.fetch.local_files import date
 
@@ -139,7 +139,7 @@ def _machine() -> str:
     return sha256_hex(os.uname().nodename.encode())[:12]
 
 
-def _abandoned(spot: Subfolder, name: str) -> Iterator[Seen]:
+def _abandoned(spot: Subfolder, name: str) -> Iterator[FolderEntry]:
     try:
         listed = spot.files.list(spot.folder)
     except FileNotFoundError:

@@ -33,7 +33,7 @@ def path_of(field: str) -> str:
 
 
 class InputSegment(Document):
-    """Key inputs of many artifacts. Equal fields are stored once; a list of numbers is text, which parses faster."""
+    """Key inputs of many artifacts. Equal fields are stored once, lists of numbers as text, which parses faster."""
 
     format: Literal["nxpipe.inputs/1"] = "nxpipe.inputs/1"
     leaves: list[str]

@@ -11,7 +11,7 @@ from typing import Final, Generic, Literal, Protocol, TypeVar
 
 from pydantic import ValidationError
 
-from nxpipe.artifact_store.backends.protocol import Backend, Found, Payload
+from nxpipe.artifact_store.backends.protocol import Backend, ListedObject, Payload
 from nxpipe.artifact_store.blobs import read_at_most
 from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.documents import Digest, Document, Name
@@ -53,7 +53,7 @@ class Kind(Protocol[E]):
 
 @dataclass(frozen=True)
 class _Segment(Generic[E]):
-    found: Found
+    listed: ListedObject
     entries: Mapping[str, E]
     is_damaged: bool = False
 
@@ -83,33 +83,33 @@ class Segments(Generic[E]):
     def _segments(self) -> list[_Segment[E]]:
         """All segments, largest first: a merged segment includes every entry of its sources."""
         try:
-            listed = [found for found in self._backend.walk(self._kind.folder) if is_key(self._name(found))]
+            listed = [item for item in self._backend.walk(self._kind.folder) if is_key(self._name(item))]
             read = [segment for segment in self._backend.each(self._segment, listed) if segment is not None]
         except StoreUnavailable as error:
             self._report(f"the index of {self._backend.url} is not used: {error}")
             return []
-        return sorted(read, key=lambda segment: (-len(segment.entries), segment.found.path))
+        return sorted(read, key=lambda segment: (-len(segment.entries), segment.listed.path))
 
-    def _segment(self, found: Found) -> _Segment[E] | None:
+    def _segment(self, item: ListedObject) -> _Segment[E] | None:
         """A segment; None if it was removed meanwhile or has an unknown format version."""
         try:
-            chunks = self._backend.read(found.path)
+            chunks = self._backend.read(item.path)
             data = None if chunks is None else read_at_most(MAX_SEGMENT_BYTES, chunks)
         except InvalidDocument as fault:
-            return self._damaged(found, str(fault))
+            return self._damaged(item, str(fault))
         if data is None:
             return None
-        if sha256_hex(data) != self._name(found):
-            return self._damaged(found, "its bytes do not match its digest")
+        if sha256_hex(data) != self._name(item):
+            return self._damaged(item, "its bytes do not match its digest")
         try:
-            return _Segment(found, self._kind.parsed(data))
+            return _Segment(item, self._kind.parsed(data))
         except InvalidDocument as fault:
-            self._report(f"{self._backend.url}/{found.path} is skipped: {fault}")
+            self._report(f"{self._backend.url}/{item.path} is skipped: {fault}")
             return None
 
-    def _damaged(self, found: Found, fault: str) -> _Segment[E]:
-        self._report(f"{self._backend.url}/{found.path} is damaged and not used: {fault}")
-        return _Segment(found, {}, is_damaged=True)
+    def _damaged(self, item: ListedObject, fault: str) -> _Segment[E]:
+        self._report(f"{self._backend.url}/{item.path} is damaged and not used: {fault}")
+        return _Segment(item, {}, is_damaged=True)
 
     def _adds_to(self, known: dict[str, E], segment: _Segment[E]) -> bool:
         before = len(known)
@@ -126,7 +126,7 @@ class Segments(Generic[E]):
         read: Mapping[str, E],
     ) -> None:
         """Write a segment of the entries that were read, merge too many segments, remove redundant ones."""
-        damaged = {segment.found.path for segment in segments if segment.is_damaged}
+        damaged = {segment.listed.path for segment in segments if segment.is_damaged}
         if len(segments) - len(redundant) > MANY_SEGMENTS:
             self._write({**known, **read}, damaged)
         elif len(read) > MANY_READ:
@@ -134,8 +134,8 @@ class Segments(Generic[E]):
         if redundant:
             old = self._backend.now() - MERGED_KEPT
             for segment in redundant:
-                if segment.found.modified < old:
-                    self._backend.remove(segment.found)
+                if segment.listed.modified < old:
+                    self._backend.remove(segment.listed)
 
     def _write(self, entries: Mapping[str, E], damaged: set[str]) -> None:
         data = self._kind.spelled(entries)
@@ -150,8 +150,8 @@ class Segments(Generic[E]):
         if not self._backend.create(path, payload) and path in damaged:
             self._backend.replace(path, payload)
 
-    def _name(self, found: Found) -> str:
-        return found.path.removeprefix(self._kind.folder)
+    def _name(self, item: ListedObject) -> str:
+        return item.path.removeprefix(self._kind.folder)
 
 
 class Entry(Document):
@@ -195,7 +195,7 @@ class _Kind:
 
 def all_records(backend: Backend, records: Records, report: Report = ignore_report) -> list[ActionRecord]:
     """All action records, unordered. A damaged record that is in no segment raises `Corrupt`."""
-    listed = ((found.path.removeprefix(ACTIONS), found.tag) for found in backend.walk(ACTIONS))
+    listed = ((item.path.removeprefix(ACTIONS), item.tag) for item in backend.walk(ACTIONS))
     tags = {name: tag for name, tag in listed if is_key(name)}
     if not tags:
         return []

@@ -10,7 +10,7 @@ from itertools import groupby, islice
 from typing import Final, Literal
 
 from nxpipe.artifact_store.backends.files import scratch
-from nxpipe.artifact_store.backends.protocol import Found, Sent, ignore_progress, serialized
+from nxpipe.artifact_store.backends.protocol import ListedObject, Sent, ignore_progress, serialized
 from nxpipe.artifact_store.channel.generation import Head
 from nxpipe.artifact_store.channel.log import ChannelLog, channels_among
 from nxpipe.artifact_store.documents import Blob, as_time
@@ -19,8 +19,8 @@ from nxpipe.artifact_store.layout import ACTIONS, blob_path, head_path, log_fold
 from nxpipe.artifact_store.maintenance.reachability import (
     DAY,
     Collectable,
-    FoundRecord,
     History,
+    ListedRecord,
     Reach,
     RetiredRecord,
     Roots,
@@ -92,9 +92,9 @@ def fsck(store: Store, *, source: Store | None = None, begin: Callable[[int], Se
     reach = mark(store, listed, roots, now, fault=check.note, read=check.manifest, visit=check.packs.expect)
     for channel in channels_among(listed):
         check.channel(channel)
-    for found in listed:
-        if kind_of(found.path) is Collectable.SIGNATURE and found.path.split("/")[1] in reach.manifests:
-            check.signature(found.path)
+    for item in listed:
+        if kind_of(item.path) is Collectable.SIGNATURE and item.path.split("/")[1] in reach.manifests:
+            check.signature(item.path)
     unverified = {digest: size for digest, size in reach.blobs.items() if digest not in check.seen}
     check.sent = serialized(begin(sum(unverified.values())))
     with ThreadPoolExecutor(_READERS) as pool:
@@ -186,14 +186,14 @@ class _Examination:
         return Finding(path, str(error), unreadable=isinstance(error, StoreUnavailable))
 
 
-def _health(check: _Examination, listed: Sequence[Found], reach: Reach) -> Health:
+def _health(check: _Examination, listed: Sequence[ListedObject], reach: Reach) -> Health:
     unreachable = orphans(listed, reach)
     return Health(
         findings=tuple(check.findings.values()),
         blobs=len(reach.blobs),
         bytes=sum(reach.blobs.values()),
         orphans=len(unreachable),
-        orphaned=sum(found.size for found in unreachable),
+        orphaned=sum(item.size for item in unreachable),
     )
 
 
@@ -213,43 +213,43 @@ class Rules:
     history: History = field(default_factory=History)
 
 
-def records_to_retire(store: Store, roots: Roots, rules: Rules, now: float) -> list[tuple[FoundRecord, str]]:
+def records_to_retire(store: Store, roots: Roots, rules: Rules, now: float) -> list[tuple[ListedRecord, str]]:
     """Action records to retire, each with its reason, oldest first."""
     protected = {root.manifest.sha256 for root in roots.held}
     newest_first = sorted(roots.actions, key=_age, reverse=True)
     reasons = dict(_by_rank_and_age(newest_first, rules, now))
     if rules.budget is not None:
-        kept = [entry for entry in newest_first if entry.found.path not in reasons]
+        kept = [entry for entry in newest_first if entry.listed.path not in reasons]
         reasons |= {
-            entry.found.path: f"beyond a budget of {rules.budget} bytes"
+            entry.listed.path: f"beyond a budget of {rules.budget} bytes"
             for entry in _over_budget(store, roots, kept, rules.budget)
         }
     return [
-        (entry, reasons[entry.found.path])
+        (entry, reasons[entry.listed.path])
         for entry in reversed(newest_first)
-        if entry.found.path in reasons
+        if entry.listed.path in reasons
         and entry.record.manifest.sha256 not in protected
-        and not is_young(store, entry.found, now)
+        and not is_young(store, entry.listed, now)
     ]
 
 
-def _age(entry: FoundRecord) -> tuple[float, str, str]:
+def _age(entry: ListedRecord) -> tuple[float, str, str]:
     """Sort key by the store's clock; within a second, the resolution of a bucket, by the publishers' clocks."""
-    return entry.found.modified, entry.record.published_at, entry.record.request_key
+    return entry.listed.modified, entry.record.published_at, entry.record.request_key
 
 
-def _by_rank_and_age(newest_first: Sequence[FoundRecord], rules: Rules, now: float) -> Iterator[tuple[str, str]]:
+def _by_rank_and_age(newest_first: Sequence[ListedRecord], rules: Rules, now: float) -> Iterator[tuple[str, str]]:
     ranks: Counter[tuple[str, str]] = Counter()
     for entry in newest_first:
         record = entry.record
         ranks[record.model_id, record.target] += 1
         if rules.keep is not None and ranks[record.model_id, record.target] > rules.keep:
-            yield entry.found.path, f"beyond the newest {rules.keep} of {record.model_id} on {record.target}"
-        elif rules.max_age is not None and now - entry.found.modified > rules.max_age:
-            yield entry.found.path, f"older than {rules.max_age / DAY:g} days"
+            yield entry.listed.path, f"beyond the newest {rules.keep} of {record.model_id} on {record.target}"
+        elif rules.max_age is not None and now - entry.listed.modified > rules.max_age:
+            yield entry.listed.path, f"older than {rules.max_age / DAY:g} days"
 
 
-def _over_budget(store: Store, roots: Roots, newest_first: Sequence[FoundRecord], budget: int) -> list[FoundRecord]:
+def _over_budget(store: Store, roots: Roots, newest_first: Sequence[ListedRecord], budget: int) -> list[ListedRecord]:
     """The first record whose distinct blobs, with those of protected and newer artifacts, exceed the budget, and all
     older ones."""
     counted: set[str] = set()
@@ -284,7 +284,7 @@ class Step:
     """One action on one version of an object."""
 
     action: Literal["retire", "remove", "clean up"]
-    found: Found
+    listed: ListedObject
     reason: str
 
 
@@ -306,7 +306,7 @@ class Collected:
 
     @property
     def freed(self) -> int:
-        return sum(step.found.size for step in self.done if step.action != "retire")
+        return sum(step.listed.size for step in self.done if step.action != "retire")
 
 
 def ignore_step(step: Step, done: bool) -> None:
@@ -342,19 +342,19 @@ def plan(store: Store, rules: Rules, now: float) -> Plan:
     reach = mark(store, listed, roots, now)
     retirements = list(_retirements(store, listed, roots, rules, now))
     # A retired copy that an interrupted collection left is reused, and refreshed, by the new retirement.
-    reach.paths.update(retired_path(_key_of(step.found)) for step in retirements)
+    reach.paths.update(retired_path(_key_of(step.listed)) for step in retirements)
     return Plan(
         rules,
         now,
         (
             *retirements,
             *_sweep(store, listed, reach, now),
-            *(Step("clean up", found, "an interrupted write") for found in abandoned),
+            *(Step("clean up", item, "an interrupted write") for item in abandoned),
         ),
     )
 
 
-def carry_out(store: Store, plan: Plan, report: Callable[[Step, bool], None] = ignore_step) -> Collected:
+def apply_plan(store: Store, plan: Plan, report: Callable[[Step, bool], None] = ignore_step) -> Collected:
     """Retire records, mark again, and remove unreachable objects; an interruption leaves only orphans."""
     done: list[Step] = []
     spared: list[Step] = []
@@ -365,40 +365,42 @@ def carry_out(store: Store, plan: Plan, report: Callable[[Step, bool], None] = i
     return Collected(tuple(done), tuple(spared))
 
 
-def _retirements(store: Store, listed: Sequence[Found], roots: Roots, rules: Rules, now: float) -> Iterator[Step]:
+def _retirements(
+    store: Store, listed: Sequence[ListedObject], roots: Roots, rules: Rules, now: float
+) -> Iterator[Step]:
     """Retirements, except of keys with an earlier record in `retired/`: the sweep removes that record first."""
-    retired = {found.path for found in listed}
+    retired = {item.path for item in listed}
     for entry, reason in records_to_retire(store, roots, rules, now):
         path = retired_path(entry.record.request_key)
         copy = store.records.read(RetiredRecord, path) if path in retired else None
         if copy is None or copy.write_id == entry.record.write_id:
-            yield Step("retire", entry.found, reason)
+            yield Step("retire", entry.listed, reason)
 
 
-def _key_of(action: Found) -> str:
+def _key_of(action: ListedObject) -> str:
     return action.path.removeprefix(ACTIONS)
 
 
-def _sweep(store: Store, listed: Sequence[Found], reach: Reach, now: float) -> Iterator[Step]:
-    unreachable: dict[Collectable, list[Found]] = {kind: [] for kind in Collectable}
-    for found in listed:
-        kind = kind_of(found.path)
-        if kind and not reach.has(found.path) and not is_young(store, found, now):
-            unreachable[kind].append(found)
+def _sweep(store: Store, listed: Sequence[ListedObject], reach: Reach, now: float) -> Iterator[Step]:
+    unreachable: dict[Collectable, list[ListedObject]] = {kind: [] for kind in Collectable}
+    for item in listed:
+        kind = kind_of(item.path)
+        if kind and not reach.has(item.path) and not is_young(store, item, now):
+            unreachable[kind].append(item)
     blobs = unreachable.pop(Collectable.BLOB)
     for kind, objects in unreachable.items():
-        yield from (Step("remove", found, kind.reason) for found in objects)
-    are_manifests = list(store.backend.each(lambda found: _is_manifest(store, found), blobs))
+        yield from (Step("remove", item, kind.reason) for item in objects)
+    are_manifests = list(store.backend.each(lambda item: _is_manifest(store, item), blobs))
     pairs = list(zip(blobs, are_manifests, strict=True))
-    yield from (Step("remove", found, "an unreferenced manifest") for found, is_manifest in pairs if is_manifest)
-    yield from (Step("remove", found, Collectable.BLOB.reason) for found, is_manifest in pairs if not is_manifest)
+    yield from (Step("remove", item, "an unreferenced manifest") for item, is_manifest in pairs if is_manifest)
+    yield from (Step("remove", item, Collectable.BLOB.reason) for item, is_manifest in pairs if not is_manifest)
 
 
-def _is_manifest(store: Store, found: Found) -> bool:
+def _is_manifest(store: Store, item: ListedObject) -> bool:
     """Manifests are removed before their blobs, which a reader of an old generation may still need."""
-    if found.size > MAX_MANIFEST_BYTES:
+    if item.size > MAX_MANIFEST_BYTES:
         return False
-    return b"".join(store.backend.read(found.path, 0, len(_MANIFEST)) or ()) == _MANIFEST
+    return b"".join(store.backend.read(item.path, 0, len(_MANIFEST)) or ()) == _MANIFEST
 
 
 def _stages(store: Store, plan: Plan) -> Iterator[tuple[Sequence[Step], Callable[[Step], bool]]]:
@@ -406,24 +408,24 @@ def _stages(store: Store, plan: Plan) -> Iterator[tuple[Sequence[Step], Callable
     retire = [step for step in plan.steps if step.action == "retire"]
     if retire:
         protected = {root.manifest.sha256 for root in find_held(store, plan.rules.history, plan.now)}
-        yield retire, lambda step: _retire(store, step.found, protected)
+        yield retire, lambda step: _retire(store, step.listed, protected)
     sweep = [step for step in plan.steps if step.action == "remove"]
     if sweep:
-        listed = [step.found for step in sweep]
+        listed = [step.listed for step in sweep]
         reach = mark(store, listed, find_roots(store, plan.rules.history, plan.now), plan.now)
         for _, stage in groupby(sweep, key=lambda step: step.reason):
-            yield list(stage), lambda step: not reach.has(step.found.path) and store.backend.remove(step.found)
+            yield list(stage), lambda step: not reach.has(step.listed.path) and store.backend.remove(step.listed)
     clean_up = [step for step in plan.steps if step.action == "clean up"]
-    yield clean_up, lambda step: store.backend.remove_abandoned(step.found)
+    yield clean_up, lambda step: store.backend.remove_abandoned(step.listed)
 
 
-def _retire(store: Store, found: Found, protected: set[str]) -> bool:
+def _retire(store: Store, item: ListedObject, protected: set[str]) -> bool:
     """Move a record to `retired/`, which protects the artifact for the grace period for its current readers."""
-    record = store.records.read(ActionRecord, found.path)
+    record = store.records.read(ActionRecord, item.path)
     if record is None or record.manifest.sha256 in protected:
         return False
     copy = RetiredRecord.model_validate(record.model_dump())
     if store.records.create_or_read(copy).write_id != record.write_id:
         return False  # an earlier record of this key is still in its grace period
     # A copy left by an interrupted collection is old, and must protect for the whole grace period from now on.
-    return store.backend.touch(retired_path(record.request_key)) and store.backend.remove(found)
+    return store.backend.touch(retired_path(record.request_key)) and store.backend.remove(item)

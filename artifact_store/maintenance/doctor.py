@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from nxpipe.artifact_store.backends.protocol import (
     Backend,
-    Found,
+    ListedObject,
     NotApplicable,
     Payload,
     Probe,
@@ -198,8 +198,8 @@ class Common:
         data = b"".join(self._backend.read(path) or ())
         require(data == content, f"{content[:40]!r} was written, and {data[:40]!r} read")
 
-    def _listed(self, path: str) -> Found:
-        listed = [found for found in self._backend.walk(path.rpartition("/")[0] + "/") if found.path == path]
+    def _listed(self, path: str) -> ListedObject:
+        listed = [item for item in self._backend.walk(path.rpartition("/")[0] + "/") if item.path == path]
         require(len(listed) == 1, f"a new object is listed {len(listed)} times")
         return listed[0]
 
@@ -228,8 +228,8 @@ def examine(backend: Backend) -> Iterator[Diagnosis]:
         backend.stat(f"{folder}absent")
 
     def clean_up() -> None:
-        for found in list(backend.walk(folder)):
-            backend.remove(found)
+        for item in list(backend.walk(folder)):
+            backend.remove(item)
 
     try:
         for probe in Common(backend, folder).all():

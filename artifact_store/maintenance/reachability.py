@@ -15,7 +15,7 @@ from functools import partial
 from itertools import islice
 from typing import Final, TypeVar
 
-from nxpipe.artifact_store.backends.protocol import Found
+from nxpipe.artifact_store.backends.protocol import ListedObject
 from nxpipe.artifact_store.blobs import PUBLISH_AGAIN
 from nxpipe.artifact_store.builds import Failure, StepResult
 from nxpipe.artifact_store.channel.generation import Generation
@@ -107,10 +107,10 @@ class Root:
 
 
 @dataclass(frozen=True)
-class FoundRecord:
+class ListedRecord:
     """An action record and its object."""
 
-    found: Found
+    listed: ListedObject
     record: ActionRecord
 
 
@@ -118,7 +118,7 @@ class FoundRecord:
 class Roots:
     """The roots of a mark phase."""
 
-    actions: Sequence[FoundRecord]
+    actions: Sequence[ListedRecord]
     retired: Sequence[Root]  # still in their grace period
     held: Sequence[Root]  # of pins and channels
 
@@ -145,7 +145,7 @@ def stop(path: str, fault: Corrupt | StoreUnavailable) -> None:
     raise fault
 
 
-def nothing(manifest: Manifest, blob: Blob) -> None:
+def visit_nothing(manifest: Manifest, blob: Blob) -> None:
     """A visitor that does nothing."""
 
 
@@ -159,19 +159,19 @@ def read_manifest(store: Store, blob: Blob) -> Manifest:
 def find_roots(store: Store, history: History, now: float, fault: OnFault = stop) -> Roots:
     """Every record that needs a manifest, read in the safe order (see the module)."""
     published = _keyed(store, ACTIONS, fault)
-    actions = [FoundRecord(found, record) for found, record in _records(store, ActionRecord, published, fault)]
-    young = [found for found in _keyed(store, RETIRED, fault) if is_young(store, found, now)]
+    actions = [ListedRecord(item, record) for item, record in _records(store, ActionRecord, published, fault)]
+    young = [item for item in _keyed(store, RETIRED, fault) if is_young(store, item, now)]
     retired = [
-        Root(found.path, record.manifest, record.request_key)
-        for found, record in _records(store, RetiredRecord, young, fault)
+        Root(item.path, record.manifest, record.request_key)
+        for item, record in _records(store, RetiredRecord, young, fault)
     ]
     return Roots(actions, retired, find_held(store, history, now, fault))
 
 
 def find_held(store: Store, history: History, now: float, fault: OnFault = stop) -> list[Root]:
     """The roots of pins and channels, which are independent of action records."""
-    pins = [found for found in list_all(store, PINS, fault) if Collectable.PIN.pattern.fullmatch(found.path)]
-    held = [Root(found.path, pin.manifest, None) for found, pin in _records(store, Pin, pins, fault) if pin.holds(now)]
+    pins = [item for item in list_all(store, PINS, fault) if Collectable.PIN.pattern.fullmatch(item.path)]
+    held = [Root(item.path, pin.manifest, None) for item, pin in _records(store, Pin, pins, fault) if pin.holds(now)]
     for channel in channels_among(list_all(store, CHANNELS, fault)):
         held += _served(store, channel, history, now, fault)
     return held
@@ -179,17 +179,17 @@ def find_held(store: Store, history: History, now: float, fault: OnFault = stop)
 
 def mark(
     store: Store,
-    listed: Sequence[Found],
+    listed: Sequence[ListedObject],
     roots: Roots,
     now: float,
     *,
     fault: OnFault = stop,
     read: ReadManifest | None = None,
-    visit: Callable[[Manifest, Blob], None] = nothing,
+    visit: Callable[[Manifest, Blob], None] = visit_nothing,
 ) -> Reach:
     """The objects that the roots need, or that are protected as young. `listed` must be older than `roots`."""
     reach = Reach()
-    reach.paths.update(entry.found.path for entry in roots.actions)
+    reach.paths.update(entry.listed.path for entry in roots.actions)
     reach.paths.update(root.path for root in (*roots.retired, *roots.held))
     needed = _distinct(roots)
     reach.add(*(root.manifest for root in needed))
@@ -205,55 +205,55 @@ def mark(
     return reach
 
 
-def is_young(store: Store, found: Found, now: float) -> bool:
-    return found.modified >= now - store.grace
+def is_young(store: Store, item: ListedObject, now: float) -> bool:
+    return item.modified >= now - store.grace
 
 
-def _mark_evidence(store: Store, listed: Sequence[Found], reach: Reach, now: float, fault: OnFault) -> None:
+def _mark_evidence(store: Store, listed: Sequence[ListedObject], reach: Reach, now: float, fault: OnFault) -> None:
     """Mark the evidence of reachable manifests and of young ones, whose record may not be written yet."""
-    young = {found.path for found in listed if is_young(store, found, now)}
+    young = {item.path for item in listed if is_young(store, item, now)}
 
-    def is_needed(found: Found) -> bool:
-        manifest = found.path.split("/")[1]
-        return manifest in reach.manifests or not young.isdisjoint((found.path, digest_path(manifest)))
+    def is_needed(item: ListedObject) -> bool:
+        manifest = item.path.split("/")[1]
+        return manifest in reach.manifests or not young.isdisjoint((item.path, digest_path(manifest)))
 
-    documents = [found for found in listed if Collectable.EVIDENCE.pattern.fullmatch(found.path)]
-    for found, evidence in _records(store, Evidence, filter(is_needed, documents), fault):
-        reach.paths.add(found.path)
+    documents = [item for item in listed if Collectable.EVIDENCE.pattern.fullmatch(item.path)]
+    for item, evidence in _records(store, Evidence, filter(is_needed, documents), fault):
+        reach.paths.add(item.path)
         reach.add(*evidence.blobs())
         reach.evidence.setdefault(evidence.manifest, []).append(evidence)
 
 
-def _mark_notes(store: Store, listed: Sequence[Found], reach: Reach, now: float, fault: OnFault) -> None:
+def _mark_notes(store: Store, listed: Sequence[ListedObject], reach: Reach, now: float, fault: OnFault) -> None:
     """Mark signatures and reports of reachable documents, and unexpired failures with their blobs."""
     evidence = (document.digest for documents in reach.evidence.values() for document in documents)
     subjects = reach.manifests.union(evidence)
-    reach.paths.update(found.path for found in listed if _subject(found.path) in subjects)
-    failures = [found for found in listed if Collectable.FAILURE.pattern.fullmatch(found.path)]
-    for found, failure in _records(store, Failure, failures, fault):
-        if is_young(store, found, now) or seconds_since_1970(failure.expires_at) > now:
-            reach.paths.add(found.path)
+    reach.paths.update(item.path for item in listed if _subject(item.path) in subjects)
+    failures = [item for item in listed if Collectable.FAILURE.pattern.fullmatch(item.path)]
+    for item, failure in _records(store, Failure, failures, fault):
+        if is_young(store, item, now) or seconds_since_1970(failure.expires_at) > now:
+            reach.paths.add(item.path)
             reach.add(*([failure.log] if failure.log else []))
 
 
-def _mark_parts(store: Store, listed: Sequence[Found], reach: Reach, now: float, fault: OnFault) -> None:
+def _mark_parts(store: Store, listed: Sequence[ListedObject], reach: Reach, now: float, fault: OnFault) -> None:
     """Mark young step results with their blobs, and older ones while all of their blobs are kept anyway.
 
     Young blobs are kept too. Reusing or storing a result refreshes its blobs, so it lasts as long as a new one.
     """
-    results = [found for found in listed if Collectable.PART.pattern.fullmatch(found.path)]
-    young = {found.path for found in listed if is_young(store, found, now)}
+    results = [item for item in listed if Collectable.PART.pattern.fullmatch(item.path)]
+    young = {item.path for item in listed if is_young(store, item, now)}
 
-    def keep(found: Found, result: StepResult) -> None:
-        reach.paths.add(found.path)
+    def keep(item: ListedObject, result: StepResult) -> None:
+        reach.paths.add(item.path)
         reach.add(*result.blobs())
 
-    for found, result in _records(store, StepResult, (found for found in results if found.path in young), fault):
-        keep(found, result)
-    for found, result in _records(store, StepResult, (found for found in results if found.path not in young), fault):
+    for item, result in _records(store, StepResult, (item for item in results if item.path in young), fault):
+        keep(item, result)
+    for item, result in _records(store, StepResult, (item for item in results if item.path not in young), fault):
         paths = map(blob_path, result.blobs())
         if result.files and all(path in young or reach.has(path) for path in paths):
-            keep(found, result)
+            keep(item, result)
 
 
 def _subject(path: str) -> str:
@@ -263,21 +263,21 @@ def _subject(path: str) -> str:
 
 def _served(store: Store, channel: str, history: History, now: float, fault: OnFault) -> Iterator[Root]:
     folder = log_folder(channel)
-    log = [found for found in list_all(store, folder, fault) if number_of(found.path.removeprefix(folder))]
-    kept = [found for index, found in enumerate(log) if _is_kept(log, index, history, now)]
-    for found, generation in _records(store, Generation, kept, fault):
+    log = [item for item in list_all(store, folder, fault) if number_of(item.path.removeprefix(folder))]
+    kept = [item for index, item in enumerate(log) if _is_kept(log, index, history, now)]
+    for item, generation in _records(store, Generation, kept, fault):
         for served in generation.artifacts:
-            yield Root(found.path, served.manifest, served.request_key, may_be_gone=found != log[-1])
+            yield Root(item.path, served.manifest, served.request_key, may_be_gone=item != log[-1])
 
 
-def _is_kept(log: Sequence[Found], index: int, history: History, now: float) -> bool:
+def _is_kept(log: Sequence[ListedObject], index: int, history: History, now: float) -> bool:
     """True if a generation is in the history; it was served until the next one was written."""
     return index >= len(log) - max(history.generations, 1) or log[index + 1].modified >= now - history.seconds
 
 
-def list_all(store: Store, folder: str, fault: OnFault = stop) -> list[Found]:
+def list_all(store: Store, folder: str, fault: OnFault = stop) -> list[ListedObject]:
     """The objects below a folder that can be listed."""
-    listed: list[Found] = []
+    listed: list[ListedObject] = []
     try:
         listed.extend(store.backend.walk(folder))
     except StoreUnavailable as error:
@@ -285,31 +285,33 @@ def list_all(store: Store, folder: str, fault: OnFault = stop) -> list[Found]:
     return listed
 
 
-def _keyed(store: Store, folder: str, fault: OnFault) -> list[Found]:
-    return [found for found in list_all(store, folder, fault) if is_key(found.path.removeprefix(folder))]
+def _keyed(store: Store, folder: str, fault: OnFault) -> list[ListedObject]:
+    return [item for item in list_all(store, folder, fault) if is_key(item.path.removeprefix(folder))]
 
 
-def _records(store: Store, kind: type[K], listed: Iterable[Found], fault: OnFault) -> Iterator[tuple[Found, K]]:
+def _records(
+    store: Store, kind: type[K], listed: Iterable[ListedObject], fault: OnFault
+) -> Iterator[tuple[ListedObject, K]]:
     """The records that still exist, read in batches."""
 
-    def read(found: Found) -> K | None:
+    def read(item: ListedObject) -> K | None:
         try:
-            return store.records.read(kind, found.path)
+            return store.records.read(kind, item.path)
         except (Corrupt, StoreUnavailable) as error:
-            fault(found.path, error)
+            fault(item.path, error)
             return None
 
     waiting = iter(listed)
     while batch := list(islice(waiting, _AT_ONCE)):
-        for found, record in zip(batch, store.backend.each(read, batch), strict=True):
+        for item, record in zip(batch, store.backend.each(read, batch), strict=True):
             if record is not None:
-                yield found, record
+                yield item, record
 
 
 def _distinct(roots: Roots) -> list[Root]:
     """One root for each manifest and expected request key; preferably one whose manifest must exist."""
     distinct: dict[tuple[str, str | None], Root] = {}
-    actions = (Root(entry.found.path, entry.record.manifest, entry.record.request_key) for entry in roots.actions)
+    actions = (Root(entry.listed.path, entry.record.manifest, entry.record.request_key) for entry in roots.actions)
     for root in (*actions, *roots.retired, *roots.held):
         known = distinct.setdefault((root.manifest.sha256, root.request_key), root)
         if known.may_be_gone and not root.may_be_gone:
@@ -344,10 +346,10 @@ def _manifests(
                 yield root, manifest
 
 
-def orphans(listed: Iterable[Found], reach: Reach) -> list[Found]:
+def orphans(listed: Iterable[ListedObject], reach: Reach) -> list[ListedObject]:
     """Unreachable objects, including those of a publication in progress."""
     ignored = (None, Collectable.LEASE, Collectable.OUTCOME)
-    return [found for found in listed if kind_of(found.path) not in ignored and not reach.has(found.path)]
+    return [item for item in listed if kind_of(item.path) not in ignored and not reach.has(item.path)]
 
 
 @dataclass(frozen=True)
@@ -415,7 +417,7 @@ def usage(store: Store) -> Usage:
         artifacts_stored=sum(sizes.values()),
         shared=sum(size for digest, size in sizes.items() if users[digest] > 1),
         orphans=len(unreachable),
-        orphaned=sum(found.size for found in unreachable),
+        orphaned=sum(item.size for item in unreachable),
         objects=len(listed),
-        stored=sum(found.size for found in listed),
+        stored=sum(item.size for item in listed),
     )

@@ -79,7 +79,7 @@ class ChannelVerifier:
 
     def fault(self, place: Backend, generation: Generation) -> str | None:
         """The reason to refuse a generation of this backend, or None."""
-        return self.policy.fault(generation, lambda one: _stored_at(place, one)) if self.policy else None
+        return self.policy.fault(generation, lambda entry: _stored_at(place, entry)) if self.policy else None
 
     def _read_tip(self, store: Store, channel: str) -> tuple[Generation | None, Backend]:
         """The tip from the first source with an intact log that continues from the watermark, and that source.

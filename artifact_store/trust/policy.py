@@ -27,12 +27,12 @@ from nxpipe.artifact_store.trust.keys import PublicKey, Signer, as_base64, from_
 from nxpipe.artifact_store.trust.signatures import Signatures
 
 # The time when a store stored a generation, in seconds since 1970 by its own clock.
-Taken = Callable[[Generation], float]
+StoredAt = Callable[[Generation], float]
 _UNDER_WAY: Final = 60.0  # seconds between the signed date and the write to the store
 
 
-def not_known(_: Generation) -> float:
-    """The time for callers that have only the generation itself: unknown, so no key counts as expired by it."""
+def unknown_time(_: Generation) -> float:
+    """0, for callers that do not know when the store stored a generation: no key counts as expired then."""
     return 0.0
 
 
@@ -57,7 +57,7 @@ class TrustedKey:
     def counts(self, channel: str, at: float, what: Duty) -> bool:
         return self.may_sign(channel, what) and (self.expires is None or at < self.expires)
 
-    def had_not_expired(self, generation: Generation, taken: Taken) -> bool:
+    def had_not_expired(self, generation: Generation, taken: StoredAt) -> bool:
         """True if the key was valid when the store stored the generation, by the store's clock."""
         return self.expires is None or taken(generation) - _UNDER_WAY < self.expires
 
@@ -112,7 +112,7 @@ class Policy:
 
         return check
 
-    def authors(self, generation: Generation, taken: Taken = not_known) -> list[str]:
+    def authors(self, generation: Generation, taken: StoredAt = unknown_time) -> list[str]:
         """The names of the trusted keys that have signed a generation while they were valid.
 
         A key must be valid at the date of the generation, and an expiring key also when the store stored it: the chain
@@ -127,7 +127,7 @@ class Policy:
                 authors.append(trusted.name)
         return authors
 
-    def fault(self, generation: Generation, taken: Taken = not_known) -> str | None:
+    def fault(self, generation: Generation, taken: StoredAt = unknown_time) -> str | None:
         """The reason to refuse a generation: its channel requires a signature, and it has no valid one; or None."""
         if generation.channel not in self.required or self.authors(generation, taken):
             return None

@@ -117,7 +117,7 @@ def _add_products(totals: Totals, matmul: Matmul, times: int, core: CoreSpec) ->
 def _first(accumulate: Affine, counts: tuple[int, ...]) -> int:
     """The number of iterations in which `accumulate` is 0, so that the matmul begins a sum: the first iteration of the
     loops that it depends on. An expression that does not count up from 0 is assumed to be always above 0."""
-    if accumulate.bounds(counts)[0] != 0 or accumulate.turns or accumulate.base:
+    if accumulate.bounds(counts)[0] != 0 or accumulate.rotations or accumulate.base:
         return prod(counts) if accumulate.bounds(counts)[1] <= 0 else 0
     iterations = prod(counts[depth] for depth, _ in accumulate.terms)
     return prod(counts) // iterations if iterations else 0
@@ -189,7 +189,7 @@ def _use(far: Far, counts: Sequence[int], written: bool) -> _Use:
         elements = prod(axis.size for axis in far.axes if axis.stride)
         return _Use(written, by_number=elements * prod(counts) * size)
     axes = [*far.axes, *(Axis(counts[depth], step) for depth, step in far.offset.terms)]
-    axes += [Axis(rotation.count, rotation.step) for rotation in far.offset.turns]
+    axes += [Axis(rotation.count, rotation.step) for rotation in far.offset.rotations]
     start = far.offset.base + sum((axis.size - 1) * min(axis.stride, 0) for axis in axes)
     run = 1
     separate: list[Axis] = []

@@ -22,10 +22,10 @@ __all__ = [
     "capture",
     "capture_file",
     "data_files",
+    "dynamic_axes",
     "example_inputs",
     "file_outputs",
     "file_parameters",
-    "open_axes",
     "parameter_specs",
     "reference_outputs",
     "token_ids",
@@ -52,7 +52,7 @@ def data_files(path: Path) -> dict[str, int]:
     return call_for_file(dict, "data_onnx", path) if path.suffix == ".onnx" else {}
 
 
-def open_axes(path: Path) -> tuple[str, ...]:
+def dynamic_axes(path: Path) -> tuple[str, ...]:
     """The names of a saved program's dynamic axes; a `.pt2` has none."""
     return call_for_file(tuple, "axes_onnx", path) if path.suffix == ".onnx" else ()
 

@@ -141,7 +141,7 @@ class HostValues:
 
 
 def _repeatable(node: Any) -> bool:
-    """Whether a call is deterministic and without side effects."""
+    """True if a call is deterministic and without side effects."""
     if node.target.__name__ == "getitem":
         return True
     if not isinstance(node.target, torch._ops.OpOverload):

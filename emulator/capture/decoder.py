@@ -134,7 +134,7 @@ def _position_arguments(model: Any, forward: Callable[..., Any], positions: Any)
         return {"position_ids": positions}
     if getattr(model.config, "max_position_embeddings", None) is not None:
         raise CaptureError(
-            f"{type(model).__name__} computes positions itself, and accepts none for the rows of a batch"
+            f"{type(model).__name__} takes no position_ids, so rows of a batch cannot have different positions"
         )
     return {}
 

@@ -79,7 +79,7 @@ def _out_of_place(target: Any) -> Any:
 
 
 def _has_no_later_alias_read(write: Any, order: dict[Any, int]) -> bool:
-    """Whether no alias of the written tensor is read after the write."""
+    """True if no alias of the written tensor is read after the write."""
     written = write.args[0]
     if written.op != "call_function":  # an argument of the program outlives it
         return False
@@ -123,18 +123,18 @@ def input_types(model: Any, request: CaptureRequest) -> dict[str, TensorType]:
 def _input_names(model: Any, accepted: Iterable[str]) -> set[str]:
     """The model's main input, and the inputs that it implies."""
     main = model.main_input_name
-    wanted = {main} if isinstance(main, str) else set(main)
+    names = {main} if isinstance(main, str) else set(main)
     if "input_ids" in accepted and "pixel_values" in accepted and not _is_vision_language_model(model.config):
-        wanted |= {"input_ids", "pixel_values"}
+        names |= {"input_ids", "pixel_values"}
     if "input_ids" in accepted and "input_features" in accepted and hasattr(model.config, "projection_dim"):
-        wanted |= {"input_ids", "input_features"}  # a text and an audio tower side by side
-    if "input_ids" in wanted:
-        wanted |= {"attention_mask", "bbox"}
-    if "input_features" in wanted:
-        wanted.add("input_features_mask")
+        names |= {"input_ids", "input_features"}  # a text and an audio tower side by side
+    if "input_ids" in names:
+        names |= {"attention_mask", "bbox"}
+    if "input_features" in names:
+        names.add("input_features_mask")
     if model.config.is_encoder_decoder or "input_ids" not in accepted:
-        wanted.add("decoder_input_ids")
-    return wanted & set(accepted)
+        names.add("decoder_input_ids")
+    return names & set(accepted)
 
 
 def _is_vision_language_model(config: Any) -> bool:

@@ -91,7 +91,7 @@ class _Importer:
         return [result for result, spec in zip(results, specs, strict=True) if spec.kind.name == "USER_OUTPUT"]
 
     def _is_state(self, kind: str, result: Any) -> bool:
-        """Whether the next call would read this mutation. A weight computed from weights alone is the same in each
+        """True if the next call would read this mutation. A weight computed from weights alone is the same in each
         call."""
         if not isinstance(result, Value) or self._builder.node_of(result) is None:
             return False
@@ -245,7 +245,7 @@ def _needed(graph: Any) -> set[Any]:
 
 
 def _needs_host(node: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operand or a result of a call has an element type that only the host has."""
+    """True if an operand or a result of a call has an element type that only the host has."""
     results = pytree.tree_leaves(node.meta.get("val"))
     return any(isinstance(tensor, torch.Tensor) and tensor.dtype in _HOST_TYPES for tensor in results) or any(
         isinstance(operand, _Unrounded) for operand in pytree.tree_leaves((args, kwargs))

@@ -81,7 +81,7 @@ def _unset_on(line: str, variables: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_none(owner: Any, name: str) -> bool:
-    """Whether an instance attribute is None; properties are not evaluated, because they may fail."""
+    """True if an instance attribute is None; properties are not evaluated, because they may fail."""
     return getattr(owner, "__dict__", {}).get(name, 0) is None
 
 

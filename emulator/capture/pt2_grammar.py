@@ -33,7 +33,7 @@ _SIZE_ARITHMETIC: Final = frozenset(
 
 
 def is_operator(target: str) -> bool:
-    """Whether a program may call this target; only operators registered by PyTorch are resolved."""
+    """True if a program may call this target; only operators registered by PyTorch are resolved."""
     if target in _SIZE_ARITHMETIC or target in _HIGHER_ORDER:
         return True
     match = _OPERATOR.fullmatch(target)

@@ -143,17 +143,17 @@ def _is_stack(module: Any) -> bool:
 
 def _configurations(model: Any) -> list[Any]:
     """The configuration objects of all modules, and those nested in them."""
-    found: dict[int, Any] = {}
+    configurations: dict[int, Any] = {}
 
     def visit(config: Any) -> None:
-        if isinstance(config, transformers.PreTrainedConfig) and id(config) not in found:
-            found[id(config)] = config
+        if isinstance(config, transformers.PreTrainedConfig) and id(config) not in configurations:
+            configurations[id(config)] = config
             for inner in vars(config).values():
                 visit(inner)
 
     for module in model.modules():
         visit(vars(module).get("config"))
-    return list(found.values())
+    return list(configurations.values())
 
 
 def _cut(path: str, stack: Any, configs: Sequence[Any]) -> Cut | None:
@@ -181,7 +181,7 @@ def _recurrence(layers: Sequence[object]) -> tuple[int, int] | None:
 
 
 def _saves_work(model: Any, cuts: Sequence[Cut], stacks: Mapping[str, Any]) -> bool:
-    """Whether both captures together run far fewer modules than the full one; each capture has a fixed cost."""
+    """True if both captures together run far fewer modules than the full one; each capture has a fixed cost."""
     sizes = [(cut, sum(1 for _ in stacks[cut.path][-1].modules())) for cut in cuts]
     whole = sum(1 for _ in model.modules())
     omitted = sum(size * (2 * cut.depth - cut.short - cut.long) for cut, size in sizes)

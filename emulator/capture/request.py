@@ -68,7 +68,7 @@ class CaptureRequest:
 
     @property
     def has_cache(self) -> bool:
-        """Whether the program has a KV cache."""
+        """True if the program has a KV cache."""
         return self.phase in ("prefill", "decode")
 
     @property

@@ -66,7 +66,7 @@ CALLS: Final = {
     "capture_onnx": Call("nxpipe.emulator.capture.onnx", "capture_onnx", _ONNX, _graph),
     "data_onnx": Call("nxpipe.emulator.capture.onnx", "onnx_data_files", _ONNX, _sizes),
     "names_onnx": Call("nxpipe.emulator.capture.onnx", "onnx_data_names", _ONNX, _names),
-    "axes_onnx": Call("nxpipe.emulator.capture.onnx", "onnx_open_axes", _ONNX, _names),
+    "axes_onnx": Call("nxpipe.emulator.capture.onnx", "onnx_dynamic_axes", _ONNX, _names),
     "parameters_onnx": Call("nxpipe.emulator.capture.onnx", "onnx_parameters", _ONNX, _table(np.ndarray)),
     "outputs_onnx": Call("nxpipe.emulator.capture.onnx", "run_onnx", _ONNX, _table(np.ndarray)),
 }

@@ -94,7 +94,7 @@ class Server:
         atexit.register(self.close)
 
     def is_ours(self) -> bool:
-        """Whether the zygote is running and was started by this process, not by one that this process was forked
+        """True if the zygote is running and was started by this process, not by one that this process was forked
         from."""
         return self._owner == os.getpid() and self._process.poll() is None
 

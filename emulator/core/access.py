@@ -86,7 +86,7 @@ class Window:
         else:
             self._bind_hbm(place, memories)
         self.pattern = pattern(self._inner, size)
-        self._fixed = None if place.offset.terms or place.offset.turns else self._bounded(place.offset.base)
+        self._fixed = None if place.offset.terms or place.offset.rotations else self._bounded(place.offset.base)
         self.position = self._fixed or 0
         self._known: set[int] = set()  # offsets whose bytes are written; no byte is poisoned again during a run
 

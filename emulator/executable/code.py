@@ -250,13 +250,13 @@ class _Encoder:
 def _encode_affine(value: Affine) -> bytes:
     out = Writer()
     _encode_sum(out, value)
-    if len(value.turns) > MOST_ROTATIONS:
+    if len(value.rotations) > MOST_ROTATIONS:
         raise out.fault(
-            f"an affine expression has {len(value.turns)} rotating offsets, and {MOST_ROTATIONS} are allowed"
+            f"an affine expression has {len(value.rotations)} rotating offsets, and {MOST_ROTATIONS} are allowed"
         )
-    out.number(len(value.turns))
-    for rotation in value.turns:
-        if not rotation.step or rotation.count < 2 or rotation.of.turns:
+    out.number(len(value.rotations))
+    for rotation in value.rotations:
+        if not rotation.step or rotation.count < 2 or rotation.of.rotations:
             raise out.fault(f"{rotation} has no step or fewer than 2 buffers, or is nested")
         out.signed(rotation.step)
         out.number(rotation.count)
@@ -399,8 +399,8 @@ class _Decoder:
 
     def _new_affine(self) -> Affine:
         base, terms = self._sum()
-        turns = tuple(self._rotation() for _ in range(self._source.count("turns", MOST_ROTATIONS)))
-        return Affine(base, terms, turns)
+        rotations = tuple(self._rotation() for _ in range(self._source.count("turns", MOST_ROTATIONS)))
+        return Affine(base, terms, rotations)
 
     def _rotation(self) -> RotatingOffset:
         step, count = self._source.signed(), self._source.number()

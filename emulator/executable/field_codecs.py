@@ -107,7 +107,7 @@ class Reader:
     def text(self) -> str:
         size = self.number()
         if size > LONGEST_TEXT:
-            raise self.fault(f"a text takes {size} bytes, and {LONGEST_TEXT} are allowed")
+            raise self.fault(f"a text has {size} bytes, and the limit is {LONGEST_TEXT}")
         try:
             return self.raw(size).decode()
         except UnicodeDecodeError:

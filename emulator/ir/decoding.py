@@ -161,7 +161,7 @@ def _read_dtype(name: str) -> DType:
 def _read_type(dtype: str, sizes: list[Any]) -> TensorType:
     type_ = TensorType(tuple(_shaped(size, int) for size in sizes), _read_dtype(dtype))
     if min(type_.shape, default=0) < 0 or not is_reasonable(type_):
-        raise GraphInvalid(f"a tensor has {type_.rank} axes of sizes {str(type_.shape)[:80]}, which is not possible")
+        raise GraphInvalid(f"a tensor of {type_.rank} axes has impossible sizes: {str(type_.shape)[:80]}")
     return type_
 
 

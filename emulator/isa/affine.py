@@ -22,26 +22,30 @@ class RotatingOffset:
 class Affine:
     """`base` plus, for each (depth, coefficient), `coefficient` times the index of the loop at `depth` (0: outermost).
 
-    Terms ascend by depth and have no coefficient of 0. `turns` are rotating offsets; they do not nest.
+    Terms ascend by depth and have no coefficient of 0. `rotations` are rotating offsets; they do not nest.
     """
 
     base: int = 0
     terms: tuple[tuple[int, int], ...] = ()
-    turns: tuple[RotatingOffset, ...] = ()
+    rotations: tuple[RotatingOffset, ...] = ()
 
     def __add__(self, other: "Affine | int") -> "Affine":
         if isinstance(other, int):
-            return Affine(self.base + other, self.terms, self.turns)
+            return Affine(self.base + other, self.terms, self.rotations)
         sums = dict(self.terms)
         for depth, coefficient in other.terms:
             sums[depth] = sums.get(depth, 0) + coefficient
-        return Affine(self.base + other.base, _canonical(sums), self.turns + other.turns)
+        return Affine(self.base + other.base, _canonical(sums), self.rotations + other.rotations)
 
     __radd__ = __add__
 
     def __mul__(self, factor: int) -> "Affine":
-        turns = tuple(RotatingOffset(turn.step * factor, turn.count, turn.of) for turn in self.turns) if factor else ()
-        return Affine(self.base * factor, _canonical({d: c * factor for d, c in self.terms}), turns)
+        rotations = (
+            tuple(RotatingOffset(rotation.step * factor, rotation.count, rotation.of) for rotation in self.rotations)
+            if factor
+            else ()
+        )
+        return Affine(self.base * factor, _canonical({d: c * factor for d, c in self.terms}), rotations)
 
     __rmul__ = __mul__
 
@@ -50,7 +54,7 @@ class Affine:
         value = self.base
         for depth, coefficient in self.terms:
             value += indices[depth] * coefficient
-        for rotation in self.turns:
+        for rotation in self.rotations:
             value += rotation.step * (rotation.of.at(indices) % rotation.count)
         return value
 
@@ -59,7 +63,8 @@ class Affine:
         coefficients = dict(self.terms)
         base = self.base + coefficients.pop(depth, 0) * number
         fixed = Affine(base, _canonical(coefficients))
-        return sum((rotating_offset(turn.of.bound(depth, number), turn.count, turn.step) for turn in self.turns), fixed)
+        rotations = (rotating_offset(r.of.bound(depth, number), r.count, r.step) for r in self.rotations)
+        return sum(rotations, fixed)
 
     def bounds(self, counts: Sequence[int]) -> tuple[int, int]:
         """The least and the greatest value over loops of these counts; rotating offsets count in full."""
@@ -67,7 +72,7 @@ class Affine:
         for depth, coefficient in self.terms:
             reach = (counts[depth] - 1) * coefficient
             low, high = low + min(reach, 0), high + max(reach, 0)
-        for rotation in self.turns:
+        for rotation in self.rotations:
             reach = rotation.step * (rotation.count - 1)
             low, high = low + min(reach, 0), high + max(reach, 0)
         return low, high
@@ -76,7 +81,7 @@ class Affine:
     def depth(self) -> int:
         """The number of enclosing loops that the expression requires."""
         own = self.terms[-1][0] + 1 if self.terms else 0
-        return max([own, *(rotation.of.depth for rotation in self.turns)])
+        return max([own, *(rotation.of.depth for rotation in self.rotations)])
 
 
 def index(depth: int) -> Affine:

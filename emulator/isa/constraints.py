@@ -120,7 +120,7 @@ class InstructionContext:
                 f"i{value.depth - 1} is used inside {len(self.counts)} loops",
                 "use the indices of the enclosing loops",
             )
-        if any(rotation.count < 1 for rotation in value.turns):
+        if any(rotation.count < 1 for rotation in value.rotations):
             yield Violation(Rule.LOOP, "a rotating buffer has no copies", "use one copy or more")
 
     def _tile(self, tile: Tile, engine: Engine) -> Violations:
@@ -229,12 +229,12 @@ class InstructionContext:
         address is congruent to the base modulo the greatest common divisor of a bank and all steps, so the distance is
         at most the largest such remainder inside a bank.
         """
-        steps = [c for _, c in offset.terms] + [rotation.step for rotation in offset.turns]
+        steps = [c for _, c in offset.terms] + [rotation.step for rotation in offset.rotations]
         grid = gcd(bank, *steps)
         anywhere = offset.base % grid + bank - grid
         terms = tuple(term for term in offset.terms if term[1] % bank)
-        turns = tuple(rotation for rotation in offset.turns if rotation.step % bank)
-        low, high = Affine(offset.base % bank, terms, turns).bounds(self.counts)
+        rotations = tuple(rotation for rotation in offset.rotations if rotation.step % bank)
+        low, high = Affine(offset.base % bank, terms, rotations).bounds(self.counts)
         return min(anywhere, high) if low >= 0 else anywhere
 
 
@@ -261,7 +261,7 @@ def _axes(axes: tuple[Axis, ...]) -> Violations:
 def _misaligned(offset: Affine, size: int) -> bool:
     if offset.base % size:
         return True
-    return any(c % size for _, c in offset.terms) or any(rotation.step % size for rotation in offset.turns)
+    return any(c % size for _, c in offset.terms) or any(rotation.step % size for rotation in offset.rotations)
 
 
 def named(buffer: Buffer) -> str:

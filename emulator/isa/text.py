@@ -93,9 +93,9 @@ def _buffer_name(buffer: Buffer) -> str:
 
 
 def affine_text(value: Affine) -> str:
-    parts = [str(value.base)] if value.base or not (value.terms or value.turns) else []
+    parts = [str(value.base)] if value.base or not (value.terms or value.rotations) else []
     parts += [_times(coefficient, f"i{depth}") for depth, coefficient in value.terms]
-    parts += [_times(rotation.step, f"({_wrapped(rotation.of)} % {rotation.count})") for rotation in value.turns]
+    parts += [_times(rotation.step, f"({_wrapped(rotation.of)} % {rotation.count})") for rotation in value.rotations]
     return "+".join(parts).replace("+-", "-")
 
 

@@ -139,10 +139,10 @@ def _attributed(node: Node) -> Iterator[None]:
     try:
         yield
     except OutOfMemory as error:
-        who = f"{node.op.label} at {str(node.origin) or 'an unknown place'}, for {error.subject},"
+        subject = f"{node.op.label} at {str(node.origin) or 'an unknown place'}, for {error.subject},"
         labelled_values = [(f"its operand {number}", value) for number, value in enumerate(node.operands)]
         labelled_values.append(("its result", node.result))
         tensors = [TensorAllocation(label, str(value.type), value.type.nbytes) for label, value in labelled_values]
         largest = sorted(tensors, key=lambda tensor: -tensor.nbytes)
         remedy = "use a smaller bucket, or divide the model among more cores (--tp)"
-        raise OutOfMemory(who, error.memory, error.need, error.capacity, largest, remedy) from error
+        raise OutOfMemory(subject, error.memory, error.need, error.capacity, largest, remedy) from error

@@ -163,7 +163,7 @@ class Kernel:
         if step * buffers > self.free_bytes(memory):
             tile = f"a tile of {partitions} x {list(shape)} {dtype}"
             memory_name = f"each partition of {memory.upper()}"
-            raise OutOfMemory(tile, memory_name, step * buffers, self.free_bytes(memory), (), "make it smaller")
+            raise OutOfMemory(tile, memory_name, step * buffers, self.free_bytes(memory), (), "use a smaller tile")
         offset = rotating_offset(self._iteration(), buffers, step) + self._allocated[memory]
         self._allocated[memory] += step * buffers
         return Block(memory, dtype, partitions, shape, offset)

@@ -121,7 +121,7 @@ def _bitcast(low: Lowering, node: Node, op: Bitcast) -> None:
         low.alias(node.result, replace(source, dtype=dtype))
         return
     flat = low.packed(source)
-    if flat.offset.terms or flat.offset.turns or flat.offset.base:
+    if flat.offset.terms or flat.offset.rotations or flat.offset.base:
         flat = low.copied(flat)
     low.alias(node.result, replace(flat, dtype=dtype).packed_as(node.result.type.shape))
 

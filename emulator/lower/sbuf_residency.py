@@ -58,7 +58,7 @@ class SbufMatrix:
         rows = axes[0].size if axes and axes[0].stride == self.width else 1
         inner = [self._axis(axis) for axis in (axes[1:] if rows > 1 else axes)]
         terms = [(depth, self._inner_stride(stride)) for depth, stride in far.offset.terms]
-        rotations = [(rotation, self._inner_stride(rotation.step)) for rotation in far.offset.turns]
+        rotations = [(rotation, self._inner_stride(rotation.step)) for rotation in far.offset.rotations]
         strides = [
             *(axis.stride for axis in inner if axis),
             *(stride for _, stride in terms),
@@ -68,7 +68,7 @@ class SbufMatrix:
             return None
         movements = [(axis.size, axis.stride) for axis in axes[rows > 1 :]]
         movements += [(counts[depth], stride) for depth, stride in far.offset.terms]
-        movements += [(rotation.count, rotation.step) for rotation in far.offset.turns]
+        movements += [(rotation.count, rotation.step) for rotation in far.offset.rotations]
         if start + sum((count - 1) * (stride % self.block) for count, stride in movements) >= self.width:
             return None
         size = far.dtype.itemsize

@@ -201,7 +201,7 @@ class LoadedRanks:
         """One forward pass."""
         before = states or [{}] * self.degree
         if len(before) != self.degree:
-            raise ExecutionError(f"the states are for {len(before)} ranks, and the graph for {self.degree}")
+            raise ExecutionError(f"the states are for {len(before)} ranks, but the graph is for {self.degree}")
         results = self._on_every_rank(lambda rank: self._loaded[rank].run({**inputs, **before[rank]}))
         state_names = self._graph.inputs.keys() & self._graph.outputs.keys()
         after = [{name: result[name] for name in result if name in state_names} for result in results]

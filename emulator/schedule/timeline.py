@@ -198,7 +198,7 @@ class Stream:
     starts: tuple[int, ...]
     items: tuple["_Leaf | _Inner", ...]
 
-    def find(self, number: Array, box: Iterations, indices: tuple[Array, ...] = ()) -> Iterator["Found"]:
+    def find(self, number: Array, box: Iterations, indices: tuple[Array, ...] = ()) -> Iterator["Occurrence"]:
         """Find the instructions with a number, counted from 0; each with the iterations in which it has that number."""
         least, most = box.reach(number)
         position = bisect(self.starts, most) - 1
@@ -210,17 +210,19 @@ class Stream:
             return
         item, inside = self.items[position], plus(number, -self.starts[position])
         if isinstance(item, _Leaf):
-            yield Found(item.order, np.array(indices).reshape(len(indices), len(number)), box)
+            yield Occurrence(item.order, np.array(indices).reshape(len(indices), len(number)), box)
         else:
             yield from item.find(inside, box, indices)
 
 
 @dataclass(frozen=True, eq=False)
 class _Inner:
+    """A nested loop of a stream, with its number of instructions per iteration."""
+
     by_iteration: int
     body: Stream
 
-    def find(self, number: Array, box: Iterations, indices: tuple[Array, ...]) -> Iterator["Found"]:
+    def find(self, number: Array, box: Iterations, indices: tuple[Array, ...]) -> Iterator["Occurrence"]:
         # number = index * by_iteration + inside. Coefficients are divided to nearest, which keeps `inside` small, so
         # that few splits of the box suffice until it is within one iteration.
         index = -((self.by_iteration - 2 * number) // (2 * self.by_iteration))
@@ -236,7 +238,7 @@ class _Inner:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class Occurrence:
     """An instruction, with the indices of its loops as affine numbers of other loops' indices, valid in a box."""
 
     order: int
@@ -264,7 +266,7 @@ def streams(body: Sequence[Step], order: Iterator[int]) -> dict[Engine, Stream]:
 
 def form_of(number: Affine, depth: int) -> Array:
     """An affine number as an array: the coefficient of each loop's index, then the base."""
-    assert not number.turns, "only places rotate over buffers"
+    assert not number.rotations, "only places rotate over buffers"
     form = np.zeros(depth + 1, np.int64)
     for loop, factor in number.terms:
         form[loop] = factor

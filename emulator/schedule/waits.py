@@ -50,8 +50,8 @@ class _Access:
     @cached_property
     def rotation(self) -> RotatingOffset | None:
         """The rotation of a tile over its buffers, if there is exactly one."""
-        turns = self.place.offset.turns
-        return turns[0] if len(turns) == 1 else None
+        rotations = self.place.offset.rotations
+        return rotations[0] if len(rotations) == 1 else None
 
     @cached_property
     def rotating_depths(self) -> frozenset[int]:
@@ -70,7 +70,7 @@ class _Access:
     @cached_property
     def span(self) -> tuple[int, int]:
         """The range of bytes or elements that it may access in the tile's first buffer."""
-        return _span(self.place, replace(self.place.offset, turns=()), self.indexed.counts)
+        return _span(self.place, replace(self.place.offset, rotations=()), self.indexed.counts)
 
     def hull(self, program: Program) -> tuple[int, int, int, int]:
         """The bounding box, in partitions and bytes, of its accesses in all iterations."""
@@ -156,7 +156,7 @@ class _Region:
 
     def _only_overlap_known(self, access: _Access, other: _Access) -> bool:
         places = (access.place, other.place)
-        return not any(place.offset.turns for place in places) and not all(
+        return not any(place.offset.rotations for place in places) and not all(
             place.offset.terms and place.offset.terms[0][0] == 0 for place in places
         )
 
@@ -235,7 +235,7 @@ def _disjoint_between_iterations(earlier: _Access, later: _Access, depth: int) -
     """True if different iterations of the loop at a depth never access the same bytes: both places advance by the same
     step, and their combined range within an iteration is not longer than that step."""
     earlier_place, later_place = earlier.place, later.place
-    if earlier_place.offset.turns or later_place.offset.turns or not _comparable(earlier_place, later_place):
+    if earlier_place.offset.rotations or later_place.offset.rotations or not _comparable(earlier_place, later_place):
         return False
     steps = [dict(place.offset.terms) for place in (earlier_place, later_place)]
     if any(steps[0].get(outer, 0) != steps[1].get(outer, 0) for outer in range(depth + 1)) or not steps[0].get(depth):

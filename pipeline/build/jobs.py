@@ -23,7 +23,7 @@ from nxpipe.pipeline.util.text import human_bytes
 
 
 class CellStatus(Enum):
-    """Status of a cell, from plan to report, in the order of a summary. See docs/building.md, section 3."""
+    """Status of a cell, from plan to report, in the order of a summary. See docs/reference/building.md, section 3."""
 
     PUBLISHED = "published"  # plan: its artifact is in the store and within [verify]
     COMMITTED = "committed"  # plan: its step results are in the store, its artifact is not
@@ -90,7 +90,7 @@ RESULT_WORDS: Final[Mapping[CellStatus, str]] = {**REPORT_WORDS, CellStatus.BLOC
 
 class FailureClass(StrEnum):
     """Class of a failure: it decides what the scheduler does with the job. Values are those of documents. See
-    docs/building.md, section 4."""
+    docs/reference/building.md, section 4."""
 
     DETERMINISTIC = "deterministic"  # the same request fails again: recorded as a known failure, never retried
     RETRYABLE = "environmental"  # a full disk, a network, a killed worker: retried with a growing pause

@@ -23,7 +23,7 @@ from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.thresholds import Thresholds, evidence_shortfall
 from nxpipe.pipeline.models.versions import digest_of
 from nxpipe.pipeline.util.errors import VerificationFailed
-from nxpipe.pipeline.util.exit_codes import one_code
+from nxpipe.pipeline.util.exit_codes import combined_code
 from nxpipe.pipeline.util.process import no_collection
 from nxpipe.pipeline.util.text import for_terminal
 
@@ -119,7 +119,7 @@ class BuildPlan:
     @property
     def exit_code(self) -> int:
         """Exit code of a dry run: not 0 if a cell cannot be built."""
-        return one_code(cell.failure.code for _, cell in self.cells() if cell.failure)
+        return combined_code(cell.failure.code for _, cell in self.cells() if cell.failure)
 
 
 _LISTED: Final = 64  # keys; for more, one listing is cheaper than a request for each

@@ -22,7 +22,7 @@ from nxpipe.pipeline.build.jobs import (
     JobSubmitted,
 )
 from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact, PlannedCell
-from nxpipe.pipeline.util.exit_codes import INCOMPLETE, INTERRUPTED, one_code
+from nxpipe.pipeline.util.exit_codes import INCOMPLETE, INTERRUPTED, combined_code
 from nxpipe.pipeline.util.text import plain
 
 _FAILURES: Final = 3  # latest failures kept for the display
@@ -255,7 +255,7 @@ class Results:
             return INTERRUPTED.number
         missing = self.missing()
         deciding = [cell for cell in missing if cell.status is not CellStatus.RETRYING] or missing
-        return one_code(cell.failure.code if cell.failure else INCOMPLETE.number for cell in deciding)
+        return combined_code(cell.failure.code if cell.failure else INCOMPLETE.number for cell in deciding)
 
     def _cell(self, artifact: PlannedArtifact, cell: PlannedCell) -> CellResult:
         built, publishing = self.state.finished.get(cell.key), self.state.finished.get(artifact.key)

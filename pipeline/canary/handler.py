@@ -130,14 +130,14 @@ class Alarms:
         return [*(name for name in guards if self.states.get(name) == "ALARM"), *missing]
 
 
-def preflight(found: Mapping[str, Any]) -> dict[str, Any]:
+def preflight(context: Mapping[str, Any]) -> dict[str, Any]:
     """The first document of the state machine: both environments, fleet size, weights of each step, initial state.
 
-    `found` contains the fleet as the template describes it, and the state of the machine: its input, and what AWS
+    `context` contains the fleet as the template describes it, and the state of the machine: its input, and what AWS
     reports of weights, sizes and alarms. An inconsistency is an error, which stops the machine before it has changed
     anything.
     """
-    fleet, state = found["fleet"], found["state"]
+    fleet, state = context["fleet"], context["state"]
     old, new = _colours(state)
     _require_whole(old, state["weights"])
     size = _size(fleet, old, new, state)
@@ -146,7 +146,7 @@ def preflight(found: Mapping[str, Any]) -> dict[str, Any]:
     if active := Alarms.of(state["alarms"]).active(alarms):
         raise Refused(f"alarm {active[0]} is active before the rollout; resolve it, then start again")
     rollout = RolloutState(
-        name=found["name"],
+        name=context["name"],
         plan=plan,
         pace=pace,
         balancer=fleet["balancer"],

@@ -64,12 +64,12 @@ class ModelOptions:
     def _require_own_axes(self) -> None:
         if self.model_id is None or not is_saved(self.model_id):
             if self.axes:
-                raise _usage("--axis fixes open axes of an ONNX file; pass one with --model-id FILE.onnx")
+                raise _usage("--axis fixes dynamic axes of an ONNX file; pass one with --model-id FILE.onnx")
             return
         if option := _first_option(_NOT_FOR_FILES, self.given):
             raise _usage(
                 f"{option} does not apply to {Path(self.model_id).name}, which has shapes and weights of its own; "
-                "remove it, and fix open axes of an ONNX file with --axis NAME=SIZE"
+                "remove it, and fix dynamic axes of an ONNX file with --axis NAME=SIZE"
             )
         _require_one_size(self.axes)
         try:
@@ -210,7 +210,7 @@ _PROGRAMS: Final = (
         "axes",
         multiple=True,
         type=Axis(),
-        help="Fix an open axis of an ONNX file, by the axis's name; repeatable.",
+        help="Fix a dynamic axis of an ONNX file, by the axis's name; repeatable.",
     ),
 )
 

@@ -139,7 +139,7 @@ class Percentage(click.ParamType[float]):
 
 
 class Axis(click.ParamType[tuple[str, int]]):
-    """An open axis of an ONNX file and its size."""
+    """A dynamic axis of an ONNX file and its size."""
 
     name = "NAME=SIZE"
 

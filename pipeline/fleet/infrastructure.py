@@ -16,7 +16,7 @@ from nxpipe.pipeline.config.locks import (
     LockedImage,
     LockedNodes,
 )
-from nxpipe.pipeline.util.aws import asking
+from nxpipe.pipeline.util.aws import convert_sdk_errors
 from nxpipe.pipeline.util.errors import AwsError, MissingSoftware, TemplateInvalid
 from nxpipe.pipeline.util.files import MiB, json_of, read_file
 from nxpipe.pipeline.util.text import for_terminal
@@ -115,7 +115,7 @@ def _deployed(template: Template, client: Callable[..., Any]) -> Template | None
     from botocore.exceptions import ClientError
 
     cloudformation = client("cloudformation", template.region)
-    with asking(f"return the template of stack {template.stack}"):
+    with convert_sdk_errors(f"return the template of stack {template.stack}"):
         try:
             body = cloudformation.get_template(StackName=template.stack, TemplateStage="Original")["TemplateBody"]
         except ClientError as error:
@@ -188,7 +188,7 @@ def find_image(region: str, sdk: str, client: Callable[[str, str], Any]) -> Lock
     if _holds(newest, sdk):
         return _locked(newest, region, sdk, FLEETS_PARAMETER)
     pattern = f"*Neuron SDK {sdk}*"
-    with asking(f"list the images of Neuron SDK {sdk} in {region}"):
+    with convert_sdk_errors(f"list the images of Neuron SDK {sdk} in {region}"):
         response = ec2.describe_images(
             Owners=["amazon"],
             Filters=[{"Name": "name", "Values": [_NAME]}, {"Name": "description", "Values": [pattern]}],
@@ -209,9 +209,9 @@ def find_training_host(region: str, client: Callable[[str, str], Any]) -> Locked
 
 
 def _newest(parameter: str, region: str, ssm: Any, ec2: Any) -> dict[str, Any]:
-    with asking(f"read the parameter {parameter} in {region}"):
+    with convert_sdk_errors(f"read the parameter {parameter} in {region}"):
         id_ = ssm.get_parameter(Name=parameter)["Parameter"]["Value"]
-    with asking(f"describe the image {id_} in {region}"):
+    with convert_sdk_errors(f"describe the image {id_} in {region}"):
         images: list[dict[str, Any]] = ec2.describe_images(ImageIds=[id_])["Images"]
     if not images:
         raise AwsError(f"{region} names {id_} as the newest Neuron image but does not have it; run the command again")
@@ -262,7 +262,7 @@ def _nodes(ssm: Any, kubernetes: str, kind: str, region: str) -> LockedNodes:
     names = {
         what: f"{_NODES.format(kubernetes=kubernetes, kind=kind)}/{what}" for what in ("image_id", "release_version")
     }
-    with asking(f"name the release of {kind} nodes for Kubernetes {kubernetes} in {region}"):
+    with convert_sdk_errors(f"name the release of {kind} nodes for Kubernetes {kubernetes} in {region}"):
         parameters = ssm.get_parameters(Names=list(names.values()))["Parameters"]
     values = {parameter["Name"]: parameter["Value"] for parameter in parameters}
     if missing := [name for name in names.values() if name not in values]:
@@ -274,7 +274,7 @@ def _nodes(ssm: Any, kubernetes: str, kind: str, region: str) -> LockedNodes:
 
 
 def _addon(eks: Any, name: str, kubernetes: str, region: str) -> str:
-    with asking(f"list the versions of the add-on {name} in {region}"):
+    with convert_sdk_errors(f"list the versions of the add-on {name} in {region}"):
         addons = eks.describe_addon_versions(addonName=name, kubernetesVersion=kubernetes)["addons"]
     for version, fit in _fits(addons):
         if fit.get("clusterVersion") == kubernetes and fit.get("defaultVersion"):
@@ -297,7 +297,7 @@ def _digest(image: str, client: AwsClients) -> str:
     registry, _, path = image.partition("/")
     repository, _, tag = path.rpartition(":")
     account, _, _, region, *_ = registry.split(".")
-    with asking(f"find the image {image}"):
+    with convert_sdk_errors(f"find the image {image}"):
         details = client("ecr", region).describe_images(
             registryId=account, repositoryName=repository, imageIds=[{"imageTag": tag}]
         )["imageDetails"]

@@ -1,6 +1,6 @@
 """Saved programs: a `.pt2` file of torch.export or an ONNX file, in place of a Hugging Face model.
 
-A file contains one program with static shapes and its own weights; open axes of an ONNX file get a size by name.
+A file contains one program with static shapes and its own weights; dynamic axes of an ONNX file get a size by name.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,18 +28,18 @@ _LIBRARIES: Final = {".pt2": ("torch", "numpy"), ".onnx": ("onnx", "numpy")}
 
 
 class UnknownAxis(BuildRefused):
-    """A size was given for an axis that is not open in the program."""
+    """A size for a name that is not a dynamic axis of the program."""
 
     def __init__(self, program: str, axis: str, known: Sequence[str]) -> None:
-        listing = f"its open axes are {', '.join(map(repr, known))}" if known else "all of its sizes are fixed"
+        listing = f"its dynamic axes are {', '.join(map(repr, known))}" if known else "all of its sizes are fixed"
         super().__init__(
-            f"{program} has no open axis {axis!r}, {listing}{did_you_mean(axis, known) or '; leave it out'}"
+            f"{program} has no dynamic axis {axis!r}, {listing}{did_you_mean(axis, known) or '; leave it out'}"
         )
 
 
 @dataclass(frozen=True)
 class SavedProgram:
-    """A program file, and the sizes of its open axes: a `ModelSource` of one program."""
+    """A program file, and the sizes of its dynamic axes: a `ModelSource` of one program."""
 
     path: Path
     sizes: Mapping[str, int]
@@ -138,7 +138,7 @@ class SavedProgram:
         return {"": sha256_of_file(self.path), **data_files}
 
     def require_data(self) -> tuple[str, ...]:
-        """The names of the data files beside it; ModelSourceError if one is missing, truncated or elsewhere."""
+        """The names of the program's data files; ModelSourceError if one is missing, truncated or elsewhere."""
         return self._data_files
 
     @cached_property
@@ -152,15 +152,15 @@ class SavedProgram:
             raise ModelSourceError(str(error)) from error
 
     def require_axes(self) -> None:
-        """Raise UnknownAxis for a size of an axis that is not open: it would change the key and not the program."""
-        for name in self.sizes.keys() - set(self._open_axes if self.sizes else ()):
-            raise UnknownAxis(self.id, name, self._open_axes)
+        """Raise UnknownAxis for a size of an unknown axis: it would change the key and not the program."""
+        for name in self.sizes.keys() - set(self._dynamic_axes if self.sizes else ()):
+            raise UnknownAxis(self.id, name, self._dynamic_axes)
 
     @cached_property
-    def _open_axes(self) -> tuple[str, ...]:
-        from nxpipe.emulator.capture import open_axes
+    def _dynamic_axes(self) -> tuple[str, ...]:
+        from nxpipe.emulator.capture import dynamic_axes
 
-        return open_axes(self.path)
+        return dynamic_axes(self.path)
 
     def require_readable(self) -> None:
         try:

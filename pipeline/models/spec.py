@@ -39,7 +39,7 @@ class ModelSpec:
     autocast_type: str
     weights: WeightsSource = field(default_factory=lambda: WeightsSource.parse(None))
     name: str | None = None  # the model's name in nxpipe.toml
-    axes: tuple[tuple[str, int], ...] = ()  # sizes of open axes of an ONNX file
+    axes: tuple[tuple[str, int], ...] = ()  # sizes of dynamic axes of an ONNX file
     backend: Backend = "emulator"
     verified: bool = True
 

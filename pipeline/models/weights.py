@@ -93,10 +93,10 @@ class SafetensorsWeights:
         with _opened(self._file_of[stored]) as file:
             self._require_shape(stored, file.get_slice(stored).get_shape(), kind)
 
-    def _require_shape(self, stored: str, found: Sequence[int], kind: "TensorType") -> None:
-        if tuple(found) != tuple(kind.shape):
+    def _require_shape(self, stored: str, shape: Sequence[int], kind: "TensorType") -> None:
+        if tuple(shape) != tuple(kind.shape):
             raise ModelSourceError(
-                f"{self._file_of[stored]}: tensor {stored!r} has shape {list(found)}, but the model's "
+                f"{self._file_of[stored]}: tensor {stored!r} has shape {list(shape)}, but the model's "
                 f"configuration needs {list(kind.shape)}; the weights belong to another configuration"
             )
 

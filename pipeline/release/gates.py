@@ -123,12 +123,12 @@ class BuildGate:
         return GateOutcome(_failure(results) if code else tally(results), code, _cells(results))
 
 
-def _nothing_to_build(release: "ReleaseContext", found: str) -> AlreadyDone | None:
+def _nothing_to_build(release: "ReleaseContext", state: str) -> AlreadyDone | None:
     if release.plan is None:
         return AlreadyDone("skipped", f"artifacts of channel {release.options.source} are released unchanged")
     if _to_build(release):
         return None
-    return AlreadyDone("done", f"{counted(len(release.plan.artifacts), 'artifact')}: {found}")
+    return AlreadyDone("done", f"{counted(len(release.plan.artifacts), 'artifact')}: {state}")
 
 
 def _to_build(release: "ReleaseContext") -> "list[PlannedArtifact]":
@@ -228,9 +228,11 @@ class BenchGate:
 def _unverified(release: "ReleaseContext") -> "list[ReleaseCandidate]":
     """Candidates without a verification record; one that is not built has none."""
     verified = VerifiedManifests.of(release)
-    found = {candidate: release.found(candidate) for candidate in release.candidates}
+    artifacts = {candidate: release.find(candidate) for candidate in release.candidates}
     return [
-        candidate for candidate, published in found.items() if not (published and published.manifest_digest in verified)
+        candidate
+        for candidate, artifact in artifacts.items()
+        if not (artifact and artifact.manifest_digest in verified)
     ]
 
 

@@ -70,8 +70,8 @@ class PromoteGate:
         direct, served = _direct(release), release.served()
         if not direct:
             return AlreadyDone("skipped", "left to the rollouts, which promote to the channel at their end")
-        found = [release.found(candidate) for candidate in direct]
-        expected = [Served.of(artifact) for artifact in found if artifact is not None]
+        artifacts = [release.find(candidate) for candidate in direct]
+        expected = [Served.of(artifact) for artifact in artifacts if artifact is not None]
         if len(expected) < len(direct) or any(served.get(artifact.slot) != artifact for artifact in expected):
             return None
         tip = release.tip()
@@ -111,9 +111,9 @@ def _direct(release: "ReleaseContext") -> "list[ReleaseCandidate]":
 
 
 def _all_published(release: "ReleaseContext") -> "list[Published] | None":
-    found = [release.found(candidate) for candidate in release.candidates]
-    published = [artifact for artifact in found if artifact is not None]
-    return published if len(published) == len(found) else None
+    artifacts = [release.find(candidate) for candidate in release.candidates]
+    published = [artifact for artifact in artifacts if artifact is not None]
+    return published if len(published) == len(artifacts) else None
 
 
 def _signer(release: "ReleaseContext") -> "Signer":

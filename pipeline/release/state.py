@@ -182,7 +182,7 @@ class ReleaseContext:
     def trust(self) -> ChannelVerifier:
         return trust_in(self.config, self.folder, self.store, self.console.say)
 
-    def found(self, candidate: ReleaseCandidate) -> "Published | None":
+    def find(self, candidate: ReleaseCandidate) -> "Published | None":
         """The published artifact. For a release from a channel it must be the served manifest, not a later one."""
         if candidate not in self.known and (published := self.store.find(candidate.request_key)):
             if candidate.manifest not in (None, published.manifest_digest):
@@ -191,10 +191,10 @@ class ReleaseContext:
         return self.known.get(candidate)
 
     def published(self, candidate: ReleaseCandidate) -> "Published":
-        found = self.found(candidate)
-        if found is None:
+        published = self.find(candidate)
+        if published is None:
             raise NotFound(f"{candidate.name} is not in {self.store.url}; omit --skip build")
-        return found
+        return published
 
     def tip(self, channel: str | None = None) -> Generation | None:
         """The verified tip of a channel, by default of the destination."""
@@ -226,7 +226,7 @@ class ReleaseContext:
             self.trust.require_signatures(self.store, source, served)
         candidates = tuple(map(ReleaseCandidate.of, artifacts))
         for candidate in candidates:
-            if self.found(candidate) is None:
+            if self.find(candidate) is None:
                 raise self._unpublished(candidate)
         return candidates
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from nxpipe.pipeline.config import Config, ServingFleet
 from nxpipe.pipeline.rollout.input import RolloutInput
-from nxpipe.pipeline.util.aws import asking, client
+from nxpipe.pipeline.util.aws import client, convert_sdk_errors
 from nxpipe.pipeline.util.errors import RolloutRefused
 
 RUNNING: Final = "RUNNING"
@@ -79,7 +79,7 @@ class FleetRecord:
     fleet: str
 
     def read(self) -> RecordItem:
-        with asking(f"read the record of fleet {self.fleet}"):
+        with convert_sdk_errors(f"read the record of fleet {self.fleet}"):
             item = self.client.get_item(TableName=self.table, Key=self._key, ConsistentRead=True).get("Item", {})
         values = {name: attribute["S"] for name, attribute in item.items()}
         since = values.get("since")
@@ -114,7 +114,7 @@ class FleetRecord:
 
     def _change(self, update: str, condition: str, values: dict[str, str], *, dead: str | None = None) -> bool:
         arguments = values | ({":dead": dead} if dead else {})
-        with asking(f"write the record of fleet {self.fleet}"), suppress(self._not_met):
+        with convert_sdk_errors(f"write the record of fleet {self.fleet}"), suppress(self._not_met):
             self.client.update_item(
                 TableName=self.table,
                 Key=self._key,
@@ -149,7 +149,7 @@ class StateMachine:
     def arn(self) -> str:
         """Built from the account of the credentials: no permission to list state machines is needed."""
         sts = client("sts", self.region)
-        with asking("identify the credentials"):
+        with convert_sdk_errors("identify the credentials"):
             me = sts.get_caller_identity()
         if self._account not in (None, me["Account"]):
             raise RolloutRefused(
@@ -162,15 +162,15 @@ class StateMachine:
     @cached_property
     def front(self) -> ListenerRule:
         states = self._states
-        with asking(f"describe the state machine {self.arn}"):
+        with convert_sdk_errors(f"describe the state machine {self.arn}"):
             try:
-                found = states.describe_state_machine(stateMachineArn=self.arn)
+                response = states.describe_state_machine(stateMachineArn=self.arn)
             except states.exceptions.StateMachineDoesNotExist as missing:
                 raise RolloutRefused(
                     f"fleet {self.fleet} has no state machine {self.arn}; deploy it with: "
                     f"npx cdk deploy {self._project}-rollout-{self.fleet}"
                 ) from missing
-        return ListenerRule.of(found["definition"])
+        return ListenerRule.of(response["definition"])
 
     @cached_property
     def record(self) -> FleetRecord:
@@ -179,9 +179,9 @@ class StateMachine:
     def weights(self) -> dict[str, int]:
         """Current weights of the load balancer, by environment."""
         balancing = client("elbv2", self.region)
-        with asking(f"read the weights of {self.front.rule}"):
-            (found,) = balancing.describe_rules(RuleArns=[self.front.rule])["Rules"]
-        (action,) = found["Actions"]
+        with convert_sdk_errors(f"read the weights of {self.front.rule}"):
+            (rule,) = balancing.describe_rules(RuleArns=[self.front.rule])["Rules"]
+        (action,) = rule["Actions"]
         by_targets = {group["TargetGroupArn"]: group["Weight"] for group in action["ForwardConfig"]["TargetGroups"]}
         return {colour: by_targets.get(group["targets"], 0) for colour, group in self.front.colours.items()}
 
@@ -189,7 +189,7 @@ class StateMachine:
         """Values of each CloudWatch query, by its id."""
         watching = client("cloudwatch", self.region)
         values: dict[str, list[float]] = {}
-        with asking(f"read the metrics of fleet {self.fleet}"):
+        with convert_sdk_errors(f"read the metrics of fleet {self.fleet}"):
             pages = watching.get_paginator("get_metric_data").paginate(
                 MetricDataQueries=queries, StartTime=since, EndTime=datetime.now(UTC), ScanBy="TimestampAscending"
             )
@@ -206,7 +206,7 @@ class StateMachine:
     def start(self, name: str, rollout: RolloutInput) -> None:
         """Starts the execution. A repetition changes nothing: Step Functions accepts a name once."""
         states = self._states
-        with asking(f"start the rollout {name}"):
+        with convert_sdk_errors(f"start the rollout {name}"):
             try:
                 states.start_execution(stateMachineArn=self.arn, name=name, input=rollout.text())
             except states.exceptions.ExecutionAlreadyExists:
@@ -214,23 +214,23 @@ class StateMachine:
 
     def execution(self, arn: str) -> RolloutExecution | None:
         states = self._states
-        with asking(f"describe the rollout {arn}"):
+        with convert_sdk_errors(f"describe the rollout {arn}"):
             try:
-                found = states.describe_execution(executionArn=arn)
+                response = states.describe_execution(executionArn=arn)
             except states.exceptions.ExecutionDoesNotExist:
                 return None
-        return _execution(found)
+        return _execution(response)
 
     def last(self) -> RolloutExecution | None:
         """The newest execution, in any status."""
         states = self._states
-        with asking(f"list the rollouts of fleet {self.fleet}"):
-            found = states.list_executions(stateMachineArn=self.arn, maxResults=1)["executions"]
-        return self.execution(found[0]["executionArn"]) if found else None
+        with convert_sdk_errors(f"list the rollouts of fleet {self.fleet}"):
+            executions = states.list_executions(stateMachineArn=self.arn, maxResults=1)["executions"]
+        return self.execution(executions[0]["executionArn"]) if executions else None
 
     def failed_in(self, arn: str) -> str | None:
         """Name of the Fail state in which an execution ended."""
-        with asking(f"read the history of the rollout {arn}"):
+        with convert_sdk_errors(f"read the history of the rollout {arn}"):
             events = self._states.get_execution_history(executionArn=arn, reverseOrder=True, maxResults=5)["events"]
         return next(
             (
@@ -249,15 +249,15 @@ class StateMachine:
         return f"{self._project}-{self.fleet}-{what}"
 
 
-def _execution(found: Mapping[str, Any]) -> RolloutExecution:
+def _execution(description: Mapping[str, Any]) -> RolloutExecution:
     return RolloutExecution(
-        arn=found["executionArn"],
-        status=found["status"],
-        started=found["startDate"],
-        ended=found.get("stopDate"),
-        input=RolloutInput.from_text(found.get("input") or "{}"),
-        output=json.loads(found.get("output") or "{}"),
-        fault=(found.get("error") or "", found.get("cause") or ""),
+        arn=description["executionArn"],
+        status=description["status"],
+        started=description["startDate"],
+        ended=description.get("stopDate"),
+        input=RolloutInput.from_text(description.get("input") or "{}"),
+        output=json.loads(description.get("output") or "{}"),
+        fault=(description.get("error") or "", description.get("cause") or ""),
     )
 
 

@@ -89,15 +89,15 @@ class FleetArtifacts:
 
     def promote_candidate(self, candidate: RolloutCandidate, rollout: str) -> None:
         """Promotes the candidate of a promoted rollout to the fleet's channel. A repetition changes nothing."""
-        found, channel = self.store.find(candidate.artifact), candidate.channel
-        if found is None:
+        published, channel = self.store.find(candidate.artifact), candidate.channel
+        if published is None:
             raise NotFound(f"{candidate.name} is not in {self.store.url}; publish it again")
         needs = requirements(self.store, self.config, self.folder, channel)
         author = self._author(channel, _PROMOTED.format(rollout))
         while not self._is_settled(candidate, tip := self._tip(channel)):
             seen = tip.generation if tip else 0
             try:
-                change.promote(self.store, channel, [found], author, needs, expected=seen)
+                change.promote(self.store, channel, [published], author, needs, expected=seen)
             except Refused:
                 now = self._tip(channel)
                 if (now.generation if now else 0) == seen:  # the refusal was not caused by a concurrent change
@@ -125,19 +125,19 @@ class FleetArtifacts:
         return change.Author(self.actor, why, author_signature(self.key, self.config, self.folder, channel, self.store))
 
     def _require_served(self, channel: str) -> Served:
-        found = self.served(channel)
-        if found is None:
+        served = self.served(channel)
+        if served is None:
             raise RolloutRefused(
                 f"channel {channel} of {self.store.url} serves no {self._model.model_id} for {self._model.target}; "
                 "promote one to it first"
             )
-        return found
+        return served
 
     def _published(self, served: Served) -> Published:
-        found = self.store.find(served.request_key)
-        if found is None:
+        published = self.store.find(served.request_key)
+        if published is None:
             raise NotFound(f"{served.name} is served but not in {self.store.url}; publish it again")
-        return found
+        return published
 
     def _tip(self, channel: str) -> Generation | None:
         """The verified tip: an artifact that a rollout copies to another channel is signed there."""

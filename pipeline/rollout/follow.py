@@ -85,14 +85,14 @@ _INTERVAL: Final = 5.0  # seconds between reads
 _MAX_FAILURES: Final = 60  # consecutive failed reads: a network may fail and recover in hours of a rollout
 
 
-def follow(console: Console, fleet: str, look: Callable[[], Status]) -> Status:
+def follow(console: Console, fleet: str, read_status: Callable[[], Status]) -> Status:
     """The final status. Ctrl-C ends the display, not the rollout."""
     shown = _Display(console)
     failed = 0
     try:
         while True:
             try:
-                status, failed = look(), 0
+                status, failed = read_status(), 0
             except AwsError as error:
                 failed += 1
                 if failed > _MAX_FAILURES:

@@ -118,7 +118,7 @@ def pooled_growth(bets: Sequence[Growth]) -> list[Growth]:
         return list(bets)
     soonest = min(bet.needed / bet.drift for bet in rising)
     grown = [bet.drift * soonest - bet.needed for bet in bets]
-    bonus = math.log(math.fsum(math.exp(each - max(grown)) for each in grown))
+    bonus = math.log(math.fsum(math.exp(value - max(grown)) for value in grown))
     return [replace(bet, needed=bet.needed - bonus) for bet in bets]
 
 
@@ -157,11 +157,11 @@ def ratio_growth(canary: Rate, stable: Rate, bet: float, null: float, needed: fl
 
 
 def paired_growth(canary: float, stable: float, bet: float, null: float, needed: float) -> Growth:
-    """The same for paired requests; the arguments are discordant pairs per minute."""
-    both = math.log((1 + bet) / (1 + null))
-    of_canary = math.log(bet / null) - both
-    drift = of_canary * canary - both * stable
-    return Growth(needed, drift, of_canary**2 * canary + both**2 * stable, max(of_canary, 0.0))
+    """Growth of a bet on paired requests; the rates are discordant pairs per minute."""
+    normaliser = math.log((1 + bet) / (1 + null))
+    of_canary = math.log(bet / null) - normaliser
+    drift = of_canary * canary - normaliser * stable
+    return Growth(needed, drift, of_canary**2 * canary + normaliser**2 * stable, max(of_canary, 0.0))
 
 
 def objective_growth(canary: Rate, objective: float, share: float, needed: float) -> Growth:
@@ -336,12 +336,12 @@ def _seen_in_shadow(plan: CanaryPlan, service: Service, fault: Defect, percent: 
     return best_chance(pooled_growth(bets), plan.bake_max) >= POWER
 
 
-def advice(plan: CanaryPlan, service: Service, found: Sequence[StepProspect]) -> tuple[str, ...]:
+def advice(plan: CanaryPlan, service: Service, prospects: Sequence[StepProspect]) -> tuple[str, ...]:
     """Defects that the first step does not detect, and changes that would."""
-    first = found[0]
+    first = prospects[0]
     missed = [prospect for prospect in first.faults if prospect.chance < POWER]
     advices = [_instead(plan, service, prospect) for prospect in missed]
-    slow = [step.share for step in found if step.undecided > 1 - POWER]
+    slow = [step.share for step in prospects if step.undecided > 1 - POWER]
     if slow:
         shares = " and ".join(f"{share} %" for share in slow)
         advices.append(

@@ -35,7 +35,7 @@ def status_page(status: Status) -> str:
     plan, verdict = status.plan, status.verdict
     if plan and verdict:
         rows += _evidence(status, plan, verdict)
-    if status.look and status.phase is not Phase.ENDED and (news := _news(status.look)):
+    if status.evaluation and status.phase is not Phase.ENDED and (news := _news(status.evaluation)):
         rows.append(("last evaluation", news))
     if status.signal:
         rows.append(("signal", f"{status.signal}; it takes effect at the next evaluation"))
@@ -56,9 +56,9 @@ def status_line(status: Status) -> str:
     return "; ".join(parts)
 
 
-def _news(look: EvaluationRecord) -> str | None:
+def _news(evaluation: EvaluationRecord) -> str | None:
     """The summary of an evaluation, unless it is `continue`."""
-    summary = look.reason.split("\n")[0]
+    summary = evaluation.reason.split("\n")[0]
     return None if summary.startswith(Decision.CONTINUE) else summary
 
 
@@ -89,7 +89,7 @@ def _step(status: Status, plan: CanaryPlan) -> str:
     where = f"step {status.step + 1} of {len(plan.steps)}, at {step.weight} %"
     if verdict is None:
         return f"{where}, starting"
-    if status.look and status.look.action == "roll_back":
+    if status.evaluation and status.evaluation.action == "roll_back":
         return f"{where}: {style('rolling back', fg='red', bold=True)}"
     if status.undecided:
         return f"{where}: {style('undecided: a person must decide', fg='yellow', bold=True)}"
@@ -146,24 +146,24 @@ def _bar(nats: float, error: float, colour: str) -> str:
 _HEADER: Final = ("at", "step", "candidate: bad of all", "baseline: bad of all", "for", "against", "action", "reason")
 
 
-def evaluation_table(execution: RolloutExecution, looks: Sequence[EvaluationRecord]) -> str:
+def evaluation_table(execution: RolloutExecution, evaluations: Sequence[EvaluationRecord]) -> str:
     """Counts are those of the minutes that an evaluation read; evidence is cumulative."""
     rollout = execution.input
     title = f"{execution.name}: {rollout.candidate.name}, {rollout.old} -> {rollout.new}" if rollout else execution.name
-    if not looks:
+    if not evaluations:
         return f"{title}\nNo evaluation yet."
-    return f"{title}\n{table(_HEADER, [_row(look) for look in looks])}"
+    return f"{title}\n{table(_HEADER, [_row(evaluation) for evaluation in evaluations])}"
 
 
-def _row(look: EvaluationRecord) -> tuple[str, ...]:
-    arms = [(batch.canary, batch.stable) for batch in look.batches]
+def _row(evaluation: EvaluationRecord) -> tuple[str, ...]:
+    arms = [(batch.canary, batch.stable) for batch in evaluation.batches]
     new, old = ([pair[side] for pair in arms] for side in (0, 1))
     counts = [f"{sum(arm.errors for arm in side):g} of {sum(arm.requests for arm in side):g}" for side in (new, old)]
-    verdict = look.verdict
+    verdict = evaluation.verdict
     evidence = (odds(verdict.better), odds(verdict.worse)) if verdict else ("", "")
-    at = look.at.replace("T", " ")[:19]
-    step = "all" if look.step is None else str(look.step + 1)
-    return (at, step, *(counts if arms else ("", "")), *evidence, look.action, look.reason.split("\n")[0])
+    at = evaluation.at.replace("T", " ")[:19]
+    step = "all" if evaluation.step is None else str(evaluation.step + 1)
+    return (at, step, *(counts if arms else ("", "")), *evidence, evaluation.action, evaluation.reason.split("\n")[0])
 
 
 _BARS: Final = 12

@@ -75,8 +75,11 @@ class SimulatedTraffic:
         unchanged = SimulatedTraffic(_as_before(self._world), self._random)
         batches = itertools.islice(unchanged.minutes(INCIDENT_BEGINS + INCIDENT_MINUTES, share), minutes)
         return [
-            ((int(each.canary.requests), int(each.canary.errors)), (int(each.stable.requests), int(each.stable.errors)))
-            for each in batches
+            (
+                (int(batch.canary.requests), int(batch.canary.errors)),
+                (int(batch.stable.requests), int(batch.stable.errors)),
+            )
+            for batch in batches
         ]
 
     def _arms(self, minutes: range, requests: "np.ndarray[Any, Any]", new: bool) -> list[Arm]:
@@ -154,7 +157,7 @@ class SimulationSummary:
     outcomes: tuple[SimulatedRollout, ...]
 
     def ended(self, decision: Decision) -> list[SimulatedRollout]:
-        return [each for each in self.outcomes if each.decision is decision]
+        return [outcome for outcome in self.outcomes if outcome.decision is decision]
 
     @property
     def rolled_back(self) -> list[SimulatedRollout]:
@@ -189,7 +192,7 @@ class SimulationSummary:
 
 
 def median_minutes(outcomes: Sequence[SimulatedRollout]) -> float | None:
-    return statistics.median(each.minutes for each in outcomes) if outcomes else None
+    return statistics.median(outcome.minutes for outcome in outcomes) if outcomes else None
 
 
 def simulate(

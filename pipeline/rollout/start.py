@@ -186,10 +186,10 @@ def start_rollout(console: Console, context: RolloutContext, request: StartReque
     return StartedRollout(start_execution(context.machine, context.artifacts, decided), is_over=False)
 
 
-def report_already_served(console: Console, context: RolloutContext, found: AlreadyServed) -> None:
-    sentence = f"Fleet {context.fleet.name} already runs {found.candidate.name} on {found.colour}."
+def report_already_served(console: Console, context: RolloutContext, served: AlreadyServed) -> None:
+    sentence = f"Fleet {context.fleet.name} already runs {served.candidate.name} on {served.colour}."
     if console.json:
-        console.data({"fleet": context.fleet.name, "phase": "none", "artifact": vars(found.candidate)})
+        console.data({"fleet": context.fleet.name, "phase": "none", "artifact": vars(served.candidate)})
     else:
         console.result(sentence)
 

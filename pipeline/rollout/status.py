@@ -88,7 +88,7 @@ class EvaluationRecord:
 
     @property
     def step(self) -> int | None:
-        """From 0; None at full traffic."""
+        """The number of the step, from 0; None at full traffic."""
         return int(self.record["moment"]["step"]) if self.verdict else None
 
     @property
@@ -139,8 +139,8 @@ class EvaluationLog:
             present = self.store.backend.paths(self.folder)
             paths = [self._path(number) for number in range(1, 1 + len(present)) if self._path(number) in present]
             self.known += _read(self.store.backend.each(self._bytes, paths))
-        while found := self._bytes(self._path(len(self.known) + 1)):
-            self.known.append(EvaluationRecord.of(found))
+        while record := self._bytes(self._path(len(self.known) + 1)):
+            self.known.append(EvaluationRecord.of(record))
         return self.known
 
     def _path(self, number: int) -> str:
@@ -174,18 +174,22 @@ class Status:
     execution: RolloutExecution | None
     outcome: RolloutOutcome | None
     signal: str | None  # of a person
-    look: EvaluationRecord | None
+    evaluation: EvaluationRecord | None
     evidence: Evidence
 
     @property
     def verdict(self) -> Verdict | None:
         """The last verdict of the current step."""
-        return self.look.verdict if self.look and self.phase is Phase.STEP and self.look.step == self.step else None
+        return (
+            self.evaluation.verdict
+            if self.evaluation and self.phase is Phase.STEP and self.evaluation.step == self.step
+            else None
+        )
 
     @property
     def step(self) -> int:
-        """From 0. It may have no evaluation yet."""
-        return _step_after(self.look) or 0
+        """The number of the current step, from 0. It may have no evaluation yet."""
+        return _step_after(self.evaluation) or 0
 
     @property
     def over(self) -> bool:
@@ -239,7 +243,7 @@ class Status:
             "ratios": verdict and {name: _finite(self.ratio(metric)) for metric, name in enumerate(METRICS)},
             "awaits_a_person": self.undecided,
             "signal": self.signal,
-            "reason": self.look.reason if self.look else None,
+            "reason": self.evaluation.reason if self.evaluation else None,
             "outcome": self.outcome and {"end": self.outcome.end, "reason": self.outcome.reason},
         }
 
@@ -257,7 +261,7 @@ def _evidence(plan: CanaryPlan, verdict: Verdict) -> dict[str, Any]:
 
 def _finite(interval: tuple[float, float] | None) -> list[float | None] | None:
     """JSON has no infinity."""
-    return interval and [each if math.isfinite(each) else None for each in interval]
+    return interval and [bound if math.isfinite(bound) else None for bound in interval]
 
 
 class StatusReader:
@@ -266,51 +270,51 @@ class StatusReader:
     def __init__(self, machine: StateMachine, store: Store) -> None:
         self._machine = machine
         self._store = store
-        self._looks: EvaluationLog | None = None
+        self._log: EvaluationLog | None = None
         self._evidence = (0, Evidence())  # of this many evaluations
 
     def status(self, execution: str | None = None) -> Status:
         """Status of the execution with this ARN; by default of the running rollout, else of the last one."""
         weights, item = self._machine.weights(), self._machine.record.read()
         arn = execution or item.owner
-        found = self._machine.execution(arn) if arn else self._machine.last()
-        if found is None:
+        run = self._machine.execution(arn) if arn else self._machine.last()
+        if run is None:
             phase = Phase.STARTING if arn else Phase.NONE
             return Status(self._machine.fleet, phase, weights, None, None, None, None, Evidence())
-        looks = self._read(found)
-        outcome = outcome_of(self._machine, found)
-        look = looks[-1] if looks else None
-        signal = item.signal if item.owner == found.arn else None
-        phase = _phase(found, weights, look)
-        return Status(self._machine.fleet, phase, weights, found, outcome, signal, look, self._evidence[1])
+        evaluations = self._read(run)
+        outcome = outcome_of(self._machine, run)
+        evaluation = evaluations[-1] if evaluations else None
+        signal = item.signal if item.owner == run.arn else None
+        phase = _phase(run, weights, evaluation)
+        return Status(self._machine.fleet, phase, weights, run, outcome, signal, evaluation, self._evidence[1])
 
     def _read(self, execution: RolloutExecution) -> list[EvaluationRecord]:
-        if self._looks is None or not self._looks.folder.endswith(f"/{execution.name}/"):
-            self._looks, self._evidence = (
+        if self._log is None or not self._log.folder.endswith(f"/{execution.name}/"):
+            self._log, self._evidence = (
                 EvaluationLog.at(self._store, self._machine.fleet, execution.name),
                 (0, Evidence()),
             )
-        looks, rollout = self._looks.refresh(), execution.input
+        evaluations, rollout = self._log.refresh(), execution.input
         count, evidence = self._evidence
         if rollout is not None:
-            for look in looks[count:]:
-                evidence = look.added_to(evidence, rollout.plan)
-            self._evidence = len(looks), evidence
-        return looks
+            for evaluation in evaluations[count:]:
+                evidence = evaluation.added_to(evidence, rollout.plan)
+            self._evidence = len(evaluations), evidence
+        return evaluations
 
 
-def _phase(execution: RolloutExecution, weights: Mapping[str, int], look: EvaluationRecord | None) -> Phase:
+def _phase(execution: RolloutExecution, weights: Mapping[str, int], evaluation: EvaluationRecord | None) -> Phase:
     if not execution.running:
         return Phase.ENDED
-    if look is None:
+    if evaluation is None:
         moved = execution.input is not None and weights[execution.input.new] > 0
         return Phase.STEP if moved else Phase.FILLING
-    step, steps = _step_after(look), len(execution.input.plan.steps) if execution.input else math.inf
+    step, steps = _step_after(evaluation), len(execution.input.plan.steps) if execution.input else math.inf
     return Phase.FINAL if step is None or step >= steps else Phase.STEP
 
 
-def _step_after(look: EvaluationRecord | None) -> int | None:
+def _step_after(evaluation: EvaluationRecord | None) -> int | None:
     """The step that the state machine is at or about to begin; None at full traffic."""
-    if look is None:
+    if evaluation is None:
         return 0
-    return look.step if look.step is None or look.action != "advance" else look.step + 1
+    return evaluation.step if evaluation.step is None or evaluation.action != "advance" else evaluation.step + 1

@@ -18,7 +18,7 @@ def client(service: str, region: str | None = None, *, retries: Literal["standar
     session = Session()
     session.register_component("data_loader", _descriptions())
     config = Config(connect_timeout=5, read_timeout=30, retries={"mode": retries, "total_max_attempts": 5})
-    with asking(f"create a client for {service}"):
+    with convert_sdk_errors(f"create a client for {service}"):
         return session.create_client(service, region_name=region, config=config)
 
 
@@ -31,8 +31,8 @@ def _descriptions() -> Any:
 
 
 @contextmanager
-def asking(action: str) -> Iterator[None]:
-    """Convert SDK errors; `action` is an infinitive phrase, as in "list the queues"."""
+def convert_sdk_errors(action: str) -> Iterator[None]:
+    """Convert SDK errors to AwsError; `action` is an infinitive phrase, as in "list the queues"."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -41,7 +41,7 @@ def asking(action: str) -> Iterator[None]:
         raise AwsError(f"AWS: cannot {action}: {str(error).rstrip('.')}") from error
 
 
-def is_no_answer(error: AwsError) -> bool:
+def is_transient(error: AwsError) -> bool:
     """True for network errors, server errors and throttling, after which a retry may succeed."""
     from botocore import exceptions as sdk
 

@@ -47,6 +47,7 @@ class Console:
         _write_raw(for_json_text(document), sys.stdout)
 
     def say(self, *lines: str) -> None:
+        """Print to stderr, unless --quiet."""
         if not self.quiet:
             _write(lines, sys.stderr)
 
@@ -123,7 +124,8 @@ def guard_streams() -> None:
         setattr(sys, name, Guarded(getattr(sys, name)))
 
 
-def own(stream: TextIO) -> TextIO:
+def unguarded(stream: TextIO) -> TextIO:
+    """The stream inside a guard, for text that is escaped already."""
     return stream.own if isinstance(stream, Guarded) else stream
 
 
@@ -135,9 +137,9 @@ def _write(lines: Sequence[str], stream: TextIO | None) -> None:
 def _write_raw(text: str, stream: TextIO | None, end: str = "\n") -> None:
     """Write and flush; the stream is None if the process was started with it closed."""
     if stream is not None:
-        unguarded = own(stream)
-        unguarded.write(text + end)
-        unguarded.flush()
+        inner = unguarded(stream)
+        inner.write(text + end)
+        inner.flush()
 
 
 def _as_line(line: str, stream: TextIO) -> str:

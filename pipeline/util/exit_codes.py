@@ -280,7 +280,7 @@ def exit_code_of(error: BaseException) -> ExitCode | None:
     return None
 
 
-def one_code(codes: Iterable[int]) -> int:
+def combined_code(codes: Iterable[int]) -> int:
     """The exit code of a build, from the codes of its failed cells: the common one, else INCOMPLETE; 0 without any."""
     distinct = set(codes)
     return OK.number if not distinct else distinct.pop() if len(distinct) == 1 else INCOMPLETE.number

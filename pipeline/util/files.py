@@ -53,12 +53,12 @@ def state_folder(config_path: Path) -> Path:
 def write_whole(path: Path, data: bytes) -> None:
     """Write atomically: readers see the old bytes or the new bytes. Creates the folder; the last writer wins."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     try:
-        beside.write_bytes(data)
-        beside.replace(path)
+        temporary.write_bytes(data)
+        temporary.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 MiB: Final = 1 << 20

@@ -204,7 +204,7 @@ class Cache:
 
 
 @dataclass(frozen=True)
-class Places:
+class InstancePaths:
     """Paths on an instance. Tests set `root` to a folder."""
 
     root: str = ""
@@ -246,7 +246,7 @@ class Serving:
     log: str  # name of the fleet's log group
     agent: Agent
     cache: Cache | None
-    places: Places = Places()
+    places: InstancePaths = InstancePaths()
 
     def script(self) -> str:
         return script(self._values(), self._files(), "agent", *(["cache"] if self.cache else []), "serve")

@@ -12,7 +12,7 @@ from moto.server import ThreadedMotoServer
 
 from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.backends.local import LocalFolder
-from nxpipe.artifact_store.backends.protocol import Backend, Found, Payload, Sent, ignore_progress
+from nxpipe.artifact_store.backends.protocol import Backend, ListedObject, Payload, Sent, ignore_progress
 from nxpipe.artifact_store.backends.s3 import connect
 from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.documents import Blob
@@ -144,12 +144,12 @@ class S3:
         return Store(connect(self.bucket, self.prefix.rstrip("/")))
 
     def objects(self) -> dict[str, bytes]:
-        found = self.client.list_objects_v2(Bucket=self.bucket, Prefix=self.prefix).get("Contents", ())
+        objects = self.client.list_objects_v2(Bucket=self.bucket, Prefix=self.prefix).get("Contents", ())
         return {
             entry["Key"].removeprefix(self.prefix): self.client.get_object(Bucket=self.bucket, Key=entry["Key"])[
                 "Body"
             ].read()
-            for entry in found
+            for entry in objects
         }
 
     def write(self, path: str, data: bytes) -> None:
@@ -196,9 +196,9 @@ class _Watched:
         self._announce("touch", path)
         return self._inner.touch(path)
 
-    def remove(self, found: Found) -> bool:
-        self._announce("remove", found.path)
-        return self._inner.remove(found)
+    def remove(self, item: ListedObject) -> bool:
+        self._announce("remove", item.path)
+        return self._inner.remove(item)
 
     def make_durable(self, paths: Iterable[str]) -> None:
         paths = list(paths)

@@ -17,7 +17,7 @@ from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Conflict, Corrupt, Incomplete, InvalidDocument
 from nxpipe.artifact_store.evidence import UNVERIFIED, Evidence, coverage_gap, document_gap
 from nxpipe.artifact_store.layout import blob_path
-from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, fsck, plan
+from nxpipe.artifact_store.maintenance.collection import Rules, apply_plan, fsck, plan
 from nxpipe.artifact_store.trust.keys import make_key_file
 from nxpipe.artifact_store.trust.policy import Policy, TrustedKey, evidence_verifier, has_signed_evidence, sign_evidence
 from nxpipe.artifact_store.trust.signers import open_signer
@@ -124,11 +124,11 @@ def test_evidence_stays_as_long_as_its_artifact_and_goes_with_it(local: Place) -
     store = Store(local.backend, grace=-10.0)
     one, other = (publish_verified(store, put(store, str(seed), request=seed)) for seed in range(2))
     kept = {entry: store.evidence(entry.manifest_digest)[0] for entry in (one, other)}
-    carry_out(store, plan(store, Rules(), store.backend.now()))
+    apply_plan(store, plan(store, Rules(), store.backend.now()))
     assert all(store.evidence(entry.manifest_digest) == [kept[entry]] for entry in (one, other))
     assert fsck(store).is_sound
     for _ in range(2):
-        carry_out(store, plan(store, Rules(max_age=-10.0), store.backend.now()))
+        apply_plan(store, plan(store, Rules(max_age=-10.0), store.backend.now()))
     assert not [path for path in local.objects() if path.startswith(("evidence/", "cas/", "ac/"))]
 
 
@@ -138,11 +138,11 @@ def test_evidence_that_is_said_again_is_there_when_the_artifact_is_seen(tmp_path
     store = Store(backend)
     one = publish_verified(store, put(store))
     backend.time += 2 * GRACE
-    carry_out(store, plan(store, Rules(max_age=0.0), backend.now()))
+    apply_plan(store, plan(store, Rules(max_age=0.0), backend.now()))
     backend.time += 2 * GRACE
     made = put(store)
     store.attest(evidence(store, made))
-    carry_out(store, plan(store, Rules(), backend.now()))
+    apply_plan(store, plan(store, Rules(), backend.now()))
     assert store.publish(made).manifest_digest == one.manifest_digest
     assert coverage_gap(made, store.evidence(made.digest)) is None
 

@@ -12,7 +12,7 @@ from nxpipe.artifact_store.builds import ResultFile, StepResult, keep_step_resul
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Conflict, Corrupt, Incomplete, InvalidDocument, NotFound
 from nxpipe.artifact_store.layout import PARTS, blob_path, part_path
-from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, fsck, plan
+from nxpipe.artifact_store.maintenance.collection import Rules, apply_plan, fsck, plan
 from tests.artifact_store.samples import Place, put
 from tests.artifact_store.upkeep_world import GRACE, ClockedFolder
 
@@ -117,7 +117,7 @@ def collect_after(store: Store, graces: float) -> set[str]:
     """The collected paths."""
     assert isinstance(store.backend, ClockedFolder)
     store.backend.time += graces * GRACE
-    return {step.found.path for step in carry_out(store, plan(store, Rules(), store.backend.now())).done}
+    return {step.listed.path for step in apply_plan(store, plan(store, Rules(), store.backend.now())).done}
 
 
 def everything_of(part: StepResult) -> set[str]:
@@ -165,7 +165,7 @@ def test_a_collection_that_is_cut_short_leaves_no_part_without_its_blobs(clocked
     kept = made(clocked)
     assert isinstance(clocked.backend, ClockedFolder)
     clocked.backend.time += 2 * GRACE
-    paths = [step.found.path for step in plan(clocked, Rules(), clocked.backend.now()).steps]
+    paths = [step.listed.path for step in plan(clocked, Rules(), clocked.backend.now()).steps]
     assert paths[0] == kept.path
     assert set(paths) == everything_of(kept)
 

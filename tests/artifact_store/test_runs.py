@@ -7,7 +7,7 @@ import pytest
 from nxpipe.artifact_store.builds import MAX_OUTCOME_BYTES, outcomes_of, record_outcome
 from nxpipe.artifact_store.errors import Corrupt
 from nxpipe.artifact_store.layout import outcome_path
-from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, fsck, plan
+from nxpipe.artifact_store.maintenance.collection import Rules, apply_plan, fsck, plan
 from nxpipe.artifact_store.store import Store
 from tests.artifact_store.upkeep_world import ClockedFolder
 
@@ -64,6 +64,6 @@ def test_an_outcome_goes_when_it_is_older_than_the_grace_and_is_no_finding_befor
     folder.age(outcome_path(RUN, 0), store.grace + 1)
     assert fsck(store).findings == ()
     planned = plan(store, Rules(), folder.now())
-    assert [(step.action, step.found.path) for step in planned.steps] == [("remove", outcome_path(RUN, 0))]
-    carry_out(store, planned)
+    assert [(step.action, step.listed.path) for step in planned.steps] == [("remove", outcome_path(RUN, 0))]
+    apply_plan(store, planned)
     assert read(store, 0, 1) == {1: {}}

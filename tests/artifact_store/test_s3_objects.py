@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from moto.s3.models import s3_backends
 
-from nxpipe.artifact_store.backends.protocol import CHUNK, Found, Payload
+from nxpipe.artifact_store.backends.protocol import CHUNK, ListedObject, Payload
 from nxpipe.artifact_store.backends.s3 import Bucket, connect
 from nxpipe.artifact_store.backends.s3_client import S3Options
 from nxpipe.artifact_store.backends.s3_multipart import WRITE_ID
@@ -38,7 +38,7 @@ def bytes_of(chunks: Iterator[bytes] | None) -> bytes | None:
     return None if chunks is None else b"".join(chunks)
 
 
-def found(backend: Bucket, path: str) -> Found:
+def found(backend: Bucket, path: str) -> ListedObject:
     (one,) = [entry for entry in backend.walk("") if entry.path == path]
     return one
 
@@ -61,7 +61,7 @@ def test_a_look_up_and_a_listing_tell_the_same_version(either: Bucket) -> None:
     either.create("cas/a", Payload.of(b"abc"))
     stat = either.stat("cas/a")
     assert stat is not None
-    assert found(either, "cas/a") == Found("cas/a", 3, stat.tag, stat.modified)
+    assert found(either, "cas/a") == ListedObject("cas/a", 3, stat.tag, stat.modified)
     assert stat.sha256 == Payload.of(b"abc").sha256
     assert abs(stat.modified - either.now()) < 60
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from nxpipe.artifact_store import Published, Store
-from nxpipe.artifact_store.backends.protocol import Backend, Found
+from nxpipe.artifact_store.backends.protocol import Backend, ListedObject
 from nxpipe.artifact_store.builds import keep_step_result, record_failure
 from nxpipe.artifact_store.channel.change import Author, Requirements, promote
 from nxpipe.artifact_store.documents import Blob
@@ -24,7 +24,7 @@ from nxpipe.artifact_store.layout import (
     listing_path,
     retired_path,
 )
-from nxpipe.artifact_store.maintenance.collection import Plan, Rules, carry_out, fsck, plan
+from nxpipe.artifact_store.maintenance.collection import Plan, Rules, apply_plan, fsck, plan
 from nxpipe.artifact_store.maintenance.reachability import usage
 from nxpipe.artifact_store.manifest import Tensor
 from nxpipe.artifact_store.pins import Pins
@@ -51,7 +51,7 @@ def planned(store: Store, keep: int | None = None, budget: int | None = None) ->
 
 def collect(store: Store, keep: int | None = None) -> set[str]:
     """The collected paths."""
-    return {step.found.path for step in carry_out(store, planned(store, keep)).done}
+    return {step.listed.path for step in apply_plan(store, planned(store, keep)).done}
 
 
 def everything_of(store: Store, one: Published) -> set[str]:
@@ -86,9 +86,9 @@ def test_an_artifact_that_is_given_up_is_out_of_sight_at_once_and_gone_after_the
     found = next(entry for entry in store.backend.walk("ac/") if older.request_key in entry.path)
     later = plan(store, Rules(keep=1), found.modified + store.grace + 100)
     retire = [step for step in later.steps if step.action == "retire"]
-    assert [step.found.path for step in retire] in ([found.path], [action_path(newer.request_key)])
-    gone, stays = (older, newer) if retire[0].found.path == found.path else (newer, older)
-    carry_out(store, replace(later, steps=tuple(retire)))
+    assert [step.listed.path for step in retire] in ([found.path], [action_path(newer.request_key)])
+    gone, stays = (older, newer) if retire[0].listed.path == found.path else (newer, older)
+    apply_plan(store, replace(later, steps=tuple(retire)))
     assert store.find(gone.request_key) is None
     going = everything_of(store, gone) - everything_of(store, stays)
     assert going <= set(place.objects())
@@ -127,23 +127,23 @@ def test_a_dry_run_shows_the_plan_and_changes_nothing(place: Place, aged: Store)
     before = place.objects()
     shown = planned(aged, keep=1)
     assert place.objects() == before
-    assert carry_out(aged, shown).done == shown.steps
+    assert apply_plan(aged, shown).done == shown.steps
 
 
 def test_a_key_that_is_given_up_twice_waits_until_its_first_record_is_swept(place: Place, aged: Store) -> None:
     one = published(place.store, 1)
     everything = Rules(max_age=PASSED)
     first = plan(aged, everything, aged.backend.now())
-    carry_out(aged, replace(first, steps=tuple(step for step in first.steps if step.action == "retire")))
+    apply_plan(aged, replace(first, steps=tuple(step for step in first.steps if step.action == "retire")))
     assert aged.find(one.request_key) is None
     assert place.objects()[retired_path(one.request_key)]
     again = place.store.publish(one.manifest)
     for taken_back in (False, True):
         shown = plan(aged, everything, aged.backend.now())
-        outcome = carry_out(aged, shown)
+        outcome = apply_plan(aged, shown)
         assert outcome.done == shown.steps
         assert not outcome.spared
-        assert {step.found.path for step in shown.steps} == {
+        assert {step.listed.path for step in shown.steps} == {
             action_path(again.request_key) if taken_back else retired_path(again.request_key)
         }
         assert (aged.find(again.request_key) is None) == taken_back
@@ -153,7 +153,7 @@ def test_a_removal_spares_what_somebody_needs_again(place: Place, aged: Store) -
     lost = put(place.store, "lost", request="lost")
     made = planned(aged)
     place.store.publish(lost)
-    outcome = carry_out(aged, made)
+    outcome = apply_plan(aged, made)
     assert not outcome.done
     assert len(outcome.spared) == len(lost.blobs())
 
@@ -258,7 +258,7 @@ class Denying:
         self._insist(path)
         return self._inner.read(path, *arguments, **named)
 
-    def walk(self, prefix: str) -> Iterator[Found]:
+    def walk(self, prefix: str) -> Iterator[ListedObject]:
         yield from (found for found in self._inner.walk(prefix) if not self._below(found.path))
         if any(folder.startswith(prefix) for folder in self.denied if folder.endswith("/")):
             raise StoreUnavailable("cannot list a folder")

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from nxpipe.artifact_store.backends.local import LocalFolder
-from nxpipe.artifact_store.backends.protocol import Backend, Found, Payload, Probe
+from nxpipe.artifact_store.backends.protocol import Backend, ListedObject, Payload, Probe
 from nxpipe.artifact_store.backends.s3 import Bucket
 from nxpipe.artifact_store.errors import Denied, StoreUnavailable, UnsafeBackend
 from nxpipe.artifact_store.maintenance.doctor import Diagnosis, examine, require_safety
@@ -33,9 +33,9 @@ class Careless:
         self._inner.replace(path, payload)
         return True
 
-    def remove(self, found: Found) -> bool:
-        stat = self._inner.stat(found.path)
-        return stat is not None and self._inner.remove(Found(found.path, stat.size, stat.tag, stat.modified))
+    def remove(self, item: ListedObject) -> bool:
+        stat = self._inner.stat(item.path)
+        return stat is not None and self._inner.remove(ListedObject(item.path, stat.size, stat.tag, stat.modified))
 
     def read(self, path: str, start: int = 0, stop: int | None = None, *, tag: str | None = None) -> Any:
         return self._inner.read(path, start, stop)

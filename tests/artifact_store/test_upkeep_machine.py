@@ -19,7 +19,7 @@ from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.protocol import Backend
 from nxpipe.artifact_store.channel.generation import Generation
 from nxpipe.artifact_store.channel.log import ChannelLog, channels
-from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, plan
+from nxpipe.artifact_store.maintenance.collection import Rules, apply_plan, plan
 from nxpipe.artifact_store.maintenance.reachability import DAY
 from tests.artifact_store.upkeep_world import (
     GRACE,
@@ -124,10 +124,10 @@ class Collection(RuleBasedStateMachine):
         before = self._objects()
         made = plan(store, rules, now)
         assert made == shown
-        outcome = carry_out(store, made)
+        outcome = apply_plan(store, made)
         assert outcome.done == made.steps
         assert not outcome.spared
-        removed = {step.found.path for step in made.steps}
+        removed = {step.listed.path for step in made.steps}
         assert before - self._objects() == removed
 
     @invariant()

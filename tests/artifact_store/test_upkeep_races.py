@@ -12,7 +12,7 @@ import pytest
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.layout import ACTIONS, RETIRED
-from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, plan
+from nxpipe.artifact_store.maintenance.collection import Rules, apply_plan, plan
 from nxpipe.artifact_store.maintenance.reachability import DAY
 from tests.artifact_store.upkeep_world import (
     GRACE,
@@ -166,18 +166,18 @@ def test_what_a_killed_collection_began_to_take_back_has_its_whole_grace_from_th
     retiring = Store(backend, grace=GRACE)
     (step, *_) = plan(retiring, Rules(keep=1, history=HISTORY), backend.now()).steps
     assert step.action == "retire"
-    record = step.found.path.removeprefix(ACTIONS)
-    copy = backend.read(step.found.path)
+    record = step.listed.path.removeprefix(ACTIONS)
+    copy = backend.read(step.listed.path)
     assert copy is not None
     (world.root.with_name("killed") / RETIRED).mkdir(exist_ok=True)
     path = world.root.with_name("killed") / RETIRED / record
     path.write_bytes(b"".join(copy))
     backend.age(f"{RETIRED}{record}", path.stat().st_mtime - backend.time + 5 * DAY)
-    carry_out(retiring, plan(retiring, Rules(keep=1, history=HISTORY), backend.now()))
-    assert step.found.path not in backend.paths(ACTIONS)
+    apply_plan(retiring, plan(retiring, Rules(keep=1, history=HISTORY), backend.now()))
+    assert step.listed.path not in backend.paths(ACTIONS)
     before = {found.path for found in backend.walk("")}
     backend.time += 0.9 * DAY
-    carry_out(retiring, plan(retiring, Rules(keep=1, history=HISTORY), backend.now()))
+    apply_plan(retiring, plan(retiring, Rules(keep=1, history=HISTORY), backend.now()))
     assert {found.path for found in backend.walk("")} == before
 
 

@@ -15,7 +15,7 @@ from nxpipe.artifact_store.channel.log import ChannelLog, channels
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Corrupt, Incomplete, NotFound, Refused, StoreUnavailable
 from nxpipe.artifact_store.layout import PARTS
-from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, plan
+from nxpipe.artifact_store.maintenance.collection import Rules, apply_plan, plan
 from nxpipe.artifact_store.maintenance.reachability import DAY, History
 from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.artifact_store.pins import Pins
@@ -170,7 +170,7 @@ def collecting(keep: int | None, days: int | None, budget: int | None) -> Act:
     def act(backend: Backend) -> None:
         store = Store(backend, grace=GRACE)
         backend.recover()
-        carry_out(store, plan(store, rules, backend.now()))
+        apply_plan(store, plan(store, rules, backend.now()))
 
     return act
 

@@ -150,7 +150,7 @@ def test_what_a_program_is_predicted_to_take_stands_beside_what_its_build_took()
 
 
 def test_what_this_machine_is_said_to_be_holds() -> None:
-    here = BuildHost.here()
+    here = BuildHost.current()
     assert here.cores >= 1
     assert here.memory > 1_000_000
     assert {"nxpipe", "compiler", "python"} <= here.versions.keys()

@@ -11,7 +11,7 @@ from nxpipe.artifact_store.backends.protocol import Payload
 from nxpipe.artifact_store.builds import store_report, timestamp_of
 from nxpipe.artifact_store.errors import InvalidDocument
 from nxpipe.artifact_store.layout import REPORTS
-from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, plan
+from nxpipe.artifact_store.maintenance.collection import Rules, apply_plan, plan
 from nxpipe.pipeline.build.report import html
 from nxpipe.pipeline.build.report.document import write_report
 from tests.artifact_store.samples import put
@@ -66,14 +66,14 @@ def test_a_report_in_a_store_stays_as_long_as_its_artifact(tmp_path: Path) -> No
         f"{REPORTS}{lost}/a-file-of-mine.txt",
         *(f"{REPORTS}{kept}/{MOMENT}.{kind}" for kind in ("html", "json")),
     ]
-    carry_out(store, plan(store, Rules(), backend.now()))
+    apply_plan(store, plan(store, Rules(), backend.now()))
     left = {found.path for found in backend.walk(REPORTS)}
     assert left == {
         *(f"{REPORTS}{kept}/{MOMENT}.{kind}" for kind in ("html", "json")),
         f"{REPORTS}{lost}/a-file-of-mine.txt",
     }
-    carry_out(store, plan(store, Rules(keep=0), backend.now()))
-    carry_out(store, plan(store, Rules(), backend.now()))
+    apply_plan(store, plan(store, Rules(keep=0), backend.now()))
+    apply_plan(store, plan(store, Rules(), backend.now()))
     assert [found.path for found in backend.walk(REPORTS)] == [f"{REPORTS}{lost}/a-file-of-mine.txt"]
 
 

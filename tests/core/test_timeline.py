@@ -106,7 +106,7 @@ def _deeper(body: Sequence[Step]) -> Iterator[Step]:
 
 def _inner(number: Affine) -> Affine:
     terms = tuple((depth + 1, factor) for depth, factor in number.terms)
-    return Affine(number.base, terms, tuple(replace(turn, of=_inner(turn.of)) for turn in number.turns))
+    return Affine(number.base, terms, tuple(replace(turn, of=_inner(turn.of)) for turn in number.rotations))
 
 
 _Next = tuple[Instruction, list[tuple[Engine, int]]] | None

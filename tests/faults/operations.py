@@ -18,7 +18,7 @@ from nxpipe.artifact_store.channel.change import Author, Requirements, promote, 
 from nxpipe.artifact_store.channel.generation import Generation, Served
 from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.documents import Blob, written_now
-from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, plan
+from nxpipe.artifact_store.maintenance.collection import Rules, apply_plan, plan
 from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.artifact_store.pins import Pins
 from nxpipe.artifact_store.weights import Elements, put_weights
@@ -84,7 +84,7 @@ def collect(store: Store) -> None:
     """Collect all unreachable objects, without a grace period."""
     ruthless = Store(store.backend, grace=-10.0)
     ruthless.backend.recover()
-    carry_out(ruthless, plan(ruthless, Rules(max_age=-10.0), ruthless.backend.now()))
+    apply_plan(ruthless, plan(ruthless, Rules(max_age=-10.0), ruthless.backend.now()))
 
 
 def _a_neighbour(store: Store, chance: Random) -> None:

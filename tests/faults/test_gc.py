@@ -10,7 +10,7 @@ from nxpipe.artifact_store.backends.s3 import Bucket
 from nxpipe.artifact_store.backends.s3_client import S3Options
 from nxpipe.artifact_store.errors import StoreError
 from nxpipe.artifact_store.layout import ACTIONS
-from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, fsck, plan
+from nxpipe.artifact_store.maintenance.collection import Rules, apply_plan, fsck, plan
 from nxpipe.artifact_store.maintenance.doctor import examine, require_safety
 from tests.artifact_store.samples import put
 from tests.faults.conftest import client_of
@@ -21,7 +21,7 @@ PASSED = -5.0  # a grace for which everything is old
 
 
 def collect(store: Store) -> None:
-    carry_out(store, plan(store, Rules(keep=1), store.backend.now()))
+    apply_plan(store, plan(store, Rules(keep=1), store.backend.now()))
 
 
 def published(store: Store, number: int) -> Published:

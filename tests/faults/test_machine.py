@@ -20,7 +20,7 @@ from nxpipe.artifact_store.backends.protocol import Backend
 from nxpipe.artifact_store.channel.change import Requirements, promote, rollback
 from nxpipe.artifact_store.channel.log import Appended
 from nxpipe.artifact_store.errors import Conflict, NotFound, Refused, StoreUnavailable
-from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, plan
+from nxpipe.artifact_store.maintenance.collection import Rules, apply_plan, plan
 from nxpipe.artifact_store.records import Published
 from nxpipe.artifact_store.weights import read_weights
 from tests.artifact_store.samples import folder, publish_verified
@@ -77,7 +77,7 @@ def roll_back(backend: Backend) -> Appended:
 
 def collect(backend: Backend) -> None:
     store = Store(backend)
-    carry_out(store, plan(store, Rules(keep=1), backend.now()))
+    apply_plan(store, plan(store, Rules(keep=1), backend.now()))
 
 
 # What each may be told. Of a reader's findings nothing may be missing: whoever found an artifact can read it.

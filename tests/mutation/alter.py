@@ -81,7 +81,7 @@ def coefficient(place: Place) -> Iterator[tuple[str, Place]]:
 
 def turn(place: Place) -> Iterator[tuple[str, Place]]:
     unit = place.dtype.itemsize if isinstance(place, Tile) else 1
-    for turn in place.offset.turns:
+    for turn in place.offset.rotations:
         variants = (
             RotatingOffset(turn.step, turn.count, turn.of + 1),
             RotatingOffset(turn.step, turn.count + 1, turn.of),
@@ -90,10 +90,12 @@ def turn(place: Place) -> Iterator[tuple[str, Place]]:
         )
         for other in variants:
             turns = tuple(
-                entry for entry in (other if item is turn else item for item in place.offset.turns) if entry is not None
+                entry
+                for entry in (other if item is turn else item for item in place.offset.rotations)
+                if entry is not None
             )
             what = f"takes turns by {other}" if other else "takes no turns"
-            yield what, replace(place, offset=replace(place.offset, turns=turns))
+            yield what, replace(place, offset=replace(place.offset, rotations=turns))
 
 
 def dtype(place: Place) -> Iterator[tuple[str, Place]]:

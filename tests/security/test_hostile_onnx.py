@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from onnx import external_data_helper
 
-from nxpipe.emulator.capture import capture_file, data_files, file_outputs, file_parameters, open_axes
+from nxpipe.emulator.capture import capture_file, data_files, dynamic_axes, file_outputs, file_parameters
 from nxpipe.emulator.errors import CompileError
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ops import TakeAlong
@@ -64,7 +64,7 @@ def _limited(seconds: int, memory: int) -> Iterator[None]:
 def _read(path: Path) -> str:
     """Read such a file completely; returns how far that went."""
     try:
-        axes = dict.fromkeys(open_axes(path), 2)
+        axes = dict.fromkeys(dynamic_axes(path), 2)
         graph = capture_file(path, axes)
         data_files(path)
         file_parameters(path)

@@ -21,7 +21,7 @@ from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Corrupt, Denied
 from nxpipe.artifact_store.fetch.folder import fetch
 from nxpipe.artifact_store.layout import is_object
-from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, fsck, plan
+from nxpipe.artifact_store.maintenance.collection import Rules, apply_plan, fsck, plan
 from nxpipe.artifact_store.maintenance.reachability import Collectable
 from nxpipe.pipeline.util.exit_codes import CORRUPT, OK, STORE
 from tests.artifact_store.samples import tree
@@ -434,7 +434,7 @@ def test_a_store_that_may_only_be_read_is_read_by_another_user_and_not_written()
             for write in (
                 lambda: store.put_blob(b"more"),
                 lambda: promote(store, "prod", [one], Author("eve", "why"), Requirements()),
-                lambda: carry_out(store, orphan),
+                lambda: apply_plan(store, orphan),
             ):
                 try:
                     write()

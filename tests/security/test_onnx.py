@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto
 
-from nxpipe.emulator.capture import capture_file, data_files, open_axes
+from nxpipe.emulator.capture import capture_file, data_files, dynamic_axes
 from nxpipe.emulator.capture.onnx.external import tensors_of
 from nxpipe.emulator.capture.onnx.limits import (
     DEPTH,
@@ -362,7 +362,7 @@ _SIBLINGS: list[tuple[str, Recipe, str, int, str]] = [
         _with(model([node("Relu", "x", "t second"), node("Clip", "t second", "y")])),
         "check",
         11,
-        "it has 1 results, and the node names 2",
+        "it has 1 results, but the node names 2",
     ),
     (
         "two functions of one name",
@@ -608,8 +608,12 @@ def test_the_walk_over_tensors_misses_none_that_the_format_allows() -> None:
 @pytest.mark.parametrize(
     ("axes", "code", "words"),
     [
-        (("batch=2", "bach=2"), 2, "m.onnx has no open axis 'bach', its open axes are 'batch'; did you mean 'batch'?"),
-        (("batch=2", "x=2"), 2, "m.onnx has no open axis 'x', its open axes are 'batch'; leave it out"),
+        (
+            ("batch=2", "bach=2"),
+            2,
+            "m.onnx has no dynamic axis 'bach', its dynamic axes are 'batch'; did you mean 'batch'?",
+        ),
+        (("batch=2", "x=2"), 2, "m.onnx has no dynamic axis 'x', its dynamic axes are 'batch'; leave it out"),
         (("batch=2", "batch=3"), 2, "--axis sets 'batch' to both 2 and 3; keep one"),
         (("batch=0",), 2, "is not NAME=SIZE"),
         (("batch=2147483648",), 2, "is not NAME=SIZE with a size from 1 to 2,147,483,647"),
@@ -637,17 +641,17 @@ def test_every_command_refuses_a_size_for_an_axis_that_is_not_there(
     path = saved(model([node("Relu", "x", "y")]), tmp_path, name)
     answer = nxpipe(command, "--model-id", str(path), "--axis", "batch=4")
     assert answer.code == 2, answer.err
-    assert f"{name} has no open axis 'batch', all of its sizes are fixed; leave it out" in answer.err
+    assert f"{name} has no dynamic axis 'batch', all of its sizes are fixed; leave it out" in answer.err
 
 
 def test_an_axis_that_a_model_does_not_have_is_no_part_of_a_key(tmp_path: Path) -> None:
     path = saved(model([node("Relu", "x", "y")], inputs={"x": ["batch", 8]}), tmp_path)
-    assert open_axes(path) == ("batch",)
+    assert dynamic_axes(path) == ("batch",)
     assert SavedProgram(path, {"batch": 2}).digests()
-    with pytest.raises(UnknownAxis, match="no open axis 'bach'"):
+    with pytest.raises(UnknownAxis, match="no dynamic axis 'bach'"):
         SavedProgram(path, {"batch": 2, "bach": 2}).digests()
     fixed = saved(model([node("Relu", "x", "y")]), tmp_path, "fixed.onnx")
     with pytest.raises(UnknownAxis, match="all of its sizes are fixed"):
         SavedProgram(fixed, {"batch": 2}).digests()
-    with pytest.raises(UnknownAxis, match=r"m\.pt2 has no open axis 'batch'"):
+    with pytest.raises(UnknownAxis, match=r"m\.pt2 has no dynamic axis 'batch'"):
         SavedProgram(tmp_path / "m.pt2", {"batch": 2}).require_axes()

@@ -20,7 +20,7 @@ from nxpipe.artifact_store.channel.change import Requirements, promote, rollback
 from nxpipe.artifact_store.channel.log import ChannelLog, channels
 from nxpipe.artifact_store.errors import NotFound
 from nxpipe.artifact_store.fetch.folder import fetch
-from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, fsck, plan
+from nxpipe.artifact_store.maintenance.collection import Rules, apply_plan, fsck, plan
 from nxpipe.artifact_store.maintenance.reachability import History
 from tests.artifact_store.samples import publish_verified
 from tests.artifact_store.upkeep_world import ANYBODY, LOST_RACES, chosen, losses, program_of, sample
@@ -51,7 +51,7 @@ def rolling_back(store: Store, chance: Random) -> object:
 def collecting(store: Store, chance: Random) -> object:
     store.backend.recover()
     rules = Rules(keep=chance.choice((None, 2, 6)), history=HISTORY)
-    return carry_out(store, plan(store, rules, store.backend.now()))
+    return apply_plan(store, plan(store, rules, store.backend.now()))
 
 
 def fetching(store: Store, chance: Random) -> object:

@@ -9,7 +9,16 @@ import pytest
 
 from nxpipe.pipeline.config import Config, ServingFleet, load_config
 from nxpipe.pipeline.util.files import user_state_folder
-from nxpipe.stacks.user_data.scripts import LARGEST, Agent, Cache, NoPublicKey, Places, Serving, TooLong, systemd_word
+from nxpipe.stacks.user_data.scripts import (
+    LARGEST,
+    Agent,
+    Cache,
+    InstancePaths,
+    NoPublicKey,
+    Serving,
+    TooLong,
+    systemd_word,
+)
 from tests.stacks.sandbox import Sandbox
 
 pytestmark = pytest.mark.runs
@@ -91,7 +100,7 @@ def serving(
         log="/nxpipe/demo/search",
         agent=Agent("s3://demo-artifacts/agent/agent.tar", digest or sandbox.sha256),
         cache=Cache("fs-1", "fsap-2") if cached else None,
-        places=Places(str(sandbox.root)),
+        places=InstancePaths(str(sandbox.root)),
     )
 
 

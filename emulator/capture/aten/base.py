@@ -77,12 +77,12 @@ def importer_of(target: Any) -> Importer | None:
 
 
 def is_known(target: Any) -> bool:
-    """Whether the operator needs no decomposition: it has an importer, or it is an assertion, which is left out."""
+    """True if the operator needs no decomposition: it has an importer, or it is an assertion, which is left out."""
     return importer_of(target) is not None or is_assertion(target)
 
 
 def is_assertion(target: Any) -> bool:
-    """Whether the operator is an assertion or a size query; shapes and types are static in the graph."""
+    """True if the operator is an assertion or a size query; shapes and types are static in the graph."""
     return str(target.name()).startswith(("aten::_assert", "aten::sym_"))
 
 

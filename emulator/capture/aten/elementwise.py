@@ -356,7 +356,9 @@ def linspace(site: Site, start: Value | float, end: Value | float, *_: Any) -> V
     first_half = indices < count // 2 if count > 1 else indices == 0
     if isinstance(start, Value) or isinstance(end, Value):
         if whole:
-            raise NotExpressible("integers between tensors are truncated in 64 bits; make the bounds Python numbers")
+            raise NotExpressible(
+                "an integer linspace between tensors needs 64-bit integers; make the bounds Python numbers"
+            )
         return _between_tensors(site, site.value(start), site.value(end), first_half)
     low, high = (float(int(bound) if whole else bound) for bound in (start, end))
     step = (high - low) / max(count - 1, 1)

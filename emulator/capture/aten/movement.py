@@ -314,7 +314,7 @@ def _masked_update(site: Site, x: Value, mask: Value, update: Value, accumulate:
 
 
 def _is_broadcast(update: Value, shape: Sequence[int]) -> bool:
-    """Whether an update is one value, broadcast to all masked positions."""
+    """True if an update is one value, broadcast to all masked positions."""
     leading = max(update.type.rank - len(shape), 0)
     return all(size == 1 for size in update.type.shape[:leading])
 

@@ -42,12 +42,12 @@ def onnx_data_names(path: Path) -> tuple[str, ...]:
     return data_locations(load_model(path))
 
 
-def onnx_open_axes(path: Path) -> tuple[str, ...]:
+def onnx_dynamic_axes(path: Path) -> tuple[str, ...]:
     """The names of the dynamic axes of an ONNX file's inputs."""
     _require_onnx()
-    from nxpipe.emulator.capture.onnx.file import open_axes
+    from nxpipe.emulator.capture.onnx.file import dynamic_axes
 
-    return open_axes(path)
+    return dynamic_axes(path)
 
 
 def run_onnx(path: Path, inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -99,12 +99,12 @@ def type_of(tensor: Any) -> TensorType:
 
 
 def is_parameter(type_: TensorType) -> bool:
-    """Whether an initialiser is a parameter; small integer tables and single numbers are constants of the program."""
+    """True if an initialiser is a parameter; small integer tables and single numbers are constants of the program."""
     return type_.elements > 1 and (type_.dtype.is_float or type_.elements > SMALL)
 
 
 def is_weight(tensor: Any) -> bool:
-    """Whether an initialiser is a parameter; unsupported element types are reported where it is used."""
+    """True if an initialiser is a parameter; an unsupported element type is reported at its use."""
     try:
         return is_parameter(type_of(tensor))
     except NotExpressible:
@@ -132,7 +132,7 @@ def load_with_data(path: Path) -> Any:
     return model
 
 
-def open_axes(path: Path) -> tuple[str, ...]:
+def dynamic_axes(path: Path) -> tuple[str, ...]:
     """The names of the dynamic axes of a file's inputs."""
     model = load_model(path)
     initialised = {tensor.name for tensor in model.graph.initializer}

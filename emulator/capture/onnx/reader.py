@@ -239,7 +239,7 @@ class _Importer:
             self._builder.handle(attribute_bytes(node))
             results = self._imported(resolve_references(node, self._call), operands, scope, origin)
             if any(node.output[len(results) :]):
-                raise NotExpressible(f"it has {len(results)} results, and the node names {len(node.output)}")
+                raise NotExpressible(f"it has {len(results)} results, but the node names {len(node.output)}")
             return results
         except _AlreadyReported:
             return poisoned

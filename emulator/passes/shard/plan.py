@@ -103,8 +103,8 @@ class _PaddingPropagation:
         if not layouts or (node_sharding.result is None and not node_sharding.reduced):
             return
         paddings = [
-            self._uniform.get(operand) if wanted is None else self._sliced(operand)
-            for operand, wanted in zip(node.operands, node_sharding.operands, strict=True)
+            self._uniform.get(operand) if operand_sharding is None else self._sliced(operand)
+            for operand, operand_sharding in zip(node.operands, node_sharding.operands, strict=True)
         ]
         if node_sharding.reduced:
             harmless = isinstance(node.op, Gather) or _sums_to_zero(node.op, paddings)

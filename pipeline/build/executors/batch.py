@@ -19,7 +19,7 @@ from nxpipe.pipeline.build.jobs import (
     JobStarted,
     from_document,
 )
-from nxpipe.pipeline.util.aws import asking, client, is_no_answer
+from nxpipe.pipeline.util.aws import client, convert_sdk_errors, is_transient
 from nxpipe.pipeline.util.errors import AwsError, BuildRefused
 from nxpipe.pipeline.util.exit_codes import AWS, SYSTEM
 
@@ -66,7 +66,7 @@ class ArrayJob:
 def describe(batch: Any, ids: Sequence[str]) -> dict[str, JobDescription]:
     """Descriptions by job id, without jobs that Batch no longer knows."""
     jobs: list[JobDescription] = []
-    with asking("describe the jobs of the build"):
+    with convert_sdk_errors("describe the jobs of the build"):
         for at in range(0, len(ids), _DESCRIBED):
             jobs += batch.describe_jobs(jobs=list(ids[at : at + _DESCRIBED]))["jobs"]
     return {job["jobId"]: job for job in jobs}
@@ -88,7 +88,7 @@ def children(batch: Any, array: ArrayJob, job: JobDescription, status: str) -> I
         return
     token: dict[str, str] = {}
     while True:
-        with asking("list the children of an array job"):
+        with convert_sdk_errors("list the children of an array job"):
             page = batch.list_jobs(arrayJobId=array.id, jobStatus=status, maxResults=_PAGE, **token)
         for child in page["jobSummaryList"]:
             yield child["arrayProperties"]["index"], child
@@ -137,7 +137,7 @@ def is_retryable(error: Exception) -> bool:
 
     if isinstance(error, StoreUnavailable):
         return not isinstance(error, Denied)
-    return isinstance(error, AwsError) and is_no_answer(error)
+    return isinstance(error, AwsError) and is_transient(error)
 
 
 def _kind(status: str, reason: str) -> str:
@@ -186,7 +186,7 @@ def find_farm(project: str, region: str | None) -> BuildFarm:
     """Find the deployed stack of `[farm]` in AWS, with the credentials of the AWS SDK."""
     batch = client("batch", region, retries="adaptive")
     queue, job = f"{project}-builds", f"{project}-build"
-    with asking("find the build farm"):
+    with convert_sdk_errors("find the build farm"):
         queues = batch.describe_job_queues(jobQueues=[queue])["jobQueues"]
         jobs = batch.describe_job_definitions(jobDefinitionName=job, status="ACTIVE")["jobDefinitions"]
     for kind, name, matches in (("job queue", queue, queues), ("job definition", job, jobs)):
@@ -275,7 +275,7 @@ class BatchExecutor:
         while self._arrays:
             job = self._arrays.pop().id
             try:
-                with asking(f"terminate job {job}"):
+                with convert_sdk_errors(f"terminate job {job}"):
                     self._farm.batch.terminate_job(jobId=job, reason="The build that submitted it has ended.")
             except AwsError as error:
                 not_terminated[job] = error
@@ -324,7 +324,7 @@ class BatchExecutor:
             options["arrayProperties"] = {"size": len(jobs)}
         if self._limits.seconds is not None:
             options["timeout"] = {"attemptDurationSeconds": max(_SHORTEST, math.ceil(self._limits.seconds))}
-        with asking(f"submit {len(jobs)} jobs to {self._farm.queue}"):
+        with convert_sdk_errors(f"submit {len(jobs)} jobs to {self._farm.queue}"):
             answer = self._farm.batch.submit_job(
                 jobName=f"{self._farm.project}-build-{blob.sha256[:12]}",
                 jobQueue=self._farm.queue,

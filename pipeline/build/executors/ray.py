@@ -409,7 +409,7 @@ class RayExecutor:
         return [numbers[reference] for reference in ended]
 
     def _fetch(self) -> list[Message]:
-        """Messages of the mailbox, which is empty after it died and was restarted."""
+        """Messages of the mailbox actor; none if it does not answer, or has lost them in a restart."""
         try:
             messages: list[Message] = self._ray.get(self._mailbox.take.remote(), timeout=_MAILBOX_TIMEOUT)
         except (self._ray.exceptions.RayActorError, self._ray.exceptions.GetTimeoutError):

@@ -34,7 +34,7 @@ class BuildHost:
     versions: dict[str, str]
 
     @classmethod
-    def here(cls) -> Self:
+    def current(cls) -> Self:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return cls(processors(), memory, f"{platform.system()} {platform.machine()}", _versions())
 
@@ -67,7 +67,7 @@ def report_document(
     artifacts = [
         _artifact(results, result, (predicted or {}).get(result.artifact.key, {})) for result in results.artifacts()
     ]
-    document = _head(results) | _host(host or BuildHost.here())
+    document = _head(results) | _host(host or BuildHost.current())
     document |= {"artifacts": artifacts, "attempts": list(_attempts(results))}
     clean: dict[str, Any] = _clean(document, str(home or expanded("~")))
     return clean

@@ -17,7 +17,7 @@ from rich.text import Text
 from nxpipe.pipeline.build.jobs import BuildEvent, CellStatus
 from nxpipe.pipeline.build.report.summary import clock, counted, duration
 from nxpipe.pipeline.build.state import BuildState, JobName
-from nxpipe.pipeline.util.console import own
+from nxpipe.pipeline.util.console import unguarded
 from nxpipe.pipeline.util.text import plain
 
 _COLOURS: Final = {
@@ -34,13 +34,13 @@ _OTHER_LINES: Final = 8  # lines besides those of running jobs and of failures
 
 
 class TableView:
-    """Redrawn on each beat, not on each event."""
+    """The table on the terminal, redrawn at fixed intervals and not on each event."""
 
     every = 0.25
 
     def __init__(self) -> None:
         # Texts of models and errors: no markup, no emoji codes, no highlighting.
-        self._console = Console(file=own(sys.stderr), markup=False, emoji=False, highlight=False)
+        self._console = Console(file=unguarded(sys.stderr), markup=False, emoji=False, highlight=False)
         self._stderr = sys.stderr
         self._live: Live | None = None
 

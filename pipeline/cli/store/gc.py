@@ -136,20 +136,20 @@ def gc(
       nxpipe store gc --dry-run
       nxpipe store gc --keep 5 --max-age 90d
     """
-    from nxpipe.artifact_store.maintenance.collection import Rules, carry_out, plan, time_to_collect
+    from nxpipe.artifact_store.maintenance.collection import Rules, apply_plan, plan, time_to_collect
 
     opened = open_uncached_store(store, config_path, console)
     now = time_to_collect(opened, read_only=dry_run)
     if not dry_run:
         opened.backend.recover()
     planned = plan(opened, Rules(keep=keep, max_age=max_age, budget=budget), now)
-    outcome = None if dry_run else carry_out(opened, planned)
+    outcome = None if dry_run else apply_plan(opened, planned)
     if console.json:
         console.data(_as_json(planned, outcome))
     elif planned.steps:
         console.page(table(("action", "object", "size", "why"), [_step_row(step) for step in planned.steps]))
     if outcome is None:
-        freed = sum(step.found.size for step in planned.steps if step.action != "retire")
+        freed = sum(step.listed.size for step in planned.steps if step.action != "retire")
         console.say(f"{len(planned.steps)} steps would free {human_bytes(freed)} of {opened.url}; nothing was changed.")
     else:
         console.say(
@@ -159,21 +159,21 @@ def gc(
 
 
 def _step_row(step: "Step") -> tuple[str, ...]:
-    return step.action, step.found.path, human_bytes(step.found.size), step.reason
+    return step.action, step.listed.path, human_bytes(step.listed.size), step.reason
 
 
 def _as_json(planned: "Plan", outcome: "Collected | None") -> dict[str, object]:
-    spared = {(step.action, step.found.path) for step in outcome.spared} if outcome else set()
+    spared = {(step.action, step.listed.path) for step in outcome.spared} if outcome else set()
     return {
         "carried_out": outcome is not None,
         "steps": [
             {
                 "action": step.action,
-                "path": step.found.path,
-                "size": step.found.size,
-                "tag": step.found.tag,
+                "path": step.listed.path,
+                "size": step.listed.size,
+                "tag": step.listed.tag,
                 "reason": step.reason,
-                "spared": (step.action, step.found.path) in spared,
+                "spared": (step.action, step.listed.path) in spared,
             }
             for step in planned.steps
         ],

@@ -72,10 +72,10 @@ class _Metadata:
         where = urlsplit(endpoint)
         self._endpoint = endpoint
         self._connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=_SECONDS)
-        self._token = self._ask("PUT", "/latest/api/token", {_LIFETIME: "60"}) or ""
+        self._token = self._request("PUT", "/latest/api/token", {_LIFETIME: "60"}) or ""
 
     def get(self, path: str) -> str | None:
-        return self._ask("GET", f"/latest/meta-data/{path}", {_TOKEN: self._token})
+        return self._request("GET", f"/latest/meta-data/{path}", {_TOKEN: self._token})
 
     def require(self, path: str) -> str:
         value = self.get(path)
@@ -88,7 +88,7 @@ class _Metadata:
     def close(self) -> None:
         self._connection.close()
 
-    def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> str | None:
+    def _request(self, method: str, path: str, headers: Mapping[str, str]) -> str | None:
         self._connection.request(method, path, headers=dict(headers))
         answer = self._connection.getresponse()
         body = answer.read(_MAX_BYTES + 1)
@@ -207,13 +207,13 @@ _DEVICE: Final = re.compile("neuron[0-9]+")  # the driver creates one per chip
 def require_devices(instance_type: str, folder: Path) -> int:
     """The number of chips; an error if some of the instance type's are missing."""
     expected = _entry(instance_type).chips
-    found = sum(_DEVICE.fullmatch(path.name) is not None for path in folder.iterdir())
-    if found != expected:
+    devices = sum(_DEVICE.fullmatch(path.name) is not None for path in folder.iterdir())
+    if devices != expected:
         raise NotReady(
-            f"{folder} has {found} Neuron devices, but a {instance_type} has {expected}; check the driver with `dmesg` "
-            "or let Auto Scaling replace the instance"
+            f"{folder} has {devices} Neuron devices, but a {instance_type} has {expected}; check the driver with "
+            "`dmesg` or let Auto Scaling replace the instance"
         )
-    return found
+    return devices
 
 
 def require_programs_for(instance_type: str, manifest: "Manifest") -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from nxpipe.pipeline.util.aws import asking, client
+from nxpipe.pipeline.util.aws import client, convert_sdk_errors
 from nxpipe.pipeline.util.errors import AwsError, NotReady
 
 MonitorReport = Mapping[str, Any]
@@ -121,16 +121,16 @@ class Metric:
     only: tuple[tuple[str, str], ...] = ()  # dimensions beyond project and fleet
 
 
-def fleet_metrics(found: Figures, compiled: int) -> list[Metric]:
+def fleet_metrics(figures: Figures, compiled: int) -> list[Metric]:
     """Metrics of one report. An absent figure is not sent: it is not a zero."""
     sent = [
-        Metric("execution_status_total", "Count", found.hardware_failures, tuple(_OF_HARDWARE.items())),
+        Metric("execution_status_total", "Count", figures.hardware_failures, tuple(_OF_HARDWARE.items())),
         Metric("compile_events_total", "Count", compiled),
     ]
-    if found.utilisation is not None:
-        sent.append(Metric("neuroncore_utilization_ratio", "None", found.utilisation))
-    if found.fullest_core is not None:
-        sent.append(Metric("neuroncore_memory_usage_bytes", "Bytes", found.fullest_core))
+    if figures.utilisation is not None:
+        sent.append(Metric("neuroncore_utilization_ratio", "None", figures.utilisation))
+    if figures.fullest_core is not None:
+        sent.append(Metric("neuroncore_memory_usage_bytes", "Bytes", figures.fullest_core))
     return sent
 
 
@@ -187,12 +187,12 @@ class FleetLog:
     def open(cls, group: str, instance: str, region: str) -> "FleetLog":
         logs = client("logs", region)
         already = logs.exceptions.ResourceAlreadyExistsException  # created before a restart
-        with asking(f"create a stream in the log {group}"), suppress(already):
+        with convert_sdk_errors(f"create a stream in the log {group}"), suppress(already):
             logs.create_log_stream(logGroupName=group, logStreamName=instance)
         return cls(group, instance, logs)
 
     def write(self, at: int, text: str) -> None:
-        with asking(f"write into the log {self.group}"):
+        with convert_sdk_errors(f"write into the log {self.group}"):
             self.logs.put_log_events(
                 logGroupName=self.group,
                 logStreamName=self.instance,
@@ -228,8 +228,8 @@ def _reports(monitor: str, period: int) -> Iterator[Iterator[dict[str, Any]]]:
     with TemporaryDirectory() as folder:
         settings = Path(folder, "monitor.json")
         kinds = [{"type": kind} for kind in _RUNTIME]
-        wanted = {"period": f"{period}s", "neuron_runtimes": [{"tag_filter": ".*", "metrics": kinds}]}
-        settings.write_text(json.dumps({**wanted, "system_metrics": []}))
+        document = {"period": f"{period}s", "neuron_runtimes": [{"tag_filter": ".*", "metrics": kinds}]}
+        settings.write_text(json.dumps({**document, "system_metrics": []}))
         command = [monitor, "-c", str(settings)]
         try:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)

@@ -242,14 +242,14 @@ def _security_groups(project: str, pool: NodePool) -> list[KubernetesObject]:
 
 
 def _pool(pool: NodePool) -> KubernetesObject:
-    wanted = {
+    requirements = {
         "node.kubernetes.io/instance-type": [pool.instance_type],
         "topology.kubernetes.io/zone": pool.zones,
         "karpenter.sh/capacity-type": pool.markets,
     }
     spec: KubernetesObject = {
         "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": pool.name},
-        "requirements": [{"key": key, "operator": "In", "values": values} for key, values in wanted.items()],
+        "requirements": [{"key": key, "operator": "In", "values": values} for key, values in requirements.items()],
         "taints": [{"key": NEURON, "value": "true", "effect": "NoSchedule"}],
     }
     return {

@@ -144,7 +144,7 @@ def device_plugin(
         "imagePullPolicy": "IfNotPresent",
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}},
-        "volumeMounts": [{"name": each, "mountPath": path} for each, path in paths.items()],
+        "volumeMounts": [{"name": volume, "mountPath": path} for volume, path in paths.items()],
     }
     if env:
         container["env"] = list(env)
@@ -153,7 +153,7 @@ def device_plugin(
         "tolerations": list(_EVERYWHERE),
         "affinity": {"nodeAffinity": _of_types(types)},
         "containers": [container],
-        "volumes": [{"name": each, "hostPath": {"path": path}} for each, path in paths.items()],
+        "volumes": [{"name": volume, "hostPath": {"path": path}} for volume, path in paths.items()],
     }
     if account:
         pod["serviceAccountName"] = account
@@ -201,5 +201,5 @@ def _rule(rule: Rule) -> KubernetesObject:
 
 
 def _of_types(types: Sequence[str]) -> KubernetesObject:
-    wanted: KubernetesObject = {"key": "node.kubernetes.io/instance-type", "operator": "In", "values": list(types)}
-    return {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [wanted]}]}}
+    term: KubernetesObject = {"key": "node.kubernetes.io/instance-type", "operator": "In", "values": list(types)}
+    return {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [term]}]}}
