@@ -89,11 +89,8 @@ def turn(place: Place) -> Iterator[tuple[str, Place]]:
             None,
         )
         for other in variants:
-            turns = tuple(
-                entry
-                for entry in (other if item is turn else item for item in place.offset.rotations)
-                if entry is not None
-            )
+            replaced = (other if rotation is turn else rotation for rotation in place.offset.rotations)
+            turns = tuple(rotation for rotation in replaced if rotation is not None)
             what = f"takes turns by {other}" if other else "takes no turns"
             yield what, replace(place, offset=replace(place.offset, rotations=turns))
 
