@@ -61,6 +61,7 @@ def test_a_process_killed_before_an_operation_on_a_file_leaves_nothing_half_done
     assert kill_at_every_step(operation, 0, tmp_path, every=3) >= 3
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 5))
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
