@@ -461,8 +461,7 @@ def path_of(command: str, root: Path) -> dict[str, list[str]]:
     }
 
 
-def measure(root: Path, command: str | None) -> dict[str, Any]:
-    modules = read_product(root)
+def measure(modules: Mapping[str, Module], root: Path, command: str | None) -> dict[str, Any]:
     edges = edges_of(modules)
     up, named = upward(edges)
     single, only_named = single_importers(modules, edges)
@@ -591,7 +590,7 @@ def main() -> int:
         parser.error("the working directory is not a checkout of nxpipe; pass --checkout DIR")
     command = options.path or ("nxpipe build" if options.check or "path" in options.lists else None)
     try:
-        result = measure(options.checkout.resolve(), command)
+        result = measure(read_product(options.checkout.resolve()), options.checkout.resolve(), command)
     except CommandFailed as failed:
         sys.stderr.write(f"{failed}\n")
         return 2

@@ -63,6 +63,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def pytest_collection() -> Generator[None, object, object]:
     collected = yield
     gc.freeze()  # imported modules stay
+    gc.set_threshold(20_000, 20, 50)  # most objects of a test are freed by their reference counts
     gc.enable()
     return collected
 

@@ -42,5 +42,5 @@ def test_click_is_imported_under_pipeline_cli_alone(modules: Modules) -> None:
     assert structure.click_importers(modules) == []
 
 
-def test_no_figure_of_the_structure_exceeds_its_limit() -> None:
-    assert structure.exceeded(structure.measure(ROOT, None)["figures"]) == []
+def test_no_figure_of_the_structure_exceeds_its_limit(modules: Modules) -> None:
+    assert structure.exceeded(structure.measure(modules, ROOT, None)["figures"]) == []

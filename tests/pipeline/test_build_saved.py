@@ -91,7 +91,7 @@ def _elsewhere(folder: Path) -> None:
     ("spoil", "sentence"),
     [
         (_missing, "weights in m.bin cannot be read (No such file or directory)"),
-        (_cut, "weights in m.bin end at byte 12,287, where 12,288 are promised"),
+        (_cut, "weights in m.bin end at byte 12,287, but the model needs 12,288"),
         (_elsewhere, "is behind a symlink, which is never followed"),
     ],
 )

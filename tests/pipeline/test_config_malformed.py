@@ -466,5 +466,5 @@ def test_a_channel_of_signing_that_looks_misspelt_is_noted(nxpipe: InProcess, tm
     answer = nxpipe("config", "check", "--config", str(path))
     assert answer.code == 0
     assert re.search(
-        r"Note: \[signing\] names channel pr\w+, but no fleet .* runs it; did you mean 'prod'\?", answer.err
+        r"Note: \[signing\] names channel pr\w+, but no fleet .* serves it; did you mean 'prod'\?", answer.err
     )

@@ -296,7 +296,7 @@ def test_the_default_of_every_model_type_is_within_the_limits() -> None:
 
 
 def test_modules_are_counted_whatever_the_settings_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget_module, "_MOST_PARTS", 50)
+    monkeypatch.setattr(budget_module, "_MOST_MODULES", 50)
     with pytest.raises(CaptureError, match="more than 50 modules and parameters"):
         capture(CaptureRequest(BERT, "fill-mask", "forward", 1, 8, "float32"))
 
