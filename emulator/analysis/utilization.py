@@ -322,7 +322,7 @@ class Utilisation:
         """One line for a terminal."""
         parts = [f"{_size(self.traffic)} of HBM read and written"]
         if self.ratio is not None:
-            parts[0] += f", {self.ratio:.2f} x the compulsory traffic"
+            parts[0] += f", {self.ratio:.2f} x what must move"  # stored in artifacts, so the words stay
         parts.append(f"{_size(self.spilled)} of it spilled and read back")
         if self.totals.utilisation is not None:
             parts.append(f"the tensor engine {self.totals.utilisation:.0%} used while busy")

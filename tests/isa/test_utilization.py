@@ -73,7 +73,7 @@ def test_a_small_program_is_counted_as_by_hand() -> None:
     roles = {"input": TILE, "parameter": TILE, "scratch": TILE, "output": TILE // 2, "state": 0, "constant": 0}
     assert {name: nbytes for name, nbytes in document["footprint"].items() if name in roles} == roles
     assert document["footprint"]["total"] == 7 * TILE // 2
-    assert "2.60 x the compulsory traffic" in found.sentence()
+    assert "2.60 x what must move" in found.sentence()
     assert "\n" not in found.sentence()
 
 
