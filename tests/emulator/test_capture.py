@@ -41,6 +41,7 @@ def test_parameter_specs_are_the_state_dict_of_a_model_built_in_full(family: str
     }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("family", "task", "kept", "dropped"),
     [
@@ -253,7 +254,7 @@ DECISIONS = [
 ]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("kind", "label"), DECISIONS, ids=[label for _, label in DECISIONS])
 @pytest.mark.parametrize("held", [torch.ones(4, 4), torch.arange(16.0).reshape(4, 4)], ids=["ones", "range"])
 def test_a_decision_by_a_tensors_value_is_never_taken_and_names_its_line(kind: Any, label: str, held: Any) -> None:

@@ -116,7 +116,7 @@ def generated(name: str) -> list[Array]:
     return logits
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", DECODERS)
 def test_prefill_and_decode_generate_what_pytorch_generates_row_by_row(name: str) -> None:
     ids, _ = prompts()
@@ -127,6 +127,7 @@ def test_prefill_and_decode_generate_what_pytorch_generates_row_by_row(name: str
             assert relative_error(found[step][row], logits) < 2e-5, (row, step)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 @pytest.mark.parametrize("name", ["llama", "falcon", "gemma2"])
 def test_the_reference_runs_the_same_step(name: str, phase: str) -> None:
@@ -140,6 +141,7 @@ def test_the_reference_runs_the_same_step(name: str, phase: str) -> None:
         assert relative_error(found[output], expected[output]) < 1e-5, output
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_state_goes_in_and_out_under_one_name_and_type(phase: str) -> None:
     graph = capture(request("llama", phase, dtype="bfloat16"))

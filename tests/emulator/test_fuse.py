@@ -51,7 +51,7 @@ def fused(graph: Graph) -> Graph:
     return eliminate_dead_code(fuse(graph, PLAIN), PLAIN)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("family", "expected"),
     [

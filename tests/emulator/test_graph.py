@@ -99,6 +99,7 @@ def test_a_constant_changes_the_key() -> None:
     assert len(keys) == 3
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", ["0", "1", "4242"])
 def test_another_process_with_another_hash_seed_writes_the_same_bytes(seed: str) -> None:
     script = (

@@ -88,6 +88,7 @@ SEEN_BY_NOBODY = [added_up, put, in_its_own_type, read_before, a_view_taken_afte
 SEEN_BY_OTHERS = [a_view_taken_before, a_part, a_view_in_disguise, through_another_view, an_argument, under_no_grad]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("function", SEEN_BY_NOBODY + SEEN_BY_OTHERS)
 def test_what_is_written_in_place_is_seen_by_all_that_share_the_memory(function: Callable[[Any], Any]) -> None:
     graph = capture_module(Of(function), {"x": torch.from_numpy(X)})

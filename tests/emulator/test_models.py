@@ -42,7 +42,7 @@ def padded_inputs(wanted: CaptureRequest) -> dict[str, Array]:
     return inputs
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("family", "task"), MODELS)
 def test_without_autocast_a_model_agrees_with_pytorch(family: str, task: str) -> None:
     wanted = request(family, task)
@@ -76,7 +76,7 @@ MORE_MODELS = [
 ]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("family", "task"), MORE_MODELS)
 def test_a_model_of_another_family_agrees_with_pytorch(family: str, task: str) -> None:
     wanted = replace(request(family, task), phase="forward")
@@ -146,6 +146,7 @@ def test_bert_of_any_shape_agrees_with_pytorch(
     agrees(request("bert", batch=batch, sequence=sequence, **changes))
 
 
+@pytest.mark.sample(2)
 @given(
     groups=st.integers(1, 3),
     queries=st.integers(1, 3),

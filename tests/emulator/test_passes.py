@@ -97,6 +97,7 @@ def test_autocast_leaves_no_matrix_operand_in_float32(mode: str, kind: str, grap
             assert operand.type.dtype is not F32
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["bf16", "fp16", "tf32"])
 @given(graph=graphs())
 @few

@@ -15,6 +15,7 @@ NUMBERS = np.abs(CHANCE.standard_normal((300, 70))).astype(np.float32)
 UFUNCS = {name: function for name, function in _SMOOTH.items() if isinstance(function, np.ufunc) and name != "sqrt"}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", sorted(UFUNCS))
 @pytest.mark.parametrize("times", [1, 40])  # 40: more than is computed in one piece
 def test_a_function_of_constants_is_the_exact_one_rounded_once(name: str, times: int) -> None:

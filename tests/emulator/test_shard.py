@@ -48,7 +48,7 @@ def run_on_ranks(
     return ranks.run(given_to_all, [blank] * ranks.degree)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("degree", [2, 5, 8])
 def test_ranks_together_answer_as_one_does(family: str, degree: int) -> None:

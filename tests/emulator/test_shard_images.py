@@ -51,7 +51,7 @@ def agree(wanted: CaptureRequest, degree: int) -> bool:
     return worst_error(together(whole, parameters, inputs, degree), expected) < 5e-6
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("family", TASKS)
 def test_towers_and_stems_answer_as_one_rank_does(family: str) -> None:
     assert agree(request(family, TASKS[family]), 2)

@@ -117,7 +117,7 @@ AUTOENCODER = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("config", "task"),
     [

@@ -61,7 +61,7 @@ def elsewhere(python: str, model: str, seed: str) -> str:
     return ran.stdout.decode().strip()
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("seed", ["0", "4294967295"])
 @pytest.mark.parametrize("model", MODELS)
 def test_another_process_makes_the_same_bytes(model: str, seed: str) -> None:

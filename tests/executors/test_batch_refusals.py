@@ -55,6 +55,7 @@ def local(tmp_path: Path) -> Store:
     return open_store(str(tmp_path))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("what", "way_out"),
     [

@@ -28,7 +28,7 @@ def published(store: Store, number: int) -> Published:
     return store.publish(put(store, str(number), request=number))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("versioned", [False, True], ids=["unversioned", "versioned"])
 @pytest.mark.parametrize("fault", [CutBefore(), CutAfter()], ids=["before", "after"])
 def test_a_connection_that_breaks_while_removing_loses_nothing(

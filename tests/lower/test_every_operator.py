@@ -52,7 +52,7 @@ def test_the_page_says_how_far_each_may_be_off() -> None:
     assert bounds() in (ROOT / "docs" / "reference" / "lowering.md").read_text()
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_divided_operator_is_what_fast_makes_of_it(kind: type[Operator]) -> None:
     sweep_divided(kind, ROWS, 4)

@@ -15,7 +15,7 @@ from nxpipe.emulator.run.fast import execute
 from tests.models_isa.small import compiled, wanted
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("autocast", ["none", "matmult", "all"])
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_layers_are_one_loop_in_every_autocast_mode(autocast: str, phase: str) -> None:

@@ -50,6 +50,7 @@ QUICK = [("bert", "BertForMaskedLM", "forward"), ("clip", "CLIPModel", "forward"
 Model = tuple[str, str | None, str]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("model", QUICK, ids=str)
 def test_a_program_answers_as_its_graph_and_as_pytorch_does(model: Model) -> None:
     require_agreement(wanted(*model))
@@ -107,6 +108,7 @@ def _followed(request: CaptureRequest, degree: int, steps: int, *, cores: bool) 
     return logits
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("degree", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_decoder_is_followed_over_a_prompt_and_eight_tokens_beside_its_cache(degree: int) -> None:
     request = wanted("llama", "LlamaForCausalLM", "prefill", 20)

@@ -25,7 +25,7 @@ from nxpipe.pipeline.models.weights import RandomWeights, Tensors
 from tests.pipeline.conftest import LLAMA, write_model
 from tests.pipeline.test_build import build, built
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = pytest.mark.sample(6)
 
 
 def test_every_degree_shares_one_copy_of_the_weights(tmp_path: Path, llama: Path) -> None:
@@ -58,7 +58,7 @@ def test_an_artifact_says_which_piece_of_which_tensor_each_rank_has(tmp_path: Pa
     assert graph.inputs["cache.0.key"].type.shape == (1, 1, 32, 8)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [

@@ -179,7 +179,7 @@ def assert_nothing_half_visible(found: Mapping[str, bytes]) -> None:
         assert found == inside(ENTRY)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(6)
 def test_an_exporter_killed_before_any_step_leaves_nothing_half_visible(tmp_path: Path, store: Store) -> None:
     manifest = made(store)
 

@@ -192,6 +192,7 @@ def test_a_finding_in_a_librarys_source_is_annotated_at_the_model_and_keeps_its_
     assert marks[0] == marks[1] != []
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("config", "words"),
     [

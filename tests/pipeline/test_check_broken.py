@@ -105,7 +105,7 @@ CONFIGURATIONS = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_a_broken_configuration_gives_a_finding_at_its_line(name: str) -> None:
     broken = CONFIGURATIONS[name]
@@ -201,6 +201,7 @@ WEIGHTS: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_weights_that_cannot_be_used_are_a_finding_beside_a_model_that_lowers(name: str) -> None:
     make, says = WEIGHTS[name]
@@ -323,7 +324,7 @@ MODULES = [
 ]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("module", MODULES, ids=[module.__name__ for module in MODULES])
 def test_a_module_that_cannot_be_compiled_gives_a_finding_at_its_own_line(module: type[torch.nn.Module]) -> None:
     from nxpipe.emulator.capture.export import capture_module

@@ -541,6 +541,7 @@ def test_a_reader_that_leaves_early_is_no_error(world: World, tmp_path: Path) ->
         assert "Traceback" not in answer.err
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_a_narrow_terminal_without_colours_gets_plain_words(
     world: World, tmp_path: Path, environment: dict[str, str]

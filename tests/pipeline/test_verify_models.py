@@ -106,7 +106,7 @@ def test_a_small_model_of_every_class_verifies_in_all_of_its_programs(family: st
     verifies(tmp_path / family, described(family))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(6)
 def test_a_decoder_that_chooses_its_frequencies_by_the_length_so_far_verifies(tmp_path: Path) -> None:
     family, changes = VARIANTS[0]
     verifies(tmp_path / family, {**described(family), **changes})

@@ -157,6 +157,7 @@ def test_of_a_thousand_versions_that_do_not_answer_all_but_a_few_go_back(share: 
     assert sum(minutes <= soon for minutes in back) >= 990
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("late", "plan"), [(0.0, TIMED), (0.01, TIMED), (0.05, UNTIMED), (0.5, UNTIMED), (0.05, SLOW)])
 def test_healthy_versions_are_promoted_whenever_answers_are_counted(late: float, plan: CanaryPlan) -> None:
     ended = [roll_out(Front(Version(late=late), Version(late=late), seed=seed), plan) for seed in range(5)]

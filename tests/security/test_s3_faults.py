@@ -205,7 +205,7 @@ IMPORTS: list[Any] = [
 ]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("faults", IMPORTS)
 def test_an_import_over_a_bad_line_is_whole_or_finished_by_the_next(
     nxpipe: InProcess, proxy: Twisting, place: S3, bundle: Path, faults: Callable[[], Twist]
@@ -307,7 +307,7 @@ FETCHES: list[Any] = [
 ]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("faults", "code"), FETCHES)
 def test_a_fetch_from_a_bad_server_leaves_no_folder_that_looks_complete(
     nxpipe: InProcess, proxy: Twisting, place: S3, tmp_path: Path, faults: Callable[[], Twist], code: int

@@ -94,7 +94,7 @@ PROCESSES = [
 ]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("line", "code", "says"), PROCESSES)
 def test_a_process_ends_as_documented(line: str, code: int | tuple[int, ...], says: str) -> None:
     publish(Path("st"), model="tiny-é" if "JSON" in line or "json" in line else "tiny")

@@ -59,7 +59,7 @@ FILES: Final = {
 }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.attempt(name)] if name[0] == "W" else []) for name in FILES]
 )

@@ -113,6 +113,7 @@ def first(whole: Path, tmp_path_factory: pytest.TempPathFactory, offline: dict[s
     return output
 
 
+@pytest.mark.sample(2)
 def test_synth_needs_no_credentials_and_no_network_and_cdks_own_validation_accepts_the_stacks(
     first: Path, offline: dict[str, str]
 ) -> None:
@@ -195,6 +196,7 @@ FAULTY = {
 BROKEN_RULES = {"a fleet that answers in plain text"}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("what", FAULTY)
 def test_a_configuration_that_cannot_be_deployed_is_told_in_its_own_sentences(
     what: str, config: Path, capfd: pytest.CaptureFixture[str]
@@ -207,7 +209,7 @@ def test_a_configuration_that_cannot_be_deployed_is_told_in_its_own_sentences(
     assert told in capfd.readouterr().err
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("what", [*BROKEN_RULES, "a key that is not known"])
 def test_the_app_ends_without_a_traceback(what: str, config: Path, tmp_path: Path, offline: dict[str, str]) -> None:
     text, told = FAULTY[what]

@@ -34,7 +34,7 @@ from tests.stacks.rollout_world import (
     until,
 )
 
-pytestmark = [pytest.mark.runs, pytest.mark.sample(4)]
+pytestmark = [pytest.mark.runs, pytest.mark.sample(6)]
 
 HEALTHY = {"blue": 0.0, "green": 0.0}
 ALARM = "demo-search-refused"
