@@ -38,8 +38,8 @@ demo: $(VENV)/.ready  ## build, verify and publish two models into a local store
 demo-rollout: setup  ## roll a good and a bad version out on a local AWS, from an empty account to their ends
 	$(BIN)/python -m tests.localaws.rollout_demo
 
-# docs/testing.md explains the tiers. One worker more than cores, for tests wait for servers; idle ones take tests from busy ones.
-WORKERS ?= $(shell expr $$(nproc) + 1)
+# docs/testing.md explains the tiers. Idle workers take tests from busy ones.
+WORKERS ?= $(shell nproc)
 PYTEST := $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal
 
 test: setup  ## run the commit tier of the tests, which CI runs
