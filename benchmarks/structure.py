@@ -138,17 +138,17 @@ class Module:
 
 def read_product(root: Path) -> dict[str, Module]:
     """Modules by name. Links are resolved, so that each file is read once."""
-    document: dict[Path, tuple[str, bool]] = {}
+    files: dict[Path, tuple[str, bool]] = {}
     for package in PACKAGES:
         folder = next((p for p in (root / package, root / UMBRELLA / package) if p.is_dir()), None)
         if folder is not None:
-            _add(folder.resolve(), package, document)
+            _add(folder.resolve(), package, files)
     if (root / UMBRELLA).is_dir():
-        _add((root / UMBRELLA).resolve(), UMBRELLA, document)
+        _add((root / UMBRELLA).resolve(), UMBRELLA, files)
     if (root / "app.py").is_file():
-        document.setdefault((root / "app.py").resolve(), ("app", False))
+        files.setdefault((root / "app.py").resolve(), ("app", False))
     modules = {}
-    for path, (name, is_package) in sorted(document.items(), key=lambda item: item[1]):
+    for path, (name, is_package) in sorted(files.items(), key=lambda item: item[1]):
         source = path.read_text("utf-8")
         tree = ast.parse(source, str(path))
         modules[name] = module = Module(name, path, tree, source.count("\n"), is_package)
@@ -232,13 +232,13 @@ def _imported_by_call(call: ast.Call) -> str | None:
 
 def edges_of(modules: Mapping[str, Module]) -> list[Edge]:
     """Imports between modules of the product. `from package import module` is an import of the module."""
-    document: dict[tuple[str, str, str], Edge] = {}
+    edges: dict[tuple[str, str, str], Edge] = {}
     for module in modules.values():
         for name, kind, line in module.imports:
             imported = _resolve(name, modules)
             if imported is not None and imported != module.name:
-                document.setdefault((module.name, imported, kind), Edge(module.name, imported, kind, line))
-    return list(document.values())
+                edges.setdefault((module.name, imported, kind), Edge(module.name, imported, kind, line))
+    return list(edges.values())
 
 
 def _resolve(name: str, modules: Mapping[str, Module]) -> str | None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.errors import ChannelEmpty, NotFound
 
 if TYPE_CHECKING:
+    from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.channel.generation import Served
     from nxpipe.artifact_store.manifest import Manifest
 

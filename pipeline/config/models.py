@@ -1,18 +1,12 @@
 """The tables [[models]]: sources, programs and targets of the models to compile."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config.kinds import ASCENDING, DISTINCT, LIST, Degree, Folder, HubId, Revision, Slug, Weights
 from nxpipe.pipeline.config.schema import Absent, Table, Unit, one_of, refuse
-from nxpipe.pipeline.util.errors import InputInvalid
-from nxpipe.pipeline.util.text import did_you_mean
-
-if TYPE_CHECKING:
-    from nxpipe.pipeline.config.root import Config
 
 InstanceType = Annotated[str, one_of(INSTANCES)]
 Task: TypeAlias = Literal[
@@ -147,13 +141,3 @@ class Model(Table):
         if weights == "hub" and info.data.get("path") is not None:
             raise refuse('a folder or "random:SEED"; a model from a path is not on the hub')
         return weights
-
-
-def chosen_models(config: "Config", names: Sequence[str]) -> list[Model]:
-    """The models of those names, else all."""
-    known = [model.name for model in config.models]
-    for name in names:
-        if name not in known:
-            hint = did_you_mean(name, known) or f"; there are {', '.join(known) or 'none'}"
-            raise InputInvalid(f"--only: nxpipe.toml describes no model {name!r}{hint}")
-    return [model for model in config.models if not names or model.name in names]
