@@ -14,15 +14,17 @@ wheel has them in place.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nxpipe.api import BuildFailed, ModelKeywords, build, check, verify
+    from nxpipe.api import BuildFailed, ModelKeywords, build, check, plan, verify
     from nxpipe.artifact_store import Published as Artifact
     from nxpipe.artifact_store import Store, open_store
+    from nxpipe.pipeline.build.plan import BuildPlan
     from nxpipe.pipeline.check.report import Report as CheckReport
     from nxpipe.pipeline.verify.comparison import Comparison
 
 __all__ = [
     "Artifact",
     "BuildFailed",
+    "BuildPlan",
     "CheckReport",
     "Comparison",
     "ModelKeywords",
@@ -30,12 +32,14 @@ __all__ = [
     "build",
     "check",
     "open_store",
+    "plan",
     "verify",
 ]
 
 _HOMES = {
     "Artifact": "artifact_store:Published",
     "BuildFailed": "api:BuildFailed",
+    "BuildPlan": "pipeline.build.plan:BuildPlan",
     "CheckReport": "pipeline.check.report:Report",
     "Comparison": "pipeline.verify.comparison:Comparison",
     "ModelKeywords": "api:ModelKeywords",
@@ -43,6 +47,7 @@ _HOMES = {
     "build": "api:build",
     "check": "api:check",
     "open_store": "artifact_store:open_store",
+    "plan": "api:plan",
     "verify": "api:verify",
 }
 

@@ -1,4 +1,4 @@
-"""The Python API: check, build and verify, as functions of the same library that the commands call.
+"""The Python API: check, plan, build and verify, as functions of the same library that the commands call.
 
 A model is a hub id, a folder, or a .pt2 or .onnx file. The keywords of `ModelKeywords` have the meaning and the
 defaults of the keys of [[models]] in nxpipe.toml; that file is not read. Errors are those of the library, such as
@@ -18,11 +18,13 @@ from nxpipe.pipeline.util.files import NAME
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
+    from nxpipe.pipeline.build.plan import BuildPlan
+    from nxpipe.pipeline.build.run import BuildRun
     from nxpipe.pipeline.build.state import CellResult
     from nxpipe.pipeline.check.report import Report
     from nxpipe.pipeline.verify.comparison import Comparison
 
-__all__ = ["BuildFailed", "ModelKeywords", "build", "check", "verify"]
+__all__ = ["BuildFailed", "ModelKeywords", "build", "check", "plan", "verify"]
 
 
 class ModelKeywords(TypedDict, total=False):
@@ -70,6 +72,27 @@ def check(
         return check_model(_spec(model, target, tp, keywords), _silent)
 
 
+def plan(
+    model: str | Path,
+    *,
+    store: "str | Store",
+    target: str = "inf2.xlarge",
+    tp: int = 1,
+    verify: bool = True,
+    force: bool = False,
+    state: Path = Path(NAME),
+    **keywords: Unpack[ModelKeywords],
+) -> "BuildPlan":
+    """Plan a build: each program of each artifact, its status in the store, and why it is a cache miss.
+
+    The keywords are those of `build`. Compiles nothing and writes nothing; a program that cannot be built is a cell
+    with a `failure`, not an exception.
+    """
+    run = _run(_opened(store), state, force=force)
+    with confined():
+        return run.plan([replace(_spec(model, target, tp, keywords), verified=verify)])
+
+
 def build(
     model: str | Path,
     *,
@@ -86,19 +109,10 @@ def build(
     Returns the published artifacts; a build for one target and degree has one. Runs in processes of this machine.
     `state` is the folder for the timings of earlier builds. Raises `BuildFailed` if a program is missing.
     """
-    from nxpipe.pipeline.build.jobs import BuildOptions
-    from nxpipe.pipeline.build.run import BuildRun
-    from nxpipe.pipeline.config import Config, Project
-    from nxpipe.pipeline.models.thresholds import Thresholds
-    from nxpipe.pipeline.util.console import Console
-
     opened = _opened(store)
-    config = Config(project=Project(name="api"))
-    spec = replace(_spec(model, target, tp, keywords), verified=verify)
-    options = BuildOptions(force=force)
-    run = BuildRun(Console(quiet=True), opened, config, Thresholds.of(config), Path(state), options)
+    run = _run(opened, state, force=force)
     with confined():
-        results = run.execute(run.plan([spec]))
+        results = run.execute(run.plan([replace(_spec(model, target, tp, keywords), verified=verify)]))
     if missing := results.missing():
         raise BuildFailed(missing)
     return tuple(published for artifact in results.plan.artifacts if (published := opened.find(artifact.key)))
@@ -136,6 +150,17 @@ def verify(
             raise TypeError("an artifact requires its store; pass store=")
         spec = BuildSpec.of(_spec(model, target, tp, keywords))
         return tuple(compare_model(spec, VerifyOptions(layers=layers), _silent))
+
+
+def _run(store: "Store", state: Path, *, force: bool) -> "BuildRun":
+    from nxpipe.pipeline.build.jobs import BuildOptions
+    from nxpipe.pipeline.build.run import BuildRun
+    from nxpipe.pipeline.config import Config, Project
+    from nxpipe.pipeline.models.thresholds import Thresholds
+    from nxpipe.pipeline.util.console import Console
+
+    config = Config(project=Project(name="api"))
+    return BuildRun(Console(quiet=True), store, config, Thresholds.of(config), state, BuildOptions(force=force))
 
 
 def _silent(title: str) -> Any:

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,23 @@ def test_a_failed_build_names_its_programs(tmp_path: Path, monkeypatch: pytest.M
         nxpipe.build("my-bert", store="file://store", task="feature-extraction", weights="random:0", buckets=(1024,))
     assert len(caught.value.cells) == 1
     assert nxpipe.open_store("file://store").list() == []
+
+
+def test_a_plan_names_what_a_build_would_do_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path / "my-bert", BERT)
+    monkeypatch.chdir(tmp_path)
+    model: dict[str, Any] = {"store": "file://store", "task": "feature-extraction", "weights": "random:0"}
+    plan = nxpipe.plan("my-bert", buckets=(16,), **model)
+    ((artifact, cell),) = plan.cells()
+    assert (cell.status.value, plan.exit_code) == ("queued", 0)
+    assert cell.why
+    refused = nxpipe.plan("my-bert", buckets=(1024,), **model)
+    assert [cell.failure is None for _, cell in refused.cells()] == [False]
+    assert refused.exit_code != 0
+    assert [path.name for path in tmp_path.iterdir()] == ["my-bert"]
+    (published,) = nxpipe.build("my-bert", buckets=(16,), **model)
+    (artifact,) = nxpipe.plan("my-bert", buckets=(16,), **model).artifacts
+    assert (artifact.key, artifact.is_published) == (published.request_key, True)
 
 
 def test_findings_of_a_check_are_no_exceptions(tmp_path: Path) -> None:
