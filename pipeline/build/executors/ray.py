@@ -251,6 +251,7 @@ def run_task(task: int, job: Job, mailbox: Any, run_job: RunJob | None) -> JobFi
     run_job = run_job or _default_run_job()
     sender = _Sender(task, mailbox)
     sender.send(JobStarted(job.key, f"{socket.gethostname()}/{os.getpid()}"))
+    sender.flush()  # a worker that is killed later has a name in the report
     with _heartbeats(sender):
         finished = run_job(job, sender.send)
     sender.flush()
