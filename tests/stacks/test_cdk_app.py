@@ -149,6 +149,7 @@ def test_a_second_synthesis_gives_equal_bytes_beside_a_local_aws_too(
     assert Path(offline["NETWORK_ATTEMPTS"]).read_text() == ""
 
 
+@pytest.mark.sample(3)
 def test_no_stack_gets_tags_that_cloudformation_would_hand_to_every_resource(first: Path) -> None:
     """The rule that weighs a fleet's groups would lose its weights by one."""
     artifacts = json.loads((first / "manifest.json").read_text())["artifacts"].values()
