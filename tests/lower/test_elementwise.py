@@ -22,8 +22,8 @@ from tests.lower.sweep import BYTES, FLOATS, INTEGERS, Draw, Row, sweep
 ANY = (*FLOATS, *BYTES, *INTEGERS, DType.BOOL)
 
 # What is composed of several instructions: units of the last place, and an absolute bound. Those of cosh, expm1, log1p,
-# log2 and sinh are the maxima over all float32 numbers where the result is of normal size: numpy's exp and log are off by
-# up to 2.5 and 3.8 units, and its cosh, log2, ... by others.
+# log2 and sinh are the maxima over all float32 numbers with a result of normal size: numpy's exp and log are off by up
+# to 2.5 and 3.8 units, and its cosh, log2, ... by others.
 COMPOSED = {
     "acos": (4, 0),
     "asin": (4, 0),
