@@ -115,7 +115,7 @@ def test_the_installed_command_works_beside_folders_of_the_same_names(
 
 def test_the_installed_packages_are_those_that_are_imported(installed: Path, repository: Path) -> None:
     code = """
-import app, nxpipe.stacks.serving.stack, nxpipe.pipeline.build.run, nxpipe.emulator.compile
+import nxpipe.stacks.app, nxpipe.stacks.serving.stack, nxpipe.pipeline.build.run, nxpipe.emulator.compile
 files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
 print(*sorted(file for name, file in files.items() if name.startswith("nxpipe") and file))
 """
