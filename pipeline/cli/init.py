@@ -287,9 +287,17 @@ def init(
 ) -> None:
     """Write nxpipe.toml, a release workflow and the files of the CDK CLI into a repository.
 
-    cdk.json and package.json are for `npx cdk synth`, which creates the stacks from nxpipe.toml. Lines in .gitignore
-    keep the local store and the CDK CLI's files out of git. Existing files are never overwritten: if one of the new
-    files exists already, nothing is written; with --keep, the others are.
+    Existing files are never overwritten: if one of the new files exists already, nothing is written; with --keep, the
+    others are. An existing .gitignore is extended.
+
+    \b
+    Files:
+      nxpipe.toml                           the model, the fleets, the store
+      .github/workflows/nxpipe-release.yml  the release workflow
+      .github/actions/nxpipe/action.yml     the action that its jobs start with
+      cdk.json                              how `npx cdk` starts the stacks, and their feature flags
+      package.json                          the version of the CDK CLI
+      .gitignore                            the local store, cdk.out and node_modules
 
     \b
     Example:

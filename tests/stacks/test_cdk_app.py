@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -249,6 +250,17 @@ def test_a_missing_nxpipe_toml_is_named_with_the_option_of_cdk(
 def test_the_module_of_the_app_takes_no_arguments(capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["synth"]) == 2
     assert "`npx cdk synth`" in capfd.readouterr().err
+
+
+def test_an_interrupted_app_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(app: App) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nxpipe.stacks.app.main", interrupted)
+    monkeypatch.setattr(sys, "argv", ["nxpipe.stacks"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("nxpipe.stacks", run_name="__main__")
+    assert ended.value.code == 130
 
 
 def test_a_missing_configuration_is_told_through_the_cdk_command_too(tmp_path: Path, offline: dict[str, str]) -> None:
