@@ -151,16 +151,16 @@ class Change:
 
 def plan(root: Path, model_id: str, task: str | None, fleets: Sequence[str] = ()) -> tuple[Change, ...]:
     """All files that a repository needs to release one model and to deploy its fleets."""
-    ignored = _read(root / ".gitignore")
+    environment, ignored = _environment(root), _read(root / ".gitignore")
     texts = {
         "nxpipe.toml": configuration(root, model_id, task, fleets),
         **{name: file.read_text(encoding="utf-8") for name, file in _GITHUB.items()},
-        "cdk.json": (_TEMPLATES / "cdk.json").read_text(encoding="utf-8").replace(_VENV, _environment(root)),
+        "cdk.json": (_TEMPLATES / "cdk.json").read_text(encoding="utf-8").replace(_VENV, environment),
         "package.json": _PACKAGE.read_text(encoding="utf-8"),
     }
     changes = (
         *(Change(root, name, _read(root / name), text) for name, text in texts.items()),
-        Change(root, ".gitignore", ignored, _with_entries(ignored or ""), amends=True),
+        Change(root, ".gitignore", ignored, _with_entries(ignored or "", (*_IGNORED, f"{environment}/")), amends=True),
     )
     return tuple(change for change in changes if not (change.amends and change.before == change.after))
 
@@ -168,7 +168,7 @@ def plan(root: Path, model_id: str, task: str | None, fleets: Sequence[str] = ()
 def _environment(root: Path) -> str:
     """The virtual environment in the repository, relative to it: `npx cdk synth` uses it if none is activated."""
     own, root = Path(sys.prefix), root.resolve()
-    inside = sys.prefix != sys.base_prefix and own.is_relative_to(root)
+    inside = sys.prefix != sys.base_prefix and root in own.parents
     name = own.relative_to(root).as_posix() if inside else _VENV
     return name if re.fullmatch("[A-Za-z0-9._/-]+", name) else _VENV  # the shell reads it
 
@@ -180,11 +180,11 @@ def _read(path: Path) -> str | None:
     return "" if os.path.lexists(path) else None
 
 
-def _with_entries(text: str) -> str:
+def _with_entries(text: str, entries: Sequence[str]) -> str:
     """The text of .gitignore with one entry for each folder."""
     newline = "\r\n" if "\r\n" in text else "\n"
     present = {line.strip().strip("/") for line in text.splitlines()}
-    missing = [entry for entry in _IGNORED if entry.strip("/") not in present]
+    missing = [entry for entry in entries if entry.strip("/") not in present]
     if missing and text and not text.endswith("\n"):
         text += newline
     return text + "".join(entry + newline for entry in missing)
@@ -297,7 +297,7 @@ def init(
       .github/actions/nxpipe/action.yml     the action that its jobs start with
       cdk.json                              how `npx cdk` starts the stacks, and their feature flags
       package.json                          the version of the CDK CLI
-      .gitignore                            the local store, cdk.out and node_modules
+      .gitignore                            the local store, cdk.out, node_modules, the virtual environment
 
     \b
     Example:
@@ -344,8 +344,10 @@ def _following(directory: Path, different: Set[str]) -> str:
     version = json.loads(_PACKAGE.read_text(encoding="utf-8"))["devDependencies"]["aws-cdk"]
     stacks = [] if find_spec("aws_cdk") else ["pip install 'nxpipe[cdk]'"]
     stacks += [f"npm install --save-dev aws-cdk@{version}" if "package.json" in different else "npm install"]
-    there = "" if directory.resolve() == Path.cwd() else f" in {directory}"
-    return (
-        f"Next{there}: nxpipe config check, then nxpipe build. "
-        f"For the stacks: {', '.join(stacks)}, then npx cdk synth --quiet."
+    then = (
+        "cdk.json differs from the one that nxpipe requires; see nxpipe init --dry-run"
+        if "cdk.json" in different
+        else f"{', '.join(stacks)}, then npx cdk synth --quiet"
     )
+    there = "" if directory.resolve() == Path.cwd() else f" in {directory}"
+    return f"Next{there}: nxpipe config check, then nxpipe build. For the stacks: {then}."

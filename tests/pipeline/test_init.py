@@ -23,6 +23,7 @@ __all__ = ["nxpipe"]
 WORKFLOW = ".github/workflows/nxpipe-release.yml"
 ACTION = ".github/actions/nxpipe/action.yml"
 FILES = ["nxpipe.toml", WORKFLOW, ACTION, "cdk.json", "package.json", ".gitignore"]
+ENTRIES = b".nxpipe/\ncdk.out/\nnode_modules/\n.venv/\n"
 
 
 @pytest.fixture
@@ -106,14 +107,14 @@ def test_a_second_init_changes_nothing(nxpipe: InProcess, root: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (b"", b".nxpipe/\ncdk.out/\nnode_modules/\n"),
-        (b"*.o\n", b"*.o\n.nxpipe/\ncdk.out/\nnode_modules/\n"),
-        (b"*.o", b"*.o\n.nxpipe/\ncdk.out/\nnode_modules/\n"),
-        (b"*.o\r\n", b"*.o\r\n.nxpipe/\r\ncdk.out/\r\nnode_modules/\r\n"),
-        (b"node_modules\n/cdk.out\n*.o", b"node_modules\n/cdk.out\n*.o\n.nxpipe/\n"),
-        (b"/.nxpipe\ncdk.out\n/node_modules/\n*.o", b"/.nxpipe\ncdk.out\n/node_modules/\n*.o"),
-        (b".nxpipe/\ncdk.out/\nnode_modules/\n", b".nxpipe/\ncdk.out/\nnode_modules/\n"),
-        (b"caf\xe9\n", b"caf\xe9\n.nxpipe/\ncdk.out/\nnode_modules/\n"),
+        (b"", ENTRIES),
+        (b"*.o\n", b"*.o\n" + ENTRIES),
+        (b"*.o", b"*.o\n" + ENTRIES),
+        (b"*.o\r\n", b"*.o\r\n" + ENTRIES.replace(b"\n", b"\r\n")),
+        (b"node_modules\n/cdk.out\n*.o", b"node_modules\n/cdk.out\n*.o\n.nxpipe/\n.venv/\n"),
+        (b".venv\n/.nxpipe\ncdk.out\n/node_modules/\n*.o", b".venv\n/.nxpipe\ncdk.out\n/node_modules/\n*.o"),
+        (ENTRIES, ENTRIES),
+        (b"caf\xe9\n", b"caf\xe9\n" + ENTRIES),
     ],
 )
 def test_each_ignore_entry_is_added_once_and_the_rest_kept(
@@ -204,6 +205,13 @@ def test_a_second_init_that_keeps_writes_nothing(nxpipe: InProcess, root: Path) 
     assert (answer.code, json.loads(answer.out), snapshot(root)) == (0, {"written": [], "kept": kept}, before)
 
 
+def test_a_cdk_json_of_another_app_is_kept_and_named(nxpipe: InProcess, root: Path) -> None:
+    (root / "cdk.json").write_text('{"app": "node bin/app.js"}')
+    answer = nxpipe("init", str(root), "--keep")
+    assert (answer.code, (root / "cdk.json").read_text()) == (0, '{"app": "node bin/app.js"}')
+    assert "cdk.json differs from the one that nxpipe requires" in answer.err
+
+
 @pytest.mark.parametrize("option", ["--fleet=serving", "--model-id=bert-base-uncased", "--task=fill-mask"])
 def test_an_option_about_an_nxpipe_toml_that_is_kept_is_refused(nxpipe: InProcess, root: Path, option: str) -> None:
     (root / "nxpipe.toml").write_text("mine = true\n")
@@ -215,7 +223,7 @@ def test_an_option_about_an_nxpipe_toml_that_is_kept_is_refused(nxpipe: InProces
 
 @pytest.mark.parametrize(
     ("environment", "named"),
-    [("venv", "venv"), ("tools/my env", ".venv"), ("../elsewhere", ".venv"), (".", ".")],
+    [("venv", "venv"), ("tools/my env", ".venv"), ("../elsewhere", ".venv"), (".", ".venv")],
 )
 def test_the_app_starts_in_the_virtual_environment_of_the_repository(
     nxpipe: InProcess, root: Path, monkeypatch: pytest.MonkeyPatch, environment: str, named: str
@@ -223,6 +231,7 @@ def test_the_app_starts_in_the_virtual_environment_of_the_repository(
     """Another one is the user's who ran this command, or has a name that a shell would split."""
     monkeypatch.setattr(sys, "prefix", os.path.normpath(root / environment))
     nxpipe("init", str(root))
+    assert f"{named}/" in (root / ".gitignore").read_text().splitlines()
     command = json.loads((root / "cdk.json").read_text())["app"]
     assert command == f"PATH=${{VIRTUAL_ENV:-{named}}}/bin:$PATH python3 -P -m nxpipe.stacks"
 
