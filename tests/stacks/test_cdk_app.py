@@ -258,6 +258,7 @@ def test_an_interrupted_app_ends_without_a_traceback(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("nxpipe.stacks.app.main", interrupted)
     monkeypatch.setattr(sys, "argv", ["nxpipe.stacks"])
+    monkeypatch.delitem(sys.modules, "nxpipe.stacks.__main__")  # runpy warns of a module that is imported already
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("nxpipe.stacks", run_name="__main__")
     assert ended.value.code == 130
