@@ -214,8 +214,10 @@ def require_absent(changes: Sequence[Change]) -> None:
     """Raise if a new file would replace an existing one."""
     existing = [str(change.path) for change in changes if change.replaces]
     if existing:
+        *others, last = existing
+        files = f"{', '.join(others)} and {last} exist" if others else f"{last} exists"
         raise WouldOverwrite(
-            f"{' and '.join(existing)} {'exists' if len(existing) == 1 else 'exist'} already; nothing was written; "
+            f"{files} already; nothing was written; "
             "see the difference with --dry-run, write the missing files with --keep, or move the file away"
         )
 
