@@ -223,7 +223,7 @@ def test_production_refuses_what_nobody_has_approved(ours: Run, released: Outcom
     approved = {"staging": {"result": "success", "outputs": {"approved": f"7@{'0' * 64}"}}}
     carry_out_job(replace(ours, folder=ours.folder.parent / "late"), "production", job, approved, outcome)
     (step,) = failed(outcome)
-    assert f"7@{'0' * 64} was expected" in step.log
+    assert f"expected 7@{'0' * 64}" in step.log
     assert ChannelLog(store.backend, "production").tip() == before
 
 
