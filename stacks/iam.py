@@ -103,7 +103,7 @@ def publishing(store: StoreHandle, prefix: str) -> list[aws_iam.PolicyStatement]
         aws_iam.PolicyStatement(
             sid="AbortUploads",
             actions=["s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"],
-            resources=[bucket.arn_for_objects(f"{prefix}{folder}*") for folder in (MULTIPART, *REPLACED)],
+            resources=[bucket.arn_for_objects(f"{prefix}{MULTIPART}*")],
         ),
         aws_iam.PolicyStatement(sid="Read", actions=["s3:GetObject"], resources=[bucket.arn_for_objects(f"{prefix}*")]),
         # Without s3:ListBucket, S3 answers 403 instead of 404 for an absent object, hence no condition on prefixes.

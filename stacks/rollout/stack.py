@@ -153,12 +153,12 @@ class Roles(Construct):
         _grant(role, ("dynamodb:GetItem", "dynamodb:UpdateItem"), resources.table)
         _grant(role, ("events:EnableRule", "events:DisableRule"), resources.clock)
         _grant(role, ("sns:Publish",), resources.topic)
-        self._grant_key(role, "sns", resources.topic_key)
+        self._grant_key(role, "sns", resources.topic_key, "kms:Decrypt", "kms:GenerateDataKey")
 
     def _grant_judge(self, role: aws_iam.Role) -> None:
         _grant(role, ("lambda:InvokeFunction",), self._resources.judge)
         _grant(role, ("s3:PutObject",), self._resources.evidence)
-        self._grant_key(role, "s3", self._resources.evidence_key)
+        self._grant_key(role, "s3", self._resources.evidence_key, "kms:GenerateDataKey")
 
     def _grant_watch(self, role: aws_iam.Role) -> None:
         resources, stack = self._resources, Stack.of(self)
@@ -167,10 +167,10 @@ class Roles(Construct):
         sync_rule = stack.format_arn(service="events", resource=_SYNC_RULE)
         _grant(role, ("events:DescribeRule", "events:PutRule", "events:PutTargets"), sync_rule)
 
-    def _grant_key(self, role: aws_iam.Role, service: str, key: str) -> None:
+    def _grant_key(self, role: aws_iam.Role, service: str, key: str, *actions: str) -> None:
         """Permit use of the key by a service on the role's behalf."""
         via = {"StringEquals": {"kms:ViaService": f"{service}.{Stack.of(self).region}.amazonaws.com"}}
-        _grant(role, ("kms:Decrypt", "kms:GenerateDataKey"), key, only=via)
+        _grant(role, actions, key, only=via)
 
 
 def _releasing(resources: RolloutResources, fleet: str) -> list[aws_iam.PolicyStatement]:

@@ -1,0 +1,246 @@
+"""The roles of a project against the calls of users and machines: none is refused, and no more is granted."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tests.iam.calls import Call
+from tests.iam.evaluator import Principal, Request, Statement, applies, as_list, decides, like
+from tests.iam.machines import (
+    calls_of_functions,
+    calls_of_machines,
+    calls_of_rules,
+    calls_of_user_data,
+)
+from tests.iam.templates import ACCOUNT, REGION, Role, Templates
+
+_ROLLOUT: Final = "demo-rollout-search"
+
+
+@dataclass(frozen=True)
+class Duty:
+    """A role and all calls that are made with it."""
+
+    name: str
+    role: Role
+    calls: frozenset[Call]
+
+
+@dataclass(frozen=True)
+class Spare:
+    """A granted action that no recorded call needs, with the reason why it is granted."""
+
+    role: str
+    action: str
+    resource: str  # wildcards
+    reason: str
+
+
+def duties(templates: Templates, sessions: Mapping[str, set[Call]]) -> Iterator[Duty]:
+    """All roles that this package covers."""
+    published = sessions["publish"]
+    release = "demo-release"
+    # A job of the farm builds and publishes; it signs nothing.
+    built = {call for call in published if call.action not in ("kms:Sign", "kms:GetPublicKey")}
+    built |= sessions["work_on_farm"]
+    served = sessions["serve"] | calls_of_user_data(templates, "demo-serve-search")
+    yield Duty("publish", templates.role(release, "Role"), frozenset(published))
+    yield Duty("farm job", templates.role("demo-build-farm", "JobRole"), frozenset(built))
+    yield Duty("plan", templates.role(release, "ReadRole"), frozenset(sessions["plan"]))
+    for channel in ("staging", "production"):
+        role = templates.role(release, f"Promote{channel.title()}Role")
+        yield Duty(f"promote {channel}", role, frozenset(sessions[f"promote_{channel}"]))
+    yield Duty("instance", templates.role("demo-serve-search", "Role"), frozenset(served))
+    for read in (calls_of_machines, calls_of_rules, calls_of_functions):
+        by_role: dict[str, tuple[Role, set[Call]]] = {}
+        for _, role, calls in read(templates, _ROLLOUT):
+            by_role.setdefault(role.id, (role, set()))[1].update(calls)
+        for id_, (role, calls) in by_role.items():
+            yield Duty(id_.rstrip("0123456789ABCDEF"), role, frozenset(calls))
+
+
+_RUNS: Final = "jobs of the build farm have the same policy, and leave their outcomes there"
+_FARM: Final = "builds on the farm are not recorded here; tests/stacks/test_farm_submitting.py tests the policy"
+_TRUSTED: Final = "without [[signing.trusted]] a promotion reads the public key of builds from KMS"
+SPARE: Final = (
+    Spare("publish", "batch:*", "*", _FARM),
+    Spare("publish", "s3:PutObject", "*/models/runs/*", _RUNS),
+    Spare("promote staging", "kms:GetPublicKey", "*", _TRUSTED),
+    Spare("promote production", "kms:GetPublicKey", "*", _TRUSTED),
+)
+# Calls that may be refused: the command goes on without them. By action and resource, with the reason.
+TOLERATED: Final = {
+    (
+        "s3:DeleteObject",
+        "*/models/index/*",
+    ): "a reader reports that the index is not updated; an administrator's does it",
+}
+
+
+def faults(templates: Templates, sessions: Mapping[str, set[Call]]) -> list[str]:
+    """What is wrong with the policies of the covered roles; empty if nothing is."""
+    resources = templates.policies_of_resources()
+    every, used = list(duties(templates, sessions)), set[Spare]()
+    found = [fault for duty in every for fault in _faults_of(duty, resources, used)]
+    found += [f"the exception for {entry.action} of {entry.role} is not needed" for entry in SPARE if entry not in used]
+    return [*found, *_open_transport(every, resources), *_wrong_trust(templates)]
+
+
+def _faults_of(duty: Duty, resources: Mapping[str, list[Statement]], used: set[Spare]) -> Iterator[str]:
+    for call in sorted(duty.calls):
+        if not may(duty, call, resources) and not any(
+            like(action, call.action) and like(resource, call.resource) for action, resource in TOLERATED
+        ):
+            yield f"{duty.name} may not {call.action} on {call.resource} with {dict(call.context)}"
+    wider = set().union(*(neighbours(call) | _of_people(duty, call) for call in duty.calls))
+    for call in sorted(wider - duty.calls):
+        if may(duty, call, resources):
+            yield f"{duty.name} may also {call.action} on {call.resource} with {dict(call.context)}"
+    for policy, action, resource in sorted(_superfluous(duty)):
+        entry = next(
+            (
+                entry
+                for entry in SPARE
+                if entry.role == duty.name and like(entry.action, action) and like(entry.resource, resource)
+            ),
+            None,
+        )
+        if entry is None:
+            yield f"{duty.name} is granted {action} on {resource} by {policy}, which none of its calls needs"
+        else:
+            used.add(entry)
+
+
+def may(duty: Duty, call: Call, resources: Mapping[str, list[Statement]]) -> bool:
+    owner = call.resource.partition("/")[0] if call.action.startswith("s3:") else call.resource
+    return decides(
+        call.request,
+        duty.role.principal,
+        duty.role.identity,
+        resources.get(owner, []),
+        needs_both=call.resource in resources and call.action.startswith("kms:"),
+    )
+
+
+def _superfluous(duty: Duty) -> Iterator[tuple[str, str, str]]:
+    """Each action on each resource of each statement that no call matches, and each action with a wildcard."""
+    for policy, statement in duty.role.statements:
+        if statement["Effect"] != "Allow":
+            continue
+        for action in as_list(statement["Action"]):
+            for resource in as_list(statement["Resource"]):
+                alone = {**statement, "Action": action, "Resource": resource}
+                if "*" in action or not any(applies(alone, call.request) for call in duty.calls):
+                    yield policy, action, resource
+
+
+# Calls that must be refused
+
+_CREATED_ONCE: Final = ("ac", "cas", "channels/*/log", "evidence", "parts", "pins", "sig")
+_FOLDERS: Final = {
+    "/channels/production/": "/channels/experiments/",
+    "/channels/staging/": "/channels/production/",
+    "--green/": "--standby/",
+    "/rollouts/search/": "/rollouts/other/",
+}
+_OTHER: Final = _FOLDERS | {
+    ":demo-": ":other-",
+    "/demo-": "/other-",
+    "demo-storage-artifacts/models/": "demo-storage-artifacts/others/",
+    "demo-storage-artifacts/": "demo-storage-logs/",
+    "/nxpipe/demo/search:": "/nxpipe/demo/other:",
+}
+
+
+def neighbours(call: Call) -> set[Call]:
+    """Calls that differ in one thing that a policy must look at: the resource, or a condition key."""
+    found = {Call(call.action, changed, call.context) for changed in _other_resources(call)}
+    context = dict(call.context)
+    if "kms:ViaService" in context:
+        found |= {call.without("kms:ViaService"), call.having("kms:ViaService", f"ec2.{REGION}.amazonaws.com")}
+    if "kms:SigningAlgorithm" in context:
+        found.add(call.having("kms:SigningAlgorithm", "ECDSA_SHA_512"))
+    if "s3:if-none-match" in context and _is_created_once(call.resource):
+        found.add(call.without("s3:if-none-match"))
+    if "s3:x-amz-copy-source" in context:
+        found.add(call.having("s3:x-amz-copy-source", "another-bucket/models/cas/sha256/x"))
+        found.add(call.without("s3:x-amz-copy-source"))
+    for key in ("elasticfilesystem:AccessPointArn", "elasticfilesystem:AccessedViaMountTarget"):
+        if key in context:
+            found.add(call.having(key, "false"))
+    return found
+
+
+def _of_people(duty: Duty, call: Call) -> set[Call]:
+    """Only state machines write which environment is stable; a table has the record of one fleet."""
+    if not duty.name.startswith("promote ") or not call.action.startswith("dynamodb:"):
+        return set()
+    other = call.having("dynamodb:LeadingKeys", ("other",))
+    stable = call.having("dynamodb:Attributes", ("fleet", "stable"))
+    return {other, stable} if call.action == "dynamodb:UpdateItem" else {other}
+
+
+def _other_resources(call: Call) -> Iterator[str]:
+    resource = call.resource
+    for one, other in _OTHER.items():
+        # Reading is limited to the store, not to a folder of it.
+        if one in resource and not (call.action == "s3:GetObject" and one in _FOLDERS):
+            yield resource.replace(one, other, 1)
+    if f":{ACCOUNT}:" in resource:
+        yield resource.replace(ACCOUNT, "210987654321")
+    if "/key/" in resource or ":key/" in resource:
+        yield f"{resource}-other"
+
+
+def _is_created_once(resource: str) -> bool:
+    return any(like(f"*/models/{folder}/*", resource) for folder in _CREATED_ONCE)
+
+
+def _open_transport(every: Iterable[Duty], resources: Mapping[str, list[Statement]]) -> Iterator[str]:
+    """The bucket refuses requests without TLS 1.2, of administrators as well."""
+    administrator = Principal("AWS", f"arn:aws:iam::{ACCOUNT}:role/administrator")
+    everything: list[Statement] = [{"Effect": "Allow", "Action": "*", "Resource": "*"}]
+    for bucket, statements in resources.items():
+        if not bucket.startswith("arn:aws:s3:::"):
+            continue
+        for key, value in (("aws:SecureTransport", "false"), ("s3:TlsVersion", "1.1")):
+            for resource in (bucket, f"{bucket}/x"):
+                request = Request("s3:GetObject", resource, {"aws:SecureTransport": "true", key: value})
+                if decides(request, administrator, everything, statements):
+                    yield f"{resource} answers requests with {key} {value}"
+
+
+# Trust
+
+_ISSUER: Final = "token.actions.githubusercontent.com"
+_SUBJECTS: Final = {
+    "Role": "environment:release",
+    "ReadRole": "pull_request",
+    "PromoteStagingRole": "environment:staging",
+    "PromoteProductionRole": "environment:production",
+}
+
+
+def _wrong_trust(templates: Templates) -> Iterator[str]:
+    """A role of GitHub's jobs accepts the tokens of its own environment in its own repository, and no other token."""
+    github = Principal("Federated", f"arn:aws:iam::{ACCOUNT}:oidc-provider/{_ISSUER}")
+    claims = [
+        (f"repo:{repository}:{context}", audience)
+        for repository in ("example@1/models@2", "example/models", "example@9/models@2", "example@1/models@9")
+        for context in (*_SUBJECTS.values(), "ref:refs/heads/main", "environment:releases")
+        for audience in ("sts.amazonaws.com", "other")
+    ]
+    for start, context in _SUBJECTS.items():
+        trust = templates.role("demo-release", start).trust
+        accepted = [
+            (subject, audience)
+            for subject, audience in claims
+            if decides(
+                Request("sts:AssumeRoleWithWebIdentity", "", {f"{_ISSUER}:sub": subject, f"{_ISSUER}:aud": audience}),
+                github,
+                [],
+                trust,
+            )
+        ]
+        if accepted != [(f"repo:example@1/models@2:{context}", "sts.amazonaws.com")]:
+            yield f"{start} trusts {accepted}"
