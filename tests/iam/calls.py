@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from nxpipe.stacks.names import PROJECT_TAG
 from tests.iam.evaluator import Context, Request
 from tests.iam.templates import ACCOUNT, REGION
 
@@ -68,6 +69,8 @@ def authorizations(wire: Wire, keys: Mapping[str, str]) -> Iterator[Call]:
     """What a request needs. `keys` has the ARN of each bucket's KMS key."""
     if wire.service == "s3":
         yield from _of_s3(wire, keys)
+    elif wire.service == "batch":
+        yield from _of_batch(wire)
     elif "x-amz-target" in wire.headers:
         yield from _of_json(wire)
     elif "/service/" in wire.url and "/operation/" in wire.url:  # Smithy RPC v2
@@ -145,6 +148,34 @@ def _object_call(wire: Wire) -> tuple[str, dict[str, str], Sequence[str]]:
     if "if-none-match" in wire.headers:
         keys["s3:if-none-match"] = wire.headers["if-none-match"]
     return "s3:PutObject", keys, ("Decrypt", "GenerateDataKey") if upload or copies else ("GenerateDataKey",)
+
+
+# Batch
+
+_BATCH_CALLS: Final = {
+    "describejobdefinitions": "DescribeJobDefinitions",
+    "describejobqueues": "DescribeJobQueues",
+    "describejobs": "DescribeJobs",
+    "listjobs": "ListJobs",
+}
+
+
+def _of_batch(wire: Wire) -> Iterator[Call]:
+    operation, body = wire.url.rpartition("/")[2], json.loads(wire.body or b"{}")
+    if operation in _BATCH_CALLS:
+        yield Call.of(f"batch:{_BATCH_CALLS[operation]}", "*")
+    elif operation == "submitjob":
+        for resource in (body["jobQueue"], body["jobDefinition"]):
+            yield Call.of("batch:SubmitJob", resource)
+            if tags := body.get("tags"):
+                context = {f"aws:RequestTag/{name}": value for name, value in tags.items()}
+                yield Call.of("batch:TagResource", resource, context)
+    elif operation == "terminatejob":
+        # The project's own jobs have its tag, which they get at submission.
+        job, tag = f"arn:aws:batch:{_HERE}:job/{body['jobId']}", f"aws:ResourceTag/{PROJECT_TAG}"
+        yield Call.of("batch:TerminateJob", job, {tag: "demo"})
+    else:
+        raise UnknownCall(wire.url)
 
 
 # JSON protocols

@@ -44,7 +44,7 @@ def duties(templates: Templates, sessions: Mapping[str, set[Call]]) -> Iterator[
     built = {call for call in published if call.action not in ("kms:Sign", "kms:GetPublicKey")}
     built |= sessions["work_on_farm"]
     served = sessions["serve"] | calls_of_user_data(templates, "demo-serve-search")
-    yield Duty("publish", templates.role(release, "Role"), frozenset(published))
+    yield Duty("publish", templates.role(release, "Role"), frozenset(published | sessions["submit"]))
     yield Duty("farm job", templates.role("demo-build-farm", "JobRole"), frozenset(built))
     yield Duty("plan", templates.role(release, "ReadRole"), frozenset(sessions["plan"]))
     for channel in ("staging", "production"):
@@ -60,10 +60,10 @@ def duties(templates: Templates, sessions: Mapping[str, set[Call]]) -> Iterator[
 
 
 _RUNS: Final = "jobs of the build farm have the same policy, and leave their outcomes there"
-_FARM: Final = "builds on the farm are not recorded here; tests/stacks/test_farm_submitting.py tests the policy"
 _TRUSTED: Final = "without [[signing.trusted]] a promotion reads the public key of builds from KMS"
+_CHILDREN: Final = "lists the children of an array once one has started; no job starts here"
 SPARE: Final = (
-    Spare("publish", "batch:*", "*", _FARM),
+    Spare("publish", "batch:ListJobs", "*", _CHILDREN),
     Spare("publish", "s3:PutObject", "*/models/runs/*", _RUNS),
     Spare("promote staging", "kms:GetPublicKey", "*", _TRUSTED),
     Spare("promote production", "kms:GetPublicKey", "*", _TRUSTED),
@@ -160,6 +160,9 @@ def neighbours(call: Call) -> set[Call]:
         found |= {call.without("kms:ViaService"), call.having("kms:ViaService", f"ec2.{REGION}.amazonaws.com")}
     if "kms:SigningAlgorithm" in context:
         found.add(call.having("kms:SigningAlgorithm", "ECDSA_SHA_512"))
+    for key in context:
+        if key.startswith(("aws:RequestTag/", "aws:ResourceTag/")):
+            found |= {call.without(key), call.having(key, "other")}
     if "s3:if-none-match" in context and _is_created_once(call.resource):
         found.add(call.without("s3:if-none-match"))
     if "s3:x-amz-copy-source" in context:

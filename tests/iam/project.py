@@ -27,14 +27,18 @@ from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.backends.protocol import Backend
 from nxpipe.artifact_store.backends.s3_multipart import PartsUploader
 from nxpipe.artifact_store.builds import record_failure, record_outcome
+from nxpipe.pipeline.build.executors.batch import BatchExecutor, PollIntervals, find_farm
+from nxpipe.pipeline.build.jobs import JobLimits
 from nxpipe.pipeline.cli.main import cli
 from nxpipe.pipeline.fleet.agent.watch import FleetLog
 from nxpipe.pipeline.util.console import Console
 from tests.agent.metadata import metadata_service
 from tests.artifact_store.samples import publish_verified, put
+from tests.executors.farm_world import deploy_farm, job
 from tests.iam.calls import Call
 from tests.iam.recording import ACCESS_KEY, Recorder, recording
 from tests.iam.templates import REGION, Templates
+from tests.localaws.moto_patches.batch_jobs import JOB_HOST
 from tests.localaws.server import local_aws
 from tests.pipeline.conftest import BERT, LLAMA, write_model
 from tests.pipeline.rollout_world import Fleet, make_front
@@ -79,7 +83,6 @@ def configuration(bucket: str, keys: Mapping[str, str]) -> str:
     text = text.replace('id = "acme/llama"', 'path = "llama"\nweights = "random:0"').replace("[128]", "[8]")
     text = text.replace('task = "fill-mask"', 'task = "feature-extraction"')
     text = text.replace('command = ["python", "-m", "server"]\n', "")
-    text = text.replace("[release]\n", "[release]\nowner_id = 1\nrepository_id = 2\n")
     assert text.count("random:0") == 2
     return text + _MORE.format(bucket=bucket, **keys)
 
@@ -193,6 +196,7 @@ class _Users:
     def run(self) -> None:
         sessions = (
             self.publish,
+            self.submit,
             self.work_on_farm,
             self.plan,
             self.promote_staging,
@@ -239,6 +243,19 @@ class _Users:
     def _sample(store: Store, number: int) -> str:
         made = publish_verified(store, put(store, request=number, model="bert"))
         return f"bert@{made.request_key[:12]}"
+
+    def submit(self) -> None:
+        """The job `build` with the build farm as its executor; the build is interrupted."""
+        store = open_store(f"s3://{BUCKET}/models")
+        with self.recorder.session(""):
+            deploy_farm(store=f"s3://{BUCKET}/models/")
+            JOB_HOST.open(capacity=0)
+        runs = BatchExecutor(store, find_farm("demo", REGION), JobLimits(), PollIntervals(poll=0.01))
+        for title in ("one", "other"):
+            runs.start(job(title))
+        runs.events(0.0)
+        runs.events(0.1)
+        runs.close()
 
     def work_on_farm(self) -> None:
         """A job of the build farm builds as the session `publish`, and leaves its outcome."""

@@ -155,6 +155,11 @@ SEEDED: Final = {
         _without_condition("ReadPolicy", "kms:Decrypt"),
         "plan may also kms:Decrypt",
     ),
+    "jobs of others may be terminated": (
+        "demo-build-farm",
+        _without_condition("Submitting", "batch:TerminateJob"),
+        "publish may also batch:TerminateJob",
+    ),
     "an action has a wildcard": (
         _RELEASE,
         _set("ReadPolicy", "s3:GetObject", "Action", "s3:Get*"),
