@@ -1,6 +1,6 @@
 """The roles of a project against the calls of users and machines: none is refused, and no more is granted."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,6 +51,10 @@ def duties(templates: Templates, sessions: Mapping[str, set[Call]]) -> Iterator[
         role = templates.role(release, f"Promote{channel.title()}Role")
         yield Duty(f"promote {channel}", role, frozenset(sessions[f"promote_{channel}"]))
     yield Duty("instance", templates.role("demo-serve-search", "Role"), frozenset(served))
+    yield Duty("pod", templates.role("demo-cluster", "Artifacts"), frozenset(sessions["fetch"]))
+    yield Duty("training job", templates.role("demo-train-tune", "JobRole"), frozenset(sessions["fetch"]))
+    spot = sessions["fetch"] | sessions["checkpoint"]
+    yield Duty("training job on spot", templates.role("demo-train-spare", "JobRole"), frozenset(spot))
     for read in (calls_of_machines, calls_of_rules, calls_of_functions):
         by_role: dict[str, tuple[Role, set[Call]]] = {}
         for _, role, calls in read(templates, _ROLLOUT):
@@ -62,7 +66,10 @@ def duties(templates: Templates, sessions: Mapping[str, set[Call]]) -> Iterator[
 _RUNS: Final = "jobs of the build farm have the same policy, and leave their outcomes there"
 _TRUSTED: Final = "without [[signing.trusted]] a promotion reads the public key of builds from KMS"
 _CHILDREN: Final = "lists the children of an array once one has started; no job starts here"
+_UPLOADS: Final = "a program that fails or is interrupted ends or resumes its upload"
 SPARE: Final = (
+    Spare("training job on spot", "s3:AbortMultipartUpload", "*", _UPLOADS),
+    Spare("training job on spot", "s3:ListMultipartUploadParts", "*", _UPLOADS),
     Spare("publish", "batch:ListJobs", "*", _CHILDREN),
     Spare("publish", "s3:PutObject", "*/models/runs/*", _RUNS),
     Spare("promote staging", "kms:GetPublicKey", "*", _TRUSTED),
@@ -86,7 +93,7 @@ def faults(templates: Templates, sessions: Mapping[str, set[Call]]) -> list[str]
     return [*found, *_open_transport(every, resources), *_wrong_trust(templates)]
 
 
-def _faults_of(duty: Duty, resources: Mapping[str, list[Statement]], used: set[Spare]) -> Iterator[str]:
+def _faults_of(duty: Duty, resources: Mapping[str, Sequence[Statement]], used: set[Spare]) -> Iterator[str]:
     for call in sorted(duty.calls):
         if not may(duty, call, resources) and not any(
             like(action, call.action) and like(resource, call.resource) for action, resource in TOLERATED
@@ -111,7 +118,7 @@ def _faults_of(duty: Duty, resources: Mapping[str, list[Statement]], used: set[S
             used.add(entry)
 
 
-def may(duty: Duty, call: Call, resources: Mapping[str, list[Statement]]) -> bool:
+def may(duty: Duty, call: Call, resources: Mapping[str, Sequence[Statement]]) -> bool:
     owner = call.resource.partition("/")[0] if call.action.startswith("s3:") else call.resource
     return decides(
         call.request,
@@ -148,6 +155,7 @@ _OTHER: Final = _FOLDERS | {
     "/demo-": "/other-",
     "demo-storage-artifacts/models/": "demo-storage-artifacts/others/",
     "demo-storage-artifacts/": "demo-storage-logs/",
+    ":demo-train-spare-": ":other-train-",
     "/nxpipe/demo/search:": "/nxpipe/demo/other:",
 }
 
@@ -199,7 +207,7 @@ def _is_created_once(resource: str) -> bool:
     return any(like(f"*/models/{folder}/*", resource) for folder in _CREATED_ONCE)
 
 
-def _open_transport(every: Iterable[Duty], resources: Mapping[str, list[Statement]]) -> Iterator[str]:
+def _open_transport(every: Iterable[Duty], resources: Mapping[str, Sequence[Statement]]) -> Iterator[str]:
     """The bucket refuses requests without TLS 1.2, of administrators as well."""
     administrator = Principal("AWS", f"arn:aws:iam::{ACCOUNT}:role/administrator")
     everything: list[Statement] = [{"Effect": "Allow", "Action": "*", "Resource": "*"}]

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from io import StringIO
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 from unittest.mock import patch
 
 import boto3
 import pytest
+from boto3.s3.transfer import TransferConfig
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.s3.models import s3_backends
 
@@ -41,6 +42,7 @@ from tests.iam.templates import REGION, Templates
 from tests.localaws.moto_patches.batch_jobs import JOB_HOST
 from tests.localaws.server import local_aws
 from tests.pipeline.conftest import BERT, LLAMA, write_model
+from tests.pipeline.in_process import InProcess
 from tests.pipeline.rollout_world import Fleet, make_front
 from tests.stacks.local import new_app
 from tests.stacks.whole import WHOLE, write_locks
@@ -121,6 +123,7 @@ class _User:
 
 
 BUCKET: Final = "demo-storage-artifacts"
+_SPARE: Final = "demo-train-spare"
 
 
 @contextmanager
@@ -157,7 +160,9 @@ def recorded(folder: Path) -> Recorded:
         for duty, key in keys.items():
             user("store", "keygen", f"{duty}.pub", "--public-of", f"kms:{key}")
         templates = synthesised(folder)
-        recorder = Recorder({BUCKET: templates.arn("demo-storage", templates.find("AWS::KMS::Key", "demo-storage"))})
+        key = templates.arn("demo-storage", templates.find("AWS::KMS::Key", "demo-storage"))
+        checkpoints = templates.name(_SPARE, templates.find("AWS::S3::Bucket", _SPARE))
+        recorder = Recorder({BUCKET: key, checkpoints: key})
         where = {"LocationConstraint": REGION}
         boto3.client("s3").create_bucket(Bucket=BUCKET, CreateBucketConfiguration=where)
         with recording(recorder):
@@ -202,6 +207,8 @@ class _Users:
             self.promote_staging,
             self.promote_production,
             self.serve,
+            self.fetch,
+            self.checkpoint,
         )
         for session in sessions:
             with self.recorder.session(session.__name__):
@@ -300,6 +307,22 @@ class _Users:
             fleet.says("promoted", "all steps went well")
         user("release", "--from", "staging", "--to", "production", "--skip", "verify")
 
+    def fetch(self) -> None:
+        """A training job or a pod."""
+        self.user("store", "fetch", "--channel", "production", "--to", "fetched")
+
+    def checkpoint(self) -> None:
+        """A training program on spot instances, which keeps its checkpoints by the AWS SDK."""
+        s3 = boto3.Session().client("s3")  # the default session is older than the recorder
+        bucket = self.templates.name(_SPARE, self.templates.find("AWS::S3::Bucket", _SPARE))
+        with self.recorder.session(""):
+            s3.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": REGION})
+        Path("step-1").write_bytes(b"weights" * 1_000_000)
+        s3.upload_file("step-1", bucket, "step-1", Config=TransferConfig(multipart_threshold=5 * 2**20))
+        s3.list_objects_v2(Bucket=bucket)
+        s3.download_file(bucket, "step-1", "again")
+        s3.delete_object(Bucket=bucket, Key="step-1")
+
     def _fleet(self) -> Fleet:
         table, role = "demo-search-rollout", self.templates.role("demo-rollout-search", "RolesRelease").principal.id
         boto3.client("dynamodb").create_table(
@@ -308,7 +331,7 @@ class _Users:
             AttributeDefinitions=[{"AttributeName": "fleet", "AttributeType": "S"}],
             BillingMode="PAY_PER_REQUEST",
         )
-        fleet = Fleet("demo", None, [], make_front())
+        fleet = Fleet("demo", cast(InProcess, None), [], make_front())  # its commands are not used
         boto3.client("stepfunctions").create_state_machine(name=table, definition=fleet.text(None), roleArn=role)
         fleet.weigh(green=0)
         return fleet

@@ -23,7 +23,7 @@ def test_every_recorded_call_is_permitted_and_every_permission_is_needed(project
 def test_every_covered_role_is_checked_with_calls(project: Recorded) -> None:
     assert {duty.name for duty in duties(project.templates, project.calls) if duty.calls} == {
         *("publish", "plan", "promote staging", "promote production"),  # GitHub's jobs
-        *("farm job", "instance"),
+        *("farm job", "instance", "pod", "training job", "training job on spot"),
         *("RolesRelease", "RolesWatch", "RolesWatchdog", "Waker", "JudgeRole"),  # of a rollout
     }
 
@@ -195,6 +195,6 @@ SEEDED: Final = {
 def test_a_seeded_fault_of_a_policy_is_found(project: Recorded, name: str) -> None:
     stack, change, fault = SEEDED[name]
     stacks = {**project.templates.stacks, stack: copy.deepcopy(project.templates.stacks[stack])}
-    change(stacks[stack])  # type: ignore[arg-type]
+    change(stacks[stack])
     found = faults(Templates(stacks), project.calls)
     assert any(fault in entry for entry in found), found
