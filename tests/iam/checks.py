@@ -1,6 +1,6 @@
 """The roles of a project against the calls of users and machines: none is refused, and no more is granted."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -90,7 +90,7 @@ def faults(templates: Templates, sessions: Mapping[str, set[Call]]) -> list[str]
     every, used = list(duties(templates, sessions)), set[Spare]()
     found = [fault for duty in every for fault in _faults_of(duty, resources, used)]
     found += [f"the exception for {entry.action} of {entry.role} is not needed" for entry in SPARE if entry not in used]
-    return [*found, *_open_transport(every, resources), *_wrong_trust(templates)]
+    return [*found, *_open_transport(resources), *_wrong_services(templates), *_wrong_trust(templates)]
 
 
 def _faults_of(duty: Duty, resources: Mapping[str, Sequence[Statement]], used: set[Spare]) -> Iterator[str]:
@@ -207,21 +207,57 @@ def _is_created_once(resource: str) -> bool:
     return any(like(f"*/models/{folder}/*", resource) for folder in _CREATED_ONCE)
 
 
-def _open_transport(every: Iterable[Duty], resources: Mapping[str, Sequence[Statement]]) -> Iterator[str]:
-    """The bucket refuses requests without TLS 1.2, of administrators as well."""
+_ENCRYPTED: Final = {"s3": "s3:GetObject", "sns": "sns:Publish", "elasticfilesystem": "elasticfilesystem:ClientMount"}
+_POINT: Final = {"elasticfilesystem:AccessPointArn": "a point"}
+
+
+def _open_transport(resources: Mapping[str, Sequence[Statement]]) -> Iterator[str]:
+    """Buckets, topics and file systems refuse requests without encryption, of administrators as well."""
     administrator = Principal("AWS", f"arn:aws:iam::{ACCOUNT}:role/administrator")
     everything: list[Statement] = [{"Effect": "Allow", "Action": "*", "Resource": "*"}]
-    for bucket, statements in resources.items():
-        if not bucket.startswith("arn:aws:s3:::"):
-            continue
-        for key, value in (("aws:SecureTransport", "false"), ("s3:TlsVersion", "1.1")):
-            for resource in (bucket, f"{bucket}/x"):
-                request = Request("s3:GetObject", resource, {"aws:SecureTransport": "true", key: value})
-                if decides(request, administrator, everything, statements):
+    for owner, statements in resources.items():
+        service = owner.split(":")[2]
+        keys = {"aws:SecureTransport": "false", **({"s3:TlsVersion": "1.1"} if service == "s3" else {})}
+        for resource in (owner, f"{owner}/x") if service == "s3" else (owner,):
+            for key, value in keys.items() if service in _ENCRYPTED else ():
+                context = {"aws:SecureTransport": "true", **_POINT, key: value}
+                if decides(Request(_ENCRYPTED[service], resource, context), administrator, everything, statements):
                     yield f"{resource} answers requests with {key} {value}"
 
 
-# Trust
+# Services that act by themselves, and who may take roles
+
+
+def _services(templates: Templates) -> Iterator[tuple[str, Call, Sequence[Statement]]]:
+    """What services do without a role of this account: the service, its call, and the policy that permits it."""
+    resources, logs = templates.policies_of_resources(), "arn:aws:s3:::demo-storage-logs"
+    topic = templates.arn("demo-observe", templates.find("AWS::SNS::Topic", "demo-observe"))
+    key = templates.arn("demo-observe", templates.find("AWS::KMS::Key", "demo-observe"))
+    own = {"aws:SourceAccount": ACCOUNT, "aws:SecureTransport": "true"}
+    for service in ("cloudwatch", "budgets"):
+        yield service, Call.of("sns:Publish", topic, own), resources[topic]
+        for operation in ("Decrypt", "GenerateDataKey"):
+            yield service, Call.of(f"kms:{operation}", key, own), resources[key]
+    written = {**own, "aws:SourceArn": "arn:aws:s3:::demo-storage-artifacts", "s3:TlsVersion": "1.3"}
+    yield "logging.s3", Call.of("s3:PutObject", f"{logs}/artifacts/x", written), resources[logs]
+    assumes = Call.of("sts:AssumeRole", "", {"aws:SourceAccount": ACCOUNT})
+    for _, role, _ in calls_of_machines(templates, _ROLLOUT):
+        yield "states", assumes, role.trust
+    yield "events", assumes, templates.role(_ROLLOUT, "Waker").trust
+
+
+def _wrong_services(templates: Templates) -> Iterator[str]:
+    """A service may act for this account and for no other; another service may not."""
+    for service, call, statements in _services(templates):
+        principal = Principal("Service", f"{service}.amazonaws.com")
+        if not decides(call.request, principal, [], statements):
+            yield f"{service} may not {call.action} on {call.resource}"
+        foreign = call.having("aws:SourceAccount", "210987654321").request
+        if decides(foreign, principal, [], statements):
+            yield f"{service} may {call.action} on {call.resource} for another account"
+        if decides(call.request, Principal("Service", "other.amazonaws.com"), [], statements):
+            yield f"any service may {call.action} on {call.resource}"
+
 
 _ISSUER: Final = "token.actions.githubusercontent.com"
 _SUBJECTS: Final = {

@@ -93,13 +93,14 @@ class Machine:
         elif service == "events":
             yield Call.of(action, f"arn:aws:events:{_HERE}:rule/{parameters['Name']}")
         elif service == "sns":
-            yield Call.of(action, parameters["TopicArn"])
+            yield Call.of(action, parameters["TopicArn"], {"aws:SecureTransport": "true"})
             yield from _with_key(self._topic_key, "sns", "Decrypt", "GenerateDataKey")
         elif service == "s3":
             form = re.search(r"'(.*?)'", parameters["Key.$"])
             assert form
             key = form[1].replace("{}", "a-rollout/0/000001.json")
-            yield Call.of(action, f"arn:aws:s3:::{parameters['Bucket']}/{key}")
+            transport = {"aws:SecureTransport": "true", "s3:TlsVersion": "1.3"}
+            yield Call.of(action, f"arn:aws:s3:::{parameters['Bucket']}/{key}", transport)
             yield from _with_key(self._store_key, "s3", "GenerateDataKey")
         elif action == "states:DescribeExecution":
             for owner in self._owners:
@@ -152,6 +153,7 @@ def calls_of_user_data(templates: Templates, stack: str) -> set[Call]:
                 context = {
                     "elasticfilesystem:AccessPointArn": templates.arn(at, point),
                     "elasticfilesystem:AccessedViaMountTarget": "true",
+                    "aws:SecureTransport": "true",
                 }
                 calls |= {
                     Call.of(f"elasticfilesystem:{operation}", templates.arn(at, id_), context)

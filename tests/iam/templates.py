@@ -152,11 +152,16 @@ class Templates:
         return self.roles[f"{stack}/{self.find('AWS::IAM::Role', stack, start)}"]
 
     def policies_of_resources(self) -> Mapping[str, Sequence[Statement]]:
-        """The statements of resource policies, by the ARN of a bucket or key."""
+        """The statements of resource policies, by the ARN of a bucket, key, topic or file system."""
         found: dict[str, list[Statement]] = {}
         for stack, _, properties in self.resources("AWS::S3::BucketPolicy"):
             bucket = f"arn:aws:s3:::{self.resolve(stack, properties['Bucket'])}"
             found.setdefault(bucket, []).extend(statements_in(self.resolve(stack, properties["PolicyDocument"])))
+        for stack, _, properties in self.resources("AWS::SNS::TopicPolicy"):
+            for topic in self.resolve(stack, properties["Topics"]):
+                found.setdefault(topic, []).extend(statements_in(self.resolve(stack, properties["PolicyDocument"])))
+        for stack, id_, properties in self.resources("AWS::EFS::FileSystem"):
+            found[self.arn(stack, id_)] = statements_in(self.resolve(stack, properties["FileSystemPolicy"]))
         for stack, id_, properties in self.resources("AWS::KMS::Key"):
             found[self.arn(stack, id_)] = statements_in(self.resolve(stack, properties["KeyPolicy"]))
         return found

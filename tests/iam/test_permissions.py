@@ -120,6 +120,13 @@ def _no_deny(stack: Template) -> None:
     statements.remove(next(entry for entry in statements if "Bool" in entry["Condition"]))
 
 
+def _any_account(stack: Template) -> None:
+    """The confused deputy: alarms of another account would use the topic."""
+    for statement in _policy(stack, "TopicPolicy"):
+        if statement["Effect"] == "Allow":
+            del statement["Condition"]
+
+
 _RELEASE, _ROLLOUT, _SERVE, _STORE = "demo-release", "demo-rollout-search", "demo-serve-search", "demo-storage"
 _ANY_GROUP: Final = "arn:aws:autoscaling:us-east-2:123456789012:autoScalingGroup:*:autoScalingGroupName/*"
 SEEDED: Final = {
@@ -181,6 +188,11 @@ SEEDED: Final = {
         "promote production may also dynamodb:UpdateItem",
     ),
     "the bucket answers requests without TLS": (_STORE, _no_deny, "answers requests with aws:SecureTransport false"),
+    "alarms of any account use the topic": (
+        "demo-observe",
+        _any_account,
+        "cloudwatch may sns:Publish on arn:aws:sns:us-east-2:123456789012:demo-alarms for another account",
+    ),
     "a superfluous permission is granted": (
         _SERVE,
         lambda stack: _policy(stack, "RoleDefaultPolicy").append(
