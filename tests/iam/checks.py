@@ -28,11 +28,11 @@ class Duty:
 
 @dataclass(frozen=True)
 class Spare:
-    """A granted action that no recorded call needs, with the reason why it is granted."""
+    """An exception with its reason: a granted action that no recorded call needs, or a refusal that is tolerated."""
 
-    role: str
+    role: str  # the name of a duty
     action: str
-    resource: str  # wildcards
+    resource: str
     reason: str
 
 
@@ -75,13 +75,9 @@ SPARE: Final = (
     Spare("promote staging", "kms:GetPublicKey", "*", _TRUSTED),
     Spare("promote production", "kms:GetPublicKey", "*", _TRUSTED),
 )
-# Calls that may be refused: the command goes on without them. By action and resource, with the reason.
-TOLERATED: Final = {
-    (
-        "s3:DeleteObject",
-        "*/models/index/*",
-    ): "a reader reports that the index is not updated; an administrator's does it",
-}
+_INDEX: Final = "a reader that may not remove a merged segment of the index reports it and goes on"
+# Calls that may be refused, by any role.
+TOLERATED: Final = (Spare("*", "s3:DeleteObject", "*/models/index/*", _INDEX),)
 
 
 def faults(templates: Templates, sessions: Mapping[str, set[Call]]) -> list[str]:
@@ -89,33 +85,34 @@ def faults(templates: Templates, sessions: Mapping[str, set[Call]]) -> list[str]
     resources = templates.policies_of_resources()
     every, used = list(duties(templates, sessions)), set[Spare]()
     found = [fault for duty in every for fault in _faults_of(duty, resources, used)]
-    found += [f"the exception for {entry.action} of {entry.role} is not needed" for entry in SPARE if entry not in used]
+    unused = [entry for entry in (*SPARE, *TOLERATED) if entry not in used]
+    found += [f"the exception for {entry.action} of {entry.role} is not needed" for entry in unused]
     return [*found, *_open_transport(resources), *_wrong_services(templates), *_wrong_trust(templates)]
 
 
 def _faults_of(duty: Duty, resources: Mapping[str, Sequence[Statement]], used: set[Spare]) -> Iterator[str]:
     for call in sorted(duty.calls):
-        if not may(duty, call, resources) and not any(
-            like(action, call.action) and like(resource, call.resource) for action, resource in TOLERATED
-        ):
-            yield f"{duty.name} may not {call.action} on {call.resource} with {dict(call.context)}"
+        if not may(duty, call, resources):
+            fault = f"{duty.name} may not {call.action} on {call.resource} with {dict(call.context)}"
+            yield from _unless(TOLERATED, duty, call.action, call.resource, used, fault)
     wider = set().union(*(neighbours(call) | _of_people(duty, call) for call in duty.calls))
     for call in sorted(wider - duty.calls):
         if may(duty, call, resources):
             yield f"{duty.name} may also {call.action} on {call.resource} with {dict(call.context)}"
     for policy, action, resource in sorted(_superfluous(duty)):
-        entry = next(
-            (
-                entry
-                for entry in SPARE
-                if entry.role == duty.name and like(entry.action, action) and like(entry.resource, resource)
-            ),
-            None,
-        )
-        if entry is None:
-            yield f"{duty.name} is granted {action} on {resource} by {policy}, which none of its calls needs"
-        else:
+        fault = f"{duty.name} is granted {action} on {resource} by {policy}, which none of its calls needs"
+        yield from _unless(SPARE, duty, action, resource, used, fault)
+
+
+def _unless(
+    exceptions: Sequence[Spare], duty: Duty, action: str, resource: str, used: set[Spare], fault: str
+) -> Iterator[str]:
+    """The fault, unless an exception is made for it."""
+    for entry in exceptions:
+        if like(entry.role, duty.name) and like(entry.action, action) and like(entry.resource, resource):
             used.add(entry)
+            return
+    yield fault
 
 
 def may(duty: Duty, call: Call, resources: Mapping[str, Sequence[Statement]]) -> bool:
