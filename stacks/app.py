@@ -122,6 +122,7 @@ def add_release(app: App, config: Config, store: StoreHandle, env: Environment) 
         store=store,
         prefix=store_prefix(config),
         signing=config.signing,
+        fleets=[fleet for fleet in config.fleets if isinstance(fleet, ServingFleet)],
         env=env,
     )
     return stack.handle
@@ -137,7 +138,7 @@ def add_fleets(site: Site, release: ReleaseHandle | None) -> None:
         add_cluster(site, cache)
     hosted = add_endpoints(site)
     if serving or hosted:
-        add_rollouts(site, serving, add_alarms(site, serving, hosted))
+        add_rollouts(site, serving, add_alarms(site, serving, hosted), release)
 
 
 def add_farm(site: Site, release: ReleaseHandle | None) -> None:
@@ -285,11 +286,12 @@ def add_alarms(site: Site, serving: list[ServeHandle], hosted: list[EndpointHand
     return stack.handle
 
 
-def add_rollouts(site: Site, serving: list[ServeHandle], observe: ObserveHandle) -> None:
+def add_rollouts(site: Site, serving: list[ServeHandle], observe: ObserveHandle, release: ReleaseHandle | None) -> None:
     if not serving:
         return
     from nxpipe.stacks.rollout.stack import RolloutStack
 
+    promoters = release.promoters if release else {}
     for fleet, handle in zip(serving_fleets(site), serving, strict=True):
         RolloutStack(
             site.app,
@@ -301,6 +303,7 @@ def add_rollouts(site: Site, serving: list[ServeHandle], observe: ObserveHandle)
             store=site.store,
             prefix=site.prefix,
             alarms=site.config.rollout.guards.alarms,
+            releasers=[promoters[fleet.channel]] if fleet.channel in promoters else [],
             env=site.env,
         )
 

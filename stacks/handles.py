@@ -50,6 +50,7 @@ class CacheHandle:
 @dataclass(frozen=True)
 class ReleaseHandle:
     role: "aws_iam.IRole"  # of GitHub jobs that publish
+    promoters: "Mapping[str, aws_iam.IRole]"  # of GitHub jobs that promote, by channel
 
 
 @dataclass(frozen=True)

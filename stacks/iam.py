@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from aws_cdk import CfnOutput, CfnResource, Duration, Stack, aws_iam
+from aws_cdk import Annotations, CfnOutput, CfnResource, Duration, Stack, aws_iam
 from constructs import Construct, IConstruct
 
-from nxpipe.pipeline.config import Signing
+from nxpipe.pipeline.config import ServingFleet, Signing
 from nxpipe.pipeline.config.cloud import Release
 from nxpipe.stacks.handles import CacheHandle, ReleaseHandle, StoreHandle
-from nxpipe.stacks.names import PROJECT_TAG, cluster_name
+from nxpipe.stacks.names import PROJECT_TAG, cluster_name, environment_channel
 from nxpipe.stacks.project import tag_project
+from nxpipe.stacks.rollout.fleet_record import COLOURS
 
 
 def own_account_service(scope: IConstruct, service: str) -> aws_iam.ServicePrincipal:
@@ -102,7 +103,7 @@ def publishing(store: StoreHandle, prefix: str) -> list[aws_iam.PolicyStatement]
         aws_iam.PolicyStatement(
             sid="AbortUploads",
             actions=["s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"],
-            resources=[bucket.arn_for_objects(f"{prefix}{folder}*") for folder in (MULTIPART, *REPLACED)],
+            resources=[bucket.arn_for_objects(f"{prefix}{MULTIPART}*")],
         ),
         aws_iam.PolicyStatement(sid="Read", actions=["s3:GetObject"], resources=[bucket.arn_for_objects(f"{prefix}*")]),
         # Without s3:ListBucket, S3 answers 403 instead of 404 for an absent object, hence no condition on prefixes.
@@ -175,24 +176,39 @@ def reading(store: StoreHandle, prefix: str) -> list[aws_iam.PolicyStatement]:
     ]
 
 
-def promoting(store: StoreHandle, prefix: str, channel: str) -> list[aws_iam.PolicyStatement]:
-    """Statements to append generations to a channel.
+def promoting(store: StoreHandle, prefix: str, channels: Sequence[str]) -> list[aws_iam.PolicyStatement]:
+    """Statements to append generations to channels.
 
     A generation is created if absent: of two concurrent promotions the second one fails, and none is replaced.
     """
-    objects, log = store.bucket.arn_for_objects, f"{prefix}channels/{channel}/"
+    objects, logs = store.bucket.arn_for_objects, [f"{prefix}channels/{channel}/" for channel in channels]
     pins = objects(f"{prefix}{_PINS}*")
     return [
         aws_iam.PolicyStatement(
             sid="AddGenerations",
             actions=["s3:PutObject"],
-            resources=[objects(f"{log}log/*"), pins],
+            resources=[*(objects(f"{log}log/*") for log in logs), pins],
             conditions={"Null": {"s3:if-none-match": "false"}},
         ),
-        aws_iam.PolicyStatement(sid="MoveHead", actions=["s3:PutObject"], resources=[objects(f"{log}head")]),
+        aws_iam.PolicyStatement(
+            sid="MoveHead", actions=["s3:PutObject"], resources=[objects(f"{log}head") for log in logs]
+        ),
         refreshing_by_copy(store, prefix),  # for blobs that were published long ago
         aws_iam.PolicyStatement(sid="DeleteOwnPins", actions=["s3:DeleteObject"], resources=[pins]),
         _key(store, "Encrypt", "kms:GenerateDataKey"),
+    ]
+
+
+def released_channels(channel: str, fleets: Sequence[ServingFleet]) -> list[str]:
+    """The channels that a release to one channel moves: the channel, and those of the environments of its fleets."""
+    return [
+        channel,
+        *(
+            environment_channel(fleet.name, colour)
+            for fleet in fleets
+            if fleet.channel == channel
+            for colour in COLOURS
+        ),
     ]
 
 
@@ -272,11 +288,17 @@ class ReleaseStack(Stack):
         store: StoreHandle,
         prefix: str,
         signing: Signing | None = None,
+        fleets: Sequence[ServingFleet] = (),
         **kwargs: Any,
     ) -> None:
-        """`signing` names one key for builds and one for each channel; only the jobs of a channel may use its key."""
+        """`signing` names one key for builds and one for each channel; only the jobs of a channel may use its key.
+
+        The stack of a fleet's rollouts attaches the permission to start them to the role of the fleet's channel.
+        """
         super().__init__(scope, id_, description=f"Releases of {project} from GitHub", **kwargs)
-        self._provider, self._repository = self._provider_of(release), release.repository
+        self._provider, self._release = self._provider_of(release), release
+        if release.owner_id is None:
+            self._warn_of_subject()
 
         def signing_statements(channel: str | None = None) -> list[aws_iam.PolicyStatement]:
             """Statements to sign with one key, and to verify signatures of builds."""
@@ -287,24 +309,34 @@ class ReleaseStack(Stack):
             return [*(signing_with(own) if own else []), *reading_public_keys(public)]
 
         publish = _jobs_of_environment(release.environment, "", f"Publish artifacts of {project}")
-        self.handle = ReleaseHandle(role=self._role(publish, [*publishing(store, prefix), *signing_statements()]))
+        publisher = self._role(publish, [*publishing(store, prefix), *signing_statements()])
         variable = "NXPIPE_READ_ROLE_ARN of the repository"
         plan = _Jobs("Read", "pull_request", f"Read artifacts of {project}", variable, Duration.hours(1))
         self._role(plan, reading(store, prefix))
+        promoters = {}
         for channel in release.channels:
             id_prefix = f"Promote{channel.title().replace('-', '')}"
             promote = _jobs_of_environment(channel, id_prefix, f"Promote artifacts of {project} to {channel}")
-            self._role(
-                promote, [*reading(store, prefix), *promoting(store, prefix, channel), *signing_statements(channel)]
-            )
+            moving = promoting(store, prefix, released_channels(channel, fleets))
+            promoters[channel] = self._role(promote, [*reading(store, prefix), *moving, *signing_statements(channel)])
+        self.handle = ReleaseHandle(role=publisher, promoters=promoters)
         tag_project(self, project)
 
+    def _warn_of_subject(self) -> None:
+        repository = self._release.repository
+        Annotations.of(self).add_warning_v2(
+            "nxpipe:release:subject",
+            f"[release] has no owner_id and repository_id: AWS refuses the jobs of {repository} if it was created or "
+            "renamed since 2026-07-15, because its tokens name the repository by id. Set both ids; to read them, run: "
+            f"gh api repos/{repository} --jq '.owner.id, .id'",
+        )
+
     def _role(self, jobs: _Jobs, statements: list[aws_iam.PolicyStatement]) -> aws_iam.Role:
-        claims = {f"{_ISSUER}:aud": _AUDIENCE, f"{_ISSUER}:sub": f"repo:{self._repository}:{jobs.subject}"}
+        claims = {f"{_ISSUER}:aud": _AUDIENCE, f"{_ISSUER}:sub": f"{self._release.subject}:{jobs.subject}"}
         role = aws_iam.Role(
             self,
             f"{jobs.id_prefix}Role",
-            description=f"{jobs.description}, from {self._repository}",
+            description=f"{jobs.description}, from {self._release.repository}",
             path="/nxpipe/",
             max_session_duration=jobs.longest,
             assumed_by=aws_iam.WebIdentityPrincipal(self._provider, {"StringEquals": claims}),

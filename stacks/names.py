@@ -20,3 +20,8 @@ def node_profile(project: str) -> str:
 def efa_group(project: str) -> str:
     """The name of the security group of nodes that train together."""
     return f"{project}-efa"
+
+
+def environment_channel(fleet: str, colour: str) -> str:
+    """The channel of one environment of a serving fleet, as in pipeline/artifacts/channels.py."""
+    return f"{fleet}--{colour}"

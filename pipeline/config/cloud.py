@@ -2,9 +2,9 @@
 
 from datetime import date
 from ipaddress import ip_network
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from nxpipe.pipeline.config.kinds import (
     DISTINCT,
@@ -132,6 +132,19 @@ class Release(Table):
     repository: Annotated[
         str, text("[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+", 'a repository such as "OWNER/NAME"', longest=140)
     ] = Field(description="The repository.", examples=["example/models"])
+    owner_id: Annotated[int | None, Field(ge=1), Absent("the subject without ids, of older repositories")] = Field(
+        default=None,
+        description="The numeric id of the repository's owner, for tokens with an immutable subject: those of "
+        "repositories that were created or renamed since 2026-07-15. `gh api repos/OWNER/NAME --jq .owner.id` prints "
+        "it.",
+        examples=[123456],
+    )
+    repository_id: Annotated[int | None, Field(ge=1), Absent("the subject without ids, of older repositories")] = Field(
+        default=None,
+        description="The numeric id of the repository; set it together with `owner_id`. "
+        "`gh api repos/OWNER/NAME --jq .id` prints it.",
+        examples=[456789],
+    )
     environment: Annotated[str, text("[A-Za-z0-9_-]+", "the name of a GitHub environment", longest=100)] = Field(
         default="release", description="The GitHub environment of the jobs that may publish.", examples=["release"]
     )
@@ -146,6 +159,24 @@ class Release(Table):
         " only one.",
         examples=["arn:aws:iam::123456789012:oidc-provider/token.actions.githubusercontent.com"],
     )
+
+    @model_validator(mode="after")
+    def _check_ids(self) -> Self:
+        if (self.owner_id is None) != (self.repository_id is None):
+            absent = "owner_id" if self.owner_id is None else "repository_id"
+            raise refuse("both of owner_id and repository_id, or neither", found=f"no {absent}")
+        return self
+
+    @property
+    def subject(self) -> str:
+        """The part of a token's `sub` claim that names the repository.
+
+        Names can be registered again after a repository or an account is deleted; ids are never reused.
+        """
+        if self.owner_id is None:
+            return f"repo:{self.repository}"
+        owner, _, name = self.repository.partition("/")
+        return f"repo:{owner}@{self.owner_id}/{name}@{self.repository_id}"
 
 
 class Farm(Table):

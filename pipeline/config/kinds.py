@@ -18,7 +18,16 @@ Slug = Annotated[
         longest=40,
     ),
 ]
-Region = Annotated[str, text("[a-z]{2}(?:-[a-z]+)+-[0-9]", 'an AWS region such as "us-east-2"', longest=32)]
+# Policies and state machines name ARNs and endpoints of the partition `aws`.
+_OTHER_PARTITIONS: Final = "cn-|us-gov-|us-iso|eu-iso"
+Region = Annotated[
+    str,
+    text(
+        f"(?!{_OTHER_PARTITIONS})[a-z]{{2}}(?:-[a-z]+)+-[0-9]",
+        'an AWS region such as "us-east-2"; those of China, GovCloud and isolated partitions are not supported',
+        longest=32,
+    ),
+]
 Account = Annotated[str, text("[0-9]{12}", 'an AWS account: 12 digits in quotes, such as "123456789012"')]
 Folder = Annotated[str, text(r"[^\x00-\x1f]*[^\x00-\x20]", "the path of a folder", longest=1024)]
 

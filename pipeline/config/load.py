@@ -169,6 +169,7 @@ def check_placement(config: Config) -> Iterator[Violation]:
     zones = zones_of(config)
     yield from _misplaced_zones(config, region, zones)
     yield from _misplaced_fleets(config, zones)
+    yield from _crowded_channels(config)
     if config.cluster:
         yield from _misplaced_nodes(config.cluster, zones)
     yield from _misplaced_endpoints(config)
@@ -203,6 +204,20 @@ def _misplaced_fleets(config: Config, zones: tuple[str, ...]) -> Iterator[Violat
         if isinstance(fleet, TrainingFleet) and fleet.capacity.kind == "spot" and fleet.nodes > 1:
             allowed = "1, or another kind of capacity; AWS Batch does not run multi-node jobs on spot instances"
             yield Violation(("fleets", index, "nodes"), shown(fleet.nodes), allowed)
+
+
+_RELEASED_FLEETS: Final = 9  # of one channel: IAM's limits for the policies of the role that promotes to it
+
+
+def _crowded_channels(config: Config) -> Iterator[Violation]:
+    for channel in config.release.channels if config.release else ():
+        fleets = [(index, fleet) for index, fleet in enumerate(config.fleets) if fleet.channel == channel]
+        serving = [index for index, fleet in fleets if isinstance(fleet, ServingFleet)]
+        if serving[_RELEASED_FLEETS:]:
+            allowed = (
+                f"a channel of at most {_RELEASED_FLEETS} serving fleets; the IAM role of its releases allows no more"
+            )
+            yield Violation(("fleets", serving[_RELEASED_FLEETS], "channel"), shown(channel), allowed)
 
 
 def _misplaced_nodes(cluster: Cluster, zones: tuple[str, ...]) -> Iterator[Violation]:

@@ -102,7 +102,15 @@ class RolloutResources:
 class Roles(Construct):
     """One role per state machine, and a managed policy to attach to the roles of people and jobs that release."""
 
-    def __init__(self, scope: Construct, id_: str, resources: RolloutResources, *, fleet: str) -> None:
+    def __init__(
+        self,
+        scope: Construct,
+        id_: str,
+        resources: RolloutResources,
+        *,
+        fleet: str,
+        releasers: Sequence[aws_iam.IRole],
+    ) -> None:
         super().__init__(scope, id_)
         self._resources = resources
         self.release, self.watch, self.watchdog = map(self._role, ("Release", "Watch", "Watchdog"))
@@ -124,6 +132,7 @@ class Roles(Construct):
             "Releasing",
             description="Start, watch, pause, approve and end the rollouts of one fleet",
             path="/nxpipe/",
+            roles=list(releasers),
             statements=_releasing(resources, fleet),
         )
 
@@ -144,12 +153,12 @@ class Roles(Construct):
         _grant(role, ("dynamodb:GetItem", "dynamodb:UpdateItem"), resources.table)
         _grant(role, ("events:EnableRule", "events:DisableRule"), resources.clock)
         _grant(role, ("sns:Publish",), resources.topic)
-        self._grant_key(role, "sns", resources.topic_key)
+        self._grant_key(role, "sns", resources.topic_key, "kms:Decrypt", "kms:GenerateDataKey")
 
     def _grant_judge(self, role: aws_iam.Role) -> None:
         _grant(role, ("lambda:InvokeFunction",), self._resources.judge)
         _grant(role, ("s3:PutObject",), self._resources.evidence)
-        self._grant_key(role, "s3", self._resources.evidence_key)
+        self._grant_key(role, "s3", self._resources.evidence_key, "kms:GenerateDataKey")
 
     def _grant_watch(self, role: aws_iam.Role) -> None:
         resources, stack = self._resources, Stack.of(self)
@@ -158,10 +167,10 @@ class Roles(Construct):
         sync_rule = stack.format_arn(service="events", resource=_SYNC_RULE)
         _grant(role, ("events:DescribeRule", "events:PutRule", "events:PutTargets"), sync_rule)
 
-    def _grant_key(self, role: aws_iam.Role, service: str, key: str) -> None:
+    def _grant_key(self, role: aws_iam.Role, service: str, key: str, *actions: str) -> None:
         """Permit use of the key by a service on the role's behalf."""
         via = {"StringEquals": {"kms:ViaService": f"{service}.{Stack.of(self).region}.amazonaws.com"}}
-        _grant(role, ("kms:Decrypt", "kms:GenerateDataKey"), key, only=via)
+        _grant(role, actions, key, only=via)
 
 
 def _releasing(resources: RolloutResources, fleet: str) -> list[aws_iam.PolicyStatement]:
@@ -220,16 +229,20 @@ class RolloutStack(Stack):
         store: StoreHandle,
         prefix: str,
         alarms: Sequence[str],
+        releasers: Sequence[aws_iam.IRole] = (),
         **kwargs: Any,
     ) -> None:
-        """`prefix` is the store's key prefix in the bucket. `alarms` end a rollout, in addition to the fleet's own."""
+        """`prefix` is the store's key prefix in the bucket. `alarms` end a rollout, in addition to the fleet's own.
+
+        `releasers` are roles that get the permission to release to the fleet.
+        """
         super().__init__(scope, id_, description=f"Rollouts of fleet {fleet.name} of {project}", **kwargs)
         self._name = f"{project}-{fleet.name}"
         self._fleet = _fleet_of(fleet, serve, (observe.release_bad[fleet.name].alarm_name, *alarms))
         self._table = self._make_table()
         folder = f"{prefix}rollouts/{fleet.name}/"
         resources = self._resources(observe, store, folder)
-        roles = Roles(self, "Roles", resources, fleet=fleet.name)
+        roles = Roles(self, "Roles", resources, fleet=fleet.name, releasers=releasers)
         self._add_machines(resources, roles, store.bucket.bucket_name, folder)
         self._add_watchdog_rules(resources)
         self.handle = RolloutHandle(fleet=fleet.name, machine=resources.release, table=self._table)

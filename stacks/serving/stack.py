@@ -258,7 +258,7 @@ class ServeStack(Stack):
         self, software: Software, store: StoreHandle, prefix: str, cache: CacheHandle | None
     ) -> aws_ec2.CfnLaunchTemplate:
         role = self._role("Role", "Instances")
-        read_artifacts(store, role)
+        read_artifacts(store, role, prefix)
         self._grant_hook_completion(role)
         sdk = self._config.amis.sdk[0]
         if cache:

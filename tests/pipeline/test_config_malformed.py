@@ -101,6 +101,12 @@ WRONG = {
     "a date for a name": Wrong(
         "[project]\nname = 2026-01-01\n", 2, "project.name", "date or time 2026-01-01", "a name"
     ),
+    "a region of another partition": Wrong(
+        PROJECT + 'region = "us-gov-west-1"\n', 3, "project.region", "us-gov-west-1", "GovCloud"
+    ),
+    "one id of a repository": Wrong(
+        PROJECT + '[release]\nrepository = "a/b"\nowner_id = 1\n', 3, "release", "repository_id", "both of owner_id"
+    ),
     "a zone for a region": Wrong(PROJECT + 'region = "us-east-2a"\n', 3, "project.region", "us-east-2a", "AWS region"),
     "a store without a scheme": Wrong(PROJECT + '[store]\nurl = "/srv"\n', 4, "store.url", '"/srv"', "s3://BUCKET"),
     "a store on the web": Wrong(PROJECT + '[store]\nurl = "https://x/y"\n', 4, "store.url", "https", "file://FOLDER"),

@@ -119,6 +119,18 @@ def test_an_endpoint_has_a_name_and_an_image_that_sagemaker_takes(tmp_path: Path
     assert has_network(configured(tmp_path, HERE + MODEL + here))
 
 
+def test_a_channel_that_jobs_release_to_has_no_more_fleets_than_a_role_has_policies(tmp_path: Path) -> None:
+    serving = FLEET.replace('"training"', '"serving"').replace("nodes = 2", "size = { min = 1, max = 2 }")
+    serving = serving.replace('zone = "us-east-2b"\n', "")
+    release = '[release]\nrepository = "example/models"\n'
+    fleets = [serving.replace('"tune"', f'"fleet{number}"') for number in range(10)]
+    assert told(tmp_path, HERE + release + MODEL + "".join(fleets[:9])) == []
+    assert told(tmp_path, HERE + MODEL + "".join(fleets)) == []
+    (fault,) = told(tmp_path, HERE + release + MODEL + "".join(fleets))
+    assert "fleets[9].channel" in fault
+    assert "at most 9 serving fleets" in fault
+
+
 def test_a_release_signs_with_a_key_that_cannot_become_another(tmp_path: Path) -> None:
     release = '[release]\nrepository = "example/models"\n'
     key = '[signing]\nkey = "kms:arn:aws:kms:us-east-2:123456789012:key/1a2b"\n'

@@ -145,8 +145,8 @@ def test_github_is_believed_for_exact_subjects(templates: dict[str, dict[str, An
                 assert statement["Condition"][operator][f"{issuer}:aud"] == "sts.amazonaws.com"
                 subjects.append(statement["Condition"][operator][f"{issuer}:sub"])
     assert sorted(subjects) == [
-        *(f"repo:example/models:environment:{entry}" for entry in ("production", "release", "staging")),
-        "repo:example/models:pull_request",
+        *(f"repo:example@1/models@2:environment:{entry}" for entry in ("production", "release", "staging")),
+        "repo:example@1/models@2:pull_request",
     ]
 
 

@@ -297,7 +297,10 @@ def test_stacks_ask_nothing_of_the_environment() -> None:
 def test_the_feature_flags_are_those_that_this_release_of_cdk_recommends() -> None:
     context = json.loads((ROOT / "cdk.json").read_text())["context"]
     flags = {name: value for name, value in context.items() if name.startswith("@aws-cdk")}
-    ours = {"@aws-cdk/core:enableAdditionalMetadataCollection": False}  # templates report nothing to anyone
+    ours = {
+        "@aws-cdk/core:enableAdditionalMetadataCollection": False,  # templates report nothing to anyone
+        "@aws-cdk/core:target-partitions": ["aws"],  # nxpipe.toml accepts no region of another one
+    }
     assert flags == json.loads(RECOMMENDED_FLAGS.read_text()) | ours
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import boto3
 import pytest
 from aws_cdk import App, RemovalPolicy
+from aws_cdk.assertions import Annotations, Match
 
 from nxpipe.artifact_store import Store, layout
 from nxpipe.artifact_store.backends.local import LocalFolder
@@ -316,6 +317,30 @@ def test_a_change_of_repository_locks_the_old_one_out_and_destroying_leaves_noth
     assert iam.list_roles()["Roles"] == []
     assert iam.list_open_id_connect_providers()["OpenIDConnectProviderList"] == []
     assert iam.list_policies(Scope="Local")["Policies"] == []
+
+
+WITH_IDS = Release(repository="example/models", owner_id=123456, repository_id=456789)
+
+
+@pytest.mark.parametrize(
+    ("release", "trusted"),
+    [(ASKED_FOR, "repo:example/models"), (WITH_IDS, "repo:example@123456/models@456789")],
+)
+def test_the_roles_trust_the_one_form_of_the_subject_that_the_file_describes(release: Release, trusted: str) -> None:
+    """A pattern for any id would trust each later owner of the name."""
+    roles = [entry for entry in template_of(make(release).release)["Resources"].values() if "::Role" in entry["Type"]]
+    assert len(roles) == 4
+    for role in roles:
+        (statement,) = role["Properties"]["AssumeRolePolicyDocument"]["Statement"]
+        assert set(statement["Condition"]) == {"StringEquals"}
+        subject = statement["Condition"]["StringEquals"][f"{ISSUER}:sub"]
+        assert subject.rpartition(":")[0].removesuffix(":environment") == trusted, subject
+
+
+def test_synthesis_states_how_to_find_the_ids_of_the_repository() -> None:
+    command = Match.string_like_regexp("gh api repos/example/models --jq '.owner.id, .id'")
+    Annotations.from_stack(make(ASKED_FOR).release).has_warning("/demo-release", command)
+    Annotations.from_stack(make(WITH_IDS).release).has_no_warning("/demo-release", Match.any_value())
 
 
 def test_a_provider_that_the_account_has_is_used_and_outlives_the_stack(aws: None) -> None:

@@ -81,6 +81,8 @@ size = {{ min = 0, max = 2 }}
 
 [release]
 repository = "example/models"
+owner_id = 1
+repository_id = 2
 
 [farm]
 image = "123456789012.dkr.ecr.us-east-2.amazonaws.com/nxpipe@sha256:{"0" * 64}"
