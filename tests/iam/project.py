@@ -23,7 +23,6 @@ from boto3.s3.transfer import TransferConfig
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.s3.models import s3_backends
 
-import app
 from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.backends.protocol import Backend
 from nxpipe.artifact_store.backends.s3_multipart import PartsUploader
@@ -33,6 +32,7 @@ from nxpipe.pipeline.build.jobs import JobLimits
 from nxpipe.pipeline.cli.main import cli
 from nxpipe.pipeline.fleet.agent.watch import FleetLog
 from nxpipe.pipeline.util.console import Console
+from nxpipe.stacks import app
 from tests.agent.metadata import metadata_service
 from tests.artifact_store.samples import publish_verified, put
 from tests.executors.farm_world import deploy_farm, job
