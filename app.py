@@ -22,7 +22,7 @@ from nxpipe.stacks.handles import CacheHandle, EndpointHandle, ObserveHandle, Re
 from nxpipe.stacks.lint.costs import load_prices
 from nxpipe.stacks.lint.egress import Unreachable
 from nxpipe.stacks.lint.validation import guard
-from nxpipe.stacks.locks import NoAgentLocked, fleet_image, lock_of, locked_agent, training_image
+from nxpipe.stacks.locks import NoAgentLocked, fleet_image, fleet_python, lock_of, locked_agent, training_image
 from nxpipe.stacks.project import Site, store_prefix, warn_of_image
 from nxpipe.stacks.store import StoreStack
 from nxpipe.stacks.user_data.scripts import NoPublicKey, TooLong
@@ -182,7 +182,8 @@ def add_serving(site: Site, lock: AmiLock, cache: CacheHandle | None) -> list[Se
         return []
     from nxpipe.stacks.serving.stack import ServeStack, Software
 
-    image, agent = fleet_image(site.config, lock), locked_agent(site.folder)
+    image = fleet_image(site.config, lock)
+    agent = locked_agent(site.folder, fleet_python(site.config, lock))
     software = Software(image=image, agent=agent, folder=site.folder.absolute())
     stacks = [
         ServeStack(

@@ -7,7 +7,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from nxpipe.pipeline.config.locks import SystemSoftware
 from nxpipe.pipeline.fleet.agent.run import Bundle
+from tests.agent.wheels import AGENT_WHEEL, write_wheel
 
 _MOUNTED = '[ "$(wc -l < "$SANDBOX/tries")" -ge "${MOUNTS_AT:-1}" ]'
 _METADATA = """case "${@: -1}" in
@@ -85,6 +87,7 @@ class Sandbox:
 
 def _bundle(folder: Path) -> bytes:
     folder.mkdir()
-    for name in ("amazon-efs-utils-2.4.1_amd64.deb", "click-8.4.0-py3-none-any.whl", "nxpipe-0.1.0-py3-none-any.whl"):
-        (folder / name).write_text(name)
-    return Bundle.of(folder).data
+    write_wheel(folder, "click-8.4.0-py3-none-any.whl")
+    write_wheel(folder, AGENT_WHEEL, "click")
+    (folder / "neuron-tools_2.4.1_amd64.deb").write_text("a package of the system")
+    return Bundle.of(folder, SystemSoftware(python="3.12", glibc="2.39")).data

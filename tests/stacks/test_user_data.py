@@ -116,7 +116,7 @@ def test_an_instance_is_set_up_and_its_unit_started(sandbox: Sandbox) -> None:
         "nxpipe-0.1.0-py3-none-any.whl",
     ]
     (system,) = ran.called("dpkg")
-    assert Path(system.split()[-1]).name == "amazon-efs-utils-2.4.1_amd64.deb"
+    assert Path(system.split()[-1]).name == "neuron-tools_2.4.1_amd64.deb"
     assert ran.calls[-2:] == [
         "systemctl enable --now nxpipe-agent.service",
         "systemctl enable --now --no-block nxpipe-watch.service",
