@@ -15,6 +15,7 @@ from nxpipe.pipeline.config.kinds import (
     Cidr,
     Image,
     ReservationId,
+    S3Url,
     Slug,
     Zone,
     duration,
@@ -251,6 +252,12 @@ class ServingFleet(Table):
     )
     clients: Annotated[tuple[Cidr, ...] | None, LIST, DISTINCT, Absent("the addresses of the network")] = Field(
         default=None, description="The address ranges that may call the load balancer.", examples=[["10.0.0.0/8"]]
+    )
+    compile_cache: Annotated[S3Url | None, Absent("none; the artifact has every program")] = Field(
+        default=None,
+        description="A prefix in S3 for the compile cache of AWS's libraries, if the server compiles: "
+        "NEURON_COMPILE_CACHE_URL. Its bucket is not the store's, since instances write to it.",
+        examples=["s3://my-caches/neuron"],
     )
     standby: Annotated[Standby | None, Absent("none")] = Field(
         default=None, description="A GPU group behind the same load balancer, as a fallback."

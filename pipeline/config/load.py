@@ -169,6 +169,7 @@ def check_placement(config: Config) -> Iterator[Violation]:
     zones = zones_of(config)
     yield from _misplaced_zones(config, region, zones)
     yield from _misplaced_fleets(config, zones)
+    yield from _misplaced_caches(config)
     if config.cluster:
         yield from _misplaced_nodes(config.cluster, zones)
     yield from _misplaced_endpoints(config)
@@ -203,6 +204,16 @@ def _misplaced_fleets(config: Config, zones: tuple[str, ...]) -> Iterator[Violat
         if isinstance(fleet, TrainingFleet) and fleet.capacity.kind == "spot" and fleet.nodes > 1:
             allowed = "1, or another kind of capacity; AWS Batch does not run multi-node jobs on spot instances"
             yield Violation(("fleets", index, "nodes"), shown(fleet.nodes), allowed)
+
+
+def _misplaced_caches(config: Config) -> Iterator[Violation]:
+    """Instances write to their compile cache. In the store's bucket they could damage what other fleets serve."""
+    for index, fleet in enumerate(config.fleets):
+        if not isinstance(fleet, ServingFleet) or fleet.compile_cache is None:
+            continue
+        if fleet.compile_cache.split("/")[:3] == config.store.url.split("/")[:3]:  # "s3:", "", and the bucket
+            allowed = "a prefix in another bucket than the store's; instances write there"
+            yield Violation(("fleets", index, "compile_cache"), shown(fleet.compile_cache), allowed)
 
 
 def _misplaced_nodes(cluster: Cluster, zones: tuple[str, ...]) -> Iterator[Violation]:

@@ -44,7 +44,8 @@ def part_text(part: str) -> str:
     return (_FOLDER / f"{part}.sh").read_text()
 
 
-_BY_THE_AGENT: Final = {"command", "standby", "certificate", "clients"}  # passed otherwise, or unused on instances
+# Keys that are passed otherwise, or that no instance uses: the agent of an older bundle does not know new ones.
+_BY_THE_AGENT: Final = {"command", "standby", "certificate", "clients", "compile_cache"}
 
 
 class NoPublicKey(Exception):
@@ -124,7 +125,7 @@ _UNIT = """\
 Description=nxpipe: fleet {fleet}
 Wants=network-online.target
 After=network-online.target
-{mounts}
+
 [Service]
 Type={kind}
 User=nxpipe
@@ -143,14 +144,13 @@ WantedBy=multi-user.target
 """
 
 
-def unit(fleet: str, settings: str, command: Sequence[str], *, serves: bool, mount: str | None) -> str:
+def unit(fleet: str, settings: str, command: Sequence[str], *, serves: bool) -> str:
     """Unit of the agent. Without a server command it is a oneshot unit, after which the image's own unit serves."""
     return _UNIT.format(
         fleet=fleet,
         settings=settings,
         command=" ".join(map(systemd_word, command)),
         kind="exec" if serves else "oneshot\nRemainAfterExit=yes",
-        mounts=f"RequiresMountsFor={mount}\n" if mount else "",
     )
 
 
@@ -198,12 +198,6 @@ class Agent:
 
 
 @dataclass(frozen=True)
-class Cache:
-    file_system: str
-    access_point: str
-
-
-@dataclass(frozen=True)
 class InstancePaths:
     """Paths on an instance. Tests set `root` to a folder."""
 
@@ -225,10 +219,6 @@ class InstancePaths:
         return self.at("/var/lib/nxpipe")
 
     @property
-    def cache(self) -> str:
-        return self.at("/mnt/nxpipe-cache")
-
-    @property
     def keys(self) -> str:
         return f"{self.settings}/keys"
 
@@ -245,28 +235,19 @@ class Serving:
     hook: str
     log: str  # name of the fleet's log group
     agent: Agent
-    cache: Cache | None
     places: InstancePaths = InstancePaths()
 
     def script(self) -> str:
-        return script(self._values(), self._files(), "agent", *(["cache"] if self.cache else []), "serve")
+        return script(self._values(), self._files(), "agent", "serve")
 
     def _values(self) -> dict[str, str]:
-        values = {
+        return {
             "REGION": self.region,
             "HOOK": self.hook,
             "PROGRAMS": self.places.programs,
             "AGENT_URL": self.agent.url,
             "AGENT_SHA256": self.agent.sha256,
         }
-        if self.cache:
-            values |= {
-                "CACHE": self.places.cache,
-                "FSTAB": self.places.at("/etc/fstab"),
-                "FILE_SYSTEM": self.cache.file_system,
-                "ACCESS_POINT": self.cache.access_point,
-            }
-        return values
 
     def _files(self) -> dict[str, str]:
         settings = self.places.settings
@@ -292,14 +273,14 @@ class Serving:
         return {self.places.at("/opt/aws/neuron/logical_nc_config"): text}
 
     def _environment(self) -> dict[str, str]:
-        cached = {"NEURON_COMPILE_CACHE_URL": self.places.cache} if self.cache else {}
+        cache = self.fleet.compile_cache
         return {
             "NXPIPE_CONFIG": f"{self.places.settings}/nxpipe.toml",
             "NXPIPE_HOOK": self.hook,
             "NXPIPE_LOG": self.log,
             "AWS_DEFAULT_REGION": self.region,
             "PYTHONUNBUFFERED": "1",
-            **cached,
+            **({"NEURON_COMPILE_CACHE_URL": cache} if cache else {}),
         }
 
     def _unit(self) -> str:
@@ -310,7 +291,6 @@ class Serving:
             self.places.settings,
             [self._program, "agent", "run", "--fleet", self.fleet.name, "--to", folder, *server],
             serves=bool(self.fleet.command),
-            mount=self.places.cache if self.cache else None,
         )
 
     def _watcher(self) -> str:

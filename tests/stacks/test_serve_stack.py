@@ -144,6 +144,39 @@ def test_instances_may_read_artifacts_and_answer_their_own_hook_and_nothing_else
     assert not allowed(result, "s3:DeleteObject", f"arn:aws:s3:::{bucket}/models/ac/1")
 
 
+def instance_policy(made: World) -> list[dict[str, Any]]:
+    (policy,) = (
+        policy for id_, policy in made.of("AWS::IAM::Policy").items() if id_.startswith("Role") and "Standby" not in id_
+    )
+    found: list[dict[str, Any]] = policy["PolicyDocument"]["Statement"]
+    return found
+
+
+def test_instances_mount_no_file_system_and_speak_https_alone() -> None:
+    """The artifact has every program, and no Neuron image has a client of EFS."""
+    made = read_only()
+    assert "elasticfilesystem" not in json.dumps(instance_policy(made))
+    assert "fs-" not in json.dumps(made.template["Resources"]["Template"])
+    groups = made.of("AWS::EC2::SecurityGroup").values()
+    (group,) = (group for group in groups if group["GroupDescription"].startswith("Instances"))
+    (egress,) = group["SecurityGroupEgress"]
+    assert (egress["FromPort"], egress["ToPort"]) == (443, 443)
+
+
+def test_a_compile_cache_in_s3_is_read_and_written_below_its_prefix_and_nowhere_else(aws: None, tmp_path: Path) -> None:
+    made = world(configured(tmp_path, more='compile_cache = "s3://my-caches/neuron/"'), tmp_path)
+    deploy(*made.stacks)
+    (role,) = resources(made.serve, "AWS::IAM::Role")
+    result = statements_of(role)
+    for action in ("s3:GetObject", "s3:PutObject"):
+        assert allowed(result, action, "arn:aws:s3:::my-caches/neuron/neuronxcc-2/MODULE_1/model.neff")
+        assert not allowed(result, action, "arn:aws:s3:::my-caches/neuron-2/model.neff")
+    listed = {"s3:prefix": "neuron/neuronxcc-2"}
+    assert allowed(result, "s3:ListBucket", "arn:aws:s3:::my-caches", listed)
+    assert not allowed(result, "s3:ListBucket", "arn:aws:s3:::my-caches", {"s3:prefix": "other"})
+    assert not allowed(result, "s3:DeleteObject", "arn:aws:s3:::my-caches/neuron/neuronxcc-2/MODULE_1/model.neff")
+
+
 def launched_from(name: str) -> set[str]:
     ids = [instance["InstanceId"] for instance in group(name)["Instances"]]
     reservations = boto3.client("ec2").describe_instances(InstanceIds=ids)["Reservations"]

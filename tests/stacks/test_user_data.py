@@ -12,7 +12,6 @@ from nxpipe.pipeline.util.files import user_state_folder
 from nxpipe.stacks.user_data.scripts import (
     LARGEST,
     Agent,
-    Cache,
     InstancePaths,
     NoPublicKey,
     Serving,
@@ -83,9 +82,7 @@ def configured(
     return load_config(path, {})
 
 
-def serving(
-    sandbox: Sandbox, config: Config | None = None, *, cached: bool = True, digest: str | None = None
-) -> Serving:
+def serving(sandbox: Sandbox, config: Config | None = None, *, digest: str | None = None) -> Serving:
     folder = sandbox.folder
     config = config or configured(folder)
     fleet = config.fleets[0]
@@ -99,7 +96,6 @@ def serving(
         hook="demo-search-ready",
         log="/nxpipe/demo/search",
         agent=Agent("s3://demo-artifacts/agent/agent.tar", digest or sandbox.sha256),
-        cache=Cache("fs-1", "fsap-2") if cached else None,
         places=InstancePaths(str(sandbox.root)),
     )
 
@@ -140,7 +136,6 @@ def test_the_unit_runs_the_agent_with_the_server_behind_it_word_for_word(sandbox
     server = ["python3", "-m", "server", "--greeting", 'it costs 5$, or "100%"']
     assert words == [*agent, "--to", f"{sandbox.root}/var/lib/nxpipe/artifact", "--", *server]
     assert "User=nxpipe\n" in unit
-    assert f"RequiresMountsFor={sandbox.root}/mnt/nxpipe-cache\n" in unit
 
 
 def test_what_the_agent_has_seen_of_a_channel_is_in_the_state_that_systemd_keeps(sandbox: Sandbox) -> None:
@@ -205,49 +200,28 @@ def test_a_public_key_that_is_not_there_is_told_before_anything_is_deployed(sand
         serving(sandbox, configured(sandbox.folder, more=SIGNING)).script()
 
 
-def test_the_cache_is_mounted_with_tls_by_the_role_through_its_access_point(sandbox: Sandbox) -> None:
+def test_nothing_is_mounted_and_no_cache_is_set(sandbox: Sandbox) -> None:
+    """The artifact has every program: an instance that compiles raises an alarm."""
     ran = sandbox.run(serving(sandbox).script())
-    cache = f"{sandbox.root}/mnt/nxpipe-cache"
-    assert sandbox.text("etc/fstab") == f"fs-1:/ {cache} efs _netdev,nofail,tls,iam,accesspoint=fsap-2 0 0\n"
-    assert ran.called("mount") == [f"mount {cache}"]
-    assert f"NEURON_COMPILE_CACHE_URL={cache}\n" in sandbox.text("etc/nxpipe/agent.env")
-
-
-def test_without_a_cache_nothing_is_mounted_and_nothing_waits_for_it(sandbox: Sandbox) -> None:
-    ran = sandbox.run(serving(sandbox, cached=False).script())
     assert ran.code == 0, ran.err
     assert not ran.called("mount")
     assert "NEURON_COMPILE_CACHE_URL" not in sandbox.text("etc/nxpipe/agent.env")
     assert "RequiresMountsFor" not in sandbox.text("etc/systemd/system/nxpipe-agent.service")
 
 
-def test_a_mount_target_without_a_name_yet_is_waited_for(sandbox: Sandbox) -> None:
-    ran = sandbox.run(serving(sandbox).script(), MOUNTS_AT="3")
-    assert ran.code == 0, ran.err
-    assert len(ran.called("mount")) == 3
+def test_a_fleets_compile_cache_is_the_url_that_awss_libraries_read(sandbox: Sandbox) -> None:
+    config = configured(sandbox.folder, more='compile_cache = "s3://my-caches/neuron"\n')
+    assert sandbox.run(serving(sandbox, config).script()).code == 0
+    assert "NEURON_COMPILE_CACHE_URL=s3://my-caches/neuron\n" in sandbox.text("etc/nxpipe/agent.env")
+    assert "compile_cache =" not in sandbox.text(
+        "etc/nxpipe/nxpipe.toml"
+    )  # the agent of an older bundle has no such key
 
 
 ABANDONED = (
     "aws autoscaling complete-lifecycle-action --region us-east-2 --lifecycle-action-result ABANDON "
     "--lifecycle-hook-name demo-search-ready --instance-id i-1 --auto-scaling-group-name blue"
 )
-
-
-def test_a_cache_that_cannot_be_mounted_gives_the_instance_up(sandbox: Sandbox) -> None:
-    ran = sandbox.run(serving(sandbox).script(), MOUNTS_AT="99")
-    assert ran.code != 0
-    assert len(ran.called("mount")) == 4
-    assert ran.calls[-1] == ABANDONED
-    assert not ran.called("systemctl")
-    assert "this instance cannot be set up" in ran.err
-
-
-def test_an_image_that_cannot_mount_says_what_it_lacks(sandbox: Sandbox) -> None:
-    (sandbox.folder / "bin" / "mount.efs").unlink()
-    ran = sandbox.run(serving(sandbox).script())
-    assert ran.code != 0
-    assert "put amazon-efs-utils and what it needs into the agent's bundle" in ran.err
-    assert ran.calls[-1] == ABANDONED
 
 
 def test_a_bundle_with_another_digest_is_not_unpacked_and_the_instance_given_up(sandbox: Sandbox) -> None:
@@ -303,9 +277,8 @@ def shellcheck(text: str, folder: Path) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-@pytest.mark.parametrize("cached", [True, False])
-def test_shellcheck_finds_nothing_to_say(sandbox: Sandbox, cached: bool) -> None:
-    assert shellcheck(serving(sandbox, cached=cached).script(), sandbox.folder) == (0, "")
+def test_shellcheck_finds_nothing_to_say(sandbox: Sandbox) -> None:
+    assert shellcheck(serving(sandbox).script(), sandbox.folder) == (0, "")
 
 
 def test_shellcheck_would_find_a_word_without_quotes(sandbox: Sandbox) -> None:
