@@ -17,6 +17,26 @@ _FOLDER: Final = Path(__file__).parent
 LARGEST: Final = 16 * 1024  # bytes; EC2's limit
 
 
+# All programs that the scripts of serving instances run. The first boot checks them before anything else, and the tests
+# run the scripts without any other. Neuron images have them; an image of one's own must have them too.
+PROGRAMS: Final = (
+    "aws",
+    "curl",
+    "dirname",
+    "dpkg",
+    "id",
+    "mkdir",
+    "mktemp",
+    "python3",
+    "rm",
+    "sha256sum",
+    "sleep",
+    "systemctl",
+    "tar",
+    "useradd",
+)
+
+
 class TooLong(Exception):
     """User data above EC2's limit."""
 
@@ -34,7 +54,8 @@ def script(values: Mapping[str, str], files: Mapping[str, str], *parts: str) -> 
     """
     head = ["#!/usr/bin/env bash", "set -Eeuo pipefail", *(f"{name}={quote(values[name])}" for name in values), ""]
     writing = [f"put {quote(path)} {quote(files[path])}" for path in files]
-    text = "\n".join([*head, part_text("begin"), *writing, "", *map(part_text, parts)])
+    required = f"require {' '.join(PROGRAMS)}"
+    text = "\n".join([*head, part_text("begin"), required, *writing, "", *map(part_text, parts)])
     if (size := len(text.encode())) > LARGEST:
         raise TooLong(size)
     return text
@@ -242,6 +263,7 @@ class Serving:
 
     def _values(self) -> dict[str, str]:
         return {
+            "CONSOLE": self.places.at("/dev/console"),
             "REGION": self.region,
             "HOOK": self.hook,
             "PROGRAMS": self.places.programs,

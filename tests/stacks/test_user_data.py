@@ -11,6 +11,7 @@ from nxpipe.pipeline.config import Config, ServingFleet, load_config
 from nxpipe.pipeline.util.files import user_state_folder
 from nxpipe.stacks.user_data.scripts import (
     LARGEST,
+    PROGRAMS,
     Agent,
     InstancePaths,
     NoPublicKey,
@@ -230,6 +231,64 @@ def test_a_bundle_with_another_digest_is_not_unpacked_and_the_instance_given_up(
     assert not ran.called("python3")
     assert not ran.called("pip")
     assert ran.calls[-1] == ABANDONED
+
+
+def test_packages_of_the_system_wait_for_dpkgs_lock(sandbox: Sandbox) -> None:
+    """unattended-upgrades runs during the first boot too."""
+    ran = sandbox.run(serving(sandbox).script(), UNLOCKED_AT="3")
+    assert ran.code == 0, ran.err
+    assert len(ran.called("dpkg")) == 3
+    assert ran.called("sleep") == ["sleep 10"] * 2
+
+
+def test_a_lock_that_is_never_released_gives_the_instance_up_in_one_sentence(sandbox: Sandbox) -> None:
+    ran = sandbox.run(serving(sandbox).script(), UNLOCKED_AT="1000")
+    assert ran.code != 0
+    assert len(ran.called("dpkg")) == 30
+    assert "another process holds dpkg's lock for five minutes; disable unattended-upgrades" in ran.console
+    assert ran.calls[-1] == ABANDONED
+
+
+def test_a_package_that_dpkg_refuses_is_not_tried_again(sandbox: Sandbox) -> None:
+    ran = sandbox.run(serving(sandbox).script(), DPKG="dependency problems")
+    assert len(ran.called("dpkg")) == 1
+    assert "dpkg cannot install the .deb files of the agent's bundle: dpkg: error: dependency problems" in ran.console
+    assert ran.calls[-1] == ABANDONED
+
+
+def test_a_python_without_virtual_environments_is_one_sentence(sandbox: Sandbox) -> None:
+    ran = sandbox.run(serving(sandbox).script(), NO_VENV="1")
+    assert "python3 of this image makes no virtual environment; use an image that has python3-venv" in ran.console
+    assert ran.calls[-1] == ABANDONED
+
+
+@pytest.mark.parametrize("program", [name for name in PROGRAMS if name not in ("aws", "curl")])
+def test_a_program_that_the_image_lacks_is_named_before_anything_is_done(sandbox: Sandbox, program: str) -> None:
+    (sandbox.folder / "bin" / program).unlink()
+    ran = sandbox.run(serving(sandbox).script())
+    assert ran.code != 0
+    assert f"nxpipe: this image has no {program} on the PATH of root; use an image that has it\n" in ran.console
+    assert [call for call in ran.calls if not call.startswith("curl ")] == [ABANDONED]
+    assert not (sandbox.root / "etc/nxpipe").exists()
+
+
+def test_a_program_outside_of_the_list_is_not_found_by_any_test_of_this_file(sandbox: Sandbox) -> None:
+    """So a script cannot come to use one that the first boot does not check."""
+    assert "grep" not in PROGRAMS
+    ran = sandbox.run(serving(sandbox).script() + "grep nxpipe /etc/passwd\n")
+    assert "grep: command not found" in ran.err
+    assert ran.calls[-1] == ABANDONED
+
+
+@pytest.mark.parametrize("program", ["aws", "curl"])
+def test_an_instance_that_cannot_abandon_itself_says_what_happens(sandbox: Sandbox, program: str) -> None:
+    (sandbox.folder / "bin" / program).unlink()
+    ran = sandbox.run(serving(sandbox).script(), **({"AWS": "255"} if program == "curl" else {}))
+    assert ran.code != 0
+    assert f"this image has no {program} on the PATH of root" in ran.console
+    expected = "the instance is not abandoned; hook demo-search-ready does that when the fleet's ready_within is over"
+    assert ran.console.endswith(f"nxpipe: {expected}\n")
+    assert "systemctl" not in "".join(ran.calls)
 
 
 def test_a_unit_that_does_not_start_gives_the_instance_up(sandbox: Sandbox) -> None:
