@@ -277,6 +277,9 @@ class ServeStack(Stack):
             profile=self._profile("Profile", role),
             groups=[self._instances],
             user_data=serving.script(),
+            root_gib=self._fleet.volume_gib,
+            root_iops=self._fleet.iops,
+            root_throughput=self._fleet.throughput,
         )
         types = self._fleet.instance_types
         return launch_template(self, "Template", machine, instance_type=types[0], capacity=self._fleet.capacity)

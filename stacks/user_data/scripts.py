@@ -47,18 +47,26 @@ class TooLong(Exception):
         )
 
 
-def script(values: Mapping[str, str], files: Mapping[str, str], *parts: str) -> str:
-    """Shell script that sets variables, writes `files` (path to content), and runs the parts.
+# What the instance store requires in addition.
+DISK_PROGRAMS: Final = ("blkid", "mkfs.ext4", "mount", "mountpoint")
+
+
+def script(values: Mapping[str, str], files: Mapping[str, str], *parts: str, programs: Sequence[str] = PROGRAMS) -> str:
+    """Shell script that sets variables, checks `programs`, writes `files` (path to content), and runs the parts.
 
     A part is the name of a .sh file beside this module. Values may contain CloudFormation references.
     """
-    head = ["#!/usr/bin/env bash", "set -Eeuo pipefail", *(f"{name}={quote(values[name])}" for name in values), ""]
+    head = _head(values)
     writing = [f"put {quote(path)} {quote(files[path])}" for path in files]
-    required = f"require {' '.join(PROGRAMS)}"
+    required = f"require {' '.join(programs)}"
     text = "\n".join([*head, part_text("begin"), required, *writing, "", *map(part_text, parts)])
     if (size := len(text.encode())) > LARGEST:
         raise TooLong(size)
     return text
+
+
+def _head(values: Mapping[str, str]) -> list[str]:
+    return ["#!/usr/bin/env bash", "set -Eeuo pipefail", *(f"{name}={quote(values[name])}" for name in values), ""]
 
 
 def part_text(part: str) -> str:
@@ -66,7 +74,7 @@ def part_text(part: str) -> str:
 
 
 # Keys that are passed otherwise, or that no instance uses: the agent of an older bundle does not know new ones.
-_BY_THE_AGENT: Final = {"command", "standby", "certificate", "clients", "compile_cache"}
+_BY_THE_AGENT: Final = {"command", "standby", "certificate", "clients", "compile_cache", "disk", "iops", "throughput"}
 
 
 class NoPublicKey(Exception):
@@ -144,8 +152,8 @@ def _value(value: Any) -> str:
 _UNIT = """\
 [Unit]
 Description=nxpipe: fleet {fleet}
-Wants=network-online.target
-After=network-online.target
+Wants=network-online.target{disks}
+After=network-online.target{disks}
 
 [Service]
 Type={kind}
@@ -165,14 +173,34 @@ WantedBy=multi-user.target
 """
 
 
-def unit(fleet: str, settings: str, command: Sequence[str], *, serves: bool) -> str:
+def unit(fleet: str, settings: str, command: Sequence[str], *, serves: bool, disks: bool) -> str:
     """Unit of the agent. Without a server command it is a oneshot unit, after which the image's own unit serves."""
     return _UNIT.format(
         fleet=fleet,
         settings=settings,
         command=" ".join(map(systemd_word, command)),
+        disks=f" {_DISKS_UNIT}" if disks else "",
         kind="exec" if serves else "oneshot\nRemainAfterExit=yes",
     )
+
+
+_DISKS_UNIT = "nxpipe-instance-store.service"
+_DISKS = """\
+[Unit]
+Description=nxpipe: state of fleet {fleet} on the instance store
+After=local-fs.target dlami-nvme.service
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/usr/bin/env bash {program}
+StandardError=journal+console
+"""
+
+
+def instance_store(fleet: str, program: str) -> str:
+    """Unit that mounts the instance store before the agent starts; without a free disk the root volume serves."""
+    return _DISKS.format(fleet=fleet, program=systemd_word(program))
 
 
 _WATCHER = """\
@@ -259,7 +287,8 @@ class Serving:
     places: InstancePaths = InstancePaths()
 
     def script(self) -> str:
-        return script(self._values(), self._files(), "agent", "serve")
+        programs = (*PROGRAMS, *(DISK_PROGRAMS if self.fleet.uses_instance_store else ()))
+        return script(self._values(), self._files(), "agent", "serve", programs=programs)
 
     def _values(self) -> dict[str, str]:
         return {
@@ -277,6 +306,7 @@ class Serving:
         keys = public_keys(self.config, self.fleet, self.folder)
         return {
             **self._grouping(),
+            **self._instance_store(),
             **{f"{self.places.keys}/{name}": text for name, text in keys.items()},
             f"{settings}/nxpipe.toml": fleet_file(self.config, self.fleet, store, self.places.keys),
             f"{settings}/agent.env": environment(self._environment()),
@@ -293,6 +323,20 @@ class Serving:
             return {}
         text = f"NEURON_LOGICAL_NC_CONFIG={core.lnc_default}\n"
         return {self.places.at("/opt/aws/neuron/logical_nc_config"): text}
+
+    def _instance_store(self) -> dict[str, str]:
+        if not self.fleet.uses_instance_store:
+            return {}
+        program = f"{self.places.programs}/instance_store.sh"
+        values = {
+            "STATE": self.places.state,
+            "SHARED": self.places.at("/opt/dlami/nvme"),
+            "DISKS": self.places.at("/dev/disk/by-id"),
+        }
+        return {
+            program: "\n".join([*_head(values), part_text("instance_store")]),
+            self.places.at(f"/etc/systemd/system/{_DISKS_UNIT}"): instance_store(self.fleet.name, program),
+        }
 
     def _environment(self) -> dict[str, str]:
         cache = self.fleet.compile_cache
@@ -313,6 +357,7 @@ class Serving:
             self.places.settings,
             [self._program, "agent", "run", "--fleet", self.fleet.name, "--to", folder, *server],
             serves=bool(self.fleet.command),
+            disks=self.fleet.uses_instance_store,
         )
 
     def _watcher(self) -> str:

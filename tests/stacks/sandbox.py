@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nxpipe.pipeline.config.locks import SystemSoftware
 from nxpipe.pipeline.fleet.agent.run import Bundle
-from nxpipe.stacks.user_data.scripts import PROGRAMS
+from nxpipe.stacks.user_data.scripts import DISK_PROGRAMS, PROGRAMS
 from tests.agent.wheels import AGENT_WHEEL, write_wheel
 
 _METADATA = """case "${@: -1}" in
@@ -43,6 +43,13 @@ _STUBS = {
 }
 
 
+# What a disk holds is the end of its name.
+_DISK_STUBS = {
+    "blkid": 'case "${@: -1}" in *-blank) exit 2 ;; *-ours) echo nxpipe ;; esac',
+    "mkfs.ext4": "",
+    "mount": 'touch "${@: -1}/.mounted"',
+    "mountpoint": '[ -e "${@: -1}/.mounted" ]',
+}
 _PIP = 'for wheel; do :; done; [ -s "$wheel" ]'
 
 
@@ -80,9 +87,21 @@ class Sandbox:
     def sha256(self) -> str:
         return hashlib.sha256(self.bundle.read_bytes()).hexdigest()
 
+    def add_disks(self, *disks: str) -> None:
+        """The programs for an instance store, and its disks: "1-blank", "2-ours", "3-lvm"."""
+        assert set(_DISK_STUBS) == set(DISK_PROGRAMS)
+        for name, does in _DISK_STUBS.items():
+            _write_stub(self.folder / "bin" / name, does)
+        (self.root / "dev/disk/by-id").mkdir(parents=True)
+        for disk in disks:
+            (self.root / f"dev/disk/by-id/nvme-Amazon_EC2_NVMe_Instance_Storage_AWS{disk}").touch()
+
     def run(self, script: str, **environment: str) -> Ran:
         path = self.folder / "user-data"
         path.write_text(script)
+        return self.run_file(path, **environment)
+
+    def run_file(self, path: Path, **environment: str) -> Ran:
         bash = shutil.which("bash")
         assert bash is not None
         done = subprocess.run(

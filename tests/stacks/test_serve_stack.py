@@ -9,6 +9,7 @@ import boto3
 import pytest
 from aws_cdk import Tags
 
+from nxpipe.pipeline.config import ConfigInvalid
 from nxpipe.stacks.project import PROJECT_TAG
 from nxpipe.stacks.serving.load_balancer import COLOUR_HEADER
 from tests.localaws.census import census
@@ -313,6 +314,48 @@ def test_whatever_changes_in_a_fleet_the_text_of_its_weights_stays() -> None:
     usual = text()
     assert usual == text(types=("inf2.8xlarge", "inf2.xlarge"), capacity=SPOT, more="port = 9000")
     assert usual == text(capacity=WARM, more=f'certificate = "{CERTIFICATE}"\nhealth = "/"\nready_within = "5m"')
+
+
+def root_volume(**asked: Any) -> tuple[int, int, int]:
+    """Its GiB, IOPS and MiB/s."""
+    (template,) = of("AWS::EC2::LaunchTemplate", **asked).values()
+    (device,) = template["LaunchTemplateData"]["BlockDeviceMappings"]
+    volume = device["Ebs"]
+    return volume["VolumeSize"], volume["Iops"], volume["Throughput"]
+
+
+@pytest.mark.parametrize(
+    ("type_", "capacity", "gib"),
+    [
+        ("inf2.xlarge", '{ kind = "on-demand" }', 200),
+        ("inf2.48xlarge", '{ kind = "on-demand" }', 868),  # 384 GiB of device memory, twice, and the image
+        ("trn1.32xlarge", '{ kind = "on-demand" }', 200),  # its instance store has the artifact
+        ("trn1.32xlarge", WARM, 1124),  # which a stop empties
+    ],
+)
+def test_the_root_volume_has_room_for_the_largest_artifact_that_the_devices_load(
+    type_: str, capacity: str, gib: int
+) -> None:
+    assert root_volume(types=(type_,), capacity=capacity) == (gib, 3000, 500)
+
+
+def test_a_fleet_sets_the_size_and_the_rates_of_its_root_volume() -> None:
+    assert root_volume(more="disk = 600\niops = 8000\nthroughput = 2000") == (600, 8000, 2000)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("disk = 99", "100"),
+        ("throughput = 100", "125"),
+        ("iops = 2999", "3000"),
+        ("disk = 100\niops = 50001", "at most 50000; EBS allows 500 for each GiB of `disk`"),
+        ("throughput = 751", "at most 750, or `iops` of at least 3004; EBS allows 1 MiB/s for 4 IOPS"),
+    ],
+)
+def test_a_volume_that_ebs_does_not_offer_is_refused_by_its_key(tmp_path: Path, more: str, told: str) -> None:
+    with pytest.raises(ConfigInvalid, match=told):
+        configured(tmp_path, more=more)
 
 
 def test_the_same_description_gives_the_same_bytes(tmp_path: Path) -> None:

@@ -183,6 +183,7 @@ def test_a_capacity_blocks_dates_are_read_back(sandbox: Sandbox) -> None:
     path = sandbox.folder / "nxpipe.toml"
     path.write_text(CONFIG.format(type="trn1.32xlarge", kind="X", command=SERVER).replace('{ kind = "X" }', block))
     config = load_config(path, {})
+    sandbox.add_disks()
     sandbox.run(serving(sandbox, config).script())
     assert load_config(sandbox.root / "etc/nxpipe/nxpipe.toml", {}).fleets[0].capacity == config.fleets[0].capacity
 
@@ -297,10 +298,84 @@ def test_a_unit_that_does_not_start_gives_the_instance_up(sandbox: Sandbox) -> N
     assert ran.calls[-1] == ABANDONED
 
 
+STATE, STORE = "var/lib/nxpipe", "opt/nxpipe/instance_store.sh"
+
+
+def prepared(sandbox: Sandbox, *disks: str) -> Sandbox:
+    """After the first boot of a type with an instance store, whose unit has not run yet."""
+    sandbox.add_disks(*disks)
+    ran = sandbox.run(serving(sandbox, configured(sandbox.folder, type_="trn1.32xlarge")).script())
+    assert ran.code == 0, ran.err
+    return sandbox
+
+
+def test_the_agent_starts_after_the_unit_of_the_instance_store(sandbox: Sandbox) -> None:
+    prepared(sandbox)
+    agent = sandbox.text("etc/systemd/system/nxpipe-agent.service")
+    for relation in ("Wants", "After"):
+        assert f"{relation}=network-online.target nxpipe-instance-store.service\n" in agent
+    unit = sandbox.text("etc/systemd/system/nxpipe-instance-store.service")
+    assert f"ExecStart=/usr/bin/env bash {sandbox.root}/{STORE}\n" in unit
+    assert shellcheck(sandbox.text(STORE), sandbox.folder) == (0, "")
+
+
+def test_the_first_blank_disk_is_formatted_and_holds_the_state(sandbox: Sandbox) -> None:
+    prepared(sandbox, "1-lvm", "2-blank", "2-blank-part1", "3-blank")
+    ran = sandbox.run_file(sandbox.root / STORE)
+    assert ran.code == 0, ran.err
+    disk = f"{sandbox.root}/dev/disk/by-id/nvme-Amazon_EC2_NVMe_Instance_Storage_AWS2-blank"
+    assert ran.called("mkfs.ext4") == [f"mkfs.ext4 -q -L nxpipe -E nodiscard {disk}"]
+    assert ran.called("mount") == [f"mount -o noatime {disk} {sandbox.root}/{STATE}"]
+    again = sandbox.run_file(sandbox.root / STORE)
+    assert len(again.called("mount")) == 1  # it is mounted already
+
+
+def test_after_a_reboot_the_disk_is_mounted_as_it_is(sandbox: Sandbox) -> None:
+    prepared(sandbox, "1-ours")
+    ran = sandbox.run_file(sandbox.root / STORE)
+    assert (len(ran.called("mount")), ran.called("mkfs.ext4")) == (1, [])
+
+
+def test_disks_that_the_image_has_joined_are_used_where_it_mounts_them(sandbox: Sandbox) -> None:
+    prepared(sandbox, "1-lvm", "2-lvm")
+    shared = sandbox.root / "opt/dlami/nvme"
+    shared.mkdir(parents=True)
+    (shared / ".mounted").touch()
+    ran = sandbox.run_file(sandbox.root / STORE)
+    assert ran.called("mount") == [f"mount --bind {shared}/nxpipe {sandbox.root}/{STATE}"]
+    assert (shared / "nxpipe").is_dir()
+
+
+def test_disks_with_other_data_are_left_alone_and_the_root_volume_serves(sandbox: Sandbox) -> None:
+    prepared(sandbox, "1-lvm")
+    ran = sandbox.run_file(sandbox.root / STORE)
+    assert (ran.code, ran.called("mount"), ran.called("mkfs.ext4")) == (0, [], [])
+    assert "no disk of the instance store is free" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("type_", "capacity"),
+    [
+        ("inf2.xlarge", '{ kind = "on-demand" }'),  # it has no instance store
+        ("trn1.32xlarge", '{ kind = "on-demand", warm_pool = { min = 1 } }'),  # a stop would empty it
+    ],
+)
+def test_without_an_instance_store_that_lasts_the_root_volume_holds_the_state(
+    sandbox: Sandbox, type_: str, capacity: str
+) -> None:
+    path = sandbox.folder / "nxpipe.toml"
+    path.write_text(CONFIG.format(type=type_, kind="X", command=SERVER).replace('{ kind = "X" }', capacity))
+    ran = sandbox.run(serving(sandbox, load_config(path, {})).script())
+    assert ran.code == 0, ran.err
+    assert not (sandbox.root / STORE).exists()
+    assert "instance-store" not in sandbox.text("etc/systemd/system/nxpipe-agent.service")
+
+
 @pytest.mark.parametrize(
     ("type_", "grouping"), [("trn2.48xlarge", "NEURON_LOGICAL_NC_CONFIG=2\n"), ("inf2.xlarge", None)]
 )
 def test_cores_are_grouped_as_the_programs_were_compiled(sandbox: Sandbox, type_: str, grouping: str | None) -> None:
+    sandbox.add_disks()
     ran = sandbox.run(serving(sandbox, configured(sandbox.folder, type_=type_)).script())
     assert ran.code == 0, ran.err
     path = sandbox.root / "opt/aws/neuron/logical_nc_config"
