@@ -296,7 +296,7 @@ class ServingFleet(Table):
 
     @property
     def volume_gib(self) -> int:
-        """The size of the root volume. By default it has room for the largest artifact that the devices can load."""
+        """The size of the root volume. By default it holds the largest artifact that the devices can load."""
         if self.disk is not None:
             return self.disk
         if self.uses_instance_store:

@@ -1,5 +1,5 @@
 # Whatever fails from here on gives the instance up at once: its group tries another one, and need not wait until the
-# lifecycle hook's time is over. What failed is on the console, which `aws ec2 get-console-output` shows.
+# lifecycle hook's time is over. What failed is on the console, which EC2's GetConsoleOutput returns.
 
 report() {
     echo "nxpipe: $1" >&2

@@ -58,7 +58,7 @@ def script(values: Mapping[str, str], files: Mapping[str, str], *parts: str, pro
     """
     head = _head(values)
     writing = [f"put {quote(path)} {quote(files[path])}" for path in files]
-    required = f"require {' '.join(programs)}"
+    required = " ".join(["require", *(f'"{program}"' for program in programs)])  # egress.py: a bare `aws` is a call
     text = "\n".join([*head, part_text("begin"), required, *writing, "", *map(part_text, parts)])
     if (size := len(text.encode())) > LARGEST:
         raise TooLong(size)
