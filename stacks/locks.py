@@ -52,7 +52,7 @@ def fleet_image(config: Config, lock: AmiLock) -> str:
 
 def fleet_python(config: Config, lock: AmiLock) -> str:
     """Python of serving instances, such as "3.12"."""
-    return lock.software(config.amis.sdk[0]).python
+    return lock.software(config.amis.sdk[0], config.project.region).python
 
 
 def training_image(config: Config, lock: AmiLock) -> str:

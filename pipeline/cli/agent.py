@@ -176,8 +176,9 @@ def bundle(console: Console, packages: Path, fetch: str | None, store: str | Non
     from nxpipe.pipeline.fleet.agent.wheels import fetch_wheels
     from nxpipe.pipeline.util.files import write_whole
 
-    amis = load_config(config_path, os.environ).amis
-    software = read_lock(config_path.parent / amis.lock).software(amis.sdk[0])
+    config = load_config(config_path, os.environ, missing_ok=True)
+    amis = read_lock(config_path.parent / config.amis.lock)
+    software = amis.software(config.amis.sdk[0], config.project.region)
     if fetch:
         with console.step(f"download wheels for Python {software.python}"):
             fetch_wheels(fetch, packages, software)

@@ -81,9 +81,10 @@ class AmiLock:
         """The AMI with a version of the SDK, or for training hosts if `sdk` is None; None if it is not locked."""
         return next((image for image in self.images if (image.region, image.sdk) == (region, sdk)), None)
 
-    def software(self, sdk: str) -> SystemSoftware:
-        """The software of the fleets' AMIs, for which one bundle of the agent is made."""
-        found = {image.software: image for image in self.images if image.sdk == sdk}
+    def software(self, sdk: str, region: str | None) -> SystemSoftware:
+        """The software of the fleets' AMIs in the region, or in all, for which one bundle of the agent is made."""
+        images = [image for image in self.images if image.sdk == sdk and region in (None, image.region)]
+        found = {image.software: image for image in images}
         if len(found) > 1:
             kinds = " and ".join(f"{image.id} with Python {image.software.python}" for image in found.values())
             raise _invalid(

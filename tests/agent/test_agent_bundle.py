@@ -179,6 +179,8 @@ def test_the_bundle_is_for_the_python_of_the_locked_image(nxpipe: InProcess, pac
     assert "which has Python 3.13" in nxpipe("agent", "bundle", "packages").err
     lock.write_text(f'{AMIS}python = "3.12"\n{AMIS.replace("us-east-2", "eu-west-1")}python = "3.13"\n')
     assert "images of one operating system" in nxpipe("agent", "bundle", "packages").err
+    (tmp_path / "nxpipe.toml").write_text('[project]\nname = "demo"\nregion = "eu-west-1"\n')
+    assert "which has Python 3.13" in nxpipe("agent", "bundle", "packages").err
 
 
 def test_a_bundle_for_another_python_than_the_images_is_not_deployed(
