@@ -15,9 +15,11 @@ from nxpipe.pipeline.fleet.agent.run import Bundle
 from nxpipe.pipeline.fleet.agent.wheels import Dependency
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.stacks.locks import NoAgentLocked, locked_agent
+from nxpipe.stacks.user_data.scripts import script
 from tests.agent.wheels import AGENT_WHEEL, find_python, write_wheel
 from tests.conftest import ROOT
 from tests.pipeline.in_process import InProcess, nxpipe
+from tests.stacks.sandbox import Sandbox
 
 __all__ = ["nxpipe"]
 
@@ -246,7 +248,7 @@ def test_a_download_that_fails_leaves_no_folder(
 def test_the_bundle_of_this_very_nxpipe_installs_and_starts_on_the_images_python(
     nxpipe: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the real index. Where there is no Python 3.12, pip resolves for it instead, and nothing starts."""
+    """With the real index, by the user data. Where there is no Python 3.12, pip resolves for it instead."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nxpipe.toml").write_text('[project]\nname = "demo"\n[store]\nurl = "file://store"\n')
     pip = [sys.executable, "-m", "pip"]
@@ -254,20 +256,31 @@ def test_the_bundle_of_this_very_nxpipe_installs_and_starts_on_the_images_python
     subprocess.run(wheel, check=True)
     answer = nxpipe("agent", "bundle", "packages", "--fetch", *map(str, Path("dist").iterdir()))
     assert answer.code == 0, answer.err
-    packages = [str(path) for path in Path("packages").iterdir()]
-    offline = ["install", "--no-index", "--no-deps", *packages]
     python = find_python("3.12")
     if python is None:
+        packages = [str(path) for path in Path("packages").iterdir()]
         for_312 = ["--dry-run", "--only-binary=:all:", "--python-version=3.12", "--target=nowhere"]
         platforms = [f"--platform=manylinux_2_{glibc}_x86_64" for glibc in range(39, 4, -1)]
-        subprocess.run([*pip, *offline, *for_312, *platforms, "--platform=manylinux2014_x86_64"], check=True)
+        platforms.append("--platform=manylinux2014_x86_64")
+        subprocess.run([*pip, "install", "--no-index", "--no-deps", *for_312, *platforms, *packages], check=True)
         return
-    subprocess.run([python, "-m", "venv", "agent"], check=True)
-    subprocess.run(["agent/bin/pip", *offline], check=True)
-    subprocess.run(["agent/bin/pip", "check"], check=True)
-    subprocess.run(["agent/bin/nxpipe", "agent", "run", "--help"], check=True)
+    digest = answer.out.strip()
+    instance = Sandbox(tmp_path / "instance", python=python, bundle=tmp_path / f"store/agents/{digest}.tar")
+    values = {
+        "CONSOLE": instance.path("dev/console"),
+        "PROGRAMS": instance.path("opt/nxpipe"),
+        "REGION": "us-east-2",
+        "HOOK": "ready",
+        "AGENT_URL": "s3://demo/agent.tar",
+        "AGENT_SHA256": digest,
+    }
+    ran = instance.run(script(values, {}, "agent"))
+    assert ran.code == 0, ran.err
+    programs = instance.root / "opt/nxpipe/agent/bin"
+    subprocess.run([programs / "pip", "check"], check=True)
+    subprocess.run([programs / "nxpipe", "agent", "run", "--help"], check=True)
     modules = "nxpipe.pipeline.fleet.agent.run, nxpipe.pipeline.fleet.agent.watch, boto3, cryptography, pydantic"
-    subprocess.run(["agent/bin/python", "-c", f"import {modules}"], check=True)
+    subprocess.run([programs / "python", "-c", f"import {modules}"], check=True)
 
 
 @pytest.mark.parametrize(("text", "fault"), [("{", "cannot be read"), ('{"sha256": "latest"}', "names no digest")])

@@ -65,7 +65,8 @@ class Ran:
 
 
 class Sandbox:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, python: str | None = None, bundle: Path | None = None) -> None:
+        """`python` is the real Python that takes the stub's place."""
         self.folder = folder
         self.root = folder / "root"
         (folder / "bin").mkdir(parents=True)
@@ -75,13 +76,15 @@ class Sandbox:
         _write_stub(folder / "pip", _PIP)
         for name, does in _STUBS.items():
             _write_stub(folder / "bin" / name, does)
+        if python is not None:
+            _write_stub(folder / "bin" / "python3", f'exec {python} "$@"')
         for name in PROGRAMS:
             if name not in _STUBS:
                 program = shutil.which(name)
                 assert program is not None, f"this machine has no {name}"
                 (folder / "bin" / name).symlink_to(program)
         self.bundle = folder / "bundle.tar"
-        self.bundle.write_bytes(_bundle(folder / "wheels"))
+        self.bundle.write_bytes(bundle.read_bytes() if bundle else _bundle(folder / "wheels"))
 
     @property
     def sha256(self) -> str:
@@ -120,6 +123,9 @@ class Sandbox:
         calls = (self.folder / "calls").read_text().splitlines()
         console = self.root / "dev" / "console"
         return Ran(done.returncode, done.stderr, console.read_text() if console.exists() else "", calls)
+
+    def path(self, path: str) -> str:
+        return str(self.root / path)
 
     def text(self, path: str) -> str:
         return (self.root / path).read_text()
