@@ -70,7 +70,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.fixture(autouse=True)
 def sealed_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    home = tmp_path_factory.mktemp(f"home{next(_NUMBERS)}", numbered=False)
+    # Not "home": a fixture's mktemp("home") takes the next free number after that prefix.
+    home = tmp_path_factory.mktemp(f"sealed-{next(_NUMBERS)}", numbered=False)
     for name in list(os.environ):
         if name.startswith(("NXPIPE_", "AWS_")):
             monkeypatch.delenv(name)

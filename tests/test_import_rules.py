@@ -54,6 +54,7 @@ BREACHES = [
     ("stacks/store.py", "import nxpipe.artifact_store"),
     ("stacks/store.py", "import nxpipe.emulator.ir.graph"),
     ("stacks/store.py", "import nxpipe.pipeline.cli"),
+    ("stacks/store.py", "import nxpipe.pipeline.util.exit_codes"),
 ]
 
 

@@ -4,6 +4,7 @@ A failure is a defect of the compiler, not of the model; the error names the ste
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from nxpipe.emulator.errors import CompileError
@@ -17,6 +18,7 @@ from nxpipe.emulator.lower.records import (
     EmittedProgram,
     PlacedGraph,
     Record,
+    ResidentBuffer,
     ResidentProgram,
     TargetGraph,
     text,
@@ -51,6 +53,7 @@ def _violations(before: Record, record: Record) -> Iterator[object]:
             yield from _covers_graph(record)
             yield from _legal(record, record.buffers, record.body)
         case _, ResidentProgram():
+            yield from _disjoint(record.residents)
             yield from _legal(record.emitted, record.buffers, record.body)
         case ResidentProgram(), Program():
             if record.body != before.body:
@@ -97,6 +100,17 @@ def _legal(emitted: EmittedProgram, buffers: Sequence[Buffer], body: Sequence[St
     table is checked after the step that assigns them."""
     program = unaddressed(emitted.placed.target, buffers, body, emitted.notes)
     return [fault for fault in faults(program) if fault.number is not None]
+
+
+def _disjoint(residents: Sequence[ResidentBuffer]) -> Iterator[str]:
+    """No two buffers occupy the same bytes of SBUF while both are live."""
+    ordered = sorted(residents, key=lambda resident: resident.address)
+    for number, one in enumerate(ordered, start=1):
+        for other in islice(ordered, number, None):
+            if other.address >= one.address + one.nbytes:
+                break
+            if one.overlaps(other):
+                yield f"{one} and {other} share bytes of SBUF while both are live"
 
 
 def _only_waits_changed(before: Program, program: Program) -> Iterator[object]:

@@ -118,11 +118,23 @@ class EmittedProgram:
 
 @dataclass(frozen=True)
 class ResidentBuffer:
-    """A buffer promoted to SBUF, with its size and address in each partition."""
+    """A buffer promoted to SBUF, with its size and address in each partition, and the first and last stage of its live
+    range."""
 
     buffer: Buffer
     nbytes: int
     address: int
+    live_range: tuple[int, int]
+
+    def overlaps(self, other: "ResidentBuffer") -> bool:
+        """True if both occupy a byte during a stage."""
+        (first, last), (other_first, other_last) = self.live_range, other.live_range
+        return (
+            self.address < other.address + other.nbytes
+            and other.address < self.address + self.nbytes
+            and first <= other_last
+            and other_first <= last
+        )
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,8 @@ def promote_to_sbuf(emitted: EmittedProgram) -> ResidentProgram:
         buffers=tuple(table[number] for number in rewriter.numbers),
         body=(*loads, *rewriter.steps(body, ())),
         residents=tuple(
-            ResidentBuffer(table[candidate.buffer], candidate.size, address) for candidate, address in allocations
+            ResidentBuffer(table[candidate.buffer], candidate.size, address, candidate.live_range)
+            for candidate, address in allocations
         ),
         kept=sum((survey.bytes_of(candidate) for candidate, _ in allocations), Counter[object]()),
         refused=tuple(survey.bytes_of(candidate) for candidate in refused),
@@ -331,16 +332,18 @@ def _find_address(
     upwards from 0, so that the free space between stays contiguous."""
     first, last = candidate.live_range
     floor = max(peaks[first : last + 1])
+    # The ranges may overlap one another, since their buffers need not be live at the same time. In descending order of
+    # their ends, a gap above one range is above all that follow.
     occupied = sorted(
         (
-            (address, address + other.size)
+            (address + other.size, address)
             for other, address in allocations
             if other.live_range[0] <= last and first <= other.live_range[1]
         ),
         reverse=True,
     )
     top = usable // _ALIGNMENT * _ALIGNMENT
-    for low, high in occupied:
+    for high, low in occupied:
         if top - candidate.size >= high:
             break
         top = min(top, low)

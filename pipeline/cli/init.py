@@ -1,22 +1,26 @@
-"""`nxpipe init`: an nxpipe.toml, a release workflow and a .gitignore entry, written all together or not at all.
+"""`nxpipe init`: nxpipe.toml, a release workflow, the files of the CDK CLI and .gitignore entries, all or none of them.
 
 The comments of the configuration are the descriptions of its fields.
 """
 
 import difflib
+import json
 import os
 import re
+import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from textwrap import fill
 from typing import Final, get_args
 
 import click
+from click.core import ParameterSource
 from pydantic import ValidationError
 
 from nxpipe.pipeline.cli.main import Command
@@ -32,8 +36,10 @@ from nxpipe.pipeline.util.files import NAME, expanded
 from nxpipe.pipeline.util.text import for_json
 
 _TEMPLATES: Final = Path(__file__).parents[1] / "templates"
+_PACKAGE: Final = _TEMPLATES / "package.json"
 _ACKNOWLEDGED: Final = timedelta(days=180)
 _ANY_MODEL: Final = "feature-extraction"  # compiles for every model
+_FLEETS: Final = ("serving", "training")
 
 
 class _Text(Template):
@@ -42,8 +48,8 @@ class _Text(Template):
     idpattern = "[a-z_]+(?:[.][a-z_]+)?"
 
 
-def configuration(root: Path, model_id: str, task: str | None) -> str:
-    """The text of a valid configuration with one model."""
+def configuration(root: Path, model_id: str, task: str | None, fleets: Sequence[str] = ()) -> str:
+    """The text of a valid configuration with one model and a fleet of each of these kinds."""
     folder = expanded(model_id)
     source = "path" if folder.is_dir() else "id"
     last = (folder.resolve().name if folder.is_dir() else model_id).rpartition("/")[2]
@@ -52,16 +58,32 @@ def configuration(root: Path, model_id: str, task: str | None) -> str:
         "model_name": _slug(last, "model"),
         "model": Path(os.path.relpath(folder, root)).as_posix() if folder.is_dir() else model_id,
         "task": task or _task_of(model_id, folder),
+        # One artifact for all fleets, and Inf2 instances do not train.
+        "target": "trn1.2xlarge" if "training" in fleets else "inf2.xlarge",
     }
+    values["fleet_stack"] = f"{values['name']}-serve-{values['model_name']}*"
+    values["training_name"] = "tuning" if values["model_name"] != "tuning" else "training"
     comments = _comments()
     comments["models.source"] = comments[f"models.{source}"]
-    values["fleet_stack"] = f"{values['name']}-serve-{values['model_name']}*"
     quoted = {key: for_json(value) for key, value in values.items()}
-    until = datetime.now(UTC).date() + _ACKNOWLEDGED
-    template = _Text((_TEMPLATES / "nxpipe.toml").read_text(encoding="utf-8"))
-    text = template.substitute(quoted, source=source, until=until, **comments)
+    quoted["until"] = str(datetime.now(UTC).date() + _ACKNOWLEDGED)
+    tables = _fleet_tables(fleets, quoted)
+    mark = "" if fleets else "# "
+    text = _filled("nxpipe.toml", {**quoted, **comments, "source": source, "fleets": tables, "mark": mark})
     _require_valid(text, model_id)
     return text
+
+
+def _filled(template: str, values: Mapping[str, str]) -> str:
+    return _Text((_TEMPLATES / template).read_text(encoding="utf-8")).substitute(values)
+
+
+def _fleet_tables(kinds: Sequence[str], values: Mapping[str, str]) -> str:
+    """The tables of the fleets; without any, those of a serving fleet as a comment."""
+    if kinds:
+        return "# One table for each fleet.\n" + "\n".join(_filled(f"{kind}.toml", values) for kind in kinds)
+    example = re.sub("(?m)^(?=[^#\n])", "# ", _filled("serving.toml", values))
+    return f"# One table for each fleet. To deploy one, uncomment it, and `region` above.\n{example}"
 
 
 def _slug(text: str, default: str) -> str:
@@ -104,7 +126,8 @@ _GITHUB: Final = {
     ".github/workflows/nxpipe-release.yml": _TEMPLATES / "nxpipe-release.yml",
     ".github/actions/nxpipe/action.yml": _TEMPLATES / "nxpipe/action.yml",
 }
-_STATE: Final = f"{NAME}/"  # the local store and its cache
+_IGNORED: Final = (f"{NAME}/", "cdk.out/", "node_modules/")  # the local store and its cache, and those of the CDK CLI
+_VENV: Final = ".venv"
 
 
 @dataclass(frozen=True)
@@ -121,16 +144,33 @@ class Change:
     def path(self) -> Path:
         return self.root / self.name
 
+    @property
+    def replaces(self) -> bool:
+        return self.before is not None and not self.amends
 
-def plan(root: Path, model_id: str, task: str | None) -> tuple[Change, ...]:
-    """All files that a repository needs to release one model."""
-    ignored = _read(root / ".gitignore")
+
+def plan(root: Path, model_id: str, task: str | None, fleets: Sequence[str] = ()) -> tuple[Change, ...]:
+    """All files that a repository needs to release one model and to deploy its fleets."""
+    environment, ignored = _environment(root), _read(root / ".gitignore")
+    texts = {
+        "nxpipe.toml": configuration(root, model_id, task, fleets),
+        **{name: file.read_text(encoding="utf-8") for name, file in _GITHUB.items()},
+        "cdk.json": (_TEMPLATES / "cdk.json").read_text(encoding="utf-8").replace(_VENV, environment),
+        "package.json": _PACKAGE.read_text(encoding="utf-8"),
+    }
     changes = (
-        Change(root, "nxpipe.toml", _read(root / "nxpipe.toml"), configuration(root, model_id, task)),
-        *(Change(root, name, _read(root / name), file.read_text(encoding="utf-8")) for name, file in _GITHUB.items()),
-        Change(root, ".gitignore", ignored, _with_state_folder(ignored or ""), amends=True),
+        *(Change(root, name, _read(root / name), text) for name, text in texts.items()),
+        Change(root, ".gitignore", ignored, _with_entries(ignored or "", (*_IGNORED, f"{environment}/")), amends=True),
     )
     return tuple(change for change in changes if not (change.amends and change.before == change.after))
+
+
+def _environment(root: Path) -> str:
+    """The virtual environment in the repository, relative to it: `npx cdk synth` uses it if none is activated."""
+    own, root = Path(sys.prefix), root.resolve()
+    inside = sys.prefix != sys.base_prefix and root in own.parents
+    name = own.relative_to(root).as_posix() if inside else _VENV
+    return name if re.fullmatch("[A-Za-z0-9._/-]+", name) else _VENV  # the shell reads it
 
 
 def _read(path: Path) -> str | None:
@@ -140,12 +180,14 @@ def _read(path: Path) -> str | None:
     return "" if os.path.lexists(path) else None
 
 
-def _with_state_folder(text: str) -> str:
-    """The text of .gitignore with one entry for the state folder."""
-    if any(line.strip().strip("/") == _STATE.strip("/") for line in text.splitlines()):
-        return text
+def _with_entries(text: str, entries: Sequence[str]) -> str:
+    """The text of .gitignore with one entry for each folder."""
     newline = "\r\n" if "\r\n" in text else "\n"
-    return text + (newline if text and not text.endswith("\n") else "") + _STATE + newline
+    present = {line.strip().strip("/") for line in text.splitlines()}
+    missing = [entry for entry in entries if entry.strip("/") not in present]
+    if missing and text and not text.endswith("\n"):
+        text += newline
+    return text + "".join(entry + newline for entry in missing)
 
 
 def diff(change: Change) -> str:
@@ -170,11 +212,13 @@ def require_inside(changes: Sequence[Change]) -> None:
 
 def require_absent(changes: Sequence[Change]) -> None:
     """Raise if a new file would replace an existing one."""
-    existing = [str(change.path) for change in changes if change.before is not None and not change.amends]
+    existing = [str(change.path) for change in changes if change.replaces]
     if existing:
+        *others, last = existing
+        files = f"{', '.join(others)} and {last} exist" if others else f"{last} exists"
         raise WouldOverwrite(
-            f"{' and '.join(existing)} {'exists' if len(existing) == 1 else 'exist'} already; nothing was written; "
-            "move the file away, or see the difference with --dry-run"
+            f"{files} already; nothing was written; "
+            "see the difference with --dry-run, write the missing files with --keep, or move the file away"
         )
 
 
@@ -224,33 +268,88 @@ def _restore(change: Change) -> None:
     type=click.Choice(get_args(Task)),
     help=f"{field_help(Model, 'task')}  [default: that of the public model, else feature-extraction]",
 )
+@click.option(
+    "--fleet",
+    "fleets",
+    type=click.Choice(_FLEETS),
+    multiple=True,
+    help="Also write a fleet of this kind, ready to synthesize; may be repeated.",
+)
+@click.option("--keep", is_flag=True, help="Keep existing files as they are, and write those that are missing.")
 @click.option("--dry-run", is_flag=True, help="Print the changes as a diff and write nothing.")
-@click.pass_obj
-def init(console: Console, directory: Path, model_id: str, task: str | None, dry_run: bool) -> None:
-    """Write nxpipe.toml and a release workflow into a repository.
+@click.pass_context
+def init(
+    ctx: click.Context,
+    directory: Path,
+    model_id: str,
+    task: str | None,
+    fleets: tuple[str, ...],
+    keep: bool,
+    dry_run: bool,
+) -> None:
+    """Write nxpipe.toml, a release workflow and the files of the CDK CLI into a repository.
 
-    A line in .gitignore keeps the local store out of git. Existing files are never overwritten: if one of the new
-    files exists already, nothing is written.
+    Existing files are never overwritten: if one of the new files exists already, nothing is written; with --keep, the
+    others are. An existing .gitignore is extended.
+
+    \b
+    Files:
+      nxpipe.toml                           the model, the fleets, the store
+      .github/workflows/nxpipe-release.yml  the release workflow
+      .github/actions/nxpipe/action.yml     the action that its jobs start with
+      cdk.json                              how `npx cdk` starts the stacks, and their feature flags
+      package.json                          the version of the CDK CLI
+      .gitignore                            the local store, cdk.out, node_modules, the virtual environment
 
     \b
     Example:
       nxpipe init --dry-run
       nxpipe init . --model-id HuggingFaceTB/SmolLM2-135M
+      nxpipe init . --fleet serving --fleet training
     """
-    planned = plan(directory, model_id, task)
+    console: Console = ctx.obj
+    planned = plan(directory, model_id, task, tuple(dict.fromkeys(fleets)))
     require_inside(planned)
+    kept = [change for change in planned if keep and change.replaces]
+    _require_use(ctx, kept)
+    changes = [change for change in planned if change not in kept]
     if dry_run:
-        text = "".join(map(diff, planned))
-        if console.json:
-            console.data({"diff": text})
-        else:
-            console.page(text)
+        _show(console, "".join(map(diff, changes)))
         return
-    require_absent(planned)
-    write(planned)
-    written = [str(change.path) for change in planned]
+    require_absent(changes)
+    write(changes)
+    written, left = ([str(change.path) for change in entries] for entries in (changes, kept))
     if console.json:
-        console.data({"written": written})
+        console.data({"written": written, "kept": left})
     else:
-        console.result(*(f"wrote {path}" for path in written))
-        console.say("Next: nxpipe config check, then nxpipe build.")
+        console.result(*(f"wrote {path}" for path in written), *(f"kept  {path}" for path in left))
+        console.say(_following(directory, {change.name for change in kept if change.before != change.after}))
+
+
+def _show(console: Console, text: str) -> None:
+    if console.json:
+        console.data({"diff": text})
+    else:
+        console.page(text)
+
+
+def _require_use(ctx: click.Context, kept: Sequence[Change]) -> None:
+    """Refuse options that describe an nxpipe.toml that is kept."""
+    for name in ("model_id", "task", "fleets") if any(change.name == "nxpipe.toml" for change in kept) else ():
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = {"model_id": "--model-id", "task": "--task", "fleets": "--fleet"}[name]
+            raise click.UsageError(f"{option} is for a new nxpipe.toml, but --keep keeps the one that exists", ctx)
+
+
+def _following(directory: Path, different: Set[str]) -> str:
+    """The next commands. `different` are the kept files that differ from what this command writes."""
+    version = json.loads(_PACKAGE.read_text(encoding="utf-8"))["devDependencies"]["aws-cdk"]
+    stacks = [] if find_spec("aws_cdk") else ["pip install 'nxpipe[cdk]'"]
+    stacks += [f"npm install --save-dev aws-cdk@{version}" if "package.json" in different else "npm install"]
+    then = (
+        "cdk.json differs from the one that nxpipe requires; see nxpipe init --dry-run"
+        if "cdk.json" in different
+        else f"{', '.join(stacks)}, then npx cdk synth --quiet"
+    )
+    there = "" if directory.resolve() == Path.cwd() else f" in {directory}"
+    return f"Next{there}: nxpipe config check, then nxpipe build. For the stacks: {then}."

@@ -50,7 +50,10 @@ COMMANDS = {
         "nxpipe.pipeline.cli.infra:infra",
         "Lint CloudFormation templates, plan deployments, write the manifests of a cluster.",
     ),
-    "init": ("nxpipe.pipeline.cli.init:init", "Write nxpipe.toml and a release workflow into a repository."),
+    "init": (
+        "nxpipe.pipeline.cli.init:init",
+        "Write nxpipe.toml, a release workflow and the files of the CDK CLI into a repository.",
+    ),
     "promote": ("nxpipe.pipeline.cli.promote:promote", "Promote artifacts to a channel."),
     "release": (
         "nxpipe.pipeline.cli.release:release",

@@ -67,7 +67,8 @@ def _bytes(path: Path) -> bytes:
     except DocumentInvalid as error:
         _refuse(path, None, str(error), "a configuration within that size")
     except FileNotFoundError:
-        _refuse(path, None, "no such file", "the configuration; write one with `nxpipe init` or pass --config PATH")
+        remedy = "write one with `nxpipe init`, or name it: --config PATH, for cdk -c config=PATH"
+        _refuse(path, None, "no such file", f"the configuration; {remedy}")
     except IsADirectoryError:
         _refuse(path, None, "a folder", f"a file; for a file in that folder, pass --config {path / 'nxpipe.toml'}")
     except OSError as error:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.backends import s3_client
 from nxpipe.artifact_store.backends.s3 import Bucket
 from nxpipe.artifact_store.backends.s3_quick import FastPath
 from tests.artifact_store.samples import Place, bucket, folder, s3_server
@@ -38,6 +39,7 @@ def store(place: Place) -> Store:
 def client(server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
     for name, value in server.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(s3_client, "_FIRST_PAUSE", 0.001)
     return impatient_client()
 
 

@@ -57,6 +57,7 @@ def test_a_connection_that_breaks_while_removing_loses_nothing(
         assert health.blobs == len(left.manifest.blobs()) + 1
 
 
+@pytest.mark.sample(2)
 def test_a_server_that_does_as_s3_does_is_safe(proxy: Proxy, new_bucket: Callable[..., str]) -> None:
     backend = Bucket(new_bucket(versioned=True), "p", client_of(proxy.url))
     diagnoses = list(examine(backend))

@@ -217,6 +217,7 @@ def run(world_of: Callable[[], World], examples: int, steps: int) -> None:
     run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=steps))
 
 
+@pytest.mark.sample(2)
 def test_interleaved_writers_of_a_folder_break_no_promise() -> None:
     run(in_a_folder, examples=15, steps=40)
 
@@ -259,6 +260,7 @@ def in_a_bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         yield make
 
 
+@pytest.mark.sample(3)
 def test_interleaved_writers_of_a_bucket_break_no_promise(in_a_bucket: Callable[[], World]) -> None:
     run(in_a_bucket, examples=6, steps=25)
 

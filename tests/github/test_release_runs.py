@@ -212,7 +212,7 @@ def test_a_pull_request_is_planned_and_changes_nothing_in_the_store(ours: Run, r
     assert {job for job, result in out.results.items() if result == "success"} == {"models", "check", "plan"}
     (plan,) = machines(out, "plan")
     assert plan.noted["role"] == [ROLES["read"]]
-    assert "to do" in plan.summary
+    assert "1 committed, 1 queued" in plan.summary
     assert objects() == before
 
 

@@ -104,6 +104,10 @@ def _lose_buffer(resident: ResidentProgram) -> ResidentProgram:
     return replace(resident, buffers=resident.buffers[:1])
 
 
+def _share_sbuf(resident: ResidentProgram) -> ResidentProgram:
+    return replace(resident, residents=(*resident.residents, resident.residents[0]))
+
+
 def _overlap(program: Program) -> Program:
     return replace(program, buffers=tuple(replace(buffer, address=0) for buffer in program.buffers))
 
@@ -123,6 +127,7 @@ def _change_instruction(program: Program) -> Program:
         ("emit_kernels", _drop_kernel, "no kernel computes linear"),
         ("emit_kernels", _compute_twice, "computed by two kernels"),
         ("promote_to_sbuf", _lose_buffer, "buffer"),
+        ("promote_to_sbuf", _share_sbuf, "share bytes of SBUF while both are live"),
         ("allocate_hbm", _overlap, "use disjoint addresses"),
         ("allocate_hbm", _change_instruction, "the instructions changed with the addresses"),
         ("insert_waits", _wait_too_long, "than precede it in program order"),

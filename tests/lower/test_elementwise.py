@@ -21,18 +21,20 @@ from tests.lower.sweep import BYTES, FLOATS, INTEGERS, Draw, Row, sweep
 
 ANY = (*FLOATS, *BYTES, *INTEGERS, DType.BOOL)
 
-# What is composed of several instructions: units of the last place, and an absolute bound.
+# What is composed of several instructions: units of the last place, and an absolute bound. Those of cosh, expm1, log1p,
+# log2 and sinh are the maxima over all float32 numbers with a result of normal size: numpy's exp and log are off by up
+# to 2.5 and 3.8 units, and its cosh, log2, ... by others.
 COMPOSED = {
     "acos": (4, 0),
     "asin": (4, 0),
     "atan": (3, 0),
     "cos": (2, 2e-7),
-    "cosh": (5, 0),
+    "cosh": (6, 0),
     "expm1": (5, 0),
     "log1p": (5, 0),
-    "log2": (4, 0),
+    "log2": (5, 0),
     "sin": (2, 2e-7),
-    "sinh": (6, 0),
+    "sinh": (8, 0),
     "tan": (6, 2e-6),
 }
 _IN_RANGE = {"acos": 1.0, "asin": 1.0, "tan": 1.4}  # beyond, results are NaN, or their digits those of the argument

@@ -41,6 +41,7 @@ def _decode(config: dict[str, object], dtype: str = "bfloat16", length: int = 64
     return CaptureRequest(config, "text-generation", "decode", 1, length, dtype)
 
 
+@pytest.mark.sample(2)
 def test_weights_that_no_core_holds_are_refused_by_name_with_what_would_help() -> None:
     target = instance("inf2.48xlarge")
     program = compile_program(_decode(SEVENTY_BILLION), PassOptions(target=target.name))
@@ -75,6 +76,7 @@ def test_what_fits_exactly_fits() -> None:
         require_capacity(program, need - 1)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("degree", [1, 2])
 def test_the_check_before_a_build_counts_the_weights_and_states_that_the_program_has(degree: int) -> None:
     program = compile_program(_decode(LLAMA), PassOptions(target="inf2.xlarge", tensor_parallel=degree))

@@ -122,6 +122,7 @@ def test_a_fold_of_nothing_is_its_neutral_element(function: str) -> None:
     require_equal(of(Reduce(function, (1,), False), Given(np.zeros((3, 0, 2), np.float32), DType.FLOAT32)))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("descending", [False, True])
 def test_rows_longer_than_a_partition_are_sorted_through_hbm(descending: bool) -> None:
     numbers = np.random.default_rng(4).integers(-900, 900, (2, 4500)).astype(np.float32)

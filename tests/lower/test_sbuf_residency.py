@@ -4,6 +4,8 @@ from math import prod
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nxpipe.emulator.analysis.utilization import HBM, totals
 from nxpipe.emulator.ir.builder import GraphBuilder
@@ -13,13 +15,15 @@ from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.affine import Affine, index, rotating_offset
 from nxpipe.emulator.isa.legality import faults
 from nxpipe.emulator.isa.operands import Axis, Far, Memory
-from nxpipe.emulator.isa.program import Program, Role
+from nxpipe.emulator.isa.program import Buffer, Program, Role
 from nxpipe.emulator.lower import lower
-from nxpipe.emulator.lower.sbuf_residency import SbufMatrix
+from nxpipe.emulator.lower.records import ResidentBuffer
+from nxpipe.emulator.lower.sbuf_residency import SbufMatrix, _Candidate, _find_address
 from nxpipe.emulator.ops import Attention, Binary, Linear, Reshape, RmsNorm, Transpose, Unary
 from nxpipe.emulator.passes import PassOptions, run_passes
 from nxpipe.emulator.passes.roll import roll
 from tests.lower.harness import Case, case, floats, require_equal, wholes
+from tests.tiers import examples
 
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32
 TABLE = np.random.default_rng(0).integers(-2, 3, (256, 64)).astype(np.float32)
@@ -114,6 +118,54 @@ def test_what_is_larger_than_sbuf_goes_to_hbm_and_comes_back() -> None:
     program = _block(8192, 512, 2048)
     assert not faults(program)
     assert (8192, 2048) in _scratch(program)
+
+
+SCRATCH = Buffer(Role.SCRATCH, ("scratch",), F32, (128, 8))
+STAGES = 5
+LIVE_RANGES = st.tuples(st.integers(0, STAGES - 1), st.integers(0, STAGES - 1)).map(lambda ends: (min(ends), max(ends)))
+SIZES = st.integers(1, 6).map(lambda units: 64 * units)
+
+
+@settings(max_examples=examples(200))
+@given(
+    st.lists(st.tuples(SIZES, LIVE_RANGES), min_size=4, max_size=20),
+    st.lists(st.integers(0, 100), min_size=STAGES, max_size=STAGES),
+)
+def test_a_resident_buffer_shares_no_byte_with_another_that_is_live_or_with_a_kernel(
+    buffers: list[tuple[int, tuple[int, int]]], peaks: list[int]
+) -> None:
+    """The highest free address is taken: none above it is free too."""
+    usable, placed = 1024, list[ResidentBuffer]()
+    allocations: list[tuple[_Candidate, int]] = []
+    for size, live_range in buffers:
+        candidate = _Candidate(0, SbufMatrix(8), size, live_range, 1)
+
+        def is_free(address: int, candidate: _Candidate = candidate) -> bool:
+            new = ResidentBuffer(SCRATCH, candidate.size, address, candidate.live_range)
+            return not any(new.overlaps(other) for other in placed)
+
+        floor = max(peaks[live_range[0] : live_range[1] + 1])
+        free = [address for address in range(0, usable - size + 1, 64) if address >= floor and is_free(address)]
+        address = _find_address(candidate, peaks, allocations, usable)
+        assert address == (free[-1] if free else None)
+        if address is not None:
+            allocations.append((candidate, address))
+            placed.append(ResidentBuffer(SCRATCH, size, address, live_range))
+
+
+def test_a_residual_stays_intact_while_wider_values_come_and_go_beside_it() -> None:
+    """Sums that are live one after the other, the last one together with wider hidden values."""
+
+    def build(builder: GraphBuilder, x: Value, *weights: Value) -> Value:
+        first, second, third, up, down = weights
+        x = builder.add(Linear(F32), x, first)
+        for weight in (second, third):
+            x = builder.add(Binary("add"), builder.add(Linear(F32), x, weight), x)
+        hidden = builder.add(Unary("relu"), builder.add(Linear(F32), x, up))
+        return builder.add(Binary("add"), builder.add(Linear(F32), hidden, down), x)
+
+    shapes = ((128, 8), (8, 8), (8, 8), (8, 8), (64, 8), (8, 64))
+    require_equal(case(build, *(wholes(*shape, most=1, seed=seed) for seed, shape in enumerate(shapes))))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ def test_programs_as_they_are_emitted_pass_every_judge_and_are_proved_to_be_in_o
         assert walked(sample.name).in_order
 
 
+@pytest.mark.sample(2)
 def test_what_a_judge_of_order_or_of_results_catches_is_never_proved_to_be_no_change() -> None:
     for mutant in drawn(1, SEED + 2):
         found = caught(mutant.sample, mutant.program)

@@ -105,6 +105,7 @@ def test_what_was_published_runs_again_from_the_store_alone(tmp_path: Path, llam
         np.testing.assert_array_equal(outputs[name], value)
 
 
+@pytest.mark.sample(2)
 def test_two_builds_in_two_places_give_one_manifest_digest(tmp_path: Path) -> None:
     digests = set()
     for name in ("here", "there"):
@@ -141,6 +142,7 @@ def test_a_changed_weight_file_is_a_miss(tmp_path: Path, bert: Path) -> None:
     assert after["request_key"] != before["request_key"]
 
 
+@pytest.mark.sample(3)
 def test_several_buckets_and_batches_are_programs_of_one_artifact_that_share_the_weights(
     tmp_path: Path, bert: Path
 ) -> None:
@@ -151,6 +153,7 @@ def test_several_buckets_and_batches_are_programs_of_one_artifact_that_share_the
     assert len({program.graph_key for program in manifest.executables}) == 4
 
 
+@pytest.mark.sample(2)
 def test_bf16_deviates_from_pytorch_by_a_bf16_sized_error_and_fp32_hardly(tmp_path: Path, bert: Path) -> None:
     def worst(*more: str) -> float:
         report = built(tmp_path, bert, *more)["verification"]

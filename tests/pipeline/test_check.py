@@ -82,6 +82,7 @@ def test_a_sound_model_lowers_and_fits_and_the_first_line_says_so(nxpipe: InProc
     assert answer.out.splitlines()[0] == "tiny-bert lowers, and fits inf2.xlarge at tp 1"
 
 
+@pytest.mark.sample(2)
 def test_a_decoder_is_checked_reading_its_prompt_and_writing_tokens(nxpipe: InProcess, llama: Path) -> None:
     answer = nxpipe("check", "--model-id", str(llama), "--buckets", "16,32", "--json")
     (report,) = json.loads(answer.out)
@@ -125,6 +126,7 @@ def test_a_model_that_is_too_large_ends_in_its_own_exit_code(nxpipe: InProcess, 
     assert "does not fit" in answer.out.splitlines()[0]
 
 
+@pytest.mark.sample(2)
 def test_without_a_degree_the_smallest_that_fits_is_chosen(nxpipe: InProcess, tmp_path: Path) -> None:
     write_model(tmp_path / "m", {**LLAMA, "num_key_value_heads": 8, "vocab_size": 1_000_000_00})
     (report,) = json.loads(nxpipe("check", "--model-id", "./m", "--target", "trn2.48xlarge", "--json").out)
@@ -254,6 +256,7 @@ def test_a_second_check_of_the_same_model_says_the_same_without_torch(nxpipe: In
     assert _run(bert, code) == first
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"digest": "0", "examination": {}}', b"\xff" * 100])
 def test_a_damaged_memory_is_ignored_and_written_again(nxpipe: InProcess, bert: Path, damage: bytes) -> None:
     first = nxpipe("check", "--model-id", str(bert), "--json").out
@@ -312,6 +315,7 @@ def test_a_defect_of_ours_is_a_finding_with_its_log_and_is_not_remembered(
     monkeypatch.undo()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("config", [UNET, AUTOENCODER], ids=["unet", "vae"])
 def test_a_diffusion_model_which_publishes_no_plan_is_checked_at_every_degree(
     nxpipe: InProcess, tmp_path: Path, config: dict[str, Any]

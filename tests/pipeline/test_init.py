@@ -1,7 +1,9 @@
 """`nxpipe init` creates all files of a project at once, and changes no existing one."""
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,16 @@ from hypothesis import strategies as st
 from nxpipe.pipeline.cli import init
 from nxpipe.pipeline.cli.init import configuration
 from nxpipe.pipeline.config import load_config
+from nxpipe.pipeline.config.load import check_placement
+from tests.conftest import ROOT
 from tests.pipeline.in_process import InProcess, nxpipe
 
 __all__ = ["nxpipe"]
 
 WORKFLOW = ".github/workflows/nxpipe-release.yml"
 ACTION = ".github/actions/nxpipe/action.yml"
-FILES = ["nxpipe.toml", WORKFLOW, ACTION, ".gitignore"]
+FILES = ["nxpipe.toml", WORKFLOW, ACTION, "cdk.json", "package.json", ".gitignore"]
+ENTRIES = b".nxpipe/\ncdk.out/\nnode_modules/\n.venv/\n"
 
 
 @pytest.fixture
@@ -102,16 +107,17 @@ def test_a_second_init_changes_nothing(nxpipe: InProcess, root: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (b"", b".nxpipe/\n"),
-        (b"*.o\n", b"*.o\n.nxpipe/\n"),
-        (b"*.o", b"*.o\n.nxpipe/\n"),
-        (b"*.o\r\n", b"*.o\r\n.nxpipe/\r\n"),
-        (b"/.nxpipe\n*.o", b"/.nxpipe\n*.o"),
-        (b".nxpipe/\n", b".nxpipe/\n"),
-        (b"caf\xe9\n", b"caf\xe9\n.nxpipe/\n"),
+        (b"", ENTRIES),
+        (b"*.o\n", b"*.o\n" + ENTRIES),
+        (b"*.o", b"*.o\n" + ENTRIES),
+        (b"*.o\r\n", b"*.o\r\n" + ENTRIES.replace(b"\n", b"\r\n")),
+        (b"node_modules\n/cdk.out\n*.o", b"node_modules\n/cdk.out\n*.o\n.nxpipe/\n.venv/\n"),
+        (b".venv\n/.nxpipe\ncdk.out\n/node_modules/\n*.o", b".venv\n/.nxpipe\ncdk.out\n/node_modules/\n*.o"),
+        (ENTRIES, ENTRIES),
+        (b"caf\xe9\n", b"caf\xe9\n" + ENTRIES),
     ],
 )
-def test_the_ignore_entry_is_added_once_and_the_rest_kept(
+def test_each_ignore_entry_is_added_once_and_the_rest_kept(
     nxpipe: InProcess, root: Path, before: bytes, after: bytes
 ) -> None:
     (root / ".gitignore").write_bytes(before)
@@ -147,12 +153,95 @@ def test_a_dry_run_shows_the_difference_to_a_file_in_the_way(nxpipe: InProcess, 
     assert "\n-mine = true\n" in answer.out
 
 
+@pytest.mark.parametrize("kinds", [["serving"], ["training"], ["training", "serving"], ["serving", "serving"]])
+@pytest.mark.parametrize("model_id", ["bert-base-uncased", "acme/tuning", "acme/" + 45 * "x"])
+def test_the_fleets_that_init_writes_are_deployable(
+    nxpipe: InProcess, root: Path, kinds: list[str], model_id: str
+) -> None:
+    answer = nxpipe("init", str(root), "--model-id", model_id, *(f"--fleet={kind}" for kind in kinds))
+    assert answer.code == 0
+    assert nxpipe("config", "check", "--config", str(root / "nxpipe.toml")).code == 0
+    config = load_config(root / "nxpipe.toml", {})
+    assert [fleet.kind for fleet in config.fleets] == list(dict.fromkeys(kinds))
+    assert [*check_placement(config)] == []
+
+
+def test_an_unknown_kind_of_fleet_writes_nothing(nxpipe: InProcess, root: Path) -> None:
+    answer = nxpipe("init", str(root), "--fleet", "gpu")
+    assert (answer.code, snapshot(root)) == (2, {})
+    assert "'serving', 'training'" in answer.err
+
+
+def test_the_next_commands_include_those_of_the_cdk_cli(nxpipe: InProcess, root: Path) -> None:
+    answer = nxpipe("init", str(root))
+    assert f"Next in {root}: nxpipe config check" in answer.err
+    assert "npm install, then npx cdk synth" in answer.err
+
+
+def test_keep_writes_the_files_that_are_missing_and_no_other(nxpipe: InProcess, root: Path) -> None:
+    mine = {"nxpipe.toml": "mine = true\n", "package.json": '{"name": "mine"}\n'}
+    for name, text in mine.items():
+        (root / name).write_text(text)
+    refused = nxpipe("init", str(root))
+    assert refused.code == 5
+    assert "--keep" in refused.err
+    assert set(snapshot(root)) == set(mine)
+    answer = nxpipe("init", str(root), "--keep")
+    assert answer.code == 0
+    assert answer.out.splitlines() == [
+        *(f"wrote {root / name}" for name in FILES if name not in mine),
+        *(f"kept  {root / name}" for name in mine),
+    ]
+    assert {name: (root / name).read_text() for name in mine} == mine
+    version = json.loads((ROOT / "package.json").read_text())["devDependencies"]["aws-cdk"]
+    assert f"npm install --save-dev aws-cdk@{version}, then npx cdk synth" in answer.err
+
+
+def test_a_second_init_that_keeps_writes_nothing(nxpipe: InProcess, root: Path) -> None:
+    nxpipe("init", str(root))
+    before = snapshot(root)
+    answer = nxpipe("init", str(root), "--keep", "--json")
+    kept = [str(root / name) for name in FILES if name != ".gitignore"]
+    assert (answer.code, json.loads(answer.out), snapshot(root)) == (0, {"written": [], "kept": kept}, before)
+
+
+def test_a_cdk_json_of_another_app_is_kept_and_named(nxpipe: InProcess, root: Path) -> None:
+    (root / "cdk.json").write_text('{"app": "node bin/app.js"}')
+    answer = nxpipe("init", str(root), "--keep")
+    assert (answer.code, (root / "cdk.json").read_text()) == (0, '{"app": "node bin/app.js"}')
+    assert "cdk.json differs from the one that nxpipe requires" in answer.err
+
+
+@pytest.mark.parametrize("option", ["--fleet=serving", "--model-id=bert-base-uncased", "--task=fill-mask"])
+def test_an_option_about_an_nxpipe_toml_that_is_kept_is_refused(nxpipe: InProcess, root: Path, option: str) -> None:
+    (root / "nxpipe.toml").write_text("mine = true\n")
+    before = snapshot(root)
+    answer = nxpipe("init", str(root), "--keep", option)
+    assert (answer.code, snapshot(root)) == (2, before)
+    assert option.partition("=")[0] in answer.err
+
+
+@pytest.mark.parametrize(
+    ("environment", "named"),
+    [("venv", "venv"), ("tools/my env", ".venv"), ("../elsewhere", ".venv"), (".", ".venv")],
+)
+def test_the_app_starts_in_the_virtual_environment_of_the_repository(
+    nxpipe: InProcess, root: Path, monkeypatch: pytest.MonkeyPatch, environment: str, named: str
+) -> None:
+    """Another one is the user's who ran this command, or has a name that a shell would split."""
+    monkeypatch.setattr(sys, "prefix", os.path.normpath(root / environment))
+    nxpipe("init", str(root))
+    assert f"{named}/" in (root / ".gitignore").read_text().splitlines()
+    command = json.loads((root / "cdk.json").read_text())["app"]
+    assert command == f"PATH=${{VIRTUAL_ENV:-{named}}}/bin:$PATH python3 -P -m nxpipe.stacks"
+
+
 @pytest.mark.parametrize("interruption", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-@pytest.mark.parametrize("survivors", range(8))
+@pytest.mark.parametrize("survivors", range(2 * len(FILES)))
 def test_an_init_that_fails_anywhere_leaves_the_repository_as_it_was(
     root: Path, monkeypatch: pytest.MonkeyPatch, interruption: BaseException, survivors: int
 ) -> None:
-    """Four files are staged and four are moved into place; each of the eight may be the one that fails."""
+    """Each file is staged, then each is moved into place; any of the steps may be the one that fails."""
     (root / ".gitignore").write_text("*.o\n")
     before = snapshot(root)
     done: list[Path] = []

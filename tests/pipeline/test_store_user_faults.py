@@ -78,6 +78,7 @@ def test_on_a_good_day_every_command_ends_well(world: World, store: Path, tmp_pa
 # S3
 
 
+@pytest.mark.sample(2)
 def test_a_bucket_that_does_not_exist(world: World, tmp_path: Path) -> None:
     for _, answer in each_command(world, "s3://my-artefacts/nxpipe", tmp_path, ALL, environment=world.s3):
         is_one_sentence(answer, STORE, "s3://my-artefacts/nxpipe", "NoSuchBucket", "create the bucket, or correct")
@@ -89,6 +90,7 @@ def test_no_credentials(world: World, tmp_path: Path) -> None:
         is_one_sentence(answer, STORE, URL, "no usable AWS credentials", "set AWS_PROFILE, or AWS_ACCESS_KEY_ID")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
@@ -355,6 +357,7 @@ def test_a_collection_of_a_bucket_refuses_where_the_clocks_disagree(world: World
         assert code or not json.loads(answer.out)["steps"]
 
 
+@pytest.mark.sample(2)
 def test_doctor_says_that_the_clock_is_off(store: Path, tmp_path: Path, off: "partial[dict[str, str]]") -> None:
     answer = run("store", "doctor", "--store", str(store), cwd=tmp_path, environment=off(CLOCK_AHEAD=str(3 * DAY)))
     assert answer.code == 0, answer.err

@@ -1,7 +1,9 @@
-"""The wheel installs one package, `nxpipe`, which works beside a repository with folders of our packages' names."""
+"""The wheel installs one package, `nxpipe`, which works beside a repository with folders of our packages' names, and is
+all that a repository needs to deploy stacks.
+"""
 
+import json
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -19,9 +21,14 @@ DATA = (
     "pipeline/build/report/page.css",
     "pipeline/build/report/page.js",
     "pipeline/models/known_models.json",
+    "pipeline/templates/cdk.json",
     "pipeline/templates/nxpipe.toml",
     "pipeline/templates/nxpipe-release.yml",
     "pipeline/templates/nxpipe/action.yml",
+    "pipeline/templates/package.json",
+    "pipeline/templates/serving.toml",
+    "pipeline/templates/training.toml",
+    "stacks/__main__.py",
     "stacks/lint/prices.toml",
     "stacks/user_data/agent.sh",
 )
@@ -45,11 +52,26 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel's content and nothing else."""
-    folder = tmp_path_factory.mktemp("installed")
-    build("pip", "install", "--no-deps", "--no-index", "--quiet", "--target", str(folder), str(wheel))
+def project(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder but for a virtual environment with the wheel; dependencies are those of this environment."""
+    folder = tmp_path_factory.mktemp("project") / "My Search"
+    build("venv", "--without-pip", str(folder / ".venv"))
+    python = str(folder / ".venv/bin/python")
+    build("pip", "--python", python, "install", "--no-deps", "--no-index", "--quiet", str(wheel))
+    # The .pth files there, such as one that leads to this checkout, are not read.
+    (packages_of(folder) / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     return folder
+
+
+def packages_of(project: Path) -> Path:
+    (packages,) = (project / ".venv/lib").glob("python*/site-packages")
+    return packages
+
+
+@pytest.fixture(scope="module")
+def installed(project: Path) -> Path:
+    """A folder with the wheel's content and nothing else."""
+    return packages_of(project)
 
 
 @pytest.fixture
@@ -64,9 +86,10 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(installed: Path, repository: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(
+    installed: Path, repository: Path, code: str, *arguments: str, packages: str = sysconfig.get_path("purelib")
+) -> subprocess.CompletedProcess[str]:
     """Python with the repository, the installed wheel and its dependencies on the path; without this checkout."""
-    packages = sysconfig.get_path("purelib")
     start = f"import sys; sys.path[:] = [p for p in sys.path if p != {str(ROOT)!r}] + [{packages!r}]\n"
     return subprocess.run(
         [sys.executable, "-S", "-c", start + code, *arguments],
@@ -115,14 +138,13 @@ def test_the_installed_command_works_beside_folders_of_the_same_names(
 
 def test_the_installed_packages_are_those_that_are_imported(installed: Path, repository: Path) -> None:
     code = """
-import app, nxpipe.stacks.serving.stack, nxpipe.pipeline.build.run, nxpipe.emulator.compile
+import nxpipe.stacks.app, nxpipe.stacks.serving.stack, nxpipe.pipeline.build.run, nxpipe.emulator.compile
 files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
-print(*sorted(file for name, file in files.items() if name.startswith("nxpipe") and file))
+print(*sorted(file for name, file in files.items() if name.startswith("nxpipe") and file), sep="\\n")
 """
-    shutil.copy(ROOT / "app.py", repository)
     done = run(installed, repository, code)
     assert done.returncode == 0, done.stderr
-    files = done.stdout.split()
+    files = done.stdout.splitlines()
     assert files
     assert all(Path(file).is_relative_to(installed / "nxpipe") for file in files)
 
@@ -130,3 +152,52 @@ print(*sorted(file for name, file in files.items() if name.startswith("nxpipe") 
 def test_the_console_script_is_the_entry_point(wheel: Path) -> None:
     points = next(name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("entry_points.txt"))
     assert "nxpipe = nxpipe.pipeline.cli.entry:main" in zipfile.ZipFile(wheel).read(points).decode()
+
+
+# A repository of a user's own
+
+
+def environment_of(project: Path) -> dict[str, str]:
+    """What is left of this process's environment: no account, no settings, no activated virtual environment."""
+    private = ("AWS_", "CDK_", "NXPIPE_", "PYTHON", "VIRTUAL_ENV")
+    return {name: value for name, value in os.environ.items() if not name.startswith(private)} | {
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "CDK_HOME": str(project.parent / "cdk-home"),
+        "CDK_VALIDATION": "false",  # tests/stacks/test_cdk_app.py switches it on: it takes ten seconds
+        "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "20",
+    }
+
+
+def test_an_empty_folder_becomes_stacks_by_init_and_the_cdk_command(project: Path) -> None:
+    def command(*words: str) -> str:
+        environment = environment_of(project)
+        done = subprocess.run(words, cwd=project, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    command(".venv/bin/nxpipe", "init", "--fleet", "serving")
+    assert command(".venv/bin/nxpipe", "config", "check") == "nxpipe.toml is valid: 1 model, 1 fleet.\n"
+    for name in ("constructs", "stacks", "nxpipe"):  # folders that a repository may have
+        (project / name).mkdir()
+        (project / name / "__init__.py").write_text(JUNK)
+    (project / "node_modules").symlink_to(ROOT / "node_modules")  # `npm install`
+    pinned = json.loads((project / "package.json").read_text())["devDependencies"]["aws-cdk"]
+    assert command("node_modules/.bin/cdk", "--version").split()[0] == pinned
+    command("node_modules/.bin/cdk", "synth", "--quiet")
+    stacks = {path.name.partition(".")[0] for path in (project / "cdk.out").glob("*.template.json")}
+    assert stacks == {
+        *(f"my-search-{name}" for name in ("cache", "network", "observe", "storage")),
+        *(f"my-search-{name}-bert-base-uncased" for name in ("rollout", "serve")),
+    }
+
+
+def test_the_cdk_app_without_its_extra_names_the_extra(installed: Path, repository: Path, tmp_path: Path) -> None:
+    dependencies = tmp_path / "dependencies"  # of the base package
+    dependencies.mkdir()
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not entry.name.startswith(("aws_cdk", "cdk_nag", "constructs", "jsii")):
+            (dependencies / entry.name).symlink_to(entry)
+    code = "import runpy; runpy.run_module('nxpipe.stacks', run_name='__main__')"
+    done = run(installed, repository, code, packages=str(dependencies))
+    assert done.returncode == 4
+    assert done.stderr == "The CDK app requires aws_cdk, which is not installed; run: pip install 'nxpipe[cdk]'.\n"

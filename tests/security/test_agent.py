@@ -193,6 +193,7 @@ def test_an_agent_that_is_ended_while_it_prepares_gives_the_instance_up(place: P
 # The folder
 
 
+@pytest.mark.sample(2)
 @attempt("F18")
 def test_a_fetch_that_is_killed_leaves_nothing_that_a_server_would_read(place: Place, nxpipe: InProcess) -> None:
     words = [str(NXPIPE), "agent", "run", "--fleet", "search", "--to", "served", "--devices", "dev"]
@@ -286,6 +287,7 @@ def _held(size: str) -> str:
     return f'{{"neuron_runtime_data": [{{"report": {{"memory_used": {{"neuron_runtime_used_bytes": {usage}}}}}}}]}}'
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "report",
     [

@@ -70,6 +70,7 @@ def test_so_are_prompts_of_verify(nxpipe: InProcess, bert: Path, tmp_path: Path)
     assert found["inputs"] == "3 prompts, cut to 16 tokens: 24 left out"
 
 
+@pytest.mark.sample(2)
 def test_steps_leave_room_for_less_of_a_prompt_and_say_so(nxpipe: InProcess, llama: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text(json.dumps([5] * 14) + "\n[3]\n")
@@ -101,6 +102,7 @@ WRONG: Final[dict[str, tuple[dict[str, Any], str]]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mode", ["fast", "isa"])
 def test_inputs_that_do_not_suit_the_program_are_refused(
     mode: str, nxpipe: InProcess, bert: Path, tmp_path: Path
@@ -116,6 +118,7 @@ def test_inputs_that_do_not_suit_the_program_are_refused(
         assert answer.out == ""
 
 
+@pytest.mark.sample(2)
 def test_so_are_ids_of_a_vocabulary_that_ranks_divide(nxpipe: InProcess, llama: Path, tmp_path: Path) -> None:
     """Each rank looks up its own rows: an id that no rank has would be zeros in all of them. So in a stored program."""
     store, out = str(tmp_path / "store"), tmp_path / "out"

@@ -111,6 +111,7 @@ def writes(statement: Statement) -> list[str]:
     ]
 
 
+@pytest.mark.sample(2)
 @attempt("D01")
 def test_no_role_may_pass_a_role_or_change_iam(templates: dict[str, dict[str, Any]]) -> None:
     assert [

@@ -106,6 +106,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("plant", "command"),
     [

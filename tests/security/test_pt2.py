@@ -254,6 +254,7 @@ CASES: Final[tuple[tuple[tuple[str, ...], Edit, str | None], ...]] = (
 )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("edit", "refusal"),
     [

@@ -86,6 +86,7 @@ def aged(root: Path) -> None:
             os.utime(path, (OLD, OLD))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("grace", "seconds"),
     [

@@ -211,6 +211,7 @@ def verified(nxpipe: InProcess, model: Path, prompts: str) -> Answer:
     return nxpipe("verify", *words, "--prompts", str(model.parent / "prompts.txt"))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.attempt(name)) for name in TOKENIZERS])
 def test_code_that_comes_with_a_tokenizer_never_runs(
     name: str, nxpipe: InProcess, model: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,12 +11,14 @@ import boto3
 from aws_cdk import App, Environment, Stack
 from aws_cdk.assertions import Template
 
+from nxpipe.stacks.app import CONTEXT
+
 ACCOUNT: Final = "123456789012"
 REGION: Final = "us-east-2"
 _LONGEST: Final = 300  # seconds
 HERE: Final = Environment(account=ACCOUNT, region=REGION)
 _NOTHING: Final[Mapping[str, str]] = {}
-_CONTEXT: Final = json.loads((Path(__file__).parents[2] / "cdk.json").read_text())["context"]
+_CONTEXT: Final = json.loads((Path(__file__).parents[2] / "cdk.json").read_text())["context"] | CONTEXT
 
 
 def new_app(context: Mapping[str, str] = _NOTHING, **settings: Any) -> App:

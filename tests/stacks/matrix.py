@@ -10,8 +10,8 @@ from unittest.mock import MagicMock, patch
 
 from aws_cdk import App
 
-import app
 from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.stacks import app
 from nxpipe.stacks.lint.validation import guard
 from tests.stacks.linting import complaints, complaints_of_alike
 from tests.stacks.local import REGION, new_app

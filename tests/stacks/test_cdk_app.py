@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 from aws_cdk import App
 
-from app import main
+from nxpipe.stacks.__main__ import run
+from nxpipe.stacks.app import main
 from tests.stacks.local import new_app
 from tests.stacks.whole import STACKS, WHOLE, write_locks, write_whole
 
@@ -149,6 +151,7 @@ def test_a_second_synthesis_gives_equal_bytes_beside_a_local_aws_too(
     assert Path(offline["NETWORK_ATTEMPTS"]).read_text() == ""
 
 
+@pytest.mark.sample(3)
 def test_no_stack_gets_tags_that_cloudformation_would_hand_to_every_resource(first: Path) -> None:
     """The rule that weighs a fleet's groups would lose its weights by one."""
     artifacts = json.loads((first / "manifest.json").read_text())["artifacts"].values()
@@ -225,7 +228,41 @@ def test_a_cdk_json_without_feature_flags_is_told_in_a_sentence(
     config: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(App(context={"config": str(config)})) == 3
-    assert "cdk.json" in capfd.readouterr().err
+    flags = [name for name in json.loads((ROOT / "cdk.json").read_text())["context"] if name.startswith("@aws-cdk")]
+    assert f"cdk.json does not set {len(flags)} of the feature flags" in capfd.readouterr().err
+
+
+def test_a_feature_flag_of_another_value_is_named(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    flag = "@aws-cdk/core:defaultCrossStackReferences"
+    assert main(new_app({"config": str(config), flag: "strong"})) == 3
+    assert f"does not set 1 of the feature flags that the stacks require, such as {flag};" in capfd.readouterr().err
+
+
+def test_a_missing_nxpipe_toml_is_named_with_the_option_of_cdk(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(new_app({"config": str(tmp_path / "nxpipe.toml")})) == 3
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(str(tmp_path / "nxpipe.toml"))
+    assert "`nxpipe init`" in line
+    assert "-c config=PATH" in line
+
+
+def test_the_module_of_the_app_takes_no_arguments(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["synth"]) == 2
+    assert "`npx cdk synth`" in capfd.readouterr().err
+
+
+def test_an_interrupted_app_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(app: App) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nxpipe.stacks.app.main", interrupted)
+    monkeypatch.setattr(sys, "argv", ["nxpipe.stacks"])
+    monkeypatch.delitem(sys.modules, "nxpipe.stacks.__main__")  # runpy warns of a module that is imported already
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("nxpipe.stacks", run_name="__main__")
+    assert ended.value.code == 130
 
 
 def test_a_missing_configuration_is_told_through_the_cdk_command_too(tmp_path: Path, offline: dict[str, str]) -> None:
@@ -253,7 +290,8 @@ def test_stacks_ask_nothing_of_the_environment() -> None:
             getattr(entry, "attr", None) or getattr(entry, "id", None) or getattr(entry, "name", None)
             for entry in ast.walk(ast.parse(path.read_text()))
         }
-        assert not names & asking - ({"expanduser"} if path.name == "scripts.py" else set()), path
+        allowed = {"scripts.py": {"expanduser"}, "app.py": {"environ"}}  # the app reads NXPIPE_* beside nxpipe.toml
+        assert not names & asking - allowed.get(path.name, set()), path
 
 
 def test_the_feature_flags_are_those_that_this_release_of_cdk_recommends() -> None:
@@ -261,6 +299,13 @@ def test_the_feature_flags_are_those_that_this_release_of_cdk_recommends() -> No
     flags = {name: value for name, value in context.items() if name.startswith("@aws-cdk")}
     ours = {"@aws-cdk/core:enableAdditionalMetadataCollection": False}  # templates report nothing to anyone
     assert flags == json.loads(RECOMMENDED_FLAGS.read_text()) | ours
+
+
+@pytest.mark.parametrize(("name", "own"), [("cdk.json", {"app"}), ("package.json", {"name", "license"})])
+def test_init_writes_the_feature_flags_and_the_cdk_cli_of_this_checkout(name: str, own: set[str]) -> None:
+    """Otherwise a user's stacks would not be those that are tested here."""
+    ours, written = (json.loads((folder / name).read_text()) for folder in (ROOT, ROOT / "pipeline/templates"))
+    assert {key: ours[key] for key in ours.keys() - own} == {key: written[key] for key in written.keys() - own}
 
 
 def test_the_lock_file_pins_the_cdk_command_by_content_and_names_no_registry() -> None:

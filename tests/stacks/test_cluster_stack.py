@@ -9,12 +9,12 @@ import pytest
 from aws_cdk import Validations
 from cdk_nag import AwsSolutionsChecks, NIST80053R5Checks
 
-from app import add_stacks, deployable
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import ConfigInvalid
 from nxpipe.pipeline.config.cluster import SYSTEM
 from nxpipe.pipeline.config.fleets import DRAINED_BEFORE_THE_END
 from nxpipe.pipeline.config.locks import ADDONS
+from nxpipe.stacks.app import add_stacks, deployable
 from nxpipe.stacks.lint.costs import Prices, estimate
 from nxpipe.stacks.lint.finding import Facts, Window
 from nxpipe.stacks.lint.template import Templates, read

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from app import main
 from nxpipe.pipeline.cli.init import configuration
 from nxpipe.pipeline.config.locks import FLEETS_PARAMETER, TRAINING_PARAMETER
+from nxpipe.stacks.app import main
 from nxpipe.stacks.lint.finding import Facts
 from nxpipe.stacks.lint.rules import lint
 from nxpipe.stacks.lint.template import Templates, read
@@ -80,13 +80,15 @@ def test_an_agent_that_is_not_locked_is_a_parameter_that_a_deployment_lacks(
     ]["Fn::Join"][1]
 
 
-def test_the_fleet_that_init_writes_as_a_comment_synthesises(tmp_path: Path) -> None:
-    text = configuration(tmp_path, "bert-base-uncased", None)
+@pytest.mark.parametrize("fleets", [(), ("training", "serving")], ids=["as a comment", "training and serving"])
+def test_the_fleets_that_init_writes_synthesise(tmp_path: Path, fleets: tuple[str, ...]) -> None:
+    text = configuration(tmp_path, "bert-base-uncased", None, fleets)
     config = tmp_path / "nxpipe.toml"
-    config.write_text(_without_marks(text))
+    config.write_text(text if fleets else _without_marks(text))
     output = tmp_path / "out"
     assert main(new_app({"config": str(config)}, outdir=str(output))) == 0
     assert any("AgentSha256" in path.read_text() for path in output.glob("*serve*.template.json"))
+    assert len([*output.glob("*train*.template.json")]) == ("training" in fleets)
 
 
 def _without_marks(text: str) -> str:

@@ -14,8 +14,8 @@ from typing import Final
 
 import pytest
 
-import app
 from nxpipe.pipeline.config import ConfigInvalid
+from nxpipe.stacks import app
 from tests.stacks.matrix import NETWORKS, PAIRWISE, POSSIBLE, REFUSED, Fleet, Matrix, project
 
 SHARED: Final = {"all-network", "all-storage"}

@@ -73,6 +73,7 @@ def shift(made: World, *to: int) -> None:
     )
 
 
+@pytest.mark.sample(2)
 def test_a_deployment_in_the_middle_of_a_shift_changes_neither_weights_nor_sizes(
     deployed: World, tmp_path: Path
 ) -> None:
