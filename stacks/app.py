@@ -19,11 +19,11 @@ from nxpipe.pipeline.config.load import check_placement, has_network, load, read
 from nxpipe.pipeline.config.locks import AmiLock
 from nxpipe.pipeline.util.exit_codes import CONFIGURATION, FINDINGS
 from nxpipe.pipeline.util.text import for_log
-from nxpipe.stacks.handles import CacheHandle, EndpointHandle, ObserveHandle, ReleaseHandle, ServeHandle, StoreHandle
+from nxpipe.stacks.handles import EndpointHandle, ObserveHandle, ReleaseHandle, ServeHandle, StoreHandle
 from nxpipe.stacks.lint.costs import load_prices
 from nxpipe.stacks.lint.egress import Unreachable
 from nxpipe.stacks.lint.validation import guard
-from nxpipe.stacks.locks import NoAgentLocked, fleet_image, lock_of, locked_agent, training_image
+from nxpipe.stacks.locks import NoAgentLocked, fleet_image, fleet_python, lock_of, locked_agent, training_image
 from nxpipe.stacks.project import Site, store_prefix, warn_of_image
 from nxpipe.stacks.store import StoreStack
 from nxpipe.stacks.user_data.scripts import NoPublicKey, TooLong
@@ -132,10 +132,8 @@ def add_fleets(site: Site, release: ReleaseHandle | None) -> None:
     lock = lock_of(site.config, site.folder)
     add_farm(site, release)
     add_training(site, lock)
-    cache = add_cache(site)
-    serving = add_serving(site, lock, cache)
-    if cache:
-        add_cluster(site, cache)
+    serving = add_serving(site, lock)
+    add_cluster(site)
     hosted = add_endpoints(site)
     if serving or hosted:
         add_rollouts(site, serving, add_alarms(site, serving, hosted), release)
@@ -180,31 +178,14 @@ def add_training(site: Site, lock: AmiLock) -> None:
         warn_of_image(stack, image, site.config, lock)
 
 
-def add_cache(site: Site) -> CacheHandle | None:
-    """Add the compile cache, if the project has a cluster or serving fleets."""
-    if not site.config.cluster and not serving_fleets(site):
-        return None
-    from nxpipe.stacks.cache import CacheStack
-
-    stack = CacheStack(
-        site.app,
-        f"{site.project}-cache",
-        project=site.project,
-        network=site.network,
-        store=site.store,
-        versions=site.config.amis.sdk,
-        env=site.env,
-    )
-    return stack.handle
-
-
-def add_serving(site: Site, lock: AmiLock, cache: CacheHandle | None) -> list[ServeHandle]:
+def add_serving(site: Site, lock: AmiLock) -> list[ServeHandle]:
     fleets = serving_fleets(site)
     if not fleets:
         return []
     from nxpipe.stacks.serving.stack import ServeStack, Software
 
-    image, agent = fleet_image(site.config, lock), locked_agent(site.folder)
+    image = fleet_image(site.config, lock)
+    agent = locked_agent(site.folder, fleet_python(site.config, lock))
     software = Software(image=image, agent=agent, folder=site.folder.absolute())
     stacks = [
         ServeStack(
@@ -216,7 +197,6 @@ def add_serving(site: Site, lock: AmiLock, cache: CacheHandle | None) -> list[Se
             network=site.network,
             store=site.store,
             prefix=site.prefix,
-            cache=cache,
             env=site.env,
         )
         for fleet in fleets
@@ -226,11 +206,22 @@ def add_serving(site: Site, lock: AmiLock, cache: CacheHandle | None) -> list[Se
     return [stack.handle for stack in stacks]
 
 
-def add_cluster(site: Site, cache: CacheHandle) -> None:
+def add_cluster(site: Site) -> None:
+    """Add the cluster, and the compile cache that its pods mount."""
     if site.config.cluster:
         from nxpipe.pipeline.config.locks import read_cluster_lock
+        from nxpipe.stacks.cache import CacheStack
         from nxpipe.stacks.eks import ClusterStack
 
+        cache = CacheStack(
+            site.app,
+            f"{site.project}-cache",
+            project=site.project,
+            network=site.network,
+            store=site.store,
+            versions=site.config.amis.sdk,
+            env=site.env,
+        )
         ClusterStack(
             site.app,
             f"{site.project}-cluster",
@@ -240,7 +231,7 @@ def add_cluster(site: Site, cache: CacheHandle) -> None:
             network=site.network,
             store=site.store,
             prefix=site.prefix,
-            cache=cache,
+            cache=cache.handle,
             env=site.env,
         )
 

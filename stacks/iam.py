@@ -61,6 +61,21 @@ def mount_cache(cache: CacheHandle, version: str, role: aws_iam.IRole) -> None:
     )
 
 
+def use_compile_cache(url: str, role: aws_iam.IRole) -> None:
+    """Permit a role to read and write a compile cache in S3, such as "s3://my-caches/neuron"."""
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    arn = f"arn:{Stack.of(role).partition}:s3:::{bucket}"
+    below = f"{prefix.rstrip('/')}/*".lstrip("/")
+    role.add_to_principal_policy(
+        aws_iam.PolicyStatement(actions=["s3:GetObject", "s3:PutObject"], resources=[f"{arn}/{below}"])
+    )
+    role.add_to_principal_policy(
+        aws_iam.PolicyStatement(
+            actions=["s3:ListBucket"], resources=[arn], conditions={"StringLike": {"s3:prefix": [below]}}
+        )
+    )
+
+
 def wait_for_permissions(resource: CfnResource, role: aws_iam.IRole) -> None:
     """Create a resource after its role's policy, and delete it before that policy."""
     if policy := role.node.try_find_child("DefaultPolicy"):

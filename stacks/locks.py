@@ -22,17 +22,21 @@ class NoAgentLocked(Exception):
         )
 
 
-def locked_agent(folder: Path) -> str | None:
-    """SHA-256 of the agent's bundle; None if there is no lock file yet."""
+def locked_agent(folder: Path, python: str) -> str | None:
+    """SHA-256 of the agent's bundle, which must be for this Python; None if there is no lock file yet."""
     path = folder / LOCK
     try:
-        digest = json.loads(path.read_text())["sha256"]
+        lock = json.loads(path.read_text())
+        digest = lock["sha256"]
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise NoAgentLocked(path, "cannot be read") from error
     if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
         raise NoAgentLocked(path, "names no digest")
+    made_for = lock.get("python")
+    if made_for not in (None, python):  # files of older versions do not name it
+        raise NoAgentLocked(path, f"names a bundle for Python {made_for}, and the fleets' image has {python}")
     return digest
 
 
@@ -44,6 +48,11 @@ def lock_of(config: Config, folder: Path) -> AmiLock:
 def fleet_image(config: Config, lock: AmiLock) -> str:
     """AMI of serving instances: the image of the first SDK version that [amis] lists."""
     return _image(config, lock, config.amis.sdk[0], FLEETS_PARAMETER)
+
+
+def fleet_python(config: Config, lock: AmiLock) -> str:
+    """Python of serving instances, such as "3.12"."""
+    return lock.software(config.amis.sdk[0], config.project.region).python
 
 
 def training_image(config: Config, lock: AmiLock) -> str:

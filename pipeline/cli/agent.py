@@ -144,38 +144,56 @@ def watch(console: Console, fleet: str, group: str, monitor: str, period: int, c
 
 
 @agent.command(cls=Command)
-@click.argument("packages", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("packages", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--fetch",
+    metavar="WHEEL",
+    help="Download the wheels into PACKAGES first, with pip: those that this wheel of nxpipe depends on, and itself. "
+    "A version on the index, such as nxpipe==0.1.0, may take its place.",
+)
 @store_option
 @config_option
 @click.pass_obj
-def bundle(console: Console, packages: Path, store: str | None, config_path: Path) -> None:
+def bundle(console: Console, packages: Path, fetch: str | None, store: str | None, config_path: Path) -> None:
     """Upload the agent to the store, for instances without access to a package index.
 
-    PACKAGES is a folder with the wheels of nxpipe and its dependencies for the Python of the fleet's AMI, and with .deb
-    files that the AMI lacks: amazon-efs-utils, which mounts the compile cache, is not in every AMI. Writes the bundle's
-    digest to nxpipe.agent.lock beside nxpipe.toml. The stacks read the lock file, and instances install nothing else.
-    The digest is the same for every store.
+    PACKAGES is a folder with the wheels of nxpipe and its dependencies, and with .deb files that the AMI lacks. The
+    wheels are for the Python of the fleets' AMI, which nxpipe.amis.lock names, and not for the one that runs nxpipe;
+    --fetch downloads these. A folder with a wheel for another Python or platform, or without a dependency, is refused.
+
+    Writes the bundle's digest to nxpipe.agent.lock beside nxpipe.toml. The stacks read the lock file, and instances
+    install nothing else. The digest is the same for every store.
 
     \b
     Example:
-      pip wheel --wheel-dir packages nxpipe
-      nxpipe agent bundle packages
+      nxpipe agent bundle packages --fetch dist/nxpipe-0.1.0-py3-none-any.whl
+      nxpipe agent bundle packages --store s3://BUCKET
     """
     from nxpipe.pipeline.artifacts.store_url import open_uncached_store
-    from nxpipe.pipeline.fleet.agent.run import Bundle, NoAgent
+    from nxpipe.pipeline.config import load_config
+    from nxpipe.pipeline.config.locks import read_lock
+    from nxpipe.pipeline.fleet.agent.run import Bundle
+    from nxpipe.pipeline.fleet.agent.wheels import fetch_wheels
+    from nxpipe.pipeline.util.files import write_whole
 
-    try:
-        agent_bundle = Bundle.of(packages)
-    except NoAgent as missing:
-        raise click.BadParameter(str(missing), param_hint="PACKAGES") from missing
+    config = load_config(config_path, os.environ, missing_ok=True)
+    amis = read_lock(config_path.parent / config.amis.lock)
+    software = amis.software(config.amis.sdk[0], config.project.region)
+    if fetch:
+        with console.step(f"download wheels for Python {software.python}"):
+            fetch_wheels(fetch, packages, software)
+    elif not packages.is_dir():
+        raise click.BadParameter(f"there is no folder {packages}; pass --fetch to create it", param_hint="PACKAGES")
+    agent_bundle = Bundle.of(packages, software)
     new = agent_bundle.put(open_uncached_store(store, config_path, console))
     lock = config_path.parent / "nxpipe.agent.lock"
-    lock.write_text(agent_bundle.lock())
+    write_whole(lock, agent_bundle.lock().encode())
     if console.json:
         console.data(
             {
                 "sha256": agent_bundle.sha256,
                 "path": agent_bundle.path,
+                "python": agent_bundle.python,
                 "packages": list(agent_bundle.packages),
                 "new": new,
             }
@@ -183,5 +201,6 @@ def bundle(console: Console, packages: Path, store: str | None, config_path: Pat
         return
     console.result(agent_bundle.sha256)
     console.say(
-        f"  {len(agent_bundle.packages)} packages, {'uploaded to' if new else 'already in'} the store; wrote {lock}"
+        f"  {len(agent_bundle.packages)} packages for Python {agent_bundle.python}, "
+        f"{'uploaded to' if new else 'already in'} the store; wrote {lock}"
     )

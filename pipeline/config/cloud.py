@@ -107,7 +107,7 @@ class Amis(Table):
     sdk: Annotated[tuple[_Sdk, ...], LIST, DISTINCT] = Field(
         default=("2.32.0",),
         description="The versions of the Neuron SDK in use. AMIs have the first version; each version has a "
-        "part of the compile cache. Keep a replaced version until no instance uses it.",
+        "part of the cluster's compile cache. Keep a replaced version until no instance uses it.",
         examples=[["2.33.0", "2.32.0"]],
     )
     lock: Folder = Field(

@@ -15,6 +15,7 @@ from nxpipe.pipeline.config.kinds import (
     Cidr,
     Image,
     ReservationId,
+    S3Url,
     Slug,
     Zone,
     duration,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 # From EC2's DescribeInstanceTypes: purchase options, not properties of the hardware.
 IN_CAPACITY_BLOCKS: Final = ("trn1.32xlarge", "trn2.48xlarge", "trn2u.48xlarge")
 NEVER_SPOT: Final = ("trn2u.48xlarge",)
+WITH_INSTANCE_STORE: Final = ("trn1", "trn1n", "trn2", "trn2u")  # families, whose sizes all have NVMe disks
 DRAINED_BEFORE_THE_END: Final = timedelta(minutes=45)  # EC2 begins to terminate half an hour before
 
 _KIND: Final = "The purchase option."
@@ -211,6 +213,13 @@ class Standby(Table):
     size: Size = Field(description="The number of instances.")
 
 
+# Limits of EBS volumes of type gp3.
+_IOPS_PER_GIB: Final = 500
+_IOPS_PER_MIB_S: Final = 4
+_SYSTEM_GIB: Final = 100  # for the image's libraries
+_LEAST_GIB: Final = 200
+
+
 class ServingFleet(Table):
     """Instances behind a load balancer that serve a model."""
 
@@ -252,9 +261,66 @@ class ServingFleet(Table):
     clients: Annotated[tuple[Cidr, ...] | None, LIST, DISTINCT, Absent("the addresses of the network")] = Field(
         default=None, description="The address ranges that may call the load balancer.", examples=[["10.0.0.0/8"]]
     )
+    disk: Annotated[
+        int | None,
+        Field(ge=_SYSTEM_GIB, le=65536),
+        Unit("GiB"),
+        Absent("200; without instance store, at least 100 and twice the device memory"),
+    ] = Field(
+        default=None,
+        description="The size of the root volume, gp3. An artifact takes its size twice, in the cache and unpacked: "
+        "on the instance store, where the type has one and there is no warm_pool, and otherwise on this volume.",
+        examples=[500],
+    )
+    iops: Annotated[int, Field(ge=3000, le=80000)] = Field(
+        default=3000, description="The IOPS of the root volume, at most 500 per GiB.", examples=[6000]
+    )
+    throughput: Annotated[int, Field(ge=125, le=2000), Unit("MiB/s")] = Field(
+        default=500, description="The throughput of the root volume, at most a quarter of `iops`.", examples=[1000]
+    )
+    compile_cache: Annotated[S3Url | None, Absent("none; the artifact has every program")] = Field(
+        default=None,
+        description="A prefix in S3 for the compile cache of AWS's libraries, if the server compiles: "
+        "NEURON_COMPILE_CACHE_URL. Its bucket is not the store's, since instances write to it.",
+        examples=["s3://my-caches/neuron"],
+    )
     standby: Annotated[Standby | None, Absent("none")] = Field(
         default=None, description="A GPU group behind the same load balancer, as a fallback."
     )
+
+    @property
+    def uses_instance_store(self) -> bool:
+        """Instances of a warm pool are stopped, which empties the instance store: they keep the artifact on EBS."""
+        warm = self.capacity.kind == "on-demand" and self.capacity.warm_pool is not None
+        return not warm and all(INSTANCES[name].family in WITH_INSTANCE_STORE for name in self.instance_types)
+
+    @property
+    def volume_gib(self) -> int:
+        """The size of the root volume. By default it holds the largest artifact that the devices can load."""
+        if self.disk is not None:
+            return self.disk
+        if self.uses_instance_store:
+            return _LEAST_GIB
+        return max(_LEAST_GIB, *(_SYSTEM_GIB + 2 * INSTANCES[name].device_memory_gib for name in self.instance_types))
+
+    @field_validator("iops")
+    @classmethod
+    def _iops_of_the_size(cls, iops: int, info: ValidationInfo) -> int:
+        disk: int | None = info.data.get("disk")
+        if disk is not None and iops > disk * _IOPS_PER_GIB:
+            raise refuse(f"at most {disk * _IOPS_PER_GIB}; EBS allows {_IOPS_PER_GIB} for each GiB of `disk`")
+        return iops
+
+    @field_validator("throughput")
+    @classmethod
+    def _throughput_of_the_iops(cls, throughput: int, info: ValidationInfo) -> int:
+        iops: int | None = info.data.get("iops")
+        if iops is not None and throughput * _IOPS_PER_MIB_S > iops:
+            raise refuse(
+                f"at most {iops // _IOPS_PER_MIB_S}, or `iops` of at least {throughput * _IOPS_PER_MIB_S}; EBS allows "
+                f"1 MiB/s for {_IOPS_PER_MIB_S} IOPS"
+            )
+        return throughput
 
     @field_validator("instance_types")
     @classmethod

@@ -41,6 +41,10 @@ StoreUrl = Annotated[
     ),
 ]
 
+S3Url = Annotated[
+    str, text(rf"s3://{_BUCKET}(?:/[A-Za-z0-9!_.*'()/=-]*)?", 'the URL of a prefix: "s3://BUCKET/PREFIX"', longest=1024)
+]
+
 _NAME = "[A-Za-z0-9][A-Za-z0-9_.-]*"
 HubId = Annotated[
     str, text(f"{_NAME}(?:/{_NAME})?", 'a hub id such as "bert-base-uncased" or "OWNER/NAME"', longest=193)

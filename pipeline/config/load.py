@@ -170,6 +170,7 @@ def check_placement(config: Config) -> Iterator[Violation]:
     yield from _misplaced_zones(config, region, zones)
     yield from _misplaced_fleets(config, zones)
     yield from _crowded_channels(config)
+    yield from _misplaced_caches(config)
     if config.cluster:
         yield from _misplaced_nodes(config.cluster, zones)
     yield from _misplaced_endpoints(config)
@@ -218,6 +219,16 @@ def _crowded_channels(config: Config) -> Iterator[Violation]:
                 f"a channel of at most {_RELEASED_FLEETS} serving fleets; the IAM role of its releases allows no more"
             )
             yield Violation(("fleets", serving[_RELEASED_FLEETS], "channel"), shown(channel), allowed)
+
+
+def _misplaced_caches(config: Config) -> Iterator[Violation]:
+    """Instances write to their compile cache. In the store's bucket they could damage what other fleets serve."""
+    for index, fleet in enumerate(config.fleets):
+        if not isinstance(fleet, ServingFleet) or fleet.compile_cache is None:
+            continue
+        if fleet.compile_cache.split("/")[:3] == config.store.url.split("/")[:3]:  # "s3:", "", and the bucket
+            allowed = "a prefix in another bucket than the store's; instances write there"
+            yield Violation(("fleets", index, "compile_cache"), shown(fleet.compile_cache), allowed)
 
 
 def _misplaced_nodes(cluster: Cluster, zones: tuple[str, ...]) -> Iterator[Violation]:

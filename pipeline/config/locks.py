@@ -25,6 +25,25 @@ TRAINING_PARAMETER: Final = "/aws/service/ecs/optimized-ami/amazon-linux-2023/ne
 
 _HEAD: Final = "# Written by `nxpipe ami lock`: the machine images that instances start from. Commit it.\n"
 _AMI = Annotated[str, text("ami-[0-9a-f]{8,17}", 'the id of an AMI, such as "ami-0a1b2c3d4e5f60718"')]
+_Minor = Annotated[str, text(r"[0-9]+\.[0-9]+", 'a version such as "3.12"')]
+
+
+@dataclass(frozen=True)
+class SystemSoftware:
+    """Software of an operating system that decides which wheels install there."""
+
+    python: str  # of its `python3`, such as "3.12"
+    glibc: str  # such as "2.39"
+
+
+# By the name that an AMI's own name contains. Python is the system's `python3`, from `os_properties` of the Neuron
+# SDK's n2-manifest.json and the release notes of its DLAMIs; glibc is the one of the distribution's release.
+SYSTEMS: Final = {
+    "Amazon Linux 2023": SystemSoftware(python="3.9", glibc="2.34"),
+    "Ubuntu 22.04": SystemSoftware(python="3.10", glibc="2.35"),
+    "Ubuntu 24.04": SystemSoftware(python="3.12", glibc="2.39"),
+}
+_DEFAULT_SYSTEM: Final = SYSTEMS["Ubuntu 24.04"]  # of FLEETS_PARAMETER, and so of images that older lock files name
 
 
 class LockedImage(Table):
@@ -40,6 +59,15 @@ class LockedImage(Table):
     created: date = Field(description="The creation date.")
     expires: date = Field(description="The deprecation date.")
     source: str = Field(description="The public parameter, or the search, that resolved it.")
+    python: _Minor | None = Field(
+        default=None, description="The version of its Python, for the agent. Hosts of training containers have none."
+    )
+    glibc: _Minor | None = Field(default=None, description="The version of its C library.")
+
+    @property
+    def software(self) -> SystemSoftware:
+        """The software that the agent's packages must fit. Older lock files do not name it."""
+        return SystemSoftware(self.python or _DEFAULT_SYSTEM.python, self.glibc or _DEFAULT_SYSTEM.glibc)
 
 
 @dataclass(frozen=True)
@@ -52,6 +80,20 @@ class AmiLock:
     def image(self, region: str, sdk: str | None) -> LockedImage | None:
         """The AMI with a version of the SDK, or for training hosts if `sdk` is None; None if it is not locked."""
         return next((image for image in self.images if (image.region, image.sdk) == (region, sdk)), None)
+
+    def software(self, sdk: str, region: str | None) -> SystemSoftware:
+        """The software of the fleets' AMIs in the region, or in all, for which one bundle of the agent is made."""
+        images = [image for image in self.images if image.sdk == sdk and region in (None, image.region)]
+        found = {image.software: image for image in images}
+        if len(found) > 1:
+            kinds = " and ".join(f"{image.id} with Python {image.software.python}" for image in found.values())
+            raise _invalid(
+                self.path,
+                f"{kinds} for SDK {sdk}",
+                "images of one operating system, since all fleets install one bundle; run `nxpipe ami lock` with "
+                "every region",
+            )
+        return next(iter(found), _DEFAULT_SYSTEM)
 
     def with_images(self, images: Iterable[LockedImage], sdks: Iterable[str]) -> "AmiLock":
         """Replace the images of the given regions, and drop those of unused SDK versions."""

@@ -11,10 +11,12 @@ from typing import Any, Final, TypeAlias
 from nxpipe.pipeline.config.locks import (
     ADDONS,
     FLEETS_PARAMETER,
+    SYSTEMS,
     TRAINING_PARAMETER,
     ClusterLock,
     LockedImage,
     LockedNodes,
+    SystemSoftware,
 )
 from nxpipe.pipeline.util.aws import convert_sdk_errors
 from nxpipe.pipeline.util.errors import AwsError, MissingSoftware, TemplateInvalid
@@ -229,6 +231,7 @@ def _age(image: dict[str, Any]) -> tuple[str, str]:
 def _locked(image: dict[str, Any], region: str, sdk: str | None, source: str) -> LockedImage:
     created = date.fromisoformat(image["CreationDate"][:10])
     deprecated = image.get("DeprecationTime")
+    software = _software(image) if sdk else None
     return LockedImage(
         region=region,
         sdk=sdk,
@@ -237,6 +240,20 @@ def _locked(image: dict[str, Any], region: str, sdk: str | None, source: str) ->
         created=created,
         expires=date.fromisoformat(deprecated[:10]) if deprecated else created + _LIFETIME,
         source=source,
+        python=software.python if software else None,
+        glibc=software.glibc if software else None,
+    )
+
+
+def _software(image: dict[str, Any]) -> SystemSoftware:
+    """The software of the operating system that the image's name or description contains."""
+    text = f"{image['Name']} {image.get('Description', '')}"
+    for system, software in SYSTEMS.items():
+        if system in text:
+            return software
+    raise AwsError(
+        f"image {image['ImageId']}, {image['Name']!r}, names no operating system whose Python nxpipe knows "
+        f"({', '.join(SYSTEMS)}); update nxpipe"
     )
 
 

@@ -30,12 +30,12 @@ from nxpipe.pipeline.config.fleets import (
     Standby,
     WarmPool,
 )
-from nxpipe.stacks.handles import CacheHandle, NetworkHandle, ServeHandle, StoreHandle
-from nxpipe.stacks.iam import mount_cache, read_artifacts
+from nxpipe.stacks.handles import NetworkHandle, ServeHandle, StoreHandle
+from nxpipe.stacks.iam import read_artifacts, use_compile_cache
 from nxpipe.stacks.launch import Machine, launch_template
 from nxpipe.stacks.project import log_group, tag_project, unlocked_agent
 from nxpipe.stacks.serving.load_balancer import Balancer
-from nxpipe.stacks.user_data.scripts import Agent, Cache, Serving
+from nxpipe.stacks.user_data.scripts import Agent, Serving
 
 Group: TypeAlias = aws_autoscaling.CfnAutoScalingGroup
 
@@ -205,7 +205,6 @@ class ServeStack(Stack):
         network: NetworkHandle,
         store: StoreHandle,
         prefix: str,
-        cache: CacheHandle | None,
         **kwargs: Any,
     ) -> None:
         super().__init__(scope, id_, description=f"Fleet {fleet.name} of {config.project.name}", **kwargs)
@@ -221,7 +220,7 @@ class ServeStack(Stack):
             store=store,
             instances=self._instances,
         )
-        template = self._template(software, store, prefix, cache)
+        template = self._template(software, store, prefix)
         groups = {colour: self._group(colour, template) for colour in (BLUE, GREEN)}
         if fleet.standby:
             groups[STANDBY] = self._standby(fleet.standby)
@@ -254,16 +253,12 @@ class ServeStack(Stack):
         group.add_egress_rule(aws_ec2.Peer.any_ipv4(), aws_ec2.Port.tcp(443), "AWS")
         return group
 
-    def _template(
-        self, software: Software, store: StoreHandle, prefix: str, cache: CacheHandle | None
-    ) -> aws_ec2.CfnLaunchTemplate:
+    def _template(self, software: Software, store: StoreHandle, prefix: str) -> aws_ec2.CfnLaunchTemplate:
         role = self._role("Role", "Instances")
         read_artifacts(store, role, prefix)
         self._grant_hook_completion(role)
-        sdk = self._config.amis.sdk[0]
-        if cache:
-            mount_cache(cache, sdk, role)
-            self._instances.add_egress_rule(aws_ec2.Peer.ipv4(self._network.cidr), aws_ec2.Port.tcp(2049), "the cache")
+        if self._fleet.compile_cache:
+            use_compile_cache(self._fleet.compile_cache, role)
         bucket = f"s3://{store.bucket.bucket_name}"
         agent = software.agent or unlocked_agent(self)
         serving = Serving(
@@ -275,7 +270,6 @@ class ServeStack(Stack):
             hook=self.hook,
             log=self._log(role).log_group_name,
             agent=Agent(f"{bucket}/{prefix}agents/{agent}.tar", agent),
-            cache=Cache(cache.file_system.file_system_id, cache.access_points[sdk].access_point_id) if cache else None,
         )
         machine = Machine(
             name=self._name,
@@ -283,6 +277,9 @@ class ServeStack(Stack):
             profile=self._profile("Profile", role),
             groups=[self._instances],
             user_data=serving.script(),
+            root_gib=self._fleet.volume_gib,
+            root_iops=self._fleet.iops,
+            root_throughput=self._fleet.throughput,
         )
         types = self._fleet.instance_types
         return launch_template(self, "Template", machine, instance_type=types[0], capacity=self._fleet.capacity)

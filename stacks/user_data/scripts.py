@@ -17,6 +17,26 @@ _FOLDER: Final = Path(__file__).parent
 LARGEST: Final = 16 * 1024  # bytes; EC2's limit
 
 
+# All programs that the scripts of serving instances run. The first boot checks them before anything else, and the tests
+# run the scripts without any other. Neuron images have them; an image of one's own must have them too.
+PROGRAMS: Final = (
+    "aws",
+    "curl",
+    "dirname",
+    "dpkg",
+    "id",
+    "mkdir",
+    "mktemp",
+    "python3",
+    "rm",
+    "sha256sum",
+    "sleep",
+    "systemctl",
+    "tar",
+    "useradd",
+)
+
+
 class TooLong(Exception):
     """User data above EC2's limit."""
 
@@ -27,24 +47,34 @@ class TooLong(Exception):
         )
 
 
-def script(values: Mapping[str, str], files: Mapping[str, str], *parts: str) -> str:
-    """Shell script that sets variables, writes `files` (path to content), and runs the parts.
+# What the instance store requires in addition.
+DISK_PROGRAMS: Final = ("blkid", "mkfs.ext4", "mount", "mountpoint")
+
+
+def script(values: Mapping[str, str], files: Mapping[str, str], *parts: str, programs: Sequence[str] = PROGRAMS) -> str:
+    """Shell script that sets variables, checks `programs`, writes `files` (path to content), and runs the parts.
 
     A part is the name of a .sh file beside this module. Values may contain CloudFormation references.
     """
-    head = ["#!/usr/bin/env bash", "set -Eeuo pipefail", *(f"{name}={quote(values[name])}" for name in values), ""]
+    head = _head(values)
     writing = [f"put {quote(path)} {quote(files[path])}" for path in files]
-    text = "\n".join([*head, part_text("begin"), *writing, "", *map(part_text, parts)])
+    required = " ".join(["require", *(f'"{program}"' for program in programs)])  # egress.py: a bare `aws` is a call
+    text = "\n".join([*head, part_text("begin"), required, *writing, "", *map(part_text, parts)])
     if (size := len(text.encode())) > LARGEST:
         raise TooLong(size)
     return text
+
+
+def _head(values: Mapping[str, str]) -> list[str]:
+    return ["#!/usr/bin/env bash", "set -Eeuo pipefail", *(f"{name}={quote(values[name])}" for name in values), ""]
 
 
 def part_text(part: str) -> str:
     return (_FOLDER / f"{part}.sh").read_text()
 
 
-_BY_THE_AGENT: Final = {"command", "standby", "certificate", "clients"}  # passed otherwise, or unused on instances
+# Keys that are passed otherwise, or that no instance uses: the agent of an older bundle does not know new ones.
+_BY_THE_AGENT: Final = {"command", "standby", "certificate", "clients", "compile_cache", "disk", "iops", "throughput"}
 
 
 class NoPublicKey(Exception):
@@ -122,9 +152,9 @@ def _value(value: Any) -> str:
 _UNIT = """\
 [Unit]
 Description=nxpipe: fleet {fleet}
-Wants=network-online.target
-After=network-online.target
-{mounts}
+Wants=network-online.target{disks}
+After=network-online.target{disks}
+
 [Service]
 Type={kind}
 User=nxpipe
@@ -143,15 +173,34 @@ WantedBy=multi-user.target
 """
 
 
-def unit(fleet: str, settings: str, command: Sequence[str], *, serves: bool, mount: str | None) -> str:
+def unit(fleet: str, settings: str, command: Sequence[str], *, serves: bool, disks: bool) -> str:
     """Unit of the agent. Without a server command it is a oneshot unit, after which the image's own unit serves."""
     return _UNIT.format(
         fleet=fleet,
         settings=settings,
         command=" ".join(map(systemd_word, command)),
+        disks=f" {_DISKS_UNIT}" if disks else "",
         kind="exec" if serves else "oneshot\nRemainAfterExit=yes",
-        mounts=f"RequiresMountsFor={mount}\n" if mount else "",
     )
+
+
+_DISKS_UNIT = "nxpipe-instance-store.service"
+_DISKS = """\
+[Unit]
+Description=nxpipe: state of fleet {fleet} on the instance store
+After=local-fs.target dlami-nvme.service
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/usr/bin/env bash {program}
+StandardError=journal+console
+"""
+
+
+def instance_store(fleet: str, program: str) -> str:
+    """Unit that mounts the instance store before the agent starts; without a free disk the root volume serves."""
+    return _DISKS.format(fleet=fleet, program=systemd_word(program))
 
 
 _WATCHER = """\
@@ -198,12 +247,6 @@ class Agent:
 
 
 @dataclass(frozen=True)
-class Cache:
-    file_system: str
-    access_point: str
-
-
-@dataclass(frozen=True)
 class InstancePaths:
     """Paths on an instance. Tests set `root` to a folder."""
 
@@ -225,10 +268,6 @@ class InstancePaths:
         return self.at("/var/lib/nxpipe")
 
     @property
-    def cache(self) -> str:
-        return self.at("/mnt/nxpipe-cache")
-
-    @property
     def keys(self) -> str:
         return f"{self.settings}/keys"
 
@@ -245,28 +284,21 @@ class Serving:
     hook: str
     log: str  # name of the fleet's log group
     agent: Agent
-    cache: Cache | None
     places: InstancePaths = InstancePaths()
 
     def script(self) -> str:
-        return script(self._values(), self._files(), "agent", *(["cache"] if self.cache else []), "serve")
+        programs = (*PROGRAMS, *(DISK_PROGRAMS if self.fleet.uses_instance_store else ()))
+        return script(self._values(), self._files(), "agent", "serve", programs=programs)
 
     def _values(self) -> dict[str, str]:
-        values = {
+        return {
+            "CONSOLE": self.places.at("/dev/console"),
             "REGION": self.region,
             "HOOK": self.hook,
             "PROGRAMS": self.places.programs,
             "AGENT_URL": self.agent.url,
             "AGENT_SHA256": self.agent.sha256,
         }
-        if self.cache:
-            values |= {
-                "CACHE": self.places.cache,
-                "FSTAB": self.places.at("/etc/fstab"),
-                "FILE_SYSTEM": self.cache.file_system,
-                "ACCESS_POINT": self.cache.access_point,
-            }
-        return values
 
     def _files(self) -> dict[str, str]:
         settings = self.places.settings
@@ -274,6 +306,7 @@ class Serving:
         keys = public_keys(self.config, self.fleet, self.folder)
         return {
             **self._grouping(),
+            **self._instance_store(),
             **{f"{self.places.keys}/{name}": text for name, text in keys.items()},
             f"{settings}/nxpipe.toml": fleet_file(self.config, self.fleet, store, self.places.keys),
             f"{settings}/agent.env": environment(self._environment()),
@@ -291,15 +324,29 @@ class Serving:
         text = f"NEURON_LOGICAL_NC_CONFIG={core.lnc_default}\n"
         return {self.places.at("/opt/aws/neuron/logical_nc_config"): text}
 
+    def _instance_store(self) -> dict[str, str]:
+        if not self.fleet.uses_instance_store:
+            return {}
+        program = f"{self.places.programs}/instance_store.sh"
+        values = {
+            "STATE": self.places.state,
+            "SHARED": self.places.at("/opt/dlami/nvme"),
+            "DISKS": self.places.at("/dev/disk/by-id"),
+        }
+        return {
+            program: "\n".join([*_head(values), part_text("instance_store")]),
+            self.places.at(f"/etc/systemd/system/{_DISKS_UNIT}"): instance_store(self.fleet.name, program),
+        }
+
     def _environment(self) -> dict[str, str]:
-        cached = {"NEURON_COMPILE_CACHE_URL": self.places.cache} if self.cache else {}
+        cache = self.fleet.compile_cache
         return {
             "NXPIPE_CONFIG": f"{self.places.settings}/nxpipe.toml",
             "NXPIPE_HOOK": self.hook,
             "NXPIPE_LOG": self.log,
             "AWS_DEFAULT_REGION": self.region,
             "PYTHONUNBUFFERED": "1",
-            **cached,
+            **({"NEURON_COMPILE_CACHE_URL": cache} if cache else {}),
         }
 
     def _unit(self) -> str:
@@ -310,7 +357,7 @@ class Serving:
             self.places.settings,
             [self._program, "agent", "run", "--fleet", self.fleet.name, "--to", folder, *server],
             serves=bool(self.fleet.command),
-            mount=self.places.cache if self.cache else None,
+            disks=self.fleet.uses_instance_store,
         )
 
     def _watcher(self) -> str:

@@ -100,7 +100,7 @@ class DemoResult:
 
 def demo(report: Report) -> DemoResult:
     with _project() as project:
-        report("An empty local account. Deploying network, store, cache, fleet, alarms and state machines with cdk:")
+        report("An empty local account. Deploying network, store, fleet, alarms and state machines with cdk:")
         _deploy(project, report)
         versions = _publish(project)
         _check(project.nxpipe("promote", versions[0], "--channel", "production"))

@@ -67,8 +67,7 @@ max_vcpus = {{vcpus}}
 image = "{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/nxpipe@sha256:{"0" * 64}"
 """
 OF_THE_NETWORK: Final = {
-    f"cycle-{part}"
-    for part in ("build-farm", "cache", "network", "observe", "rollout-search", "serve-search", "train-tune")
+    f"cycle-{part}" for part in ("build-farm", "network", "observe", "rollout-search", "serve-search", "train-tune")
 }
 RELEASE: Final = """
 [release]

@@ -98,6 +98,19 @@ def test_what_aws_refuses_is_one_sentence() -> None:
         find_image(REGION, "2.32.0", amazon)
 
 
+def test_the_python_of_the_image_is_locked_too_since_the_agent_is_made_for_it() -> None:
+    chosen = find_image(REGION, "2.33.0", Amazon([]))
+    assert (chosen.python, chosen.glibc) == ("3.12", "2.39")
+    older = {**NEWEST, "Name": "Deep Learning AMI Neuron (Ubuntu 22.04) 20261020"}
+    assert find_image(REGION, "2.33.0", Amazon([], older)).python == "3.10"
+
+
+def test_an_image_of_an_unknown_system_is_refused_since_its_python_is_unknown() -> None:
+    unknown = {**NEWEST, "Name": "Deep Learning AMI Neuron (Ubuntu 26.04) 20261020"}
+    with pytest.raises(AwsError, match=r"names no operating system whose Python nxpipe knows .*Ubuntu 24\.04"):
+        find_image(REGION, "2.33.0", Amazon([], unknown))
+
+
 LOCKED = LockedImage(
     region=REGION,
     sdk="2.32.0",
@@ -106,6 +119,8 @@ LOCKED = LockedImage(
     created=date(2026, 9, 1),
     expires=date(2028, 8, 31),
     source=FLEETS_PARAMETER,
+    python="3.12",
+    glibc="2.39",
 )
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from nxpipe.pipeline.config.faults import ConfigInvalid
 from nxpipe.pipeline.config.load import check_placement, has_network, load, read_source, zones_of
 from nxpipe.pipeline.config.root import Config
 
@@ -139,3 +140,29 @@ def test_a_release_signs_with_a_key_that_cannot_become_another(tmp_path: Path) -
     assert "signing.key" in fault
     assert "the IAM role of releases is limited to it" in fault
     assert told(tmp_path, PROJECT + key.replace("key/1a2b", "alias/release")) == []
+
+
+SERVING = """
+[[fleets]]
+kind = "serving"
+name = "search"
+model = "bert"
+channel = "production"
+instance_types = ["trn1.32xlarge"]
+capacity = { kind = "on-demand" }
+size = { min = 1, max = 2 }
+compile_cache = "s3://BUCKET/neuron"
+"""
+
+
+def test_instances_do_not_write_their_compile_cache_into_the_stores_bucket(tmp_path: Path) -> None:
+    text = HERE + '[store]\nurl = "s3://artifacts/models"\n' + MODEL + SERVING
+    (line,) = told(tmp_path, text.replace("BUCKET", "artifacts"))
+    assert "fleets[0].compile_cache" in line
+    assert "a prefix in another bucket than the store's" in line
+    assert told(tmp_path, text.replace("BUCKET", "my-caches")) == []
+
+
+def test_a_compile_cache_is_in_s3(tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match="s3://BUCKET/PREFIX"):
+        configured(tmp_path, HERE + MODEL + SERVING.replace("s3://BUCKET", "/mnt/efs"))

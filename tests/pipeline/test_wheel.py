@@ -186,7 +186,7 @@ def test_an_empty_folder_becomes_stacks_by_init_and_the_cdk_command(project: Pat
     command("node_modules/.bin/cdk", "synth", "--quiet")
     stacks = {path.name.partition(".")[0] for path in (project / "cdk.out").glob("*.template.json")}
     assert stacks == {
-        *(f"my-search-{name}" for name in ("cache", "network", "observe", "storage")),
+        *(f"my-search-{name}" for name in ("network", "observe", "storage")),
         *(f"my-search-{name}-bert-base-uncased" for name in ("rollout", "serve")),
     }
 

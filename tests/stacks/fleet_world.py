@@ -10,7 +10,6 @@ from typing import Any, Final
 from aws_cdk import RemovalPolicy
 
 from nxpipe.pipeline.config import Config, ServingFleet, load_config
-from nxpipe.stacks.cache import CacheStack
 from nxpipe.stacks.network import NetworkStack
 from nxpipe.stacks.serving.stack import ServeStack, Software
 from nxpipe.stacks.store import StoreStack
@@ -57,12 +56,11 @@ def configured(
 class World:
     network: NetworkStack
     store: StoreStack
-    cache: CacheStack
     serve: ServeStack
 
     @property
-    def stacks(self) -> tuple[NetworkStack, StoreStack, CacheStack, ServeStack]:
-        return (self.network, self.store, self.cache, self.serve)
+    def stacks(self) -> tuple[NetworkStack, StoreStack, ServeStack]:
+        return (self.network, self.store, self.serve)
 
     @property
     def template(self) -> dict[str, Any]:
@@ -83,15 +81,6 @@ def world(config: Config, folder: Path, *, image: str = IMAGE, agent: str = "a" 
         app, "demo-network", project=project, network=config.network, zones=("us-east-2a", "us-east-2b"), env=HERE
     )
     store = StoreStack(app, "demo-storage", project=project, removal_policy=RemovalPolicy.DESTROY, env=HERE)
-    cache = CacheStack(
-        app,
-        "demo-cache",
-        project=project,
-        network=network.handle,
-        store=store.handle,
-        versions=config.amis.sdk,
-        env=HERE,
-    )
     serve = ServeStack(
         app,
         "demo-serve-search",
@@ -101,10 +90,9 @@ def world(config: Config, folder: Path, *, image: str = IMAGE, agent: str = "a" 
         network=network.handle,
         store=store.handle,
         prefix="models/",
-        cache=cache.handle,
         env=HERE,
     )
-    return World(network, store, cache, serve)
+    return World(network, store, serve)
 
 
 @cache

@@ -168,7 +168,7 @@ def judged(made: Mapping[str, Made]) -> Said:
         return {at: template for at, template in every.items() if at[1].startswith(start)}
 
     result: Said = {at: complaints(template, REGION) for at, template in called("all-network").items()}
-    for kind in ("all-serve-", "all-train-", "all-storage", "all-cache"):
+    for kind in ("all-serve-", "all-train-", "all-storage"):
         result |= complaints_of_alike(called(kind), REGION)
     return result
 

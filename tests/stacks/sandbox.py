@@ -1,42 +1,63 @@
-"""A sandbox for user data: a folder as root, and stubs for commands that would change a machine."""
+"""A sandbox for user data: a folder as root, and stubs for commands that would change a machine.
+
+The only other programs on its PATH are those that `PROGRAMS` names: a script that runs another one fails.
+"""
 
 import hashlib
 import os
+import shutil
 import stat
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from nxpipe.pipeline.config.locks import SystemSoftware
 from nxpipe.pipeline.fleet.agent.run import Bundle
+from nxpipe.stacks.user_data.scripts import DISK_PROGRAMS, PROGRAMS
+from tests.agent.wheels import AGENT_WHEEL, write_wheel
 
-_MOUNTED = '[ "$(wc -l < "$SANDBOX/tries")" -ge "${MOUNTS_AT:-1}" ]'
 _METADATA = """case "${@: -1}" in
 */api/token) echo a-token ;;
 */instance-id) echo i-1 ;;
 */tags/instance/aws:autoscaling:groupName) echo blue ;;
 esac"""
 
+_DPKG = """[ -s "$2" ] || exit 1
+echo try >> "$SANDBOX/tries"
+if [ "$(wc -l < "$SANDBOX/tries")" -lt "${UNLOCKED_AT:-1}" ]; then
+    echo "dpkg: error: dpkg frontend lock was locked by another process with pid 7" >&2
+    exit 2
+fi
+[ -z "${DPKG:-}" ] || { echo "dpkg: error: $DPKG" >&2; exit 1; }"""
+
 # Commands of an instance that a test must not run; each stub records its arguments and has a visible effect.
 _STUBS = {
-    "aws": 'if [ "$1 $2" = "s3 cp" ]; then cp "$BUNDLE" "${@: -1}"; fi',
+    "aws": 'if [ "$1 $2" = "s3 cp" ]; then cp "$BUNDLE" "${@: -1}"; else exit "${AWS:-0}"; fi',
     "curl": _METADATA,
-    "dpkg": '[ -s "$2" ]',
+    "dpkg": _DPKG,
     "id": "exit 1",
-    "mount": f'echo try >> "$SANDBOX/tries"; {_MOUNTED}',
-    "mount.efs": "",
-    "mountpoint": _MOUNTED,
-    "python3": 'mkdir -p "$3/bin"; cp "$SANDBOX/bin/pip" "$3/bin/pip"',
-    "pip": 'for wheel; do :; done; [ -s "$wheel" ]',
+    "python3": '[ -z "${NO_VENV:-}" ] && mkdir -p "$3/bin" && cp "$SANDBOX/pip" "$3/bin/pip"',
     "sleep": "",
     "systemctl": 'exit "${SYSTEMCTL:-0}"',
     "useradd": "",
 }
 
 
+# What a disk holds is the end of its name.
+_DISK_STUBS = {
+    "blkid": 'case "${@: -1}" in *-blank) exit 2 ;; *-ours) echo nxpipe ;; esac',
+    "mkfs.ext4": "",
+    "mount": 'touch "${@: -1}/.mounted"',
+    "mountpoint": '[ -e "${@: -1}/.mounted" ]',
+}
+_PIP = 'for wheel; do :; done; [ -s "$wheel" ]'
+
+
 @dataclass(frozen=True)
 class Ran:
     code: int
     err: str
+    console: str
     calls: list[str]
 
     def called(self, command: str) -> list[str]:
@@ -44,29 +65,52 @@ class Ran:
 
 
 class Sandbox:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, python: str | None = None, bundle: Path | None = None) -> None:
+        """`python` is the real Python that takes the stub's place."""
         self.folder = folder
         self.root = folder / "root"
         (folder / "bin").mkdir(parents=True)
         (self.root / "etc").mkdir(parents=True)
+        (self.root / "dev").mkdir()
+        (folder / "calls").touch()
+        _write_stub(folder / "pip", _PIP)
         for name, does in _STUBS.items():
-            path = folder / "bin" / name
-            path.write_text(f'#!/usr/bin/env bash\necho "{name} $*" >> "$SANDBOX/calls"\n{does}\n')
-            path.chmod(path.stat().st_mode | stat.S_IXUSR)
+            _write_stub(folder / "bin" / name, does)
+        if python is not None:
+            _write_stub(folder / "bin" / "python3", f'exec {python} "$@"')
+        for name in PROGRAMS:
+            if name not in _STUBS:
+                program = shutil.which(name)
+                assert program is not None, f"this machine has no {name}"
+                (folder / "bin" / name).symlink_to(program)
         self.bundle = folder / "bundle.tar"
-        self.bundle.write_bytes(_bundle(folder / "wheels"))
+        self.bundle.write_bytes(bundle.read_bytes() if bundle else _bundle(folder / "wheels"))
 
     @property
     def sha256(self) -> str:
         return hashlib.sha256(self.bundle.read_bytes()).hexdigest()
 
+    def add_disks(self, *disks: str) -> None:
+        """The programs for an instance store, and its disks: "1-blank", "2-ours", "3-lvm"."""
+        assert set(_DISK_STUBS) == set(DISK_PROGRAMS)
+        for name, does in _DISK_STUBS.items():
+            _write_stub(self.folder / "bin" / name, does)
+        (self.root / "dev/disk/by-id").mkdir(parents=True)
+        for disk in disks:
+            (self.root / f"dev/disk/by-id/nvme-Amazon_EC2_NVMe_Instance_Storage_AWS{disk}").touch()
+
     def run(self, script: str, **environment: str) -> Ran:
         path = self.folder / "user-data"
         path.write_text(script)
+        return self.run_file(path, **environment)
+
+    def run_file(self, path: Path, **environment: str) -> Ran:
+        bash = shutil.which("bash")
+        assert bash is not None
         done = subprocess.run(
-            ["bash", str(path)],
+            [bash, str(path)],
             env={
-                "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
+                "PATH": f"{self.folder}/bin",
                 "SANDBOX": str(self.folder),
                 "BUNDLE": str(self.bundle),
                 "TMPDIR": str(self.folder),
@@ -77,14 +121,26 @@ class Sandbox:
             check=False,
         )
         calls = (self.folder / "calls").read_text().splitlines()
-        return Ran(done.returncode, done.stderr, calls)
+        console = self.root / "dev" / "console"
+        return Ran(done.returncode, done.stderr, console.read_text() if console.exists() else "", calls)
+
+    def path(self, path: str) -> str:
+        return str(self.root / path)
 
     def text(self, path: str) -> str:
         return (self.root / path).read_text()
 
 
+def _write_stub(path: Path, does: str) -> None:
+    path.write_text(
+        f'#!{shutil.which("bash")}\nPATH={os.defpath}:$PATH\necho "{path.name} $*" >> "$SANDBOX/calls"\n{does}\n'
+    )
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
 def _bundle(folder: Path) -> bytes:
     folder.mkdir()
-    for name in ("amazon-efs-utils-2.4.1_amd64.deb", "click-8.4.0-py3-none-any.whl", "nxpipe-0.1.0-py3-none-any.whl"):
-        (folder / name).write_text(name)
-    return Bundle.of(folder).data
+    write_wheel(folder, "click-8.4.0-py3-none-any.whl")
+    write_wheel(folder, AGENT_WHEEL, "click")
+    (folder / "neuron-tools_2.4.1_amd64.deb").write_text("a package of the system")
+    return Bundle.of(folder, SystemSoftware(python="3.12", glibc="2.39")).data

@@ -18,7 +18,7 @@ from nxpipe.pipeline.config import ConfigInvalid
 from nxpipe.stacks import app
 from tests.stacks.matrix import NETWORKS, PAIRWISE, POSSIBLE, REFUSED, Fleet, Matrix, project
 
-SHARED: Final = {"all-cache", "all-network", "all-storage"}
+SHARED: Final = {"all-network", "all-storage"}
 UNKNOWN_TO_CFN_LINT: Final = "trn2u.48xlarge"
 
 

@@ -9,6 +9,7 @@ import boto3
 import pytest
 from aws_cdk import Tags
 
+from nxpipe.pipeline.config import ConfigInvalid
 from nxpipe.stacks.project import PROJECT_TAG
 from nxpipe.stacks.serving.load_balancer import COLOUR_HEADER
 from tests.localaws.census import census
@@ -143,6 +144,39 @@ def test_instances_may_read_artifacts_and_answer_their_own_hook_and_nothing_else
     assert not allowed(result, "autoscaling:UpdateAutoScalingGroup", own)
     assert not allowed(result, "s3:PutObject", f"arn:aws:s3:::{bucket}/models/ac/1")
     assert not allowed(result, "s3:DeleteObject", f"arn:aws:s3:::{bucket}/models/ac/1")
+
+
+def instance_policy(made: World) -> list[dict[str, Any]]:
+    (policy,) = (
+        policy for id_, policy in made.of("AWS::IAM::Policy").items() if id_.startswith("Role") and "Standby" not in id_
+    )
+    found: list[dict[str, Any]] = policy["PolicyDocument"]["Statement"]
+    return found
+
+
+def test_instances_mount_no_file_system_and_speak_https_alone() -> None:
+    """The artifact has every program, and no Neuron image has a client of EFS."""
+    made = read_only()
+    assert "elasticfilesystem" not in json.dumps(instance_policy(made))
+    assert "fs-" not in json.dumps(made.template["Resources"]["Template"])
+    groups = made.of("AWS::EC2::SecurityGroup").values()
+    (group,) = (group for group in groups if group["GroupDescription"].startswith("Instances"))
+    (egress,) = group["SecurityGroupEgress"]
+    assert (egress["FromPort"], egress["ToPort"]) == (443, 443)
+
+
+def test_a_compile_cache_in_s3_is_read_and_written_below_its_prefix_and_nowhere_else(aws: None, tmp_path: Path) -> None:
+    made = world(configured(tmp_path, more='compile_cache = "s3://my-caches/neuron/"'), tmp_path)
+    deploy(*made.stacks)
+    (role,) = resources(made.serve, "AWS::IAM::Role")
+    result = statements_of(role)
+    for action in ("s3:GetObject", "s3:PutObject"):
+        assert allowed(result, action, "arn:aws:s3:::my-caches/neuron/neuronxcc-2/MODULE_1/model.neff")
+        assert not allowed(result, action, "arn:aws:s3:::my-caches/neuron-2/model.neff")
+    listed = {"s3:prefix": "neuron/neuronxcc-2"}
+    assert allowed(result, "s3:ListBucket", "arn:aws:s3:::my-caches", listed)
+    assert not allowed(result, "s3:ListBucket", "arn:aws:s3:::my-caches", {"s3:prefix": "other"})
+    assert not allowed(result, "s3:DeleteObject", "arn:aws:s3:::my-caches/neuron/neuronxcc-2/MODULE_1/model.neff")
 
 
 def launched_from(name: str) -> set[str]:
@@ -281,6 +315,48 @@ def test_whatever_changes_in_a_fleet_the_text_of_its_weights_stays() -> None:
     usual = text()
     assert usual == text(types=("inf2.8xlarge", "inf2.xlarge"), capacity=SPOT, more="port = 9000")
     assert usual == text(capacity=WARM, more=f'certificate = "{CERTIFICATE}"\nhealth = "/"\nready_within = "5m"')
+
+
+def root_volume(**asked: Any) -> tuple[int, int, int]:
+    """Its GiB, IOPS and MiB/s."""
+    (template,) = of("AWS::EC2::LaunchTemplate", **asked).values()
+    (device,) = template["LaunchTemplateData"]["BlockDeviceMappings"]
+    volume = device["Ebs"]
+    return volume["VolumeSize"], volume["Iops"], volume["Throughput"]
+
+
+@pytest.mark.parametrize(
+    ("type_", "capacity", "gib"),
+    [
+        ("inf2.xlarge", '{ kind = "on-demand" }', 200),
+        ("inf2.48xlarge", '{ kind = "on-demand" }', 868),  # 384 GiB of device memory, twice, and the image
+        ("trn1.32xlarge", '{ kind = "on-demand" }', 200),  # its instance store has the artifact
+        ("trn1.32xlarge", WARM, 1124),  # which a stop empties
+    ],
+)
+def test_the_root_volume_has_room_for_the_largest_artifact_that_the_devices_load(
+    type_: str, capacity: str, gib: int
+) -> None:
+    assert root_volume(types=(type_,), capacity=capacity) == (gib, 3000, 500)
+
+
+def test_a_fleet_sets_the_size_and_the_rates_of_its_root_volume() -> None:
+    assert root_volume(more="disk = 600\niops = 8000\nthroughput = 2000") == (600, 8000, 2000)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("disk = 99", "100"),
+        ("throughput = 100", "125"),
+        ("iops = 2999", "3000"),
+        ("disk = 100\niops = 50001", "at most 50000; EBS allows 500 for each GiB of `disk`"),
+        ("throughput = 751", "at most 750, or `iops` of at least 3004; EBS allows 1 MiB/s for 4 IOPS"),
+    ],
+)
+def test_a_volume_that_ebs_does_not_offer_is_refused_by_its_key(tmp_path: Path, more: str, told: str) -> None:
+    with pytest.raises(ConfigInvalid, match=told):
+        configured(tmp_path, more=more)
 
 
 def test_the_same_description_gives_the_same_bytes(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from nxpipe.pipeline.config import Config, ServingFleet, load_config
 from nxpipe.pipeline.util.files import user_state_folder
 from nxpipe.stacks.user_data.scripts import (
     LARGEST,
+    PROGRAMS,
     Agent,
-    Cache,
     InstancePaths,
     NoPublicKey,
     Serving,
@@ -83,9 +83,7 @@ def configured(
     return load_config(path, {})
 
 
-def serving(
-    sandbox: Sandbox, config: Config | None = None, *, cached: bool = True, digest: str | None = None
-) -> Serving:
+def serving(sandbox: Sandbox, config: Config | None = None, *, digest: str | None = None) -> Serving:
     folder = sandbox.folder
     config = config or configured(folder)
     fleet = config.fleets[0]
@@ -99,7 +97,6 @@ def serving(
         hook="demo-search-ready",
         log="/nxpipe/demo/search",
         agent=Agent("s3://demo-artifacts/agent/agent.tar", digest or sandbox.sha256),
-        cache=Cache("fs-1", "fsap-2") if cached else None,
         places=InstancePaths(str(sandbox.root)),
     )
 
@@ -116,7 +113,7 @@ def test_an_instance_is_set_up_and_its_unit_started(sandbox: Sandbox) -> None:
         "nxpipe-0.1.0-py3-none-any.whl",
     ]
     (system,) = ran.called("dpkg")
-    assert Path(system.split()[-1]).name == "amazon-efs-utils-2.4.1_amd64.deb"
+    assert Path(system.split()[-1]).name == "neuron-tools_2.4.1_amd64.deb"
     assert ran.calls[-2:] == [
         "systemctl enable --now nxpipe-agent.service",
         "systemctl enable --now --no-block nxpipe-watch.service",
@@ -140,7 +137,6 @@ def test_the_unit_runs_the_agent_with_the_server_behind_it_word_for_word(sandbox
     server = ["python3", "-m", "server", "--greeting", 'it costs 5$, or "100%"']
     assert words == [*agent, "--to", f"{sandbox.root}/var/lib/nxpipe/artifact", "--", *server]
     assert "User=nxpipe\n" in unit
-    assert f"RequiresMountsFor={sandbox.root}/mnt/nxpipe-cache\n" in unit
 
 
 def test_what_the_agent_has_seen_of_a_channel_is_in_the_state_that_systemd_keeps(sandbox: Sandbox) -> None:
@@ -187,6 +183,7 @@ def test_a_capacity_blocks_dates_are_read_back(sandbox: Sandbox) -> None:
     path = sandbox.folder / "nxpipe.toml"
     path.write_text(CONFIG.format(type="trn1.32xlarge", kind="X", command=SERVER).replace('{ kind = "X" }', block))
     config = load_config(path, {})
+    sandbox.add_disks()
     sandbox.run(serving(sandbox, config).script())
     assert load_config(sandbox.root / "etc/nxpipe/nxpipe.toml", {}).fleets[0].capacity == config.fleets[0].capacity
 
@@ -205,49 +202,28 @@ def test_a_public_key_that_is_not_there_is_told_before_anything_is_deployed(sand
         serving(sandbox, configured(sandbox.folder, more=SIGNING)).script()
 
 
-def test_the_cache_is_mounted_with_tls_by_the_role_through_its_access_point(sandbox: Sandbox) -> None:
+def test_nothing_is_mounted_and_no_cache_is_set(sandbox: Sandbox) -> None:
+    """The artifact has every program: an instance that compiles raises an alarm."""
     ran = sandbox.run(serving(sandbox).script())
-    cache = f"{sandbox.root}/mnt/nxpipe-cache"
-    assert sandbox.text("etc/fstab") == f"fs-1:/ {cache} efs _netdev,nofail,tls,iam,accesspoint=fsap-2 0 0\n"
-    assert ran.called("mount") == [f"mount {cache}"]
-    assert f"NEURON_COMPILE_CACHE_URL={cache}\n" in sandbox.text("etc/nxpipe/agent.env")
-
-
-def test_without_a_cache_nothing_is_mounted_and_nothing_waits_for_it(sandbox: Sandbox) -> None:
-    ran = sandbox.run(serving(sandbox, cached=False).script())
     assert ran.code == 0, ran.err
     assert not ran.called("mount")
     assert "NEURON_COMPILE_CACHE_URL" not in sandbox.text("etc/nxpipe/agent.env")
     assert "RequiresMountsFor" not in sandbox.text("etc/systemd/system/nxpipe-agent.service")
 
 
-def test_a_mount_target_without_a_name_yet_is_waited_for(sandbox: Sandbox) -> None:
-    ran = sandbox.run(serving(sandbox).script(), MOUNTS_AT="3")
-    assert ran.code == 0, ran.err
-    assert len(ran.called("mount")) == 3
+def test_a_fleets_compile_cache_is_the_url_that_awss_libraries_read(sandbox: Sandbox) -> None:
+    config = configured(sandbox.folder, more='compile_cache = "s3://my-caches/neuron"\n')
+    assert sandbox.run(serving(sandbox, config).script()).code == 0
+    assert "NEURON_COMPILE_CACHE_URL=s3://my-caches/neuron\n" in sandbox.text("etc/nxpipe/agent.env")
+    assert "compile_cache =" not in sandbox.text(
+        "etc/nxpipe/nxpipe.toml"
+    )  # the agent of an older bundle has no such key
 
 
 ABANDONED = (
     "aws autoscaling complete-lifecycle-action --region us-east-2 --lifecycle-action-result ABANDON "
     "--lifecycle-hook-name demo-search-ready --instance-id i-1 --auto-scaling-group-name blue"
 )
-
-
-def test_a_cache_that_cannot_be_mounted_gives_the_instance_up(sandbox: Sandbox) -> None:
-    ran = sandbox.run(serving(sandbox).script(), MOUNTS_AT="99")
-    assert ran.code != 0
-    assert len(ran.called("mount")) == 4
-    assert ran.calls[-1] == ABANDONED
-    assert not ran.called("systemctl")
-    assert "this instance cannot be set up" in ran.err
-
-
-def test_an_image_that_cannot_mount_says_what_it_lacks(sandbox: Sandbox) -> None:
-    (sandbox.folder / "bin" / "mount.efs").unlink()
-    ran = sandbox.run(serving(sandbox).script())
-    assert ran.code != 0
-    assert "put amazon-efs-utils and what it needs into the agent's bundle" in ran.err
-    assert ran.calls[-1] == ABANDONED
 
 
 def test_a_bundle_with_another_digest_is_not_unpacked_and_the_instance_given_up(sandbox: Sandbox) -> None:
@@ -258,16 +234,148 @@ def test_a_bundle_with_another_digest_is_not_unpacked_and_the_instance_given_up(
     assert ran.calls[-1] == ABANDONED
 
 
+def test_packages_of_the_system_wait_for_dpkgs_lock(sandbox: Sandbox) -> None:
+    """unattended-upgrades runs during the first boot too."""
+    ran = sandbox.run(serving(sandbox).script(), UNLOCKED_AT="3")
+    assert ran.code == 0, ran.err
+    assert len(ran.called("dpkg")) == 3
+    assert ran.called("sleep") == ["sleep 10"] * 2
+
+
+def test_a_lock_that_is_never_released_gives_the_instance_up_in_one_sentence(sandbox: Sandbox) -> None:
+    ran = sandbox.run(serving(sandbox).script(), UNLOCKED_AT="1000")
+    assert ran.code != 0
+    assert len(ran.called("dpkg")) == 30
+    assert "another process holds dpkg's lock for five minutes; disable unattended-upgrades" in ran.console
+    assert ran.calls[-1] == ABANDONED
+
+
+def test_a_package_that_dpkg_refuses_is_not_tried_again(sandbox: Sandbox) -> None:
+    ran = sandbox.run(serving(sandbox).script(), DPKG="dependency problems")
+    assert len(ran.called("dpkg")) == 1
+    assert "dpkg cannot install the .deb files of the agent's bundle: dpkg: error: dependency problems" in ran.console
+    assert ran.calls[-1] == ABANDONED
+
+
+def test_a_python_without_virtual_environments_is_one_sentence(sandbox: Sandbox) -> None:
+    ran = sandbox.run(serving(sandbox).script(), NO_VENV="1")
+    assert "python3 of this image makes no virtual environment; use an image that has python3-venv" in ran.console
+    assert ran.calls[-1] == ABANDONED
+
+
+@pytest.mark.parametrize("program", [name for name in PROGRAMS if name not in ("aws", "curl")])
+def test_a_program_that_the_image_lacks_is_named_before_anything_is_done(sandbox: Sandbox, program: str) -> None:
+    (sandbox.folder / "bin" / program).unlink()
+    ran = sandbox.run(serving(sandbox).script())
+    assert ran.code != 0
+    assert f"nxpipe: this image has no {program} on the PATH of root; use an image that has it\n" in ran.console
+    assert [call for call in ran.calls if not call.startswith("curl ")] == [ABANDONED]
+    assert not (sandbox.root / "etc/nxpipe").exists()
+
+
+def test_a_program_outside_of_the_list_is_not_found_by_any_test_of_this_file(sandbox: Sandbox) -> None:
+    """So a script cannot come to use one that the first boot does not check."""
+    assert "grep" not in PROGRAMS
+    ran = sandbox.run(serving(sandbox).script() + "grep nxpipe /etc/passwd\n")
+    assert "grep: command not found" in ran.err
+    assert ran.calls[-1] == ABANDONED
+
+
+@pytest.mark.parametrize("program", ["aws", "curl"])
+def test_an_instance_that_cannot_abandon_itself_says_what_happens(sandbox: Sandbox, program: str) -> None:
+    (sandbox.folder / "bin" / program).unlink()
+    ran = sandbox.run(serving(sandbox).script(), **({"AWS": "255"} if program == "curl" else {}))
+    assert ran.code != 0
+    assert f"this image has no {program} on the PATH of root" in ran.console
+    expected = "the instance is not abandoned; hook demo-search-ready does that when the fleet's ready_within is over"
+    assert ran.console.endswith(f"nxpipe: {expected}\n")
+    assert "systemctl" not in "".join(ran.calls)
+
+
 def test_a_unit_that_does_not_start_gives_the_instance_up(sandbox: Sandbox) -> None:
     ran = sandbox.run(serving(sandbox).script(), SYSTEMCTL="3")
     assert ran.code == 3
     assert ran.calls[-1] == ABANDONED
 
 
+STATE, STORE = "var/lib/nxpipe", "opt/nxpipe/instance_store.sh"
+
+
+def prepared(sandbox: Sandbox, *disks: str) -> Sandbox:
+    """After the first boot of a type with an instance store, whose unit has not run yet."""
+    sandbox.add_disks(*disks)
+    ran = sandbox.run(serving(sandbox, configured(sandbox.folder, type_="trn1.32xlarge")).script())
+    assert ran.code == 0, ran.err
+    return sandbox
+
+
+def test_the_agent_starts_after_the_unit_of_the_instance_store(sandbox: Sandbox) -> None:
+    prepared(sandbox)
+    agent = sandbox.text("etc/systemd/system/nxpipe-agent.service")
+    for relation in ("Wants", "After"):
+        assert f"{relation}=network-online.target nxpipe-instance-store.service\n" in agent
+    unit = sandbox.text("etc/systemd/system/nxpipe-instance-store.service")
+    assert f"ExecStart=/usr/bin/env bash {sandbox.root}/{STORE}\n" in unit
+    assert shellcheck(sandbox.text(STORE), sandbox.folder) == (0, "")
+
+
+def test_the_first_blank_disk_is_formatted_and_holds_the_state(sandbox: Sandbox) -> None:
+    prepared(sandbox, "1-lvm", "2-blank", "2-blank-part1", "3-blank")
+    ran = sandbox.run_file(sandbox.root / STORE)
+    assert ran.code == 0, ran.err
+    disk = f"{sandbox.root}/dev/disk/by-id/nvme-Amazon_EC2_NVMe_Instance_Storage_AWS2-blank"
+    assert ran.called("mkfs.ext4") == [f"mkfs.ext4 -q -L nxpipe -E nodiscard {disk}"]
+    assert ran.called("mount") == [f"mount -o noatime {disk} {sandbox.root}/{STATE}"]
+    again = sandbox.run_file(sandbox.root / STORE)
+    assert len(again.called("mount")) == 1  # it is mounted already
+
+
+def test_after_a_reboot_the_disk_is_mounted_as_it_is(sandbox: Sandbox) -> None:
+    prepared(sandbox, "1-ours")
+    ran = sandbox.run_file(sandbox.root / STORE)
+    assert (len(ran.called("mount")), ran.called("mkfs.ext4")) == (1, [])
+
+
+def test_disks_that_the_image_has_joined_are_used_where_it_mounts_them(sandbox: Sandbox) -> None:
+    prepared(sandbox, "1-lvm", "2-lvm")
+    shared = sandbox.root / "opt/dlami/nvme"
+    shared.mkdir(parents=True)
+    (shared / ".mounted").touch()
+    ran = sandbox.run_file(sandbox.root / STORE)
+    assert ran.called("mount") == [f"mount --bind {shared}/nxpipe {sandbox.root}/{STATE}"]
+    assert (shared / "nxpipe").is_dir()
+
+
+def test_disks_with_other_data_are_left_alone_and_the_root_volume_serves(sandbox: Sandbox) -> None:
+    prepared(sandbox, "1-lvm")
+    ran = sandbox.run_file(sandbox.root / STORE)
+    assert (ran.code, ran.called("mount"), ran.called("mkfs.ext4")) == (0, [], [])
+    assert "no disk of the instance store is free" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("type_", "capacity"),
+    [
+        ("inf2.xlarge", '{ kind = "on-demand" }'),  # it has no instance store
+        ("trn1.32xlarge", '{ kind = "on-demand", warm_pool = { min = 1 } }'),  # a stop would empty it
+    ],
+)
+def test_without_an_instance_store_that_lasts_the_root_volume_holds_the_state(
+    sandbox: Sandbox, type_: str, capacity: str
+) -> None:
+    path = sandbox.folder / "nxpipe.toml"
+    path.write_text(CONFIG.format(type=type_, kind="X", command=SERVER).replace('{ kind = "X" }', capacity))
+    ran = sandbox.run(serving(sandbox, load_config(path, {})).script())
+    assert ran.code == 0, ran.err
+    assert not (sandbox.root / STORE).exists()
+    assert "instance-store" not in sandbox.text("etc/systemd/system/nxpipe-agent.service")
+
+
 @pytest.mark.parametrize(
     ("type_", "grouping"), [("trn2.48xlarge", "NEURON_LOGICAL_NC_CONFIG=2\n"), ("inf2.xlarge", None)]
 )
 def test_cores_are_grouped_as_the_programs_were_compiled(sandbox: Sandbox, type_: str, grouping: str | None) -> None:
+    sandbox.add_disks()
     ran = sandbox.run(serving(sandbox, configured(sandbox.folder, type_=type_)).script())
     assert ran.code == 0, ran.err
     path = sandbox.root / "opt/aws/neuron/logical_nc_config"
@@ -303,9 +411,8 @@ def shellcheck(text: str, folder: Path) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-@pytest.mark.parametrize("cached", [True, False])
-def test_shellcheck_finds_nothing_to_say(sandbox: Sandbox, cached: bool) -> None:
-    assert shellcheck(serving(sandbox, cached=cached).script(), sandbox.folder) == (0, "")
+def test_shellcheck_finds_nothing_to_say(sandbox: Sandbox) -> None:
+    assert shellcheck(serving(sandbox).script(), sandbox.folder) == (0, "")
 
 
 def test_shellcheck_would_find_a_word_without_quotes(sandbox: Sandbox) -> None:

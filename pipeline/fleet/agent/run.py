@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store.fetch.selection import Selection
     from nxpipe.artifact_store.manifest import Manifest
     from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
+    from nxpipe.pipeline.config.locks import SystemSoftware
 
 
 _ENDPOINT: Final = "AWS_EC2_METADATA_SERVICE_ENDPOINT"  # as in the AWS SDKs
@@ -265,21 +266,22 @@ class Agent:
         os.execvpe(self.command[0], self.command, {**os.environ, ARTIFACT: str(self.folder)})  # noqa: S606, the command is the operator's
 
 
-_OURS: Final = "nxpipe-*.whl"
 _PACKAGES: Final = (".deb", ".whl")  # Python packages, and system packages that the image lacks
 
 
 @dataclass(frozen=True)
 class Bundle:
     packages: tuple[str, ...]
+    python: str  # version of the image's Python, which the wheels are for
     data: bytes
 
     @classmethod
-    def of(cls, folder: Path) -> "Bundle":
-        """The packages of a folder, without other files, dates and owners."""
+    def of(cls, folder: Path, software: "SystemSoftware") -> "Bundle":
+        """The packages of a folder, without other files, dates and owners. They must fit the image's software."""
+        from nxpipe.pipeline.fleet.agent.wheels import check_folder
+
+        check_folder(folder, software)
         paths = sorted(path for path in folder.iterdir() if path.suffix in _PACKAGES)
-        if len(list(folder.glob(_OURS))) != 1:
-            raise NoAgent(folder)
         written = io.BytesIO()
         with tarfile.open(fileobj=written, mode="w", format=tarfile.USTAR_FORMAT) as archive:
             for path in paths:
@@ -287,7 +289,7 @@ class Bundle:
                 data = path.read_bytes()
                 entry.size, entry.mode = len(data), 0o644
                 archive.addfile(entry, io.BytesIO(data))
-        return cls(tuple(path.name for path in paths), written.getvalue())
+        return cls(tuple(path.name for path in paths), software.python, written.getvalue())
 
     @property
     def sha256(self) -> str:
@@ -303,15 +305,5 @@ class Bundle:
         return store.backend.create(self.path, store.backend.hashed(self.data), durable=True)
 
     def lock(self) -> str:
-        """The lock file that the stacks read: the bundle's digest, and its packages for people."""
-        return json.dumps({"sha256": self.sha256, "packages": self.packages}, indent=2) + "\n"
-
-
-class NoAgent(Exception):
-    """A folder without exactly one wheel of nxpipe."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(
-            f"{folder} has no wheel of nxpipe, or several; build one with: pip wheel --no-deps --wheel-dir {folder} "
-            "nxpipe, and add the wheels of requirements/base.txt"
-        )
+        """The lock file that the stacks read: the bundle's digest and Python, and its packages for people."""
+        return json.dumps({"sha256": self.sha256, "python": self.python, "packages": self.packages}, indent=2) + "\n"
