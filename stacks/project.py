@@ -11,13 +11,22 @@ from nxpipe.pipeline.config import Config
 from nxpipe.pipeline.config.locks import AmiLock
 from nxpipe.stacks.handles import NetworkHandle, StoreHandle
 from nxpipe.stacks.locks import AGENT, IMAGE, LOCK, is_unlocked
-from nxpipe.stacks.names import PROJECT_TAG
+from nxpipe.stacks.names import PROJECT_TAG, REHEARSAL_TAG
 
 __all__ = ["PROJECT_TAG", "tag_project"]
 
 
 def tag_project(stack: Stack, project: str) -> None:
     Tags.of(stack).add(PROJECT_TAG, project)
+
+
+def description_of(what: str, project: str, *, rehearsal: bool) -> str:
+    """Description of the stack of a fleet or an endpoint, such as "Fleet search of demo"."""
+    return f"{what} of {project}" + (" (rehearsal: may serve programs of the emulator)" if rehearsal else "")
+
+
+def tag_rehearsal(stack: Stack) -> None:
+    Tags.of(stack).add(REHEARSAL_TAG, "true")
 
 
 def log_group(scope: Construct, id_: str, name: str | None = None) -> aws_logs.LogGroup:

@@ -13,7 +13,9 @@ from nxpipe.pipeline.config.schema import Absent, Table, Unit, one_of, refuse, t
 _PREFIX: Final = "ml."
 # From SageMaker's ProductionVariant: a property of the service, not of the hardware.
 _HOSTED_FAMILIES: Final = ("inf2", "trn1", "trn1n")
-_WITH_LOCAL_DISKS: Final = ("trn1", "trn1n")  # of a fixed size, so no volume can be set
+# Nitro instances with NVMe disks: of a fixed size, so no volume can be set, and encrypted by the hardware, so
+# CreateEndpointConfig fails with a KMS key.
+_WITH_LOCAL_DISKS: Final = ("trn1", "trn1n")
 HOSTED: Final = {_PREFIX + name: entry for name, entry in INSTANCES.items() if entry.family in _HOSTED_FAMILIES}
 
 LONGEST_UPDATE: Final = timedelta(hours=8)  # the limit after which SageMaker cancels an update
@@ -104,10 +106,20 @@ class ModelEndpoint(Table):
         examples=[100],
     )
     shift: Shift = Field(description="The traffic shift to a new artifact.")
+    rehearsal: bool = Field(
+        default=False,
+        description="True: the endpoint rehearses the procedures and may serve programs of the emulator, which no "
+        "Neuron device runs. False: `nxpipe store fetch --endpoint` fetches programs of `--backend neuronx` only.",
+        examples=[True],
+    )
 
     @property
     def hardware(self) -> Instance:
         return HOSTED[self.instance_type]
+
+    @property
+    def has_local_disks(self) -> bool:
+        return self.hardware.family in _WITH_LOCAL_DISKS
 
     @property
     def longest_update(self) -> timedelta:

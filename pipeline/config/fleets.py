@@ -255,6 +255,12 @@ class ServingFleet(Table):
     standby: Annotated[Standby | None, Absent("none")] = Field(
         default=None, description="A GPU group behind the same load balancer, as a fallback."
     )
+    rehearsal: bool = Field(
+        default=False,
+        description="True: the fleet rehearses the procedures and may serve programs of the emulator, which no Neuron "
+        "device runs. False: it serves programs of `--backend neuronx` only.",
+        examples=[True],
+    )
 
     @field_validator("instance_types")
     @classmethod

@@ -33,7 +33,7 @@ from nxpipe.pipeline.config.fleets import (
 from nxpipe.stacks.handles import CacheHandle, NetworkHandle, ServeHandle, StoreHandle
 from nxpipe.stacks.iam import mount_cache, read_artifacts
 from nxpipe.stacks.launch import Machine, launch_template
-from nxpipe.stacks.project import log_group, tag_project, unlocked_agent
+from nxpipe.stacks.project import description_of, log_group, tag_project, tag_rehearsal, unlocked_agent
 from nxpipe.stacks.serving.load_balancer import Balancer
 from nxpipe.stacks.user_data.scripts import Agent, Cache, Serving
 
@@ -208,7 +208,8 @@ class ServeStack(Stack):
         cache: CacheHandle | None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(scope, id_, description=f"Fleet {fleet.name} of {config.project.name}", **kwargs)
+        description = description_of(f"Fleet {fleet.name}", config.project.name, rehearsal=fleet.rehearsal)
+        super().__init__(scope, id_, description=description, **kwargs)
         self._config, self._fleet, self._network = config, fleet, network
         self._name = f"{config.project.name}-{fleet.name}"
         self._instances = self._security_group("Instances", "Instances")
@@ -232,8 +233,11 @@ class ServeStack(Stack):
             rule=self._balancer.rule,
             target_groups=self._balancer.target_groups,
             groups=groups,
+            rehearsal=fleet.rehearsal,
         )
         tag_project(self, config.project.name)
+        if fleet.rehearsal:
+            tag_rehearsal(self)
         name = self._balancer.load_balancer.load_balancer_dns_name
         CfnOutput(self, "Address", value=name, description=f"DNS name of {fleet.name} within the network")
 

@@ -279,7 +279,22 @@ def test_whatever_changes_in_a_fleet_the_text_of_its_weights_stays() -> None:
 
     usual = text()
     assert usual == text(types=("inf2.8xlarge", "inf2.xlarge"), capacity=SPOT, more="port = 9000")
+    assert usual == text(more="rehearsal = true")
     assert usual == text(capacity=WARM, more=f'certificate = "{CERTIFICATE}"\nhealth = "/"\nready_within = "5m"')
+
+
+def test_a_rehearsal_says_so_in_its_description_and_its_tags_and_tells_the_agent() -> None:
+    usual, rehearsal = read_only(), read_only(more='command = ["server"]\nrehearsal = true')
+    tag = {"Key": "nxpipe:rehearsal", "Value": "true"}
+    assert rehearsal.template["Description"] == "Fleet search of demo (rehearsal: may serve programs of the emulator)"
+    assert usual.template["Description"] == "Fleet search of demo"
+    for made, marked in ((rehearsal, True), (usual, False)):
+        groups = made.of("AWS::AutoScaling::AutoScalingGroup").values()
+        assert all(({**tag, "PropagateAtLaunch": True} in entry["Tags"]) == marked for entry in groups)
+        (role,) = made.of("AWS::IAM::Role").values()
+        assert (tag in role["Tags"]) == marked
+        (template,) = made.of("AWS::EC2::LaunchTemplate").values()
+        assert ("rehearsal = true" in json.dumps(template["LaunchTemplateData"]["UserData"])) == marked
 
 
 def test_the_same_description_gives_the_same_bytes(tmp_path: Path) -> None:
