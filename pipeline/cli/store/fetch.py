@@ -69,7 +69,7 @@ def fetch(
     Example:
       nxpipe store fetch bert-base-uncased --to ./served
       nxpipe store fetch --channel production --model bert-base-uncased --to /srv/model --offline
-      nxpipe store fetch bert-base-uncased@4e9ce0 --endpoint answers --to ./served
+      nxpipe store fetch acme/rank@71f0aa --endpoint rank --to ./served
     """
     if (name is None) == (channel is None):
         raise click.UsageError("pass either NAME or --channel", ctx)
