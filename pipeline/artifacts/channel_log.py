@@ -133,9 +133,7 @@ def channel_state_data(
     return generation_data(entry.generation) | state_fields | {"artifacts": served}
 
 
-def channel_state_text(
-    entry: ChannelEntry, signers: Mapping[Served, Sequence[str]], rehearsals: Sequence[str]
-) -> str:
+def channel_state_text(entry: ChannelEntry, signers: Mapping[Served, Sequence[str]], rehearsals: Sequence[str]) -> str:
     generation = entry.generation
     rows = [
         (

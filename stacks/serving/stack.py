@@ -33,6 +33,7 @@ from nxpipe.pipeline.config.fleets import (
 from nxpipe.stacks.handles import CacheHandle, NetworkHandle, ServeHandle, StoreHandle
 from nxpipe.stacks.iam import mount_cache, read_artifacts
 from nxpipe.stacks.launch import Machine, launch_template
+from nxpipe.stacks.names import PROJECT_TAG
 from nxpipe.stacks.project import description_of, log_group, tag_project, tag_rehearsal, unlocked_agent
 from nxpipe.stacks.serving.load_balancer import Balancer
 from nxpipe.stacks.user_data.scripts import Agent, Cache, Serving
@@ -49,6 +50,7 @@ class InstanceGroup:
     types: tuple[str, ...]
     capacity: ServingCapacity
     size: Size
+    zone: str | None  # None: all zones with a subnet
     serves_first: bool  # other groups are empty until a rollout scales them up
     targets: str  # the ARN of its target group
     ready_within: int  # seconds
@@ -71,7 +73,9 @@ def instance_group(scope: Construct, id_: str, colour: InstanceGroup, network: N
         min_size="0",  # a rollout scales the old environment to zero, and itself respects `size.min`
         desired_capacity=str(desired),
         max_size=str(colour.size.max),
-        vpc_zone_identifier=[subnet.subnet_id for subnet in network.subnets.values()],
+        vpc_zone_identifier=[
+            subnet.subnet_id for zone, subnet in network.subnets.items() if colour.zone in (None, zone)
+        ],
         target_group_arns=[colour.targets],
         health_check_type="ELB",
         # The lifecycle hook ends when the artifact is fetched; after it, the server still loads the model.
@@ -164,12 +168,17 @@ def _add_block_schedule(scope: Construct, id_: str, group: Group, colour: Instan
 
 
 def _add_warm_pool(scope: Construct, id_: str, group: Group, pool: WarmPool) -> None:
-    """Warm pool of one environment; both have one, because rollouts alternate between them."""
+    """Warm pool of one environment; both have one, because rollouts alternate between them.
+
+    Without a maximum the pool has as many instances as the group may grow by, `max - desired`. Minimum and maximum of
+    the same value give it that very size, whatever a rollout sets the group's desired capacity to.
+    """
     aws_autoscaling.CfnWarmPool(
         scope,
         f"{id_}-warm",
         auto_scaling_group_name=group.ref,
         min_size=pool.min,
+        max_group_prepared_capacity=pool.min,
         pool_state="Stopped",
         instance_reuse_policy=aws_autoscaling.CfnWarmPool.InstanceReusePolicyProperty(reuse_on_scale_in=pool.reuse),
     )
@@ -246,6 +255,11 @@ class ServeStack(Stack):
         """Name of the lifecycle hook, which the agent completes."""
         return f"{self._name}-ready"
 
+    @property
+    def _tags(self) -> dict[str, str]:
+        """Tags of instances, volumes and network interfaces, by which the budget counts them."""
+        return {PROJECT_TAG: self._config.project.name}
+
     def _security_group(self, id_: str, members: str) -> aws_ec2.SecurityGroup:
         """Security group with HTTPS egress, for AWS services."""
         group = aws_ec2.SecurityGroup(
@@ -287,6 +301,7 @@ class ServeStack(Stack):
             profile=self._profile("Profile", role),
             groups=[self._instances],
             user_data=serving.script(),
+            tags=self._tags,
         )
         types = self._fleet.instance_types
         return launch_template(self, "Template", machine, instance_type=types[0], capacity=self._fleet.capacity)
@@ -328,6 +343,7 @@ class ServeStack(Stack):
             types=fleet.instance_types,
             capacity=fleet.capacity,
             size=fleet.size,
+            zone=fleet.zone,
             serves_first=colour == BLUE,
             targets=self._balancer.target_groups[colour].target_group_arn,
             ready_within=int(fleet.ready_within.total_seconds()),
@@ -343,6 +359,7 @@ class ServeStack(Stack):
             profile=self._profile("StandbyProfile", self._role("StandbyRole", "Standby instances")),
             groups=[self._instances],
             user_data="",
+            tags=self._tags,
         )
         settings = InstanceGroup(
             name=machine.name,
@@ -350,6 +367,7 @@ class ServeStack(Stack):
             types=(standby.instance_type,),
             capacity=ServingOnDemand(kind="on-demand"),
             size=standby.size,
+            zone=None,
             serves_first=True,
             targets=self._balancer.target_groups[STANDBY].target_group_arn,
             ready_within=int(self._fleet.ready_within.total_seconds()),

@@ -65,8 +65,9 @@ class Fleet:
     @property
     def table(self) -> str:
         nodes = 2 if INSTANCES[self.type].efa_interfaces and self.capacity != "spot" else 1
+        zone = f'zone = "{REGION}a"\n' if self.capacity in ("reservation", "capacity-block") else ""
         own = {
-            "serving": f'size = {{ min = 1, max = 2 }}\ncertificate = "{CERTIFICATE}"',
+            "serving": f'{zone}size = {{ min = 1, max = 2 }}\ncertificate = "{CERTIFICATE}"',
             "training": f'zone = "{REGION}a"\nnodes = {nodes}',
         }[self.purpose]
         return f"""

@@ -27,6 +27,7 @@ name = "web"
 model = "bert"
 channel = "production"
 instance_types = ["trn1.32xlarge"]
+zone = "us-east-2a"
 size = { min = 1, max = 2 }
 
 [fleets.capacity]

@@ -21,6 +21,7 @@ from tests.stacks.permissions import allowed, statements_of
 BLUE, GREEN = "demo-search-blue", "demo-search-green"
 SPOT = '{ kind = "spot", on_demand_base = 2 }'
 WARM = '{ kind = "on-demand", warm_pool = { min = 1, reuse = false } }'
+ZONE = 'command = ["server"]\nzone = "us-east-2b"'
 RESERVED = '{ kind = "reservation", id = "cr-0a1b2c3d4e5f60718" }'
 BLOCK = (
     '{ kind = "capacity-block", id = "cr-0a1b2c3d4e5f60718", start = 2026-12-01T11:30:00Z, end = 2026-12-08T11:30:00Z }'
@@ -222,8 +223,22 @@ def test_a_warm_pool_is_kept_for_each_colour() -> None:
     assert all((pool["MinSize"], pool["PoolState"]) == (1, "Stopped") for pool in pools.values())
 
 
+def test_a_warm_pool_has_the_size_that_was_asked_for_and_not_all_that_the_group_may_grow_by() -> None:
+    """EC2 Auto Scaling: the size is absolute if minimum and maximum are the same, else it follows max - desired."""
+    for pool in of("AWS::AutoScaling::WarmPool", capacity=WARM).values():
+        assert pool["MaxGroupPreparedCapacity"] == pool["MinSize"] == 1
+
+
+def test_volumes_and_network_interfaces_count_in_the_projects_budget() -> None:
+    tag = {"Key": PROJECT_TAG, "Value": "demo"}
+    for template in of("AWS::EC2::LaunchTemplate", more=f'command = ["server"]\n{STANDBY}').values():
+        tagged = {each["ResourceType"]: each["Tags"] for each in template["LaunchTemplateData"]["TagSpecifications"]}
+        assert set(tagged) == {"instance", "volume", "network-interface"}
+        assert all(tag in tags for tags in tagged.values())
+
+
 def test_a_reservation_is_named_and_nothing_is_launched_beside_it() -> None:
-    made = read_only(capacity=RESERVED)
+    made = read_only(capacity=RESERVED, more=ZONE)
     (template,) = made.of("AWS::EC2::LaunchTemplate").values()
     target = template["LaunchTemplateData"]["CapacityReservationSpecification"]["CapacityReservationTarget"]
     assert target == {"CapacityReservationId": "cr-0a1b2c3d4e5f60718"}
@@ -231,8 +246,18 @@ def test_a_reservation_is_named_and_nothing_is_launched_beside_it() -> None:
     assert policy["MaxHealthyPercentage"] == 100
 
 
+@pytest.mark.parametrize(("types", "capacity"), [(("inf2.xlarge",), RESERVED), (("trn1.32xlarge",), BLOCK)])
+def test_reserved_instances_start_in_the_zone_of_their_reservation_only(types: tuple[str, ...], capacity: str) -> None:
+    made = read_only(types=types, capacity=capacity, more=f"{ZONE}\n{STANDBY}")
+    groups = made.of("AWS::AutoScaling::AutoScalingGroup")
+    counts = {name: len(group["VPCZoneIdentifier"]) for name, group in groups.items()}
+    assert counts == {"Blue": 1, "Green": 1, "Standby": 2}
+    assert groups["Blue"]["VPCZoneIdentifier"] == groups["Green"]["VPCZoneIdentifier"]
+    assert groups["Blue"]["VPCZoneIdentifier"][0] == groups["Standby"]["VPCZoneIdentifier"][1]  # of us-east-2b
+
+
 def test_a_capacity_blocks_fleet_is_empty_but_between_its_start_and_45_minutes_before_its_end() -> None:
-    made = read_only(types=("trn1.32xlarge",), capacity=BLOCK)
+    made = read_only(types=("trn1.32xlarge",), capacity=BLOCK, more=ZONE)
     for entry in made.of("AWS::AutoScaling::AutoScalingGroup").values():
         assert (entry["MinSize"], entry["DesiredCapacity"]) == ("0", "0")
     actions = made.of("AWS::AutoScaling::ScheduledAction")

@@ -47,6 +47,7 @@ capacity = {{ kind = "{kind}" }}
 size = {{ min = 1, max = 4 }}
 ready_within = "10m"
 command = {command}
+zone = "us-east-2b"
 """
 SIGNING = """
 [signing]
