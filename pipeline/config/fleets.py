@@ -107,6 +107,14 @@ class CapacityBlock(Table):
         examples=[datetime(2026, 11, 8, 11, 30, tzinfo=UTC)],
     )
 
+    @property
+    def drained(self) -> datetime:
+        return (self.end - DRAINED_BEFORE_THE_END).astimezone(UTC)
+
+    def is_open(self, now: datetime) -> bool:
+        """True from the start of the block until its instances are drained."""
+        return self.start <= now < self.drained
+
     @field_validator("start", "end")
     @classmethod
     def _require_offset(cls, moment: datetime) -> datetime:

@@ -22,7 +22,6 @@ from constructs import Construct
 
 from nxpipe.pipeline.config import Config, ServingFleet
 from nxpipe.pipeline.config.fleets import (
-    DRAINED_BEFORE_THE_END,
     CapacityBlock,
     ServingCapacity,
     ServingOnDemand,
@@ -34,7 +33,15 @@ from nxpipe.stacks.handles import CacheHandle, NetworkHandle, ServeHandle, Store
 from nxpipe.stacks.iam import mount_cache, read_artifacts
 from nxpipe.stacks.launch import Machine, launch_template
 from nxpipe.stacks.names import PROJECT_TAG
-from nxpipe.stacks.project import description_of, log_group, tag_project, tag_rehearsal, unlocked_agent
+from nxpipe.stacks.project import (
+    current_time,
+    description_of,
+    log_group,
+    tag_project,
+    tag_rehearsal,
+    unlocked_agent,
+    warn_of_ended_block,
+)
 from nxpipe.stacks.serving.load_balancer import Balancer
 from nxpipe.stacks.user_data.scripts import Agent, Cache, Serving
 
@@ -64,7 +71,8 @@ class InstanceGroup:
 
 def instance_group(scope: Construct, id_: str, colour: InstanceGroup, network: NetworkHandle) -> Group:
     """Auto Scaling group, with schedules for a capacity block and a warm pool if configured."""
-    filled = colour.serves_first and not isinstance(colour.capacity, CapacityBlock)
+    block = colour.capacity if isinstance(colour.capacity, CapacityBlock) else None
+    filled = colour.serves_first and (block is None or block.is_open(current_time()))
     desired = colour.size.desired if filled else 0
     group = Group(
         scope,
@@ -87,8 +95,8 @@ def instance_group(scope: Construct, id_: str, colour: InstanceGroup, network: N
         **_launch_settings(colour),
     )
     group.cfn_options.update_policy = _update_policy(colour)
-    if isinstance(colour.capacity, CapacityBlock):
-        _add_block_schedule(scope, id_, group, colour, colour.capacity)
+    if block is not None:
+        _add_block_schedule(scope, id_, group, colour, block)
     if isinstance(colour.capacity, ServingOnDemand) and colour.capacity.warm_pool:
         _add_warm_pool(scope, id_, group, colour.capacity.warm_pool)
     return group
@@ -151,7 +159,13 @@ def _update_policy(colour: InstanceGroup) -> CfnUpdatePolicy:
 
 
 def _add_block_schedule(scope: Construct, id_: str, group: Group, colour: InstanceGroup, block: CapacityBlock) -> None:
+    """Scheduled actions, except past ones, which EC2 Auto Scaling refuses. In an open block the group's own desired
+    capacity takes the place of the first action.
+    """
+
     def schedule(name: str, moment: datetime, desired: int, maximum: int) -> None:
+        if moment <= current_time():
+            return
         aws_autoscaling.CfnScheduledAction(
             scope,
             f"{id_}-{name}",
@@ -164,7 +178,7 @@ def _add_block_schedule(scope: Construct, id_: str, group: Group, colour: Instan
 
     if colour.serves_first:
         schedule("opens", block.start, colour.size.desired, colour.size.max)
-    schedule("closes", block.end - DRAINED_BEFORE_THE_END, 0, 0)
+    schedule("closes", block.drained, 0, 0)
 
 
 def _add_warm_pool(scope: Construct, id_: str, group: Group, pool: WarmPool) -> None:
@@ -247,6 +261,7 @@ class ServeStack(Stack):
         tag_project(self, config.project.name)
         if fleet.rehearsal:
             tag_rehearsal(self)
+        warn_of_ended_block(self, fleet.capacity)
         name = self._balancer.load_balancer.load_balancer_dns_name
         CfnOutput(self, "Address", value=name, description=f"DNS name of {fleet.name} within the network")
 

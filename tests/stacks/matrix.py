@@ -24,7 +24,7 @@ CAPACITIES: Final = {
     "reservation": '{ kind = "reservation", id = "cr-0a1b2c3d4e5f60718" }',
     "capacity-block": (
         '{ kind = "capacity-block", id = "cr-0b1b2c3d4e5f60718",'
-        " start = 2026-12-01T11:30:00Z, end = 2026-12-08T11:30:00Z }"
+        " start = 2098-12-01T11:30:00Z, end = 2098-12-08T11:30:00Z }"
     ),
 }
 NETWORKS: Final = {

@@ -33,8 +33,8 @@ size = { min = 1, max = 2 }
 [fleets.capacity]
 kind = "capacity-block"
 id = "cr-0a1b2c3d4e5f60718"
-start = 2026-12-01T11:30:00Z
-end = 2026-12-08T11:30:00Z
+start = 2098-12-01T11:30:00Z
+end = 2098-12-08T11:30:00Z
 
 [fleets.standby]
 instance_type = "g5.xlarge"

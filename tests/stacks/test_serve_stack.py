@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ WARM = '{ kind = "on-demand", warm_pool = { min = 1, reuse = false } }'
 ZONE = 'command = ["server"]\nzone = "us-east-2b"'
 RESERVED = '{ kind = "reservation", id = "cr-0a1b2c3d4e5f60718" }'
 BLOCK = (
-    '{ kind = "capacity-block", id = "cr-0a1b2c3d4e5f60718", start = 2026-12-01T11:30:00Z, end = 2026-12-08T11:30:00Z }'
+    '{ kind = "capacity-block", id = "cr-0a1b2c3d4e5f60718", start = 2098-12-01T11:30:00Z, end = 2098-12-08T11:30:00Z }'
 )
 STANDBY = f'standby = {{ instance_type = "g5.xlarge", image = "{IMAGE}", size = {{ min = 1, max = 2 }} }}'
 
@@ -263,12 +264,38 @@ def test_a_capacity_blocks_fleet_is_empty_but_between_its_start_and_45_minutes_b
     actions = made.of("AWS::AutoScaling::ScheduledAction")
     times = {id_: (action["StartTime"], action["DesiredCapacity"]) for id_, action in actions.items()}
     assert times == {
-        "Blueopens": ("2026-12-01T11:30:00Z", 2),
-        "Bluecloses": ("2026-12-08T10:45:00Z", 0),
-        "Greencloses": ("2026-12-08T10:45:00Z", 0),
+        "Blueopens": ("2098-12-01T11:30:00Z", 2),
+        "Bluecloses": ("2098-12-08T10:45:00Z", 0),
+        "Greencloses": ("2098-12-08T10:45:00Z", 0),
     }
     (template,) = made.of("AWS::EC2::LaunchTemplate").values()
     assert template["LaunchTemplateData"]["InstanceMarketOptions"] == {"MarketType": "capacity-block"}
+
+
+@pytest.mark.parametrize(
+    ("now", "desired", "actions"),
+    [
+        ("2098-12-01T11:29:00Z", ("0", "0"), {"Blueopens", "Bluecloses", "Greencloses"}),
+        ("2098-12-01T11:30:00Z", ("2", "0"), {"Bluecloses", "Greencloses"}),
+        ("2098-12-08T10:45:00Z", ("0", "0"), set()),
+    ],
+)
+def test_a_stack_of_an_open_block_starts_its_instances_and_schedules_nothing_in_the_past(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    now: str,
+    desired: tuple[str, str],
+    actions: set[str],
+) -> None:
+    """EC2 Auto Scaling refuses a scheduled action in the past, and with it the whole stack."""
+    for module in ("stacks.project", "stacks.serving.stack"):
+        monkeypatch.setattr(f"nxpipe.{module}.current_time", lambda: datetime.fromisoformat(now))
+    made = world(configured(tmp_path, types=("trn1.32xlarge",), capacity=BLOCK, more=ZONE), tmp_path)
+    groups = made.of("AWS::AutoScaling::AutoScalingGroup")
+    assert (groups["Blue"]["DesiredCapacity"], groups["Green"]["DesiredCapacity"]) == desired
+    assert set(made.of("AWS::AutoScaling::ScheduledAction")) == actions
+    assert ("demo-serve-search stays empty" in capfd.readouterr().err) == (not actions)
 
 
 def test_with_a_certificate_plain_http_is_not_spoken() -> None:

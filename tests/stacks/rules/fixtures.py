@@ -16,6 +16,7 @@ REGION: Final = "us-east-2"
 
 FACTS: Final = Facts(
     today=date(2026, 11, 21),
+    now=datetime(2026, 11, 21, tzinfo=UTC),
     blocks={
         BLOCK: Window(datetime(2026, 12, 1, 11, 30, tzinfo=UTC), datetime(2026, 12, 8, 10, 45, tzinfo=UTC)),
     },
