@@ -12,6 +12,7 @@ from tests.localaws.census import census
 from tests.localaws.moto_patches.events import strike
 from tests.localaws.visitors import Fleet, visitors
 from tests.stacks.local import REGION
+from tests.stacks.rollout_faults import meanwhile
 from tests.stacks.rollout_world import (
     BAD,
     CLOCK,
@@ -31,8 +32,10 @@ from tests.stacks.rollout_world import (
     stable,
     start,
     stop,
+    taken_back,
     until,
     wake_the_clock,
+    watched,
 )
 
 pytestmark = [pytest.mark.runs, pytest.mark.sample(6)]
@@ -165,6 +168,15 @@ def test_without_a_rollout_the_watchdog_switches_its_clock_off(front: Fleet) -> 
     strike(CLOCK)
     until(lambda: events.describe_rule(Name=CLOCK)["State"] == "DISABLED")
     assert front.weights() == home
+
+
+def test_a_rollout_that_starts_while_the_watchdog_goes_to_rest_keeps_its_clock(front: Fleet) -> None:
+    wake_the_clock()
+    with meanwhile("watchdog", "LookAgain", given_away):
+        strike(CLOCK)
+        until(lambda: "owner" in record() and not watched())
+    assert boto3.client("events").describe_rule(Name=CLOCK)["State"] == "ENABLED"
+    taken_back()
 
 
 @pytest.mark.slow
