@@ -267,6 +267,16 @@ def within(all_: Templates, facts: Facts) -> Iterator[Finding]:
     if facts.budget is None or facts.prices is None:
         return
     costs = estimate(all_, facts.prices)
+    for line in costs.lines:
+        if line.unlisted:
+            what = f"the cost of {line.what} is not known{line.remark.removeprefix(': no price known')}"
+            yield Finding(
+                COST,
+                line.resource,
+                "",
+                f"{what}, so it cannot be compared with the budget of ${facts.budget:,}",
+                "acknowledge it with the price in the reason, or remove `monthly` from [budget]",
+            )
     if costs.monthly > facts.budget:
         dearest = max(costs.lines, key=lambda line: line.hourly or 0)
         yield Finding(
@@ -340,7 +350,7 @@ RULES: Final = (
     Rule(data_rules.WILDCARD, "no write action has a wildcard resource", data_rules.no_wildcard),
     Rule(data_rules.SIGNER, "a signing key is used for builds or for one channel only", data_rules.one_signer),
     Rule(data_rules.PRIVATE, "buckets are private, EFS and S3 require TLS", data_rules.private),
-    Rule(rules.COST, "the monthly cost is within the budget", rules.within),
+    Rule(rules.COST, "the monthly cost is known and within the budget", rules.within),
     Rule(KEEP, "stateful resources keep their logical ids", data_rules.keeps_logical_ids),
     Rule(
         data_rules.WEIGHTS,

@@ -67,8 +67,8 @@ def test_a_project_tells_its_blocks_images_budget_and_name(tmp_path: Path) -> No
     assert (facts.project, facts.budget) == ("search", 20000)
     window = facts.blocks["cr-0a1b2c3d4e5f60718"]
     assert (window.start, window.drained) == (
-        datetime(2026, 12, 1, 11, 30, tzinfo=UTC),
-        datetime(2026, 12, 8, 10, 45, tzinfo=UTC),
+        datetime(2098, 12, 1, 11, 30, tzinfo=UTC),
+        datetime(2098, 12, 8, 10, 45, tzinfo=UTC),
     )
     assert facts.images is not None
     assert facts.images["ami-00000000000000002"].expires == date(2028, 8, 31)
