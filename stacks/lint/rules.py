@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Final
 
 from nxpipe.pipeline.config import Config, ServingFleet
+from nxpipe.pipeline.config.endpoints import has_local_disks
 from nxpipe.pipeline.config.fleets import DRAINED_BEFORE_THE_END, CapacityBlock
 from nxpipe.stacks.lint import data_rules, network_rules, rules
 from nxpipe.stacks.lint.costs import estimate, load_prices
 from nxpipe.stacks.lint.data_rules import KEEP
 from nxpipe.stacks.lint.finding import Accepted, Facts, Finding, Rule, Window
 from nxpipe.stacks.lint.launches import BATCH, GROUP, NODES, TEMPLATE, Launch, compute, instance_types, launches
-from nxpipe.stacks.lint.template import Properties, Resource, Templates, intrinsic, settings, text
+from nxpipe.stacks.lint.template import Properties, Resource, Templates, intrinsic, settings, tables, text
 from nxpipe.stacks.locks import known_images, lock_of, unlocked_images
 
 BLOCK = "NXP-CAP-1"
@@ -195,6 +196,7 @@ def warm_pool(all_: Templates, facts: Facts) -> Iterator[Finding]:
 
 METADATA = "NXP-HOST-1"
 IMAGE = "NXP-HOST-2"
+DISKS = "NXP-HOST-3"
 
 
 def metadata(all_: Templates, facts: Facts) -> Iterator[Finding]:
@@ -258,6 +260,14 @@ def _fault_of_id(id_: str, at: Resource, facts: Facts) -> tuple[str, str] | None
     if known.expires <= facts.today:
         return f"{id_} expired on {known.expires}", "run `nxpipe ami lock` for a newer image"
     return None
+
+
+def local_disks(all_: Templates, facts: Facts) -> Iterator[Finding]:
+    for config in all_.of("AWS::SageMaker::EndpointConfig"):
+        types = [str(variant.get("InstanceType")) for variant in tables(config.properties, "ProductionVariants")]
+        for type_ in filter(has_local_disks, types if "KmsKeyId" in config.properties else ()):
+            what = f"it has a KMS key, which SageMaker refuses for {type_}, whose local disks the hardware encrypts"
+            yield Finding(DISKS, config, "KmsKeyId", what, "remove KmsKeyId")
 
 
 COST: Final = "NXP-COST-1"
@@ -340,6 +350,7 @@ RULES: Final = (
     ),
     Rule(rules.METADATA, "IMDSv2 is required, one hop (two with containers)", rules.metadata),
     Rule(rules.IMAGE, "the AMI is in the lock file, of the stack's region, and not expired", rules.image),
+    Rule(rules.DISKS, "an endpoint on instances with local disks has no KMS key for volumes", rules.local_disks),
     Rule(network_rules.OPEN, "nothing is open to 0.0.0.0/0", network_rules.nothing_open),
     Rule(
         network_rules.ENDPOINT,

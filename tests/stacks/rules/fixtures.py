@@ -377,6 +377,20 @@ FIXTURES: Final = (
         ),
     ),
     Fixture(
+        "NXP-HOST-3",
+        {
+            "Disks": resource(
+                "AWS::SageMaker::EndpointConfig", ProductionVariants=[{"InstanceType": "ml.trn1.2xlarge"}]
+            ),
+            "Volumes": resource(
+                "AWS::SageMaker::EndpointConfig",
+                ProductionVariants=[{"InstanceType": "ml.inf2.xlarge"}],
+                KmsKeyId="arn:aws:kms:us-east-2:123456789012:key/0",
+            ),
+        },
+        (Break("Disks/Properties/KmsKeyId", "key", "which SageMaker refuses for ml.trn1.2xlarge"),),
+    ),
+    Fixture(
         "NXP-CAP-3",
         _POOL,
         (
