@@ -185,7 +185,7 @@ def _add_warm_pool(scope: Construct, id_: str, group: Group, pool: WarmPool) -> 
     """Warm pool of one environment; both have one, because rollouts alternate between them.
 
     Without a maximum the pool has as many instances as the group may grow by, `max - desired`. Minimum and maximum of
-    the same value give it that very size, whatever a rollout sets the group's desired capacity to.
+    the same value give it that very size, also when a rollout changes the group's desired capacity.
     """
     aws_autoscaling.CfnWarmPool(
         scope,
