@@ -1,7 +1,7 @@
 """Capacity blocks: scheduled scaling that starts instances with the block and drains them before its end.
 
-Templates declare zero capacity, and schedules raise it. CloudFormation updates a resource only if its template text
-changed, so a deployment in the middle of a block changes nothing.
+Before the block begins, templates declare zero capacity, and schedules raise it. Once it has begun, a synthesis
+declares the capacity itself and leaves out the past calls: a stack that is created then gets its instances.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,8 +11,9 @@ from datetime import UTC, datetime
 from aws_cdk import Stack, aws_batch, aws_iam, aws_scheduler
 from constructs import Construct
 
-from nxpipe.pipeline.config.fleets import DRAINED_BEFORE_THE_END, CapacityBlock
+from nxpipe.pipeline.config.fleets import CapacityBlock
 from nxpipe.stacks.iam import own_account_service
+from nxpipe.stacks.project import current_time
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,6 @@ class ScheduledCall:
     call: str  # service and API call, as in a universal target of EventBridge Scheduler: "batch:updateJobQueue"
     arguments: Mapping[str, object]
     permissions: Mapping[str, str]  # IAM action to resource
-
-
-def drained_at(block: CapacityBlock) -> datetime:
-    return (block.end - DRAINED_BEFORE_THE_END).astimezone(UTC)
 
 
 def schedule_queue(
@@ -48,12 +45,10 @@ def schedule_queue(
         ScheduledCall(
             "opens", block.start.astimezone(UTC), "batch:updateJobQueue", {**job_queue, "State": "ENABLED"}, permissions
         ),
-        ScheduledCall(
-            "closes", drained_at(block), "batch:updateJobQueue", {**job_queue, "State": "DISABLED"}, permissions
-        ),
+        ScheduledCall("closes", block.drained, "batch:updateJobQueue", {**job_queue, "State": "DISABLED"}, permissions),
         ScheduledCall(
             "drains",
-            drained_at(block),
+            block.drained,
             "batch:updateComputeEnvironment",
             disabled,
             {"batch:UpdateComputeEnvironment": environment.ref},
@@ -63,8 +58,11 @@ def schedule_queue(
 
 
 def add_schedules(scope: Construct, name: str, block: CapacityBlock, calls: Iterable[ScheduledCall]) -> None:
+    """EventBridge schedules of the calls that are still to come."""
     stack = Stack.of(scope)
-    calls = tuple(calls)
+    calls = tuple(call for call in calls if call.moment > current_time())
+    if not calls:
+        return
     role = _role(scope, calls)
     for call in calls:
         aws_scheduler.CfnSchedule(

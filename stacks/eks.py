@@ -10,12 +10,12 @@ from constructs import Construct
 from nxpipe.pipeline.config.cluster import SYSTEM, Cluster, NodeGroup
 from nxpipe.pipeline.config.fleets import Capacity, CapacityBlock
 from nxpipe.pipeline.config.locks import ClusterLock
-from nxpipe.stacks.capacity_block import ScheduledCall, add_schedules, drained_at
+from nxpipe.stacks.capacity_block import ScheduledCall, add_schedules
 from nxpipe.stacks.handles import CacheHandle, NetworkHandle, StoreHandle
 from nxpipe.stacks.iam import mount_cache, own_account_service, pod_role, read_artifacts, wait_for_permissions
 from nxpipe.stacks.launch import Machine, Template, launch_template
 from nxpipe.stacks.names import NAMESPACE, NEURON, SERVICE_ACCOUNT, cluster_name, node_profile
-from nxpipe.stacks.project import PROJECT_TAG, log_group, tag_project
+from nxpipe.stacks.project import PROJECT_TAG, current_time, log_group, tag_project, warn_of_ended_block
 
 # Nodes need these add-ons to become ready; the others need nodes to run on.
 _BEFORE_NODES: Final = ("eks-pod-identity-agent", "kube-proxy", "vpc-cni")
@@ -148,10 +148,11 @@ class NeuronNodes(Construct):
             labels={"nxpipe/group": group.name},
             taints=[_Group.TaintProperty(key=NEURON, value="true", effect="NO_SCHEDULE")],
             scaling_config=_Group.ScalingConfigProperty(
-                min_size=group.size.min, desired_size=group.size.desired, max_size=group.size.max
+                min_size=group.size.min, desired_size=_desired(group), max_size=group.size.max
             ),
             **_common(context, template),
         )
+        warn_of_ended_block(Stack.of(self), group.capacity)
         if isinstance(group.capacity, CapacityBlock):
             self._schedule(context, group, group.capacity)
 
@@ -167,9 +168,15 @@ class NeuronNodes(Construct):
         call, permissions = "eks:updateNodegroupConfig", {"eks:UpdateNodegroupConfig": self.node_group.attr_arn}
         calls = (
             ScheduledCall("opens", block.start.astimezone(UTC), call, scaled_to(maximum), permissions),
-            ScheduledCall("drains", drained_at(block), call, scaled_to(0), permissions),
+            ScheduledCall("drains", block.drained, call, scaled_to(0), permissions),
         )
         add_schedules(self, f"{context.project}-nodes-{group.name}", block, calls)
+
+
+def _desired(group: NodeGroup) -> int:
+    """The desired size; the maximum in an open capacity block, as its schedule sets it."""
+    block = group.capacity
+    return group.size.max if isinstance(block, CapacityBlock) and block.is_open(current_time()) else group.size.desired
 
 
 def _common(context: ClusterContext, template: Template) -> dict[str, object]:

@@ -69,6 +69,7 @@ class ServeHandle:
     rule: "aws_elasticloadbalancingv2.CfnListenerRule"  # rollouts change its weights
     target_groups: "Mapping[str, aws_elasticloadbalancingv2.ApplicationTargetGroup]"  # blue, green, standby
     groups: "Mapping[str, aws_autoscaling.CfnAutoScalingGroup]"
+    rehearsal: bool  # the dashboard shows it
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class EndpointHandle:
     endpoint: str
     dimensions: Mapping[str, str]  # of its metrics
     alarms: "Sequence[aws_cloudwatch.IAlarm]"  # each rolls a deployment back
+    rehearsal: bool  # the dashboard shows it
 
 
 @dataclass(frozen=True)

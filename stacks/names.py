@@ -3,6 +3,7 @@
 from typing import Final
 
 PROJECT_TAG: Final = "nxpipe:project"
+REHEARSAL_TAG: Final = "nxpipe:rehearsal"  # "true" on what rehearses, and absent otherwise
 NAMESPACE: Final = "nxpipe"  # of pods that run artifacts
 SERVICE_ACCOUNT: Final = "artifacts"  # of those pods; its role may read the store
 NEURON: Final = "aws.amazon.com/neuron"  # taint of nodes with accelerators

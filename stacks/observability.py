@@ -391,7 +391,7 @@ class ObserveStack(Stack):
     def _widgets(
         self, fleet: ServeHandle, prices: Mapping[str, float], bad: aws_cloudwatch.IAlarm
     ) -> Iterator[list[aws_cloudwatch.IWidget]]:
-        yield [aws_cloudwatch.TextWidget(markdown=f"# {fleet.fleet}", width=18, height=2)]
+        yield [aws_cloudwatch.TextWidget(markdown=_title(fleet.fleet, rehearsal=fleet.rehearsal), width=18, height=2)]
         yield [aws_cloudwatch.AlarmStatusWidget(alarms=[bad], title="Release", width=6, height=3)]
         graphs: list[aws_cloudwatch.IWidget] = []
         for measure in MEASURES:
@@ -416,7 +416,8 @@ class ObserveStack(Stack):
         )
         bad.add_alarm_action(aws_cloudwatch_actions.SnsAction(self._topic))
         subject = Subject("", endpoint.dimensions)
-        yield [aws_cloudwatch.TextWidget(markdown=f"# {endpoint.endpoint} (SageMaker)", width=18, height=2)]
+        title = _title(f"{endpoint.endpoint} (SageMaker)", rehearsal=endpoint.rehearsal)
+        yield [aws_cloudwatch.TextWidget(markdown=title, width=18, height=2)]
         yield [aws_cloudwatch.AlarmStatusWidget(alarms=[bad], title="Endpoint", width=6, height=3)]
         yield [
             aws_cloudwatch.GraphWidget(
@@ -473,3 +474,8 @@ class ObserveStack(Stack):
         CfnOutput(
             self, "CostTag", value=PROJECT_TAG, description="Cost allocation tag of the budget; activate it for billing"
         )
+
+
+def _title(name: str, *, rehearsal: bool) -> str:
+    """Title of a fleet's or an endpoint's part of the dashboard, in Markdown."""
+    return f"# {name}: REHEARSAL, may serve programs of the emulator" if rehearsal else f"# {name}"

@@ -1,23 +1,51 @@
 """Parts that all stacks share: the site, the cost-allocation tag, log groups, warnings about missing lock files."""
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
 
 from aws_cdk import Annotations, App, CfnParameter, Environment, RemovalPolicy, Stack, Tags, aws_logs
 from constructs import Construct
 
 from nxpipe.pipeline.config import Config
+from nxpipe.pipeline.config.fleets import Capacity, CapacityBlock
 from nxpipe.pipeline.config.locks import AmiLock
 from nxpipe.stacks.handles import NetworkHandle, StoreHandle
 from nxpipe.stacks.locks import AGENT, IMAGE, LOCK, is_unlocked
-from nxpipe.stacks.names import PROJECT_TAG
+from nxpipe.stacks.names import PROJECT_TAG, REHEARSAL_TAG
 
 __all__ = ["PROJECT_TAG", "tag_project"]
+
+_ENDED: Final = "nxpipe:capacity-block-ended"
 
 
 def tag_project(stack: Stack, project: str) -> None:
     Tags.of(stack).add(PROJECT_TAG, project)
+
+
+def description_of(what: str, project: str, *, rehearsal: bool) -> str:
+    """Description of the stack of a fleet or an endpoint, such as "Fleet search of demo"."""
+    return f"{what} of {project}" + (" (rehearsal: may serve programs of the emulator)" if rehearsal else "")
+
+
+def tag_rehearsal(stack: Stack) -> None:
+    Tags.of(stack).add(REHEARSAL_TAG, "true")
+
+
+def current_time() -> datetime:
+    return datetime.now(UTC)
+
+
+def warn_of_ended_block(stack: Stack, capacity: Capacity) -> None:
+    """A warning at synthesis about instances that a template can no longer start."""
+    if isinstance(capacity, CapacityBlock) and current_time() >= capacity.drained:
+        Annotations.of(stack).add_warning_v2(
+            _ENDED,
+            f"capacity block {capacity.id} ends at {capacity.end.isoformat()}, and its instances are drained "
+            f"45 minutes before, which is in the past: {stack.stack_name} stays empty; name another block or remove it",
+        )
 
 
 def log_group(scope: Construct, id_: str, name: str | None = None) -> aws_logs.LogGroup:

@@ -15,7 +15,7 @@ from nxpipe.pipeline.config.sections import Guards
 from nxpipe.stacks.handles import EndpointHandle, NetworkHandle, StoreHandle
 from nxpipe.stacks.iam import own_account_service, read_artifacts
 from nxpipe.stacks.observability import ENDPOINT_MEASURES, Subject
-from nxpipe.stacks.project import log_group, tag_project
+from nxpipe.stacks.project import description_of, log_group, tag_project, tag_rehearsal
 
 _METRICS: Final = ("AWS/SageMaker", "/aws/sagemaker/Endpoints")
 _PULL: Final = ("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer")
@@ -39,6 +39,7 @@ class HostedModel:
     log_group: str
     subnets: Sequence[str]
     group: aws_ec2.ISecurityGroup
+    has_volume: bool  # encrypted with the store's key; local disks encrypt themselves
 
 
 def hosting_role(scope: Construct, hosted: HostedModel, store: StoreHandle) -> aws_iam.Role:
@@ -56,7 +57,7 @@ def hosting_role(scope: Construct, hosted: HostedModel, store: StoreHandle) -> a
         *_image_statements(stack, hosted),
         *_network_statements(stack, hosted),
         *_monitoring_statements(stack, hosted),
-        _volume_statement(store),
+        *([_volume_statement(store)] if hosted.has_volume else []),
     )
     for statement in statements:
         role.add_to_principal_policy(statement)
@@ -125,15 +126,18 @@ class EndpointStack(Stack):
         **kwargs: Any,
     ) -> None:
         """`prefix` is the store's key prefix in the bucket, such as "models/"."""
-        super().__init__(scope, id_, description=f"Endpoint {endpoint.name} of {project}", **kwargs)
+        description = description_of(f"Endpoint {endpoint.name}", project, rehearsal=endpoint.rehearsal)
+        super().__init__(scope, id_, description=description, **kwargs)
         self._endpoint, self._network, self._store = endpoint, network, store
         self._name = f"{project}-{endpoint.name}"
         self._artifacts = f"{prefix}endpoints/{endpoint.name}/"
         dimensions = {"EndpointName": self._name, "VariantName": _VARIANT}
         alarms = self._alarms(Subject("", dimensions), guards)
         created = self._serve(self._config(self._model()), alarms)
-        self.handle = EndpointHandle(endpoint.name, dimensions, alarms)
+        self.handle = EndpointHandle(endpoint.name, dimensions, alarms, endpoint.rehearsal)
         tag_project(self, project)
+        if endpoint.rehearsal:
+            tag_rehearsal(self)
         CfnOutput(self, "EndpointName", value=created.attr_endpoint_name, description="Name of the endpoint to invoke")
 
     def _alarms(self, subject: Subject, guards: Guards) -> list[aws_cloudwatch.Alarm]:
@@ -147,9 +151,15 @@ class EndpointStack(Stack):
 
     def _model(self) -> aws_sagemaker.CfnModel:
         group, subnets = self._group(), [subnet.subnet_id for subnet in self._network.subnets.values()]
-        role = hosting_role(
-            self, HostedModel(self._endpoint.image, self._artifacts, self._log_group, subnets, group), self._store
+        hosted = HostedModel(
+            image=self._endpoint.image,
+            artifacts=self._artifacts,
+            log_group=self._log_group,
+            subnets=subnets,
+            group=group,
+            has_volume=not self._endpoint.has_local_disks,
         )
+        role = hosting_role(self, hosted, self._store)
         data = _Model.S3DataSourceProperty(
             s3_uri=f"s3://{self._store.bucket.bucket_name}/{self._artifacts}{self._endpoint.artifact}/",
             s3_data_type="S3Prefix",
@@ -182,7 +192,8 @@ class EndpointStack(Stack):
             container_startup_health_check_timeout_in_seconds=ready,
             volume_size_in_gb=self._endpoint.disk,
         )
-        return _Config(self, "Config", production_variants=[variant], kms_key_id=self._store.key.key_arn)
+        key = None if self._endpoint.has_local_disks else self._store.key.key_arn
+        return _Config(self, "Config", production_variants=[variant], kms_key_id=key)
 
     def _serve(
         self, config: aws_sagemaker.CfnEndpointConfig, alarms: list[aws_cloudwatch.Alarm]

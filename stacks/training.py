@@ -9,11 +9,11 @@ from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import TrainingFleet
 from nxpipe.pipeline.config.fleets import CapacityBlock, Scratch, TrainingSpot
 from nxpipe.stacks.build_farm import UPDATE_POLICY, instance_profile, job_role, log_configuration, retry_strategy
-from nxpipe.stacks.capacity_block import drained_at, schedule_queue
+from nxpipe.stacks.capacity_block import schedule_queue
 from nxpipe.stacks.handles import NetworkHandle, StoreHandle, TrainHandle
 from nxpipe.stacks.iam import read_artifacts
 from nxpipe.stacks.launch import Machine, launch_template
-from nxpipe.stacks.project import PROJECT_TAG, tag_project
+from nxpipe.stacks.project import PROJECT_TAG, current_time, tag_project, warn_of_ended_block
 from nxpipe.stacks.user_data.scripts import part_text
 
 FOLDER: Final = "/scratch"  # on hosts and in containers
@@ -158,6 +158,7 @@ class TrainStack(Stack):
             fleet=fleet.name, queue=aws_batch.JobQueue.from_job_queue_arn(self, "Training", queue.ref)
         )
         tag_project(self, project)
+        warn_of_ended_block(self, fleet.capacity)
         CfnOutput(self, "QueueArn", value=queue.ref, description="Job queue of the fleet")
         CfnOutput(self, "JobDefinitionArn", value=job.ref, description="Job definition; a submission gives the command")
 
@@ -227,13 +228,14 @@ class TrainStack(Stack):
         return aws_ec2.CfnPlacementGroup(self, "Near", strategy="cluster")
 
     def _queue(self, environment: aws_batch.CfnComputeEnvironment) -> aws_batch.CfnJobQueue:
+        block = self._fleet.capacity
         order = aws_batch.CfnJobQueue.ComputeEnvironmentOrderProperty(compute_environment=environment.ref, order=1)
         return aws_batch.CfnJobQueue(
             self,
             "Queue",
             job_queue_name=self._name,
             priority=1,
-            state="DISABLED" if isinstance(self._fleet.capacity, CapacityBlock) else "ENABLED",
+            state="DISABLED" if isinstance(block, CapacityBlock) and not block.is_open(current_time()) else "ENABLED",
             compute_environment_order=[order],
         )
 
@@ -247,7 +249,7 @@ class TrainStack(Stack):
             grant_checkpoints(bucket, store, role)
             environment["NXPIPE_CHECKPOINTS"] = f"s3://{bucket.bucket_name}"
         if isinstance(self._fleet.capacity, CapacityBlock):
-            environment["NXPIPE_ENDS_AT"] = f"{drained_at(self._fleet.capacity):%Y-%m-%dT%H:%M:%SZ}"
+            environment["NXPIPE_ENDS_AT"] = f"{self._fleet.capacity.drained:%Y-%m-%dT%H:%M:%SZ}"
         container = self._container(store, role, environment)
         multinode = self._fleet.nodes > 1
         nodes = _Job.NodePropertiesProperty(

@@ -24,6 +24,7 @@ EvidenceCheck = Callable[
     [Manifest, Sequence[Evidence]], str | None
 ]  # why the evidence is insufficient; None if it suffices
 EvidenceVerifier = Callable[[Evidence], bool]
+ProgramCheck = Callable[[Manifest], str | None]  # why a fleet of the channel cannot run the programs; None if all can
 ArtifactCheck = Callable[[Served], str | None]  # why the channel's policy refuses the artifact; None if it accepts it
 
 
@@ -40,7 +41,8 @@ class Author:
 class Requirements:
     """Preconditions of a promotion.
 
-    `targets`: the targets of the channel's fleets, by model. `check_evidence`: decides whether evidence is sufficient.
+    `targets`: the targets of the channel's fleets, by model. `check_programs`: decides whether the fleets can run the
+    programs; None for an artifact that runs there already. `check_evidence`: decides whether evidence is sufficient.
     `check_artifact`, `verify_evidence`: verify the signatures of artifacts and of evidence; None if the policy requires
     no signature. `trust`: verifies the channel's log.
     """
@@ -50,6 +52,7 @@ class Requirements:
     trust: ChannelVerifier = ALL
     check_evidence: EvidenceCheck = coverage_gap
     verify_evidence: EvidenceVerifier | None = None
+    check_programs: ProgramCheck | None = None
 
 
 def promote(
@@ -92,13 +95,15 @@ def rollback(
     to: int | None = None,
     expected: int | None = None,
     check_artifact: ArtifactCheck | None = None,
+    check_programs: ProgramCheck | None = None,
     despite: str | None = None,
     trust: ChannelVerifier = ALL,
 ) -> Appended:
     """Append a generation that restores the state of an earlier one: `to`, or the newest with a different state.
 
     The target is chosen once: of two concurrent rollbacks the slower one changes nothing. Restored artifacts that are
-    not served now need the same signatures as for a promotion, unless `despite` gives a reason to override the policy.
+    not served now need the same signatures as for a promotion, unless `despite` gives a reason to override the policy,
+    and programs that the channel's fleets can run.
     """
     log = trust.log(store.backend, channel)
     current = log.tip()
@@ -118,7 +123,10 @@ def rollback(
         served_now = tip.artifacts if tip and not trust.fault(store.backend, tip) else ()
         if served_now == target.artifacts:
             return None
-        news = [served for served in target.artifacts if served not in served_now] if check_artifact else []
+        news = [served for served in target.artifacts if served not in served_now]
+        for served in news if check_programs else ():
+            if check_programs and (reason := check_programs(store.manifest(served.manifest))):
+                raise Refused(f"generation {target.generation} of channel {channel} cannot be restored: {reason}")
         faults = [fault for served in news if (fault := _policy_fault(check_artifact, served, despite))]
         if fault := trust.fault(store.backend, target):
             faults.append(
@@ -234,6 +242,8 @@ def _require_tip(tip: Generation | None, expected: int | None, channel: str) -> 
 
 
 def _check_artifact(store: Store, artifact: Published, channel: str, requirements: Requirements) -> None:
+    if requirements.check_programs is not None and (reason := requirements.check_programs(artifact.manifest)):
+        raise Refused(reason)
     for blob, fault in store.blobs.settle(artifact.manifest.blobs()):
         raise Refused(
             f"{artifact.name} is incomplete: blob {blob.sha256} of {blob.size} bytes {fault} in {store.url}; "

@@ -16,9 +16,9 @@ from nxpipe.artifact_store.documents import seconds_since_1970
 from nxpipe.artifact_store.names import SHOWN
 from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier, untrusted
 from nxpipe.artifact_store.trust.policy import Policy
-from nxpipe.pipeline.artifacts.channels import unknown_channel
+from nxpipe.pipeline.artifacts.channels import rehearsals_of, unknown_channel
 from nxpipe.pipeline.artifacts.signing import trust_in
-from nxpipe.pipeline.config import load_config
+from nxpipe.pipeline.config import Config, load_config
 from nxpipe.pipeline.util.text import for_terminal, shown, style, table
 
 
@@ -47,11 +47,13 @@ class ChannelView:
 
     store: Store
     trust: ChannelVerifier
+    config: Config
+    folder: Path  # of nxpipe.toml
 
     @classmethod
     def of(cls, store: Store, config_path: Path, say: Callable[[str], None]) -> "ChannelView":
         config = load_config(config_path, os.environ, missing_ok=True)
-        return cls(store, trust_in(config, config_path.parent, store, say))
+        return cls(store, trust_in(config, config_path.parent, store, say), config, config_path.parent)
 
     def names(self, name: str | None) -> list[str]:
         """The named channel, or all channels."""
@@ -86,6 +88,10 @@ class ChannelView:
         """Trusted signers of an artifact on this channel at this time."""
         return self.policy.signers(self.store, served.manifest.sha256, channel, self.store.backend.now())
 
+    def rehearsals(self, channel: str) -> list[str]:
+        """The notices of the channel's fleets that are rehearsals."""
+        return rehearsals_of(self.config, self.folder, channel)
+
 
 _UNITS: Final = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
 
@@ -118,13 +124,16 @@ def channel_log_text(entry: ChannelEntry) -> str:
     return "\n".join(map(shown, lines + _trust_lines(entry)))
 
 
-def channel_state_data(entry: ChannelEntry, signers: Mapping[Served, Sequence[str]]) -> dict[str, object]:
+def channel_state_data(
+    entry: ChannelEntry, signers: Mapping[Served, Sequence[str]], rehearsals: Sequence[str]
+) -> dict[str, object]:
     served = [{**artifact.model_dump(), "signed_by": names} for artifact, names in signers.items()]
     state_fields = {"age_seconds": round(entry.age), "signed_by": entry.signed_by, "fault": entry.fault}
+    state_fields["rehearsals"] = list(rehearsals)
     return generation_data(entry.generation) | state_fields | {"artifacts": served}
 
 
-def channel_state_text(entry: ChannelEntry, signers: Mapping[Served, Sequence[str]]) -> str:
+def channel_state_text(entry: ChannelEntry, signers: Mapping[Served, Sequence[str]], rehearsals: Sequence[str]) -> str:
     generation = entry.generation
     rows = [
         (
@@ -140,6 +149,7 @@ def channel_state_text(entry: ChannelEntry, signers: Mapping[Served, Sequence[st
         _title(f"{generation.channel}, generation {generation.generation}"),
         f"  for {_age(entry.age)}, since {_moment(generation.at)}, by {for_terminal(generation.actor)}",
         f"  digest {generation.digest}",
+        *(f"  {notice}" for notice in rehearsals),
         *map(shown, _trust_lines(entry)),
         table(("model", "target", "key", "manifest", "signed by"), rows),
     ]

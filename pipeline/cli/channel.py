@@ -72,7 +72,8 @@ def log(console: Console, name: str | None, last: int, store: str | None, config
 def show(console: Console, name: str | None, store: str | None, config_path: Path) -> None:
     """Show the artifacts that a channel serves, since when, and their signatures.
 
-    Signatures are verified with the keys of [signing] in nxpipe.toml. Without NAME, shows all channels.
+    Signatures are verified with the keys of [signing] in nxpipe.toml. Fleets of the channel that are rehearsals are
+    named. Without NAME, shows all channels.
 
     \b
     Example:
@@ -88,9 +89,17 @@ def show(console: Console, name: str | None, store: str | None, config_path: Pat
         for entry in entries
     ]
     if console.json:
-        console.data([channel_state_data(entry, names) for entry, names in zip(entries, signers, strict=True)])
+        console.data(
+            [
+                channel_state_data(entry, names, view.rehearsals(entry.generation.channel))
+                for entry, names in zip(entries, signers, strict=True)
+            ]
+        )
     else:
-        texts = [channel_state_text(entry, names) for entry, names in zip(entries, signers, strict=True)]
+        texts = [
+            channel_state_text(entry, names, view.rehearsals(entry.generation.channel))
+            for entry, names in zip(entries, signers, strict=True)
+        ]
         _print(console, texts, view.store.url)
     for entry in entries:
         view.require_trust(entry)
@@ -135,20 +144,29 @@ def require_unmanaged(channel: str, *, past_rollouts: bool) -> None:
         )
 
 
-def record(console: Console, appended: "Appended", store: "Store", typed_key: str | None) -> None:
-    """Print the channel's artifacts, whether they changed, and the signatures."""
+def record(
+    console: Console, appended: "Appended", store: "Store", typed_key: str | None, rehearsals: list[str]
+) -> None:
+    """Print the channel's artifacts, whether they changed, the signatures, and which of its fleets are rehearsals."""
     from nxpipe.pipeline.artifacts.channel_log import generation_data, served_lines
 
     generation = appended.generation
     key_ids = [signature.key_id for signature in generation.signatures] if appended.changed else []
     unsigned = _unsigned(store, generation) if key_ids or typed_key else []
     if console.json:
-        document = {"changed": appended.changed, "signed_with": key_ids, "unsigned_artifacts": unsigned}
+        document = {
+            "changed": appended.changed,
+            "signed_with": key_ids,
+            "unsigned_artifacts": unsigned,
+            "rehearsals": rehearsals,
+        }
         console.data({**document, **generation_data(generation)})
         return
     state = "changed" if appended.changed else "unchanged"
     console.say(f"Channel {generation.channel} {state}, generation {generation.generation}:")
     console.result(*served_lines(generation))
+    for notice in rehearsals:
+        console.say(f"  {notice}")
     if key_ids:
         console.say(f"  signed generation {generation.generation} with key {', '.join(key_ids)}")
     elif typed_key:

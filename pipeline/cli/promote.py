@@ -36,7 +36,8 @@ def promote(
     """Promote artifacts to a channel.
 
     Each artifact replaces the one of the same model and target; all others stay. Fails for an incomplete or unverified
-    artifact, for a missing signature that the channel requires, and if a fleet of the channel would be left without an
+    artifact, for a missing signature that the channel requires, for programs that a fleet of the channel cannot run
+    (those of the emulator, unless the fleet is a rehearsal), and if a fleet of the channel would be left without an
     artifact for its target.
 
     The identity is that of the GitHub run, else git's user, else the user of this machine.
@@ -47,6 +48,7 @@ def promote(
       nxpipe promote acme/rank@71f0aa acme/rank@c04e12 --channel production --expect 12
     """
     from nxpipe.artifact_store.channel import change
+    from nxpipe.pipeline.artifacts.channels import rehearsals_of
     from nxpipe.pipeline.artifacts.identity import current_identity
     from nxpipe.pipeline.config import load_config
     from nxpipe.pipeline.rollout.input import requirements, unserved_channel_warning
@@ -59,7 +61,7 @@ def promote(
     author = change.Author(actor or current_identity(), reason, author_signature(key, config, folder, channel, opened))
     needs = requirements(opened, config, folder, channel)
     appended = change.promote(opened, channel, _select(opened, names), author, needs, expected=expect)
-    record(console, appended, opened, key)
+    record(console, appended, opened, key, rehearsals_of(config, folder, channel))
 
 
 def _select(store: "Store", names: tuple[str, ...]) -> "list[Published]":

@@ -55,6 +55,7 @@ def rollback(
       nxpipe rollback --channel production --to 7
     """
     from nxpipe.artifact_store.channel import change
+    from nxpipe.pipeline.artifacts.channels import program_check, rehearsals_of
     from nxpipe.pipeline.artifacts.identity import current_identity
     from nxpipe.pipeline.config import load_config
 
@@ -66,6 +67,14 @@ def rollback(
     trust = trust_in(config, config_path.parent, opened, console.say)
     doubt = trust.policy.artifact_check(opened, channel) if trust.policy else None
     appended = change.rollback(
-        opened, channel, author, to=to, expected=expect, check_artifact=doubt, despite=despite, trust=trust
+        opened,
+        channel,
+        author,
+        to=to,
+        expected=expect,
+        check_artifact=doubt,
+        check_programs=program_check(config, config_path.parent, channel),
+        despite=despite,
+        trust=trust,
     )
-    record(console, appended, opened, key)
+    record(console, appended, opened, key, rehearsals_of(config, config_path.parent, channel))

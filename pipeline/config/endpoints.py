@@ -13,8 +13,16 @@ from nxpipe.pipeline.config.schema import Absent, Table, Unit, one_of, refuse, t
 _PREFIX: Final = "ml."
 # From SageMaker's ProductionVariant: a property of the service, not of the hardware.
 _HOSTED_FAMILIES: Final = ("inf2", "trn1", "trn1n")
-_WITH_LOCAL_DISKS: Final = ("trn1", "trn1n")  # of a fixed size, so no volume can be set
+# Nitro instances with NVMe disks: of a fixed size, so no volume can be set, and encrypted by the hardware, so
+# CreateEndpointConfig fails with a KMS key.
+_WITH_LOCAL_DISKS: Final = ("trn1", "trn1n")
 HOSTED: Final = {_PREFIX + name: entry for name, entry in INSTANCES.items() if entry.family in _HOSTED_FAMILIES}
+
+
+def has_local_disks(instance_type: str) -> bool:
+    """True for a type in SageMaker's notation that has disks of its own instead of a volume."""
+    return instance_type in HOSTED and HOSTED[instance_type].family in _WITH_LOCAL_DISKS
+
 
 LONGEST_UPDATE: Final = timedelta(hours=8)  # the limit after which SageMaker cancels an update
 OLD_FLEET_KEPT: Final = timedelta(minutes=5)  # after the last step, for requests in progress
@@ -104,10 +112,20 @@ class ModelEndpoint(Table):
         examples=[100],
     )
     shift: Shift = Field(description="The traffic shift to a new artifact.")
+    rehearsal: bool = Field(
+        default=False,
+        description="True: the endpoint rehearses the procedures and may serve programs of the emulator, which no "
+        "Neuron device runs. False: `nxpipe store fetch --endpoint` fetches programs of `--backend neuronx` only.",
+        examples=[True],
+    )
 
     @property
     def hardware(self) -> Instance:
         return HOSTED[self.instance_type]
+
+    @property
+    def has_local_disks(self) -> bool:
+        return has_local_disks(self.instance_type)
 
     @property
     def longest_update(self) -> timedelta:
@@ -141,7 +159,7 @@ class ModelEndpoint(Table):
     @field_validator("disk")
     @classmethod
     def _requires_volume(cls, disk: int | None, info: ValidationInfo) -> int | None:
-        hosted = HOSTED.get(info.data.get("instance_type", ""))
-        if disk is not None and hosted is not None and hosted.family in _WITH_LOCAL_DISKS:
-            raise refuse(f"no disk; ml.{hosted.name} has local disks of a fixed size only")
+        type_ = info.data.get("instance_type", "")
+        if disk is not None and has_local_disks(type_):
+            raise refuse(f"no disk; {type_} has local disks of a fixed size only")
         return disk

@@ -38,6 +38,17 @@ _KIND: Final = "The purchase option."
 _RESERVATION = Annotated[
     ReservationId, Field(description="The id of the reservation.", examples=["cr-0a1b2c3d4e5f60718"])
 ]
+_Reserved = Annotated[
+    int | None,
+    Field(
+        ge=1,
+        le=1000,
+        description="The number of reserved instances. A rollout needs twice the `max` of a serving fleet.",
+        examples=[8],
+    ),
+    Unit("instances"),
+    Absent("not compared with the size of the fleet"),
+]
 _Placement = Annotated[str, one_of(("cluster", "none"))]
 _PLACEMENT: Final = "The placement of the nodes: in a cluster placement group, or spread."
 
@@ -80,6 +91,7 @@ class ServingReservation(Table):
 
     kind: Literal["reservation"] = Field(description=_KIND, examples=["reservation"])
     id: _RESERVATION
+    instances: _Reserved = None
 
 
 class CapacityBlock(Table):
@@ -87,6 +99,7 @@ class CapacityBlock(Table):
 
     kind: Literal["capacity-block"] = Field(description=_KIND, examples=["capacity-block"])
     id: ReservationId = Field(description="The id of the block's reservation.", examples=["cr-0a1b2c3d4e5f60718"])
+    instances: _Reserved = None
     start: datetime = Field(
         description="The start of the block; the fleet is empty before.",
         examples=[datetime(2026, 11, 1, 11, 30, tzinfo=UTC)],
@@ -95,6 +108,14 @@ class CapacityBlock(Table):
         description="The end of the block; the fleet is drained 45 minutes before.",
         examples=[datetime(2026, 11, 8, 11, 30, tzinfo=UTC)],
     )
+
+    @property
+    def drained(self) -> datetime:
+        return (self.end - DRAINED_BEFORE_THE_END).astimezone(UTC)
+
+    def is_open(self, now: datetime) -> bool:
+        """True from the start of the block until its instances are drained."""
+        return self.start <= now < self.drained
 
     @field_validator("start", "end")
     @classmethod
@@ -182,7 +203,9 @@ class Size(Table):
         description="The initial number of instances.",
         examples=[2],
     )
-    max: _Instances = Field(description="The maximum number of instances, including those of a rollout.", examples=[4])
+    max: _Instances = Field(
+        description="The maximum number of instances of one version; a rollout runs two.", examples=[4]
+    )
 
     @field_validator("desired", "max")
     @classmethod
@@ -230,6 +253,12 @@ class ServingFleet(Table):
     instance_types: Annotated[tuple[ServingType, ...], LIST, DISTINCT] = Field(
         description="The acceptable instance types in order of preference, all of one compiler target.",
         examples=[["inf2.xlarge", "inf2.8xlarge"]],
+    )
+    zone: Annotated[Zone | None, Absent("all zones with a subnet")] = Field(
+        default=None,
+        description="The availability zone of the instances; required for a reservation or a capacity block, which "
+        "has one.",
+        examples=["us-east-2a"],
     )
     capacity: ServingCapacity = Field(description="The purchase option of the instances.")
     size: Size = Field(description="The number of instances.")
@@ -287,6 +316,12 @@ class ServingFleet(Table):
     standby: Annotated[Standby | None, Absent("none")] = Field(
         default=None, description="A GPU group behind the same load balancer, as a fallback."
     )
+    rehearsal: bool = Field(
+        default=False,
+        description="True: the fleet rehearses the procedures and may serve programs of the emulator, which no Neuron "
+        "device runs. False: it serves programs of `--backend neuronx` only.",
+        examples=[True],
+    )
 
     @property
     def uses_instance_store(self) -> bool:
@@ -342,7 +377,27 @@ class ServingFleet(Table):
             )
         if len(types) > 1 and capacity.kind in ("reservation", "capacity-block"):
             raise refuse("one instance type; a reservation has a single type", found=f"{len(types)} types")
+        if capacity.kind in ("reservation", "capacity-block") and info.data.get("zone", "") is None:
+            raise refuse(
+                f"`zone` in this table: a {capacity.kind} is in one availability zone, and instances in another one "
+                "cannot use it",
+                found="no zone",
+            )
         return capacity
+
+    @field_validator("size")
+    @classmethod
+    def _twice_in_a_rollout(cls, size: Size, info: ValidationInfo) -> Size:
+        """Blue and green run side by side in a rollout, each with up to `max` instances."""
+        reserved = getattr(info.data.get("capacity"), "instances", None)
+        if reserved is not None and 2 * size.max > reserved:
+            raise refuse(
+                f"max of at most {reserved // 2}: a rollout runs the old and the new version side by side "
+                f"(blue/green), each with up to max instances, and {reserved} are reserved; reserve {2 * size.max}, or "
+                "lower max",
+                found=f"max = {size.max}",
+            )
+        return size
 
 
 class Scratch(Table):

@@ -199,7 +199,7 @@ def _misplaced_zones(config: Config, region: str, zones: tuple[str, ...]) -> Ite
 
 def _misplaced_fleets(config: Config, zones: tuple[str, ...]) -> Iterator[Violation]:
     for index, fleet in enumerate(config.fleets):
-        if isinstance(fleet, TrainingFleet) and fleet.zone not in zones:
+        if fleet.zone is not None and fleet.zone not in zones:
             allowed = f"a zone that has a subnet: {', '.join(zones)} (network.zones)"
             yield Violation(("fleets", index, "zone"), shown(fleet.zone), allowed)
         if isinstance(fleet, TrainingFleet) and fleet.capacity.kind == "spot" and fleet.nodes > 1:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
+from nxpipe.artifact_store.errors import Refused
+from nxpipe.pipeline.artifacts.channels import hosts_of_channel, program_fault
 from nxpipe.pipeline.build.jobs import RESULT_WORDS, CellStatus
 from nxpipe.pipeline.build.report.summary import counted, headline, tally
 from nxpipe.pipeline.build.state import Results
@@ -80,6 +82,7 @@ class CheckGate:
     name: Final = "check"
 
     def settled(self, release: "ReleaseContext") -> AlreadyDone | None:
+        _require_runnable(release)
         return _nothing_to_build(release, "published artifacts do compile")
 
     def intention(self, release: "ReleaseContext") -> str:
@@ -98,6 +101,18 @@ class CheckGate:
         for report in wrong:
             release.console.say(*as_text(report).split("\n"))
         return GateOutcome(_worst_finding(wrong[0]), wrong[0].exit_code.number, figures)
+
+
+def _require_runnable(release: "ReleaseContext") -> None:
+    """Refuse programs that a fleet of the channel cannot run before any is compiled; a promotion refuses them too."""
+    if "promote" in release.options.skipped:
+        return
+    hosts = hosts_of_channel(release.config, release.folder, release.options.channel)
+    planned = {artifact.key: artifact.spec.backend for artifact in release.plan.artifacts} if release.plan else {}
+    for candidate in release.candidates:
+        backend = planned.get(candidate.request_key) or release.published(candidate).manifest.backend
+        if fault := program_fault(hosts.get(candidate.slot, ()), candidate.name, backend):
+            raise Refused(fault)
 
 
 class BuildGate:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 from nxpipe.artifact_store.channel import change
 from nxpipe.artifact_store.channel.generation import Served
 from nxpipe.artifact_store.names import SHOWN
-from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS
+from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, rehearsals_of
 from nxpipe.pipeline.artifacts.signing import author_signature, builder_id, chosen_signer
 from nxpipe.pipeline.release.gates import AlreadyDone, GateOutcome
 from nxpipe.pipeline.release.state import fleets_with_rollouts, rollout_slots
@@ -95,6 +95,8 @@ class PromoteGate:
             requirements(store, config, release.folder, options.channel),
             expected=release.seen,
         )
+        for notice in rehearsals_of(config, release.folder, options.channel):
+            release.console.say(f"  Note: {notice}")
         generation = appended.generation
         figures = [served.model_dump() for served in generation.artifacts]
         return GateOutcome(f"channel {options.channel} is at generation {generation.generation}", figures=figures)

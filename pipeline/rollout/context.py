@@ -68,6 +68,12 @@ class FleetArtifacts:
         return self.served(environment_channel(self.fleet.name, colour)) or self._require_served(self.fleet.channel)
 
     def candidate(self, artifact: Published) -> RolloutCandidate:
+        """The candidate of a rollout, if the fleet can run its programs.
+
+        What the fleet runs already is not examined: a rollout must be able to leave it.
+        """
+        if fault := self._model.host.fault(artifact.name, artifact.manifest.backend):
+            raise Refused(fault)
         tip = self._tip(self.fleet.channel)
         generation = tip.generation if tip else 0
         record = artifact.record

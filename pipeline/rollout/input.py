@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nxpipe.artifact_store.names import short_name
 from nxpipe.emulator.hardware import INSTANCES
-from nxpipe.pipeline.artifacts.channels import model_id
+from nxpipe.pipeline.artifacts.channels import model_id, program_check
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.canary.documents import CanaryError
 from nxpipe.pipeline.canary.metrics import LATENCIES
@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 
 
 def requirements(store: "Store", config: "Config", folder: Path, channel: str) -> "Requirements":
-    return replace(artifact_requirements(store, config, folder, channel), targets=targets_of(config, folder, channel))
+    """Requirements of a promotion: of the artifact, of the channel as a whole, and of the fleets that run it."""
+    return replace(
+        artifact_requirements(store, config, folder, channel),
+        targets=targets_of(config, folder, channel),
+        check_programs=program_check(config, folder, channel),
+    )
 
 
 def artifact_requirements(store: "Store", config: "Config", folder: Path, channel: str) -> "Requirements":

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from nxpipe.artifact_store import Published
-from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, other_environment
+from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, ProgramHost, other_environment
 from nxpipe.pipeline.canary.metrics import LATENCIES
 from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.config import Rollout
@@ -206,6 +206,8 @@ def _report_start(console: Console, context: RolloutContext, what: StartDecision
     console.say(
         f"Rollout {what.name} of fleet {context.fleet.name}: {rollout.candidate.name}, {rollout.old} -> {rollout.new}"
     )
+    if notice := ProgramHost.of_fleet(context.fleet).notice():
+        console.say(f"  {notice}")
     for line in [
         *_steps(rollout.plan, rollout.pace.final),
         *_latencies(what.history),

@@ -64,6 +64,7 @@ class Line:
     hourly: float | None
     remark: str = ""
     at_most: bool = False  # spot instances and mixed groups: priced as the dearest type on demand
+    unlisted: bool = False  # billed by the hour at a price that the list lacks
 
     def __str__(self) -> str:
         return f"{self.what} ({self.resource.path}){', at most' if self.at_most else ''}{self.remark}"
@@ -161,7 +162,7 @@ def _instances(
         yield Line(at, "instances", None, ": of a type known at deployment only")
         return
     for unknown in [type_ for type_ in types if prices.of(at.region, type_) is None]:
-        yield Line(at, unknown, None, f": no price known in {_where(at)}")
+        yield _unlisted(at, unknown)
     known = [(price, type_) for type_ in types if (price := prices.of(at.region, type_)) is not None]
     if known:
         price, dearest = max(known)
@@ -194,7 +195,7 @@ def _of_endpoints(templates: Templates, prices: Prices) -> Iterator[Line]:
             count, type_ = _number(variant.get("InitialInstanceCount")), str(variant.get("InstanceType"))
             price = prices.of(endpoint.region, type_)
             if price is None or count is None:
-                yield Line(endpoint, f"{count or 'some'} × {type_}", None, f": no price known in {_where(endpoint)}")
+                yield _unlisted(endpoint, f"{count or 'some'} × {type_}")
             else:
                 yield Line(endpoint, f"{count} × {type_}", count * price)
 
@@ -212,8 +213,12 @@ def _of_fixed_resources(templates: Templates, prices: Prices) -> Iterator[Line]:
 def _line(resource: Resource, what: str, count: int, prices: Prices) -> Line:
     price = prices.of(resource.region, resource.type)
     if price is None:
-        return Line(resource, what, None, f": no price known in {_where(resource)}")
+        return _unlisted(resource, what)
     return Line(resource, f"{count} × {what}", count * price)
+
+
+def _unlisted(resource: Resource, what: str) -> Line:
+    return Line(resource, what, None, f": no price known in {_where(resource)}", unlisted=True)
 
 
 def _where(at: Resource) -> str:

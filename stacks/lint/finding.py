@@ -43,6 +43,7 @@ class Facts:
     """Facts beyond the templates. A rule skips checks whose fact is None."""
 
     today: date = field(default_factory=lambda: datetime.now(UTC).date())
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
     project: str | None = None  # name of the project that the stacks belong to
     blocks: Mapping[str, Window] = field(default_factory=dict)  # by reservation
     images: Mapping[str, KnownImage] | None = None  # the lock file, by AMI

@@ -2,18 +2,20 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from nxpipe.pipeline.config import Config, ServingFleet
+from nxpipe.pipeline.config.endpoints import has_local_disks
 from nxpipe.pipeline.config.fleets import DRAINED_BEFORE_THE_END, CapacityBlock
 from nxpipe.stacks.lint import data_rules, network_rules, rules
 from nxpipe.stacks.lint.costs import estimate, load_prices
 from nxpipe.stacks.lint.data_rules import KEEP
 from nxpipe.stacks.lint.finding import Accepted, Facts, Finding, Rule, Window
 from nxpipe.stacks.lint.launches import BATCH, GROUP, NODES, TEMPLATE, Launch, compute, instance_types, launches
-from nxpipe.stacks.lint.template import Properties, Resource, Templates, intrinsic, settings, text
+from nxpipe.stacks.lint.template import Properties, Resource, Templates, intrinsic, settings, tables, text
 from nxpipe.stacks.locks import known_images, lock_of, unlocked_images
 
 BLOCK = "NXP-CAP-1"
@@ -52,39 +54,57 @@ def empty_outside(all_: Templates, facts: Facts) -> Iterator[Finding]:
     for launch in launches(all_):
         for user in launch.users if launch.block else ():
             window = facts.blocks.get(launch.reservation or "")
-            if user.type == GROUP:
-                yield from _group(all_, user, window)
-            elif user.type == BATCH:
-                yield from _environment(all_, user, window)
-            elif user.type == NODES:
-                yield from _nodes(all_, user, window)
+            check = {GROUP: _group, BATCH: _environment, NODES: _nodes}[user.type]
+            yield from check(all_, user, _BlockNow(window, facts.now))
 
 
-def _group(all_: Templates, group: Resource, window: Window | None) -> Iterator[Finding]:
-    for key in ("MinSize", "DesiredCapacity"):
+@dataclass(frozen=True)
+class _BlockNow:
+    """The window of a capacity block, seen at the time of the synthesis. An unknown one is in the future."""
+
+    window: Window | None
+    now: datetime
+
+    @property
+    def has_begun(self) -> bool:
+        """True while the block is open: a template then requests the instances itself, without a schedule."""
+        return self.window is not None and self.window.start <= self.now < self.window.drained
+
+    @property
+    def is_over(self) -> bool:
+        return self.window is not None and self.now >= self.window.drained
+
+    @property
+    def why(self) -> str:
+        return "after its capacity block is drained" if self.is_over else "before its capacity block begins"
+
+
+def _group(all_: Templates, group: Resource, block: _BlockNow) -> Iterator[Finding]:
+    for key in () if block.has_begun else ("MinSize", "DesiredCapacity"):
         if str(group.properties.get(key, "0")) != "0":
-            what = "the group requests instances before its capacity block begins, when EC2 has none"
+            what = f"the group requests instances {block.why}, when EC2 has none"
             yield Finding(OPEN, group, key, what, f"set {key} to 0; a scheduled action fills the group")
     moments = [
         (action.properties.get("StartTime"), str(action.properties.get("DesiredCapacity")) != "0")
         for action in all_.of("AWS::AutoScaling::ScheduledAction")
         if all_.same((action.properties.get("AutoScalingGroupName"), action), ({"Ref": group.id}, group))
     ]
-    yield from _check_schedule(group, moments, window, "scheduled action that sets DesiredCapacity")
+    yield from _check_schedule(group, moments, block, "scheduled action that sets DesiredCapacity")
 
 
-def _environment(all_: Templates, environment: Resource, window: Window | None) -> Iterator[Finding]:
+def _environment(all_: Templates, environment: Resource, block: _BlockNow) -> Iterator[Finding]:
     """Findings about a Batch environment, which EventBridge Scheduler opens and closes by its state or its queue's."""
     switched = [environment, *_queues(all_, environment)]
-    if all(resource.properties.get("State", "ENABLED") == "ENABLED" for resource in switched):
-        what = "the environment accepts jobs before its capacity block begins, when EC2 has no instances"
+    is_on = all(resource.properties.get("State", "ENABLED") == "ENABLED" for resource in switched)
+    if is_on and not block.has_begun:
+        what = f"the environment accepts jobs {block.why}, when EC2 has no instances"
         yield Finding(OPEN, environment, "State", what, "set the state of its queue to DISABLED; a schedule enables it")
     moments = [
         (moment, arguments["State"] == "ENABLED")
         for moment, arguments, source in _scheduled(all_, "batch:update")
         if "State" in arguments and any(resource.id in source for resource in switched)
     ]
-    yield from _check_schedule(environment, moments, window, "schedule that sets State")
+    yield from _check_schedule(environment, moments, block, "schedule that sets State")
 
 
 def _queues(all_: Templates, environment: Resource) -> list[Resource]:
@@ -98,11 +118,11 @@ def _queues(all_: Templates, environment: Resource) -> list[Resource]:
     ]
 
 
-def _nodes(all_: Templates, nodes: Resource, window: Window | None) -> Iterator[Finding]:
+def _nodes(all_: Templates, nodes: Resource, block: _BlockNow) -> Iterator[Finding]:
     scaling = settings(nodes.properties, "ScalingConfig")
-    for key in ("MinSize", "DesiredSize"):
+    for key in () if block.has_begun else ("MinSize", "DesiredSize"):
         if str(scaling.get(key, "1")) != "0":
-            what = "the node group requests instances before its capacity block begins, when EC2 has none"
+            what = f"the node group requests instances {block.why}, when EC2 has none"
             yield Finding(OPEN, nodes, f"ScalingConfig/{key}", what, f"set {key} to 0; a schedule fills the group")
     name = nodes.properties.get("NodegroupName")
     moments = [
@@ -110,7 +130,7 @@ def _nodes(all_: Templates, nodes: Resource, window: Window | None) -> Iterator[
         for moment, arguments, source in _scheduled(all_, "eks:updateNodegroupConfig")
         if "ScalingConfig" in arguments and (arguments.get("NodegroupName") == name or nodes.id in source)
     ]
-    yield from _check_schedule(nodes, moments, window, "schedule that sets DesiredSize")
+    yield from _check_schedule(nodes, moments, block, "schedule that sets DesiredSize")
 
 
 def _scheduled(all_: Templates, call: str) -> Iterator[tuple[str, Properties, str]]:
@@ -130,14 +150,17 @@ def _scheduled(all_: Templates, call: str) -> Iterator[tuple[str, Properties, st
 
 
 def _check_schedule(
-    user: Resource, moments: Sequence[tuple[object, bool]], window: Window | None, by: str
+    user: Resource, moments: Sequence[tuple[object, bool]], block: _BlockNow, by: str
 ) -> Iterator[Finding]:
+    window = block.window
     opened = [_moment(at) for at, filled in moments if filled]
     closed = [_moment(at) for at, filled in moments if not filled]
     if window is not None and any(at is not None and at < window.start for at in opened):
         what = f"instances are requested before the capacity block begins at {window.start.isoformat()}"
         yield Finding(OPEN, user, "", what, f"move the {by}")
     if not closed:
+        if block.is_over:
+            return
         what = "nothing drains the instances before the capacity block ends, when EC2 terminates them"
         yield Finding(OPEN, user, "", what, f"add a {by} 45 minutes before the end")
     elif window is not None and all(at is not None and at > window.drained for at in closed):
@@ -173,6 +196,7 @@ def warm_pool(all_: Templates, facts: Facts) -> Iterator[Finding]:
 
 METADATA = "NXP-HOST-1"
 IMAGE = "NXP-HOST-2"
+DISKS = "NXP-HOST-3"
 
 
 def metadata(all_: Templates, facts: Facts) -> Iterator[Finding]:
@@ -238,6 +262,14 @@ def _fault_of_id(id_: str, at: Resource, facts: Facts) -> tuple[str, str] | None
     return None
 
 
+def local_disks(all_: Templates, facts: Facts) -> Iterator[Finding]:
+    for config in all_.of("AWS::SageMaker::EndpointConfig"):
+        types = [str(variant.get("InstanceType")) for variant in tables(config.properties, "ProductionVariants")]
+        for type_ in filter(has_local_disks, types if "KmsKeyId" in config.properties else ()):
+            what = f"it has a KMS key, which SageMaker refuses for {type_}, whose local disks the hardware encrypts"
+            yield Finding(DISKS, config, "KmsKeyId", what, "remove KmsKeyId")
+
+
 COST: Final = "NXP-COST-1"
 
 
@@ -245,6 +277,16 @@ def within(all_: Templates, facts: Facts) -> Iterator[Finding]:
     if facts.budget is None or facts.prices is None:
         return
     costs = estimate(all_, facts.prices)
+    for line in costs.lines:
+        if line.unlisted:
+            what = f"the cost of {line.what} is not known{line.remark.removeprefix(': no price known')}"
+            yield Finding(
+                COST,
+                line.resource,
+                "",
+                f"{what}, so it cannot be compared with the budget of ${facts.budget:,}",
+                "acknowledge it with the price in the reason, or remove `monthly` from [budget]",
+            )
     if costs.monthly > facts.budget:
         dearest = max(costs.lines, key=lambda line: line.hourly or 0)
         yield Finding(
@@ -308,6 +350,7 @@ RULES: Final = (
     ),
     Rule(rules.METADATA, "IMDSv2 is required, one hop (two with containers)", rules.metadata),
     Rule(rules.IMAGE, "the AMI is in the lock file, of the stack's region, and not expired", rules.image),
+    Rule(rules.DISKS, "an endpoint on instances with local disks has no KMS key for volumes", rules.local_disks),
     Rule(network_rules.OPEN, "nothing is open to 0.0.0.0/0", network_rules.nothing_open),
     Rule(
         network_rules.ENDPOINT,
@@ -318,7 +361,7 @@ RULES: Final = (
     Rule(data_rules.WILDCARD, "no write action has a wildcard resource", data_rules.no_wildcard),
     Rule(data_rules.SIGNER, "a signing key is used for builds or for one channel only", data_rules.one_signer),
     Rule(data_rules.PRIVATE, "buckets are private, EFS and S3 require TLS", data_rules.private),
-    Rule(rules.COST, "the monthly cost is within the budget", rules.within),
+    Rule(rules.COST, "the monthly cost is known and within the budget", rules.within),
     Rule(KEEP, "stateful resources keep their logical ids", data_rules.keeps_logical_ids),
     Rule(
         data_rules.WEIGHTS,

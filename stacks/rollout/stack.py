@@ -352,7 +352,9 @@ class RolloutStack(Stack):
             name=self._clock,
             description="Starts the watchdog once a minute during a rollout",
             schedule_expression="rate(1 minute)",
-            state="DISABLED",
+            # Rollouts and the watchdog switch it. A deployment that changes this rule sets the state again, so it must
+            # be the safe one: without a rollout the watchdog switches the clock off within a minute.
+            state="ENABLED",
             targets=[target],
         )
 

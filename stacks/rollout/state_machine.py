@@ -337,10 +337,26 @@ _GONE: Final = "Sfn.ExecutionDoesNotExistException"
 
 
 def watchdog(fleet: Fleet, record: Record, resources: MachineResources) -> dict[str, Any]:
-    """The state machine that restores traffic after a rollout execution has failed."""
+    """The state machine that restores traffic after a rollout execution has failed.
+
+    Without a rollout it switches its clock off. The template has the clock on, so a deployment in the middle of a
+    rollout can only switch it on. A rollout acquires the lock before it switches the clock on, so the lock is read
+    once more after the clock is off: a rollout that has started meanwhile gets its clock back.
+    """
+    locked = {"Variable": _OWNER, "IsPresent": True}
     states: States = {
         "Look": record.read(into="$.record", then="Locked"),
-        "Locked": choose(({"Variable": _OWNER, "IsPresent": True}, "Ask"), otherwise="Nothing"),
+        "Locked": choose((locked, "Ask"), otherwise="Idle"),
+        "Idle": with_catch(
+            call("eventbridge", "disableRule", {"Name": resources.clock}, then="LookAgain"),
+            {ALL_ERRORS[0]: "Nothing"},  # the clock strikes again
+            into="$.awake",
+        ),
+        "LookAgain": with_catch(
+            record.read(into="$.record", then="LockedMeanwhile"), {ALL_ERRORS[0]: "Restart"}, into="$.unread"
+        ),
+        "LockedMeanwhile": choose((locked, "Restart"), otherwise="Nothing"),
+        "Restart": call("eventbridge", "enableRule", {"Name": resources.clock}, then="Nothing"),
         "Ask": call(
             "sfn",
             "describeExecution",

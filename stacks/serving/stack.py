@@ -22,7 +22,6 @@ from constructs import Construct
 
 from nxpipe.pipeline.config import Config, ServingFleet
 from nxpipe.pipeline.config.fleets import (
-    DRAINED_BEFORE_THE_END,
     CapacityBlock,
     ServingCapacity,
     ServingOnDemand,
@@ -33,7 +32,16 @@ from nxpipe.pipeline.config.fleets import (
 from nxpipe.stacks.handles import NetworkHandle, ServeHandle, StoreHandle
 from nxpipe.stacks.iam import read_artifacts, use_compile_cache
 from nxpipe.stacks.launch import Machine, launch_template
-from nxpipe.stacks.project import log_group, tag_project, unlocked_agent
+from nxpipe.stacks.names import PROJECT_TAG
+from nxpipe.stacks.project import (
+    current_time,
+    description_of,
+    log_group,
+    tag_project,
+    tag_rehearsal,
+    unlocked_agent,
+    warn_of_ended_block,
+)
 from nxpipe.stacks.serving.load_balancer import Balancer
 from nxpipe.stacks.user_data.scripts import Agent, Serving
 
@@ -49,6 +57,7 @@ class InstanceGroup:
     types: tuple[str, ...]
     capacity: ServingCapacity
     size: Size
+    zone: str | None  # None: all zones with a subnet
     serves_first: bool  # other groups are empty until a rollout scales them up
     targets: str  # the ARN of its target group
     ready_within: int  # seconds
@@ -62,7 +71,8 @@ class InstanceGroup:
 
 def instance_group(scope: Construct, id_: str, colour: InstanceGroup, network: NetworkHandle) -> Group:
     """Auto Scaling group, with schedules for a capacity block and a warm pool if configured."""
-    filled = colour.serves_first and not isinstance(colour.capacity, CapacityBlock)
+    block = colour.capacity if isinstance(colour.capacity, CapacityBlock) else None
+    filled = colour.serves_first and (block is None or block.is_open(current_time()))
     desired = colour.size.desired if filled else 0
     group = Group(
         scope,
@@ -71,7 +81,9 @@ def instance_group(scope: Construct, id_: str, colour: InstanceGroup, network: N
         min_size="0",  # a rollout scales the old environment to zero, and itself respects `size.min`
         desired_capacity=str(desired),
         max_size=str(colour.size.max),
-        vpc_zone_identifier=[subnet.subnet_id for subnet in network.subnets.values()],
+        vpc_zone_identifier=[
+            subnet.subnet_id for zone, subnet in network.subnets.items() if colour.zone in (None, zone)
+        ],
         target_group_arns=[colour.targets],
         health_check_type="ELB",
         # The lifecycle hook ends when the artifact is fetched; after it, the server still loads the model.
@@ -83,8 +95,8 @@ def instance_group(scope: Construct, id_: str, colour: InstanceGroup, network: N
         **_launch_settings(colour),
     )
     group.cfn_options.update_policy = _update_policy(colour)
-    if isinstance(colour.capacity, CapacityBlock):
-        _add_block_schedule(scope, id_, group, colour, colour.capacity)
+    if block is not None:
+        _add_block_schedule(scope, id_, group, colour, block)
     if isinstance(colour.capacity, ServingOnDemand) and colour.capacity.warm_pool:
         _add_warm_pool(scope, id_, group, colour.capacity.warm_pool)
     return group
@@ -147,7 +159,13 @@ def _update_policy(colour: InstanceGroup) -> CfnUpdatePolicy:
 
 
 def _add_block_schedule(scope: Construct, id_: str, group: Group, colour: InstanceGroup, block: CapacityBlock) -> None:
+    """Scheduled actions, except past ones, which EC2 Auto Scaling refuses. In an open block the group's own desired
+    capacity takes the place of the first action.
+    """
+
     def schedule(name: str, moment: datetime, desired: int, maximum: int) -> None:
+        if moment <= current_time():
+            return
         aws_autoscaling.CfnScheduledAction(
             scope,
             f"{id_}-{name}",
@@ -160,16 +178,21 @@ def _add_block_schedule(scope: Construct, id_: str, group: Group, colour: Instan
 
     if colour.serves_first:
         schedule("opens", block.start, colour.size.desired, colour.size.max)
-    schedule("closes", block.end - DRAINED_BEFORE_THE_END, 0, 0)
+    schedule("closes", block.drained, 0, 0)
 
 
 def _add_warm_pool(scope: Construct, id_: str, group: Group, pool: WarmPool) -> None:
-    """Warm pool of one environment; both have one, because rollouts alternate between them."""
+    """Warm pool of one environment; both have one, because rollouts alternate between them.
+
+    Without a maximum the pool has as many instances as the group may grow by, `max - desired`. Minimum and maximum of
+    the same value give it that very size, also when a rollout changes the group's desired capacity.
+    """
     aws_autoscaling.CfnWarmPool(
         scope,
         f"{id_}-warm",
         auto_scaling_group_name=group.ref,
         min_size=pool.min,
+        max_group_prepared_capacity=pool.min,
         pool_state="Stopped",
         instance_reuse_policy=aws_autoscaling.CfnWarmPool.InstanceReusePolicyProperty(reuse_on_scale_in=pool.reuse),
     )
@@ -207,7 +230,8 @@ class ServeStack(Stack):
         prefix: str,
         **kwargs: Any,
     ) -> None:
-        super().__init__(scope, id_, description=f"Fleet {fleet.name} of {config.project.name}", **kwargs)
+        description = description_of(f"Fleet {fleet.name}", config.project.name, rehearsal=fleet.rehearsal)
+        super().__init__(scope, id_, description=description, **kwargs)
         self._config, self._fleet, self._network = config, fleet, network
         self._name = f"{config.project.name}-{fleet.name}"
         self._instances = self._security_group("Instances", "Instances")
@@ -231,8 +255,12 @@ class ServeStack(Stack):
             rule=self._balancer.rule,
             target_groups=self._balancer.target_groups,
             groups=groups,
+            rehearsal=fleet.rehearsal,
         )
         tag_project(self, config.project.name)
+        if fleet.rehearsal:
+            tag_rehearsal(self)
+        warn_of_ended_block(self, fleet.capacity)
         name = self._balancer.load_balancer.load_balancer_dns_name
         CfnOutput(self, "Address", value=name, description=f"DNS name of {fleet.name} within the network")
 
@@ -240,6 +268,11 @@ class ServeStack(Stack):
     def hook(self) -> str:
         """Name of the lifecycle hook, which the agent completes."""
         return f"{self._name}-ready"
+
+    @property
+    def _tags(self) -> dict[str, str]:
+        """Tags of instances, volumes and network interfaces, by which the budget counts them."""
+        return {PROJECT_TAG: self._config.project.name}
 
     def _security_group(self, id_: str, members: str) -> aws_ec2.SecurityGroup:
         """Security group with HTTPS egress, for AWS services."""
@@ -280,6 +313,7 @@ class ServeStack(Stack):
             root_gib=self._fleet.volume_gib,
             root_iops=self._fleet.iops,
             root_throughput=self._fleet.throughput,
+            tags=self._tags,
         )
         types = self._fleet.instance_types
         return launch_template(self, "Template", machine, instance_type=types[0], capacity=self._fleet.capacity)
@@ -321,6 +355,7 @@ class ServeStack(Stack):
             types=fleet.instance_types,
             capacity=fleet.capacity,
             size=fleet.size,
+            zone=fleet.zone,
             serves_first=colour == BLUE,
             targets=self._balancer.target_groups[colour].target_group_arn,
             ready_within=int(fleet.ready_within.total_seconds()),
@@ -336,6 +371,7 @@ class ServeStack(Stack):
             profile=self._profile("StandbyProfile", self._role("StandbyRole", "Standby instances")),
             groups=[self._instances],
             user_data="",
+            tags=self._tags,
         )
         settings = InstanceGroup(
             name=machine.name,
@@ -343,6 +379,7 @@ class ServeStack(Stack):
             types=(standby.instance_type,),
             capacity=ServingOnDemand(kind="on-demand"),
             size=standby.size,
+            zone=None,
             serves_first=True,
             targets=self._balancer.target_groups[STANDBY].target_group_arn,
             ready_within=int(self._fleet.ready_within.total_seconds()),

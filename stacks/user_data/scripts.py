@@ -77,6 +77,11 @@ def part_text(part: str) -> str:
 _BY_THE_AGENT: Final = {"command", "standby", "certificate", "clients", "compile_cache", "disk", "iops", "throughput"}
 
 
+def _unused(fleet: ServingFleet) -> set[str]:
+    """Keys that are not written to the instance. A new key at its default would restart every fleet on an upgrade."""
+    return _BY_THE_AGENT | (set() if fleet.rehearsal else {"rehearsal"})
+
+
 class NoPublicKey(Exception):
     """A channel requires signatures, but a public key cannot be read."""
 
@@ -94,7 +99,7 @@ def fleet_file(config: Config, fleet: ServingFleet, store: Mapping[str, str], ke
         ("[project]", config.project.model_dump(exclude_none=True)),
         ("[store]", store),
         ("[[models]]", model.model_dump(exclude_none=True, exclude_defaults=True)),
-        ("[[fleets]]", fleet.model_dump(exclude_none=True, exclude=_BY_THE_AGENT)),
+        ("[[fleets]]", fleet.model_dump(exclude_none=True, exclude=_unused(fleet))),
         *_signing(config.signing, fleet.channel, keys),
     ]
     return "\n".join(_table(head, values) for head, values in tables)

@@ -20,4 +20,5 @@ channel = "production"
 instance_types = ["inf2.xlarge"]
 capacity = { kind = "on-demand" }
 size = { min = 1, max = 1 }
+rehearsal = true
 """

@@ -165,6 +165,24 @@ def test_programs_for_another_target_are_not_served(nxpipe: InProcess, place: Pl
     assert place.state is None
 
 
+def test_programs_of_the_emulator_are_served_by_a_rehearsal_only(nxpipe: InProcess, place: Place) -> None:
+    Path("nxpipe.toml").write_text(CONFIG.replace("rehearsal = true", ""))
+    answer = nxpipe(*place.words, "--", *SERVER)
+    assert answer.code == exit_codes.NOT_READY.number
+    assert "has programs of backend emulator, which no Neuron device runs, and fleet search needs" in answer.err
+    assert "build with --backend neuronx, or set rehearsal = true" in answer.err
+    assert place.state is None
+
+
+def test_programs_of_the_neuron_compiler_are_served_by_every_fleet(nxpipe: InProcess, place: Place) -> None:
+    store = place.store.store
+    compiled = store.publish(put(store, request=2).model_copy(update={"backend": "neuronx"}))
+    ChannelLog(place.store.backend, "devices").append(lambda _: first_generation("devices", [Served.of(compiled)]))
+    Path("nxpipe.toml").write_text(CONFIG.replace("rehearsal = true", "").replace("production", "devices"))
+    answer = nxpipe(*place.words)
+    assert (answer.code, place.state) == (0, "InService"), answer.err
+
+
 def test_a_channel_that_asks_for_signatures_is_not_believed_without_one(nxpipe: InProcess, place: Place) -> None:
     assert nxpipe("store", "keygen", "release.key").code == 0
     signing = (

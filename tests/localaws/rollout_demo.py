@@ -54,6 +54,7 @@ capacity = {{ kind = "on-demand" }}
 size = {{ min = 1, desired = 2, max = 4 }}
 command = ["python", "-m", "server"]
 certificate = "CERTIFICATE"
+rehearsal = true
 
 [rollout]
 steps = [10, 50, 100]

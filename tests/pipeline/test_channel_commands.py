@@ -43,7 +43,9 @@ channel = "production"
 instance_types = ["inf2.xlarge", "inf2.8xlarge"]
 capacity = { kind = "on-demand" }
 size = { min = 1, max = 2 }
+rehearsal = true
 """
+REHEARSAL = "fleet live is a rehearsal: it may serve programs of the emulator; send it no production traffic"
 SIGNED = PROJECT + '[signing]\nkey = "file:release.key"\nrequire = ["production"]\n'
 
 
@@ -60,10 +62,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def publish(here: Path, number: int = 1, *, target: str = "inf2") -> Published:
+def publish(here: Path, number: int = 1, *, target: str = "inf2", backend: str = "emulator") -> Published:
     store = open_store(str(here / "store"))
     manifest = put(store, f"{target} {number}", request=[target, number], model=BERT)
-    return publish_verified(store, manifest.model_copy(update={"target": target}))
+    return publish_verified(store, manifest.model_copy(update={"target": target, "backend": backend}))
 
 
 def name_of(one: Published) -> str:
@@ -77,13 +79,55 @@ def test_promote_says_what_is_served_and_the_log_says_who_and_why(here: Path, nx
     one = publish(here)
     answer = nxpipe("promote", name_of(one), "--channel", "production", "--actor", "ann", "--reason", "first release")
     assert (answer.code, answer.out) == (0, f"  {name_of(one)} for inf2\n")
-    assert answer.err == "Channel production changed, generation 1:\n"
+    assert answer.err.splitlines() == ["Channel production changed, generation 1:", f"  {REHEARSAL}"]
     log = nxpipe("channel", "log", "production").out
     assert re.fullmatch(
         rf"production 1  promote  [\d-]+ [\d:]+ UTC  by ann\n  first release\n"
         rf"  {BERT} for inf2: nothing -> {one.request_key[:12]}\n",
         log,
     )
+
+
+def test_a_fleet_that_is_no_rehearsal_gets_no_programs_of_the_emulator(here: Path, nxpipe: InProcess) -> None:
+    emulated, compiled = publish(here), publish(here, 2, backend="neuronx")
+    (here / "nxpipe.toml").write_text(PROJECT.replace("rehearsal = true", "rehearsal = false"))
+    refused = nxpipe("promote", name_of(emulated), "--channel", "production")
+    assert refused.code == exit_codes.REFUSED.number
+    assert refused.err == (
+        f"Error: {name_of(emulated)} has programs of backend emulator, which no Neuron device runs, and fleet live "
+        "needs those of backend neuronx; build with --backend neuronx, or set rehearsal = true in its [[fleets]] "
+        "table\n"
+    )
+    assert nxpipe("channel", "show", "production").code == exit_codes.NOT_FOUND.number
+    assert nxpipe("promote", name_of(compiled), "--channel", "production").code == 0
+    assert nxpipe("promote", name_of(emulated), "--channel", "experiments").code == 0  # no fleet runs it
+
+
+def test_a_channel_is_refused_for_one_fleet_even_if_another_is_a_rehearsal(here: Path, nxpipe: InProcess) -> None:
+    second = PROJECT[PROJECT.index("[[fleets]]") :].replace("rehearsal = true", "").replace('"live"', '"paid"')
+    (here / "nxpipe.toml").write_text(PROJECT + second)
+    refused = nxpipe("promote", name_of(publish(here)), "--channel", "production")
+    assert (refused.code, "and fleet paid needs" in refused.err) == (exit_codes.REFUSED.number, True)
+
+
+def test_a_rehearsal_says_so_wherever_its_channel_is_shown(here: Path, nxpipe: InProcess) -> None:
+    words = ("promote", name_of(publish(here)), "--channel", "production", "--json")
+    assert json.loads(nxpipe(*words).out)["rehearsals"] == [REHEARSAL]
+    assert f"  {REHEARSAL}\n" in nxpipe("channel", "show", "production").out
+    assert json.loads(nxpipe("channel", "show", "production", "--json").out)[0]["rehearsals"] == [REHEARSAL]
+    (here / "nxpipe.toml").write_text(PROJECT.replace("rehearsal = true", ""))
+    assert "rehearsal" not in nxpipe("channel", "show", "production").out
+
+
+def test_a_rollback_restores_no_programs_that_the_fleet_cannot_run(here: Path, nxpipe: InProcess) -> None:
+    rehearsed, real = publish(here), publish(here, 2, backend="neuronx")
+    for entry in (rehearsed, real):
+        assert nxpipe("promote", name_of(entry), "--channel", "production").code == 0
+    (here / "nxpipe.toml").write_text(PROJECT.replace("rehearsal = true", ""))
+    refused = nxpipe("rollback", "--channel", "production")
+    assert refused.code == exit_codes.REFUSED.number
+    assert "generation 1 of channel production cannot be restored: " in refused.err
+    assert "build with --backend neuronx" in refused.err
 
 
 def test_promoting_again_changes_nothing_and_says_so(here: Path, nxpipe: InProcess) -> None:

@@ -281,6 +281,22 @@ WRONG = {
     "a reservation without an id": Wrong(
         fleet("on-demand", "reservation"), 14, "fleets[0].capacity.id", "nothing", "the id of a reservation"
     ),
+    "a reservation without a zone": Wrong(
+        fleet('"on-demand"', '"reservation", id = "cr-0a1b2c3d"'),
+        14,
+        "fleets[0].capacity",
+        "no zone",
+        "`zone` in this table: a reservation is in one availability zone",
+    ),
+    "a reservation that a rollout exceeds": Wrong(
+        fleet('{ kind = "on-demand" }', '{ kind = "reservation", id = "cr-0a1b2c3d", instances = 3 }').replace(
+            "size = ", 'zone = "us-east-2a"\nsize = '
+        ),
+        16,
+        "fleets[0].size",
+        "max = 2",
+        "max of at most 1: a rollout runs the old and the new version side by side (blue/green)",
+    ),
     "a size upside down": Wrong(fleet("min = 1", "min = 3"), 15, "fleets[0].size.max", "2", "min <= desired <= max"),
     "a negative size": Wrong(
         fleet("min = 1", "min = -1"), 15, "fleets[0].size.min", "-1", "from 0 to 1000 (instances)"

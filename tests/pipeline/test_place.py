@@ -97,6 +97,24 @@ def test_a_place_that_cannot_be_is_told_in_one_sentence(tmp_path: Path, head: st
     assert told(tmp_path, head + MODEL + FLEET) == [fault]
 
 
+def test_a_serving_fleet_has_a_subnet_in_its_zone(tmp_path: Path) -> None:
+    serving = """
+[[fleets]]
+kind = "serving"
+name = "search"
+model = "bert"
+channel = "production"
+instance_types = ["trn1.32xlarge"]
+zone = "us-east-2c"
+capacity = { kind = "reservation", id = "cr-0a1b2c3d", instances = 4 }
+size = { min = 1, max = 2 }
+"""
+    (fault,) = told(tmp_path, HERE + MODEL + serving)
+    assert 'fleets[0].zone: found "us-east-2c"; expected a zone that has a subnet' in fault
+    listed = '[network]\nkind = "closed"\nzones = ["us-east-2c", "us-east-2b"]\n'
+    assert told(tmp_path, HERE + listed + MODEL + serving) == []
+
+
 ENDPOINT = f"""
 [[endpoints]]
 name = "a-name-of-forty-letters-is-a-long-one-ok"

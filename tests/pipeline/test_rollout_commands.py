@@ -10,12 +10,13 @@ from pathlib import Path
 import boto3
 import pytest
 
+from nxpipe.artifact_store import open_store
 from nxpipe.pipeline.rollout.follow import follow
 from nxpipe.pipeline.rollout.planner import Service, in_favour, minutes_until
 from nxpipe.pipeline.rollout.status import Status
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.console import Console
-from tests.artifact_store.samples import MODEL
+from tests.artifact_store.samples import MODEL, publish_verified, put
 from tests.canary.samples import plan_with
 from tests.pipeline.in_process import nxpipe
 from tests.pipeline.rollout_world import Fleet, fleet, front
@@ -35,6 +36,7 @@ def test_a_start_gives_each_colour_its_artifact_and_leaves_the_fleets_channel_al
     answer = fleet.start(1, "--reason", "new tokenizer")
     assert answer.code == 0, answer.err
     assert "blue -> green" in answer.err
+    assert "  fleet search is a rehearsal: it may serve programs of the emulator" in answer.err
     assert "5 %, 25 %, 50 %, 95 % of traffic, each for 5 to 60 minutes" in answer.err
     assert "latency is not judged: the baseline has 0 timed requests" in answer.err
     served = [fleet.served(channel) for channel in ("search--blue", "search--green", "production")]
@@ -44,6 +46,24 @@ def test_a_start_gives_each_colour_its_artifact_and_leaves_the_fleets_channel_al
     assert (document["from"], document["to"], document["reason"]) == ("blue", "green", "new tokenizer")
     assert document["artifact"] == fleet.artifacts[1].request_key
     assert fleet.record()["owner"] == execution["executionArn"]
+
+
+def test_a_fleet_that_is_no_rehearsal_rolls_out_no_programs_of_the_emulator(fleet: Fleet) -> None:
+    path = Path("nxpipe.toml")
+    path.write_text(path.read_text().replace("rehearsal = true", ""))
+    refused = fleet.start(1)
+    assert refused.code == exit_codes.REFUSED.number
+    assert "fleet search needs those of backend neuronx" in refused.err
+    assert (fleet.running(), fleet.record()) == ([], {})
+
+
+def test_a_fleet_that_is_no_rehearsal_any_more_can_leave_what_it_rehearsed_with(fleet: Fleet) -> None:
+    path, store = Path("nxpipe.toml"), open_store("store")
+    path.write_text(path.read_text().replace("rehearsal = true", ""))
+    real = publish_verified(store, put(store, request=8).model_copy(update={"backend": "neuronx"}))
+    answer = fleet.rollout("start", "search", real.name)
+    assert answer.code == 0, answer.err
+    assert fleet.served("search--blue") == fleet.name(0)
 
 
 def test_latencies_are_frozen_from_what_the_old_version_has_shown(fleet: Fleet) -> None:

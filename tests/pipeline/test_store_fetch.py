@@ -131,3 +131,45 @@ def test_a_channel_that_serves_several_asks_which(nxpipe: InProcess, tmp_path: P
     assert "acme/m1 for inf2, acme/m2 for inf2" in answer.err
     assert nxpipe(*fetch, "--model", "acme/m2").code == 0
     assert nxpipe(*fetch, "--model", "acme/m3").code == exit_codes.NOT_FOUND.number
+
+
+ENDPOINT = """
+[project]
+name = "demo"
+[[models]]
+name = "bert"
+id = "acme/tiny-bert"
+task = "fill-mask"
+target = "inf2.xlarge"
+[[endpoints]]
+name = "answers"
+model = "bert"
+artifact = "DIGEST"
+image = "123456789012.dkr.ecr.us-east-2.amazonaws.com/serve@sha256:DIGEST"
+instance_type = "ml.inf2.xlarge"
+instances = 1
+shift = { kind = "all-at-once", bake = "10m" }
+""".replace("DIGEST", "0" * 64)
+
+
+def test_an_endpoint_gets_only_artifacts_that_it_can_run(
+    nxpipe: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = folder(tmp_path / "store").store
+    emulated, compiled = (
+        store.publish(put(store, request=backend).model_copy(update={"backend": backend}))
+        for backend in ("emulator", "neuronx")
+    )
+    other = store.publish(put(store, model="acme/other"))
+    words = ("--endpoint", "answers", "--to", "served", "--store", "store")
+    Path("nxpipe.toml").write_text(ENDPOINT)
+    for artifact, reason in ((emulated, "and endpoint answers needs those of backend neuronx"), (other, "acme/other")):
+        refused = nxpipe("store", "fetch", artifact.request_key, *words)
+        assert (refused.code, reason in refused.err) == (exit_codes.REFUSED.number, True), refused.err
+        assert not Path("served").exists()
+    assert nxpipe("store", "fetch", compiled.request_key, *words).code == 0
+    Path("nxpipe.toml").write_text(f"{ENDPOINT}rehearsal = true\n")
+    assert nxpipe("store", "fetch", emulated.request_key, *words, "--to", "rehearsed").code == 0
+    unknown = nxpipe("store", "fetch", compiled.request_key, *words, "--endpoint", "answer")
+    assert (unknown.code, "did you mean 'answers'" in unknown.err) == (exit_codes.USAGE.number, True)

@@ -379,6 +379,7 @@ channel = "prod"
 instance_types = ["inf2.xlarge"]
 capacity = {{ kind = "on-demand" }}
 size = {{ min = 1, max = 2 }}
+rehearsal = true
 
 """
 

@@ -190,6 +190,30 @@ def test_what_does_not_compile_ends_at_the_first_gate_with_its_code(team: Team) 
     assert "4096" in team.said[-1]
 
 
+def test_programs_that_the_channels_fleet_cannot_run_are_refused_before_they_are_compiled(team: Team) -> None:
+    fleet = """
+[[fleets]]
+kind = "serving"
+name = "search"
+model = "bert"
+channel = "staging"
+instance_types = ["inf2.xlarge"]
+capacity = { kind = "on-demand" }
+size = { min = 1, max = 2 }
+"""
+    path = Path("nxpipe.toml")
+    path.write_text(path.read_text().replace("[8, 16, 32]", "[8, 64]") + fleet)
+    before = everything(Path("store"))
+    dry = team.nxpipe("release", "--dry-run")
+    report = team.release(code=exit_codes.REFUSED.number)
+    assert dry.code == exit_codes.REFUSED.number
+    assert (states(report)["check"], states(report)["build"]) == ("failed", "not run")
+    assert "and fleet search needs those of backend neuronx" in gate(report, "check")["sentence"]
+    assert everything(Path("store")) == before
+    path.write_text(path.read_text() + "rehearsal = true\n")
+    assert team.nxpipe("release", "--dry-run").code == 0
+
+
 def test_a_channel_that_takes_signed_artifacts_cannot_do_without_the_gate(team: Team) -> None:
     assert team.nxpipe("release", "--skip", "sign").code == exit_codes.USAGE.number
     team.describes('key = "file:release.key"\n', "")

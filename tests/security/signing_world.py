@@ -27,7 +27,7 @@ from nxpipe.artifact_store.trust.keys import KeyFile, make_key_file
 from nxpipe.artifact_store.trust.policy import sign_evidence, signing_with
 from nxpipe.artifact_store.trust.signatures import Signatures
 from nxpipe.pipeline.artifacts.channel_log import ChannelView
-from nxpipe.pipeline.artifacts.channels import ServedModel
+from nxpipe.pipeline.artifacts.channels import ProgramHost, ServedModel
 from nxpipe.pipeline.artifacts.lookup import find_match, pair
 from nxpipe.pipeline.artifacts.neuron_cache import select_served
 from nxpipe.pipeline.artifacts.signing import trust_in
@@ -59,6 +59,7 @@ channel = "production"
 instance_types = ["inf2.xlarge"]
 capacity = { kind = "on-demand" }
 size = { min = 1, max = 1 }
+rehearsal = true
 """
 _REQUIRE: Final = '[signing]\nrequire = ["production"]\n'
 
@@ -329,7 +330,8 @@ def _mirror(world: World) -> str:
 
 def _agent(world: World) -> str:
     folder = world.root.parent / f"{world.root.name}-{secrets.token_hex(4)}"
-    made = fetch_artifact(world.store, ServedModel((CHANNEL,), MODEL, "inf2"), world.trust(), folder)
+    host = ProgramHost("fleet search", "[[fleets]]", rehearsal=True)
+    made = fetch_artifact(world.store, ServedModel((CHANNEL,), MODEL, "inf2", host), world.trust(), folder)
     return Blob.of(made.to_bytes()).sha256
 
 

@@ -51,6 +51,7 @@ channel = "production"
 instance_types = ["inf2.xlarge"]
 capacity = { kind = "on-demand" }
 size = { min = 1, max = 2 }
+rehearsal = true
 [signing]
 key = "file:release.key"
 require = ["production"]

@@ -19,8 +19,8 @@ ADMIN: Final = "arn:aws:iam::123456789012:role/platform"
 BLOCK: Final[dict[str, Any]] = {
     "kind": "capacity-block",
     "id": "cr-0a1b2c3d4e5f60718",
-    "start": datetime(2027, 11, 1, 11, 30, tzinfo=UTC),
-    "end": datetime(2027, 11, 8, 11, 30, tzinfo=UTC),
+    "start": datetime(2098, 11, 1, 11, 30, tzinfo=UTC),
+    "end": datetime(2098, 11, 8, 11, 30, tzinfo=UTC),
 }
 SERVE: Final[dict[str, Any]] = {
     "name": "serve",

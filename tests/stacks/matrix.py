@@ -24,7 +24,7 @@ CAPACITIES: Final = {
     "reservation": '{ kind = "reservation", id = "cr-0a1b2c3d4e5f60718" }',
     "capacity-block": (
         '{ kind = "capacity-block", id = "cr-0b1b2c3d4e5f60718",'
-        " start = 2026-12-01T11:30:00Z, end = 2026-12-08T11:30:00Z }"
+        " start = 2098-12-01T11:30:00Z, end = 2098-12-08T11:30:00Z }"
     ),
 }
 NETWORKS: Final = {
@@ -65,8 +65,9 @@ class Fleet:
     @property
     def table(self) -> str:
         nodes = 2 if INSTANCES[self.type].efa_interfaces and self.capacity != "spot" else 1
+        zone = f'zone = "{REGION}a"\n' if self.capacity in ("reservation", "capacity-block") else ""
         own = {
-            "serving": f'size = {{ min = 1, max = 2 }}\ncertificate = "{CERTIFICATE}"',
+            "serving": f'{zone}size = {{ min = 1, max = 2 }}\ncertificate = "{CERTIFICATE}"',
             "training": f'zone = "{REGION}a"\nnodes = {nodes}',
         }[self.purpose]
         return f"""

@@ -188,6 +188,16 @@ def wake_the_clock() -> None:
     _client("events").enable_rule(Name=CLOCK)
 
 
+def taken_back() -> None:
+    """Remove the lock of an execution that does not exist."""
+    _client("dynamodb").update_item(
+        TableName=TABLE,
+        Key={"fleet": {"S": FLEET}},
+        UpdateExpression="REMOVE #owner",
+        ExpressionAttributeNames={"#owner": "owner"},
+    )
+
+
 def given_away() -> None:
     """Give the lock to an execution that does not exist."""
     _client("dynamodb").update_item(

@@ -1,6 +1,7 @@
 """A cluster: access for listed principals only, nodes as configured, and deletion without remains."""
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -165,9 +166,26 @@ def test_a_blocks_group_is_empty_filled_at_its_start_and_emptied_45_minutes_befo
         for entry in of_type(template, "AWS::Scheduler::Schedule").values()
     }
     assert result == {
-        "demo-nodes-block-opens": ("at(2027-11-01T11:30:00)", 3),
-        "demo-nodes-block-drains": ("at(2027-11-08T10:45:00)", 0),
+        "demo-nodes-block-opens": ("at(2098-11-01T11:30:00)", 3),
+        "demo-nodes-block-drains": ("at(2098-11-08T10:45:00)", 0),
     }
+
+
+@pytest.mark.parametrize(
+    ("now", "desired", "names"),
+    [
+        ("2098-11-01T11:30:00Z", 3, {"demo-nodes-block-drains"}),
+        ("2098-11-08T10:45:00Z", 0, set()),
+    ],
+)
+def test_a_group_made_in_an_open_block_is_full_and_nothing_is_scheduled_in_the_past(
+    monkeypatch: pytest.MonkeyPatch, now: str, desired: int, names: set[str]
+) -> None:
+    for module in ("project", "eks", "capacity_block"):
+        monkeypatch.setattr(f"nxpipe.stacks.{module}.current_time", lambda: datetime.fromisoformat(now))
+    template = template_of(make(BLOCKED).cluster)
+    assert group(template, "block")["ScalingConfig"] == {"MinSize": 0, "DesiredSize": desired, "MaxSize": 3}
+    assert {entry["Name"] for entry in of_type(template, "AWS::Scheduler::Schedule").values()} == names
 
 
 def test_a_closed_network_leads_to_what_nodes_and_pods_call_and_every_judge_is_content() -> None:

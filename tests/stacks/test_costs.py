@@ -128,8 +128,8 @@ def test_endpoints_cost_by_subnet_and_those_by_routes_nothing() -> None:
     assert found.hourly == pytest.approx(2 * known["AWS::EC2::VPCEndpoint"] + known["AWS::EC2::NatGateway"])
 
 
-def over(budget: int | None, prices: Prices | None = PRICES) -> list[str]:
-    found = lint(templates(SERVING), Facts(budget=budget, prices=prices))
+def over(budget: int | None, prices: Prices | None = PRICES, resources: dict[str, Any] | None = None) -> list[str]:
+    found = lint(templates(resources or SERVING), Facts(budget=budget, prices=prices))
     return [str(entry) for entry in found if entry.rule == "NXP-COST-1"]
 
 
@@ -139,6 +139,18 @@ def test_what_is_over_the_budget_is_found_with_both_figures_and_the_dearest() ->
     (said,) = over(int(monthly))
     for words in (f"about ${monthly:,.0f}", f"the budget is ${int(monthly):,}", "3 × inf2.xlarge", "demo/Nodes"):
         assert words in said
+
+
+def test_a_budget_is_not_kept_by_what_has_no_known_price() -> None:
+    unknown = {**SERVING, "Launch": launch(InstanceType="trn2.48xlarge")}
+    (said,) = over(1_000_000, resources=unknown)
+    for words in ("demo/Nodes", "the cost of trn2.48xlarge is not known in us-east-1", "the budget of $1,000,000"):
+        assert words in said
+    assert over(None, resources=unknown) == []
+    block = launch(InstanceType="trn2.48xlarge", InstanceMarketOptions={"MarketType": "capacity-block"})
+    assert over(1_000_000, resources={**SERVING, "Launch": block}) == []  # paid at purchase
+    balancer = resource("AWS::ElasticLoadBalancingV2::LoadBalancer")
+    assert over(1_000_000, resources={**SERVING, "Front": balancer}) == []
 
 
 def test_without_a_budget_nothing_is_over_it() -> None:

@@ -44,10 +44,10 @@ name = "answers"
 model = "bert"
 artifact = "{artifact}"
 image = "210987654321.dkr.ecr.us-east-2.amazonaws.com/team/serve@sha256:{image}"
-instance_type = "ml.inf2.xlarge"
+instance_type = "{type}"
 instances = 4
 shift = {shift}
-disk = 100
+{more}
 """
 
 
@@ -101,9 +101,18 @@ class World:
         return properties
 
 
-def configured(folder: Path, *, artifact: str = FIRST, image: str = "a" * 64, shift: str = CANARY) -> Config:
+def configured(
+    folder: Path,
+    *,
+    artifact: str = FIRST,
+    image: str = "a" * 64,
+    shift: str = CANARY,
+    type: str = "ml.inf2.xlarge",  # noqa: A002, the word of nxpipe.toml
+    more: str = "disk = 100",
+) -> Config:
     path = folder / "nxpipe.toml"
-    path.write_text(_CONFIG.format(artifact=artifact, image=image, shift=shift))
+    text = _CONFIG.format(artifact=artifact, image=image, shift=shift, type=type, more=more)
+    path.write_text(text.replace('"inf2.xlarge"', f'"{type.removeprefix("ml.")}"'))
     return load_config(path, {})
 
 
@@ -200,6 +209,29 @@ def test_the_container_has_the_artifact_and_no_network(tmp_path: Path) -> None:
     assert (data["S3DataType"], data["CompressionType"]) == ("S3Prefix", "None")
     assert len(model["VpcConfig"]["Subnets"]) == 2
     assert len(model["VpcConfig"]["SecurityGroupIds"]) == 1
+
+
+@pytest.mark.parametrize("type_", ["ml.trn1.2xlarge", "ml.trn1n.32xlarge"])
+def test_a_type_with_local_disks_has_no_volume_key_which_sagemaker_refuses(tmp_path: Path, type_: str) -> None:
+    """CreateEndpointConfig fails with a KmsKeyId for Nitro instances with local storage; the hardware encrypts it."""
+    made = world(tmp_path, type=type_, more="")
+    assert "KmsKeyId" not in made.only("EndpointConfig")
+    assert "kms:CreateGrant" not in str(template_of(made.endpoint))
+
+
+def test_other_volumes_are_encrypted_with_the_stores_key(tmp_path: Path) -> None:
+    made = world(tmp_path)
+    assert "KmsKeyId" in made.only("EndpointConfig")
+    assert "kms:CreateGrant" in str(template_of(made.endpoint))
+
+
+def test_a_rehearsal_says_so_in_its_description_its_tags_and_the_dashboard(tmp_path: Path) -> None:
+    made = world(tmp_path, more="rehearsal = true")
+    described = template_of(made.endpoint)["Description"]
+    assert described == "Endpoint answers of demo (rehearsal: may serve programs of the emulator)"
+    assert {"Key": "nxpipe:rehearsal", "Value": "true"} in made.only("Endpoint")["Tags"]
+    assert "answers (SageMaker): REHEARSAL" in str(template_of(made.observe))
+    assert "REHEARSAL" not in str(template_of(world(tmp_path).observe))
 
 
 def test_a_change_of_artifact_or_image_gives_the_endpoint_another_configuration_and_keeps_its_name(

@@ -27,13 +27,14 @@ name = "web"
 model = "bert"
 channel = "production"
 instance_types = ["trn1.32xlarge"]
+zone = "us-east-2a"
 size = { min = 1, max = 2 }
 
 [fleets.capacity]
 kind = "capacity-block"
 id = "cr-0a1b2c3d4e5f60718"
-start = 2026-12-01T11:30:00Z
-end = 2026-12-08T11:30:00Z
+start = 2098-12-01T11:30:00Z
+end = 2098-12-08T11:30:00Z
 
 [fleets.standby]
 instance_type = "g5.xlarge"
@@ -66,8 +67,8 @@ def test_a_project_tells_its_blocks_images_budget_and_name(tmp_path: Path) -> No
     assert (facts.project, facts.budget) == ("search", 20000)
     window = facts.blocks["cr-0a1b2c3d4e5f60718"]
     assert (window.start, window.drained) == (
-        datetime(2026, 12, 1, 11, 30, tzinfo=UTC),
-        datetime(2026, 12, 8, 10, 45, tzinfo=UTC),
+        datetime(2098, 12, 1, 11, 30, tzinfo=UTC),
+        datetime(2098, 12, 8, 10, 45, tzinfo=UTC),
     )
     assert facts.images is not None
     assert facts.images["ami-00000000000000002"].expires == date(2028, 8, 31)

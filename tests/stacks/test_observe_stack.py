@@ -71,7 +71,7 @@ class FleetStack(Stack):
             )
             for colour in COLOURS
         }
-        self.handle = ServeHandle(fleet, balancer, listener, rule, groups, scaling)
+        self.handle = ServeHandle(fleet, balancer, listener, rule, groups, scaling, rehearsal=fleet == "rehearsed")
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,14 @@ def test_every_measure_is_on_the_dashboard_and_every_limit_is_an_alarm(made: Mad
             [f"demo-search-{colour}-{measure.key}" for colour in COLOURS] if of_each else [f"demo-search-{measure.key}"]
         )
         assert [name in named for name in names] == [measure.limit is not None] * len(names), measure.key
+
+
+def test_a_rehearsal_is_marked_on_the_dashboard(made: Made) -> None:
+    marked = "REHEARSAL, may serve programs of the emulator"
+    (dashboard,) = of_type(make(Asked(fleets=("search", "rehearsed"))), "AWS::CloudWatch::Dashboard")
+    body = json.dumps(dashboard["DashboardBody"])
+    assert (body.count(marked), f"# rehearsed: {marked}" in body) == (1, True)
+    assert marked not in json.dumps(of_type(made, "AWS::CloudWatch::Dashboard"))
 
 
 def test_a_release_is_bad_by_exactly_the_limits_that_the_table_gives_to_releases(made: Made) -> None:

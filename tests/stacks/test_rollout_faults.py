@@ -47,6 +47,8 @@ _WAYS: Final = {
     "moved by somebody else": ("NotShifted",),
     "locked for good": ("WakeAgain",),
     "lock given away": ("SeeUnknown", "AllBlue", "AllGreen"),
+    "over": ("Idle", "LookAgain", "LockedMeanwhile"),
+    "over, and another one starts": ("Restart",),
 }
 _OTHERWISE: Final = {"watchdog": "killed"}
 
@@ -101,8 +103,16 @@ def on(way: str, front: Fleet) -> Iterator[None]:
     elif way == "locked for good":
         with injected(Fault("watchdog", "Unlock", "stays broken")):
             yield
+    elif way == "over, and another one starts":
+        with meanwhile("watchdog", "LookAgain", another):
+            yield
     else:
         yield
+
+
+def another() -> None:
+    start(plan=QUICK)
+    until(lambda: "owner" in record())
 
 
 def helped(way: str, execution: str, fault: Fault, met: Event) -> None:
@@ -110,6 +120,10 @@ def helped(way: str, execution: str, fault: Fault, met: Event) -> None:
         until(lambda: not running(execution) or "AskPeople" in passed(execution))
         if running(execution):
             signal("abort")
+    if way.startswith("over"):
+        ended(execution)
+        wake_the_clock()  # as a deployment does
+        strike(CLOCK)
     if way == "locked for good" and fault.kind in ("stays broken", "is stopped"):
         until(met.is_set)
         until(lambda: not watched())

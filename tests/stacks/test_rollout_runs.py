@@ -12,6 +12,7 @@ from tests.localaws.census import census
 from tests.localaws.moto_patches.events import strike
 from tests.localaws.visitors import Fleet, visitors
 from tests.stacks.local import REGION
+from tests.stacks.rollout_faults import meanwhile
 from tests.stacks.rollout_world import (
     BAD,
     CLOCK,
@@ -31,7 +32,10 @@ from tests.stacks.rollout_world import (
     stable,
     start,
     stop,
+    taken_back,
     until,
+    wake_the_clock,
+    watched,
 )
 
 pytestmark = [pytest.mark.runs, pytest.mark.sample(6)]
@@ -157,12 +161,31 @@ def test_a_rollout_that_is_killed_is_brought_home(front: Fleet, word: str) -> No
     assert events.describe_rule(Name=CLOCK)["State"] == "DISABLED"
 
 
+def test_without_a_rollout_the_watchdog_switches_its_clock_off(front: Fleet) -> None:
+    """A deployment leaves the clock on."""
+    events, home = boto3.client("events"), front.weights()
+    wake_the_clock()
+    strike(CLOCK)
+    until(lambda: events.describe_rule(Name=CLOCK)["State"] == "DISABLED")
+    assert front.weights() == home
+
+
+def test_a_rollout_that_starts_while_the_watchdog_goes_to_rest_keeps_its_clock(front: Fleet) -> None:
+    wake_the_clock()
+    with meanwhile("watchdog", "LookAgain", given_away):
+        strike(CLOCK)
+        until(lambda: "owner" in record() and not watched())
+    assert boto3.client("events").describe_rule(Name=CLOCK)["State"] == "ENABLED"
+    taken_back()
+
+
 @pytest.mark.slow
 def test_a_rollout_that_runs_is_none_of_the_watchdogs_business(front: Fleet) -> None:
     with visitors(front, errors=HEALTHY):
         execution = start(plan=NEVER_SURE, pace=PACE | {"poll": 2})
         until(lambda: "Watch" in passed(execution))
         strike(CLOCK)
+        assert boto3.client("events").describe_rule(Name=CLOCK)["State"] == "ENABLED"
         signal("abort")
         ended(execution)
     assert passed(execution)[-1] == "Done"

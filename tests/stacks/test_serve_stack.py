@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ from tests.stacks.permissions import allowed, statements_of
 BLUE, GREEN = "demo-search-blue", "demo-search-green"
 SPOT = '{ kind = "spot", on_demand_base = 2 }'
 WARM = '{ kind = "on-demand", warm_pool = { min = 1, reuse = false } }'
+ZONE = 'command = ["server"]\nzone = "us-east-2b"'
 RESERVED = '{ kind = "reservation", id = "cr-0a1b2c3d4e5f60718" }'
 BLOCK = (
-    '{ kind = "capacity-block", id = "cr-0a1b2c3d4e5f60718", start = 2026-12-01T11:30:00Z, end = 2026-12-08T11:30:00Z }'
+    '{ kind = "capacity-block", id = "cr-0a1b2c3d4e5f60718", start = 2098-12-01T11:30:00Z, end = 2098-12-08T11:30:00Z }'
 )
 STANDBY = f'standby = {{ instance_type = "g5.xlarge", image = "{IMAGE}", size = {{ min = 1, max = 2 }} }}'
 
@@ -257,8 +259,22 @@ def test_a_warm_pool_is_kept_for_each_colour() -> None:
     assert all((pool["MinSize"], pool["PoolState"]) == (1, "Stopped") for pool in pools.values())
 
 
+def test_a_warm_pool_has_the_size_that_was_asked_for_and_not_all_that_the_group_may_grow_by() -> None:
+    """EC2 Auto Scaling: the size is absolute if minimum and maximum are the same, else it follows max - desired."""
+    for pool in of("AWS::AutoScaling::WarmPool", capacity=WARM).values():
+        assert pool["MaxGroupPreparedCapacity"] == pool["MinSize"] == 1
+
+
+def test_volumes_and_network_interfaces_count_in_the_projects_budget() -> None:
+    tag = {"Key": PROJECT_TAG, "Value": "demo"}
+    for template in of("AWS::EC2::LaunchTemplate", more=f'command = ["server"]\n{STANDBY}').values():
+        tagged = {each["ResourceType"]: each["Tags"] for each in template["LaunchTemplateData"]["TagSpecifications"]}
+        assert set(tagged) == {"instance", "volume", "network-interface"}
+        assert all(tag in tags for tags in tagged.values())
+
+
 def test_a_reservation_is_named_and_nothing_is_launched_beside_it() -> None:
-    made = read_only(capacity=RESERVED)
+    made = read_only(capacity=RESERVED, more=ZONE)
     (template,) = made.of("AWS::EC2::LaunchTemplate").values()
     target = template["LaunchTemplateData"]["CapacityReservationSpecification"]["CapacityReservationTarget"]
     assert target == {"CapacityReservationId": "cr-0a1b2c3d4e5f60718"}
@@ -266,19 +282,55 @@ def test_a_reservation_is_named_and_nothing_is_launched_beside_it() -> None:
     assert policy["MaxHealthyPercentage"] == 100
 
 
+@pytest.mark.parametrize(("types", "capacity"), [(("inf2.xlarge",), RESERVED), (("trn1.32xlarge",), BLOCK)])
+def test_reserved_instances_start_in_the_zone_of_their_reservation_only(types: tuple[str, ...], capacity: str) -> None:
+    made = read_only(types=types, capacity=capacity, more=f"{ZONE}\n{STANDBY}")
+    groups = made.of("AWS::AutoScaling::AutoScalingGroup")
+    counts = {name: len(group["VPCZoneIdentifier"]) for name, group in groups.items()}
+    assert counts == {"Blue": 1, "Green": 1, "Standby": 2}
+    assert groups["Blue"]["VPCZoneIdentifier"] == groups["Green"]["VPCZoneIdentifier"]
+    assert groups["Blue"]["VPCZoneIdentifier"][0] == groups["Standby"]["VPCZoneIdentifier"][1]  # of us-east-2b
+
+
 def test_a_capacity_blocks_fleet_is_empty_but_between_its_start_and_45_minutes_before_its_end() -> None:
-    made = read_only(types=("trn1.32xlarge",), capacity=BLOCK)
+    made = read_only(types=("trn1.32xlarge",), capacity=BLOCK, more=ZONE)
     for entry in made.of("AWS::AutoScaling::AutoScalingGroup").values():
         assert (entry["MinSize"], entry["DesiredCapacity"]) == ("0", "0")
     actions = made.of("AWS::AutoScaling::ScheduledAction")
     times = {id_: (action["StartTime"], action["DesiredCapacity"]) for id_, action in actions.items()}
     assert times == {
-        "Blueopens": ("2026-12-01T11:30:00Z", 2),
-        "Bluecloses": ("2026-12-08T10:45:00Z", 0),
-        "Greencloses": ("2026-12-08T10:45:00Z", 0),
+        "Blueopens": ("2098-12-01T11:30:00Z", 2),
+        "Bluecloses": ("2098-12-08T10:45:00Z", 0),
+        "Greencloses": ("2098-12-08T10:45:00Z", 0),
     }
     (template,) = made.of("AWS::EC2::LaunchTemplate").values()
     assert template["LaunchTemplateData"]["InstanceMarketOptions"] == {"MarketType": "capacity-block"}
+
+
+@pytest.mark.parametrize(
+    ("now", "desired", "actions"),
+    [
+        ("2098-12-01T11:29:00Z", ("0", "0"), {"Blueopens", "Bluecloses", "Greencloses"}),
+        ("2098-12-01T11:30:00Z", ("2", "0"), {"Bluecloses", "Greencloses"}),
+        ("2098-12-08T10:45:00Z", ("0", "0"), set()),
+    ],
+)
+def test_a_stack_of_an_open_block_starts_its_instances_and_schedules_nothing_in_the_past(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    now: str,
+    desired: tuple[str, str],
+    actions: set[str],
+) -> None:
+    """EC2 Auto Scaling refuses a scheduled action in the past, and with it the whole stack."""
+    for module in ("stacks.project", "stacks.serving.stack"):
+        monkeypatch.setattr(f"nxpipe.{module}.current_time", lambda: datetime.fromisoformat(now))
+    made = world(configured(tmp_path, types=("trn1.32xlarge",), capacity=BLOCK, more=ZONE), tmp_path)
+    groups = made.of("AWS::AutoScaling::AutoScalingGroup")
+    assert (groups["Blue"]["DesiredCapacity"], groups["Green"]["DesiredCapacity"]) == desired
+    assert set(made.of("AWS::AutoScaling::ScheduledAction")) == actions
+    assert ("demo-serve-search stays empty" in capfd.readouterr().err) == (not actions)
 
 
 def test_with_a_certificate_plain_http_is_not_spoken() -> None:
@@ -314,6 +366,7 @@ def test_whatever_changes_in_a_fleet_the_text_of_its_weights_stays() -> None:
 
     usual = text()
     assert usual == text(types=("inf2.8xlarge", "inf2.xlarge"), capacity=SPOT, more="port = 9000")
+    assert usual == text(more="rehearsal = true")
     assert usual == text(capacity=WARM, more=f'certificate = "{CERTIFICATE}"\nhealth = "/"\nready_within = "5m"')
 
 
@@ -357,6 +410,20 @@ def test_a_fleet_sets_the_size_and_the_rates_of_its_root_volume() -> None:
 def test_a_volume_that_ebs_does_not_offer_is_refused_by_its_key(tmp_path: Path, more: str, told: str) -> None:
     with pytest.raises(ConfigInvalid, match=told):
         configured(tmp_path, more=more)
+
+
+def test_a_rehearsal_says_so_in_its_description_and_its_tags_and_tells_the_agent() -> None:
+    usual, rehearsal = read_only(), read_only(more='command = ["server"]\nrehearsal = true')
+    tag = {"Key": "nxpipe:rehearsal", "Value": "true"}
+    assert rehearsal.template["Description"] == "Fleet search of demo (rehearsal: may serve programs of the emulator)"
+    assert usual.template["Description"] == "Fleet search of demo"
+    for made, marked in ((rehearsal, True), (usual, False)):
+        groups = made.of("AWS::AutoScaling::AutoScalingGroup").values()
+        assert all(({**tag, "PropagateAtLaunch": True} in entry["Tags"]) == marked for entry in groups)
+        (role,) = made.of("AWS::IAM::Role").values()
+        assert (tag in role["Tags"]) == marked
+        (template,) = made.of("AWS::EC2::LaunchTemplate").values()
+        assert ("rehearsal = true" in json.dumps(template["LaunchTemplateData"]["UserData"])) == marked
 
 
 def test_the_same_description_gives_the_same_bytes(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email import message_from_bytes
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ RESERVATION = {"kind": "reservation", "id": "cr-0a1b2c3d4e5f60718"}
 BLOCK = {
     "kind": "capacity-block",
     "id": "cr-0a1b2c3d4e5f60718",
-    "start": datetime(2027, 11, 1, 11, 30, tzinfo=UTC),
-    "end": datetime(2027, 11, 8, 11, 30, tzinfo=UTC),
+    "start": datetime(2098, 11, 1, 11, 30, tzinfo=UTC),
+    "end": datetime(2098, 11, 8, 11, 30, tzinfo=UTC),
 }
 
 
@@ -189,6 +190,28 @@ def test_scratch_is_in_the_nodes_subnet_mounted_on_hosts_and_seen_by_jobs() -> N
     assert "UserData" not in launched(template_of(make().train))
 
 
+@pytest.mark.parametrize(
+    ("now", "state", "names"),
+    [
+        ("2098-11-01T11:29:00Z", "DISABLED", {"demo-tune-opens", "demo-tune-closes", "demo-tune-drains"}),
+        ("2098-11-01T11:30:00Z", "ENABLED", {"demo-tune-closes", "demo-tune-drains"}),
+        ("2098-11-08T10:45:00Z", "DISABLED", set()),
+    ],
+)
+def test_a_queue_made_in_an_open_block_is_open_and_nothing_is_scheduled_in_the_past(
+    monkeypatch: pytest.MonkeyPatch, now: str, state: str, names: set[str]
+) -> None:
+    for module in ("project", "training", "capacity_block"):
+        monkeypatch.setattr(f"nxpipe.stacks.{module}.current_time", lambda: datetime.fromisoformat(now))
+    another = BLOCK | {"id": f"cr-{sha256(now.encode()).hexdigest()[:17]}"}  # equal arguments share a template
+    made = template_of(make(capacity=another).train)
+    schedules = [entry for entry in made["Resources"].values() if entry["Type"] == "AWS::Scheduler::Schedule"]
+    assert (only(made, "AWS::Batch::JobQueue")["State"], {entry["Properties"]["Name"] for entry in schedules}) == (
+        state,
+        names,
+    )
+
+
 def test_a_blocks_queue_opens_at_its_start_and_is_drained_45_minutes_before_its_end(aws: None) -> None:
     made = make(capacity=BLOCK)
     deploy(made.network, made.store, made.train)
@@ -211,10 +234,10 @@ def test_a_blocks_queue_opens_at_its_start_and_is_drained_45_minutes_before_its_
     }
     arn, place = queue["jobQueueArn"], environment["computeEnvironmentArn"]
     assert does == {
-        "demo-tune-opens": ("at(2027-11-01T11:30:00)", "updateJobQueue", {"JobQueue": arn, "State": "ENABLED"}),
-        "demo-tune-closes": ("at(2027-11-08T10:45:00)", "updateJobQueue", {"JobQueue": arn, "State": "DISABLED"}),
+        "demo-tune-opens": ("at(2098-11-01T11:30:00)", "updateJobQueue", {"JobQueue": arn, "State": "ENABLED"}),
+        "demo-tune-closes": ("at(2098-11-08T10:45:00)", "updateJobQueue", {"JobQueue": arn, "State": "DISABLED"}),
         "demo-tune-drains": (
-            "at(2027-11-08T10:45:00)",
+            "at(2098-11-08T10:45:00)",
             "updateComputeEnvironment",
             {"ComputeEnvironment": place, "State": "DISABLED"},
         ),

@@ -47,6 +47,7 @@ capacity = {{ kind = "{kind}" }}
 size = {{ min = 1, max = 4 }}
 ready_within = "10m"
 command = {command}
+zone = "us-east-2b"
 """
 SIGNING = """
 [signing]
@@ -178,7 +179,7 @@ def test_however_the_fleet_is_bought_its_file_is_read_back(sandbox: Sandbox, cap
 def test_a_capacity_blocks_dates_are_read_back(sandbox: Sandbox) -> None:
     block = (
         '{ kind = "capacity-block", id = "cr-0a1b2c3d4e5f60718", '
-        "start = 2026-12-01T11:30:00Z, end = 2026-12-08T11:30:00Z }"
+        "start = 2098-12-01T11:30:00Z, end = 2098-12-08T11:30:00Z }"
     )
     path = sandbox.folder / "nxpipe.toml"
     path.write_text(CONFIG.format(type="trn1.32xlarge", kind="X", command=SERVER).replace('{ kind = "X" }', block))

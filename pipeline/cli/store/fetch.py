@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store.fetch.folder import Fetched
     from nxpipe.artifact_store.fetch.offline_index import OfflineIndex
     from nxpipe.artifact_store.fetch.selection import Selection
+    from nxpipe.artifact_store.manifest import Manifest
 
 
 @click.command(cls=Command)
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 @click.option("--target", help="With --channel: the artifact for this target, as in inf2.")
 @click.option(
     "--to", "folder", required=True, type=click.Path(file_okay=False, path_type=Path), help="A new or empty folder."
+)
+@click.option(
+    "--endpoint", metavar="NAME", help="Fail unless this SageMaker endpoint of nxpipe.toml can run the programs."
 )
 @click.option("--offline", is_flag=True, help="Use only this machine's cache, and report its age.")
 @store_option
@@ -44,6 +48,7 @@ def fetch(
     model: str | None,
     target: str | None,
     folder: Path,
+    endpoint: str | None,
     offline: bool,
     store: str | None,
     config_path: Path,
@@ -57,17 +62,21 @@ def fetch(
     With --channel, the channel's log must be complete, not older than the last one that this machine read, and signed
     as [signing] of nxpipe.toml requires; this holds with --offline too.
 
+    With --endpoint, the artifact must be one that the endpoint can run: of its model, for its instance type, and of
+    the neuronx back end unless the endpoint is a rehearsal. SageMaker runs no agent that would refuse it later.
+
     \b
     Example:
       nxpipe store fetch bert-base-uncased --to ./served
       nxpipe store fetch --channel production --model bert-base-uncased --to /srv/model --offline
+      nxpipe store fetch acme/rank@71f0aa --endpoint rank --to ./served
     """
     if (name is None) == (channel is None):
         raise click.UsageError("pass either NAME or --channel", ctx)
     if channel is None and (model or target):
         raise click.UsageError("--model and --target require --channel", ctx)
     console: Console = ctx.obj
-    request = _FetchRequest(name, channel, model, target, folder, config_path, console)
+    request = _FetchRequest(name, channel, model, target, folder, endpoint, config_path, console)
     local = None
     if offline:
         local = request.from_store(open_offline_store(store, config_path), None)
@@ -92,6 +101,7 @@ class _FetchRequest:
     model: str | None
     target: str | None
     folder: Path
+    endpoint: str | None
     config_path: Path
     console: Console
 
@@ -104,8 +114,19 @@ class _FetchRequest:
             selection = self._by_channel(store, self.channel, index)
         else:
             selection = by_name(store, self.name or "", index)
+        if self.endpoint is not None:
+            self._require_runnable(self.endpoint, selection.manifest)
         with Progress(self.console, f"fetch {selection.manifest.model.id}", size_of(selection.manifest)) as progress:
             return selection, fetch_folder(store.blobs, selection.manifest, self.folder, progress.sent)
+
+    def _require_runnable(self, name: str, manifest: "Manifest") -> None:
+        from nxpipe.artifact_store.errors import Refused
+        from nxpipe.pipeline.artifacts.channels import endpoint_fault
+        from nxpipe.pipeline.config import load_config
+
+        config = load_config(self.config_path, os.environ)
+        if fault := endpoint_fault(config, self.config_path.parent, name, manifest):
+            raise Refused(fault)
 
     def _by_channel(self, store: "Store", channel: str, index: "OfflineIndex | None") -> "Selection":
         """The artifact of a channel, under the rules of [signing]."""

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.artifact_store.errors import ChannelEmpty
 from nxpipe.emulator.hardware import INSTANCES, Instance
-from nxpipe.pipeline.artifacts.channels import ServedModel
+from nxpipe.pipeline.artifacts.channels import ProgramHost, ServedModel
 from nxpipe.pipeline.util.errors import NotReady
 
 if TYPE_CHECKING:
@@ -217,7 +217,9 @@ def require_devices(instance_type: str, folder: Path) -> int:
     return devices
 
 
-def require_programs_for(instance_type: str, manifest: "Manifest") -> None:
+def require_programs_for(instance_type: str, manifest: "Manifest", host: ProgramHost) -> None:
+    if fault := host.fault(manifest.name, manifest.backend):
+        raise NotReady(fault)
     entry = _entry(instance_type)
     if manifest.target != entry.compiler_target:
         raise NotReady(
@@ -259,7 +261,7 @@ class Agent:
             require_devices(instance.type, self.devices)
         with step(f"fetch {self.model.model_id} from channel {' or '.join(self.model.channels)}"):
             manifest = fetch_artifact(self.store, self.model, self.trust, self.folder)
-        require_programs_for(instance.type, manifest)
+        require_programs_for(instance.type, manifest, self.model.host)
 
     def serve(self) -> NoReturn:
         """Replaces this process by the server, which so receives the supervisor's signals."""

@@ -16,6 +16,7 @@ REGION: Final = "us-east-2"
 
 FACTS: Final = Facts(
     today=date(2026, 11, 21),
+    now=datetime(2026, 11, 21, tzinfo=UTC),
     blocks={
         BLOCK: Window(datetime(2026, 12, 1, 11, 30, tzinfo=UTC), datetime(2026, 12, 8, 10, 45, tzinfo=UTC)),
     },
@@ -374,6 +375,20 @@ FIXTURES: Final = (
             Break("Drain/Properties/Target/Input", "{}", "nothing drains the instances"),
             Break("Drain/Properties/ScheduleExpression", "at(2026-12-08T11:00:00)", "drained later than"),
         ),
+    ),
+    Fixture(
+        "NXP-HOST-3",
+        {
+            "Disks": resource(
+                "AWS::SageMaker::EndpointConfig", ProductionVariants=[{"InstanceType": "ml.trn1.2xlarge"}]
+            ),
+            "Volumes": resource(
+                "AWS::SageMaker::EndpointConfig",
+                ProductionVariants=[{"InstanceType": "ml.inf2.xlarge"}],
+                KmsKeyId="arn:aws:kms:us-east-2:123456789012:key/0",
+            ),
+        },
+        (Break("Disks/Properties/KmsKeyId", "key", "which SageMaker refuses for ml.trn1.2xlarge"),),
     ),
     Fixture(
         "NXP-CAP-3",

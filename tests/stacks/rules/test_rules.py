@@ -1,5 +1,8 @@
 """Each rule of the pack finds each violation of it, and accepts conforming templates."""
 
+from copy import deepcopy
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -41,6 +44,28 @@ def test_every_rule_has_a_fixture_and_stands_in_the_documentation() -> None:
     for rule in RULES:
         assert rule.id in broken | ELSEWHERE
         assert f"| {rule.id} |" in table
+
+
+BLOCKS = [fixture.kept for fixture in FIXTURES if fixture.rule == "NXP-CAP-2"]
+
+
+@pytest.mark.parametrize("kept", BLOCKS, ids=["group", "queue", "nodes"])
+def test_a_block_that_is_open_or_over_needs_no_schedule_in_the_past(kept: dict[str, Any]) -> None:
+    begun, over = (replace(FACTS, now=datetime(2026, 12, day, 11, 30, tzinfo=UTC)) for day in (1, 8))
+    filled = deepcopy({name: entry for name, entry in kept.items() if name != "Fill"})
+    for properties in (entry["Properties"] for entry in filled.values()):
+        for key, value in {"DesiredCapacity": "4", "State": "ENABLED"}.items():
+            if key in properties and "StartTime" not in properties:
+                properties[key] = value
+        if "ScalingConfig" in properties:
+            properties["ScalingConfig"]["DesiredSize"] = 4
+    assert found(filled, "NXP-CAP-2", begun) == []
+    assert "before its capacity block begins" in str(found(filled, "NXP-CAP-2"))
+    without = {name: entry for name, entry in filled.items() if name != "Drain"}
+    assert "nothing drains the instances" in str(found(without, "NXP-CAP-2", begun))
+    assert "after its capacity block is drained" in str(found(without, "NXP-CAP-2", over))
+    empty = {name: entry for name, entry in kept.items() if name not in ("Fill", "Drain")}
+    assert found(empty, "NXP-CAP-2", over) == []
 
 
 def test_an_id_belongs_to_one_rule() -> None:
