@@ -146,6 +146,7 @@ def test_a_series_without_a_value_has_counted_nothing() -> None:
         "canary_4xx": 3.0,
         "canary_5xx": 2.0,
         "canary_slower0": 9.0,
+        "balancer_502": 1.0,
     }
     (missing, there), _ = batches(answer(course, counts, range(7, 8)), (6, 7), LATENCIES, 60, course.opened)
     assert missing.canary == Arm(0, 0, 0, (0,) * 7)
@@ -254,7 +255,7 @@ def test_all_traffic_has_to_go_well_for_a_while_and_an_alarm_still_ends_it() -> 
 
 def test_a_version_that_serves_alone_goes_back_when_it_fails_more_than_its_objective() -> None:
     course = begun(step=2, pace={"final": 10})
-    for bad in ({"canary_5xx": 30}, {}):
+    for bad in ({"canary_5xx": 30}, {"balancer_504": 30}, {"canary_refused": 30}):
         failing = {"canary_requests": 300, "canary_2xx": 270} | bad
         assert words(course, range(1, 14), failing).index(Action.ROLL_BACK) < 5
     within = {"canary_requests": 300, "canary_2xx": 297, "canary_5xx": 3}
