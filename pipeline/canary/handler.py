@@ -30,7 +30,7 @@ class ResponseLimits:
 
     @staticmethod
     def of(fleet: Mapping[str, Any]) -> "ResponseLimits":
-        """The limits in the description of a fleet, which has them in seconds. A rehearsal scales them as its minutes."""
+        """The limits in a fleet's description, which has them in seconds. A rehearsal scales them as its minutes."""
         silent, longest = (-(-int(fleet.get(name, 60)) // 60) for name in ("idle_timeout", "draining"))
         return ResponseLimits(silent, max(silent, longest))
 
