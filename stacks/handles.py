@@ -68,6 +68,7 @@ class ServeHandle:
     rule: "aws_elasticloadbalancingv2.CfnListenerRule"  # rollouts change its weights
     target_groups: "Mapping[str, aws_elasticloadbalancingv2.ApplicationTargetGroup]"  # blue, green, standby
     groups: "Mapping[str, aws_autoscaling.CfnAutoScalingGroup]"
+    ready_within: int  # minutes
 
 
 @dataclass(frozen=True)
