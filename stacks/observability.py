@@ -45,6 +45,19 @@ class Series:
     name: str
     statistic: str
     only: Mapping[str, str] = field(default_factory=dict)  # additional dimensions
+    of_balancer: bool = False  # of the load balancer as a whole, also where the subject is a target group
+
+    def metric(self, dimensions: Mapping[str, str], label: str | None = None) -> aws_cloudwatch.Metric:
+        """The metric of a subject, given by its dimensions."""
+        own = {name: value for name, value in dimensions.items() if not (self.of_balancer and name == "TargetGroup")}
+        return aws_cloudwatch.Metric(
+            namespace=self.namespace,
+            metric_name=self.name,
+            statistic=self.statistic,
+            dimensions_map={**own, **self.only},
+            period=PERIOD,
+            label=label,
+        )
 
 
 def _host(name: str, statistic: str, **only: str) -> Series:
@@ -109,17 +122,7 @@ class Measure:
 
     def of(self, subject: Subject, constants: Mapping[str, float], label: str | None = None) -> aws_cloudwatch.IMetric:
         """The metric of one subject. `constants` are values that the expression names."""
-        metrics = {
-            name: aws_cloudwatch.Metric(
-                namespace=series.namespace,
-                metric_name=series.name,
-                statistic=series.statistic,
-                dimensions_map={**subject.dimensions, **series.only},
-                period=PERIOD,
-                label=label,
-            )
-            for name, series in self.series.items()
-        }
+        metrics = {name: series.metric(subject.dimensions, label) for name, series in self.series.items()}
         if self.expression is None:
             (metric,) = metrics.values()
             return metric
@@ -157,13 +160,21 @@ class Measure:
 # With fewer requests a minute, one failure would exceed the threshold; a rollout's statistical test judges those.
 _MIN_REQUESTS: Final = 20
 
-# A request has failed unless a target answered it with 2XX, 3XX or 4XX: failures are 5XX, and requests without an
-# answer, for which the ALB returns 502 or 504 and has a count for all target groups together. An absent count is zero.
-ANSWERED: Final = {
+# A request has failed if a target answered it with 5XX or not at all. Unanswered requests are the difference of
+# requests and responses, as far as the ALB has returned so many 502, 504 and 4XX (460: the client gave up), which it
+# counts for all target groups together: the remainder is in flight. An absent count is zero.
+_KINDS: Final = (2, 3, 4, 5)
+RESPONSES: Final = {
     "requests": _balancer("RequestCount", "Sum"),
-    **{f"good{kind}": _balancer(f"HTTPCode_Target_{kind}XX_Count", "Sum") for kind in (2, 3, 4)},
+    **{f"kind{kind}": _balancer(f"HTTPCode_Target_{kind}XX_Count", "Sum") for kind in _KINDS},
+    **{
+        f"own{code}": Series("AWS/ApplicationELB", f"HTTPCode_ELB_{code.upper()}_Count", "Sum", of_balancer=True)
+        for code in ("502", "504", "4xx")
+    },
 }
-NOT_ANSWERED: Final = "({requests} - FILL({good2}, 0) - FILL({good3}, 0) - FILL({good4}, 0))"
+_OPEN: Final = "({requests}" + "".join(f" - FILL({{kind{kind}}}, 0)" for kind in _KINDS) + ")"
+_OWN: Final = "(FILL({own502}, 0) + FILL({own504}, 0) + FILL({own4xx}, 0))"
+FAILED: Final = f"(FILL({{kind5}}, 0) + IF({_OPEN} > {_OWN}, {_OWN}, IF({_OPEN} > 0, {_OPEN}, 0)))"
 
 MEASURES: Final = (
     Measure(
@@ -207,8 +218,8 @@ MEASURES: Final = (
         "Failed requests",
         "share",
         "target group",
-        ANSWERED,
-        f"IF({{requests}} >= {_MIN_REQUESTS}, {NOT_ANSWERED} / {{requests}}, 0)",
+        RESPONSES,
+        f"IF({{requests}} >= {_MIN_REQUESTS}, {FAILED} / {{requests}}, 0)",
         AlarmLimit(
             "max_error_rate", 2, 3, by_release=False, meaning="more failures than rollout.guards.max_error_rate"
         ),

@@ -10,7 +10,7 @@ from constructs import Construct
 
 from nxpipe.pipeline.config import ServingFleet
 from nxpipe.stacks.handles import NetworkHandle, StoreHandle
-from nxpipe.stacks.observability import ANSWERED, NOT_ANSWERED
+from nxpipe.stacks.observability import FAILED, RESPONSES
 
 COLOUR_HEADER: Final = "x-nxpipe-group"  # selects an environment for a request, regardless of the weights
 _WEIGHTED_PRIORITY: Final = 100  # priority of the rule for all other requests
@@ -65,22 +65,14 @@ class Balancer(Construct):
             "LoadBalancer": self.load_balancer.load_balancer_full_name,
             "TargetGroup": self.target_groups[colour].target_group_full_name,
         }
-        metrics = {
-            key: aws_cloudwatch.Metric(
-                namespace=series.namespace,
-                metric_name=series.name,
-                dimensions_map=dimensions,
-                statistic=series.statistic,
-            )
-            for key, series in ANSWERED.items()
-        }
+        metrics = {key: series.metric(dimensions) for key, series in RESPONSES.items()}
         return aws_cloudwatch.Alarm(
             self,
             f"Errors-{colour}",
             alarm_name=name,
             alarm_description=f"More than {threshold:.2%} of the calls to {colour} fail",
             metric=aws_cloudwatch.MathExpression(
-                expression=f"IF(requests > 0, {NOT_ANSWERED} / requests, 0)".format_map({key: key for key in metrics}),
+                expression=f"IF(requests > 0, {FAILED} / requests, 0)".format_map({key: key for key in metrics}),
                 using_metrics=metrics,
                 label="failed",
                 period=Duration.minutes(1),

@@ -207,7 +207,7 @@ def test_a_hang_behind_streams_is_found_as_well() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "version",
-    [Version(streams=5), Version(crash=0.002, hang=0.002, given_up=0.001)],
+    [Version(streams=5), Version(failed=0.002, crash=0.001, hang=0.001, given_up=0.001)],
     ids=["streams", "few without an answer"],
 )
 def test_of_four_hundred_healthy_versions_at_most_four_go_back(version: Version) -> None:
