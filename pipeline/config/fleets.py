@@ -1,7 +1,7 @@
 """The tables [[fleets]]: fleets of instances and their purchase options. Combinations that EC2 refuses are invalid."""
 
 from datetime import UTC, datetime, timedelta
-from ipaddress import ip_network
+from ipaddress import IPv4Network
 from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -328,10 +328,13 @@ class ServingFleet(Table):
     @field_validator("testers")
     @classmethod
     def _among_the_clients(cls, testers: tuple[str, ...] | None, info: ValidationInfo) -> tuple[str, ...] | None:
-        clients = info.data.get("clients")
-        for tester in testers or () if clients else ():
-            if not any(ip_network(tester).subnet_of(ip_network(client)) for client in clients):  # type: ignore[arg-type]
-                raise refuse(f"ranges within clients, which may call the load balancer: {', '.join(clients)}", found=tester)
+        clients: tuple[str, ...] = info.data.get("clients") or ()
+        for tester in testers or ():
+            reachable = any(IPv4Network(tester).subnet_of(IPv4Network(client)) for client in clients)
+            if clients and not reachable:
+                raise refuse(
+                    f"ranges within clients, which may call the load balancer: {', '.join(clients)}", found=tester
+                )
         return testers
 
     @field_validator("instance_types")

@@ -137,7 +137,8 @@ GIVEN_UP = pytest.param("given_up", 5, marks=attempt("E21", "E22"), id="clients 
 
 
 def without_answer(way: str, share: float, late: float = 0.0) -> Version:
-    return Version(**{way: share}, late=late)
+    crash, hang, given_up = (share if way == name else 0.0 for name in ("crash", "hang", "given_up"))
+    return Version(crash=crash, hang=hang, given_up=given_up, late=late)
 
 
 @pytest.mark.parametrize("at_start", [True, False], ids=["counted at the start", "counted at the end"])

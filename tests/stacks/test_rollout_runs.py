@@ -101,7 +101,9 @@ def test_a_bad_version_goes_back_by_two_calls_and_each_look_is_kept(front: Fleet
 def test_a_version_that_sends_no_response_to_a_third_of_its_requests_goes_back(front: Fleet, way: str) -> None:
     """Its target group has neither 5XX nor response times of these requests: the load balancer returns 502 or 504."""
     new = other(stable())
-    with visitors(front, errors=HEALTHY, **{way: {new: 0.3}}) as people:
+    share = {new: 0.3}
+    crashes, hangs = (share, {}) if way == "crashes" else ({}, share)
+    with visitors(front, errors=HEALTHY, crashes=crashes, hangs=hangs) as people:
         execution = start(plan=TIMED)
         assert outcome(execution) == "roll_back"
     assert [entry[new] for entry in people.weight_history] == [0, 50, 0]
