@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from nxpipe.pipeline.canary.constants import EVALUATIONS_PER_EXECUTION
 from nxpipe.pipeline.canary.documents import CanaryError, digest_of
 from nxpipe.pipeline.canary.evalues import FullTrafficTest
-from nxpipe.pipeline.canary.handler import Action, RolloutState, evaluate, handle
+from nxpipe.pipeline.canary.handler import Action, ResponseLimits, RolloutState, evaluate, handle
 from nxpipe.pipeline.canary.metrics import Arm, batches, complete, minute_of, queries, start_of
 from nxpipe.pipeline.canary.plan import Schedule
 from tests.canary.samples import plan_with
@@ -128,6 +128,19 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(changes: dict[str, Any], w
         opened(**changes)
 
 
+@pytest.mark.parametrize(
+    ("described", "limits"),
+    [
+        ({"idle_timeout": 300, "draining": 600}, ResponseLimits(5, 10)),
+        ({"idle_timeout": 90, "draining": 1}, ResponseLimits(2, 2)),
+        ({}, ResponseLimits(1, 1)),  # a fleet deployed before the limits were described
+    ],
+)
+def test_the_limits_of_the_fleet_are_those_of_the_rollout(described: dict[str, int], limits: ResponseLimits) -> None:
+    answer = handle({"opens": {"fleet": FLEET | described, "state": STATE, "name": "r1", "at": at(0)}}, None)
+    assert RolloutState.from_text(answer["carried"]).limits == limits
+
+
 # CloudWatch
 
 
@@ -219,6 +232,17 @@ def test_an_alarm_that_was_deleted_sounds() -> None:
     course = begun()
     gone = QUIET | {"composite_names": [], "composite_states": []}
     assert "which is gone" in evaluate(course, seen(course, 3, GOOD, alarms=gone)).reason
+
+
+def test_no_step_ends_before_hung_requests_are_counted() -> None:
+    """The first counted minute is the third; a request of it is given up eight minutes later, and counts settle in
+    two."""
+    course = replace(begun(), limits=ResponseLimits(silent=8, longest=8))
+    held = words(course, range(1, 30), GOOD).index(Action.ADVANCE)
+    assert held == 2 + 8 + 2
+    assert words(begun(), range(1, 30), GOOD).index(Action.ADVANCE) < held
+    full = replace(begun(step=2, pace={"final": 1}), limits=ResponseLimits(silent=8, longest=8))
+    assert words(full, range(1, 30), {}).index(Action.ADVANCE) == held
 
 
 def test_a_paused_step_does_not_end_well_but_may_end_badly() -> None:
