@@ -213,6 +213,12 @@ class Standby(Table):
     size: Size = Field(description="The number of instances.")
 
 
+def _require_whole_seconds(length: timedelta) -> timedelta:
+    if length.microseconds:
+        raise refuse("whole seconds, as the load balancer counts")
+    return length
+
+
 class HealthCheck(Table):
     """The load balancer's health check. A server that is busy for less than `timeout` stays in service, and so does one
     that misses fewer than `unhealthy` checks in a row."""
@@ -220,8 +226,10 @@ class HealthCheck(Table):
     interval: Annotated[timedelta, duration("5s", "5m")] = Field(
         default=timedelta(seconds=20), description="The time between two checks of an instance.", examples=["20s"]
     )
-    timeout: Annotated[timedelta, duration("2s", "2m")] = Field(
-        default=timedelta(seconds=15),
+    timeout: Annotated[timedelta, duration("2s", "2m"), Absent("three quarters of `interval`, at most 15s")] = Field(
+        default_factory=lambda earlier: min(
+            timedelta(seconds=15), timedelta(seconds=earlier["interval"].seconds * 3 // 4)
+        ),
         description="The time limit for the response, shorter than `interval`.",
         examples=["15s"],
     )
@@ -231,6 +239,8 @@ class HealthCheck(Table):
     unhealthy: Annotated[int, Field(ge=2, le=10), Unit("checks")] = Field(
         default=5, description="Failed checks in a row until an instance is replaced.", examples=[5]
     )
+
+    _whole = field_validator("interval", "timeout")(_require_whole_seconds)
 
     @field_validator("timeout")
     @classmethod
@@ -316,6 +326,8 @@ class ServingFleet(Table):
     standby: Annotated[Standby | None, Absent("none")] = Field(
         default=None, description="A GPU group behind the same load balancer, as a fallback."
     )
+
+    _whole = field_validator("idle_timeout", "draining")(_require_whole_seconds)
 
     @field_validator("draining")
     @classmethod

@@ -247,6 +247,13 @@ WRONG = {
         '"10s"',
         'shorter than interval, "10s"',
     ),
+    "half a second of an idle timeout": Wrong(
+        fleet("capacity =", 'idle_timeout = "1500ms"\ncapacity ='),
+        14,
+        "fleets[0].idle_timeout",
+        "1500ms",
+        "whole seconds",
+    ),
     "an idle timeout that no load balancer has": Wrong(
         fleet("capacity =", 'idle_timeout = "2h"\ncapacity ='), 14, "fleets[0].idle_timeout", '"2h"', '"4000s"'
     ),

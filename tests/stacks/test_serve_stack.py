@@ -153,6 +153,14 @@ def test_streams_have_minutes_and_a_busy_server_stays_in_service() -> None:
         assert (*misses, targets["HealthCheckTimeoutSeconds"]) == (20, 5, 15)
 
 
+@pytest.mark.parametrize(("interval", "timeout"), [("5s", 3), ("10s", 7), ("20s", 15), ("1m", 15)])
+def test_a_health_check_ends_before_the_next_one_begins(interval: str, timeout: int) -> None:
+    for targets in of(
+        "AWS::ElasticLoadBalancingV2::TargetGroup", more=f'health_check = {{ interval = "{interval}" }}'
+    ).values():
+        assert targets["HealthCheckTimeoutSeconds"] == timeout < targets["HealthCheckIntervalSeconds"]
+
+
 def test_timeouts_health_check_and_routing_are_settings_of_the_fleet() -> None:
     more = (
         'idle_timeout = "30s"\ndraining = "10m"\nrouting = "weighted-random"\n'
