@@ -18,6 +18,7 @@ from aws_cdk import (
     aws_budgets,
     aws_cloudwatch,
     aws_cloudwatch_actions,
+    aws_events,
     aws_iam,
     aws_kms,
     aws_sns,
@@ -33,7 +34,7 @@ from nxpipe.stacks.project import PROJECT_TAG, tag_project
 PERIOD: Final = Duration.minutes(1)
 NAMESPACE: Final = "nxpipe"
 
-Scope = Literal["fleet", "load balancer", "target group", "group", "endpoint"]
+Scope = Literal["fleet", "load balancer", "target group", "group", "launches", "endpoint"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,19 @@ class Series:
     name: str
     statistic: str
     only: Mapping[str, str] = field(default_factory=dict)  # additional dimensions
+    of_balancer: bool = False  # of the load balancer as a whole, also where the subject is a target group
+
+    def metric(self, dimensions: Mapping[str, str], label: str | None = None) -> aws_cloudwatch.Metric:
+        """The metric of a subject, given by its dimensions."""
+        own = {name: value for name, value in dimensions.items() if not (self.of_balancer and name == "TargetGroup")}
+        return aws_cloudwatch.Metric(
+            namespace=self.namespace,
+            metric_name=self.name,
+            statistic=self.statistic,
+            dimensions_map={**own, **self.only},
+            period=PERIOD,
+            label=label,
+        )
 
 
 def _host(name: str, statistic: str, **only: str) -> Series:
@@ -79,6 +93,12 @@ class AlarmLimit:
     of: int
     by_release: bool
     meaning: str
+    after_ready: bool = False  # count the minutes from the time limit for new instances (`ready_within`) on
+
+    def periods(self, ready_within: int) -> tuple[int, int]:
+        """Minutes above the threshold, of the last minutes."""
+        later = ready_within if self.after_ready else 0
+        return self.minutes + later, self.of + later
 
     def threshold(self, guards: Guards) -> float | None:
         """The threshold; None if the project does not set the guard."""
@@ -102,17 +122,7 @@ class Measure:
 
     def of(self, subject: Subject, constants: Mapping[str, float], label: str | None = None) -> aws_cloudwatch.IMetric:
         """The metric of one subject. `constants` are values that the expression names."""
-        metrics = {
-            name: aws_cloudwatch.Metric(
-                namespace=series.namespace,
-                metric_name=series.name,
-                statistic=series.statistic,
-                dimensions_map={**subject.dimensions, **series.only},
-                period=PERIOD,
-                label=label,
-            )
-            for name, series in self.series.items()
-        }
+        metrics = {name: series.metric(subject.dimensions, label) for name, series in self.series.items()}
         if self.expression is None:
             (metric,) = metrics.values()
             return metric
@@ -125,12 +135,13 @@ class Measure:
         )
 
     def alarm(
-        self, scope: Construct, id_: str, *, name: str, subject: Subject, guards: Guards
+        self, scope: Construct, id_: str, *, name: str, subject: Subject, guards: Guards, ready_within: int = 0
     ) -> aws_cloudwatch.Alarm | None:
-        """The alarm of one subject; None if the measure has no threshold."""
+        """The alarm of one subject; None if the measure has no threshold. `ready_within` is the fleet's, in minutes."""
         limit = self.limit
         if limit is None or (above := limit.threshold(guards)) is None:
             return None
+        minutes, of = limit.periods(ready_within)
         return aws_cloudwatch.Alarm(
             scope,
             id_,
@@ -139,8 +150,8 @@ class Measure:
             metric=self.of(subject, {}),
             threshold=above,
             comparison_operator=aws_cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD,
-            datapoints_to_alarm=limit.minutes,
-            evaluation_periods=limit.of,
+            datapoints_to_alarm=minutes,
+            evaluation_periods=of,
             # A group without traffic has no latency metric, and a device without failures no failure metric.
             treat_missing_data=aws_cloudwatch.TreatMissingData.NOT_BREACHING,
         )
@@ -149,13 +160,21 @@ class Measure:
 # With fewer requests a minute, one failure would exceed the threshold; a rollout's statistical test judges those.
 _MIN_REQUESTS: Final = 20
 
-# A request has failed unless a target answered it with 2XX, 3XX or 4XX: failures are 5XX, and requests without an
-# answer, for which the ALB returns 502 or 504 and has a count for all target groups together. An absent count is zero.
-ANSWERED: Final = {
+# A request has failed if a target answered it with 5XX or not at all. Unanswered requests are the difference of
+# requests and responses, as far as the ALB has returned so many 502, 504 and 4XX (460: the client gave up), which it
+# counts for all target groups together: the remainder is in flight. An absent count is zero.
+_KINDS: Final = (2, 3, 4, 5)
+RESPONSES: Final = {
     "requests": _balancer("RequestCount", "Sum"),
-    **{f"good{kind}": _balancer(f"HTTPCode_Target_{kind}XX_Count", "Sum") for kind in (2, 3, 4)},
+    **{f"kind{kind}": _balancer(f"HTTPCode_Target_{kind}XX_Count", "Sum") for kind in _KINDS},
+    **{
+        f"own{code}": Series("AWS/ApplicationELB", f"HTTPCode_ELB_{code.upper()}_Count", "Sum", of_balancer=True)
+        for code in ("502", "504", "4xx")
+    },
 }
-NOT_ANSWERED: Final = "({requests} - FILL({good2}, 0) - FILL({good3}, 0) - FILL({good4}, 0))"
+_OPEN: Final = "({requests}" + "".join(f" - FILL({{kind{kind}}}, 0)" for kind in _KINDS) + ")"
+_OWN: Final = "(FILL({own502}, 0) + FILL({own504}, 0) + FILL({own4xx}, 0))"
+FAILED: Final = f"(FILL({{kind5}}, 0) + IF({_OPEN} > {_OWN}, {_OWN}, IF({_OPEN} > 0, {_OPEN}, 0)))"
 
 MEASURES: Final = (
     Measure(
@@ -199,8 +218,8 @@ MEASURES: Final = (
         "Failed requests",
         "share",
         "target group",
-        ANSWERED,
-        f"IF({{requests}} >= {_MIN_REQUESTS}, {NOT_ANSWERED} / {{requests}}, 0)",
+        RESPONSES,
+        f"IF({{requests}} >= {_MIN_REQUESTS}, {FAILED} / {{requests}}, 0)",
         AlarmLimit(
             "max_error_rate", 2, 3, by_release=False, meaning="more failures than rollout.guards.max_error_rate"
         ),
@@ -236,6 +255,29 @@ MEASURES: Final = (
         "instances",
         "target group",
         {"healthy": _balancer("HealthyHostCount", "Minimum")},
+    ),
+    Measure(
+        "capacity",
+        "Missing instances",
+        "instances",
+        "group",
+        {
+            "wanted": Series("AWS/AutoScaling", "GroupDesiredCapacity", "Average"),
+            "present": Series("AWS/AutoScaling", "GroupInServiceInstances", "Average"),
+        },
+        "{wanted} - {present}",
+        # A launch takes minutes before the lifecycle hook begins, which ends after `ready_within`.
+        AlarmLimit(
+            0, 5, 5, by_release=False, meaning="instances are launched and do not become ready", after_ready=True
+        ),
+    ),
+    Measure(
+        "launch-failures",
+        "Failed launches",
+        "a minute",
+        "launches",
+        {"failed": Series("AWS/Events", "TriggeredRules", "Sum")},
+        limit=AlarmLimit(0, 3, 120, by_release=False, meaning="launches of instances fail again and again"),
     ),
     Measure(
         "execution-errors",
@@ -295,7 +337,7 @@ ENDPOINT_MEASURES: Final = (
 )
 
 
-_PUBLISHERS: Final = ("cloudwatch.amazonaws.com", "budgets.amazonaws.com")
+_PUBLISHERS: Final = ("cloudwatch.amazonaws.com", "budgets.amazonaws.com", "events.amazonaws.com")
 _WARNINGS: Final = (("ACTUAL", 80), ("ACTUAL", 100), ("FORECASTED", 100))  # percent of the budget
 
 
@@ -327,6 +369,7 @@ class ObserveStack(Stack):
         rows: list[list[aws_cloudwatch.IWidget]] = []
         for fleet in fleets:
             prices = {"hourly": hourly[fleet.fleet]} if fleet.fleet in hourly else {}
+            self._add_launch_rule(fleet)
             bad[fleet.fleet] = self._add_alarms(fleet)
             rows += self._widgets(fleet, prices, bad[fleet.fleet])
         for endpoint in endpoints:
@@ -371,7 +414,14 @@ class ObserveStack(Stack):
             for subject in self._subjects(measure, fleet):
                 parts = (fleet.fleet, subject.name, measure.key) if subject.name else (fleet.fleet, measure.key)
                 name = self._name(*parts)
-                alarm = measure.alarm(self, "-".join(parts), name=name, subject=subject, guards=self._guards)
+                alarm = measure.alarm(
+                    self,
+                    "-".join(parts),
+                    name=name,
+                    subject=subject,
+                    guards=self._guards,
+                    ready_within=fleet.ready_within,
+                )
                 if alarm is None or measure.limit is None:
                     continue
                 if measure.limit.by_release:
@@ -388,6 +438,32 @@ class ObserveStack(Stack):
         bad.add_alarm_action(notify)
         return bad
 
+    def _add_launch_rule(self, fleet: ServeHandle) -> None:
+        """Rule that publishes each failed launch with its reason. An alarm counts how often the rule is triggered."""
+        groups = [group.ref for group in fleet.groups.values()]
+        message = f"Fleet {fleet.fleet}: group <group> has not launched an instance. Reason: <reason>"
+        aws_events.CfnRule(
+            self,
+            f"{fleet.fleet}-launches",
+            name=self._name(fleet.fleet, "launches"),
+            description=f"Failed launches of instances of fleet {fleet.fleet}",
+            event_pattern={
+                "source": ["aws.autoscaling"],
+                "detail-type": ["EC2 Instance Launch Unsuccessful"],
+                "detail": {"AutoScalingGroupName": groups},
+            },
+            targets=[
+                aws_events.CfnRule.TargetProperty(
+                    id="alarms",
+                    arn=self._topic.topic_arn,
+                    input_transformer=aws_events.CfnRule.InputTransformerProperty(
+                        input_paths_map={"group": "$.detail.AutoScalingGroupName", "reason": "$.detail.StatusMessage"},
+                        input_template=f'"{message}"',
+                    ),
+                )
+            ],
+        )
+
     def _widgets(
         self, fleet: ServeHandle, prices: Mapping[str, float], bad: aws_cloudwatch.IAlarm
     ) -> Iterator[list[aws_cloudwatch.IWidget]]:
@@ -395,7 +471,7 @@ class ObserveStack(Stack):
         yield [aws_cloudwatch.AlarmStatusWidget(alarms=[bad], title="Release", width=6, height=3)]
         graphs: list[aws_cloudwatch.IWidget] = []
         for measure in MEASURES:
-            if measure.scope == "group" and not prices:
+            if measure.key == "cost" and not prices:
                 continue
             lines = [
                 measure.of(subject, prices, subject.name or fleet.fleet) for subject in self._subjects(measure, fleet)
@@ -435,6 +511,8 @@ class ObserveStack(Stack):
             return [Subject("", {"Project": self._project, "Fleet": fleet.fleet})]
         if measure.scope == "load balancer":
             return [Subject("", {"LoadBalancer": balancer})]
+        if measure.scope == "launches":
+            return [Subject("", {"RuleName": self._name(fleet.fleet, "launches")})]
         if measure.scope == "group":
             return [Subject(name, {"AutoScalingGroupName": group.ref}) for name, group in fleet.groups.items()]
         return [

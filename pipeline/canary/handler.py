@@ -22,6 +22,20 @@ from nxpipe.pipeline.canary.record import record_of
 
 
 @dataclass(frozen=True)
+class ResponseLimits:
+    """Times within which the load balancer and the targets of a fleet respond, in minutes of the plan."""
+
+    silent: int = 1  # without data, after which the load balancer returns 504
+    longest: int = 1  # after which no response comes
+
+    @staticmethod
+    def of(fleet: Mapping[str, Any]) -> "ResponseLimits":
+        """The limits in a fleet's description, which has them in seconds. A rehearsal scales them as its minutes."""
+        silent, longest = (-(-int(fleet.get(name, 60)) // 60) for name in ("idle_timeout", "draining"))
+        return ResponseLimits(silent, max(silent, longest))
+
+
+@dataclass(frozen=True)
 class RolloutState:
     """The state of a rollout after an evaluation."""
 
@@ -43,6 +57,7 @@ class RolloutState:
     due: int | None = None  # first unread minute
     looks: int = 0  # evaluations
     looks_here: int = 0  # evaluations in this execution of the inner state machine
+    limits: ResponseLimits = field(default_factory=ResponseLimits)
     asked: int | None = None  # minute in which people were notified that a decision is needed
     previous: str | None = None  # the digest of the last record
 
@@ -50,6 +65,15 @@ class RolloutState:
     def over(self) -> bool:
         """True at full traffic: all steps have ended. The baseline's instances still run, for a rollback."""
         return self.step >= len(self.plan.steps)
+
+    @property
+    def unheard(self) -> int:
+        """Minutes until the step has read one whose requests each had a response of a target or of the load balancer.
+
+        A hung request is counted as failed when the load balancer gives it up, so no step ends earlier.
+        """
+        read = 0 if self.due is None else self.due - self.begun
+        return max(0, self.limits.silent + 1 - read)
 
     def minute(self, at: str) -> int:
         return minute_of(at, self.pace.period)
@@ -83,7 +107,8 @@ class RolloutState:
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
         encoded = {"plan": self.plan.as_json(), "pace": vars(self.pace), "evidence": self.evidence.as_json()}
         opened = [requests.as_json() for requests in self.opened]
-        return canonical_json(fields | encoded | {"alone": vars(self.alone), "opened": opened})
+        counted = {"alone": vars(self.alone), "opened": opened, "limits": vars(self.limits)}
+        return canonical_json(fields | encoded | counted)
 
     @staticmethod
     def from_text(text: str) -> "RolloutState":
@@ -91,10 +116,18 @@ class RolloutState:
         plan, pace = CanaryPlan.from_json(fields.pop("plan")), Schedule.from_json(fields.pop("pace"))
         evidence, alarms = Evidence.from_json(fields.pop("evidence")), tuple(fields.pop("alarms"))
         alone = FullTrafficTest(**fields.pop("alone"))
-        # The text of an earlier version has no `opened`.
+        # The text of an earlier version has neither `opened` nor `limits`.
         canary, stable = map(UnansweredRequests.from_json, fields.pop("opened", ([], [])))
+        limits = ResponseLimits(**fields.pop("limits", {}))
         return RolloutState(
-            plan=plan, pace=pace, evidence=evidence, alone=alone, alarms=alarms, opened=(canary, stable), **fields
+            plan=plan,
+            pace=pace,
+            evidence=evidence,
+            alone=alone,
+            alarms=alarms,
+            opened=(canary, stable),
+            limits=limits,
+            **fields,
         )
 
 
@@ -153,6 +186,7 @@ def preflight(context: Mapping[str, Any]) -> dict[str, Any]:
         canary=fleet["colours"][new]["series"],
         stable=fleet["colours"][old]["series"],
         alarms=alarms,
+        limits=ResponseLimits.of(fleet),
     )
     shares = [step.weight for step in plan.steps] + [100]
     return {
@@ -241,7 +275,9 @@ def evaluate(state: RolloutState, observed: Mapping[str, Any]) -> Evaluation:
     """Evaluate the settled minutes, and choose the next action."""
     at = observed["at"]
     minutes = state.settled(at) if complete(observed["metrics"]) else range(0)
-    taken, opened = batches(observed["metrics"], minutes, state.plan.latencies, state.pace.period, state.opened)
+    taken, opened = batches(
+        observed["metrics"], minutes, state.plan.latencies, state.pace.period, state.opened, state.limits.longest
+    )
     state, judged = replace(state, opened=opened), None
     if state.over:
         state = replace(state, alone=state.alone + (batch for batch in taken if batch.minute >= state.begun))
@@ -298,13 +334,15 @@ def _action_at_full_traffic(state: RolloutState, minute: int) -> tuple[Action, s
             Action.ROLL_BACK,
             f"the new version fails more than {state.plan.objective:.3g} of its requests: {failed}",
         )
-    if elapsed >= state.pace.final:
+    if elapsed >= state.pace.final and not state.unheard:
         return Action.ADVANCE, f"all traffic has gone well for {elapsed} minutes"
     return Action.CONTINUE, f"all traffic goes to the new version, for {max(0, elapsed)} of {state.pace.final} minutes"
 
 
 def _action_of_verdict(state: RolloutState, verdict: Verdict, signal: Signal | None, minute: int) -> tuple[Action, str]:
     actions = {Decision.ROLL_BACK: Action.ROLL_BACK, Decision.ADVANCE: Action.ADVANCE}
+    if verdict.decision is Decision.ADVANCE and state.unheard:
+        return Action.CONTINUE, f"it could go on, but requests may hang: {state.unheard} more minutes must be read"
     if action := actions.get(verdict.decision):
         return action, explain(state.plan, state.evidence, verdict)
     if verdict.decision is not Decision.UNDECIDED:

@@ -7,11 +7,17 @@ An error is a request without a good response of a target: a 5XX, or no response
 or closes the connection sends none; the load balancer then returns a 502 or 504 of its own, which it counts for all
 target groups together. What remains is a difference: a request was routed to the group, and no target responded.
 
-A request may be counted in one minute and its response in the next, so the difference of one minute is noise. The
-balance of all minutes is kept instead: the number of requests that are open at the end of each. Requests of the last
-minute that arrived within the slowest latency of its end may still be in flight. The part of the remainder that exceeds
-its previous maximum is new, and counts as unanswered. So a healthy version has no unanswered requests, however many are
-in flight, and a version that stops to respond has more every minute.
+A request may be counted in one minute and its response minutes later, so the difference of one minute is noise. The
+balance of all minutes is kept instead: the number of requests that are open at the end of each. An open request is in
+flight or unanswered; AWS documents neither when a request is counted nor when its response is. Three facts decide:
+
+- The load balancer has returned so many 502, 504 and 4XX (460: the client gave up) of its own. At most so many requests
+  are unanswered. Those that arrived within the slowest latency of the minute's end are still in flight.
+- No response takes longer than a fleet allows. Requests that are older than that are unanswered.
+- A connection that a target refused is a request that it did not answer.
+
+The part of their maximum that exceeds its previous maximum is new, and counts as unanswered. So a healthy version has
+no unanswered requests, however many are in flight, and a version that stops to respond has more every minute.
 """
 
 import bisect
@@ -172,35 +178,64 @@ class Minutes:
 
 
 @dataclass(frozen=True)
+class InFlight:
+    """How long a request may be open before it counts as unanswered."""
+
+    usual: float = 1.0  # minutes within which nearly all responses start; at most one
+    longest: int = 1  # minutes after which no response comes
+
+
+@dataclass(frozen=True)
+class MinuteCounts:
+    """What the load balancer has counted in one minute: of one target group, and `returned` of all together."""
+
+    requests: Count
+    answers: Count  # responses of targets, of any status
+    failed: Count = 0  # those with status 5XX
+    refused: Count = 0  # connections that targets refused
+    returned: Count = 0  # 502, 504 and 4XX of the load balancer itself
+
+    @property
+    def valid(self) -> bool:
+        counts = (self.requests, self.answers, self.failed, self.refused, self.returned)
+        return all(is_whole(count) and count >= 0 for count in counts)
+
+
+@dataclass(frozen=True)
 class UnansweredRequests:
     """The balance of requests and responses since the first minute of a rollout."""
 
     now: int = 0
     most: int = 0  # largest number of overdue requests that was counted as unanswered
-    busiest: int = 0  # most requests of one minute, an upper limit of those open when the rollout began
+    busiest: int = 0  # most requests of one minute, a limit of those open when the rollout began
+    refused: int = 0  # connections that targets refused
+    returned: int = 0  # responses of the load balancer itself that only unanswered requests have
+    recent: tuple[int, ...] = ()  # requests of the last minutes, in which a response may still come
 
     @staticmethod
     def from_json(document: Sequence[int]) -> "UnansweredRequests":
-        return UnansweredRequests(*document)
+        now, most, busiest, refused, returned, *recent = (*document, *(0,) * (5 - len(document)))
+        return UnansweredRequests(now, most, busiest, refused, returned, tuple(recent))
 
     def as_json(self) -> list[int]:
-        return [self.now, self.most, self.busiest]
+        return [self.now, self.most, self.busiest, self.refused, self.returned, *self.recent]
 
-    def after(
-        self, requests: Count, answers: Count, *, failed: Count, in_flight: float
-    ) -> tuple["UnansweredRequests", Count]:
+    def after(self, minute: MinuteCounts, in_flight: InFlight) -> tuple["UnansweredRequests", Count]:
         """The balance one minute later, and the number of requests that are proved unanswered.
 
-        A minute reports at most its requests without the `failed` ones; the remainder is reported by the next minutes.
-        `in_flight` is the fraction of a minute's requests that may be open at its end. Invalid counts change nothing.
+        A minute reports at most its requests without the failed ones; the remainder is reported by the next minutes.
+        Invalid counts change nothing.
         """
-        if not all(is_whole(count) and count >= 0 for count in (requests, answers, failed)):
+        if not minute.valid:
             return self, 0
-        busiest = max(self.busiest, int(requests))
-        now = max(-busiest, self.now + int(requests) - int(answers))
-        overdue = now - math.ceil(int(requests) * in_flight)
-        proved = max(0, min(overdue - self.most, int(requests - failed)))
-        return UnansweredRequests(now, self.most + proved, busiest), proved
+        requests = int(minute.requests)
+        busiest = max(self.busiest, requests)
+        now = max(-busiest * in_flight.longest, self.now + requests - int(minute.answers))
+        recent = (*self.recent, requests)[-in_flight.longest :]
+        refused, returned = self.refused + int(minute.refused), self.returned + int(minute.returned)
+        overdue = max(min(now - math.ceil(requests * in_flight.usual), returned), now - sum(recent), refused)
+        proved = max(0, min(overdue - self.most, int(requests - minute.failed)))
+        return UnansweredRequests(now, self.most + proved, busiest, refused, returned, recent), proved
 
 
 Results: TypeAlias = Sequence[Mapping[str, Any]]  # MetricDataResults of GetMetricData
@@ -212,33 +247,42 @@ _ANSWERS: Final = ("2xx", "3xx", "4xx", "5xx")
 _COUNTS: Final = {
     "requests": ("RequestCount", "Sum"),
     **{kind: (f"HTTPCode_Target_{kind.upper()}_Count", "Sum") for kind in _ANSWERS},
+    "refused": ("TargetConnectionErrorCount", "Sum"),
     "timed": (_LATENCY, "SampleCount"),
 }
+# Responses of the load balancer itself to requests that no target answered. It counts them for all target groups
+# together. 460, a client that gave up, is one of its 4XX.
+_RETURNED: Final = {f"balancer_{kind}": f"HTTPCode_ELB_{kind.upper()}_Count" for kind in ("502", "504", "4xx")}
 
 
 def queries(balancer: str, arms: Mapping[str, str], latencies: Sequence[float], period: int) -> list[dict[str, Any]]:
     """Queries of CloudWatch. `arms` are target groups by arm. A trimmed count TC(x:) omits values up to x, so it counts
     the slower requests."""
     slower = {f"slower{number}": (_LATENCY, f"TC({latency:.10g}:)") for number, latency in enumerate(latencies)}
+    of_balancer = {"LoadBalancer": balancer}
     return [
-        {
-            "Id": f"{arm}_{name}",
-            "MetricStat": {
-                "Metric": {
-                    "Namespace": _NAMESPACE,
-                    "MetricName": metric,
-                    "Dimensions": [
-                        {"Name": "LoadBalancer", "Value": balancer},
-                        {"Name": "TargetGroup", "Value": targets},
-                    ],
-                },
-                "Period": period,
-                "Stat": statistic,
-            },
-        }
-        for arm, targets in arms.items()
-        for name, (metric, statistic) in (_COUNTS | slower).items()
+        *(
+            _query(f"{arm}_{name}", metric, statistic, of_balancer | {"TargetGroup": targets}, period)
+            for arm, targets in arms.items()
+            for name, (metric, statistic) in (_COUNTS | slower).items()
+        ),
+        *(_query(name, metric, "Sum", of_balancer, period) for name, metric in _RETURNED.items()),
     ]
+
+
+def _query(name: str, metric: str, statistic: str, dimensions: Mapping[str, str], period: int) -> dict[str, Any]:
+    return {
+        "Id": name,
+        "MetricStat": {
+            "Metric": {
+                "Namespace": _NAMESPACE,
+                "MetricName": metric,
+                "Dimensions": [{"Name": key, "Value": value} for key, value in dimensions.items()],
+            },
+            "Period": period,
+            "Stat": statistic,
+        },
+    }
 
 
 def complete(results: Results) -> bool:
@@ -252,10 +296,11 @@ def batches(
     latencies: Sequence[float],
     period: int,
     opened: tuple[UnansweredRequests, UnansweredRequests],
+    longest: int = 1,
 ) -> tuple[list[Batch], tuple[UnansweredRequests, UnansweredRequests]]:
-    """The batches of the given minutes, and the balances after them (canary, stable). Without latencies, requests may
-    be in flight for a minute."""
-    in_flight = min(1.0, latencies[-1] / period) if latencies else 1.0
+    """The batches of the given minutes, and the balances after them (canary, stable). No response takes more than
+    `longest` minutes."""
+    in_flight = InFlight(min(1.0, latencies[-1] / period) if latencies else 1.0, longest)
     values: _Values = {
         result["Id"]: {
             minute_of(timestamp, period): value
@@ -272,21 +317,27 @@ def batches(
 
 
 def _arm(
-    name: str, values: _Values, minute: int, latencies: int, opened: tuple[UnansweredRequests, float]
+    name: str, values: _Values, minute: int, latencies: int, opened: tuple[UnansweredRequests, InFlight]
 ) -> tuple[UnansweredRequests, Arm]:
     """The counts of one version in one minute, and its balance after it."""
 
     def count(series: str) -> Count:
-        return values.get(f"{name}_{series}", {}).get(minute, 0)
+        return values.get(series, {}).get(minute, 0)
 
     before, in_flight = opened
-    requests, failed = count("requests"), count("5xx")
-    after, unanswered = before.after(requests, sum(map(count, _ANSWERS)), failed=failed, in_flight=in_flight)
+    counts = MinuteCounts(
+        requests=count(f"{name}_requests"),
+        answers=sum(count(f"{name}_{kind}") for kind in _ANSWERS),
+        failed=count(f"{name}_5xx"),
+        refused=count(f"{name}_refused"),
+        returned=sum(map(count, _RETURNED)),
+    )
+    after, unanswered = before.after(counts, in_flight)
     return after, Arm(
-        requests=requests,
-        errors=failed + unanswered,
-        timed=count("timed"),
-        slower=tuple(count(f"slower{number}") for number in range(latencies)),
+        requests=counts.requests,
+        errors=counts.failed + unanswered,
+        timed=count(f"{name}_timed"),
+        slower=tuple(count(f"{name}_slower{number}") for number in range(latencies)),
     )
 
 

@@ -1,6 +1,7 @@
 """The tables [[fleets]]: fleets of instances and their purchase options. Combinations that EC2 refuses are invalid."""
 
 from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Network
 from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -19,6 +20,7 @@ from nxpipe.pipeline.config.kinds import (
     Slug,
     Zone,
     duration,
+    write_duration,
 )
 from nxpipe.pipeline.config.schema import Absent, Table, Unit, one_of, refuse, text
 from nxpipe.pipeline.util.errors import InputInvalid
@@ -243,6 +245,49 @@ _SYSTEM_GIB: Final = 100  # for the image's libraries
 _LEAST_GIB: Final = 200
 
 
+def _require_whole_seconds(length: timedelta) -> timedelta:
+    if length.microseconds:
+        raise refuse("whole seconds, as the load balancer counts")
+    return length
+
+
+class HealthCheck(Table):
+    """The load balancer's health check. A server that is busy for less than `timeout` stays in service, and so does one
+    that misses fewer than `unhealthy` checks in a row."""
+
+    interval: Annotated[timedelta, duration("5s", "5m")] = Field(
+        default=timedelta(seconds=20), description="The time between two checks of an instance.", examples=["20s"]
+    )
+    timeout: Annotated[timedelta, duration("2s", "2m"), Absent("three quarters of `interval`, at most 15s")] = Field(
+        default_factory=lambda earlier: min(
+            timedelta(seconds=15), timedelta(seconds=earlier["interval"].seconds * 3 // 4)
+        ),
+        description="The time limit for the response, shorter than `interval`.",
+        examples=["15s"],
+    )
+    healthy: Annotated[int, Field(ge=2, le=10), Unit("checks")] = Field(
+        default=2, description="Successful checks in a row until a failed instance gets requests again.", examples=[2]
+    )
+    unhealthy: Annotated[int, Field(ge=2, le=10), Unit("checks")] = Field(
+        default=5, description="Failed checks in a row until an instance is replaced.", examples=[5]
+    )
+
+    _whole = field_validator("interval", "timeout")(_require_whole_seconds)
+
+    @field_validator("timeout")
+    @classmethod
+    def _shorter_than_the_interval(cls, timeout: timedelta, info: ValidationInfo) -> timedelta:
+        interval = info.data.get("interval")
+        if interval is not None and timeout >= interval:
+            raise refuse(f'a duration shorter than interval, "{write_duration(interval)}"')
+        return timeout
+
+
+_CUT_OFF: Final = timedelta(minutes=15)  # between the drain of a capacity block and its first terminations
+_FEW: Final = Field(strict=False, min_length=1, max_length=4)  # a listener rule has at most five values
+_ROUTING: Final = ("least-outstanding-requests", "weighted-random")
+
+
 class ServingFleet(Table):
     """Instances behind a load balancer that serve a model."""
 
@@ -269,6 +314,26 @@ class ServingFleet(Table):
         default="/health",
         description="The health check path, which returns 200 once the model is loaded.",
         examples=["/health"],
+    )
+    health_check: HealthCheck = Field(
+        default_factory=HealthCheck, description="Intervals and thresholds of the health check."
+    )
+    idle_timeout: Annotated[timedelta, duration("1s", "4000s")] = Field(
+        default=timedelta(minutes=5),
+        description="The time without data after which the load balancer returns 504. The server keeps idle "
+        "connections open for longer.",
+        examples=["2m"],
+    )
+    draining: Annotated[timedelta, duration("1s", "1h")] = Field(
+        default=timedelta(minutes=5),
+        description="The time that open requests have when their instance is removed: at least the longest response.",
+        examples=["10m"],
+    )
+    routing: Annotated[str, one_of(_ROUTING)] = Field(
+        default="least-outstanding-requests",
+        description="The load balancer's algorithm. weighted-random sends fewer requests to an instance that fails, "
+        "if the fleet has at least three.",
+        examples=["least-outstanding-requests"],
     )
     ready_within: Annotated[timedelta, duration("1m", "2h")] = Field(
         default=timedelta(minutes=30), description="The time limit for an instance to become ready.", examples=["30m"]
@@ -313,6 +378,12 @@ class ServingFleet(Table):
         "NEURON_COMPILE_CACHE_URL. Its bucket is not the store's, since instances write to it.",
         examples=["s3://my-caches/neuron"],
     )
+    testers: Annotated[tuple[Cidr, ...] | None, _FEW, DISTINCT, Absent("no address")] = Field(
+        default=None,
+        description="The address ranges that may send requests to an environment of their choice, with the header "
+        "x-nxpipe-group.",
+        examples=[["10.20.3.0/28"]],
+    )
     standby: Annotated[Standby | None, Absent("none")] = Field(
         default=None, description="A GPU group behind the same load balancer, as a fallback."
     )
@@ -356,6 +427,28 @@ class ServingFleet(Table):
                 f"1 MiB/s for {_IOPS_PER_MIB_S} IOPS"
             )
         return throughput
+
+    _whole = field_validator("idle_timeout", "draining")(_require_whole_seconds)
+
+    @field_validator("draining")
+    @classmethod
+    def _over_before_the_block(cls, draining: timedelta, info: ValidationInfo) -> timedelta:
+        capacity = info.data.get("capacity")
+        if isinstance(capacity, CapacityBlock) and draining > _CUT_OFF:
+            raise refuse(f'at most "{write_duration(_CUT_OFF)}": EC2 ends the instances of a block so soon after')
+        return draining
+
+    @field_validator("testers")
+    @classmethod
+    def _among_the_clients(cls, testers: tuple[str, ...] | None, info: ValidationInfo) -> tuple[str, ...] | None:
+        clients: tuple[str, ...] = info.data.get("clients") or ()
+        for tester in testers or ():
+            reachable = any(IPv4Network(tester).subnet_of(IPv4Network(client)) for client in clients)
+            if clients and not reachable:
+                raise refuse(
+                    f"ranges within clients, which may call the load balancer: {', '.join(clients)}", found=tester
+                )
+        return testers
 
     @field_validator("instance_types")
     @classmethod

@@ -1,7 +1,8 @@
 """Simulated rollouts: drawn traffic, judged by the code that the Lambda function runs.
 
-Minutes hold what CloudWatch would count, with realised numbers. The error rates of the method (`alpha`, `beta`) are
-checked against these simulations.
+Minutes hold what CloudWatch would count, with realised numbers, and reach the judge as results of its queries. A
+request without an answer is in RequestCount of its target group, and a 502 of the load balancer. The error rates of the
+method (`alpha`, `beta`) are checked against these simulations.
 """
 
 import itertools
@@ -18,13 +19,22 @@ import numpy as np
 from nxpipe.pipeline.canary.evidence import Evidence
 from nxpipe.pipeline.canary.judge import Decision, Moment, judge
 from nxpipe.pipeline.canary.likelihood import Tallies, fitted_tau
-from nxpipe.pipeline.canary.metrics import METRICS, Arm, Batch
+from nxpipe.pipeline.canary.metrics import (
+    LATENCIES,
+    METRICS,
+    Batch,
+    UnansweredRequests,
+    batches,
+    start_of,
+)
 from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.rollout.planner import UNCHANGED_LATENCY, Slowness
 
 Scenario: TypeAlias = Literal["steady", "incident", "bursty", "late"]
 
 _BLOCK: Final = 8  # minutes per draw
+_PERIOD: Final = 60  # seconds
+_THRESHOLDS: Final = (1.0,) * len(LATENCIES)  # seconds; counts are drawn by the position of a threshold
 INCIDENT: Final = Slowness(scale=1.5)
 INCIDENT_ERRORS: Final = 10.0  # factor of the error rate
 INCIDENT_MINUTES: Final = 10
@@ -42,10 +52,11 @@ class TrafficModel:
     canary_error: float
     slowness: Slowness = UNCHANGED_LATENCY  # of the canary
     burst: float = 0.5  # coefficient of variation of a version's error rate from minute to minute, when bursty
+    unanswered: float = 0.0  # share of the canary's requests without a response
 
     @property
     def healthy(self) -> bool:
-        return self.canary_error == self.base_error and self.slowness == UNCHANGED_LATENCY
+        return self.canary_error == self.base_error and self.slowness == UNCHANGED_LATENCY and not self.unanswered
 
 
 class SimulatedTraffic:
@@ -54,6 +65,7 @@ class SimulatedTraffic:
     def __init__(self, world: TrafficModel, random: np.random.Generator) -> None:
         self._world = world
         self._random = random
+        self._opened = (UnansweredRequests(), UnansweredRequests())
         self._incident = range(0)
         if world.scenario == "incident":
             begins = int(random.integers(INCIDENT_BEGINS))
@@ -66,9 +78,20 @@ class SimulatedTraffic:
             minutes = range(begin, begin + _BLOCK)
             requests = self._random.poisson(60 * self._world.rps, _BLOCK)
             at_canary = self._random.binomial(requests, share / 100)
-            canary = self._arms(minutes, at_canary, fails)
-            stable = self._arms(minutes, requests - at_canary, False)
-            yield from map(Batch, minutes, canary, stable)
+            unanswered = self._unanswered(at_canary) if fails else np.zeros_like(at_canary)
+            canary = self._counts(minutes, at_canary - unanswered, fails)
+            stable = self._counts(minutes, requests - at_canary, False)
+            canary["requests"] = at_canary
+            series = {
+                f"{arm}_{name}": counts
+                for arm, by in (("canary", canary), ("stable", stable))
+                for name, counts in by.items()
+            }
+            series["balancer_502"] = unanswered
+            times = [start_of(minute, _PERIOD) for minute in minutes]
+            results = [{"Id": name, "Timestamps": times, "Values": counts.tolist()} for name, counts in series.items()]
+            taken, self._opened = batches(results, minutes, _THRESHOLDS, _PERIOD, self._opened)
+            yield from taken
 
     def history(self, minutes: int, share: int) -> list[Tallies]:
         """Errors of minutes in which both groups run the same version: a share of the hosts, and the rest."""
@@ -82,7 +105,12 @@ class SimulatedTraffic:
             for batch in batches
         ]
 
-    def _arms(self, minutes: range, requests: "np.ndarray[Any, Any]", new: bool) -> list[Arm]:
+    def _unanswered(self, requests: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+        share = self._world.unanswered
+        return self._random.binomial(requests, share) if share else np.zeros_like(requests)
+
+    def _counts(self, minutes: range, requests: "np.ndarray[Any, Any]", new: bool) -> "dict[str, np.ndarray[Any, Any]]":
+        """The counts of a target group that answers so many requests."""
         world = self._world
         trouble = np.isin(minutes, self._incident)
         rate = np.full(len(minutes), world.canary_error if new else world.base_error)
@@ -93,8 +121,8 @@ class SimulatedTraffic:
         between = np.where(trouble[:, None], worse.between(), slowness.between())
         drawn = self._random.multinomial(requests, between)
         slower = np.cumsum(drawn[:, :0:-1], axis=1)[:, ::-1]
-        columns = zip(requests.tolist(), errors.tolist(), slower.tolist(), strict=True)
-        return [Arm(n, bad, n, tuple(slow)) for n, bad, slow in columns]
+        counts = {"requests": requests, "2xx": requests - errors, "5xx": errors, "timed": requests}
+        return counts | {f"slower{at}": slower[:, at] for at in range(len(LATENCIES))}
 
     def _bursts(self, minutes: int) -> "np.ndarray[Any, Any] | float":
         """Factors of an arm's error rate, with mean 1."""
@@ -175,6 +203,7 @@ class SimulationSummary:
             "rps": world.rps,
             "base_error": world.base_error,
             "canary_error": world.canary_error,
+            "canary_unanswered": world.unanswered,
             "latency_scale": world.slowness.scale,
             "latency_tail": world.slowness.tail,
             "rollouts": trials,

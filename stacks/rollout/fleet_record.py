@@ -29,6 +29,8 @@ class Fleet:
     colours: Mapping[str, TargetGroup]  # blue, green, optionally standby
     least: int  # minimum number of instances of a serving environment
     alarms: tuple[str, ...]
+    idle_timeout: int  # seconds after which the load balancer returns 504
+    draining: int  # seconds of the longest response
 
     def description(self) -> dict[str, Any]:
         """Input of the judge; `nxpipe rollout` reads it from the state machine's definition."""
@@ -36,8 +38,15 @@ class Fleet:
             colour: {"group": target.group, "targets": target.targets, "series": target.series}
             for colour, target in self.colours.items()
         }
-        alarms = list(self.alarms)
-        return {"rule": self.rule, "balancer": self.balancer, "least": self.least, "alarms": alarms, "colours": colours}
+        return {
+            "rule": self.rule,
+            "balancer": self.balancer,
+            "least": self.least,
+            "alarms": list(self.alarms),
+            "colours": colours,
+            "idle_timeout": self.idle_timeout,
+            "draining": self.draining,
+        }
 
     def whole(self, colour: str) -> dict[str, int]:
         """Weights that send all traffic to one environment."""

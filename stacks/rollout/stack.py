@@ -381,4 +381,6 @@ def _fleet_of(fleet: ServingFleet, serve: ServeHandle, alarms: tuple[str, ...]) 
         colours=colours,
         least=fleet.size.min,
         alarms=alarms,
+        idle_timeout=int(fleet.idle_timeout.total_seconds()),
+        draining=int(fleet.draining.total_seconds()),
     )

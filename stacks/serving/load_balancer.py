@@ -1,6 +1,7 @@
 """Load balancer of a fleet: listener, blue and green target groups, and the listener rule with the traffic weights."""
 
 from collections.abc import Mapping
+from ipaddress import ip_network
 from typing import Final
 
 from aws_cdk import Duration, Stack, aws_cloudwatch, aws_ec2, aws_iam
@@ -9,12 +10,15 @@ from constructs import Construct
 
 from nxpipe.pipeline.config import ServingFleet
 from nxpipe.stacks.handles import NetworkHandle, StoreHandle
-from nxpipe.stacks.observability import ANSWERED, NOT_ANSWERED
+from nxpipe.stacks.observability import FAILED, RESPONSES
 
 COLOUR_HEADER: Final = "x-nxpipe-group"  # selects an environment for a request, regardless of the weights
 _WEIGHTED_PRIORITY: Final = 100  # priority of the rule for all other requests
 _INITIAL_WEIGHTS: Final = {"blue": 100, "green": 0}
-_DEREGISTRATION_DELAY: Final = Duration.seconds(60)
+_ALGORITHMS: Final = {
+    "least-outstanding-requests": elb.TargetGroupLoadBalancingAlgorithmType.LEAST_OUTSTANDING_REQUESTS,
+    "weighted-random": elb.TargetGroupLoadBalancingAlgorithmType.WEIGHTED_RANDOM,
+}
 
 
 class Balancer(Construct):
@@ -33,6 +37,8 @@ class Balancer(Construct):
     ) -> None:
         super().__init__(scope, id_)
         self._fleet = fleet
+        # Without testers: the first address of the network, which AWS assigns to no interface.
+        self._testers = fleet.testers or (f"{ip_network(network.cidr).network_address}/32",)
         group = self._group(network, instances)
         self.load_balancer = elb.ApplicationLoadBalancer(
             self,
@@ -42,6 +48,7 @@ class Balancer(Construct):
             security_group=group,
             internet_facing=False,
             drop_invalid_header_fields=True,
+            idle_timeout=Duration.seconds(fleet.idle_timeout.total_seconds()),
         )
         self._log_to(store, f"balancers/{fleet.name}")
         self.listener = self._listener()
@@ -58,22 +65,14 @@ class Balancer(Construct):
             "LoadBalancer": self.load_balancer.load_balancer_full_name,
             "TargetGroup": self.target_groups[colour].target_group_full_name,
         }
-        metrics = {
-            key: aws_cloudwatch.Metric(
-                namespace=series.namespace,
-                metric_name=series.name,
-                dimensions_map=dimensions,
-                statistic=series.statistic,
-            )
-            for key, series in ANSWERED.items()
-        }
+        metrics = {key: series.metric(dimensions) for key, series in RESPONSES.items()}
         return aws_cloudwatch.Alarm(
             self,
             f"Errors-{colour}",
             alarm_name=name,
             alarm_description=f"More than {threshold:.2%} of the calls to {colour} fail",
             metric=aws_cloudwatch.MathExpression(
-                expression=f"IF(requests > 0, {NOT_ANSWERED} / requests, 0)".format_map({key: key for key in metrics}),
+                expression=f"IF(requests > 0, {FAILED} / requests, 0)".format_map({key: key for key in metrics}),
                 using_metrics=metrics,
                 label="failed",
                 period=Duration.minutes(1),
@@ -120,23 +119,30 @@ class Balancer(Construct):
         )
 
     def _target_group(self, colour: str, network: NetworkHandle) -> elb.ApplicationTargetGroup:
-        """Target group. Health checks are frequent, so that a failed server is noticed within seconds."""
+        """Target group. Neuron devices serve few requests at a time, so a request goes to the instance with the fewest.
+
+        An instance that fails fast then attracts requests until its health checks fail. Slow start cannot be combined
+        with this algorithm, and anomaly mitigation needs weighted-random.
+        """
+        fleet, check = self._fleet, self._fleet.health_check
+        weighted = fleet.routing == "weighted-random"
         return elb.ApplicationTargetGroup(
             self,
             colour,
             vpc=network.vpc,
-            port=self._fleet.port,
+            port=fleet.port,
             protocol=elb.ApplicationProtocol.HTTP,
             target_type=elb.TargetType.INSTANCE,
-            load_balancing_algorithm_type=elb.TargetGroupLoadBalancingAlgorithmType.LEAST_OUTSTANDING_REQUESTS,
-            deregistration_delay=_DEREGISTRATION_DELAY,
+            load_balancing_algorithm_type=_ALGORITHMS[fleet.routing],
+            enable_anomaly_mitigation=True if weighted else None,
+            deregistration_delay=Duration.seconds(fleet.draining.total_seconds()),
             health_check=elb.HealthCheck(
-                path=self._fleet.health,
+                path=fleet.health,
                 healthy_http_codes="200",
-                interval=Duration.seconds(10),
-                timeout=Duration.seconds(5),
-                healthy_threshold_count=2,
-                unhealthy_threshold_count=3,
+                interval=Duration.seconds(check.interval.total_seconds()),
+                timeout=Duration.seconds(check.timeout.total_seconds()),
+                healthy_threshold_count=check.healthy,
+                unhealthy_threshold_count=check.unhealthy,
             ),
         )
 
@@ -172,14 +178,22 @@ class Balancer(Construct):
         return rule
 
     def _direct_calls(self, priority: int, colour: str, targets: elb.ApplicationTargetGroup) -> elb.CfnListenerRule:
-        """Listener rule for requests with the environment header, which test a version before it has traffic."""
+        """Listener rule for requests with the environment header, which test a version before it has traffic.
+
+        A request to an environment without instances is a 503, which rolls a rollout back. So the header works for
+        `testers` only.
+        """
         header = elb.CfnListenerRule.HttpHeaderConfigProperty(http_header_name=COLOUR_HEADER, values=[colour])
+        source = elb.CfnListenerRule.SourceIpConfigProperty(values=[*self._testers])
         return elb.CfnListenerRule(
             self,
             f"Direct-{colour}",
             listener_arn=self.listener.listener_arn,
             priority=priority,
-            conditions=[elb.CfnListenerRule.RuleConditionProperty(field="http-header", http_header_config=header)],
+            conditions=[
+                elb.CfnListenerRule.RuleConditionProperty(field="http-header", http_header_config=header),
+                elb.CfnListenerRule.RuleConditionProperty(field="source-ip", source_ip_config=source),
+            ],
             actions=[
                 elb.CfnListenerRule.ActionProperty(type="forward", target_group_arn=targets.target_group_arn),
             ],

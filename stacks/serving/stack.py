@@ -1,5 +1,6 @@
 """Serving stack: two Auto Scaling groups behind a load balancer; purchase options, warm pools, lifecycle hooks."""
 
+import math
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -256,6 +257,7 @@ class ServeStack(Stack):
             target_groups=self._balancer.target_groups,
             groups=groups,
             rehearsal=fleet.rehearsal,
+            ready_within=math.ceil(fleet.ready_within.total_seconds() / 60),
         )
         tag_project(self, config.project.name)
         if fleet.rehearsal:

@@ -71,6 +71,19 @@ def test_a_broken_version_goes_back_with_the_first_minute() -> None:
     assert median_minutes(summary.outcomes) == 1
 
 
+def test_a_version_that_does_not_answer_goes_back_with_the_first_minute(here: InProcess) -> None:
+    given = ("rollout", "simulate", "--rps", "50", "--base-error", "0.005", "--canary-unanswered", "0.3")
+    document = json.loads(here(*given, "--rollouts", "20", "--json").out)
+    assert (document["rolled_back"], document["false_rollback_rate"], document["median_minutes"]) == (20, None, 1)
+
+
+@pytest.mark.slow
+def test_of_a_thousand_versions_that_leave_a_third_unanswered_all_but_ten_go_back() -> None:
+    summary = simulate(PLAN, TrafficModel("steady", 5, BASE, BASE, unanswered=0.3), 1000, 3)
+    assert len(summary.rolled_back) >= 990
+    assert sum(outcome.minutes <= 12 for outcome in summary.rolled_back) >= 990
+
+
 def test_a_version_with_twice_the_errors_is_not_promoted() -> None:
     assert rates(simulate(PLAN, world(error=0.01), 15, 3))[Decision.ADVANCE] == 0
 

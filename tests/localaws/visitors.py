@@ -1,6 +1,9 @@
 """Simulated users of a fleet on the local AWS, and the agents on its instances.
 
 Requests go to the target groups by the current weights of the listener's rule; failures and response times are random.
+A request without a response of its target is in RequestCount of the target group and in no other metric of it, as on
+AWS: the load balancer returns 502 at once if the target closes the connection, and 504 after its idle timeout if the
+target hangs, and counts these for itself.
 """
 
 import threading
@@ -89,9 +92,13 @@ class SimulatedUsers:
     fleet: Fleet
     errors: dict[str, float]
     requests: int = 400  # requests per second
+    crashes: dict[str, float] = field(default_factory=dict)  # share of requests whose connection is closed, by colour
+    hangs: dict[str, float] = field(default_factory=dict)  # share of requests without a response, by colour
+    idle: int = 1  # seconds of the load balancer's idle timeout: a minute of the plan is a second
     answers: bool = True  # the agents of new instances complete their hooks
     weight_history: list[dict[str, int]] = field(default_factory=list)  # all different weights in order
     lost: bool = False  # whether a request was ever sent to a colour without instances
+    _late: dict[int, int] = field(default_factory=dict)  # 504 by second
     _random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def sample_weights(self) -> dict[str, int]:
@@ -112,8 +119,19 @@ class SimulatedUsers:
             there = int(self._random.binomial(self.requests, weight / sum(weights.values())))
             if there:
                 data += self._counts(colour, at, there)
+        if late := self._late.pop(at, 0):
+            data.append(self._returned("504", at, late))
         if data:
             client_of("cloudwatch", self.fleet.region).put_metric_data(Namespace=_NAMESPACE, MetricData=data)
+
+    def _returned(self, code: str, at: int, count: int) -> dict[str, Any]:
+        """A count of the load balancer's own responses."""
+        return {
+            "MetricName": f"HTTPCode_ELB_{code}_Count",
+            "Value": count,
+            "Dimensions": [{"Name": "LoadBalancer", "Value": self.fleet.balancer}],
+            "Timestamp": datetime.fromtimestamp(at, UTC),
+        }
 
     def _counts(self, colour: str, at: int, requests: int) -> Iterator[dict[str, Any]]:
         dimensions = {"LoadBalancer": self.fleet.balancer, "TargetGroup": self.fleet.targets[colour].rpartition(":")[2]}
@@ -122,11 +140,18 @@ class SimulatedUsers:
             "Timestamp": datetime.fromtimestamp(at, UTC),
         }
         yield {"MetricName": "RequestCount", "Value": requests, **common}
-        failed = int(self._random.binomial(requests, self.errors[colour]))
-        for kind, count in (("2XX", requests - failed), ("5XX", failed)):
+        shares = (self.crashes.get(colour, 0.0), self.hangs.get(colour, 0.0))
+        crashed, hung, answered = self._random.multinomial(requests, [*shares, 1 - sum(shares)]).tolist()
+        if crashed:
+            yield self._returned("502", at, crashed)
+        self._late[at + self.idle] = self._late.get(at + self.idle, 0) + hung
+        if not answered:
+            return
+        failed = int(self._random.binomial(answered, self.errors[colour]))
+        for kind, count in (("2XX", answered - failed), ("5XX", failed)):
             if count:
                 yield {"MetricName": f"HTTPCode_Target_{kind}_Count", "Value": count, **common}
-        durations = np.ceil(self._random.lognormal(np.log(_MEDIAN), _SPREAD, requests) / _FINEST).astype(int)
+        durations = np.ceil(self._random.lognormal(np.log(_MEDIAN), _SPREAD, answered) / _FINEST).astype(int)
         values, counts = np.unique(durations, return_counts=True)
         seconds = (values * _FINEST).tolist()
         yield {"MetricName": "TargetResponseTime", "Values": seconds, "Counts": counts.tolist(), **common}
@@ -134,9 +159,16 @@ class SimulatedUsers:
 
 @contextmanager
 def visitors(
-    fleet: Fleet, errors: dict[str, float], *, requests: int = 400, answers: bool = True
+    fleet: Fleet,
+    errors: dict[str, float],
+    *,
+    requests: int = 400,
+    answers: bool = True,
+    crashes: dict[str, float] | None = None,
+    hangs: dict[str, float] | None = None,
 ) -> Iterator[SimulatedUsers]:
-    over, users = threading.Event(), SimulatedUsers(fleet, errors, requests, answers)
+    over = threading.Event()
+    users = SimulatedUsers(fleet, errors, requests, crashes=crashes or {}, hangs=hangs or {}, answers=answers)
 
     def run() -> None:
         at = int(time.time())

@@ -246,6 +246,59 @@ WRONG = {
         "100",
         "has local disks of a fixed size only",
     ),
+    "a health check that ends after the next begins": Wrong(
+        fleet("capacity =", 'health_check = { interval = "10s", timeout = "10s" }\ncapacity ='),
+        14,
+        "fleets[0].health_check.timeout",
+        '"10s"',
+        'shorter than interval, "10s"',
+    ),
+    "half a second of an idle timeout": Wrong(
+        fleet("capacity =", 'idle_timeout = "1500ms"\ncapacity ='),
+        14,
+        "fleets[0].idle_timeout",
+        "1500ms",
+        "whole seconds",
+    ),
+    "an idle timeout that no load balancer has": Wrong(
+        fleet("capacity =", 'idle_timeout = "2h"\ncapacity ='), 14, "fleets[0].idle_timeout", '"2h"', '"4000s"'
+    ),
+    "a routing misspelt": Wrong(
+        fleet("capacity =", 'routing = "weighted_random"\ncapacity ='),
+        14,
+        "fleets[0].routing",
+        "weighted_random",
+        'mean "weighted-random"?',
+    ),
+    "testers that cannot call": Wrong(
+        fleet("capacity =", 'clients = ["10.0.0.0/16"]\ntesters = ["10.1.0.0/28"]\ncapacity ='),
+        15,
+        "fleets[0].testers",
+        "10.1.0.0/28",
+        "ranges within clients",
+    ),
+    "testers beyond a listener rule": Wrong(
+        fleet(
+            "capacity =", f"testers = {[f'10.0.{number}.0/28' for number in range(5)]}\ncapacity =".replace("'", '"')
+        ),
+        14,
+        "fleets[0].testers",
+        "10.0.3.0/28",
+        "1 to 4 items",
+    ),
+    "responses that outlast a block": Wrong(
+        fleet(
+            'capacity = { kind = "on-demand" }',
+            'draining = "20m"\ncapacity = { kind = "capacity-block", id = "cr-0a1b2c3d",'
+            " start = 2026-11-01T00:00:00Z, end = 2026-11-08T00:00:00Z }",
+        )
+        .replace("inf2", "trn1")
+        .replace("trn1.xlarge", "trn1.32xlarge"),
+        14,
+        "fleets[0].draining",
+        '"20m"',
+        'at most "15m"',
+    ),
     "a rack as an instance": Wrong(
         fleet('["inf2.xlarge"]', '["trn3_gen1"]'), 13, "fleets[0].instance_types[0]", "trn3_gen1", "trn2u.48xlarge"
     ),

@@ -13,7 +13,16 @@ from nxpipe.pipeline.canary.evalues import FullTrafficTest
 from nxpipe.pipeline.canary.evidence import Evidence
 from nxpipe.pipeline.canary.handler import Action, RolloutState
 from nxpipe.pipeline.canary.judge import Decision, Moment, explain, judge
-from nxpipe.pipeline.canary.metrics import LATENCIES, NO_REQUESTS, Arm, Batch, Minutes, UnansweredRequests
+from nxpipe.pipeline.canary.metrics import (
+    LATENCIES,
+    NO_REQUESTS,
+    Arm,
+    Batch,
+    InFlight,
+    MinuteCounts,
+    Minutes,
+    UnansweredRequests,
+)
 from nxpipe.pipeline.canary.plan import CanaryPlan
 from tests.canary.samples import PLAN, arm, minute, plan_with
 from tests.security.balancer_counts import PLAN as TIMED
@@ -121,37 +130,56 @@ def test_a_failing_stable_version_promotes_nothing() -> None:
     assert Decision.ADVANCE not in decisions(arm(*HEALTHY[0]), arm(2850, 570))
 
 
-@pytest.mark.parametrize("late", [0.0, 0.01], ids=["counted at the end", "counted at the beginning"])
-@pytest.mark.parametrize(
-    "share",
-    [pytest.param(1.0, marks=attempt("E21"), id="100 %"), pytest.param(0.3, marks=attempt("E22"), id="30 %")],
-)
-def test_a_version_that_leaves_requests_unanswered_goes_back_at_once(share: float, late: float) -> None:
-    """Never a rollout that ends otherwise, and all of them as soon as the first minute's counts have settled."""
+CRASH = pytest.param("crash", 1, marks=attempt("E21", "E22"), id="crashes")
+HANG = pytest.param("hang", 1, marks=attempt("E21", "E22"), id="hangs for a minute")
+LONG_HANG = pytest.param("hang", 8, marks=attempt("E21", "E22"), id="hangs for eight minutes")
+GIVEN_UP = pytest.param("given_up", 5, marks=attempt("E21", "E22"), id="clients give up")
+
+
+def without_answer(way: str, share: float, late: float = 0.0) -> Version:
+    crash, hang, given_up = (share if way == name else 0.0 for name in ("crash", "hang", "given_up"))
+    return Version(crash=crash, hang=hang, given_up=given_up, late=late)
+
+
+@pytest.mark.parametrize("at_start", [True, False], ids=["counted at the start", "counted at the end"])
+@pytest.mark.parametrize("share", [1.0, 0.3])
+@pytest.mark.parametrize(("way", "idle"), [CRASH, HANG, LONG_HANG, GIVEN_UP])
+def test_a_version_that_leaves_requests_unanswered_goes_back_at_once(
+    way: str, idle: int, share: float, at_start: bool
+) -> None:
+    """Never a rollout that ends otherwise, and all of them as soon as the counts of the first minute have settled in
+    which the load balancer has returned errors."""
     ended = [
-        roll_out(Front(Version(unanswered=share, late=late), Version(late=late), seed=seed), TIMED)
-        for seed in range(100)
+        roll_out(
+            Front(without_answer(way, share, 0.01), Version(late=0.01), seed=seed, idle=idle, at_start=at_start), TIMED
+        )
+        for seed in range(15)
     ]
     assert {(word, step) for word, step, _ in ended} == {(Action.ROLL_BACK, 0)}
-    assert max(minutes for _, _, minutes in ended) <= SOON
+    assert max(minutes for _, _, minutes in ended) <= SOON + idle
 
 
 @attempt("E21", "E22")
 @pytest.mark.parametrize("share", [1.0, 0.3, 0.05])
 def test_without_known_latencies_it_takes_a_few_minutes_more(share: float) -> None:
     """Each request may be in flight for a minute then, which hides so many of them, once."""
-    ended = [roll_out(Front(Version(unanswered=share), Version(), seed=seed), UNTIMED) for seed in range(20)]
+    ended = [roll_out(Front(Version(crash=share), Version(), seed=seed), UNTIMED) for seed in range(20)]
     assert {word for word, _, _ in ended} == {Action.ROLL_BACK}
     assert max(minutes for _, _, minutes in ended) <= SOON + 2 / share
 
 
 @pytest.mark.slow
-@pytest.mark.attempt("E21", "E22")
 @pytest.mark.parametrize("requests", [300, 3000])
 @pytest.mark.parametrize("share", [1.0, 0.3])
-def test_of_a_thousand_versions_that_do_not_answer_all_but_a_few_go_back(share: float, requests: int) -> None:
-    ended = [roll_out(Front(Version(unanswered=share), Version(), requests, seed), TIMED) for seed in range(1000)]
-    soon = SOON if requests == 3000 else 3 * SOON
+@pytest.mark.parametrize(("way", "idle"), [CRASH, LONG_HANG])
+def test_of_a_thousand_versions_that_do_not_answer_all_but_a_few_go_back(
+    way: str, idle: int, share: float, requests: int
+) -> None:
+    ended = [
+        roll_out(Front(without_answer(way, share), Version(), requests, seed, idle, seed % 2 == 0), TIMED)
+        for seed in range(1000)
+    ]
+    soon = idle + (SOON if requests == 3000 else 3 * SOON)
     back = [minutes for word, _, minutes in ended if word is Action.ROLL_BACK]
     assert len(back) >= 990
     assert sum(minutes <= soon for minutes in back) >= 990
@@ -164,6 +192,31 @@ def test_healthy_versions_are_promoted_whenever_answers_are_counted(late: float,
     assert [word for word, _, _ in ended] == [Action.ADVANCE] * 5
 
 
+def test_responses_that_stream_for_minutes_are_in_flight_and_not_unanswered() -> None:
+    """The latency of a stream is that of its first byte; the response may be counted when its last byte is sent."""
+    streaming = Version(streams=5)
+    ended = [roll_out(Front(streaming, streaming, seed=seed, idle=5), TIMED) for seed in range(5)]
+    assert [word for word, _, _ in ended] == [Action.ADVANCE] * 5
+
+
+def test_a_hang_behind_streams_is_found_as_well() -> None:
+    hanging = Version(streams=5, hang=0.3)
+    ended = [roll_out(Front(hanging, Version(streams=5), seed=seed, idle=5), TIMED) for seed in range(5)]
+    assert {word for word, _, _ in ended} == {Action.ROLL_BACK}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "version",
+    [Version(streams=5), Version(failed=0.002, crash=0.001, hang=0.001, given_up=0.001)],
+    ids=["streams", "few without an answer"],
+)
+def test_of_four_hundred_healthy_versions_at_most_four_go_back(version: Version) -> None:
+    ended = [roll_out(Front(version, version, seed=seed, idle=5), TIMED)[0] for seed in range(400)]
+    assert ended.count(Action.ROLL_BACK) <= 4
+    assert ended.count(Action.ADVANCE) >= 380
+
+
 @attempt("E22")
 def test_a_source_that_does_not_count_what_hangs_asks_a_person() -> None:
     """As the review has run it: no error is told, and three of ten requests have no latency."""
@@ -174,22 +227,48 @@ def test_a_source_that_does_not_count_what_hangs_asks_a_person() -> None:
     assert "No latency is known of 45 of 150 requests" in explain(TIMED, judged.evidence, judged.verdict)
 
 
+USUAL = InFlight(0.1)  # minutes
+
+
 def test_requests_in_flight_are_not_unanswered_and_a_counter_gone_wrong_hides_little() -> None:
     opened, found = UnansweredRequests(), []
     for requests, answers in [(100, 90), (100, 100), (100, 110), (100, 90), (100, 95), (100, 100), (0, 0), (20, 20)]:
-        opened, unanswered = opened.after(requests, answers, failed=0, in_flight=0.1)
+        opened, unanswered = opened.after(MinuteCounts(requests, answers, returned=5), USUAL)
         found.append(unanswered)
     assert found == [0, 0, 0, 0, 5, 0, 0, 8]
-    opened, _ = opened.after(100, 10**12, failed=0, in_flight=0.1)  # worth at most a minute's requests
+    opened, _ = opened.after(MinuteCounts(100, 10**12), USUAL)  # worth at most a minute's requests
     after_it: list[float] = [0, 0]
     for at in range(2):
-        opened, after_it[at] = opened.after(100, 0, failed=0, in_flight=0.1)
+        opened, after_it[at] = opened.after(MinuteCounts(100, 0, returned=100), USUAL)
     assert after_it == [0, 77]
+
+
+def test_open_requests_are_unanswered_when_the_load_balancer_says_so_or_their_time_is_over() -> None:
+    opened, found = UnansweredRequests(), []
+    for returned in (0, 0, 20, 0, 0):  # of each minute's 100 requests, 30 have no response
+        opened, unanswered = opened.after(MinuteCounts(100, 70, returned=returned), InFlight(0.1, longest=3))
+        found.append(unanswered)
+    assert found == [0, 0, 20, 0, 0]
+    for _ in range(6):
+        opened, unanswered = opened.after(MinuteCounts(100, 70), InFlight(0.1, longest=3))
+        found.append(unanswered)
+    assert sum(found) == 11 * 30 - 3 * 100
+
+
+def test_refused_connections_are_unanswered_requests_at_once() -> None:
+    _, unanswered = UnansweredRequests().after(MinuteCounts(100, 97, refused=3), InFlight())
+    assert unanswered == 3
+
+
+def test_a_balance_passes_as_numbers_and_older_ones_are_read() -> None:
+    opened, _ = UnansweredRequests().after(MinuteCounts(100, 70, refused=2, returned=9), InFlight(0.1, longest=3))
+    assert UnansweredRequests.from_json(opened.as_json()) == opened
+    assert UnansweredRequests.from_json([30, 20, 100]) == UnansweredRequests(30, 20, 100)
 
 
 def test_a_version_that_stops_to_answer_when_it_serves_alone_goes_back() -> None:
     assert FullTrafficTest(1000, 300).fails(PLAN)
-    _, unanswered = UnansweredRequests().after(1000, 700, failed=0, in_flight=0.01)
+    _, unanswered = UnansweredRequests().after(MinuteCounts(1000, 700, returned=300), InFlight(0.01))
     assert FullTrafficTest(1000, int(unanswered)).fails(PLAN)
 
 

@@ -33,7 +33,7 @@ Kind = Literal["fails once", "stays broken", "answer is lost", "is stopped"]
 Machine = Literal["rollout", "watch", "watchdog"]
 
 _FLEET: Final = Fleet(
-    "f", "rule", "balancer", {name: TargetGroup(name, name, name) for name in ("blue", "green")}, 1, ()
+    "f", "rule", "balancer", {name: TargetGroup(name, name, name) for name in ("blue", "green")}, 1, (), 60, 60
 )
 _RECORD: Final = Record("table", "f")
 _MEANS: Final = MachineResources("judge", "watch", "clock", "topic", "bucket", "folder/")

@@ -44,7 +44,11 @@ class Rolled:
     rollout: RolloutStack
 
 
-def rolled(folder: Path, *, more: str = 'command = ["server"]') -> Rolled:
+# The load balancer gives a request up after a minute, which is a second here.
+_QUICK: Final = 'command = ["server"]\nidle_timeout = "1m"\ndraining = "1m"'
+
+
+def rolled(folder: Path, *, more: str = _QUICK) -> Rolled:
     config = configured(folder, more=more)
     return Rolled(*_above(config, world(config, folder)))
 

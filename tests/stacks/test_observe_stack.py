@@ -71,7 +71,9 @@ class FleetStack(Stack):
             )
             for colour in COLOURS
         }
-        self.handle = ServeHandle(fleet, balancer, listener, rule, groups, scaling, rehearsal=fleet == "rehearsed")
+        self.handle = ServeHandle(
+            fleet, balancer, listener, rule, groups, scaling, rehearsal=fleet == "rehearsed", ready_within=30
+        )
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ def test_every_measure_is_on_the_dashboard_and_every_limit_is_an_alarm(made: Mad
     named = [entry["AlarmName"] for entry in of_type(made, "AWS::CloudWatch::Alarm")]
     for measure in MEASURES:
         assert f"search: {measure.title}" in body, measure.key
-        of_each = measure.scope == "target group"
+        of_each = measure.scope in ("target group", "group")
         names = (
             [f"demo-search-{colour}-{measure.key}" for colour in COLOURS] if of_each else [f"demo-search-{measure.key}"]
         )
@@ -182,9 +184,76 @@ def test_without_a_limit_for_latency_there_is_no_alarm_of_it() -> None:
 def test_whatever_ends_no_release_tells_people_by_itself(made: Made) -> None:
     telling = [entry["AlarmName"] for entry in of_type(made, "AWS::CloudWatch::Alarm") if entry.get("AlarmActions")]
     judged = [f"demo-search-{colour}-{key}" for key in ("latency-p99", "error-rate") for colour in COLOURS]
-    assert sorted(telling) == sorted([*judged, "demo-search-execution-errors", "demo-search-unanswered"])
+    capacity = [f"demo-search-{colour}-capacity" for colour in COLOURS]
+    others = [f"demo-search-{key}" for key in ("execution-errors", "launch-failures", "unanswered")]
+    assert sorted(telling) == sorted([*judged, *capacity, *others])
     (composite,) = of_type(made, "AWS::CloudWatch::CompositeAlarm")
     assert len(composite["AlarmActions"]) == 1
+
+
+def evaluated(alarm: dict[str, Any], counts: dict[str, int]) -> float:
+    """The metric math of an alarm for one minute; counts by the name of the metric, absent ones have no value."""
+    series = {metric["Id"]: metric["MetricStat"]["Metric"] for metric in alarm["Metrics"] if "MetricStat" in metric}
+    (expression,) = (metric["Expression"] for metric in alarm["Metrics"] if "Expression" in metric)
+    values: dict[str, Any] = {id_: counts.get(metric["MetricName"]) for id_, metric in series.items()}
+    values["FILL"] = lambda value, default: default if value is None else value
+    values["IF"] = lambda condition, then, otherwise: then if condition else otherwise
+    return float(eval(expression, {"__builtins__": {}}, values))
+
+
+@pytest.mark.parametrize(
+    ("more", "share"),
+    [
+        ({"HTTPCode_Target_2XX_Count": 100}, 0.0),
+        ({"HTTPCode_Target_2XX_Count": 60, "HTTPCode_Target_4XX_Count": 40}, 0.0),
+        ({"HTTPCode_Target_2XX_Count": 95, "HTTPCode_Target_5XX_Count": 5}, 0.05),
+        ({"HTTPCode_Target_2XX_Count": 70, "HTTPCode_ELB_502_Count": 30}, 0.3),
+        ({"HTTPCode_Target_2XX_Count": 70, "HTTPCode_ELB_504_Count": 30}, 0.3),
+        ({"HTTPCode_ELB_4XX_Count": 100}, 1.0),  # 460: clients gave up
+        ({"HTTPCode_Target_2XX_Count": 70}, 0.0),  # streams in flight
+        ({"HTTPCode_Target_2XX_Count": 130}, 0.0),  # streams of earlier minutes
+        ({"HTTPCode_Target_2XX_Count": 100, "HTTPCode_ELB_502_Count": 30}, 0.0),  # of another target group
+    ],
+)
+def test_the_error_rate_has_what_no_target_answered_and_nothing_in_flight(
+    made: Made, more: dict[str, int], share: float
+) -> None:
+    alarm = next(entry for entry in of_type(made, "AWS::CloudWatch::Alarm") if "blue-error-rate" in entry["AlarmName"])
+    assert evaluated(alarm, {"RequestCount": 100, **more}) == pytest.approx(share)
+    of_balancer = [
+        {dimension["Name"] for dimension in metric["MetricStat"]["Metric"]["Dimensions"]}
+        for metric in alarm["Metrics"]
+        if "MetricStat" in metric and "_ELB_" in metric["MetricStat"]["Metric"]["MetricName"]
+    ]
+    assert of_balancer == [{"LoadBalancer"}] * 3
+    assert len(alarm["Metrics"]) <= 10  # CloudWatch's limit for an alarm
+
+
+def test_instances_that_never_become_ready_sound_an_alarm_after_the_fleets_own_time(made: Made) -> None:
+    """An empty channel or a missing bundle: launched, abandoned, launched again, and never in service."""
+    found = {entry["AlarmName"]: entry for entry in of_type(made, "AWS::CloudWatch::Alarm")}
+    for colour in COLOURS:
+        entry = found[f"demo-search-{colour}-capacity"]
+        assert (entry["DatapointsToAlarm"], entry["EvaluationPeriods"], entry["Threshold"]) == (35, 35, 0)
+        (math,) = (metric["Expression"] for metric in entry["Metrics"] if "Expression" in metric)
+        assert math == f"wanted_{colour} - present_{colour}"
+        series = {metric["Id"]: metric["MetricStat"]["Metric"] for metric in entry["Metrics"] if "MetricStat" in metric}
+        assert series[f"wanted_{colour}"]["MetricName"] == "GroupDesiredCapacity"
+        assert series[f"present_{colour}"]["MetricName"] == "GroupInServiceInstances"
+        (dimension,) = series[f"present_{colour}"]["Dimensions"]
+        assert dimension["Name"] == "AutoScalingGroupName"
+
+
+def test_a_failed_launch_is_published_with_its_reason_and_repeated_ones_sound_an_alarm(made: Made) -> None:
+    (rule,) = of_type(made, "AWS::Events::Rule")
+    assert rule["EventPattern"]["detail-type"] == ["EC2 Instance Launch Unsuccessful"]
+    assert len(rule["EventPattern"]["detail"]["AutoScalingGroupName"]) == len(COLOURS)
+    (target,) = rule["Targets"]
+    assert target["InputTransformer"]["InputPathsMap"]["reason"] == "$.detail.StatusMessage"
+    found = {entry["AlarmName"]: entry for entry in of_type(made, "AWS::CloudWatch::Alarm")}
+    entry = found["demo-search-launch-failures"]
+    assert entry["Dimensions"] == [{"Name": "RuleName", "Value": rule["Name"]}]
+    assert (entry["Namespace"], entry["DatapointsToAlarm"], entry["EvaluationPeriods"]) == ("AWS/Events", 3, 120)
 
 
 def test_alarms_and_budgets_of_this_account_alone_may_speak_and_be_encrypted(made: Made) -> None:
@@ -197,7 +266,7 @@ def test_alarms_and_budgets_of_this_account_alone_may_speak_and_be_encrypted(mad
             if entry["Effect"] == "Allow" and "Service" in entry["Principal"] and action in entry["Action"]
         ]
         services = [name for value, _ in spoken for name in ([value] if isinstance(value, str) else value)]
-        assert sorted(services) == ["budgets.amazonaws.com", "cloudwatch.amazonaws.com"]
+        assert sorted(services) == ["budgets.amazonaws.com", "cloudwatch.amazonaws.com", "events.amazonaws.com"]
         assert all(only == {"StringEquals": {"aws:SourceAccount": ACCOUNT}} for _, only in spoken)
     plain = [entry for entry in policy["PolicyDocument"]["Statement"] if entry["Effect"] == "Deny"]
     assert plain[0]["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}

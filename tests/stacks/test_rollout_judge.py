@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from nxpipe.pipeline.canary.constants import EVALUATIONS_PER_EXECUTION
 from nxpipe.pipeline.canary.documents import CanaryError, digest_of
 from nxpipe.pipeline.canary.evalues import FullTrafficTest
-from nxpipe.pipeline.canary.handler import Action, RolloutState, evaluate, handle
+from nxpipe.pipeline.canary.handler import Action, ResponseLimits, RolloutState, evaluate, handle
 from nxpipe.pipeline.canary.metrics import Arm, batches, complete, minute_of, queries, start_of
 from nxpipe.pipeline.canary.plan import Schedule
 from tests.canary.samples import plan_with
@@ -128,6 +128,19 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(changes: dict[str, Any], w
         opened(**changes)
 
 
+@pytest.mark.parametrize(
+    ("described", "limits"),
+    [
+        ({"idle_timeout": 300, "draining": 600}, ResponseLimits(5, 10)),
+        ({"idle_timeout": 90, "draining": 1}, ResponseLimits(2, 2)),
+        ({}, ResponseLimits(1, 1)),  # a fleet deployed before the limits were described
+    ],
+)
+def test_the_limits_of_the_fleet_are_those_of_the_rollout(described: dict[str, int], limits: ResponseLimits) -> None:
+    answer = handle({"opens": {"fleet": FLEET | described, "state": STATE, "name": "r1", "at": at(0)}}, None)
+    assert RolloutState.from_text(answer["carried"]).limits == limits
+
+
 # CloudWatch
 
 
@@ -146,6 +159,7 @@ def test_a_series_without_a_value_has_counted_nothing() -> None:
         "canary_4xx": 3.0,
         "canary_5xx": 2.0,
         "canary_slower0": 9.0,
+        "balancer_502": 1.0,
     }
     (missing, there), _ = batches(answer(course, counts, range(7, 8)), (6, 7), LATENCIES, 60, course.opened)
     assert missing.canary == Arm(0, 0, 0, (0,) * 7)
@@ -220,6 +234,17 @@ def test_an_alarm_that_was_deleted_sounds() -> None:
     assert "which is gone" in evaluate(course, seen(course, 3, GOOD, alarms=gone)).reason
 
 
+def test_no_step_ends_before_hung_requests_are_counted() -> None:
+    """The first counted minute is the third; a request of it is given up eight minutes later, and counts settle in
+    two."""
+    course = replace(begun(), limits=ResponseLimits(silent=8, longest=8))
+    held = words(course, range(1, 30), GOOD).index(Action.ADVANCE)
+    assert held == 2 + 8 + 2
+    assert words(begun(), range(1, 30), GOOD).index(Action.ADVANCE) < held
+    full = replace(begun(step=2, pace={"final": 1}), limits=ResponseLimits(silent=8, longest=8))
+    assert words(full, range(1, 30), {}).index(Action.ADVANCE) == held
+
+
 def test_a_paused_step_does_not_end_well_but_may_end_badly() -> None:
     assert Action.ADVANCE in words(begun(), range(1, 30), GOOD)
     assert set(words(begun(), range(1, 30), GOOD, record=said("pause"))) == {Action.CONTINUE}
@@ -254,7 +279,7 @@ def test_all_traffic_has_to_go_well_for_a_while_and_an_alarm_still_ends_it() -> 
 
 def test_a_version_that_serves_alone_goes_back_when_it_fails_more_than_its_objective() -> None:
     course = begun(step=2, pace={"final": 10})
-    for bad in ({"canary_5xx": 30}, {}):
+    for bad in ({"canary_5xx": 30}, {"balancer_504": 30}, {"canary_refused": 30}):
         failing = {"canary_requests": 300, "canary_2xx": 270} | bad
         assert words(course, range(1, 14), failing).index(Action.ROLL_BACK) < 5
     within = {"canary_requests": 300, "canary_2xx": 297, "canary_5xx": 3}

@@ -8,6 +8,7 @@ import pytest
 
 from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.canary.record import replay
+from tests.canary.samples import plan_with
 from tests.localaws.census import census
 from tests.localaws.moto_patches.events import strike
 from tests.localaws.visitors import Fleet, visitors
@@ -42,6 +43,7 @@ pytestmark = [pytest.mark.runs, pytest.mark.sample(6)]
 
 HEALTHY = {"blue": 0.0, "green": 0.0}
 ALARM = "demo-search-refused"
+TIMED = plan_with((50, 100), bake_min=1, bake_max=20, latencies=(0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1)).as_json()
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +99,20 @@ def test_a_bad_version_goes_back_by_two_calls_and_each_look_is_kept(front: Fleet
     again = list(replay(CanaryPlan.from_json(plan), looks))
     assert [entry.wrong for entry in again] == [None] * len(looks)
     assert again[-1].judged.verdict.decision == "roll_back"
+
+
+@pytest.mark.parametrize("way", ["crashes", "hangs"])
+def test_a_version_that_sends_no_response_to_a_third_of_its_requests_goes_back(front: Fleet, way: str) -> None:
+    """Its target group has neither 5XX nor response times of these requests: the load balancer returns 502 or 504."""
+    new = other(stable())
+    share = {new: 0.3}
+    crashes, hangs = (share, {}) if way == "crashes" else ({}, share)
+    with visitors(front, errors=HEALTHY, crashes=crashes, hangs=hangs) as people:
+        execution = start(plan=TIMED)
+        assert outcome(execution) == "roll_back"
+    assert [entry[new] for entry in people.weight_history] == [0, 50, 0]
+    errors = [batch["canary"]["errors"] for look in evidence(execution)[1:] for batch in look["batches"]]
+    assert sum(errors) >= 30
 
 
 def test_a_version_whose_instances_do_not_come_gets_no_traffic(front: Fleet) -> None:

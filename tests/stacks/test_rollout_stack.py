@@ -49,6 +49,14 @@ def of(template: dict[str, Any], type_: str) -> dict[str, dict[str, Any]]:
     return {id_: value["Properties"] for id_, value in found if value["Type"] == type_}
 
 
+def test_the_machine_knows_the_limits_of_its_fleet(tmp_path: Path) -> None:
+    more = 'command = ["server"]\nidle_timeout = "2m"\ndraining = "20m"'
+    machines = of(template_of(rolled(tmp_path, more=more).rollout), "AWS::StepFunctions::StateMachine").values()
+    text = json.dumps(next(entry for entry in machines if entry["StateMachineName"].endswith("-rollout")))
+    assert '"idle_timeout": 120' in text.replace("\\", "")
+    assert '"draining": 1200' in text.replace("\\", "")
+
+
 def grants(template: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Role, action, resource; a reference as JSON."""
     for policy in of(template, "AWS::IAM::Policy").values():

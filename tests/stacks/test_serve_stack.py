@@ -120,13 +120,66 @@ def test_an_instance_waits_for_the_agent_and_its_instances_are_given_up_after_th
     assert {instance["LifecycleState"] for instance in group(BLUE)["Instances"]} == {"Pending:Wait"}
 
 
-def test_a_header_reaches_a_colour_whatever_the_weights_are(deployed: World) -> None:
+def test_a_header_reaches_a_colour_for_nobody_but_testers(deployed: World) -> None:
     direct = [rules(deployed)[priority] for priority in ("1", "2", "3")]
-    names = [entry["Conditions"][0]["HttpHeaderConfig"] for entry in direct]
+    conditions = [{entry["Field"]: entry for entry in rule["Conditions"]} for rule in direct]
+    names = [entry["http-header"]["HttpHeaderConfig"] for entry in conditions]
     assert names == [{"HttpHeaderName": COLOUR_HEADER, "Values": [entry]} for entry in ("blue", "green", "standby")]
+    sources = [entry["source-ip"]["SourceIpConfig"]["Values"] for entry in conditions]
+    assert sources == [["10.20.0.0/32"]] * 3  # no interface has the first address of a network
     (weighed,) = rules(deployed)["100"]["Actions"]
     targets = [entry["Actions"][0]["TargetGroupArn"] for entry in direct]
     assert targets[:2] == [target_group["TargetGroupArn"] for target_group in weighed["ForwardConfig"]["TargetGroups"]]
+
+
+def test_testers_are_addresses_that_the_fleet_names() -> None:
+    found = of("AWS::ElasticLoadBalancingV2::ListenerRule", more='testers = ["10.20.3.0/28"]')
+    direct = [entry for id_, entry in found.items() if "Direct" in id_]
+    assert len(direct) == 2
+    for entry in direct:
+        (source,) = [entry for entry in entry["Conditions"] if entry["Field"] == "source-ip"]
+        assert source["SourceIpConfig"]["Values"] == ["10.20.3.0/28"]
+
+
+def attributes(properties: dict[str, Any], kind: str) -> dict[str, str]:
+    return {entry["Key"]: entry["Value"] for entry in properties[kind]}
+
+
+def test_streams_have_minutes_and_a_busy_server_stays_in_service() -> None:
+    (balancer,) = of("AWS::ElasticLoadBalancingV2::LoadBalancer").values()
+    assert attributes(balancer, "LoadBalancerAttributes")["idle_timeout.timeout_seconds"] == "300"
+    for targets in of("AWS::ElasticLoadBalancingV2::TargetGroup").values():
+        found = attributes(targets, "TargetGroupAttributes")
+        assert found["deregistration_delay.timeout_seconds"] == "300"
+        assert found["load_balancing.algorithm.type"] == "least_outstanding_requests"
+        assert "load_balancing.algorithm.anomaly_mitigation" not in found
+        misses = (targets["HealthCheckIntervalSeconds"], targets["UnhealthyThresholdCount"])
+        assert (*misses, targets["HealthCheckTimeoutSeconds"]) == (20, 5, 15)
+
+
+@pytest.mark.parametrize(("interval", "timeout"), [("5s", 3), ("10s", 7), ("20s", 15), ("1m", 15)])
+def test_a_health_check_ends_before_the_next_one_begins(interval: str, timeout: int) -> None:
+    for targets in of(
+        "AWS::ElasticLoadBalancingV2::TargetGroup", more=f'health_check = {{ interval = "{interval}" }}'
+    ).values():
+        assert targets["HealthCheckTimeoutSeconds"] == timeout < targets["HealthCheckIntervalSeconds"]
+
+
+def test_timeouts_health_check_and_routing_are_settings_of_the_fleet() -> None:
+    more = (
+        'idle_timeout = "30s"\ndraining = "10m"\nrouting = "weighted-random"\n'
+        'health_check = { interval = "10s", timeout = "4s", healthy = 3, unhealthy = 4 }'
+    )
+    (balancer,) = of("AWS::ElasticLoadBalancingV2::LoadBalancer", more=more).values()
+    assert attributes(balancer, "LoadBalancerAttributes")["idle_timeout.timeout_seconds"] == "30"
+    for targets in of("AWS::ElasticLoadBalancingV2::TargetGroup", more=more).values():
+        found = attributes(targets, "TargetGroupAttributes")
+        assert found["deregistration_delay.timeout_seconds"] == "600"
+        assert found["load_balancing.algorithm.type"] == "weighted_random"
+        assert found["load_balancing.algorithm.anomaly_mitigation"] == "on"
+        checked = ("HealthCheckIntervalSeconds", "HealthCheckTimeoutSeconds")
+        assert [targets[name] for name in checked] == [10, 4]
+        assert (targets["HealthyThresholdCount"], targets["UnhealthyThresholdCount"]) == (3, 4)
 
 
 def test_what_no_rule_takes_is_not_answered_by_a_model(deployed: World) -> None:
@@ -365,6 +418,7 @@ def test_whatever_changes_in_a_fleet_the_text_of_its_weights_stays() -> None:
         return next(value for id_, value in found.items() if "Weights" in id_)
 
     usual = text()
+    assert usual == text(more='testers = ["10.20.3.0/28"]\nrouting = "weighted-random"\nidle_timeout = "1m"')
     assert usual == text(types=("inf2.8xlarge", "inf2.xlarge"), capacity=SPOT, more="port = 9000")
     assert usual == text(more="rehearsal = true")
     assert usual == text(capacity=WARM, more=f'certificate = "{CERTIFICATE}"\nhealth = "/"\nready_within = "5m"')

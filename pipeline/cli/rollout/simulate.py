@@ -37,6 +37,13 @@ base_error_option = click.option(
 canary_error_option = click.option(
     "--canary-error", type=_RATE, help="The error rate of the new version.  [default: that of the old one]"
 )
+canary_unanswered_option = click.option(
+    "--canary-unanswered",
+    type=_RATE,
+    default=0.0,
+    show_default=True,
+    help="The share of the new version's requests without a response: its instances hang or crash.",
+)
 latency_scale_option = click.option(
     "--latency-scale",
     type=click.FloatRange(0.1, 10),
@@ -129,6 +136,7 @@ def _cell(prospect: "Prospect") -> str:
 @rps_option
 @base_error_option
 @canary_error_option
+@canary_unanswered_option
 @latency_scale_option
 @latency_tail_option
 @click.option(
@@ -150,6 +158,7 @@ def simulate(
     rps: float,
     base_error: float,
     canary_error: float | None,
+    canary_unanswered: float,
     latency_scale: float,
     latency_tail: float,
     burst: float,
@@ -166,6 +175,7 @@ def simulate(
     \b
     Example:
       nxpipe rollout simulate --rps 5 --base-error 0.005
+      nxpipe rollout simulate --rps 50 --base-error 0.005 --canary-unanswered 0.3
       nxpipe rollout simulate --scenario late --rps 50 --base-error 0.005 --canary-error 0.02 --json
     """
     if find_spec("numpy") is None:
@@ -175,7 +185,8 @@ def simulate(
     from nxpipe.pipeline.rollout.simulate import simulate as simulated
 
     error_rate = base_error if canary_error is None else canary_error
-    traffic = TrafficModel(scenario, rps, base_error, error_rate, Slowness(latency_scale, latency_tail), burst)
+    slowness = Slowness(latency_scale, latency_tail)
+    traffic = TrafficModel(scenario, rps, base_error, error_rate, slowness, burst, canary_unanswered)
     with console.step(f"{rollouts:,} rollouts"):
         summary = simulated(configured_plan(config_path), traffic, rollouts, seed)
     if console.json:
