@@ -100,13 +100,15 @@ class Account:
 
     def call(self, service: str, method: str, *, region: str | None = None, **parameters: Any) -> dict[str, Any]:
         sdk = self._client(service, region or self.region)
-        return self._converted(service, sdk, method, lambda: getattr(sdk, method)(**parameters))
+        answer: dict[str, Any] = self._converted(service, sdk, method, lambda: getattr(sdk, method)(**parameters))
+        return answer
 
     def items(self, service: str, method: str, key: str, **parameters: Any) -> list[Any]:
         """The entries of all pages of a listing."""
         sdk = self._client(service, self.region)
         pages = sdk.get_paginator(method).paginate(**parameters)
-        return self._converted(service, sdk, method, lambda: [item for page in pages for item in page[key]])
+        found: list[Any] = self._converted(service, sdk, method, lambda: [item for page in pages for item in page[key]])
+        return found
 
     def _converted(self, service: str, sdk: Any, method: str, ask: Callable[[], Any]) -> Any:
         action = f"{_IAM_PREFIXES.get(service, service)}:{sdk.meta.method_to_api_mapping[method]}"
@@ -140,9 +142,11 @@ class Account:
         return found
 
     def vcpus(self, types: Collection[str]) -> dict[str, int]:
+        """vCPUs by instance type, as far as the region has it: a filter accepts any name."""
         if not types:
             return {}
-        entries = self.items("ec2", "describe_instance_types", "InstanceTypes", InstanceTypes=sorted(types))
+        named = [{"Name": "instance-type", "Values": sorted(types)}]
+        entries = self.items("ec2", "describe_instance_types", "InstanceTypes", Filters=named)
         return {entry["InstanceType"]: entry["VCpuInfo"]["DefaultVCpus"] for entry in entries}
 
     def quotas(self, service: str, names: Collection[str]) -> dict[str, Quota]:

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.channel.log import ChannelLog
-from nxpipe.artifact_store.errors import Denied, StoreError
+from nxpipe.artifact_store.errors import Denied, StoreError, StoreUnavailable
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, ServedModel
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store, store_url
@@ -76,7 +76,10 @@ def _examine(check: Check) -> tuple[PreflightRow, ...]:
         text = str(error)
         return (PreflightRow(check.name, check.what, text, "an answer of AWS", "unknown", "run the command again"),)
     except StoreError as error:
-        remedy = "correct `url` in [store], or deploy the storage stack first"
+        gone = isinstance(error, StoreUnavailable)
+        remedy = (
+            "correct `url` in [store], or deploy the storage stack first" if gone else "restore what the error names"
+        )
         return (row(check.name, check.what, str(error), "a readable store", remedy, holds=False),)
 
 
@@ -162,7 +165,7 @@ def _account(config: Config, account: Account) -> Rows:
 
 def _bootstrap(account: Account) -> Rows:
     version = account.parameter(_BOOTSTRAP)
-    yield rules.bootstrap_row(int(version) if version else None, account.id, account.region)
+    yield rules.bootstrap_row(int(version) if version and version.isdigit() else None, account.id, account.region)
 
 
 def _zones(config: Config, account: Account) -> Rows:

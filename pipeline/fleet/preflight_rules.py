@@ -118,7 +118,7 @@ def vcpu_needs(config: Config, vcpus: Mapping[str, int]) -> dict[str, QuotaNeed]
     for demand in demands(config):
         if demand.reserved or not demand.count:
             continue
-        each = max(known[name] for name in demand.types)
+        each = max(known.get(name, 0) for name in demand.types)  # a type that is not offered has a row of its own
         text = f"{demand.user}: {demand.count} x {each}"
         needs[quota_name(demand.types[0], spot=demand.spot)].append((demand.count * each, text))
     if config.farm:

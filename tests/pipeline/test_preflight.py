@@ -193,14 +193,20 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty account, and the folder of a project."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "local")
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
     monkeypatch.chdir(tmp_path)
     install()
     with mock_aws():
-        yield World(tmp_path)
+        yield tmp_path
+
+
+@pytest.fixture
+def world(account: Path) -> World:
+    return World(account)
 
 
 def examined(nxpipe: InProcess, code: int) -> list[dict[str, str]]:
@@ -280,7 +286,9 @@ def test_each_obstacle_is_a_row_that_fails_with_its_remedy(world: World, nxpipe:
     assert fails.keys() == expected.keys()
 
 
-def test_a_project_that_deployed_already_is_no_obstacle_to_itself(world: World, nxpipe: InProcess) -> None:
+def test_a_deployed_project_is_no_obstacle_to_itself_and_its_environments_have_channels(
+    world: World, nxpipe: InProcess
+) -> None:
     tags: list[Any] = [{"Key": "nxpipe:project", "Value": "demo"}]
     world.ec2.run_instances(
         ImageId="ami-12345678",
@@ -291,22 +299,16 @@ def test_a_project_that_deployed_already_is_no_obstacle_to_itself(world: World, 
     )
     issuer = "https://token.actions.githubusercontent.com"
     boto3.client("iam").create_open_id_connect_provider(Url=issuer, Tags=tags)
-    examined(nxpipe, 0)
-
-
-def test_the_channel_of_an_environment_counts_after_a_rollout(world: World, nxpipe: InProcess) -> None:
-    world.promote("search--blue", "emulator")
-    rows = {row["what"]: row["state"] for row in examined(nxpipe, 33) if row["check"] == "channel"}
-    assert rows == {"channel search--blue of fleet search": "fails", "channel production of fleet search": "ok"}
-
-
-def test_a_key_with_a_grant_for_auto_scaling_is_no_obstacle(world: World, nxpipe: InProcess) -> None:
     kms = boto3.client("kms")
     key = kms.create_key()["KeyMetadata"]["Arn"]
     world.ec2.modify_ebs_default_kms_key_id(KmsKeyId=key)
     role = "arn:aws:iam::123456789012:role/aws-service-role/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling"
     kms.create_grant(KeyId=key, GranteePrincipal=role, Operations=["Decrypt"])
-    examined(nxpipe, 0)
+    world.promote("search--blue", "emulator")
+    rows = {
+        row["what"]: row["state"] for row in examined(nxpipe, 33) if row["check"] == "channel" or row["state"] != "ok"
+    }
+    assert rows == {"channel search--blue of fleet search": "fails", "channel production of fleet search": "ok"}
 
 
 def test_a_store_in_a_folder_and_missing_locks_are_rows(world: World, nxpipe: InProcess) -> None:
@@ -344,12 +346,13 @@ def test_a_missing_permission_is_an_unknown_row_and_ends_no_other_check(
 
 
 def test_without_credentials_there_is_one_sentence_and_no_table(
-    world: World, nxpipe: InProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    account: Path, nxpipe: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (account / "nxpipe.toml").write_text(NO_FLEETS)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
-        monkeypatch.setenv(name, str(tmp_path / "none"))
+        monkeypatch.setenv(name, str(account / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     answer = nxpipe("infra", "preflight")
     assert (answer.code, answer.out) == (32, "")
@@ -357,26 +360,30 @@ def test_without_credentials_there_is_one_sentence_and_no_table(
     assert len(answer.err.strip().splitlines()) <= 3
 
 
-def test_a_configuration_that_no_account_can_deploy_is_reported_before_any_call(
-    world: World, nxpipe: InProcess
-) -> None:
-    world.write(('zone = "us-east-1f"', 'zone = "us-east-1a"'))
+def test_a_configuration_that_no_account_can_deploy_is_invalid(account: Path, nxpipe: InProcess) -> None:
+    text = PROJECT.replace("RESERVED", "cr-0a1b2c3d4e5f60718").replace("REGISTRY", REGISTRY)
+    text = text.replace("IMAGE", f"sha256:{'0' * 64}").replace('zone = "us-east-1f"', 'zone = "us-east-1a"')
+    (account / "nxpipe.toml").write_text(text)
     answer = nxpipe("infra", "preflight")
-    assert answer.code == 3
-    assert "fleets[1].zone" in answer.err
+    assert (answer.code, answer.out) == (3, "")
+    assert 'fleets[1].zone: found "us-east-1a"; expected a zone that has a subnet' in answer.err
+
+
+NO_FLEETS: Final = '[project]\nname = "demo"\nregion = "us-east-1"\n'
 
 
 def test_only_what_the_configuration_needs_is_checked_and_the_region_may_be_another(
-    world: World, nxpipe: InProcess
+    account: Path, nxpipe: InProcess
 ) -> None:
-    (world.folder / "nxpipe.toml").write_text('[project]\nname = "demo"\nregion = "us-east-1"\n')
+    (account / "nxpipe.toml").write_text(NO_FLEETS)
+    boto3.client("ssm").put_parameter(Name="/cdk-bootstrap/hnb659fds/version", Value="30", Type="String")
     assert {row["check"] for row in examined(nxpipe, 0)} == {"account", "bootstrap"}
     document = json.loads(nxpipe("infra", "preflight", "--region", "us-west-2", "--json").out)
     assert document["region"] == "us-west-2"
     assert [row["state"] for row in document["rows"]] == ["ok", "fails"]  # not bootstrapped there
-    table = nxpipe("infra", "preflight", "--region", "us-west-2")
-    assert table.out.splitlines()[0].split() == ["STATE", "CHECK", "WHAT", "FOUND", "NEEDED", "REMEDY"]
-    assert table.out.splitlines()[1].startswith("fails")  # obstacles first
+    lines = nxpipe("infra", "preflight", "--region", "us-west-2").out.splitlines()
+    assert lines[0].split() == ["STATE", "CHECK", "WHAT", "FOUND", "NEEDED", "REMEDY"]
+    assert [line.split()[0] for line in lines[1:]] == ["fails", "ok"]  # obstacles first
 
 
 # The rules by themselves
