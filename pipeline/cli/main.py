@@ -48,7 +48,7 @@ COMMANDS = {
     ),
     "infra": (
         "nxpipe.pipeline.cli.infra:infra",
-        "Lint CloudFormation templates, plan deployments, write the manifests of a cluster.",
+        "Check the AWS account, lint templates, plan deployments, write the manifests of a cluster.",
     ),
     "init": ("nxpipe.pipeline.cli.init:init", "Write nxpipe.toml and a release workflow into a repository."),
     "promote": ("nxpipe.pipeline.cli.promote:promote", "Promote artifacts to a channel."),
