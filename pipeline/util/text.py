@@ -33,18 +33,28 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def wrapped_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
-    """A table of at most `width` columns: cells without styles are wrapped, the widest ones first."""
+    """A table of at most `width` columns: cells without styles are wrapped, the widest ones first.
+
+    Words stay whole while the columns have room for them.
+    """
     cells = [[shown(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(unstyled(row[column])) for row in cells) for column in range(len(header))]
     available = max(width - 2 * (len(widths) - 1), _NARROWEST * len(widths))
+    words = [_longest_word(row[column] for row in cells) for column in range(len(header))]
     while sum(widths) > available:
-        widest = max(range(len(widths)), key=widths.__getitem__)
+        roomy = [column for column, word in enumerate(words) if widths[column] > min(word, _LONGEST_WORD)]
+        widest = max(roomy or range(len(widths)), key=widths.__getitem__)
         widths[widest] -= 1
     lines = [line for row in rows for line in _lines(row, widths)]
     return table(header, lines)
 
 
 _NARROWEST: Final = 8  # of a column
+_LONGEST_WORD: Final = 32  # longer ones are broken
+
+
+def _longest_word(cells: Iterable[str]) -> int:
+    return max((len(word) for cell in cells for word in unstyled(cell).split()), default=0)
 
 
 def _lines(row: Sequence[str], widths: Sequence[int]) -> list[list[str]]:

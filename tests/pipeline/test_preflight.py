@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from moto import mock_aws
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.responses import EC2Response
+from moto.s3.exceptions import S3AccessDeniedError
+from moto.s3.models import S3Backend
 from moto.sns.models import sns_backends
 
 from nxpipe.artifact_store import open_store
@@ -21,10 +23,12 @@ from nxpipe.artifact_store.channel.generation import Served
 from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import Config
-from nxpipe.pipeline.config.fleets import CapacityBlock
+from nxpipe.pipeline.config.cloud import Release
+from nxpipe.pipeline.config.fleets import CapacityBlock, serving_fleets
 from nxpipe.pipeline.config.locks import ADDONS, FLEETS_PARAMETER, TRAINING_PARAMETER, ClusterLock, LockedImage
 from nxpipe.pipeline.fleet import preflight_rules as rules
 from nxpipe.pipeline.fleet.account import Image, Quota, Reservation, quota_name
+from nxpipe.pipeline.fleet.preflight_rules import ChannelArtifact
 from nxpipe.pipeline.util.text import unstyled, wrapped_table
 from tests.artifact_store.afar import first_generation
 from tests.artifact_store.samples import MODEL, put
@@ -330,17 +334,25 @@ def refused(*_: object) -> None:
     raise EC2ClientError("UnauthorizedOperation", "You are not authorized to perform this operation.")
 
 
+def denied(*_: object, **__: object) -> None:
+    raise S3AccessDeniedError
+
+
 def test_a_missing_permission_is_an_unknown_row_and_ends_no_other_check(
     world: World, nxpipe: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for call in ("describe_instance_type_offerings", "describe_instances", "get_ebs_default_kms_key_id"):
         monkeypatch.setattr(EC2Response, call, refused)
+    for name in ("head_object", "get_object"):
+        monkeypatch.setattr(S3Backend, name, denied)
     rows = examined(nxpipe, 0)
     unknown = {row["check"]: row["remedy"] for row in rows if row["state"] == "unknown"}
     assert unknown == {
         "offering": "allow ec2:DescribeInstanceTypeOfferings",
         "quota": "allow ec2:DescribeInstances",
         "ebs-key": "allow ec2:GetEbsDefaultKmsKeyId",
+        "agent": "allow s3:GetObject, or s3:ListBucket where there is no such object",
+        "channel": "allow s3:GetObject",
     }
     assert {row["state"] for row in rows if row["check"] not in unknown} == {"ok"}
 
@@ -467,6 +479,44 @@ def test_a_service_without_an_endpoint_in_a_zone_has_a_row_of_its_own() -> None:
         ("ecs", "fails", "z-a"),
         ("eks", "fails", "no such service in this region"),
     }
+
+
+def test_a_zone_is_one_of_the_account_and_of_eks_if_there_is_a_cluster() -> None:
+    ids = {"us-east-1a": "use1-az3", "us-east-1b": "use1-az1"}
+    states = {
+        eks: [row.state for row in rules.zone_rows(["us-east-1a", "us-east-1b", "us-east-1z"], ids, eks=eks)]
+        for eks in (False, True)
+    }
+    assert states == {False: ["ok", "ok", "fails"], True: ["fails", "ok", "fails"]}
+
+
+@pytest.mark.parametrize(
+    ("artifact", "others", "found", "remedy"),
+    [
+        (None, [], "empty", "promote to production"),
+        (None, ["acme/llama for trn1"], "serves only acme/llama for trn1", "promote to production"),
+        (ChannelArtifact("a@1", "emulator", 1), [], "backend emulator", "--backend neuronx"),
+        (ChannelArtifact("a@1", "neuronx", 4), [], "tp 4", "a tp of at most 2"),
+        (ChannelArtifact("a@1", "neuronx", 2), [], "tp 2", None),
+    ],
+)
+def test_a_channel_has_an_artifact_that_every_type_of_the_fleet_can_run(
+    artifact: ChannelArtifact | None, others: list[str], found: str, remedy: str | None
+) -> None:
+    text = PROJECT.replace("RESERVED", "cr-0a1b2c3d4e5f60718").replace("REGISTRY", REGISTRY)
+    text = text.replace("IMAGE", f"sha256:{'0' * 64}").replace('["inf2.xlarge"]', '["inf2.48xlarge", "inf2.xlarge"]')
+    fleet = serving_fleets(config_of(text))["search"]
+    row = rules.channel_row(fleet, "production", "inf2", others, artifact)
+    assert found in row.found
+    assert (row.state == "ok", (remedy or "") in row.remedy) == (remedy is None, True)
+
+
+def test_a_provider_that_the_configuration_names_exists() -> None:
+    arn = "arn:aws:iam::123456789012:oidc-provider/token.actions.githubusercontent.com"
+    named, unnamed = Release(repository="a/b", provider=arn), Release(repository="a/b")
+    states = [rules.provider_row(named, {arn: False}).state, rules.provider_row(named, {}).state]
+    states += [rules.provider_row(unnamed, providers).state for providers in ({}, {arn: True}, {arn: False})]
+    assert states == ["ok", "fails", "ok", "ok", "fails"]
 
 
 LOCKED: Final = LockedImage(
