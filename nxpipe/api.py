@@ -1,8 +1,8 @@
 """The Python API: check, plan, build, verify and preflight, as functions of the same library that the commands call.
 
 A model is a hub id, a folder, or a .pt2 or .onnx file. The keywords of `ModelKeywords` have the meaning and the
-defaults of the keys of [[models]] in nxpipe.toml; only `preflight` reads that file. Errors are those of the library, such as
-`nxpipe.pipeline.util.errors.ModelSourceError` and `nxpipe.emulator.errors.CompileError`.
+defaults of the keys of [[models]] in nxpipe.toml; only `preflight` reads that file. Errors are those of the library,
+such as `nxpipe.pipeline.util.errors.ModelSourceError` and `nxpipe.emulator.errors.CompileError`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -35,7 +35,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def wrapped_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
     """A table of at most `width` columns: cells without styles are wrapped, the widest ones first.
 
-    Words stay whole while the columns have room for them.
+    Words are broken only if the columns would be too wide otherwise.
     """
     cells = [[shown(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(unstyled(row[column])) for row in cells) for column in range(len(header))]
