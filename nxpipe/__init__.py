@@ -14,11 +14,12 @@ wheel has them in place.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nxpipe.api import BuildFailed, ModelKeywords, build, check, plan, verify
+    from nxpipe.api import BuildFailed, ModelKeywords, build, check, plan, preflight, verify
     from nxpipe.artifact_store import Published as Artifact
     from nxpipe.artifact_store import Store, open_store
     from nxpipe.pipeline.build.plan import BuildPlan
     from nxpipe.pipeline.check.report import Report as CheckReport
+    from nxpipe.pipeline.fleet.preflight_rules import PreflightReport, PreflightRow
     from nxpipe.pipeline.verify.comparison import Comparison
 
 __all__ = [
@@ -28,11 +29,14 @@ __all__ = [
     "CheckReport",
     "Comparison",
     "ModelKeywords",
+    "PreflightReport",
+    "PreflightRow",
     "Store",
     "build",
     "check",
     "open_store",
     "plan",
+    "preflight",
     "verify",
 ]
 
@@ -43,11 +47,14 @@ _HOMES = {
     "CheckReport": "pipeline.check.report:Report",
     "Comparison": "pipeline.verify.comparison:Comparison",
     "ModelKeywords": "api:ModelKeywords",
+    "PreflightReport": "pipeline.fleet.preflight_rules:PreflightReport",
+    "PreflightRow": "pipeline.fleet.preflight_rules:PreflightRow",
     "Store": "artifact_store:Store",
     "build": "api:build",
     "check": "api:check",
     "open_store": "artifact_store:open_store",
     "plan": "api:plan",
+    "preflight": "api:preflight",
     "verify": "api:verify",
 }
 

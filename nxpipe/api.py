@@ -1,8 +1,8 @@
-"""The Python API: check, plan, build and verify, as functions of the same library that the commands call.
+"""The Python API: check, plan, build, verify and preflight, as functions of the same library that the commands call.
 
 A model is a hub id, a folder, or a .pt2 or .onnx file. The keywords of `ModelKeywords` have the meaning and the
-defaults of the keys of [[models]] in nxpipe.toml; that file is not read. Errors are those of the library, such as
-`nxpipe.pipeline.util.errors.ModelSourceError` and `nxpipe.emulator.errors.CompileError`.
+defaults of the keys of [[models]] in nxpipe.toml; only `preflight` reads that file. Errors are those of the library,
+such as `nxpipe.pipeline.util.errors.ModelSourceError` and `nxpipe.emulator.errors.CompileError`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.build.run import BuildRun
     from nxpipe.pipeline.build.state import CellResult
     from nxpipe.pipeline.check.report import Report
+    from nxpipe.pipeline.fleet.preflight_rules import PreflightReport
     from nxpipe.pipeline.verify.comparison import Comparison
 
-__all__ = ["BuildFailed", "ModelKeywords", "build", "check", "plan", "verify"]
+__all__ = ["BuildFailed", "ModelKeywords", "build", "check", "plan", "preflight", "verify"]
 
 
 class ModelKeywords(TypedDict, total=False):
@@ -150,6 +151,17 @@ def verify(
             raise TypeError("an artifact requires its store; pass store=")
         spec = BuildSpec.of(_spec(model, target, tp, keywords))
         return tuple(compare_model(spec, VerifyOptions(layers=layers), _silent))
+
+
+def preflight(config_path: str | Path = "nxpipe.toml", region: str | None = None) -> "PreflightReport":
+    """Compare the AWS account of the current credentials with what nxpipe.toml deploys; change nothing.
+
+    `region` replaces that of the file. Obstacles are rows of the report, not exceptions; a check without permission is
+    a row in state "unknown".
+    """
+    from nxpipe.pipeline.fleet.preflight import preflight as examine
+
+    return examine(Path(config_path), region)
 
 
 def _run(store: "Store", state: Path, *, force: bool) -> "BuildRun":

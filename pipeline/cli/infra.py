@@ -1,8 +1,11 @@
-"""`nxpipe infra`: lint templates, plan deployments, lock and write the manifests of a cluster, all without CDK."""
+"""`nxpipe infra`: check the account, lint templates, plan deployments, lock a cluster, write manifests; without CDK."""
 
 import os
+import shutil
+import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -10,10 +13,11 @@ from nxpipe.pipeline.cli.main import Group
 from nxpipe.pipeline.cli.options import config_option
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.exit_codes import FINDINGS
-from nxpipe.pipeline.util.text import table
+from nxpipe.pipeline.util.text import style, table, wrapped_table
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.config.locks import ClusterLock
+    from nxpipe.pipeline.fleet.preflight_rules import PreflightReport
     from nxpipe.stacks.lint.deployment_plan import Plan
     from nxpipe.stacks.lint.finding import Finding
     from nxpipe.stacks.lint.template import Templates
@@ -24,12 +28,66 @@ _REGION = click.option("--region", metavar="REGION", help="The region of templat
 
 @click.group(cls=Group)
 def infra() -> None:
-    """Lint CloudFormation templates, plan deployments, write the manifests of a cluster.
+    """Check the AWS account, lint templates, plan deployments, write the manifests of a cluster.
 
     \b
     Example:
       nxpipe infra plan
     """
+
+
+@infra.command()
+@click.option("--region", metavar="REGION", help="The region to check.  [default: the project's]")
+@config_option
+@click.pass_context
+def preflight(ctx: click.Context, region: str | None, config_path: Path) -> None:
+    """Check what the AWS account lacks for the deployment.
+
+    Reads quotas, offerings of instance types by zone, images, the store's bucket and channels, reservations and more,
+    as far as nxpipe.toml needs them, and changes nothing. A check without permission is a row in state "unknown", with
+    the missing action. Exits with code 33 if a row fails.
+
+    \b
+    Example:
+      nxpipe infra preflight
+      nxpipe infra preflight --region us-west-2 --json
+    """
+    from nxpipe.pipeline.fleet.preflight import preflight as examine
+
+    console: Console = ctx.obj
+    report = examine(config_path, region, console.step)
+    if console.json:
+        console.data(_preflight_as_json(report))
+    else:
+        console.page(_preflight_table(report))
+    counts = {state: report.count(state) for state in ("ok", "fails", "unknown")}
+    console.say(f"{counts['fails']} of {len(report.rows)} checks fail, {counts['unknown']} are unknown.")
+    ctx.exit(report.exit_code.number)
+
+
+_COLOURS: Final = {"ok": "green", "fails": "red", "unknown": "yellow"}
+
+
+def _preflight_table(report: "PreflightReport") -> str:
+    """Obstacles first. On a terminal wide texts are wrapped; elsewhere a row is one line."""
+    header = ("STATE", "CHECK", "WHAT", "FOUND", "NEEDED", "REMEDY")
+    ordered = sorted(report.rows, key=lambda row: ("fails", "unknown", "ok").index(row.state))
+    rows = [
+        (style(row.state, fg=_COLOURS[row.state]), row.check, row.what, row.found, row.needed, row.remedy)
+        for row in ordered
+    ]
+    if sys.stdout.isatty():
+        return wrapped_table(header, rows, shutil.get_terminal_size().columns)
+    return table(header, rows)
+
+
+def _preflight_as_json(report: "PreflightReport") -> dict[str, object]:
+    return {
+        "format": "nxpipe.preflight/1",
+        "account": report.account,
+        "region": report.region,
+        "rows": [asdict(row) for row in report.rows],
+    }
 
 
 @infra.command()

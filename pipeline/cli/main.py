@@ -48,7 +48,7 @@ COMMANDS = {
     ),
     "infra": (
         "nxpipe.pipeline.cli.infra:infra",
-        "Lint CloudFormation templates, plan deployments, write the manifests of a cluster.",
+        "Check the AWS account, lint templates, plan deployments, write the manifests of a cluster.",
     ),
     "init": (
         "nxpipe.pipeline.cli.init:init",

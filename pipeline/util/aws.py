@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 from nxpipe.pipeline.util.errors import AwsError
 
 _THROTTLING: Final = ("RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequestsException")
+_DENIED: Final = ("AccessDenied", "AccessDeniedException", "AuthorizationError", "UnauthorizedOperation")
 
 
 def client(service: str, region: str | None = None, *, retries: Literal["standard", "adaptive"] = "standard") -> Any:
@@ -39,6 +40,17 @@ def convert_sdk_errors(action: str) -> Iterator[None]:
         yield
     except (BotoCoreError, ClientError) as error:
         raise AwsError(f"AWS: cannot {action}: {str(error).rstrip('.')}") from error
+
+
+def error_code(error: AwsError) -> str:
+    """AWS's code of the error, such as ParameterNotFound; empty if AWS sent no answer."""
+    response: dict[str, Any] = getattr(error.__cause__, "response", None) or {}
+    return str(response.get("Error", {}).get("Code", ""))
+
+
+def is_denied(error: AwsError) -> bool:
+    """True if the identity lacks the permission for the call."""
+    return error_code(error) in _DENIED
 
 
 def is_transient(error: AwsError) -> bool:

@@ -179,8 +179,9 @@ AWS: Final = ExitCode(
 FINDINGS: Final = ExitCode(
     33,
     "findings",
-    "Templates violate NXP rules, or a deployment would delete resources that must be retained.",
-    "Apply the fix in each finding; `[[acknowledge]]` accepts a finding until a date, with a reason.",
+    "Templates violate NXP rules, a deployment would delete resources that must be retained, or the account lacks "
+    "something that it needs.",
+    "Apply the fix in each finding or row; `[[acknowledge]]` accepts a finding until a date, with a reason.",
 )
 TEMPLATE: Final = ExitCode(
     34,

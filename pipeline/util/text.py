@@ -6,6 +6,8 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+from textwrap import wrap
 from typing import Final
 from unicodedata import category
 
@@ -28,6 +30,39 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     cells = [[style(title, bold=True) for title in header], *([shown(cell) for cell in row] for row in rows)]
     widths = [max(len(unstyled(row[column])) for row in cells) for column in range(len(header))]
     return "\n".join("  ".join(map(_padded, row, widths)).rstrip() for row in cells)
+
+
+def wrapped_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
+    """A table of at most `width` columns: cells without styles are wrapped, the widest ones first.
+
+    Words are broken only if the columns would be too wide otherwise.
+    """
+    cells = [[shown(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(unstyled(row[column])) for row in cells) for column in range(len(header))]
+    available = max(width - 2 * (len(widths) - 1), _NARROWEST * len(widths))
+    words = [_longest_word(row[column] for row in cells) for column in range(len(header))]
+    while sum(widths) > available:
+        roomy = [column for column, word in enumerate(words) if widths[column] > min(word, _LONGEST_WORD)]
+        widest = max(roomy or range(len(widths)), key=widths.__getitem__)
+        widths[widest] -= 1
+    lines = [line for row in rows for line in _lines(row, widths)]
+    return table(header, lines)
+
+
+_NARROWEST: Final = 8  # of a column
+_LONGEST_WORD: Final = 32  # longer ones are broken
+
+
+def _longest_word(cells: Iterable[str]) -> int:
+    return max((len(word) for cell in cells for word in unstyled(cell).split()), default=0)
+
+
+def _lines(row: Sequence[str], widths: Sequence[int]) -> list[list[str]]:
+    wrapped = [
+        [cell] if len(unstyled(cell)) <= width else wrap(cell, width, break_on_hyphens=False)
+        for cell, width in zip(row, widths, strict=True)
+    ]
+    return [list(line) for line in zip_longest(*wrapped, fillvalue="")]
 
 
 def _padded(cell: str, width: int) -> str:

@@ -322,3 +322,28 @@ def test_all_environments_of_an_account_share_batchs_own_role() -> None:
         batch.create_compute_environment(computeEnvironmentName=name, type="UNMANAGED")
     environments = batch.describe_compute_environments()["computeEnvironments"]
     assert {environment["serviceRole"].rpartition("/")[2] for environment in environments} == {"AWSServiceRoleForBatch"}
+
+
+def test_quotas_are_listed_in_pages_and_an_increase_holds_in_its_region() -> None:
+    def quotas(region: str, call: str = "list_service_quotas", service: str = "ec2") -> dict[str, float]:
+        client = boto3.client("service-quotas", region_name=region)
+        pages = client.get_paginator(call).paginate(ServiceCode=service)
+        return {entry["QuotaName"]: entry["Value"] for page in pages for entry in page["Quotas"]}
+
+    name = "Running On-Demand Inf instances"
+    assert quotas(REGION)[name] == 0
+    boto3.client("service-quotas").request_service_quota_increase(
+        ServiceCode="ec2", QuotaCode="L-1945791B", DesiredValue=64
+    )
+    assert (quotas(REGION)[name], quotas("us-west-2")[name]) == (64, 0)
+    defaults = "list_aws_default_service_quotas"
+    assert quotas(REGION, defaults)[name] == 0
+    assert quotas(REGION, service="sagemaker") == {}
+    assert quotas(REGION, defaults, "sagemaker")["ml.inf2.xlarge for endpoint usage"] == 0
+
+
+def test_ebs_has_a_default_key_of_aws_until_another_is_chosen() -> None:
+    ec2 = boto3.client("ec2")
+    assert ec2.get_ebs_default_kms_key_id()["KmsKeyId"] == "alias/aws/ebs"
+    ec2.modify_ebs_default_kms_key_id(KmsKeyId="arn:aws:kms:us-east-2:123456789012:key/k")
+    assert ec2.get_ebs_default_kms_key_id()["KmsKeyId"].endswith("key/k")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from moto import mock_aws
 
 import nxpipe
 from tests.conftest import ROOT
@@ -17,12 +18,17 @@ PAGE = (ROOT / "docs" / "reference" / "python-api.md").read_text()
 
 def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_model(tmp_path / "my-bert", BERT)
+    (tmp_path / "nxpipe.toml").write_text('[project]\nname = "demo"\nregion = "us-east-2"\n')
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "local")
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     assert len(blocks) >= 4
-    scope: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, "docs/reference/python-api.md", "exec"), scope)
+    scope: dict[str, Any] = {}
+    with mock_aws():
+        for block in blocks:
+            exec(compile(block, "docs/reference/python-api.md", "exec"), scope)
+    assert [row.state for row in scope["preflight"].rows] == ["ok", "fails"]  # the region is not bootstrapped
 
 
 @pytest.mark.parametrize("name", nxpipe.__all__)

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -11,8 +12,11 @@ from pathlib import Path
 import pytest
 from aws_cdk import App
 
+from nxpipe.pipeline.config import load_config
+from nxpipe.pipeline.fleet.preflight_rules import interface_services
 from nxpipe.stacks.__main__ import run
-from nxpipe.stacks.app import main
+from nxpipe.stacks.app import add_stacks, deployable, main
+from nxpipe.stacks.lint.egress import GATEWAYS
 from tests.stacks.local import new_app
 from tests.stacks.whole import STACKS, WHOLE, write_locks, write_whole
 
@@ -149,6 +153,31 @@ def test_a_second_synthesis_gives_equal_bytes_beside_a_local_aws_too(
     manifests = [json.loads((folder / "manifest.json").read_text()) for folder in (first, tmp_path / "second")]
     assert manifests[0]["artifacts"] == manifests[1]["artifacts"]
     assert Path(offline["NETWORK_ATTEMPTS"]).read_text() == ""
+
+
+@pytest.mark.sample(3)
+def test_the_preflight_checks_the_interface_endpoints_that_the_network_creates(first: Path, whole: Path) -> None:
+    document = json.loads((first / "demo-network.template.json").read_text())
+    endpoints = [entry["Properties"] for entry in document["Resources"].values() if entry["Type"].endswith("Endpoint")]
+    names = [entry["ServiceName"] for entry in endpoints if entry["VpcEndpointType"] == "Interface"]
+    created = {name.removeprefix("com.amazonaws.us-east-2.") for name in names}
+    assert interface_services(load_config(whole, {})) == created
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ['"search"', '"tune"', "[[endpoints]]", "[cluster", "[farm]"])
+def test_the_preflight_knows_the_endpoints_of_each_part_of_a_project(part: str, tmp_path: Path) -> None:
+    head, *tables = re.split(r"(?m)^(?=\[)", WHOLE)
+    always = ("[project]", "[[models]]")
+    text = "".join([head, *(table for table in tables if table.startswith(always) or part in table)])
+    write_locks(tmp_path)
+    path = tmp_path / "nxpipe.toml"
+    path.write_text(text)
+    cdk = new_app()
+    add_stacks(cdk, deployable(path), tmp_path)
+    endpoints = cdk.node.find_child("demo-network").node.find_child("Endpoints").node.children
+    created = {child.node.id for child in endpoints} - {"Group", *GATEWAYS}
+    assert interface_services(load_config(path, {})) == created
 
 
 @pytest.mark.sample(3)
