@@ -28,7 +28,7 @@ from nxpipe.pipeline.fleet.preflight_rules import PreflightReport, PreflightRow,
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import AwsError
 from nxpipe.stacks.lint.costs import load_prices
-from nxpipe.stacks.locks import LOCK, NoAgentLocked, lock_of, locked_agent
+from nxpipe.stacks.locks import LOCK, NoAgentLocked, fleet_python, lock_of, locked_agent
 
 Step: TypeAlias = Callable[[str], AbstractContextManager[None]]
 Rows: TypeAlias = Iterable[PreflightRow]
@@ -143,7 +143,8 @@ def _store_checks(config: Config, path: Path) -> Iterator[Check]:
         return
     store = open_uncached_store(None, path, Console(quiet=True))
     if fleets:
-        yield Check("agent", "the agent's bundle", partial(_agent, path.parent, store))
+        python = fleet_python(config, lock_of(config, path.parent))
+        yield Check("agent", "the agent's bundle", partial(_agent, path.parent, python, store))
     for fleet in fleets:
         yield Check(
             "channel", f"channel {fleet.channel} of fleet {fleet.name}", partial(_channel, config, fleet, store)
@@ -246,10 +247,10 @@ def _local_store(url: str) -> Rows:
     yield row("store", "[store] url", url, "s3://BUCKET, which instances read", remedy, holds=False)
 
 
-def _agent(folder: Path, store: Store) -> Rows:
+def _agent(folder: Path, python: str, store: Store) -> Rows:
     command = "run `nxpipe agent bundle PACKAGES` with this store"
     try:
-        digest = locked_agent(folder)
+        digest = locked_agent(folder, python)
     except NoAgentLocked as fault:
         yield row("agent", LOCK, str(fault), "a digest", command, holds=False)
         return

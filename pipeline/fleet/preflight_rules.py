@@ -10,6 +10,7 @@ from datetime import UTC, date, datetime
 from typing import Final, Literal, TypeAlias
 
 from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.pipeline.artifacts.channels import ProgramHost
 from nxpipe.pipeline.config import Config, ServingFleet
 from nxpipe.pipeline.config.cloud import ClosedNetwork, Release
 from nxpipe.pipeline.config.fleets import Capacity, CapacityBlock, ServingReservation, ServingSpot, TrainingReservation
@@ -90,6 +91,7 @@ _SYSTEM_NODES: Final = 3  # two, and one more during an update
 def _serving(user: str, fleet: ServingFleet, zones: tuple[str, ...]) -> Iterator[Demand]:
     """Blue and green may both have `size.max` instances during a rollout."""
     both, capacity = 2 * fleet.size.max, fleet.capacity
+    zones = (fleet.zone,) if fleet.zone else zones
     if not isinstance(capacity, ServingSpot):
         yield _demand(user, fleet.instance_types, both, zones, capacity)
         return
@@ -262,17 +264,19 @@ def channel_row(
     """`others`: what the channel serves besides, as MODEL for TARGET; without any the channel is empty."""
     cores = min(INSTANCES[name].logical_cores for name in fleet.instance_types)
     what = f"channel {channel} of fleet {fleet.name}"
-    needed = f"{fleet.model} for {target}, backend neuronx, tp of at most {cores}"
-    promote = f"build {fleet.model} with --backend neuronx, then nxpipe promote to {fleet.channel}"
+    host = ProgramHost.of_fleet(fleet)
+    backend = "any backend (a rehearsal)" if host.rehearsal else "backend neuronx"
+    needed = f"{fleet.model} for {target}, {backend}, tp of at most {cores}"
+    build = f"build {fleet.model}" if host.rehearsal else f"build {fleet.model} with --backend neuronx"
+    promote = f"{build}, then nxpipe promote to {fleet.channel}"
     if artifact is None:
         found = f"serves only {', '.join(others)}" if others else "empty"
         return row("channel", what, found, needed, promote, holds=False)
     found = f"{artifact.name}, backend {artifact.backend}, tp {artifact.degree}"
     if artifact.degree > cores:
         promote = f"build with a tp of at most {cores}, or choose a larger instance type"
-    return row(
-        "channel", what, found, needed, promote, holds=artifact.backend == "neuronx" and artifact.degree <= cores
-    )
+    runs = host.fault(artifact.name, artifact.backend) is None
+    return row("channel", what, found, needed, promote, holds=runs and artifact.degree <= cores)
 
 
 @dataclass(frozen=True)
@@ -295,14 +299,7 @@ def bookings(config: Config) -> Iterator[Booking]:
         capacity = capacities.get(demand.user)
         if isinstance(capacity, ServingReservation | TrainingReservation | CapacityBlock):
             block = capacity if isinstance(capacity, CapacityBlock) else None
-            count = _booked(config, demand)
-            yield Booking(capacity.id, demand.user, demand.types[0], count, demand.zones, block)
-
-
-def _booked(config: Config, demand: Demand) -> int:
-    """Instances that one reservation holds. `size.max` of a serving fleet includes those of a rollout."""
-    serving = {f"fleet {fleet.name}" for fleet in config.fleets if isinstance(fleet, ServingFleet)}
-    return demand.count // 2 if demand.user in serving else demand.count
+            yield Booking(capacity.id, demand.user, demand.types[0], demand.count, demand.zones, block)
 
 
 def reservation_row(booking: Booking, found: Reservation | None, now: datetime) -> PreflightRow:
@@ -322,7 +319,7 @@ def _faults(booking: Booking, found: Reservation, now: datetime) -> Iterator[tup
     yield found.state not in usable, "name a reservation that is active" + (" or scheduled" if block else "")
     yield found.type != booking.type, f"set the instance type to {found.type}"
     yield found.zone not in booking.zones, f"use the zone {found.zone}"
-    yield found.count < booking.count, f"reserve {booking.count} instances, or reduce the size to {found.count}"
+    yield found.count < booking.count, f"reserve {booking.count} instances, or reduce the size"
     ends = block.end if block else found.end
     yield ends is not None and ends <= now, "name a reservation that has not ended"
     if block:

@@ -447,6 +447,7 @@ model = "bert"
 channel = "production"
 instance_types = ["{type_}"]
 capacity = {capacity}
+zone = "{REGION}a"
 size = {{ min = 0, max = {most} }}
 """
     )
