@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from nxpipe.artifact_store import Store
-from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.errors import Denied, StoreError, StoreUnavailable
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, ServedModel
+from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store, store_url
 from nxpipe.pipeline.config import Config, ConfigInvalid, ServingFleet, TrainingFleet
 from nxpipe.pipeline.config.load import check_placement, has_network, load, read_source, zones_of
@@ -146,9 +146,8 @@ def _store_checks(config: Config, path: Path) -> Iterator[Check]:
         python = fleet_python(config, lock_of(config, path.parent))
         yield Check("agent", "the agent's bundle", partial(_agent, path.parent, python, store))
     for fleet in fleets:
-        yield Check(
-            "channel", f"channel {fleet.channel} of fleet {fleet.name}", partial(_channel, config, fleet, store)
-        )
+        channel = partial(_channel, config, path.parent, fleet, store)
+        yield Check("channel", f"channel {fleet.channel} of fleet {fleet.name}", channel)
     for endpoint in config.endpoints:
         file = f"endpoints/{endpoint.name}/{endpoint.artifact}/manifest.json"
         yield Check("artifact", f"artifact of endpoint {endpoint.name}", partial(_folder, endpoint.name, file, store))
@@ -265,16 +264,17 @@ def _agent(folder: Path, python: str, store: Store) -> Rows:
     yield row("agent", "the agent's bundle", found, f"{store.url}/{path}", command, holds=holds)
 
 
-def _channel(config: Config, fleet: ServingFleet, store: Store) -> Rows:
-    """The channel that instances of each environment follow now: its own after a rollout, else that of the fleet."""
-    followed = {}
+def _channel(config: Config, folder: Path, fleet: ServingFleet, store: Store) -> Rows:
+    """The channel that instances of each environment follow now: its own after a rollout, else that of the fleet. Its
+    signatures are verified, as the agent does it."""
+    trust, followed = trust_in(config, folder, store), {}
     for environment in ENVIRONMENTS:
         served = ServedModel.of(config, fleet, environment)
-        tips = ((channel, ChannelLog(store.backend, channel).newest()) for channel in served.channels)
-        channel, tip = next(((channel, tip) for channel, tip in tips if tip is not None), (fleet.channel, None))
-        followed[channel] = (served, tip)
-    for channel, (served, tip) in followed.items():
-        entries = {entry.slot: entry for entry in (tip.artifacts if tip else ())}
+        contents = ((channel, trust.served(store, channel)) for channel in served.channels)
+        channel, artifacts = next((pair for pair in contents if pair[1] is not None), (fleet.channel, ()))
+        followed[channel] = (served, artifacts)
+    for channel, (served, artifacts) in followed.items():
+        entries = {entry.slot: entry for entry in artifacts or ()}
         entry = entries.get((served.model_id, served.target))
         others = [f"{model} for {target}" for model, target in sorted(entries)]
         artifact = None

@@ -85,7 +85,9 @@ def configuration(bucket: str, keys: Mapping[str, str]) -> str:
     text = text.replace('id = "acme/llama"', 'path = "llama"\nweights = "random:0"').replace("[128]", "[8]")
     text = text.replace('task = "fill-mask"', 'task = "feature-extraction"')
     text = text.replace('command = ["python", "-m", "server"]\n', "")
+    text = text.replace('kind = "serving"\n', 'kind = "serving"\nrehearsal = true\n')
     assert text.count("random:0") == 2
+    assert "rehearsal = true" in text
     return text + _MORE.format(bucket=bucket, **keys)
 
 

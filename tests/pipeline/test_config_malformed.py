@@ -289,7 +289,7 @@ WRONG = {
     "responses that outlast a block": Wrong(
         fleet(
             'capacity = { kind = "on-demand" }',
-            'draining = "20m"\ncapacity = { kind = "capacity-block", id = "cr-0a1b2c3d",'
+            'draining = "20m"\nzone = "us-east-2a"\ncapacity = { kind = "capacity-block", id = "cr-0a1b2c3d",'
             " start = 2026-11-01T00:00:00Z, end = 2026-11-08T00:00:00Z }",
         )
         .replace("inf2", "trn1")
