@@ -320,7 +320,7 @@ _DIVISIONS: Final[Mapping[str, Callable[[Lanes, Operand, Operand, Tile], Any]]] 
     "truncating_divide": truncating_divide,
 }
 _MULTI_STEP: Final = ("floor_divide", "power", "remainder", "truncating_divide")
-_FEW, _MANY = 8, 28  # bounds on temporaries
+_FEW, _ROUNDING, _MANY, _TRUNCATING = 8, 10, 28, 32  # bounds on temporaries
 
 
 def is_applicable(node: Node) -> bool:
@@ -344,7 +344,12 @@ def temporaries(node: Node) -> int:
     types = [*(operand.type.dtype for operand in node.operands), node.result.type.dtype]
     if all(dtype.is_float for dtype in types) and (isinstance(node.op, Cast) or node.op.label in _DIRECT):
         return 0
-    return _MANY if node.op.label in COMPOSED or node.op.label in _MULTI_STEP else _FEW
+    function = node.op.label
+    if function == "truncating_divide":
+        return _TRUNCATING
+    if function in COMPOSED or function in _MULTI_STEP:
+        return _MANY
+    return _ROUNDING if function in ("cast", "ceil", "floor", "round", "trunc") else _FEW
 
 
 def apply(k: Kernel, node: Node, dst: Tile, operands: Sequence[Operand]) -> None:

@@ -2,17 +2,20 @@
 may be off, in units of the last place of float32, and absolutely where a result near zero is a difference of large
 numbers. In narrower types it is one unit at most."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.nodes import Value
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.operands import Memory, Tile
 from nxpipe.emulator.isa.program import Role, instructions
-from nxpipe.emulator.lower import lower
+from nxpipe.emulator.lower import elementwise, epilogue, lower
+from nxpipe.emulator.lower.kernel import Kernel
 from nxpipe.emulator.numerics import round_to
 from nxpipe.emulator.ops import Binary, Cast, Linear, Reshape, Unary, Where
 from nxpipe.emulator.ops.elementwise import _ARITHMETIC, _BITWISE, _COMPARISONS, _KEEPING, _PREDICATES, _SMOOTH
@@ -225,3 +228,44 @@ def test_every_function_finds_room_at_full_width() -> None:
             x, y = (builder.input(name, TensorType((128, 4096), dtype)) for name in "xy")
             builder.output("z", builder.add(Binary(function), x, y))
             lower(builder.build(), "v2")
+
+
+@pytest.mark.parametrize(
+    "function", [*_ARITHMETIC, "divide", *_COMPARISONS, *_BITWISE, *_KEEPING, *_PREDICATES, *_SMOOTH]
+)
+def test_a_node_needs_no_more_sbuf_than_its_tiling_leaves_for_temporaries(
+    function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a tile as wide as the tiling allows would not fit."""
+    needed: list[float] = []
+
+    def measured(k: Kernel, node: Node, dst: Tile, operands: Sequence[Tile | float]) -> None:
+        before, limit = k.free_bytes(Memory.SBUF), [k.free_bytes(Memory.SBUF)]
+
+        def tile(*args: Any, **options: Any) -> Any:
+            block = allocate(*args, **options)
+            limit.append(k.free_bytes(Memory.SBUF))
+            return block
+
+        allocate = k.tile
+        monkeypatch.setattr(k, "tile", tile)
+        elementwise.apply(k, node, dst, operands)
+        monkeypatch.setattr(k, "tile", allocate)
+        needed.append((before - min(limit)) / DType.FLOAT32.itemsize / dst.elements - elementwise.temporaries(node))
+
+    monkeypatch.setattr(epilogue, "apply", measured)
+    is_unary = function in (*_KEEPING, *_PREDICATES, *_SMOOTH)
+    for dtype in _types(function):
+        operand = Given(np.ones((128, 2048), np.float32 if dtype.is_float else dtype.held), dtype)
+        op, operands = (Unary(function), [operand]) if is_unary else (Binary(function), [operand] * 2)
+        lower(case(lambda builder, *values, op=op: builder.add(op, *values), *operands).graph, "v2")
+    assert needed
+    assert max(needed) <= 0
+
+
+def _types(function: str) -> tuple[DType, ...]:
+    if function in _SMOOTH:
+        return FLOATS
+    if function in (*_BITWISE, "invert"):
+        return INTEGERS
+    return (*FLOATS, *INTEGERS)
