@@ -253,15 +253,20 @@ def _require_bootable(image: dict[str, Any]) -> None:
         "State": ("available", "wait until it is"),
         "Architecture": ("x86_64", "build it for the processors of Inferentia and Trainium instances"),
         "VirtualizationType": ("hvm", "build it from an HVM image"),
-        "RootDeviceType": ("ebs", "build it with an EBS root volume"),
     }
     for key, (needed, remedy) in needs.items():
-        if (found := image.get(key)) != needed:
-            what = re.sub("(?<!^)(?=[A-Z])", " ", key).lower()
-            raise AwsError(
-                f"image {image['ImageId']} has the {what} {found}, but serving fleets need {needed}; {remedy}, or "
-                "correct `image` in [amis]"
-            )
+        if image[key] != needed:
+            raise _unfit(image, key, needed, remedy)
+    if image["RootDeviceType"] == "instance-store":
+        raise _unfit(image, "RootDeviceType", "ebs", "build it with an EBS root volume")
+
+
+def _unfit(image: dict[str, Any], key: str, needed: str, remedy: str) -> AwsError:
+    what = re.sub("(?<!^)(?=[A-Z])", " ", key).lower()
+    return AwsError(
+        f"image {image['ImageId']} has the {what} {image[key]}, but serving fleets need {needed}; {remedy}, or "
+        "correct `image` in [amis]"
+    )
 
 
 def _own_software(image: dict[str, Any], amis: Amis, region: str, ec2: Any) -> SystemSoftware:
