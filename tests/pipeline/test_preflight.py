@@ -601,3 +601,11 @@ image = "{REGISTRY}/nxpipe@sha256:{"0" * 64}"
 """
         )
         assert len(rules.interface_services(config)) == expected
+
+
+def test_an_image_that_the_project_names_is_examined_in_place_of_the_locked_one_of_aws(
+    world: World, nxpipe: InProcess
+) -> None:
+    world.write(more='\n[amis]\nimage = "ami-0000000000000000b"\nowner = "self"\n')
+    (row,) = (row for row in examined(nxpipe, 33) if row["what"] == "AMI of serving instances")
+    assert (row["state"], row["found"]) == ("fails", "ami-0000000000000000b: no such image")
