@@ -23,7 +23,15 @@ from nxpipe.stacks.handles import EndpointHandle, ObserveHandle, ReleaseHandle, 
 from nxpipe.stacks.lint.costs import load_prices
 from nxpipe.stacks.lint.egress import Unreachable
 from nxpipe.stacks.lint.validation import guard
-from nxpipe.stacks.locks import NoAgentLocked, fleet_image, fleet_python, lock_of, locked_agent, training_image
+from nxpipe.stacks.locks import (
+    NoAgentLocked,
+    fleet_image,
+    fleet_python,
+    fleet_root_device,
+    lock_of,
+    locked_agent,
+    training_image,
+)
 from nxpipe.stacks.project import Site, store_prefix, warn_of_image
 from nxpipe.stacks.store import StoreStack
 from nxpipe.stacks.user_data.scripts import NoPublicKey, TooLong
@@ -186,7 +194,8 @@ def add_serving(site: Site, lock: AmiLock) -> list[ServeHandle]:
 
     image = fleet_image(site.config, lock)
     agent = locked_agent(site.folder, fleet_python(site.config, lock))
-    software = Software(image=image, agent=agent, folder=site.folder.absolute())
+    root_device = fleet_root_device(site.config, lock)
+    software = Software(image=image, root_device=root_device, agent=agent, folder=site.folder.absolute())
     stacks = [
         ServeStack(
             site.app,

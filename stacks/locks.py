@@ -46,40 +46,52 @@ def lock_of(config: Config, folder: Path) -> AmiLock:
 
 
 def fleet_image(config: Config, lock: AmiLock) -> str:
-    """AMI of serving instances: the image of the first SDK version that [amis] lists."""
-    return _image(config, lock, config.amis.sdk[0], FLEETS_PARAMETER)
+    """AMI of serving instances: the one that [amis] names, or the one with the first SDK version there."""
+    locked = lock.serving(config.amis, _region(config))
+    return locked.id if locked else config.amis.image or _newest(FLEETS_PARAMETER)
+
+
+def fleet_root_device(config: Config, lock: AmiLock) -> str:
+    """Name of the root device of serving instances; Neuron images of Ubuntu, and older lock files, have sda1."""
+    locked = lock.serving(config.amis, _region(config))
+    return locked.root_device if locked and locked.root_device else "/dev/sda1"
 
 
 def fleet_python(config: Config, lock: AmiLock) -> str:
     """Python of serving instances, such as "3.12"."""
-    return lock.software(config.amis.sdk[0], config.project.region).python
+    return lock.software(config.amis, config.project.region).python
 
 
 def training_image(config: Config, lock: AmiLock) -> str:
     """AMI of training hosts."""
-    return _image(config, lock, None, TRAINING_PARAMETER)
+    locked = lock.image(_region(config), None)
+    return locked.id if locked else _newest(TRAINING_PARAMETER)
 
 
 def known_images(lock: AmiLock) -> Mapping[str, KnownImage]:
     """Locked images by AMI, for the lint rules."""
-    return {image.id: KnownImage(image.region, image.expires) for image in lock.images}
-
-
-def is_unlocked(image: str) -> bool:
-    return image.startswith("{{resolve:ssm:")
+    return {
+        image.id: KnownImage(image.region, image.expires, image.root_device, image.root_gib) for image in lock.images
+    }
 
 
 def unlocked_images(config: Config, lock: AmiLock) -> frozenset[str]:
-    """References in templates to images that are not in the lock file."""
-    if config.project.region is None:  # a project without fleets
+    """Images in templates that are not in the lock file: SSM references, or the one that [amis] names."""
+    region = config.project.region
+    if region is None:  # a project without fleets
         return frozenset()
-    return frozenset(filter(is_unlocked, (fleet_image(config, lock), training_image(config, lock))))
+    serving = () if lock.serving(config.amis, region) else (fleet_image(config, lock),)
+    training = () if lock.image(region, None) else (training_image(config, lock),)
+    return frozenset((*serving, *training))
 
 
-def _image(config: Config, lock: AmiLock, sdk: str | None, parameter: str) -> str:
+def _newest(parameter: str) -> str:
+    return f"{{{{resolve:ssm:{parameter}}}}}"
+
+
+def _region(config: Config) -> str:
     assert config.project.region is not None, "fleets have a region"
-    image = lock.image(config.project.region, sdk)
-    return image.id if image else f"{{{{resolve:ssm:{parameter}}}}}"
+    return config.project.region
 
 
 IMAGE: Final = "nxpipe:ami-not-locked"  # the ids of the warnings

@@ -13,7 +13,7 @@ from nxpipe.pipeline.config import Config
 from nxpipe.pipeline.config.fleets import Capacity, CapacityBlock
 from nxpipe.pipeline.config.locks import AmiLock
 from nxpipe.stacks.handles import NetworkHandle, StoreHandle
-from nxpipe.stacks.locks import AGENT, IMAGE, LOCK, is_unlocked
+from nxpipe.stacks.locks import AGENT, IMAGE, LOCK, unlocked_images
 from nxpipe.stacks.names import PROJECT_TAG, REHEARSAL_TAG
 
 __all__ = ["PROJECT_TAG", "tag_project"]
@@ -87,13 +87,17 @@ def store_prefix(config: Config) -> str:
 
 
 def warn_of_image(stack: Stack, image: str, config: Config, lock: AmiLock) -> None:
-    if is_unlocked(image):
-        region = config.project.region
-        Annotations.of(stack).add_warning_v2(
-            IMAGE,
+    if image not in unlocked_images(config, lock):
+        return
+    region = config.project.region
+    if image == config.amis.image:
+        text = f"{lock.path.name} does not have {image}, which [amis] names, so it is not checked; to check and pin it"
+    else:
+        text = (
             f"{lock.path.name} has no image for {region}, so instances start from the newest one at the time of "
-            f"deployment; to pin it now, run: nxpipe ami lock --region {region}",
+            "deployment; to pin it"
         )
+    Annotations.of(stack).add_warning_v2(IMAGE, f"{text} now, run: nxpipe ami lock --region {region}")
 
 
 def unlocked_agent(stack: Stack) -> str:

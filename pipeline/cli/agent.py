@@ -178,7 +178,7 @@ def bundle(console: Console, packages: Path, fetch: str | None, store: str | Non
 
     config = load_config(config_path, os.environ, missing_ok=True)
     amis = read_lock(config_path.parent / config.amis.lock)
-    software = amis.software(config.amis.sdk[0], config.project.region)
+    software = amis.software(config.amis, config.project.region)
     if fetch:
         with console.step(f"download wheels for Python {software.python}"):
             fetch_wheels(fetch, packages, software)

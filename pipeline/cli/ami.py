@@ -40,7 +40,8 @@ def lock(console: Console, regions: tuple[str, ...], config_path: Path) -> None:
 
     One AMI per region and SDK version in [amis], and one for the hosts of training fleets. `cdk synth` reads the lock
     file and makes no calls to AWS, so all instances of a fleet start from the same AMI until the file changes. Commit
-    it.
+    it. An `image` in [amis] takes the place of the Neuron SDK's AMIs; it is refused unless serving instances can start
+    from it.
 
     \b
     Example:
@@ -48,7 +49,7 @@ def lock(console: Console, regions: tuple[str, ...], config_path: Path) -> None:
     """
     from nxpipe.pipeline.config import TrainingFleet, load_config
     from nxpipe.pipeline.config.locks import read_lock
-    from nxpipe.pipeline.fleet.infrastructure import find_image, find_training_host
+    from nxpipe.pipeline.fleet.infrastructure import find_serving_images, find_training_host
     from nxpipe.pipeline.util.aws import client
     from nxpipe.pipeline.util.files import write_whole
 
@@ -59,7 +60,7 @@ def lock(console: Console, regions: tuple[str, ...], config_path: Path) -> None:
     images = []
     for region in dict.fromkeys(selected):
         with console.step(f"images of {region}"):
-            images += [find_image(region, sdk, client) for sdk in config.amis.sdk]
+            images += find_serving_images(region, config.amis, client)
             if trains:
                 images.append(find_training_host(region, client))
     after = before.with_images(images, config.amis.sdk)
@@ -80,6 +81,8 @@ def _print_images(console: Console, after: "AmiLock", images: "list[LockedImage]
     if console.json:
         console.data({"file": str(after.path), "images": [image.model_dump(mode="json") for image in images]})
         return
-    rows = [(image.region, image.sdk or "training", image.id, image.name, str(image.expires)) for image in images]
+    rows = [
+        (image.region, image.sdk or "training", image.id, image.name, str(image.expires or "never")) for image in images
+    ]
     console.page(table(("REGION", "SDK", "IMAGE", "NAME", "EXPIRES"), rows))
     console.say(f"Wrote {after.path}.")

@@ -101,6 +101,13 @@ class Budget(Table):
     )
 
 
+_Ami = Annotated[str, text("ami-[0-9a-f]{8,17}", 'the id of an AMI, such as "ami-0a1b2c3d4e5f60718"')]
+_Owner = Annotated[
+    str, text("self|amazon|[0-9]{12}", '"self", "amazon", or an AWS account in quotes, such as "123456789012"')
+]
+_Minor = Annotated[str, text(r"[0-9]+\.[0-9]+", 'a version in quotes, such as "3.12"')]
+
+
 class Amis(Table):
     """The AMIs of instances."""
 
@@ -110,12 +117,41 @@ class Amis(Table):
         "part of the cluster's compile cache. Keep a replaced version until no instance uses it.",
         examples=[["2.33.0", "2.32.0"]],
     )
+    image: Annotated[_Ami | None, Absent("AWS's multi-framework Neuron DLAMI")] = Field(
+        default=None,
+        description="An AMI for serving fleets in place of AWS's, in the project's region and with the first version "
+        "in `sdk`. `nxpipe ami lock` checks it.",
+        examples=["ami-0a1b2c3d4e5f60718"],
+    )
+    owner: Annotated[_Owner | None, Absent("no `image`")] = Field(
+        default=None,
+        description='The account that must own `image`; "self" is the account of the credentials.',
+        examples=["self"],
+    )
+    python: Annotated[_Minor | None, Absent("that of the operating system that `image` or its base names")] = Field(
+        default=None,
+        description="The version of `python3` in `image`, for the agent; set it together with `glibc`.",
+        examples=["3.12"],
+    )
+    glibc: Annotated[_Minor | None, Absent("that of the operating system that `image` or its base names")] = Field(
+        default=None, description="The version of the C library in `image`.", examples=["2.39"]
+    )
     lock: Folder = Field(
         default="nxpipe.amis.lock",
         description="The lock file of `nxpipe ami lock`, with one AMI per region and kind. A relative path "
         "starts at this file.",
         examples=["nxpipe.amis.lock"],
     )
+
+    @model_validator(mode="after")
+    def _check_image(self) -> Self:
+        for one, other in (("image", "owner"), ("python", "glibc")):
+            if (getattr(self, one) is None) != (getattr(self, other) is None):
+                absent = one if getattr(self, one) is None else other
+                raise refuse(f"both of {one} and {other}, or neither", found=f"no {absent}")
+        if self.python is not None and self.image is None:
+            raise refuse("python and glibc only beside the image that they describe", found="no image")
+        return self
 
 
 class Observe(Table):

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, ValidationError
 
+from nxpipe.pipeline.config.cloud import Amis
 from nxpipe.pipeline.config.cluster import Cluster
 from nxpipe.pipeline.config.faults import ConfigInvalid, Fault
 from nxpipe.pipeline.config.kinds import Region
@@ -57,12 +58,19 @@ class LockedImage(Table):
     id: _AMI = Field(description="The id.")
     name: str = Field(description="The name.")
     created: date = Field(description="The creation date.")
-    expires: date = Field(description="The deprecation date.")
-    source: str = Field(description="The public parameter, or the search, that resolved it.")
+    expires: date | None = Field(default=None, description="The deprecation date. The owner of an image may set none.")
+    source: str = Field(description="The public parameter, the search, or the key of nxpipe.toml that resolved it.")
     python: _Minor | None = Field(
         default=None, description="The version of its Python, for the agent. Hosts of training containers have none."
     )
     glibc: _Minor | None = Field(default=None, description="The version of its C library.")
+    owner: str | None = Field(
+        default=None, description='Of an image that [amis] names: the owning account, or "amazon".'
+    )
+    root_device: str | None = Field(default=None, description="Of such an image: the name of its root device.")
+    root_gib: int | None = Field(default=None, description="Of such an image: the size of its root volume.")
+    architecture: str | None = Field(default=None, description="Of such an image: the architecture.")
+    virtualization: str | None = Field(default=None, description="Of such an image: the kind of virtualization.")
 
     @property
     def software(self) -> SystemSoftware:
@@ -81,9 +89,22 @@ class AmiLock:
         """The AMI with a version of the SDK, or for training hosts if `sdk` is None; None if it is not locked."""
         return next((image for image in self.images if (image.region, image.sdk) == (region, sdk)), None)
 
-    def software(self, sdk: str, region: str | None) -> SystemSoftware:
+    def serving(self, amis: Amis, region: str) -> LockedImage | None:
+        """The AMI of serving fleets; None if it is not locked, or if another one was locked."""
+        return next((image for image in self._serving(amis) if image.region == region), None)
+
+    def _serving(self, amis: Amis) -> list[LockedImage]:
+        images = [image for image in self.images if image.sdk == amis.sdk[0]]
+        if amis.image is not None:
+            return [image for image in images if image.id == amis.image]
+        return [image for image in images if image.owner is None]
+
+    def software(self, amis: Amis, region: str | None) -> SystemSoftware:
         """The software of the fleets' AMIs in the region, or in all, for which one bundle of the agent is made."""
-        images = [image for image in self.images if image.sdk == sdk and region in (None, image.region)]
+        if amis.python is not None and amis.glibc is not None:
+            return SystemSoftware(amis.python, amis.glibc)
+        sdk = amis.sdk[0]
+        images = [image for image in self._serving(amis) if region in (None, image.region)]
         found = {image.software: image for image in images}
         if len(found) > 1:
             kinds = " and ".join(f"{image.id} with Python {image.software.python}" for image in found.values())
@@ -130,7 +151,9 @@ def _written(image: LockedImage) -> str:
     return "\n[[image]]\n" + "".join(rows)
 
 
-def _value(value: str | date) -> str:
+def _value(value: str | int | date) -> str:
+    if isinstance(value, int):
+        return str(value)
     if isinstance(value, date):
         return value.isoformat()
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')

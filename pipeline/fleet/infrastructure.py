@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from nxpipe.pipeline.config.cloud import Amis
 from nxpipe.pipeline.config.locks import (
     ADDONS,
     FLEETS_PARAMETER,
@@ -18,7 +19,7 @@ from nxpipe.pipeline.config.locks import (
     LockedNodes,
     SystemSoftware,
 )
-from nxpipe.pipeline.util.aws import convert_sdk_errors
+from nxpipe.pipeline.util.aws import convert_sdk_errors, error_code
 from nxpipe.pipeline.util.errors import AwsError, MissingSoftware, TemplateInvalid
 from nxpipe.pipeline.util.files import MiB, json_of, read_file
 from nxpipe.pipeline.util.text import for_terminal
@@ -183,6 +184,112 @@ _NAME: Final = "Deep Learning AMI Neuron (Ubuntu 24.04) *"
 _LIFETIME: Final = timedelta(days=2 * 365)  # EC2 deprecates a public image two years after its creation
 
 
+def find_serving_images(region: str, amis: Amis, client: Callable[[str, str], Any]) -> list[LockedImage]:
+    """The AMI that [amis] names, or the newest one with each version of the SDK."""
+    if amis.image is not None:
+        return [find_own_image(region, amis, client)]
+    return [find_image(region, sdk, client) for sdk in amis.sdk]
+
+
+def find_own_image(region: str, amis: Amis, client: Callable[[str, str], Any]) -> LockedImage:
+    """The AMI that [amis] names, refused unless serving instances can start from it."""
+    assert amis.image is not None, "[amis] names an image"
+    assert amis.owner is not None, "[amis] has both or neither"
+    ec2 = client("ec2", region)
+    image = _described(amis.image, region, ec2)
+    if image is None:
+        raise AwsError(
+            f"{region} has no image {amis.image} that these credentials can see; copy it to the region, share it with "
+            "the account, or correct `image` in [amis]"
+        )
+    _require_owner(image, amis.owner, region, client)
+    _require_bootable(image)
+    software = _own_software(image, amis, region, ec2)
+    device = image["RootDeviceName"]
+    return LockedImage(
+        region=region,
+        sdk=amis.sdk[0],
+        id=image["ImageId"],
+        name=image.get("Name", ""),
+        created=_day(image["CreationDate"]),
+        expires=_day(image["DeprecationTime"]) if image.get("DeprecationTime") else None,
+        source="[amis] image",
+        python=software.python,
+        glibc=software.glibc,
+        owner="amazon" if amis.owner == "amazon" else image["OwnerId"],
+        root_device=device,
+        root_gib=_size(image, device),
+        architecture=image["Architecture"],
+        virtualization=image["VirtualizationType"],
+    )
+
+
+def _described(id_: str, region: str, ec2: Any) -> dict[str, Any] | None:
+    try:
+        with convert_sdk_errors(f"describe the image {id_} in {region}"):
+            images: list[dict[str, Any]] = ec2.describe_images(ImageIds=[id_], IncludeDeprecated=True)["Images"]
+    except AwsError as error:
+        if error_code(error) not in ("InvalidAMIID.NotFound", "InvalidAMIID.Unavailable"):
+            raise
+        return None
+    return images[0] if images else None
+
+
+def _require_owner(image: dict[str, Any], owner: str, region: str, client: Callable[[str, str], Any]) -> None:
+    expected = owner
+    if owner == "self":
+        with convert_sdk_errors("read the account of the credentials"):
+            expected = client("sts", region).get_caller_identity()["Account"]
+    if expected not in (image["OwnerId"], image.get("ImageOwnerAlias")):
+        name = f"{owner} (account {expected})" if owner == "self" else owner
+        raise AwsError(
+            f"image {image['ImageId']} is owned by {image.get('ImageOwnerAlias', image['OwnerId'])}, not by {name}; "
+            "correct `image` or `owner` in [amis]"
+        )
+
+
+def _require_bootable(image: dict[str, Any]) -> None:
+    needs = {
+        "State": ("available", "wait until it is"),
+        "Architecture": ("x86_64", "build it for the processors of Inferentia and Trainium instances"),
+        "VirtualizationType": ("hvm", "build it from an HVM image"),
+    }
+    for key, (needed, remedy) in needs.items():
+        if image[key] != needed:
+            raise _unfit(image, key, needed, remedy)
+    if image["RootDeviceType"] == "instance-store":
+        raise _unfit(image, "RootDeviceType", "ebs", "build it with an EBS root volume")
+
+
+def _unfit(image: dict[str, Any], key: str, needed: str, remedy: str) -> AwsError:
+    what = re.sub("(?<!^)(?=[A-Z])", " ", key).lower()
+    return AwsError(
+        f"image {image['ImageId']} has the {what} {image[key]}, but serving fleets need {needed}; {remedy}, or "
+        "correct `image` in [amis]"
+    )
+
+
+def _own_software(image: dict[str, Any], amis: Amis, region: str, ec2: Any) -> SystemSoftware:
+    """The software that [amis] gives, or that of the operating system that the image or its base names."""
+    if amis.python is not None and amis.glibc is not None:
+        return SystemSoftware(amis.python, amis.glibc)
+    found = _system(image)
+    if found is None and image.get("SourceImageId") and image.get("SourceImageRegion", region) == region:
+        base = _described(image["SourceImageId"], region, ec2)
+        found = _system(base) if base else None
+    if found is None:
+        raise AwsError(
+            f"neither image {image['ImageId']}, {image.get('Name', '')!r}, nor its base names an operating system "
+            f"whose Python nxpipe knows ({', '.join(SYSTEMS)}); set `python` and `glibc` in [amis]"
+        )
+    return found
+
+
+def _size(image: dict[str, Any], device: str) -> int | None:
+    disks = (mapping for mapping in image.get("BlockDeviceMappings", ()) if mapping.get("DeviceName") == device)
+    return next((disk["Ebs"].get("VolumeSize") for disk in disks if "Ebs" in disk), None)
+
+
 def find_image(region: str, sdk: str, client: Callable[[str, str], Any]) -> LockedImage:
     """The newest image with this version of the SDK."""
     ec2 = client("ec2", region)
@@ -229,7 +336,7 @@ def _age(image: dict[str, Any]) -> tuple[str, str]:
 
 
 def _locked(image: dict[str, Any], region: str, sdk: str | None, source: str) -> LockedImage:
-    created = date.fromisoformat(image["CreationDate"][:10])
+    created = _day(image["CreationDate"])
     deprecated = image.get("DeprecationTime")
     software = _software(image) if sdk else None
     return LockedImage(
@@ -238,7 +345,7 @@ def _locked(image: dict[str, Any], region: str, sdk: str | None, source: str) ->
         id=image["ImageId"],
         name=image["Name"],
         created=created,
-        expires=date.fromisoformat(deprecated[:10]) if deprecated else created + _LIFETIME,
+        expires=_day(deprecated) if deprecated else created + _LIFETIME,
         source=source,
         python=software.python if software else None,
         glibc=software.glibc if software else None,
@@ -247,14 +354,21 @@ def _locked(image: dict[str, Any], region: str, sdk: str | None, source: str) ->
 
 def _software(image: dict[str, Any]) -> SystemSoftware:
     """The software of the operating system that the image's name or description contains."""
-    text = f"{image['Name']} {image.get('Description', '')}"
-    for system, software in SYSTEMS.items():
-        if system in text:
-            return software
+    if software := _system(image):
+        return software
     raise AwsError(
         f"image {image['ImageId']}, {image['Name']!r}, names no operating system whose Python nxpipe knows "
         f"({', '.join(SYSTEMS)}); update nxpipe"
     )
+
+
+def _system(image: dict[str, Any]) -> SystemSoftware | None:
+    text = f"{image.get('Name', '')} {image.get('Description', '')}"
+    return next((software for system, software in SYSTEMS.items() if system in text), None)
+
+
+def _day(time: str) -> date:
+    return date.fromisoformat(time[:10])
 
 
 AwsClients: TypeAlias = Callable[[str, str], Any]

@@ -120,8 +120,8 @@ def _capacity_checks(config: Config, account: Account) -> Iterator[Check]:
 def _software_checks(config: Config, path: Path, account: Account) -> Iterator[Check]:
     lock = lock_of(config, path.parent)
     if _serving(config):
-        locked = lock.image(account.region, config.amis.sdk[0])
-        image = partial(_image, "serving instances", locked, FLEETS_PARAMETER, account)
+        locked = lock.serving(config.amis, account.region)
+        image = partial(_image, "serving instances", locked, config.amis.image or FLEETS_PARAMETER, account)
         yield Check("image", "AMI of serving instances", image)
     if any(isinstance(fleet, TrainingFleet) for fleet in config.fleets):
         image = partial(_image, "training hosts", lock.image(account.region, None), TRAINING_PARAMETER, account)
@@ -205,8 +205,9 @@ def _encryption(account: Account) -> Rows:
     yield rules.encryption_row(key, account.id, granted=account.scaling_may_use(key))
 
 
-def _image(kind: str, locked: LockedImage | None, parameter: str, account: Account) -> Rows:
-    id_ = locked.id if locked else account.parameter(parameter)
+def _image(kind: str, locked: LockedImage | None, origin: str, account: Account) -> Rows:
+    """`origin`: the AMI that [amis] names, or the public parameter."""
+    id_ = locked.id if locked else origin if origin.startswith("ami-") else account.parameter(origin)
     image = account.image(id_) if id_ else None
     yield rules.image_row(kind, locked, id_, image, datetime.now(UTC).date())
 

@@ -235,7 +235,7 @@ def service_rows(
 
 
 def image_row(kind: str, locked: LockedImage | None, id_: str | None, image: Image | None, today: date) -> PreflightRow:
-    """`id_` is the locked AMI, or the one that the public parameter names; None if there is no such parameter."""
+    """`id_` is the locked AMI, or the one that [amis] or the public parameter names; None if there is none."""
     again = "run `nxpipe ami lock`, review and commit the lock file"
     what, needed = f"AMI of {kind}", "available, not deprecated"
     if image is None or id_ is None:
@@ -244,7 +244,7 @@ def image_row(kind: str, locked: LockedImage | None, id_: str | None, image: Ima
     if image.deprecated is not None and image.deprecated <= today:
         return row("image", what, f"{age}, deprecated on {image.deprecated}", needed, again, holds=False)
     if locked is None:
-        found = f"not locked; the newest is {age}"
+        found = f"not locked; now it is {age}"
         return PreflightRow("image", what, found, needed, "ok" if image.state == "available" else "fails", again)
     return row("image", what, age, needed, again, holds=image.state == "available")
 

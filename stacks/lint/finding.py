@@ -35,7 +35,9 @@ class Window:
 @dataclass(frozen=True)
 class KnownImage:
     region: str
-    expires: date
+    expires: date | None  # None: its owner set no date
+    root_device: str | None = None  # None: not in the lock file
+    root_gib: int | None = None
 
 
 @dataclass(frozen=True)

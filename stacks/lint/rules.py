@@ -1,11 +1,11 @@
 """The NXP rule pack: the list of rules, the rules about capacity, images and cost, and the facts that rules need."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from nxpipe.pipeline.config import Config, ServingFleet
 from nxpipe.pipeline.config.endpoints import has_local_disks
@@ -13,7 +13,7 @@ from nxpipe.pipeline.config.fleets import DRAINED_BEFORE_THE_END, CapacityBlock
 from nxpipe.stacks.lint import data_rules, network_rules, rules
 from nxpipe.stacks.lint.costs import estimate, load_prices
 from nxpipe.stacks.lint.data_rules import KEEP
-from nxpipe.stacks.lint.finding import Accepted, Facts, Finding, Rule, Window
+from nxpipe.stacks.lint.finding import Accepted, Facts, Finding, KnownImage, Rule, Window
 from nxpipe.stacks.lint.launches import BATCH, GROUP, NODES, TEMPLATE, Launch, compute, instance_types, launches
 from nxpipe.stacks.lint.template import Properties, Resource, Templates, intrinsic, settings, tables, text
 from nxpipe.stacks.locks import known_images, lock_of, unlocked_images
@@ -220,9 +220,29 @@ def metadata(all_: Templates, facts: Facts) -> Iterator[Finding]:
 
 def image(all_: Templates, facts: Facts) -> Iterator[Finding]:
     for launch in launches(all_):
-        fault = _fault_of_image(launch.data.get("ImageId"), launch.resource, all_, facts)
+        id_ = launch.data.get("ImageId")
+        fault = _fault_of_image(id_, launch.resource, all_, facts)
         if fault is not None:
             yield Finding(IMAGE, launch.resource, f"{launch.inside}ImageId", *fault)
+        known = (facts.images or {}).get(id_) if isinstance(id_, str) else None
+        fault = _fault_of_root(known, tables(launch.data, "BlockDeviceMappings")) if known else None
+        if fault is not None:
+            yield Finding(IMAGE, launch.resource, f"{launch.inside}BlockDeviceMappings", *fault)
+
+
+def _fault_of_root(known: KnownImage, disks: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
+    """Against the root volume of the image; the lock file has it for images that [amis] names."""
+    if known.root_device is None or not disks:
+        return None  # without mappings, the image's own apply
+    root = next((disk for disk in disks if disk.get("DeviceName") == known.root_device), None)
+    if root is None:
+        what = f"no disk is mapped to {known.root_device}, the image's root device, so its settings are the image's"
+        return what, f"map the root volume to {known.root_device}"
+    size = settings(root, "Ebs").get("VolumeSize")
+    if known.root_gib is not None and isinstance(size, int) and size < known.root_gib:
+        what = f"the root volume has {size} GiB, less than the {known.root_gib} GiB of the image's snapshot"
+        return what, f"set `disk` of the fleet to {known.root_gib} or more"
+    return None
 
 
 def _fault_of_image(value: object, at: Resource, all_: Templates, facts: Facts) -> tuple[str, str] | None:
@@ -257,7 +277,7 @@ def _fault_of_id(id_: str, at: Resource, facts: Facts) -> tuple[str, str] | None
         return f"{id_} is not in the lock file", "run `nxpipe ami lock` and take the image from there"
     if at.region is not None and known.region != at.region:
         return f"{id_} is an image of {known.region}, but the stack is in {at.region}", "use an image of that region"
-    if known.expires <= facts.today:
+    if known.expires is not None and known.expires <= facts.today:
         return f"{id_} expired on {known.expires}", "run `nxpipe ami lock` for a newer image"
     return None
 

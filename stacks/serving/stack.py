@@ -209,6 +209,7 @@ class Software:
     """Image and agent of instances, by id or digest, so that all instances of a deployment are equal."""
 
     image: str  # an AMI of the lock file, or an SSM reference
+    root_device: str  # of the image
     agent: str | None  # the SHA-256 of a bundle in the artifact bucket; None: not locked yet
     folder: Path  # of nxpipe.toml; relative paths start there
 
@@ -312,6 +313,7 @@ class ServeStack(Stack):
             profile=self._profile("Profile", role),
             groups=[self._instances],
             user_data=serving.script(),
+            root_device=software.root_device,
             root_gib=self._fleet.volume_gib,
             root_iops=self._fleet.iops,
             root_throughput=self._fleet.throughput,

@@ -9,10 +9,20 @@ from botocore.session import Session
 from botocore.stub import Stubber
 
 from nxpipe.pipeline.config import ConfigInvalid, load_config
+from nxpipe.pipeline.config.cloud import Amis
 from nxpipe.pipeline.config.locks import FLEETS_PARAMETER, TRAINING_PARAMETER, AmiLock, LockedImage, read_lock
-from nxpipe.pipeline.fleet.infrastructure import find_image, find_training_host
+from nxpipe.pipeline.fleet.infrastructure import find_image, find_own_image, find_training_host
 from nxpipe.pipeline.util.errors import AwsError
-from nxpipe.stacks.locks import fleet_image, known_images, lock_of, training_image, unlocked_images
+from nxpipe.pipeline.util.exit_codes import AWS
+from nxpipe.stacks.locks import (
+    fleet_image,
+    fleet_python,
+    fleet_root_device,
+    known_images,
+    lock_of,
+    training_image,
+    unlocked_images,
+)
 from tests.pipeline.in_process import InProcess, nxpipe
 
 __all__ = ["nxpipe"]
@@ -185,3 +195,145 @@ def test_without_a_region_the_command_asks_for_one(project: Path, nxpipe: InProc
     answer = nxpipe("ami", "lock")
     assert answer.code == 2
     assert "--region" in answer.err
+
+
+# An image of the team's own
+
+TEAM = "123456789012"
+OWN: dict[str, Any] = {
+    "ImageId": "ami-0000000000000000b",
+    "Name": "search-serving-41",
+    "OwnerId": TEAM,
+    "State": "available",
+    "Architecture": "x86_64",
+    "VirtualizationType": "hvm",
+    "RootDeviceType": "ebs",
+    "RootDeviceName": "/dev/xvda",
+    "BlockDeviceMappings": [
+        {"DeviceName": "/dev/sdb", "VirtualName": "ephemeral0"},
+        {"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": 120}},
+    ],
+    "CreationDate": "2026-10-30T08:00:00.000Z",
+    "SourceImageId": NEWEST["ImageId"],
+    "SourceImageRegion": REGION,
+}
+OWN_TOML = f'{TOML}image = "{OWN["ImageId"]}"\nowner = "self"\n'
+
+
+def amis(**more: str) -> Amis:
+    return Amis.model_validate({"image": OWN["ImageId"], "owner": "self", **more})
+
+
+def team(*images: dict[str, Any]) -> Amazon:
+    """AWS with these images, in the order of the calls; the account of the credentials is the team's."""
+    aws = Amazon([])
+    session = Session()
+    session.set_credentials("test", "test")
+    for service in ("ec2", "sts"):
+        aws.clients[service] = session.create_client(service, region_name=REGION)
+    ec2, sts = Stubber(aws.clients["ec2"]), Stubber(aws.clients["sts"])
+    for found in images:
+        expected = {"ImageIds": [found["ImageId"]], "IncludeDeprecated": True}
+        ec2.add_response("describe_images", {"Images": [found]}, expected)
+    if not images:
+        ec2.add_client_error("describe_images", "InvalidAMIID.NotFound", "The image id does not exist")
+    sts.add_response("get_caller_identity", {"Account": TEAM})
+    ec2.activate()
+    sts.activate()
+    return aws
+
+
+def test_an_own_image_is_locked_with_the_software_of_its_base_and_takes_the_place_of_the_public_one(
+    project: Path, nxpipe: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "nxpipe.toml").write_text(OWN_TOML)
+    monkeypatch.setattr("nxpipe.pipeline.util.aws.client", team(OWN, NEWEST))
+    answer = nxpipe("ami", "lock")
+    assert answer.code == 0, answer.err
+    assert "never" in answer.out  # its owner set no deprecation date
+    config = load_config(project / "nxpipe.toml", {})
+    lock = lock_of(config, project)
+    (locked,) = lock.images
+    assert (locked.id, locked.name, locked.created, locked.expires) == (
+        OWN["ImageId"],
+        "search-serving-41",
+        date(2026, 10, 30),
+        None,
+    )
+    assert (locked.owner, locked.architecture, locked.virtualization) == (TEAM, "x86_64", "hvm")
+    assert (locked.root_device, locked.root_gib, locked.glibc) == ("/dev/xvda", 120, "2.39")
+    assert (fleet_image(config, lock), fleet_root_device(config, lock)) == (OWN["ImageId"], "/dev/xvda")
+    assert fleet_python(config, lock) == "3.12"
+    assert fleet_image(config, lock) not in unlocked_images(config, lock)
+
+
+def test_the_software_of_an_own_image_may_be_given() -> None:
+    chosen = find_own_image(REGION, amis(python="3.13", glibc="2.41"), team(OWN))
+    assert (chosen.python, chosen.glibc) == ("3.13", "2.41")
+    named = OWN | {"Name": "search on Ubuntu 22.04"}
+    assert find_own_image(REGION, amis(), team(named)).python == "3.10"
+    plain = {key: value for key, value in OWN.items() if not key.startswith("Source")}
+    with pytest.raises(AwsError, match="set `python` and `glibc` in"):
+        find_own_image(REGION, amis(), team(plain))
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"OwnerId": "210987654321"}, r"is owned by 210987654321, not by self \(account 123456789012\)"),
+        ({"State": "pending"}, "has the state pending, but serving fleets need available"),
+        ({"Architecture": "arm64"}, "has the architecture arm64, but serving fleets need x86_64"),
+        ({"VirtualizationType": "paravirtual"}, "has the virtualization type paravirtual, but .* need hvm"),
+        ({"RootDeviceType": "instance-store"}, "has the root device type instance-store, but .* need ebs"),
+    ],
+)
+def test_an_image_from_which_serving_instances_cannot_start_is_refused(change: dict[str, str], fault: str) -> None:
+    with pytest.raises(AwsError, match=f"image ami-0000000000000000b {fault}.* correct `image`.* in .amis.") as refused:
+        find_own_image(REGION, amis(), team(OWN | change, NEWEST))
+    assert "\n" not in str(refused.value)
+
+
+def test_an_image_that_does_not_exist_is_refused_and_the_lock_file_stays(
+    project: Path, nxpipe: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "nxpipe.toml").write_text(OWN_TOML)
+    monkeypatch.setattr("nxpipe.pipeline.util.aws.client", team())
+    answer = nxpipe("ami", "lock")
+    assert answer.code == AWS.number
+    assert "us-east-2 has no image ami-0000000000000000b that these credentials can see" in answer.err
+    assert not (project / "nxpipe.amis.lock").exists()
+
+
+def test_an_image_of_amazon_may_be_named_such_as_the_base_image_of_neuron() -> None:
+    base = OWN | {"OwnerId": "898082745236", "ImageOwnerAlias": "amazon"}
+    assert find_own_image(REGION, amis(owner="amazon"), team(base, NEWEST)).owner == "amazon"
+    with pytest.raises(AwsError, match="is owned by amazon, not by self"):
+        find_own_image(REGION, amis(), team(base, NEWEST))
+
+
+def test_an_image_that_another_one_replaced_in_the_configuration_is_no_longer_the_locked_one(project: Path) -> None:
+    old = LOCKED.model_copy(update={"owner": TEAM, "id": "ami-0000000000000000a", "root_device": "/dev/xvda"})
+    for lock in (AmiLock(project / "lock", (LOCKED,)), AmiLock(project / "lock", (old,))):
+        (project / "nxpipe.toml").write_text(OWN_TOML)
+        config = load_config(project / "nxpipe.toml", {})
+        assert fleet_image(config, lock) == OWN["ImageId"]
+        assert OWN["ImageId"] in unlocked_images(config, lock)
+    (project / "nxpipe.toml").write_text(TOML)
+    config = load_config(project / "nxpipe.toml", {})
+    assert fleet_image(config, lock) == f"{{{{resolve:ssm:{FLEETS_PARAMETER}}}}}"
+    assert fleet_root_device(config, lock) == "/dev/sda1"
+
+
+@pytest.mark.parametrize(
+    ("keys", "fault"),
+    [
+        (f'image = "{OWN["ImageId"]}"', "both of image and owner"),
+        (f'image = "{OWN["ImageId"]}"\nowner = "self"\npython = "3.12"', "both of python and glibc"),
+        ('python = "3.12"\nglibc = "2.39"', "only beside the image"),
+        (f'image = "{OWN["ImageId"]}"\nowner = "me"', '"self", "amazon", or an AWS account'),
+    ],
+)
+def test_an_image_is_named_with_its_owner(project: Path, keys: str, fault: str) -> None:
+    (project / "nxpipe.toml").write_text(f"{TOML}{keys}\n")
+    with pytest.raises(ConfigInvalid, match=fault):
+        load_config(project / "nxpipe.toml", {})

@@ -322,7 +322,7 @@ def test_a_store_in_a_folder_and_missing_locks_are_rows(world: World, nxpipe: In
     rows = examined(nxpipe, 33)
     assert {row["what"] for row in rows if row["state"] == "fails"} == {"[store] url", "images of the cluster"}
     images = [row for row in rows if row["check"] == "image"]
-    assert all("not locked; the newest is ami-" in row["found"] and "ami lock" in row["remedy"] for row in images)
+    assert all("not locked; now it is ami-" in row["found"] and "ami lock" in row["remedy"] for row in images)
     world.write(("demo-artifacts", "no-such-bucket"))
     (world.folder / "nxpipe.agent.lock").unlink()
     failing = {row["what"]: row["found"] for row in examined(nxpipe, 33) if row["state"] == "fails"}
@@ -601,3 +601,11 @@ image = "{REGISTRY}/nxpipe@sha256:{"0" * 64}"
 """
         )
         assert len(rules.interface_services(config)) == expected
+
+
+def test_an_image_that_the_project_names_is_examined_in_place_of_the_locked_one_of_aws(
+    world: World, nxpipe: InProcess
+) -> None:
+    world.write(more='\n[amis]\nimage = "ami-0000000000000000b"\nowner = "self"\n')
+    (row,) = (row for row in examined(nxpipe, 33) if row["what"] == "AMI of serving instances")
+    assert (row["state"], row["found"]) == ("fails", "ami-0000000000000000b: no such image")

@@ -86,7 +86,7 @@ def world(config: Config, folder: Path, *, image: str = IMAGE, agent: str = "a" 
         "demo-serve-search",
         config=config,
         fleet=fleet,
-        software=Software(image=image, agent=agent, folder=folder),
+        software=Software(image=image, root_device="/dev/sda1", agent=agent, folder=folder),
         network=network.handle,
         store=store.handle,
         prefix="models/",

@@ -117,3 +117,47 @@ def test_a_rule_takes_what_stands_for_an_unlocked_image_and_no_other_moving_one(
     template = read("demo", json.loads(LAUNCH.replace("IMAGE", image)), "us-east-1")
     found = [entry for entry in lint(Templates((template,)), facts) if entry.rule == "NXP-HOST-2"]
     assert len(found) == count
+
+
+# An image of the team's own
+
+LOCKED = """\
+[[image]]
+region = "us-east-2"
+sdk = "2.32.0"
+id = "ami-0000000000000000b"
+name = "search-serving-41"
+created = 2026-10-30
+source = "[amis] image"
+python = "3.12"
+glibc = "2.39"
+owner = "123456789012"
+root_device = "/dev/xvda"
+root_gib = 120
+"""
+
+
+def test_a_fleet_starts_from_the_image_that_the_project_names_and_its_root_volume_is_that_of_the_image(
+    tmp_path: Path,
+) -> None:
+    text = configuration(tmp_path, "bert-base-uncased", None, ("serving",))
+    config = tmp_path / "nxpipe.toml"
+    config.write_text(f'{text}\n[amis]\nimage = "ami-0000000000000000b"\nowner = "self"\n')
+    (tmp_path / "nxpipe.amis.lock").write_text(LOCKED)
+    output = tmp_path / "out"
+    assert main(new_app({"config": str(config)}, outdir=str(output))) == 0
+    (serving,) = (json.loads(path.read_text()) for path in output.glob("*-serve-*.template.json"))
+    launch = serving["Resources"]["Template"]["Properties"]["LaunchTemplateData"]
+    assert launch["ImageId"] == "ami-0000000000000000b"
+    assert [disk["DeviceName"] for disk in launch["BlockDeviceMappings"]] == ["/dev/xvda"]
+
+
+def test_an_image_that_the_project_names_and_that_is_not_locked_is_used_with_a_warning(tmp_path: Path) -> None:
+    text = configuration(tmp_path, "bert-base-uncased", None, ("serving",))
+    config = tmp_path / "nxpipe.toml"
+    config.write_text(f'{text}\n[amis]\nimage = "ami-0000000000000000b"\nowner = "self"\n')
+    output = tmp_path / "out"
+    assert main(new_app({"config": str(config)}, outdir=str(output))) == 0
+    (serving,) = (path.read_text() for path in output.glob("*-serve-*.template.json"))
+    assert "ami-0000000000000000b" in serving
+    assert "nxpipe.amis.lock does not have ami-0000000000000000b" in (output / "validation-report.json").read_text()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nxpipe.stacks.lint.finding import Facts, Finding
+from nxpipe.stacks.lint.finding import Facts, Finding, KnownImage
 from nxpipe.stacks.lint.rules import RULES, lint
 from nxpipe.stacks.lint.template import Templates, read
 from tests.conftest import ROOT
@@ -135,3 +135,20 @@ def test_what_is_not_known_is_not_judged() -> None:
     assert found(launched, "NXP-HOST-2")
     assert found(launched, "NXP-HOST-2", Facts()) == []
     assert found(launched, "NXP-HOST-2", Facts(images={}, given_images=frozenset({"ami-0000000000000000"}))) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "size", "fault"),
+    [
+        ("/dev/xvda", 200, None),
+        ("/dev/sda1", 200, "no disk is mapped to /dev/xvda"),
+        ("/dev/xvda", 100, "100 GiB, less than the 120 GiB of the image's snapshot"),
+    ],
+)
+def test_the_root_volume_is_that_of_the_image_and_holds_it(device: str, size: int, fault: str | None) -> None:
+    id_ = "ami-0000000000000005"
+    facts = Facts(images={id_: KnownImage("us-east-2", None, "/dev/xvda", 120)})
+    disks = [{"DeviceName": device, "Ebs": {"VolumeSize": size, "Encrypted": True}}]
+    result = found({"Launch": launch(ImageId=id_, BlockDeviceMappings=disks)}, "NXP-HOST-2", facts)
+    assert len(result) == (fault is not None)
+    assert all(fault is not None and fault in str(entry) for entry in result)
