@@ -115,8 +115,8 @@ class Sandbox:
     def add_training_host(self) -> None:
         """The programs of a training host, which has no Python and no AWS CLI before `dnf`, and the EFA installer."""
         folder = self.folder / "efa"
-        for program in (self.folder / "bin").iterdir():
-            program.unlink()
+        for other in (self.folder / "bin").iterdir():
+            other.unlink()
         for name in (*HOST_PROGRAMS, "aws"):
             does = (_HOST_STUBS | _STUBS).get(name)
             if does is not None:
