@@ -16,7 +16,7 @@ from aws_cdk import App, Environment, Stack
 from nxpipe.pipeline.config import Config, ConfigInvalid, ServingFleet, TrainingFleet
 from nxpipe.pipeline.config.cloud import ExistingNetwork
 from nxpipe.pipeline.config.load import check_placement, has_network, load, read_source, zones_of
-from nxpipe.pipeline.config.locks import AmiLock
+from nxpipe.pipeline.config.locks import AmiLock, require_driver
 from nxpipe.pipeline.util.exit_codes import CONFIGURATION, FINDINGS
 from nxpipe.pipeline.util.text import for_log
 from nxpipe.stacks.handles import EndpointHandle, ObserveHandle, ReleaseHandle, ServeHandle, StoreHandle
@@ -172,6 +172,7 @@ def add_training(site: Site, lock: AmiLock) -> None:
 
     image = training_image(site.config, lock)
     for fleet in fleets:
+        require_driver(site.config, lock, fleet)
         stack = TrainStack(
             site.app,
             f"{site.project}-train-{fleet.name}",

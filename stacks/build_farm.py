@@ -18,9 +18,9 @@ UPDATE_POLICY: Final = aws_batch.CfnComputeEnvironment.UpdatePolicyProperty(
 )
 
 
-def instance_profile(scope: Construct) -> aws_iam.CfnInstanceProfile:
-    """Instance profile for Batch, with AWS's managed policy: Batch names the ECS cluster that instances join."""
-    role = aws_iam.Role(
+def instance_role(scope: Construct) -> aws_iam.Role:
+    """Role of Batch's instances, with AWS's managed policy: Batch names the ECS cluster that instances join."""
+    return aws_iam.Role(
         scope,
         "InstanceRole",
         path="/nxpipe/",
@@ -29,6 +29,9 @@ def instance_profile(scope: Construct) -> aws_iam.CfnInstanceProfile:
             aws_iam.ManagedPolicy.from_aws_managed_policy_name("service-role/AmazonEC2ContainerServiceforEC2Role")
         ],
     )
+
+
+def instance_profile(scope: Construct, role: aws_iam.Role) -> aws_iam.CfnInstanceProfile:
     return aws_iam.CfnInstanceProfile(scope, "Profile", path="/nxpipe/", roles=[role.role_name])
 
 
@@ -103,7 +106,7 @@ class FarmStack(Stack):
             minv_cpus=0,
             maxv_cpus=farm.max_vcpus,
             instance_types=list(_FAMILIES),
-            instance_role=instance_profile(self).attr_arn,
+            instance_role=instance_profile(self, instance_role(self)).attr_arn,
             subnets=[subnet.subnet_id for subnet in network.subnets.values()],
             security_group_ids=[self._group(network).security_group_id],
             launch_template=_Environment.LaunchTemplateSpecificationProperty(

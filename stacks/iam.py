@@ -46,6 +46,20 @@ def read_artifacts(store: StoreHandle, role: aws_iam.IRole, prefix: str = "") ->
         role.add_to_principal_policy(statement)
 
 
+def read_object(store: StoreHandle, role: aws_iam.IRole, key: str) -> None:
+    """Permit a role to read one object of the store's bucket."""
+    role.add_to_principal_policy(
+        aws_iam.PolicyStatement(actions=["s3:GetObject"], resources=[store.bucket.arn_for_objects(key)])
+    )
+    role.add_to_principal_policy(
+        aws_iam.PolicyStatement(
+            actions=["kms:Decrypt"],
+            resources=[store.key.key_arn],
+            conditions={"StringEquals": {"kms:ViaService": f"s3.{Stack.of(role).region}.amazonaws.com"}},
+        )
+    )
+
+
 def mount_cache(cache: CacheHandle, version: str, role: aws_iam.IRole) -> None:
     """Permit a role to mount the compile cache of one SDK version, and no other."""
     point = cache.access_points[version].access_point_arn

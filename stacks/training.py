@@ -2,22 +2,40 @@
 
 from typing import Any, Final
 
-from aws_cdk import CfnOutput, Duration, RemovalPolicy, Stack, aws_batch, aws_ec2, aws_fsx, aws_iam, aws_s3
+from aws_cdk import (
+    Annotations,
+    CfnOutput,
+    CfnParameter,
+    Duration,
+    RemovalPolicy,
+    Stack,
+    aws_batch,
+    aws_ec2,
+    aws_fsx,
+    aws_iam,
+    aws_s3,
+)
 from constructs import Construct
 
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import TrainingFleet
 from nxpipe.pipeline.config.fleets import CapacityBlock, Scratch, TrainingSpot
-from nxpipe.stacks.build_farm import UPDATE_POLICY, instance_profile, job_role, log_configuration, retry_strategy
+from nxpipe.stacks.build_farm import (
+    UPDATE_POLICY,
+    instance_profile,
+    instance_role,
+    job_role,
+    log_configuration,
+    retry_strategy,
+)
 from nxpipe.stacks.capacity_block import schedule_queue
 from nxpipe.stacks.handles import NetworkHandle, StoreHandle, TrainHandle
-from nxpipe.stacks.iam import read_artifacts
+from nxpipe.stacks.iam import read_artifacts, read_object, wait_for_permissions
 from nxpipe.stacks.launch import Machine, launch_template
 from nxpipe.stacks.project import PROJECT_TAG, current_time, tag_project, warn_of_ended_block
-from nxpipe.stacks.user_data.scripts import part_text
+from nxpipe.stacks.user_data.scripts import TrainingHost
 
 FOLDER: Final = "/scratch"  # on hosts and in containers
-_BOUNDARY: Final = "=nxpipe="
 
 
 def file_system(
@@ -39,27 +57,6 @@ def file_system(
     )
     system.apply_removal_policy(RemovalPolicy.DESTROY)
     return system
-
-
-def mount_user_data(system: aws_fsx.CfnFileSystem) -> str:
-    """User data that mounts the file system, in MIME multipart format, which Batch requires to add its own part."""
-    variables = {"SCRATCH": FOLDER, "FILE_SYSTEM": system.attr_dns_name, "MOUNT_NAME": system.attr_lustre_mount_name}
-    return "\n".join(
-        [
-            "MIME-Version: 1.0",
-            f'Content-Type: multipart/mixed; boundary="{_BOUNDARY}"',
-            "",
-            f"--{_BOUNDARY}",
-            'Content-Type: text/x-shellscript; charset="us-ascii"',
-            "",
-            "#!/usr/bin/env bash",
-            "set -Eeuo pipefail",
-            *(f"{name}={value}" for name, value in variables.items()),
-            part_text("scratch"),
-            f"--{_BOUNDARY}--",
-            "",
-        ]
-    )
 
 
 _NONCURRENT_EXPIRY: Final = Duration.days(7)
@@ -115,7 +112,6 @@ def grant_checkpoints(bucket: aws_s3.IBucket, store: StoreHandle, role: aws_iam.
 
 _LONGEST_JOB: Final = 14 * 24 * 3600  # seconds; close to the longest capacity block
 _ATTEMPTS: Final = 10  # Batch's maximum
-_HOST_SHARE: Final = 0.06  # of memory, for the operating system and the ECS agent
 _ROOT_GIB: Final = 500  # for a training container and its temporary files
 
 _Environment = aws_batch.CfnComputeEnvironment
@@ -142,7 +138,7 @@ class TrainStack(Stack):
     ) -> None:
         """`image` is an AMI with ECS and the Neuron driver. `prefix` is the store's key prefix in the bucket."""
         super().__init__(scope, id_, description=f"Training fleet {fleet.name} of {project}", **kwargs)
-        self._project, self._fleet, self._network = project, fleet, network
+        self._project, self._fleet, self._network, self._store, self._prefix = project, fleet, network, store, prefix
         self._name = f"{project}-{fleet.name}"
         self._row = INSTANCES[fleet.instance_types[0]]
         self._subnet = network.subnets[fleet.zone]
@@ -151,7 +147,7 @@ class TrainStack(Stack):
         )
         environment = self._environment(image, self._template(image))
         queue = self._queue(environment)
-        job = self._job(store, prefix)
+        job = self._job()
         if isinstance(fleet.capacity, CapacityBlock):
             schedule_queue(self, self._name, fleet.capacity, queue, environment)
         self.handle = TrainHandle(
@@ -163,7 +159,10 @@ class TrainStack(Stack):
         CfnOutput(self, "JobDefinitionArn", value=job.ref, description="Job definition; a submission gives the command")
 
     def _template(self, image: str) -> aws_ec2.CfnLaunchTemplate:
-        self._profile = instance_profile(self)
+        self._role = instance_role(self)
+        self._profile = instance_profile(self, self._role)
+        if self._fleet.uses_efa:
+            read_object(self._store, self._role, f"{self._prefix}{self._fleet.efa.key}")
         services = aws_ec2.SecurityGroup(
             self,
             "Nodes",
@@ -177,7 +176,7 @@ class TrainStack(Stack):
             image=image,
             profile=self._profile,
             groups=[self._network.efa_group, services],
-            user_data=mount_user_data(self._scratch) if self._scratch else "",
+            user_data=self._user_data(),
             root_device="/dev/xvda",  # of Amazon Linux, which ECS images use
             root_gib=_ROOT_GIB,
             tags={PROJECT_TAG: self._project},
@@ -190,6 +189,15 @@ class TrainStack(Stack):
             capacity=self._fleet.capacity,
             efa=bool(self._row.efa_interfaces),
         )
+
+    def _user_data(self) -> str:
+        host = TrainingHost(region=self.region)
+        if self._fleet.uses_efa:
+            url = f"s3://{self._store.bucket.bucket_name}/{self._prefix}{self._fleet.efa.key}"
+            host = host.with_efa(url, self._fleet.efa.sha256, cards=self._row.efa_interfaces or 0)
+        if self._scratch:
+            host = host.with_scratch(FOLDER, self._scratch.attr_dns_name, self._scratch.attr_lustre_mount_name)
+        return host.user_data()
 
     def _environment(self, image: str, template: aws_ec2.CfnLaunchTemplate) -> aws_batch.CfnComputeEnvironment:
         spot = isinstance(self._fleet.capacity, TrainingSpot)
@@ -210,7 +218,7 @@ class TrainStack(Stack):
                 _Environment.Ec2ConfigurationObjectProperty(image_type="ECS_AL2023", image_id_override=image)
             ],
         )
-        return _Environment(
+        environment = _Environment(
             self,
             "Environment",
             type="MANAGED",
@@ -219,6 +227,8 @@ class TrainStack(Stack):
             update_policy=UPDATE_POLICY,
             compute_resources=resources,
         )
+        wait_for_permissions(environment, self._role)
+        return environment
 
     def _placement_group(self) -> aws_ec2.CfnPlacementGroup | None:
         """Cluster placement group; none for a capacity block, whose capacity is outside of placement groups."""
@@ -239,9 +249,9 @@ class TrainStack(Stack):
             compute_environment_order=[order],
         )
 
-    def _job(self, store: StoreHandle, prefix: str) -> aws_batch.CfnJobDefinition:
+    def _job(self) -> aws_batch.CfnJobDefinition:
         """Job definition without a command: jobs run the command of the image or of the submission."""
-        role = job_role(self)
+        role, store, prefix = job_role(self), self._store, self._prefix
         read_artifacts(store, role, prefix)
         environment = {"AWS_REGION": self.region, "NXPIPE_STORE_URL": f"s3://{store.bucket.bucket_name}/{prefix}"}
         if isinstance(self._fleet.capacity, TrainingSpot):
@@ -250,7 +260,7 @@ class TrainStack(Stack):
             environment["NXPIPE_CHECKPOINTS"] = f"s3://{bucket.bucket_name}"
         if isinstance(self._fleet.capacity, CapacityBlock):
             environment["NXPIPE_ENDS_AT"] = f"{self._fleet.capacity.drained:%Y-%m-%dT%H:%M:%SZ}"
-        container = self._container(store, role, environment)
+        container = self._container(role, environment)
         multinode = self._fleet.nodes > 1
         nodes = _Job.NodePropertiesProperty(
             num_nodes=self._fleet.nodes,
@@ -273,24 +283,25 @@ class TrainStack(Stack):
         )
 
     def _container(
-        self, store: StoreHandle, role: aws_iam.IRole, environment: dict[str, str]
+        self, role: aws_iam.IRole, environment: dict[str, str]
     ) -> aws_batch.CfnJobDefinition.ContainerPropertiesProperty:
         """Container with all devices, vCPUs and memory of its host."""
+        cards = self._row.efa_interfaces or 0 if self._fleet.uses_efa else 0  # ECS refuses a device that is not there
         devices = [f"/dev/neuron{chip}" for chip in range(self._row.chips)]
-        devices += [f"/dev/infiniband/uverbs{card}" for card in range(self._row.efa_interfaces or 0)]
-        memory = int(self._row.host_memory_gib * 1024 * (1 - _HOST_SHARE))
+        devices += [f"/dev/infiniband/uverbs{card}" for card in range(cards)]
         return _Job.ContainerPropertiesProperty(
-            image=self._fleet.image or self._own_image(store),
+            image=self._fleet.image or self._unnamed_image(),
             job_role_arn=role.role_arn,
             instance_type=self._row.name if self._fleet.nodes > 1 else None,
             environment=[_Job.EnvironmentProperty(name=name, value=value) for name, value in environment.items()],
             resource_requirements=[
                 _Job.ResourceRequirementProperty(type="VCPU", value=str(self._row.vcpus)),
-                _Job.ResourceRequirementProperty(type="MEMORY", value=str(memory)),
+                _Job.ResourceRequirementProperty(type="MEMORY", value=str(self._fleet.job_memory_mib)),
             ],
             linux_parameters=_Job.LinuxParametersProperty(
                 devices=[_Job.DeviceProperty(host_path=path, container_path=path) for path in devices],
                 init_process_enabled=True,
+                shared_memory_size=self._fleet.shared_memory_mib,  # Docker's default is 64 MiB
             ),
             # EFA registers the buffers that it sends from, and registered memory is locked memory.
             ulimits=[_Job.UlimitProperty(name="memlock", soft_limit=-1, hard_limit=-1)],
@@ -304,6 +315,20 @@ class TrainStack(Stack):
             privileged=False,
         )
 
-    def _own_image(self, store: StoreHandle) -> str:
+    def _unnamed_image(self) -> str:
+        """The project's repository, by a digest that a deployment must give: its tags are immutable."""
+        Annotations.of(self).add_warning_v2(
+            "nxpipe:training-image-not-named",
+            f"fleet {self._fleet.name} names no image, so this stack cannot be deployed yet; push the training "
+            "container, and set `image` of the fleet to its digest",
+        )
+        digest = CfnParameter(
+            self,
+            "ImageDigest",
+            type="String",
+            allowed_pattern="sha256:[0-9a-f]{64}",
+            description="Digest of the training container in the project's repository, if the fleet has no `image`",
+            constraint_description="the digest of an image, sha256:...",
+        )
         registry = f"{self.account}.dkr.ecr.{self.region}.{self.url_suffix}"
-        return f"{registry}/{store.repository.repository_name}:train"
+        return f"{registry}/{self._store.repository.repository_name}@{digest.value_as_string}"

@@ -16,6 +16,7 @@ from nxpipe.pipeline.config.kinds import (
     Folder,
     Image,
     OidcProvider,
+    Sdk,
     Slug,
     Subnet,
     Vpc,
@@ -87,9 +88,6 @@ class ExistingNetwork(Table):
 Network: TypeAlias = Annotated[ClosedNetwork | NatNetwork | ExistingNetwork, Field(discriminator="kind")]
 
 
-_Sdk = Annotated[str, text("[0-9]+(?:\\.[0-9]+){1,3}", 'a version of the Neuron SDK such as "2.32.0"', longest=32)]
-
-
 class Budget(Table):
     """The cost limit of the project."""
 
@@ -111,7 +109,7 @@ _Minor = Annotated[str, text(r"[0-9]+\.[0-9]+", 'a version in quotes, such as "3
 class Amis(Table):
     """The AMIs of instances."""
 
-    sdk: Annotated[tuple[_Sdk, ...], LIST, DISTINCT] = Field(
+    sdk: Annotated[tuple[Sdk, ...], LIST, DISTINCT] = Field(
         default=("2.32.0",),
         description="The versions of the Neuron SDK in use. AMIs have the first version; each version has a "
         "part of the cluster's compile cache. Keep a replaced version until no instance uses it.",

@@ -88,6 +88,7 @@ Certificate = Annotated[
         longest=1024,
     ),
 ]
+Sdk = Annotated[str, text("[0-9]+(?:\\.[0-9]+){1,3}", 'a version of the Neuron SDK such as "2.32.0"', longest=32)]
 Image = Annotated[
     str,
     text(

@@ -15,7 +15,8 @@ from pydantic import Field, ValidationError
 from nxpipe.pipeline.config.cloud import Amis
 from nxpipe.pipeline.config.cluster import Cluster
 from nxpipe.pipeline.config.faults import ConfigInvalid, Fault
-from nxpipe.pipeline.config.kinds import Region
+from nxpipe.pipeline.config.fleets import TrainingFleet
+from nxpipe.pipeline.config.kinds import Region, Sdk
 from nxpipe.pipeline.config.root import Config
 from nxpipe.pipeline.config.schema import Table, text
 from nxpipe.pipeline.util.files import MiB, read_file, toml_of
@@ -71,6 +72,12 @@ class LockedImage(Table):
     root_gib: int | None = Field(default=None, description="Of such an image: the size of its root volume.")
     architecture: str | None = Field(default=None, description="Of such an image: the architecture.")
     virtualization: str | None = Field(default=None, description="Of such an image: the kind of virtualization.")
+    driver: Sdk | None = Field(
+        default=None,
+        description="Of a host of training containers: the Neuron SDK whose driver it has, or an older one. Its name "
+        "and description state no driver; AWS builds it with the newest one, so this is the newest SDK of the Deep "
+        "Learning AMIs that are older than the image.",
+    )
 
     @property
     def software(self) -> SystemSoftware:
@@ -143,6 +150,31 @@ def read_lock(path: Path) -> AmiLock:
     if document:
         raise _invalid(path, f"the key {next(iter(document))}", "the output of `nxpipe ami lock`; run it again")
     return AmiLock(path, images)
+
+
+def require_driver(config: Config, lock: AmiLock, fleet: TrainingFleet) -> None:
+    """Refuse a host whose driver is older than the SDK of the fleet's container: the runtime would not start."""
+    image = lock.image(config.project.region, None) if config.project.region else None
+    needed = fleet.sdk or config.amis.sdk[0]
+    if image is None or (image.driver is None and fleet.sdk is None):  # files of older versions do not name it
+        return
+    if image.driver is None:
+        raise _invalid(lock.path, f"no driver of {image.id}", "the output of `nxpipe ami lock`; run it again")
+    if sdk_order(image.driver) < sdk_order(needed):
+        raise _invalid(
+            lock.path,
+            f"{image.id} with the driver of Neuron SDK {image.driver}",
+            f"a driver of SDK {needed} or newer, which the container of fleet {fleet.name} requires; run `nxpipe ami "
+            "lock`, or set `sdk` of the fleet to the version in its container",
+        )
+
+
+def sdk_order(version: str) -> tuple[int, ...]:
+    """A key that orders versions; 2.32 is 2.32.0."""
+    parts = [int(part) for part in version.split(".")]
+    while parts and not parts[-1]:
+        parts.pop()
+    return tuple(parts)
 
 
 def _written(image: LockedImage) -> str:

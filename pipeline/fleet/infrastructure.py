@@ -18,6 +18,7 @@ from nxpipe.pipeline.config.locks import (
     LockedImage,
     LockedNodes,
     SystemSoftware,
+    sdk_order,
 )
 from nxpipe.pipeline.util.aws import convert_sdk_errors, error_code
 from nxpipe.pipeline.util.errors import AwsError, MissingSoftware, TemplateInvalid
@@ -181,6 +182,7 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 _NAME: Final = "Deep Learning AMI Neuron (Ubuntu 24.04) *"
+_SDK: Final = re.compile(r"Neuron SDK ([0-9]+(?:\.[0-9]+){1,3})")
 _LIFETIME: Final = timedelta(days=2 * 365)  # EC2 deprecates a public image two years after its creation
 
 
@@ -312,9 +314,15 @@ def find_image(region: str, sdk: str, client: Callable[[str, str], Any]) -> Lock
 
 
 def find_training_host(region: str, client: Callable[[str, str], Any]) -> LockedImage:
-    """The newest image with ECS and the Neuron driver."""
-    newest = _newest(TRAINING_PARAMETER, region, client("ssm", region), client("ec2", region))
-    return _locked(newest, region, None, TRAINING_PARAMETER)
+    """The newest image with ECS and the Neuron driver, and the SDK whose driver it has at least."""
+    ec2 = client("ec2", region)
+    newest = _newest(TRAINING_PARAMETER, region, client("ssm", region), ec2)
+    with convert_sdk_errors(f"list the Neuron images of {region}, for the driver of {newest['ImageId']}"):
+        response = ec2.describe_images(Owners=["amazon"], Filters=[{"Name": "name", "Values": [_NAME]}])
+    older = [image for image in response["Images"] if image["CreationDate"] <= newest["CreationDate"]]
+    sdks = [found[1] for image in older if (found := _SDK.search(image.get("Description", "")))]
+    locked = _locked(newest, region, None, TRAINING_PARAMETER)
+    return locked.model_copy(update={"driver": max(sdks, key=sdk_order, default=None)})
 
 
 def _newest(parameter: str, region: str, ssm: Any, ec2: Any) -> dict[str, Any]:

@@ -135,7 +135,9 @@ def _software_checks(config: Config, path: Path, account: Account) -> Iterator[C
 
 def _store_checks(config: Config, path: Path) -> Iterator[Check]:
     fleets = _serving(config)
-    if not fleets and not config.endpoints:
+    training = [fleet for fleet in config.fleets if isinstance(fleet, TrainingFleet)]
+    installers = sorted({fleet.efa.key for fleet in training if fleet.uses_efa})
+    if not fleets and not config.endpoints and not installers:
         return
     url = store_url(None, path)
     if not url.startswith("s3://"):
@@ -145,6 +147,8 @@ def _store_checks(config: Config, path: Path) -> Iterator[Check]:
     if fleets:
         python = fleet_python(config, lock_of(config, path.parent))
         yield Check("agent", "the agent's bundle", partial(_agent, path.parent, python, store))
+    for key in installers:
+        yield Check("efa", key, partial(_installer, key, store))
     for fleet in fleets:
         channel = partial(_channel, config, path.parent, fleet, store)
         yield Check("channel", f"channel {fleet.channel} of fleet {fleet.name}", channel)
@@ -263,6 +267,14 @@ def _agent(folder: Path, python: str, store: Store) -> Rows:
     holds = store.backend.stat(path) is not None
     found = "found" if holds else "no such object"
     yield row("agent", "the agent's bundle", found, f"{store.url}/{path}", command, holds=holds)
+
+
+def _installer(key: str, store: Store) -> Rows:
+    """The file of the EFA driver, without which no host of several nodes joins its cluster."""
+    holds = store.backend.stat(key) is not None
+    found = "found" if holds else "no such object"
+    remedy = "upload AWS's installer, as the guide describes under training fleets"
+    yield row("efa", "the EFA installer", found, f"{store.url}/{key}", remedy, holds=holds)
 
 
 def _channel(config: Config, folder: Path, fleet: ServingFleet, store: Store) -> Rows:

@@ -1,9 +1,9 @@
-"""User data of serving instances: a script that writes configuration and systemd units, and installs the agent."""
+"""User data: serving instances get their configuration, units and agent, training hosts their drivers and mounts."""
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from shlex import quote
@@ -372,3 +372,67 @@ class Serving:
     @property
     def _program(self) -> str:
         return f"{self.places.programs}/agent/bin/nxpipe"
+
+
+# All programs that the script of a training host runs, beside those that it installs.
+HOST_PROGRAMS: Final = (
+    "chmod",
+    "dnf",
+    "gzip",
+    "mkdir",
+    "mktemp",
+    "modprobe",
+    "mount",
+    "rm",
+    "sha256sum",
+    "sleep",
+    "systemctl",
+    "tar",
+)
+_BOUNDARY: Final = "=nxpipe="
+
+
+@dataclass(frozen=True)
+class TrainingHost:
+    """User data of a training host: a script for each feature, before the ECS agent starts."""
+
+    region: str
+    places: InstancePaths = InstancePaths()
+    parts: tuple[str, ...] = ()
+    values: Mapping[str, str] = field(default_factory=dict)
+
+    def with_efa(self, url: str, sha256: str, *, cards: int) -> "TrainingHost":
+        """`url` is the installer's in S3. `cards` is the number of devices that the driver must make."""
+        devices = self.places.at("/dev/infiniband")
+        return self._with(
+            "efa", REGION=self.region, EFA_URL=url, EFA_SHA256=sha256, EFA_CARDS=str(cards), EFA_DEVICES=devices
+        )
+
+    def with_scratch(self, folder: str, file_system: str, mount_name: str) -> "TrainingHost":
+        return self._with("scratch", SCRATCH=folder, FILE_SYSTEM=file_system, MOUNT_NAME=mount_name)
+
+    def _with(self, part: str, **values: str) -> "TrainingHost":
+        return replace(self, parts=(*self.parts, part), values={**self.values, **values})
+
+    def script(self) -> str:
+        values = {"CONSOLE": self.places.at("/dev/console"), **self.values}
+        head = [f"{name}={value}" for name, value in values.items()]  # names and URLs, without special characters
+        return "\n".join(["#!/usr/bin/env bash", "set -Eeuo pipefail", *head, *map(part_text, ("host", *self.parts))])
+
+    def user_data(self) -> str:
+        """In MIME multipart format, which Batch requires to add its own part; empty if there is nothing to set up."""
+        if not self.parts:
+            return ""
+        return "\n".join(
+            [
+                "MIME-Version: 1.0",
+                f'Content-Type: multipart/mixed; boundary="{_BOUNDARY}"',
+                "",
+                f"--{_BOUNDARY}",
+                'Content-Type: text/x-shellscript; charset="us-ascii"',
+                "",
+                self.script(),
+                f"--{_BOUNDARY}--",
+                "",
+            ]
+        )

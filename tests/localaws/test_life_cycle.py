@@ -61,6 +61,7 @@ instance_types = ["trn1.32xlarge"]
 zone = "{REGION}a"
 nodes = 2
 capacity = {{{{ kind = "on-demand" }}}}
+image = "{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/train@sha256:{"0" * 64}"
 
 [farm]
 max_vcpus = {{vcpus}}

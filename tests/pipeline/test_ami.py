@@ -1,5 +1,6 @@
 """`nxpipe ami lock`: the selection of an image, and the content of the file."""
 
+from contextlib import nullcontext
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,20 @@ import pytest
 from botocore.session import Session
 from botocore.stub import Stubber
 
-from nxpipe.pipeline.config import ConfigInvalid, load_config
+from nxpipe.pipeline.config import ConfigInvalid, TrainingFleet, load_config
 from nxpipe.pipeline.config.cloud import Amis
-from nxpipe.pipeline.config.locks import FLEETS_PARAMETER, TRAINING_PARAMETER, AmiLock, LockedImage, read_lock
+from nxpipe.pipeline.config.locks import (
+    FLEETS_PARAMETER,
+    TRAINING_PARAMETER,
+    AmiLock,
+    LockedImage,
+    read_lock,
+    require_driver,
+)
 from nxpipe.pipeline.fleet.infrastructure import find_image, find_own_image, find_training_host
 from nxpipe.pipeline.util.errors import AwsError
-from nxpipe.pipeline.util.exit_codes import AWS
+from nxpipe.pipeline.util.exit_codes import AWS, CONFIGURATION
+from nxpipe.stacks.app import main
 from nxpipe.stacks.locks import (
     fleet_image,
     fleet_python,
@@ -24,6 +33,7 @@ from nxpipe.stacks.locks import (
     unlocked_images,
 )
 from tests.pipeline.in_process import InProcess, nxpipe
+from tests.stacks.local import new_app
 
 __all__ = ["nxpipe"]
 
@@ -188,6 +198,77 @@ def test_a_project_that_trains_gets_an_image_for_its_hosts(tmp_path: Path) -> No
     lock.path.write_text(lock.text())
     found = read_lock(lock.path)
     assert (found.image(REGION, None), found.image(REGION, "2.32.0")) == (chosen, LOCKED)
+
+
+def host_built(created: str, among: list[dict[str, str]]) -> LockedImage:
+    named = {"Name": "al2023-ami-ecs-neuron-hvm", "Description": "Amazon Linux AMI 2023 x86_64 ECS HVM EBS"}
+    host = image("ami-0000000000000000a", "", created) | named
+    return find_training_host(REGION, Amazon(among, newest=host, parameter=TRAINING_PARAMETER))
+
+
+def test_the_driver_of_a_training_host_is_at_least_of_the_newest_sdk_that_is_older_than_its_image(
+    tmp_path: Path,
+) -> None:
+    rebuilt = image("ami-00000000000000005", "2.32.0", "2026-10-22T08:00:00.000Z")
+    assert host_built("2026-10-25T08:00:00.000Z", [OLD, NEWEST, rebuilt]).driver == "2.33.0"
+    assert host_built("2026-09-25T08:00:00.000Z", [OLD, NEWEST, rebuilt]).driver == "2.32.0"
+    assert host_built("2026-07-25T08:00:00.000Z", [OLD, NEWEST]).driver is None
+    lock = AmiLock(tmp_path / "lock").with_images([host_built("2026-10-25T08:00:00.000Z", [NEWEST])], [])
+    lock.path.write_text(lock.text())
+    assert read_lock(lock.path) == lock
+
+
+TRAINS = """
+[[models]]
+name = "llama"
+path = "llama"
+task = "text-generation"
+target = "trn1.2xlarge"
+[[fleets]]
+kind = "training"
+name = "tune"
+model = "llama"
+channel = "next"
+instance_types = ["trn1.2xlarge"]
+zone = "us-east-2a"
+capacity = { kind = "on-demand" }
+nodes = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("driver", "sdk", "refusal"),
+    [
+        ("2.32.0", None, None),
+        ("2.33.0", "2.9.0", None),
+        ("2.32", "2.32.0", None),
+        ("2.31.0", None, r"the driver of Neuron SDK 2\.31\.0.*SDK 2\.32\.0 or newer.*fleet tune.*ami lock"),
+        ("2.9.0", "2.31.0", r"the driver of Neuron SDK 2\.9\.0.*SDK 2\.31\.0 or newer"),
+        (None, None, None),
+        (None, "2.32.0", r"no driver of ami-.*run it again"),
+    ],
+)
+def test_a_host_whose_driver_is_older_than_the_sdk_of_the_container_is_refused(
+    project: Path, driver: str | None, sdk: str | None, refusal: str | None
+) -> None:
+    path = project / "nxpipe.toml"
+    path.write_text(TOML + TRAINS + (f'sdk = "{sdk}"\n' if sdk else ""))
+    config = load_config(path, {})
+    (fleet,) = config.fleets
+    assert isinstance(fleet, TrainingFleet)
+    host = LOCKED.model_copy(update={"sdk": None, "driver": driver})
+    with pytest.raises(ConfigInvalid, match=refusal) if refusal else nullcontext():
+        require_driver(config, AmiLock(project / "nxpipe.amis.lock", (host,)), fleet)
+
+
+def test_the_app_refuses_a_host_whose_driver_is_too_old_before_it_makes_a_stack(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "nxpipe.toml").write_text(TOML + TRAINS)
+    host = LOCKED.model_copy(update={"sdk": None, "driver": "2.31.0"})
+    (project / "nxpipe.amis.lock").write_text(AmiLock(project, (host,)).text())
+    assert main(new_app({"config": str(project / "nxpipe.toml")})) == CONFIGURATION.number
+    assert "the driver of Neuron SDK 2.31.0" in capsys.readouterr().err
 
 
 def test_without_a_region_the_command_asks_for_one(project: Path, nxpipe: InProcess) -> None:

@@ -117,6 +117,8 @@ image = "REGISTRY/train@IMAGE"
 emails = ["oncall@example.com"]
 """
 
+EFA: Final = "efa/aws-efa-installer-1.49.0.tar.gz"
+
 
 class World:
     """An account that lacks nothing, and the files of a project for it."""
@@ -162,6 +164,7 @@ class World:
         self.s3 = boto3.client("s3")
         self.s3.create_bucket(Bucket="demo-artifacts")
         self.s3.put_object(Bucket="demo-artifacts", Key=f"models/agents/{BUNDLE}.tar", Body=b"")
+        self.s3.put_object(Bucket="demo-artifacts", Key=f"models/{EFA}", Body=b"")
         self.promote("production", "neuronx")
 
     def promote(self, channel: str, backend: str) -> None:
@@ -228,7 +231,7 @@ def test_an_account_that_lacks_nothing_passes_every_check(world: World, nxpipe: 
     assert {row["state"] for row in rows} == {"ok"}, [row for row in rows if row["state"] != "ok"]
     assert {row["check"] for row in rows} == {
         *("account", "bootstrap", "zone", "offering", "vpc-endpoint", "quota", "reservation", "ebs-key"),
-        *("image", "container", "agent", "channel", "oidc", "subscription"),
+        *("image", "container", "agent", "efa", "channel", "oidc", "subscription"),
     }
 
 
@@ -255,6 +258,7 @@ def test_each_obstacle_is_a_row_that_fails_with_its_remedy(world: World, nxpipe:
     world.ec2.modify_ebs_default_kms_key_id(KmsKeyId=key)
     sns_backends["123456789012"][REGION].subscriptions[world.subscription].arn = "PendingConfirmation"
     world.s3.delete_object(Bucket="demo-artifacts", Key=f"models/agents/{BUNDLE}.tar")
+    world.s3.delete_object(Bucket="demo-artifacts", Key=f"models/{EFA}")
     world.promote("rehearsal", "emulator")
     world.write(
         ('account = "123456789012"', 'account = "210987654321"'),
@@ -279,6 +283,7 @@ def test_each_obstacle_is_a_row_that_fails_with_its_remedy(world: World, nxpipe:
         "AMI of serving instances": "ami-00000000000000009: no such image",
         "serve@sha256:000000000000": f"push the image to {REGISTRY}/serve",
         "the agent's bundle": f"agents/{BUNDLE}.tar",
+        "the EFA installer": f"s3://demo-artifacts/models/{EFA}",
         "channel rehearsal of fleet search": "backend emulator",
         "artifact of endpoint answers": f"endpoints/answers/{'0' * 64}/manifest.json",
         "OIDC provider of GitHub": 'provider = "arn:aws:iam::123456789012:oidc-provider/token.actions',
@@ -326,7 +331,7 @@ def test_a_store_in_a_folder_and_missing_locks_are_rows(world: World, nxpipe: In
     world.write(("demo-artifacts", "no-such-bucket"))
     (world.folder / "nxpipe.agent.lock").unlink()
     failing = {row["what"]: row["found"] for row in examined(nxpipe, 33) if row["state"] == "fails"}
-    assert failing.keys() == {"nxpipe.agent.lock", "channel production of fleet search"}
+    assert failing.keys() == {"nxpipe.agent.lock", EFA, "channel production of fleet search"}
     assert "no-such-bucket" in failing["channel production of fleet search"]
 
 
@@ -352,6 +357,7 @@ def test_a_missing_permission_is_an_unknown_row_and_ends_no_other_check(
         "quota": "allow ec2:DescribeInstances",
         "ebs-key": "allow ec2:GetEbsDefaultKmsKeyId",
         "agent": "allow s3:GetObject, or s3:ListBucket where there is no such object",
+        "efa": "allow s3:GetObject, or s3:ListBucket where there is no such object",
         "channel": "allow s3:GetObject",
     }
     assert {row["state"] for row in rows if row["check"] not in unknown} == {"ok"}

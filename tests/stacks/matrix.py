@@ -18,6 +18,7 @@ from tests.stacks.local import REGION, new_app
 from tests.stacks.whole import CERTIFICATE, write_locks
 
 PURPOSES: Final = ("serving", "training")
+IMAGE: Final = f"123456789012.dkr.ecr.{REGION}.amazonaws.com/train@sha256:{'0' * 64}"
 CAPACITIES: Final = {
     "on-demand": '{ kind = "on-demand" }',
     "spot": '{ kind = "spot" }',
@@ -68,7 +69,7 @@ class Fleet:
         zone = f'zone = "{REGION}a"\n' if self.capacity in ("reservation", "capacity-block") else ""
         own = {
             "serving": f'{zone}size = {{ min = 1, max = 2 }}\ncertificate = "{CERTIFICATE}"',
-            "training": f'zone = "{REGION}a"\nnodes = {nodes}',
+            "training": f'zone = "{REGION}a"\nnodes = {nodes}\nimage = "{IMAGE}"',
         }[self.purpose]
         return f"""
 [[fleets]]

@@ -8,12 +8,13 @@ import os
 import shutil
 import stat
 import subprocess
+import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from nxpipe.pipeline.config.locks import SystemSoftware
 from nxpipe.pipeline.fleet.agent.run import Bundle
-from nxpipe.stacks.user_data.scripts import DISK_PROGRAMS, PROGRAMS
+from nxpipe.stacks.user_data.scripts import DISK_PROGRAMS, HOST_PROGRAMS, PROGRAMS
 from tests.agent.wheels import AGENT_WHEEL, write_wheel
 
 _METADATA = """case "${@: -1}" in
@@ -50,6 +51,18 @@ _DISK_STUBS = {
     "mount": 'touch "${@: -1}/.mounted"',
     "mountpoint": '[ -e "${@: -1}/.mounted" ]',
 }
+# `modprobe` makes the devices of the driver that the installer left, and the installer is a part of the EFA bundle.
+_HOST_STUBS = {
+    "dnf": 'exit "${DNF:-0}"',
+    "modprobe": """[ -e "$SANDBOX/installed" ] || exit 1
+mkdir -p "$SANDBOX/root/dev/infiniband"
+for ((card = 0; card < ${CARDS:-8}; card++)); do touch "$SANDBOX/root/dev/infiniband/uverbs$card"; done""",
+    "mount": "",
+}
+_INSTALLER = """#!/bin/sh
+echo "efa_installer.sh $*" >> "$SANDBOX/calls"
+: > "$SANDBOX/installed"
+"""
 _PIP = 'for wheel; do :; done; [ -s "$wheel" ]'
 
 
@@ -98,6 +111,26 @@ class Sandbox:
         (self.root / "dev/disk/by-id").mkdir(parents=True)
         for disk in disks:
             (self.root / f"dev/disk/by-id/nvme-Amazon_EC2_NVMe_Instance_Storage_AWS{disk}").touch()
+
+    def add_training_host(self) -> None:
+        """The programs of a training host, which has no Python and no AWS CLI before `dnf`, and the EFA installer."""
+        folder = self.folder / "efa"
+        for other in (self.folder / "bin").iterdir():
+            other.unlink()
+        for name in (*HOST_PROGRAMS, "aws"):
+            does = (_HOST_STUBS | _STUBS).get(name)
+            if does is not None:
+                _write_stub(self.folder / "bin" / name, does)
+                continue
+            program = shutil.which(name)
+            assert program is not None, f"this machine has no {name}"
+            (self.folder / "bin" / name).symlink_to(program)
+        (folder / "aws-efa-installer").mkdir(parents=True)
+        script = folder / "aws-efa-installer/efa_installer.sh"
+        script.write_text(_INSTALLER)
+        script.chmod(0o755)
+        with tarfile.open(self.bundle, "w:gz") as archive:
+            archive.add(folder / "aws-efa-installer", "aws-efa-installer")
 
     def run(self, script: str, **environment: str) -> Ran:
         path = self.folder / "user-data"

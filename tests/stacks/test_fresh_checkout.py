@@ -87,6 +87,7 @@ def test_the_fleets_that_init_writes_synthesise(tmp_path: Path, fleets: tuple[st
     config.write_text(text if fleets else _without_marks(text))
     output = tmp_path / "out"
     assert main(new_app({"config": str(config)}, outdir=str(output))) == 0
+    assert all("ImageDigest" in path.read_text() for path in output.glob("*train*.template.json"))
     assert any("AgentSha256" in path.read_text() for path in output.glob("*serve*.template.json"))
     assert len([*output.glob("*train*.template.json")]) == ("training" in fleets)
 

@@ -15,6 +15,7 @@ from typing import Any
 import boto3
 import pytest
 from aws_cdk import RemovalPolicy
+from pydantic import ValidationError
 
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import Config, Project, TrainingFleet
@@ -28,6 +29,7 @@ from tests.stacks.local import ACCOUNT, HERE, REGION, deploy, destroy, new_app, 
 from tests.stacks.permissions import allowed, statements_of
 
 AMI = "ami-0a1b2c3d4e5f60718"
+IMAGE = f"{ACCOUNT}.dkr.ecr.us-east-2.amazonaws.com/train@sha256:{'1' * 64}"
 RESERVATION = {"kind": "reservation", "id": "cr-0a1b2c3d4e5f60718"}
 BLOCK = {
     "kind": "capacity-block",
@@ -187,7 +189,60 @@ def test_scratch_is_in_the_nodes_subnet_mounted_on_hosts_and_seen_by_jobs() -> N
     assert "mount -t lustre" in user_data
     (nodes,) = only(template, "AWS::Batch::JobDefinition")["NodeProperties"]["NodeRangeProperties"]
     assert nodes["Container"]["MountPoints"] == [{"ContainerPath": "/scratch", "SourceVolume": "scratch"}]
-    assert "UserData" not in launched(template_of(make().train))
+    assert "UserData" not in launched(template_of(make(nodes=1).train))
+
+
+def container_of(**asked: Any) -> dict[str, Any]:
+    job = only(template_of(make(**asked).train), "AWS::Batch::JobDefinition")
+    if "ContainerProperties" in job:
+        return dict(job["ContainerProperties"])
+    return dict(job["NodeProperties"]["NodeRangeProperties"][0]["Container"])
+
+
+def test_nodes_that_train_together_install_efa_and_a_single_node_has_no_efa_device() -> None:
+    together = template_of(make(nodes=4).train)
+    user_data = json.dumps(launched(together)["UserData"])
+    assert "EFA_CARDS=8\\n" in user_data
+    assert "/models/efa/aws-efa-installer-1.49.0.tar.gz" in user_data
+    apart = container_of(nodes=1)
+    assert [device["HostPath"] for device in apart["LinuxParameters"]["Devices"]] == [
+        f"/dev/neuron{chip}" for chip in range(INSTANCES["trn1.32xlarge"].chips)
+    ]
+
+
+def test_a_fleet_may_pin_another_version_of_the_efa_installer_together_with_its_digest() -> None:
+    pinned = make(efa={"version": "1.50.0", "sha256": "a" * 64})
+    user_data = json.dumps(launched(template_of(pinned.train))["UserData"])
+    assert "aws-efa-installer-1.50.0.tar.gz" in user_data
+    assert f"EFA_SHA256={'a' * 64}" in user_data
+    with pytest.raises(ValidationError, match="sha256"):
+        fleet(efa={"version": "1.50.0"})
+
+
+@pytest.mark.parametrize(
+    ("asked", "size"),
+    [({}, 256), ({"shared_memory": 64}, 64), ({"instance_types": ["trn1.2xlarge"], "nodes": 1}, 16)],
+    ids=["half of the host", "as configured", "half of a small host"],
+)
+def test_shared_memory_is_half_of_the_hosts_memory_unless_the_fleet_sets_it(asked: dict[str, Any], size: int) -> None:
+    assert container_of(**asked)["LinuxParameters"]["SharedMemorySize"] == size * 1024
+
+
+def test_more_shared_memory_than_a_job_has_memory_is_refused_in_one_sentence() -> None:
+    with pytest.raises(ValidationError, match=r"at most 481 \(GiB\), the memory of a job on trn1\.32xlarge"):
+        fleet(shared_memory=482)
+
+
+def test_an_image_is_always_named_by_digest_and_a_deployment_without_one_lacks_a_parameter() -> None:
+    template = template_of(make().train)
+    parameter = template["Parameters"]["ImageDigest"]
+    assert "Default" not in parameter
+    assert parameter["AllowedPattern"] == "sha256:[0-9a-f]{64}"
+    assert {"Ref": "ImageDigest"} in container_of()["Image"]["Fn::Join"][1]
+    assert ":train" not in json.dumps(template)
+    named = make(image=IMAGE)
+    assert "ImageDigest" not in template_of(named.train).get("Parameters", {})
+    assert container_of(image=IMAGE)["Image"] == IMAGE
 
 
 @pytest.mark.parametrize(
@@ -213,7 +268,7 @@ def test_a_queue_made_in_an_open_block_is_open_and_nothing_is_scheduled_in_the_p
 
 
 def test_a_blocks_queue_opens_at_its_start_and_is_drained_45_minutes_before_its_end(aws: None) -> None:
-    made = make(capacity=BLOCK)
+    made = make(capacity=BLOCK, image=IMAGE)
     deploy(made.network, made.store, made.train)
     assert census(REGION) == []
     batch, scheduler = boto3.client("batch"), boto3.client("scheduler")
@@ -273,14 +328,20 @@ def shellcheck(script: str, folder: Path) -> tuple[int, str]:
 
 
 def test_deployed_changed_and_destroyed_it_is_what_was_asked_for(aws: None, tmp_path: Path) -> None:
-    made = make(scratch={"size": 1200})
+    made = make(scratch={"size": 1200}, image=IMAGE)
     deploy(made.network, made.store, made.train)
     assert census(REGION) == []
     batch = boto3.client("batch")
     (environment,) = batch.describe_compute_environments()["computeEnvironments"]
     (job,) = batch.describe_job_definitions(status="ACTIVE")["jobDefinitions"]
     container = job["nodeProperties"]["nodeRangeProperties"][0]["container"]
-    assert container["image"] == f"{outputs(made.store)['RepositoryUri']}:train"
+    assert container["image"] == IMAGE
+    assert container["linuxParameters"]["sharedMemorySize"] == 256 * 1024
+    (profile,) = boto3.client("iam").list_instance_profiles()["InstanceProfiles"]
+    host = statements_of(profile["Roles"][0]["RoleName"])
+    bucket = f"arn:aws:s3:::{outputs(made.store)['BucketName']}"
+    assert allowed(host, "s3:GetObject", f"{bucket}/models/efa/aws-efa-installer-1.49.0.tar.gz")
+    assert not allowed(host, "s3:GetObject", f"{bucket}/models/cas/sha256/x")
     may = statements_of(container["jobRoleArn"].rpartition("/")[2])
     objects = f"arn:aws:s3:::{outputs(made.store)['BucketName']}/models"
     assert allowed(may, "s3:GetObject", f"{objects}/cas/sha256/x")
@@ -292,7 +353,7 @@ def test_deployed_changed_and_destroyed_it_is_what_was_asked_for(aws: None, tmp_
     assert f"MOUNT_NAME={scratch['LustreConfiguration']['MountName']}\n" in script
     assert shellcheck(script, tmp_path) == (0, "")
 
-    image = f"{ACCOUNT}.dkr.ecr.us-east-2.amazonaws.com/train@sha256:{'1' * 64}"
+    image = IMAGE.replace("1" * 64, "2" * 64)
     changed = make(scratch={"size": 1200}, nodes=8, image=image)
     deploy(changed.train)
     assert census(REGION) == []

@@ -17,6 +17,7 @@ from nxpipe.stacks.user_data.scripts import (
     NoPublicKey,
     Serving,
     TooLong,
+    TrainingHost,
     systemd_word,
 )
 from tests.stacks.sandbox import Sandbox
@@ -421,3 +422,71 @@ def test_shellcheck_would_find_a_word_without_quotes(sandbox: Sandbox) -> None:
     code, found = shellcheck(text, sandbox.folder)
     assert code != 0
     assert "SC2086" in found
+
+
+def training_host(sandbox: Sandbox, *, cards: int = 8, sha256: str | None = None) -> TrainingHost:
+    sandbox.add_training_host()
+    host = TrainingHost("us-east-2", InstancePaths(str(sandbox.root)))
+    return host.with_efa("s3://demo-artifacts/models/efa/x.tar.gz", sha256 or sandbox.sha256, cards=cards)
+
+
+NOT_JOINED = "systemctl mask --now --runtime ecs.service"
+
+
+def test_a_training_host_installs_the_efa_driver_from_the_store_and_then_mounts_the_file_system(
+    sandbox: Sandbox,
+) -> None:
+    scratch = str(sandbox.root / "scratch")
+    host = training_host(sandbox).with_scratch(scratch, "fs-1.fsx.us-east-2.amazonaws.com", "abcdefgh")
+    ran = sandbox.run(host.script())
+    assert ran.code == 0, ran.err
+    (fetched,) = ran.called("aws")
+    assert "--region us-east-2 s3://demo-artifacts/models/efa/x.tar.gz" in fetched
+    assert ran.called("efa_installer.sh") == ["efa_installer.sh --minimal --yes"]
+    (mounted,) = ran.called("mount")
+    assert mounted.endswith(f"fs-1.fsx.us-east-2.amazonaws.com@tcp:/abcdefgh {scratch}")
+    assert ran.called("systemctl") == []
+
+
+def test_an_image_that_has_the_efa_driver_gets_no_other(sandbox: Sandbox) -> None:
+    host = training_host(sandbox)
+    devices = sandbox.root / "dev/infiniband"
+    devices.mkdir()
+    for card in range(8):
+        (devices / f"uverbs{card}").touch()
+    ran = sandbox.run(host.script())
+    assert (ran.code, ran.calls) == (0, [])
+
+
+def test_an_efa_installer_of_another_digest_is_not_run_and_the_host_does_not_join_the_cluster(
+    sandbox: Sandbox,
+) -> None:
+    ran = sandbox.run(training_host(sandbox, sha256="0" * 64).script())
+    assert ran.code != 0
+    assert ran.called("efa_installer.sh") == []
+    assert ran.calls[-1] == NOT_JOINED
+    assert "does not join the cluster" in ran.console
+
+
+def test_a_store_without_the_efa_installer_is_one_sentence_on_the_console(sandbox: Sandbox) -> None:
+    host = training_host(sandbox)
+    sandbox.bundle.unlink()
+    ran = sandbox.run(host.script())
+    assert ran.code != 0
+    assert "the store has no s3://demo-artifacts/models/efa/x.tar.gz" in ran.console
+    assert ran.calls[-1] == NOT_JOINED
+
+
+def test_a_host_with_fewer_efa_devices_than_its_type_does_not_join_the_cluster(sandbox: Sandbox) -> None:
+    ran = sandbox.run(training_host(sandbox).script(), CARDS="7")
+    assert ran.code != 0
+    assert "this host has 7 EFA devices, and its type 8" in ran.console
+    assert ran.calls[-1] == NOT_JOINED
+
+
+def test_a_file_system_that_cannot_be_mounted_keeps_the_host_out_of_the_cluster(sandbox: Sandbox) -> None:
+    host = training_host(sandbox).with_scratch(str(sandbox.root / "scratch"), "fs-1", "abcdefgh")
+    ran = sandbox.run(host.script(), DNF="1")
+    assert ran.code != 0
+    assert ran.called("mount") == []
+    assert ran.calls[-1] == NOT_JOINED

@@ -47,6 +47,7 @@ instance_types = ["trn1.32xlarge"]
 zone = "us-east-2b"
 nodes = 2
 capacity = {{ kind = "on-demand" }}
+image = "123456789012.dkr.ecr.us-east-2.amazonaws.com/train@sha256:{"0" * 64}"
 
 [[fleets]]
 kind = "training"
@@ -57,6 +58,7 @@ instance_types = ["trn1.32xlarge"]
 zone = "us-east-2a"
 nodes = 1
 capacity = {{ kind = "spot" }}
+image = "123456789012.dkr.ecr.us-east-2.amazonaws.com/train@sha256:{"0" * 64}"
 scratch = {{ size = 1200 }}
 
 [[endpoints]]
