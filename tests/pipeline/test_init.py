@@ -405,6 +405,29 @@ def test_the_commands_for_github_need_a_release_table(nxpipe: InProcess, root: P
 
 
 @pytest.mark.parametrize(
+    ("variables", "code"),
+    [
+        ({}, 26),
+        ({"NXPIPE_STORE_URL": "s3://bucket/models"}, 0),
+        ({"RUNNER_ENVIRONMENT": "self-hosted"}, 26),  # in the workspace
+        ({"RUNNER_ENVIRONMENT": "self-hosted", "NXPIPE_STORE_URL": "file:///srv/models"}, 0),
+        ({"RUNNER_ENVIRONMENT": "github-hosted", "NXPIPE_STORE_URL": "file:///srv/models"}, 26),
+    ],
+)
+def test_a_release_needs_a_store_that_outlives_a_job_of_github(
+    nxpipe: InProcess, root: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], code: int
+) -> None:
+    nxpipe("init", str(root))
+    monkeypatch.chdir(root)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    answer = nxpipe("config", "check", "--for-release")
+    assert answer.code == code
+    assert ("set `url` in [store]" in answer.err) == (code == 26)
+    assert nxpipe("config", "check").code == 0
+
+
+@pytest.mark.parametrize(
     ("environment", "named"),
     [("venv", "venv"), ("tools/my env", ".venv"), ("../elsewhere", ".venv"), (".", ".venv")],
 )
