@@ -139,7 +139,7 @@ def test_a_commit_is_installed_after_its_packages_and_without_a_download(tmp_pat
     assert install(tmp_path, f"{HASHED}{COMMIT}\n    # via -r lock.in\n") == (0, "")
     packages, commit, check = (tmp_path / "pip.log").read_text().splitlines()
     assert {"--require-hashes", "--isolated"} <= set(packages.split())
-    assert {"--isolated", "--no-index", "--no-deps", "--no-build-isolation"} <= set(commit.split())
+    assert {"--isolated", "--no-cache-dir", "--no-index", "--no-deps", "--no-build-isolation"} <= set(commit.split())
     assert commit.endswith(COMMIT)
     assert check == "check"
     assert (tmp_path / "packages.log").read_text() == f"{HASHED}    # via -r lock.in\n"
