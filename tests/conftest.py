@@ -1,4 +1,4 @@
-"""The environment of every test: without the user's cache, hub access, AWS account and NXPIPE_* variables."""
+"""The environment of every test: without the user's cache, hub access, AWS account, GitHub job, NXPIPE_* variables."""
 
 import gc
 import os
@@ -73,7 +73,7 @@ def sealed_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest
     # Not "home": a fixture's mktemp("home") takes the next free number after that prefix.
     home = tmp_path_factory.mktemp(f"sealed-{next(_NUMBERS)}", numbered=False)
     for name in list(os.environ):
-        if name.startswith(("NXPIPE_", "AWS_")):
+        if name.startswith(("NXPIPE_", "AWS_", "GITHUB_", "RUNNER_")):
             monkeypatch.delenv(name)
     for name, folder in (("HOME", ""), ("XDG_CACHE_HOME", "cache"), ("XDG_STATE_HOME", "state")):
         monkeypatch.setenv(name, str(home / folder))

@@ -1,6 +1,7 @@
 """Store of a command: --store, else NXPIPE_STORE_URL, else nxpipe.toml, else a folder beside it."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,3 +92,23 @@ def open_uncached_store(option: str | None, config_path: Path, console: Console)
     from nxpipe.artifact_store import Store
 
     return Store(open_configured_store(option, config_path, console).backend)
+
+
+def require_lasting_store(url: str, environ: Mapping[str, str]) -> None:
+    """Raise if a release from GitHub would lose its artifacts: the folders of a job are deleted at its end.
+
+    A folder outside of the workspace of a self-hosted runner stays. Whether its runners share it, only their owner
+    knows.
+    """
+    from nxpipe.artifact_store.url import is_remote
+    from nxpipe.pipeline.util.errors import StoreNotKept
+
+    if is_remote(url):
+        return
+    folder = Path(url.removeprefix("file://")).resolve()
+    workspace = Path(environ.get("GITHUB_WORKSPACE", "")).resolve()
+    if environ.get("RUNNER_ENVIRONMENT") != "self-hosted" or folder.is_relative_to(workspace):
+        raise StoreNotKept(
+            f"{url} is a folder of the runner, and GitHub deletes it at the end of the job; set `url` in [store], or "
+            f"the GitHub variable {VARIABLE}, to a store in S3"
+        )

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from nxpipe.pipeline.artifacts.signing import unused_channels
+from nxpipe.pipeline.artifacts.store_url import require_lasting_store, store_url
 from nxpipe.pipeline.cli.main import Group
 from nxpipe.pipeline.cli.options import config_option
 from nxpipe.pipeline.config import json_schema, load_config, origins
@@ -26,16 +27,22 @@ def config() -> None:
 
 
 @config.command()
+@click.option(
+    "--for-release", is_flag=True, help="Also require a store that GitHub's jobs share: no folder of a runner."
+)
 @config_option
 @click.pass_obj
-def check(console: Console, config_path: Path) -> None:
+def check(console: Console, for_release: bool, config_path: Path) -> None:
     """Validate nxpipe.toml and report all faults.
 
     \b
     Example:
       nxpipe config check --config staging.toml
+      nxpipe config check --for-release
     """
     loaded = load_config(config_path, os.environ)
+    if for_release:
+        require_lasting_store(store_url(None, config_path), os.environ)
     for sentence in unused_channels(loaded):
         console.say(f"Note: {sentence}")
     if console.json:

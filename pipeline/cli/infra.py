@@ -1,4 +1,4 @@
-"""`nxpipe infra`: check the account, lint templates, plan deployments, lock a cluster, write manifests; without CDK."""
+"""`nxpipe infra`: check the account, set up GitHub, templates, deployment plans, clusters, manifests."""
 
 import os
 import shutil
@@ -34,6 +34,31 @@ def infra() -> None:
     Example:
       nxpipe infra plan
     """
+
+
+@infra.command()
+@config_option
+@click.pass_obj
+def github(console: Console, config_path: Path) -> None:
+    """Print the script that sets up the GitHub repository of [release].
+
+    It creates the environments of the release workflow and sets its variables with gh, from outputs of the stacks
+    "storage" and "release", which must be deployed. It may be repeated. This command itself calls neither GitHub nor
+    AWS.
+
+    \b
+    Example:
+      nxpipe infra github
+      nxpipe infra github | bash
+    """
+    from nxpipe.pipeline.config import load_config
+    from nxpipe.pipeline.fleet.github import setup_script
+
+    script = setup_script(load_config(config_path, os.environ))
+    if console.json:
+        console.data({"script": script})
+    else:
+        console.page(script.removesuffix("\n"))
 
 
 @infra.command()

@@ -1,4 +1,4 @@
-"""`nxpipe init`: nxpipe.toml, a release workflow, the files of the CDK CLI and .gitignore entries, all or none of them.
+"""`nxpipe init`: nxpipe.toml, a release workflow and its sources, the files of the CDK CLI, .gitignore; all or none.
 
 The comments of the configuration are the descriptions of its fields.
 """
@@ -24,10 +24,13 @@ from click.core import ParameterSource
 from pydantic import ValidationError
 
 from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.param_types import PinnedSource
 from nxpipe.pipeline.config import Config, Model, field_help
+from nxpipe.pipeline.config.cloud import Release
 from nxpipe.pipeline.config.messages import violations
 from nxpipe.pipeline.config.models import Task
 from nxpipe.pipeline.config.reference import tables
+from nxpipe.pipeline.fleet.github import GitHubSource, first_release, origin, setup_script
 from nxpipe.pipeline.models.catalogue import find
 from nxpipe.pipeline.models.source import resolve
 from nxpipe.pipeline.util.console import Console
@@ -48,8 +51,10 @@ class _Text(Template):
     idpattern = "[a-z_]+(?:[.][a-z_]+)?"
 
 
-def configuration(root: Path, model_id: str, task: str | None, fleets: Sequence[str] = ()) -> str:
-    """The text of a valid configuration with one model and a fleet of each of these kinds."""
+def configuration(
+    root: Path, model_id: str, task: str | None, fleets: Sequence[str] = (), release: Release | None = None
+) -> str:
+    """The text of a valid configuration with one model, a fleet of each of these kinds, and the GitHub repository."""
     folder = expanded(model_id)
     source = "path" if folder.is_dir() else "id"
     last = (folder.resolve().name if folder.is_dir() else model_id).rpartition("/")[2]
@@ -68,8 +73,9 @@ def configuration(root: Path, model_id: str, task: str | None, fleets: Sequence[
     quoted = {key: for_json(value) for key, value in values.items()}
     quoted["until"] = str(datetime.now(UTC).date() + _ACKNOWLEDGED)
     tables = _fleet_tables(fleets, quoted)
-    mark = "" if fleets else "# "
-    text = _filled("nxpipe.toml", {**quoted, **comments, "source": source, "fleets": tables, "mark": mark})
+    mark = "" if fleets or release else "# "
+    optional = {"fleets": tables, "release": _release_table(release, comments), "mark": mark}
+    text = _filled("nxpipe.toml", {**quoted, **comments, **optional, "source": source})
     _require_valid(text, model_id)
     return text
 
@@ -82,8 +88,27 @@ def _fleet_tables(kinds: Sequence[str], values: Mapping[str, str]) -> str:
     """The tables of the fleets; without any, those of a serving fleet as a comment."""
     if kinds:
         return "# One table for each fleet.\n" + "\n".join(_filled(f"{kind}.toml", values) for kind in kinds)
-    example = re.sub("(?m)^(?=[^#\n])", "# ", _filled("serving.toml", values))
+    example = _as_comment(_filled("serving.toml", values))
     return f"# One table for each fleet. To deploy one, uncomment it, and `region` above.\n{example}"
+
+
+def _release_table(release: Release | None, comments: Mapping[str, str]) -> str:
+    """The repository whose jobs may publish; without one, an example as a comment."""
+    shown = release or Release(repository="OWNER/NAME")
+    values = {
+        "repository": for_json(shown.repository),
+        "owner_id": str(shown.owner_id or 123456),
+        "repository_id": str(shown.repository_id or 456789),
+        "absent": "" if shown.owner_id or release is None else "# ",
+    }
+    text = _filled("release.toml", {**comments, **values})
+    if release:
+        return text
+    return f"# To release from GitHub, uncomment this table, and `region` above.\n{_as_comment(text)}"
+
+
+def _as_comment(table: str) -> str:
+    return re.sub("(?m)^(?=[^#\n])", "# ", table)
 
 
 def _slug(text: str, default: str) -> str:
@@ -126,8 +151,24 @@ _GITHUB: Final = {
     ".github/workflows/nxpipe-release.yml": _TEMPLATES / "nxpipe-release.yml",
     ".github/actions/nxpipe/action.yml": _TEMPLATES / "nxpipe/action.yml",
 }
+_SOURCES: Final = {  # the requirements of GitHub's jobs, and the extra of those that compile
+    "requirements/nxpipe.in": "",
+    "requirements/nxpipe-compile.in": "[compile]",
+}
 _IGNORED: Final = (f"{NAME}/", "cdk.out/", "node_modules/")  # the local store and its cache, and those of the CDK CLI
 _VENV: Final = ".venv"
+_OF_GITHUB: Final = {
+    "repository": "--repository",
+    "owner_id": "--owner-id",
+    "repository_id": "--repository-id",
+}
+_DESCRIBED: Final = {  # options that describe one file
+    "model_id": ("--model-id", "nxpipe.toml"),
+    "task": ("--task", "nxpipe.toml"),
+    "fleets": ("--fleet", "nxpipe.toml"),
+    "github": ("--github", "nxpipe.toml"),
+    "source": ("--install", "requirements/nxpipe.in"),
+}
 
 
 @dataclass(frozen=True)
@@ -149,12 +190,22 @@ class Change:
         return self.before is not None and not self.amends
 
 
-def plan(root: Path, model_id: str, task: str | None, fleets: Sequence[str] = ()) -> tuple[Change, ...]:
+def plan(
+    root: Path,
+    model_id: str,
+    task: str | None,
+    fleets: Sequence[str] = (),
+    *,
+    release: Release | None = None,
+    installed: GitHubSource | None = None,
+) -> tuple[Change, ...]:
     """All files that a repository needs to release one model and to deploy its fleets."""
     environment, ignored = _environment(root), _read(root / ".gitignore")
+    sources = installed or GitHubSource()
     texts = {
-        "nxpipe.toml": configuration(root, model_id, task, fleets),
+        "nxpipe.toml": configuration(root, model_id, task, fleets, release),
         **{name: file.read_text(encoding="utf-8") for name, file in _GITHUB.items()},
+        **{name: _requirements(sources, name, extra) for name, extra in _SOURCES.items()},
         "cdk.json": (_TEMPLATES / "cdk.json").read_text(encoding="utf-8").replace(_VENV, environment),
         "package.json": _PACKAGE.read_text(encoding="utf-8"),
     }
@@ -163,6 +214,11 @@ def plan(root: Path, model_id: str, task: str | None, fleets: Sequence[str] = ()
         Change(root, ".gitignore", ignored, _with_entries(ignored or "", (*_IGNORED, f"{environment}/")), amends=True),
     )
     return tuple(change for change in changes if not (change.amends and change.before == change.after))
+
+
+def _requirements(source: GitHubSource, name: str, extra: str) -> str:
+    lock = f"{name.removesuffix('.in')}.txt"
+    return _filled("requirements.in", {"name": name, "lock": lock, "source": "\n".join(source.lines(extra))})
 
 
 def _environment(root: Path) -> str:
@@ -275,6 +331,14 @@ def _restore(change: Change) -> None:
     multiple=True,
     help="Also write a fleet of this kind, ready to synthesize; may be repeated.",
 )
+@click.option("--install", "source", type=PinnedSource(), help="The source of nxpipe for GitHub's jobs; see above.")
+@click.option("--index-url", metavar="URL", help="Your package index, which has the version that --install names.")
+@click.option(
+    "--github", is_flag=True, help="Also write [release], and print the commands that set up the GitHub repository."
+)
+@click.option("--repository", metavar="OWNER/NAME", help="The repository of --github.  [default: git's remote origin]")
+@click.option("--owner-id", type=click.IntRange(min=1), metavar="N", help="The id of the repository's owner.")
+@click.option("--repository-id", type=click.IntRange(min=1), metavar="N", help="The id of the repository.")
 @click.option("--keep", is_flag=True, help="Keep existing files as they are, and write those that are missing.")
 @click.option("--dry-run", is_flag=True, help="Print the changes as a diff and write nothing.")
 @click.pass_context
@@ -284,6 +348,12 @@ def init(
     model_id: str,
     task: str | None,
     fleets: tuple[str, ...],
+    source: str | None,
+    index_url: str | None,
+    github: bool,
+    repository: str | None,
+    owner_id: int | None,
+    repository_id: int | None,
     keep: bool,
     dry_run: bool,
 ) -> None:
@@ -297,18 +367,32 @@ def init(
       nxpipe.toml                           the model, the fleets, the store
       .github/workflows/nxpipe-release.yml  the release workflow
       .github/actions/nxpipe/action.yml     the action that its jobs start with
+      requirements/nxpipe.in                the source of nxpipe for these jobs
+      requirements/nxpipe-compile.in        the same for jobs that compile
       cdk.json                              how `npx cdk` starts the stacks, and their feature flags
       package.json                          the version of the CDK CLI
       .gitignore                            the local store, cdk.out, node_modules, the virtual environment
+
+    \b
+    Sources of nxpipe for --install (without it, the jobs fail at once and name this option):
+      git+https://HOST/OWNER/nxpipe@COMMIT                     a commit, with its 40 digits
+      https://HOST/nxpipe-VERSION-py3-none-any.whl#sha256=...  a wheel
+      nxpipe==VERSION                                          a version in your index, with --index-url
+
+    With --github, the ids of the repository are those of `gh api repos/OWNER/NAME --jq '.owner.id, .id'`.
 
     \b
     Example:
       nxpipe init --dry-run
       nxpipe init . --model-id HuggingFaceTB/SmolLM2-135M
       nxpipe init . --fleet serving --fleet training
+      nxpipe init . --github --repository acme/models --owner-id 123456 --repository-id 456789
     """
     console: Console = ctx.obj
-    planned = plan(directory, model_id, task, tuple(dict.fromkeys(fleets)))
+    installed = _installed(ctx, source, index_url)
+    release = _release(ctx, directory, repository, (owner_id, repository_id)) if github else None
+    _require_github(ctx, github)
+    planned = plan(directory, model_id, task, tuple(dict.fromkeys(fleets)), release=release, installed=installed)
     require_inside(planned)
     kept = [change for change in planned if keep and change.replaces]
     _require_use(ctx, kept)
@@ -320,10 +404,14 @@ def init(
     write(changes)
     written, left = ([str(change.path) for change in entries] for entries in (changes, kept))
     if console.json:
-        console.data({"written": written, "kept": left})
+        script = {"github": setup_script(_configured(planned))} if github else {}
+        console.data({"written": written, "kept": left, **script})
     else:
         console.result(*(f"wrote {path}" for path in written), *(f"kept  {path}" for path in left))
         console.say(_following(directory, {change.name for change in kept if change.before != change.after}))
+        if release:
+            for line in first_release(_configured(planned)).splitlines():
+                console.say(line)
 
 
 def _show(console: Console, text: str) -> None:
@@ -334,11 +422,48 @@ def _show(console: Console, text: str) -> None:
 
 
 def _require_use(ctx: click.Context, kept: Sequence[Change]) -> None:
-    """Refuse options that describe an nxpipe.toml that is kept."""
-    for name in ("model_id", "task", "fleets") if any(change.name == "nxpipe.toml" for change in kept) else ():
-        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            option = {"model_id": "--model-id", "task": "--task", "fleets": "--fleet"}[name]
-            raise click.UsageError(f"{option} is for a new nxpipe.toml, but --keep keeps the one that exists", ctx)
+    """Refuse options that describe a file that is kept."""
+    names = {change.name for change in kept}
+    for parameter, (option, name) in _DESCRIBED.items():
+        if name in names and ctx.get_parameter_source(parameter) is ParameterSource.COMMANDLINE:
+            instead = "; add [release] to it and run nxpipe infra github" if parameter == "github" else ""
+            raise click.UsageError(f"{option} is for a new {name}, but --keep keeps the one that exists{instead}", ctx)
+
+
+def _installed(ctx: click.Context, source: str | None, index: str | None) -> GitHubSource:
+    """A version needs an index: a public one has no nxpipe today, and the name is free to register there."""
+    version = source is not None and source.startswith("nxpipe==")
+    if version and index is None:
+        raise click.UsageError(f"{source} needs --index-url, your package index; no public index has nxpipe", ctx)
+    if index is not None and not version:
+        raise click.UsageError("--index-url is the index of a version; pass --install nxpipe==VERSION", ctx)
+    if index is not None and not re.fullmatch(r"https://[\w.-]+(:\d+)?(/[\w.~%+-]*)*", index, re.ASCII):
+        raise click.UsageError("--index-url is no https URL without a user, a password and a query", ctx)
+    return GitHubSource(source, index)
+
+
+def _require_github(ctx: click.Context, github: bool) -> None:
+    for parameter, option in _OF_GITHUB.items():
+        if not github and ctx.get_parameter_source(parameter) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{option} belongs to --github; pass --github too", ctx)
+
+
+def _release(
+    ctx: click.Context, directory: Path, repository: str | None, ids: tuple[int | None, int | None]
+) -> Release:
+    named = repository or origin(directory)
+    if named is None:
+        raise click.UsageError("no remote origin on github.com; pass --repository OWNER/NAME", ctx)
+    try:
+        return Release(repository=named, owner_id=ids[0], repository_id=ids[1])
+    except ValidationError as error:
+        violation = next(violations(error, Release))
+        raise click.UsageError(f"--github: found {violation.found}, expected {violation.allowed}", ctx) from error
+
+
+def _configured(planned: Sequence[Change]) -> Config:
+    (text,) = (change.after for change in planned if change.name == "nxpipe.toml")
+    return Config.model_validate(tomllib.loads(text))
 
 
 def _following(directory: Path, different: Set[str]) -> str:

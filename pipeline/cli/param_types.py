@@ -1,4 +1,4 @@
-"""Parameter types that click lacks: lists, targets, durations, sizes, percentages, channel expectations, axes."""
+"""Parameter types that click lacks: lists, targets, durations, sizes, percentages, expectations, axes, sources."""
 
 import re
 from typing import Any, Final, get_args
@@ -149,3 +149,27 @@ class Axis(click.ParamType[tuple[str, int]]):
         if not name or not is_number or not 1 <= int(size) <= _LARGEST_AXIS:
             self.fail(f"{value!r} is not NAME=SIZE with a size from 1 to {_LARGEST_AXIS:,}, as in batch=1", param, ctx)
         return name, int(size)
+
+
+class PinnedSource(click.ParamType[str]):
+    """A source of nxpipe that cannot be replaced later: a commit, a wheel with its hash, one version of an index."""
+
+    name = "SOURCE"
+    _COMMIT: Final = re.compile(r"git\+https://[\w.-]+(/[\w.~-]+)+@[0-9a-f]{40}", re.ASCII)
+    _WHEEL: Final = re.compile(
+        r"https://[\w.-]+(:\d+)?(/[\w.~%+-]+)*/nxpipe-[\w.+%]+-[\w.]+-[\w.]+-[\w.]+\.whl#sha256=[0-9a-f]{64}", re.ASCII
+    )
+    _VERSION: Final = re.compile(r"nxpipe==\d+(\.\d+)*((a|b|rc|\.post|\.dev)\d+)?(\+[a-z0-9.]+)?", re.ASCII)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        source = str(value)
+        if not any(form.fullmatch(source) for form in (self._COMMIT, self._WHEEL, self._VERSION)):
+            self.fail(f"{source!r} does not pin nxpipe: expected {self._expected(source)}", param, ctx)
+        return source
+
+    def _expected(self, source: str) -> str:
+        if source.startswith("git+"):
+            return "git+https://HOST/OWNER/nxpipe@COMMIT with the 40 digits of a commit; a branch or a tag can move"
+        if ".whl" in source:
+            return "https://HOST/nxpipe-VERSION-py3-none-any.whl#sha256=DIGEST; sha256sum prints the digest"
+        return "a commit (git+https://...@COMMIT), a wheel (https://....whl#sha256=DIGEST) or nxpipe==VERSION"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import click
 from click.core import ParameterSource
 
-from nxpipe.pipeline.artifacts.store_url import open_uncached_store
+from nxpipe.pipeline.artifacts.store_url import open_uncached_store, require_lasting_store, store_url
 from nxpipe.pipeline.build.jobs import BuildOptions
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import executor_options
@@ -76,7 +76,8 @@ def release(
     The gates are check, build, verify, bench (against the channel's current artifacts), sign, promote, and the rollouts
     of the channel's fleets. Finished gates are skipped: after a failure or a kill, run the same command again. The
     first failing gate ends the release with the exit code of its own command. The report in .nxpipe/releases lists the
-    commands that undo the release. Artifacts are signed if the channel requires signatures or a key is given.
+    commands that undo the release. Artifacts are signed if the channel requires signatures or a key is given. In GitHub
+    Actions, a store in a folder of the job is refused.
 
     \b
     Example:
@@ -86,6 +87,7 @@ def release(
       nxpipe release --to production --from staging --expect "$GENERATION@$DIGEST"
     """
     from nxpipe.pipeline.artifacts.identity import current_identity
+    from nxpipe.pipeline.build.report.github import in_github
     from nxpipe.pipeline.release.state import ReleaseContext
 
     console: Console = ctx.obj
@@ -105,6 +107,8 @@ def release(
         place=_location(ctx),
     )
     _require_valid(ctx, config, options)
+    if in_github(os.environ) and not dry_run:
+        require_lasting_store(store_url(store, config_path), os.environ)
     opened = open_uncached_store(store, config_path, console)
     release_context = ReleaseContext(console, opened, config, config_path, options)
     ctx.exit(_show_plan(release_context) if dry_run else _run(release_context))

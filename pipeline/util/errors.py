@@ -59,6 +59,10 @@ class AwsError(PipelineError):
     """AWS is unreachable, denies a request, or lacks a resource."""
 
 
+class StoreNotKept(PipelineError):
+    """A store in a folder that GitHub deletes at the end of the job."""
+
+
 class TemplateInvalid(PipelineError):
     """A file that is not a CloudFormation template, or a folder that is not an output of CDK."""
 

@@ -153,7 +153,7 @@ UNSAFE_STORE: Final = ExitCode(
     "unsafe-store",
     "The folder or bucket lacks a property that the store requires.",
     "Use another backend, or fix the properties that `nxpipe store doctor` reports.",
-    ("nxpipe.artifact_store.errors:UnsafeBackend",),
+    ("nxpipe.artifact_store.errors:UnsafeBackend", "nxpipe.pipeline.util.errors:StoreNotKept"),
 )
 SYSTEM: Final = ExitCode(
     30,

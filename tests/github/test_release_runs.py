@@ -233,3 +233,30 @@ def test_a_model_that_is_not_there_ends_the_run_before_anything_is_built(ours: R
     assert set(outcome.results.values()) == {"skipped"}
     (step,) = failed(outcome)
     assert "nxpipe.toml has no such model; it has ['search', 'chat']" in step.log
+
+
+def test_a_store_in_a_folder_of_the_runner_ends_a_release_before_anything_is_built(ours: Run) -> None:
+    variables = {**ours.variables, "": {**ours.variables[""], "NXPIPE_STORE_URL": ""}}
+    outcome = carry_out(replace(ours, folder=ours.folder.parent / "local", variables=variables))
+    assert outcome.results.pop("models") == "failure"
+    assert set(outcome.results.values()) == {"skipped"}
+    (step,) = failed(outcome)
+    assert "GitHub deletes it at the end of the job" in step.log
+    github = {**ours.github, "event_name": "pull_request"}
+    checked = carry_out(
+        replace(ours, folder=ours.folder.parent / "local-pull", variables=variables, github=github), spared="check"
+    )
+    assert checked.results["models"] == "success"
+
+
+def test_a_repository_without_a_source_of_nxpipe_ends_the_run_with_its_first_job(ours: Run, tmp_path: Path) -> None:
+    """The files are those of `nxpipe init` without --install: a lock of them has no package."""
+    root = tmp_path / "repository"
+    git(tmp_path, "clone", "--quiet", str(ours.repository), str(root))
+    (root / "requirements/nxpipe.txt").write_text((root / "requirements/nxpipe.in").read_text())
+    commit(root, described("search"))
+    outcome = carry_out(replace(ours, repository=root, folder=tmp_path / "run"))
+    assert outcome.results.pop("models") == "failure"
+    assert set(outcome.results.values()) == {"skipped"}
+    (step,) = failed(outcome)
+    assert "::error::requirements/nxpipe.txt names no source of nxpipe" in step.log

@@ -1,6 +1,10 @@
 """The workflows: permissions, called commands, and equality of ours with those of `nxpipe init`."""
 
+import json
 import re
+import subprocess
+import sys
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +79,109 @@ def test_the_action_installs_by_hash_alone() -> None:
     assert "--require-hashes" in install
     for path in (WORKFLOW, ACTION):
         assert "INDEX_URL" not in path.read_text()
+
+
+HASHED = f"click==8.5.1 \\\n    --hash=sha256:{'0' * 64}\n"
+COMMIT = f"nxpipe[compile] @ git+https://github.com/example/nxpipe@{'a' * 40}"
+WHEEL = f"nxpipe @ https://example.com/nxpipe-0.1.0-py3-none-any.whl \\\n    --hash=sha256:{'0' * 64}\n"
+PIP = 'printf "%s\\n" "$*" >> pip.log\nfor word; do [ ! -f "$word" ] || cat "$word" >> packages.log; done\n'
+
+
+def install(folder: Path, lock: str | None, pip: str = PIP, **environment: str) -> tuple[int, str]:
+    """Run the step "Install" with this lock and this script as pip; exit code and output."""
+    if lock is not None:
+        (folder / "lock.txt").write_text(lock)
+    (folder / "pip").write_text(f"#!/bin/bash\n{pip}")
+    (folder / "pip").chmod(0o755)
+    (script,) = (script for script in scripts(ACTION) if "pip install" in script)
+    path = f"{folder}:/usr/bin:/bin"
+    done = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
+        cwd=folder,
+        env={**environment, "REQUIREMENTS": "lock.txt", "PATH": path, "HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("lock", "sentence"),
+    [
+        (None, "There is no lock.txt"),
+        ("# No source is named yet\n", "lock.txt names no source of nxpipe"),
+        (HASHED, "lock.txt names no source of nxpipe"),
+        (HASHED + COMMIT.replace("a" * 40, "main"), "a branch or a tag can move"),
+        (HASHED + COMMIT.replace("a" * 40, "a" * 39), "a branch or a tag can move"),
+        (HASHED + COMMIT.replace("https", "http"), "a branch or a tag can move"),
+    ],
+)
+def test_a_job_without_a_pinned_source_of_nxpipe_installs_nothing(
+    tmp_path: Path, lock: str | None, sentence: str
+) -> None:
+    code, log = install(tmp_path, lock)
+    assert (code, (tmp_path / "pip.log").exists()) == (1, False)
+    assert log.startswith("::error::")
+    assert log.count("\n") == 1
+    assert sentence in log
+    assert "nxpipe init --install SOURCE" in log
+
+
+def test_a_lock_with_hashes_is_installed_as_it_is(tmp_path: Path) -> None:
+    assert install(tmp_path, HASHED + WHEEL) == (0, "")
+    (call,) = (tmp_path / "pip.log").read_text().splitlines()
+    assert "--require-hashes" in call
+    assert (tmp_path / "packages.log").read_text() == HASHED + WHEEL
+
+
+def test_a_commit_is_installed_after_its_packages_and_without_a_download(tmp_path: Path) -> None:
+    assert install(tmp_path, f"{HASHED}{COMMIT}\n    # via -r lock.in\n") == (0, "")
+    packages, commit, check = (tmp_path / "pip.log").read_text().splitlines()
+    assert {"--require-hashes", "--isolated"} <= set(packages.split())
+    assert {"--isolated", "--no-cache-dir", "--no-index", "--no-deps", "--no-build-isolation"} <= set(commit.split())
+    assert commit.endswith(COMMIT)
+    assert check == "check"
+    assert (tmp_path / "packages.log").read_text() == f"{HASHED}    # via -r lock.in\n"
+
+
+BACKEND = """
+import zipfile
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    name = "nxpipe-0.1.0-py3-none-any.whl"
+    with zipfile.ZipFile(f"{folder}/{name}", "w") as wheel:
+        for file, text in {"METADATA": "Metadata-Version: 2.1\\nName: nxpipe\\nVersion: 0.1.0\\n",
+                           "WHEEL": "Wheel-Version: 1.0\\nGenerator: x\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
+                           "RECORD": ""}.items():
+            wheel.writestr(f"nxpipe-0.1.0.dist-info/{file}", text)
+        wheel.writestr("nxpipe.py", "commit = 1")
+    return name
+"""
+
+
+@pytest.mark.slow
+def test_pip_installs_the_commit_of_the_lock(tmp_path: Path) -> None:
+    """With the real pip in a new environment; git reads the repository from this machine."""
+    repository, environment = tmp_path / "nxpipe", tmp_path / "environment"
+    repository.mkdir()
+    (repository / "backend.py").write_text(BACKEND)
+    system = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    (repository / "pyproject.toml").write_text(system)
+    who = ("-c", "user.name=Ann", "-c", "user.email=ann@example.com")
+    for words in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message", "first"]):
+        subprocess.run(["git", *who, *words], cwd=repository, check=True)
+    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=repository, text=True).strip()
+    venv.create(environment, with_pip=False)
+    pip = f'exec "{sys.executable}" -m pip --python "{environment}/bin/python" "$@"\n'
+    local = {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.file://{tmp_path}/.insteadOf",
+        "GIT_CONFIG_VALUE_0": "https://github.com/example/",
+    }
+    code, log = install(tmp_path, COMMIT.replace("a" * 40, commit).replace("[compile]", "") + "\n", pip, **local)
+    assert code == 0, log
+    (installed,) = environment.rglob("nxpipe-0.1.0.dist-info/direct_url.json")
+    assert json.loads(installed.read_text())["vcs_info"]["commit_id"] == commit
 
 
 @pytest.mark.parametrize("path", LINTED, ids=named)

@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from nxpipe.pipeline.cli import init
 from nxpipe.pipeline.cli.init import configuration
 from nxpipe.pipeline.config import load_config
+from nxpipe.pipeline.config.cloud import Release
 from nxpipe.pipeline.config.load import check_placement
 from tests.conftest import ROOT
 from tests.pipeline.in_process import InProcess, nxpipe
@@ -22,7 +25,9 @@ __all__ = ["nxpipe"]
 
 WORKFLOW = ".github/workflows/nxpipe-release.yml"
 ACTION = ".github/actions/nxpipe/action.yml"
-FILES = ["nxpipe.toml", WORKFLOW, ACTION, "cdk.json", "package.json", ".gitignore"]
+SOURCES = ["requirements/nxpipe.in", "requirements/nxpipe-compile.in"]
+FILES = ["nxpipe.toml", WORKFLOW, ACTION, *SOURCES, "cdk.json", "package.json", ".gitignore"]
+GITHUB = ["--github", "--repository", "acme/models", "--owner-id", "12", "--repository-id", "34"]
 ENTRIES = b".nxpipe/\ncdk.out/\nnode_modules/\n.venv/\n"
 
 
@@ -31,6 +36,10 @@ def root(tmp_path: Path) -> Path:
     folder = tmp_path / "My Search 2"
     folder.mkdir()
     return folder
+
+
+def git(folder: Path, *words: str) -> None:
+    subprocess.run(["git", *words], cwd=folder, check=True)
 
 
 def snapshot(root: Path) -> dict[str, bytes | None]:
@@ -212,13 +221,210 @@ def test_a_cdk_json_of_another_app_is_kept_and_named(nxpipe: InProcess, root: Pa
     assert "cdk.json differs from the one that nxpipe requires" in answer.err
 
 
-@pytest.mark.parametrize("option", ["--fleet=serving", "--model-id=bert-base-uncased", "--task=fill-mask"])
+@pytest.mark.parametrize("option", ["--fleet=serving", "--model-id=bert-base-uncased", "--task=fill-mask", "--github"])
 def test_an_option_about_an_nxpipe_toml_that_is_kept_is_refused(nxpipe: InProcess, root: Path, option: str) -> None:
     (root / "nxpipe.toml").write_text("mine = true\n")
+    git(root, "init", "--quiet")
+    git(root, "remote", "add", "origin", "https://github.com/acme/models")
     before = snapshot(root)
     answer = nxpipe("init", str(root), "--keep", option)
     assert (answer.code, snapshot(root)) == (2, before)
     assert option.partition("=")[0] in answer.err
+
+
+COMMIT = "git+https://github.com/acme/nxpipe@" + 40 * "a"
+WHEEL = "https://example.com/a/nxpipe-0.1.0-py3-none-any.whl#sha256=" + 64 * "b"
+INDEX = "https://example.com/simple"
+
+
+def requirements(root: Path) -> list[list[str]]:
+    """The lines of both files of sources that are no comments."""
+    texts = [(root / name).read_text() for name in SOURCES]
+    return [[line.partition("  #")[0] for line in text.splitlines() if line[:1] != "#"] for text in texts]
+
+
+def test_the_jobs_install_what_the_user_names_and_its_build_backend_for_a_commit(
+    nxpipe: InProcess, root: Path, tmp_path: Path
+) -> None:
+    (backend,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    expected = {
+        COMMIT: [[f"nxpipe{extra} @ {COMMIT}", backend] for extra in ("", "[compile]")],
+        WHEEL: [[f"nxpipe{extra} @ {WHEEL}"] for extra in ("", "[compile]")],
+        "nxpipe==0.1.0": [[f"--index-url {INDEX}", f"nxpipe{extra}==0.1.0"] for extra in ("", "[compile]")],
+    }
+    for number, (source, lines) in enumerate(expected.items()):
+        index = ["--index-url", INDEX] if "==" in source else []
+        assert nxpipe("init", str(tmp_path / str(number)), "--install", source, *index).code == 0
+        assert requirements(tmp_path / str(number)) == lines
+
+
+def test_without_a_source_no_package_is_named(nxpipe: InProcess, root: Path) -> None:
+    """A public index has no nxpipe: somebody else could register the name."""
+    nxpipe("init", str(root))
+    assert requirements(root) == [[], []]
+    assert "No source is named yet" in (root / SOURCES[0]).read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["nxpipe"], "does not pin nxpipe"),
+        (["nxpipe>=0.1"], "does not pin nxpipe"),
+        (["nxpipe==0.1.0"], "--index-url"),
+        (["nxpipe==0.1.0", "--index-url", "https://user:secret@example.com/simple"], "without a user"),
+        ([WHEEL, "--index-url", INDEX], "--install nxpipe==VERSION"),
+        ([WHEEL.partition("#")[0]], "#sha256=DIGEST"),
+        ([WHEEL.replace("https://", "https://user:secret@")], "#sha256=DIGEST"),
+        ([WHEEL.replace("https:", "http:")], "#sha256=DIGEST"),
+        ([COMMIT.partition("nxpipe@")[0] + "nxpipe@main"], "a branch or a tag can move"),
+        ([COMMIT[:-1]], "a branch or a tag can move"),
+        ([COMMIT + "\nevil"], "a branch or a tag can move"),
+    ],
+)
+def test_a_source_that_somebody_could_replace_is_refused(
+    nxpipe: InProcess, root: Path, arguments: list[str], expected: str
+) -> None:
+    answer = nxpipe("init", str(root), "--install", *arguments)
+    assert (answer.code, snapshot(root)) == (2, {})
+    assert expected in answer.err
+
+
+def test_github_is_the_repository_that_git_or_an_option_names_with_its_ids(
+    nxpipe: InProcess, root: Path, tmp_path: Path
+) -> None:
+    for number, remote in enumerate(("https://github.com/acme/models.git", "git@github.com:acme/models")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        git(folder, "init", "--quiet")
+        git(folder, "remote", "add", "origin", remote)
+        answer = nxpipe("init", str(folder), "--github")
+        assert load_config(folder / "nxpipe.toml", {}).release == Release(repository="acme/models")
+        assert "gh api repos/acme/models --jq '.owner.id, .id'" in answer.err
+    nxpipe("init", str(root), *GITHUB)
+    config = load_config(root / "nxpipe.toml", {})
+    assert config.release is not None
+    assert config.release.subject == "repo:acme@12/models@34"
+    assert config.project.region is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--github"], "pass --repository OWNER/NAME"),
+        (["--github", "--repository", "models"], "OWNER/NAME"),
+        (["--github", "--repository", "acme/models", "--owner-id", "1"], "repository_id"),
+        (["--repository", "acme/models"], "pass --github too"),
+    ],
+)
+def test_an_incomplete_repository_writes_nothing(
+    nxpipe: InProcess, root: Path, arguments: list[str], expected: str
+) -> None:
+    answer = nxpipe("init", str(root), *arguments)
+    assert (answer.code, snapshot(root)) == (2, {})
+    assert expected in answer.err
+
+
+RECORDER = """#!{python}
+import json, sys
+with open({log!r}, "a") as log:
+    print(json.dumps(sys.argv[1:]), file=log)
+words = sys.argv[1:]
+if words[0] == "cloudformation":
+    stack, query = words[words.index("--stack-name") + 1], words[words.index("--query") + 1]
+    output = query.split("'")[1]
+    print("" if output == {absent!r} else stack + ":" + output)
+elif words[:2] == ["api", "user"]:
+    print(7)
+"""
+
+
+def calls_of(script: str, folder: Path, absent: str = "") -> tuple[int, list[list[str]]]:
+    """The exit code of a script in bash and the arguments of its calls of gh, with an aws that knows all outputs."""
+    folder.mkdir()
+    for name in ("gh", "aws"):
+        text = RECORDER.format(python=sys.executable, log=str(folder / f"{name}.log"), absent=absent)
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    path = f"{folder}:{os.environ['PATH']}"
+    done = subprocess.run(["bash", "-c", script], env={"PATH": path}, capture_output=True, text=True, check=False)
+    return done.returncode, [json.loads(line) for line in (folder / "gh.log").read_text().splitlines()]
+
+
+def variables_of(calls: list[list[str]]) -> dict[tuple[str, str], str]:
+    """Values by environment ("": the repository) and name."""
+    found = {}
+    for words in calls:
+        if words[:2] == ["variable", "set"]:
+            options = dict(zip(words[3::2], words[4::2], strict=True))
+            assert options["--repo"] == "acme/models"
+            found[options.get("--env", ""), words[2]] = options["--body"]
+    return found
+
+
+def test_the_commands_for_github_set_what_the_workflow_reads_from_outputs_of_the_stacks(
+    nxpipe: InProcess, root: Path, tmp_path: Path
+) -> None:
+    answer = nxpipe("init", str(root), *GITHUB)
+    script = nxpipe("infra", "github", "--config", str(root / "nxpipe.toml")).out
+    assert script.strip() in answer.err
+    code, calls = calls_of(script, tmp_path / "tools")
+    variables = variables_of(calls)
+    assert code == 0
+    assert variables == {
+        ("", "AWS_REGION"): "us-east-2",
+        ("", "NXPIPE_STORE_URL"): "s3://my-search-2-storage:BucketName",
+        ("", "NXPIPE_READ_ROLE_ARN"): "my-search-2-release:ReadRoleArn",
+        ("release", "NXPIPE_ROLE_ARN"): "my-search-2-release:RoleArn",
+        ("staging", "NXPIPE_ROLE_ARN"): "my-search-2-release:PromoteStagingRoleArn",
+        ("production", "NXPIPE_ROLE_ARN"): "my-search-2-release:PromoteProductionRoleArn",
+    }
+    read = set(re.findall(r"vars\.(\w+)", (root / WORKFLOW).read_text()))
+    assert {name for _, name in variables} == read - {"NXPIPE_SIGNING_KEY"}  # optional
+    created = [words[4].rpartition("/")[2] for words in calls if "PUT" in words]
+    assert created == ["release", "staging", "production"]
+    assert next(words for words in calls if "reviewers[][id]=7" in words)[4].endswith("environments/production")
+    restricted = [words[4] for words in calls if "POST" in words and "name=v*" in words]
+    assert len(restricted) == 3
+
+
+def test_a_stack_that_is_not_deployed_ends_the_commands_for_github(
+    nxpipe: InProcess, root: Path, tmp_path: Path
+) -> None:
+    nxpipe("init", str(root), *GITHUB)
+    script = nxpipe("infra", "github", "--config", str(root / "nxpipe.toml")).out
+    code, calls = calls_of(script, tmp_path / "tools", absent="PromoteStagingRoleArn")
+    assert code == 1
+    assert ("staging", "NXPIPE_ROLE_ARN") not in variables_of(calls)
+
+
+def test_the_commands_for_github_need_a_release_table(nxpipe: InProcess, root: Path) -> None:
+    nxpipe("init", str(root))
+    answer = nxpipe("infra", "github", "--config", str(root / "nxpipe.toml"))
+    assert (answer.code, answer.out) == (2, "")
+    assert "no [release]" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("variables", "code"),
+    [
+        ({}, 26),
+        ({"NXPIPE_STORE_URL": "s3://bucket/models"}, 0),
+        ({"RUNNER_ENVIRONMENT": "self-hosted"}, 26),  # in the workspace
+        ({"RUNNER_ENVIRONMENT": "self-hosted", "NXPIPE_STORE_URL": "file:///srv/models"}, 0),
+        ({"RUNNER_ENVIRONMENT": "github-hosted", "NXPIPE_STORE_URL": "file:///srv/models"}, 26),
+    ],
+)
+def test_a_release_needs_a_store_that_outlives_a_job_of_github(
+    nxpipe: InProcess, root: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], code: int
+) -> None:
+    nxpipe("init", str(root))
+    monkeypatch.chdir(root)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    answer = nxpipe("config", "check", "--for-release")
+    assert answer.code == code
+    assert ("set `url` in [store]" in answer.err) == (code == 26)
+    assert nxpipe("config", "check").code == 0
 
 
 @pytest.mark.parametrize(

@@ -242,9 +242,26 @@ def test_github_shows_the_gates_and_reads_no_markup_of_a_strangers(
     summary = tmp_path / "summary.md"
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    monkeypatch.setenv("RUNNER_ENVIRONMENT", "self-hosted")  # its folders outside of the workspace stay
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path / "workspace"))
     team.describes('weights = "random:0"', 'weights = "<b>there</b>"')
     team.release("--only", "bert", code=exit_codes.MODEL.number)
     text = summary.read_text().partition("<div>")[2]  # after the summary of the build
     assert "not released" in text
     assert "<b>" not in text
     assert "\n\n" not in text.rstrip("\n")  # the block of HTML ends where it should
+
+
+@pytest.mark.parametrize("runner", ["github-hosted", "self-hosted"])
+def test_a_job_of_github_releases_to_no_store_that_ends_with_it(
+    team: Team, monkeypatch: pytest.MonkeyPatch, runner: str
+) -> None:
+    """The store is in the working directory, which is also the workspace of the job."""
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("RUNNER_ENVIRONMENT", runner)
+    before = everything(Path("store"))
+    answer = team.nxpipe("release", "--only", "bert")
+    assert (answer.code, answer.out, everything(Path("store"))) == (exit_codes.UNSAFE_STORE.number, "", before)
+    assert "GitHub deletes it at the end of the job" in answer.err
+    assert answer.err.count("\n") == 1
+    assert team.nxpipe("release", "--only", "bert", "--dry-run").code == 0

@@ -90,11 +90,12 @@ def test_the_fleets_that_init_writes_synthesise(tmp_path: Path, fleets: tuple[st
     assert all("ImageDigest" in path.read_text() for path in output.glob("*train*.template.json"))
     assert any("AgentSha256" in path.read_text() for path in output.glob("*serve*.template.json"))
     assert len([*output.glob("*train*.template.json")]) == ("training" in fleets)
+    assert len([*output.glob("*-release.template.json")]) == (not fleets)
 
 
 def _without_marks(text: str) -> str:
-    """As a person takes the marks away: of the region, of the fleet, and of what accepts its finding."""
-    return re.sub(r"(?m)^# (\[\[(fleets|acknowledge)\]\]$|\w+ = )", r"\1", text)
+    """As a person takes the marks away: of the region, the fleet, what accepts its finding, and the repository."""
+    return re.sub(r"(?m)^# (\[\[(fleets|acknowledge)\]\]$|\[release\]$|\w+ = )", r"\1", text)
 
 
 # Rules

@@ -1,6 +1,7 @@
 """The roles that GitHub's OIDC tokens can assume, and their permissions."""
 
 import os
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,10 @@ from nxpipe.artifact_store import Store, layout
 from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.channel.change import Author, Requirements, promote
 from nxpipe.artifact_store.trust.kms import ALGORITHM
-from nxpipe.pipeline.config import Signing
+from nxpipe.pipeline.config import Config, Project, Signing
 from nxpipe.pipeline.config.cloud import Release
 from nxpipe.pipeline.config.sections import PromotingKey
+from nxpipe.pipeline.fleet.github import setup_script
 from nxpipe.stacks.iam import CREATED_ONCE, REPLACED, ReleaseStack
 from nxpipe.stacks.store import StoreStack
 from tests.artifact_store.samples import publish_verified, put, watched
@@ -375,3 +377,14 @@ def test_a_publication_that_finds_old_evidence_is_allowed(deployed: Made, tmp_pa
     ):
         copied = {"s3:x-amz-copy-source": f"{name}/{source}", "s3:ObjectCreationOperation": "true"}
         assert allowed(statements_of(role_of(deployed, word)), "s3:PutObject", document, copied) == may_be, source
+
+
+def test_the_commands_for_github_read_outputs_that_the_stacks_have() -> None:
+    release = Release(repository="example/models", environment="publish", channels=("staging", "eu-production"))
+    made = make(release)
+    config = Config(project=Project(name="demo"), release=release)
+    named = set(re.findall(r"output (demo-\w+) (\w+)", setup_script(config)))
+    there = {("demo-storage", name) for name in template_of(made.store)["Outputs"]}
+    roles = {("demo-release", name) for name in template_of(made.release)["Outputs"]}
+    assert named == roles | {("demo-storage", "BucketName")}
+    assert ("demo-storage", "BucketName") in there
