@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import signal
 from collections.abc import Generator
 from itertools import count
@@ -16,6 +17,8 @@ from tests.tiers import commit_number, mark_unsampled, part_of, register_profile
 ROOT = Path(__file__).parent.parent
 _NUMBERS: Final = count()  # pytest would list all folders for each new number
 _SAMPLE: Final = pytest.StashKey[int]()
+MEMORY: Final = Path("/dev/shm")
+_ROOM: Final = 6 << 30  # bytes
 
 register_profiles()
 share_descriptions()
@@ -39,9 +42,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Seed Hypothesis by the commit's number: its runs have equal examples. Other profiles draw new ones."""
+    _use_memory(config)
     number = config.stash[_SAMPLE] = commit_number(ROOT, config.getoption("--sample"))
     if config.getoption("--hypothesis-profile") is None and config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(number)
+
+
+def _use_memory(config: pytest.Config) -> None:
+    """Put temporary folders in memory if there is room, since stores wait for each fsync on a disk. The nightly tier
+    writes more than the memory of a small machine."""
+    is_commit_tier = config.getoption("--hypothesis-profile") is None
+    if is_commit_tier and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > _ROOM:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
