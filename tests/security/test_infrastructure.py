@@ -348,11 +348,11 @@ def test_a_workflow_has_no_secret_and_no_permission_of_its_own(path: Path) -> No
 
 def wheel(folder: Path) -> Path:
     """A wheel without dependencies."""
-    made = folder / "tiny-1.0-py3-none-any.whl"
-    about = "tiny-1.0.dist-info"
+    made = folder / "nxpipe-1.0-py3-none-any.whl"
+    about = "nxpipe-1.0.dist-info"
     with zipfile.ZipFile(made, "w") as packed:
         packed.writestr("tiny.py", "")
-        packed.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
+        packed.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: nxpipe\nVersion: 1.0\n")
         packed.writestr(
             f"{about}/WHEEL", "Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
@@ -364,10 +364,10 @@ def wheel(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("requirements", "code", "said"),
     [
-        ("./{wheel} --hash=sha256:{digest}", 0, ""),
-        ("./{wheel} --hash=sha256:" + "0" * 64, 1, "DO NOT MATCH THE HASHES"),
-        ("./{wheel}", 1, "require"),
-        ("./{wheel} --hash=sha256:{digest}\nboto3", 1, "pinned"),
+        ("nxpipe @ file://{wheel} --hash=sha256:{digest}", 0, ""),
+        ("nxpipe @ file://{wheel} --hash=sha256:" + "0" * 64, 1, "DO NOT MATCH THE HASHES"),
+        ("nxpipe @ file://{wheel}", 1, "require"),
+        ("nxpipe @ file://{wheel} --hash=sha256:{digest}\nboto3", 1, "pinned"),
         (None, 1, "There is no requirements/nxpipe.txt"),
         ("", 1, "There is no requirements/nxpipe.txt"),
     ],
@@ -380,7 +380,7 @@ def test_a_job_installs_by_hash_or_not_at_all(tmp_path: Path, requirements: str 
     if requirements is not None:
         digest = hashlib.sha256(made.read_bytes()).hexdigest()
         (tmp_path / "requirements").mkdir()
-        (tmp_path / "requirements/nxpipe.txt").write_text(requirements.format(wheel=made.name, digest=digest))
+        (tmp_path / "requirements/nxpipe.txt").write_text(requirements.format(wheel=made, digest=digest))
     (tmp_path / "pip").write_text(f'#!/bin/sh\nexec {sys.executable} -m pip "$@" --no-cache-dir --target installed\n')
     (tmp_path / "pip").chmod(0o755)
     done = subprocess.run(
