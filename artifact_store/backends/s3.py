@@ -32,6 +32,7 @@ from nxpipe.artifact_store.backends.s3_client import (
     attempts,
     code_of,
     is_absent,
+    is_changed,
     is_refused,
     response_may_be_lost,
     s3_client,
@@ -252,18 +253,20 @@ class Bucket:
         equal for a copy of the same bytes.
         """
         self._proved.pop(item.path, None)
-        head = self._place.head(item.path)
-        if head is None or listing.tag_of(head) != item.tag:
-            return False
-        try:
-            if head.get("VersionId") is None:
-                self._place.request("delete_object", item.path, IfMatch=head["ETag"])
-                return True
-            return self._remove_version(item.path, head["VersionId"])
-        except FAULTS as error:
-            if is_absent(error) or is_refused(error):
-                return False
-            raise unavailable(error, f"remove {self._place.where(item.path)}") from error
+        for _ in attempts():
+            try:
+                return self._remove_unchanged(item)
+            except FAULTS as error:
+                if is_absent(error) or is_changed(error):
+                    return False
+                # After a conflict the object may be unchanged. False would mean to a collection that a writer has
+                # refreshed the object and the blobs that it names.
+                if not is_refused(error):
+                    raise unavailable(error, f"remove {self._place.where(item.path)}") from error
+        raise StoreUnavailable(
+            f"cannot remove {self._place.where(item.path)}: {ATTEMPTS} attempts conflicted with other writers; "
+            "a retry is safe"
+        )
 
     def abandoned(self, older_than: float) -> Iterator[ListedObject]:
         return listing.broken_uploads(self._place, older_than)
@@ -400,6 +403,15 @@ class Bucket:
             ChecksumAlgorithm="SHA256",
             **keep,
         )
+
+    def _remove_unchanged(self, item: ListedObject) -> bool:
+        head = self._place.head(item.path)
+        if head is None or listing.tag_of(head) != item.tag:
+            return False
+        if head.get("VersionId") is not None:
+            return self._remove_version(item.path, head["VersionId"])
+        self._place.request("delete_object", item.path, IfMatch=head["ETag"])
+        return True
 
     def _remove_version(self, path: str, version: str) -> bool:
         others = listing.other_versions(self._place, path, version)

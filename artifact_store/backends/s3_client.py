@@ -155,6 +155,11 @@ def is_absent(error: Exception) -> bool:
     return code_of(error) in ("404", "NoSuchKey", "NoSuchVersion")
 
 
+def is_changed(error: Exception) -> bool:
+    """True if a condition failed: the object is not the version that the request names."""
+    return status_of(error) == 412
+
+
 def is_refused(error: Exception) -> bool:
     """True if a condition failed (412), or S3 could not decide it because of a concurrent writer (409)."""
     return status_of(error) in (409, 412)

@@ -68,9 +68,10 @@ def _choose(tip: Generation, model: str | None, target: str | None, url: str) ->
         return matches[0]
     serves = ", ".join(f"{served.model_id} for {served.target}" for served in tip.artifacts[:8]) or "nothing"
     what = f"{len(matches)} artifacts" if matches else "no such artifact"
+    named = model is not None and target is not None
+    remedy = f"promote an artifact of {model} for {target} to it" if named else "name one model and one target"
     raise NotFound(
-        f"channel {tip.channel} of {url} has {what} in generation {tip.generation}, which serves {serves}; "
-        "name one model and one target"
+        f"channel {tip.channel} of {url} has {what} in generation {tip.generation}, which serves {serves}; {remedy}"
     )
 
 

@@ -88,6 +88,24 @@ def test_endless_conflicts_end(backend: Bucket, wire: Wire) -> None:
         backend.create("ac/x", OURS)
 
 
+def test_a_removal_that_conflicts_is_tried_again(backend: Bucket, wire: Wire) -> None:
+    """To a collection, a removal that does nothing means that a writer has refreshed the object and what it names."""
+    backend.create("parts/x", OURS)
+    (part,) = backend.walk("parts/")
+    wire.on("DeleteObject", *[answer(409, "ConditionalRequestConflict")] * 2)
+    assert backend.remove(part)
+    assert stored(backend, "parts/x") is None
+
+
+def test_a_removal_that_conflicts_without_end_is_unavailable(backend: Bucket, wire: Wire) -> None:
+    backend.create("parts/x", OURS)
+    (part,) = backend.walk("parts/")
+    wire.on("DeleteObject", *[answer(409, "ConditionalRequestConflict")] * 20)
+    with pytest.raises(StoreUnavailable, match=f"cannot remove .*{ATTEMPTS} attempts conflicted"):
+        backend.remove(part)
+    assert stored(backend, "parts/x") == b"ours"
+
+
 def test_many_publishers_with_lost_answers_agree_on_one_record(backend: Bucket, wire: Wire) -> None:
     chance = random.Random(11)
     seen: set[bytes] = set()
