@@ -78,7 +78,7 @@ def _typed(option: str | None) -> str | None:
 
 def _section(config_path: Path) -> "Section":
     """[store] of nxpipe.toml, without the URL of the environment, so that its other keys match its own URL."""
-    from nxpipe.pipeline.config import load_store_section
+    from nxpipe.pipeline.config.store_section import load_store_section
 
     return load_store_section(config_path, {name: value for name, value in os.environ.items() if name != VARIABLE})
 

@@ -5,14 +5,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nxpipe.pipeline.config.endpoints import ModelEndpoint
     from nxpipe.pipeline.config.faults import ConfigInvalid, Fault
-    from nxpipe.pipeline.config.fleets import ServingFleet, TrainingFleet
     from nxpipe.pipeline.config.load import Origin, Setting, load_config, origins
     from nxpipe.pipeline.config.models import Model
     from nxpipe.pipeline.config.reference import configuration_page, field_help, json_schema
     from nxpipe.pipeline.config.root import Config
     from nxpipe.pipeline.config.sections import Build, Guards, Project, Rollout, Signing, TrustedKey, Verify
+    from nxpipe.pipeline.config.serving_fleet import ServingFleet
     from nxpipe.pipeline.config.store import Store
     from nxpipe.pipeline.config.store_section import load_store_section
+    from nxpipe.pipeline.config.training_fleet import TrainingFleet
 
 __all__ = [
     "Build",
@@ -43,14 +44,15 @@ __all__ = [
 _HOMES = {
     "endpoints": ("ModelEndpoint",),
     "faults": ("ConfigInvalid", "Fault"),
-    "fleets": ("ServingFleet", "TrainingFleet"),
     "load": ("Origin", "Setting", "load_config", "origins"),
     "models": ("Model",),
     "reference": ("configuration_page", "field_help", "json_schema"),
     "root": ("Config",),
     "sections": ("Build", "Guards", "Project", "Rollout", "Signing", "TrustedKey", "Verify"),
+    "serving_fleet": ("ServingFleet",),
     "store": ("Store",),
     "store_section": ("load_store_section",),
+    "training_fleet": ("TrainingFleet",),
 }
 
 

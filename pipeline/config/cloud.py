@@ -2,9 +2,9 @@
 
 from datetime import date
 from ipaddress import ip_network
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Final, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from nxpipe.pipeline.config.kinds import (
     DISTINCT,
@@ -152,12 +152,51 @@ class Amis(Table):
         return self
 
 
+# The values that PutRetentionPolicy accepts.
+_RETENTIONS: Final = (
+    1,
+    3,
+    5,
+    7,
+    14,
+    30,
+    60,
+    90,
+    120,
+    150,
+    180,
+    365,
+    400,
+    545,
+    731,
+    1096,
+    1827,
+    2192,
+    2557,
+    2922,
+    3288,
+    3653,
+)
+
+
 class Observe(Table):
-    """The notification of alarms."""
+    """The notification of alarms, and the logs of fleets."""
 
     emails: Annotated[tuple[Email, ...], MAYBE_EMPTY, DISTINCT] = Field(
         default=(), description="The e-mail addresses that receive alarms.", examples=[["oncall@example.com"]]
     )
+    log_retention: Annotated[int, Unit("days")] = Field(
+        default=90,
+        description="The retention of the fleets' log groups: one of the numbers that CloudWatch Logs accepts.",
+        examples=[30],
+    )
+
+    @field_validator("log_retention")
+    @classmethod
+    def _accepted(cls, days: int) -> int:
+        if days not in _RETENTIONS:
+            raise refuse(f"one of {', '.join(map(str, _RETENTIONS))} (days)")
+        return days
 
 
 class Release(Table):

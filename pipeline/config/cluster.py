@@ -1,11 +1,11 @@
 """The table [cluster]: an EKS cluster instead of fleets, its administrators, node groups and images."""
 
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from nxpipe.emulator.hardware import INSTANCES
-from nxpipe.pipeline.config.fleets import CapacityBlock, ServingType, Size, TrainingCapacity, check_sold
+from nxpipe.emulator.hardware import CORES, INSTANCES
+from nxpipe.pipeline.config.capacity import CapacityBlock, ServingType, Size, TrainingCapacity, check_sold
 from nxpipe.pipeline.config.kinds import DISTINCT, LIST, Cidr, Folder, Slug, Zone
 from nxpipe.pipeline.config.schema import Absent, Table, refuse, text
 
@@ -44,6 +44,23 @@ def _not_the_internet(cidr: str) -> str:
     return cidr
 
 
+# EKS and Karpenter add their own parts to user data of several parts. The Neuron runtime reads the file.
+_USER_DATA: Final = """\
+MIME-Version: 1.0
+Content-Type: multipart/mixed; boundary="//"
+
+--//
+Content-Type: text/x-shellscript; charset="us-ascii"
+
+#!/bin/bash
+set -e
+mkdir -p /opt/aws/neuron
+echo NEURON_LOGICAL_NC_CONFIG={lnc} > /opt/aws/neuron/logical_nc_config
+
+--//--
+"""
+
+
 class NodeGroup(Table):
     """A node group: one instance type in one zone, as `[[cluster.groups]]`."""
 
@@ -55,6 +72,18 @@ class NodeGroup(Table):
     zone: Zone = Field(description="The availability zone of the nodes.", examples=["us-east-2b"])
     capacity: TrainingCapacity = Field(description="The purchase option of the instances.")
     size: Size = Field(description="The number of nodes. In a capacity block, all nodes run for its duration.")
+
+    lnc: Annotated[Literal[1, 2] | None, Absent("the default of the instance type")] = Field(
+        default=None,
+        description="The Logical NeuronCore configuration: the physical cores of one logical core. Artifacts of"
+        " nxpipe are compiled for the default of the instance type.",
+        examples=[1],
+    )
+
+    @property
+    def user_data(self) -> str:
+        """What a node runs at its first boot, before it joins; empty if there is nothing to do."""
+        return _USER_DATA.format(lnc=self.lnc) if self.lnc else ""
 
     @property
     def efa(self) -> bool:
@@ -87,6 +116,14 @@ class NodeGroup(Table):
             )
         return capacity
 
+    @field_validator("lnc")
+    @classmethod
+    def _require_logical_cores(cls, lnc: Literal[1, 2] | None, info: ValidationInfo) -> Literal[1, 2] | None:
+        type_ = info.data.get("instance_type")
+        if lnc is not None and type_ is not None and CORES[INSTANCES[type_].core].lnc_default == 1:
+            raise refuse(f"no lnc; a {type_} has physical cores only", found=f"lnc = {lnc}")
+        return lnc
+
     @field_validator("size")
     @classmethod
     def _require_empty_start(cls, size: Size, info: ValidationInfo) -> Size:
@@ -118,9 +155,15 @@ class Mirror(Table):
         examples=[f"{_REGISTRY}/aws-efa-k8s-device-plugin:v0.5.20"],
     )
 
+    monitor: Annotated[Mirrored | None, Absent("no metrics of devices")] = Field(
+        default=None,
+        description="neuron-monitor, which serves metrics of devices to Prometheus on port 8000 of each node's pod.",
+        examples=[f"{_REGISTRY}/neuron-monitor:1.3.0"],
+    )
+
     @property
     def all(self) -> tuple[str, ...]:
-        images = (self.device_plugin, self.scheduler_extension, self.scheduler, self.efa_plugin)
+        images = (self.device_plugin, self.scheduler_extension, self.scheduler, self.efa_plugin, self.monitor)
         return tuple(image for image in images if image is not None)
 
 
@@ -165,6 +208,15 @@ class Cluster(Table):
         for name in names:
             if names.count(name) > 1:
                 raise refuse("groups with unique names", found=f'{names.count(name)} groups called "{name}"')
+        by_type: dict[str, NodeGroup] = {}
+        for group in groups:
+            first = by_type.setdefault(group.instance_type, group)
+            if first.lnc != group.lnc:  # Karpenter's nodes of a type have one configuration
+                raise refuse(
+                    f"groups of one instance type with the same lnc; {first.name} and {group.name} are of"
+                    f" {group.instance_type}",
+                    found=f"lnc = {first.lnc or 'none'} and {group.lnc or 'none'}",
+                )
         return groups
 
     @field_validator("images")

@@ -1,5 +1,6 @@
 """Value types that several tables share: names, durations, sizes, addresses, ARNs."""
 
+import json
 import re
 from datetime import date, timedelta
 from ipaddress import ip_network
@@ -129,6 +130,29 @@ SigningKey = Annotated[
     ),
 ]
 PublicKeyFile = Annotated[str, text(r"file:[^\x00-\x20]+", 'a public key: "file:PATH"', longest=1024)]
+
+_LONGEST_JSON: Final = 4096
+
+
+def _read_json(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _LONGEST_JSON:
+        raise ValueError
+    try:
+        json.loads(value)
+    except RecursionError as nested:
+        raise ValueError from nested
+    return value
+
+
+# As text: TOML has no null, and the server gets the very bytes.
+JsonText = Annotated[
+    str,
+    Form(
+        f"JSON as text of at most {_LONGEST_JSON} characters",
+        _read_json,
+        schema={"type": "string", "maxLength": _LONGEST_JSON},
+    ),
+]
 
 _DEGREES: Final = (1, 2, 4, 8, 16, 24, 32, 64)
 

@@ -15,10 +15,10 @@ from pydantic import Field, ValidationError
 from nxpipe.pipeline.config.cloud import Amis
 from nxpipe.pipeline.config.cluster import Cluster
 from nxpipe.pipeline.config.faults import ConfigInvalid, Fault
-from nxpipe.pipeline.config.fleets import TrainingFleet
 from nxpipe.pipeline.config.kinds import Region, Sdk
 from nxpipe.pipeline.config.root import Config
 from nxpipe.pipeline.config.schema import Table, text
+from nxpipe.pipeline.config.training_fleet import TrainingFleet
 from nxpipe.pipeline.util.files import MiB, read_file, toml_of
 
 # Public SSM parameters with the newest AMI of a region: with all frameworks and the driver; with ECS and the driver.
@@ -198,7 +198,14 @@ def _invalid(path: Path, found: str, allowed: str) -> ConfigInvalid:
 
 _CLUSTER_LOCK_HEAD: Final = "# Written by `nxpipe infra lock`: the versions and digests of the cluster. Commit it.\n"
 _REMEDY: Final = "the output of `nxpipe infra lock`; run it"
-ADDONS: Final = ("aws-efs-csi-driver", "coredns", "eks-pod-identity-agent", "kube-proxy", "vpc-cni")
+ADDONS: Final = (
+    "aws-efs-csi-driver",
+    "coredns",
+    "eks-node-monitoring-agent",
+    "eks-pod-identity-agent",
+    "kube-proxy",
+    "vpc-cni",
+)
 
 _Release = Annotated[str, text(r"1\.[0-9]+\.[0-9]+-[0-9]{8}", 'a release of node images such as "1.34.1-20261012"')]
 _Ami = Annotated[str, text("ami-[0-9a-f]{8,17}", 'the id of an AMI, such as "ami-0a1b2c3d4e5f60718"')]

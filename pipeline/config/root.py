@@ -28,7 +28,8 @@ class Config(Table):
     verify: Verify = Field(default_factory=Verify, description="The thresholds of verification.")
     signing: Signing = Field(default_factory=Signing, description="Signatures of artifacts and of channels.")
     budget: Budget = Field(default_factory=Budget, description="The cost limit of the project.")
-    amis: Amis = Field(default_factory=Amis, description="The AMIs of instances.")
+    # The defaults are valid by themselves: a command without AMIs does not run the rules of [amis].
+    amis: Amis = Field(default_factory=Amis.model_construct, description="The AMIs of instances.")
     observe: Observe = Field(default_factory=Observe, description="The notification of alarms.")
     release: Annotated[Release | None, Absent("no role for GitHub is created")] = Field(
         default=None, description="The GitHub repository that may publish."

@@ -165,7 +165,8 @@ SYSTEM: Final = ExitCode(
 NOT_READY: Final = ExitCode(
     31,
     "not-ready",
-    "This instance cannot serve its fleet's artifact: a device, a program or instance metadata is missing.",
+    "This instance cannot serve its fleet's artifact: a device, a program or instance metadata is missing, or its "
+    "server exits or does not answer.",
     "Fix the cause that the message names; Auto Scaling replaces the instance.",
     ("nxpipe.pipeline.util.errors:NotReady",),
 )
@@ -179,9 +180,10 @@ AWS: Final = ExitCode(
 FINDINGS: Final = ExitCode(
     33,
     "findings",
-    "Templates violate NXP rules, a deployment would delete resources that must be retained, or the account lacks "
-    "something that it needs.",
+    "Templates violate NXP rules, a deployment would delete resources that must be retained, the account lacks "
+    "something that it needs, or a step of the smoke test failed.",
     "Apply the fix in each finding or row; `[[acknowledge]]` accepts a finding until a date, with a reason.",
+    ("nxpipe.pipeline.fleet.teardown:StepFailed",),
 )
 TEMPLATE: Final = ExitCode(
     34,

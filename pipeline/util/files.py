@@ -9,6 +9,9 @@ import os
 import re
 import secrets
 import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,6 +62,61 @@ def write_whole(path: Path, data: bytes) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """One file before (None: absent) and after. Bytes that are not UTF-8 survive in both."""
+
+    root: Path
+    name: str
+    before: str | None
+    after: str
+    amends: bool = False  # extends a file that may exist; any other change creates a file
+
+    @property
+    def path(self) -> Path:
+        return self.root / self.name
+
+    @property
+    def replaces(self) -> bool:
+        return self.before is not None and not self.amends
+
+
+def write_changes(changes: Sequence[FileChange]) -> None:
+    """Apply all changes, or restore the folder."""
+    with ExitStack() as undo, ExitStack() as staging:
+        staged = [(change, _stage(change, undo, staging)) for change in changes]
+        for change, file in staged:
+            undo.callback(_restore, change)
+            file.replace(change.path)
+        undo.pop_all()  # success: nothing is undone
+
+
+def _stage(change: FileChange, undo: ExitStack, staging: ExitStack) -> Path:
+    """Write the new text beside its destination: a full disk fails before any file changes."""
+    for folder in _missing_folders(change.path.parent):
+        folder.mkdir()
+        undo.callback(folder.rmdir)
+    file = change.path.with_name(f".{change.path.name}.{os.getpid()}.new")
+    file.touch(exist_ok=False)  # never through an existing link
+    staging.callback(file.unlink, missing_ok=True)
+    file.write_bytes(change.after.encode("utf-8", "surrogateescape"))
+    return file
+
+
+def _missing_folders(folder: Path) -> Iterator[Path]:
+    """The folders that do not exist, the outermost first."""
+    if not folder.exists():
+        yield from _missing_folders(folder.parent)
+        yield folder
+
+
+def _restore(change: FileChange) -> None:
+    if change.before is None:
+        change.path.unlink(missing_ok=True)
+    else:
+        change.path.write_bytes(change.before.encode("utf-8", "surrogateescape"))
 
 
 MiB: Final = 1 << 20

@@ -53,6 +53,11 @@ def fleet(old: str, new: str) -> str:
     return PROJECT + MODEL + FLEET.replace(old, new)
 
 
+def scaled(scaling: str, least: str = "min = 1") -> str:
+    """A file whose serving fleet scales, on line 16."""
+    return fleet("min = 1", least) + f"scaling = {{ {scaling} }}\n"
+
+
 def endpoint(old: str, new: str, more: str = "") -> str:
     """A file whose endpoint, which begins on line 8, has something else in it, or one more key on line 16."""
     assert old in ENDPOINT
@@ -253,6 +258,27 @@ WRONG = {
         '"10s"',
         'shorter than interval, "10s"',
     ),
+    "a probe without a server of its own": Wrong(
+        fleet("capacity =", 'probe = { path = "/predict" }\ncapacity ='),
+        14,
+        "fleets[0].probe",
+        "no command",
+        "a server that it starts",
+    ),
+    "a probe with half of its JSON": Wrong(
+        fleet("capacity =", 'command = ["serve"]\nprobe = { path = "/predict", expect = \'{"a": \' }\ncapacity ='),
+        15,
+        "fleets[0].probe.expect",
+        r"{\"a\": ",
+        "JSON as text",
+    ),
+    "a body for GET": Wrong(
+        fleet("capacity =", 'command = ["serve"]\nprobe = { path = "/p", method = "GET", body = "{}" }\ncapacity ='),
+        15,
+        "fleets[0].probe.body",
+        "body",
+        "another method",
+    ),
     "half a second of an idle timeout": Wrong(
         fleet("capacity =", 'idle_timeout = "1500ms"\ncapacity ='),
         14,
@@ -349,6 +375,43 @@ WRONG = {
         "fleets[0].size",
         "max = 2",
         "max of at most 1: a rollout runs the old and the new version side by side (blue/green)",
+    ),
+    "scaling that never leaves zero": Wrong(
+        scaled("requests_per_target = 600", "min = 0"),
+        16,
+        "fleets[0].scaling",
+        "size.min = 0",
+        "size.min of at least 1: a target group without instances has no requests per target",
+    ),
+    "scaling of a fixed size": Wrong(
+        scaled("requests_per_target = 600", "min = 2"),
+        16,
+        "fleets[0].scaling",
+        "size.min = size.max = 2",
+        "size.max above size.min",
+    ),
+    "scaling with no load": Wrong(
+        scaled("requests_per_target = 0"), 16, "fleets[0].scaling.requests_per_target", "0", "requests a minute"
+    ),
+    "a warm-up beyond the time limit": Wrong(
+        scaled('requests_per_target = 600, warm_up = "31m"'),
+        16,
+        "fleets[0].scaling",
+        'warm_up = "31m"',
+        "warm_up of at most ready_within",
+    ),
+    "scaling of a capacity block": Wrong(
+        PROJECT
+        + MODEL.replace("inf2.xlarge", "trn1.32xlarge")
+        + FLEET.replace("inf2.xlarge", "trn1.32xlarge").replace(
+            '{ kind = "on-demand" }',
+            '{ kind = "capacity-block", id = "cr-0a1b2c3d", start = 2098-01-01T00:00:00Z, end = 2098-01-02T00:00:00Z }',
+        )
+        + 'zone = "us-east-2a"\nscaling = { requests_per_target = 600 }\n',
+        17,
+        "fleets[0].scaling",
+        "scaling",
+        "no scaling: the instances of a capacity block are paid until its end",
     ),
     "a size upside down": Wrong(fleet("min = 1", "min = 3"), 15, "fleets[0].size.max", "2", "min <= desired <= max"),
     "a negative size": Wrong(
