@@ -104,10 +104,12 @@ class Account:
         return answer
 
     def items(self, service: str, method: str, key: str, **parameters: Any) -> list[Any]:
-        """The entries of all pages of a listing."""
+        """The entries of all pages of a listing. S3 leaves empty lists out."""
         sdk = self._client(service, self.region)
         pages = sdk.get_paginator(method).paginate(**parameters)
-        found: list[Any] = self._converted(service, sdk, method, lambda: [item for page in pages for item in page[key]])
+        found: list[Any] = self._converted(
+            service, sdk, method, lambda: [item for page in pages for item in page.get(key, ())]
+        )
         return found
 
     def _converted(self, service: str, sdk: Any, method: str, ask: Callable[[], Any]) -> Any:

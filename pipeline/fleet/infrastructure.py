@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date, timedelta
 from itertools import groupby
 from pathlib import Path
@@ -25,12 +26,13 @@ from nxpipe.pipeline.util.errors import AwsError, MissingSoftware, TemplateInval
 from nxpipe.pipeline.util.files import MiB, json_of, read_file
 from nxpipe.pipeline.util.text import for_terminal
 from nxpipe.stacks.lint.costs import Estimate
-from nxpipe.stacks.lint.deployment_plan import Change, Kind, Plan, Restart
-from nxpipe.stacks.lint.template import Template, Templates, construct_paths, read
+from nxpipe.stacks.lint.deployment_plan import Change, Kind, Plan, Refused, Restart
+from nxpipe.stacks.lint.template import PUBLISHED, Template, Templates, construct_paths, read
 
 _ENDING: Final = ".template.json"
 _LARGEST: Final = 16 * MiB
 _MANIFEST: Final = "manifest.json"
+_MOST_PARAMETERS: Final = 10  # in one call of GetParameters
 
 
 def templates_of(paths: Iterable[Path], region: str | None = None) -> Templates:
@@ -130,6 +132,53 @@ def _deployed(template: Template, client: Callable[..., Any]) -> Template | None
     return read(template.stack, parse(text, f"the deployed template of {template.stack}"), template.region)
 
 
+@dataclass(frozen=True)
+class Stale:
+    """A value of another stack with which a stack was deployed, and which is another one today."""
+
+    stack: str
+    name: str  # in Parameter Store
+    deployed: str
+    current: str | None  # None: the other stack no longer has it
+
+    def __str__(self) -> str:
+        has = f"Stack {self.stack} is stale: it was deployed with {self.deployed} for {self.name}, which"
+        if self.current is None:
+            return f"{has} no longer exists; deploy the stack that has it first."
+        return f"{has} is {self.current} now; `npx cdk deploy {self.stack}` updates it."
+
+
+def stale_values(deployed: Templates, client: Callable[..., Any]) -> list[Stale]:
+    """Compares the values that deployed stacks have from other stacks with today's."""
+    return [stale for template in deployed.all for stale in _stale_of(template, client)]
+
+
+def _stale_of(template: Template, client: Callable[..., Any]) -> Iterator[Stale]:
+    if not any(name.startswith(PUBLISHED) for name in template.stored_parameters.values()):
+        return
+    with convert_sdk_errors(f"describe the parameters of stack {template.stack}"):
+        described = client("cloudformation", template.region).describe_stacks(StackName=template.stack)["Stacks"][0]
+    with_values = {
+        parameter["ParameterValue"]: parameter["ResolvedValue"]
+        for parameter in described.get("Parameters", ())
+        if "ResolvedValue" in parameter and parameter["ParameterValue"].startswith(PUBLISHED)
+    }
+    current = _stored(sorted(with_values), client("ssm", template.region), template.stack)
+    for name, value in sorted(with_values.items()):
+        if current.get(name) != value:
+            yield Stale(template.stack, name, value, current.get(name))
+
+
+def _stored(names: list[str], ssm: Any, stack: str) -> dict[str, str]:
+    """Values in Parameter Store, as far as they exist."""
+    found: dict[str, str] = {}
+    with convert_sdk_errors(f"read the parameters that stack {stack} has from other stacks"):
+        for start in range(0, len(names), _MOST_PARAMETERS):
+            response = ssm.get_parameters(Names=names[start : start + _MOST_PARAMETERS])
+            found |= {parameter["Name"]: parameter["Value"] for parameter in response["Parameters"]}
+    return found
+
+
 _WORDS: Final[dict[Kind, str]] = {
     "added": "is new",
     "changed": "changes in place",
@@ -140,11 +189,11 @@ _WORDS: Final[dict[Kind, str]] = {
 }
 
 
-def plan_text(plan: Plan, before: Estimate, after: Estimate) -> str:
-    """Changes by stack, the most severe first; then restarts and costs."""
-    if plan.empty:
+def plan_text(plan: Plan, before: Estimate, after: Estimate, stale: Sequence[Stale] = ()) -> str:
+    """Changes by stack, the most severe first; then restarts, stale stacks and costs."""
+    if plan.empty and not stale:
         return "Nothing changes."
-    lines = [*_changes(plan), *map(_restart, plan.restarts)]
+    lines = [*_changes(plan), *map(_restart, plan.restarts), *map(_refusal, plan.refused), *map(str, stale)]
     lines += [f"Stack {stack} is no longer in the app: CDK leaves it unchanged." for stack in plan.forgotten]
     return "\n".join([*map(for_terminal, lines), _costs(before, after)])
 
@@ -163,6 +212,14 @@ def _change(change: Change) -> str:
     return f"{named}: {_listed(change.properties)}" if change.properties else named
 
 
+def _refusal(refused: Refused) -> str:
+    stacks = " ".join(refused.importers)
+    return (
+        f"CloudFormation refuses this while other stacks import {refused.resource.path}; deploy them without it first: "
+        f"npx cdk deploy --exclusively {stacks}"
+    )
+
+
 def _restart(restart: Restart) -> str:
     count = "Instances" if restart.instances is None else f"{restart.instances} instances"
     if restart.by == restart.group:
@@ -173,8 +230,8 @@ def _restart(restart: Restart) -> str:
 def _costs(before: Estimate, after: Estimate) -> str:
     unknown = "" if all(line.hourly is not None for line in after.lines) else ", plus resources without a known price"
     if round(before.monthly) == round(after.monthly):
-        return f"It costs about ${after.monthly:,.0f} a month, as before{unknown}."
-    return f"It costs about ${after.monthly:,.0f} a month{unknown}; before, it was ${before.monthly:,.0f}."
+        return f"It costs about ${after.monthly:,.0f} a month, as before{unknown}{after.range}."
+    return f"It costs about ${after.monthly:,.0f} a month{unknown}; before, it was ${before.monthly:,.0f}{after.range}."
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -263,18 +263,23 @@ def _agent(folder: Path, python: str, store: Store) -> Rows:
             "agent", LOCK, "no such file", "the digest of the agent's bundle", f"{command}; commit {LOCK}", holds=False
         )
         return
-    path = f"agents/{digest}.tar"
-    holds = store.backend.stat(path) is not None
-    found = "found" if holds else "no such object"
-    yield row("agent", "the agent's bundle", found, f"{store.url}/{path}", command, holds=holds)
+    yield _object("agent", "the agent's bundle", f"agents/{digest}.tar", command, store)
 
 
 def _installer(key: str, store: Store) -> Rows:
     """The file of the EFA driver, without which no host of several nodes joins its cluster."""
-    holds = store.backend.stat(key) is not None
-    found = "found" if holds else "no such object"
     remedy = "upload AWS's installer, as the guide describes under training fleets"
-    yield row("efa", "the EFA installer", found, f"{store.url}/{key}", remedy, holds=holds)
+    yield _object("efa", "the EFA installer", key, remedy, store)
+
+
+def _folder(endpoint: str, file: str, store: Store) -> Rows:
+    remedy = "upload the artifact's folder, as the guide describes under SageMaker"
+    yield _object("artifact", f"artifact of endpoint {endpoint}", file, remedy, store)
+
+
+def _object(kind: str, what: str, path: str, remedy: str, store: Store) -> PreflightRow:
+    holds = store.backend.stat(path) is not None
+    return row(kind, what, "found" if holds else "no such object", f"{store.url}/{path}", remedy, holds=holds)
 
 
 def _channel(config: Config, folder: Path, fleet: ServingFleet, store: Store) -> Rows:
@@ -296,13 +301,6 @@ def _channel(config: Config, folder: Path, fleet: ServingFleet, store: Store) ->
             degree = max((program.tensor_parallel for program in manifest.executables), default=1)
             artifact = rules.ChannelArtifact(entry.name, manifest.backend, degree)
         yield rules.channel_row(fleet, channel, served.target, others, artifact)
-
-
-def _folder(endpoint: str, file: str, store: Store) -> Rows:
-    holds = store.backend.stat(file) is not None
-    remedy = "upload the artifact's folder, as the guide describes under SageMaker"
-    found = "found" if holds else "no such object"
-    yield row("artifact", f"artifact of endpoint {endpoint}", found, f"{store.url}/{file}", remedy, holds=holds)
 
 
 def _providers(config: Config, account: Account) -> Rows:

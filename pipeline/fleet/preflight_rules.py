@@ -12,8 +12,14 @@ from typing import Final, Literal, TypeAlias
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.artifacts.channels import ProgramHost
 from nxpipe.pipeline.config import Config, ServingFleet
+from nxpipe.pipeline.config.capacity import (
+    Capacity,
+    CapacityBlock,
+    ServingReservation,
+    ServingSpot,
+    TrainingReservation,
+)
 from nxpipe.pipeline.config.cloud import ClosedNetwork, Release
-from nxpipe.pipeline.config.fleets import Capacity, CapacityBlock, ServingReservation, ServingSpot, TrainingReservation
 from nxpipe.pipeline.config.load import zones_of
 from nxpipe.pipeline.config.locks import LockedImage
 from nxpipe.pipeline.fleet.account import STANDARD, Image, Quota, Reservation, quota_name
@@ -213,6 +219,7 @@ def interface_services(config: Config) -> frozenset[str]:
     services: set[str] = set()
     for fleet in config.fleets:
         services.update(("autoscaling", "logs") if isinstance(fleet, ServingFleet) else _BATCH)
+        services.update(("ssm", "ssmmessages") if fleet.ssm else ())
     if config.farm:
         services.update(_BATCH)
     if config.cluster:

@@ -17,7 +17,7 @@ class Metadata:
 
 @contextmanager
 def metadata_service() -> Iterator[Metadata]:
-    held = Metadata()
+    held = Metadata({"local-ipv4": "127.0.0.1"})
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nxpipe.pipeline.fleet.agent.watch import NAMESPACE, Compilers, Figures, fleet_metrics, log_event, read_figures
-from nxpipe.stacks import observability as watched
+from nxpipe.stacks import measures as watched
 from tests.agent.metadata import Metadata, metadata_service
 from tests.agent.project import CONFIG
 from tests.pipeline.command import NXPIPE, Answer, nxpipe

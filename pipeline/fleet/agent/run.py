@@ -11,18 +11,22 @@ import re
 import shutil
 import sys
 import tarfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.artifact_store.errors import ChannelEmpty
 from nxpipe.emulator.hardware import INSTANCES, Instance
 from nxpipe.pipeline.artifacts.channels import ProgramHost, ServedModel
+from nxpipe.pipeline.fleet.agent.logs import deliver_last_words
+from nxpipe.pipeline.fleet.agent.supervisor import ModelServer, Readiness
 from nxpipe.pipeline.util.errors import NotReady
+from nxpipe.pipeline.util.exit_codes import INTERNAL, exit_code_of
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store.manifest import Manifest
     from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
     from nxpipe.pipeline.config.locks import SystemSoftware
+    from nxpipe.pipeline.config.serving_fleet import ServingFleet
 
 
 _ENDPOINT: Final = "AWS_EC2_METADATA_SERVICE_ENDPOINT"  # as in the AWS SDKs
@@ -47,6 +52,7 @@ class FleetInstance:
     type: str
     region: str
     group: str | None  # the Auto Scaling group that launched it
+    address: str  # of its primary network interface, to which a load balancer sends requests
 
 
 def this_instance(environ: Mapping[str, str]) -> FleetInstance:
@@ -58,6 +64,7 @@ def this_instance(environ: Mapping[str, str]) -> FleetInstance:
                 type=metadata.require("instance-type"),
                 region=metadata.require("placement/region"),
                 group=metadata.get("tags/instance/aws:autoscaling:groupName"),
+                address=metadata.require("local-ipv4"),
             )
     except (OSError, ValueError, http.client.HTTPException) as problem:
         raise NotReady(
@@ -109,23 +116,69 @@ class _Metadata:
         )
 
 
+class HookNotCompleted(NotReady):
+    """Auto Scaling did not take the answer, so that it would not take another one."""
+
+
+@dataclass
+class LifecycleGate:
+    """The lifecycle hook of an instance that is getting ready. `require` raises if it must not go into service."""
+
+    instance: FleetInstance
+    require: Callable[[], object] = lambda: None
+
+
+class GivenUp(SystemExit):
+    """The end of an agent that has written why it gives its instance up."""
+
+
 @contextmanager
-def lifecycle_gate(name: str | None, environ: Mapping[str, str]) -> Iterator[FleetInstance]:
-    """Completes the hook with CONTINUE at the end of the block, and with ABANDON on any exception.
+def lifecycle_gate(name: str | None, environ: Mapping[str, str]) -> Iterator[LifecycleGate]:
+    """Completes the hook with CONTINUE at the end of the block, and with ABANDON on any exception, after its log.
 
     An abandoned instance is replaced at once. SIGTERM abandons it too: systemd stops the agent with it when the
-    instance is shut down before it could serve. Without a name there is no hook.
+    instance is shut down before it could serve. An instance that is past its hook, as after a restart of the agent in
+    service, is not given up. Without a name there is no hook.
     """
-    instance = this_instance(environ)
-    hook = LifecycleHook(name, instance) if name else None
+    gate = LifecycleGate(this_instance(environ))
+    hook = LifecycleHook(name, gate.instance) if name else None
     try:
-        yield instance
-    except BaseException:
+        yield gate
+        gate.require()
         if hook:
-            hook.give_up()
+            hook.answer("CONTINUE", gate.require)
+    except HookNotCompleted:
         raise
-    if hook:
-        hook.answer("CONTINUE")
+    except BaseException as cause:
+        if hook is None or (isinstance(cause, Exception) and not hook.is_ahead()):
+            raise
+        written = deliver_last_words(gate.instance.id, cause, environ)
+        abandoned = hook.give_up()
+        if written:
+            if abandoned and (mark := environ.get(_GIVEN_UP)):
+                _leave(Path(mark))
+            raise GivenUp((exit_code_of(cause) or INTERNAL).number) from cause
+        raise
+
+
+_GIVEN_UP: Final = "NXPIPE_GIVEN_UP"  # environment variable: the file that an agent leaves on an abandoned instance
+
+
+def _leave(mark: Path) -> None:
+    """Leave the file with which systemd does not start the agent again, and user data reports nothing."""
+    try:
+        mark.touch()
+    except OSError as failed:
+        sys.stderr.write(f"nxpipe: {mark} cannot be written ({failed.strerror}); the agent may start again\n")
+
+
+# States in which the hook's action is still to come: the launch, the entry to a warm pool, and the start of an instance
+# that leaves it.
+_BEFORE_THE_ACTION: Final = frozenset(
+    ["Pending", "Pending:Wait", "Warmed:Pending", "Warmed:Pending:Wait", "Warmed:Stopped", "Warmed:Hibernated"]
+)
+_ACTION_WITHIN: Final = 300  # seconds
+_PAUSES: Final = (0.5, 1, 2, 5)  # seconds between two attempts; the last one repeats
 
 
 @dataclass(frozen=True)
@@ -133,8 +186,35 @@ class LifecycleHook:
     name: str
     instance: FleetInstance
 
-    def answer(self, result: Literal["CONTINUE", "ABANDON"]) -> bool:
-        """Completes the hook. False if none is pending, as after a restart on an instance that already serves."""
+    def answer(self, result: Literal["CONTINUE", "ABANDON"], require: Callable[[], object] = lambda: None) -> bool:
+        """Completes the hook. False if none is pending, as after a restart on an instance that already serves.
+
+        An agent may be faster than Auto Scaling, above all on an instance that leaves a warm pool: then it waits until
+        the action is pending.
+        """
+        deadline, attempt = time.monotonic() + _ACTION_WITHIN, 0
+        while not self._complete(result):
+            state = self._state(result)
+            if state not in _BEFORE_THE_ACTION:
+                return False
+            if time.monotonic() > deadline:
+                raise HookNotCompleted(
+                    f"hook {self.name} of group {self._group} has no pending action for instance {self.instance.id}, "
+                    f"which is in state {state} for {_ACTION_WITHIN} s; check the name of the hook"
+                )
+            time.sleep(_PAUSES[min(attempt, len(_PAUSES) - 1)])
+            attempt += 1
+            require()
+        return True
+
+    def is_ahead(self) -> bool:
+        """False if the instance is past the hook or terminated. Without an answer of AWS it counts as ahead."""
+        try:
+            return self._state("ABANDON") in _BEFORE_THE_ACTION
+        except NotReady:
+            return True
+
+    def _complete(self, result: str) -> bool:
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
@@ -152,12 +232,23 @@ class LifecycleHook:
             raise self._failure(result, failed) from failed
         return True
 
-    def give_up(self) -> None:
+    def _state(self, result: str) -> str | None:
+        """The instance's lifecycle state; None if it is in no group."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            response = self._client().describe_auto_scaling_instances(InstanceIds=[self.instance.id])
+        except (BotoCoreError, ClientError) as failed:
+            raise self._failure(result, failed) from failed
+        return next((str(entry["LifecycleState"]) for entry in response["AutoScalingInstances"]), None)
+
+    def give_up(self) -> bool:
         """Abandons the instance; a failure to do so is printed, because the caller reports the cause."""
         try:
-            self.answer("ABANDON")
+            return self.answer("ABANDON")
         except NotReady as failure:
             sys.stderr.write(f"{failure}\n")
+            return False
 
     @property
     def _group(self) -> str:
@@ -175,10 +266,11 @@ class LifecycleHook:
         retries = Config(connect_timeout=5, read_timeout=20, retries={"mode": "standard", "total_max_attempts": 5})
         return Session().create_client("autoscaling", region_name=self.instance.region, config=retries)
 
-    def _failure(self, result: str, problem: Exception) -> NotReady:
-        return NotReady(
+    def _failure(self, result: str, problem: Exception) -> HookNotCompleted:
+        return HookNotCompleted(
             f"hook {self.name} of group {self._group} was not completed with {result} for instance {self.instance.id}: "
-            f"{problem}; allow autoscaling:CompleteLifecycleAction in the instance's role, and a route to its endpoint"
+            f"{problem}; allow autoscaling:CompleteLifecycleAction and DescribeAutoScalingInstances in the instance's "
+            "role, and a route to its endpoint"
         )
 
 
@@ -253,6 +345,8 @@ class Agent:
     folder: Path
     devices: Path
     command: tuple[str, ...]
+    fleet: "ServingFleet"
+    started: float = field(default_factory=time.monotonic)
 
     def prepare(self, instance: FleetInstance, step: Step) -> None:
         if self.command and shutil.which(self.command[0]) is None:
@@ -263,9 +357,20 @@ class Agent:
             manifest = fetch_artifact(self.store, self.model, self.trust, self.folder)
         require_programs_for(instance.type, manifest, self.model.host)
 
-    def serve(self) -> NoReturn:
-        """Replaces this process by the server, which so receives the supervisor's signals."""
-        os.execvpe(self.command[0], self.command, {**os.environ, ARTIFACT: str(self.folder)})  # noqa: S606, the command is the operator's
+    @contextmanager
+    def serve(self, instance: FleetInstance, step: Step) -> Iterator[ModelServer]:
+        """Runs the server within the block, which begins when it has answered the health checks and the probe."""
+        fleet = self.fleet
+        readiness = Readiness(fleet, instance.address, self.started + fleet.ready_within.total_seconds())
+        readiness.require_free_port()
+        environ = {**os.environ, ARTIFACT: str(self.folder)}
+        with ModelServer(self.command, environ, fleet.draining.total_seconds()) as server:
+            with step(f"start the server and wait for GET {fleet.health} on port {fleet.port}"):
+                readiness.await_health(server)
+            if fleet.probe:
+                with step(f"send the probe {fleet.probe.method} {fleet.probe.path}"):
+                    readiness.require_probe(server)
+            yield server
 
 
 _PACKAGES: Final = (".deb", ".whl")  # Python packages, and system packages that the image lacks

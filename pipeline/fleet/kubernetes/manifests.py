@@ -23,6 +23,7 @@ from nxpipe.pipeline.fleet.kubernetes.objects import (
     YamlValue,
     cluster_role,
     cluster_role_binding,
+    daemon_set,
     deployment,
     device_plugin,
     namespaced_role,
@@ -37,8 +38,10 @@ from nxpipe.stacks.names import NAMESPACE, NEURON, PROJECT_TAG, SERVICE_ACCOUNT,
 PLUGIN: Final = "neuron-device-plugin"
 EXTENSION: Final = "neuron-scheduler-extension"
 SCHEDULER: Final = "neuron-scheduler"
+MONITOR: Final = "neuron-monitor"
 
 _PORT: Final = 12345
+_METRICS_PORT: Final = 8000  # as in AWS's manifest of neuron-monitor
 _CONFIG: Final = "/etc/neuron-scheduler"
 _RESOURCES: Final = ("aws.amazon.com/neuron", "aws.amazon.com/neuroncore", "aws.amazon.com/neurondevice")
 _PODS: Final[Rule] = ("", ["pods"], ["get", "list", "watch", "patch", "update"])
@@ -55,6 +58,25 @@ def device_plugin_objects(image: str, types: Sequence[str]) -> list[KubernetesOb
         *cluster_role(PLUGIN, rules),
         device_plugin(PLUGIN, image, types, account=PLUGIN, env=[config, node], folders={"run": "/run"}),
     ]
+
+
+def monitor_objects(image: str, types: Sequence[str]) -> list[KubernetesObject]:
+    """neuron-monitor on each node with devices, which serves metrics of all devices in the format of Prometheus."""
+    container: KubernetesObject = {
+        "name": MONITOR,
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["/opt/bin/entrypoint.sh"],
+        "args": ["--port", str(_METRICS_PORT)],
+        "env": [{"name": "GOMEMLIMIT", "value": "160MiB"}],  # below the limit of memory
+        "ports": [{"name": "metrics", "containerPort": _METRICS_PORT}],
+        "resources": {
+            "requests": {"cpu": "256m", "memory": "128Mi"},
+            "limits": {"cpu": "500m", "memory": "256Mi"},
+        },
+        "securityContext": {"privileged": True},  # it reads all devices, which the device plugin gives to other pods
+    }
+    return [daemon_set(MONITOR, types, {"containers": [container]})]
 
 
 def scheduler_extension_objects(image: str) -> list[KubernetesObject]:
@@ -210,6 +232,8 @@ def _class(config: Config, pool: NodePool, image: str) -> KubernetesObject:
         "detailedMonitoring": True,
         "tags": tags,
     }
+    if user_data := pool.groups[0].user_data:
+        spec["userData"] = user_data
     if pool.reservations:
         spec["capacityReservationSelectorTerms"] = [{"id": reservation} for reservation in pool.reservations]
     if cards := INSTANCES[pool.instance_type].efa_interfaces:
@@ -291,6 +315,8 @@ def _artifacts() -> list[KubernetesObject]:
 def _plugins(cluster: Cluster, images: Mirror, lock: ClusterLock) -> dict[str, list[KubernetesObject]]:
     types = sorted({group.instance_type for group in cluster.groups})
     plugins = {"neuron-device-plugin": device_plugin_objects(_pinned(images.device_plugin, lock), types)}
+    if images.monitor:
+        plugins["neuron-monitor"] = monitor_objects(_pinned(images.monitor, lock), types)
     efa_types = [type_ for type_ in types if INSTANCES[type_].efa_interfaces]
     if efa_types and images.efa_plugin:
         image = _pinned(images.efa_plugin, lock)

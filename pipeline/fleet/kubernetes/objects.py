@@ -149,9 +149,6 @@ def device_plugin(
     if env:
         container["env"] = list(env)
     pod: dict[str, YamlValue] = {
-        "priorityClassName": "system-node-critical",
-        "tolerations": list(_EVERYWHERE),
-        "affinity": {"nodeAffinity": _of_types(types)},
         "containers": [container],
         "volumes": [{"name": volume, "hostPath": {"path": path}} for volume, path in paths.items()],
     }
@@ -159,6 +156,17 @@ def device_plugin(
         pod["serviceAccountName"] = account
     if host_network:
         pod["hostNetwork"] = True
+    return daemon_set(name, types, pod)
+
+
+def daemon_set(name: str, types: Sequence[str], pod: Mapping[str, YamlValue]) -> KubernetesObject:
+    """A pod on every node of these instance types."""
+    placed: KubernetesObject = {
+        "priorityClassName": "system-node-critical",
+        "tolerations": list(_EVERYWHERE),
+        "affinity": {"nodeAffinity": _of_types(types)},
+        **pod,
+    }
     return {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
@@ -166,7 +174,7 @@ def device_plugin(
         "spec": {
             "selector": {"matchLabels": {"name": name}},
             "updateStrategy": {"type": "RollingUpdate"},
-            "template": {"metadata": {"labels": {"name": name}}, "spec": pod},
+            "template": {"metadata": {"labels": {"name": name}}, "spec": placed},
         },
     }
 
