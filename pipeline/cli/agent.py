@@ -1,6 +1,8 @@
-"""`nxpipe agent`: `run` and `watch` are the systemd units of a fleet's instances; `bundle` is what they install."""
+"""`nxpipe agent`: `run`, `watch`, `forward` are systemd units of a fleet's instances; `bundle` is what they install."""
 
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import click
@@ -54,15 +56,20 @@ def run(
     store: str | None,
     config_path: Path,
 ) -> None:
-    """Fetch the artifact of the fleet's channel, check the devices, complete the lifecycle hook, and exec the server.
+    """Fetch the artifact of the fleet's channel, start the server, and complete the lifecycle hook once it answers.
 
     If rollouts have given the instance's environment its own channel (FLEET--blue, FLEET--green), that channel applies.
 
-    COMMAND is the server; default: the fleet's `command`. Without either, the agent exits once the artifact is in
-    place. The server finds the artifact's folder in NXPIPE_ARTIFACT.
+    COMMAND is the server; default: the fleet's `command`. Without either, the agent completes the hook and exits once
+    the artifact is in place. The server finds the artifact's folder in NXPIPE_ARTIFACT.
 
-    Any failure (a missing device, a digest mismatch, a missing signature that [signing] requires) exits with an error
-    and abandons the hook, so that Auto Scaling replaces the instance. Runs on EC2 only.
+    The server is a child of the agent. The instance goes into service when the server has passed the health checks of
+    the fleet's load balancer and answered the fleet's `probe`. SIGTERM and SIGINT go to the server, which is killed
+    after the fleet's `draining`; the agent exits with the server's exit code (128 and the number, after a signal).
+
+    Any failure before that (a missing device, a digest mismatch, a missing signature that [signing] requires, a server
+    that exits or does not answer within `ready_within`) exits with an error and abandons the hook, so that Auto
+    Scaling replaces the instance. Runs on EC2 only.
 
     \b
     Example:
@@ -73,23 +80,48 @@ def run(
     from nxpipe.pipeline.artifacts.store_url import open_configured_store
     from nxpipe.pipeline.config import load_config
     from nxpipe.pipeline.fleet.agent.run import Agent, lifecycle_gate
+    from nxpipe.pipeline.fleet.agent.supervisor import ServiceManager
 
-    with lifecycle_gate(hook, os.environ) as instance:
-        config = load_config(config_path, os.environ)
-        served = serving_fleet(config, fleet, "--fleet")
-        opened = open_configured_store(store, config_path, console)
-        agent = Agent(
-            store=opened,
-            model=ServedModel.of(config, served, environment_of(instance.group, config.project.name, served.name)),
-            trust=trust_in(config, config_path.parent, opened, console.say),
-            folder=folder.absolute(),
-            devices=devices,
-            command=command or served.command,
-        )
-        agent.prepare(instance, console.step)
-    if agent.command:
-        agent.serve()
-    console.result(str(agent.folder))
+    manager = ServiceManager(os.environ)
+
+    @contextmanager
+    def step(title: str) -> Iterator[None]:
+        manager.notify(STATUS=title)
+        with console.step(title):
+            yield
+
+    with ExitStack() as running:
+        server = None
+        with lifecycle_gate(hook, os.environ) as gate:
+            config = load_config(config_path, os.environ)
+            served = serving_fleet(config, fleet, "--fleet")
+            opened = open_configured_store(store, config_path, console)
+            group = environment_of(gate.instance.group, config.project.name, served.name)
+            agent = Agent(
+                store=opened,
+                model=ServedModel.of(config, served, group),
+                trust=trust_in(config, config_path.parent, opened, console.say),
+                folder=folder.absolute(),
+                devices=devices,
+                command=command or served.command,
+                fleet=served,
+            )
+            agent.prepare(gate.instance, step)
+            if agent.command:
+                server = running.enter_context(agent.serve(gate.instance, step))
+                gate.require = server.require_alive
+            if hook:
+                manager.notify(STATUS=f"complete hook {hook}")
+        if server is None:
+            manager.notify(READY="1", STATUS="the artifact is in place")
+            console.result(str(agent.folder))
+            return
+        server.begin_service()
+        manager.notify(READY="1", STATUS=f"the server of {agent.model.model_id} is in service")
+        code, fault = server.wait()
+        if fault:
+            console.complain(fault)
+    click.get_current_context().exit(code)
 
 
 @agent.command(cls=Command)
@@ -141,6 +173,52 @@ def watch(console: Console, fleet: str, group: str, monitor: str, period: int, c
     log = FleetLog.open(group, instance.id, instance.region)
     dimensions = {"Project": config.project.name, "Fleet": served.name}
     watch(monitor, period, dimensions, log, Compilers(Path("/proc")), console.say)
+
+
+@agent.command(cls=Command)
+@click.option(
+    "--log",
+    "group",
+    envvar="NXPIPE_LOG",
+    required=True,
+    metavar="NAME",
+    show_envvar=True,
+    help="The fleet's log group.",
+)
+@click.option(
+    "--unit",
+    "units",
+    multiple=True,
+    required=True,
+    metavar="NAME",
+    help="A systemd unit whose journal is forwarded; repeatable.",
+)
+@click.option(
+    "--position",
+    envvar="NXPIPE_FORWARDED",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default="/var/lib/nxpipe-logs/position.json",
+    show_default=True,
+    show_envvar=True,
+    help="The file that keeps the position in the journal.",
+)
+@click.option("--once", is_flag=True, help="Forward what the journal has, and exit.")
+@click.pass_obj
+def forward(console: Console, group: str, units: tuple[str, ...], position: Path, once: bool) -> None:
+    """Forward the journal of units, and the kernel's warnings, to CloudWatch Logs.
+
+    Each unit has a stream INSTANCE/UNIT in the fleet's log group. Runs until it is stopped, and then delivers the rest
+    of the journal. A restart continues after the last delivered line. Runs on EC2 only.
+
+    \b
+    Example:
+      nxpipe agent forward --log /nxpipe/demo/search --unit nxpipe-agent.service
+    """
+    from nxpipe.pipeline.fleet.agent.logs import open_forwarder
+    from nxpipe.pipeline.fleet.agent.run import this_instance
+
+    instance = this_instance(os.environ)
+    open_forwarder(group, instance.id, instance.region, units, position, console.say).run(once=once)
 
 
 @agent.command(cls=Command)

@@ -9,9 +9,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,7 +33,7 @@ from nxpipe.pipeline.models.catalogue import find
 from nxpipe.pipeline.models.source import resolve
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import ModelSourceError, WouldOverwrite
-from nxpipe.pipeline.util.files import NAME, expanded
+from nxpipe.pipeline.util.files import NAME, FileChange, expanded, write_changes
 from nxpipe.pipeline.util.text import for_json
 
 _TEMPLATES: Final = Path(__file__).parents[1] / "templates"
@@ -66,7 +64,7 @@ def configuration(
         # One artifact for all fleets, and Inf2 instances do not train.
         "target": "trn1.2xlarge" if "training" in fleets else "inf2.xlarge",
     }
-    values["fleet_stack"] = f"{values['name']}-serve-{values['model_name']}*"
+    values["fleet_stack"] = f"*-serve-{values['model_name']}*"  # of a project that may be renamed
     values["training_name"] = "tuning" if values["model_name"] != "tuning" else "training"
     comments = _comments()
     comments["models.source"] = comments[f"models.{source}"]
@@ -171,25 +169,6 @@ _DESCRIBED: Final = {  # options that describe one file
 }
 
 
-@dataclass(frozen=True)
-class Change:
-    """One file before (None: absent) and after. Bytes that are not UTF-8 survive in both."""
-
-    root: Path
-    name: str
-    before: str | None
-    after: str
-    amends: bool = False  # extends a file that may exist; any other change creates a file
-
-    @property
-    def path(self) -> Path:
-        return self.root / self.name
-
-    @property
-    def replaces(self) -> bool:
-        return self.before is not None and not self.amends
-
-
 def plan(
     root: Path,
     model_id: str,
@@ -198,7 +177,7 @@ def plan(
     *,
     release: Release | None = None,
     installed: GitHubSource | None = None,
-) -> tuple[Change, ...]:
+) -> tuple[FileChange, ...]:
     """All files that a repository needs to release one model and to deploy its fleets."""
     environment, ignored = _environment(root), _read(root / ".gitignore")
     sources = installed or GitHubSource()
@@ -210,8 +189,10 @@ def plan(
         "package.json": _PACKAGE.read_text(encoding="utf-8"),
     }
     changes = (
-        *(Change(root, name, _read(root / name), text) for name, text in texts.items()),
-        Change(root, ".gitignore", ignored, _with_entries(ignored or "", (*_IGNORED, f"{environment}/")), amends=True),
+        *(FileChange(root, name, _read(root / name), text) for name, text in texts.items()),
+        FileChange(
+            root, ".gitignore", ignored, _with_entries(ignored or "", (*_IGNORED, f"{environment}/")), amends=True
+        ),
     )
     return tuple(change for change in changes if not (change.amends and change.before == change.after))
 
@@ -246,7 +227,7 @@ def _with_entries(text: str, entries: Sequence[str]) -> str:
     return text + "".join(entry + newline for entry in missing)
 
 
-def diff(change: Change) -> str:
+def diff(change: FileChange) -> str:
     """The change as a unified diff for `git apply`."""
     old = "/dev/null" if change.before is None else f"a/{change.name}"
     before, after = ((text or "").splitlines(keepends=True) for text in (change.before, change.after))
@@ -255,7 +236,7 @@ def diff(change: Change) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def require_inside(changes: Sequence[Change]) -> None:
+def require_inside(changes: Sequence[FileChange]) -> None:
     """Raise if a file would be read or written outside of the repository."""
     for change in changes:
         root, target = (Path(os.path.realpath(path)) for path in (change.root, change.path))
@@ -266,7 +247,7 @@ def require_inside(changes: Sequence[Change]) -> None:
             )
 
 
-def require_absent(changes: Sequence[Change]) -> None:
+def require_absent(changes: Sequence[FileChange]) -> None:
     """Raise if a new file would replace an existing one."""
     existing = [str(change.path) for change in changes if change.replaces]
     if existing:
@@ -276,42 +257,6 @@ def require_absent(changes: Sequence[Change]) -> None:
             f"{files} already; nothing was written; "
             "see the difference with --dry-run, write the missing files with --keep, or move the file away"
         )
-
-
-def write(changes: Sequence[Change]) -> None:
-    """Apply all changes, or restore the repository."""
-    with ExitStack() as undo, ExitStack() as staging:
-        staged = [(change, _stage(change, undo, staging)) for change in changes]
-        for change, file in staged:
-            undo.callback(_restore, change)
-            file.replace(change.path)
-        undo.pop_all()  # success: nothing is undone
-
-
-def _stage(change: Change, undo: ExitStack, staging: ExitStack) -> Path:
-    """Write the new text beside its destination: a full disk fails before any file changes."""
-    for folder in _missing_folders(change.path.parent):
-        folder.mkdir()
-        undo.callback(folder.rmdir)
-    file = change.path.with_name(f".{change.path.name}.{os.getpid()}.new")
-    file.touch(exist_ok=False)  # never through an existing link
-    staging.callback(file.unlink, missing_ok=True)
-    file.write_bytes(change.after.encode("utf-8", "surrogateescape"))
-    return file
-
-
-def _missing_folders(folder: Path) -> Iterator[Path]:
-    """The folders that do not exist, the outermost first."""
-    if not folder.exists():
-        yield from _missing_folders(folder.parent)
-        yield folder
-
-
-def _restore(change: Change) -> None:
-    if change.before is None:
-        change.path.unlink(missing_ok=True)
-    else:
-        change.path.write_bytes(change.before.encode("utf-8", "surrogateescape"))
 
 
 @click.command(cls=Command)
@@ -398,30 +343,42 @@ def init(
     _require_use(ctx, kept)
     changes = [change for change in planned if change not in kept]
     if dry_run:
-        _show(console, "".join(map(diff, changes)))
+        _show_diff(console, changes)
         return
     require_absent(changes)
-    write(changes)
-    written, left = ([str(change.path) for change in entries] for entries in (changes, kept))
-    if console.json:
-        script = {"github": setup_script(_configured(planned))} if github else {}
-        console.data({"written": written, "kept": left, **script})
-    else:
-        console.result(*(f"wrote {path}" for path in written), *(f"kept  {path}" for path in left))
-        console.say(_following(directory, {change.name for change in kept if change.before != change.after}))
-        if release:
-            for line in first_release(_configured(planned)).splitlines():
-                console.say(line)
+    write_changes(changes)
+    config = _configured(planned) if github else None
+    _show_files(console, [change.path for change in changes], [change.path for change in kept], config)
+    _show_next(console, directory, {change.name for change in kept if change.before != change.after}, config)
 
 
-def _show(console: Console, text: str) -> None:
+def _show_diff(console: Console, changes: Sequence[FileChange]) -> None:
+    text = "".join(map(diff, changes))
     if console.json:
         console.data({"diff": text})
     else:
         console.page(text)
 
 
-def _require_use(ctx: click.Context, kept: Sequence[Change]) -> None:
+def _show_files(console: Console, paths: Sequence[Path], kept: Sequence[Path], config: Config | None) -> None:
+    """`config` is that of a project with --github."""
+    if console.json:
+        script = {"github": setup_script(config)} if config else {}
+        console.data({"written": [str(path) for path in paths], "kept": [str(path) for path in kept], **script})
+    else:
+        console.result(*(f"wrote {path}" for path in paths), *(f"kept  {path}" for path in kept))
+
+
+def _show_next(console: Console, directory: Path, different: Set[str], config: Config | None) -> None:
+    """The next commands. `different` are the kept files that differ from what this command writes."""
+    if console.json:
+        return
+    console.say(_following(directory, different))
+    for line in first_release(config).splitlines() if config else ():
+        console.say(line)
+
+
+def _require_use(ctx: click.Context, kept: Sequence[FileChange]) -> None:
     """Refuse options that describe a file that is kept."""
     names = {change.name for change in kept}
     for parameter, (option, name) in _DESCRIBED.items():
@@ -461,13 +418,12 @@ def _release(
         raise click.UsageError(f"--github: found {violation.found}, expected {violation.allowed}", ctx) from error
 
 
-def _configured(planned: Sequence[Change]) -> Config:
+def _configured(planned: Sequence[FileChange]) -> Config:
     (text,) = (change.after for change in planned if change.name == "nxpipe.toml")
     return Config.model_validate(tomllib.loads(text))
 
 
 def _following(directory: Path, different: Set[str]) -> str:
-    """The next commands. `different` are the kept files that differ from what this command writes."""
     version = json.loads(_PACKAGE.read_text(encoding="utf-8"))["devDependencies"]["aws-cdk"]
     stacks = [] if find_spec("aws_cdk") else ["pip install 'nxpipe[cdk]'"]
     stacks += [f"npm install --save-dev aws-cdk@{version}" if "package.json" in different else "npm install"]

@@ -47,7 +47,7 @@ COMMANDS = {
         "Explain cache hits and misses of a build, field by field.",
     ),
     "infra": (
-        "nxpipe.pipeline.cli.infra:infra",
+        "nxpipe.pipeline.cli.infra.group:infra",
         "Check the AWS account, lint templates, plan deployments, write the manifests of a cluster.",
     ),
     "init": (

@@ -15,6 +15,7 @@ IMAGES: Final = {
     "scheduler_extension": f"{REGISTRY}/neuron-scheduler:2.32.0.0",
     "scheduler": f"{REGISTRY}/mirror/kube-scheduler:v1.34.1",
     "efa_plugin": f"{REGISTRY}/aws-efa-k8s-device-plugin:v0.5.20",
+    "monitor": f"{REGISTRY}/neuron-monitor:1.3.0",
 }
 DIGESTS: Final = {image: f"sha256:{place:064x}" for place, image in enumerate(IMAGES.values(), 1)}
 LOCK: Final = ClusterLock.model_validate(

@@ -52,18 +52,41 @@ class CommandServer:
         self, arguments: Sequence[str], cwd: Path, environment: Mapping[str, str], timeout: float
     ) -> tuple[int, str, str]:
         """Exit code as of `subprocess`, stdout and stderr."""
+        with TemporaryFile() as out, TemporaryFile() as err:
+            code = self.start(arguments, cwd, environment, out.fileno(), err.fileno()).wait(timeout)
+            return code, _text(out), _text(err)
+
+    def start(
+        self, arguments: Sequence[str], cwd: Path, environment: Mapping[str, str], out: int, err: int
+    ) -> "Running":
+        """A process whose streams are the given descriptors, which the caller closes."""
         request = {"arguments": list(arguments), "cwd": str(cwd), "environment": dict(environment), "umask": _umask()}
         ours, theirs = socket.socketpair()
-        with TemporaryFile() as out, TemporaryFile() as err, ours:
-            with theirs:
-                passed = [out.fileno(), err.fileno(), theirs.fileno()]
-                socket.send_fds(self._control, [json.dumps(request).encode()], passed)
-            code = _reply(ours, arguments, timeout)
-            return code, _text(out), _text(err)
+        with theirs:
+            socket.send_fds(self._control, [json.dumps(request).encode()], [out, err, theirs.fileno()])
+        return Running(ours, arguments)
 
     def close(self) -> None:
         self._control.close()  # the server ends when its last client has gone
         self._process.wait(timeout=30)
+
+
+class Running:
+    """A process that was started and is waited for once."""
+
+    def __init__(self, reply: socket.socket, arguments: Sequence[str]) -> None:
+        self._reply, self._arguments = reply, arguments
+        self._lines = b""
+        while b"\n" not in self._lines:  # the process id, which the server sends at once
+            self._lines += reply.recv(64)
+
+    def send_signal(self, number: int) -> None:
+        """To a process that has not ended, so that its id is its own."""
+        os.kill(int(self._lines.split()[0]), number)
+
+    def wait(self, timeout: float) -> int:
+        with self._reply:
+            return _reply(self._reply, self._lines, self._arguments, timeout)
 
 
 @cache
@@ -81,9 +104,8 @@ def _umask() -> int:
     return mask
 
 
-def _reply(ours: socket.socket, arguments: Sequence[str], timeout: float) -> int:
+def _reply(ours: socket.socket, reply: bytes, arguments: Sequence[str], timeout: float) -> int:
     ours.settimeout(timeout)
-    reply = b""
     try:
         while data := ours.recv(64):
             reply += data

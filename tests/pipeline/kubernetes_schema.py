@@ -90,13 +90,14 @@ _PROBE: Final = table(
 _CONTAINER: Final = table(
     {"name": LABEL, "image": _IMAGE},
     imagePullPolicy={"IfNotPresent", "Always", "Never"},
+    args=[str],
     command=[str],
     env=[table({"name": str}, value=str, valueFrom=table(fieldRef=table({"fieldPath": str})))],
     ports=[table({"containerPort": int}, name=LABEL)],
     livenessProbe=_PROBE,
     readinessProbe=_PROBE,
     resources=table(requests=Names(_QUANTITY), limits=Names(_QUANTITY)),
-    securityContext=table(allowPrivilegeEscalation=bool, capabilities=table(drop=[str])),
+    securityContext=table(allowPrivilegeEscalation=bool, capabilities=table(drop=[str]), privileged=bool),
     volumeMounts=[table({"name": LABEL, "mountPath": str}, readOnly=bool)],
 )
 _VOLUME: Final = table({"name": LABEL}, hostPath=table({"path": str}), configMap=table(name=NAME))
@@ -145,6 +146,7 @@ _NODE_CLASS: Final = table(
         table({"networkCardIndex": int, "deviceIndex": int, "interfaceType": {"interface", "efa-only"}})
     ],
     tags=Names(),
+    userData=str,
 )
 _NODE_POOL: Final = table(
     {

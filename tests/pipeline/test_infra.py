@@ -169,6 +169,13 @@ def test_what_it_costs_is_told_before_and_after(project: Path, nxpipe: InProcess
     assert "It costs about $2,214 a month; before, it was $1,107." in result
 
 
+def test_the_cost_of_a_fleet_that_scales_is_told_as_a_range(project: Path, nxpipe: InProcess) -> None:
+    tracking = resource("AWS::AutoScaling::ScalingPolicy", AutoScalingGroupName={"Ref": "Nodes"})
+    scaled = {**FLEET, "Nodes": group(DesiredCapacity="2", MinSize="1", MaxSize="4"), "Tracking": tracking}
+    result = planned(nxpipe, project, {"search-serve-web": FLEET}, {"search-serve-web": scaled})
+    assert "It costs about $1,107 a month, as before; $553 to $2,214 a month with target tracking." in result
+
+
 def test_a_stack_that_left_the_app_is_told_as_staying(project: Path, nxpipe: InProcess) -> None:
     result = planned(nxpipe, project, {"search-old": FLEET, "search-serve-web": FLEET}, {"search-serve-web": FLEET})
     assert "Stack search-old is no longer in the app: CDK leaves it unchanged." in result
@@ -213,6 +220,72 @@ def test_what_is_deployed_is_compared_with_what_would_be(
         )
         changed = nxpipe("infra", "plan")
     assert "search-observe-web/Topic (AWS::SNS::Topic) changes in place: DisplayName" in changed.out, changed.err
+
+
+def test_what_reads_a_replaced_resource_of_another_stack_changes_too_or_forbids_it(
+    project: Path, nxpipe: InProcess
+) -> None:
+    def templates(folder: str, cidr: str, port: int) -> None:
+        name = "/nxpipe/search-serve/Targets/Ref"
+        vpc = {"Vpc": resource("AWS::EC2::VPC", CidrBlock=cidr)}
+        serve = {
+            "Targets": resource(
+                "AWS::ElasticLoadBalancingV2::TargetGroup", Port=port, VpcId={"Fn::ImportValue": "vpc"}
+            ),
+            "Stored": resource("AWS::SSM::Parameter", Name=name, Type="String", Value={"Ref": "Targets"}),
+        }
+        alarm = {"Alarm": resource("AWS::CloudWatch::Alarm", Dimensions=[{"Name": "T", "Value": {"Ref": "Targets"}}])}
+        out = written(project / folder, {"search-network": vpc, "search-serve": serve, "search-observe": alarm})
+        export = {"Vpc": {"Value": {"Ref": "Vpc"}, "Export": {"Name": "vpc"}}}
+        parameter = {"Targets": {"Type": "AWS::SSM::Parameter::Value<String>", "Default": name}}
+        for stack, more in (("network", {"Outputs": export}), ("observe", {"Parameters": parameter})):
+            path = out / f"search-{stack}.template.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | more))
+
+    templates("before", "10.0.0.0/16", 8000)
+    templates("cdk.out", "10.0.0.0/16", 9000)
+    result = nxpipe("infra", "plan", "--from", "before").out
+    assert "search-serve/Targets (AWS::ElasticLoadBalancingV2::TargetGroup) is REPLACED" in result
+    assert "search-observe/Alarm (AWS::CloudWatch::Alarm) changes in place: Dimensions" in result
+    assert "refuses" not in result
+
+    templates("cdk.out", "10.1.0.0/16", 8000)
+    result = nxpipe("infra", "plan", "--from", "before").out
+    assert "search-network/Vpc (AWS::EC2::VPC) is REPLACED by a new one: CidrBlock" in result
+    assert "CloudFormation refuses this while other stacks import search-network/Vpc" in result
+    assert "npx cdk deploy --exclusively search-serve" in result
+    facts = json.loads(nxpipe("infra", "plan", "--from", "before", "--json").out)
+    assert facts["refused"] == [{"resource": "search-network/Vpc", "importers": ["search-serve"]}]
+
+
+def test_a_stack_that_has_an_old_value_of_another_one_is_listed_as_stale(
+    project: Path, nxpipe: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import boto3
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    install()
+    name = "/nxpipe/search-cache/Files/Ref"
+    topic = {"Topic": resource("AWS::SNS::Topic", DisplayName={"Ref": "Files"})}
+    parameter = {"Files": {"Type": "AWS::SSM::Parameter::Value<String>", "Default": name}}
+    out = written(project / "cdk.out", {"search-cluster": topic})
+    text = json.dumps({"Parameters": parameter, "Resources": topic})
+    (out / "search-cluster.template.json").write_text(text)
+    with mock_aws():
+        ssm = boto3.client("ssm", region_name=REGION)
+        ssm.put_parameter(Name=name, Value="fs-1", Type="String")
+        boto3.client("cloudformation", region_name=REGION).create_stack(StackName="search-cluster", TemplateBody=text)
+        assert nxpipe("infra", "plan").out == "Nothing changes.\n"
+        ssm.put_parameter(Name=name, Value="fs-2", Type="String", Overwrite=True)
+        changed, facts = nxpipe("infra", "plan"), nxpipe("infra", "plan", "--json")
+        ssm.delete_parameter(Name=name)
+        gone = nxpipe("infra", "plan").out
+    stale = f"Stack search-cluster is stale: it was deployed with fs-1 for {name}, which"
+    assert f"{stale} is fs-2 now; `npx cdk deploy search-cluster` updates it." in changed.out
+    expected = {"stack": "search-cluster", "name": name, "deployed": "fs-1", "current": "fs-2"}
+    assert json.loads(facts.out)["stale"] == [expected]
+    assert f"{stale} no longer exists; deploy the stack that has it first." in gone
 
 
 def test_what_cannot_change_is_what_awss_own_schemas_say() -> None:

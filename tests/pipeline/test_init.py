@@ -18,6 +18,7 @@ from nxpipe.pipeline.cli.init import configuration
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.config.cloud import Release
 from nxpipe.pipeline.config.load import check_placement
+from nxpipe.pipeline.util.files import write_changes
 from tests.conftest import ROOT
 from tests.pipeline.in_process import InProcess, nxpipe
 
@@ -466,6 +467,6 @@ def test_an_init_that_fails_anywhere_leaves_the_repository_as_it_was(
     for name in ("write_bytes", "replace"):
         monkeypatch.setattr(Path, name, failing(getattr(Path, name)))
     with pytest.raises(type(interruption)):
-        init.write(planned)
+        write_changes(planned)
     assert len(done) > survivors
     assert snapshot(root) == before

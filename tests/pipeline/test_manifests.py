@@ -1,5 +1,6 @@
 """`nxpipe infra manifests`: the written files, with all versions pinned."""
 
+from email import message_from_string
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,6 +85,47 @@ def test_pods_that_ask_the_scheduler_find_the_extension(project: Path, nxpipe: I
     assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
     (container,) = pod["spec"]["containers"]
     assert container["env"] == [{"name": "PORT", "value": str(port["targetPort"])}]
+
+
+def test_devices_are_monitored_on_every_node_that_has_some(project: Path, nxpipe: InProcess) -> None:
+    pod = one(rendered(nxpipe)["neuron-monitor.yaml"], "DaemonSet")["spec"]["template"]["spec"]
+    plugin = one(rendered(nxpipe)["neuron-device-plugin.yaml"], "DaemonSet")["spec"]["template"]["spec"]
+    assert (pod["affinity"], pod["tolerations"]) == (plugin["affinity"], plugin["tolerations"])
+    (container,) = pod["containers"]
+    assert container["ports"] == [{"name": "metrics", "containerPort": 8000}]
+    assert container["securityContext"] == {"privileged": True}
+    without = {key: image for key, image in IMAGES.items() if key != "monitor"}
+    assert "neuron-monitor.yaml" not in rendered(nxpipe, toml(group("serve", "inf2.xlarge"), images=without))
+
+
+def test_logical_cores_are_configured_before_a_node_joins(project: Path, nxpipe: InProcess) -> None:
+    text = group("train", "trn2.48xlarge") + "lnc = 1\n"
+    spec = one(rendered(nxpipe, toml(text))["karpenter-trn2-48xlarge.yaml"], "EC2NodeClass")["spec"]
+    (script,) = (part for part in message_from_string(spec["userData"]).walk() if not part.is_multipart())
+    assert script.get_content_type() == "text/x-shellscript"
+    assert "NEURON_LOGICAL_NC_CONFIG=1 > /opt/aws/neuron/logical_nc_config" in script.get_payload()
+    files = rendered(nxpipe, toml(group("train", "trn2.48xlarge")))
+    assert "userData" not in one(files["karpenter-trn2-48xlarge.yaml"], "EC2NodeClass")["spec"]
+
+
+@pytest.mark.parametrize(
+    ("groups", "sentence"),
+    [
+        (group("serve", "inf2.xlarge") + "lnc = 1\n", "a inf2.xlarge has physical cores only"),
+        (
+            group("one", "trn2.48xlarge") + "lnc = 1\n" + group("two", "trn2.48xlarge"),
+            "one and two are of trn2.48xlarge",
+        ),
+        (group("train", "trn2.48xlarge") + "lnc = 3\n", "lnc"),
+    ],
+)
+def test_logical_cores_that_nodes_cannot_have_are_refused(
+    groups: str, sentence: str, project: Path, nxpipe: InProcess
+) -> None:
+    Path("nxpipe.toml").write_text(toml(groups))
+    answer = nxpipe("infra", "manifests", "--out", "out")
+    assert answer.code == 3
+    assert sentence in answer.err
 
 
 def test_what_karpenter_starts_is_what_the_groups_of_the_type_may_be(project: Path, nxpipe: InProcess) -> None:

@@ -23,8 +23,9 @@ from nxpipe.artifact_store.channel.generation import Served
 from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import Config
+from nxpipe.pipeline.config.capacity import CapacityBlock
 from nxpipe.pipeline.config.cloud import Release
-from nxpipe.pipeline.config.fleets import CapacityBlock, serving_fleets
+from nxpipe.pipeline.config.fleets import serving_fleets
 from nxpipe.pipeline.config.locks import ADDONS, FLEETS_PARAMETER, TRAINING_PARAMETER, ClusterLock, LockedImage
 from nxpipe.pipeline.fleet import preflight_rules as rules
 from nxpipe.pipeline.fleet.account import Image, Quota, Reservation, quota_name

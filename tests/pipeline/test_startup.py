@@ -72,6 +72,7 @@ def test_the_installed_command_looks_for_no_plugins(tmp_path: Path) -> None:
             "nxpipe.emulator.hardware",
             "nxpipe.emulator.capture",
             "nxpipe.pipeline.config.fleets",
+            "nxpipe.pipeline.config.serving_fleet",
         }
         & imported
     )

@@ -15,6 +15,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.pipeline.conftest import BERT, write_model
+from tests.wheel import build, environment_of, wheel_of
 
 DATA = (
     "py.typed",
@@ -34,16 +35,6 @@ DATA = (
 )
 CONFIGURATION = '[project]\nname = "search"\n'
 JUNK = "raise RuntimeError('a module of the repository was imported')\n"
-
-
-def build(*command: str, cwd: Path = ROOT) -> None:
-    subprocess.run([sys.executable, "-m", *command], cwd=cwd, capture_output=True, text=True, check=True)
-
-
-def wheel_of(sources: Path, folder: Path) -> Path:
-    build("pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(folder), ".", cwd=sources)
-    (wheel,) = folder.glob("nxpipe-*.whl")
-    return wheel
 
 
 @pytest.fixture(scope="module")
@@ -155,17 +146,6 @@ def test_the_console_script_is_the_entry_point(wheel: Path) -> None:
 
 
 # A repository of a user's own
-
-
-def environment_of(project: Path) -> dict[str, str]:
-    """What is left of this process's environment: no account, no settings, no activated virtual environment."""
-    private = ("AWS_", "CDK_", "NXPIPE_", "PYTHON", "VIRTUAL_ENV")
-    return {name: value for name, value in os.environ.items() if not name.startswith(private)} | {
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "CDK_HOME": str(project.parent / "cdk-home"),
-        "CDK_VALIDATION": "false",  # tests/stacks/test_cdk_app.py switches it on: it takes ten seconds
-        "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "20",
-    }
 
 
 def test_an_empty_folder_becomes_stacks_by_init_and_the_cdk_command(project: Path) -> None:
