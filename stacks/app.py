@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from aws_cdk import App, Environment, Stack
+from aws_cdk import App, Environment, Stack, Tags
 
 from nxpipe.pipeline.config import Config, ConfigInvalid, ServingFleet, TrainingFleet
 from nxpipe.pipeline.config.cloud import ExistingNetwork
@@ -32,7 +32,9 @@ from nxpipe.stacks.locks import (
     locked_agent,
     training_image,
 )
+from nxpipe.stacks.names import SMOKE_TAG
 from nxpipe.stacks.project import Site, store_prefix, warn_of_image
+from nxpipe.stacks.references import STRONG
 from nxpipe.stacks.store import StoreStack
 from nxpipe.stacks.user_data.scripts import NoPublicKey, TooLong
 
@@ -43,7 +45,7 @@ CONTEXT: Final = {"aws:cdk:disable-creation-stack-traces": True}
 
 
 def run() -> int:
-    return main(App(context=CONTEXT))
+    return main(App(context=CONTEXT, post_cli_context=STRONG))
 
 
 def main(app: App) -> int:
@@ -112,9 +114,24 @@ def add_stacks(app: App, config: Config, folder: Path) -> None:
             app, f"{name}-network", project=name, network=config.network, zones=zones_of(config), env=env
         )
         add_fleets(Site(app, config, folder, env, store, network.handle), release)
+        if is_smoke(app):
+            mark_smoke(app)
         if not isinstance(config.network, ExistingNetwork):
             callers = [child for child in app.node.children if isinstance(child, Stack)]
             Endpoints(network, "Endpoints", network=network.handle, callers=callers)
+
+
+def is_smoke(app: App) -> bool:
+    """True for the project of `nxpipe infra smoke`: its stacks are marked, its fleet has a hard stop and a probe."""
+    return str(app.node.try_get_context(SMOKE_TAG)).lower() == "true"
+
+
+def mark_smoke(app: App) -> None:
+    """Tag stacks and resources: only what has the tag is deleted."""
+    Tags.of(app).add(SMOKE_TAG, "true")
+    for stack in app.node.children:
+        if isinstance(stack, Stack):
+            stack.add_stack_tag(SMOKE_TAG, "true")
 
 
 def add_release(app: App, config: Config, store: StoreHandle, env: Environment) -> ReleaseHandle | None:
@@ -143,6 +160,8 @@ def add_fleets(site: Site, release: ReleaseHandle | None) -> None:
     serving = add_serving(site, lock)
     add_cluster(site)
     hosted = add_endpoints(site)
+    if is_smoke(site.app):
+        add_probe(site, serving)
     if serving or hosted:
         add_rollouts(site, serving, add_alarms(site, serving, hosted), release)
 
@@ -182,6 +201,7 @@ def add_training(site: Site, lock: AmiLock) -> None:
             network=site.network,
             store=site.store,
             prefix=site.prefix,
+            retention=site.config.observe.log_retention,
             env=site.env,
         )
         warn_of_image(stack, image, site.config, lock)
@@ -207,6 +227,7 @@ def add_serving(site: Site, lock: AmiLock) -> list[ServeHandle]:
             network=site.network,
             store=site.store,
             prefix=site.prefix,
+            smoke=is_smoke(site.app),
             env=site.env,
         )
         for fleet in fleets
@@ -214,6 +235,21 @@ def add_serving(site: Site, lock: AmiLock) -> list[ServeHandle]:
     for stack in stacks:
         warn_of_image(stack, image, site.config, lock)
     return [stack.handle for stack in stacks]
+
+
+def add_probe(site: Site, serving: list[ServeHandle]) -> None:
+    from nxpipe.stacks.serving.load_balancer import ProbeStack
+
+    (fleet,), (handle,) = serving_fleets(site), serving
+    ProbeStack(
+        site.app,
+        f"{site.project}-probe",
+        project=site.project,
+        fleet=fleet,
+        serve=handle,
+        network=site.network,
+        env=site.env,
+    )
 
 
 def add_cluster(site: Site) -> None:

@@ -7,8 +7,9 @@ from constructs import Construct
 
 from nxpipe.pipeline.config.cloud import Farm
 from nxpipe.stacks.handles import FarmHandle, NetworkHandle, ReleaseHandle, StoreHandle
-from nxpipe.stacks.iam import own_account_service, publishing, submitting
+from nxpipe.stacks.iam import own_account_service, publishing, submitting, wait_for_permissions
 from nxpipe.stacks.project import PROJECT_TAG, log_group, tag_project
+from nxpipe.stacks.references import role_by_value
 
 _Job = aws_batch.CfnJobDefinition
 
@@ -32,7 +33,10 @@ def instance_role(scope: Construct) -> aws_iam.Role:
 
 
 def instance_profile(scope: Construct, role: aws_iam.Role) -> aws_iam.CfnInstanceProfile:
-    return aws_iam.CfnInstanceProfile(scope, "Profile", path="/nxpipe/", roles=[role.role_name])
+    """Instance profile of a role that has all its statements already."""
+    profile = aws_iam.CfnInstanceProfile(scope, "Profile", path="/nxpipe/", roles=[role.role_name])
+    wait_for_permissions(profile, role)
+    return profile
 
 
 def job_role(scope: Construct) -> aws_iam.Role:
@@ -40,8 +44,11 @@ def job_role(scope: Construct) -> aws_iam.Role:
     return aws_iam.Role(scope, "JobRole", path="/nxpipe/", assumed_by=own_account_service(scope, "ecs-tasks"))
 
 
-def log_configuration(scope: Construct, name: str) -> aws_batch.CfnJobDefinition.LogConfigurationProperty:
-    options = {"awslogs-group": log_group(scope, "Logs", name).log_group_name, "awslogs-stream-prefix": "job"}
+def log_configuration(
+    scope: Construct, name: str, *, days: int | None = None
+) -> aws_batch.CfnJobDefinition.LogConfigurationProperty:
+    group = log_group(scope, "Logs", name, days=days)
+    options = {"awslogs-group": group.log_group_name, "awslogs-stream-prefix": "job"}
     return _Job.LogConfigurationProperty(log_driver="awslogs", options=options)
 
 
@@ -167,10 +174,11 @@ class FarmStack(Stack):
 
     def _job(self, farm: Farm, store: StoreHandle, prefix: str) -> aws_batch.CfnJobDefinition:
         """Job definition that builds all models of the image's nxpipe.toml; a submission may override the command."""
+        role, publish = self._job_role(store, prefix)
         container = _Job.ContainerPropertiesProperty(
             image=farm.image,
             command=["nxpipe", "build"],
-            job_role_arn=self._job_role(store, prefix).role_arn,
+            job_role_arn=role.role_arn,
             environment=[
                 _Job.EnvironmentProperty(name="NXPIPE_STORE_URL", value=f"s3://{store.bucket.bucket_name}/{prefix}"),
                 _Job.EnvironmentProperty(name="AWS_REGION", value=self.region),
@@ -183,7 +191,7 @@ class FarmStack(Stack):
             log_configuration=log_configuration(self, f"/nxpipe/{self._project}/builds"),
             privileged=False,
         )
-        return _Job(
+        job = _Job(
             self,
             "Job",
             job_definition_name=f"{self._project}-build",
@@ -194,6 +202,8 @@ class FarmStack(Stack):
             retry_strategy=retry_strategy(_ATTEMPTS),
             timeout=_Job.TimeoutProperty(attempt_duration_seconds=_LONGEST_JOB),
         )
+        job.node.add_dependency(publish)
+        return job
 
     def _submitting(
         self, queue: aws_batch.CfnJobQueue, job: aws_batch.CfnJobDefinition, release: ReleaseHandle | None
@@ -204,13 +214,13 @@ class FarmStack(Stack):
             "Submitting",
             description=f"Build on the farm of {self._project}",
             path="/nxpipe/",
-            roles=[release.role] if release else None,
+            roles=[role_by_value(self, release.role)] if release else None,
             statements=submitting(self, self._project, queue.ref, job.ref),
         )
 
-    def _job_role(self, store: StoreHandle, prefix: str) -> aws_iam.Role:
+    def _job_role(self, store: StoreHandle, prefix: str) -> tuple[aws_iam.Role, aws_iam.ManagedPolicy]:
         role = job_role(self)
-        aws_iam.ManagedPolicy(
+        policy = aws_iam.ManagedPolicy(
             self,
             "Publishing",
             description=f"Publish artifacts of {self._project}",
@@ -218,4 +228,4 @@ class FarmStack(Stack):
             roles=[role],
             statements=publishing(store, prefix),
         )
-        return role
+        return role, policy

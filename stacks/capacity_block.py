@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from aws_cdk import Stack, aws_batch, aws_iam, aws_scheduler
 from constructs import Construct
 
-from nxpipe.pipeline.config.fleets import CapacityBlock
-from nxpipe.stacks.iam import own_account_service
+from nxpipe.pipeline.config.capacity import CapacityBlock
+from nxpipe.stacks.iam import own_account_service, wait_for_permissions
 from nxpipe.stacks.project import current_time
 
 
@@ -65,7 +65,7 @@ def add_schedules(scope: Construct, name: str, block: CapacityBlock, calls: Iter
         return
     role = _role(scope, calls)
     for call in calls:
-        aws_scheduler.CfnSchedule(
+        schedule = aws_scheduler.CfnSchedule(
             scope,
             call.event.capitalize(),
             name=f"{name}-{call.event}",
@@ -79,6 +79,7 @@ def add_schedules(scope: Construct, name: str, block: CapacityBlock, calls: Iter
                 input=stack.to_json_string(call.arguments),
             ),
         )
+        wait_for_permissions(schedule, role)
 
 
 def _role(scope: Construct, calls: Iterable[ScheduledCall]) -> aws_iam.Role:

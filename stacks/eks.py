@@ -7,8 +7,8 @@ from typing import Any, Final
 from aws_cdk import CfnOutput, Stack, aws_ec2, aws_eks, aws_iam, aws_logs
 from constructs import Construct
 
+from nxpipe.pipeline.config.capacity import Capacity, CapacityBlock
 from nxpipe.pipeline.config.cluster import SYSTEM, Cluster, NodeGroup
-from nxpipe.pipeline.config.fleets import Capacity, CapacityBlock
 from nxpipe.pipeline.config.locks import ClusterLock
 from nxpipe.stacks.capacity_block import ScheduledCall, add_schedules
 from nxpipe.stacks.handles import CacheHandle, NetworkHandle, StoreHandle
@@ -16,10 +16,12 @@ from nxpipe.stacks.iam import mount_cache, own_account_service, pod_role, read_a
 from nxpipe.stacks.launch import Machine, Template, launch_template
 from nxpipe.stacks.names import NAMESPACE, NEURON, SERVICE_ACCOUNT, cluster_name, node_profile
 from nxpipe.stacks.project import PROJECT_TAG, current_time, log_group, tag_project, warn_of_ended_block
+from nxpipe.stacks.references import by_value
 
 # Nodes need these add-ons to become ready; the others need nodes to run on.
 _BEFORE_NODES: Final = ("eks-pod-identity-agent", "kube-proxy", "vpc-cni")
-_AFTER_NODES: Final = ("aws-efs-csi-driver", "coredns")
+# The monitoring agent reports failures of accelerators, which node repair reacts to; the kubelet does not know them.
+_AFTER_NODES: Final = ("aws-efs-csi-driver", "coredns", "eks-node-monitoring-agent")
 
 _DESCRIBE_CALLS: Final = ("DescribeAccessPoints", "DescribeFileSystems", "DescribeMountTargets")
 
@@ -79,7 +81,7 @@ class Addons(Construct):
         role.add_to_principal_policy(
             aws_iam.PolicyStatement(
                 actions=[f"elasticfilesystem:{call}" for call in _DESCRIBE_CALLS],
-                resources=[cache.file_system.file_system_arn],
+                resources=[by_value(self, cache.file_system.file_system_arn)],
             )
         )
         return role
@@ -135,7 +137,15 @@ class NeuronNodes(Construct):
         near = aws_ec2.CfnPlacementGroup(self, "Near", strategy="cluster") if group.near else None
         groups = [context.group, context.network.efa_group] if group.efa else [context.group]
         template = _template(
-            self, context, group.name, group.instance_type, groups, near=near, capacity=group.capacity, efa=group.efa
+            self,
+            context,
+            group.name,
+            group.instance_type,
+            groups,
+            near=near,
+            capacity=group.capacity,
+            efa=group.efa,
+            user_data=group.user_data,
         )
         self.node_group = _Group(
             self,
@@ -203,13 +213,14 @@ def _template(
     capacity: Capacity | None = None,
     efa: bool = False,
     root_gib: int = _ROOT_GIB,
+    user_data: str = "",
 ) -> Template:
     machine = Machine(
         name=f"{context.project}-nodes-{name}",
         image=None,
         profile=None,
         groups=groups,
-        user_data="",  # EKS adds the commands by which a node joins
+        user_data=user_data,  # EKS adds the commands by which a node joins
         root_device="/dev/xvda",  # of Amazon Linux
         root_gib=root_gib,
         kubernetes=True,
@@ -222,6 +233,14 @@ def _template(
 _LOGS: Final = ("api", "audit", "authenticator", "controllerManager", "scheduler")
 _NODE_POLICIES: Final = ("AmazonEC2ContainerRegistryPullOnly", "AmazonEKSWorkerNodePolicy")
 _KEY_ACTIONS: Final = ("kms:Decrypt", "kms:DescribeKey", "kms:Encrypt", "kms:ListGrants")
+_DESCRIBED: Final = (
+    "AvailabilityZones",
+    "DhcpOptions",
+    "InstanceTopology",
+    "Instances",
+    "NetworkInterfaces",
+    "Vpcs",
+)
 
 _Cluster = aws_eks.CfnCluster
 
@@ -298,17 +317,29 @@ class ClusterStack(Stack):
         return log_group(self, "Logs", f"/aws/eks/{cluster_name(self._project)}/cluster")
 
     def _control_role(self) -> aws_iam.Role:
+        """Role of the control plane, with the least that EKS requires.
+
+        AmazonEKSClusterPolicy also permits to change routes, volumes, security groups and load balancers of the whole
+        account, for the legacy cloud provider, which no object of this cluster uses.
+        """
         role = aws_iam.Role(
             self,
             "ControlRole",
             path="/nxpipe/",
             description=f"The control plane of {self._project}",
             assumed_by=own_account_service(self, "eks"),
-            managed_policies=[aws_iam.ManagedPolicy.from_aws_managed_policy_name("AmazonEKSClusterPolicy")],
         )
-        role.add_to_principal_policy(
-            aws_iam.PolicyStatement(actions=list(_KEY_ACTIONS), resources=[self._store.key.key_arn])
-        )
+        instances = f"arn:{self.partition}:ec2:{self.region}:{self.account}:instance/*"
+        tag = {
+            "ForAnyValue:StringLike": {"aws:TagKeys": f"kubernetes.io/cluster/{cluster_name(self._project)}"},
+            "StringEquals": {f"aws:ResourceTag/{PROJECT_TAG}": self._project},
+        }
+        for statement in (
+            aws_iam.PolicyStatement(actions=list(_KEY_ACTIONS), resources=[self._store.key.key_arn]),
+            aws_iam.PolicyStatement(actions=["ec2:CreateTags"], resources=[instances], conditions=tag),
+            aws_iam.PolicyStatement(actions=[f"ec2:Describe{kind}" for kind in _DESCRIBED], resources=["*"]),
+        ):
+            role.add_to_principal_policy(statement)
         return role
 
     def _callers(self) -> aws_ec2.SecurityGroup:
@@ -379,7 +410,7 @@ class ClusterStack(Stack):
     def _grant_artifacts_to_pods(self, prefix: str) -> None:
         role = pod_role(self, "Artifacts", self._project, "Reads artifacts in pods")
         read_artifacts(self._store, role, prefix)
-        aws_eks.CfnPodIdentityAssociation(
+        association = aws_eks.CfnPodIdentityAssociation(
             self,
             "ArtifactsOfPods",
             cluster_name=self._cluster.ref,
@@ -387,3 +418,4 @@ class ClusterStack(Stack):
             service_account=SERVICE_ACCOUNT,
             role_arn=role.role_arn,
         )
+        wait_for_permissions(association, role)

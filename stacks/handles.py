@@ -70,7 +70,7 @@ class ServeHandle:
     target_groups: "Mapping[str, aws_elasticloadbalancingv2.ApplicationTargetGroup]"  # blue, green, standby
     groups: "Mapping[str, aws_autoscaling.CfnAutoScalingGroup]"
     rehearsal: bool  # the dashboard shows it
-    ready_within: int  # minutes
+    ready_within: int  # minutes until a group has all instances that it should have
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from aws_cdk import Annotations, CfnOutput, CfnResource, Duration, Stack, aws_iam
+from aws_cdk import Annotations, CfnOutput, Duration, Stack, aws_iam
 from constructs import Construct, IConstruct
 
 from nxpipe.pipeline.config import ServingFleet, Signing
@@ -12,6 +12,7 @@ from nxpipe.pipeline.config.cloud import Release
 from nxpipe.stacks.handles import CacheHandle, ReleaseHandle, StoreHandle
 from nxpipe.stacks.names import PROJECT_TAG, cluster_name, environment_channel
 from nxpipe.stacks.project import tag_project
+from nxpipe.stacks.references import by_value
 from nxpipe.stacks.rollout.fleet_record import COLOURS
 
 
@@ -62,11 +63,15 @@ def read_object(store: StoreHandle, role: aws_iam.IRole, key: str) -> None:
 
 def mount_cache(cache: CacheHandle, version: str, role: aws_iam.IRole) -> None:
     """Permit a role to mount the compile cache of one SDK version, and no other."""
-    point = cache.access_points[version].access_point_arn
+    point = Stack.of(role).format_arn(
+        service="elasticfilesystem",
+        resource="access-point",
+        resource_name=by_value(role, cache.access_points[version].access_point_id),
+    )
     role.add_to_principal_policy(
         aws_iam.PolicyStatement(
             actions=["elasticfilesystem:ClientMount", "elasticfilesystem:ClientWrite"],
-            resources=[cache.file_system.file_system_arn],
+            resources=[by_value(role, cache.file_system.file_system_arn)],
             conditions={
                 "StringEquals": {"elasticfilesystem:AccessPointArn": point},
                 "Bool": {"elasticfilesystem:AccessedViaMountTarget": "true"},
@@ -90,8 +95,30 @@ def use_compile_cache(url: str, role: aws_iam.IRole) -> None:
     )
 
 
-def wait_for_permissions(resource: CfnResource, role: aws_iam.IRole) -> None:
-    """Create a resource after its role's policy, and delete it before that policy."""
+def allow_sessions(role: aws_iam.Role) -> None:
+    """Permit SSM Agent to register the instance and to open sessions: AWS's minimum for Session Manager, without Run
+    Command, Parameter Store and inventory, which AmazonSSMManagedInstanceCore permits. The channels have no ARN.
+    """
+    role.add_to_principal_policy(
+        aws_iam.PolicyStatement(
+            actions=[
+                "ssm:UpdateInstanceInformation",
+                "ssmmessages:CreateControlChannel",
+                "ssmmessages:CreateDataChannel",
+                "ssmmessages:OpenControlChannel",
+                "ssmmessages:OpenDataChannel",
+            ],
+            resources=["*"],
+        )
+    )
+
+
+def wait_for_permissions(resource: IConstruct, role: aws_iam.IRole) -> None:
+    """Create a resource after its role's policy, and delete it before that policy.
+
+    A resource that names a role waits for the role only: a service that takes the role at creation, or an instance that
+    starts at once, would lack the permissions.
+    """
     if policy := role.node.try_find_child("DefaultPolicy"):
         resource.node.add_dependency(policy)
 

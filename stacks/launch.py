@@ -11,7 +11,7 @@ from aws_cdk import Fn, aws_ec2, aws_iam
 from constructs import Construct
 
 from nxpipe.emulator.hardware import INSTANCES
-from nxpipe.pipeline.config.fleets import Capacity
+from nxpipe.pipeline.config.capacity import Capacity
 
 Template: TypeAlias = aws_ec2.CfnLaunchTemplate
 _Interface: TypeAlias = aws_ec2.CfnLaunchTemplate.NetworkInterfaceProperty

@@ -4,6 +4,9 @@ from typing import Final
 
 PROJECT_TAG: Final = "nxpipe:project"
 REHEARSAL_TAG: Final = "nxpipe:rehearsal"  # "true" on what rehearses, and absent otherwise
+SMOKE_TAG: Final = "nxpipe:smoke"  # "true" on the stacks of a smoke test; also the key of CDK's context that marks them
+SMOKE_END: Final = "SmokeEnd"  # parameter of its fleet: the time at which EC2 Auto Scaling ends the instances
+PROBE: Final = "ProbeFunction"  # output: the name of the function that calls the load balancer
 NAMESPACE: Final = "nxpipe"  # of pods that run artifacts
 SERVICE_ACCOUNT: Final = "artifacts"  # of those pods; its role may read the store
 NEURON: Final = "aws.amazon.com/neuron"  # taint of nodes with accelerators
@@ -26,3 +29,8 @@ def efa_group(project: str) -> str:
 def environment_channel(fleet: str, colour: str) -> str:
     """The channel of one environment of a serving fleet, as in pipeline/artifacts/channels.py."""
     return f"{fleet}--{colour}"
+
+
+def fleet_log(project: str, fleet: str) -> str:
+    """The log group of a fleet."""
+    return f"/nxpipe/{project}/{fleet}"

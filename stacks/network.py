@@ -14,10 +14,11 @@ from constructs import Construct, IValidation
 
 from nxpipe.pipeline.config.cloud import ClosedNetwork, ExistingNetwork, NatNetwork
 from nxpipe.stacks.handles import NetworkHandle
-from nxpipe.stacks.iam import own_account_service
+from nxpipe.stacks.iam import own_account_service, wait_for_permissions
 from nxpipe.stacks.lint.egress import GATEWAYS, Need, Resources, Unreachable, missing_endpoints, needs
 from nxpipe.stacks.names import efa_group
 from nxpipe.stacks.project import log_group, tag_project
+from nxpipe.stacks.references import export
 
 _SUBNET_BITS: Final = 4  # each subnet has a sixteenth of the addresses
 _MOST_ZONES: Final = 6  # address ranges are reserved for these, so that appending a zone changes no subnet
@@ -47,6 +48,8 @@ class NetworkStack(Stack):
             vpc, subnets = self._own(project, network, zones)
         closed = isinstance(network, ClosedNetwork)
         self.handle = NetworkHandle(vpc, network.cidr, subnets, self._efa_group(project, vpc), closed)
+        own = [] if isinstance(network, ExistingNetwork) else [vpc.vpc_id, *(net.subnet_id for net in subnets.values())]
+        export(self, *own, self.handle.efa_group.security_group_id)
 
     @property
     def availability_zones(self) -> list[str]:
@@ -114,7 +117,10 @@ class NetworkStack(Stack):
         logs = log_group(self, "Flows", f"/nxpipe/{project}/flows")
         role = aws_iam.Role(self, "FlowRole", assumed_by=own_account_service(self, "vpc-flow-logs"), path="/nxpipe/")
         logs.grant_write(role)
-        vpc.add_flow_log("FlowLog", destination=aws_ec2.FlowLogDestination.to_cloud_watch_logs(logs, role))
+        # The service looks for its group in the list of all; the action supports no resource-level permissions.
+        role.add_to_principal_policy(aws_iam.PolicyStatement(actions=["logs:DescribeLogGroups"], resources=["*"]))
+        flows = vpc.add_flow_log("FlowLog", destination=aws_ec2.FlowLogDestination.to_cloud_watch_logs(logs, role))
+        wait_for_permissions(flows, role)
 
     def _efa_group(self, project: str, vpc: aws_ec2.IVpc) -> aws_ec2.ISecurityGroup:
         """Security group for EFA, which requires rules for all traffic that name the group itself as peer.

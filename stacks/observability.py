@@ -1,18 +1,11 @@
-"""Observability: the table of measures, from which alarms and dashboard are generated, and the stack with both.
-
-Metrics of the load balancer and of Auto Scaling have AWS's names. Metrics of hosts are in the namespace `nxpipe`, under
-the names that neuron-monitor documents for Prometheus and in its reports; the names of its CloudWatch program are not
-documented. Their dimensions are project and fleet, so a fleet has one series, independent of its instances.
-"""
+"""Observability stack: alarms, the dashboard and the budget of a project, and the topic that they notify."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import Any, Final, Literal
+from dataclasses import dataclass
+from typing import Any, Final
 
 from aws_cdk import (
     CfnOutput,
-    Duration,
     RemovalPolicy,
     Stack,
     aws_budgets,
@@ -29,316 +22,25 @@ from constructs import Construct
 from nxpipe.pipeline.config.cloud import Budget, Observe
 from nxpipe.pipeline.config.sections import Guards
 from nxpipe.stacks.handles import EndpointHandle, ObserveHandle, ServeHandle
+from nxpipe.stacks.iam import own_account_service, wait_for_permissions
+from nxpipe.stacks.measures import ENDPOINT_MEASURES, MEASURES, Measure, Subject
+from nxpipe.stacks.names import fleet_log
 from nxpipe.stacks.project import PROJECT_TAG, tag_project
+from nxpipe.stacks.references import by_value
 
-PERIOD: Final = Duration.minutes(1)
-NAMESPACE: Final = "nxpipe"
-
-Scope = Literal["fleet", "load balancer", "target group", "group", "launches", "endpoint"]
-
-
-@dataclass(frozen=True)
-class Series:
-    """One CloudWatch metric without the dimensions of its subject."""
-
-    namespace: str
-    name: str
-    statistic: str
-    only: Mapping[str, str] = field(default_factory=dict)  # additional dimensions
-    of_balancer: bool = False  # of the load balancer as a whole, also where the subject is a target group
-
-    def metric(self, dimensions: Mapping[str, str], label: str | None = None) -> aws_cloudwatch.Metric:
-        """The metric of a subject, given by its dimensions."""
-        own = {name: value for name, value in dimensions.items() if not (self.of_balancer and name == "TargetGroup")}
-        return aws_cloudwatch.Metric(
-            namespace=self.namespace,
-            metric_name=self.name,
-            statistic=self.statistic,
-            dimensions_map={**own, **self.only},
-            period=PERIOD,
-            label=label,
-        )
-
-
-def _host(name: str, statistic: str, **only: str) -> Series:
-    return Series(NAMESPACE, name, statistic, only)
-
-
-def _balancer(name: str, statistic: str) -> Series:
-    return Series("AWS/ApplicationELB", name, statistic)
-
-
-def _hosted(name: str, statistic: str) -> Series:
-    return Series("AWS/SageMaker", name, statistic)
-
-
-@dataclass(frozen=True)
-class Subject:
-    """The resource that a measure refers to. Its name is empty if a fleet has only one."""
-
-    name: str
-    dimensions: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class AlarmLimit:
-    """Alarm threshold of a measure. `by_release` alarms roll a rollout back; the others only notify.
-
-    `by_release` is for failures that allow no comparison. Where versions can be compared, the rollout's judge decides:
-    an alarm would also end good releases, by chance or for a failure that both versions share.
-    """
-
-    above: float | str  # a number, or the name of a setting of [rollout.guards]
-    minutes: int  # above the threshold, of the last `of`
-    of: int
-    by_release: bool
-    meaning: str
-    after_ready: bool = False  # count the minutes from the time limit for new instances (`ready_within`) on
-
-    def periods(self, ready_within: int) -> tuple[int, int]:
-        """Minutes above the threshold, of the last minutes."""
-        later = ready_within if self.after_ready else 0
-        return self.minutes + later, self.of + later
-
-    def threshold(self, guards: Guards) -> float | None:
-        """The threshold; None if the project does not set the guard."""
-        if not isinstance(self.above, str):
-            return self.above
-        value = getattr(guards, self.above)
-        return value.total_seconds() if isinstance(value, timedelta) else value
-
-
-@dataclass(frozen=True)
-class Measure:
-    """One row of the table: title, metrics, expression, and alarm threshold."""
-
-    key: str  # part of alarm names
-    title: str
-    unit: str
-    scope: Scope
-    series: Mapping[str, Series]  # by name in the expression
-    expression: str | None = None  # metric math over {names} of series; None for a single series
-    limit: AlarmLimit | None = None
-
-    def of(self, subject: Subject, constants: Mapping[str, float], label: str | None = None) -> aws_cloudwatch.IMetric:
-        """The metric of one subject. `constants` are values that the expression names."""
-        metrics = {name: series.metric(subject.dimensions, label) for name, series in self.series.items()}
-        if self.expression is None:
-            (metric,) = metrics.values()
-            return metric
-        ids = {name: f"{name}_{subject.name}" for name in metrics}  # unique within a graph
-        return aws_cloudwatch.MathExpression(
-            expression=self.expression.format_map({**ids, **constants}),
-            using_metrics={ids[name]: metric for name, metric in metrics.items()},
-            period=PERIOD,
-            label=label,
-        )
-
-    def alarm(
-        self, scope: Construct, id_: str, *, name: str, subject: Subject, guards: Guards, ready_within: int = 0
-    ) -> aws_cloudwatch.Alarm | None:
-        """The alarm of one subject; None if the measure has no threshold. `ready_within` is the fleet's, in minutes."""
-        limit = self.limit
-        if limit is None or (above := limit.threshold(guards)) is None:
-            return None
-        minutes, of = limit.periods(ready_within)
-        return aws_cloudwatch.Alarm(
-            scope,
-            id_,
-            alarm_name=name,
-            alarm_description=f"{self.title} above {above:g} ({self.unit}): {limit.meaning}",
-            metric=self.of(subject, {}),
-            threshold=above,
-            comparison_operator=aws_cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD,
-            datapoints_to_alarm=minutes,
-            evaluation_periods=of,
-            # A group without traffic has no latency metric, and a device without failures no failure metric.
-            treat_missing_data=aws_cloudwatch.TreatMissingData.NOT_BREACHING,
-        )
-
-
-# With fewer requests a minute, one failure would exceed the threshold; a rollout's statistical test judges those.
-_MIN_REQUESTS: Final = 20
-
-# A request has failed if a target answered it with 5XX or not at all. Unanswered requests are the difference of
-# requests and responses, as far as the ALB has returned so many 502, 504 and 4XX (460: the client gave up), which it
-# counts for all target groups together: the remainder is in flight. An absent count is zero.
-_KINDS: Final = (2, 3, 4, 5)
-RESPONSES: Final = {
-    "requests": _balancer("RequestCount", "Sum"),
-    **{f"kind{kind}": _balancer(f"HTTPCode_Target_{kind}XX_Count", "Sum") for kind in _KINDS},
-    **{
-        f"own{code}": Series("AWS/ApplicationELB", f"HTTPCode_ELB_{code.upper()}_Count", "Sum", of_balancer=True)
-        for code in ("502", "504", "4xx")
-    },
-}
-_OPEN: Final = "({requests}" + "".join(f" - FILL({{kind{kind}}}, 0)" for kind in _KINDS) + ")"
-_OWN: Final = "(FILL({own502}, 0) + FILL({own504}, 0) + FILL({own4xx}, 0))"
-FAILED: Final = f"(FILL({{kind5}}, 0) + IF({_OPEN} > {_OWN}, {_OWN}, IF({_OPEN} > 0, {_OPEN}, 0)))"
-
-MEASURES: Final = (
-    Measure(
-        "utilisation",
-        "Tensor engine utilization",
-        "share of time",
-        "fleet",
-        {"used": _host("neuroncore_utilization_ratio", "Average")},
-    ),
-    Measure(
-        "core-memory",
-        "Memory of the core that uses most",
-        "bytes",
-        "fleet",
-        {"used": _host("neuroncore_memory_usage_bytes", "Maximum")},
-    ),
-    Measure(
-        "throughput",
-        "Requests",
-        "a minute",
-        "target group",
-        {"requests": _balancer("RequestCount", "Sum")},
-    ),
-    Measure(
-        "latency-p50",
-        "Latency, p50",
-        "seconds",
-        "target group",
-        {"time": _balancer("TargetResponseTime", "p50")},
-    ),
-    Measure(
-        "latency-p99",
-        "Latency, p99",
-        "seconds",
-        "target group",
-        {"time": _balancer("TargetResponseTime", "p99")},
-        limit=AlarmLimit("max_p99", 2, 3, by_release=False, meaning="slower than rollout.guards.max_p99"),
-    ),
-    Measure(
-        "error-rate",
-        "Failed requests",
-        "share",
-        "target group",
-        RESPONSES,
-        f"IF({{requests}} >= {_MIN_REQUESTS}, {FAILED} / {{requests}}, 0)",
-        AlarmLimit(
-            "max_error_rate", 2, 3, by_release=False, meaning="more failures than rollout.guards.max_error_rate"
-        ),
-    ),
-    Measure(
-        "refused",
-        "Requests without a healthy target",
-        "a minute",
-        "load balancer",
-        {"refused": _balancer("HTTPCode_ELB_503_Count", "Sum")},
-        limit=AlarmLimit(
-            0, 2, 3, by_release=True, meaning="traffic goes to a target group that has no healthy instance"
-        ),
-    ),
-    Measure(
-        "unanswered",
-        "Requests without an answer",
-        "share",
-        "load balancer",
-        {
-            "requests": _balancer("RequestCount", "Sum"),
-            "broken": _balancer("HTTPCode_ELB_502_Count", "Sum"),
-            "late": _balancer("HTTPCode_ELB_504_Count", "Sum"),
-        },
-        f"IF({{requests}} >= {_MIN_REQUESTS}, (FILL({{broken}}, 0) + FILL({{late}}, 0)) / {{requests}}, 0)",
-        AlarmLimit(
-            "max_error_rate", 2, 3, by_release=False, meaning="instances hang or crash: more than max_error_rate allows"
-        ),
-    ),
-    Measure(
-        "healthy",
-        "Healthy instances",
-        "instances",
-        "target group",
-        {"healthy": _balancer("HealthyHostCount", "Minimum")},
-    ),
-    Measure(
-        "capacity",
-        "Missing instances",
-        "instances",
-        "group",
-        {
-            "wanted": Series("AWS/AutoScaling", "GroupDesiredCapacity", "Average"),
-            "present": Series("AWS/AutoScaling", "GroupInServiceInstances", "Average"),
-        },
-        "{wanted} - {present}",
-        # A launch takes minutes before the lifecycle hook begins, which ends after `ready_within`.
-        AlarmLimit(
-            0, 5, 5, by_release=False, meaning="instances are launched and do not become ready", after_ready=True
-        ),
-    ),
-    Measure(
-        "launch-failures",
-        "Failed launches",
-        "a minute",
-        "launches",
-        {"failed": Series("AWS/Events", "TriggeredRules", "Sum")},
-        limit=AlarmLimit(0, 3, 120, by_release=False, meaning="launches of instances fail again and again"),
-    ),
-    Measure(
-        "execution-errors",
-        "Failed executions",
-        "a minute",
-        "fleet",
-        {"failed": _host("execution_status_total", "Sum", status_type="hardware")},
-        limit=AlarmLimit(0, 1, 1, by_release=False, meaning="a device of the fleet has failures; replace its instance"),
-    ),
-    Measure(
-        "compile-events",
-        "Programs compiled on instances",
-        "a minute",
-        "fleet",
-        {"compiled": _host("compile_events_total", "Sum")},
-        limit=AlarmLimit(
-            0, 1, 1, by_release=True, meaning="an instance compiles a program that its artifact should contain"
-        ),
-    ),
-    Measure(
-        "cost",
-        "Cost since the start of the graph",
-        "US dollars",
-        "group",
-        {"instances": Series("AWS/AutoScaling", "GroupInServiceInstances", "Average")},
-        "RUNNING_SUM(FILL({instances}, 0)) * {hourly} / 60",
-    ),
-)
-
-# SageMaker counts per variant: during a deployment, old and new instances together. Its times are in microseconds.
-ENDPOINT_MEASURES: Final = (
-    Measure(
-        "calls",
-        "Calls",
-        "a minute",
-        "endpoint",
-        {"calls": _hosted("Invocations", "Sum")},
-    ),
-    Measure(
-        "latency-p99",
-        "Latency, p99",
-        "seconds",
-        "endpoint",
-        {"time": _hosted("ModelLatency", "p99")},
-        "{time} / 1000000",
-        AlarmLimit("max_p99", 2, 3, by_release=True, meaning="slower than rollout.guards.max_p99"),
-    ),
-    Measure(
-        "error-rate",
-        "Failed calls",
-        "share",
-        "endpoint",
-        {"calls": _hosted("Invocations", "Sum"), "failed": _hosted("Invocation5XXErrors", "Sum")},
-        f"IF({{calls}} >= {_MIN_REQUESTS}, FILL({{failed}}, 0) / {{calls}}, 0)",
-        AlarmLimit("max_error_rate", 2, 3, by_release=True, meaning="more failures than rollout.guards.max_error_rate"),
-    ),
-)
-
-
-_PUBLISHERS: Final = ("cloudwatch.amazonaws.com", "budgets.amazonaws.com", "events.amazonaws.com")
+# Services that publish by the topic's policy. EventBridge publishes with a role: its requests lack aws:SourceAccount. A
+# policy that requires this key refuses them, and one that does not lets rules of other accounts publish.
+_PUBLISHERS: Final = ("cloudwatch.amazonaws.com", "budgets.amazonaws.com")
 _WARNINGS: Final = (("ACTUAL", 80), ("ACTUAL", 100), ("FORECASTED", 100))  # percent of the budget
+
+
+@dataclass(frozen=True)
+class _Names:
+    """Names in the metric dimensions of one serving fleet, which its stack may replace."""
+
+    balancer: str
+    groups: Mapping[str, str]  # by environment
+    target_groups: Mapping[str, str]
 
 
 class ObserveStack(Stack):
@@ -365,11 +67,13 @@ class ObserveStack(Stack):
         self._project = project
         self._guards = guards
         self._topic, key = self._make_topic(observe)
+        self._names = {fleet.fleet: self._names_of(fleet) for fleet in fleets}
         bad: dict[str, aws_cloudwatch.IAlarm] = {}
         rows: list[list[aws_cloudwatch.IWidget]] = []
+        if fleets:
+            self._add_launch_rules(fleets, self._publisher(key))
         for fleet in fleets:
             prices = {"hourly": hourly[fleet.fleet]} if fleet.fleet in hourly else {}
-            self._add_launch_rule(fleet)
             bad[fleet.fleet] = self._add_alarms(fleet)
             rows += self._widgets(fleet, prices, bad[fleet.fleet])
         for endpoint in endpoints:
@@ -409,7 +113,7 @@ class ObserveStack(Stack):
 
     def _add_alarms(self, fleet: ServeHandle) -> aws_cloudwatch.IAlarm:
         notify = aws_cloudwatch_actions.SnsAction(self._topic)
-        by_release = []
+        by_release, by_launch = [], []
         for measure in MEASURES:
             for subject in self._subjects(measure, fleet):
                 parts = (fleet.fleet, subject.name, measure.key) if subject.name else (fleet.fleet, measure.key)
@@ -421,13 +125,17 @@ class ObserveStack(Stack):
                     subject=subject,
                     guards=self._guards,
                     ready_within=fleet.ready_within,
+                    log=fleet_log(self._project, fleet.fleet),
                 )
                 if alarm is None or measure.limit is None:
                     continue
                 if measure.limit.by_release:
                     by_release.append(alarm)
+                elif measure.limit.by_launch:
+                    by_launch.append(alarm)
                 else:
                     alarm.add_alarm_action(notify)
+        self._add_launch_alarm(fleet, by_launch).add_alarm_action(notify)
         bad = aws_cloudwatch.CompositeAlarm(
             self,
             f"{fleet.fleet}-release-bad",
@@ -438,11 +146,52 @@ class ObserveStack(Stack):
         bad.add_alarm_action(notify)
         return bad
 
-    def _add_launch_rule(self, fleet: ServeHandle) -> None:
+    def _add_launch_alarm(
+        self, fleet: ServeHandle, alarms: Sequence[aws_cloudwatch.IAlarm]
+    ) -> aws_cloudwatch.CompositeAlarm:
+        """One notification for instances that do not start, however many of the alarms about it go off."""
+        return aws_cloudwatch.CompositeAlarm(
+            self,
+            f"{fleet.fleet}-not-starting",
+            composite_alarm_name=self._name(fleet.fleet, "not-starting"),
+            alarm_description=f"Instances of fleet {fleet.fleet} do not start; filter the log group "
+            f'{fleet_log(self._project, fleet.fleet)} by "is given up"',
+            alarm_rule=aws_cloudwatch.AlarmRule.any_of(*alarms),
+        )
+
+    def _publisher(self, key: aws_kms.Key) -> aws_iam.Role:
+        """Role with which EventBridge publishes to the topic."""
+        role = aws_iam.Role(
+            self,
+            "Publisher",
+            description=f"Publishes events of {self._project} to the topic of alarms",
+            path="/nxpipe/",
+            assumed_by=own_account_service(self, "events"),
+        )
+        role.add_to_principal_policy(
+            aws_iam.PolicyStatement(actions=["sns:Publish"], resources=[self._topic.topic_arn])
+        )
+        role.add_to_principal_policy(
+            aws_iam.PolicyStatement(
+                actions=["kms:Decrypt", "kms:GenerateDataKey"],
+                resources=[key.key_arn],
+                conditions={"StringEquals": {"kms:ViaService": f"sns.{self.region}.amazonaws.com"}},
+            )
+        )
+        return role
+
+    def _add_launch_rules(self, fleets: Sequence[ServeHandle], publisher: aws_iam.Role) -> None:
+        for fleet in fleets:
+            self._add_launch_rule(fleet, publisher)
+
+    def _add_launch_rule(self, fleet: ServeHandle, publisher: aws_iam.Role) -> None:
         """Rule that publishes each failed launch with its reason. An alarm counts how often the rule is triggered."""
-        groups = [group.ref for group in fleet.groups.values()]
-        message = f"Fleet {fleet.fleet}: group <group> has not launched an instance. Reason: <reason>"
-        aws_events.CfnRule(
+        groups = list(self._names[fleet.fleet].groups.values())
+        message = (
+            f"Fleet {fleet.fleet}: group <group> has not launched an instance. Reason: <reason> Instance: <instance>. "
+            f"Log group: {fleet_log(self._project, fleet.fleet)}"
+        )
+        rule = aws_events.CfnRule(
             self,
             f"{fleet.fleet}-launches",
             name=self._name(fleet.fleet, "launches"),
@@ -456,13 +205,19 @@ class ObserveStack(Stack):
                 aws_events.CfnRule.TargetProperty(
                     id="alarms",
                     arn=self._topic.topic_arn,
+                    role_arn=publisher.role_arn,
                     input_transformer=aws_events.CfnRule.InputTransformerProperty(
-                        input_paths_map={"group": "$.detail.AutoScalingGroupName", "reason": "$.detail.StatusMessage"},
+                        input_paths_map={
+                            "group": "$.detail.AutoScalingGroupName",
+                            "instance": "$.detail.EC2InstanceId",
+                            "reason": "$.detail.StatusMessage",
+                        },
                         input_template=f'"{message}"',
                     ),
                 )
             ],
         )
+        wait_for_permissions(rule, publisher)
 
     def _widgets(
         self, fleet: ServeHandle, prices: Mapping[str, float], bad: aws_cloudwatch.IAlarm
@@ -488,7 +243,7 @@ class ObserveStack(Stack):
             f"{endpoint.endpoint}-endpoint-bad",
             composite_alarm_name=self._name(endpoint.endpoint, "endpoint-bad"),
             alarm_description=f"Endpoint {endpoint.endpoint} exceeds a limit of rollout.guards",
-            alarm_rule=aws_cloudwatch.AlarmRule.any_of(*endpoint.alarms),
+            alarm_rule=aws_cloudwatch.AlarmRule.any_of(*self._alarms_of(endpoint)),
         )
         bad.add_alarm_action(aws_cloudwatch_actions.SnsAction(self._topic))
         subject = Subject("", endpoint.dimensions)
@@ -506,19 +261,33 @@ class ObserveStack(Stack):
         ]
 
     def _subjects(self, measure: Measure, fleet: ServeHandle) -> list[Subject]:
-        balancer = fleet.load_balancer.load_balancer_full_name
+        names = self._names[fleet.fleet]
         if measure.scope == "fleet":
             return [Subject("", {"Project": self._project, "Fleet": fleet.fleet})]
         if measure.scope == "load balancer":
-            return [Subject("", {"LoadBalancer": balancer})]
+            return [Subject("", {"LoadBalancer": names.balancer})]
         if measure.scope == "launches":
             return [Subject("", {"RuleName": self._name(fleet.fleet, "launches")})]
         if measure.scope == "group":
-            return [Subject(name, {"AutoScalingGroupName": group.ref}) for name, group in fleet.groups.items()]
+            return [Subject(name, {"AutoScalingGroupName": group}) for name, group in names.groups.items()]
         return [
-            Subject(name, {"LoadBalancer": balancer, "TargetGroup": targets.target_group_full_name})
-            for name, targets in fleet.target_groups.items()
+            Subject(name, {"LoadBalancer": names.balancer, "TargetGroup": targets})
+            for name, targets in names.target_groups.items()
         ]
+
+    def _names_of(self, fleet: ServeHandle) -> _Names:
+        return _Names(
+            balancer=by_value(self, fleet.load_balancer.load_balancer_full_name),
+            groups={name: by_value(self, group.ref) for name, group in fleet.groups.items()},
+            target_groups={
+                name: by_value(self, targets.target_group_full_name) for name, targets in fleet.target_groups.items()
+            },
+        )
+
+    def _alarms_of(self, endpoint: EndpointHandle) -> Iterator[aws_cloudwatch.IAlarm]:
+        for number, alarm in enumerate(endpoint.alarms):
+            id_ = f"{endpoint.endpoint}-alarm-{number}"
+            yield aws_cloudwatch.Alarm.from_alarm_arn(self, id_, by_value(self, alarm.alarm_arn))
 
     def _name(self, *parts: str) -> str:
         return "-".join((self._project, *parts))

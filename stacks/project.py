@@ -10,7 +10,7 @@ from aws_cdk import Annotations, App, CfnParameter, Environment, RemovalPolicy, 
 from constructs import Construct
 
 from nxpipe.pipeline.config import Config
-from nxpipe.pipeline.config.fleets import Capacity, CapacityBlock
+from nxpipe.pipeline.config.capacity import Capacity, CapacityBlock
 from nxpipe.pipeline.config.locks import AmiLock
 from nxpipe.stacks.handles import NetworkHandle, StoreHandle
 from nxpipe.stacks.locks import AGENT, IMAGE, LOCK, unlocked_images
@@ -48,15 +48,19 @@ def warn_of_ended_block(stack: Stack, capacity: Capacity) -> None:
         )
 
 
-def log_group(scope: Construct, id_: str, name: str | None = None) -> aws_logs.LogGroup:
-    """Log group with a retention of three months. CloudFormation generates a name if none is given."""
-    return aws_logs.LogGroup(
+def log_group(scope: Construct, id_: str, name: str | None = None, *, days: int | None = None) -> aws_logs.LogGroup:
+    """Log group with a retention of three months, or of `days`. CloudFormation generates a name if none is given."""
+    group = aws_logs.LogGroup(
         scope,
         id_,
         log_group_name=name,
         retention=aws_logs.RetentionDays.THREE_MONTHS,
         removal_policy=RemovalPolicy.DESTROY,
     )
+    resource = group.node.default_child
+    if days is not None and isinstance(resource, aws_logs.CfnLogGroup):
+        resource.retention_in_days = days
+    return group
 
 
 @dataclass(frozen=True)

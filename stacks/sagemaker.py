@@ -13,8 +13,8 @@ from constructs import Construct
 from nxpipe.pipeline.config.endpoints import OLD_FLEET_KEPT, AllAtOnce, Canary, ModelEndpoint, Shift
 from nxpipe.pipeline.config.sections import Guards
 from nxpipe.stacks.handles import EndpointHandle, NetworkHandle, StoreHandle
-from nxpipe.stacks.iam import own_account_service, read_artifacts
-from nxpipe.stacks.observability import ENDPOINT_MEASURES, Subject
+from nxpipe.stacks.iam import own_account_service, read_artifacts, wait_for_permissions
+from nxpipe.stacks.measures import ENDPOINT_MEASURES, Subject
 from nxpipe.stacks.project import description_of, log_group, tag_project, tag_rehearsal
 
 _METRICS: Final = ("AWS/SageMaker", "/aws/sagemaker/Endpoints")
@@ -85,9 +85,9 @@ def _network_statements(stack: Stack, hosted: HostedModel) -> Iterator[aws_iam.P
 
 def _monitoring_statements(stack: Stack, hosted: HostedModel) -> Iterator[aws_iam.PolicyStatement]:
     group = f"arn:{stack.partition}:logs:{stack.region}:{stack.account}:log-group:{hosted.log_group}"
-    yield _Statement(actions=["logs:CreateLogGroup"], resources=[group])
-    streams = ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"]
-    yield _Statement(actions=streams, resources=[group, f"{group}:log-stream:*"])
+    actions = ["CreateLogGroup", "CreateLogStream", "DescribeLogStreams", "PutLogEvents"]
+    # The ARN of a group matches calls of the tagging API only; all others need the form with `:*`.
+    yield _Statement(actions=[f"logs:{action}" for action in actions], resources=[f"{group}:*"])
     namespaces = {"StringEquals": {"cloudwatch:namespace": list(_METRICS)}}
     yield _Statement(actions=["cloudwatch:PutMetricData"], resources=["*"], conditions=namespaces)
 
@@ -177,7 +177,7 @@ class EndpointStack(Stack):
             ),
             vpc_config=_Model.VpcConfigProperty(security_group_ids=[group.security_group_id], subnets=subnets),
         )
-        model.node.add_dependency(role.node.find_child("DefaultPolicy"))  # SageMaker checks permissions at creation
+        wait_for_permissions(model, role)  # SageMaker checks them at creation
         return model
 
     def _config(self, model: aws_sagemaker.CfnModel) -> aws_sagemaker.CfnEndpointConfig:

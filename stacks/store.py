@@ -7,6 +7,7 @@ from constructs import Construct
 
 from nxpipe.stacks.handles import StoreHandle
 from nxpipe.stacks.project import tag_project
+from nxpipe.stacks.references import export
 
 # Long enough to resume a large upload after a weekend. Parts of unfinished uploads cost money, but are not listed.
 UNFINISHED_UPLOADS = Duration.days(7)
@@ -47,6 +48,7 @@ class StoreStack(Stack):
         bucket = self._make_bucket(key, logs, removal_policy)
         repository = self._make_repository(key, removal_policy)
         self.handle = StoreHandle(bucket=bucket, key=key, logs=logs, repository=repository)
+        export(self, bucket.bucket_name, bucket.bucket_arn, key.key_arn, logs.bucket_name)
         tag_project(self, project)
         CfnOutput(self, "BucketName", value=bucket.bucket_name, description="Bucket of the artifact store")
         CfnOutput(self, "KeyArn", value=key.key_arn, description="KMS key of the artifact store")

@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from aws_cdk import (
     Annotations,
+    ArnFormat,
     CfnOutput,
     CfnParameter,
     Duration,
@@ -19,7 +20,8 @@ from constructs import Construct
 
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import TrainingFleet
-from nxpipe.pipeline.config.fleets import CapacityBlock, Scratch, TrainingSpot
+from nxpipe.pipeline.config.capacity import CapacityBlock, TrainingSpot
+from nxpipe.pipeline.config.training_fleet import Scratch
 from nxpipe.stacks.build_farm import (
     UPDATE_POLICY,
     instance_profile,
@@ -30,8 +32,9 @@ from nxpipe.stacks.build_farm import (
 )
 from nxpipe.stacks.capacity_block import schedule_queue
 from nxpipe.stacks.handles import NetworkHandle, StoreHandle, TrainHandle
-from nxpipe.stacks.iam import read_artifacts, read_object, wait_for_permissions
+from nxpipe.stacks.iam import allow_sessions, read_artifacts, read_object, wait_for_permissions
 from nxpipe.stacks.launch import Machine, launch_template
+from nxpipe.stacks.names import fleet_log
 from nxpipe.stacks.project import PROJECT_TAG, current_time, tag_project, warn_of_ended_block
 from nxpipe.stacks.user_data.scripts import TrainingHost
 
@@ -112,7 +115,7 @@ def grant_checkpoints(bucket: aws_s3.IBucket, store: StoreHandle, role: aws_iam.
 
 _LONGEST_JOB: Final = 14 * 24 * 3600  # seconds; close to the longest capacity block
 _ATTEMPTS: Final = 10  # Batch's maximum
-_ROOT_GIB: Final = 500  # for a training container and its temporary files
+_LOCAL: Final = "/local"  # the instance store, on hosts and in containers
 
 _Environment = aws_batch.CfnComputeEnvironment
 _Job = aws_batch.CfnJobDefinition
@@ -134,12 +137,15 @@ class TrainStack(Stack):
         network: NetworkHandle,
         store: StoreHandle,
         prefix: str,
+        retention: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """`image` is an AMI with ECS and the Neuron driver. `prefix` is the store's key prefix in the bucket."""
+        """`image` is an AMI with ECS and the Neuron driver. `prefix` is the store's key prefix in the bucket.
+        `retention` is that of the log group, in days; None: that of other logs.
+        """
         super().__init__(scope, id_, description=f"Training fleet {fleet.name} of {project}", **kwargs)
         self._project, self._fleet, self._network, self._store, self._prefix = project, fleet, network, store, prefix
-        self._name = f"{project}-{fleet.name}"
+        self._name, self._log, self._retention = f"{project}-{fleet.name}", fleet_log(project, fleet.name), retention
         self._row = INSTANCES[fleet.instance_types[0]]
         self._subnet = network.subnets[fleet.zone]
         self._scratch = (
@@ -160,9 +166,12 @@ class TrainStack(Stack):
 
     def _template(self, image: str) -> aws_ec2.CfnLaunchTemplate:
         self._role = instance_role(self)
-        self._profile = instance_profile(self, self._role)
+        self._limit_logs()
+        if self._fleet.ssm:
+            allow_sessions(self._role)
         if self._fleet.uses_efa:
             read_object(self._store, self._role, f"{self._prefix}{self._fleet.efa.key}")
+        self._profile = instance_profile(self, self._role)
         services = aws_ec2.SecurityGroup(
             self,
             "Nodes",
@@ -178,7 +187,9 @@ class TrainStack(Stack):
             groups=[self._network.efa_group, services],
             user_data=self._user_data(),
             root_device="/dev/xvda",  # of Amazon Linux, which ECS images use
-            root_gib=_ROOT_GIB,
+            root_gib=self._fleet.disk,
+            root_iops=self._fleet.iops,
+            root_throughput=self._fleet.throughput,
             tags={PROJECT_TAG: self._project},
         )
         return launch_template(
@@ -190,11 +201,29 @@ class TrainStack(Stack):
             efa=bool(self._row.efa_interfaces),
         )
 
+    def _limit_logs(self) -> None:
+        """Limit hosts to the fleet's log group: AWS's managed policy permits them to write into every log."""
+        group = self.format_arn(
+            service="logs",
+            resource="log-group",
+            resource_name=f"{self._log}:*",
+            arn_format=ArnFormat.COLON_RESOURCE_NAME,
+        )
+        self._role.add_to_principal_policy(
+            aws_iam.PolicyStatement(
+                effect=aws_iam.Effect.DENY,
+                actions=["logs:CreateLogStream", "logs:PutLogEvents"],
+                not_resources=[group],
+            )
+        )
+
     def _user_data(self) -> str:
-        host = TrainingHost(region=self.region)
+        host = TrainingHost(region=self.region, log=self._log)
         if self._fleet.uses_efa:
             url = f"s3://{self._store.bucket.bucket_name}/{self._prefix}{self._fleet.efa.key}"
             host = host.with_efa(url, self._fleet.efa.sha256, cards=self._row.efa_interfaces or 0)
+        if self._fleet.has_instance_store:
+            host = host.with_instance_store(_LOCAL)
         if self._scratch:
             host = host.with_scratch(FOLDER, self._scratch.attr_dns_name, self._scratch.attr_lustre_mount_name)
         return host.user_data()
@@ -258,6 +287,8 @@ class TrainStack(Stack):
             bucket = checkpoint_bucket(self, self._fleet.name, store)
             grant_checkpoints(bucket, store, role)
             environment["NXPIPE_CHECKPOINTS"] = f"s3://{bucket.bucket_name}"
+        if self._fleet.has_instance_store:
+            environment["NXPIPE_LOCAL"] = _LOCAL
         if isinstance(self._fleet.capacity, CapacityBlock):
             environment["NXPIPE_ENDS_AT"] = f"{self._fleet.capacity.drained:%Y-%m-%dT%H:%M:%SZ}"
         container = self._container(role, environment)
@@ -269,7 +300,7 @@ class TrainStack(Stack):
                 _Job.NodeRangePropertyProperty(target_nodes=f"0:{self._fleet.nodes - 1}", container=container)
             ],
         )
-        return _Job(
+        job = _Job(
             self,
             "Job",
             job_definition_name=self._name,
@@ -281,6 +312,8 @@ class TrainStack(Stack):
             node_properties=nodes if multinode else None,
             container_properties=None if multinode else container,
         )
+        wait_for_permissions(job, role)
+        return job
 
     def _container(
         self, role: aws_iam.IRole, environment: dict[str, str]
@@ -289,6 +322,8 @@ class TrainStack(Stack):
         cards = self._row.efa_interfaces or 0 if self._fleet.uses_efa else 0  # ECS refuses a device that is not there
         devices = [f"/dev/neuron{chip}" for chip in range(self._row.chips)]
         devices += [f"/dev/infiniband/uverbs{card}" for card in range(cards)]
+        folders = {"local": _LOCAL} if self._fleet.has_instance_store else {}
+        folders |= {"scratch": FOLDER} if self._scratch else {}
         return _Job.ContainerPropertiesProperty(
             image=self._fleet.image or self._unnamed_image(),
             job_role_arn=role.role_arn,
@@ -305,13 +340,16 @@ class TrainStack(Stack):
             ),
             # EFA registers the buffers that it sends from, and registered memory is locked memory.
             ulimits=[_Job.UlimitProperty(name="memlock", soft_limit=-1, hard_limit=-1)],
-            volumes=[_Job.VolumesProperty(name="scratch", host=_Job.VolumesHostProperty(source_path=FOLDER))]
-            if self._scratch
-            else None,
-            mount_points=[_Job.MountPointsProperty(source_volume="scratch", container_path=FOLDER)]
-            if self._scratch
-            else None,
-            log_configuration=log_configuration(self, f"/nxpipe/{self._project}/{self._fleet.name}"),
+            volumes=[
+                _Job.VolumesProperty(name=name, host=_Job.VolumesHostProperty(source_path=path))
+                for name, path in folders.items()
+            ]
+            or None,
+            mount_points=[
+                _Job.MountPointsProperty(source_volume=name, container_path=path) for name, path in folders.items()
+            ]
+            or None,
+            log_configuration=log_configuration(self, self._log, days=self._retention),
             privileged=False,
         )
 

@@ -6,7 +6,7 @@ listed without one.
 
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from nxpipe.stacks.lint.launches import (
     compute,
     instance_types,
     launches,
+    scaled_groups,
     size_of,
 )
 from nxpipe.stacks.lint.template import Resource, Templates, listed, tables
@@ -65,6 +66,7 @@ class Line:
     remark: str = ""
     at_most: bool = False  # spot instances and mixed groups: priced as the dearest type on demand
     unlisted: bool = False  # billed by the hour at a price that the list lacks
+    scaled: tuple[float, float] | None = None  # hourly cost of the fewest and of the most instances
 
     def __str__(self) -> str:
         return f"{self.what} ({self.resource.path}){', at most' if self.at_most else ''}{self.remark}"
@@ -85,6 +87,20 @@ class Estimate:
     def monthly(self) -> float:
         return self.hourly * HOURS_A_MONTH
 
+    @cached_property
+    def scaled(self) -> tuple[float, float]:
+        """Monthly cost with the fewest and with the most instances of the groups that scale by load."""
+        ranges = [line.scaled or (line.hourly or 0.0, line.hourly or 0.0) for line in self.lines]
+        least, most = (sum(ends) * HOURS_A_MONTH for ends in zip(*ranges, strict=True)) if ranges else (0.0, 0.0)
+        return least, most
+
+    @property
+    def range(self) -> str:
+        """The monthly cost between both sizes of the groups that scale, as the rest of a sentence; empty without."""
+        if not any(line.scaled for line in self.lines):
+            return ""
+        return f"; {_dollars(self.scaled[0], 0)} to {_dollars(self.scaled[1], 0)} a month with target tracking"
+
     def __str__(self) -> str:
         """The text of the estimate: the dearest first, then resources that are not in the sum."""
         priced = sorted((line for line in self.lines if line.hourly), key=lambda line: -(line.hourly or 0))
@@ -95,6 +111,7 @@ class Estimate:
                 unpriced.setdefault((line.what, line.remark), []).append(line.resource.path)
         left_out = [f"  not included: {what} ({_places(paths)}){remark}" for (what, remark), paths in unpriced.items()]
         head = f"{self._qualifier(bool(unpriced))} {_dollars(self.hourly)} an hour, {_dollars(self.monthly, 0)} a month"
+        head += self.range
         return "\n".join([f"{head}, by list prices of {self.prices.date}:", *priced_lines, *left_out])
 
     def _qualifier(self, incomplete: bool) -> str:
@@ -126,11 +143,13 @@ def estimate(templates: Templates, prices: Prices) -> Estimate:
 
 def _of_instances(templates: Templates, prices: Prices) -> Iterator[Line]:
     launched_by = {user.key: launch for launch in launches(templates) for user in launch.users}
+    scaled = scaled_groups(templates)
     for group in templates.of(GROUP):
         launch = launched_by.get(group.key)
         count = _number(size_of(group))
         spot = "MixedInstancesPolicy" in group.properties or (launch is not None and _market(launch) == "spot")
-        yield from _instances(group, launch, count, prices, at_most=spot)
+        for line in _instances(group, launch, count, prices, at_most=spot):
+            yield _with_range(line, count, scaled.get(group.key))
     for nodes in templates.of(NODES):
         spot = nodes.properties.get("CapacityType") == "SPOT"
         count = _number(size_of(nodes))
@@ -140,6 +159,13 @@ def _of_instances(templates: Templates, prices: Prices) -> Iterator[Line]:
     for launch in launches(templates):
         if launch.resource.type == INSTANCE:
             yield from _instances(launch.resource, launch, 1, prices)
+
+
+def _with_range(line: Line, count: int | None, sizes: tuple[int, int] | None) -> Line:
+    if sizes is None or not count or line.hourly is None:
+        return line
+    least, most = (line.hourly / count * size for size in sizes)
+    return replace(line, remark=f"{line.remark}, {sizes[0]} to {sizes[1]} by load", scaled=(least, most))
 
 
 def _instances(

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
+from nxpipe.stacks.lint.deployment_plan import fixed_properties
 from nxpipe.stacks.lint.finding import Facts, Finding
 from nxpipe.stacks.lint.template import (
     Properties,
     Resource,
     Template,
     Templates,
+    intrinsic,
     is_true,
     listed,
     settings,
@@ -104,6 +106,42 @@ def _changed(template: Template) -> Iterator[Finding]:
         yield Finding(WEIGHTS, rule, ", ".join(differing), what, remedy)
 
 
+WEAK: Final = "NXP-REF-1"
+
+
+def no_weak_reference(all_: Templates, facts: Facts) -> Iterator[Finding]:
+    for template in all_.all:
+        for resource in template.resources.values():
+            for key, value in resource.properties.items():
+                for stack in sorted(set(_weakly_referenced(value))):
+                    yield _of_weak_reference(resource, key, stack)
+
+
+def _of_weak_reference(resource: Resource, key: str, stack: str) -> Finding:
+    if key in fixed_properties().get(resource.type, ()):
+        what = (
+            f"Fn::GetStackOutput of {stack} in a property that cannot change in place: a change set does not know its "
+            "value, and plans a replacement of the resource"
+        )
+        return Finding(WEAK, resource, key, what, "export the value there, and read it with Fn::ImportValue")
+    what = (
+        f"Fn::GetStackOutput of {stack} is read again only if the text of this resource changes, so a new value there "
+        "leaves the old one here"
+    )
+    remedy = "read it with Fn::ImportValue, or with a template parameter of type AWS::SSM::Parameter::Value<String>"
+    return Finding(WEAK, resource, key, what, remedy)
+
+
+def _weakly_referenced(value: object) -> Iterator[str]:
+    """Stacks whose outputs a value reads by Fn::GetStackOutput."""
+    name, inner = intrinsic(value)
+    if name == "Fn::GetStackOutput":
+        yield text(inner.get("StackName")) if isinstance(inner, Mapping) else "another stack"
+    elif isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _weakly_referenced(item)
+
+
 _POLICIES = ("AWS::IAM::ManagedPolicy", "AWS::IAM::Policy", "AWS::IAM::RolePolicy")
 
 
@@ -152,7 +190,8 @@ SIGNER = "NXP-IAM-2"
 _READS: Final = re.compile(
     r"[a-z0-9-]+:(Get|List|Describe|BatchGet|BatchCheck|Head|Lookup|Filter|Search|View|Validate)\w*\*?"
 )
-# Write actions without resource-level permissions; a statement can only add conditions.
+# Write actions without resource-level permissions; a statement can only add conditions. By UpdateInstanceInformation an
+# instance registers itself with SSM, and AWS documents the permission for all resources.
 _WITHOUT_RESOURCES: Final = frozenset(
     {
         "cloudwatch:PutMetricData",
@@ -161,6 +200,7 @@ _WITHOUT_RESOURCES: Final = frozenset(
         "ec2messages:FailMessage",
         "ec2messages:SendReply",
         "ssm:PutConfigurePackageResult",
+        "ssm:UpdateInstanceInformation",
         "ssmmessages:CreateControlChannel",
         "ssmmessages:CreateDataChannel",
         "ssmmessages:OpenControlChannel",

@@ -5,7 +5,7 @@ module adds which changes restart instances.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -40,10 +40,19 @@ class Restart:
 
 
 @dataclass(frozen=True)
+class Refused:
+    """A resource that CloudFormation neither replaces nor deletes while stacks import it."""
+
+    resource: Resource
+    importers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Plan:
     changes: tuple[Change, ...]
     restarts: tuple[Restart, ...]
     forgotten: tuple[str, ...]  # deployed stacks that are no longer in the app; CDK leaves them unchanged
+    refused: tuple[Refused, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -51,29 +60,49 @@ class Plan:
 
 
 def plan(before: Templates, after: Templates) -> Plan:
-    old = {template.stack: template for template in before.all}
+    own = [change for template in after.all for change in _of_stack(template, before, after)]
     changes = tuple(
         sorted(
-            (change for template in after.all for change in _of_stack(old.get(template.stack), template)),
+            [*own, *_of_readers(own, after)],
             key=lambda change: (change.resource.stack, KINDS.index(change.kind), change.resource.path),
         )
     )
-    forgotten = tuple(sorted(set(old) - {template.stack for template in after.all}))
-    return Plan(changes, tuple(_restarts(changes, after)), forgotten)
+    forgotten = tuple(sorted({old.stack for old in before.all} - {new.stack for new in after.all}))
+    return Plan(changes, tuple(_restarts(changes, after)), forgotten, tuple(_refused(changes, before)))
 
 
-def _of_stack(before: Template | None, after: Template) -> Iterator[Change]:
-    old = before.resources if before is not None else {}
-    for id_, resource in after.resources.items():
+def _of_readers(changes: Sequence[Change], after: Templates) -> Iterator[Change]:
+    """Changes of unchanged resources that read a replaced one in another stack: they get its new identifiers."""
+    handled = {change.resource.key for change in changes}
+    readers: dict[tuple[str, str], tuple[Resource, set[str]]] = {}
+    for change in changes:
+        for user, key, _ in after.uses_elsewhere(change.resource) if change.kind == "replaced" else ():
+            if user.key not in handled:
+                readers.setdefault(user.key, (user, set()))[1].add(key)
+    for user, keys in readers.values():
+        yield _changed(user, tuple(sorted(keys)))
+
+
+def _refused(changes: Sequence[Change], before: Templates) -> Iterator[Refused]:
+    for change in changes:
+        if change.kind in ("left", "removed", "replaced"):
+            importers = {user.stack for user, _, imports in before.uses_elsewhere(change.resource) if imports}
+            if importers:
+                yield Refused(change.resource, tuple(sorted(importers)))
+
+
+def _of_stack(template: Template, before: Templates, after: Templates) -> Iterator[Change]:
+    old = next((known.resources for known in before.all if known.stack == template.stack), {})
+    for id_, resource in template.resources.items():
         previous = old.get(id_)
         if previous is None:
             yield Change(resource, "added")
         elif previous.type != resource.type:
             yield Change(resource, "replaced", ("Type",))
-        elif differing := _differences(previous.properties, resource.properties):
+        elif differing := _differences(before.with_origins(previous), after.with_origins(resource)):
             yield _changed(resource, differing)
     for id_, previous in old.items():
-        if id_ not in after.resources:
+        if id_ not in template.resources:
             yield Change(previous, "left" if previous.kept else "removed")
 
 

@@ -1,8 +1,9 @@
 """Instance launches in templates: launch templates, their instance types, and the groups that use them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from nxpipe.stacks.lint.template import Properties, Resource, Templates, listed, settings, tables
 
@@ -100,6 +101,25 @@ def size_of(user: Resource) -> object:
         scaling = settings(user.properties, "ScalingConfig")
         return scaling.get("DesiredSize", scaling.get("MinSize", 1))  # EKS's defaults
     return user.properties.get("DesiredCapacity", user.properties.get("MinSize", 0))
+
+
+_POLICY: Final = "AWS::AutoScaling::ScalingPolicy"
+MINIMUM: Final = "nxpipe:minimum"  # metadata of a policy: the minimum that a group gets while it serves
+
+
+def scaled_groups(all_: Templates) -> Mapping[tuple[str, str], tuple[int, int]]:
+    """Minimum and maximum number of instances of the groups with a scaling policy, by their keys."""
+    found = {}
+    groups = {str(group.properties.get("AutoScalingGroupName")): group for group in all_.of(GROUP)}
+    for policy in all_.of(_POLICY):
+        name = policy.properties.get("AutoScalingGroupName")
+        group = groups.get(str(name)) or all_.follow(name, policy)
+        if group is not None:
+            sizes = (policy.metadata.get(MINIMUM, group.properties.get("MinSize")), group.properties.get("MaxSize"))
+            if all(str(size).isdigit() for size in sizes):
+                least, most = (int(str(size)) for size in sizes)
+                found[group.key] = (least, most)
+    return found
 
 
 def subnets(user: Resource) -> tuple[str, list[object] | None]:

@@ -22,6 +22,10 @@ def nothing_open(all_: Templates, facts: Facts) -> Iterator[Finding]:
         if balancer.properties.get("Scheme", "internet-facing") != "internal":
             what = "the load balancer has public addresses"
             yield Finding(OPEN, balancer, "Scheme", what, "set Scheme to internal")
+    for service in all_.of("AWS::EC2::VPCEndpointServicePermissions"):
+        if "*" in listed(service.properties.get("AllowedPrincipals")):
+            what = "each AWS account may create an endpoint of the service"
+            yield Finding(OPEN, service, "AllowedPrincipals", what, "list the accounts, roles or users")
     for cluster in all_.of("AWS::EKS::Cluster"):
         access = settings(cluster.properties, "ResourcesVpcConfig")
         callers = listed(access.get("PublicAccessCidrs", list(_WORLD)))

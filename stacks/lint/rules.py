@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from nxpipe.pipeline.config import Config, ServingFleet
+from nxpipe.pipeline.config.capacity import DRAINED_BEFORE_THE_END, CapacityBlock
 from nxpipe.pipeline.config.endpoints import has_local_disks
-from nxpipe.pipeline.config.fleets import DRAINED_BEFORE_THE_END, CapacityBlock
 from nxpipe.stacks.lint import data_rules, network_rules, rules
 from nxpipe.stacks.lint.costs import estimate, load_prices
 from nxpipe.stacks.lint.data_rules import KEEP
@@ -387,6 +387,11 @@ RULES: Final = (
         data_rules.WEIGHTS,
         "the listener rule with a fleet's traffic weights keeps its template text",
         data_rules.unchanged_rule,
+    ),
+    Rule(
+        data_rules.WEAK,
+        "no property reads another stack by a weak reference",
+        data_rules.no_weak_reference,
     ),
 )
 

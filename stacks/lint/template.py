@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 
 Properties: TypeAlias = Mapping[str, Any]
 
+PUBLISHED: Final = "/nxpipe/"  # names in Parameter Store of values that stacks pass on
 _RETAINING: Final = ("Retain", "RetainExceptOnCreate", "Snapshot")
 
 
@@ -23,6 +24,7 @@ class Resource:
     path: str  # of the construct, or STACK/LOGICAL_ID in a template that CDK did not write
     properties: Properties = field(repr=False)
     kept: bool = False  # True if retained at replacement and at deletion of its stack
+    metadata: Properties = field(default_factory=dict, repr=False)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -48,6 +50,7 @@ class Template:
                 type=str(body.get("Type", "")),
                 path=self._path(id_, body),
                 properties=body.get("Properties") or {},
+                metadata=body.get("Metadata") or {},
                 kept=all(str(body.get(policy)) in _RETAINING for policy in ("DeletionPolicy", "UpdateReplacePolicy")),
             )
             for id_, body in (self.document.get("Resources") or {}).items()
@@ -60,6 +63,15 @@ class Template:
     @property
     def outputs(self) -> Mapping[str, Any]:
         return self.document.get("Outputs") or {}
+
+    @cached_property
+    def stored_parameters(self) -> Mapping[str, str]:
+        """Names in Parameter Store by parameter of the template; a change set reads their values."""
+        return {
+            id_: str(parameter["Default"])
+            for id_, parameter in (self.document.get("Parameters") or {}).items()
+            if str(parameter.get("Type")).startswith("AWS::SSM::Parameter::Value<") and "Default" in parameter
+        }
 
 
 @dataclass(frozen=True)
@@ -96,21 +108,70 @@ class Templates:
             if isinstance(output.get("Export", {}).get("Name"), str)
         }
 
-    def _follow(self, value: object, stack: str, seen: frozenset[tuple[str, str]]) -> Resource | None:
+    @cached_property
+    def _published(self) -> Mapping[str, tuple[str, Any]]:
+        """Stack and value of parameters in Parameter Store, by name."""
+        return {
+            str(parameter.properties["Name"]): (parameter.stack, parameter.properties.get("Value"))
+            for parameter in self.of("AWS::SSM::Parameter")
+            if "Name" in parameter.properties
+        }
+
+    def _follow(self, value: object, stack: str, seen: frozenset[str]) -> Resource | None:
+        if (other := self._elsewhere(value, stack)) is not None:
+            step = f"{stack} {value}"
+            return None if step in seen else self._follow(other[1], other[0], seen | {step})
         name, inner = intrinsic(value)
         template = self._by_stack.get(stack)
         if name in ("Ref", "Fn::GetAtt") and template is not None:
             return template.resources.get(attribute_of(inner)[0] if name == "Fn::GetAtt" else str(inner))
+        return None
+
+    def _elsewhere(self, value: object, stack: str) -> tuple[str, Any] | None:
+        """Stack and value that a reference reads: an output, an export, or a parameter in Parameter Store."""
+        name, inner = intrinsic(value)
         if name == "Fn::GetStackOutput":
             exporter, output = str(inner.get("StackName")), str(inner.get("OutputName"))
             other = self._by_stack.get(exporter)
-            if other is None or output not in other.outputs or (exporter, output) in seen:
-                return None
-            return self._follow(other.outputs[output].get("Value"), exporter, seen | {(exporter, output)})
-        if name == "Fn::ImportValue" and isinstance(inner, str) and inner in self._exports and ("", inner) not in seen:
-            exporter, exported = self._exports[inner]
-            return self._follow(exported, exporter, seen | {("", inner)})
+            return (exporter, other.outputs[output].get("Value")) if other and output in other.outputs else None
+        if name == "Fn::ImportValue" and isinstance(inner, str):
+            return self._exports.get(inner)
+        template = self._by_stack.get(stack)
+        if name == "Ref" and template is not None:
+            return self._published.get(template.stored_parameters.get(str(inner), ""))
         return None
+
+    def uses_elsewhere(self, resource: Resource) -> Iterator[tuple[Resource, str, bool]]:
+        """Resources of other stacks that read a resource: the resource, its property, and whether it imports."""
+        for template in self.all:
+            for user in template.resources.values() if template.stack != resource.stack else ():
+                for key, value in user.properties.items():
+                    for reference in _references(value):
+                        target = self.follow(reference, user)
+                        if target is not None and target.key == resource.key:
+                            yield user, key, "Fn::ImportValue" in reference
+
+    def with_origins(self, resource: Resource) -> Properties:
+        """The properties of a resource, with what references to other stacks read in place of the references.
+
+        Two that differ only in the way they read the same value are equal.
+        """
+        result: Properties = self._with_origins(resource.properties, resource.stack, frozenset())
+        return result
+
+    def _with_origins(self, value: Any, stack: str, seen: frozenset[str]) -> Any:
+        other = self._elsewhere(value, stack)
+        step = f"{stack} {value}" if other is not None else ""
+        if other is not None and step not in seen:
+            return {_ORIGIN: [other[0], self._with_origins(other[1], other[0], seen | {step})]}
+        if isinstance(value, Mapping):
+            return {key: self._with_origins(item, stack, seen) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._with_origins(item, stack, seen) for item in value]
+        return value
+
+
+_ORIGIN: Final = "nxpipe::Origin"  # the stack, and the value there
 
 
 def intrinsic(value: object) -> tuple[str, Any]:
@@ -120,6 +181,15 @@ def intrinsic(value: object) -> tuple[str, Any]:
         if name == "Ref" or str(name).startswith("Fn::"):
             return str(name), inner
     return "", None
+
+
+def _references(value: object) -> Iterator[Properties]:
+    """The references in a value that may read another stack."""
+    if isinstance(value, Mapping) and intrinsic(value)[0] in ("Fn::GetStackOutput", "Fn::ImportValue", "Ref"):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _references(item)
 
 
 def attribute_of(inner: object) -> tuple[str, str]:

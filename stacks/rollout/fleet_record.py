@@ -1,12 +1,15 @@
-"""Rollout record of a fleet in DynamoDB: its names, its target groups, the owner of the lock, the traffic weights."""
+"""States that read and write a fleet: its weights, its sizes and scaling, and its record in DynamoDB with the lock."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nxpipe.stacks.rollout.states import CONDITION_FAILED, State, call, choose
+from nxpipe.stacks.rollout.states import CONDITION_FAILED, State, States, call, choose, with_catch_all
 
 COLOURS: Final = ("blue", "green")
+# Target tracking acts by notifications of its CloudWatch alarms. Suspended, they change nothing; the policies, and the
+# alarms' states, stay.
+_SCALING: Final = ["AlarmNotification"]
 _TARGET_GROUPS: Final = "$.Rules[0].Actions[0].ForwardConfig.TargetGroups"
 
 
@@ -31,6 +34,7 @@ class Fleet:
     alarms: tuple[str, ...]
     idle_timeout: int  # seconds after which the load balancer returns 504
     draining: int  # seconds of the longest response
+    scaling: bool = False  # the environments have target tracking policies
 
     def description(self) -> dict[str, Any]:
         """Input of the judge; `nxpipe rollout` reads it from the state machine's definition."""
@@ -88,6 +92,51 @@ class Fleet:
             for colour in self.colours
         ]
         return choose(({"And": tests}, then), otherwise=otherwise)
+
+    def pause_scaling(self, *, then: str) -> States:
+        """States that pause the scaling of both environments, before anything is read that it could change."""
+        first, second = COLOURS
+        return {
+            f"Pause-{first}": _scaling("suspend", self.colours[first], then=f"Pause-{second}"),
+            f"Pause-{second}": _scaling("suspend", self.colours[second], then=then),
+        }
+
+    def settle_scaling(self, *, then: str, failed: str) -> States:
+        """States after which the environment with all traffic scales, down to the fleet's minimum, and the other one
+        does not and has no minimum. `failed` is next if a call failed, or if no environment has all traffic.
+        """
+        first, second = COLOURS
+        states: States = {
+            "SeeServing": self.read_weights(into="$.serving", then=f"Serves-{first}"),
+            f"Serves-{first}": self.compare(
+                "$.serving", self.whole(first), then=f"Rest-{second}", otherwise=f"Serves-{second}"
+            ),
+            f"Serves-{second}": self.compare("$.serving", self.whole(second), then=f"Rest-{first}", otherwise=failed),
+        }
+        for colour, other in (COLOURS, COLOURS[::-1]):
+            states[f"Rest-{other}"] = _scaling("suspend", self.colours[other], then=f"Free-{other}")
+            states[f"Free-{other}"] = _update(self.colours[other].group, {"MinSize": 0}, f"Limit-{colour}")
+            states[f"Limit-{colour}"] = _update(self.colours[colour].group, {"MinSize": self.least}, f"Scale-{colour}")
+            states[f"Scale-{colour}"] = _scaling("resume", self.colours[colour], then=then)
+        return with_catch_all(states, failed, into="$.unsettled")
+
+
+def empty(group: Mapping[str, str], *, then: str, rollback: bool = False) -> State:
+    """State that scales a group to zero. `group` is its name, or the path of one: the parameter AutoScalingGroupName.
+
+    One call sets minimum and capacity: capacity alone would be refused below the minimum of a group that scales.
+    """
+    parameters = {**group, "MinSize": 0, "DesiredCapacity": 0}
+    return call("autoscaling", "updateAutoScalingGroup", parameters, then=then, rollback=rollback)
+
+
+def _update(group: str, sizes: Mapping[str, int], then: str) -> State:
+    return call("autoscaling", "updateAutoScalingGroup", {"AutoScalingGroupName": group, **sizes}, then=then)
+
+
+def _scaling(verb: str, target: TargetGroup, *, then: str) -> State:
+    parameters = {"AutoScalingGroupName": target.group, "ScalingProcesses": _SCALING}
+    return call("autoscaling", f"{verb}Processes", parameters, then=then)
 
 
 KEY: Final = "fleet"

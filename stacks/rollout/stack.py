@@ -12,6 +12,7 @@ from aws_cdk import (
     CfnOutput,
     RemovalPolicy,
     Stack,
+    aws_autoscaling,
     aws_dynamodb,
     aws_events,
     aws_iam,
@@ -22,9 +23,12 @@ from aws_cdk import (
 from constructs import Construct
 
 from nxpipe.pipeline.config import ServingFleet
+from nxpipe.pipeline.config.load_balancer import TargetTracking
 from nxpipe.stacks.handles import ObserveHandle, RolloutHandle, ServeHandle, StoreHandle
-from nxpipe.stacks.iam import own_account_service
+from nxpipe.stacks.iam import own_account_service, wait_for_permissions
+from nxpipe.stacks.lint.launches import MINIMUM
 from nxpipe.stacks.project import log_group, tag_project
+from nxpipe.stacks.references import by_value, role_by_value
 from nxpipe.stacks.rollout.fleet_record import COLOURS, KEY, WRITABLE, Fleet, Record, TargetGroup
 from nxpipe.stacks.rollout.state_machine import MachineResources, release, watch, watchdog
 
@@ -63,6 +67,7 @@ class Judge(Construct):
             memory_size=512,
             timeout=20,
         )
+        wait_for_permissions(function, role)
         self.arn: str = function.attr_arn
 
 
@@ -108,13 +113,14 @@ class Roles(Construct):
         id_: str,
         resources: RolloutResources,
         *,
-        fleet: str,
+        fleet: ServingFleet,
         releasers: Sequence[aws_iam.IRole],
     ) -> None:
         super().__init__(scope, id_)
-        self._resources = resources
+        self._resources, self._fleet = resources, fleet
         self.release, self.watch, self.watchdog = map(self._role, ("Release", "Watch", "Watchdog"))
         self._grant_traffic(self.release)
+        _grant(self.release, ("autoscaling:SetDesiredCapacity",), *resources.groups)
         self._grant_judge(self.release)
         self._grant_watch(self.release)
         _grant(
@@ -132,8 +138,8 @@ class Roles(Construct):
             "Releasing",
             description="Start, watch, pause, approve and end the rollouts of one fleet",
             path="/nxpipe/",
-            roles=list(releasers),
-            statements=_releasing(resources, fleet),
+            roles=[role_by_value(self, role) for role in releasers],
+            statements=_releasing(resources, fleet.name),
         )
 
     def _role(self, machine: str) -> aws_iam.Role:
@@ -149,7 +155,15 @@ class Roles(Construct):
         resources = self._resources
         _grant(role, ("elasticloadbalancing:ModifyRule",), resources.rule)
         _grant(role, ("elasticloadbalancing:DescribeRules",), "*")
-        _grant(role, ("autoscaling:SetDesiredCapacity",), *resources.groups)
+        # Minimum and capacity only. A launch template would also need ec2:RunInstances, which the role lacks.
+        minimum = ["0", str(self._fleet.size.min)] if self._fleet.scaling else "0"
+        sizes: dict[str, dict[str, Any]] = {
+            "NumericEquals": {"autoscaling:MinSize": minimum},
+            "Null": {"autoscaling:MaxSize": "true"},
+        }
+        _grant(role, ("autoscaling:UpdateAutoScalingGroup",), *resources.groups, only=sizes)
+        if self._fleet.scaling:
+            _grant(role, ("autoscaling:ResumeProcesses", "autoscaling:SuspendProcesses"), *resources.groups)
         _grant(role, ("dynamodb:GetItem", "dynamodb:UpdateItem"), resources.table)
         _grant(role, ("events:EnableRule", "events:DisableRule"), resources.clock)
         _grant(role, ("sns:Publish",), resources.topic)
@@ -202,7 +216,7 @@ def _executions(machine: str) -> str:
 
 
 def _grant(
-    role: aws_iam.Role, actions: Sequence[str], *resources: str, only: dict[str, dict[str, str]] | None = None
+    role: aws_iam.Role, actions: Sequence[str], *resources: str, only: dict[str, dict[str, Any]] | None = None
 ) -> None:
     role.add_to_principal_policy(
         aws_iam.PolicyStatement(actions=list(actions), resources=list(resources), conditions=only)
@@ -238,13 +252,17 @@ class RolloutStack(Stack):
         """
         super().__init__(scope, id_, description=f"Rollouts of fleet {fleet.name} of {project}", **kwargs)
         self._name = f"{project}-{fleet.name}"
-        self._fleet = _fleet_of(fleet, serve, (observe.release_bad[fleet.name].alarm_name, *alarms))
+        bad = by_value(self, observe.release_bad[fleet.name].alarm_name)
+        self._fleet = self._fleet_of(fleet, serve, (bad, *alarms))
         self._table = self._make_table()
         folder = f"{prefix}rollouts/{fleet.name}/"
         resources = self._resources(observe, store, folder)
-        roles = Roles(self, "Roles", resources, fleet=fleet.name, releasers=releasers)
-        self._add_machines(resources, roles, store.bucket.bucket_name, folder)
-        self._add_watchdog_rules(resources)
+        roles = Roles(self, "Roles", resources, fleet=fleet, releasers=releasers)
+        machines = self._add_machines(resources, roles, store.bucket.bucket_name, folder)
+        policies = [self._add_scaling(colour, fleet.scaling) for colour in COLOURS] if fleet.scaling else []
+        clock = self._add_watchdog_rules(resources, _sizes(fleet))
+        for settled in (*machines, *policies) if fleet.scaling else ():
+            clock.node.add_dependency(settled)  # it starts the watchdog that settles them
         self.handle = RolloutHandle(fleet=fleet.name, machine=resources.release, table=self._table)
         tag_project(self, project)
         CfnOutput(self, "MachineArn", value=resources.release, description=f"State machine of rollouts to {fleet.name}")
@@ -265,15 +283,38 @@ class RolloutStack(Stack):
             judge=Judge(self, "Judge", name=f"{self._name}-judge").arn,
             evidence=store.bucket.arn_for_objects(f"{folder}*"),
             evidence_key=store.key.key_arn,
-            topic=observe.topic.topic_arn,
-            topic_key=observe.topic_key.key_arn,
+            topic=by_value(self, observe.topic.topic_arn),
+            topic_key=by_value(self, observe.topic_key.key_arn),
             clock=self._arn("events", "rule", self._clock),
             release=self._machine_arn("rollout"),
             watch=self._machine_arn("watch"),
             watchdog=self._machine_arn("watchdog"),
         )
 
-    def _add_machines(self, resources: RolloutResources, roles: Roles, bucket: str, folder: str) -> None:
+    def _add_scaling(self, colour: str, scaling: TargetTracking) -> aws_autoscaling.CfnScalingPolicy:
+        """Target tracking of one environment. Both have a policy; the watchdog and rollouts settle which one acts."""
+        policy, target = aws_autoscaling.CfnScalingPolicy, self._fleet.colours[colour]
+        made = policy(
+            self,
+            f"Scaling-{colour}",
+            auto_scaling_group_name=f"{self._name}-{colour}",  # create-only, so it names no parameter
+            policy_type="TargetTrackingScaling",
+            estimated_instance_warmup=int(scaling.warm_up.total_seconds()),
+            target_tracking_configuration=policy.TargetTrackingConfigurationProperty(
+                predefined_metric_specification=policy.PredefinedMetricSpecificationProperty(
+                    predefined_metric_type="ALBRequestCountPerTarget",
+                    resource_label=f"{self._fleet.balancer}/{target.series}",
+                ),
+                target_value=scaling.requests_per_target,
+                disable_scale_in=not scaling.scale_in,
+            ),
+        )
+        made.add_metadata(MINIMUM, self._fleet.least)  # the template's minimum is 0; the estimate of costs needs it
+        return made
+
+    def _add_machines(
+        self, resources: RolloutResources, roles: Roles, bucket: str, folder: str
+    ) -> list[aws_stepfunctions.CfnStateMachine]:
         machine_resources = MachineResources(
             judge=resources.judge,
             watch=resources.watch,
@@ -283,9 +324,11 @@ class RolloutStack(Stack):
             folder=folder,
         )
         record = Record(self._table.table_name, self._fleet.name)
-        self._machine("Watch", "watch", watch(self._fleet, record, machine_resources), roles.watch)
-        self._machine("Watchdog", "watchdog", watchdog(self._fleet, record, machine_resources), roles.watchdog)
-        self._machine("Release", "rollout", release(self._fleet, record, machine_resources), roles.release)
+        return [
+            self._machine("Watch", "watch", watch(self._fleet, record, machine_resources), roles.watch),
+            self._machine("Watchdog", "watchdog", watchdog(self._fleet, record, machine_resources), roles.watchdog),
+            self._machine("Release", "rollout", release(self._fleet, record, machine_resources), roles.release),
+        ]
 
     @property
     def _clock(self) -> str:
@@ -306,7 +349,9 @@ class RolloutStack(Stack):
             removal_policy=RemovalPolicy.DESTROY,
         )
 
-    def _machine(self, id_: str, suffix: str, definition: dict[str, Any], role: aws_iam.Role) -> None:
+    def _machine(
+        self, id_: str, suffix: str, definition: dict[str, Any], role: aws_iam.Role
+    ) -> aws_stepfunctions.CfnStateMachine:
         """Create a state machine after its role's policy, which AWS checks for machines that wait for another one."""
         machine = aws_stepfunctions.CfnStateMachine(
             self,
@@ -316,12 +361,14 @@ class RolloutStack(Stack):
             definition_string=json.dumps(definition),  # CDK's serialization drops null values
             role_arn=role.role_arn,
         )
-        machine.node.add_dependency(role.node.find_child("DefaultPolicy"))
+        wait_for_permissions(machine, role)
+        return machine
 
-    def _add_watchdog_rules(self, resources: RolloutResources) -> None:
+    def _add_watchdog_rules(self, resources: RolloutResources, sizes: str) -> aws_events.CfnRule:
         """Start the watchdog when an execution fails, and once a minute during a rollout, because events can be lost.
 
-        Rollouts enable and disable the schedule.
+        Rollouts enable and disable the schedule. The schedule's description has the sizes of a fleet that scales, so a
+        deployment that changes them enables it: the watchdog then sets the group's minimum.
         """
         role = aws_iam.Role(
             self,
@@ -334,7 +381,7 @@ class RolloutStack(Stack):
             aws_iam.PolicyStatement(actions=["states:StartExecution"], resources=[resources.watchdog])
         )
         target = aws_events.CfnRule.TargetProperty(id="watchdog", arn=resources.watchdog, role_arn=role.role_arn)
-        aws_events.CfnRule(
+        ended = aws_events.CfnRule(
             self,
             "Ended",
             name=f"{self._name}-ended",
@@ -346,17 +393,20 @@ class RolloutStack(Stack):
             },
             targets=[target],
         )
-        aws_events.CfnRule(
+        clock = aws_events.CfnRule(
             self,
             "Clock",
             name=self._clock,
-            description="Starts the watchdog once a minute during a rollout",
+            description=f"Starts the watchdog once a minute during a rollout{sizes}",
             schedule_expression="rate(1 minute)",
             # Rollouts and the watchdog switch it. A deployment that changes this rule sets the state again, so it must
             # be the safe one: without a rollout the watchdog switches the clock off within a minute.
             state="ENABLED",
             targets=[target],
         )
+        for rule in (ended, clock):
+            wait_for_permissions(rule, role)
+        return clock
 
     def _arn(self, service: str, resource: str, name: str, separator: str = "/") -> str:
         return f"arn:{self.partition}:{service}:{self.region}:{self.account}:{resource}{separator}{name}"
@@ -368,19 +418,29 @@ class RolloutStack(Stack):
         """ARN pattern of a group: its UUID is unknown before the group exists."""
         return self._arn("autoscaling", "autoScalingGroup:*:autoScalingGroupName", name)
 
+    def _fleet_of(self, fleet: ServingFleet, serve: ServeHandle, alarms: tuple[str, ...]) -> Fleet:
+        colours = {
+            colour: TargetGroup(
+                by_value(self, serve.groups[colour].ref),
+                by_value(self, targets.target_group_arn),
+                by_value(self, targets.target_group_full_name),
+            )
+            for colour, targets in serve.target_groups.items()
+        }
+        return Fleet(
+            name=fleet.name,
+            rule=by_value(self, serve.rule.ref),
+            balancer=by_value(self, serve.load_balancer.load_balancer_full_name),
+            colours=colours,
+            least=fleet.size.min,
+            alarms=alarms,
+            idle_timeout=int(fleet.idle_timeout.total_seconds()),
+            draining=int(fleet.draining.total_seconds()),
+            scaling=fleet.scaling is not None,
+        )
 
-def _fleet_of(fleet: ServingFleet, serve: ServeHandle, alarms: tuple[str, ...]) -> Fleet:
-    colours = {
-        colour: TargetGroup(serve.groups[colour].ref, targets.target_group_arn, targets.target_group_full_name)
-        for colour, targets in serve.target_groups.items()
-    }
-    return Fleet(
-        name=fleet.name,
-        rule=serve.rule.ref,
-        balancer=serve.load_balancer.load_balancer_full_name,
-        colours=colours,
-        least=fleet.size.min,
-        alarms=alarms,
-        idle_timeout=int(fleet.idle_timeout.total_seconds()),
-        draining=int(fleet.draining.total_seconds()),
-    )
+
+def _sizes(fleet: ServingFleet) -> str:
+    if fleet.scaling is None:
+        return ""
+    return f" and after changes of scaling ({fleet.size.min} to {fleet.size.max} instances)"

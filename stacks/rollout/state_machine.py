@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nxpipe.stacks.rollout.fleet_record import COLOURS, EXECUTION_ID, Fleet, Record
+from nxpipe.stacks.rollout.fleet_record import COLOURS, EXECUTION_ID, Fleet, Record, empty
 from nxpipe.stacks.rollout.states import (
     ALL_ERRORS,
     CONDITION_FAILED,
@@ -26,6 +26,7 @@ from nxpipe.stacks.rollout.states import wait as wait_for
 ROLLOUT_SECONDS: Final = 35 * 86_400  # four steps of a week, and a week of waiting for people
 _FROM: Final = "$.opened.is.from"
 _TO: Final = "$.opened.is.to"
+_TO_GROUP: Final = {"AutoScalingGroupName.$": f"{_TO}.group"}
 _CARRIED: Final = "$.told.is.carried"  # `told` is the judge's last response
 _OWNER: Final = "$.record.Item.owner.S"
 HEALTHY: Final = "$.TargetHealthDescriptions[?(@.TargetHealth.State == 'healthy')].Target.Id"  # of a target group
@@ -59,12 +60,12 @@ class MachineResources:
 def release(fleet: Fleet, record: Record, resources: MachineResources) -> dict[str, Any]:
     states = {
         **with_catch_all(_begin(fleet, record, resources), "Refuse"),
-        **with_catch_all(_fill(record, resources), "LeaveEmpty"),
+        **with_catch_all(_fill(record), "LeaveEmpty"),
         **with_catch_all(_steps(fleet, record, resources), "Back"),
         **with_catch_all(_promote(record), "Unfinished"),
         **with_catch_all(_back(fleet, record), "Unfinished"),
         **with_catch_all(_leave_empty(), "Unfinished"),
-        **_end(record, resources),
+        **_end(fleet, record, resources),
         "Refuse": record.unlock(then="Refused"),
         "Refused": {"Type": "Fail", "ErrorPath": "$.why.Error", "CausePath": "$.why.Cause"},
         "Busy": fail("Rollout.Busy", f"another rollout of fleet {fleet.name} is running"),
@@ -91,18 +92,27 @@ def describe_alarms(fleet: Fleet, *, then: str) -> State:
 
 
 def _begin(fleet: Fleet, record: Record, resources: MachineResources) -> States:
-    """Acquire the lock and run the preflight check. Before it passes, nothing but the lock is changed."""
+    """Acquire the lock, switch the watchdog's clock on, pause scaling and run the preflight check. Before it passes,
+    neither weights nor sizes are changed. If it does not, the watchdog resumes scaling and switches the clock off.
+    """
     payload = {"fleet": fleet.description(), "state.$": "$", "name.$": "$$.Execution.Name", "at.$": _NOW}
     first, second = COLOURS
     return {
-        "Lock": record.lock(then="SeeWeights", catch={CONDITION_FAILED: "Busy"}),
+        "Lock": record.lock(then="Wake", catch={CONDITION_FAILED: "Busy"}),
+        "Wake": call(
+            "eventbridge",
+            "enableRule",
+            {"Name": resources.clock},
+            then=f"Pause-{first}" if fleet.scaling else "SeeWeights",
+        ),
+        **(fleet.pause_scaling(then="SeeWeights") if fleet.scaling else {}),
         "SeeWeights": fleet.read_weights(into="$.weights", then="SeeBlue"),
         "SeeBlue": _see_size(fleet, first, then="SeeGreen"),
         "SeeGreen": _see_size(fleet, second, then="SeeAlarms"),
         "SeeAlarms": describe_alarms(fleet, then="Open"),
         "Open": invoke(resources.judge, {"opens": payload}, into="$.opened", then="KeepPlan"),
         "KeepPlan": resources.store_evidence("$.opened.is", then="Point"),
-        "Point": record.point(f"{_FROM}.colour", then="Wake"),
+        "Point": record.point(f"{_FROM}.colour", then="Fill"),
     }
 
 
@@ -118,15 +128,19 @@ def _see_size(fleet: Fleet, colour: str, *, then: str) -> State:
     )
 
 
-def _fill(record: Record, resources: MachineResources) -> States:
+def _fill(record: Record) -> States:
     """Scale the candidate's environment to the baseline's size. If that fails, no traffic has moved."""
     pace = "$.opened.is.pace"
     enough = {"Variable": "$.warm.healthy", "NumericGreaterThanEqualsPath": "$.opened.is.size"}
     late = {"Variable": "$.warm.tries", "NumericGreaterThanEqualsPath": f"{pace}.warm_tries"}
     signal = "$.record.Item.signal.S"
     return {
-        "Wake": call("eventbridge", "enableRule", {"Name": resources.clock}, then="Fill"),
-        "Fill": _resize(f"{_TO}.group", "$.opened.is.size", then="Cold"),
+        "Fill": call(
+            "autoscaling",
+            "setDesiredCapacity",
+            {**_TO_GROUP, "DesiredCapacity.$": "$.opened.is.size", "HonorCooldown": False},
+            then="Cold",
+        ),
         "Cold": put({"tries": 0}, into="$.warm", then="WarmUp"),
         "WarmUp": wait_for(f"{pace}.warm", then="SeeHealth"),
         "SeeHealth": call(
@@ -231,7 +245,7 @@ def _promote(record: Record) -> States:
     """Record the candidate as stable first: from then on the watchdog restores traffic to the candidate."""
     return {
         "Promote": record.point(f"{_TO}.colour", then="Drain"),
-        "Drain": _resize(f"{_FROM}.group", 0, then="Promoted"),
+        "Drain": empty({"AutoScalingGroupName.$": f"{_FROM}.group"}, then="Promoted"),
         "Promoted": put(
             {"Error": "promoted", "Cause": "all steps had evidence that the new version is no worse"},
             into="$.why",
@@ -248,29 +262,35 @@ def _back(fleet: Fleet, record: Record) -> States:
         "SeeBack": fleet.read_weights(into="$.weights", then="IsBack", rollback=True),
         "IsBack": fleet.compare("$.weights", home, then="PointBack", otherwise="Unfinished"),
         "PointBack": record.point(f"{_FROM}.colour", then="EmptyAgain"),
-        "EmptyAgain": _resize(f"{_TO}.group", 0, then="KeepOutcome"),
+        "EmptyAgain": empty(_TO_GROUP, then="KeepOutcome"),
     }
 
 
 def _leave_empty() -> States:
-    return {"LeaveEmpty": _resize(f"{_TO}.group", 0, then="KeepOutcome")}
+    return {"LeaveEmpty": empty(_TO_GROUP, then="KeepOutcome")}
 
 
-def _end(record: Record, resources: MachineResources) -> States:
-    """Store the outcome, notify, disable the schedule, release the lock. The first three may fail without effect."""
+def _end(fleet: Fleet, record: Record, resources: MachineResources) -> States:
+    """Store the outcome, notify, resume scaling, disable the schedule, release the lock.
+
+    All but the last may fail without effect. While scaling is not resumed, the schedule stays on: the watchdog resumes
+    it.
+    """
     outcome = {"why.$": "$.why", "from.$": _FROM, "to.$": _TO, "execution.$": "$$.Execution.Id", "at.$": _NOW}
     key = f"States.Format('{resources.folder}{{}}/outcome.json', $$.Execution.Name)"
     stored = {"Bucket": resources.bucket, "Key.$": key, "ContentType": "application/json", "Body": outcome}
     clock = call("eventbridge", "disableRule", {"Name": resources.clock}, then="Unlock")
+    told = "SeeServing" if fleet.scaling else "Sleep"
     return {
         "KeepOutcome": with_catch(
             call("s3", "putObject", stored, then="Tell"), {ALL_ERRORS[0]: "Tell"}, into="$.unkept"
         ),
         "Tell": with_catch(
-            _notify(resources, "has ended", "States.JsonToString($.why)", then="Sleep"),
-            {ALL_ERRORS[0]: "Sleep"},
+            _notify(resources, "has ended", "States.JsonToString($.why)", then=told),
+            {ALL_ERRORS[0]: told},
             into="$.untold",
         ),
+        **(fleet.settle_scaling(then="Sleep", failed="Unlock") if fleet.scaling else {}),
         "Sleep": with_catch(clock, {ALL_ERRORS[0]: "Unlock"}, into="$.awake"),
         "Unlock": record.unlock(then="Done"),
         "Done": {
@@ -279,12 +299,6 @@ def _end(record: Record, resources: MachineResources) -> States:
             "End": True,
         },
     }
-
-
-def _resize(group: str, size: str | int, *, then: str) -> State:
-    to = {"DesiredCapacity.$": size} if isinstance(size, str) else {"DesiredCapacity": size}
-    parameters = {"AutoScalingGroupName.$": group, **to, "HonorCooldown": False}
-    return call("autoscaling", "setDesiredCapacity", parameters, then=then)
 
 
 def _notify(resources: MachineResources, event: str, message: str, *, then: str) -> State:
@@ -333,30 +347,22 @@ def watch(fleet: Fleet, record: Record, resources: MachineResources) -> dict[str
 
 WATCHDOG_SECONDS: Final = 3_600  # seconds
 _STABLE: Final = "$.record.Item.stable.S"
+_LOCKED: Final = {"Variable": _OWNER, "IsPresent": True}
 _GONE: Final = "Sfn.ExecutionDoesNotExistException"
 
 
 def watchdog(fleet: Fleet, record: Record, resources: MachineResources) -> dict[str, Any]:
     """The state machine that restores traffic after a rollout execution has failed.
 
-    Without a rollout it switches its clock off. The template has the clock on, so a deployment in the middle of a
-    rollout can only switch it on. A rollout acquires the lock before it switches the clock on, so the lock is read
-    once more after the clock is off: a rollout that has started meanwhile gets its clock back.
+    Without a rollout it switches its clock off, and before that, it settles which environment scales. The template has
+    the clock on, so a deployment in the middle of a rollout can only switch it on.
     """
-    locked = {"Variable": _OWNER, "IsPresent": True}
+    restored = "SeeServing" if fleet.scaling else "Sleep"
     states: States = {
         "Look": record.read(into="$.record", then="Locked"),
-        "Locked": choose((locked, "Ask"), otherwise="Idle"),
-        "Idle": with_catch(
-            call("eventbridge", "disableRule", {"Name": resources.clock}, then="LookAgain"),
-            {ALL_ERRORS[0]: "Nothing"},  # the clock strikes again
-            into="$.awake",
-        ),
-        "LookAgain": with_catch(
-            record.read(into="$.record", then="LockedMeanwhile"), {ALL_ERRORS[0]: "Restart"}, into="$.unread"
-        ),
-        "LockedMeanwhile": choose((locked, "Restart"), otherwise="Nothing"),
-        "Restart": call("eventbridge", "enableRule", {"Name": resources.clock}, then="Nothing"),
+        "Locked": choose((_LOCKED, "Ask"), otherwise="Hold" if fleet.scaling else "Idle"),
+        **(_settle(fleet, record) if fleet.scaling else _sleep(resources)),
+        **_go_idle(record, resources),
         "Ask": call(
             "sfn",
             "describeExecution",
@@ -384,15 +390,10 @@ def watchdog(fleet: Fleet, record: Record, resources: MachineResources) -> dict[
                 )
                 for colour in COLOURS
             ),
-            otherwise="Sleep",  # the rollout failed before it had moved any traffic
+            otherwise=restored,  # the rollout failed before it had moved any traffic
         ),
-        **_restore(fleet, resources),
-        "Sleep": with_catch(
-            call("eventbridge", "disableRule", {"Name": resources.clock}, then="Unlock"),
-            {ALL_ERRORS[0]: "Unlock"},
-            into="$.awake",
-        ),
-        "Unlock": record.unlock(then="Nothing", catch={ALL_ERRORS[0]: "WakeAgain"}),
+        **_restore(fleet, resources, then=restored),
+        "Unlock": record.unlock(then="Idle" if fleet.scaling else "Nothing", catch={ALL_ERRORS[0]: "WakeAgain"}),
         "WakeAgain": call("eventbridge", "enableRule", {"Name": resources.clock}, then="StillLocked"),
         "StillLocked": fail("Rollout.StillLocked", "traffic is restored, but the lock could not be released"),
         "NotHealthy": fail("Rollout.NotHealthy", "the stable environment of the record has no healthy instance"),
@@ -402,12 +403,51 @@ def watchdog(fleet: Fleet, record: Record, resources: MachineResources) -> dict[
     return {"StartAt": "Look", "TimeoutSeconds": WATCHDOG_SECONDS, "States": states}
 
 
-def _restore(fleet: Fleet, resources: MachineResources) -> States:
+def _go_idle(record: Record, resources: MachineResources) -> States:
+    """Switch the clock off. A rollout acquires the lock before it switches the clock on, so the lock is read once more
+    after the clock is off: a rollout that has started meanwhile gets its clock back.
+    """
+    return {
+        "Idle": with_catch(
+            call("eventbridge", "disableRule", {"Name": resources.clock}, then="LookAgain"),
+            {ALL_ERRORS[0]: "Nothing"},  # the clock strikes again
+            into="$.awake",
+        ),
+        "LookAgain": with_catch(
+            record.read(into="$.record", then="LockedMeanwhile"), {ALL_ERRORS[0]: "Restart"}, into="$.unread"
+        ),
+        "LockedMeanwhile": choose((_LOCKED, "Restart"), otherwise="Nothing"),
+        "Restart": call("eventbridge", "enableRule", {"Name": resources.clock}, then="Nothing"),
+    }
+
+
+def _settle(fleet: Fleet, record: Record) -> States:
+    """Settle which environment scales, with the lock: a rollout that began meanwhile would scale. The clock stays on
+    until that is done.
+    """
+    return {
+        "Hold": record.lock(then="SeeServing", catch={CONDITION_FAILED: "Nothing"}),
+        **fleet.settle_scaling(then="Unlock", failed="StayAwake"),
+        "StayAwake": record.unlock(then="Nothing"),
+    }
+
+
+def _sleep(resources: MachineResources) -> States:
+    return {
+        "Sleep": with_catch(
+            call("eventbridge", "disableRule", {"Name": resources.clock}, then="Unlock"),
+            {ALL_ERRORS[0]: "Unlock"},
+            into="$.awake",
+        )
+    }
+
+
+def _restore(fleet: Fleet, resources: MachineResources, *, then: str) -> States:
     """Send all traffic to the stable environment if it has a healthy instance; then scale the other one to zero."""
     states: States = {}
     for colour, other in (COLOURS, COLOURS[::-1]):
         weights = fleet.whole(colour)
-        empty = {"AutoScalingGroupName": fleet.colours[other].group, "DesiredCapacity": 0, "HonorCooldown": False}
+        emptied = {"AutoScalingGroupName": fleet.colours[other].group}
         message = f"A rollout of fleet {fleet.name} failed. All traffic goes to {colour}."
         notification = {"TopicArn": resources.topic, "Subject": "A failed rollout was rolled back", "Message": message}
         healthy = {"Variable": "$.health.healthy[0]", "IsPresent": True}
@@ -425,9 +465,9 @@ def _restore(fleet: Fleet, resources: MachineResources) -> States:
             f"To-{colour}": fleet.shift(weights, then=f"See-{colour}", rollback=True),
             f"See-{colour}": fleet.read_weights(into="$.weights", then=f"At-{colour}", rollback=True),
             f"At-{colour}": fleet.compare("$.weights", weights, then=f"Empty-{other}", otherwise="NotWhole"),
-            f"Empty-{other}": call("autoscaling", "setDesiredCapacity", empty, then=f"Tell-{colour}", rollback=True),
+            f"Empty-{other}": empty(emptied, then=f"Tell-{colour}", rollback=True),
             f"Tell-{colour}": with_catch(
-                call("sns", "publish", notification, then="Sleep"), {ALL_ERRORS[0]: "Sleep"}, into="$.untold"
+                call("sns", "publish", notification, then=then), {ALL_ERRORS[0]: then}, into="$.untold"
             ),
         }
     return states

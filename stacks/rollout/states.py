@@ -81,10 +81,10 @@ def with_catch(state: State, targets: Mapping[str, str], into: str = "$.why") ->
     return {**state, "Catch": [*state.get("Catch", []), *catches]} if catches else state
 
 
-def with_catch_all(states: States, target: str) -> States:
+def with_catch_all(states: States, target: str, into: str = "$.why") -> States:
     """The states with a catcher of all errors on each task, which leads to the target."""
     return {
-        name: with_catch(state, {ALL_ERRORS[0]: target}) if state["Type"] == "Task" else state
+        name: with_catch(state, {ALL_ERRORS[0]: target}, into) if state["Type"] == "Task" else state
         for name, state in states.items()
     }
 

@@ -1,6 +1,7 @@
 """Serving stack: two Auto Scaling groups behind a load balancer; purchase options, warm pools, lifecycle hooks."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -12,6 +13,7 @@ from aws_cdk import (
     CfnAutoScalingInstanceRefreshPreferences,
     CfnAutoScalingScheduledAction,
     CfnOutput,
+    CfnParameter,
     CfnUpdatePolicy,
     Stack,
     aws_autoscaling,
@@ -22,18 +24,12 @@ from aws_cdk import (
 from constructs import Construct
 
 from nxpipe.pipeline.config import Config, ServingFleet
-from nxpipe.pipeline.config.fleets import (
-    CapacityBlock,
-    ServingCapacity,
-    ServingOnDemand,
-    Size,
-    Standby,
-    WarmPool,
-)
+from nxpipe.pipeline.config.capacity import CapacityBlock, ServingCapacity, ServingOnDemand, Size, WarmPool
+from nxpipe.pipeline.config.serving_fleet import Standby
 from nxpipe.stacks.handles import NetworkHandle, ServeHandle, StoreHandle
-from nxpipe.stacks.iam import read_artifacts, use_compile_cache
+from nxpipe.stacks.iam import allow_sessions, read_artifacts, use_compile_cache
 from nxpipe.stacks.launch import Machine, launch_template
-from nxpipe.stacks.names import PROJECT_TAG
+from nxpipe.stacks.names import PROJECT_TAG, SMOKE_END, fleet_log
 from nxpipe.stacks.project import (
     current_time,
     description_of,
@@ -61,8 +57,10 @@ class InstanceGroup:
     zone: str | None  # None: all zones with a subnet
     serves_first: bool  # other groups are empty until a rollout scales them up
     targets: str  # the ARN of its target group
-    ready_within: int  # seconds
     hook: str | None
+    hook_within: int  # seconds until the hook abandons an instance
+    grace: int  # seconds in service before a failed health check counts
+    warm_up: int  # seconds in service before an instance refresh goes on
 
     @property
     def alarm(self) -> str:
@@ -87,8 +85,7 @@ def instance_group(scope: Construct, id_: str, colour: InstanceGroup, network: N
         ],
         target_group_arns=[colour.targets],
         health_check_type="ELB",
-        # The lifecycle hook ends when the artifact is fetched; after it, the server still loads the model.
-        health_check_grace_period=colour.ready_within,
+        health_check_grace_period=colour.grace,
         capacity_rebalance=True if colour.capacity.kind == "spot" else None,
         lifecycle_hook_specification_list=_hooks(colour),
         metrics_collection=[Group.MetricsCollectionProperty(granularity="1Minute")],
@@ -111,7 +108,7 @@ def _hooks(colour: InstanceGroup) -> list[Any] | None:
         Group.LifecycleHookSpecificationProperty(
             lifecycle_hook_name=colour.hook,
             lifecycle_transition="autoscaling:EC2_INSTANCE_LAUNCHING",
-            heartbeat_timeout=colour.ready_within,
+            heartbeat_timeout=colour.hook_within,
             default_result="ABANDON",
         )
     ]
@@ -149,7 +146,7 @@ def _update_policy(colour: InstanceGroup) -> CfnUpdatePolicy:
     preferences = CfnAutoScalingInstanceRefreshPreferences(
         min_healthy_percentage=50 if reserved else 100,
         max_healthy_percentage=100 if reserved else 125,
-        instance_warmup=colour.ready_within,
+        instance_warmup=colour.warm_up,
         skip_matching=True,
         alarm_specification=CfnAutoScalingInstanceRefreshAlarmSpecification(alarms=[colour.alarm]),
     )
@@ -199,6 +196,36 @@ def _add_warm_pool(scope: Construct, id_: str, group: Group, pool: WarmPool) -> 
     )
 
 
+def end_instances(stack: Stack, groups: Mapping[str, Group]) -> None:
+    """Hard stop of a smoke test: at the time in the parameter, the groups become empty and stay empty.
+
+    EC2 Auto Scaling does it without the command that deployed the stack. The parameter gives a resumed test a later
+    time without another synthesis.
+    """
+    end = CfnParameter(
+        stack,
+        SMOKE_END,
+        type="String",
+        allowed_pattern=r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ",
+        description="The time at which the instances of the smoke test end",
+    )
+    for colour, group in groups.items():
+        aws_autoscaling.CfnScheduledAction(
+            stack,
+            f"{colour.capitalize()}-hard-stop",
+            auto_scaling_group_name=group.ref,
+            start_time=end.value_as_string,
+            min_size=0,
+            desired_capacity=0,
+            max_size=0,
+        )
+
+
+_BOOT: Final = 600  # seconds: from the launch to the agent's start, with five minutes for dpkg's lock
+# Of fleets whose server the agent supervises: it answers before the instance is in service. In any other fleet it may
+# still load the model, so that both are `ready_within`.
+_GRACE: Final = 60  # seconds: the first health checks of the load balancer
+_WARM_UP: Final = 300  # seconds: three periods of the alarm that stops a refresh, and the delay of its metrics
 BLUE: Final = "blue"  # serves after the first deployment
 GREEN: Final = "green"
 STANDBY: Final = "standby"
@@ -230,6 +257,7 @@ class ServeStack(Stack):
         network: NetworkHandle,
         store: StoreHandle,
         prefix: str,
+        smoke: bool = False,
         **kwargs: Any,
     ) -> None:
         description = description_of(f"Fleet {fleet.name}", config.project.name, rehearsal=fleet.rehearsal)
@@ -250,6 +278,10 @@ class ServeStack(Stack):
         groups = {colour: self._group(colour, template) for colour in (BLUE, GREEN)}
         if fleet.standby:
             groups[STANDBY] = self._standby(fleet.standby)
+        if smoke:
+            end_instances(self, groups)
+        # Launches of a fleet that scales overlap: the next one may begin when one is about to end.
+        overlap = 2 if fleet.scaling else 1
         self.handle = ServeHandle(
             fleet=fleet.name,
             load_balancer=self._balancer.load_balancer,
@@ -258,7 +290,7 @@ class ServeStack(Stack):
             target_groups=self._balancer.target_groups,
             groups=groups,
             rehearsal=fleet.rehearsal,
-            ready_within=math.ceil(fleet.ready_within.total_seconds() / 60),
+            ready_within=math.ceil(self._hook_within / 60) * overlap,
         )
         tag_project(self, config.project.name)
         if fleet.rehearsal:
@@ -271,6 +303,15 @@ class ServeStack(Stack):
     def hook(self) -> str:
         """Name of the lifecycle hook, which the agent completes."""
         return f"{self._name}-ready"
+
+    @property
+    def _ready_within(self) -> int:
+        return int(self._fleet.ready_within.total_seconds())
+
+    @property
+    def _hook_within(self) -> int:
+        """The agent abandons the instance after `ready_within`; the hook itself, if there is no agent that could."""
+        return self._ready_within + _BOOT
 
     @property
     def _tags(self) -> dict[str, str]:
@@ -293,6 +334,8 @@ class ServeStack(Stack):
         role = self._role("Role", "Instances")
         read_artifacts(store, role, prefix)
         self._grant_hook_completion(role)
+        if self._fleet.ssm:
+            allow_sessions(role)
         if self._fleet.compile_cache:
             use_compile_cache(self._fleet.compile_cache, role)
         bucket = f"s3://{store.bucket.bucket_name}"
@@ -344,10 +387,15 @@ class ServeStack(Stack):
         role.add_to_principal_policy(
             aws_iam.PolicyStatement(actions=["autoscaling:CompleteLifecycleAction"], resources=arns)
         )
+        # By which an agent distinguishes a hook that is still to come; it supports no resource-level permissions.
+        role.add_to_principal_policy(
+            aws_iam.PolicyStatement(actions=["autoscaling:DescribeAutoScalingInstances"], resources=["*"])
+        )
 
     def _log(self, role: aws_iam.Role) -> aws_logs.LogGroup:
-        """Log of device metrics, from which CloudWatch extracts the fleet's metrics."""
-        group = log_group(self, "Log", f"/nxpipe/{self._config.project.name}/{self._fleet.name}")
+        """Log of instances, and of device metrics, from which CloudWatch extracts the fleet's metrics."""
+        name = fleet_log(self._config.project.name, self._fleet.name)
+        group = log_group(self, "Log", name, days=self._config.observe.log_retention)
         group.grant_write(role)
         return group
 
@@ -362,8 +410,10 @@ class ServeStack(Stack):
             zone=fleet.zone,
             serves_first=colour == BLUE,
             targets=self._balancer.target_groups[colour].target_group_arn,
-            ready_within=int(fleet.ready_within.total_seconds()),
             hook=self.hook,
+            hook_within=self._hook_within,
+            grace=_GRACE if fleet.command else self._ready_within,
+            warm_up=_WARM_UP if fleet.command else self._ready_within,
         )
         return self._create(colour, settings)
 
@@ -386,8 +436,10 @@ class ServeStack(Stack):
             zone=None,
             serves_first=True,
             targets=self._balancer.target_groups[STANDBY].target_group_arn,
-            ready_within=int(self._fleet.ready_within.total_seconds()),
             hook=None,
+            hook_within=0,
+            grace=self._ready_within,
+            warm_up=self._ready_within,
         )
         return self._create(STANDBY, settings)
 

@@ -1,25 +1,17 @@
-# Whatever fails from here on gives the instance up at once: its group tries another one, and need not wait until the
-# lifecycle hook's time is over. What failed is on the console, which EC2's GetConsoleOutput returns.
+# Whatever fails from here on gives the instance up at once, in one sentence: its group tries another one, and need not
+# wait until the lifecycle hook's time is over. The log is delivered before: an abandoned instance is terminated within
+# seconds.
 
-report() {
-    echo "nxpipe: $1" >&2
-    { echo "nxpipe: $1" >> "$CONSOLE"; } 2> /dev/null || true
-}
-
-about_me() {
-    local service=http://169.254.169.254/latest token
-    token=$(curl -sSf --max-time 5 -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 60' "$service/api/token")
-    curl -sSf --max-time 5 -H "X-aws-ec2-metadata-token: $token" "$service/meta-data/$1"
-}
-
-give_up() {
-    local code=$?
+# Ends the boot with the sentence $1, which may quote lines of a program, and the exit code $2.
+fail() {
+    local cause="this instance is given up: ${1//$'\n'/; }"
     trap - ERR
-    report "this instance cannot be set up: line $1 ended with $code"
-    abandon || report "the instance is not abandoned; hook $HOOK does that when the fleet's ready_within is over"
-    exit "$code"
+    report "$cause"
+    deliver "$cause" || report "the log group $LOG does not have these lines; see the console output of the instance"
+    abandon || report "hook $HOOK is not completed here; it ends the instance when its time is over"
+    exit "${2:-1}"
 }
-trap 'give_up $LINENO' ERR
+trap 'fail "line $LINENO of the user data ended with $?; see the lines before this one" $?' ERR
 
 abandon() {
     aws autoscaling complete-lifecycle-action --region "$REGION" --lifecycle-action-result ABANDON \
@@ -28,14 +20,11 @@ abandon() {
 }
 
 require() {
-    local program missing=0
+    local program missing=
     for program; do
-        if ! command -v "$program" > /dev/null; then
-            report "this image has no $program on the PATH of root; use an image that has it"
-            missing=1
-        fi
+        command -v "$program" > /dev/null || missing+=${missing:+, }$program
     done
-    return "$missing"
+    [ -z "$missing" ] || fail "this image has no $missing on the PATH of root; use an image that has it"
 }
 
 put() {

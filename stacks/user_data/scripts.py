@@ -32,7 +32,11 @@ PROGRAMS: Final = (
     "sha256sum",
     "sleep",
     "systemctl",
+    "tail",
     "tar",
+    "tee",
+    "timeout",
+    "tr",
     "useradd",
 )
 
@@ -42,8 +46,8 @@ class TooLong(Exception):
 
     def __init__(self, size: int) -> None:
         super().__init__(
-            f"the user data has {size} bytes, and EC2 allows {LARGEST}; shorten the fleet's command, or move it into "
-            "a script of the AMI"
+            f"the user data has {size} bytes, and EC2 allows {LARGEST}; shorten the fleet's probe or command, or move "
+            "the command into a script of the AMI"
         )
 
 
@@ -59,7 +63,9 @@ def script(values: Mapping[str, str], files: Mapping[str, str], *parts: str, pro
     head = _head(values)
     writing = [f"put {quote(path)} {quote(files[path])}" for path in files]
     required = " ".join(["require", *(f'"{program}"' for program in programs)])  # egress.py: a bare `aws` is a call
-    text = "\n".join([*head, part_text("begin"), required, *writing, "", *map(part_text, parts)])
+    text = "\n".join(
+        [*head, *map(part_text, ("logs", "begin")), required, "record", *writing, "", *map(part_text, parts)]
+    )
     if (size := len(text.encode())) > LARGEST:
         raise TooLong(size)
     return text
@@ -74,12 +80,26 @@ def part_text(part: str) -> str:
 
 
 # Keys that are passed otherwise, or that no instance uses: the agent of an older bundle does not know new ones.
-_BY_THE_AGENT: Final = {"command", "standby", "certificate", "clients", "compile_cache", "disk", "iops", "throughput"}
+_BY_THE_AGENT: Final = {
+    "certificate",
+    "clients",
+    "command",
+    "compile_cache",
+    "disk",
+    "iops",
+    "log_units",
+    "private_link",
+    "scaling",
+    "ssm",
+    "standby",
+    "throughput",
+}
 
 
 def _unused(fleet: ServingFleet) -> set[str]:
     """Keys that are not written to the instance. A new key at its default would restart every fleet on an upgrade."""
-    return _BY_THE_AGENT | (set() if fleet.rehearsal else {"rehearsal"})
+    required = {"command"} if fleet.probe else set()  # a probe without a command is invalid
+    return _BY_THE_AGENT - required | (set() if fleet.rehearsal else {"rehearsal"})
 
 
 class NoPublicKey(Exception):
@@ -154,20 +174,24 @@ def _value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+# The condition: systemd does not start the agent of an instance again that is being terminated.
 _UNIT = """\
 [Unit]
 Description=nxpipe: fleet {fleet}
 Wants=network-online.target{disks}
 After=network-online.target{disks}
-
+ConditionPathExists=!{given_up}
+{limits}
 [Service]
 Type={kind}
 User=nxpipe
 StateDirectory=nxpipe
+RuntimeDirectory=nxpipe
+RuntimeDirectoryPreserve=yes
 Environment=XDG_STATE_HOME=%S
 EnvironmentFile={settings}/agent.env
 ExecStart={command}
-Restart=on-failure
+Restart={restart}
 RestartSec=5
 LimitMEMLOCK=infinity
 NoNewPrivileges=yes
@@ -178,17 +202,44 @@ WantedBy=multi-user.target
 """
 
 
-def unit(fleet: str, settings: str, command: Sequence[str], *, serves: bool, disks: bool) -> str:
+# The agent ends a start that takes longer than `ready_within`, and kills a server that takes longer than `draining` to
+# stop; systemd's own limits are for an agent that hangs. KillMode: the agent forwards SIGTERM, so that the server gets
+# it once. A server that keeps exiting is left stopped, so that Auto Scaling replaces its instance. A watchdog would see
+# the agent only: the load balancer checks the server.
+_LIMITS = """\
+StartLimitIntervalSec=1h
+StartLimitBurst=5
+"""
+_SUPERVISED = """\
+notify
+NotifyAccess=main
+TimeoutStartSec={start}
+TimeoutStopSec={stop}
+KillMode=mixed
+SuccessExitStatus=143"""
+_START_MARGIN: Final = 360  # seconds: the agent waits up to five minutes for a hook that is not pending yet
+_STOP_MARGIN: Final = 30
+
+
+def unit(fleet: ServingFleet, places: "InstancePaths", command: Sequence[str]) -> str:
     """Unit of the agent. Without a server command it is a oneshot unit, after which the image's own unit serves."""
+    supervised = _SUPERVISED.format(
+        start=int(fleet.ready_within.total_seconds()) + _START_MARGIN,
+        stop=int(fleet.draining.total_seconds()) + _STOP_MARGIN,
+    )
     return _UNIT.format(
-        fleet=fleet,
-        settings=settings,
+        fleet=fleet.name,
+        settings=places.settings,
+        given_up=places.given_up,
         command=" ".join(map(systemd_word, command)),
-        disks=f" {_DISKS_UNIT}" if disks else "",
-        kind="exec" if serves else "oneshot\nRemainAfterExit=yes",
+        disks=f" {_DISKS_UNIT}" if fleet.uses_instance_store else "",
+        limits=_LIMITS if fleet.command else "",
+        kind=supervised if fleet.command else "oneshot\nRemainAfterExit=yes",
+        restart="always" if fleet.command else "on-failure",
     )
 
 
+_USER_DATA_UNIT: Final = "cloud-final.service"  # of cloud-init; it starts the others, so it is not ordered after them
 _DISKS_UNIT = "nxpipe-instance-store.service"
 _DISKS = """\
 [Unit]
@@ -231,6 +282,39 @@ WantedBy=multi-user.target
 def watcher(fleet: str, settings: str, command: Sequence[str]) -> str:
     """Unit that publishes device metrics. Serving does not depend on it; systemd restarts it after a failure."""
     return _WATCHER.format(fleet=fleet, settings=settings, command=" ".join(map(systemd_word, command)))
+
+
+_FORWARDER: Final = """\
+[Unit]
+Description=nxpipe: journal of fleet {fleet} to CloudWatch Logs
+Wants=network-online.target
+After=network-online.target
+Before={units}
+
+[Service]
+User=nxpipe
+SupplementaryGroups=systemd-journal
+StateDirectory=nxpipe-logs
+EnvironmentFile={settings}/agent.env
+ExecStart={command}
+KillMode=mixed
+TimeoutStopSec=30
+Restart=always
+RestartSec=30
+NoNewPrivileges=yes
+ProtectSystem=full
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def forwarder(fleet: str, settings: str, command: Sequence[str], units: Sequence[str]) -> str:
+    """Unit that forwards the journal of `units`. `Before` makes systemd stop it after them, so that it delivers what
+    they write last. Its state is on the root volume, as the journal is, and not on the instance store.
+    """
+    words = " ".join(map(systemd_word, command))
+    return _FORWARDER.format(fleet=fleet, settings=settings, command=words, units=" ".join(units))
 
 
 def systemd_word(text: str) -> str:
@@ -276,6 +360,16 @@ class InstancePaths:
     def keys(self) -> str:
         return f"{self.settings}/keys"
 
+    @property
+    def given_up(self) -> str:
+        """What an agent leaves that has written why, and has abandoned the instance. A reboot empties the folder."""
+        return self.at("/run/nxpipe/given-up")
+
+    @property
+    def output(self) -> str:
+        """Error output of user data."""
+        return self.at("/var/log/nxpipe-boot.log")
+
 
 @dataclass(frozen=True)
 class Serving:
@@ -298,8 +392,11 @@ class Serving:
     def _values(self) -> dict[str, str]:
         return {
             "CONSOLE": self.places.at("/dev/console"),
+            "OUTPUT": self.places.output,
             "REGION": self.region,
+            "LOG": self.log,
             "HOOK": self.hook,
+            "GIVEN_UP": self.places.given_up,
             "PROGRAMS": self.places.programs,
             "AGENT_URL": self.agent.url,
             "AGENT_SHA256": self.agent.sha256,
@@ -317,6 +414,7 @@ class Serving:
             f"{settings}/agent.env": environment(self._environment()),
             self.places.at("/etc/systemd/system/nxpipe-agent.service"): self._unit(),
             self.places.at("/etc/systemd/system/nxpipe-watch.service"): self._watcher(),
+            self.places.at("/etc/systemd/system/nxpipe-logs.service"): self._forwarder(),
         }
 
     def _grouping(self) -> dict[str, str]:
@@ -349,6 +447,8 @@ class Serving:
             "NXPIPE_CONFIG": f"{self.places.settings}/nxpipe.toml",
             "NXPIPE_HOOK": self.hook,
             "NXPIPE_LOG": self.log,
+            "NXPIPE_GIVEN_UP": self.places.given_up,
+            "NXPIPE_FORWARDED": self.places.at("/var/lib/nxpipe-logs/position.json"),
             "AWS_DEFAULT_REGION": self.region,
             "PYTHONUNBUFFERED": "1",
             **({"NEURON_COMPILE_CACHE_URL": cache} if cache else {}),
@@ -357,17 +457,19 @@ class Serving:
     def _unit(self) -> str:
         folder = f"{self.places.state}/artifact"
         server = ["--", *self.fleet.command] if self.fleet.command else []
-        return unit(
-            self.fleet.name,
-            self.places.settings,
-            [self._program, "agent", "run", "--fleet", self.fleet.name, "--to", folder, *server],
-            serves=bool(self.fleet.command),
-            disks=self.fleet.uses_instance_store,
-        )
+        command = [self._program, "agent", "run", "--fleet", self.fleet.name, "--to", folder, *server]
+        return unit(self.fleet, self.places, command)
 
     def _watcher(self) -> str:
         command = [self._program, "agent", "watch", "--fleet", self.fleet.name]
         return watcher(self.fleet.name, self.places.settings, command)
+
+    def _forwarder(self) -> str:
+        units = ["nxpipe-agent.service", "nxpipe-watch.service", *self.fleet.log_units]
+        if self.fleet.uses_instance_store:
+            units.append(_DISKS_UNIT)
+        followed = [f"--unit={unit}" for unit in (*units, _USER_DATA_UNIT)]
+        return forwarder(self.fleet.name, self.places.settings, [self._program, "agent", "forward", *followed], units)
 
     @property
     def _program(self) -> str:
@@ -377,17 +479,25 @@ class Serving:
 # All programs that the script of a training host runs, beside those that it installs.
 HOST_PROGRAMS: Final = (
     "chmod",
+    "curl",
     "dnf",
     "gzip",
     "mkdir",
+    "mkfs.ext4",
     "mktemp",
     "modprobe",
     "mount",
+    "readlink",
     "rm",
     "sha256sum",
     "sleep",
+    "sort",
     "systemctl",
+    "tail",
     "tar",
+    "tee",
+    "timeout",
+    "tr",
 )
 _BOUNDARY: Final = "=nxpipe="
 
@@ -397,6 +507,7 @@ class TrainingHost:
     """User data of a training host: a script for each feature, before the ECS agent starts."""
 
     region: str
+    log: str  # name of the fleet's log group
     places: InstancePaths = InstancePaths()
     parts: tuple[str, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
@@ -404,20 +515,25 @@ class TrainingHost:
     def with_efa(self, url: str, sha256: str, *, cards: int) -> "TrainingHost":
         """`url` is the installer's in S3. `cards` is the number of devices that the driver must make."""
         devices = self.places.at("/dev/infiniband")
-        return self._with(
-            "efa", REGION=self.region, EFA_URL=url, EFA_SHA256=sha256, EFA_CARDS=str(cards), EFA_DEVICES=devices
-        )
+        return self._with("efa", EFA_URL=url, EFA_SHA256=sha256, EFA_CARDS=str(cards), EFA_DEVICES=devices)
 
     def with_scratch(self, folder: str, file_system: str, mount_name: str) -> "TrainingHost":
         return self._with("scratch", SCRATCH=folder, FILE_SYSTEM=file_system, MOUNT_NAME=mount_name)
+
+    def with_instance_store(self, folder: str) -> "TrainingHost":
+        disks = self.places.at("/dev/disk/by-id")
+        return self._with("local", LOCAL=folder, DISKS=disks, ARRAY=self.places.at("/dev/md/nxpipe"))
 
     def _with(self, part: str, **values: str) -> "TrainingHost":
         return replace(self, parts=(*self.parts, part), values={**self.values, **values})
 
     def script(self) -> str:
-        values = {"CONSOLE": self.places.at("/dev/console"), **self.values}
+        own = {"CONSOLE": self.places.at("/dev/console"), "OUTPUT": self.places.output, "LOG": self.log}
+        values = {**own, "REGION": self.region, **self.values}
         head = [f"{name}={value}" for name, value in values.items()]  # names and URLs, without special characters
-        return "\n".join(["#!/usr/bin/env bash", "set -Eeuo pipefail", *head, *map(part_text, ("host", *self.parts))])
+        return "\n".join(
+            ["#!/usr/bin/env bash", "set -Eeuo pipefail", *head, *map(part_text, ("logs", "host", *self.parts))]
+        )
 
     def user_data(self) -> str:
         """In MIME multipart format, which Batch requires to add its own part; empty if there is nothing to set up."""

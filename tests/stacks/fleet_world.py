@@ -18,6 +18,7 @@ from tests.stacks.local import HERE, new_app, template_of
 IMAGE: Final = "ami-0123456789abcdef0"
 OTHER_IMAGE: Final = "ami-0fedcba9876543210"
 CERTIFICATE: Final = "arn:aws:acm:us-east-2:123456789012:certificate/0a1b2c3d"
+SIZE: Final = "{ min = 1, desired = 2, max = 4 }"
 _CONFIG: Final = """
 [project]
 name = "demo"
@@ -35,7 +36,7 @@ model = "bert"
 channel = "production"
 instance_types = {types}
 capacity = {capacity}
-size = {{ min = 1, desired = 2, max = 4 }}
+size = {size}
 {more}
 """
 
@@ -46,9 +47,10 @@ def configured(
     types: tuple[str, ...] = ("inf2.xlarge",),
     capacity: str = '{ kind = "on-demand" }',
     more: str = 'command = ["server"]',
+    size: str = SIZE,
 ) -> Config:
     path = folder / "nxpipe.toml"
-    path.write_text(_CONFIG.format(target=types[0], types=json.dumps(types), capacity=capacity, more=more))
+    path.write_text(_CONFIG.format(target=types[0], types=json.dumps(types), capacity=capacity, more=more, size=size))
     return load_config(path, {})
 
 

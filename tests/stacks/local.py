@@ -10,6 +10,7 @@ from typing import Any, Final
 import boto3
 from aws_cdk import App, Environment, Stack
 from aws_cdk.assertions import Template
+from botocore.exceptions import ClientError
 
 from nxpipe.stacks.app import CONTEXT
 
@@ -37,18 +38,22 @@ def template_of(stack: Stack) -> dict[str, Any]:
 
 
 def deploy(*stacks: Stack) -> None:
-    """Create or update the stacks in this order."""
-    cloudformation = boto3.client("cloudformation")
-    there = {entry["StackName"] for entry in cloudformation.describe_stacks()["Stacks"]}
+    """Create or update the stacks in this order. A stack without a change is left as it is, as by the CDK."""
     for stack in stacks:
-        known = stack.stack_name in there
-        call = cloudformation.update_stack if known else cloudformation.create_stack
-        call(
-            StackName=stack.stack_name,
-            TemplateBody=json.dumps(template_of(stack)),
-            Capabilities=["CAPABILITY_NAMED_IAM"],
-        )
-        _insist(stack.stack_name, "UPDATE" if known else "CREATE")
+        deploy_template(stack.stack_name, json.dumps(template_of(stack)))
+
+
+def deploy_template(stack: str, text: str) -> None:
+    cloudformation = boto3.client("cloudformation")
+    known = stack in {entry["StackName"] for entry in cloudformation.describe_stacks()["Stacks"]}
+    call = cloudformation.update_stack if known else cloudformation.create_stack
+    try:
+        call(StackName=stack, TemplateBody=text, Capabilities=["CAPABILITY_NAMED_IAM"])
+    except ClientError as refused:
+        if "No updates are to be performed" in str(refused):
+            return
+        raise
+    _insist(stack, "UPDATE" if known else "CREATE")
 
 
 def destroy(*stacks: Stack) -> None:

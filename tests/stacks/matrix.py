@@ -67,6 +67,7 @@ class Fleet:
     def table(self) -> str:
         nodes = 2 if INSTANCES[self.type].efa_interfaces and self.capacity != "spot" else 1
         zone = f'zone = "{REGION}a"\n' if self.capacity in ("reservation", "capacity-block") else ""
+        sessions = "ssm = true\n" if self.capacity == "reservation" else ""
         own = {
             "serving": f'{zone}size = {{ min = 1, max = 2 }}\ncertificate = "{CERTIFICATE}"',
             "training": f'zone = "{REGION}a"\nnodes = {nodes}\nimage = "{IMAGE}"',
@@ -79,7 +80,7 @@ model = "{INSTANCES[self.type].compiler_target}"
 channel = "production"
 instance_types = ["{self.type}"]
 capacity = {CAPACITIES[self.capacity]}
-{own}
+{sessions}{own}
 """
 
     @property

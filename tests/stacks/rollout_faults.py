@@ -32,16 +32,22 @@ from tests.stacks.local import REGION
 Kind = Literal["fails once", "stays broken", "answer is lost", "is stopped"]
 Machine = Literal["rollout", "watch", "watchdog"]
 
-_FLEET: Final = Fleet(
-    "f", "rule", "balancer", {name: TargetGroup(name, name, name) for name in ("blue", "green")}, 1, (), 60, 60
-)
 _RECORD: Final = Record("table", "f")
 _MEANS: Final = MachineResources("judge", "watch", "clock", "topic", "bucket", "folder/")
-MACHINES: Final[dict[Machine, States]] = {
-    "rollout": release(_FLEET, _RECORD, _MEANS)["States"],
-    "watch": watch(_FLEET, _RECORD, _MEANS)["States"],
-    "watchdog": watchdog(_FLEET, _RECORD, _MEANS)["States"],
-}
+
+
+def machines_of(*, scaling: bool) -> dict[Machine, States]:
+    """The states of each machine, of a fleet whose groups and target groups have the names of their colours."""
+    colours = {name: TargetGroup(name, name, name) for name in ("blue", "green")}
+    fleet = Fleet("f", "rule", "balancer", colours, 1, (), 60, 60, scaling)
+    return {
+        "rollout": release(fleet, _RECORD, _MEANS)["States"],
+        "watch": watch(fleet, _RECORD, _MEANS)["States"],
+        "watchdog": watchdog(fleet, _RECORD, _MEANS)["States"],
+    }
+
+
+MACHINES: Final = machines_of(scaling=False)
 _FAILURE: Final = {
     "Error": {"Code": "TooManyRequestsException", "Message": "a test says so"},
     "ResponseMetadata": {"HTTPStatusCode": 429, "RequestId": "r"},

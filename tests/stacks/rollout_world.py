@@ -19,7 +19,7 @@ from tests.localaws.formation.provider import client_of
 from tests.localaws.install import install
 from tests.localaws.moto_patches.refreshes import hosts_answer
 from tests.localaws.visitors import Fleet
-from tests.stacks.fleet_world import World, configured, world
+from tests.stacks.fleet_world import SIZE, World, configured, world
 from tests.stacks.local import ACCOUNT, HERE, REGION, deploy
 
 FLEET: Final = "search"
@@ -45,11 +45,12 @@ class Rolled:
 
 
 # The load balancer gives a request up after a minute, which is a second here.
-_QUICK: Final = 'command = ["server"]\nidle_timeout = "1m"\ndraining = "1m"'
+QUICK: Final = 'command = ["server"]\nidle_timeout = "1m"\ndraining = "1m"'
+SCALING: Final = f'{QUICK}\nscaling = {{ requests_per_target = 600, warm_up = "1m" }}'
 
 
-def rolled(folder: Path, *, more: str = _QUICK) -> Rolled:
-    config = configured(folder, more=more)
+def rolled(folder: Path, *, more: str = QUICK, size: str = SIZE) -> Rolled:
+    config = configured(folder, more=more, size=size)
     return Rolled(*_above(config, world(config, folder)))
 
 
@@ -87,9 +88,9 @@ def bootstrapped() -> None:
     _client("ssm").put_parameter(Name="/cdk-bootstrap/hnb659fds/version", Value="30", Type="String")
 
 
-def deployed(folder: Path) -> Rolled:
+def deployed(folder: Path, more: str = QUICK) -> Rolled:
     """Deploy as the CDK, which uploads assets first."""
-    made = rolled(folder)
+    made = rolled(folder, more=more)
     bucket = f"cdk-hnb659fds-assets-{ACCOUNT}-{REGION}"
     s3 = _client("s3")
     s3.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": REGION})
@@ -100,15 +101,21 @@ def deployed(folder: Path) -> Rolled:
     return made
 
 
+def deploy_again(folder: Path, *, more: str, size: str) -> None:
+    """Deploy a fleet with other sizes over the deployed one."""
+    made = rolled(folder, more=more, size=size)
+    deploy(made.fleet.serve, made.rollout)
+
+
 @contextmanager
-def fleet_there(folder: Path) -> Iterator[Fleet]:
+def fleet_there(folder: Path, more: str = QUICK) -> Iterator[Fleet]:
     """A fleet deployed on a local AWS of its own."""
     install()
     with pytest.MonkeyPatch.context() as patch, mock_aws():
         for name, value in WHO.items():
             patch.setenv(name, value)
         bootstrapped()
-        deployed(folder)
+        deployed(folder, more)
         yield Fleet.find(REGION, "demo-search")
 
 

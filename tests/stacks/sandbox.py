@@ -4,11 +4,13 @@ The only other programs on its PATH are those that `PROGRAMS` names: a script th
 """
 
 import hashlib
+import json
 import os
 import shutil
 import stat
 import subprocess
 import tarfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from nxpipe.pipeline.config.locks import SystemSoftware
 from nxpipe.pipeline.fleet.agent.run import Bundle
 from nxpipe.stacks.user_data.scripts import DISK_PROGRAMS, HOST_PROGRAMS, PROGRAMS
 from tests.agent.wheels import AGENT_WHEEL, write_wheel
+
+WAIT_FOR_TEE = "sleep 0.1"
 
 _METADATA = """case "${@: -1}" in
 */api/token) echo a-token ;;
@@ -31,14 +35,23 @@ if [ "$(wc -l < "$SANDBOX/tries")" -lt "${UNLOCKED_AT:-1}" ]; then
 fi
 [ -z "${DPKG:-}" ] || { echo "dpkg: error: $DPKG" >&2; exit 1; }"""
 
+_AWS = """case "$1 $2" in
+"s3 cp") cp "$BUNDLE" "${@: -1}" ;;
+"logs create-log-stream") exit "${NO_STREAM:-0}" ;;
+"logs put-log-events")
+    sleep "${LOGS_TAKE:-0}"
+    last="${@: -1}"; cp "${last#file://}" "$SANDBOX/delivered" ;;
+*) exit "${AWS:-0}" ;;
+esac"""
+
 # Commands of an instance that a test must not run; each stub records its arguments and has a visible effect.
 _STUBS = {
-    "aws": 'if [ "$1 $2" = "s3 cp" ]; then cp "$BUNDLE" "${@: -1}"; else exit "${AWS:-0}"; fi',
+    "aws": _AWS,
     "curl": _METADATA,
     "dpkg": _DPKG,
     "id": "exit 1",
     "python3": '[ -z "${NO_VENV:-}" ] && mkdir -p "$3/bin" && cp "$SANDBOX/pip" "$3/bin/pip"',
-    "sleep": "",
+    "sleep": '[ "$1" != 0.1 ] || exec sleep "$1"',  # the wait for `tee` has a limit, so it must take its time
     "systemctl": 'exit "${SYSTEMCTL:-0}"',
     "useradd": "",
 }
@@ -57,6 +70,8 @@ _HOST_STUBS = {
     "modprobe": """[ -e "$SANDBOX/installed" ] || exit 1
 mkdir -p "$SANDBOX/root/dev/infiniband"
 for ((card = 0; card < ${CARDS:-8}; card++)); do touch "$SANDBOX/root/dev/infiniband/uverbs$card"; done""",
+    "mdadm": "",
+    "mkfs.ext4": "",
     "mount": "",
 }
 _INSTALLER = """#!/bin/sh
@@ -72,9 +87,15 @@ class Ran:
     err: str
     console: str
     calls: list[str]
+    delivered: list[str]  # messages that the log group has got
+
+    @property
+    def steps(self) -> list[str]:
+        """The calls but those that deliver the output, which waits for `tee` as often as it must."""
+        return [call for call in self.calls if not call.startswith(("aws logs ", "curl ", WAIT_FOR_TEE))]
 
     def called(self, command: str) -> list[str]:
-        return [call for call in self.calls if call.split()[0] == command]
+        return [call for call in self.calls if call.split()[0] == command and call != WAIT_FOR_TEE]
 
 
 class Sandbox:
@@ -85,6 +106,7 @@ class Sandbox:
         (folder / "bin").mkdir(parents=True)
         (self.root / "etc").mkdir(parents=True)
         (self.root / "dev").mkdir()
+        (self.root / "var/log").mkdir(parents=True)
         (folder / "calls").touch()
         _write_stub(folder / "pip", _PIP)
         for name, does in _STUBS.items():
@@ -103,6 +125,12 @@ class Sandbox:
     def sha256(self) -> str:
         return hashlib.sha256(self.bundle.read_bytes()).hexdigest()
 
+    def replace(self, name: str, does: str) -> None:
+        """Another stand-in for a program."""
+        path = self.folder / "bin" / name
+        path.unlink()
+        _write_stub(path, does)
+
     def add_disks(self, *disks: str) -> None:
         """The programs for an instance store, and its disks: "1-blank", "2-ours", "3-lvm"."""
         assert set(_DISK_STUBS) == set(DISK_PROGRAMS)
@@ -117,7 +145,7 @@ class Sandbox:
         folder = self.folder / "efa"
         for other in (self.folder / "bin").iterdir():
             other.unlink()
-        for name in (*HOST_PROGRAMS, "aws"):
+        for name in (*HOST_PROGRAMS, "aws", "mdadm"):
             does = (_HOST_STUBS | _STUBS).get(name)
             if does is not None:
                 _write_stub(self.folder / "bin" / name, does)
@@ -155,7 +183,14 @@ class Sandbox:
         )
         calls = (self.folder / "calls").read_text().splitlines()
         console = self.root / "dev" / "console"
-        return Ran(done.returncode, done.stderr, console.read_text() if console.exists() else "", calls)
+        said = console.read_text() if console.exists() else ""
+        return Ran(done.returncode, done.stderr, said, calls, self._delivered())
+
+    def _delivered(self) -> list[str]:
+        path = self.folder / "delivered"
+        events = json.loads(path.read_text()) if path.exists() else []
+        assert all(abs(event["timestamp"] / 1000 - time.time()) < 600 for event in events)
+        return [event["message"] for event in events]
 
     def path(self, path: str) -> str:
         return str(self.root / path)

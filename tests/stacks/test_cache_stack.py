@@ -44,7 +44,7 @@ def template() -> Template:
 def test_what_is_cached_is_encrypted_with_the_key_of_the_artifacts(template: Template) -> None:
     (cache,) = template.find_resources("AWS::EFS::FileSystem").values()
     assert cache["Properties"]["Encrypted"] is True
-    assert cache["Properties"]["KmsKeyId"]["Fn::GetStackOutput"]["StackName"] == "demo-storage"
+    assert cache["Properties"]["KmsKeyId"]["Fn::ImportValue"].startswith("demo-storage:ExportsOutputFnGetAttKey")
 
 
 def test_each_zone_has_a_mount_target_and_nothing_outside_of_the_network_reaches_one(template: Template) -> None:

@@ -12,8 +12,8 @@ from cdk_nag import AwsSolutionsChecks, NIST80053R5Checks
 
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import ConfigInvalid
+from nxpipe.pipeline.config.capacity import DRAINED_BEFORE_THE_END
 from nxpipe.pipeline.config.cluster import SYSTEM
-from nxpipe.pipeline.config.fleets import DRAINED_BEFORE_THE_END
 from nxpipe.pipeline.config.locks import ADDONS
 from nxpipe.stacks.app import add_stacks, deployable
 from nxpipe.stacks.lint.costs import Prices, estimate
@@ -109,6 +109,20 @@ def test_nodes_wait_for_what_makes_them_ready_and_the_rest_waits_for_nodes(whole
         resources[id_]["DependsOn"]
     )
     assert id_ in resources[addons["coredns"]]["DependsOn"]
+
+
+def test_failures_of_accelerators_are_reported_and_their_nodes_are_repaired(whole: dict[str, Any]) -> None:
+    repaired = [entry["NodeRepairConfig"] for entry in of_type(whole, "AWS::EKS::Nodegroup").values()]
+    assert repaired == [{"Enabled": True}] * 4
+    assert "eks-node-monitoring-agent" in {entry["AddonName"] for entry in of_type(whole, "AWS::EKS::Addon").values()}
+
+
+def test_logical_cores_are_configured_by_the_nodes_user_data(whole: dict[str, Any]) -> None:
+    data = launched(template_of(make(TRAIN | {"instance_type": "trn2.48xlarge", "lnc": 1}).cluster), "train")
+    text = str(data["UserData"]["Fn::Base64"])
+    assert text.startswith("MIME-Version: 1.0\n"), "EKS adds its part to nothing else"
+    assert "NEURON_LOGICAL_NC_CONFIG=1" in text
+    assert "UserData" not in launched(whole, "train")
 
 
 def test_nodes_are_launched_as_their_row_of_the_catalogue_says() -> None:

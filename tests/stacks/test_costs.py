@@ -7,6 +7,7 @@ import pytest
 
 from nxpipe.stacks.lint.costs import HOURS_A_MONTH, Estimate, Prices, estimate, load_prices
 from nxpipe.stacks.lint.finding import Facts
+from nxpipe.stacks.lint.launches import MINIMUM
 from nxpipe.stacks.lint.rules import lint
 from nxpipe.stacks.lint.template import Templates, read
 from tests.conftest import ROOT
@@ -45,6 +46,17 @@ def test_a_node_group_costs_its_desired_nodes_and_its_cluster_an_hourly_fee(
     assert found.hourly == pytest.approx(count * INF2 + PRICES.known[REGION]["AWS::EKS::Cluster"])
     nodes["Properties"]["CapacityType"] = "SPOT"
     assert ", at most" in str(estimated({"Launch": SERVING["Launch"], "Nodes": nodes}))
+
+
+def test_a_group_that_scales_costs_from_its_minimum_to_its_maximum() -> None:
+    tracking = resource("AWS::AutoScaling::ScalingPolicy", AutoScalingGroupName={"Ref": "Nodes"})
+    nodes = group(DesiredCapacity="3", MinSize="0", MaxSize="5")
+    found = estimated({**SERVING, "Nodes": nodes, "Tracking": {**tracking, "Metadata": {MINIMUM: 2}}})
+    assert found.hourly == pytest.approx(3 * INF2)
+    assert found.scaled == pytest.approx((2 * INF2 * HOURS_A_MONTH, 5 * INF2 * HOURS_A_MONTH))
+    assert "3 × inf2.xlarge (demo/Nodes), 2 to 5 by load" in str(found)
+    assert "$1,660 a month; $1,107 to $2,767 a month with target tracking, by list prices" in str(found)
+    assert estimated(SERVING).range == ""
 
 
 def test_an_empty_group_costs_nothing_and_is_not_told() -> None:

@@ -8,7 +8,7 @@ from aws_cdk import Stack, aws_ec2, aws_iam
 from aws_cdk.assertions import Template
 
 from nxpipe.emulator.hardware import INSTANCES
-from nxpipe.pipeline.config.fleets import Capacity, ServingSpot, TrainingReservation
+from nxpipe.pipeline.config.capacity import Capacity, ServingSpot, TrainingReservation
 from nxpipe.stacks.launch import Machine, launch_template
 from tests.stacks.fleet_world import IMAGE
 from tests.stacks.local import HERE, deploy, destroy, new_app

@@ -16,6 +16,8 @@ import pytest
 
 from nxpipe.pipeline.config import ConfigInvalid
 from nxpipe.stacks import app
+from tests.iam.takers import hurried, takes
+from tests.iam.templates import Templates
 from tests.stacks.matrix import NETWORKS, PAIRWISE, POSSIBLE, REFUSED, Fleet, Matrix, project
 
 SHARED: Final = {"all-network", "all-storage"}
@@ -47,6 +49,13 @@ def test_what_the_fleets_share_is_clean_beside_all_of_them(network: str, matrix:
     for stack in SHARED:
         assert matrix.made[network].findings.get(stack, []) == []
         assert [entry for entry in matrix.said.get((network, stack), []) if not entry.startswith("W3010")] == []
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_every_resource_that_names_a_role_waits_for_its_policies(network: str, matrix: Matrix) -> None:
+    templates = Templates(matrix.made[network].templates)
+    assert len(list(takes(templates))) > len(SHARED)
+    assert list(hurried(templates)) == []
 
 
 @pytest.mark.parametrize("fleet", REFUSED, ids=str)

@@ -1,6 +1,7 @@
 """Metrics, alarms and notifications of a fleet, and the alarms that fail a release."""
 
 import json
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,8 +14,9 @@ from constructs import Construct
 from nxpipe.pipeline.config.cloud import Budget, ClosedNetwork, Observe
 from nxpipe.pipeline.config.sections import Guards
 from nxpipe.stacks.handles import NetworkHandle, ServeHandle
+from nxpipe.stacks.measures import MEASURES
 from nxpipe.stacks.network import NetworkStack
-from nxpipe.stacks.observability import MEASURES, ObserveStack
+from nxpipe.stacks.observability import ObserveStack
 from tests.localaws.census import census
 from tests.stacks.local import ACCOUNT, HERE, REGION, deploy, destroy, new_app, template_of
 
@@ -117,6 +119,10 @@ def of_type(made: Made, type_: str) -> list[dict[str, Any]]:
     return [entry["Properties"] for entry in found if entry["Type"] == type_]
 
 
+def composites(made: Made) -> dict[str, dict[str, Any]]:
+    return {entry["AlarmName"]: entry for entry in of_type(made, "AWS::CloudWatch::CompositeAlarm")}
+
+
 def alarms() -> dict[str, dict[str, Any]]:
     response = boto3.client("cloudwatch").describe_alarms(AlarmTypes=["MetricAlarm", "CompositeAlarm"])
     return {
@@ -152,7 +158,7 @@ def test_a_rehearsal_is_marked_on_the_dashboard(made: Made) -> None:
 
 
 def test_a_release_is_bad_by_exactly_the_limits_that_the_table_gives_to_releases(made: Made) -> None:
-    (composite,) = of_type(made, "AWS::CloudWatch::CompositeAlarm")
+    composite = composites(made)["demo-search-release-bad"]
     ids = {
         name: resource["Properties"]["AlarmName"]
         for name, resource in template_of(made.observe)["Resources"].items()
@@ -162,8 +168,22 @@ def test_a_release_is_bad_by_exactly_the_limits_that_the_table_gives_to_releases
     by_release = tuple(f"-{measure.key}" for measure in MEASURES if measure.limit and measure.limit.by_release)
     for id_, name in ids.items():
         assert (f'"{id_}"' in rule) == name.endswith(by_release), name
-    assert composite["AlarmName"] == "demo-search-release-bad"
     assert " AND " not in rule
+
+
+def test_alarms_about_launches_notify_once_together(made: Made) -> None:
+    """A fault of all new instances sounds two of them, and is one page."""
+    composite = composites(made)["demo-search-not-starting"]
+    about = {entry["AlarmName"] for entry in of_type(made, "AWS::CloudWatch::Alarm") if not entry.get("AlarmActions")}
+    by_release = {f"demo-search-{key}" for key in ("refused", "compile-events")}
+    assert about - by_release == {
+        "demo-search-launch-failures",
+        *(f"demo-search-{colour}-capacity" for colour in COLOURS),
+    }
+    rule = json.dumps(composite["AlarmRule"])
+    assert rule.count("ALARM(") == 3
+    assert " AND " not in rule
+    assert "/nxpipe/demo/search" in composite["AlarmDescription"]
 
 
 def test_the_guards_of_the_configuration_are_the_limits_of_the_alarms(made: Made) -> None:
@@ -184,11 +204,9 @@ def test_without_a_limit_for_latency_there_is_no_alarm_of_it() -> None:
 def test_whatever_ends_no_release_tells_people_by_itself(made: Made) -> None:
     telling = [entry["AlarmName"] for entry in of_type(made, "AWS::CloudWatch::Alarm") if entry.get("AlarmActions")]
     judged = [f"demo-search-{colour}-{key}" for key in ("latency-p99", "error-rate") for colour in COLOURS]
-    capacity = [f"demo-search-{colour}-capacity" for colour in COLOURS]
-    others = [f"demo-search-{key}" for key in ("execution-errors", "launch-failures", "unanswered")]
-    assert sorted(telling) == sorted([*judged, *capacity, *others])
-    (composite,) = of_type(made, "AWS::CloudWatch::CompositeAlarm")
-    assert len(composite["AlarmActions"]) == 1
+    others = [f"demo-search-{key}" for key in ("execution-errors", "unanswered")]
+    assert sorted(telling) == sorted([*judged, *others])
+    assert [len(composite["AlarmActions"]) for composite in composites(made).values()] == [1, 1]
 
 
 def evaluated(alarm: dict[str, Any], counts: dict[str, int]) -> float:
@@ -249,11 +267,24 @@ def test_a_failed_launch_is_published_with_its_reason_and_repeated_ones_sound_an
     assert rule["EventPattern"]["detail-type"] == ["EC2 Instance Launch Unsuccessful"]
     assert len(rule["EventPattern"]["detail"]["AutoScalingGroupName"]) == len(COLOURS)
     (target,) = rule["Targets"]
-    assert target["InputTransformer"]["InputPathsMap"]["reason"] == "$.detail.StatusMessage"
+    transformer = target["InputTransformer"]
+    assert transformer["InputPathsMap"]["reason"] == "$.detail.StatusMessage"
+    assert set(re.findall("<([a-z]+)>", transformer["InputTemplate"])) == set(transformer["InputPathsMap"])
     found = {entry["AlarmName"]: entry for entry in of_type(made, "AWS::CloudWatch::Alarm")}
     entry = found["demo-search-launch-failures"]
     assert entry["Dimensions"] == [{"Name": "RuleName", "Value": rule["Name"]}]
     assert (entry["Namespace"], entry["DatapointsToAlarm"], entry["EvaluationPeriods"]) == ("AWS/Events", 3, 120)
+
+
+def test_what_is_published_about_a_failed_launch_names_the_log_group(made: Made) -> None:
+    (rule,) = of_type(made, "AWS::Events::Rule")
+    assert rule["Targets"][0]["InputTransformer"]["InputTemplate"].endswith('Log group: /nxpipe/demo/search"')
+    naming = {
+        entry["AlarmName"]
+        for entry in of_type(made, "AWS::CloudWatch::Alarm")
+        if entry["AlarmDescription"].endswith("; see the log group /nxpipe/demo/search")
+    }
+    assert naming == {"demo-search-launch-failures", *(f"demo-search-{colour}-capacity" for colour in COLOURS)}
 
 
 def test_alarms_and_budgets_of_this_account_alone_may_speak_and_be_encrypted(made: Made) -> None:
@@ -266,7 +297,7 @@ def test_alarms_and_budgets_of_this_account_alone_may_speak_and_be_encrypted(mad
             if entry["Effect"] == "Allow" and "Service" in entry["Principal"] and action in entry["Action"]
         ]
         services = [name for value, _ in spoken for name in ([value] if isinstance(value, str) else value)]
-        assert sorted(services) == ["budgets.amazonaws.com", "cloudwatch.amazonaws.com", "events.amazonaws.com"]
+        assert sorted(services) == ["budgets.amazonaws.com", "cloudwatch.amazonaws.com"]
         assert all(only == {"StringEquals": {"aws:SourceAccount": ACCOUNT}} for _, only in spoken)
     plain = [entry for entry in policy["PolicyDocument"]["Statement"] if entry["Effect"] == "Deny"]
     assert plain[0]["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}

@@ -151,6 +151,7 @@ def test_traffic_ends_up_whole(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, fa
             ended(execution)
             until(whole(fleet))
             until(met.is_set, 30)
+            until(whole(fleet))  # another rollout may have started since
     assert not people.lost, "somebody was sent to a colour without instances"
 
 

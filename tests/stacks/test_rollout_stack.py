@@ -20,6 +20,7 @@ from tests.stacks.rollout_world import rolled
 
 WRITES = {
     "autoscaling:SetDesiredCapacity",
+    "autoscaling:UpdateAutoScalingGroup",
     "dynamodb:UpdateItem",
     "elasticloadbalancing:ModifyRule",
     "events:DisableRule",
@@ -169,7 +170,8 @@ def test_a_colour_is_emptied_only_after_the_record_names_the_other_one(template:
     release = machines(template)["rollout"]["States"]
     before = {"Drain": "Promote", "EmptyAgain": "PointBack"}
     for name, pointing in before.items():
-        assert release[name]["Resource"].endswith(":setDesiredCapacity")
+        assert release[name]["Resource"].endswith(":updateAutoScalingGroup")
+        assert (release[name]["Parameters"]["MinSize"], release[name]["Parameters"]["DesiredCapacity"]) == (0, 0)
         assert [value for value, state in release.items() if leads(state, name)] == [pointing]
         assert release[pointing]["Parameters"]["UpdateExpression"] == "SET #stable = :colour"
 

@@ -11,8 +11,11 @@ import pytest
 from aws_cdk import Tags
 
 from nxpipe.pipeline.config import ConfigInvalid
+from nxpipe.pipeline.fleet.preflight_rules import interface_services
+from nxpipe.stacks.lint.egress import GATEWAYS, needs
 from nxpipe.stacks.project import PROJECT_TAG
 from nxpipe.stacks.serving.load_balancer import COLOUR_HEADER
+from tests.iam.evaluator import as_list
 from tests.localaws.census import census
 from tests.localaws.moto_patches.refreshes import hosts_answer
 from tests.stacks.fleet_world import CERTIFICATE, IMAGE, OTHER_IMAGE, World, configured, read_only, world
@@ -93,7 +96,7 @@ def test_a_deployment_in_the_middle_of_a_shift_changes_neither_weights_nor_sizes
         "TagDescriptions"
     ]
     assert {"Key": "team", "Value": "search"} in tag_descriptions[0]["Tags"]  # of another rule: the tags have come
-    assert group(GREEN)["HealthCheckGracePeriod"] == 720
+    assert group(GREEN)["HealthCheckGracePeriod"] == 60
     assert weights(deployed) == [75, 25]
     assert sizes(GREEN) == (1, 3, 4)
 
@@ -116,7 +119,9 @@ def test_an_instance_waits_for_the_agent_and_its_instances_are_given_up_after_th
 ) -> None:
     (hook,) = boto3.client("autoscaling").describe_lifecycle_hooks(AutoScalingGroupName=BLUE)["LifecycleHooks"]
     assert (hook["LifecycleHookName"], hook["DefaultResult"]) == ("demo-search-ready", "ABANDON")
-    assert hook["HeartbeatTimeout"] == 1800
+    assert (
+        hook["HeartbeatTimeout"] == 1800 + 600
+    )  # `ready_within` of the agent, which starts minutes after the instance
     assert {instance["LifecycleState"] for instance in group(BLUE)["Instances"]} == {"Pending:Wait"}
 
 
@@ -220,6 +225,48 @@ def test_instances_mount_no_file_system_and_speak_https_alone() -> None:
     assert (egress["FromPort"], egress["ToPort"]) == (443, 443)
 
 
+def test_instances_write_their_log_into_the_group_of_the_fleet_alone(deployed: World) -> None:
+    role = next(resource for resource in resources(deployed.serve, "AWS::IAM::Role") if "Standby" not in resource)
+    group = "arn:aws:logs:us-east-2:123456789012:log-group:/nxpipe/demo/{}:log-stream:i-1/agent"
+    for action in ("logs:CreateLogStream", "logs:PutLogEvents"):
+        assert allowed(statements_of(role), action, group.format("search"))
+        assert not allowed(statements_of(role), action, group.format("other"))
+
+
+def actions_of(made: World) -> set[str]:
+    return {action for statement in instance_policy(made) for action in as_list(statement["Action"])}
+
+
+def called_by(made: World) -> set[str]:
+    """The endpoints of a closed network that the fleet's stack needs."""
+    return {need.endpoint for need in needs("demo-serve-search", made.template["Resources"])}
+
+
+def test_sessions_of_ssm_are_allowed_if_the_fleet_says_so_and_need_two_endpoints() -> None:
+    without, with_ssm = read_only(), read_only(more="ssm = true\n[observe]\nlog_retention = 30")
+    channels = {f"ssmmessages:{verb}{kind}Channel" for verb in ("Create", "Open") for kind in ("Control", "Data")}
+    assert actions_of(with_ssm) - actions_of(without) == {"ssm:UpdateInstanceInformation", *channels}
+    assert called_by(with_ssm) - called_by(without) == {"ssm", "ssmmessages"}
+
+
+@pytest.mark.parametrize("more", ['command = ["server"]', "ssm = true\n[observe]\nlog_retention = 30"])
+def test_the_preflight_checks_the_endpoints_that_the_fleet_needs(tmp_path: Path, more: str) -> None:
+    assert interface_services(configured(tmp_path, more=more)) == called_by(read_only(more=more)) - set(GATEWAYS)
+
+
+def test_the_retention_of_logs_is_a_setting_of_the_project() -> None:
+    kept = [
+        [group["RetentionInDays"] for group in read_only(more=more).of("AWS::Logs::LogGroup").values()]
+        for more in ('command = ["server"]', "ssm = true\n[observe]\nlog_retention = 30")
+    ]
+    assert kept == [[90], [30]]
+
+
+def test_a_retention_that_cloudwatch_does_not_offer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match=r"observe\.log_retention.*one of 1, 3, 5, 7, 14, 30, 60, 90"):
+        configured(tmp_path, more="[observe]\nlog_retention = 45")
+
+
 def test_a_compile_cache_in_s3_is_read_and_written_below_its_prefix_and_nowhere_else(aws: None, tmp_path: Path) -> None:
     made = world(configured(tmp_path, more='compile_cache = "s3://my-caches/neuron/"'), tmp_path)
     deploy(*made.stacks)
@@ -304,6 +351,23 @@ def test_several_types_or_spot_make_a_mixed_group_and_the_template_says_no_marke
     assert (distribution["OnDemandBaseCapacity"], distribution["OnDemandPercentageAboveBaseCapacity"]) == (2, 0)
     (template,) = made.of("AWS::EC2::LaunchTemplate").values()
     assert "InstanceMarketOptions" not in template["LaunchTemplateData"]
+
+
+@pytest.mark.parametrize(
+    ("command", "grace", "warm_up"),
+    [
+        ('["server"]', 60, 300),  # it answers before it is in service
+        ("[]", 1800, 1800),  # the image's own server may still load the model
+    ],
+)
+def test_a_server_that_the_agent_supervises_needs_no_time_in_service_to_load(
+    command: str, grace: int, warm_up: int
+) -> None:
+    groups = read_only(more=f"command = {command}").template["Resources"]
+    for colour in ("Blue", "Green"):
+        assert groups[colour]["Properties"]["HealthCheckGracePeriod"] == grace
+        policy = groups[colour]["UpdatePolicy"]["AutoScalingInstanceRefresh"]
+        assert policy["Preferences"]["InstanceWarmup"] == warm_up
 
 
 def test_a_warm_pool_is_kept_for_each_colour() -> None:

@@ -188,8 +188,48 @@ def test_scratch_is_in_the_nodes_subnet_mounted_on_hosts_and_seen_by_jobs() -> N
     assert "multipart/mixed" in user_data
     assert "mount -t lustre" in user_data
     (nodes,) = only(template, "AWS::Batch::JobDefinition")["NodeProperties"]["NodeRangeProperties"]
-    assert nodes["Container"]["MountPoints"] == [{"ContainerPath": "/scratch", "SourceVolume": "scratch"}]
-    assert "UserData" not in launched(template_of(make(nodes=1).train))
+    assert {"ContainerPath": "/scratch", "SourceVolume": "scratch"} in nodes["Container"]["MountPoints"]
+
+
+def test_the_disks_of_hosts_that_have_some_are_seen_by_jobs() -> None:
+    template = template_of(make(nodes=1).train)
+    assert "mdadm" in json.dumps(launched(template)["UserData"])
+    container = container_of(nodes=1)
+    assert container["MountPoints"] == [{"ContainerPath": "/local", "SourceVolume": "local"}]
+    assert container["Volumes"] == [{"Host": {"SourcePath": "/local"}, "Name": "local"}]
+    assert {"Name": "NXPIPE_LOCAL", "Value": "/local"} in container["Environment"]
+
+
+def test_the_root_volume_is_a_setting_within_the_limits_of_gp3() -> None:
+    (volume,) = launched(template_of(make(disk=1000, iops=6000, throughput=1000).train))["BlockDeviceMappings"]
+    assert {"VolumeSize": 1000, "Iops": 6000, "Throughput": 1000}.items() <= volume["Ebs"].items()
+    with pytest.raises(ValidationError, match="at most 750, or `iops` of at least 4000"):
+        fleet(throughput=1000)
+    with pytest.raises(ValidationError, match="at most 50000; EBS allows 500 for each GiB"):
+        fleet(disk=100, iops=60000)
+
+
+def statements(made: Made) -> list[dict[str, Any]]:
+    policies = template_of(made.train)["Resources"]
+    (policy,) = (policy for id_, policy in policies.items() if id_.startswith("InstanceRoleDefaultPolicy"))
+    found: list[dict[str, Any]] = policy["Properties"]["PolicyDocument"]["Statement"]
+    return found
+
+
+def test_hosts_write_into_the_log_of_their_fleet_alone() -> None:
+    """AWS's managed policy of ECS instances permits every log."""
+    made = make()
+    (group,) = all_of(template_of(made.train), "AWS::Logs::LogGroup")
+    assert (group["LogGroupName"], group["RetentionInDays"]) == ("/nxpipe/demo/tune", 90)
+    (denied,) = (entry for entry in statements(made) if entry["Effect"] == "Deny")
+    assert denied["Action"] == ["logs:CreateLogStream", "logs:PutLogEvents"]
+    assert denied["NotResource"] == f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:/nxpipe/demo/tune:*"
+    assert set(denied) == {"Action", "Effect", "NotResource"}
+
+
+def test_sessions_of_ssm_are_allowed_if_the_fleet_says_so() -> None:
+    assert "ssm" not in json.dumps(statements(make()))
+    assert "ssmmessages:OpenDataChannel" in json.dumps(statements(make(ssm=True)))
 
 
 def container_of(**asked: Any) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """The first boot of an instance, run in a sandbox."""
 
 import shlex
+import shutil
 import subprocess
 import sysconfig
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -116,9 +118,10 @@ def test_an_instance_is_set_up_and_its_unit_started(sandbox: Sandbox) -> None:
     ]
     (system,) = ran.called("dpkg")
     assert Path(system.split()[-1]).name == "neuron-tools_2.4.1_amd64.deb"
-    assert ran.calls[-2:] == [
-        "systemctl enable --now nxpipe-agent.service",
+    assert ran.calls[-3:] == [
+        "systemctl enable --now --no-block nxpipe-logs.service",
         "systemctl enable --now --no-block nxpipe-watch.service",
+        "systemctl enable --now nxpipe-agent.service",
     ]
     assert not list(sandbox.folder.glob("tmp.*"))
 
@@ -270,8 +273,9 @@ def test_a_program_that_the_image_lacks_is_named_before_anything_is_done(sandbox
     (sandbox.folder / "bin" / program).unlink()
     ran = sandbox.run(serving(sandbox).script())
     assert ran.code != 0
-    assert f"nxpipe: this image has no {program} on the PATH of root; use an image that has it\n" in ran.console
-    assert [call for call in ran.calls if not call.startswith("curl ")] == [ABANDONED]
+    sentence = f"this instance is given up: this image has no {program} on the PATH of root; use an image that has it"
+    assert f"nxpipe: {sentence}\n" in ran.console
+    assert ran.steps == [ABANDONED]
     assert not (sandbox.root / "etc/nxpipe").exists()
 
 
@@ -289,7 +293,7 @@ def test_an_instance_that_cannot_abandon_itself_says_what_happens(sandbox: Sandb
     ran = sandbox.run(serving(sandbox).script(), **({"AWS": "255"} if program == "curl" else {}))
     assert ran.code != 0
     assert f"this image has no {program} on the PATH of root" in ran.console
-    expected = "the instance is not abandoned; hook demo-search-ready does that when the fleet's ready_within is over"
+    expected = "hook demo-search-ready is not completed here; it ends the instance when its time is over"
     assert ran.console.endswith(f"nxpipe: {expected}\n")
     assert "systemctl" not in "".join(ran.calls)
 
@@ -298,6 +302,83 @@ def test_a_unit_that_does_not_start_gives_the_instance_up(sandbox: Sandbox) -> N
     ran = sandbox.run(serving(sandbox).script(), SYSTEMCTL="3")
     assert ran.code == 3
     assert ran.calls[-1] == ABANDONED
+
+
+def test_the_end_of_the_output_is_in_the_log_group_before_the_instance_is_abandoned(sandbox: Sandbox) -> None:
+    fault = 'a "quoted" C:\\path,\tand ünicode'
+    ran = sandbox.run(serving(sandbox).script(), DPKG=fault)
+    group = "--log-group-name /nxpipe/demo/search --log-stream-name i-1/boot"
+    created, delivered, abandoned = (call for call in ran.calls if call.startswith(("aws logs", "aws autoscaling")))
+    assert f"create-log-stream --region us-east-2 --cli-connect-timeout 5 {group}" in created
+    assert f"put-log-events --region us-east-2 --cli-connect-timeout 5 {group} --log-events file:///" in delivered
+    assert abandoned == ABANDONED
+    assert ran.delivered == [
+        "nxpipe: this instance is given up: dpkg cannot install the .deb files of the agent's bundle: dpkg: error: "
+        'a "quoted" C:\\path,?and ??nicode; bundle packages for this image'
+    ]
+    assert ran.console.startswith("nxpipe: this instance is given up: dpkg cannot install")
+
+
+def test_an_agent_that_has_written_why_it_gives_up_is_not_reported_again(sandbox: Sandbox) -> None:
+    mark = sandbox.root / "run/nxpipe/given-up"
+    mark.parent.mkdir(parents=True)
+    mark.touch()
+    sandbox.replace("systemctl", '[ "$*" != "enable --now nxpipe-agent.service" ] || exit 3')
+    ran = sandbox.run(serving(sandbox).script())
+    assert (ran.code, ran.delivered, ran.console, ABANDONED in ran.calls) == (3, [], "", False)
+
+
+def test_systemd_does_not_start_the_agent_of_an_instance_again_that_is_given_up(sandbox: Sandbox) -> None:
+    sandbox.run(serving(sandbox).script())
+    unit, settings = sandbox.text("etc/systemd/system/nxpipe-agent.service"), sandbox.text("etc/nxpipe/agent.env")
+    mark = f"{sandbox.root}/run/nxpipe/given-up"
+    assert f"\nConditionPathExists=!{mark}\n" in unit.partition("[Service]")[0]
+    assert "\nRuntimeDirectory=nxpipe\nRuntimeDirectoryPreserve=yes\n" in unit
+    assert f"NXPIPE_GIVEN_UP={mark}\n" in settings
+
+
+def test_the_log_group_has_what_a_program_writes_and_not_only_the_reports(sandbox: Sandbox) -> None:
+    ran = sandbox.run(serving(sandbox).script() + "ls /absent-folder\n")
+    assert any("ls: command not found" in line for line in ran.delivered), ran.delivered
+
+
+def test_only_the_last_200_lines_are_delivered(sandbox: Sandbox) -> None:
+    ran = sandbox.run(serving(sandbox).script() + "for ((n = 0; n < 500; n++)); do echo line $n >&2; done\nfalse\n")
+    assert len(ran.delivered) == 200
+    assert ran.delivered[-2] == "line 499"
+    assert ran.calls[-1] == ABANDONED
+
+
+def test_a_stream_that_exists_takes_the_lines_too(sandbox: Sandbox) -> None:
+    ran = sandbox.run(serving(sandbox, digest="0" * 64).script(), NO_STREAM="254")
+    assert ran.delivered[-1].startswith("nxpipe: this instance is given up: ")
+
+
+def test_a_log_group_that_does_not_answer_delays_the_abandonment_for_a_limited_time(sandbox: Sandbox) -> None:
+    program = sandbox.folder / "bin/timeout"
+    real = program.resolve()
+    program.unlink()
+    program.write_text(f'#!/bin/sh\n[ "$1" = 20 ] || exit 9\nshift\nexec {real} 0.2 "$@"\n')
+    program.chmod(0o755)
+    ran = sandbox.run(serving(sandbox, digest="0" * 64).script(), LOGS_TAKE="60")
+    assert ran.delivered == []
+    assert "the log group /nxpipe/demo/search does not have these lines; see the console output" in ran.console
+    assert ran.calls[-1] == ABANDONED
+
+
+def test_the_forwarder_follows_every_unit_and_is_stopped_after_them(sandbox: Sandbox) -> None:
+    config = configured(sandbox.folder, type_="trn1.32xlarge", more='log_units = ["my-server.service"]\n')
+    sandbox.add_disks()
+    assert sandbox.run(serving(sandbox, config).script()).code == 0
+    unit = sandbox.text("etc/systemd/system/nxpipe-logs.service")
+    before = "nxpipe-agent.service nxpipe-watch.service my-server.service nxpipe-instance-store.service"
+    followed = " ".join(f"--unit={name}" for name in (*before.split(), "cloud-final.service"))
+    assert f"\nBefore={before}\n" in unit
+    assert f"\nExecStart={sandbox.root}/opt/nxpipe/agent/bin/nxpipe agent forward {followed}\n" in unit
+    assert "\nSupplementaryGroups=systemd-journal\n" in unit
+    settings = sandbox.text("etc/nxpipe/agent.env")
+    assert f"NXPIPE_FORWARDED={sandbox.root}/var/lib/nxpipe-logs/position.json\n" in settings
+    assert "log_units" not in sandbox.text("etc/nxpipe/nxpipe.toml")  # the agent of an older bundle has no such key
 
 
 STATE, STORE = "var/lib/nxpipe", "opt/nxpipe/instance_store.sh"
@@ -388,7 +469,54 @@ def test_a_fleet_without_a_server_of_ours_has_a_unit_that_ends(sandbox: Sandbox)
     sandbox.run(serving(sandbox, configured(sandbox.folder, command="[]")).script())
     unit = sandbox.text("etc/systemd/system/nxpipe-agent.service")
     assert "Type=oneshot\nRemainAfterExit=yes\n" in unit
+    assert "Restart=on-failure\n" in unit
     assert " -- " not in unit
+
+
+def test_systemd_waits_for_the_agent_as_long_as_the_fleet_does_and_starts_it_five_times_an_hour_at_most(
+    sandbox: Sandbox,
+) -> None:
+    config = configured(sandbox.folder)
+    config = config.model_copy(
+        update={"fleets": (config.fleets[0].model_copy(update={"draining": timedelta(minutes=2)}),)}
+    )
+    sandbox.run(serving(sandbox, config).script())
+    lines = sandbox.text("etc/systemd/system/nxpipe-agent.service").splitlines()
+    sections = "\n".join(lines).split("\n\n")
+    assert "StartLimitIntervalSec=1h\nStartLimitBurst=5" in sections[0]
+    assert {
+        *("Type=notify", "NotifyAccess=main", "KillMode=mixed", "SuccessExitStatus=143", "Restart=always"),
+        *("TimeoutStartSec=960", "TimeoutStopSec=150"),  # ready_within and draining, and a margin
+    } <= set(sections[1].splitlines())
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
+@pytest.mark.parametrize("command", [SERVER, "[]"])
+def test_systemd_finds_no_fault_in_the_agents_unit(sandbox: Sandbox, command: str) -> None:
+    sandbox.run(serving(sandbox, configured(sandbox.folder, command=command)).script())
+    path = sandbox.root / "etc/systemd/system/nxpipe-agent.service"
+    program = sandbox.root / "opt/nxpipe/agent/bin/nxpipe"
+    program.touch(mode=0o755)
+    done = subprocess.run(["systemd-analyze", "verify", str(path)], capture_output=True, text=True, check=False)
+    assert [line for line in done.stderr.splitlines() if "nxpipe-agent" in line] == []
+    path.write_text(path.read_text().replace("KillMode=", "KilMode=").replace("RemainAfterExit=", "RemainAfter="))
+    done = subprocess.run(["systemd-analyze", "verify", str(path)], capture_output=True, text=True, check=False)
+    assert "Unknown key" in done.stderr  # it would find one
+
+
+def test_a_probe_reaches_the_instance_with_the_command_that_it_requires(sandbox: Sandbox) -> None:
+    body = """'{"text": "\\u00e9 \\"quoted\\""}'"""
+    probe = f'{{ path = "/predict", body = {body}, expect = "[1.5]", tolerance = 0.01, timeout = "5s" }}'
+    config = configured(sandbox.folder, more=f"probe = {probe}\n")
+    assert sandbox.run(serving(sandbox, config).script()).code == 0
+    assert load_config(sandbox.root / "etc/nxpipe/nxpipe.toml", {}).fleets == config.fleets
+
+
+def test_a_fleet_without_a_probe_has_the_file_of_an_older_bundle(sandbox: Sandbox) -> None:
+    sandbox.run(serving(sandbox).script())
+    keys = {line.partition(" = ")[0] for line in sandbox.text("etc/nxpipe/nxpipe.toml").splitlines()}
+    assert "ready_within" in keys
+    assert keys.isdisjoint({"probe", "command"})
 
 
 @pytest.mark.parametrize(
@@ -426,7 +554,7 @@ def test_shellcheck_would_find_a_word_without_quotes(sandbox: Sandbox) -> None:
 
 def training_host(sandbox: Sandbox, *, cards: int = 8, sha256: str | None = None) -> TrainingHost:
     sandbox.add_training_host()
-    host = TrainingHost("us-east-2", InstancePaths(str(sandbox.root)))
+    host = TrainingHost("us-east-2", "/nxpipe/demo/tune", InstancePaths(str(sandbox.root)))
     return host.with_efa("s3://demo-artifacts/models/efa/x.tar.gz", sha256 or sandbox.sha256, cards=cards)
 
 
@@ -464,7 +592,7 @@ def test_an_efa_installer_of_another_digest_is_not_run_and_the_host_does_not_joi
     ran = sandbox.run(training_host(sandbox, sha256="0" * 64).script())
     assert ran.code != 0
     assert ran.called("efa_installer.sh") == []
-    assert ran.calls[-1] == NOT_JOINED
+    assert NOT_JOINED in ran.calls
     assert "does not join the cluster" in ran.console
 
 
@@ -474,14 +602,14 @@ def test_a_store_without_the_efa_installer_is_one_sentence_on_the_console(sandbo
     ran = sandbox.run(host.script())
     assert ran.code != 0
     assert "the store has no s3://demo-artifacts/models/efa/x.tar.gz" in ran.console
-    assert ran.calls[-1] == NOT_JOINED
+    assert NOT_JOINED in ran.calls
 
 
 def test_a_host_with_fewer_efa_devices_than_its_type_does_not_join_the_cluster(sandbox: Sandbox) -> None:
     ran = sandbox.run(training_host(sandbox).script(), CARDS="7")
     assert ran.code != 0
     assert "this host has 7 EFA devices, and its type 8" in ran.console
-    assert ran.calls[-1] == NOT_JOINED
+    assert NOT_JOINED in ran.calls
 
 
 def test_a_file_system_that_cannot_be_mounted_keeps_the_host_out_of_the_cluster(sandbox: Sandbox) -> None:
@@ -489,4 +617,63 @@ def test_a_file_system_that_cannot_be_mounted_keeps_the_host_out_of_the_cluster(
     ran = sandbox.run(host.script(), DNF="1")
     assert ran.code != 0
     assert ran.called("mount") == []
-    assert ran.calls[-1] == NOT_JOINED
+    assert NOT_JOINED in ran.calls
+
+
+def test_a_training_host_that_fails_leaves_its_output_in_the_fleets_log_group(sandbox: Sandbox) -> None:
+    """Also before the AWS CLI is installed, which the image does not have."""
+    host = TrainingHost("us-east-2", "/nxpipe/demo/tune", InstancePaths(str(sandbox.root)))
+    sandbox.add_training_host()
+    aws = sandbox.folder / "bin/aws"
+    absent = aws.rename(sandbox.folder / "aws")
+    (sandbox.folder / "bin/dnf").write_text(
+        f'#!/bin/sh\necho "dnf $*" >> "$SANDBOX/calls"\n[ "$4" = awscli-2 ] && /bin/cp {absent} {aws}\n'
+    )
+    ran = sandbox.run(host.with_scratch(str(sandbox.root / "scratch"), "fs-1", "abcdefgh").script())
+    assert ran.code != 0
+    assert ran.calls.index(NOT_JOINED) < ran.calls.index("dnf install --assumeyes --quiet awscli-2")
+    assert ran.delivered[-1].startswith("nxpipe: this host cannot be set up and does not join the cluster: line ")
+    (delivered,) = (call for call in ran.called("aws") if "put-log-events" in call)
+    assert "--log-group-name /nxpipe/demo/tune --log-stream-name i-1/boot" in delivered
+
+
+def test_shellcheck_finds_nothing_in_the_script_of_a_training_host(sandbox: Sandbox) -> None:
+    host = training_host(sandbox).with_scratch(str(sandbox.root / "scratch"), "fs-1", "abcdefgh")
+    assert shellcheck(host.script(), sandbox.folder) == (0, "")
+
+
+def host_with_disks(sandbox: Sandbox, *disks: str) -> TrainingHost:
+    """Each disk has the second name that systemd gives it."""
+    sandbox.add_training_host()
+    names = sandbox.root / "dev/disk/by-id"
+    names.mkdir(parents=True)
+    for disk in disks:
+        (sandbox.root / "dev" / disk).touch()
+        for end in ("", "_1"):
+            (names / f"nvme-Amazon_EC2_NVMe_Instance_Storage_AWS-{disk}{end}").symlink_to(f"../../{disk}")
+    host = TrainingHost("us-east-2", "/nxpipe/demo/tune", InstancePaths(str(sandbox.root)))
+    return host.with_instance_store(str(sandbox.root / "local"))
+
+
+def test_the_disks_of_a_training_host_are_one_file_system(sandbox: Sandbox) -> None:
+    ran = sandbox.run(host_with_disks(sandbox, "nvme1n1", "nvme2n1").script())
+    assert ran.code == 0, ran.err
+    root, array = sandbox.root, f"{sandbox.root}/dev/md/nxpipe"
+    assert ran.calls == [
+        "dnf install --assumeyes --quiet mdadm",
+        f"mdadm --create {array} --run --level=0 --raid-devices=2 {root}/dev/nvme1n1 {root}/dev/nvme2n1",
+        f"mkfs.ext4 -q -E nodiscard {array}",
+        f"mount -o noatime {array} {root}/local",
+    ]
+    assert (root / "local").stat().st_mode & 0o7777 == 0o1777
+
+
+def test_a_single_disk_needs_no_array(sandbox: Sandbox) -> None:
+    ran = sandbox.run(host_with_disks(sandbox, "nvme1n1").script())
+    assert (ran.code, [call.split()[0] for call in ran.calls]) == (0, ["mkfs.ext4", "mount"])
+
+
+def test_a_host_without_the_disks_of_its_type_does_not_join_the_cluster(sandbox: Sandbox) -> None:
+    ran = sandbox.run(host_with_disks(sandbox).script())
+    assert (ran.code, ran.steps) == (1, [NOT_JOINED])
+    assert "this host has no disk of the instance store" in ran.console

@@ -34,6 +34,7 @@ channel = "production"
 instance_types = ["inf2.xlarge"]
 capacity = {{ kind = "on-demand", warm_pool = {{ min = 1 }} }}
 size = {{ min = 1, desired = 2, max = 4 }}
+scaling = {{ requests_per_target = 600 }}
 command = ["python", "-m", "server"]
 certificate = "{CERTIFICATE}"
 standby = {{ instance_type = "g5.xlarge", image = "ami-0123456789abcdef0", size = {{ min = 1, max = 2 }} }}

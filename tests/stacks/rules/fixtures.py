@@ -219,6 +219,11 @@ _OPEN = {
     ),
     "In": resource("AWS::EC2::SecurityGroupIngress", IpProtocol="tcp", FromPort=22, ToPort=22, CidrIp="10.0.0.0/8"),
     "Balancer": resource("AWS::ElasticLoadBalancingV2::LoadBalancer", Scheme="internal"),
+    "Service": resource(
+        "AWS::EC2::VPCEndpointServicePermissions",
+        ServiceId="vpce-svc-1",
+        AllowedPrincipals=["arn:aws:iam::123456789012:root"],
+    ),
     "Cluster": resource("AWS::EKS::Cluster", ResourcesVpcConfig={"EndpointPublicAccess": False}),
     "Subnet": resource("AWS::EC2::Subnet", MapPublicIpOnLaunch=False),
     "Launch": launch(NetworkInterfaces=[{"DeviceIndex": 0}]),
@@ -289,6 +294,7 @@ def _signs(name: str) -> dict[str, Any]:
     return resource("AWS::IAM::ManagedPolicy", PolicyDocument={"Statement": [statement]})
 
 
+_WEAK: Final = {"Fn::GetStackOutput": {"StackName": "network", "OutputName": "Vpc"}}
 FIXTURES: Final = (
     Fixture(
         "NXP-EFA-1",
@@ -443,6 +449,7 @@ FIXTURES: Final = (
             Break("Group/Properties/SecurityGroupIngress/0/CidrIpv6", "::/0", "port 443 is open to the internet"),
             Break("In/Properties/CidrIp", "0.0.0.0/0", "port 22 is open to the internet"),
             Break("Balancer/Properties/Scheme", "internet-facing", "the load balancer has public addresses"),
+            Break("Service/Properties/AllowedPrincipals/0", "*", "each AWS account may create an endpoint"),
             Break("Cluster/Properties/ResourcesVpcConfig", {}, "the cluster's API server"),
             Break("Subnet/Properties/MapPublicIpOnLaunch", True, "instances in the subnet get public addresses"),
             Break(f"{_DATA}/NetworkInterfaces/0/AssociatePublicIpAddress", "true", "instances get public addresses"),
@@ -473,6 +480,18 @@ FIXTURES: Final = (
         "NXP-NET-3",
         _LISTENERS,
         (Break("Http/Properties/DefaultActions", [{"Type": "forward"}], "uses HTTP without TLS"),),
+    ),
+    Fixture(
+        "NXP-REF-1",
+        {
+            "Targets": resource(
+                "AWS::ElasticLoadBalancingV2::TargetGroup", VpcId={"Fn::ImportValue": "network:Vpc"}, Matcher={}
+            )
+        },
+        (
+            Break("Targets/Properties/VpcId", _WEAK, "of network in a property that cannot change in place"),
+            Break("Targets/Properties/Matcher/HttpCode", _WEAK, "read again only if the text of this resource changes"),
+        ),
     ),
     Fixture(
         "NXP-IAM-2",
