@@ -81,6 +81,7 @@ _LISTS: Final = (
     ("ec2", "describe_route_tables", "RouteTables", "RouteTableId"),
     ("ec2", "describe_security_groups", "SecurityGroups", "GroupId"),
     ("ec2", "describe_subnets", "Subnets", "SubnetId"),
+    ("ec2", "describe_vpc_endpoint_service_configurations", "ServiceConfigurations", "ServiceId"),
     ("ec2", "describe_vpc_endpoints", "VpcEndpoints", "VpcEndpointId"),
     ("ec2", "describe_vpcs", "Vpcs", "VpcId"),
     ("ecr", "describe_repositories", "repositories", "repositoryName"),

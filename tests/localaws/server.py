@@ -1,6 +1,7 @@
 """The local AWS as a server: `python -m tests.localaws.server [PORT]`, until it is stopped.
 
-When the server is ready, it prints the environment variables that another shell needs.
+When the server is ready, it prints the environment variables that another shell needs. Every serving fleet that is
+deployed there has agents and users (`visitors.py`), so that rollouts run to their ends.
 """
 
 import logging
@@ -48,13 +49,21 @@ def local_aws(port: int = 0) -> Iterator[dict[str, str]]:
         yield {**{name: os.environ[name] for name in ("AWS_ENDPOINT_URL", *_WHO)}, "AWS_REGION": region}
     finally:
         server.stop()
+        moto_api_backend.reset()  # what another test does in this process with moto alone begins with an empty account
         Stacks.run = staticmethod(run)
         os.environ.clear()
         os.environ.update(before)
 
 
 def main() -> None:
-    with local_aws(int(sys.argv[1]) if len(sys.argv) > 1 else 0) as environment:
+    from tests.localaws.visitors import inhabited
+
+    with (
+        local_aws(int(sys.argv[1]) if len(sys.argv) > 1 else 0) as environment,
+        inhabited(environment["AWS_DEFAULT_REGION"]),
+    ):
+        # moto logs a Choice state whose variable is absent as an error.
+        logging.getLogger("moto").setLevel(logging.CRITICAL)
         sys.stdout.write("".join(f"export {name}={value}\n" for name, value in environment.items()))
         sys.stdout.flush()
         stopped = threading.Event()

@@ -174,6 +174,16 @@ def refreshed(alarms: list[Any] | None = None, **data: Any) -> Template:
     return result
 
 
+@pytest.mark.parametrize(("size", "limit"), [(-1, "below min value"), (99, "above max value")])
+def test_a_capacity_beyond_the_limits_of_its_group_is_refused(aws: Any, size: int, limit: str) -> None:
+    create(aws, refreshed())
+    scaling, group = boto3.client("autoscaling"), physical(aws)["Blue1"]
+    with pytest.raises(ClientError, match=limit):
+        scaling.set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=size)
+    scaling.update_auto_scaling_group(AutoScalingGroupName=group, MinSize=0, DesiredCapacity=0)
+    assert states(group) == {}
+
+
 def launched_by(group: str) -> set[str]:
     response = boto3.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[group])
     return {instance["LaunchTemplate"]["Version"] for instance in response["AutoScalingGroups"][0]["Instances"]}

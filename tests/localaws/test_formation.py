@@ -222,6 +222,31 @@ def test_a_weak_reference_reads_the_output_of_another_stack(aws: Any) -> None:
     assert status(aws, "t") == "ROLLBACK_COMPLETE"
 
 
+def test_a_weak_reference_is_read_again_only_if_the_text_around_it_changes(aws: Any) -> None:
+    def giver(name: str) -> str:
+        return template({"O": {"Value": {"Fn::GetAtt": ["A", "Colour"]}}}, A={"Colour": name})
+
+    of = {"Fn::GetStackOutput": {"StackName": "giver", "OutputName": "O"}}
+    aws.create_stack(StackName="giver", TemplateBody=giver("red"))
+    aws.create_stack(StackName="s", TemplateBody=template(B={"Of": of}, C={"Colour": "red"}))
+    aws.update_stack(StackName="giver", TemplateBody=giver("blue"))
+    with pytest.raises(ClientError, match="No updates are to be performed"):
+        aws.update_stack(StackName="s", TemplateBody=template(B={"Of": of}, C={"Colour": "red"}))
+    aws.update_stack(StackName="s", TemplateBody=template(B={"Of": of}, C={"Colour": "blue"}))
+    assert Thing.there["B#1"]["Of"] == "red"  # stale, beside a changed resource too
+    aws.update_stack(StackName="s", TemplateBody=template(B={"Of": of, "Colour": "new"}, C={"Colour": "blue"}))
+    assert Thing.there["B#1"]["Of"] == "blue"
+
+
+def test_a_value_that_becomes_a_weak_reference_is_planned_as_a_new_one(aws: Any) -> None:
+    aws.create_stack(StackName="giver", TemplateBody=template({"O": {"Value": "same"}}, A={}))
+    aws.create_stack(StackName="s", TemplateBody=template(B={"Name": "same"}))
+    weak = template(B={"Name": {"Fn::GetStackOutput": {"StackName": "giver", "OutputName": "O"}}})
+    aws.create_change_set(StackName="s", ChangeSetName="weaker", TemplateBody=weak)
+    (change,) = aws.describe_change_set(StackName="s", ChangeSetName="weaker")["Changes"]
+    assert change["ResourceChange"]["Replacement"] == "True"
+
+
 def test_functions_conditions_and_parameters_are_worked_out(aws: Any) -> None:
     boto3.client("ssm").put_parameter(Name="/colour", Value="green", Type="String")
     body = {

@@ -146,6 +146,9 @@ def test_a_project_comes_changes_fails_recovers_and_goes_without_a_trace(project
     assert stacks == {"cycle-storage", *OF_THE_NETWORK}
     assert (set(states().values()), [str(entry) for entry in census(REGION)]) == ({"CREATE_COMPLETE"}, [])
     assert count_properties(REGION) > 100
+    again = succeeded(project.deploy_again())
+    unchanged = set(re.findall(r"(cycle-[\w-]+) \(no changes\)", again))
+    assert unchanged == stacks, again  # also those that read Parameter Store, for which there is a change set
 
     # A changed property updates its stack only. The other change is refused: an account has at most one OIDC provider
     # for GitHub, and in this account another stack's exists.

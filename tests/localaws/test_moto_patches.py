@@ -1,5 +1,7 @@
 """Services that behave as on AWS, where moto's do not."""
 
+import base64
+import hashlib
 import io
 import json
 import threading
@@ -7,6 +9,7 @@ import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import boto3
@@ -14,14 +17,43 @@ import pytest
 from botocore.exceptions import ClientError
 from moto.iam.models import iam_backends
 from moto.s3.models import S3Backend
+from moto.sns.models import sns_backends
 
 from tests.localaws.moto_patches.cloudwatch import holds
 from tests.localaws.moto_patches.ssm import NAMES
 
-REGION = "us-east-2"
+ACCOUNT, REGION = "123456789012", "us-east-2"
 
 
 pytestmark = pytest.mark.usefixtures("aws")
+
+
+# Events
+
+
+def test_a_rule_publishes_the_message_of_its_template_and_is_counted() -> None:
+    events, sns = boto3.client("events"), boto3.client("sns")
+    topic = sns.create_topic(Name="alarms")["TopicArn"]
+    events.put_rule(Name="launches", EventPattern=json.dumps({"source": ["aws.autoscaling"]}))
+    paths = {"group": "$.detail.AutoScalingGroupName"}
+    transformer = {"InputPathsMap": paths, "InputTemplate": '"Group <group> has not launched."'}
+    events.put_targets(Rule="launches", Targets=[{"Id": "a", "Arn": topic, "InputTransformer": transformer}])
+    for source in ("aws.autoscaling", "aws.ec2"):
+        detail = json.dumps({"AutoScalingGroupName": 'the "blue" one'})
+        events.put_events(Entries=[{"Source": source, "DetailType": "a", "Detail": detail}])
+    sent = sns_backends[ACCOUNT][REGION].topics[topic].sent_notifications
+    assert [message for _, message, *_ in sent] == ['Group the "blue" one has not launched.']
+    now = datetime.now(UTC)
+    counted = boto3.client("cloudwatch").get_metric_statistics(
+        Namespace="AWS/Events",
+        MetricName="TriggeredRules",
+        Dimensions=[{"Name": "RuleName", "Value": "launches"}],
+        StartTime=now - timedelta(minutes=5),
+        EndTime=now + timedelta(minutes=5),
+        Period=600,
+        Statistics=["Sum"],
+    )["Datapoints"]
+    assert sum(point["Sum"] for point in counted) == 1
 
 
 # Alarms
@@ -347,3 +379,47 @@ def test_ebs_has_a_default_key_of_aws_until_another_is_chosen() -> None:
     assert ec2.get_ebs_default_kms_key_id()["KmsKeyId"] == "alias/aws/ebs"
     ec2.modify_ebs_default_kms_key_id(KmsKeyId="arn:aws:kms:us-east-2:123456789012:key/k")
     assert ec2.get_ebs_default_kms_key_id()["KmsKeyId"].endswith("key/k")
+
+
+# Checksums of uploads
+
+
+def _sha256(data: bytes) -> str:
+    return base64.b64encode(hashlib.sha256(data).digest()).decode()
+
+
+def test_bytes_that_differ_from_their_checksum_are_refused_and_a_checksum_is_kept() -> None:
+    s3, place = boto3.client("s3"), {"Bucket": "uploads", "Key": "k"}
+    s3.create_bucket(Bucket="uploads", CreateBucketConfiguration={"LocationConstraint": REGION})
+    with pytest.raises(ClientError, match="BadDigest"):
+        s3.put_object(**place, Body=b"hell0", ChecksumSHA256=_sha256(b"hello"))
+    assert "Contents" not in s3.list_objects_v2(Bucket="uploads")
+    for more, name in (({"ChecksumSHA256": _sha256(b"hello")}, "ChecksumSHA256"), ({}, "ChecksumCRC32")):
+        sent = s3.put_object(**place, Body=b"hello", **more)
+        assert s3.head_object(**place, ChecksumMode="ENABLED")[name] == sent[name]
+    upload = s3.create_multipart_upload(**place, ChecksumAlgorithm="SHA256")["UploadId"]
+    with pytest.raises(ClientError, match="BadDigest"):
+        s3.upload_part(**place, UploadId=upload, PartNumber=1, Body=b"hell0", ChecksumSHA256=_sha256(b"hello"))
+    assert "Parts" not in s3.list_parts(**place, UploadId=upload)
+
+
+def test_a_bucket_of_more_than_a_page_of_versions_is_emptied_page_by_page() -> None:
+    bucket = boto3.resource("s3").create_bucket(Bucket="full", CreateBucketConfiguration={"LocationConstraint": REGION})
+    bucket.Versioning().enable()
+    for number in range(5):
+        for _ in range(2):
+            bucket.put_object(Key=f"key-{number}", Body=b"")
+    bucket.object_versions.page_size(3).delete()
+    bucket.delete()
+
+
+def test_public_parameters_are_found_by_name_and_by_path_and_are_not_in_lists_of_the_account() -> None:
+    ssm = boto3.client("ssm")
+    for name in NAMES:
+        assert ssm.get_parameter(Name=name)["Parameter"]["Name"] == name
+    ssm.put_parameter(Name="own", Value="1", Type="String")
+    assert [parameter["Name"] for parameter in ssm.describe_parameters()["Parameters"]] == ["own"]
+    tagging = boto3.client("resourcegroupstaggingapi")
+    assert tagging.get_resources(ResourceTypeFilters=["s3"])["ResourceTagMappingList"] == []
+    below = ssm.get_parameters_by_path(Path="/aws/service/neuron/dlami/base", Recursive=True)["Parameters"]
+    assert {parameter["Name"] for parameter in below} == {name for name in NAMES if "/dlami/base/" in name}

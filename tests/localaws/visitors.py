@@ -4,6 +4,8 @@ Requests go to the target groups by the current weights of the listener's rule; 
 A request without a response of its target is in RequestCount of the target group and in no other metric of it, as on
 AWS: the load balancer returns 502 at once if the target closes the connection, and 504 after its idle timeout if the
 target hangs, and counts these for itself.
+
+`inhabited` gives agents and users to every fleet of an account, for the server of `make cloud-up`.
 """
 
 import threading
@@ -15,12 +17,19 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import numpy as np
+from botocore.exceptions import ClientError
+from moto.cloudwatch.models import cloudwatch_backends
+from moto.core import DEFAULT_ACCOUNT_ID
 
 from tests.localaws.formation.provider import client_of
 
 _NAMESPACE: Final = "AWS/ApplicationELB"
 _MEDIAN, _SPREAD = 0.02, 0.5  # median in seconds, and standard deviation of the logarithm
 _FINEST: Final = 0.001  # resolution of response times in seconds
+_USUAL: Final = 0.002  # share of failed requests
+_BUSY: Final = 500  # requests per second
+_HISTORY: Final = 120  # seconds
+_SHARE: Final = "localaws:errors"  # the tag of an Auto Scaling group with its share of failed requests
 
 
 @dataclass(frozen=True)
@@ -184,3 +193,64 @@ def visitors(
         over.set()
         thread.join()
         users.sample_weights()
+
+
+@contextmanager
+def inhabited(region: str) -> Iterator[None]:
+    """Agents and users of every serving fleet in the region, also of those that are deployed or deleted meanwhile.
+
+    The tag `localaws:errors` of an Auto Scaling group is the share of requests to it that fail.
+    """
+    over = threading.Event()
+    thread = threading.Thread(target=_inhabit, args=(region, over), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _inhabit(region: str, over: threading.Event) -> None:
+    users: dict[str, SimulatedUsers] = {}
+    at = int(time.time())
+    known: list[Any] = cloudwatch_backends[DEFAULT_ACCOUNT_ID][region].metric_data
+    while not over.wait(max(0.0, at + 1 - time.time())):
+        fleets = _fleets(region)
+        for name in users.keys() - fleets:
+            del users[name]
+        for name, errors in fleets.items():
+            # A deployment may have made only a part of the fleet, and a deletion may have left only a part.
+            try:
+                if name not in users:
+                    users[name] = SimulatedUsers(Fleet.find(region, name), errors, _BUSY)
+                users[name].errors = errors
+                users[name].second(at)
+            except (ClientError, LookupError, StopIteration, ValueError):
+                users.pop(name, None)
+        if not any(all(each.fleet.sizes().values()) for each in users.values()):  # no rollout is under way
+            _forget(known, at)
+        at += 1
+
+
+def _forget(known: list[Any], at: int) -> None:
+    """Keep the metrics of the last minutes only: moto has an object of a kilobyte for each request."""
+    oldest = datetime.fromtimestamp(at - _HISTORY, UTC)
+    recent = (number for number, datum in enumerate(known) if datum.timestamp.replace(tzinfo=UTC) >= oldest)
+    del known[: next(recent, len(known))]
+
+
+def _fleets(region: str) -> dict[str, dict[str, float]]:
+    """The share of failed requests, by the fleet's name and the colour."""
+    pages = client_of("autoscaling", region).get_paginator("describe_auto_scaling_groups").paginate()
+    groups = {group["AutoScalingGroupName"]: group["Tags"] for page in pages for group in page["AutoScalingGroups"]}
+    errors = {
+        name: next((float(tag["Value"]) for tag in tags if tag["Key"] == _SHARE), _USUAL)
+        for name, tags in groups.items()
+    }
+    names = [name.removesuffix("-blue") for name in sorted(groups) if name.endswith("-blue")]
+    return {
+        name: {colour: errors[f"{name}-{colour}"] for colour in ("blue", "green")}
+        for name in names
+        if f"{name}-green" in groups
+    }

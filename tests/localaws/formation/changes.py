@@ -1,16 +1,15 @@
 """The content of a change set."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any
 
-from tests.localaws.formation.deploy import enabled_resources
+from tests.localaws.formation.deploy import AFTER_APPLY, enabled_resources, outputs_before
 from tests.localaws.formation.evaluate import Evaluation, StackContext
 from tests.localaws.formation.faults import Invalid
 from tests.localaws.formation.provider import PROVIDERS
 from tests.localaws.formation.stack import Resource, Stack
 from tests.localaws.formation.template import Declared, Template, in_order
-
-_AFTER_APPLY: Final = "{{changeSet:KNOWN_AFTER_APPLY}}"
 
 
 def changes(
@@ -18,7 +17,8 @@ def changes(
 ) -> list[dict[str, Any]]:
     """The changes resource by resource, in the order of execution."""
     known = dict(stack.resources)
-    work = Evaluation(template, parameter_values, context, known, unknown=lambda _: _AFTER_APPLY)
+    context = replace(context, output=outputs_before(stack))
+    work = Evaluation(template, parameter_values, context, known, unknown=lambda _: AFTER_APPLY)
     desired = enabled_resources(template, work)
     result = []
     for declared in in_order(template, desired):
@@ -39,7 +39,7 @@ def _known_properties(declared: Declared, work: Evaluation) -> dict[str, Any]:
         try:
             result[name] = work(value)
         except Invalid:
-            result[name] = _AFTER_APPLY
+            result[name] = AFTER_APPLY
     return {name: value for name, value in result.items() if value is not None}
 
 

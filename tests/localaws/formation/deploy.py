@@ -7,7 +7,7 @@ any more.
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -35,6 +35,7 @@ class Deployment:
     imported: set[str] = field(default_factory=set)  # filled while values are evaluated
     users_of: Callable[[str], list[str]] = field(default=lambda _: [])  # the stacks that import an export
     _work: Evaluation | None = None
+    _planned: Evaluation | None = None  # with the outputs of other stacks as of the last deployment
 
     def create(self, template: Template, parameter_values: Mapping[str, str]) -> None:
         self.stack.set_status("CREATE_IN_PROGRESS", "User Initiated")
@@ -61,7 +62,10 @@ class Deployment:
         undo: list[Callable[[], None]] = []
         obsolete: list[Resource] = []
         before = (self.stack.template, self.stack.parameter_values, self.stack.values)
+        read = dict(self.stack.outputs_read)
         try:
+            context = replace(self.context, output=outputs_before(self.stack))
+            self._planned = Evaluation(template, parameter_values, context, self.stack.resources)
             work = self._work = Evaluation(template, parameter_values, self.context, self.stack.resources)
             desired = enabled_resources(template, work)
             for declaration in in_order(template, desired):
@@ -75,6 +79,7 @@ class Deployment:
         except (_Failed, Invalid, Refused) as failure:
             self._undo(undo, str(failure), back)
             self.stack.template, self.stack.parameter_values, self.stack.values = before
+            self.stack.outputs_read = read
             return
         self.stack.template, self.stack.parameter_values, self.stack.values = (
             template,
@@ -90,6 +95,9 @@ class Deployment:
     ) -> None:
         """Create, update or keep one resource."""
         old = self.stack.resources.get(declared.logical)
+        if old is not None and self._is_stale_at_most(declared, old):
+            self.stack.resources[declared.logical] = replace(old, declared=declared)
+            return
         properties = self._try(
             declared, old, "CREATE" if old is None else "UPDATE", lambda: dict(work(declared.properties))
         )
@@ -115,6 +123,14 @@ class Deployment:
             undo.append(lambda: self._undo_update(declared, old, properties))
         status = "CREATE_COMPLETE" if old is None else "UPDATE_COMPLETE"
         self.stack.resources[declared.logical] = Resource(declared, properties, existing, status)
+
+    def _is_stale_at_most(self, declared: Declared, old: Resource) -> bool:
+        """True if only the outputs that Fn::GetStackOutput reads may differ: CloudFormation then leaves it alone."""
+        if "Fn::GetStackOutput" not in str(declared.properties) or self._planned is None:
+            return False
+        planned = self._planned
+        same = (old.declared.type, old.declared.policies) == (declared.type, declared.policies)
+        return same and self._try(declared, old, "UPDATE", lambda: planned(declared.properties)) == old.properties
 
     def _is_replaced(self, declared: Declared, old: Resource, properties: Properties) -> bool:
         fixed = self._try(declared, old, "UPDATE", lambda: provider_of(declared.type, properties).fixed)
@@ -235,6 +251,15 @@ class Deployment:
 
 
 _NEW_PHYSICAL = "Requested update requires the creation of a new physical resource; hence creating one."
+
+
+AFTER_APPLY: Final = "{{changeSet:KNOWN_AFTER_APPLY}}"
+
+
+def outputs_before(stack: Stack) -> Callable[[str, str, str | None], str]:
+    """Outputs of other stacks as a change set has them: those read before are not read again, others are unknown."""
+    read = dict(stack.outputs_read)
+    return lambda name, key, region: read.get((name, key, region), AFTER_APPLY)
 
 
 def enabled_resources(template: Template, work: Evaluation) -> dict[str, Declared]:

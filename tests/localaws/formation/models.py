@@ -181,6 +181,7 @@ class Stacks(BaseBackend):
             elsewhere: Stacks = cloudformation_backends[self.account_id][region or self.region_name]
             for output in elsewhere.find(name).outputs:
                 if output.key == key:
+                    stack.outputs_read[name, key, region] = output.value
                     return output.value
             raise Refused(f"stack {name} has no output {key}")
 

@@ -69,6 +69,7 @@ class Stack:
     resources: dict[str, Resource] = field(default_factory=dict)
     outputs: list[Output] = field(default_factory=list)
     imports: frozenset[str] = frozenset()
+    outputs_read: dict[tuple[str, str, str | None], str] = field(default_factory=dict)  # by Fn::GetStackOutput
     events: list[dict[str, Any]] = field(default_factory=list)
     change_sets: list[ChangeSet] = field(default_factory=list)
     protected: bool = False

@@ -49,6 +49,16 @@ def _modify_target_group(stock: Any, self: ELBV2Response) -> ActionResult:
     return result
 
 
+def _set_security_groups(stock: Any, self: ELBV2Response) -> ActionResult:
+    """Keep whether the rules apply to PrivateLink; they do unless it is set to "off"."""
+    result: ActionResult = stock(self)
+    balancer = self.elbv2_backend.load_balancers[self._get_param("LoadBalancerArn")]
+    setting = self._get_param("EnforceSecurityGroupInboundRulesOnPrivateLinkTraffic")
+    if setting is not None:
+        balancer.enforce_security_group_inbound_rules_on_private_link_traffic = setting
+    return result
+
+
 def _balancers_of(group: FakeTargetGroup) -> list[str]:
     backend = elbv2_backends[group.account_id][group.region_name]
     return [
@@ -78,6 +88,7 @@ def apply() -> None:
     around(ELBv2Backend, "delete_load_balancer", _delete_load_balancer)
     around(ELBv2Backend, "describe_load_balancers", _describe_balancers)
     around(ELBv2Backend, "modify_listener", _modify_listener)
+    around(ELBV2Response, "set_security_groups", _set_security_groups)
     around(ELBV2Response, "modify_target_group", _modify_target_group)
     # moto only ever appends to its own list
     FakeTargetGroup.load_balancer_arns = property(_balancers_of, lambda self, value: None)

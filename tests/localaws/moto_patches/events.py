@@ -1,9 +1,15 @@
-"""EventBridge: rules start state machines. Scheduled rules do so when a test calls `strike`."""
+"""EventBridge: rules start state machines, publish to topics, and are counted.
+
+Scheduled rules start state machines when a test calls `strike`.
+"""
 
 import json
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
+from moto.cloudwatch.models import cloudwatch_backends
+from moto.core.utils import utcnow
 from moto.events.models import Rule, events_backends
 
 from tests.localaws.formation.provider import client_of
@@ -26,14 +32,49 @@ def _send(stock: Any, rule: Rule, event: Any, *args: Any, **more: Any) -> None:
     if rule.state == "DISABLED" or not rule.event_pattern.get_pattern():
         return
     if rule.event_pattern.matches_event(event):
+        _count(rule)
         _start_machines(rule, event)
-    machines = [target for target in rule.targets if ":stateMachine:" in target["Arn"]]
-    remaining = [target for target in rule.targets if target not in machines]
+        _publish(rule, event)
+    remaining = [target for target in rule.targets if not _is_ours(target)]
     rule.targets, deliver = remaining, rule.targets
     try:
         stock(rule, event, *args, **more)
     finally:
         rule.targets = deliver
+
+
+def _is_ours(target: Mapping[str, Any]) -> bool:
+    return ":stateMachine:" in target["Arn"] or ":sns:" in target["Arn"]
+
+
+def _count(rule: Rule) -> None:
+    datum = {
+        "MetricName": "TriggeredRules",
+        "Dimensions": [{"Name": "RuleName", "Value": rule.name}],
+        "Timestamp": utcnow(),
+        "Value": 1.0,
+        "Unit": "Count",
+    }
+    cloudwatch_backends[rule.account_id][rule.region_name].put_metric_data("AWS/Events", [datum])
+
+
+def _publish(rule: Rule, event: Mapping[str, Any]) -> None:
+    for target in rule.targets:
+        if ":sns:" in target["Arn"]:
+            client_of("sns", rule.region_name).publish(TopicArn=target["Arn"], Message=_transformed(target, event))
+
+
+def _transformed(target: Mapping[str, Any], event: Mapping[str, Any]) -> str:
+    """The message for a target; an input template is a JSON string here, as the stacks write it."""
+    if (transformer := target.get("InputTransformer")) is None:
+        return json.dumps(event, default=str)
+    text = str(json.loads(transformer["InputTemplate"]))
+    for name, path in transformer["InputPathsMap"].items():
+        value: Any = event
+        for key in path.removeprefix("$.").split("."):
+            value = value[key]
+        text = text.replace(f"<{name}>", str(value))
+    return text
 
 
 def _start_machines(rule: Rule, event: Any) -> None:

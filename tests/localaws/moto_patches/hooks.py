@@ -13,7 +13,7 @@ from moto.core.utils import camelcase_to_underscores
 
 from tests.localaws.moto_patches import capacity
 from tests.localaws.moto_patches._around import around
-from tests.localaws.moto_patches.scaling import end, group_of, record, waiting_for
+from tests.localaws.moto_patches.scaling import announce_failed_launch, end, group_of, record, waiting_for
 
 _OPTIONAL: Final = ("NotificationMetadata", "NotificationTargetARN", "RoleARN")
 
@@ -68,8 +68,10 @@ def complete_action(backend: AutoScalingBackend, state: InstanceState, hook: str
     group = state.auto_scaling_group
     waiting_for(state).discard(hook)
     if result == "ABANDON":
-        record(group, f"Launching a new EC2 instance: {state.instance.id}", "Cancelled", f"hook {hook} was abandoned")
+        reason = f"hook {hook} was abandoned"
+        record(group, f"Launching a new EC2 instance: {state.instance.id}", "Cancelled", reason)
         end(group, [state])
+        announce_failed_launch(group, state.instance.id, reason)
         group.set_desired_capacity(group.desired_capacity)
     elif not waiting_for(state):
         state.lifecycle_state = "InService"

@@ -3,6 +3,7 @@
 Moto launches by the first version of a template, in the first subnet only, and keeps terminated instances as targets.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from moto.core.exceptions import ServiceException
 from moto.core.responses import ActionResult
 from moto.core.utils import utcnow
 from moto.elbv2.exceptions import TargetGroupNotFoundError
+from moto.events.models import events_backends
 
 from tests.localaws.moto_patches import capacity
 from tests.localaws.moto_patches._around import around
@@ -49,6 +51,7 @@ def _launch(stock: Any, self: FakeAutoScalingGroup, count_needed: int, propagate
             instance = _run(self, subnet, kind, market, tags)
         except ServiceException as error:
             record(self, "Launching a new EC2 instance.", "Failed", str(error.message))
+            announce_failed_launch(self, "", str(error.message))
             return
         instance.autoscaling_group = self
         state = InstanceState(instance, protected_from_scale_in=self.new_instances_protected_from_scale_in)
@@ -145,6 +148,17 @@ def _set_capacity(stock: Any, self: FakeAutoScalingGroup, new_capacity: int | No
         self.autoscaling_backend.update_attached_target_groups(self.name)
 
 
+def _set_within_limits(stock: Any, self: AutoScalingResponse) -> ActionResult:
+    """SetDesiredCapacity refuses what is beyond the group's minimum and maximum."""
+    group = group_of(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
+    value, least, most = self._get_int_param("DesiredCapacity"), group.min_size or 0, group.max_size
+    for wrong, limit in ((value < least, f"below min value {least}"), (value > most, f"above max value {most}")):
+        if wrong:
+            raise ValidationError(f"New SetDesiredCapacity value {value} is {limit} for the AutoScalingGroup.")
+    result: ActionResult = stock(self)
+    return result
+
+
 def _register(stock: Any, self: AutoScalingBackend, group_name: str) -> None:
     """Register the instances in service as targets."""
     group = self.autoscaling_groups[group_name]
@@ -172,6 +186,26 @@ def record(group: FakeAutoScalingGroup, description: str, status: str, status_me
     )
 
 
+def announce_failed_launch(group: FakeAutoScalingGroup, instance: str, reason: str) -> None:
+    """The event of a launch that failed, or whose hook was abandoned or ran out."""
+    detail = {
+        "StatusCode": "Failed",
+        "AutoScalingGroupName": group.name,
+        "EC2InstanceId": instance,
+        "StatusMessage": reason,
+        "Cause": f"At {utcnow()} the capacity of the group was to be {group.desired_capacity}.",
+        "Details": {"Availability Zone": group.availability_zones[0]},
+    }
+    event = {
+        "Source": "aws.autoscaling",
+        "DetailType": "EC2 Instance Launch Unsuccessful",
+        "Detail": json.dumps(detail),
+        "Resources": [group.arn],
+    }
+    backend = group.autoscaling_backend
+    events_backends[backend.account_id][backend.region_name].put_events([event])
+
+
 def _describe_activities(stock: Any, self: AutoScalingResponse) -> ActionResult:
     """The activities, latest first."""
     name, activities = self._get_param("AutoScalingGroupName"), vars(self.autoscaling_backend).get("activities", [])
@@ -189,5 +223,6 @@ def apply() -> None:
     around(FakeAutoScalingGroup, "replace_autoscaling_group_instances", _launch)
     around(FakeAutoScalingGroup, "set_desired_capacity", _set_capacity)
     around(AutoScalingBackend, "update_attached_target_groups", _register)
+    around(AutoScalingResponse, "set_desired_capacity", _set_within_limits)
     around(AutoScalingResponse, "describe_scaling_activities", _describe_activities)
     InstanceState.launch_template = property(lambda self: vars(self).get("launched_with"))

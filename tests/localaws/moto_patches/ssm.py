@@ -1,9 +1,11 @@
 """The public parameters with the image ids for Neuron fleets, different in each region.
 
-Other names do not exist, as on AWS.
+Other names do not exist, as on AWS. Lists of an account's parameters do not have the public ones; moto's have all that
+were ever looked up.
 """
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any, Final
 
 from moto.core.utils import utcnow
@@ -11,6 +13,7 @@ from moto.ssm.models import Parameter, ParameterDict
 
 from tests.localaws.moto_patches._around import around
 
+_PUBLIC: Final = "/aws/service/"
 _ON_HOSTS: Final = "/aws/service/neuron/dlami/"
 _ON_NODES: Final = "/aws/service/eks/optimized-ami/"
 _ON_TRAINING_HOSTS: Final = "/aws/service/ecs/optimized-ami/amazon-linux-2023/neuron/recommended"
@@ -35,6 +38,8 @@ NAMES: Final = (
 
 def apply() -> None:
     around(ParameterDict, "_check_loading_status", _load)
+    around(ParameterDict, "get_keys_beginning_with", _below)
+    ParameterDict.__iter__ = _own
 
 
 def image(region: str, name: str) -> str:
@@ -48,6 +53,18 @@ def _load(stock: Any, known: ParameterDict, key: str) -> None:
     if prefix.startswith((_ON_HOSTS[:-1], _ON_NODES[:-1], _ON_TRAINING_HOSTS)):  # moto has parameters of the last kind
         for name in NAMES:
             dict.__setitem__(known, name, [_parameter(known, name)])
+
+
+def _own(known: ParameterDict) -> Iterator[str]:
+    return iter([name for name in dict.copy(known) if not name.startswith(_PUBLIC)])
+
+
+def _below(stock: Any, known: ParameterDict, path: str, recursive: bool) -> list[str]:
+    if not path.startswith(_PUBLIC):
+        return list(stock(known, path, recursive))
+    known._check_loading_status(path)
+    names = [name for name in dict.copy(known) if name.startswith(path)]
+    return [name for name in names if recursive or "/" not in name[len(path) + 1 :]]
 
 
 def _parameter(known: ParameterDict, name: str) -> Parameter:

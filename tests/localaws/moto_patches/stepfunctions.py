@@ -5,6 +5,7 @@ Definitions use JSONPath: JSONata and variables need an engine that the local AW
 
 import json
 import re
+import time
 import uuid
 from collections.abc import Iterator
 from typing import Any, Final
@@ -23,6 +24,7 @@ from moto.stepfunctions.parser.asl.component.state.exec.state_task.service.state
 )
 from moto.stepfunctions.parser.asl.utils import json_path
 from moto.stepfunctions.parser.backend.execution import BaseExecutionWorkerCommunication
+from moto.stepfunctions.parser.backend.execution_worker import ExecutionWorker
 from moto.stepfunctions.parser.models import StepFunctionsParserBackend
 
 from tests.localaws.formation.provider import client_of
@@ -52,6 +54,7 @@ def apply() -> None:
         **{name: client for name, (client, _) in _SERVICES.items()},
     }
     aws_sdk._SERVICE_ERROR_NAMES.update({name: error for name, (_, error) in _SERVICES.items()})
+    around(ExecutionWorker, "stop", _stop_once_begun)
     around(StepFunctionsParserBackend, "start_execution", _start)
     for call in ("create_state_machine", "update_state_machine"):
         around(StepFunctionsParserBackend, call, _refuse_jsonata)
@@ -62,6 +65,14 @@ def apply() -> None:
     around(BaseExecutionWorkerCommunication, "terminated", _publish_end)
     json_path._contains_slice_or_wildcard_array = lambda path: bool(_SEVERAL.search(path))
     json_path._is_singleton_array_access = lambda path: not _SEVERAL.search(path)
+
+
+def _stop_once_begun(stock: Any, worker: ExecutionWorker, *args: Any, **given: Any) -> None:
+    """The thread of an execution that has just started makes its environment first."""
+    deadline = time.monotonic() + 30
+    while worker.env is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    stock(worker, *args, **given)
 
 
 def _start(stock: Any, backend: Any, state_machine_arn: str, name: str | None = None, *args: Any, **more: Any) -> Any:

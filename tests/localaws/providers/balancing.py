@@ -6,6 +6,7 @@ from tests.localaws.formation.provider import PhysicalResource, Properties, Prov
 from tests.localaws.formation.shapes import shaped, tags
 
 _NAME: Final = 32
+_ON_LINKS: Final = "EnforceSecurityGroupInboundRulesOnPrivateLinkTraffic"
 
 
 def _name(desired: Properties, site: Site) -> str:
@@ -44,19 +45,36 @@ def _with_labels(desired: Properties) -> dict[str, Any]:
 class LoadBalancer(Provider):
     type = "AWS::ElasticLoadBalancingV2::LoadBalancer"
     properties = frozenset(
-        {"IpAddressType", "LoadBalancerAttributes", "Name", "Scheme", "SecurityGroups", "Subnets", "Tags", "Type"}
+        {
+            _ON_LINKS,
+            "IpAddressType",
+            "LoadBalancerAttributes",
+            "Name",
+            "Scheme",
+            "SecurityGroups",
+            "Subnets",
+            "Tags",
+            "Type",
+        }
     )
     fixed = frozenset({"Name", "Scheme", "Type"})
 
     def create(self, desired: Properties, site: Site) -> PhysicalResource:
         elb = site.client("elbv2")
         arguments = {"Scheme": "internet-facing", **_with_labels(desired), "Name": _name(desired, site)}
-        call = shaped(elb, "create_load_balancer", arguments, exclude=frozenset({"LoadBalancerAttributes"}))
+        separate = frozenset({_ON_LINKS, "LoadBalancerAttributes"})
+        call = shaped(elb, "create_load_balancer", arguments, exclude=separate)
         load_balancer = elb.create_load_balancer(**call)["LoadBalancers"][0]
         resource = self._physical_resource(load_balancer, desired)
         site.begin(resource)
+        if _ON_LINKS in desired:
+            self._set_groups(elb, resource.id, desired)
         self._set(elb, resource, desired)
         return resource
+
+    def _set_groups(self, elb: Any, arn: str, desired: Properties) -> None:
+        own = {name: desired[name] for name in ("SecurityGroups", _ON_LINKS) if name in desired}
+        elb.set_security_groups(LoadBalancerArn=arn, **own)
 
     def _physical_resource(self, description: Any, desired: Properties) -> PhysicalResource:
         arn = description["LoadBalancerArn"]
@@ -84,8 +102,8 @@ class LoadBalancer(Provider):
         self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
     ) -> PhysicalResource:
         elb, arn = site.client("elbv2"), resource.id
-        if before.get("SecurityGroups") != desired.get("SecurityGroups"):
-            elb.set_security_groups(LoadBalancerArn=arn, SecurityGroups=desired["SecurityGroups"])
+        if any(before.get(name) != desired.get(name) for name in ("SecurityGroups", _ON_LINKS)):
+            self._set_groups(elb, arn, desired)
         if before["Subnets"] != desired["Subnets"]:
             elb.set_subnets(LoadBalancerArn=arn, Subnets=desired["Subnets"])
         if before.get("IpAddressType") != desired.get("IpAddressType"):

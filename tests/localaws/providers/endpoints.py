@@ -1,4 +1,4 @@
-"""VPC endpoints and flow logs."""
+"""VPC endpoints, endpoint services and flow logs."""
 
 import json
 from typing import Any
@@ -70,6 +70,76 @@ class VpcEndpoint(Provider):
 def _with_text(desired: Properties) -> dict[str, Any]:
     policy = desired.get("PolicyDocument")
     return {**desired, "PolicyDocument": json.dumps(policy)} if policy is not None else dict(desired)
+
+
+@provides
+class VpcEndpointService(Provider):
+    type = "AWS::EC2::VPCEndpointService"
+    properties = frozenset({"AcceptanceRequired", "NetworkLoadBalancerArns", "Tags"})
+    fixed = frozenset()
+
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        ec2, name = site.client("ec2"), "create_vpc_endpoint_service_configuration"
+        arguments = shaped(ec2, name, desired, exclude=frozenset({"Tags"}))
+        made = ec2.create_vpc_endpoint_service_configuration(**arguments, **specified("vpc-endpoint-service", desired))
+        id_ = made["ServiceConfiguration"]["ServiceId"]
+        return PhysicalResource(id_, {"ServiceId": id_})
+
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        ec2 = site.client("ec2")
+        old, new = (set(every.get("NetworkLoadBalancerArns", ())) for every in (before, desired))
+        moved = {"AddNetworkLoadBalancerArns": sorted(new - old), "RemoveNetworkLoadBalancerArns": sorted(old - new)}
+        ec2.modify_vpc_endpoint_service_configuration(
+            ServiceId=resource.id,
+            AcceptanceRequired=str(desired.get("AcceptanceRequired", False)).lower() == "true",
+            **{name: arns for name, arns in moved.items() if arns},
+        )
+        retag(ec2, resource.id, before, desired)
+        return resource
+
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        site.client("ec2").delete_vpc_endpoint_service_configurations(ServiceIds=[resource.id])
+
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        response = site.client("ec2").describe_vpc_endpoint_service_configurations(ServiceIds=[resource.id])
+        found: Properties = response["ServiceConfigurations"][0]
+        return found
+
+
+@provides
+class VpcEndpointServicePermissions(Provider):
+    type = "AWS::EC2::VPCEndpointServicePermissions"
+    properties = frozenset({"AllowedPrincipals", "ServiceId"})
+    fixed = frozenset({"ServiceId"})
+
+    def create(self, desired: Properties, site: Site) -> PhysicalResource:
+        self._set(desired["ServiceId"], (), desired.get("AllowedPrincipals", ()), site)
+        return PhysicalResource(desired["ServiceId"], {})
+
+    def update(
+        self, resource: PhysicalResource, before: Properties, desired: Properties, site: Site
+    ) -> PhysicalResource:
+        self._set(resource.id, before.get("AllowedPrincipals", ()), desired.get("AllowedPrincipals", ()), site)
+        return resource
+
+    def delete(self, resource: PhysicalResource, properties: Properties, site: Site) -> None:
+        self._set(resource.id, properties.get("AllowedPrincipals", ()), (), site)
+
+    def _set(self, service: str, before: Any, desired: Any, site: Site) -> None:
+        added, removed = sorted(set(desired) - set(before)), sorted(set(before) - set(desired))
+        arguments = {"AddAllowedPrincipals": added, "RemoveAllowedPrincipals": removed}
+        site.client("ec2").modify_vpc_endpoint_service_permissions(
+            ServiceId=service, **{name: arns for name, arns in arguments.items() if arns}
+        )
+
+    def read(self, resource: PhysicalResource, site: Site) -> Properties:
+        response = site.client("ec2").describe_vpc_endpoint_service_permissions(ServiceId=resource.id)
+        return {
+            "ServiceId": resource.id,
+            "AllowedPrincipals": [entry["Principal"] for entry in response["AllowedPrincipals"]],
+        }
 
 
 @provides
