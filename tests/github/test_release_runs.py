@@ -18,6 +18,7 @@ from nxpipe.artifact_store.layout import signature_folder
 from nxpipe.artifact_store.store import Store
 from nxpipe.artifact_store.url import open_store
 from nxpipe.pipeline.cli import init
+from nxpipe.pipeline.util.files import write_changes
 from tests.github.documents import read
 from tests.github.runner import Machine, Outcome, Run, Step, carry_out, carry_out_job
 from tests.github.stand_ins import STAND_INS, configure_aws_credentials
@@ -78,7 +79,7 @@ def ours(aws: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Run:
     root.mkdir()
     write_model(root / "models/search", BERT | TINY)
     write_model(root / "models/chat", LLAMA | TINY)
-    init.write(init.plan(root, str(root / "models/search"), None))
+    write_changes(init.plan(root, str(root / "models/search"), None))
     for name in ("nxpipe", "nxpipe-compile"):
         (root / "requirements").mkdir(exist_ok=True)
         (root / f"requirements/{name}.txt").write_text(f"nxpipe==0.1.0 --hash=sha256:{'0' * 64}\n")

@@ -1,20 +1,31 @@
 """The roles of a project against the calls of users and machines: none is refused, and no more is granted."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
 
 from tests.iam.calls import Call
-from tests.iam.evaluator import Principal, Request, Statement, applies, as_list, decides, like
+from tests.iam.documented import ACCEPTED, NOT_GRANTED, compile_cache, documented
+from tests.iam.evaluator import Statement, applies, as_list, decides, like
 from tests.iam.machines import (
+    SESSIONS,
     calls_of_functions,
     calls_of_machines,
     calls_of_rules,
+    calls_of_schedules,
+    calls_of_training_user_data,
     calls_of_user_data,
 )
+from tests.iam.principals import (
+    open_transport,
+    unexplained,
+    unread,
+    wrong_services,
+    wrong_trust_of_jobs,
+    wrong_trust_of_services,
+)
+from tests.iam.takers import hurried
 from tests.iam.templates import ACCOUNT, REGION, Role, Templates
-
-_ROLLOUT: Final = "demo-rollout-search"
 
 
 @dataclass(frozen=True)
@@ -36,38 +47,69 @@ class Spare:
     reason: str
 
 
-def duties(templates: Templates, sessions: Mapping[str, set[Call]]) -> Iterator[Duty]:
-    """All roles that this package covers."""
-    published = sessions["publish"]
-    release = "demo-release"
+def duties(templates: Templates, sessions: Mapping[str, set[Call]]) -> list[Duty]:
+    """Every role with the calls of all that use it: recorded ones, those of templates, and documented ones."""
+    found: dict[str, Duty] = {}
+    sources = (_of_commands(templates, sessions), _of_templates(templates), _of_documentation(templates))
+    for name, role, calls in (entry for source in sources for entry in source):
+        before = found.get(f"{role.stack}/{role.id}", Duty(name, role, frozenset()))
+        found[f"{role.stack}/{role.id}"] = replace(before, calls=before.calls | calls)
+    return list(found.values())
+
+
+_Entries: TypeAlias = Iterator[tuple[str, Role, set[Call]]]
+
+
+def _of_commands(templates: Templates, sessions: Mapping[str, set[Call]]) -> _Entries:
+    """Roles of commands and agents, whose calls are recorded, and what their instances do at the first boot."""
+    published, fetched = sessions["publish"], sessions["fetch"]
+    release, serve = "demo-release", "demo-serve-search"
     # A job of the farm builds and publishes; it signs nothing.
     built = {call for call in published if call.action not in ("kms:Sign", "kms:GetPublicKey")}
-    built |= sessions["work_on_farm"]
-    served = sessions["serve"] | calls_of_user_data(templates, "demo-serve-search")
-    yield Duty("publish", templates.role(release, "Role"), frozenset(published | sessions["submit"]))
-    yield Duty("farm job", templates.role("demo-build-farm", "JobRole"), frozenset(built))
-    yield Duty("plan", templates.role(release, "ReadRole"), frozenset(sessions["plan"]))
+    yield "publish", templates.role(release, "Role"), published | sessions["submit"]
+    yield "farm job", templates.role("demo-build-farm", "JobRole"), built | sessions["work_on_farm"]
+    yield "plan", templates.role(release, "ReadRole"), sessions["plan"]
     for channel in ("staging", "production"):
         role = templates.role(release, f"Promote{channel.title()}Role")
-        yield Duty(f"promote {channel}", role, frozenset(sessions[f"promote_{channel}"]))
-    yield Duty("instance", templates.role("demo-serve-search", "Role"), frozenset(served))
-    yield Duty("pod", templates.role("demo-cluster", "Artifacts"), frozenset(sessions["fetch"]))
-    yield Duty("training job", templates.role("demo-train-tune", "JobRole"), frozenset(sessions["fetch"]))
-    spot = sessions["fetch"] | sessions["checkpoint"]
-    yield Duty("training job on spot", templates.role("demo-train-spare", "JobRole"), frozenset(spot))
-    for read in (calls_of_machines, calls_of_rules, calls_of_functions):
-        by_role: dict[str, tuple[Role, set[Call]]] = {}
-        for _, role, calls in read(templates, _ROLLOUT):
-            by_role.setdefault(role.id, (role, set()))[1].update(calls)
-        for id_, (role, calls) in by_role.items():
-            yield Duty(id_.rstrip("0123456789ABCDEF"), role, frozenset(calls))
+        yield f"promote {channel}", role, sessions[f"promote_{channel}"]
+    booted = calls_of_user_data(templates, serve) | compile_cache(templates, serve) | SESSIONS
+    yield "instance", templates.role(serve, "Role"), sessions["serve"] | booted
+    yield "standby instance", templates.role(serve, "StandbyRole"), set()  # its image has the model
+    yield "pod", templates.role("demo-cluster", "Artifacts"), fetched
+    yield "training job", templates.role("demo-train-tune", "JobRole"), fetched
+    yield "training job in a block", templates.role("demo-train-block", "JobRole"), fetched
+    yield "training job on spot", templates.role("demo-train-spare", "JobRole"), fetched | sessions["checkpoint"]
+
+
+def _of_templates(templates: Templates) -> _Entries:
+    """Roles of state machines, rules, schedules, functions and hosts, whose calls the templates state."""
+    reads = (calls_of_machines, calls_of_rules, calls_of_functions, calls_of_schedules)
+    for stack in templates.stacks:
+        for read in reads:
+            for _, role, calls in read(templates, stack):
+                yield _name(role), role, calls
+        if stack.startswith("demo-train-"):
+            role = templates.role(stack, "InstanceRole")
+            yield _name(role), role, calls_of_training_user_data(templates, stack)
+
+
+def _of_documentation(templates: Templates) -> _Entries:
+    for entry in documented(templates):
+        yield _name(entry.role), entry.role, set(entry.calls)
+
+
+def _name(role: Role) -> str:
+    """Such as "cluster NodeRole": the stack, and the logical id without its hash."""
+    return f"{role.stack.removeprefix('demo-')} {role.id[:-8]}"
 
 
 _RUNS: Final = "jobs of the build farm have the same policy, and leave their outcomes there"
 _TRUSTED: Final = "without [[signing.trusted]] a promotion reads the public key of builds from KMS"
 _CHILDREN: Final = "lists the children of an array once one has started; no job starts here"
 _UPLOADS: Final = "a program that fails or is interrupted ends or resumes its upload"
+_SECRETS: Final = "the guide lists kms:DescribeKey only; modules for customer managed keys also grant this; untried"
 SPARE: Final = (
+    *(Spare("cluster ControlRole", f"kms:{name}", "*", _SECRETS) for name in ("Decrypt", "Encrypt", "ListGrants")),
     Spare("training job on spot", "s3:AbortMultipartUpload", "*", _UPLOADS),
     Spare("training job on spot", "s3:ListMultipartUploadParts", "*", _UPLOADS),
     Spare("publish", "batch:ListJobs", "*", _CHILDREN),
@@ -83,11 +125,43 @@ TOLERATED: Final = (Spare("*", "s3:DeleteObject", "*/models/index/*", _INDEX),)
 def faults(templates: Templates, sessions: Mapping[str, set[Call]]) -> list[str]:
     """What is wrong with the policies of the covered roles; empty if nothing is."""
     resources = templates.policies_of_resources()
-    every, used = list(duties(templates, sessions)), set[Spare]()
+    every, used = duties(templates, sessions), set[Spare]()
     found = [fault for duty in every for fault in _faults_of(duty, resources, used)]
     unused = [entry for entry in (*SPARE, *TOLERATED) if entry not in used]
     found += [f"the exception for {entry.action} of {entry.role} is not needed" for entry in unused]
-    return [*found, *_open_transport(resources), *_wrong_services(templates), *_wrong_trust(templates)]
+    found += [*_without_duty(templates, every), *_wrong_managed(every, resources), *_withheld(every, resources)]
+    found += [*open_transport(resources), *wrong_services(templates), *unexplained(templates), *unread(templates)]
+    return [*found, *wrong_trust_of_jobs(templates), *wrong_trust_of_services(templates), *hurried(templates)]
+
+
+def _without_duty(templates: Templates, every: Sequence[Duty]) -> Iterator[str]:
+    covered = {f"{duty.role.stack}/{duty.role.id}": duty for duty in every}
+    for name, role in templates.roles.items():
+        if name not in covered:
+            yield f"no duty is stated for the role {name}"
+        elif role.identity and not covered[name].calls:
+            yield f"no call is stated for the role {name}, which has permissions"
+
+
+def _wrong_managed(every: Sequence[Duty], resources: Mapping[str, Sequence[Statement]]) -> Iterator[str]:
+    """AWS managed policies are listed with a reason, and each role that has one needs it."""
+    attached = set()
+    for duty in every:
+        for name in duty.role.managed:
+            attached.add(name)
+            if name not in ACCEPTED:
+                yield f"{duty.name} has the AWS managed policy {name}, which is not accepted"
+            others = [*duty.role.own, *(s for other, p in duty.role.managed.items() if other != name for s in p)]
+            if all(may(duty, call, resources, others) for call in duty.calls):
+                yield f"{duty.name} has the AWS managed policy {name}, which none of its calls needs"
+    yield from (f"no role has the accepted AWS managed policy {name}" for name in ACCEPTED.keys() - attached)
+
+
+def _withheld(every: Sequence[Duty], resources: Mapping[str, Sequence[Statement]]) -> Iterator[str]:
+    for duty in every:
+        for name, call in NOT_GRANTED:
+            if name == duty.name and may(duty, call, resources):
+                yield f"{name} may {call.action}, which is documented and not to be granted"
 
 
 def _faults_of(duty: Duty, resources: Mapping[str, Sequence[Statement]], used: set[Spare]) -> Iterator[str]:
@@ -97,7 +171,7 @@ def _faults_of(duty: Duty, resources: Mapping[str, Sequence[Statement]], used: s
             yield from _unless(TOLERATED, duty, call.action, call.resource, used, fault)
     wider = set().union(*(neighbours(call) | _of_people(duty, call) for call in duty.calls))
     for call in sorted(wider - duty.calls):
-        if may(duty, call, resources):
+        if may(duty, call, resources, duty.role.own):
             yield f"{duty.name} may also {call.action} on {call.resource} with {dict(call.context)}"
     for policy, action, resource in sorted(_superfluous(duty)):
         fault = f"{duty.name} is granted {action} on {resource} by {policy}, which none of its calls needs"
@@ -115,12 +189,18 @@ def _unless(
     yield fault
 
 
-def may(duty: Duty, call: Call, resources: Mapping[str, Sequence[Statement]]) -> bool:
+def may(
+    duty: Duty,
+    call: Call,
+    resources: Mapping[str, Sequence[Statement]],
+    identity: Sequence[Statement] | None = None,
+) -> bool:
+    """The decision about a call, by all policies of the role or by those that are given."""
     owner = call.resource.partition("/")[0] if call.action.startswith("s3:") else call.resource
     return decides(
         call.request,
         duty.role.principal,
-        duty.role.identity,
+        duty.role.identity if identity is None else identity,
         resources.get(owner, []),
         needs_both=call.resource in resources and call.action.startswith("kms:"),
     )
@@ -153,7 +233,22 @@ _OTHER: Final = _FOLDERS | {
     "demo-storage-artifacts/models/": "demo-storage-artifacts/others/",
     "demo-storage-artifacts/": "demo-storage-logs/",
     ":demo-train-spare-": ":other-train-",
-    "/nxpipe/demo/search:": "/nxpipe/demo/other:",
+    "/nxpipe/demo/": "/nxpipe/other/",
+    "nodegroup/demo/": "nodegroup/other/",
+    "cluster/demo": "cluster/other",
+    ":repository/": ":repository/other-",
+}
+
+
+_STORE: Final = "arn:aws:s3:::demo-storage-artifacts"  # all keys of it may be listed
+# Condition keys that limit a call and whose values other calls do not have.
+_LIMITS: Final = {
+    "aws:TagKeys",
+    "cloudwatch:namespace",
+    "ec2:Subnet",
+    "elasticfilesystem:AccessPointArn",
+    "elasticfilesystem:AccessedViaMountTarget",
+    "kms:GrantIsForAWSResource",
 }
 
 
@@ -173,9 +268,14 @@ def neighbours(call: Call) -> set[Call]:
     if "s3:x-amz-copy-source" in context:
         found.add(call.having("s3:x-amz-copy-source", "another-bucket/models/cas/sha256/x"))
         found.add(call.without("s3:x-amz-copy-source"))
-    for key in ("elasticfilesystem:AccessPointArn", "elasticfilesystem:AccessedViaMountTarget"):
-        if key in context:
-            found.add(call.having(key, "false"))
+    for key in _LIMITS & context.keys():
+        other: str | tuple[str, ...] = "false" if isinstance(context[key], str) else ("false",)
+        found |= {call.having(key, other), call.without(key)}
+    if call.action == "s3:ListBucket" and _STORE not in call.resource and "s3:prefix" in context:
+        found |= {call.having("s3:prefix", "others/x"), call.without("s3:prefix")}
+    if "autoscaling:MinSize" in context:  # the minimum is 0 or the fleet's, and the maximum stays
+        found |= {call.without("autoscaling:MinSize"), call.having("autoscaling:MinSize", "3")}
+        found.add(call.having("autoscaling:MaxSize", "9"))
     return found
 
 
@@ -202,89 +302,3 @@ def _other_resources(call: Call) -> Iterator[str]:
 
 def _is_created_once(resource: str) -> bool:
     return any(like(f"*/models/{folder}/*", resource) for folder in _CREATED_ONCE)
-
-
-_ENCRYPTED: Final = {"s3": "s3:GetObject", "sns": "sns:Publish", "elasticfilesystem": "elasticfilesystem:ClientMount"}
-_POINT: Final = {"elasticfilesystem:AccessPointArn": "a point"}
-
-
-def _open_transport(resources: Mapping[str, Sequence[Statement]]) -> Iterator[str]:
-    """Buckets, topics and file systems refuse requests without encryption, of administrators as well."""
-    administrator = Principal("AWS", f"arn:aws:iam::{ACCOUNT}:role/administrator")
-    everything: list[Statement] = [{"Effect": "Allow", "Action": "*", "Resource": "*"}]
-    for owner, statements in resources.items():
-        service = owner.split(":")[2]
-        keys = {"aws:SecureTransport": "false", **({"s3:TlsVersion": "1.1"} if service == "s3" else {})}
-        for resource in (owner, f"{owner}/x") if service == "s3" else (owner,):
-            for key, value in keys.items() if service in _ENCRYPTED else ():
-                context = {"aws:SecureTransport": "true", **_POINT, key: value}
-                if decides(Request(_ENCRYPTED[service], resource, context), administrator, everything, statements):
-                    yield f"{resource} answers requests with {key} {value}"
-
-
-# Services that act by themselves, and who may take roles
-
-
-def _services(templates: Templates) -> Iterator[tuple[str, Call, Sequence[Statement]]]:
-    """What services do without a role of this account: the service, its call, and the policy that permits it."""
-    resources, logs = templates.policies_of_resources(), "arn:aws:s3:::demo-storage-logs"
-    topic = templates.arn("demo-observe", templates.find("AWS::SNS::Topic", "demo-observe"))
-    key = templates.arn("demo-observe", templates.find("AWS::KMS::Key", "demo-observe"))
-    own = {"aws:SourceAccount": ACCOUNT, "aws:SecureTransport": "true"}
-    for service in ("cloudwatch", "budgets"):
-        yield service, Call.of("sns:Publish", topic, own), resources[topic]
-        for operation in ("Decrypt", "GenerateDataKey"):
-            yield service, Call.of(f"kms:{operation}", key, own), resources[key]
-    written = {**own, "aws:SourceArn": "arn:aws:s3:::demo-storage-artifacts", "s3:TlsVersion": "1.3"}
-    yield "logging.s3", Call.of("s3:PutObject", f"{logs}/artifacts/x", written), resources[logs]
-    assumes = Call.of("sts:AssumeRole", "", {"aws:SourceAccount": ACCOUNT})
-    for _, role, _ in calls_of_machines(templates, _ROLLOUT):
-        yield "states", assumes, role.trust
-    yield "events", assumes, templates.role(_ROLLOUT, "Waker").trust
-
-
-def _wrong_services(templates: Templates) -> Iterator[str]:
-    """A service may act for this account and for no other; another service may not."""
-    for service, call, statements in _services(templates):
-        principal = Principal("Service", f"{service}.amazonaws.com")
-        if not decides(call.request, principal, [], statements):
-            yield f"{service} may not {call.action} on {call.resource}"
-        foreign = call.having("aws:SourceAccount", "210987654321").request
-        if decides(foreign, principal, [], statements):
-            yield f"{service} may {call.action} on {call.resource} for another account"
-        if decides(call.request, Principal("Service", "other.amazonaws.com"), [], statements):
-            yield f"any service may {call.action} on {call.resource}"
-
-
-_ISSUER: Final = "token.actions.githubusercontent.com"
-_SUBJECTS: Final = {
-    "Role": "environment:release",
-    "ReadRole": "pull_request",
-    "PromoteStagingRole": "environment:staging",
-    "PromoteProductionRole": "environment:production",
-}
-
-
-def _wrong_trust(templates: Templates) -> Iterator[str]:
-    """A role of GitHub's jobs accepts the tokens of its own environment in its own repository, and no other token."""
-    github = Principal("Federated", f"arn:aws:iam::{ACCOUNT}:oidc-provider/{_ISSUER}")
-    claims = [
-        (f"repo:{repository}:{context}", audience)
-        for repository in ("example@1/models@2", "example/models", "example@9/models@2", "example@1/models@9")
-        for context in (*_SUBJECTS.values(), "ref:refs/heads/main", "environment:releases")
-        for audience in ("sts.amazonaws.com", "other")
-    ]
-    for start, context in _SUBJECTS.items():
-        trust = templates.role("demo-release", start).trust
-        accepted = [
-            (subject, audience)
-            for subject, audience in claims
-            if decides(
-                Request("sts:AssumeRoleWithWebIdentity", "", {f"{_ISSUER}:sub": subject, f"{_ISSUER}:aud": audience}),
-                github,
-                [],
-                trust,
-            )
-        ]
-        if accepted != [(f"repo:example@1/models@2:{context}", "sts.amazonaws.com")]:
-            yield f"{start} trusts {accepted}"

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ _SERVICES: Final = {
     "sfn": "states",
     "sns": "sns",
 }
+_SIZES: Final = ("MinSize", "MaxSize")  # condition keys of UpdateAutoScalingGroup
 _SYNC_RULE: Final = f"arn:aws:events:{_HERE}:rule/StepFunctionsGetEventsForStepFunctionsExecutionRule"
 
 
@@ -86,8 +88,9 @@ class Machine:
             yield Call.of(action, "*")
         elif service == "autoscaling":
             given = parameters.get("AutoScalingGroupName")
+            sizes = {f"autoscaling:{name}": str(parameters[name]) for name in _SIZES if name in parameters}
             for group in [given] if given else self._groups:
-                yield Call.of(action, group_arn(group))
+                yield Call.of(action, group_arn(group), sizes)
         elif service == "elasticloadbalancing":
             yield Call.of(action, parameters["RuleArn"])
         elif service == "events":
@@ -115,11 +118,42 @@ def _with_key(key: str, service: str, *operations: str) -> Iterator[Call]:
 
 
 def calls_of_rules(templates: Templates, stack: str) -> Iterator[tuple[str, Role, set[Call]]]:
-    """EventBridge rules that start a state machine."""
+    """EventBridge rules that start a state machine or publish to a topic, with a role."""
     for at, id_, properties in templates.resources("AWS::Events::Rule"):
         if at == stack:
             for target in templates.resolve(stack, properties["Targets"]):
-                yield id_, _role_named(templates, target["RoleArn"]), {Call.of("states:StartExecution", target["Arn"])}
+                if "RoleArn" in target:
+                    yield id_, _role_named(templates, target["RoleArn"]), _invoked(templates, target["Arn"])
+
+
+def _invoked(templates: Templates, target: str) -> set[Call]:
+    if target.split(":")[2] == "states":
+        return {Call.of("states:StartExecution", target)}
+    assert target.split(":")[2] == "sns", target
+    key = templates.arn("demo-observe", templates.find("AWS::KMS::Key", "demo-observe"))
+    published = Call.of("sns:Publish", target, {"aws:SecureTransport": "true"})
+    return {published, *_with_key(key, "sns", "Decrypt", "GenerateDataKey")}
+
+
+# The parameter that names the resource of a call that a schedule makes.
+_SCHEDULED: Final = {
+    "batch:UpdateComputeEnvironment": "ComputeEnvironment",
+    "batch:UpdateJobQueue": "JobQueue",
+}
+
+
+def calls_of_schedules(templates: Templates, stack: str) -> Iterator[tuple[str, Role, set[Call]]]:
+    """Calls that EventBridge Scheduler makes at the beginning and the end of a capacity block."""
+    for at, id_, properties in templates.resources("AWS::Scheduler::Schedule"):
+        if at == stack:
+            target = templates.resolve(stack, properties["Target"])
+            service, operation = target["Arn"].rpartition("aws-sdk:")[2].split(":")
+            action, given = f"{service}:{operation[0].upper()}{operation[1:]}", json.loads(target["Input"])
+            if action == "eks:UpdateNodegroupConfig":
+                resource = f"arn:aws:eks:{_HERE}:nodegroup/{given['ClusterName']}/{given['NodegroupName']}/0a1b2c3d"
+            else:
+                resource = given[_SCHEDULED[action]]
+            yield id_, _role_named(templates, target["RoleArn"]), {Call.of(action, resource)}
 
 
 def calls_of_functions(templates: Templates, stack: str) -> Iterator[tuple[str, Role, set[Call]]]:
@@ -132,6 +166,46 @@ def calls_of_functions(templates: Templates, stack: str) -> Iterator[tuple[str, 
             yield id_, role, {Call.of(f"logs:{operation}", stream) for operation in ("CreateLogStream", "PutLogEvents")}
 
 
+# SSM Agent registers its instance and opens the channels of sessions; AWS documents these permissions for all resources
+SESSIONS: Final = frozenset(
+    {
+        Call.of("ssm:UpdateInstanceInformation", "*"),
+        *(
+            Call.of(f"ssmmessages:{operation}{kind}Channel", "*")
+            for operation in ("Create", "Open")
+            for kind in ("Control", "Data")
+        ),
+    }
+)
+
+
+def _boot_log(text: str) -> Iterator[Call]:
+    """The log of a boot that fails."""
+    (log,) = shlex.split(*re.findall(r"^LOG=(.+)$", text, re.MULTILINE))
+    for command in re.findall(r"aws logs ([a-z-]+)", text):
+        operation = "".join(map(str.capitalize, command.split("-")))
+        yield Call.of(f"logs:{operation}", f"arn:aws:logs:{_HERE}:log-group:{log}:log-stream:i-1/boot")
+
+
+def _downloads(templates: Templates, bucket: str, key: str) -> set[Call]:
+    """HeadObject and GetObject, of one object of the store."""
+    store = templates.arn("demo-storage", templates.find("AWS::KMS::Key", "demo-storage"))
+    transport = {"aws:SecureTransport": "true", "s3:TlsVersion": "1.3"}
+    return {Call.of("s3:GetObject", f"arn:aws:s3:::{bucket}/{key}", transport), *_with_key(store, "s3", "Decrypt")}
+
+
+def calls_of_training_user_data(templates: Templates, stack: str) -> set[Call]:
+    """What the first boot of a training host calls: the installer of EFA, if the fleet uses it, and its log."""
+    text = "\n".join(
+        str(templates.resolve(stack, properties["LaunchTemplateData"].get("UserData", "")))
+        for at, _, properties in templates.resources("AWS::EC2::LaunchTemplate")
+        if at == stack
+    )
+    found = set(re.findall(r"s3://([^/\s'\"]+)/([\w./-]+)", text))
+    downloads = {call for bucket, key in found for call in _downloads(templates, bucket, key)}
+    return downloads | (set(_boot_log(text)) if "aws logs" in text else set())
+
+
 def calls_of_user_data(templates: Templates, stack: str) -> set[Call]:
     """What the first boot of an instance does by the `aws` command and by mounting, before it has an agent."""
     (text,) = (
@@ -141,12 +215,7 @@ def calls_of_user_data(templates: Templates, stack: str) -> set[Call]:
     )
     bundle = re.search(r"s3://([^/\s'\"]+)/(\S*agents/[0-9a-f]{64}\.tar)", text)
     assert bundle, text
-    key = templates.arn("demo-storage", templates.find("AWS::KMS::Key", "demo-storage"))
-    transport = {"aws:SecureTransport": "true", "s3:TlsVersion": "1.3"}
-    calls = {
-        Call.of("s3:GetObject", f"arn:aws:s3:::{bundle[1]}/{bundle[2]}", transport),  # HeadObject and GetObject
-        *_with_key(key, "s3", "Decrypt"),
-    }
+    calls = _downloads(templates, *bundle.groups()) | set(_boot_log(text))
     for at, id_, _ in templates.resources("AWS::EFS::FileSystem"):
         for _, point, _ in templates.resources("AWS::EFS::AccessPoint"):
             if templates.name(at, id_) in text and templates.name(at, point) in text:

@@ -30,9 +30,11 @@ from nxpipe.artifact_store.builds import record_failure, record_outcome
 from nxpipe.pipeline.build.executors.batch import BatchExecutor, PollIntervals, find_farm
 from nxpipe.pipeline.build.jobs import JobLimits
 from nxpipe.pipeline.cli.main import cli
+from nxpipe.pipeline.fleet.agent.logs import AGENT
 from nxpipe.pipeline.fleet.agent.watch import FleetLog
 from nxpipe.pipeline.util.console import Console
 from nxpipe.stacks import app
+from tests.agent.journal import Journal
 from tests.agent.metadata import metadata_service
 from tests.artifact_store.samples import publish_verified, put
 from tests.executors.farm_world import deploy_farm, job
@@ -76,19 +78,39 @@ channels = ["production", "experiments"]
 signs = "channels"
 [store]
 url = "s3://{bucket}/models"
+[[fleets]]
+kind = "training"
+name = "block"
+model = "llama"
+channel = "experiments"
+instance_types = ["trn1.32xlarge"]
+zone = "us-east-2a"
+nodes = 1
+capacity = {{ {block} }}
+image = "123456789012.dkr.ecr.us-east-2.amazonaws.com/train@sha256:{digest}"
+[[cluster.groups]]
+name = "reserved"
+instance_type = "trn1.32xlarge"
+zone = "us-east-2b"
+capacity = {{ {block} }}
+size = {{ min = 0, max = 2 }}
 """
+_CACHE: Final = 'compile_cache = "s3://demo-caches/neuron"\n'
+_BLOCK: Final = (
+    'kind = "capacity-block", id = "cr-0a1b2c3d4e5f60718", start = 2098-12-01T11:30:00Z, end = 2098-12-08T11:30:00Z'
+)
 
 
 def configuration(bucket: str, keys: Mapping[str, str]) -> str:
-    """WHOLE with small local models, a bucket and a KMS key for each duty."""
+    """WHOLE with small local models, a bucket, a KMS key for each duty, and schedules of capacity blocks."""
     text = WHOLE.replace('id = "bert-base-uncased"', 'path = "bert"\nweights = "random:0"')
     text = text.replace('id = "acme/llama"', 'path = "llama"\nweights = "random:0"').replace("[128]", "[8]")
     text = text.replace('task = "fill-mask"', 'task = "feature-extraction"')
     text = text.replace('command = ["python", "-m", "server"]\n', "")
-    text = text.replace('kind = "serving"\n', 'kind = "serving"\nrehearsal = true\n')
+    text = text.replace('kind = "serving"\n', 'kind = "serving"\nrehearsal = true\nssm = true\n' + _CACHE)
     assert text.count("random:0") == 2
     assert "rehearsal = true" in text
-    return text + _MORE.format(bucket=bucket, **keys)
+    return text + _MORE.format(bucket=bucket, block=_BLOCK, digest="0" * 64, **keys)
 
 
 def synthesised(folder: Path) -> Templates:
@@ -339,7 +361,8 @@ class _Users:
         return fleet
 
     def serve(self) -> None:
-        """An instance of each environment: its agent, and its metrics."""
+        """An instance of each environment: its agent, its metrics, and its log."""
+        journal = Journal.installed(Path.cwd(), self.patch)
         hook, log = "demo-search-ready", "/nxpipe/demo/search"
         with self.recorder.session(""):
             boto3.client("logs").create_log_group(logGroupName=log)
@@ -356,7 +379,12 @@ class _Users:
                     "tags/instance/aws:autoscaling:groupName": group,
                 }
                 self.patch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", metadata.url)
-                self.user("agent", "run", "--fleet", "search", "--hook", hook, "--to", group, "--devices", "dev")
+                # The second time, as after a reboot, no hook is pending.
+                for _ in range(2):
+                    self.user("agent", "run", "--fleet", "search", "--hook", hook, "--to", group, "--devices", "dev")
+                for unit in (AGENT, "nxpipe-watch.service"):
+                    journal.write("a line", unit)
+                self.user("agent", "forward", "--log", log, "--unit", AGENT, "--once", "--position", f"{group}.json")
             FleetLog.open(log, instance, REGION).write(int(time.time() * 1000), "{}")
 
 

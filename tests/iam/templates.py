@@ -4,10 +4,14 @@ A resource without a name in its template is `STACK-LOGICALID`; a bucket's has n
 entry in `_ARNS` is `STACK.LOGICALID.ATTRIBUTE`, which equals itself and nothing else.
 """
 
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Final, TypeAlias
+
+from moto.iam.aws_managed_policies import aws_managed_policies_data
 
 from tests.iam.evaluator import Principal, Statement, as_list, statements_in
 
@@ -26,21 +30,25 @@ _NAMES: Final = {  # the property with the name of a resource
     "AWS::Batch::JobDefinition": "JobDefinitionName",
     "AWS::Batch::JobQueue": "JobQueueName",
     "AWS::DynamoDB::Table": "TableName",
+    "AWS::EKS::Nodegroup": "NodegroupName",
     "AWS::IAM::Role": "RoleName",
     "AWS::Lambda::Function": "FunctionName",
     "AWS::Logs::LogGroup": "LogGroupName",
     "AWS::SNS::Topic": "TopicName",
     "AWS::StepFunctions::StateMachine": "StateMachineName",
 }
+_VARIABLE: Final = re.compile(r"\$\{([^}]+)\}")  # of Fn::Sub
 _HERE: Final = f"{REGION}:{ACCOUNT}"
 # The ARN of a resource by its name, and whether Ref is the ARN.
 _ARNS: Final = {
+    "AWS::Batch::ComputeEnvironment": (f"arn:aws:batch:{_HERE}:compute-environment/{{}}", True),
     "AWS::Batch::JobDefinition": (f"arn:aws:batch:{_HERE}:job-definition/{{}}:1", True),
     "AWS::Batch::JobQueue": (f"arn:aws:batch:{_HERE}:job-queue/{{}}", True),
     "AWS::DynamoDB::Table": (f"arn:aws:dynamodb:{_HERE}:table/{{}}", False),
     "AWS::ECR::Repository": (f"arn:aws:ecr:{_HERE}:repository/{{}}", False),
     "AWS::EFS::AccessPoint": (f"arn:aws:elasticfilesystem:{_HERE}:access-point/{{}}", False),
     "AWS::EFS::FileSystem": (f"arn:aws:elasticfilesystem:{_HERE}:file-system/{{}}", False),
+    "AWS::EKS::Nodegroup": (f"arn:aws:eks:{_HERE}:nodegroup/demo/{{}}/0a1b2c3d", False),
     "AWS::ElasticLoadBalancingV2::ListenerRule": (
         f"arn:aws:elasticloadbalancing:{_HERE}:listener-rule/app/{{}}/1/2/3",
         True,
@@ -57,6 +65,20 @@ _ARNS: Final = {
     "AWS::StepFunctions::StateMachine": (f"arn:aws:states:{_HERE}:stateMachine:{{}}", True),
 }
 _ARN_ATTRIBUTES: Final = {"Arn", "FileSystemArn", "JobQueueArn", "RuleArn", "TargetGroupArn", "TopicArn"}
+
+
+_MANAGED: Final = "arn:aws:iam::aws:policy/"
+
+
+@cache
+def _managed_policies() -> Mapping[str, Any]:
+    """All AWS managed policies as AWS's API returned them to the authors of moto."""
+    policies: Mapping[str, Any] = json.loads(aws_managed_policies_data)
+    return policies
+
+
+def managed_policy(name: str) -> list[Statement]:
+    return statements_in(_managed_policies()[name.rpartition("/")[2]]["Document"])
 
 
 @dataclass(frozen=True)
@@ -109,22 +131,38 @@ class Templates:
     def _ref(self, stack: str, id_: str) -> str:
         if id_ in _PSEUDO:
             return _PSEUDO[id_]
-        if id_ in self.stacks[stack].get("Parameters", {}):
-            return f"{stack}.{id_}"
+        if (parameter := self.stacks[stack].get("Parameters", {}).get(id_)) is not None:
+            return self._stored(parameter.get("Default")) or f"{stack}.{id_}"
         _, ref_is_arn = _ARNS.get(self.stacks[stack]["Resources"][id_]["Type"], ("", False))
         return self.arn(stack, id_) if ref_is_arn else self.name(stack, id_)
+
+    def _stored(self, name: object) -> str | None:
+        """The value that another stack keeps under this name in Parameter Store."""
+        for stack, _, properties in self.resources("AWS::SSM::Parameter"):
+            if properties.get("Name") == name:
+                return str(self.resolve(stack, properties["Value"]))
+        return None
+
+    def _exported(self, name: str) -> str:
+        for stack, template in self.stacks.items():
+            for output in template.get("Outputs", {}).values():
+                if output.get("Export", {}).get("Name") == name:
+                    return str(self.resolve(stack, output["Value"]))
+        raise KeyError(name)
 
     def _call(self, stack: str, function: str, argument: Any) -> str:
         if function == "Fn::Join":
             separator, parts = argument
             return str(separator).join(str(self.resolve(stack, part)) for part in parts)
-        if function == "Fn::GetStackOutput":
-            (output,) = (self.stacks[argument["StackName"]]["Outputs"][name] for name in [argument["OutputName"]])
-            return str(self.resolve(argument["StackName"], output["Value"]))
+        if function == "Fn::ImportValue":
+            return self._exported(argument)
         if function == "Fn::GetAtt":
             id_, attribute = argument
             known = self.stacks[stack]["Resources"][id_]["Type"] in _ARNS and attribute in _ARN_ATTRIBUTES
             return self.arn(stack, id_) if known else f"{stack}.{id_}.{attribute}"
+        if function == "Fn::Sub":
+            text, given = argument if isinstance(argument, list) else (argument, {})
+            return _VARIABLE.sub(lambda found: str(self._variable(stack, found[1], given)), text)
         if function == "Fn::Base64":
             return str(self.resolve(stack, argument))
         if function == "Fn::Select":
@@ -134,6 +172,15 @@ class Templates:
             separator, text = argument
             return self.resolve(stack, text).split(separator)  # type: ignore[no-any-return]
         raise NotImplementedError(f"{function} in {stack}")
+
+    def _variable(self, stack: str, name: str, given: Mapping[str, Any]) -> Any:
+        """A variable of Fn::Sub: of its own, a resource, or an attribute of one. `!` makes it plain text."""
+        if name.startswith("!"):
+            return f"${{{name[1:]}}}"
+        if name in given:
+            return self.resolve(stack, given[name])
+        id_, _, attribute = name.partition(".")
+        return self.resolve(stack, {"Fn::GetAtt": [id_, attribute]} if attribute else {"Ref": id_})
 
     # Policies
 
@@ -184,13 +231,26 @@ class Role:
         return properties
 
     @property
-    def identity(self) -> list[Statement]:
+    def own(self) -> list[Statement]:
+        """The statements of its inline and attached policies, without those of AWS managed policies."""
         inline = [
             statement
             for policy in self.properties.get("Policies", [])
             for statement in statements_in(self.templates.resolve(self.stack, policy["PolicyDocument"]))
         ]
         return [*inline, *(statement for _, statement in self.statements)]
+
+    @property
+    def managed(self) -> Mapping[str, Sequence[Statement]]:
+        """The statements of its AWS managed policies, by path and name."""
+        arns = self.templates.resolve(self.stack, self.properties.get("ManagedPolicyArns", []))
+        if foreign := [arn for arn in arns if not arn.startswith(_MANAGED)]:
+            raise NotImplementedError(f"{self.id} has {foreign}: attach a policy of this project by its own `Roles`")
+        return {name: managed_policy(name) for name in (arn.removeprefix(_MANAGED) for arn in arns)}
+
+    @property
+    def identity(self) -> list[Statement]:
+        return [*self.own, *(statement for policy in self.managed.values() for statement in policy)]
 
     @property
     def trust(self) -> list[Statement]:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.iam.evaluator import Principal, Request, UnknownElement, allowed, decides, like, like_arn
+from tests.iam.templates import Templates, managed_policy
 
 KEY = "arn:aws:kms:us-east-2:123456789012:key/k"
 ROLE = Principal("AWS", "arn:aws:iam::123456789012:role/nxpipe/r")
@@ -132,3 +133,19 @@ def test_a_resource_policy_allows_by_itself_delegates_by_the_account_and_denies_
     assert decides(request, ROLE, identity)
     for principal in ("*", {"AWS": "*"}, root, {"AWS": [ROLE.id]}):
         assert not decides(request, ROLE, identity, policy(principal, "Deny")), principal
+
+
+def test_references_in_a_template_are_resolved_to_names_and_arns() -> None:
+    resources = {"Topic": {"Type": "AWS::SNS::Topic", "Properties": {"TopicName": {"Fn::Sub": "of-${AWS::Region}"}}}}
+    templates = Templates({"stack": {"Resources": resources}})
+    text = "${Topic} ${Topic.TopicName} ${Given} ${!Plain}"
+    resolved = templates.resolve("stack", {"Fn::Sub": [text, {"Given": {"Ref": "AWS::AccountId"}}]})
+    arn = "arn:aws:sns:us-east-2:123456789012:of-us-east-2"
+    assert resolved == f"{arn} stack.Topic.TopicName 123456789012 ${{Plain}}"
+
+
+def test_an_aws_managed_policy_has_the_statements_of_aws() -> None:
+    pull = managed_policy("AmazonEC2ContainerRegistryPullOnly")
+    repository = "arn:aws:ecr:us-east-2:123456789012:repository/a"
+    assert allowed(pull, "ecr:BatchGetImage", repository)
+    assert not allowed(pull, "ecr:PutImage", repository)

@@ -93,10 +93,11 @@ def resources(templates: dict[str, dict[str, Any]], *types: str) -> Iterator[tup
 
 
 def granted(templates: dict[str, dict[str, Any]]) -> Iterator[Held]:
-    """Statements of identity policies."""
+    """Statements of identity policies that allow something."""
     for stack, name, said in resources(templates, "AWS::IAM::Policy", "AWS::IAM::ManagedPolicy"):
         for statement in said["PolicyDocument"]["Statement"]:
-            yield stack, name, statement
+            if statement["Effect"] == "Allow":
+                yield stack, name, statement
     for stack, name, said in resources(templates, "AWS::IAM::Role"):
         for policy in said.get("Policies", []):
             for statement in policy["PolicyDocument"]["Statement"]:
