@@ -67,7 +67,7 @@ FIXED: Final[dict[str, frozenset[str]]] = {
     "pipeline/models/thresholds.py": frozenset({"yardstick"}),
     "pipeline/verify/evidence.py": frozenset({"yardstick"}),
     "docs/reference/store-format.md": frozenset({"yardstick"}),  # the evidence document
-    "pipeline/cli/infra.py": frozenset({"mend"}),  # --json
+    "pipeline/cli/infra/templates.py": frozenset({"mend"}),  # --json
     "pipeline/cli/store/fsck.py": frozenset({"mended"}),  # --json
     "pipeline/cli/store/listing.py": frozenset({"yardstick"}),  # the evidence document
     "pipeline/cli/verify.py": frozenset({"yardstick"}),  # --json
