@@ -24,6 +24,8 @@ from tests.pipeline.command import Answer
 from tests.pipeline.command import nxpipe as in_a_process
 from tests.pipeline.in_process import InProcess, nxpipe
 
+pytestmark = pytest.mark.sample(2)
+
 __all__ = ["nxpipe"]
 
 GROUP, HOOK = "demo-search-blue", "demo-search-ready"

@@ -151,7 +151,7 @@ def test_an_instance_is_in_service_when_its_late_server_is_healthy_and_has_answe
     assert out == f"{['.nxpipe', *files]}\nnotifies: False\n"  # only the main process of a unit may notify systemd
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("ends", "how"),
     [
@@ -214,7 +214,7 @@ def test_sigterm_lets_the_server_finish_its_open_requests_and_leaves_no_process(
     assert awaited(lambda: has_ended(int(Path("child").read_text())))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_a_server_that_ignores_sigterm_is_killed_after_the_draining_time(place: Place, port: int) -> None:
     configure(port)
     with agent_of(place, *command(port, deaf=True)) as agent:
@@ -245,7 +245,7 @@ def test_another_process_on_the_port_does_not_answer_for_the_server(place: Place
     assert f"another process listens on port {port} of 127.0.0.1 before the server starts" in answer.err
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("expected", "fault"),
     [
@@ -363,7 +363,7 @@ def test_an_agent_that_fails_after_a_restart_in_service_does_not_give_its_instan
     assert not (place.root / "given-up").exists()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_an_instance_that_cannot_serve_is_given_up_although_its_hook_comes_later(place: Place) -> None:
     Path("dev/neuron0").unlink()
     with not_yet_waiting("Pending") as wait_for_the_hook:

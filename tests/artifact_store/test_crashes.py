@@ -16,7 +16,7 @@ import pytest
 
 from tests.artifact_store.samples import contents, folder, manifest, put, tree
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = pytest.mark.sample(12)
 
 KILLS = 60
 FILE_EVENTS = {"open", "os.link", "os.mkdir", "os.remove", "os.rename"}

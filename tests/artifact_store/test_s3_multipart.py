@@ -39,7 +39,7 @@ from nxpipe.artifact_store.errors import Changed, StoreUnavailable
 from tests.artifact_store.wire import Wire, answer
 from tests.conftest import ROOT
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = pytest.mark.sample(12)
 
 MIB = 1024**2
 DATA = secrets.token_bytes(15 * MIB + 1)  # in parts of 5, 5 and 5 MiB, and of one byte

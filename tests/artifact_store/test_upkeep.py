@@ -209,7 +209,7 @@ def test_a_sound_store_has_no_findings(place: Place) -> None:
     assert sum(read) == 0
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("damage", ["missing", "changed", "cut"])
 @pytest.mark.parametrize("which", ["manifest", "weight"])
 def test_what_is_missing_or_damaged_is_found_and_mended_from_another_store(

@@ -15,7 +15,7 @@ from nxpipe.artifact_store.errors import Denied, StoreUnavailable, UnsafeBackend
 from nxpipe.artifact_store.maintenance.doctor import Diagnosis, examine, require_safety
 from tests.artifact_store.wire import Wire, answer
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = pytest.mark.sample(12)
 
 _SHA256: Final = "x-amz-checksum-sha256"
 

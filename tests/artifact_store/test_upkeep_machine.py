@@ -164,7 +164,7 @@ def run(examples: int, steps: int) -> None:
     machine("runTest").runTest()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_nothing_that_may_be_asked_for_is_collected() -> None:
     run(examples=8, steps=25)
 

@@ -109,13 +109,13 @@ def at_every_request(world: World, act: Act, other: Act) -> int:
     raise AssertionError("it never ends")
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("other", ALL)
 def test_whatever_happens_at_any_moment_of_a_collection_loses_nothing(world: World, other: Act) -> None:
     assert at_every_request(world, COLLECT, other) > 20
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("act", ALL)
 def test_a_collection_at_any_moment_of_something_else_loses_nothing(world: World, act: Act) -> None:
     assert at_every_request(world, act, COLLECT) > 5

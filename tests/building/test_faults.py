@@ -17,7 +17,7 @@ from tests.faults.invariants import breaches
 from tests.pipeline.command import NXPIPE, Answer
 from tests.pipeline.conftest import BERT, write_model
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = pytest.mark.sample(12)
 
 ONE_AT_A_TIME = ("-q", "--jobs", "1")
 _DISK = """

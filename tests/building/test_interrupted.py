@@ -15,7 +15,7 @@ import pytest
 from nxpipe.pipeline.util.exit_codes import INTERRUPTED, TERMINATED
 from tests.building.world import PATIENCE, Running, World, saved_world, wait_for
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = pytest.mark.sample(12)
 
 CTRL_C = b"\x03"
 
@@ -60,7 +60,7 @@ def _in_the_foreground() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
 def test_ctrl_c_ends_the_workers_and_the_next_build_goes_on(times: int, tmp_path: Path) -> None:
     world, terminal = saved_world(tmp_path), Terminal()

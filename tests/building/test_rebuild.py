@@ -29,7 +29,7 @@ from tests.building.world import World, described, model_text, saved_world
 from tests.pipeline.command import NXPIPE
 from tests.pipeline.conftest import BERT, write_model
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = pytest.mark.sample(12)
 
 HEAVY = {"torch", "transformers", "numpy", "boto3", "botocore", "ml_dtypes", "ray"}
 

@@ -36,7 +36,7 @@ from tests.canary.samples import PLAN, plan_with
 from tests.pipeline.in_process import InProcess
 from tests.pipeline.in_process import nxpipe as here
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = pytest.mark.sample(12)
 
 __all__ = ["here"]
 BASE = 0.005

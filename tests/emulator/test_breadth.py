@@ -17,7 +17,7 @@ from nxpipe.emulator.run.fast import execute
 from nxpipe.emulator.run.inputs import example_inputs
 from tests.emulator.models import weights
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = pytest.mark.sample(12)
 
 HERE = "tests/emulator/test_breadth.py"
 
@@ -203,7 +203,7 @@ def small(family: str, **changes: Any) -> CaptureRequest:
     return CaptureRequest(config, "feature-extraction", "forward", 1, 12, "float32")
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("family", _SMALL)
 def test_a_model_with_such_means_agrees_with_pytorch(family: str) -> None:
     wanted = small(family)

@@ -21,7 +21,7 @@ from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.passes import PassOptions, check, run_passes
 from nxpipe.emulator.run.fast import execute
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = pytest.mark.sample(12)
 
 MATMULT = PassOptions("matmult")
 DEPTH = ("num_hidden_layers", "n_layer", "num_layers")  # as families call it
@@ -109,7 +109,7 @@ def both_ways(name: str) -> tuple[Graph, Graph]:
     return run_passes(capture(wanted), MATMULT), graph
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(
     "name", [name if name in DAILY else pytest.param(name, marks=pytest.mark.slow) for name in DEEP]
 )

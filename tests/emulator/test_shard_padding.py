@@ -71,7 +71,7 @@ def agrees(
     assert worst_error(together(alone, parameters, inputs, degree), execute(alone, parameters, inputs)) < 3e-6
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @any_model
 @several
 def test_any_number_of_heads_features_and_words_is_shared_by_any_number_of_ranks(**drawn: Any) -> None:
@@ -86,7 +86,7 @@ def test_two_hundred_models_are_shared_by_any_number_of_ranks(**drawn: Any) -> N
     agrees(**drawn)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("family", ["bloom", "llama", "phi3"])
 def test_padded_ranks_keep_their_part_of_a_cache(family: str) -> None:
     """States go from a prefill to a decode, whole in between: what is padding in them is neither given nor taken."""
@@ -103,7 +103,7 @@ def test_padded_ranks_keep_their_part_of_a_cache(family: str) -> None:
     assert worst_error(found, execute(decode, parameters, step | expected)) < 3e-6
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("family", "phase", "degree", "core"),
     [

@@ -22,7 +22,7 @@ from tests.executors.farm_world import MIB, STORE, deploy_farm, followed, job, j
 from tests.localaws.moto_patches.batch_jobs import JOB_HOST, lose_machine
 from tests.localaws.server import local_aws
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = pytest.mark.sample(12)
 
 QUICK = PollIntervals(poll=0.05, waiting=0.2)
 

@@ -21,7 +21,7 @@ from tests.faults.plan import CutAfter, Plan, by_chance
 from tests.faults.proxy import Proxy
 from tests.faults.racing import Turn, in_processes, in_threads, smallest
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = pytest.mark.sample(12)
 
 
 @dataclass(frozen=True)

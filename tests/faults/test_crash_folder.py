@@ -53,7 +53,7 @@ def kill_at_every_step(operation: Operation, seed: int, folders: Path, *, every:
     raise AssertionError("the operation has no end")
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_a_process_killed_before_an_operation_on_a_file_leaves_nothing_half_done(
     operation: Operation, tmp_path: Path

@@ -66,7 +66,7 @@ def kills(s3: S3, proxy: Proxy, bucket: str) -> Callable[[int, Operation, int], 
     return lambda step, operation, seed: kill_at_every(step, operation, proxy, s3.moto.url, bucket, seed)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_a_client_killed_in_a_request_leaves_nothing_half_done(
     kills: Callable[[int, Operation, int], int], operation: Operation

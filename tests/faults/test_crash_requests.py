@@ -160,7 +160,7 @@ def named(operation: Operation) -> str:
     return operation.name
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("operation", OPERATIONS, ids=named)
 def test_a_fault_at_any_request_leaves_nothing_half_done(
     sweep: Callable[[Operation], Sweep], operation: Operation

@@ -28,7 +28,7 @@ def published(store: Store, number: int) -> Published:
     return store.publish(put(store, str(number), request=number))
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("versioned", [False, True], ids=["unversioned", "versioned"])
 @pytest.mark.parametrize("fault", [CutBefore(), CutAfter()], ids=["before", "after"])
 def test_a_connection_that_breaks_while_removing_loses_nothing(
@@ -57,7 +57,7 @@ def test_a_connection_that_breaks_while_removing_loses_nothing(
         assert health.blobs == len(left.manifest.blobs()) + 1
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_a_server_that_does_as_s3_does_is_safe(proxy: Proxy, new_bucket: Callable[..., str]) -> None:
     backend = Bucket(new_bucket(versioned=True), "p", client_of(proxy.url))
     diagnoses = list(examine(backend))

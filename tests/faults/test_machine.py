@@ -217,7 +217,7 @@ def run(world_of: Callable[[], World], examples: int, steps: int) -> None:
     run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=steps))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_interleaved_writers_of_a_folder_break_no_promise() -> None:
     run(in_a_folder, examples=15, steps=40)
 

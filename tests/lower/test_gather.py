@@ -84,7 +84,9 @@ def _index_update(draw: Draw) -> Value:
     op = IndexUpdate(axes, combine)
     hole = op.addressed_shape(op, TensorType(shape, dtype), tuple(index.type for index in indices))
     thin = tuple(1 if draw.integer(0, 2) == 0 else size for size in hole)
-    most = 1 if (combine, dtype) == ("multiply", DType.INT64) else 3  # any number of updates, and the core holds 32 bits
+    most = (
+        1 if (combine, dtype) == ("multiply", DType.INT64) else 3
+    )  # any number of updates, and the core holds 32 bits
     x, update = (draw.tensor(entry, dtype, most=most) for entry in (shape, thin))
     return draw.builder.add(op, x, update, *indices)
 

@@ -84,6 +84,7 @@ def test_a_second_identical_build_is_a_hit_that_imports_nothing_heavy(tmp_path: 
     assert second.out.startswith("cached ")
 
 
+@pytest.mark.sample(2)
 def test_what_was_published_runs_again_from_the_store_alone(tmp_path: Path, llama: Path) -> None:
     """Graph, weights and the inputs of its evidence, all read back by digest, give the answers there to the bit."""
     key = str(built(tmp_path, llama)["request_key"])
@@ -105,7 +106,7 @@ def test_what_was_published_runs_again_from_the_store_alone(tmp_path: Path, llam
         np.testing.assert_array_equal(outputs[name], value)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_two_builds_in_two_places_give_one_manifest_digest(tmp_path: Path) -> None:
     digests = set()
     for name in ("here", "there"):
@@ -116,6 +117,7 @@ def test_two_builds_in_two_places_give_one_manifest_digest(tmp_path: Path) -> No
     assert len(digests) == 1
 
 
+@pytest.mark.sample(2)
 def test_a_build_from_safetensors_uses_those_weights(tmp_path: Path, bert: Path) -> None:
     """Weights saved by one build's store, given back as files, compute the same answer as the seed that made them."""
     seeded = str(built(tmp_path, bert)["request_key"])
@@ -127,6 +129,7 @@ def test_a_build_from_safetensors_uses_those_weights(tmp_path: Path, bert: Path)
     assert weights[0] == weights[1]
 
 
+@pytest.mark.sample(2)
 def test_a_changed_weight_file_is_a_miss(tmp_path: Path, bert: Path) -> None:
     built(tmp_path, bert)
     store = open_store(f"file://{tmp_path}/store")
@@ -142,7 +145,7 @@ def test_a_changed_weight_file_is_a_miss(tmp_path: Path, bert: Path) -> None:
     assert after["request_key"] != before["request_key"]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_several_buckets_and_batches_are_programs_of_one_artifact_that_share_the_weights(
     tmp_path: Path, bert: Path
 ) -> None:
@@ -153,7 +156,7 @@ def test_several_buckets_and_batches_are_programs_of_one_artifact_that_share_the
     assert len({program.graph_key for program in manifest.executables}) == 4
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_bf16_deviates_from_pytorch_by_a_bf16_sized_error_and_fp32_hardly(tmp_path: Path, bert: Path) -> None:
     def worst(*more: str) -> float:
         report = built(tmp_path, bert, *more)["verification"]
@@ -164,6 +167,7 @@ def test_bf16_deviates_from_pytorch_by_a_bf16_sized_error_and_fp32_hardly(tmp_pa
     assert 1e-5 < worst("--autocast", "matmult") < 2e-2
 
 
+@pytest.mark.sample(2)
 def test_an_answer_too_far_from_pytorch_is_refused_and_nothing_is_published(
     tmp_path: Path, bert: Path, nxpipe: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +178,7 @@ def test_an_answer_too_far_from_pytorch_is_refused_and_nothing_is_published(
     assert open_store(f"file://{tmp_path}/store").list() == []
 
 
+@pytest.mark.sample(2)
 def test_force_builds_again_and_finds_the_same(tmp_path: Path, bert: Path) -> None:
     first = built(tmp_path, bert)
     again = built(tmp_path, bert, "--force")
@@ -223,6 +228,7 @@ def test_a_configuration_that_makes_no_model_is_a_compile_error(
     assert "Traceback" not in answer.err
 
 
+@pytest.mark.sample(2)
 def test_what_was_fed_opens_with_the_public_reader(tmp_path: Path, bert: Path) -> None:
     key = str(built(tmp_path, bert)["request_key"])
     store = open_store(f"file://{tmp_path}/store")

@@ -22,7 +22,7 @@ from nxpipe.pipeline.models.weights import RandomWeights
 from nxpipe.pipeline.util.errors import BuildRefused, VerificationFailed
 from tests.pipeline.walk import build
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = pytest.mark.sample(12)
 
 ALLOWED = Thresholds(0.9, 0.1)
 STRICT = Thresholds(0.9, 1e-9)
@@ -120,7 +120,7 @@ def _out_of_memory_behind_it() -> CaptureError:
     return error
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(
     "error",
     [

@@ -25,7 +25,7 @@ from nxpipe.pipeline.models.weights import RandomWeights, Tensors
 from tests.pipeline.conftest import LLAMA, write_model
 from tests.pipeline.test_build import build, built
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = pytest.mark.sample(12)
 
 
 def test_every_degree_shares_one_copy_of_the_weights(tmp_path: Path, llama: Path) -> None:

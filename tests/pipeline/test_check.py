@@ -16,6 +16,8 @@ from tests.emulator.test_sources import AUTOENCODER, UNET
 from tests.pipeline.conftest import BERT, LLAMA, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
 
+pytestmark = pytest.mark.sample(2)
+
 __all__ = ["nxpipe"]
 
 # What GitHub's code scanning asks of a SARIF 2.1.0 log, beyond the standard's own schema.

@@ -72,6 +72,7 @@ def test_each_pass_shows_its_work(nxpipe: InProcess, model: str) -> None:
     assert "bf16" in graph_after(nxpipe, model, "--after", "autocast")
 
 
+@pytest.mark.sample(2)
 def test_the_program_of_a_rank_shows_its_exchanges(nxpipe: InProcess, model: str) -> None:
     assert "all_reduce(" in graph_after(nxpipe, model, "--tp", "2", "--after", "roll")
     assert "all_reduce(" not in graph_after(nxpipe, model, "--tp", "2", "--after", "autocast")

@@ -317,6 +317,7 @@ def scripted(folder: Path, limit: float, script: Any) -> SmokeTest:
     return Scripted(SmokeProject.of(folder / "nxpipe.toml"), limit, quiet_steps())
 
 
+@pytest.mark.sample(2)
 def test_the_limit_ends_a_step_that_waits_and_removes_what_exists(aws: None, repository: Path) -> None:
     def deploy() -> str:
         create(f"{PROJECT}-storage", STORAGE, TAGS)
@@ -372,6 +373,7 @@ def test_the_log_must_have_lines_of_the_instance(
     assert test.steps.rows[0].state == state, test.steps.rows
 
 
+@pytest.mark.sample(2)
 def test_ctrl_c_removes_what_exists_and_a_second_one_names_the_command_that_does(
     sealed_environment: None, repository: Path
 ) -> None:

@@ -28,6 +28,7 @@ def store(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("command", ARGUMENTS)
 def test_each_answers_with_one_json_document_when_asked(nxpipe: InProcess, store: Path, command: str) -> None:  # noqa: F811
     answer = nxpipe("store", command, *ARGUMENTS[command], "--store", str(store), "--json")

@@ -16,7 +16,7 @@ from tests.emulator.models import small_config
 from tests.pipeline.conftest import BERT, LLAMA, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = pytest.mark.sample(12)
 
 __all__ = ["nxpipe"]
 

@@ -11,7 +11,7 @@ from nxpipe.pipeline.util import exit_codes
 from tests.pipeline.command import NXPIPE
 from tests.release.world import GATES, Team, states
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = pytest.mark.sample(12)
 
 
 def ended_at(line_begins: str, with_signal: signal.Signals) -> tuple[int, list[str]]:

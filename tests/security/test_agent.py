@@ -27,6 +27,8 @@ from tests.artifact_store.afar import patch
 from tests.pipeline.command import NXPIPE
 from tests.pipeline.in_process import InProcess, nxpipe
 
+pytestmark = pytest.mark.sample(2)
+
 __all__ = ["nxpipe", "place", "server", "watched"]
 
 NOT_READY = exit_codes.NOT_READY.number
@@ -193,7 +195,7 @@ def test_an_agent_that_is_ended_while_it_prepares_gives_the_instance_up(place: P
 # The folder
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @attempt("F18")
 def test_a_fetch_that_is_killed_leaves_nothing_that_a_server_would_read(place: Place, nxpipe: InProcess) -> None:
     words = [str(NXPIPE), "agent", "run", "--fleet", "search", "--to", "served", "--devices", "dev"]
@@ -287,7 +289,7 @@ def _held(size: str) -> str:
     return f'{{"neuron_runtime_data": [{{"report": {{"memory_used": {{"neuron_runtime_used_bytes": {usage}}}}}}}]}}'
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "report",
     [

@@ -12,6 +12,8 @@ from tests.pipeline.conftest import LLAMA, bert, llama, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.security.test_config import is_a_sentence
 
+pytestmark = pytest.mark.sample(2)
+
 __all__ = ["bert", "llama", "nxpipe"]
 
 LONG: Final = json.dumps([5] * 40)
@@ -70,7 +72,7 @@ def test_so_are_prompts_of_verify(nxpipe: InProcess, bert: Path, tmp_path: Path)
     assert found["inputs"] == "3 prompts, cut to 16 tokens: 24 left out"
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_steps_leave_room_for_less_of_a_prompt_and_say_so(nxpipe: InProcess, llama: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text(json.dumps([5] * 14) + "\n[3]\n")
@@ -102,7 +104,7 @@ WRONG: Final[dict[str, tuple[dict[str, Any], str]]] = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("mode", ["fast", "isa"])
 def test_inputs_that_do_not_suit_the_program_are_refused(
     mode: str, nxpipe: InProcess, bert: Path, tmp_path: Path
@@ -118,7 +120,7 @@ def test_inputs_that_do_not_suit_the_program_are_refused(
         assert answer.out == ""
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_so_are_ids_of_a_vocabulary_that_ranks_divide(nxpipe: InProcess, llama: Path, tmp_path: Path) -> None:
     """Each rank looks up its own rows: an id that no rank has would be zeros in all of them. So in a stored program."""
     store, out = str(tmp_path / "store"), tmp_path / "out"

@@ -73,7 +73,7 @@ def test_the_kernel_stops_what_a_model_would_do(tmp_path: Path) -> None:
     assert not (tmp_path / "model" / "y").exists()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_the_reader_knows_no_credentials_and_holds_no_files(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client.close()
     for name in ("AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "HF_TOKEN", "SSH_AUTH_SOCK", "ACTIONS_ID_TOKEN_REQUEST_URL"):
@@ -128,6 +128,7 @@ def test_outside_of_a_command_a_library_captures_in_its_own_process(model: Path)
     assert client._server is None
 
 
+@pytest.mark.sample(2)
 def test_refusals_arrive_as_what_they_are(model: Path) -> None:
     refusals = []
     for enter in (confined, contextlib.nullcontext):
@@ -150,7 +151,7 @@ def test_what_takes_too_long_is_ended(model: Path) -> None:
         assert capture_file(model).nodes  # and the next is answered
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.attempt("L02", "L03", "L04")
 def test_what_takes_too_much_memory_is_ended(tmp_path: Path, model: Path) -> None:
     changed = Saved.of(model)
@@ -184,7 +185,7 @@ with confined():
 """
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_readers_end_with_whoever_asked(model: Path, how: signal.Signals) -> None:
     with subprocess.Popen([sys.executable, "-c", _ASKS, str(model)], stdout=subprocess.PIPE, text=True) as process:

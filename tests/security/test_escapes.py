@@ -122,7 +122,7 @@ def _params(*attempts: Attempt) -> list[object]:
     ]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("attempt", _params(*MODELS, *OTHERS))
 def test_what_a_stranger_says_is_text_in_a_log(attempt: Attempt, nxpipe: InProcess, tmp_path: Path) -> None:
     attempt.make(tmp_path)
@@ -178,7 +178,7 @@ def test_output_names_of_a_good_model_are_text(nxpipe: InProcess, tmp_path: Path
     assert_harmless(built.out + built.err)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.attempt("C11", "C12")
 def test_metadata_of_a_program_is_text_where_torch_itself_tells_of_it(tmp_path: Path) -> None:
     hostile.pt2_with(tmp_path / "m.pt2", hostile.in_text("torch.nn.modules.linear.Linear"))

@@ -94,7 +94,7 @@ def evidence() -> Evidence:
     return found
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @attempt("R01")
 def test_thresholds_of_a_builders_own_environment_are_theirs_and_are_told(here: Path, nxpipe: InProcess) -> None:
     """Built by the fixture. What they were is in the evidence; the artifact is the same under any."""

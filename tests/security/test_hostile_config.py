@@ -97,7 +97,7 @@ def _hold(numbers: range, folder: Path) -> Counter[str]:
     return endings
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_a_hostile_configuration_ends_in_a_graph_or_a_sentence(tmp_path: Path) -> None:
     endings = _hold(range(90), tmp_path)
     assert endings["refused at sight"] > 9

@@ -14,7 +14,7 @@ from nxpipe.pipeline.util.exit_codes import INTERRUPTED, OK, TERMINATED
 from tests.building.world import saved_world
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("times", [2, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.attempt("B527")
 def test_a_storm_of_signals_ends_a_build_with_a_code_of_the_table(tmp_path: Path, times: int) -> None:

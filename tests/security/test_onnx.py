@@ -473,7 +473,7 @@ def test_what_is_like_an_attempt_ends_in_a_sentence(
     _require_sentence(_tried(nxpipe, tmp_path, recipe, command), code, words)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_messages_that_grow_in_memory_are_counted_before_they_do(tmp_path: Path) -> None:
     path = saved(field(7, field(1, b"") * (FILE_FIELDS + UNCOUNTED_BYTES)), tmp_path)
     with pytest.raises(BeyondLimit, match=r"has more than 2,000,000 fields, and the limit is 2,000,000"):

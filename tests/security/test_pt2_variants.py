@@ -80,7 +80,7 @@ def many(numbers: range, good: list[Saved], folder: Path, monkeypatch: pytest.Mo
     assert 0 < len(readable) < len(numbers)  # some changes are of what nobody reads; most are refused
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_three_hundred_hostile_files(good: list[Saved], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     many(range(300), good, tmp_path, monkeypatch)
 

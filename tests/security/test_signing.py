@@ -14,7 +14,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[Cell, str]:
     return dict(cells(folder))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("attack", [NOTHING, *ATTACKS])
 def test_no_way_out_is_misled_under_any_rule(seen: dict[Cell, str], attack: str) -> None:
     of_it = {cell: outcome for cell, outcome in seen.items() if cell[1] == attack}

@@ -110,6 +110,9 @@ def templates(folder: Path) -> dict[str, bytes]:
     return {path.name.removesuffix(".template.json"): path.read_bytes() for path in folder.glob("*.template.json")}
 
 
+ASSEMBLY = pytest.mark.sample(3, "assembly of the whole project")  # it takes twelve seconds
+
+
 @pytest.fixture(scope="module")
 def first(whole: Path, tmp_path_factory: pytest.TempPathFactory, offline: dict[str, str]) -> Path:
     """The assembly of the whole project, under CDK's own validation."""
@@ -119,7 +122,7 @@ def first(whole: Path, tmp_path_factory: pytest.TempPathFactory, offline: dict[s
     return output
 
 
-@pytest.mark.sample(2)
+@ASSEMBLY
 def test_synth_needs_no_credentials_and_no_network_and_cdks_own_validation_accepts_the_stacks(
     first: Path, offline: dict[str, str]
 ) -> None:
@@ -143,7 +146,7 @@ LOCAL = {  # what `make cloud-up` prints, and what else says that an AWS is not 
 }
 
 
-@pytest.mark.sample(3)
+@ASSEMBLY
 def test_a_second_synthesis_gives_equal_bytes_beside_a_local_aws_too(
     first: Path, whole: Path, tmp_path: Path, offline: dict[str, str]
 ) -> None:
@@ -155,7 +158,7 @@ def test_a_second_synthesis_gives_equal_bytes_beside_a_local_aws_too(
     assert Path(offline["NETWORK_ATTEMPTS"]).read_text() == ""
 
 
-@pytest.mark.sample(3)
+@ASSEMBLY
 def test_the_preflight_checks_the_interface_endpoints_that_the_network_creates(first: Path, whole: Path) -> None:
     document = json.loads((first / "demo-network.template.json").read_text())
     endpoints = [entry["Properties"] for entry in document["Resources"].values() if entry["Type"].endswith("Endpoint")]
@@ -180,7 +183,7 @@ def test_the_preflight_knows_the_endpoints_of_each_part_of_a_project(part: str, 
     assert interface_services(load_config(path, {})) == created
 
 
-@pytest.mark.sample(3)
+@ASSEMBLY
 def test_no_stack_gets_tags_that_cloudformation_would_hand_to_every_resource(first: Path) -> None:
     """The rule that weighs a fleet's groups would lose its weights by one."""
     artifacts = json.loads((first / "manifest.json").read_text())["artifacts"].values()
@@ -228,7 +231,7 @@ FAULTY = {
 BROKEN_RULES = {"a fleet that answers in plain text"}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("what", FAULTY)
 def test_a_configuration_that_cannot_be_deployed_is_told_in_its_own_sentences(
     what: str, config: Path, capfd: pytest.CaptureFixture[str]
@@ -294,6 +297,7 @@ def test_an_interrupted_app_ends_without_a_traceback(monkeypatch: pytest.MonkeyP
     assert ended.value.code == 130
 
 
+@pytest.mark.sample(2)
 def test_a_missing_configuration_is_told_through_the_cdk_command_too(tmp_path: Path, offline: dict[str, str]) -> None:
     missing = tmp_path / "nowhere.toml"
     done = cdk_synth(missing, tmp_path / "out", offline)

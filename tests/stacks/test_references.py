@@ -165,7 +165,7 @@ def referenced(value: Any) -> Iterator[tuple[str, Any]]:
             yield from referenced(item)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_what_cannot_change_in_place_names_only_what_stays(whole: dict[str, dict[str, Any]]) -> None:
     exported = {
         output["Export"]["Name"]
@@ -196,7 +196,7 @@ def test_what_cannot_change_in_place_names_only_what_stays(whole: dict[str, dict
     assert len(imported) == len(exported)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_the_plan_of_the_step_from_weak_references_has_only_parameters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: dict[str, dict[str, Any]]
 ) -> None:

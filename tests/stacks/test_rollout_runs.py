@@ -39,7 +39,7 @@ from tests.stacks.rollout_world import (
     watched,
 )
 
-pytestmark = [pytest.mark.runs, pytest.mark.sample(6)]
+pytestmark = [pytest.mark.runs, pytest.mark.sample(12)]
 
 HEALTHY = {"blue": 0.0, "green": 0.0}
 ALARM = "demo-search-refused"

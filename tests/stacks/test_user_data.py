@@ -268,6 +268,7 @@ def test_a_python_without_virtual_environments_is_one_sentence(sandbox: Sandbox)
     assert ran.calls[-1] == ABANDONED
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("program", [name for name in PROGRAMS if name not in ("aws", "curl")])
 def test_a_program_that_the_image_lacks_is_named_before_anything_is_done(sandbox: Sandbox, program: str) -> None:
     (sandbox.folder / "bin" / program).unlink()
