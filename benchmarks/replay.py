@@ -7,9 +7,9 @@ Usage: python benchmarks/replay.py record OUT [--quick] [--jobs N] [--checkout D
 
 `record` writes a folder: entries/ has a JSON document for each entry, nxe/ the programs, digests.json the digests.
 `compare` takes two such folders, or digests alone, and ends in exit code 1 if there is a difference. `check` records
-the checkout into a temporary folder and compares it with `benchmarks/replay/baseline.json`, which `baseline` writes
-from a record. The product is driven from outside only: by the `nxpipe` command, by `app.py`, and by the Lambda function
-that `app.py` packs. Nothing is fetched. Sections:
+the checkout into a temporary folder and compares it with `benchmarks/replay/baseline.json`. `baseline` replaces in that
+file the sections that a record has. The product is driven from outside only: by the `nxpipe` command, by `app.py`, and
+by the Lambda function that `app.py` packs. Nothing is fetched. Sections:
 
     interface  names of commands, flags, exit codes and keys of nxpipe.toml
     check      `nxpipe check --json` of small models, of models at their real size, and of faulty ones
@@ -175,7 +175,7 @@ def write_digests(out: Path, found: Mapping[str, Entry], sections: Sequence[str]
         "quick": quick,
         "entries": {name: digests_of(found[name]) for name in sorted(found) if name != "build/surroundings"},
     }
-    (out / "digests.json").write_text(json.dumps(digests, indent=0, ensure_ascii=False) + "\n")
+    (out / "digests.json").write_text(_lines(digests))
 
 
 def digests_of(entry: Entry) -> str:
@@ -186,6 +186,11 @@ def digests_of(entry: Entry) -> str:
 
 def _spelled(document: Any) -> str:
     return json.dumps(document, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+def _lines(digests: Mapping[str, Any]) -> str:
+    """A line for each entry, so that a change of the baseline can be read."""
+    return json.dumps(digests, indent=0, ensure_ascii=False) + "\n"
 
 
 def split(document: Any, *, is_text: Callable[[tuple[Any, ...], Any], bool] | None = None, **more: bool) -> Entry:
@@ -948,6 +953,20 @@ def compare(left: Record, right: Record) -> int:
     return 1 if result.differences or not result.compared else 0
 
 
+def replace_sections(record: Record) -> int:
+    """Take the record's sections into the baseline, which keeps the others."""
+    old, new = Record.read(BASELINE).digests, record.digests
+    if new["quick"] or (new["surroundings"] != old["surroundings"] and new["sections"] != list(SECTIONS)):
+        sys.stderr.write(
+            "the record is quick, or in part from another processor or library; record all sections whole\n"
+        )
+        return 2
+    kept = {name: value for name, value in old["entries"].items() if name.partition("/")[0] not in new["sections"]}
+    entries = dict(sorted({**kept, **new["entries"]}.items()))
+    BASELINE.write_text(_lines({**new, "sections": list(SECTIONS), "entries": entries}))
+    return 0
+
+
 @dataclass
 class Found:
     """The result of a comparison: different data, different Sids, different texts."""
@@ -1042,8 +1061,7 @@ def main() -> int:
     if options.command == "compare":
         return compare(Record.read(options.one), Record.read(options.other))
     if options.command == "baseline":
-        shutil.copy(options.record / "digests.json", BASELINE)
-        return 0
+        return replace_sections(Record.read(options.record))
     with tempfile.TemporaryDirectory(prefix="nxpipe-replay-") as name:
         folder = Path(name).resolve()
         product = Product(options.checkout.resolve(), folder / "work", options.jobs, options.quick)

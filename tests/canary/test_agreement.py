@@ -49,15 +49,12 @@ STATE: Final = {
 }
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(sys.executable, id="this-python"),
-        pytest.param(RUNTIME, id=RUNTIME, marks=pytest.mark.skipif(not found(RUNTIME), reason=f"no {RUNTIME} here")),
-    ],
-)
+@pytest.fixture(scope="module", params=[sys.executable, RUNTIME], ids=["this-python", RUNTIME])
 def deployed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Function]:
-    with function(found(request.param), tmp_path_factory.mktemp("function")) as running:
+    python = found(request.param)
+    if not python:
+        pytest.skip(f"no {request.param} here")
+    with function(python, tmp_path_factory.mktemp("function")) as running:
         yield running
 
 

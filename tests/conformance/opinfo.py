@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 from nxpipe.emulator.capture.aten.base import _IMPORTERS
@@ -54,6 +53,8 @@ class Verdict:
 @cache
 def operators() -> dict[str, Any]:
     """The entries of the database whose operator the compiler imports, by name."""
+    from torch.testing._internal.common_methods_invocations import op_db  # takes seconds
+
     ours = {name.partition(".")[0] for name in _IMPORTERS}
     return {
         f"{entry.name}.{entry.variant_test_name}" if entry.variant_test_name else entry.name: entry
