@@ -274,8 +274,8 @@ class ServingFleet(Table):
             raise refuse("one instance type; a reservation has a single type", found=f"{len(types)} types")
         if capacity.kind in ("reservation", "capacity-block") and info.data.get("zone", "") is None:
             raise refuse(
-                f"`zone` in this table: a {capacity.kind} is in one availability zone, and instances in another one "
-                "cannot use it",
+                f"`zone` in the fleet's table, beside `capacity`: a {capacity.kind} is in one availability zone, and "
+                "instances in another one cannot use it",
                 found="no zone",
             )
         return capacity

@@ -365,7 +365,7 @@ WRONG = {
         14,
         "fleets[0].capacity",
         "no zone",
-        "`zone` in this table: a reservation is in one availability zone",
+        "`zone` in the fleet's table, beside `capacity`: a reservation is in one availability zone",
     ),
     "a reservation that a rollout exceeds": Wrong(
         fleet('{ kind = "on-demand" }', '{ kind = "reservation", id = "cr-0a1b2c3d", instances = 3 }').replace(
