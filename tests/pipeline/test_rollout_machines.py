@@ -22,7 +22,7 @@ from tests.localaws.visitors import Fleet, visitors
 from tests.pipeline.command import NXPIPE, Answer
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.stacks.local import REGION
-from tests.stacks.rollout_world import MACHINE, bootstrapped, deployed, until
+from tests.stacks.rollout_world import MACHINE, QUICK, bootstrapped, deployed, until
 
 __all__ = ["nxpipe"]
 
@@ -89,7 +89,7 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
             sealed.delenv(name)
         sealed.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         bootstrapped()
-        deployed(folder)
+        deployed(folder, f"{QUICK}\nrehearsal = true")  # the artifacts have programs of the emulator
         buckets = client_of("s3", REGION).list_buckets()["Buckets"]
         bucket = next(entry["Name"] for entry in buckets if "artifacts" in entry["Name"])
         with (folder / "nxpipe.toml").open("a") as file:
