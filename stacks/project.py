@@ -10,8 +10,9 @@ from aws_cdk import Annotations, App, CfnParameter, Environment, RemovalPolicy, 
 from constructs import Construct
 
 from nxpipe.pipeline.config import Config
-from nxpipe.pipeline.config.capacity import Capacity, CapacityBlock
+from nxpipe.pipeline.config.capacity import Capacity, CapacityBlock, ServingReservation
 from nxpipe.pipeline.config.locks import AmiLock
+from nxpipe.pipeline.config.serving_fleet import ServingFleet
 from nxpipe.stacks.handles import NetworkHandle, StoreHandle
 from nxpipe.stacks.locks import AGENT, IMAGE, LOCK, unlocked_images
 from nxpipe.stacks.names import PROJECT_TAG, REHEARSAL_TAG
@@ -19,6 +20,7 @@ from nxpipe.stacks.names import PROJECT_TAG, REHEARSAL_TAG
 __all__ = ["PROJECT_TAG", "tag_project"]
 
 _ENDED: Final = "nxpipe:capacity-block-ended"
+_UNKNOWN: Final = "nxpipe:reservation-not-counted"
 
 
 def tag_project(stack: Stack, project: str) -> None:
@@ -45,6 +47,16 @@ def warn_of_ended_block(stack: Stack, capacity: Capacity) -> None:
             _ENDED,
             f"capacity block {capacity.id} ends at {capacity.end.isoformat()}, and its instances are drained "
             f"45 minutes before, which is in the past: {stack.stack_name} stays empty; name another block or remove it",
+        )
+
+
+def warn_of_unknown_reservation(stack: Stack, fleet: ServingFleet) -> None:
+    """A warning at synthesis about a reservation whose size nobody compares with what a rollout needs."""
+    if isinstance(fleet.capacity, ServingReservation | CapacityBlock) and fleet.capacity.instances is None:
+        Annotations.of(stack).add_warning_v2(
+            _UNKNOWN,
+            f"capacity of fleet {fleet.name} has no `instances`, so the reservation is not compared with the "
+            f"{2 * fleet.size.max} instances of a rollout (blue/green); set `instances` to the number that is reserved",
         )
 
 

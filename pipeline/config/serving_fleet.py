@@ -120,10 +120,12 @@ class ServingFleet(Table):
         "if the fleet has at least three.",
         examples=["least-outstanding-requests"],
     )
-    ready_within: Annotated[timedelta, duration("1m", "2h")] = Field(
+    # A lifecycle hook of EC2 Auto Scaling ends after two hours, and the boot before the agent has ten minutes of them.
+    ready_within: Annotated[timedelta, duration("1m", "110m")] = Field(
         default=timedelta(minutes=30),
         description="The time limit for the agent: to fetch the artifact, to start the server, and for its first "
-        "successful health checks and `probe`. An instance that takes longer is replaced.",
+        "successful health checks and `probe`. An instance that takes longer is replaced. EC2 Auto Scaling waits two "
+        "hours at most, with the boot.",
         examples=["30m"],
     )
     scaling: Annotated[TargetTracking | None, Absent("none; people and rollouts set the number of instances")] = Field(

@@ -38,6 +38,7 @@ from nxpipe.stacks.project import (
     tag_rehearsal,
     unlocked_agent,
     warn_of_ended_block,
+    warn_of_unknown_reservation,
 )
 from nxpipe.stacks.serving.load_balancer import Balancer
 from nxpipe.stacks.user_data.scripts import Agent, Serving
@@ -296,6 +297,7 @@ class ServeStack(Stack):
         if fleet.rehearsal:
             tag_rehearsal(self)
         warn_of_ended_block(self, fleet.capacity)
+        warn_of_unknown_reservation(self, fleet)
         name = self._balancer.load_balancer.load_balancer_dns_name
         CfnOutput(self, "Address", value=name, description=f"DNS name of {fleet.name} within the network")
 

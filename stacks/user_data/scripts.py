@@ -174,7 +174,8 @@ def _value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-# The condition: systemd does not start the agent of an instance again that is being terminated.
+# The condition: systemd does not start the agent of an instance again that is being terminated. The user has no other
+# home: libraries of a server cache below HOME.
 _UNIT = """\
 [Unit]
 Description=nxpipe: fleet {fleet}
@@ -188,6 +189,8 @@ User=nxpipe
 StateDirectory=nxpipe
 RuntimeDirectory=nxpipe
 RuntimeDirectoryPreserve=yes
+WorkingDirectory=%S/nxpipe
+Environment=HOME=%S/nxpipe
 Environment=XDG_STATE_HOME=%S
 EnvironmentFile={settings}/agent.env
 ExecStart={command}

@@ -286,6 +286,9 @@ WRONG = {
         "1500ms",
         "whole seconds",
     ),
+    "a start that no lifecycle hook waits for": Wrong(
+        fleet("capacity =", 'ready_within = "2h"\ncapacity ='), 14, "fleets[0].ready_within", '"2h"', '"110m"'
+    ),
     "an idle timeout that no load balancer has": Wrong(
         fleet("capacity =", 'idle_timeout = "2h"\ncapacity ='), 14, "fleets[0].idle_timeout", '"2h"', '"4000s"'
     ),

@@ -9,6 +9,7 @@ from typing import Any
 import boto3
 import pytest
 from aws_cdk import Tags
+from aws_cdk.assertions import Annotations, Match
 
 from nxpipe.pipeline.config import ConfigInvalid
 from nxpipe.pipeline.fleet.preflight_rules import interface_services
@@ -119,9 +120,8 @@ def test_an_instance_waits_for_the_agent_and_its_instances_are_given_up_after_th
 ) -> None:
     (hook,) = boto3.client("autoscaling").describe_lifecycle_hooks(AutoScalingGroupName=BLUE)["LifecycleHooks"]
     assert (hook["LifecycleHookName"], hook["DefaultResult"]) == ("demo-search-ready", "ABANDON")
-    assert (
-        hook["HeartbeatTimeout"] == 1800 + 600
-    )  # `ready_within` of the agent, which starts minutes after the instance
+    # `ready_within` of the agent, which starts minutes after the instance
+    assert hook["HeartbeatTimeout"] == 1800 + 600
     assert {instance["LifecycleState"] for instance in group(BLUE)["Instances"]} == {"Pending:Wait"}
 
 
@@ -397,6 +397,25 @@ def test_a_reservation_is_named_and_nothing_is_launched_beside_it() -> None:
     assert target == {"CapacityReservationId": "cr-0a1b2c3d4e5f60718"}
     policy = made.template["Resources"]["Blue"]["UpdatePolicy"]["AutoScalingInstanceRefresh"]["Preferences"]
     assert policy["MaxHealthyPercentage"] == 100
+
+
+@pytest.mark.parametrize(("types", "capacity"), [(("inf2.xlarge",), RESERVED), (("trn1.32xlarge",), BLOCK)])
+def test_synthesis_warns_of_a_reservation_whose_size_is_not_compared_with_that_of_a_rollout(
+    types: tuple[str, ...], capacity: str
+) -> None:
+    warned = Annotations.from_stack(read_only(types=types, capacity=capacity, more=ZONE).serve)
+    warned.has_warning("/demo-serve-search", Match.string_like_regexp("not compared with the 8 instances of a rollout"))
+    counted = capacity.replace(" }", ", instances = 8 }")
+    silent = Annotations.from_stack(read_only(types=types, capacity=counted, more=ZONE).serve)
+    silent.has_no_warning("/demo-serve-search", Match.any_value())
+
+
+def test_the_hook_of_the_longest_start_is_the_longest_hook_of_ec2_auto_scaling() -> None:
+    made = read_only(more='command = ["server"]\nready_within = "110m"')
+    groups = made.of("AWS::AutoScaling::AutoScalingGroup")
+    assert {groups[name]["LifecycleHookSpecificationList"][0]["HeartbeatTimeout"] for name in ("Blue", "Green")} == {
+        7200
+    }
 
 
 @pytest.mark.parametrize(("types", "capacity"), [(("inf2.xlarge",), RESERVED), (("trn1.32xlarge",), BLOCK)])

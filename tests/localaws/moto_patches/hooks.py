@@ -16,6 +16,7 @@ from tests.localaws.moto_patches._around import around
 from tests.localaws.moto_patches.scaling import announce_failed_launch, end, group_of, record, waiting_for
 
 _OPTIONAL: Final = ("NotificationMetadata", "NotificationTargetARN", "RoleARN")
+_HEARTBEAT: Final = range(30, 7201)  # seconds
 
 
 def _put_hook(stock: Any, self: AutoScalingResponse) -> ActionResult:
@@ -27,6 +28,8 @@ def _put_hook(stock: Any, self: AutoScalingResponse) -> ActionResult:
 
 def keep_hook(backend: AutoScalingBackend, group: str, settings: Mapping[str, Any]) -> None:
     """Store a hook; settings that the request omits keep their values, as on AWS."""
+    if int(settings.get("HeartbeatTimeout", _HEARTBEAT.start)) not in _HEARTBEAT:
+        raise ValidationError("HeartbeatTimeout must be between 30 and 7200 seconds")
     key = f"{group}_{settings['LifecycleHookName']}"
     hook = backend.lifecycle_hooks.get(key) or LifecycleHook(settings["LifecycleHookName"], group, None, None, None)
     if key not in backend.lifecycle_hooks:
