@@ -8,6 +8,7 @@ from constructs import Construct
 from nxpipe.pipeline.config.cloud import Farm
 from nxpipe.stacks.handles import FarmHandle, NetworkHandle, ReleaseHandle, StoreHandle
 from nxpipe.stacks.iam import own_account_service, publishing, submitting, wait_for_permissions
+from nxpipe.stacks.launch import tag_specifications
 from nxpipe.stacks.project import PROJECT_TAG, log_group, tag_project
 from nxpipe.stacks.references import role_by_value
 
@@ -121,7 +122,6 @@ class FarmStack(Stack):
             ),
             ec2_configuration=[_Environment.Ec2ConfigurationObjectProperty(image_type="ECS_AL2023")],
             update_to_latest_image_version=True,
-            tags={"Name": f"{self._project}-build-farm", PROJECT_TAG: self._project},
         )
         return _Environment(
             self,
@@ -135,6 +135,7 @@ class FarmStack(Stack):
 
     def _launch_template(self) -> aws_ec2.CfnLaunchTemplate:
         """Launch template. Its hop limit hides the instance's credentials from jobs, which use the ECS agent's."""
+        name = f"{self._project}-build-farm"
         disk = _Template.EbsProperty(
             volume_type="gp3", volume_size=_DISK_GIB, encrypted=True, delete_on_termination=True
         )
@@ -144,10 +145,9 @@ class FarmStack(Stack):
             ),
             block_device_mappings=[_Template.BlockDeviceMappingProperty(device_name="/dev/xvda", ebs=disk)],
             monitoring=_Template.MonitoringProperty(enabled=True),
+            tag_specifications=tag_specifications(name, {PROJECT_TAG: self._project}),
         )
-        return _Template(
-            self, "Template", launch_template_name=f"{self._project}-build-farm", launch_template_data=data
-        )
+        return _Template(self, "Template", launch_template_name=name, launch_template_data=data)
 
     def _group(self, network: NetworkHandle) -> aws_ec2.SecurityGroup:
         """Security group without ingress. Egress is HTTPS to any address: S3 has public ones behind its gateway."""
