@@ -85,6 +85,13 @@ def test_latencies_are_frozen_from_what_the_old_version_has_shown(fleet: Fleet) 
     assert frozen == pytest.approx([0.51, 0.76, 0.91, 0.96, 1.0, 1.25, 1.6])
 
 
+def test_a_start_waits_as_long_as_the_instances_of_the_fleet_may_take(fleet: Fleet) -> None:
+    path = Path("nxpipe.toml")
+    path.write_text(path.read_text().replace("rehearsal = true", 'rehearsal = true\nready_within = "110m"'))
+    assert fleet.start(1).code == 0
+    assert json.loads(fleet.execution()["input"])["pace"]["warm_tries"] == 500  # (110 + 15) minutes, 4 a minute
+
+
 def test_starting_the_same_twice_is_one_rollout_and_another_one_has_to_wait(fleet: Fleet) -> None:
     assert (fleet.start(1).code, fleet.start(1).code) == (0, 0)
     other = fleet.start(2)
