@@ -2,12 +2,13 @@
 
 from typing import Any, Final
 
-from aws_cdk import CfnOutput, Stack, aws_batch, aws_ec2, aws_iam
+from aws_cdk import CfnOutput, Stack, aws_batch, aws_ec2, aws_iam, aws_logs
 from constructs import Construct
 
 from nxpipe.pipeline.config.cloud import Farm
 from nxpipe.stacks.handles import FarmHandle, NetworkHandle, ReleaseHandle, StoreHandle
 from nxpipe.stacks.iam import own_account_service, publishing, submitting, wait_for_permissions
+from nxpipe.stacks.launch import tag_specifications
 from nxpipe.stacks.project import PROJECT_TAG, log_group, tag_project
 from nxpipe.stacks.references import role_by_value
 
@@ -44,10 +45,7 @@ def job_role(scope: Construct) -> aws_iam.Role:
     return aws_iam.Role(scope, "JobRole", path="/nxpipe/", assumed_by=own_account_service(scope, "ecs-tasks"))
 
 
-def log_configuration(
-    scope: Construct, name: str, *, days: int | None = None
-) -> aws_batch.CfnJobDefinition.LogConfigurationProperty:
-    group = log_group(scope, "Logs", name, days=days)
+def log_configuration(group: aws_logs.ILogGroup) -> aws_batch.CfnJobDefinition.LogConfigurationProperty:
     options = {"awslogs-group": group.log_group_name, "awslogs-stream-prefix": "job"}
     return _Job.LogConfigurationProperty(log_driver="awslogs", options=options)
 
@@ -121,7 +119,6 @@ class FarmStack(Stack):
             ),
             ec2_configuration=[_Environment.Ec2ConfigurationObjectProperty(image_type="ECS_AL2023")],
             update_to_latest_image_version=True,
-            tags={"Name": f"{self._project}-build-farm", PROJECT_TAG: self._project},
         )
         return _Environment(
             self,
@@ -135,6 +132,7 @@ class FarmStack(Stack):
 
     def _launch_template(self) -> aws_ec2.CfnLaunchTemplate:
         """Launch template. Its hop limit hides the instance's credentials from jobs, which use the ECS agent's."""
+        name = f"{self._project}-build-farm"
         disk = _Template.EbsProperty(
             volume_type="gp3", volume_size=_DISK_GIB, encrypted=True, delete_on_termination=True
         )
@@ -144,10 +142,9 @@ class FarmStack(Stack):
             ),
             block_device_mappings=[_Template.BlockDeviceMappingProperty(device_name="/dev/xvda", ebs=disk)],
             monitoring=_Template.MonitoringProperty(enabled=True),
+            tag_specifications=tag_specifications(name, {PROJECT_TAG: self._project}),
         )
-        return _Template(
-            self, "Template", launch_template_name=f"{self._project}-build-farm", launch_template_data=data
-        )
+        return _Template(self, "Template", launch_template_name=name, launch_template_data=data)
 
     def _group(self, network: NetworkHandle) -> aws_ec2.SecurityGroup:
         """Security group without ingress. Egress is HTTPS to any address: S3 has public ones behind its gateway."""
@@ -188,7 +185,7 @@ class FarmStack(Stack):
                 _Job.ResourceRequirementProperty(type="MEMORY", value=str(_MEMORY_MIB)),
             ],
             linux_parameters=_Job.LinuxParametersProperty(init_process_enabled=True),  # reaps compiler processes
-            log_configuration=log_configuration(self, f"/nxpipe/{self._project}/builds"),
+            log_configuration=log_configuration(log_group(self, "Logs", f"/nxpipe/{self._project}/builds")),
             privileged=False,
         )
         job = _Job(

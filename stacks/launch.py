@@ -61,7 +61,7 @@ def launch_template(
         metadata_options=_metadata_options(machine),
         block_device_mappings=[_root_volume(machine)],
         monitoring=Template.MonitoringProperty(enabled=True),
-        tag_specifications=_tag_specifications(machine),
+        tag_specifications=tag_specifications(machine.name, machine.tags),
         user_data=Fn.base64(machine.user_data) if machine.user_data else None,
         placement=Template.PlacementProperty(group_name=machine.near.ref) if machine.near else None,
         **network,
@@ -136,6 +136,7 @@ def _root_volume(machine: Machine) -> aws_ec2.CfnLaunchTemplate.BlockDeviceMappi
     return Template.BlockDeviceMappingProperty(device_name=machine.root_device, ebs=disk)
 
 
-def _tag_specifications(machine: Machine) -> list[aws_ec2.CfnLaunchTemplate.TagSpecificationProperty]:
-    tags = [{"key": key, "value": value} for key, value in {"Name": machine.name, **machine.tags}.items()]
-    return [Template.TagSpecificationProperty(resource_type=kind, tags=tags) for kind in _TAGGED_RESOURCES]
+def tag_specifications(name: str, tags: Mapping[str, str]) -> list[aws_ec2.CfnLaunchTemplate.TagSpecificationProperty]:
+    """Tags of an instance and of what it is billed with: the tags of its group do not reach volumes and interfaces."""
+    pairs = [{"key": key, "value": value} for key, value in {"Name": name, **tags}.items()]
+    return [Template.TagSpecificationProperty(resource_type=kind, tags=pairs) for kind in _TAGGED_RESOURCES]

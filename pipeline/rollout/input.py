@@ -158,8 +158,17 @@ def _minutes(duration: timedelta) -> int:
     return -(-duration // timedelta(minutes=1))
 
 
-def schedule_of(minute: int) -> Schedule:
-    """The default schedule with minutes of this many seconds."""
+# What an instance needs besides `ready_within`: the launch, the boot, and the health checks of the load balancer.
+_LAUNCH: Final = timedelta(minutes=15)
+
+
+def schedule_of(minute: int, ready_within: timedelta) -> Schedule:
+    """The default schedule with minutes of this many seconds.
+
+    It waits for new instances at least as long as the fleet permits them to take: `ready_within`, after a launch.
+    """
     default = Schedule()
     seconds = {name: getattr(default, name) * minute / _MINUTE for name in ("period", "poll", "settle", "warm")}
-    return replace(default, **{name: max(1, round(value)) for name, value in seconds.items()})
+    scaled = {name: max(1, round(value)) for name, value in seconds.items()}
+    tries = -(-_minutes(ready_within + _LAUNCH) * minute // scaled["warm"])
+    return replace(default, **scaled, warm_tries=max(default.warm_tries, tries))

@@ -86,7 +86,8 @@ def decide(
         _require_abandoned(machine.fleet, item)
     known = baseline_history(machine, old, request.minute)
     plan = plan_of(rules, known.latencies)
-    rollout = RolloutInput(old, new, candidate, plan, schedule_of(request.minute), artifacts.actor, request.reason)
+    pace = schedule_of(request.minute, artifacts.fleet.ready_within)
+    rollout = RolloutInput(old, new, candidate, plan, pace, artifacts.actor, request.reason)
     return StartDecision(_free_name(machine, name), request.artifact, rollout, known, item.owner)
 
 

@@ -10,6 +10,7 @@ from aws_cdk import RemovalPolicy
 from nxpipe.pipeline.config.cloud import ClosedNetwork, Farm, Release
 from nxpipe.stacks.build_farm import FarmStack
 from nxpipe.stacks.iam import ReleaseStack
+from nxpipe.stacks.names import PROJECT_TAG
 from nxpipe.stacks.network import NetworkStack
 from nxpipe.stacks.store import StoreStack
 from tests.localaws.census import census
@@ -100,6 +101,13 @@ def test_hosts_are_encrypted_speak_imdsv2_and_hide_their_role_from_jobs(template
         "HttpPutResponseHopLimit": 1,
     }
     assert all(block_device_mapping["Ebs"]["Encrypted"] for block_device_mapping in data["BlockDeviceMappings"])
+
+
+def test_volumes_and_network_interfaces_of_builders_count_in_the_projects_budget(template: dict[str, Any]) -> None:
+    data = of_type(template, "AWS::EC2::LaunchTemplate")["LaunchTemplateData"]
+    tagged = {each["ResourceType"]: each["Tags"] for each in data["TagSpecifications"]}
+    assert set(tagged) == {"instance", "volume", "network-interface"}
+    assert all({"Key": PROJECT_TAG, "Value": "demo"} in tags for tags in tagged.values())
 
 
 def test_nobody_may_call_a_builder(template: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sysconfig
 import zipfile
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from nxpipe.pipeline.canary.constants import EVALUATIONS_PER_EXECUTION
 from nxpipe.pipeline.rollout.aws import ListenerRule
+from nxpipe.pipeline.rollout.input import schedule_of
 from nxpipe.stacks.lint.finding import Facts
 from nxpipe.stacks.lint.rules import lint
 from nxpipe.stacks.rollout.stack import archive
@@ -225,8 +227,10 @@ def test_no_history_grows_beyond_what_aws_keeps(template: dict[str, Any]) -> Non
     steps, minutes_of_a_week = 4, 7 * 24 * 60
     watches = steps * minutes_of_a_week // EVALUATIONS_PER_EXECUTION
     warming = sum(events(release[name]) for name in ("WarmUp", "SeeHealth", "SeeSignal", "CountHealthy", "Warm"))
+    tries = max(schedule_of(minute, timedelta(hours=2)).warm_tries for minute in (1, 5, 10, 30, 60))
     others = (steps + 1) * sum(map(events, release.values()))
-    assert watches * (events(release["Watch"]) + 2) + 240 * warming + others < HISTORY
+    assert (warming, tries) == (22, 675)
+    assert watches * (events(release["Watch"]) + 2) + tries * warming + others < HISTORY
 
 
 def test_no_template_knows_how_long_anything_lasts_but_its_input_does(template: dict[str, Any]) -> None:
