@@ -1,8 +1,8 @@
 """Canonical form of an HLO module: the proto that jaxlib writes, in the form of producers that neuronx-cc accepts.
 
-Ids of instructions and computations are small and dense, replica groups are lists in field 49, aliases are demanded, the
-root has the names of the outputs, and nothing of the machine or the process that wrote the module is left. The function
-is idempotent, and equal modules have equal bytes. docs/reference/hlo-proto.md has the table.
+Ids of instructions and computations are small and dense, replica groups are lists in field 49, aliases are demanded,
+the root has the names of the outputs, and nothing of the machine or the process that wrote the module is left. The
+function is idempotent, and equal modules have equal bytes. docs/reference/hlo-proto.md has the table.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,6 +13,8 @@ from nxpipe.emulator.errors import HloInvalid
 from nxpipe.emulator.hlo.schema import (
     ELEMENTS,
     KEY,
+    KNOWN_FIELDS,
+    MAX_RANK,
     MUST_ALIAS,
     OUTPUT_NAMES,
     VALUE,
@@ -53,10 +55,19 @@ _DROPPED: Final = (
     InstructionField.STATISTICS_VIZ,
     InstructionField.ORIGINAL_VALUE,
 )
-_DROPPED_IF_EMPTY: Final = (InstructionField.FRONTEND_ATTRIBUTES, InstructionField.RESULT_ACCURACY)
+_DROPPED_IF_EMPTY: Final = (
+    InstructionField.FRONTEND_ATTRIBUTES,
+    InstructionField.RESULT_ACCURACY,
+    InstructionField.SPARSITY_CONFIG,
+)
 _OPERANDS: Final = InstructionField.OPERAND_IDS
 _PREDECESSORS: Final = InstructionField.CONTROL_PREDECESSOR_IDS
 _CALLED: Final = InstructionField.CALLED_COMPUTATION_IDS
+_GROUPS: Final = (
+    InstructionField.REPLICA_GROUPS,
+    InstructionField.COLLECTIVE_DEVICE_LIST,
+    InstructionField.IOTA_REPLICA_GROUPS,
+)
 _GROUP_FORMS: Final = (DeviceListField.REPLICA_GROUPS, DeviceListField.IOTA_REPLICA_GROUP_LIST)
 _NO_FILE: Final = "-"  # jaxlib's source file where there is none: the line is one of the StableHLO text
 
@@ -129,13 +140,13 @@ def _map_ids(instruction: Message, number: int, ids: dict[int, int]) -> None:
 
 def _normalise(instruction: Message, keep_locations: bool) -> None:
     present = {number for number, _ in instruction.fields}
-    if InstructionField.COLLECTIVE_DEVICE_LIST in present:
+    empty = [number for number in _DROPPED_IF_EMPTY if number in present and not instruction.data(number)]
+    instruction.remove(*_DROPPED, *empty)
+    if unknown := present - KNOWN_FIELDS - set(empty):
+        reason = f"{_name(instruction)} has a field that the compiler does not know; write the operator without it"
+        raise HloInvalid((*instruction.path, min(unknown)), reason)
+    if not present.isdisjoint(_GROUPS):
         _list_groups(instruction)
-    if not present.isdisjoint(_DROPPED):
-        instruction.remove(*_DROPPED)
-    for number in _DROPPED_IF_EMPTY:
-        if number in present and not instruction.data(number):
-            instruction.remove(number)
     if InstructionField.FRONTEND_ATTRIBUTES in present:
         _set_attributes(instruction, attributes(instruction))
     if InstructionField.METADATA in present:
@@ -143,29 +154,34 @@ def _normalise(instruction: Message, keep_locations: bool) -> None:
 
 
 def _list_groups(instruction: Message) -> None:
-    """Move the groups of field 87 to field 49, which every release of the compiler reads."""
-    listing = instruction.message(InstructionField.COLLECTIVE_DEVICE_LIST)
-    assert listing is not None
-    iota = listing.message(DeviceListField.IOTA_REPLICA_GROUP_LIST)
+    """Move the groups of fields 87 and 92 to field 49, which every release of the compiler reads."""
+    listing = instruction.message(InstructionField.COLLECTIVE_DEVICE_LIST) or Message()
     if any(number not in _GROUP_FORMS for number, _ in listing.fields):
         raise HloInvalid(listing.path, f"the groups of {_name(instruction)} have an unknown form; list their ranks")
-    groups = _iota_groups(iota) if iota else replica_groups(listing, DeviceListField.REPLICA_GROUPS)
-    existing = replica_groups(instruction)
-    if existing and groups and existing != groups:
-        raise HloInvalid(instruction.path, f"fields 49 and 87 of {_name(instruction)} list different groups")
-    instruction.remove(InstructionField.COLLECTIVE_DEVICE_LIST, InstructionField.REPLICA_GROUPS)
-    for ranks in groups or existing:
+    forms = [
+        replica_groups(instruction),
+        replica_groups(listing, DeviceListField.REPLICA_GROUPS),
+        _iota_groups(listing.message(DeviceListField.IOTA_REPLICA_GROUP_LIST)),
+        _iota_groups(instruction.message(InstructionField.IOTA_REPLICA_GROUPS)),
+    ]
+    found = [groups for groups in forms if groups]
+    if any(groups != found[0] for groups in found):
+        raise HloInvalid(instruction.path, f"{_name(instruction)} has different lists of groups")
+    instruction.remove(*_GROUPS)
+    for ranks in found[0] if found else ():
         group = Message()
         group.set_numbers(ELEMENTS, ranks)
         instruction.add(InstructionField.REPLICA_GROUPS, group)
 
 
-def _iota_groups(iota: Message) -> list[list[int]]:
+def _iota_groups(iota: Message | None) -> list[list[int]]:
     """The ranks 0, 1, ... in an array, its axes permuted, cut into groups."""
+    if iota is None:
+        return []
     shape = iota.numbers(IotaGroupsField.IOTA_RESHAPE_DIMS)
     order = iota.numbers(IotaGroupsField.IOTA_TRANSPOSE_PERM) or list(range(len(shape)))
     groups, size = (iota.number(IotaGroupsField.NUM_REPLICA_GROUPS), iota.number(IotaGroupsField.NUM_DEVICES_PER_GROUP))
-    if min([groups, size, *shape]) < 1 or prod(shape) > MAX_WORLD:
+    if len(shape) > MAX_RANK or min([groups, size, *shape]) < 1 or prod(shape) > MAX_WORLD:
         raise HloInvalid(iota.path, f"a list of groups has from 1 to {MAX_WORLD:,} ranks")
     if sorted(order) != list(range(len(shape))) or groups * size != prod(shape):
         raise HloInvalid(iota.path, f"{groups} groups of {size} ranks are not those of an array {shape}")

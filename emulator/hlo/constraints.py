@@ -71,7 +71,7 @@ class HloRule:
     id: str
     source: str
     remedy: str
-    check: "Callable[[CheckedModule], Breaches]" = field(repr=False)
+    check: "Check" = field(repr=False)
 
 
 class CheckedModule:
@@ -118,6 +118,9 @@ class CheckedModule:
         if root.shape.element_type == "tuple":
             return [(None, shape) for shape in root.shape.parts]
         return [(root, root.shape)]
+
+
+Check = Callable[[CheckedModule], Breaches]
 
 
 def violations(
@@ -391,11 +394,14 @@ def _index_range(checked: CheckedModule) -> Breaches:
             yield each.name, f"its indices reach {length - 1}, and the dimension has {size} elements"
 
 
+_VIEWS: Final = 8  # between an iota and its use; the limit ends a cycle, which is a breach of operand-order
+
+
 def _iota_length(computation: HloComputation, instruction: HloInstruction) -> int:
-    while instruction.opcode in ("bitcast-convert", "broadcast", "convert", "copy", "reshape", "transpose"):
+    for _ in range(_VIEWS):
         operands = computation.operands(instruction)
-        if not operands:
-            return 0
+        if instruction.opcode not in ("bitcast-convert", "broadcast", "convert", "copy", "reshape") or not operands:
+            break
         instruction = operands[0]
     axes = instruction.proto.numbers(InstructionField.DIMENSIONS) if instruction.opcode == "iota" else []
     dimensions = instruction.shape.dimensions
@@ -463,8 +469,9 @@ _COLLECTIVES: Final = (*_GROUPED, "collective-permute")
 
 def _group_form(checked: CheckedModule) -> Breaches:
     for _, each in checked.each():
-        if each.proto.has(InstructionField.COLLECTIVE_DEVICE_LIST):
-            yield each.name, "its groups are in field 87 (collective_device_list), not in field 49 (replica_groups)"
+        for number in (InstructionField.COLLECTIVE_DEVICE_LIST, InstructionField.IOTA_REPLICA_GROUPS):
+            if each.proto.has(number):
+                yield each.name, f"its groups are in field {number}, and not in field 49 (replica_groups)"
 
 
 def _group_size(checked: CheckedModule) -> Breaches:
@@ -493,7 +500,7 @@ def _channel_id(checked: CheckedModule) -> Breaches:
             yield each.name, "it has a channel id"
 
 
-def _global_ids(checked: CheckedModule) -> Breaches:
+def _global_device_ids(checked: CheckedModule) -> Breaches:
     for _, each in checked.each():
         if each.proto.number(InstructionField.USE_GLOBAL_DEVICE_IDS):
             yield each.name, "it numbers devices over replicas and partitions"
@@ -766,82 +773,79 @@ _OPERATORS_PAGE: Final = "XLA operators of neuronx-cc"
 _NKIPY: Final = "nkipy, execute.py"
 _FUSED: Final = "compose it of supported operators"
 
-RULES: Final[Sequence[HloRule]] = (
-    HloRule("id-range", "pytorch/xla #9685: ids above INT_MAX are refused", _CANONICAL, _id_range),
-    HloRule("id-density", "form of nkipy's modules", _CANONICAL, _id_density),
-    HloRule("computation-ids", "form of nkipy's modules", _CANONICAL, _computation_ids),
-    HloRule("operand-order", "hlo.proto: operands precede users", _CANONICAL, _operand_order),
-    HloRule("callee-order", "hlo.proto: callees precede callers", _CANONICAL, _callee_order),
-    HloRule("root", "NCC_EVRF064", _CANONICAL, _root),
-    HloRule("entry", "NCC_EVRF064", _CANONICAL, _entry),
-    HloRule("parameter-numbers", "NCC_EVRF064", "number the parameters in their order", _parameter_numbers),
-    HloRule("program-shape", "NCC_EVRF064", "declare each parameter of the entry", _program_shape),
-    HloRule("opcode", "NCC_EVRF001", _FUSED, _opcode),
-    HloRule("control-flow", "NCC_EUOC002", "unroll loops, inline calls, select between values", _control_flow),
-    HloRule("rank-opcode", "NCC_EUOC002", "pass the rank as an input", _rank_opcode),
-    HloRule("dynamic-shape", "NCC_EMOD025", "use padding or buckets", _dynamic_shape),
-    HloRule("topk-opcode", "NCC_EVRF001", "use the custom call AwsNeuronTopK", _topk_opcode),
-    HloRule("sort-target", "NCC_EVRF029", "use the custom call AwsNeuronTopK", _sort_target),
-    HloRule("sort-comparator", "transformers-neuronx", "compare by <, <=, > or >=", _sort_comparator),
-    HloRule("custom-call", "NCC_EVRF015", _FUSED, _custom_call),
-    HloRule("topk-limit", "NCC_EVRF014", "take fewer values, or top-k of parts and then of their results", _topk_limit),
-    HloRule("topk-type", "NCC_EVRF013", "convert the operand to f32", _topk_type),
-    HloRule("topk-row", "transformers-neuronx", "pad the rows with the least value", _topk_row),
-    HloRule("rng-algorithm", "NCC_EVRF006", "use the default algorithm, or noise as an input", _rng_algorithm),
-    HloRule("rng-distribution", _OPERATORS_PAGE, "compute it from a uniform one", _rng_distribution),
-    HloRule("reduce-operands", _OPERATORS_PAGE, "reduce each operand by itself", _reduce_operands),
-    HloRule("reduce-init", _OPERATORS_PAGE, "use a constant as the initial value", _reduce_init),
-    HloRule("reduce-combiner", _OPERATORS_PAGE, "reduce by add, maximum, minimum or multiply", _reduce_combiner),
-    HloRule("integer-dot", "NCC_EVRF035", "convert the operands to f32", _integer_dot),
-    HloRule("integer-scatter", "NCC_EVRF016", "convert the operands to f32", _integer_scatter),
-    HloRule("shift-type", "NCC_EVRF022", "convert the operand to s32", _shift_type),
-    HloRule("index-type", "transformers-neuronx", "convert the index to s32", _index_type),
-    HloRule("index-range", "NCC_EVRF031", "use at most as many positions as the table has rows", _index_range),
-    HloRule("convolution-dilation", "NCC_EVRF010", "dilate the kernel by a pad of its own", _convolution_dilation),
-    HloRule("convolution-stride", "NCC_EVRF011", "dilate the input by a pad of its own", _convolution_stride),
-    HloRule("pool-base-dilation", "NCC_EVRF017", "pool without dilation", _pool_base_dilation),
-    HloRule("pool-window-dilation", "NCC_EVRF018", "pool without dilation", _pool_window_dilation),
-    HloRule("pool-operands", "NCC_EVRF019", "pool each operand by itself", _pool_operands),
-    HloRule("elementwise-shape", "NCC_EVRF064", "broadcast the operand", _elementwise_shape),
-    HloRule("group-form", "field 87 is newer than the compiler's schema", _CANONICAL, _group_form),
-    HloRule("group-size", "runtime collectives", "use groups of equal size", _group_size),
-    HloRule("group-members", "runtime collectives", "list each rank in one group", _group_members),
-    HloRule("group-count", "runtime 2.34: 16 replica groups", "use fewer different groups", _group_count),
-    HloRule("channel-id", "form of nkipy's modules", _CANONICAL, _channel_id),
-    HloRule("global-device-ids", "form of nkipy's modules", _CANONICAL, _global_ids),
-    HloRule(
-        "collective-combiner",
-        "nkipy, collectives.py",
-        "combine by add, or reduce all by an extremum",
-        _collective_combiner,
-    ),
-    HloRule("collective-type", "NCC_EVRF061", "convert the operand to f32", _collective_type),
-    HloRule("all-to-all-dimension", "transformers-neuronx", "transpose before and after", _all_to_all_dimension),
-    HloRule("permute-pairs", "NCC_EVRF064", "send from and to each rank once", _permute_pairs),
-    HloRule("sharding", "form of nkipy's modules", "write one program for all ranks", _sharding),
-    HloRule("f64", "nkipy, hlo.py", "convert to f32", _f64),
-    HloRule("int64", "NCC_ESFH002", "use s32 or u32", _int64),
-    HloRule("complex", "NCC_EVRF004", "compute with the real and the imaginary part", _complex),
-    HloRule("fp8-fnuz", "NCC_EVRF005", "use f8e4m3 or f8e5m2", _fp8_fnuz),
-    HloRule("fp8-e4m3fn", "NCC_EVRF051", "use f8e4m3, or bf16", _fp8_e4m3fn),
-    HloRule("element-type", "NCC_ESPP004", "convert to a supported type", _element_type),
-    HloRule("layout", "form of nkipy's modules", "use default layouts, and transpose where needed", _layout),
-    HloRule("literal-size", "NCC_EVRF064", "write as many values as the shape has", _literal_size),
-    HloRule("module-size", "SDK issue #987", "make parameters of large constants", _module_size),
-    HloRule("instruction-count", "NCC_EXTP004", "compile fewer layers, or a smaller bucket", _instruction_count),
-    HloRule("name-length", "nrt.h: names of 256 bytes", f"use names of 1 to {NAME_BYTES} bytes", _name_length),
-    HloRule("name-separator", "nkipy, trace.py", "use names without a comma", _name_separator),
-    HloRule(
-        "name-uniqueness", "nrt.h: tensors are found by name", "give each tensor a name of its own", _name_uniqueness
-    ),
-    HloRule("input-naming", "nkipy, trace.py", "name all inputs or none", _input_naming),
-    HloRule("output-naming", "nkipy, trace.py", "name all outputs or none", _output_naming),
-    HloRule("alias-kind", "neuronx-distributed: MUST_ALIAS", _CANONICAL, _alias_kind),
-    HloRule("alias-whole", "aliasing_output_rewrite_pass.md", "alias whole buffers", _alias_whole),
-    HloRule("alias-target", "NCC_EVRF064", "alias an input and an output of one type", _alias_target),
-    HloRule("alias-uniqueness", "NCC_EVRF064", "alias each input and each output once", _alias_uniqueness),
-    HloRule("raw-output", "inputs and outputs have memory of their own", "copy it, or alias it", _raw_output),
-    HloRule("empty-output", _NKIPY, "drop the output, and make it on the host", _empty_output),
-    HloRule("empty-input", _NKIPY, "drop the input", _empty_input),
-    HloRule("tuple-input", "nrt.h: a tensor is one array", "pass each array by itself", _tuple_input),
+# The id of a rule is the name of its function. Sources without an NCC code are what is known to compile.
+_TABLE: Final[Sequence[tuple[Check, str, str]]] = (
+    (_id_range, "pytorch/xla #9685: ids above INT_MAX are refused", _CANONICAL),
+    (_id_density, "form of nkipy's modules", _CANONICAL),
+    (_computation_ids, "form of nkipy's modules", _CANONICAL),
+    (_operand_order, "hlo.proto: operands precede users", _CANONICAL),
+    (_callee_order, "hlo.proto: callees precede callers", _CANONICAL),
+    (_root, "NCC_EVRF064", _CANONICAL),
+    (_entry, "NCC_EVRF064", _CANONICAL),
+    (_parameter_numbers, "NCC_EVRF064", "number the parameters in their order"),
+    (_program_shape, "NCC_EVRF064", "declare each parameter of the entry"),
+    (_opcode, "NCC_EVRF001", _FUSED),
+    (_control_flow, "NCC_EUOC002", "unroll loops, inline calls, select between values"),
+    (_rank_opcode, "NCC_EUOC002", "pass the rank as an input"),
+    (_dynamic_shape, "NCC_EMOD025", "use padding or buckets"),
+    (_topk_opcode, "NCC_EVRF001", "use the custom call AwsNeuronTopK"),
+    (_sort_target, "NCC_EVRF029", "use the custom call AwsNeuronTopK"),
+    (_sort_comparator, "transformers-neuronx", "compare by <, <=, > or >="),
+    (_custom_call, "NCC_EVRF015", _FUSED),
+    (_topk_limit, "NCC_EVRF014", "take fewer values, or top-k of parts and then of their results"),
+    (_topk_type, "NCC_EVRF013", "convert the operand to f32"),
+    (_topk_row, "transformers-neuronx", "pad the rows with the least value"),
+    (_rng_algorithm, "NCC_EVRF006", "use the default algorithm, or noise as an input"),
+    (_rng_distribution, _OPERATORS_PAGE, "compute it from a uniform one"),
+    (_reduce_operands, _OPERATORS_PAGE, "reduce each operand by itself"),
+    (_reduce_init, _OPERATORS_PAGE, "use a constant as the initial value"),
+    (_reduce_combiner, _OPERATORS_PAGE, "reduce by add, maximum, minimum or multiply"),
+    (_integer_dot, "NCC_EVRF035", "convert the operands to f32"),
+    (_integer_scatter, "NCC_EVRF016", "convert the operands to f32"),
+    (_shift_type, "NCC_EVRF022", "convert the operand to s32"),
+    (_index_type, "transformers-neuronx", "convert the index to s32"),
+    (_index_range, "NCC_EVRF031", "use at most as many positions as the table has rows"),
+    (_convolution_dilation, "NCC_EVRF010", "dilate the kernel by a pad of its own"),
+    (_convolution_stride, "NCC_EVRF011", "dilate the input by a pad of its own"),
+    (_pool_base_dilation, "NCC_EVRF017", "pool without dilation"),
+    (_pool_window_dilation, "NCC_EVRF018", "pool without dilation"),
+    (_pool_operands, "NCC_EVRF019", "pool each operand by itself"),
+    (_elementwise_shape, "NCC_EVRF064", "broadcast the operand"),
+    (_group_form, "form of nkipy's modules", _CANONICAL),
+    (_group_size, "runtime collectives", "use groups of equal size"),
+    (_group_members, "runtime collectives", "list each rank in one group"),
+    (_group_count, "runtime 2.34: 16 replica groups", "use fewer different groups"),
+    (_channel_id, "form of nkipy's modules", _CANONICAL),
+    (_global_device_ids, "form of nkipy's modules", _CANONICAL),
+    (_collective_combiner, "nkipy, collectives.py", "combine by add, or reduce all by an extremum"),
+    (_collective_type, "NCC_EVRF061", "convert the operand to f32"),
+    (_all_to_all_dimension, "transformers-neuronx", "transpose before and after"),
+    (_permute_pairs, "NCC_EVRF064", "send from and to each rank once"),
+    (_sharding, "form of nkipy's modules", "write one program for all ranks"),
+    (_f64, "nkipy, hlo.py", "convert to f32"),
+    (_int64, "NCC_ESFH002", "use s32 or u32"),
+    (_complex, "NCC_EVRF004", "compute with the real and the imaginary part"),
+    (_fp8_fnuz, "NCC_EVRF005", "use f8e4m3 or f8e5m2"),
+    (_fp8_e4m3fn, "NCC_EVRF051", "use f8e4m3, or bf16"),
+    (_element_type, "NCC_ESPP004", "convert to a supported type"),
+    (_layout, "form of nkipy's modules", "use default layouts, and transpose where needed"),
+    (_literal_size, "NCC_EVRF064", "write as many values as the shape has"),
+    (_module_size, "SDK issue #987", "make parameters of large constants"),
+    (_instruction_count, "NCC_EXTP004", "compile fewer layers, or a smaller bucket"),
+    (_name_length, "nrt.h: names of 256 bytes", f"use names of 1 to {NAME_BYTES} bytes"),
+    (_name_separator, "nkipy, trace.py", "use names without a comma"),
+    (_name_uniqueness, "nrt.h: tensors are found by name", "give each tensor a name of its own"),
+    (_input_naming, "nkipy, trace.py", "name all inputs or none"),
+    (_output_naming, "nkipy, trace.py", "name all outputs or none"),
+    (_alias_kind, "neuronx-distributed: MUST_ALIAS", _CANONICAL),
+    (_alias_whole, "aliasing_output_rewrite_pass.md", "alias whole buffers"),
+    (_alias_target, "NCC_EVRF064", "alias an input and an output of one type"),
+    (_alias_uniqueness, "NCC_EVRF064", "alias each input and each output once"),
+    (_raw_output, "inputs and outputs have memory of their own", "copy it, or alias it"),
+    (_empty_output, _NKIPY, "drop the output, and make it on the host"),
+    (_empty_input, _NKIPY, "drop the input"),
+    (_tuple_input, "nrt.h: a tensor is one array", "pass each array by itself"),
+)
+RULES: Final = tuple(
+    HloRule(check.__name__.strip("_").replace("_", "-"), source, remedy, check) for check, source, remedy in _TABLE
 )

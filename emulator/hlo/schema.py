@@ -16,6 +16,7 @@ from nxpipe.emulator.hlo.wire import Message
 INPUT_NAMES: Final = "neff_input_names"  # the attribute of a parameter
 OUTPUT_NAMES: Final = "neff_output_names"  # the attribute of the root, joined by commas
 MUST_ALIAS: Final = 2
+MAX_RANK: Final = 64
 
 
 class ModuleField:
@@ -71,6 +72,12 @@ class InstructionField:
     COLLECTIVE_DEVICE_LIST: Final = 87
     ORIGINAL_VALUE: Final = 88
     RESULT_ACCURACY: Final = 91
+    IOTA_REPLICA_GROUPS: Final = 92  # this and what follows is in jaxlib's schema, and not in that of nkipy
+    SPARSITY_CONFIG: Final = 98
+
+
+# A field outside of these may change what an instruction means. Reserved numbers are not in use.
+KNOWN_FIELDS: Final = frozenset(range(1, 93)) - {4, 5, 6, 10, 12, 41, 42, 44, 46, 53, 64, 78, 83, 84, 86}
 
 
 class ShapeField:
@@ -290,8 +297,9 @@ class _Shapes:
         if number not in ELEMENT_TYPES:
             raise HloInvalid((*proto.path, ShapeField.ELEMENT_TYPE), f"no element type has the number {number}")
         dimensions = tuple(proto.numbers(ShapeField.DIMENSIONS))
-        if any(size < 0 for size in dimensions):
-            raise HloInvalid((*proto.path, ShapeField.DIMENSIONS), "a dimension is negative")
+        if len(dimensions) > MAX_RANK or any(size < 0 for size in dimensions):
+            reason = f"it has more than {MAX_RANK} dimensions, or one is negative"
+            raise HloInvalid((*proto.path, ShapeField.DIMENSIONS), reason)
         parts = tuple(map(self.read, proto.messages(ShapeField.TUPLE_SHAPES)))
         is_dynamic = any(proto.numbers(ShapeField.IS_DYNAMIC_DIMENSION))
         layout = proto.message(ShapeField.LAYOUT)
