@@ -99,7 +99,8 @@ class CheckedModule:
         return [self.computations[number] for number in ids if number in self.computations]
 
     def combiner(self, instruction: HloInstruction) -> str | None:
-        """The opcode of the called computation's root, such as `add`; `parameter` where it assigns."""
+        """The opcode of the called computation's root: `add`, or `parameter` where it assigns. None if it is missing,
+        which is a breach of another rule."""
         called = self.called(instruction)
         return called[0].root.opcode if called and called[0].root else None
 
@@ -351,7 +352,7 @@ def _reduce_init(checked: CheckedModule) -> Breaches:
 def _reduce_combiner(checked: CheckedModule) -> Breaches:
     for _, each in checked.each("reduce"):
         combiner = checked.combiner(each)
-        if combiner not in ("add", "maximum", "minimum", "multiply", "tuple"):  # a tuple reduces several operands
+        if combiner and combiner not in ("add", "maximum", "minimum", "multiply", "tuple"):  # a tuple: several operands
             yield each.name, f"it combines by {combiner}"
 
 
@@ -363,8 +364,9 @@ def _integer_dot(checked: CheckedModule) -> Breaches:
 
 def _integer_scatter(checked: CheckedModule) -> Breaches:
     for _, each in checked.each("scatter"):
-        if each.shape.element_type in _INTEGERS and checked.combiner(each) != "parameter":
-            yield each.name, f"it combines {each.shape.element_type} by {checked.combiner(each)}"
+        combiner = checked.combiner(each)
+        if each.shape.element_type in _INTEGERS and combiner not in (None, "parameter"):
+            yield each.name, f"it combines {each.shape.element_type} by {combiner}"
 
 
 def _shift_type(checked: CheckedModule) -> Breaches:
@@ -510,7 +512,7 @@ def _collective_combiner(checked: CheckedModule) -> Breaches:
     allowed = {"all-reduce": ("add", "maximum", "minimum"), "reduce-scatter": ("add",)}
     for _, each in checked.each(*allowed):
         combiner = checked.combiner(each)
-        if combiner not in allowed[each.opcode]:
+        if combiner and combiner not in allowed[each.opcode]:
             yield each.name, f"it combines by {combiner}"
 
 
