@@ -322,10 +322,15 @@ SEEDS = [
     ),
     Seed("name-uniqueness", "attention", _name_twice),
     Seed(
+        "name-uniqueness",
+        "attention",
+        lambda module: set_attribute(find(module, "tuple"), "neff_output_names", "q"),
+    ),
+    Seed(
         "name-uniqueness", "two caches", lambda module: set_attribute(find(module, "tuple"), "neff_output_names", "a,a")
     ),
     Seed("input-naming", "attention", lambda module: parameter(module, 0).remove(Field.FRONTEND_ATTRIBUTES)),
-    Seed("output-naming", "two caches", lambda module: set_attribute(find(module, "tuple"), "neff_output_names", "a")),
+    Seed("output-naming", "two caches", lambda module: set_attribute(find(module, "tuple"), "neff_output_names", "z")),
     Seed("alias-kind", "decode step", lambda module: aliases(module)[0].set(4, 1)),
     Seed("alias-whole", "decode step", lambda module: aliases(module)[0].set_numbers(3, [0])),
     Seed("alias-whole", "decode step", lambda module: aliases(module)[0].set_numbers(1, [1, 0])),
