@@ -185,7 +185,7 @@ class _Body:
         return packed
 
     def _decompressed(self, unzip: "zlib._Decompress") -> bytes:
-        """The next bytes, a chunk at most, whatever the ratio of the compression."""
+        """The next bytes, a chunk at most for any ratio of compression."""
         try:
             while not unzip.eof:
                 packed = unzip.unconsumed_tail or self._next()

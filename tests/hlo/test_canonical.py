@@ -20,8 +20,6 @@ from nxpipe.emulator.hlo.schema import (
 from nxpipe.emulator.hlo.wire import Message, Value
 from tests.hlo.modules import SAMPLES, Sample, convert, good, written
 
-jaxlib = pytest.importorskip("jaxlib")
-
 TYPES = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "i32": np.int32, "ui32": np.uint32, "i1": np.bool_}
 
 

@@ -14,16 +14,13 @@ from nxpipe.emulator.hlo.constraints import (
     RULES,
     TARGETS,
     HloLimits,
-    HloModule,
     violations,
 )
-from nxpipe.emulator.hlo.schema import ComputationField, ModuleField
+from nxpipe.emulator.hlo.schema import ComputationField, HloModule, ModuleField
 from nxpipe.emulator.hlo.schema import InstructionField as Field
 from nxpipe.emulator.hlo.wire import Message
 from tests.conftest import ROOT
 from tests.hlo.modules import SAMPLES, good, written
-
-pytest.importorskip("jaxlib")
 
 TYPES = {"s16": 3, "s32": 4, "s64": 5, "f64": 12, "c64": 15, "f8e4m3fn": 20, "s4": 21, "f8e5m2fnuz": 24}
 

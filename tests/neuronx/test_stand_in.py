@@ -15,8 +15,6 @@ from tests.hlo.modules import SAMPLES, good, written
 from tests.hlo.test_constraints import find, parameter, set_groups, set_shape, set_type
 from tests.neuronx import stand_in
 
-pytest.importorskip("jaxlib")
-
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -29,7 +27,7 @@ def compile_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def run(data: bytes, *flags: str, target: str = "trn2", failure: str = "") -> subprocess.CompletedProcess[str]:
         (tmp_path / "graph.pb").write_bytes(data)
         program = stand_in.install(tmp_path)
-        command = [program, "compile", "graph.pb", "--framework", "XLA", "--target", target, *flags]
+        command = [str(program), "compile", "graph.pb", "--framework", "XLA", "--target", target, *flags]
         environment = {**os.environ, stand_in.FAILURE: failure}
         return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=60)
 
