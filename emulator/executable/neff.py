@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Final, Literal
 from uuid import UUID
 
 from nxpipe.emulator.errors import NeffInvalid
+from nxpipe.emulator.hlo.schema import ALIAS_SUFFIX
 from nxpipe.emulator.regular_file import open_regular
 
 HEADER: Final = Struct("<5Q128sI32s16s256sI64sQI468s")
@@ -24,7 +25,6 @@ MAX_HEADER: Final = 64 << 10
 MAX_BODY: Final = 64 << 30  # unpacked bytes
 MAX_DOCUMENT: Final = 64 << 20  # bytes of one JSON document; all but a few are far smaller
 MAX_MEMBERS: Final = 100_000
-ALIAS_SUFFIX: Final = ".must_alias_input"  # nkipy's, of an input that shares an output's tensor
 
 _BLOCK: Final = 512
 _CHUNK: Final = 1 << 20

@@ -11,7 +11,9 @@ from typing import Final
 
 from nxpipe.emulator.errors import HloInvalid
 from nxpipe.emulator.hlo.schema import (
+    ALIAS_SUFFIX,
     ELEMENTS,
+    INPUT_NAMES,
     KEY,
     KNOWN_FIELDS,
     MAX_RANK,
@@ -23,8 +25,11 @@ from nxpipe.emulator.hlo.schema import (
     DeviceListField,
     InstructionField,
     IotaGroupsField,
+    LayoutField,
     MetadataField,
     ModuleField,
+    ProgramShapeField,
+    ShapeField,
     attributes,
     replica_groups,
 )
@@ -75,15 +80,20 @@ _NO_FILE: Final = "-"  # jaxlib's source file where there is none: the line is o
 def canonical(data: bytes | memoryview, *, output_names: Sequence[str] = (), keep_locations: bool = False) -> bytes:
     """The module in canonical form; HloInvalid if it is none.
 
-    `output_names` are the root's, in its order; without them it keeps those that it has. `keep_locations` keeps
+    `output_names` are the root's, in its order; without them it keeps those that it has. An input that an output of the
+    same name replaces gets a suffix, as nkipy does it. `keep_locations` keeps
     operator names and source locations, which make the bytes depend on where the model's source is.
     """
     module = Message.parse(data)
     computations = module.messages(ModuleField.COMPUTATIONS)
     instructions = [(part, part.messages(ComputationField.INSTRUCTIONS)) for part in computations]
     _renumber(module, instructions)
-    for _, members in instructions:
+    layouts = _Layouts()
+    layouts.reset_program(module.message(ModuleField.HOST_PROGRAM_SHAPE))
+    for computation, members in instructions:
+        layouts.reset_program(computation.message(ComputationField.PROGRAM_SHAPE))
         for instruction in members:
+            layouts.reset(instruction, InstructionField.SHAPE)
             _normalise(instruction, keep_locations)
     _demand_aliases(module)
     if output_names:
@@ -151,6 +161,37 @@ def _normalise(instruction: Message, keep_locations: bool) -> None:
         _set_attributes(instruction, attributes(instruction))
     if InstructionField.METADATA in present:
         _clean_metadata(instruction, keep_locations)
+
+
+class _Layouts:
+    """Row-major layouts. An instruction's layout changes no value: jaxlib gives a transposition the one that makes it
+    free, and this is for the compiler to choose. That of a literal says in which order its values are, and stays."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, bytes] = {}
+
+    def reset(self, owner: Message, number: int) -> None:
+        """Reset that of the shape in a field. A module has few different shapes, so each is read once."""
+        data = bytes(owner.data(number))
+        if data not in self._known:
+            self._known[data] = _row_major(Message.parse(data)).encode()
+        if self._known[data] != data:
+            owner.set(number, self._known[data])
+
+    def reset_program(self, program: Message | None) -> None:
+        for number in (ProgramShapeField.PARAMETERS, ProgramShapeField.RESULT):
+            for shape in program.messages(number) if program else ():
+                _row_major(shape)
+
+
+def _row_major(shape: Message) -> Message:
+    layout = shape.message(ShapeField.LAYOUT)
+    if layout is not None:
+        rank = len(shape.numbers(ShapeField.DIMENSIONS))
+        layout.set_numbers(LayoutField.MINOR_TO_MAJOR, reversed(range(rank)))
+    for part in shape.messages(ShapeField.TUPLE_SHAPES):
+        _row_major(part)
+    return shape
 
 
 def _list_groups(instruction: Message) -> None:
@@ -222,17 +263,34 @@ def _demand_aliases(module: Message) -> None:
 
 def _name_outputs(module: Message, computations: Iterable[tuple[Message, list[Message]]], names: Sequence[str]) -> None:
     entry_id = module.number(ModuleField.ENTRY_COMPUTATION_ID)
-    for computation, instructions in computations:
-        if computation.number(ComputationField.ID) == entry_id:
-            root_id = computation.number(ComputationField.ROOT_ID)
-            root = next(each for each in instructions if each.number(InstructionField.ID) == root_id)
-            is_tuple = root.text(InstructionField.OPCODE) == "tuple"
-            count = len(root.numbers(InstructionField.OPERAND_IDS)) if is_tuple else 1
-            if count != len(names):
-                raise HloInvalid(root.path, f"the root has {count} outputs, and {len(names)} names are given")
-            if any("," in name for name in names):
-                raise HloInvalid(root.path, "the name of an output has a comma, which separates the names")
-            _set_attributes(root, attributes(root) | {OUTPUT_NAMES: ",".join(names)})
+    entry, instructions = next(each for each in computations if each[0].number(ComputationField.ID) == entry_id)
+    root_id = entry.number(ComputationField.ROOT_ID)
+    root = next(each for each in instructions if each.number(InstructionField.ID) == root_id)
+    is_tuple = root.text(InstructionField.OPCODE) == "tuple"
+    count = len(root.numbers(InstructionField.OPERAND_IDS)) if is_tuple else 1
+    if count != len(names):
+        raise HloInvalid(root.path, f"the root has {count} outputs, and {len(names)} names are given")
+    if any("," in name for name in names):
+        raise HloInvalid(root.path, "the name of an output has a comma, which separates the names")
+    _set_attributes(root, attributes(root) | {OUTPUT_NAMES: ",".join(names)})
+    _name_aliased_inputs(module, instructions, names)
+
+
+def _name_aliased_inputs(module: Message, instructions: Iterable[Message], names: Sequence[str]) -> None:
+    """Give an input that has the name of the output in its place the suffix: a NEFF has one table of names for both."""
+    listing = module.message(ModuleField.INPUT_OUTPUT_ALIAS)
+    aliased = {
+        (entry.number(AliasField.PARAMETER_NUMBER), names[index])
+        for entry in (listing.messages(ELEMENTS) if listing else ())
+        for index in entry.numbers(AliasField.OUTPUT_SHAPE_INDEX)[:1] or [0]
+        if 0 <= index < len(names)
+    }
+    for each in instructions:
+        if each.text(InstructionField.OPCODE) == "parameter":
+            known = attributes(each)
+            name = known.get(INPUT_NAMES, "")
+            if (each.number(InstructionField.PARAMETER_NUMBER), name) in aliased:
+                _set_attributes(each, known | {INPUT_NAMES: name + ALIAS_SUFFIX})
 
 
 def _name(instruction: Message) -> str:

@@ -590,7 +590,9 @@ def _element_type(checked: CheckedModule) -> Breaches:
 
 def _layout(checked: CheckedModule) -> Breaches:
     for _, each in checked.each():
-        if any(not _is_default(shape) for shape in each.shape.arrays()):
+        literal = each.proto.message(InstructionField.LITERAL)
+        values = checked.module.shape(literal.message(1)) if literal else each.shape
+        if any(not _is_default(shape) for shape in (*each.shape.arrays(), *values.arrays())):
             yield each.name, "its layout is not the default one, row-major and without tiles"
 
 

@@ -15,6 +15,7 @@ from nxpipe.emulator.hlo.wire import Message
 
 INPUT_NAMES: Final = "neff_input_names"  # the attribute of a parameter
 OUTPUT_NAMES: Final = "neff_output_names"  # the attribute of the root, joined by commas
+ALIAS_SUFFIX: Final = ".must_alias_input"  # nkipy's, of an input that shares an output's tensor and name
 MUST_ALIAS: Final = 2
 MAX_RANK: Final = 64
 
@@ -95,6 +96,7 @@ class LayoutField:
 
 class ProgramShapeField:
     PARAMETERS: Final = 1
+    RESULT: Final = 2
 
 
 class DeviceListField:

@@ -165,6 +165,15 @@ SAMPLES: Final[dict[str, Sample]] = {
 """,
         ranks=2,
     ),
+    "transposed": Sample(
+        [("x", "4x2x3xf32")],
+        [("y", "3x4x2xf32"), ("z", "8x3xf32")],
+        """
+%y = stablehlo.transpose %x, dims = [2, 0, 1] : (tensor<4x2x3xf32>) -> tensor<3x4x2xf32>
+%rows = stablehlo.reshape %y : (tensor<3x4x2xf32>) -> tensor<3x8xf32>
+%z = stablehlo.transpose %rows, dims = [1, 0] : (tensor<3x8xf32>) -> tensor<8x3xf32>
+""",
+    ),
     "two caches": Sample(
         [("a", "4x4xf32"), ("b", "2x4xf32")],
         [("sum", "4x4xf32"), ("double", "2x4xf32")],

@@ -1,6 +1,7 @@
 """Canonical modules: the form that neuronx-cc is known to accept, and the same numbers on XLA's CPU client."""
 
 import math
+import re
 
 import ml_dtypes
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from nxpipe.emulator.errors import HloInvalid
 from nxpipe.emulator.hlo.canonical import canonical
+from nxpipe.emulator.hlo.constraints import violations
 from nxpipe.emulator.hlo.schema import (
     ComputationField,
     HloModule,
@@ -20,6 +22,7 @@ from nxpipe.emulator.hlo.schema import (
 from nxpipe.emulator.hlo.wire import Message, Value
 from tests.hlo.modules import SAMPLES, Sample, convert, good, written
 
+_LAYOUT = re.compile(r"(?<=\])\{[0-9,]+\}")
 TYPES = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "i32": np.int32, "ui32": np.uint32, "i1": np.bool_}
 
 
@@ -59,6 +62,14 @@ def test_xla_computes_the_same_numbers_from_both_forms(name: str) -> None:
         for left, right in zip(expected, found, strict=True):
             assert left.dtype == right.dtype
             assert left.tobytes() == right.tobytes()
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_xla_prints_the_same_module_of_both_forms_but_for_what_is_added(name: str) -> None:
+    from jaxlib import _hlo
+
+    before, after = (_hlo.XlaComputation(data).as_hlo_text() for data in (written(name), canonical(written(name))))
+    assert _LAYOUT.sub("", after) == _LAYOUT.sub("", before.replace("may-alias", "must-alias"))
 
 
 OPERATIONS = ("add", "multiply", "maximum", "dot", "transpose", "reduce", "tanh")
@@ -140,6 +151,12 @@ def test_groups_are_lists_in_field_49_and_aliases_are_demanded() -> None:
     assert {alias.kind for alias in HloModule.read(good("two caches")).aliases} == {2}
 
 
+def test_layouts_are_row_major() -> None:
+    """jaxlib gives a transposition the layout that makes it free."""
+    assert {each.rule for each in violations(written("transposed"), "trn2")} == {"id-range", "layout"}
+    assert violations(good("transposed"), "trn2") == []
+
+
 def test_names_of_inputs_stay_and_those_of_outputs_are_added() -> None:
     entry = HloModule.read(good("two caches")).entry
     assert entry is not None
@@ -147,6 +164,16 @@ def test_names_of_inputs_stay_and_those_of_outputs_are_added() -> None:
     names = [each.attribute("neff_input_names") for each in entry.instructions if each.opcode == "parameter"]
     assert names == ["a", "b"]
     assert entry.root.attribute("neff_output_names") == "sum,double"
+
+
+def test_an_input_that_an_output_of_its_name_replaces_has_a_suffix() -> None:
+    data = canonical(written("two caches"), output_names=["a", "double"])
+    assert canonical(data, output_names=["a", "double"]) == data
+    entry = HloModule.read(data).entry
+    assert entry is not None
+    names = {each.attribute("neff_input_names") for each in entry.instructions if each.opcode == "parameter"}
+    assert names == {"a.must_alias_input", "b"}
+    assert violations(data, "trn2") == []
 
 
 def test_names_that_do_not_fit_the_outputs_are_refused() -> None:

@@ -169,6 +169,11 @@ def _shape_of_values(module: Message) -> None:
     child(find(module, "select"), Field.SHAPE).set_numbers(6, [1, 0])
 
 
+def _literal_layout(module: Message) -> None:
+    literal = child(find(module, "constant"), Field.LITERAL)
+    child(child(literal, 1), 5).add(6, b"")
+
+
 def _short_literal(module: Message, number: int) -> None:
     for index in range(9):
         literal = child(find(module, "constant", index), Field.LITERAL)
@@ -300,6 +305,7 @@ SEEDS = [
         lambda module: child(child(find(module, "select"), Field.SHAPE), 5).set_numbers(1, [0, 1]),
     ),
     Seed("layout", "causal mask", lambda module: child(child(find(module, "select"), Field.SHAPE), 5).add(6, b"")),
+    Seed("layout", "constants", _literal_layout),
     Seed("literal-size", "constants", lambda module: _short_literal(module, 8)),
     Seed("literal-size", "constants", lambda module: _short_literal(module, 4)),
     Seed("literal-size", "constants", lambda module: find(module, "constant").remove(Field.LITERAL)),
