@@ -249,9 +249,9 @@ CUSTOM_CALLS: Final = frozenset(
 
 
 def _opcode(checked: CheckedModule) -> Breaches:
-    for opcode in set(checked.opcodes) - OPCODES - _ELSEWHERE:
-        for _, each in checked.each(opcode):
-            yield each.name, f"{opcode} is in no list of operators that the compiler supports"
+    unknown = [opcode for opcode in checked.opcodes if opcode not in OPCODES | _ELSEWHERE]
+    for _, each in checked.each(*unknown) if unknown else ():
+        yield each.name, f"{each.opcode} is in no list of operators that the compiler supports"
 
 
 def _control_flow(checked: CheckedModule) -> Breaches:
@@ -596,6 +596,16 @@ def _layout(checked: CheckedModule) -> Breaches:
             yield each.name, "its layout is not the default one, row-major and without tiles"
 
 
+def _program_layout(checked: CheckedModule) -> Breaches:
+    """The layouts in which a caller passes inputs and reads outputs."""
+    program = checked.module.proto.message(ModuleField.HOST_PROGRAM_SHAPE)
+    for what, number in (("input", ProgramShapeField.PARAMETERS), ("output", ProgramShapeField.RESULT)):
+        shapes = map(checked.module.shape, program.messages(number)) if program else ()
+        for index, shape in enumerate(part for each in shapes for part in each.arrays()):
+            if not _is_default(shape):
+                yield "the module", f"its {what} {index} ({shape}) is not row-major"
+
+
 def _is_default(shape: HloShape) -> bool:
     order = tuple(range(len(shape.dimensions)))[::-1]
     return not shape.is_tiled and (shape.minor_to_major is None or shape.minor_to_major == order)
@@ -832,6 +842,7 @@ _TABLE: Final[Sequence[tuple[Check, str, str]]] = (
     (_fp8_e4m3fn, "NCC_EVRF051", "use f8e4m3, or bf16"),
     (_element_type, "NCC_ESPP004", "convert to a supported type"),
     (_layout, "form of nkipy's modules", "use default layouts, and transpose where needed"),
+    (_program_layout, "inputs and outputs are passed row-major", _CANONICAL),
     (_literal_size, "NCC_EVRF064", "write as many values as the shape has"),
     (_module_size, "SDK issue #987", "make parameters of large constants"),
     (_instruction_count, "NCC_EXTP004", "compile fewer layers, or a smaller bucket"),

@@ -169,6 +169,16 @@ def _shape_of_values(module: Message) -> None:
     child(find(module, "select"), Field.SHAPE).set_numbers(6, [1, 0])
 
 
+def _further_parameter(module: Message) -> None:
+    program = child(module, ModuleField.HOST_PROGRAM_SHAPE)
+    program.add(1, copied(program.messages(1)[0]))
+
+
+def _column_major_output(module: Message) -> None:
+    result = child(child(module, ModuleField.HOST_PROGRAM_SHAPE), 2)
+    child(result.messages(4)[0], 5).set_numbers(1, [0, 1])
+
+
 def _literal_layout(module: Message) -> None:
     literal = child(find(module, "constant"), Field.LITERAL)
     child(child(literal, 1), 5).add(6, b"")
@@ -227,7 +237,7 @@ SEEDS = [
     ),
     Seed("entry", "attention", lambda module: module.set(ModuleField.ENTRY_COMPUTATION_ID, 99)),
     Seed("parameter-numbers", "attention", lambda module: parameter(module, 2).set(Field.PARAMETER_NUMBER, 5)),
-    Seed("program-shape", "attention", lambda module: child(module, ModuleField.HOST_PROGRAM_SHAPE).add(1, b"")),
+    Seed("program-shape", "attention", _further_parameter),
     Seed("opcode", "attention", lambda module: find(module, "exponential").set(Field.OPCODE, "logistic")),
     Seed("opcode", "attention", lambda module: find(module, "exponential").set(Field.OPCODE, "fft")),
     Seed("control-flow", "attention", lambda module: find(module, "exponential").set(Field.OPCODE, "call")),
@@ -306,6 +316,7 @@ SEEDS = [
     ),
     Seed("layout", "causal mask", lambda module: child(child(find(module, "select"), Field.SHAPE), 5).add(6, b"")),
     Seed("layout", "constants", _literal_layout),
+    Seed("program-layout", "attention", _column_major_output),
     Seed("literal-size", "constants", lambda module: _short_literal(module, 8)),
     Seed("literal-size", "constants", lambda module: _short_literal(module, 4)),
     Seed("literal-size", "constants", lambda module: find(module, "constant").remove(Field.LITERAL)),
@@ -427,6 +438,14 @@ def test_the_page_lists_every_rule_with_its_source() -> None:
     rows = [line.split("|") for line in page.splitlines() if line.startswith("| `")]
     listed = {cells[1].strip(" `"): cells[3].strip() for cells in rows if len(cells) == 6}
     assert listed == {rule.id: rule.source for rule in RULES}
+
+
+def test_violations_have_one_order_in_every_process() -> None:
+    module = Message.parse(good("encoder layer"))
+    for opcode, other in (("exponential", "fft"), ("divide", "map"), ("subtract", "domain"), ("dot", "cholesky")):
+        find(module, opcode).set(Field.OPCODE, other)
+    first = violations(module.encode(), "trn2")
+    assert [each.detail.partition(" ")[0] for each in first] == ["cholesky", "domain", "fft", "map"]
 
 
 def test_the_tables_of_names_hold_no_duplicate_and_no_stray_character() -> None:
