@@ -81,8 +81,8 @@ def canonical(data: bytes | memoryview, *, output_names: Sequence[str] = (), kee
     """The module in canonical form; HloInvalid if it is none.
 
     `output_names` are the root's, in its order; without them it keeps those that it has. An input that an output of the
-    same name replaces gets a suffix, as nkipy does it. `keep_locations` keeps
-    operator names and source locations, which make the bytes depend on where the model's source is.
+    same name replaces gets a suffix, as nkipy does it. `keep_locations` keeps operator names and source locations,
+    which make the bytes depend on where the model's source is.
     """
     module = Message.parse(data)
     computations = module.messages(ModuleField.COMPUTATIONS)
@@ -131,7 +131,10 @@ def _renumber(module: Message, computations: Iterable[tuple[Message, list[Messag
         if root not in ids:
             raise HloInvalid(computation.path, f"no instruction has the id {root} of the root")
         computation.set(ComputationField.ROOT_ID, ids[root])
-        callees[computation.number(ComputationField.ID)] = number
+        called = computation.number(ComputationField.ID)
+        if called in callees:
+            raise HloInvalid(computation.path, f"the id {called} of a computation occurs twice")
+        callees[called] = number
         computation.set(ComputationField.ID, number)
     entry = module.number(ModuleField.ENTRY_COMPUTATION_ID)
     if entry not in callees:

@@ -344,3 +344,11 @@ def test_a_module_without_its_entry_or_a_root_is_refused(change: object, reason:
     change(module)
     with pytest.raises(HloInvalid, match=reason):
         canonical(module.encode())
+
+
+def test_two_computations_of_one_id_are_refused() -> None:
+    module = Message.parse(written("attention"))
+    first, second = module.messages(ModuleField.COMPUTATIONS)[:2]
+    second.set(ComputationField.ID, first.number(ComputationField.ID))
+    with pytest.raises(HloInvalid, match=r"the id \d+ of a computation occurs twice"):
+        canonical(module.encode())

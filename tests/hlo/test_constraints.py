@@ -16,7 +16,7 @@ from nxpipe.emulator.hlo.constraints import (
     HloLimits,
     violations,
 )
-from nxpipe.emulator.hlo.schema import ComputationField, HloModule, ModuleField
+from nxpipe.emulator.hlo.schema import ComputationField, ModuleField
 from nxpipe.emulator.hlo.schema import InstructionField as Field
 from nxpipe.emulator.hlo.wire import Message
 from tests.conftest import ROOT
@@ -448,6 +448,5 @@ def test_violations_have_one_order_in_every_process() -> None:
     assert [each.detail.partition(" ")[0] for each in first] == ["cholesky", "domain", "fft", "map"]
 
 
-def test_the_tables_of_names_hold_no_duplicate_and_no_stray_character() -> None:
+def test_the_tables_of_names_hold_no_stray_character() -> None:
     assert all(name.replace("-", "").isalnum() for name in OPCODES | CUSTOM_CALLS)
-    assert HloModule.read(good("attention")).entry is not None
