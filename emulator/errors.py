@@ -77,6 +77,23 @@ class ExecutableInvalid(CompileError):
         self.offset, self.reason = offset, reason
 
 
+class HloInvalid(CompileError):
+    """An encoded HLO module violates the format at `path`, the numbers of the fields that lead to the place."""
+
+    def __init__(self, path: Sequence[int], reason: str) -> None:
+        place = f" in field {'.'.join(map(str, path))}" if path else ""
+        super().__init__(f"the HLO module is invalid{place}: {reason}")
+        self.path, self.reason = tuple(path), reason
+
+
+class NeffInvalid(CompileError):
+    """A NEFF cannot be read: it is damaged, or of a layout other than the documented one."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the NEFF cannot be read: {reason}; compile the program again")
+        self.reason = reason
+
+
 class OptionsInvalid(CompileError):
     """A compiler option has an unknown value."""
 
