@@ -3,10 +3,12 @@
 `emulator.run.devices.faults` adds those that only devices have.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import ClassVar
 
-from nxpipe.emulator.errors import CompileError
+from nxpipe.emulator.errors import CompileError, ExecutionError, IndexOutOfRange, MissingTensor, WrongTensor
 
 
 class Status(IntEnum):
@@ -112,3 +114,16 @@ class LookupOutOfBounds(RuntimeFault):
     """An index beyond the end of a lookup table."""
 
     status = Status.NRT_EXEC_OOB
+
+
+@contextmanager
+def translated_faults() -> Iterator[None]:
+    """Translate faults of a running program into runtime errors with a status."""
+    try:
+        yield
+    except IndexOutOfRange as fault:
+        raise LookupOutOfBounds(str(fault)) from fault
+    except (MissingTensor, WrongTensor) as fault:
+        raise BadInput(str(fault)) from fault
+    except ExecutionError as fault:
+        raise ExecutionFailed(str(fault)) from fault
