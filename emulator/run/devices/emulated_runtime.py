@@ -34,7 +34,7 @@ from nxpipe.emulator.run.devices.protocol import (
     ProcessRuntime,
     TensorInfo,
     Timing,
-    read_program,
+    open_program,
     require_binding,
     require_bytes,
     require_rank,
@@ -81,7 +81,8 @@ class EmulatedRuntime(ProcessRuntime):
         self.require_open()
         require_rank(rank, world)
         self._require_core(core)
-        group = self._join(read_program(program), rank, world, core)
+        with open_program(program) as file:
+            group = self._join(file.read(), rank, world, core)
         self.take(core, group.own_bytes, program.stem)
         return EmulatedModel(self, group, program.stem, rank, core)
 
@@ -319,9 +320,10 @@ class EmulatedModel:
     def _write(self, inputs: Binding) -> None:
         for name, tensor in inputs.items():
             own = _emulated(tensor)
+            data = own.bytes
             if self._held.get(name) != (own, own.version):
                 buffer = self._buffers[name]
-                words = own.bytes.view(raw(buffer.dtype)).reshape(_host_shape(buffer))
+                words = data.view(raw(buffer.dtype)).reshape(_host_shape(buffer))
                 with translated_faults():
                     self._group.machine.write(name, decode(words, buffer.dtype), self._rank)
                 self._held[name] = (own, own.version)

@@ -22,14 +22,14 @@ from nxpipe.emulator.run.devices.protocol import (
     ProcessRuntime,
     TensorInfo,
     Timing,
-    read_program,
+    open_program,
     require_binding,
     require_bytes,
     require_rank,
     require_runs,
     require_size,
 )
-from nxpipe.emulator.run.status import BadInput, Status, Unloaded
+from nxpipe.emulator.run.status import BadInput, RuntimeFault, Status, Unloaded
 
 _ONE_CORE: Final = 1  # the deprecated number of cores of a model
 _opened: Final = set[int]()  # libraries of this process that were opened, also if they were closed again
@@ -62,7 +62,9 @@ class LibnrtRuntime(ProcessRuntime):
     def load(self, program: Path, *, core: int = 0, rank: int = 0, world: int = 1) -> "LibnrtModel":
         self.require_open()
         require_rank(rank, world)
-        neff, doing = read_program(program), f"loading {program.name} as rank {rank} of {world}"
+        with open_program(program) as file:
+            neff = file.read()
+        doing = f"loading {program.name} as rank {rank} of {world}"
         handle = c_void_p()
         arguments = (neff, len(neff), core, _ONE_CORE)
         if world == 1:
@@ -151,12 +153,16 @@ class _TensorSet:
     def __init__(self, library: Library, binding: Binding) -> None:
         self._library, self.handle = library, c_void_p()
         self.tensors = dict(binding)
+        handles = {name: handle_of(tensor) for name, tensor in binding.items()}
         library.call("nrt_allocate_tensor_set", byref(self.handle), doing="allocating a tensor set")
-        for name, tensor in binding.items():
-            library.call(
-                "nrt_add_tensor_to_tensor_set", self.handle, name.encode(), handle_of(tensor),
-                doing=f"binding tensor {name!r}",
-            )  # fmt: skip
+        try:
+            for name, handle in handles.items():
+                library.call(
+                    "nrt_add_tensor_to_tensor_set", self.handle, name.encode(), handle, doing=f"binding tensor {name!r}"
+                )
+        except RuntimeFault:
+            self.destroy()
+            raise
 
     def holds(self, binding: Binding) -> bool:
         return self.tensors.keys() == binding.keys() and all(
@@ -225,5 +231,10 @@ class LibnrtModel:
     def _bound(self, inputs: Binding, outputs: Binding) -> tuple[_TensorSet, _TensorSet]:
         if not self._sets or not (self._sets[0].holds(inputs) and self._sets[1].holds(outputs)):
             self.unbind()
-            self._sets = (_TensorSet(self._runtime.library, inputs), _TensorSet(self._runtime.library, outputs))
+            taken = _TensorSet(self._runtime.library, inputs)
+            try:
+                self._sets = (taken, _TensorSet(self._runtime.library, outputs))
+            except RuntimeFault:
+                taken.destroy()
+                raise
         return self._sets

@@ -29,6 +29,7 @@ from nxpipe.emulator.run.devices.protocol import (
     ProcessRuntime,
     TensorInfo,
     Timing,
+    open_program,
     require_binding,
     require_bytes,
     require_rank,
@@ -77,6 +78,7 @@ class NrtpyRuntime(ProcessRuntime):
         require_rank(rank, world)
         if world > 1:
             require_collectives()
+        open_program(program).close()  # nrtpy's error for a missing file has no reason
         with translated(f"loading {program.name} as rank {rank} of {world}", on_load=True):
             loaded = self._nrtpy.NrtpyModel.load_from_neff(
                 program, name=program.stem, core_id=core, cc_enabled=world > 1, rank_id=rank, world_size=world
@@ -172,7 +174,7 @@ class NrtpyModel:
     ) -> Timing:
         require_runs(runs, warmup)
         if clock == "predicted":
-            raise BadInput("a device measures by its own clock or by the host's; a prediction is the emulator's")
+            raise BadInput("nrtpy measures by the clocks of device and host, not by predicted time; leave the clock out")
         loaded, mode = self._ready(inputs, outputs), clock or "host"
         with translated(f"timing {self.name} on core {self.core}"):
             result = loaded.benchmark(

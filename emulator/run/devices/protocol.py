@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, Protocol, Self, TypeAlias
+from typing import BinaryIO, Final, Literal, Protocol, Self, TypeAlias
 
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.run.status import BadInput, InvalidLoad, RuntimeClosed
@@ -165,9 +165,9 @@ class ProcessRuntime:
         self.close()
 
 
-def read_program(path: Path) -> bytes:
+def open_program(path: Path) -> BinaryIO:
     try:
-        return path.read_bytes()
+        return path.open("rb")
     except OSError as fault:
         raise InvalidLoad(
             f"the program {path.name} cannot be read: {fault.strerror}; fetch the artifact again"
