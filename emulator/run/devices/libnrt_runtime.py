@@ -72,7 +72,11 @@ class LibnrtRuntime(ProcessRuntime):
         else:
             require_collectives()
             self.library.call("nrt_load_collectives", *arguments, rank, world, byref(handle), doing=doing, on_load=True)
-        model = LibnrtModel(self, handle, program.stem, core)
+        try:
+            model = LibnrtModel(self, handle, program.stem, core)
+        except RuntimeFault:
+            self.library.status("nrt_unload", handle)
+            raise
         self.models.append(model)
         return model
 

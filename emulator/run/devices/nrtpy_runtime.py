@@ -174,7 +174,9 @@ class NrtpyModel:
     ) -> Timing:
         require_runs(runs, warmup)
         if clock == "predicted":
-            raise BadInput("nrtpy measures by the clocks of device and host, not by predicted time; leave the clock out")
+            raise BadInput(
+                "nrtpy measures by the clocks of device and host, not by predicted time; leave the clock out"
+            )
         loaded, mode = self._ready(inputs, outputs), clock or "host"
         with translated(f"timing {self.name} on core {self.core}"):
             result = loaded.benchmark(

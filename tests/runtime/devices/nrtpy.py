@@ -1,6 +1,6 @@
 """A stand-in for AWS's wheel `nrtpy` that refuses whatever its documentation does not allow.
 
-It is imported as `nrtpy` (`tests/runtime/devices/conftest.py`) and drives the stand-in library of this folder by ctypes.
+It is imported as `nrtpy` (`tests/runtime/devices/conftest.py`) and drives the stand-in library of this folder.
 Names, parameters, defaults and errors are those of the pages neuron-runtime/nrtpy/*.rst of SDK 2.32. What the pages
 leave open is strict here: no attribute beyond the documented ones, no other argument types, and one thread.
 """
@@ -26,7 +26,14 @@ try:
 except NoDevice as missing:
     raise ImportError("libnrt.so.1: cannot open shared object file") from missing
 
-_NAMES = {1: "NRT_FAILURE", 2: "NRT_INVALID", 4: "NRT_RESOURCE", 5: "NRT_TIMEOUT", 6: "NRT_FAILURE", 10: "NRT_UNSUPPORTED"}
+_NAMES = {
+    1: "NRT_FAILURE",
+    2: "NRT_INVALID",
+    4: "NRT_RESOURCE",
+    5: "NRT_TIMEOUT",
+    6: "NRT_FAILURE",
+    10: "NRT_UNSUPPORTED",
+}
 
 
 class NrtpyError(RuntimeError):
@@ -150,7 +157,10 @@ class NrtpyModel:
     def __init__(self, owner: _Singleton, handle: c_void_p, path: Path, core: int) -> None:
         self._owner, self._handle, self._path, self._core = owner, handle, path, core
         self.input_tensors_info, self.output_tensors_info = (
-            {name: SimpleNamespace(shape=info.shape or (info.nbytes,), size=info.nbytes) for name, info in infos.items()}
+            {
+                name: SimpleNamespace(shape=info.shape or (info.nbytes,), size=info.nbytes)
+                for name, info in infos.items()
+            }
             for infos in owner.library.tensors(handle)
         )
 

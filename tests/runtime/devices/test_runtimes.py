@@ -232,9 +232,7 @@ def test_executions_are_counted_and_timed(kind: str, opened: Opener, tmp_path: P
 @pytest.mark.parametrize(
     ("kind", "clock"), [("emulated", "host"), ("emulated", "device"), ("libnrt", "device"), ("nrtpy", "predicted")]
 )
-def test_a_clock_that_an_implementation_lacks_is_refused(
-    kind: str, clock: str, opened: Opener, tmp_path: Path
-) -> None:
+def test_a_clock_that_an_implementation_lacks_is_refused(kind: str, clock: str, opened: Opener, tmp_path: Path) -> None:
     runtime = opened(kind)
     model = runtime.load(addition(kind, tmp_path))
     with pytest.raises(BadInput, match=clock):
@@ -338,8 +336,8 @@ def test_a_machine_without_a_device_is_one_sentence(kind: str, machine: Machine)
 @devices
 def test_a_machine_without_the_library_is_one_sentence(kind: str, machine: Machine) -> None:
     missing = machine() + ".missing"
+    machine(library=missing)
     with pytest.raises(NoDevice, match=r"^no Neuron device: .*install .*aws-neuronx-runtime-lib"):
-        machine(library=missing)
         open_runtime(kind, library=missing)  # type: ignore[arg-type]
 
 
@@ -368,7 +366,7 @@ def test_a_program_for_another_generation_is_refused(kind: str, opened: Opener, 
     else:
         runtime = opened(kind)
         program = neff.addition(arch="trn2").write(tmp_path / "other.neff")
-    with pytest.raises(WrongGeneration, match="instance|generation"):
+    with pytest.raises(WrongGeneration, match=r"instance|generation"):
         runtime.load(program)
 
 
@@ -408,8 +406,8 @@ def test_a_tensor_of_another_runtime_is_refused(kind: str, opened: Opener, tmp_p
     runtime = opened(kind)
     model = runtime.load(addition(kind, tmp_path))
     inputs, outputs = allocated(runtime, model)
-    with open_runtime("emulated") as other, pytest.raises((BadInput, RuntimeClosed)):
-        inputs["x"] = Foreign() if kind == "emulated" else other.allocate(16, name="x")
+    inputs["x"] = Foreign()
+    with pytest.raises(BadInput, match="'x' belongs to another runtime"):
         model.execute(inputs, outputs)
 
 
