@@ -13,7 +13,6 @@ from typing import Final
 
 import numpy as np
 
-from nxpipe.emulator import COMPILER_VERSION
 from nxpipe.emulator.analysis.graph_memory import data_capacity
 from nxpipe.emulator.core.arithmetic import decode, encode, raw
 from nxpipe.emulator.core.machine import Machine
@@ -75,7 +74,7 @@ class EmulatedRuntime(ProcessRuntime):
     @property
     def description(self) -> DeviceDescription:
         self.require_open()
-        return DeviceDescription("emulated", self._target.name, len(self.cores), COMPILER_VERSION)
+        return DeviceDescription("emulated", self._target.name, len(self.cores), self._target.core)
 
     def load(self, program: Path, *, core: int = 0, rank: int = 0, world: int = 1) -> "EmulatedModel":
         self.require_open()

@@ -65,7 +65,7 @@ class CoreCounters:
 
 @dataclass(frozen=True)
 class DeviceDescription:
-    """What a measurement was made on. `version` is that of the runtime's library."""
+    """What a measurement was made on. `version` is that of the runtime's library, or the emulated generation."""
 
     implementation: str
     family: str

@@ -35,11 +35,13 @@ from nxpipe.emulator.run.devices.protocol import DeviceRuntime
 from nxpipe.emulator.run.status import InvalidLoad, RuntimeFault
 
 Document: TypeAlias = Any  # JSON
-_RANK_PROCESS: Final = "nxpipe.emulator.run.devices.rank_process"
-_START: Final = (  # the launcher's import path first, so that the rank finds the same packages
+# The launcher's import path comes first, so that the rank finds the same packages.
+_START: Final = (
     "import json, sys; job = json.load(open(sys.argv[1])); sys.path[:] = job['path']; "
-    f"from {_RANK_PROCESS} import main; main(job)"
+    "from nxpipe.emulator.confinement.server import die_with_parent; die_with_parent(job['parent']); "
+    "from nxpipe.emulator.run.devices.rank_process import main; main(job)"
 )
+_START_LIMIT: Final = 120.0  # seconds, to import packages and to open the runtime
 _LOG_LINES: Final = 5  # of a crashed rank, in its error
 _READ: Final = 1 << 16  # bytes
 
@@ -75,13 +77,13 @@ def run_ranks(
     """
     if world < 1:
         raise InvalidLoad(f"{world} ranks were requested; a program has at least one")
-    kind, watchdog = resolved(implementation), _Watchdog(world, limit)
+    kind = resolved(implementation)
     if kind == "emulated":
-        return _run_threads(host, argument, options or {}, watchdog)
+        return _run_threads(host, argument, options or {}, _Watchdog(world, limit, limit))
     placement = placement or RankPlacement(world, free_address())
     job = {"host": host, "argument": argument, "implementation": kind, "options": dict(options or {}), "world": world}
     with tempfile.TemporaryDirectory(prefix="nxpipe-ranks-") as folder:
-        return _run_processes(job, placement, watchdog, Path(folder))
+        return _run_processes(job, placement, _Watchdog(world, limit, max(limit, _START_LIMIT)), Path(folder))
 
 
 def function_of(host: str) -> Callable[[Rank, Document], Document]:
@@ -101,10 +103,10 @@ def document_of(fault: BaseException) -> Document:
 class _Watchdog:
     """Steps and results of all ranks, and the time by which each must report again."""
 
-    def __init__(self, world: int, limit: float) -> None:
+    def __init__(self, world: int, limit: float, start_limit: float) -> None:
         self.world, self._limit = world, limit
         self._steps = ["start"] * world
-        self._deadlines = {rank: time.monotonic() + limit for rank in range(world)}
+        self._deadlines = {rank: time.monotonic() + start_limit for rank in range(world)}
         self.results: dict[int, Document] = {}
         self.faults: list[RuntimeFault] = []
 
@@ -145,7 +147,7 @@ class _Watchdog:
             steps = "; ".join(f"rank {rank} since it began to {self._steps[rank]!r}" for rank in late)
             self.faults.append(
                 RankHung(
-                    f"no progress for {self._limit:g} s: {steps}; all ranks were ended. Look for a rank that failed or "
+                    f"no progress within the limit of {self._limit:g} s: {steps}; all ranks were ended. Look for a rank that failed or "
                     "loads in another order, or allow more time"
                 )
             )

@@ -50,7 +50,7 @@ class _LoadedProgram:
         self.bound_outputs: dict[str, DeviceTensor] = {}
 
 
-class Session:
+class RankSession:
     """Programs on the core of a rank, loaded in the order of their names, which is the same on all ranks."""
 
     def __init__(self, rank: Rank, programs: Mapping[str, RankProgram]) -> None:

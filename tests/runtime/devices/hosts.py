@@ -11,7 +11,7 @@ import numpy as np
 
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.run.devices.ranks import Rank
-from nxpipe.emulator.run.devices.session import RankProgram, Session
+from nxpipe.emulator.run.devices.session import RankProgram, RankSession
 
 FOUR, IDS = TensorType((4,), DType.FLOAT32), TensorType((2,), DType.INT64)
 
@@ -19,7 +19,7 @@ FOUR, IDS = TensorType((4,), DType.FLOAT32), TensorType((2,), DType.INT64)
 def addition(rank: Rank, argument: Any) -> Any:
     """y = x + w over all ranks, where w is the rank's number plus one."""
     program = RankProgram(Path(argument["program"]), {"x": FOUR, "w": FOUR}, {"y": FOUR})
-    session = Session(rank, {"addition": program})
+    session = RankSession(rank, {"addition": program})
     session.write("w", np.full(4, rank.number + 1, np.float32))
     outputs = [session.run("addition", {"x": np.full(4, x, np.float32)})["y"].tolist() for x in argument["inputs"]]
     timing = session.time("addition", runs=2) if argument.get("time") else None
@@ -34,7 +34,7 @@ def model(rank: Rank, argument: Any) -> Any:
     """Two programs with a shared state: prefill adds to the total twice, decode once."""
     types = {"x": FOUR, "total": FOUR}
     files = {name: Path(path) for name, path in argument.items()}
-    session = Session(
+    session = RankSession(
         rank, {name: RankProgram(path, types, {"y": FOUR, "total": FOUR}) for name, path in files.items()}
     )
     values = []
@@ -48,7 +48,7 @@ def model(rank: Rank, argument: Any) -> Any:
 def lookup(rank: Rank, argument: Any) -> Any:
     types = {"table": TensorType((6, 4), DType.FLOAT32), "ids": IDS}
     program = RankProgram(Path(argument["program"]), types, {"y": TensorType((2, 4), DType.FLOAT32)})
-    session = Session(rank, {"lookup": program})
+    session = RankSession(rank, {"lookup": program})
     session.write("table", np.arange(24, dtype=np.float32).reshape(6, 4))
     return session.run("lookup", {"ids": np.array(argument["ids"], np.int64)})["y"].tolist()
 
@@ -75,6 +75,9 @@ def absent(rank: Rank, argument: Any) -> Any:
         Path(argument["pids"]).write_text(f"{os.getpid()} {child.pid}")
         rank.step("wait for ever")
         time.sleep(600)
+    while not Path(argument["pids"]).exists():
+        rank.step("wait for the other rank")
+        time.sleep(0.05)
     return addition(rank, argument)
 
 

@@ -35,7 +35,8 @@ def copied(library: Path, folder: Path) -> Path:
 
 def _compile(library: Path, cache: Path) -> None:
     unfinished = library.with_suffix(".new")
-    command = [sys.executable, "-m", "ziglang", "cc", *_FLAGS, f"-Wl,-soname,{SONAME}", "-o", unfinished, SOURCE]
+    files = ("-o", str(unfinished), str(SOURCE))
+    command = [sys.executable, "-m", "ziglang", "cc", *_FLAGS, f"-Wl,-soname,{SONAME}", *files]
     environment = {"ZIG_GLOBAL_CACHE_DIR": str(cache / "global"), "ZIG_LOCAL_CACHE_DIR": str(cache / "local")}
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterable
 from ctypes import byref, c_void_p
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -133,7 +134,7 @@ class NrtpyTensor:
 
     @property
     def _nbytes(self) -> int:
-        return int(np.prod(self.shape)) * self.dtype.itemsize
+        return prod(self.shape) * int(self.dtype.itemsize)
 
     @property
     def _live(self) -> c_void_p:
@@ -202,7 +203,7 @@ class NrtpyModel:
         made = None
         if outputs is None:
             made = outputs = {
-                name: NrtpyTensor.from_numpy(np.zeros(info.shape, f"V{info.size // max(np.prod(info.shape), 1)}"))
+                name: NrtpyTensor.from_numpy(np.zeros(info.shape, f"V{info.size // max(prod(info.shape), 1)}"))
                 for name, info in self.output_tensors_info.items()
             }
         _require_tensors(outputs)

@@ -20,7 +20,7 @@ from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.run.devices.environment import RankPlacement, visible_cores
 from nxpipe.emulator.run.devices.faults import DeviceTimeout, NoDevice, RankCrashed, RankFailed, RankHung
 from nxpipe.emulator.run.devices.ranks import Rank, run_ranks
-from nxpipe.emulator.run.devices.session import RankProgram, Session
+from nxpipe.emulator.run.devices.session import RankProgram, RankSession
 from nxpipe.emulator.run.status import (
     BadInput,
     CoresUnavailable,
@@ -47,9 +47,9 @@ def run(machine: Machine, tmp_path: Path) -> RunHost:
     def run_host(
         kind: str, host: str, argument: Any = None, *, world: int = 1, limit: float = 60.0, **settings: Any
     ) -> Any:
-        options = {"name": "trn1.2xlarge", "limit": settings.pop("wait", 10.0)} if kind == "emulated" else {}
+        options = {"name": "trn1.2xlarge", "limit": settings.pop("wait", 60.0)} if kind == "emulated" else {}
         placement = settings.pop("placement", None)
-        machine(folder=tmp_path, **{"timeout_ms": 20_000, **settings})
+        machine(folder=tmp_path, **{"timeout_ms": 60_000, **settings})
         return run_ranks(
             f"{HOSTS}:{host}", argument, world=world, implementation=kind, options=options, limit=limit,  # type: ignore[arg-type]
             placement=placement,
@@ -96,7 +96,7 @@ def test_the_fault_of_a_rank_is_raised_by_its_type(kind: str, run: RunHost, tmp_
 @kinds
 def test_an_error_of_the_host_function_ends_all_ranks(kind: str, run: RunHost, tmp_path: Path) -> None:
     argument = {"program": str(addition(kind, tmp_path, 2)), "inputs": [0], "rank": 1}
-    with pytest.raises(RankFailed, match="rank 1 of 2, at 'start': ValueError: not today"):
+    with pytest.raises(RankFailed, match="rank 1 of 2, at '[a-z ]+': ValueError: not today"):
         run(kind, "faulty", argument, world=2)
 
 
@@ -139,7 +139,7 @@ def test_the_watchdog_ends_ranks_that_wait_for_one_that_never_comes(run: RunHost
     argument = {"program": str(addition("libnrt", tmp_path, 2)), "inputs": [0], "rank": 1, "pids": str(pids)}
     with pytest.raises(
         RankHung,
-        match=r"^no progress for 2 s: rank [01] since it began to '(load addition|wait for ever)'.*; all",
+        match=r"^no progress within the limit of 2 s: rank [01] since it began to '(load addition|wait for ever)'.*; all",
     ):
         run("libnrt", "absent", argument, world=2, limit=2.0, timeout_ms=0)
     assert [ends(int(pid)) for pid in pids.read_text().split()] == [True, True]
@@ -148,7 +148,7 @@ def test_the_watchdog_ends_ranks_that_wait_for_one_that_never_comes(run: RunHost
 def test_the_watchdog_ends_a_rank_that_hangs_in_the_library(run: RunHost, tmp_path: Path) -> None:
     program = neff.Neff({"x": (4,), "w": (4,)}, {"y": (4,)}, ["add y x w", "hang 0"]).write(tmp_path / "hang.neff")
     with pytest.raises(RankHung, match="rank 0 since it began to 'execute addition'"):
-        run("nrtpy", "addition", {"program": str(program), "inputs": [0]}, limit=2.0)
+        run("nrtpy", "addition", {"program": str(program), "inputs": [0]}, limit=3.0)
 
 
 def test_emulated_ranks_that_wait_for_one_that_never_comes_end_with_the_missing_rank(
@@ -163,7 +163,7 @@ def test_emulated_ranks_that_wait_for_one_that_never_comes_end_with_the_missing_
 def test_a_thread_of_an_emulated_rank_that_hangs_is_reported(run: RunHost, tmp_path: Path) -> None:
     argument = {"ready": str(tmp_path / "ready"), "done": str(tmp_path / "done")}
     try:
-        with pytest.raises(RankHung, match=r"no progress for 0\.2 s: rank 0 since it began to 'start'"):
+        with pytest.raises(RankHung, match=r"no progress within the limit of 0\.2 s: rank 0 since it began to 'start'"):
             run("emulated", "opened", argument, limit=0.2)
     finally:
         (tmp_path / "done").touch()
@@ -258,12 +258,12 @@ def test_no_ranks_are_refused() -> None:
 # Sessions
 
 
-def session(opened: Opener, tmp_path: Path, **changes: Any) -> Session:
+def session(opened: Opener, tmp_path: Path, **changes: Any) -> RankSession:
     four = TensorType((4,), DType.FLOAT32)
     program = RankProgram(
         addition("libnrt", tmp_path), **{"inputs": {"x": four, "w": four}, "outputs": {"y": four}, **changes}
     )
-    return Session(Rank(0, 1, 0, opened("libnrt"), lambda report: None), {"addition": program})
+    return RankSession(Rank(0, 1, 0, opened("libnrt"), lambda report: None), {"addition": program})
 
 
 def test_a_weight_that_was_not_written_is_an_error(opened: Opener, tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_programs_that_differ_in_a_state_are_refused(opened: Opener, tmp_path: P
         type_ = TensorType((size,), DType.FLOAT32)
         programs[name] = RankProgram(path, {"s": type_}, {"s": type_})
     with pytest.raises(InvalidLoad, match=r"state 's' is f32\[4\] in one program and f32\[8\] in another"):
-        Session(Rank(0, 1, 0, opened("libnrt"), lambda report: None), programs)
+        RankSession(Rank(0, 1, 0, opened("libnrt"), lambda report: None), programs)
 
 
 @pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16, DType.INT32, DType.BOOL, DType.FLOAT32])
@@ -314,7 +314,7 @@ def test_values_of_every_type_return_as_they_were_written(dtype: DType, opened: 
     path = neff.Neff(
         {"x": (nbytes,)}, {"y": (nbytes,)}, ["copy y x"], dtypes={"x": "uint8", "y": "uint8"}
     ).write(tmp_path / "copy.neff")  # fmt: skip
-    own = Session(
+    own = RankSession(
         Rank(0, 1, 0, opened("libnrt"), lambda report: None),
         {"copy": RankProgram(path, {"x": type_}, {"y": type_})},
     )
