@@ -147,8 +147,8 @@ class _Watchdog:
             steps = "; ".join(f"rank {rank} since it began to {self._steps[rank]!r}" for rank in late)
             self.faults.append(
                 RankHung(
-                    f"no progress within the limit of {self._limit:g} s: {steps}; all ranks were ended. Look for a rank that failed or "
-                    "loads in another order, or allow more time"
+                    f"no progress within the limit of {self._limit:g} s: {steps}; all ranks were ended; look for "
+                    "a rank that failed or loads in another order, or allow more time"
                 )
             )
 

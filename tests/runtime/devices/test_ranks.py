@@ -86,6 +86,7 @@ def test_programs_of_a_session_share_their_states(kind: str, opened: Opener, tmp
     ]
 
 
+@pytest.mark.sample(3)
 @kinds
 def test_the_fault_of_a_rank_is_raised_by_its_type(kind: str, run: RunHost, tmp_path: Path) -> None:
     argument = {"program": str(lookup(kind, tmp_path)), "ids": [0, 9]}
@@ -93,10 +94,11 @@ def test_the_fault_of_a_rank_is_raised_by_its_type(kind: str, run: RunHost, tmp_
         run(kind, "lookup", argument)
 
 
+@pytest.mark.sample(3)
 @kinds
 def test_an_error_of_the_host_function_ends_all_ranks(kind: str, run: RunHost, tmp_path: Path) -> None:
     argument = {"program": str(addition(kind, tmp_path, 2)), "inputs": [0], "rank": 1}
-    with pytest.raises(RankFailed, match="rank 1 of 2, at '[a-z ]+': ValueError: not today"):
+    with pytest.raises(RankFailed, match=r"rank 1 of 2, at '[a-z ]+': ValueError: not today"):
         run(kind, "faulty", argument, world=2)
 
 
@@ -139,7 +141,7 @@ def test_the_watchdog_ends_ranks_that_wait_for_one_that_never_comes(run: RunHost
     argument = {"program": str(addition("libnrt", tmp_path, 2)), "inputs": [0], "rank": 1, "pids": str(pids)}
     with pytest.raises(
         RankHung,
-        match=r"^no progress within the limit of 2 s: rank [01] since it began to '(load addition|wait for ever)'.*; all",
+        match=r"^no progress within the limit of 2 s: rank [01] since it began to '(load addition|wait for ever)'",
     ):
         run("libnrt", "absent", argument, world=2, limit=2.0, timeout_ms=0)
     assert [ends(int(pid)) for pid in pids.read_text().split()] == [True, True]
@@ -193,6 +195,7 @@ def test_a_core_of_another_process_is_unavailable(run: RunHost, tmp_path: Path, 
         other.join()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("program", "settings", "fault"),
     [

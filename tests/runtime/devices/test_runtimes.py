@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from nxpipe.emulator.errors import CompileError
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.run.devices import open_runtime, resolved
+from nxpipe.emulator.run.devices.emulated_runtime import EmulatedRuntime
 from nxpipe.emulator.run.devices.faults import DeviceFailure, NoDevice
+from nxpipe.emulator.run.devices.libnrt_runtime import LibnrtRuntime
+from nxpipe.emulator.run.devices.nrtpy_runtime import NrtpyRuntime
 from nxpipe.emulator.run.devices.protocol import (
     DeviceModel,
     DeviceRuntime,
@@ -61,6 +64,9 @@ def floats(tensor: DeviceTensor) -> list[float]:
 def input_of(inputs: Tensors, name: str) -> DeviceTensor:
     return next(tensor for key, tensor in inputs.items() if plain(key) == name)
 
+
+# The type checker compares each with the protocol, which `open_runtime` returns.
+RUNTIMES: tuple[type[DeviceRuntime], ...] = (EmulatedRuntime, LibnrtRuntime, NrtpyRuntime)
 
 # Programs and tensors
 
@@ -259,6 +265,10 @@ def test_a_percentile_is_the_smallest_duration_that_so_many_do_not_exceed(
     assert value in durations
     assert sum(duration <= value for duration in durations) >= len(durations) * percent / 100
     assert sum(duration < value for duration in durations) < len(durations) * percent / 100
+
+
+def test_every_implementation_has_the_protocol_that_a_runtime_is_opened_by(opened: Opener) -> None:
+    assert [type(opened(kind)) for kind in KINDS] == list(RUNTIMES)
 
 
 @kinds
