@@ -5,12 +5,14 @@ import os
 import sys
 from typing import Any
 
+from nxpipe.emulator.parent_process import die_with_parent
 from nxpipe.emulator.run.devices import open_runtime
 from nxpipe.emulator.run.devices.ranks import Rank, document_of, function_of
 
 
 def main(job: Any) -> None:
     """Run a job of the launcher. The process does not wait for threads, which AWS's library may leave."""
+    die_with_parent(job["parent"])
     reports = os.fdopen(job["reports"], "wb")
 
     def report(document: Any) -> None:

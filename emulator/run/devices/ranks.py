@@ -38,7 +38,6 @@ Document: TypeAlias = Any  # JSON
 # The launcher's import path comes first, so that the rank finds the same packages.
 _START: Final = (
     "import json, sys; job = json.load(open(sys.argv[1])); sys.path[:] = job['path']; "
-    "from nxpipe.emulator.confinement.server import die_with_parent; die_with_parent(job['parent']); "
     "from nxpipe.emulator.run.devices.rank_process import main; main(job)"
 )
 _START_LIMIT: Final = 120.0  # seconds, to import packages and to open the runtime

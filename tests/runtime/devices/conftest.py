@@ -36,6 +36,9 @@ def machine(stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "site" / "nrtpy.py").symlink_to(NRTPY)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.delitem(sys.modules, "nrtpy", raising=False)
+    for name in ("NEURON_RT_VISIBLE_CORES", "NEURON_RT_ROOT_COMM_ID"):  # nrtpy.configure sets the first
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
 
     def settings(family: str = "trn1", **changes: object) -> str:
         library = copied(stand_in, tmp_path / f"library-{next(numbers)}")
