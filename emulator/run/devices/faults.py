@@ -27,9 +27,6 @@ class NoDevice(RuntimeFault):
 
     status = Status.NRT_INVALID
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"no Neuron device: {reason}")
-
 
 class DeviceFailure(RuntimeFault):
     """A failure for which the runtime gives no reason, or a status that this version does not know."""
@@ -133,8 +130,8 @@ _ON_LOAD: Final[Mapping[Status, Meaning]] = {
     Status.NRT_HW_ERROR: MEANINGS[Status.NRT_UNSUPPORTED_NEFF_VERSION],
 }
 NO_DEVICE_FOUND: Final = (
-    "the runtime found none; run on an Inferentia2 or Trainium instance with aws-neuronx-dkms installed, and check "
-    "NEURON_RT_VISIBLE_CORES (neuron-ls lists devices)"
+    "no Neuron device: the runtime found none; run on an Inferentia2 or Trainium instance with aws-neuronx-dkms "
+    "installed, and check NEURON_RT_VISIBLE_CORES (neuron-ls lists devices)"
 )
 
 
@@ -149,14 +146,12 @@ def fault_of(number: int, doing: str, *, on_load: bool = False) -> RuntimeFault:
     return fault
 
 
-def fault_named(name: str, message: str) -> RuntimeFault:
-    """The error that a rank's process reported by the name of its class."""
-    for kind in _kinds(RuntimeFault):
-        if kind.__name__ == name and kind is not NoDevice:
-            return kind(message)
-    if name == NoDevice.__name__:
-        return NoDevice(message.removeprefix("no Neuron device: "))
-    return RankFailed(message)
+def fault_named(name: str, message: str, status: int) -> RuntimeFault:
+    """The error that a rank's process reported, by the name of its class."""
+    kind = next((kind for kind in _kinds(RuntimeFault) if kind.__name__ == name), RankFailed)
+    fault = kind(message)
+    fault.status = Status(status)  # type: ignore[misc]  # a class stands for several statuses
+    return fault
 
 
 def _kinds(kind: type[RuntimeFault]) -> Iterator[type[RuntimeFault]]:

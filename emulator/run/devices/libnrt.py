@@ -191,8 +191,8 @@ def _loaded(path: str | None) -> ctypes.CDLL:
         except OSError as fault:
             reason = str(fault)
     raise NoDevice(
-        f"the Neuron runtime's library cannot be loaded ({reason}); install aws-neuronx-runtime-lib, and add "
-        "/opt/aws/neuron/lib to LD_LIBRARY_PATH"
+        f"no Neuron device: the runtime's library cannot be loaded ({reason}); install aws-neuronx-runtime-lib, and "
+        "add /opt/aws/neuron/lib to LD_LIBRARY_PATH"
     )
 
 

@@ -223,8 +223,8 @@ def _module() -> Any:
         return importlib.import_module("nrtpy")
     except ImportError as fault:
         raise NoDevice(
-            f"nrtpy cannot be imported ({fault}); install the wheel nrtpy and aws-neuronx-runtime-lib, and add "
-            "/opt/aws/neuron/lib to LD_LIBRARY_PATH"
+            f"no Neuron device: nrtpy cannot be imported ({fault}); install the wheel nrtpy and "
+            "aws-neuronx-runtime-lib, and add /opt/aws/neuron/lib to LD_LIBRARY_PATH"
         ) from fault
 
 

@@ -41,6 +41,7 @@ _START: Final = (
     "from nxpipe.emulator.run.devices.rank_process import main; main(job)"
 )
 _START_LIMIT: Final = 120.0  # seconds, to import packages and to open the runtime
+_KILL_LIMIT: Final = 30.0  # seconds, for the end of a killed process
 _LOG_LINES: Final = 5  # of a crashed rank, in its error
 _READ: Final = 1 << 16  # bytes
 
@@ -95,8 +96,8 @@ def document_of(fault: BaseException) -> Document:
     """An error as a rank reports it."""
     name = type(fault).__name__
     if isinstance(fault, RuntimeFault):
-        return {"fault": name, "message": str(fault)}
-    return {"fault": RankFailed.__name__, "message": f"{name}: {fault}"}
+        return {"fault": name, "message": str(fault), "status": int(fault.status)}
+    return {"fault": RankFailed.__name__, "message": f"{name}: {fault}", "status": int(RankFailed.status)}
 
 
 class _Watchdog:
@@ -123,7 +124,8 @@ class _Watchdog:
         if "step" in report:
             self._steps[rank] = report["step"]
         elif "fault" in report:
-            self.faults.append(fault_named(report["fault"], self._placed(rank, report["message"])))
+            message = self._placed(rank, report["message"])
+            self.faults.append(fault_named(report["fault"], message, report["status"]))
             del self._deadlines[rank]
         else:
             self.results[rank] = report["result"]
@@ -177,10 +179,9 @@ def _run_threads(host: str, argument: Document, options: Mapping[str, Any], watc
         for number in range(watchdog.world):
             threading.Thread(target=run, args=(number,), daemon=True, name=f"rank {number}").start()
         while not watchdog.is_over:
-            try:
+            with suppress(Empty):
                 watchdog.take(*reports.get(timeout=watchdog.seconds_left))
-            except Empty:
-                watchdog.note_silence()
+            watchdog.note_silence()
         _take_rest(watchdog, reports)
     return watchdog.outcome()
 
@@ -223,15 +224,22 @@ class _RankProcess:
         for line in lines:
             watchdog.take(self.rank, json.loads(line))
         if not data and not watchdog.has_ended(self.rank):
-            watchdog.note_crash(self.rank, self._process.wait(), self._log.read_text(errors="replace"))
+            exit_code = self._end()
+            watchdog.note_crash(self.rank, exit_code, self._log.read_text(errors="replace"))
         return bool(data)
 
     def kill(self) -> None:
         """End the process and all that it started."""
+        self._end()
+        os.close(self.reports)
+
+    def _end(self) -> int:
+        """Kill the process group; the exit code, which a process that has ended keeps."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        os.close(self.reports)
+        with suppress(subprocess.TimeoutExpired):  # inside of a driver, a process ends when the driver returns
+            self._process.wait(_KILL_LIMIT)
+        return -signal.SIGKILL if self._process.returncode is None else self._process.returncode
 
 
 def _run_processes(job: Document, placement: RankPlacement, watchdog: _Watchdog, folder: Path) -> list[Document]:
@@ -242,12 +250,10 @@ def _run_processes(job: Document, placement: RankPlacement, watchdog: _Watchdog,
                 processes.append(_RankProcess(job, rank, placement, folder))
                 selector.register(processes[-1].reports, selectors.EVENT_READ, processes[-1])
             while not watchdog.is_over:
-                ready = selector.select(watchdog.seconds_left)
-                for key, _ in ready:
+                for key, _ in selector.select(watchdog.seconds_left):
                     if not key.data.receive(watchdog):
                         selector.unregister(key.fd)
-                if not ready:
-                    watchdog.note_silence()
+                watchdog.note_silence()
         finally:
             for process in processes:
                 process.kill()

@@ -1,12 +1,13 @@
 """The host side of one rank: the programs of a model, and the tensors that they share on the rank's core.
 
 The same code runs above every implementation. Tensors have the type and shape that the manifest gives for one rank;
-inputs of equal name and size are one tensor for all programs, so weights and states are on the core once.
+inputs of equal name and type are one tensor for all programs, so weights and states are on the core once.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from nxpipe.emulator.run.devices.ranks import Rank
 from nxpipe.emulator.run.status import BadInput, InvalidLoad
 
 Types = Mapping[str, TensorType]
+_Key: TypeAlias = tuple[str, TensorType]
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,8 @@ class RankSession:
 
     def __init__(self, rank: Rank, programs: Mapping[str, RankProgram]) -> None:
         self._rank = rank
-        self._inputs: dict[tuple[str, int], DeviceTensor] = {}  # by name and size
-        self._unwritten: set[tuple[str, int]] = set()
+        self._inputs: dict[_Key, DeviceTensor] = {}
+        self._unwritten: set[_Key] = set()
         self._programs: dict[str, _LoadedProgram] = {}
         for name, program in sorted(programs.items()):
             rank.step(f"load {name}")
@@ -75,7 +77,7 @@ class RankSession:
             known = " or ".join(sorted({str(type_) for type_ in declared})) or "no input of a program"
             raise BadInput(f"{name!r} was written as {list(np.shape(array))}, and it is {known}")
         for type_ in fitting:
-            key = (name, _nbytes(type_))
+            key = _key(name, type_)
             if key in self._inputs:  # compilers remove inputs that nothing reads
                 self._inputs[key].write(_bits(name, type_, array))
                 self._unwritten.discard(key)
@@ -125,11 +127,12 @@ class RankSession:
 
     def _input(self, name: str, type_: TensorType, *, is_state: bool) -> DeviceTensor:
         """The tensor of an input; states begin as zeros."""
-        key = (name, _nbytes(type_))
+        key = _key(name, type_)
         if key not in self._inputs:
-            tensor = self._inputs[key] = self._rank.runtime.allocate(key[1], core=self._rank.core, name=name)
+            nbytes = _nbytes(type_)
+            tensor = self._inputs[key] = self._rank.runtime.allocate(nbytes, core=self._rank.core, name=name)
             if is_state:
-                tensor.write(np.zeros(key[1], np.uint8))
+                tensor.write(np.zeros(nbytes, np.uint8))
             elif name == RANK:
                 tensor.write(_bits(name, type_, np.full(type_.shape, self._rank.number)))
             else:
@@ -140,19 +143,24 @@ class RankSession:
         return [loaded.program for loaded in self._programs.values()]
 
     def _require_written(self, loaded: _LoadedProgram) -> None:
-        read = {(name, _nbytes(loaded.program.inputs[name])) for name in loaded.inputs}
+        read = {_key(name, loaded.program.inputs[name]) for name in loaded.inputs}
         unwritten = sorted(name for name, _ in self._unwritten & read)
         if unwritten:
             raise BadInput(f"{', '.join(unwritten)} were not written; write all weights and inputs before a run")
 
     def _require_equal_states(self) -> None:
-        """Programs that differ in the size of a state would each have a tensor of their own, without an error."""
+        """Programs that differ in the type of a state would each have a tensor of their own, without an error."""
         types: dict[str, TensorType] = {}
         for loaded in self._programs.values():
             for name in loaded.program.states.values():
                 type_ = loaded.program.inputs[name]
                 if types.setdefault(name, type_) != type_:
                     raise InvalidLoad(f"state {name!r} is {types[name]} in one program and {type_} in another")
+
+
+def _key(name: str, type_: TensorType) -> _Key:
+    """What programs share a tensor by: its name, shape and type on the device."""
+    return name, type_.with_dtype(type_.dtype.on_device)
 
 
 def _nbytes(type_: TensorType) -> int:

@@ -81,6 +81,16 @@ def absent(rank: Rank, argument: Any) -> Any:
     return addition(rank, argument)
 
 
+def silent(rank: Rank, argument: Any) -> Any:
+    """The rank in the argument reports nothing, and the others report without end."""
+    rank.step("begin")
+    while True:
+        time.sleep(0.02)
+        rank.runtime.counters(rank.core)  # ends a thread once the runtime is closed
+        if rank.number != argument["rank"]:
+            rank.step("go on")
+
+
 def faulty(rank: Rank, argument: Any) -> Any:
     if rank.number == argument["rank"]:
         raise ValueError("not today")

@@ -8,7 +8,6 @@ from nxpipe.emulator.run.devices.faults import (
     MEANINGS,
     NoDevice,
     RankFailed,
-    RankHung,
     fault_named,
     fault_of,
 )
@@ -44,17 +43,17 @@ def test_a_hardware_error_during_a_load_is_a_program_for_another_target() -> Non
     assert (fault.status, "build it for this instance" in str(fault)) == (Status.NRT_HW_ERROR, True)
 
 
-@pytest.mark.parametrize("fault", [fault_of(1006, "x"), NoDevice("none is here"), RankHung("no progress")])
+@pytest.mark.parametrize("fault", [fault_of(1006, "x"), fault_of(1203, "x"), NoDevice("none is here")])
 def test_an_error_of_a_rank_process_keeps_its_type_and_sentence(fault: RuntimeFault) -> None:
     document = document_of(fault)
-    again = fault_named(document["fault"], document["message"])
-    assert (type(again), str(again)) == (type(fault), str(fault))
+    again = fault_named(document["fault"], document["message"], document["status"])
+    assert (type(again), str(again), again.status) == (type(fault), str(fault), fault.status)
 
 
 def test_another_error_of_a_rank_process_names_its_type() -> None:
     document = document_of(KeyError("weights"))
-    assert document == {"fault": "RankFailed", "message": "KeyError: 'weights'"}
-    assert isinstance(fault_named("Unheard", "of"), RankFailed)
+    assert document == {"fault": "RankFailed", "message": "KeyError: 'weights'", "status": 1}
+    assert isinstance(fault_named("Unheard", "of", 1), RankFailed)
 
 
 def test_the_page_names_each_variable_that_the_environment_sets() -> None:

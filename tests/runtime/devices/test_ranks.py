@@ -162,6 +162,12 @@ def test_emulated_ranks_that_wait_for_one_that_never_comes_end_with_the_missing_
         run("emulated", "reversed_order", {"programs": programs}, world=2, wait=0.3)
 
 
+@pytest.mark.parametrize("kind", ["emulated", "libnrt"])
+def test_the_watchdog_sees_a_silent_rank_beside_one_that_reports(kind: str, run: RunHost) -> None:
+    with pytest.raises(RankHung, match=r"limit of 1 s: rank 1 since it began to 'begin'; all ranks were ended"):
+        run(kind, "silent", {"rank": 1}, world=2, limit=1.0)
+
+
 def test_a_thread_of_an_emulated_rank_that_hangs_is_reported(run: RunHost, tmp_path: Path) -> None:
     argument = {"ready": str(tmp_path / "ready"), "done": str(tmp_path / "done")}
     try:
