@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from ctypes import byref, c_void_p
 from pathlib import Path
 from typing import Final
@@ -97,7 +98,8 @@ class LibnrtRuntime(ProcessRuntime):
         return CoreCounters(*self.library.memory(core), self.executions[core])
 
     def close(self) -> None:
-        """Free all objects in the order that the library requires: sets, tensors, models, the runtime."""
+        """Free all objects in the order that the library requires: sets, tensors, models, the runtime. A device that
+        failed may refuse; its runtime is closed nevertheless, so that the first error remains."""
         if not self._is_open:
             return
         for model in list(self.models):
@@ -105,7 +107,8 @@ class LibnrtRuntime(ProcessRuntime):
         for tensor in list(self._tensors):
             tensor.free()
         for model in list(self.models):
-            model.unload()
+            with suppress(RuntimeFault):
+                model.unload()
         self._is_open = False
         self.library.status("nrt_close")
 

@@ -9,7 +9,7 @@ import importlib
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -101,10 +101,12 @@ class NrtpyRuntime(ProcessRuntime):
         return CoreCounters(*self._library.memory(core), self.executions[core])
 
     def close(self) -> None:
+        """Free all objects and reset nrtpy. A device that failed may refuse to free a tensor; reset drops it."""
         if not self._is_open:
             return
         for tensor in list(self._tensors):
-            tensor.free()
+            with suppress(RuntimeFault):
+                tensor.free()
         for model in list(self._models):
             model.unload()
         self._is_open = False

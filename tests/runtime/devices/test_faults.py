@@ -1,6 +1,8 @@
 """The page of devices lists each status with its error, and the same table decides in the code."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -66,6 +68,16 @@ def test_the_page_names_each_variable_that_the_environment_sets() -> None:
 def test_stand_ins_are_no_part_of_the_product() -> None:
     product = [path for folder in ("emulator", "pipeline") for path in (ROOT / folder).rglob("*.py")]
     assert [path for path in product if "STANDIN" in path.read_text()] == []
+
+
+def test_a_rank_process_imports_neither_torch_nor_jax_nor_a_runtime_before_it_opens_one() -> None:
+    script = (
+        "import sys, nxpipe.emulator.run.devices.rank_process, nxpipe.emulator.run.devices.session; "
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    heavy = {"torch", "jax", "jaxlib", "transformers", "nrtpy", "boto3", "pydantic", "click"}
+    assert heavy.isdisjoint(answer.stdout.split())
 
 
 def test_no_module_imports_nrtpy_before_a_runtime_is_opened() -> None:

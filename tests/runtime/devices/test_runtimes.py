@@ -2,6 +2,7 @@
 
 import os
 import sys
+from ctypes import byref, c_uint32
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ from nxpipe.emulator.errors import CompileError
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.run.devices import open_runtime, resolved
 from nxpipe.emulator.run.devices.emulated_runtime import EmulatedRuntime
-from nxpipe.emulator.run.devices.faults import DeviceFailure, NoDevice
+from nxpipe.emulator.run.devices.faults import DeviceFailure, HardwareFault, NoDevice
+from nxpipe.emulator.run.devices.libnrt import Library
 from nxpipe.emulator.run.devices.libnrt_runtime import LibnrtRuntime
 from nxpipe.emulator.run.devices.nrtpy_runtime import NrtpyRuntime
 from nxpipe.emulator.run.devices.protocol import (
@@ -32,6 +34,7 @@ from nxpipe.emulator.run.status import (
     InvalidLoad,
     LookupOutOfBounds,
     RuntimeClosed,
+    Status,
     Unloaded,
     WrongGeneration,
 )
@@ -323,6 +326,27 @@ def test_what_was_freed_is_refused_and_may_be_freed_again(kind: str, opened: Ope
     model.unload()
     with pytest.raises(Unloaded):
         model.execute(inputs, outputs)
+
+
+@devices
+def test_a_device_that_failed_is_closed_without_another_error(
+    kind: str, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = machine()
+
+    def fail() -> None:
+        with open_runtime(kind, library=library) as runtime:  # type: ignore[arg-type]
+            model = runtime.load(addition(kind, tmp_path))
+            inputs, outputs = allocated(runtime, model)
+            monkeypatch.setenv("STANDIN_FAULT", "nrt_execute=101")
+            try:
+                model.execute(inputs, outputs)
+            finally:
+                monkeypatch.setenv("STANDIN_FAULT", "nrt_unload=101")
+
+    with pytest.raises(HardwareFault, match="the core must be reset"):
+        fail()
+    assert Library(library).status("nrt_get_visible_nc_count", byref(c_uint32())) == Status.NRT_CLOSED
 
 
 @devices
