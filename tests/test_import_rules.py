@@ -36,6 +36,7 @@ BREACHES = [
     ("emulator/passes/__init__.py", "import transformers"),
     ("emulator/capture/importer.py", "import onnx"),
     ("emulator/errors.py", "import pydantic"),
+    ("emulator/run/devices/session.py", "import nrtpy"),
     ("emulator/hardware/__init__.py", "import click"),
     ("emulator/hardware/__init__.py", "import nxpipe.pipeline.util.errors"),
     ("emulator/ir/graph.py", "import nxpipe.artifact_store"),

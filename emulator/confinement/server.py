@@ -11,7 +11,6 @@ import importlib
 import os
 import resource
 import shutil
-import signal
 import socket
 import stat
 import struct
@@ -24,9 +23,10 @@ from typing import Any, Final
 from nxpipe.emulator.confinement import Limits, server, wire
 from nxpipe.emulator.confinement.calls import CALLS, WARM, run_call
 from nxpipe.emulator.confinement.faults import serialize_error
+from nxpipe.emulator.parent_process import die_with_parent
 
 _OPEN_FILES: Final = 512
-_SET_PDEATHSIG, _SET_NO_NEW_PRIVS = 1, 38  # options of prctl(2)
+_SET_NO_NEW_PRIVS: Final = 38  # an option of prctl(2)
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system call numbers of Landlock on all architectures
 _BENEATH: Final = 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
@@ -42,14 +42,6 @@ _SYSTEM_FILES: Final = (
     *("/etc/localtime", "/proc/cpuinfo", "/proc/meminfo", "/proc/self", "/sys/devices/system"),
     *("/dev/null", "/dev/urandom", "/dev/random", "/dev/zero"),
 )
-
-
-def die_with_parent(parent: int) -> None:
-    """Make the kernel kill this process when its parent ends (PR_SET_PDEATHSIG)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
 
 
 def set_rlimits(limits: Limits) -> None:
@@ -178,7 +170,7 @@ def _status(pid: int) -> int:
 def _run_child(connection: socket.socket, document: Any, parent: int) -> None:
     """Execute calls in the forked child. Never returns, so that the child does not continue the zygote's loop."""
     try:
-        server.die_with_parent(parent)
+        die_with_parent(parent)
         limits = Limits(**document["limits"])
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):

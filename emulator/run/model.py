@@ -15,7 +15,7 @@ import numpy as np
 
 from nxpipe.emulator.analysis.graph_memory import peak_bytes, states
 from nxpipe.emulator.compile import CompiledGraph
-from nxpipe.emulator.errors import ExecutionError, IndexOutOfRange, MissingTensor, WrongTensor
+from nxpipe.emulator.errors import ExecutionError
 from nxpipe.emulator.executable.tables import Port
 from nxpipe.emulator.ir.types import TensorType
 from nxpipe.emulator.isa.constraints import ProgramInvalid
@@ -33,6 +33,7 @@ from nxpipe.emulator.run.status import (
     LookupOutOfBounds,
     RequestTooLong,
     Unloaded,
+    translated_faults,
 )
 
 
@@ -258,7 +259,7 @@ class Model:
                 self._require_own(states)
             bucket = fit(list(self._loaded), request, with_states=states is not None)
             try:
-                with _translated_faults():
+                with translated_faults():
                     outputs, after = self._loaded[bucket.code].run(
                         bucket.padded(request), _states_for(bucket.code, states)
                     )
@@ -336,16 +337,3 @@ def _states_for(code: Code, states: StateSet | None) -> States | None:
     if states is None:
         return None
     return [resident.only(code.states) for resident in states.ranks]
-
-
-@contextmanager
-def _translated_faults() -> Iterator[None]:
-    """Translate faults of a running program into runtime errors with a status."""
-    try:
-        yield
-    except IndexOutOfRange as fault:
-        raise LookupOutOfBounds(str(fault)) from fault
-    except (MissingTensor, WrongTensor) as fault:
-        raise BadInput(str(fault)) from fault
-    except ExecutionError as fault:
-        raise ExecutionFailed(str(fault)) from fault

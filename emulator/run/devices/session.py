@@ -1,0 +1,192 @@
+"""The host side of one rank: the programs of a model, and the tensors that they share on the rank's core.
+
+The same code runs above every implementation. Tensors have the type and shape that the manifest gives for one rank;
+inputs of equal name and type are one tensor for all programs, so weights and states are on the core once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from nxpipe.emulator.core.arithmetic import decode, encode, raw
+from nxpipe.emulator.ir.types import TensorType
+from nxpipe.emulator.isa.program import RANK
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.run.devices.protocol import Clock, DeviceModel, DeviceTensor, Timing, match
+from nxpipe.emulator.run.devices.ranks import Rank
+from nxpipe.emulator.run.status import BadInput, InvalidLoad
+
+Types = Mapping[str, TensorType]
+_Key: TypeAlias = tuple[str, TensorType]
+
+
+@dataclass(frozen=True)
+class RankProgram:
+    """A program's file and its interface on one rank. `aliases` has the input of each output that is updated in place;
+    an output with the name of an input is one without being listed.
+
+    The input `own rank` receives the number of the rank."""
+
+    path: Path
+    inputs: Types
+    outputs: Types
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def states(self) -> dict[str, str]:
+        """The input of each output that is a state."""
+        return {name: name for name in self.outputs if name in self.inputs} | dict(self.aliases)
+
+
+class _LoadedProgram:
+    """A program with its tensors by the names of the program."""
+
+    def __init__(self, program: RankProgram, model: DeviceModel) -> None:
+        self.program, self.model = program, model
+        self.inputs = match(_sizes(program.inputs), model.inputs, "input")
+        self.outputs = match(_sizes(program.outputs), model.outputs, "output")
+        self.bound_inputs: dict[str, DeviceTensor] = {}
+        self.bound_outputs: dict[str, DeviceTensor] = {}
+
+
+class RankSession:
+    """Programs on the core of a rank, loaded in the order of their names, which is the same on all ranks."""
+
+    def __init__(self, rank: Rank, programs: Mapping[str, RankProgram]) -> None:
+        self._rank = rank
+        self._inputs: dict[_Key, DeviceTensor] = {}
+        self._unwritten: set[_Key] = set()
+        self._programs: dict[str, _LoadedProgram] = {}
+        for name, program in sorted(programs.items()):
+            rank.step(f"load {name}")
+            model = rank.runtime.load(program.path, core=rank.core, rank=rank.number, world=rank.world)
+            self._programs[name] = _LoadedProgram(program, model)
+        self._require_equal_states()
+        rank.step("allocate tensors")
+        for loaded in self._programs.values():
+            self._bind(loaded)
+
+    def write(self, name: str, array: Array) -> None:
+        """Write a weight, an input or a state, for all programs that read it with this shape."""
+        declared = [program.inputs[name] for program in self._files() if name in program.inputs]
+        fitting = {type_ for type_ in declared if type_.shape == np.shape(array)}
+        if not fitting:
+            known = " or ".join(sorted({str(type_) for type_ in declared})) or "no input of a program"
+            raise BadInput(f"{name!r} was written as {list(np.shape(array))}, and it is {known}")
+        for type_ in fitting:
+            key = _key(name, type_)
+            if key in self._inputs:  # compilers remove inputs that nothing reads
+                self._inputs[key].write(_bits(name, type_, array))
+                self._unwritten.discard(key)
+
+    def read(self, name: str) -> Array:
+        """A state, or the latest value that was written to an input."""
+        for loaded in self._programs.values():
+            if name in loaded.inputs:
+                return _array(loaded.bound_inputs[loaded.inputs[name]], loaded.program.inputs[name])
+        raise BadInput(f"no program has an input {name!r}; its name is not that of the manifest, or nothing reads it")
+
+    def run(self, program: str, inputs: Mapping[str, Array] | None = None) -> dict[str, Array]:
+        """Write the inputs, execute, and read the outputs other than states."""
+        loaded = self._programs[program]
+        for name, array in (inputs or {}).items():
+            self.write(name, array)
+        self._require_written(loaded)
+        self._rank.step(f"execute {program}")
+        loaded.model.execute(loaded.bound_inputs, loaded.bound_outputs)
+        states = loaded.program.states
+        return {
+            name: _array(loaded.bound_outputs[loaded.outputs[name]], type_)
+            if name in loaded.outputs
+            else np.empty(type_.shape, type_.dtype.held)
+            for name, type_ in loaded.program.outputs.items()
+            if name not in states
+        }
+
+    def time(self, program: str, *, runs: int, warmup: int = 0, clock: Clock | None = None) -> Timing:
+        """Durations of a program on the tensors as they are; states advance with each execution."""
+        loaded = self._programs[program]
+        self._require_written(loaded)
+        self._rank.step(f"time {program}")
+        return loaded.model.time(loaded.bound_inputs, loaded.bound_outputs, runs=runs, warmup=warmup, clock=clock)
+
+    def _bind(self, loaded: _LoadedProgram) -> None:
+        program, states = loaded.program, loaded.program.states
+        for name, own in loaded.inputs.items():
+            loaded.bound_inputs[own] = self._input(name, program.inputs[name], is_state=name in states.values())
+        for name, own in loaded.outputs.items():
+            if name in states:
+                # A state whose input was removed is written only: it needs memory as any output.
+                loaded.bound_outputs[own] = self._input(states[name], program.inputs[states[name]], is_state=True)
+            else:
+                nbytes = _nbytes(program.outputs[name])
+                loaded.bound_outputs[own] = self._rank.runtime.allocate(nbytes, core=self._rank.core, name=name)
+
+    def _input(self, name: str, type_: TensorType, *, is_state: bool) -> DeviceTensor:
+        """The tensor of an input; states begin as zeros."""
+        key = _key(name, type_)
+        if key not in self._inputs:
+            nbytes = _nbytes(type_)
+            tensor = self._inputs[key] = self._rank.runtime.allocate(nbytes, core=self._rank.core, name=name)
+            if is_state:
+                tensor.write(np.zeros(nbytes, np.uint8))
+            elif name == RANK:
+                tensor.write(_bits(name, type_, np.full(type_.shape, self._rank.number)))
+            else:
+                self._unwritten.add(key)
+        return self._inputs[key]
+
+    def _files(self) -> list[RankProgram]:
+        return [loaded.program for loaded in self._programs.values()]
+
+    def _require_written(self, loaded: _LoadedProgram) -> None:
+        read = {_key(name, loaded.program.inputs[name]) for name in loaded.inputs}
+        unwritten = sorted(name for name, _ in self._unwritten & read)
+        if unwritten:
+            raise BadInput(f"{', '.join(unwritten)} were not written; write all weights and inputs before a run")
+
+    def _require_equal_states(self) -> None:
+        """Programs that differ in the type of a state would each have a tensor of their own, without an error."""
+        types: dict[str, TensorType] = {}
+        for loaded in self._programs.values():
+            for name in loaded.program.states.values():
+                type_ = loaded.program.inputs[name]
+                if types.setdefault(name, type_) != type_:
+                    raise InvalidLoad(f"state {name!r} is {types[name]} in one program and {type_} in another")
+
+
+def _key(name: str, type_: TensorType) -> _Key:
+    """What programs share a tensor by: its name, shape and type on the device."""
+    return name, type_.with_dtype(type_.dtype.on_device)
+
+
+def _nbytes(type_: TensorType) -> int:
+    """Bytes on the device, which has no 64-bit integers."""
+    return type_.with_dtype(type_.dtype.on_device).nbytes
+
+
+def _sizes(types: Types) -> dict[str, int]:
+    return {name: _nbytes(type_) for name, type_ in types.items()}
+
+
+def _bits(name: str, type_: TensorType, array: Array) -> Array:
+    """The words of an array on the device."""
+    target, values = type_.dtype.on_device, np.asarray(array)
+    if values.dtype == target.stored:
+        return np.ascontiguousarray(values)
+    if target.is_float:
+        return encode(np.ascontiguousarray(values, np.float32), target)
+    words = values.astype(target.stored)
+    if not np.array_equal(words, values):
+        raise BadInput(f"{name!r} holds a number beyond the range of {target.value}, its type on the device")
+    return words
+
+
+def _array(tensor: DeviceTensor, type_: TensorType) -> Array:
+    """The values of a tensor in the type that holds them on the host."""
+    target = type_.dtype.on_device
+    values = decode(tensor.read().view(raw(target)).reshape(type_.shape), target)
+    return values.astype(type_.dtype.held)
