@@ -51,7 +51,7 @@ def warn_of_ended_block(stack: Stack, capacity: Capacity) -> None:
 
 
 def warn_of_unknown_reservation(stack: Stack, fleet: ServingFleet) -> None:
-    """A warning at synthesis about a reservation whose size nobody compares with what a rollout needs."""
+    """A warning at synthesis about a reservation whose size is not compared with what a rollout needs."""
     if isinstance(fleet.capacity, ServingReservation | CapacityBlock) and fleet.capacity.instances is None:
         Annotations.of(stack).add_warning_v2(
             _UNKNOWN,
