@@ -19,7 +19,7 @@ from nxpipe.pipeline.config.load import check_placement, has_network, load, read
 from nxpipe.pipeline.config.locks import AmiLock, require_driver
 from nxpipe.pipeline.util.exit_codes import CONFIGURATION, FINDINGS
 from nxpipe.pipeline.util.text import for_log
-from nxpipe.stacks.handles import EndpointHandle, ObserveHandle, ReleaseHandle, ServeHandle, StoreHandle
+from nxpipe.stacks.handles import EndpointHandle, ObserveHandle, ReleaseHandle, ServeHandle, StoreHandle, TrainHandle
 from nxpipe.stacks.lint.costs import load_prices
 from nxpipe.stacks.lint.egress import Unreachable
 from nxpipe.stacks.lint.validation import guard
@@ -156,14 +156,14 @@ def add_release(app: App, config: Config, store: StoreHandle, env: Environment) 
 def add_fleets(site: Site, release: ReleaseHandle | None) -> None:
     lock = lock_of(site.config, site.folder)
     add_farm(site, release)
-    add_training(site, lock)
+    training = add_training(site, lock)
     serving = add_serving(site, lock)
     add_cluster(site)
     hosted = add_endpoints(site)
     if is_smoke(site.app):
         add_probe(site, serving)
-    if serving or hosted:
-        add_rollouts(site, serving, add_alarms(site, serving, hosted), release)
+    if serving or hosted or training:
+        add_rollouts(site, serving, add_alarms(site, serving, hosted, training), release)
 
 
 def add_farm(site: Site, release: ReleaseHandle | None) -> None:
@@ -183,13 +183,14 @@ def add_farm(site: Site, release: ReleaseHandle | None) -> None:
         )
 
 
-def add_training(site: Site, lock: AmiLock) -> None:
+def add_training(site: Site, lock: AmiLock) -> list[TrainHandle]:
     fleets = [fleet for fleet in site.config.fleets if isinstance(fleet, TrainingFleet)]
     if not fleets:
-        return
+        return []
     from nxpipe.stacks.training import TrainStack
 
     image = training_image(site.config, lock)
+    handles = []
     for fleet in fleets:
         require_driver(site.config, lock, fleet)
         stack = TrainStack(
@@ -205,6 +206,8 @@ def add_training(site: Site, lock: AmiLock) -> None:
             env=site.env,
         )
         warn_of_image(stack, image, site.config, lock)
+        handles.append(stack.handle)
+    return handles
 
 
 def add_serving(site: Site, lock: AmiLock) -> list[ServeHandle]:
@@ -303,7 +306,9 @@ def add_endpoints(site: Site) -> list[EndpointHandle]:
     ]
 
 
-def add_alarms(site: Site, serving: list[ServeHandle], hosted: list[EndpointHandle]) -> ObserveHandle:
+def add_alarms(
+    site: Site, serving: list[ServeHandle], hosted: list[EndpointHandle], training: list[TrainHandle]
+) -> ObserveHandle:
     from nxpipe.stacks.observability import ObserveStack
 
     prices = load_prices()
@@ -317,6 +322,7 @@ def add_alarms(site: Site, serving: list[ServeHandle], hosted: list[EndpointHand
         guards=site.config.rollout.guards,
         fleets=serving,
         endpoints=hosted,
+        training=training,
         hourly={name: price for name, price in hourly.items() if price is not None},
         env=site.env,
     )

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from aws_cdk import CfnOutput, Stack, aws_batch, aws_ec2, aws_iam
+from aws_cdk import CfnOutput, Stack, aws_batch, aws_ec2, aws_iam, aws_logs
 from constructs import Construct
 
 from nxpipe.pipeline.config.cloud import Farm
@@ -45,10 +45,7 @@ def job_role(scope: Construct) -> aws_iam.Role:
     return aws_iam.Role(scope, "JobRole", path="/nxpipe/", assumed_by=own_account_service(scope, "ecs-tasks"))
 
 
-def log_configuration(
-    scope: Construct, name: str, *, days: int | None = None
-) -> aws_batch.CfnJobDefinition.LogConfigurationProperty:
-    group = log_group(scope, "Logs", name, days=days)
+def log_configuration(group: aws_logs.ILogGroup) -> aws_batch.CfnJobDefinition.LogConfigurationProperty:
     options = {"awslogs-group": group.log_group_name, "awslogs-stream-prefix": "job"}
     return _Job.LogConfigurationProperty(log_driver="awslogs", options=options)
 
@@ -188,7 +185,7 @@ class FarmStack(Stack):
                 _Job.ResourceRequirementProperty(type="MEMORY", value=str(_MEMORY_MIB)),
             ],
             linux_parameters=_Job.LinuxParametersProperty(init_process_enabled=True),  # reaps compiler processes
-            log_configuration=log_configuration(self, f"/nxpipe/{self._project}/builds"),
+            log_configuration=log_configuration(log_group(self, "Logs", f"/nxpipe/{self._project}/builds")),
             privileged=False,
         )
         job = _Job(

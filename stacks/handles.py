@@ -87,6 +87,7 @@ class EndpointHandle:
 class TrainHandle:
     fleet: str
     queue: "aws_batch.IJobQueue"
+    failed_hosts: str  # name of the metric of hosts that do not join the cluster
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from nxpipe.pipeline.config.sections import Guards
 PERIOD: Final = Duration.minutes(1)
 NAMESPACE: Final = "nxpipe"
 
-Scope = Literal["fleet", "load balancer", "target group", "group", "launches", "endpoint"]
+Scope = Literal["fleet", "load balancer", "target group", "group", "launches", "endpoint", "training fleet"]
 
 
 @dataclass(frozen=True)
@@ -310,6 +310,27 @@ MEASURES: Final = (
         "RUNNING_SUM(FILL({instances}, 0)) * {hourly} / 60",
     ),
 )
+
+
+def failed_hosts(metric: str) -> Measure:
+    """The measure of a training fleet, whose metric has a name of its own."""
+    return Measure(
+        "failed-hosts",
+        "Hosts that cannot be set up",
+        "a minute",
+        "training fleet",
+        {"failed": Series(NAMESPACE, metric, "Sum")},
+        # The hosts of a job start together, and are one notification.
+        limit=AlarmLimit(
+            0,
+            1,
+            60,
+            by_release=False,
+            meaning="a host is billed and takes no job, which stays RUNNABLE; terminate the job",
+            by_launch=True,
+        ),
+    )
+
 
 # SageMaker counts per variant: during a deployment, old and new instances together. Its times are in microseconds.
 ENDPOINT_MEASURES: Final = (

@@ -21,9 +21,9 @@ from constructs import Construct
 
 from nxpipe.pipeline.config.cloud import Budget, Observe
 from nxpipe.pipeline.config.sections import Guards
-from nxpipe.stacks.handles import EndpointHandle, ObserveHandle, ServeHandle
+from nxpipe.stacks.handles import EndpointHandle, ObserveHandle, ServeHandle, TrainHandle
 from nxpipe.stacks.iam import own_account_service, wait_for_permissions
-from nxpipe.stacks.measures import ENDPOINT_MEASURES, MEASURES, Measure, Subject
+from nxpipe.stacks.measures import ENDPOINT_MEASURES, MEASURES, Measure, Subject, failed_hosts
 from nxpipe.stacks.names import fleet_log
 from nxpipe.stacks.project import PROJECT_TAG, tag_project
 from nxpipe.stacks.references import by_value
@@ -44,7 +44,7 @@ class _Names:
 
 
 class ObserveStack(Stack):
-    """Alarms and dashboard of all serving fleets. The composite alarm `release-bad` of a fleet ends its rollouts."""
+    """Alarms and dashboard of all fleets. The composite alarm `release-bad` of a serving fleet ends its rollouts."""
 
     handle: ObserveHandle
 
@@ -59,6 +59,7 @@ class ObserveStack(Stack):
         guards: Guards,
         fleets: Sequence[ServeHandle],
         endpoints: Sequence[EndpointHandle] = (),
+        training: Sequence[TrainHandle] = (),
         hourly: Mapping[str, float],
         **kwargs: Any,
     ) -> None:
@@ -78,6 +79,8 @@ class ObserveStack(Stack):
             rows += self._widgets(fleet, prices, bad[fleet.fleet])
         for endpoint in endpoints:
             rows += self._endpoint_widgets(endpoint)
+        for trained in training:
+            self._add_host_alarm(trained)
         if rows:
             aws_cloudwatch.Dashboard(self, "Dashboard", dashboard_name=project, widgets=rows)
         if budget.monthly is not None:
@@ -158,6 +161,19 @@ class ObserveStack(Stack):
             f'{fleet_log(self._project, fleet.fleet)} by "is given up"',
             alarm_rule=aws_cloudwatch.AlarmRule.any_of(*alarms),
         )
+
+    def _add_host_alarm(self, fleet: TrainHandle) -> None:
+        measure = failed_hosts(fleet.failed_hosts)
+        alarm = measure.alarm(
+            self,
+            f"{fleet.fleet}-{measure.key}",
+            name=self._name(fleet.fleet, measure.key),
+            subject=Subject("", {}),
+            guards=self._guards,
+            log=fleet_log(self._project, fleet.fleet),
+        )
+        if alarm is not None:
+            alarm.add_alarm_action(aws_cloudwatch_actions.SnsAction(self._topic))
 
     def _publisher(self, key: aws_kms.Key) -> aws_iam.Role:
         """Role with which EventBridge publishes to the topic."""

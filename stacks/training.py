@@ -14,6 +14,7 @@ from aws_cdk import (
     aws_ec2,
     aws_fsx,
     aws_iam,
+    aws_logs,
     aws_s3,
 )
 from constructs import Construct
@@ -34,8 +35,9 @@ from nxpipe.stacks.capacity_block import schedule_queue
 from nxpipe.stacks.handles import NetworkHandle, StoreHandle, TrainHandle
 from nxpipe.stacks.iam import allow_sessions, read_artifacts, read_object, wait_for_permissions
 from nxpipe.stacks.launch import Machine, launch_template
+from nxpipe.stacks.measures import NAMESPACE
 from nxpipe.stacks.names import fleet_log
-from nxpipe.stacks.project import PROJECT_TAG, current_time, tag_project, warn_of_ended_block
+from nxpipe.stacks.project import PROJECT_TAG, current_time, log_group, tag_project, warn_of_ended_block
 from nxpipe.stacks.user_data.scripts import TrainingHost
 
 FOLDER: Final = "/scratch"  # on hosts and in containers
@@ -116,6 +118,8 @@ def grant_checkpoints(bucket: aws_s3.IBucket, store: StoreHandle, role: aws_iam.
 _LONGEST_JOB: Final = 14 * 24 * 3600  # seconds; close to the longest capacity block
 _ATTEMPTS: Final = 10  # Batch's maximum
 _LOCAL: Final = "/local"  # the instance store, on hosts and in containers
+# The sentence of a host that gives up (user_data/host.sh). Jobs write into the same log group.
+NOT_JOINED: Final = "nxpipe: this host cannot be set up and does not join the cluster"
 
 _Environment = aws_batch.CfnComputeEnvironment
 _Job = aws_batch.CfnJobDefinition
@@ -145,7 +149,8 @@ class TrainStack(Stack):
         """
         super().__init__(scope, id_, description=f"Training fleet {fleet.name} of {project}", **kwargs)
         self._project, self._fleet, self._network, self._store, self._prefix = project, fleet, network, store, prefix
-        self._name, self._log, self._retention = f"{project}-{fleet.name}", fleet_log(project, fleet.name), retention
+        self._name, self._log = f"{project}-{fleet.name}", fleet_log(project, fleet.name)
+        self._logs = log_group(self, "Logs", self._log, days=retention)
         self._row = INSTANCES[fleet.instance_types[0]]
         self._subnet = network.subnets[fleet.zone]
         self._scratch = (
@@ -157,7 +162,9 @@ class TrainStack(Stack):
         if isinstance(fleet.capacity, CapacityBlock):
             schedule_queue(self, self._name, fleet.capacity, queue, environment)
         self.handle = TrainHandle(
-            fleet=fleet.name, queue=aws_batch.JobQueue.from_job_queue_arn(self, "Training", queue.ref)
+            fleet=fleet.name,
+            queue=aws_batch.JobQueue.from_job_queue_arn(self, "Training", queue.ref),
+            failed_hosts=self._count_failed_hosts(),
         )
         tag_project(self, project)
         warn_of_ended_block(self, fleet.capacity)
@@ -216,6 +223,21 @@ class TrainStack(Stack):
                 not_resources=[group],
             )
         )
+
+    def _count_failed_hosts(self) -> str:
+        """The metric of hosts that give up, from the fleet's log. They are outside of ECS, and Batch reports none.
+
+        Its name has the fleet's: dimensions of a metric filter have no constant values.
+        """
+        name = f"{self._name}-failed-hosts"
+        self._logs.add_metric_filter(
+            "FailedHosts",
+            filter_pattern=aws_logs.FilterPattern.literal(f'"{NOT_JOINED}"'),
+            metric_namespace=NAMESPACE,
+            metric_name=name,
+            metric_value="1",
+        )
+        return name
 
     def _user_data(self) -> str:
         host = TrainingHost(region=self.region, log=self._log)
@@ -349,7 +371,7 @@ class TrainStack(Stack):
                 _Job.MountPointsProperty(source_volume=name, container_path=path) for name, path in folders.items()
             ]
             or None,
-            log_configuration=log_configuration(self, self._log, days=self._retention),
+            log_configuration=log_configuration(self._logs),
             privileged=False,
         )
 

@@ -98,7 +98,7 @@ def _checks(config: Config, path: Path, account: Account) -> Iterator[Check]:
         yield Check("oidc", "OIDC provider of GitHub", partial(_providers, config, account))
     if config.budget.monthly is not None and has_network(config):
         yield Check("budget", "[budget] monthly", partial(_budget, config, account))
-    if config.observe.emails and (_serving(config) or config.endpoints):
+    if config.observe.emails and (config.fleets or config.endpoints):
         yield Check("subscription", "alarm e-mails", partial(_subscriptions, config, account))
 
 

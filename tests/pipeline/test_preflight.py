@@ -236,6 +236,12 @@ def test_an_account_that_lacks_nothing_passes_every_check(world: World, nxpipe: 
     }
 
 
+def test_a_project_that_only_trains_needs_confirmed_addresses_as_well(world: World, nxpipe: InProcess) -> None:
+    start, end = PROJECT.index("[[fleets]]"), PROJECT.index('[[fleets]]\nkind = "training"')
+    world.write((PROJECT[start:end], ""))
+    assert ("subscription", "ok") in {(row["check"], row["state"]) for row in examined(nxpipe, 0)}
+
+
 ENDPOINT: Final = f"""
 [budget]
 monthly = 5000

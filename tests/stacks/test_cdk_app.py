@@ -17,7 +17,7 @@ from nxpipe.pipeline.fleet.preflight_rules import interface_services
 from nxpipe.stacks.__main__ import run
 from nxpipe.stacks.app import add_stacks, deployable, main
 from nxpipe.stacks.lint.egress import GATEWAYS
-from tests.stacks.local import new_app
+from tests.stacks.local import new_app, template_of
 from tests.stacks.whole import STACKS, WHOLE, write_locks, write_whole
 
 ROOT = Path(__file__).parents[2]
@@ -181,6 +181,25 @@ def test_the_preflight_knows_the_endpoints_of_each_part_of_a_project(part: str, 
     endpoints = cdk.node.find_child("demo-network").node.find_child("Endpoints").node.children
     created = {child.node.id for child in endpoints} - {"Group", *GATEWAYS}
     assert interface_services(load_config(path, {})) == created
+
+
+def test_a_project_that_only_trains_has_alarms_and_its_budget(config: Path) -> None:
+    """But no dashboard, which would be empty."""
+    _, training, rest = WHOLE.partition('[[fleets]]\nkind = "training"')
+    config.write_text(
+        WHOLE.partition("[[fleets]]")[0] + training + rest.partition("[[endpoints]]")[0] + "[budget]\nmonthly = 9\n"
+    )
+    cdk = new_app(outdir=str(config.parent / "out"))
+    add_stacks(cdk, deployable(config), config.parent)
+    names = {stack.node.id for stack in cdk.node.children}
+    assert names >= {"demo-network", "demo-storage", "demo-train-tune", "demo-train-spare", "demo-observe"}
+    assert not [name for name in names if "rollout" in name]
+    resources = template_of(cdk.node.find_child("demo-observe"))["Resources"].values()
+    alarms = {each["Properties"]["AlarmName"] for each in resources if each["Type"] == "AWS::CloudWatch::Alarm"}
+    assert alarms == {"demo-tune-failed-hosts", "demo-spare-failed-hosts"}
+    kinds = {each["Type"] for each in resources}
+    assert "AWS::Budgets::Budget" in kinds
+    assert "AWS::CloudWatch::Dashboard" not in kinds
 
 
 @ASSEMBLY

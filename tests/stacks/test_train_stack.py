@@ -19,9 +19,11 @@ from pydantic import ValidationError
 
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import Config, Project, TrainingFleet
-from nxpipe.pipeline.config.cloud import ClosedNetwork
+from nxpipe.pipeline.config.cloud import Budget, ClosedNetwork, Observe
 from nxpipe.pipeline.config.load import check_placement
+from nxpipe.pipeline.config.sections import Guards
 from nxpipe.stacks.network import NetworkStack
+from nxpipe.stacks.observability import ObserveStack
 from nxpipe.stacks.store import StoreStack
 from nxpipe.stacks.training import TrainStack
 from tests.localaws.census import census
@@ -227,6 +229,40 @@ def test_hosts_write_into_the_log_of_their_fleet_alone() -> None:
     assert set(denied) == {"Action", "Effect", "NotResource"}
 
 
+def test_hosts_that_do_not_join_the_cluster_sound_an_alarm_and_are_one_notification() -> None:
+    made = make(scratch={"size": 1200})
+    template = template_of(made.train)
+    counted = only(template, "AWS::Logs::MetricFilter")
+    sentence = counted["FilterPattern"].strip('"')
+    assert counted["FilterPattern"] == f'"{sentence}"'  # the words in this order
+    assert sentence.removeprefix("nxpipe: ") in json.dumps(launched(template)["UserData"])
+    assert template["Resources"][counted["LogGroupName"]["Ref"]]["Properties"]["LogGroupName"] == "/nxpipe/demo/tune"
+    (metric,) = counted["MetricTransformations"]
+    assert metric["MetricValue"] == "1"
+    alarm = only(template_of(observed(made)), "AWS::CloudWatch::Alarm")
+    assert (alarm["Namespace"], alarm["MetricName"]) == (metric["MetricNamespace"], metric["MetricName"])
+    assert (alarm["Statistic"], alarm["Threshold"], alarm["ComparisonOperator"]) == ("Sum", 0, "GreaterThanThreshold")
+    assert (alarm["Period"], alarm["DatapointsToAlarm"], alarm["EvaluationPeriods"]) == (60, 1, 60)
+    assert (alarm["AlarmName"], len(alarm["AlarmActions"])) == ("demo-tune-failed-hosts", 1)
+    assert alarm["AlarmDescription"].endswith("; see the log group /nxpipe/demo/tune")
+
+
+def observed(made: Made) -> ObserveStack:
+    """In an app of its own: it takes no resource of the fleet."""
+    return ObserveStack(
+        new_app(),
+        "demo-observe",
+        project="demo",
+        observe=Observe(),
+        budget=Budget(),
+        guards=Guards(),
+        fleets=(),
+        training=[made.train.handle],
+        hourly={},
+        env=HERE,
+    )
+
+
 def test_sessions_of_ssm_are_allowed_if_the_fleet_says_so() -> None:
     assert "ssm" not in json.dumps(statements(make()))
     assert "ssmmessages:OpenDataChannel" in json.dumps(statements(make(ssm=True)))
@@ -369,8 +405,12 @@ def shellcheck(script: str, folder: Path) -> tuple[int, str]:
 
 def test_deployed_changed_and_destroyed_it_is_what_was_asked_for(aws: None, tmp_path: Path) -> None:
     made = make(scratch={"size": 1200}, image=IMAGE)
-    deploy(made.network, made.store, made.train)
+    alarms = observed(made)
+    deploy(made.network, made.store, made.train, alarms)
     assert census(REGION) == []
+    (alarm,) = boto3.client("cloudwatch").describe_alarms()["MetricAlarms"]
+    (counted,) = boto3.client("logs").describe_metric_filters()["metricFilters"]
+    assert alarm["MetricName"] == counted["metricTransformations"][0]["metricName"]
     batch = boto3.client("batch")
     (environment,) = batch.describe_compute_environments()["computeEnvironments"]
     (job,) = batch.describe_job_definitions(status="ACTIVE")["jobDefinitions"]
@@ -405,6 +445,7 @@ def test_deployed_changed_and_destroyed_it_is_what_was_asked_for(aws: None, tmp_
     assert job["nodeProperties"]["nodeRangeProperties"][0]["container"]["image"] == image
 
     destroy(changed.train)
+    assert boto3.client("logs").describe_metric_filters()["metricFilters"] == []
     assert batch.describe_compute_environments()["computeEnvironments"] == []
     assert batch.describe_job_definitions(status="ACTIVE")["jobDefinitions"] == []
     assert boto3.client("fsx").describe_file_systems()["FileSystems"] == []
