@@ -14,12 +14,17 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.blobs import read_at_most
+from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.artifact_store.errors import Denied, StoreError, StoreUnavailable
+from nxpipe.artifact_store.fetch.folder import MANIFEST
+from nxpipe.artifact_store.manifest import MAX_MANIFEST_BYTES, Manifest
 from nxpipe.emulator.hardware import INSTANCES
-from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, ServedModel
+from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, ServedModel, endpoint_fault
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store, store_url
 from nxpipe.pipeline.config import Config, ConfigInvalid, ServingFleet, TrainingFleet
+from nxpipe.pipeline.config.endpoints import ModelEndpoint
 from nxpipe.pipeline.config.load import check_placement, has_network, load, read_source, zones_of
 from nxpipe.pipeline.config.locks import FLEETS_PARAMETER, TRAINING_PARAMETER, LockedImage, read_cluster_lock
 from nxpipe.pipeline.fleet import preflight_rules as rules
@@ -153,8 +158,8 @@ def _store_checks(config: Config, path: Path) -> Iterator[Check]:
         channel = partial(_channel, config, path.parent, fleet, store)
         yield Check("channel", f"channel {fleet.channel} of fleet {fleet.name}", channel)
     for endpoint in config.endpoints:
-        file = f"endpoints/{endpoint.name}/{endpoint.artifact}/manifest.json"
-        yield Check("artifact", f"artifact of endpoint {endpoint.name}", partial(_folder, endpoint.name, file, store))
+        artifact = partial(_endpoint_artifact, config, path.parent, endpoint, store)
+        yield Check("artifact", f"artifact of endpoint {endpoint.name}", artifact)
 
 
 def _serving(config: Config) -> list[ServingFleet]:
@@ -272,9 +277,20 @@ def _installer(key: str, store: Store) -> Rows:
     yield _object("efa", "the EFA installer", key, remedy, store)
 
 
-def _folder(endpoint: str, file: str, store: Store) -> Rows:
-    remedy = "upload the artifact's folder, as the guide describes under SageMaker"
-    yield _object("artifact", f"artifact of endpoint {endpoint}", file, remedy, store)
+def _endpoint_artifact(config: Config, folder: Path, endpoint: ModelEndpoint, store: Store) -> Rows:
+    """The folder that SageMaker copies. Its manifest is read here, since no agent reads it before the server starts."""
+    file = f"endpoints/{endpoint.name}/{endpoint.artifact}/{MANIFEST}"
+    chunks = store.backend.read(file)
+    data = None if chunks is None else read_at_most(MAX_MANIFEST_BYTES, chunks)
+    if data is None or sha256_hex(data) != endpoint.artifact:
+        found = "no such object" if data is None else f"a manifest of SHA-256 {sha256_hex(data)}"
+        remedy = "upload the artifact's folder, as the guide describes under SageMaker"
+        what = f"artifact of endpoint {endpoint.name}"
+        yield row("artifact", what, found, f"{store.url}/{file}", remedy, holds=False)
+        return
+    manifest = Manifest.from_bytes(data)
+    runs = endpoint_fault(config, folder, endpoint.name, manifest) is None
+    yield rules.endpoint_row(endpoint, rules.ServedArtifact.of(manifest), manifest.target, runs=runs)
 
 
 def _object(kind: str, what: str, path: str, remedy: str, store: Store) -> PreflightRow:
@@ -297,9 +313,7 @@ def _channel(config: Config, folder: Path, fleet: ServingFleet, store: Store) ->
         others = [f"{model} for {target}" for model, target in sorted(entries)]
         artifact = None
         if entry is not None:
-            manifest = store.manifest(entry.manifest)
-            degree = max((program.tensor_parallel for program in manifest.executables), default=1)
-            artifact = rules.ChannelArtifact(entry.name, manifest.backend, degree)
+            artifact = rules.ServedArtifact.of(store.manifest(entry.manifest))
         yield rules.channel_row(fleet, channel, served.target, others, artifact)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Final, Literal, TypeAlias
 
+from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.artifacts.channels import ProgramHost
 from nxpipe.pipeline.config import Config, ServingFleet
@@ -20,6 +21,7 @@ from nxpipe.pipeline.config.capacity import (
     TrainingReservation,
 )
 from nxpipe.pipeline.config.cloud import ClosedNetwork, Release
+from nxpipe.pipeline.config.endpoints import ModelEndpoint
 from nxpipe.pipeline.config.load import zones_of
 from nxpipe.pipeline.config.locks import LockedImage
 from nxpipe.pipeline.fleet.account import STANDARD, Image, Quota, Reservation, quota_name
@@ -257,33 +259,60 @@ def image_row(kind: str, locked: LockedImage | None, id_: str | None, image: Ima
 
 
 @dataclass(frozen=True)
-class ChannelArtifact:
-    """The artifact that a channel serves for the model and target of a fleet."""
+class ServedArtifact:
+    """The artifact that a fleet's channel serves, or that an endpoint names."""
 
     name: str
     backend: str
     degree: int
 
+    @classmethod
+    def of(cls, manifest: Manifest) -> "ServedArtifact":
+        degree = max((program.tensor_parallel for program in manifest.executables), default=1)
+        return cls(manifest.name, manifest.backend, degree)
+
+    def __str__(self) -> str:
+        return f"{self.name}, backend {self.backend}, tp {self.degree}"
+
+
+def _needed(model: str, target: str, host: ProgramHost, cores: int) -> str:
+    backend = "any backend (a rehearsal)" if host.rehearsal else "backend neuronx"
+    return f"{model} for {target}, {backend}, tp of at most {cores}"
+
+
+def _build(model: str, host: ProgramHost) -> str:
+    return f"build {model}" if host.rehearsal else f"build {model} with --backend neuronx"
+
 
 def channel_row(
-    fleet: ServingFleet, channel: str, target: str, others: Sequence[str], artifact: ChannelArtifact | None
+    fleet: ServingFleet, channel: str, target: str, others: Sequence[str], artifact: ServedArtifact | None
 ) -> PreflightRow:
     """`others`: what the channel serves besides, as MODEL for TARGET; without any the channel is empty."""
     cores = min(INSTANCES[name].logical_cores for name in fleet.instance_types)
     what = f"channel {channel} of fleet {fleet.name}"
     host = ProgramHost.of_fleet(fleet)
-    backend = "any backend (a rehearsal)" if host.rehearsal else "backend neuronx"
-    needed = f"{fleet.model} for {target}, {backend}, tp of at most {cores}"
-    build = f"build {fleet.model}" if host.rehearsal else f"build {fleet.model} with --backend neuronx"
-    promote = f"{build}, then nxpipe promote to {fleet.channel}"
+    needed = _needed(fleet.model, target, host, cores)
+    promote = f"{_build(fleet.model, host)}, then nxpipe promote to {fleet.channel}"
     if artifact is None:
         found = f"serves only {', '.join(others)}" if others else "empty"
         return row("channel", what, found, needed, promote, holds=False)
-    found = f"{artifact.name}, backend {artifact.backend}, tp {artifact.degree}"
     if artifact.degree > cores:
         promote = f"build with a tp of at most {cores}, or choose a larger instance type"
     runs = host.fault(artifact.name, artifact.backend) is None
-    return row("channel", what, found, needed, promote, holds=runs and artifact.degree <= cores)
+    return row("channel", what, str(artifact), needed, promote, holds=runs and artifact.degree <= cores)
+
+
+def endpoint_row(endpoint: ModelEndpoint, artifact: ServedArtifact, target: str, *, runs: bool) -> PreflightRow:
+    """`target` is the artifact's. `runs`: the endpoint can run its programs, which SageMaker does not examine."""
+    hardware, host = endpoint.hardware, ProgramHost.of_endpoint(endpoint)
+    needed = _needed(endpoint.model, hardware.compiler_target, host, hardware.logical_cores)
+    remedy = (
+        f"{_build(endpoint.model, host)}, fetch it with nxpipe store fetch --endpoint {endpoint.name}, upload the "
+        "folder and set `artifact` of the endpoint"
+    )
+    holds = runs and artifact.degree <= hardware.logical_cores
+    what = f"artifact of endpoint {endpoint.name}"
+    return row("artifact", what, f"{artifact}, for {target}", needed, remedy, holds=holds)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,11 @@ from moto.s3.models import S3Backend
 from moto.sns.models import sns_backends
 
 from nxpipe.artifact_store import open_store
+from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.artifact_store.channel.generation import Served
 from nxpipe.artifact_store.channel.log import ChannelLog
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.manifest import Manifest, ModelRef
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import Config
 from nxpipe.pipeline.config.capacity import CapacityBlock
@@ -29,10 +32,10 @@ from nxpipe.pipeline.config.fleets import serving_fleets
 from nxpipe.pipeline.config.locks import ADDONS, FLEETS_PARAMETER, TRAINING_PARAMETER, ClusterLock, LockedImage
 from nxpipe.pipeline.fleet import preflight_rules as rules
 from nxpipe.pipeline.fleet.account import Image, Quota, Reservation, quota_name
-from nxpipe.pipeline.fleet.preflight_rules import ChannelArtifact
+from nxpipe.pipeline.fleet.preflight_rules import ServedArtifact
 from nxpipe.pipeline.util.text import unstyled, wrapped_table
 from tests.artifact_store.afar import first_generation
-from tests.artifact_store.samples import MODEL, put
+from tests.artifact_store.samples import MODEL, contents, manifest, put
 from tests.localaws.install import install
 from tests.localaws.moto_patches.ssm import image as image_of
 from tests.pipeline.in_process import InProcess, nxpipe
@@ -193,6 +196,16 @@ class World:
         parts = {"addons": dict.fromkeys(ADDONS, "v1.20.4-eksbuild.1"), "images": dict.fromkeys(tags, self.image)}
         (self.folder / "nxpipe.cluster.lock").write_text(ClusterLock.model_validate(lock | parts).text())
 
+    def endpoint(self, artifact: str, document: bytes, *changes: tuple[str, str]) -> None:
+        """An endpoint of this artifact, whose folder has this manifest."""
+        text = ENDPOINT.replace("0" * 64 + '"\nimage', artifact + '"\nimage')
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        key = f"models/endpoints/answers/{artifact}/manifest.json"
+        self.s3.put_object(Bucket="demo-artifacts", Key=key, Body=document)
+        self.write(more=text)
+
     def lock_images(self, serving: str, training: str) -> None:
         dates = "created = 2026-08-20\nexpires = 2099-01-01\n"
         row = '[[image]]\nregion = "{}"\n{}id = "{}"\nname = "n"\nsource = "s"\n' + dates
@@ -300,6 +313,50 @@ def test_each_obstacle_is_a_row_that_fails_with_its_remedy(world: World, nxpipe:
     for what, text in expected.items():
         assert text in " | ".join(fails[what].values()), what
     assert fails.keys() == expected.keys()
+
+
+REHEARSAL: Final = ("instances = 4\n", "instances = 4\nrehearsal = true\n")
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting", "found"),
+    [
+        ({"backend": "neuronx"}, None, None),
+        ({"backend": "emulator"}, REHEARSAL, None),
+        ({"backend": "emulator"}, None, "backend emulator, tp 1, for inf2"),
+        ({"backend": "neuronx", "target": "trn1"}, None, "for trn1"),
+        (
+            {"backend": "neuronx", "model": ModelRef(id="acme/other", revision=None, task="fill-mask")},
+            None,
+            "acme/other",
+        ),
+        ({"backend": "neuronx", "degree": 4}, None, "tp 4"),
+    ],
+)
+def test_the_artifact_of_an_endpoint_is_one_that_its_instances_can_run(
+    changes: dict[str, Any], setting: tuple[str, str] | None, found: str | None, world: World, nxpipe: InProcess
+) -> None:
+    made = manifest_of(**changes)
+    world.endpoint(made.digest, made.to_bytes(), *([setting] if setting else []))
+    (row,) = (row for row in examined(nxpipe, 33) if row["check"] == "artifact")  # a new account has no quota for it
+    assert row["state"] == ("fails" if found else "ok"), row
+    assert (found or made.name) in row["found"]
+    assert row["needed"].startswith("bert for inf2, any backend" if setting else "bert for inf2, backend neuronx")
+    assert ("--endpoint answers" in row["remedy"]) == bool(found)
+
+
+def test_a_folder_with_another_manifest_than_its_name_is_not_that_artifact(world: World, nxpipe: InProcess) -> None:
+    made = manifest_of(backend="neuronx")
+    world.endpoint("1" * 64, made.to_bytes())
+    (row,) = (row for row in examined(nxpipe, 33) if row["check"] == "artifact")
+    assert (row["state"], row["found"]) == ("fails", f"a manifest of SHA-256 {made.digest}")
+    assert "upload the artifact's folder" in row["remedy"]
+
+
+def manifest_of(degree: int = 1, **changes: Any) -> Manifest:
+    made = manifest([Blob(sha256=sha256_hex(data), size=len(data)) for data in contents()])
+    programs = tuple(program.model_copy(update={"tensor_parallel": degree}) for program in made.executables)
+    return made.model_copy(update={"executables": programs, **changes})
 
 
 def test_a_deployed_project_is_no_obstacle_to_itself_and_its_environments_have_channels(
@@ -509,13 +566,13 @@ def test_a_zone_is_one_of_the_account_and_of_eks_if_there_is_a_cluster() -> None
     [
         (None, [], "empty", "promote to production"),
         (None, ["acme/llama for trn1"], "serves only acme/llama for trn1", "promote to production"),
-        (ChannelArtifact("a@1", "emulator", 1), [], "backend emulator", "--backend neuronx"),
-        (ChannelArtifact("a@1", "neuronx", 4), [], "tp 4", "a tp of at most 2"),
-        (ChannelArtifact("a@1", "neuronx", 2), [], "tp 2", None),
+        (ServedArtifact("a@1", "emulator", 1), [], "backend emulator", "--backend neuronx"),
+        (ServedArtifact("a@1", "neuronx", 4), [], "tp 4", "a tp of at most 2"),
+        (ServedArtifact("a@1", "neuronx", 2), [], "tp 2", None),
     ],
 )
 def test_a_channel_has_an_artifact_that_every_type_of_the_fleet_can_run(
-    artifact: ChannelArtifact | None, others: list[str], found: str, remedy: str | None
+    artifact: ServedArtifact | None, others: list[str], found: str, remedy: str | None
 ) -> None:
     text = PROJECT.replace("RESERVED", "cr-0a1b2c3d4e5f60718").replace("REGISTRY", REGISTRY)
     text = text.replace("IMAGE", f"sha256:{'0' * 64}").replace('["inf2.xlarge"]', '["inf2.48xlarge", "inf2.xlarge"]')
