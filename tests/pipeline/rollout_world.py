@@ -15,9 +15,14 @@ from typing import Any, Final
 import boto3
 import pytest
 from moto import mock_aws
+from moto.cloudwatch.models import cloudwatch_backends
+from moto.core import DEFAULT_ACCOUNT_ID
 
 from nxpipe.artifact_store import Published, open_store
 from nxpipe.pipeline.canary.handler import handle
+from nxpipe.pipeline.config import load_config
+from nxpipe.pipeline.config.fleets import serving_fleet
+from nxpipe.pipeline.rollout.aws import StateMachine
 from nxpipe.pipeline.rollout.input import RolloutInput
 from tests.agent.project import CONFIG
 from tests.artifact_store.samples import MODEL, publish_verified, put
@@ -134,13 +139,15 @@ class Fleet:
         action = {"Type": "forward", "ForwardConfig": {"TargetGroups": groups}}
         boto3.client("elbv2").modify_rule(RuleArn=self.front["rule"], Actions=[action])
 
-    def count(self, requests: int, seconds: int) -> None:
-        """Blue's requests and responses in each of the last seconds."""
+    def count(self, requests: int, seconds: int, *, answered: int | None = None, status: str = "2XX") -> None:
+        """Blue's requests in each of the last seconds, and its responses: to all of them, or to as many."""
+        responses = requests if answered is None else answered
+        counts = {"RequestCount": requests, f"HTTPCode_Target_{status}_Count": responses}
         series = {"LoadBalancer": self.front["balancer"], "TargetGroup": self.front["colours"]["blue"]["series"]}
         dimensions = [{"Name": name, "Value": value} for name, value in series.items()]
         data = [
-            {"MetricName": metric, "Value": requests, "Dimensions": dimensions, "Timestamp": time.time() - ago}
-            for metric in ("RequestCount", "HTTPCode_Target_2XX_Count")
+            {"MetricName": metric, "Value": value, "Dimensions": dimensions, "Timestamp": time.time() - ago}
+            for metric, value in counts.items()
             for ago in range(1, seconds + 1)
         ]
         boto3.client("cloudwatch").put_metric_data(Namespace="AWS/ApplicationELB", MetricData=data)
@@ -189,6 +196,10 @@ class Fleet:
         path.write_text(json.dumps(answer["record"]))
         return answer
 
+    def state_machine(self) -> StateMachine:
+        config = load_config(Path("nxpipe.toml"), {})
+        return StateMachine(config, serving_fleet(config, "search", "FLEET"))
+
     def text(self, states: dict[str, Any] | None) -> str:
         waits = {"Waits": {"Type": "Wait", "Seconds": 3600, "End": True}}
         after = states or waits
@@ -233,7 +244,8 @@ _numbers: Final = itertools.count()
 
 
 def make_fleet(nxpipe: InProcess, front: dict[str, Any]) -> Fleet:
-    """A fleet in a project of its own, behind a load balancer used by other tests before."""
+    """A fleet in a project of its own, behind a load balancer used by other tests before, without their counts."""
+    cloudwatch_backends[DEFAULT_ACCOUNT_ID][REGION].metric_data.clear()
     store, project = open_store("store"), f"demo{next(_numbers)}"
     Path("nxpipe.toml").write_text(CONFIG.replace('name = "demo"', f'name = "{project}"\nregion = "{REGION}"'))
     published = [publish_verified(store, put(store, request=number)) for number in range(3)]

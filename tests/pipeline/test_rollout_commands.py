@@ -11,6 +11,7 @@ import boto3
 import pytest
 
 from nxpipe.artifact_store import open_store
+from nxpipe.pipeline.rollout.aws import baseline_history
 from nxpipe.pipeline.rollout.follow import follow
 from nxpipe.pipeline.rollout.planner import Service, in_favour, minutes_until
 from nxpipe.pipeline.rollout.status import Status
@@ -162,6 +163,20 @@ def test_a_rehearsal_is_foreseen_by_what_its_short_minutes_bring(fleet: Fleet) -
     minutes = minutes_until(in_favour(plan_with((100,)), Service(30 / 60, base_error=0.0001), 0))
     assert "at 30 requests a second" in message
     assert f"95 %: about {minutes:.0f} minutes" in message
+
+
+def test_what_the_load_balancer_answered_with_504_is_an_error_of_the_baseline(fleet: Fleet) -> None:
+    """Such a request has no response in the counts of the target group."""
+    fleet.count(30, seconds=10, answered=21)
+    known = baseline_history(fleet.state_machine(), "blue", 1)
+    assert (known.rps, known.error_rate) == pytest.approx((30, 0.3))
+    assert "at 30 requests a second with an error rate of 0.3:" in fleet.start(1, "--minute", "1").err
+
+
+def test_refusals_and_responses_to_earlier_requests_are_no_errors_of_the_baseline(fleet: Fleet) -> None:
+    fleet.count(30, seconds=10, answered=20, status="4XX")
+    fleet.count(0, seconds=10, answered=15)
+    assert baseline_history(fleet.state_machine(), "blue", 1).error_rate == 0
 
 
 def test_a_promotion_moves_the_fleets_channel_once(fleet: Fleet) -> None:

@@ -21,6 +21,7 @@ from tests.localaws.moto_patches.refreshes import hosts_answer
 from tests.stacks.fleet_world import CERTIFICATE, IMAGE, OTHER_IMAGE, World, configured, read_only, world
 from tests.stacks.linting import complaints
 from tests.stacks.local import REGION, deploy, destroy, resources
+from tests.stacks.metric_math import MINUTES, evaluated
 from tests.stacks.permissions import allowed, statements_of
 
 BLUE, GREEN = "demo-search-blue", "demo-search-green"
@@ -317,6 +318,35 @@ def test_an_image_that_does_no_good_is_taken_back(deployed: World, tmp_path: Pat
     )["LaunchTemplateVersions"]
     assert template["LaunchTemplateData"]["ImageId"] == IMAGE
     assert weights(deployed) == [100, 0]
+
+
+@pytest.mark.parametrize(("more", "share"), MINUTES)
+def test_the_alarm_that_stops_a_refresh_counts_what_no_target_answered(more: dict[str, int], share: float) -> None:
+    alarms = read_only(more=f'command = ["server"]\n{STANDBY}').of("AWS::CloudWatch::Alarm").values()
+    errors = {alarm["AlarmName"]: alarm for alarm in alarms if alarm["AlarmName"].endswith("-errors")}
+    assert errors.keys() == {f"{name}-errors" for name in (BLUE, GREEN, "demo-search-standby")}
+    for alarm in errors.values():
+        assert evaluated(alarm, {"RequestCount": 100, **more}) == pytest.approx(share)
+        assert (alarm["Threshold"], alarm["ComparisonOperator"]) == (0.01, "GreaterThanThreshold")  # max_error_rate
+        assert len(alarm["Metrics"]) <= 10  # CloudWatch's limit for an alarm
+
+
+def test_the_alarm_that_stops_a_refresh_needs_no_minimum_of_requests_and_is_about_its_own_group() -> None:
+    made = read_only(more='command = ["server"]')
+    for colour, name in (("Blue", BLUE), ("Green", GREEN)):
+        (alarm,) = (
+            each for each in made.of("AWS::CloudWatch::Alarm").values() if each["AlarmName"] == f"{name}-errors"
+        )
+        few = {"RequestCount": 4, "HTTPCode_Target_2XX_Count": 3, "HTTPCode_ELB_504_Count": 1}
+        assert evaluated(alarm, few) == pytest.approx(0.25)
+        (targets,) = made.of("AWS::AutoScaling::AutoScalingGroup")[colour]["TargetGroupARNs"]
+        of_group = [
+            dimension["Value"]["Fn::GetAtt"][0]
+            for metric in alarm["Metrics"]
+            for dimension in metric.get("MetricStat", {"Metric": {"Dimensions": []}})["Metric"]["Dimensions"]
+            if dimension["Name"] == "TargetGroup"
+        ]
+        assert set(of_group) == {targets["Ref"]}
 
 
 def test_every_property_is_told_by_its_service_as_it_was_wanted(deployed: World) -> None:
