@@ -30,6 +30,8 @@ from tests.runtime.devices import neff
 from tests.runtime.devices.conftest import Machine, Opener
 from tests.runtime.devices.programs import STATE, addition
 
+pytestmark = pytest.mark.sample(2, "stand-in of libnrt")
+
 INVALID, HANDLE, RESOURCE, TIMEOUT, HW_ERROR = 2, 3, 4, 5, 6
 NOT_ENOUGH, VERSION, UNINITIALIZED, CLOSED = 9, 10, 13, 14
 BAD_INPUT, BUSY, COLLECTIVES = 1002, 1005, 1200

@@ -34,6 +34,8 @@ from tests.runtime.devices import neff
 from tests.runtime.devices.conftest import Machine, Opener
 from tests.runtime.devices.programs import KINDS, accumulator, addition, lookup
 
+pytestmark = pytest.mark.sample(2, "stand-in of libnrt")
+
 HOSTS = "tests.runtime.devices.hosts"
 kinds = pytest.mark.parametrize("kind", KINDS)
 

@@ -42,6 +42,8 @@ from tests.runtime.devices import neff
 from tests.runtime.devices.conftest import Machine, Opener
 from tests.runtime.devices.programs import KINDS, STATE, accumulator, addition, lookup
 
+pytestmark = pytest.mark.sample(2, "stand-in of libnrt")
+
 kinds = pytest.mark.parametrize("kind", KINDS)
 devices = pytest.mark.parametrize("kind", ["libnrt", "nrtpy"])
 
