@@ -954,16 +954,16 @@ def compare(left: Record, right: Record) -> int:
 
 
 def replace_sections(record: Record) -> int:
-    """Take the record's sections into the baseline, which keeps the others."""
+    """Take the record's sections into the baseline, which keeps the others. A record without builds has no evidence,
+    and names no processor and libraries."""
     old, new = Record.read(BASELINE).digests, record.digests
-    if new["quick"] or (new["surroundings"] != old["surroundings"] and new["sections"] != list(SECTIONS)):
-        sys.stderr.write(
-            "the record is quick, or in part from another processor or library; record all sections whole\n"
-        )
+    surroundings = new["surroundings"] or old["surroundings"]
+    if new["quick"] or (surroundings != old["surroundings"] and new["sections"] != list(SECTIONS)):
+        sys.stderr.write("the record is quick, or a part from another processor or library; record all sections\n")
         return 2
     kept = {name: value for name, value in old["entries"].items() if name.partition("/")[0] not in new["sections"]}
     entries = dict(sorted({**kept, **new["entries"]}.items()))
-    BASELINE.write_text(_lines({**new, "sections": list(SECTIONS), "entries": entries}))
+    BASELINE.write_text(_lines({**new, "surroundings": surroundings, "sections": list(SECTIONS), "entries": entries}))
     return 0
 
 
