@@ -148,13 +148,21 @@ def _gelu_tanh(w: Writer, x: Tensor) -> Tensor:
     return _gated(w, x, w.binary("multiply", w.binary("add", cube, x), _SQRT_2_OVER_PI))
 
 
+# log(1 + x) near 0 is 2 z (1 + z^2/3 + z^4/5 + ...) for z = x / (2 + x). The correction of log(1 + x) by the rounding of
+# that sum is no alternative: a compiler that simplifies 1 + x - 1 to x undoes it. At 1/4 the series' error is 3e-10.
+_NEAR: Final = 0.25
+_SERIES: Final = (1.0, 1 / 3, 1 / 5, 1 / 7, 1 / 9)
+
+
 def _log1p(w: Writer, x: Tensor) -> Tensor:
-    """log(1 + x), corrected for the rounding of that sum."""
-    total = w.binary("add", x, 1)
-    increment = w.binary("subtract", total, 1)
-    corrected = w.binary("multiply", w.unary("log", total), w.binary("divide", x, increment))
-    is_exact = w.binary("or", w.compare("EQ", increment, 0), w.compare("EQ", x, math.inf))
-    return w.select(is_exact, x, corrected)
+    z = w.binary("divide", x, w.binary("add", x, 2))
+    square = w.binary("multiply", z, z)
+    series = w.like(x, _SERIES[-1])
+    for coefficient in _SERIES[-2::-1]:
+        series = w.binary("add", w.binary("multiply", series, square), coefficient)
+    near = w.binary("multiply", w.binary("multiply", z, 2), series)
+    is_near = w.compare("LT", w.unary("abs", x), _NEAR)
+    return w.select(is_near, near, w.unary("log", w.binary("add", x, 1)))
 
 
 def _softplus(w: Writer, x: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ class _Body:
         for value, tensor in zip(values, given, strict=False):
             nodes = work.get(value, ())
             self._known[nodes[-1].result if nodes else value] = self._inside(tensor, arguments)
-        self._rank = given[-1]
+        self._rank = given[-1] if given else None
         for value, table in graph.constants.items():
             dtype = value.type.dtype
             self._known[value] = self.writer.table(narrowed(table, dtype), ELEMENTS[dtype])
@@ -104,7 +104,7 @@ class _Body:
 
     def _emit(self, node: Node) -> None:
         operands = [self._known[operand] for operand in node.operands]
-        if reads_rank(node.op):
+        if reads_rank(node.op) and self._rank is not None:
             operands.append(self._rank)
         result = EMISSIONS[type(node.op)](self.writer, node, operands)
         expected = (node.result.type.shape, ELEMENTS[node.result.type.dtype])

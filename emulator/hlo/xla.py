@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from nxpipe.emulator.errors import ExecutionError, MissingTensor, ToolMissing
-from nxpipe.emulator.hlo.interface import Argument, Interface, held, stored
+from nxpipe.emulator.errors import ExecutionError, ToolMissing
+from nxpipe.emulator.hlo.interface import Argument, Interface, held
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.run.fast import States
@@ -38,6 +38,24 @@ def _jaxlib() -> tuple[Any, Any, Any]:
     return _jax, _hlo, xla_client
 
 
+@dataclass(frozen=True)
+class _Type:
+    """What jaxlib asks of an array's abstract value."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    weak_type: bool = False
+
+
+@dataclass(frozen=True)
+class Resident:
+    """An array in the memory of each device: its type, the devices' arrays, and what XLA takes as argument."""
+
+    type: _Type
+    shards: tuple[Any, ...]
+    array: Any
+
+
 class LoadedModule:
     """A module with its weights on XLA's CPU devices, ready to run any number of times.
 
@@ -49,43 +67,57 @@ class LoadedModule:
         self._interface = interface
         self._devices = _Devices.of(interface.degree)
         self._program = self._devices.compiled(text)
-        weights = [argument for argument in interface.arguments if argument.role is Role.PARAMETER]
-        self._weights = {argument.name: self._placed(argument, parameters) for argument in weights}
+        same = [parameters] * interface.degree
+        self._weights = {weight.name: self._placed(weight, same) for weight in self._arguments(Role.PARAMETER)}
 
     def run(
         self, inputs: Mapping[str, Array], states: States | None = None
     ) -> tuple[dict[str, Array], list[dict[str, Array]]]:
         """One forward pass: the first rank's outputs, and each rank's states after the run."""
-        results = [dict[str, Array]() for _ in range(self._interface.degree)]
-        for result, shards in zip(self._interface.results, self.execute(inputs, states), strict=True):
-            for own, shard in zip(results, shards, strict=True):
-                own[result.name] = held(shard, result.type.dtype)
-        state_names = {argument.name for argument in self._interface.arguments if argument.role is Role.STATE}
-        after = [{name: own[name] for name in own if name in state_names} for own in results]
-        return {name: array for name, array in results[0].items() if name not in state_names}, after
+        resident = self.place(states or [inputs] * self._interface.degree)
+        given = {name: array for name, array in inputs.items() if name not in resident}
+        outputs = self.step(given, resident)
+        return outputs, self.read(resident)
 
-    def execute(self, inputs: Mapping[str, Array], states: States | None = None) -> list[list[Array]]:
-        """The stored results of each rank, in the order of the interface."""
-        given = [{**inputs, **own} for own in states or [{}] * self._interface.degree]
-        arguments = [self._weights.get(argument.name) for argument in self._interface.arguments]
-        for number, argument in enumerate(self._interface.arguments):
-            if arguments[number] is None:
-                arguments[number] = self._placed(argument, given)
-        return self._devices.results(self._program, arguments)
+    def place(self, states: States) -> dict[str, Resident]:
+        """States in the devices' memory, by name."""
+        return {argument.name: self._placed(argument, states) for argument in self._arguments(Role.STATE)}
 
-    def _placed(self, argument: Argument, arrays: Mapping[str, Array] | Sequence[Mapping[str, Array]]) -> Any:
-        """An argument on all devices, from one array for all ranks, or one for each."""
-        by_rank = [arrays] * self._interface.degree if isinstance(arrays, Mapping) else arrays
+    def step(self, inputs: Mapping[str, Array], resident: dict[str, Resident]) -> dict[str, Array]:
+        """One forward pass: the first rank's outputs. It replaces the states, whose memory the new ones take over."""
+        known = {**self._weights, **resident}
+        for argument in self._arguments(Role.INPUT):
+            known[argument.name] = self._placed(argument, [inputs] * self._interface.degree)
+        arguments = [known[argument.name].array for argument in self._interface.arguments]
+        outputs = {}
+        for result, array in zip(
+            self._interface.results, self._devices.results(self._program, arguments), strict=True
+        ):
+            if result.name in resident:
+                resident[result.name] = self._devices.joined(resident[result.name].type, array)
+            else:
+                outputs[result.name] = held(_numbers(array[0]), result.type.dtype)
+        return outputs
+
+    def read(self, resident: Mapping[str, Resident]) -> list[dict[str, Array]]:
+        """Each rank's states."""
+        types = {result.name: result.type.dtype for result in self._interface.results}
+        return [
+            {name: held(_numbers(state.shards[rank]), types[name]) for name, state in resident.items()}
+            for rank in range(self._interface.degree)
+        ]
+
+    def _arguments(self, role: Role) -> list[Argument]:
+        return [argument for argument in self._interface.arguments if argument.role is role]
+
+    def _placed(self, argument: Argument, by_rank: States) -> Resident:
         return self._devices.placed([argument.on_rank(own, rank) for rank, own in enumerate(by_rank)])
 
 
-@dataclass(frozen=True)
-class _Type:
-    """What jaxlib asks of an array's abstract value."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    weak_type: bool = False
+def _numbers(array: Any) -> Array:
+    """The numbers of an array on one device."""
+    numbers, _ = array._single_device_array_to_np_array_did_copy()
+    return np.array(numbers)
 
 
 @dataclass(frozen=True)
@@ -94,7 +126,8 @@ class _Devices:
 
     client: Any
     devices: tuple[Any, ...]
-    sharding: Any
+    sharding: Any  # an array of its own on each device; XLA calls it replicated
+    shardings: tuple[Any, ...]  # of each device alone
 
     @staticmethod
     @cache
@@ -104,8 +137,11 @@ class _Devices:
         devices = tuple(client.devices())
         replicated = hlo.OpSharding()
         replicated.type = hlo.OpSharding.Type.REPLICATED
-        sharding = extension.GSPMDSharding(extension.DeviceList(devices), hlo.HloSharding.from_proto(replicated))
-        return _Devices(client, devices, sharding)
+
+        def over(*group: Any) -> Any:
+            return extension.GSPMDSharding(extension.DeviceList(group), hlo.HloSharding.from_proto(replicated))
+
+        return _Devices(client, devices, over(*devices), tuple(over(device) for device in devices))
 
     def compiled(self, text: str) -> Any:
         extension, _, _ = _jaxlib()
@@ -119,15 +155,25 @@ class _Devices:
         except extension.JaxRuntimeError as fault:
             raise ExecutionError(f"XLA does not compile the module: {fault}") from fault
 
-    def placed(self, shards: Sequence[Array]) -> Any:
+    def placed(self, shards: Sequence[Array]) -> Resident:
         """A copy of one array for each device."""
         extension, _, _ = _jaxlib()
         type_ = _Type(shards[0].shape, shards[0].dtype)
-        return extension.batched_device_put(
-            type_, self.sharding, list(shards), list(self.devices), True, True, enable_x64=True
-        )
+        single = [
+            extension.batched_device_put(type_, own, [shard], [device], True, True, enable_x64=True)
+            for shard, device, own in zip(shards, self.devices, self.shardings, strict=True)
+        ]
+        return self.joined(type_, single)
 
-    def results(self, program: Any, arguments: Sequence[Any]) -> list[list[Array]]:
-        executed = program.execute_sharded(list(arguments))
-        rows = executed.disassemble_into_single_device_arrays()
-        return [[shard._single_device_array_to_np_array_did_copy()[0] for shard in row] for row in rows]
+    def joined(self, type_: _Type, shards: Sequence[Any]) -> Resident:
+        """One array from its arrays on each device."""
+        extension, _, _ = _jaxlib()
+        return Resident(type_, tuple(shards), extension.ArrayImpl(type_, self.sharding, list(shards), True, True))
+
+    def results(self, program: Any, arguments: Sequence[Any]) -> list[list[Any]]:
+        """The results of a run, each as arrays on each device."""
+        extension, _, _ = _jaxlib()
+        try:
+            return list(program.execute_sharded(list(arguments)).disassemble_into_single_device_arrays())
+        except extension.JaxRuntimeError as fault:
+            raise ExecutionError(f"XLA does not execute the module: {fault}") from fault
