@@ -110,23 +110,29 @@ def softmax(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
     return settled(w, w.binary("divide", exponentials, total), node.result.type.dtype)
 
 
-def _mean(w: Writer, x: Tensor, axes: Sequence[int]) -> Tensor:
-    count = elements_of(tuple(x.shape[axis] for axis in axes))
-    kept = [axis for axis in range(x.rank) if axis not in axes]
-    return w.broadcast(w.binary("divide", fold(w, "add", x, axes), count), x.shape, kept)
+def _mean(w: Writer, x: Tensor, axes: int) -> Tensor:
+    """The mean over the last axes, which are removed."""
+    folded = range(x.rank - axes, x.rank)
+    return w.binary("divide", fold(w, "add", x, folded), elements_of(x.shape[x.rank - axes :]))
+
+
+def _over_rows(w: Writer, numbers: Tensor, shape: Shape) -> Tensor:
+    """One number for each row, repeated over the last axes."""
+    return w.broadcast(numbers, shape, range(numbers.rank))
 
 
 def _scaled(w: Writer, x: Tensor, axes: int, epsilon: float) -> Tensor:
     """x divided by the root of the mean of its squares over the last axes."""
-    mean_square = _mean(w, w.binary("multiply", x, x), range(x.rank - axes, x.rank))
-    return w.binary("multiply", x, reciprocal_root(w, w.binary("add", mean_square, epsilon)))
+    mean_square = _mean(w, w.binary("multiply", x, x), axes)
+    factor = reciprocal_root(w, w.binary("add", mean_square, epsilon))
+    return w.binary("multiply", x, _over_rows(w, factor, x.shape))
 
 
 def layer_norm(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
     op, (x, *affine) = node.op, operands
     assert isinstance(op, LayerNorm)
     wide = as_float32(w, x)
-    centred = w.binary("subtract", wide, _mean(w, wide, range(x.rank - op.axes, x.rank)))
+    centred = w.binary("subtract", wide, _over_rows(w, _mean(w, wide, op.axes), x.shape))
     result = _scaled(w, centred, op.axes, op.epsilon)
     for opcode, operand in zip(("multiply", "add"), affine, strict=False):
         result = w.binary(opcode, result, w.expanded(as_float32(w, operand), x.shape))
