@@ -6,12 +6,15 @@ blocks, and the ranks' shares lie behind each other in front. A rank's number is
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Final
 
 from nxpipe.emulator.hlo.arithmetic import as_float32, settled
 from nxpipe.emulator.hlo.writer import Shape, Tensor, Writer, elements_of
 from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ops import AllGather, AllReduce, Operator, RankSlice, ReduceScatter
 from nxpipe.emulator.ops.collective import Share
+
+RANK: Final = "own_rank"  # the name of that input
 
 Divided = RankSlice | ReduceScatter | AllGather
 
@@ -144,5 +147,3 @@ def _collected(w: Writer, block: Tensor, share: Share, degree: int) -> Tensor:
         own = w.part(w.part(block, 0, rank, rank + 1), 3, stretch.own, stretch.own + stretch.size)
         pieces.append(w.reshape(own, (before, outer, stretch.size, after)))
     return w.concatenate(pieces, 2)
-
-

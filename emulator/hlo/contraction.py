@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from nxpipe.emulator.hlo.arithmetic import as_float32, rounded, settled
-from nxpipe.emulator.hlo.indexing import rows as rows_of
+from nxpipe.emulator.hlo.movement import rows as rows_of
 from nxpipe.emulator.hlo.reductions import fold, running
 from nxpipe.emulator.hlo.writer import Shape, Tensor, Writer
 from nxpipe.emulator.ir.nodes import Node

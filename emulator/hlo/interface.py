@@ -6,19 +6,16 @@ stores them: in the element type on the device, with integers clipped to 32 bits
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from nxpipe.emulator.errors import MissingTensor, WrongTensor
+from nxpipe.emulator.hlo.collective import RANK
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.lower.hbm_buffers import narrowed
 from nxpipe.emulator.numerics import Array, round_to, settle
 from nxpipe.emulator.ops import Cast, RankSlice
-
-
-RANK: Final = "own_rank"  # the input with a rank's number, of modules that read it
 
 
 @dataclass(frozen=True)

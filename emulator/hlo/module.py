@@ -4,14 +4,16 @@ The module is that of the graph's normal form with its layers unrolled: it depen
 dead code, so that equal graphs have equal modules.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
+from nxpipe.emulator import ops
 from nxpipe.emulator.errors import NotExpressible
-from nxpipe.emulator.hlo import EMISSIONS
-from nxpipe.emulator.hlo.collective import reads_rank
-from nxpipe.emulator.hlo.interface import RANK, Argument, Interface, Result
+from nxpipe.emulator.hlo import arithmetic, collective, contraction, movement, reductions
+from nxpipe.emulator.hlo.collective import RANK, reads_rank
+from nxpipe.emulator.hlo.interface import Argument, Interface, Result
 from nxpipe.emulator.hlo.writer import ELEMENTS, Tensor, Writer
 from nxpipe.emulator.ir.graph import Graph, normal_form
 from nxpipe.emulator.ir.nodes import Node, Value
@@ -20,7 +22,50 @@ from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.lower.hbm_buffers import narrowed
 from nxpipe.emulator.lower.parameters import host_work
-from nxpipe.emulator.ops import Cast, RankSlice
+
+Emission = Callable[[Writer, Node, Sequence[Tensor]], Tensor]
+
+EMISSIONS: Final[Mapping[type[ops.Operator], Emission]] = MappingProxyType(
+    {
+        ops.AllGather: collective.all_gather,
+        ops.AllReduce: collective.all_reduce,
+        ops.ArgReduce: reductions.arg_reduce,
+        ops.ArgSort: reductions.arg_sort,
+        ops.Attention: contraction.attention,
+        ops.Binary: arithmetic.binary,
+        ops.Bitcast: movement.bitcast,
+        ops.Broadcast: movement.broadcast,
+        ops.Cast: arithmetic.cast,
+        ops.Concat: movement.concat,
+        ops.Convolution: contraction.convolution,
+        ops.Cumulate: reductions.cumulate,
+        ops.Flip: movement.flip,
+        ops.Gather: movement.gather,
+        ops.GroupedMatMul: contraction.grouped_matmul,
+        ops.Index: movement.index,
+        ops.IndexUpdate: movement.index_update,
+        ops.Iota: movement.iota,
+        ops.LayerNorm: reductions.layer_norm,
+        ops.Linear: contraction.linear,
+        ops.MatMul: contraction.matmul,
+        ops.Pad: movement.pad,
+        ops.Pool: reductions.pool,
+        ops.RankSlice: collective.rank_slice,
+        ops.Reduce: reductions.reduce,
+        ops.ReduceScatter: collective.reduce_scatter,
+        ops.Resample: movement.resample,
+        ops.Reshape: movement.reshape,
+        ops.RmsNorm: reductions.rms_norm,
+        ops.ScatterAlong: movement.scatter_along,
+        ops.Slice: movement.slice_,
+        ops.SliceUpdate: movement.slice_update,
+        ops.Softmax: reductions.softmax,
+        ops.TakeAlong: movement.take_along,
+        ops.Transpose: movement.transpose,
+        ops.Unary: arithmetic.unary,
+        ops.Where: arithmetic.where,
+    }
+)
 
 _RANK_TYPE: Final = TensorType((1,), DType.INT32)
 _LONGEST_NAME: Final = 255  # bytes: a field of the runtime's records
@@ -56,7 +101,7 @@ def _arguments(graph: Graph, work: Mapping[Value, tuple[Node, ...]]) -> Iterator
     for name, value in graph.parameters.items():
         nodes = work[value]
         last = nodes[-1].result if nodes else value
-        preparation = tuple(node.op for node in nodes if isinstance(node.op, Cast | RankSlice))
+        preparation = tuple(node.op for node in nodes if isinstance(node.op, ops.Cast | ops.RankSlice))
         yield Argument(name, Role.PARAMETER, value.type, last.type, preparation)
     if _reads_rank(graph, work):
         yield Argument(RANK, Role.INPUT, _RANK_TYPE, _RANK_TYPE)
@@ -77,9 +122,7 @@ def _require_name(name: str) -> None:
 class _Body:
     """The body of the entry function, and the tensors that it returns."""
 
-    def __init__(
-        self, graph: Graph, work: Mapping[Value, tuple[Node, ...]], arguments: Sequence[Argument]
-    ) -> None:
+    def __init__(self, graph: Graph, work: Mapping[Value, tuple[Node, ...]], arguments: Sequence[Argument]) -> None:
         self.writer = Writer()
         self._known: dict[Value, Tensor] = {}
         given = [_argument_tensor(number, argument.type) for number, argument in enumerate(arguments)]

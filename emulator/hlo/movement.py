@@ -1,26 +1,38 @@
-"""Operators that move elements to places known in advance, as StableHLO."""
+"""Operators that move elements, to places known in advance or addressed by computed indices, as StableHLO.
+
+An index outside of its axis is an error of the device (status 1006); XLA clamps it, or drops the update.
+"""
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
 from nxpipe.emulator.errors import NotExpressible
-from nxpipe.emulator.hlo.arithmetic import truth
-from nxpipe.emulator.hlo.writer import ELEMENTS, Tensor, Writer
+from nxpipe.emulator.hlo.arithmetic import as_float32, settled, truth
+from nxpipe.emulator.hlo.writer import ELEMENTS, Shape, Tensor, Writer, elements_of
 from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType
+from nxpipe.emulator.ops import Resample
 from nxpipe.emulator.ops.movement import (
     Bitcast,
     Broadcast,
     Concat,
     Flip,
+    Gather,
+    Index,
+    IndexUpdate,
     Iota,
     Pad,
     Reshape,
+    ScatterAlong,
     Slice,
     SliceUpdate,
+    TakeAlong,
     Transpose,
 )
+
+_OF_TRUTH: Final = {"add": "or", "maximum": "or", "multiply": "and", "minimum": "and"}
 
 
 def reshape(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
@@ -111,3 +123,110 @@ def iota(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
 def _word(number: int) -> int:
     """A number modulo 2^32, as an i32 holds it."""
     return int(np.asarray(number & 0xFFFFFFFF, np.uint32).astype(np.int32))
+
+
+# Computed indices
+
+
+def rows(w: Writer, table: Tensor, indices: Tensor, axis: int) -> Tensor:
+    """Rows of a table along an axis; the axes of the indices replace that axis."""
+    places = w.convert(indices, "i32")
+    return w.gather(table, w.reshape(places, (*places.shape, 1)), (axis,), axis)
+
+
+def gather(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+    assert isinstance(node.op, Gather)
+    return rows(w, *operands, node.op.axis)
+
+
+def _flat_places(w: Writer, shape: Shape, indices: Tensor, axis: int) -> Tensor:
+    """The places, in row-major order of a tensor of `shape`, of elements whose coordinate on one axis is an index."""
+    places = None
+    for at in range(len(shape)):
+        stride = elements_of(shape[at + 1 :])
+        number = w.convert(indices, "i32") if at == axis else w.iota(indices.shape, at, "i32")
+        step = w.binary("multiply", number, stride) if stride != 1 else number
+        places = step if places is None else w.binary("add", places, step)
+    assert places is not None
+    return w.reshape(places, (*indices.shape, 1))
+
+
+def take_along(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+    op, (x, indices) = node.op, operands
+    assert isinstance(op, TakeAlong)
+    flat = w.reshape(x, (elements_of(x.shape),))
+    return w.gather(flat, _flat_places(w, x.shape, indices, op.axis), (0,), 0)
+
+
+def scatter_along(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+    op, (x, update, indices) = node.op, operands
+    assert isinstance(op, ScatterAlong)
+    places = _flat_places(w, x.shape, indices, op.axis)
+    flat = w.reshape(x, (elements_of(x.shape),))
+    return w.reshape(_updated(w, node, flat, places, update, (0,), 0, op.combine), x.shape)
+
+
+def _updated(
+    w: Writer, node: Node, x: Tensor, places: Tensor, update: Tensor, axes: Sequence[int], position: int, combine: str
+) -> Tensor:
+    """A scatter. Combined floats are summed in float32 and rounded once."""
+    if not combine:
+        return w.scatter(x, places, update, axes, position)
+    if x.element == "i1":
+        return w.scatter(x, places, update, axes, position, _OF_TRUTH[combine])
+    if not x.is_float:
+        return w.scatter(x, places, update, axes, position, combine)
+    wide = w.scatter(as_float32(w, x), places, as_float32(w, update), axes, position, combine)
+    return settled(w, wide, node.result.type.dtype)
+
+
+def _places(w: Writer, x: Tensor, axes: Sequence[int], indices: Sequence[Tensor]) -> Tensor:
+    """Indices of several axes, beside each other in the last axis; negative ones count from the end."""
+    common = np.broadcast_shapes(*(index.shape for index in indices))
+    columns = []
+    for axis, index in zip(axes, indices, strict=True):
+        number = w.convert(index, "i32")
+        if index.element[0] != "u":
+            number = w.select(w.compare("LT", number, 0), w.binary("add", number, x.shape[axis]), number)
+        columns.append(w.reshape(w.expanded(number, common), (*common, 1)))
+    return w.concatenate(columns, len(common))
+
+
+def _position(axes: Sequence[int]) -> int:
+    """The place of the indices' common shape: that of the axes if they are adjacent, else in front."""
+    return axes[0] if axes[-1] - axes[0] == len(axes) - 1 else 0
+
+
+def index(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+    op, (x, *indices) = node.op, operands
+    assert isinstance(op, Index)
+    return w.gather(x, _places(w, x, op.axes, indices), op.axes, _position(op.axes))
+
+
+def index_update(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+    op, (x, update, *indices) = node.op, operands
+    assert isinstance(op, IndexUpdate)
+    first, _, *index_values = node.operands
+    hole = op.addressed_shape(op, first.type, tuple(value.type for value in index_values))
+    places, position = _places(w, x, op.axes, indices), _position(op.axes)
+    return _updated(w, node, x, places, w.expanded(update, hole), op.axes, position, op.combine)
+
+
+def resample(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+    """Sums of neighbours with weights, axis by axis; neighbours and weights are constants."""
+    op, result = node.op, as_float32(w, operands[0])
+    assert isinstance(op, Resample)
+    first = result.rank - len(op.sizes)
+    for axis, (size, scale) in enumerate(zip(op.sizes, op.scales, strict=True), start=first):
+        taps = op.taps(result.shape[axis], size, np.float32(scale))
+        parts = []
+        for neighbours, weights in taps:
+            part = rows(w, result, w.table(neighbours.astype(np.int32), "i32"), axis)
+            if weights is not None:
+                factor = w.broadcast(w.table(weights, "f32"), part.shape, (axis,))
+                part = w.binary("multiply", part, factor)
+            parts.append(part)
+        result = parts[0]
+        for part in parts[1:]:
+            result = w.binary("add", result, part)
+    return settled(w, result, node.result.type.dtype)

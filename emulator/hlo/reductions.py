@@ -250,9 +250,7 @@ class _Order:
         blocks = size // (2 * distance)
         split: Shape = (outer, blocks, 2, distance, inner)
         half: Shape = (outer, blocks, 1, distance, inner)
-        pairs = [
-            [w.part(w.reshape(x, split), 2, side, side + 1) for x in (key, rank)] for side in (0, 1)
-        ]
+        pairs = [[w.part(w.reshape(x, split), 2, side, side + 1) for x in (key, rank)] for side in (0, 1)]
         low, high = ((pair[0], pair[1]) for pair in pairs)
         in_order = self._precedes(w, low, high)
         if span < size:

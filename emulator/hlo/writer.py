@@ -200,9 +200,7 @@ class Writer:
         if x.shape == shape and list(axes) == list(range(x.rank)):
             return x
         types = f"({x.type}) -> {type_text(shape, x.element)}"
-        return self._define(
-            f"stablehlo.broadcast_in_dim {x.name}, dims = {list(axes)} : {types}", shape, x.element
-        )
+        return self._define(f"stablehlo.broadcast_in_dim {x.name}, dims = {list(axes)} : {types}", shape, x.element)
 
     def expanded(self, x: Tensor, shape: Shape) -> Tensor:
         """Broadcast by numpy's rule: axes are aligned at the end."""
@@ -224,7 +222,9 @@ class Writer:
         starts[axis], stops[axis], steps[axis] = start, stop, step
         return self.slice(x, tuple(starts), tuple(stops), tuple(steps))
 
-    def pad(self, x: Tensor, number: Tensor | float, before: Shape, after: Shape, between: Shape | None = None) -> Tensor:
+    def pad(
+        self, x: Tensor, number: Tensor | float, before: Shape, after: Shape, between: Shape | None = None
+    ) -> Tensor:
         """Surrounded by copies of a scalar, and with so many between elements; a negative padding crops."""
         between = between or (0,) * x.rank
         if not any((*before, *after, *between)):
@@ -297,9 +297,7 @@ class Writer:
 
     # Contractions
 
-    def dot(
-        self, a: Tensor, b: Tensor, batch: tuple[Sequence[int], Sequence[int]], inner: tuple[int, int]
-    ) -> Tensor:
+    def dot(self, a: Tensor, b: Tensor, batch: tuple[Sequence[int], Sequence[int]], inner: tuple[int, int]) -> Tensor:
         """Products summed in float32 over one axis of each operand: [batch, remaining of `a`, remaining of `b`]."""
         rest = [
             tuple(size for axis, size in enumerate(x.shape) if axis not in (*own, contracted))

@@ -23,9 +23,12 @@ _OVERRIDES: Final = (("xla_allow_excess_precision", False),)
 
 
 def proto_of(text: str) -> bytes:
-    """The serialized HloModuleProto of a StableHLO module; equal texts give equal bytes."""
+    """The serialized HloModuleProto of a StableHLO module; equal but for the module's number in its process."""
     extension, _, _ = _jaxlib()
-    computation = extension.mlir.mlir_module_to_xla_computation(text, use_tuple_args=False, return_tuple=True)
+    try:
+        computation = extension.mlir.mlir_module_to_xla_computation(text, use_tuple_args=False, return_tuple=True)
+    except (ValueError, RuntimeError) as fault:
+        raise ExecutionError(f"XLA does not read the module: {fault}") from fault
     return bytes(computation.as_serialized_hlo_module_proto())
 
 
@@ -90,9 +93,7 @@ class LoadedModule:
             known[argument.name] = self._placed(argument, [inputs] * self._interface.degree)
         arguments = [known[argument.name].array for argument in self._interface.arguments]
         outputs = {}
-        for result, array in zip(
-            self._interface.results, self._devices.results(self._program, arguments), strict=True
-        ):
+        for result, array in zip(self._interface.results, self._devices.results(self._program, arguments), strict=True):
             if result.name in resident:
                 resident[result.name] = self._devices.joined(resident[result.name].type, array)
             else:
@@ -152,7 +153,7 @@ class _Devices:
         options.env_option_overrides = list(_OVERRIDES)
         try:
             return self.client.compile_and_load(text, extension.DeviceList(self.devices), options)
-        except extension.JaxRuntimeError as fault:
+        except (ValueError, RuntimeError) as fault:
             raise ExecutionError(f"XLA does not compile the module: {fault}") from fault
 
     def placed(self, shards: Sequence[Array]) -> Resident:
@@ -172,8 +173,7 @@ class _Devices:
 
     def results(self, program: Any, arguments: Sequence[Any]) -> list[list[Any]]:
         """The results of a run, each as arrays on each device."""
-        extension, _, _ = _jaxlib()
         try:
             return list(program.execute_sharded(list(arguments)).disassemble_into_single_device_arrays())
-        except extension.JaxRuntimeError as fault:
+        except RuntimeError as fault:
             raise ExecutionError(f"XLA does not execute the module: {fault}") from fault

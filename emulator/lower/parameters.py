@@ -81,11 +81,7 @@ def sliced_parameters(graph: Graph) -> Mapping[str, RankSlice]:
 def _host_work(value: Value, readers: Mapping[Value, list[Node]], outputs: Set[Value]) -> Node | None:
     """The only reader of a value, if it is a cast or a slice that the host can compute; otherwise None."""
     value_readers = readers.get(value, [])
-    if (
-        len(value_readers) != 1
-        or value in outputs
-        or not isinstance(value_readers[0].op, Cast | RankSlice)
-    ):
+    if len(value_readers) != 1 or value in outputs or not isinstance(value_readers[0].op, Cast | RankSlice):
         return None
     if value_readers[0].result in outputs:
         return None

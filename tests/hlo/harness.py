@@ -16,10 +16,19 @@ from nxpipe.emulator.run.fast import degree_of, execute
 from tests.emulator.divided_models import execute_ranks
 from tests.lower.harness import Case, unit
 from tests.lower.sweep import Draw, Row
+from tests.lower.test_every_operator import ROWS
 
-# Units of the last place, and an absolute bound, by row of the tables of tests/lower: where XLA's functions, or its
-# order of additions, differ from numpy's. Rows without an entry have the bounds of their tables.
-BOUNDS: Final[Mapping[str, tuple[float, float]]] = {}
+# Units of the last place, and an absolute bound, by row of the tables of tests/lower: where XLA's functions, its order
+# of additions, its fused multiply-adds or its subnormal numbers (zeros) differ from numpy's. Rows without an entry have
+# the bounds of their tables.
+TINY: Final = 1.2e-38
+BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
+    **dict.fromkeys(("exp", "rsqrt", "sigmoid", "silu", "softplus"), (4, TINY)),
+    **dict.fromkeys(("erf", "log", "tanh"), (5, 0)),
+    **dict.fromkeys(("gelu", "gelu_tanh"), (4, 2e-6)),
+    **dict.fromkeys(("cumprod", "cumsum"), (1, 2e-3)),
+    **dict.fromkeys(("resample_cubic", "resample_linear", "sum_pool"), (1, 1e-4)),
+}
 
 
 @dataclass(frozen=True)
@@ -66,8 +75,22 @@ def distance(found: Array, expected: Array, dtype: DType, units: float, noise: f
         apart = np.where(np.isnan(apart), np.inf, apart)
         places = unit(expected, dtype)
         part = np.where(apart == 0, 0, apart / (units * places + noise))
-        return Distance(float(np.max(apart / places, where=apart > 0, initial=0)), float(apart.max()), float(part.max()))
+        return Distance(
+            float(np.max(apart / places, where=apart > 0, initial=0)), float(apart.max()), float(part.max())
+        )
 
 
 def bounds(row: Row) -> tuple[float, float]:
+    """How far a row's results may be off."""
     return BOUNDS.get(row.name, (row.units, row.noise))
+
+
+def bounds_table() -> str:
+    """As docs/reference/hlo.md has them: the rows whose results may differ, by how far."""
+    rows: dict[tuple[float, float], list[str]] = {}
+    for row in ROWS:
+        if any(bounds(row)):
+            rows.setdefault(bounds(row), []).append(row.name)
+    lines = ["| units | absolute | operators |", "| --- | --- | --- |"]
+    lines += [f"| {units:g} | {noise:.1g} | {', '.join(sorted(rows[units, noise]))} |" for units, noise in sorted(rows)]
+    return "\n".join(lines)
