@@ -149,8 +149,8 @@ def _gelu_tanh(w: Writer, x: Tensor) -> Tensor:
 
 
 # log(1 + x) near 0 is 2 z (1 + z^2/3 + z^4/5 + ...) for z = x / (2 + x). The usual correction of log(1 + x) by the
-# rounding of that sum is no alternative: a compiler that simplifies 1 + x - 1 to x undoes it. At 1/4 the series' error is
-# 3e-10.
+# rounding of that sum is no alternative: a compiler that simplifies 1 + x - 1 to x undoes it. At 1/4 the error of the
+# series is 3e-10.
 _NEAR: Final = 0.25
 _SERIES: Final = (1.0, 1 / 3, 1 / 5, 1 / 7, 1 / 9)
 

@@ -85,8 +85,8 @@ def module_of(graph: Graph, degree: int = 1) -> Module:
     work = host_work(plain)
     arguments = tuple(_arguments(plain, work))
     results = tuple(Result(name, value.type) for name, value in plain.outputs.items())
-    for entry in (*arguments, *results):
-        _require_name(entry.name)
+    for name in (*(argument.name for argument in arguments), *plain.outputs):
+        _require_name(name)
     body = _Body(plain, work, arguments)
     return Module(Interface(degree, arguments, results), "".join(_text(arguments, results, body)))
 

@@ -136,7 +136,8 @@ def rows(w: Writer, table: Tensor, indices: Tensor, axis: int) -> Tensor:
 
 def gather(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
     assert isinstance(node.op, Gather)
-    return rows(w, *operands, node.op.axis)
+    table, indices = operands
+    return rows(w, table, indices, node.op.axis)
 
 
 def _flat_places(w: Writer, shape: Shape, indices: Tensor, axis: int) -> Tensor:

@@ -32,7 +32,7 @@ def neutral(opcode: str, x: Tensor) -> float:
         return float(opcode == "multiply")
     if x.is_float:
         return -math.inf if opcode == "maximum" else math.inf
-    limits = np.iinfo(x.numpy)
+    limits = np.iinfo(x.numpy.name)
     return int(limits.min if opcode == "maximum" else limits.max)
 
 
@@ -45,8 +45,15 @@ def spread(w: Writer, opcode: str, x: Tensor, axes: Sequence[int]) -> Tensor:
     return w.reduced(opcode, x, axes, neutral(opcode, x))
 
 
-_OPCODES: Final = {"all": "minimum", "any": "maximum", "max": "maximum", "mean": "add", "min": "minimum"}
-_OPCODES |= {"prod": "multiply", "sum": "add"}
+_OPCODES: Final = {
+    "all": "minimum",
+    "any": "maximum",
+    "max": "maximum",
+    "mean": "add",
+    "min": "minimum",
+    "prod": "multiply",
+    "sum": "add",
+}
 
 
 def reduce(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:

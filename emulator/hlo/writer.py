@@ -123,7 +123,7 @@ class Writer:
             return self.compare("NE", *self._with(self.table(data.astype(np.uint8), "ui8"), 0))
         array = np.ascontiguousarray(data, _STORED[element]).reshape(np.shape(data))
         if array.size and not array.ndim:
-            return self.scalar(array[()], element)
+            return self.scalar(array.item(), element)
         first = array.reshape(-1)[:1].tobytes()
         if array.size and array.tobytes() == first * array.size:
             return self.filled(array.flat[0], array.shape, element)
