@@ -58,6 +58,11 @@ class Resident:
     shards: tuple[Any, ...]
     array: Any
 
+    @property
+    def addresses(self) -> list[int]:
+        """The place of the array in each device's memory."""
+        return [int(shard.unsafe_buffer_pointer()) for shard in self.shards]
+
 
 class LoadedModule:
     """A module with its weights on XLA's CPU devices, ready to run any number of times.
