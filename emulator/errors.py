@@ -69,7 +69,7 @@ class IllTyped(GraphInvalid):
     """Operands or attributes of an operator violate its shape rule."""
 
 
-class NotExpressible(CompileError):
+class HloUnsupported(CompileError):
     """An operator, or a name, that a module for neuronx-cc cannot hold."""
 
     def __init__(self, what: str, reason: str) -> None:

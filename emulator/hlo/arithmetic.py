@@ -10,13 +10,13 @@ from typing import Final
 
 import numpy as np
 
-from nxpipe.emulator.hlo.writer import ELEMENTS, Tensor, Writer
+from nxpipe.emulator.hlo.writer import ELEMENTS, HloWriter, Tensor
 from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType, promote
 from nxpipe.emulator.numerics import ATANH_ERF
 from nxpipe.emulator.ops import Cast
 
-Function = Callable[[Writer, Tensor], Tensor]
+Function = Callable[[HloWriter, Tensor], Tensor]
 
 # The largest number that is not rounded to NaN, of types without infinity. float8_e4m3 is strict: a number above its
 # largest is never rounded to it; float8_e4m3fn rounds down to 448 what is nearer to it than to the next step, 480.
@@ -29,17 +29,17 @@ _WHOLE: Final = 2.0**23  # floats from here on have no fraction
 # Types
 
 
-def widened(w: Writer, x: Tensor) -> Tensor:
+def widened(w: HloWriter, x: Tensor) -> Tensor:
     """A float as float32; other types unchanged."""
     return w.convert(x, "f32") if x.is_float else x
 
 
-def as_float32(w: Writer, x: Tensor) -> Tensor:
+def as_float32(w: HloWriter, x: Tensor) -> Tensor:
     """Numbers of any type as float32."""
     return w.convert(x, "f32")
 
 
-def rounded(w: Writer, x: Tensor, dtype: DType) -> Tensor:
+def rounded(w: HloWriter, x: Tensor, dtype: DType) -> Tensor:
     """Float32 numbers as a float type, as `numerics.round_to` rounds them."""
     if dtype is DType.TFLOAT32:
         return _rounded_to_tfloat32(w, x)
@@ -48,7 +48,7 @@ def rounded(w: Writer, x: Tensor, dtype: DType) -> Tensor:
     return w.convert(x, ELEMENTS[dtype])
 
 
-def _rounded_to_tfloat32(w: Writer, x: Tensor) -> Tensor:
+def _rounded_to_tfloat32(w: HloWriter, x: Tensor) -> Tensor:
     """Rounding of the bits, with a carry into the exponent: 13 bits of the mantissa are dropped."""
     bits = w.bitcast(x, x.shape, "ui32")
     is_odd = w.binary("and", w.binary("shift_right_logical", bits, 13), 1)
@@ -57,24 +57,24 @@ def _rounded_to_tfloat32(w: Writer, x: Tensor) -> Tensor:
     return w.select(w.compare("NE", x, x), x, kept)
 
 
-def settled(w: Writer, x: Tensor, dtype: DType) -> Tensor:
+def settled(w: HloWriter, x: Tensor, dtype: DType) -> Tensor:
     """A computed result in its declared type: float32 is rounded, integers wrap."""
     if dtype.is_float:
         return rounded(w, as_float32(w, x), dtype)
     return w.convert(x, ELEMENTS[dtype]) if dtype is not DType.BOOL else truth(w, x)
 
 
-def truth(w: Writer, x: Tensor) -> Tensor:
+def truth(w: HloWriter, x: Tensor) -> Tensor:
     """True where a number is not zero."""
     return x if x.element == "i1" else w.compare("NE", x, 0)
 
 
-def operand_of(w: Writer, x: Tensor, dtype: DType) -> Tensor:
+def operand_of(w: HloWriter, x: Tensor, dtype: DType) -> Tensor:
     """An operand in the form in which an engine reads it for a result of `dtype`: float32, or that integer type."""
     return as_float32(w, x) if dtype.is_float else w.convert(x, ELEMENTS[dtype])
 
 
-def to_integer(w: Writer, x: Tensor, dtype: DType) -> Tensor:
+def to_integer(w: HloWriter, x: Tensor, dtype: DType) -> Tensor:
     """Float32 numbers without their fraction, saturating; NaN is zero."""
     limits, element = np.iinfo(dtype.on_device.value), ELEMENTS[dtype]
     whole = truncated(w, w.select(w.compare("EQ", x, x), x, 0))
@@ -86,11 +86,11 @@ def to_integer(w: Writer, x: Tensor, dtype: DType) -> Tensor:
 # Functions of float32
 
 
-def truncated(w: Writer, x: Tensor) -> Tensor:
+def truncated(w: HloWriter, x: Tensor) -> Tensor:
     return w.select(w.compare("LT", x, 0), w.unary("ceil", x), w.unary("floor", x))
 
 
-def _nearest_even(w: Writer, x: Tensor) -> Tensor:
+def _nearest_even(w: HloWriter, x: Tensor) -> Tensor:
     below = w.unary("floor", x)
     fraction = w.binary("subtract", x, below)
     half = w.binary("multiply", below, 0.5)
@@ -100,34 +100,34 @@ def _nearest_even(w: Writer, x: Tensor) -> Tensor:
     return w.select(w.compare("LT", w.unary("abs", x), _WHOLE), nearest, x)
 
 
-def reciprocal(w: Writer, x: Tensor) -> Tensor:
+def reciprocal(w: HloWriter, x: Tensor) -> Tensor:
     return w.binary("divide", w.like(x, 1), x)
 
 
-def reciprocal_root(w: Writer, x: Tensor) -> Tensor:
+def reciprocal_root(w: HloWriter, x: Tensor) -> Tensor:
     return reciprocal(w, w.unary("sqrt", x))
 
 
-def _one_plus_exponential(w: Writer, x: Tensor) -> Tensor:
+def _one_plus_exponential(w: HloWriter, x: Tensor) -> Tensor:
     """1 + exp(-x)."""
     return w.binary("add", w.unary("exponential", w.unary("negate", x)), 1)
 
 
-def _sigmoid(w: Writer, x: Tensor) -> Tensor:
+def _sigmoid(w: HloWriter, x: Tensor) -> Tensor:
     return reciprocal(w, _one_plus_exponential(w, x))
 
 
-def _silu(w: Writer, x: Tensor) -> Tensor:
+def _silu(w: HloWriter, x: Tensor) -> Tensor:
     return w.binary("divide", x, _one_plus_exponential(w, x))
 
 
-def _gated(w: Writer, x: Tensor, inner: Tensor) -> Tensor:
+def _gated(w: HloWriter, x: Tensor, inner: Tensor) -> Tensor:
     """x/2 * (1 + tanh(inner)), as x / (1 + exp(-2 * inner))."""
     exponential = w.unary("exponential", w.binary("multiply", inner, -2))
     return w.binary("divide", x, w.binary("add", exponential, 1))
 
 
-def _atanh_erf(w: Writer, x: Tensor) -> Tensor:
+def _atanh_erf(w: HloWriter, x: Tensor) -> Tensor:
     square = w.binary("multiply", x, x)
     result = w.binary("multiply", square, ATANH_ERF[-1])
     for coefficient in ATANH_ERF[-2:0:-1]:
@@ -135,15 +135,15 @@ def _atanh_erf(w: Writer, x: Tensor) -> Tensor:
     return w.binary("multiply", w.binary("add", result, ATANH_ERF[0]), x)
 
 
-def _erf(w: Writer, x: Tensor) -> Tensor:
+def _erf(w: HloWriter, x: Tensor) -> Tensor:
     return w.unary("tanh", _atanh_erf(w, x))
 
 
-def _gelu(w: Writer, x: Tensor) -> Tensor:
+def _gelu(w: HloWriter, x: Tensor) -> Tensor:
     return _gated(w, x, _atanh_erf(w, w.binary("multiply", x, _SQRT_HALF)))
 
 
-def _gelu_tanh(w: Writer, x: Tensor) -> Tensor:
+def _gelu_tanh(w: HloWriter, x: Tensor) -> Tensor:
     cube = w.binary("multiply", w.binary("multiply", w.binary("multiply", x, 0.044715), x), x)
     return _gated(w, x, w.binary("multiply", w.binary("add", cube, x), _SQRT_2_OVER_PI))
 
@@ -155,7 +155,7 @@ _NEAR: Final = 0.25
 _SERIES: Final = (1.0, 1 / 3, 1 / 5, 1 / 7, 1 / 9)
 
 
-def _log1p(w: Writer, x: Tensor) -> Tensor:
+def _log1p(w: HloWriter, x: Tensor) -> Tensor:
     z = w.binary("divide", x, w.binary("add", x, 2))
     square = w.binary("multiply", z, z)
     series = w.like(x, _SERIES[-1])
@@ -166,59 +166,59 @@ def _log1p(w: Writer, x: Tensor) -> Tensor:
     return w.select(is_near, near, w.unary("log", w.binary("add", x, 1)))
 
 
-def _softplus(w: Writer, x: Tensor) -> Tensor:
+def _softplus(w: HloWriter, x: Tensor) -> Tensor:
     small = w.unary("exponential", w.unary("negate", w.unary("abs", x)))
     return w.binary("add", w.binary("maximum", x, 0), _log1p(w, small))
 
 
-def _half_exponential(w: Writer, x: Tensor, scale: float) -> Tensor:
+def _half_exponential(w: HloWriter, x: Tensor, scale: float) -> Tensor:
     """exp(2 * scale * x) / 2, as a product of two smaller exponentials, so that no intermediate result overflows."""
     half = w.unary("exponential", w.binary("multiply", x, scale))
     return w.binary("multiply", w.binary("multiply", half, 0.5), half)
 
 
-def _cosh(w: Writer, x: Tensor) -> Tensor:
+def _cosh(w: HloWriter, x: Tensor) -> Tensor:
     return w.binary("add", _half_exponential(w, x, 0.5), _half_exponential(w, x, -0.5))
 
 
-def _half_tangent(w: Writer, x: Tensor) -> Tensor:
+def _half_tangent(w: HloWriter, x: Tensor) -> Tensor:
     """tanh(x / 2)"""
     return w.unary("tanh", w.binary("multiply", x, 0.5))
 
 
-def _sinh(w: Writer, x: Tensor) -> Tensor:
+def _sinh(w: HloWriter, x: Tensor) -> Tensor:
     """tanh(x / 2) * (cosh(x) + 1), without cancellation."""
     return w.binary("multiply", w.binary("add", _cosh(w, x), 1), _half_tangent(w, x))
 
 
-def _expm1(w: Writer, x: Tensor) -> Tensor:
+def _expm1(w: HloWriter, x: Tensor) -> Tensor:
     """tanh(x / 2) * (exp(x) + 1), without cancellation."""
     return w.binary("multiply", w.binary("add", w.unary("exponential", x), 1), _half_tangent(w, x))
 
 
-def _complement_root(w: Writer, x: Tensor) -> Tensor:
+def _complement_root(w: HloWriter, x: Tensor) -> Tensor:
     """sqrt(1 - x^2), without cancellation."""
     minus = w.binary("subtract", w.like(x, 1), x)
     return w.unary("sqrt", w.binary("multiply", w.binary("add", x, 1), minus))
 
 
-def _acos(w: Writer, x: Tensor) -> Tensor:
+def _acos(w: HloWriter, x: Tensor) -> Tensor:
     return w.binary("atan2", _complement_root(w, x), x)
 
 
-def _asin(w: Writer, x: Tensor) -> Tensor:
+def _asin(w: HloWriter, x: Tensor) -> Tensor:
     return w.binary("atan2", x, _complement_root(w, x))
 
 
-def _atan(w: Writer, x: Tensor) -> Tensor:
+def _atan(w: HloWriter, x: Tensor) -> Tensor:
     return w.binary("atan2", x, 1)
 
 
-def _tan(w: Writer, x: Tensor) -> Tensor:
+def _tan(w: HloWriter, x: Tensor) -> Tensor:
     return w.binary("divide", w.unary("sine", x), w.unary("cosine", x))
 
 
-def _log2(w: Writer, x: Tensor) -> Tensor:
+def _log2(w: HloWriter, x: Tensor) -> Tensor:
     return w.binary("multiply", w.unary("log", x), 1 / math.log(2))
 
 
@@ -261,13 +261,13 @@ def _whole(function: Function) -> Function:
     return lambda w, x: function(w, x) if x.is_float else x
 
 
-def _sign(w: Writer, x: Tensor) -> Tensor:
+def _sign(w: HloWriter, x: Tensor) -> Tensor:
     """The sign; 0 for NaN."""
     signs = (w.convert(w.compare(direction, x, 0), x.element) for direction in ("GT", "LT"))
     return w.binary("subtract", *signs)
 
 
-def _absolute(w: Writer, x: Tensor) -> Tensor:
+def _absolute(w: HloWriter, x: Tensor) -> Tensor:
     return x if x.element[0] == "u" else w.unary("abs", x)
 
 
@@ -287,7 +287,7 @@ KEEPING: Final[Mapping[str, Function]] = {
 def _magnitude(direction: str, of_integers: bool) -> Function:
     """A comparison of the magnitude with infinity, with the answer for all integers."""
 
-    def function(w: Writer, x: Tensor) -> Tensor:
+    def function(w: HloWriter, x: Tensor) -> Tensor:
         if not x.is_float:
             return w.filled(of_integers, x.shape, "i1")
         return w.compare(direction, w.unary("abs", x), math.inf)
@@ -303,7 +303,7 @@ PREDICATES: Final[Mapping[str, Function]] = {
 }
 
 
-def unary(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def unary(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     (x,), function, dtype = operands, node.op.label, node.result.type.dtype
     if function in PREDICATES:
         return PREDICATES[function](w, widened(w, x))
@@ -314,7 +314,7 @@ def unary(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
 # Functions of two operands
 
 
-def _has_remainder(w: Writer, remainder: Tensor, divisor: Tensor) -> Tensor:
+def _has_remainder(w: HloWriter, remainder: Tensor, divisor: Tensor) -> Tensor:
     """Where a quotient that was truncated is one above that which is rounded down."""
     if divisor.element[0] == "u":
         return w.filled(False, divisor.shape, "i1")
@@ -322,19 +322,19 @@ def _has_remainder(w: Writer, remainder: Tensor, divisor: Tensor) -> Tensor:
     return w.binary("and", w.compare("NE", remainder, 0), w.binary("xor", *signs))
 
 
-def _unless_zero(w: Writer, divisor: Tensor, result: Tensor) -> Tensor:
+def _unless_zero(w: HloWriter, divisor: Tensor, result: Tensor) -> Tensor:
     """0 for division of integers by zero, as in numpy."""
     return result if result.is_float else w.select(w.compare("EQ", divisor, 0), 0, result)
 
 
-def _remainder(w: Writer, a: Tensor, b: Tensor) -> Tensor:
+def _remainder(w: HloWriter, a: Tensor, b: Tensor) -> Tensor:
     """The remainder with the sign of the divisor."""
     remainder = w.binary("remainder", a, b)
     moved = w.select(_has_remainder(w, remainder, b), w.binary("add", remainder, b), remainder)
     return _unless_zero(w, b, moved)
 
 
-def _floor_divide(w: Writer, a: Tensor, b: Tensor) -> Tensor:
+def _floor_divide(w: HloWriter, a: Tensor, b: Tensor) -> Tensor:
     remainder = w.binary("remainder", a, b)
     below = _has_remainder(w, remainder, b)
     if not a.is_float:
@@ -346,12 +346,12 @@ def _floor_divide(w: Writer, a: Tensor, b: Tensor) -> Tensor:
     return w.select(w.compare("EQ", b, 0), w.binary("divide", a, b), whole)
 
 
-def _truncating_divide(w: Writer, a: Tensor, b: Tensor) -> Tensor:
+def _truncating_divide(w: HloWriter, a: Tensor, b: Tensor) -> Tensor:
     quotient = w.binary("divide", a, b)
     return truncated(w, quotient) if a.is_float else _unless_zero(w, b, quotient)
 
 
-def _power(w: Writer, a: Tensor, b: Tensor) -> Tensor:
+def _power(w: HloWriter, a: Tensor, b: Tensor) -> Tensor:
     """Powers of integers by repeated squaring, which wrap. For a negative exponent those of 1 and -1 are exact, and all
     others 0."""
     if a.is_float:
@@ -371,20 +371,20 @@ def _power(w: Writer, a: Tensor, b: Tensor) -> Tensor:
     return w.select(w.binary("and", is_negative, w.unary("not", is_unit)), 0, result)
 
 
-def _extreme(opcode: str) -> Callable[[Writer, Tensor, Tensor], Tensor]:
+def _extreme(opcode: str) -> Callable[[HloWriter, Tensor, Tensor], Tensor]:
     on_truth = {"maximum": "or", "minimum": "and", "add": "or", "multiply": "and"}[opcode]
     return lambda w, a, b: w.binary(on_truth if a.element == "i1" else opcode, a, b)
 
 
-def _direct(opcode: str) -> Callable[[Writer, Tensor, Tensor], Tensor]:
+def _direct(opcode: str) -> Callable[[HloWriter, Tensor, Tensor], Tensor]:
     return lambda w, a, b: w.binary(opcode, a, b)
 
 
-def _comparison(direction: str) -> Callable[[Writer, Tensor, Tensor], Tensor]:
+def _comparison(direction: str) -> Callable[[HloWriter, Tensor, Tensor], Tensor]:
     return lambda w, a, b: w.compare(direction, a, b)
 
 
-PAIRED: Final[Mapping[str, Callable[[Writer, Tensor, Tensor], Tensor]]] = {
+PAIRED: Final[Mapping[str, Callable[[HloWriter, Tensor, Tensor], Tensor]]] = {
     **{name: _extreme(name) for name in ("add", "maximum", "minimum", "multiply")},
     **{name: _direct(name) for name in ("and", "or", "xor", "subtract")},
     "divide": lambda w, a, b: w.binary("divide", as_float32(w, a), as_float32(w, b)),
@@ -401,14 +401,14 @@ PAIRED: Final[Mapping[str, Callable[[Writer, Tensor, Tensor], Tensor]]] = {
 }
 
 
-def binary(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def binary(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     type_ = node.result.type
     common = promote(*(operand.type for operand in node.operands))
     a, b = (w.expanded(operand_of(w, x, common), type_.shape) for x in operands)
     return settled(w, PAIRED[node.op.label](w, a, b), type_.dtype)
 
 
-def where(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def where(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     type_ = node.result.type
     condition, *choices = operands
     if any(choice.type.dtype is not type_.dtype for choice in node.operands[1:]):
@@ -417,7 +417,7 @@ def where(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
     return w.select(w.expanded(condition, type_.shape), a, b)
 
 
-def cast(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def cast(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     (x,), op = operands, node.op
     assert isinstance(op, Cast)
     if node.operands[0].type.dtype is op.dtype:

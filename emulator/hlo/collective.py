@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Final
 
 from nxpipe.emulator.hlo.arithmetic import as_float32, settled
-from nxpipe.emulator.hlo.writer import Shape, Tensor, Writer, elements_of
+from nxpipe.emulator.hlo.writer import HloWriter, Shape, Tensor, elements_of
 from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ops import AllGather, AllReduce, Operator, RankSlice, ReduceScatter
 from nxpipe.emulator.ops.collective import Share
@@ -24,14 +24,14 @@ def reads_rank(op: Operator) -> bool:
     return isinstance(op, RankSlice)
 
 
-def all_reduce(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def all_reduce(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     """The sum in float32, rounded once."""
     assert isinstance(node.op, AllReduce)
     total = w.all_reduce(as_float32(w, operands[0]), node.op.degree)
     return settled(w, total, node.result.type.dtype)
 
 
-def rank_slice(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def rank_slice(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     """The second operand is the rank's number, of shape [1]."""
     op, (x, rank) = node.op, operands
     assert isinstance(op, RankSlice)
@@ -42,7 +42,7 @@ def rank_slice(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
     return w.reshape(w.dynamic_slice(_lined_up(w, op, x), 0, number, 1), node.result.type.shape)
 
 
-def reduce_scatter(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def reduce_scatter(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     op, wide, type_ = node.op, as_float32(w, operands[0]), node.result.type
     assert isinstance(op, ReduceScatter)
     if _is_simple(op):
@@ -52,7 +52,7 @@ def reduce_scatter(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
     return settled(w, share, type_.dtype)
 
 
-def all_gather(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def all_gather(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     op, (x,), type_ = node.op, operands, node.result.type
     assert isinstance(op, AllGather)
     stored = w.convert(x, "ui8") if x.element == "i1" else x
@@ -76,7 +76,7 @@ def _around(shape: Shape, axis: int) -> tuple[int, int]:
     return elements_of(shape[:axis]), elements_of(shape[axis + 1 :])
 
 
-def _lined_up(w: Writer, op: RankSlice | ReduceScatter, x: Tensor) -> Tensor:
+def _lined_up(w: HloWriter, op: RankSlice | ReduceScatter, x: Tensor) -> Tensor:
     """The shares of all ranks of a whole tensor."""
     before, after = _around(x.shape, op.axis)
     rows = w.reshape(x, (before, op.outer, sum(op.sizes), after))
@@ -88,7 +88,7 @@ def _lined_up(w: Writer, op: RankSlice | ReduceScatter, x: Tensor) -> Tensor:
     return w.concatenate(blocks, 3)
 
 
-def _divided(w: Writer, block: Tensor, share: Share, degree: int) -> Tensor:
+def _divided(w: HloWriter, block: Tensor, share: Share, degree: int) -> Tensor:
     """An even block: its parts, each for the same number of neighbouring ranks."""
     before, outer, _, after = block.shape
     parts = w.reshape(block, (before, outer, share.parts, share.length, after))
@@ -98,7 +98,7 @@ def _divided(w: Writer, block: Tensor, share: Share, degree: int) -> Tensor:
     return w.reshape(copies, (degree, *shape[2:]))
 
 
-def _dealt(w: Writer, block: Tensor, share: Share, degree: int) -> Tensor:
+def _dealt(w: HloWriter, block: Tensor, share: Share, degree: int) -> Tensor:
     """An uneven block: the stretches of each rank, with zero padding."""
     before, outer, _, after = block.shape
     ranks = []
@@ -114,12 +114,12 @@ def _dealt(w: Writer, block: Tensor, share: Share, degree: int) -> Tensor:
     return w.concatenate(ranks, 0)
 
 
-def _zeros(w: Writer, block: Tensor, count: int) -> list[Tensor]:
+def _zeros(w: HloWriter, block: Tensor, count: int) -> list[Tensor]:
     before, outer, _, after = block.shape
     return [w.filled(0, (before, outer, count, after), block.element)] if count else []
 
 
-def _joined(w: Writer, op: AllGather, shares: Tensor) -> Tensor:
+def _joined(w: HloWriter, op: AllGather, shares: Tensor) -> Tensor:
     """The whole tensor [before, outer, sizes, after] from the shares of all ranks."""
     blocks, start = [], 0
     for share in op.shares:
@@ -129,7 +129,7 @@ def _joined(w: Writer, op: AllGather, shares: Tensor) -> Tensor:
     return w.concatenate(blocks, 2)
 
 
-def _assembled(w: Writer, block: Tensor, share: Share, degree: int) -> Tensor:
+def _assembled(w: HloWriter, block: Tensor, share: Share, degree: int) -> Tensor:
     """An even block, from the first of the ranks that have the same part."""
     _, before, outer, length, after = block.shape
     copies = degree // share.parts
@@ -137,7 +137,7 @@ def _assembled(w: Writer, block: Tensor, share: Share, degree: int) -> Tensor:
     return w.reshape(w.transpose(firsts, (1, 2, 0, 3, 4)), (before, outer, share.parts * length, after))
 
 
-def _collected(w: Writer, block: Tensor, share: Share, degree: int) -> Tensor:
+def _collected(w: HloWriter, block: Tensor, share: Share, degree: int) -> Tensor:
     """An uneven block, stretch by stretch, each from the first rank that has it."""
     _, before, outer, _, after = block.shape
     stretches = [(s.whole, rank, s) for rank in range(degree) for s in share.stretches(rank, degree)]

@@ -13,7 +13,7 @@ import numpy as np
 from nxpipe.emulator.hlo.arithmetic import as_float32, rounded, settled
 from nxpipe.emulator.hlo.movement import rows as rows_of
 from nxpipe.emulator.hlo.reductions import fold, running
-from nxpipe.emulator.hlo.writer import Shape, Tensor, Writer
+from nxpipe.emulator.hlo.writer import HloWriter, Shape, Tensor
 from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ops import Attention, Convolution, GroupedMatMul
 from nxpipe.emulator.ops.linalg import group_size
@@ -21,7 +21,7 @@ from nxpipe.emulator.ops.linalg import group_size
 _LOWEST: Final = float(np.finfo(np.float32).min)
 
 
-def linear(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def linear(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     x, weight, *bias = operands
     result = w.dot(x, weight, ((), ()), (x.rank - 1, 1))
     for operand in bias:
@@ -29,19 +29,19 @@ def linear(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
     return settled(w, result, node.result.type.dtype)
 
 
-def matmul(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def matmul(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     batch = node.result.type.shape[:-2]
     a, b = (w.expanded(x, (*batch, *x.shape[-2:])) for x in operands)
     return settled(w, _product(w, a, b), node.result.type.dtype)
 
 
-def _product(w: Writer, a: Tensor, b: Tensor, *, transposed: bool = False) -> Tensor:
+def _product(w: HloWriter, a: Tensor, b: Tensor, *, transposed: bool = False) -> Tensor:
     """Matrix products of tensors with equal leading axes; `transposed`: with the transpose of the right matrices."""
     batch = range(b.rank - 2)
     return w.dot(a, b, (batch, batch), (a.rank - 1, b.rank - 1 if transposed else b.rank - 2))
 
 
-def grouped_matmul(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def grouped_matmul(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     """For fewer rows than groups, a matrix for each row; else a product with each matrix, of which rows take theirs."""
     rows, matrices, ends = operands
     assert isinstance(node.op, GroupedMatMul)
@@ -63,7 +63,7 @@ def grouped_matmul(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
     return settled(w, result, node.op.out)
 
 
-def _group_of_rows(w: Writer, ends: Tensor, count: int) -> Tensor:
+def _group_of_rows(w: HloWriter, ends: Tensor, count: int) -> Tensor:
     """The group of each row: the number of groups that end at it or before. A group that ends before an earlier one is
     empty."""
     lasts = running(w, "maximum", w.convert(ends, "i32"), 0)
@@ -72,7 +72,7 @@ def _group_of_rows(w: Writer, ends: Tensor, count: int) -> Tensor:
     return fold(w, "add", w.convert(ended, "i32"), (1,))
 
 
-def attention(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def attention(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     op, (q, k, v, *mask), type_ = node.op, operands, node.result.type
     assert isinstance(op, Attention)
     heads = (*type_.shape[:-1], k.shape[-2])  # the shape of scores, with one axis of query heads
@@ -97,13 +97,13 @@ def attention(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
     return settled(w, w.reshape(_product(w, probabilities, v), type_.shape), type_.dtype)
 
 
-def _causal(w: Writer, shape: Shape) -> Tensor:
+def _causal(w: HloWriter, shape: Shape) -> Tensor:
     """True where the position of a key is at most that of the query."""
     matrix = shape[-2:]
     return w.expanded(w.compare("GE", w.iota(matrix, 0, "i32"), w.iota(matrix, 1, "i32")), shape)
 
 
-def _probabilities(w: Writer, scores: Tensor, visible: Tensor | None) -> Tensor:
+def _probabilities(w: HloWriter, scores: Tensor, visible: Tensor | None) -> Tensor:
     """Softmax over the last axis. Infinities are avoided where keys are masked by truth values, since not every device
     computes with them; a row without visible keys has only zeros."""
     axes = (scores.rank - 1,)
@@ -119,7 +119,7 @@ def _probabilities(w: Writer, scores: Tensor, visible: Tensor | None) -> Tensor:
     return w.binary("divide", exponentials, w.broadcast(divisor, scores.shape, kept))
 
 
-def convolution(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def convolution(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     op, (x, weight, *bias), type_ = node.op, operands, node.result.type
     assert isinstance(op, Convolution)
     if x.element.startswith("f8"):  # exact, and supported by every convolution

@@ -10,11 +10,11 @@ from types import MappingProxyType
 from typing import Final
 
 from nxpipe.emulator import ops
-from nxpipe.emulator.errors import NotExpressible
+from nxpipe.emulator.errors import HloUnsupported
 from nxpipe.emulator.hlo import arithmetic, collective, contraction, movement, reductions
 from nxpipe.emulator.hlo.collective import RANK, reads_rank
 from nxpipe.emulator.hlo.interface import Argument, Interface, Result
-from nxpipe.emulator.hlo.writer import ELEMENTS, Tensor, Writer
+from nxpipe.emulator.hlo.writer import ELEMENTS, HloWriter, Tensor
 from nxpipe.emulator.ir.graph import Graph, normal_form
 from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.repeat import unroll
@@ -23,7 +23,7 @@ from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.lower.hbm_buffers import narrowed
 from nxpipe.emulator.lower.parameters import host_work
 
-Emission = Callable[[Writer, Node, Sequence[Tensor]], Tensor]
+Emission = Callable[[HloWriter, Node, Sequence[Tensor]], Tensor]
 
 EMISSIONS: Final[Mapping[type[ops.Operator], Emission]] = MappingProxyType(
     {
@@ -116,14 +116,14 @@ def _require_name(name: str) -> None:
     if not name.isprintable() or not name.isascii() or "," in name or len(name) > _LONGEST_NAME:
         shown = name[:_LONGEST_NAME]
         reason = f"a name has at most {_LONGEST_NAME} printable ASCII characters, and no comma; rename the tensor"
-        raise NotExpressible(f"the name {shown!r}", reason)
+        raise HloUnsupported(f"the name {shown!r}", reason)
 
 
 class _Body:
     """The body of the entry function, and the tensors that it returns."""
 
     def __init__(self, graph: Graph, work: Mapping[Value, tuple[Node, ...]], arguments: Sequence[Argument]) -> None:
-        self.writer = Writer()
+        self.writer = HloWriter()
         self._known: dict[Value, Tensor] = {}
         given = [_argument_tensor(number, argument.type) for number, argument in enumerate(arguments)]
         values = [*graph.inputs.values(), *graph.parameters.values()]

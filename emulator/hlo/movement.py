@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from nxpipe.emulator.errors import NotExpressible
+from nxpipe.emulator.errors import HloUnsupported
 from nxpipe.emulator.hlo.arithmetic import as_float32, settled, truth
-from nxpipe.emulator.hlo.writer import ELEMENTS, Shape, Tensor, Writer, elements_of
+from nxpipe.emulator.hlo.writer import ELEMENTS, HloWriter, Shape, Tensor, elements_of
 from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import Resample
@@ -35,28 +35,28 @@ from nxpipe.emulator.ops.movement import (
 _OF_TRUTH: Final = {"add": "or", "maximum": "or", "multiply": "and", "minimum": "and"}
 
 
-def reshape(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def reshape(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     assert isinstance(node.op, Reshape)
     return w.reshape(operands[0], node.op.shape)
 
 
-def transpose(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def transpose(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     assert isinstance(node.op, Transpose)
     return w.transpose(operands[0], node.op.order)
 
 
-def broadcast(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def broadcast(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     assert isinstance(node.op, Broadcast)
     return w.expanded(operands[0], node.op.shape)
 
 
-def slice_(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def slice_(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     op = node.op
     assert isinstance(op, Slice)
     return w.slice(operands[0], op.starts, op.stops, op.steps)
 
 
-def slice_update(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def slice_update(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     """An update in place; where the window has gaps, a choice between the operand and the spread update."""
     op, (x, update) = node.op, operands
     assert isinstance(op, SliceUpdate)
@@ -71,25 +71,25 @@ def slice_update(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
     return w.select(inside, w.pad(update, 0, op.starts, after, between), x)
 
 
-def concat(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def concat(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     assert isinstance(node.op, Concat)
     return w.concatenate(operands, node.op.axis)
 
 
-def pad(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def pad(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     op, (x, filling) = node.op, operands
     assert isinstance(op, Pad)
     return w.pad(x, filling, op.before, op.after)
 
 
-def bitcast(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def bitcast(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     """The same bytes; truth values are stored as bytes."""
     op, (x,) = node.op, operands
     assert isinstance(op, Bitcast)
     if op.source is op.dtype:
         return x
     if any(dtype.on_device.itemsize != dtype.itemsize for dtype in (op.source, op.dtype)):
-        raise NotExpressible(f"{op.label} from {op.source} to {op.dtype}", "a device has no 64-bit integers")
+        raise HloUnsupported(f"{op.label} from {op.source} to {op.dtype}", "a device has no 64-bit integers")
     stored = w.convert(x, "ui8") if op.source is DType.BOOL else x
     target = "ui8" if op.dtype is DType.BOOL else ELEMENTS[op.dtype]
     before, after = op.source.itemsize, op.dtype.itemsize
@@ -104,12 +104,12 @@ def bitcast(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
     return truth(w, result) if op.dtype is DType.BOOL else result
 
 
-def flip(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def flip(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     assert isinstance(node.op, Flip)
     return w.reverse(operands[0], node.op.axes)
 
 
-def iota(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def iota(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     op = node.op
     assert isinstance(op, Iota)
     counted = w.iota((op.length,), 0, "i32")
@@ -128,19 +128,19 @@ def _word(number: int) -> int:
 # Computed indices
 
 
-def rows(w: Writer, table: Tensor, indices: Tensor, axis: int) -> Tensor:
+def rows(w: HloWriter, table: Tensor, indices: Tensor, axis: int) -> Tensor:
     """Rows of a table along an axis; the axes of the indices replace that axis."""
     places = w.convert(indices, "i32")
     return w.gather(table, w.reshape(places, (*places.shape, 1)), (axis,), axis)
 
 
-def gather(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def gather(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     assert isinstance(node.op, Gather)
     table, indices = operands
     return rows(w, table, indices, node.op.axis)
 
 
-def _flat_places(w: Writer, shape: Shape, indices: Tensor, axis: int) -> Tensor:
+def _flat_places(w: HloWriter, shape: Shape, indices: Tensor, axis: int) -> Tensor:
     """The places, in row-major order of a tensor of `shape`, of elements whose coordinate on one axis is an index."""
     places = None
     for at in range(len(shape)):
@@ -152,14 +152,14 @@ def _flat_places(w: Writer, shape: Shape, indices: Tensor, axis: int) -> Tensor:
     return w.reshape(places, (*indices.shape, 1))
 
 
-def take_along(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def take_along(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     op, (x, indices) = node.op, operands
     assert isinstance(op, TakeAlong)
     flat = w.reshape(x, (elements_of(x.shape),))
     return w.gather(flat, _flat_places(w, x.shape, indices, op.axis), (0,), 0)
 
 
-def scatter_along(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def scatter_along(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     op, (x, update, indices) = node.op, operands
     assert isinstance(op, ScatterAlong)
     places = _flat_places(w, x.shape, indices, op.axis)
@@ -168,7 +168,14 @@ def scatter_along(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
 
 
 def _updated(
-    w: Writer, node: Node, x: Tensor, places: Tensor, update: Tensor, axes: Sequence[int], position: int, combine: str
+    w: HloWriter,
+    node: Node,
+    x: Tensor,
+    places: Tensor,
+    update: Tensor,
+    axes: Sequence[int],
+    position: int,
+    combine: str,
 ) -> Tensor:
     """A scatter. Combined floats are summed in float32 and rounded once."""
     if not combine:
@@ -181,7 +188,7 @@ def _updated(
     return settled(w, wide, node.result.type.dtype)
 
 
-def _places(w: Writer, x: Tensor, axes: Sequence[int], indices: Sequence[Tensor]) -> Tensor:
+def _places(w: HloWriter, x: Tensor, axes: Sequence[int], indices: Sequence[Tensor]) -> Tensor:
     """Indices of several axes, beside each other in the last axis; negative ones count from the end."""
     common = np.broadcast_shapes(*(index.shape for index in indices))
     columns = []
@@ -198,13 +205,13 @@ def _position(axes: Sequence[int]) -> int:
     return axes[0] if axes[-1] - axes[0] == len(axes) - 1 else 0
 
 
-def index(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def index(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     op, (x, *indices) = node.op, operands
     assert isinstance(op, Index)
     return w.gather(x, _places(w, x, op.axes, indices), op.axes, _position(op.axes))
 
 
-def index_update(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def index_update(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     op, (x, update, *indices) = node.op, operands
     assert isinstance(op, IndexUpdate)
     first, _, *index_values = node.operands
@@ -213,7 +220,7 @@ def index_update(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
     return _updated(w, node, x, places, w.expanded(update, hole), op.axes, position, op.combine)
 
 
-def resample(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def resample(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     """Sums of neighbours with weights, axis by axis; neighbours and weights are constants."""
     op, result = node.op, as_float32(w, operands[0])
     assert isinstance(op, Resample)

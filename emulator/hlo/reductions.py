@@ -18,7 +18,7 @@ from nxpipe.emulator.hlo.arithmetic import (
     truth,
     widened,
 )
-from nxpipe.emulator.hlo.writer import ELEMENTS, Shape, Tensor, Writer, elements_of
+from nxpipe.emulator.hlo.writer import ELEMENTS, HloWriter, Shape, Tensor, elements_of
 from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import ArgReduce, ArgSort, Cumulate, LayerNorm, Pool, Reduce, RmsNorm, Softmax
@@ -36,11 +36,11 @@ def neutral(opcode: str, x: Tensor) -> float:
     return int(limits.min if opcode == "maximum" else limits.max)
 
 
-def fold(w: Writer, opcode: str, x: Tensor, axes: Sequence[int]) -> Tensor:
+def fold(w: HloWriter, opcode: str, x: Tensor, axes: Sequence[int]) -> Tensor:
     return w.reduce(opcode, x, axes, neutral(opcode, x))
 
 
-def spread(w: Writer, opcode: str, x: Tensor, axes: Sequence[int]) -> Tensor:
+def spread(w: HloWriter, opcode: str, x: Tensor, axes: Sequence[int]) -> Tensor:
     """The fold, repeated over the folded axes."""
     return w.reduced(opcode, x, axes, neutral(opcode, x))
 
@@ -56,7 +56,7 @@ _OPCODES: Final = {
 }
 
 
-def reduce(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def reduce(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     op, (x,), type_ = node.op, operands, node.result.type
     assert isinstance(op, Reduce)
     opcode = _OPCODES[op.function]
@@ -70,7 +70,7 @@ def reduce(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
     return w.reshape(settled(w, result, type_.dtype), type_.shape)
 
 
-def arg_reduce(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def arg_reduce(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     """The first position that holds the extreme; with NaN, which no comparison finds, the first NaN."""
     op, (x,) = node.op, operands
     assert isinstance(op, ArgReduce)
@@ -82,7 +82,7 @@ def arg_reduce(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
     return w.reshape(fold(w, "minimum", positions, (op.axis,)), node.result.type.shape)
 
 
-def cumulate(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def cumulate(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     op, (x,), dtype = node.op, operands, node.result.type.dtype
     assert isinstance(op, Cumulate)
     opcode = {"cummax": "maximum", "cummin": "minimum", "cumprod": "multiply", "cumsum": "add"}[op.function]
@@ -91,7 +91,7 @@ def cumulate(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
     return settled(w, running(w, opcode, operand_of(w, x, dtype) if dtype is not DType.BOOL else x, op.axis), dtype)
 
 
-def running(w: Writer, opcode: str, x: Tensor, axis: int) -> Tensor:
+def running(w: HloWriter, opcode: str, x: Tensor, axis: int) -> Tensor:
     """The fold of each element with all before it, in as many steps as the length has binary digits."""
     length, distance = x.shape[axis], 1
     while distance < length:
@@ -105,7 +105,7 @@ def running(w: Writer, opcode: str, x: Tensor, axis: int) -> Tensor:
 # Softmax and norms
 
 
-def softmax(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def softmax(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     op, (x,) = node.op, operands
     assert isinstance(op, Softmax)
     wide = as_float32(w, x)
@@ -117,25 +117,25 @@ def softmax(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
     return settled(w, w.binary("divide", exponentials, total), node.result.type.dtype)
 
 
-def _mean(w: Writer, x: Tensor, axes: int) -> Tensor:
+def _mean(w: HloWriter, x: Tensor, axes: int) -> Tensor:
     """The mean over the last axes, which are removed."""
     folded = range(x.rank - axes, x.rank)
     return w.binary("divide", fold(w, "add", x, folded), elements_of(x.shape[x.rank - axes :]))
 
 
-def _over_rows(w: Writer, numbers: Tensor, shape: Shape) -> Tensor:
+def _over_rows(w: HloWriter, numbers: Tensor, shape: Shape) -> Tensor:
     """One number for each row, repeated over the last axes."""
     return w.broadcast(numbers, shape, range(numbers.rank))
 
 
-def _scaled(w: Writer, x: Tensor, axes: int, epsilon: float) -> Tensor:
+def _scaled(w: HloWriter, x: Tensor, axes: int, epsilon: float) -> Tensor:
     """x divided by the root of the mean of its squares over the last axes."""
     mean_square = _mean(w, w.binary("multiply", x, x), axes)
     factor = reciprocal_root(w, w.binary("add", mean_square, epsilon))
     return w.binary("multiply", x, _over_rows(w, factor, x.shape))
 
 
-def layer_norm(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def layer_norm(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     op, (x, *affine) = node.op, operands
     assert isinstance(op, LayerNorm)
     wide = as_float32(w, x)
@@ -146,7 +146,7 @@ def layer_norm(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
     return settled(w, result, node.result.type.dtype)
 
 
-def rms_norm(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def rms_norm(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     op, (x, *weight) = node.op, operands
     assert isinstance(op, RmsNorm)
     result = _scaled(w, as_float32(w, x), op.axes, op.epsilon)
@@ -158,7 +158,7 @@ def rms_norm(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
 # Pooling
 
 
-def pool(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def pool(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     """Axis by axis, because a window's fold is that of the folds of its rows: one slice for each element of a row."""
     op, (x,), type_ = node.op, operands, node.result.type
     assert isinstance(op, Pool)
@@ -171,7 +171,7 @@ def pool(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
     return settled(w, result, type_.dtype)
 
 
-def _pooled(w: Writer, opcode: str, x: Tensor, axis: int, window: tuple[int, int, int, int]) -> Tensor:
+def _pooled(w: HloWriter, opcode: str, x: Tensor, axis: int, window: tuple[int, int, int, int]) -> Tensor:
     length, stride, dilation, positions = window
     if positions == dilation == 1:
         part = w.part(x, axis, 0, length)
@@ -188,7 +188,7 @@ def _pooled(w: Writer, opcode: str, x: Tensor, axis: int, window: tuple[int, int
 # Order
 
 
-def arg_sort(w: Writer, node: Node, operands: Sequence[Tensor]) -> Tensor:
+def arg_sort(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
     """Elements are ordered by a key and, where keys are equal, by a rank, which is different for each element: its
     position, after or before all others if the element is NaN, for which the key is an infinity."""
     op, (x,) = node.op, operands
@@ -212,11 +212,11 @@ class _Order:
     def __init__(self, before: str, axis: int, length: int) -> None:
         self._before, self._axis, self._length = before, axis, length
 
-    def _precedes(self, w: Writer, one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
+    def _precedes(self, w: HloWriter, one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
         is_equal = w.binary("and", w.compare("EQ", one[0], other[0]), w.compare("LT", one[1], other[1]))
         return w.binary("or", w.compare(self._before, one[0], other[0]), is_equal)
 
-    def counted(self, w: Writer, key: Tensor, rank: Tensor) -> Tensor:
+    def counted(self, w: HloWriter, key: Tensor, rank: Tensor) -> Tensor:
         """The place of an element is the number of elements before it; its position is then found at that place."""
         axis, shape = self._axis, key.shape
         square = (*shape[:axis], self._length, self._length, *shape[axis + 1 :])
@@ -228,7 +228,7 @@ class _Order:
         positions = w.select(at_place, w.iota(square, axis, "i32"), 0)
         return fold(w, "add", positions, (axis,))
 
-    def network(self, w: Writer, key: Tensor, rank: Tensor) -> Tensor:
+    def network(self, w: HloWriter, key: Tensor, rank: Tensor) -> Tensor:
         """Batcher's bitonic network over the next power of two: log2(n)^2 / 2 steps of comparisons in pairs."""
         shape, size = key.shape, 1 << (self._length - 1).bit_length()
         outer, inner = elements_of(shape[: self._axis]), elements_of(shape[self._axis + 1 :])
@@ -251,7 +251,7 @@ class _Order:
         wrapped = w.binary("subtract", rank, self._length)
         return w.reshape(w.select(w.compare("GE", rank, self._length), wrapped, rank), shape)
 
-    def _exchange(self, w: Writer, key: Tensor, rank: Tensor, distance: int, span: int) -> tuple[Tensor, Tensor]:
+    def _exchange(self, w: HloWriter, key: Tensor, rank: Tensor, distance: int, span: int) -> tuple[Tensor, Tensor]:
         """One step: elements at a distance are exchanged unless they are in order; every other span is in reverse."""
         outer, size, inner = key.shape
         blocks = size // (2 * distance)

@@ -69,7 +69,7 @@ def type_text(shape: Shape, element: str) -> str:
     return f"tensor<{''.join(f'{size}x' for size in shape)}{element}>"
 
 
-class Writer:
+class HloWriter:
     """The body of a function, line by line. Values are numbered in order of definition, so equal calls give equal
     text."""
 

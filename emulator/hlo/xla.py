@@ -1,10 +1,11 @@
 """XLA, by jaxlib alone: a module's HLO proto, and its execution on XLA's CPU devices, one for each rank.
 
-The execution is a second opinion on a compiled graph: software that nobody here wrote computes the same module. The
+The execution is a second opinion on a compiled graph: software of others computes the same module. The
 names under `jaxlib._jax` are private, so the version of jaxlib is pinned (`nxpipe[neuron]`), and this file alone
 imports it.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -34,6 +35,7 @@ def proto_of(text: str) -> bytes:
 
 def _jaxlib() -> tuple[Any, Any, Any]:
     """jaxlib's extension modules, imported when they are first needed: that takes a quarter of a second."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # a line on stderr for each device otherwise
     try:
         from jaxlib import _hlo, _jax, xla_client
     except ImportError as fault:
@@ -51,7 +53,7 @@ class _Type:
 
 
 @dataclass(frozen=True)
-class Resident:
+class DeviceArray:
     """An array in the memory of each device: its type, the devices' arrays, and what XLA takes as argument."""
 
     type: _Type
@@ -87,11 +89,11 @@ class LoadedModule:
         outputs = self.step(given, resident)
         return outputs, self.read(resident)
 
-    def place(self, states: States) -> dict[str, Resident]:
+    def place(self, states: States) -> dict[str, DeviceArray]:
         """States in the devices' memory, by name."""
         return {argument.name: self._placed(argument, states) for argument in self._arguments(Role.STATE)}
 
-    def step(self, inputs: Mapping[str, Array], resident: dict[str, Resident]) -> dict[str, Array]:
+    def step(self, inputs: Mapping[str, Array], resident: dict[str, DeviceArray]) -> dict[str, Array]:
         """One forward pass: the first rank's outputs. It replaces the states, whose memory the new ones take over."""
         known = {**self._weights, **resident}
         for argument in self._arguments(Role.INPUT):
@@ -105,7 +107,7 @@ class LoadedModule:
                 outputs[result.name] = held(_numbers(array[0]), result.type.dtype)
         return outputs
 
-    def read(self, resident: Mapping[str, Resident]) -> list[dict[str, Array]]:
+    def read(self, resident: Mapping[str, DeviceArray]) -> list[dict[str, Array]]:
         """Each rank's states."""
         types = {result.name: result.type.dtype for result in self._interface.results}
         return [
@@ -116,7 +118,7 @@ class LoadedModule:
     def _arguments(self, role: Role) -> list[Argument]:
         return [argument for argument in self._interface.arguments if argument.role is role]
 
-    def _placed(self, argument: Argument, by_rank: States) -> Resident:
+    def _placed(self, argument: Argument, by_rank: States) -> DeviceArray:
         return self._devices.placed([argument.on_rank(own, rank) for rank, own in enumerate(by_rank)])
 
 
@@ -161,7 +163,7 @@ class _Devices:
         except (ValueError, RuntimeError) as fault:
             raise ExecutionError(f"XLA does not compile the module: {fault}") from fault
 
-    def placed(self, shards: Sequence[Array]) -> Resident:
+    def placed(self, shards: Sequence[Array]) -> DeviceArray:
         """A copy of one array for each device."""
         extension, _, _ = _jaxlib()
         type_ = _Type(shards[0].shape, shards[0].dtype)
@@ -171,10 +173,10 @@ class _Devices:
         ]
         return self.joined(type_, single)
 
-    def joined(self, type_: _Type, shards: Sequence[Any]) -> Resident:
+    def joined(self, type_: _Type, shards: Sequence[Any]) -> DeviceArray:
         """One array from its arrays on each device."""
         extension, _, _ = _jaxlib()
-        return Resident(type_, tuple(shards), extension.ArrayImpl(type_, self.sharding, list(shards), True, True))
+        return DeviceArray(type_, tuple(shards), extension.ArrayImpl(type_, self.sharding, list(shards), True, True))
 
     def results(self, program: Any, arguments: Sequence[Any]) -> list[list[Any]]:
         """The results of a run, each as arrays on each device."""

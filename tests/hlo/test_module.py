@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from nxpipe.emulator.compile import shard_graph
-from nxpipe.emulator.errors import NotExpressible
+from nxpipe.emulator.errors import HloUnsupported
 from nxpipe.emulator.hlo.collective import RANK
 from nxpipe.emulator.hlo.module import Module, module_of
 from nxpipe.emulator.ir.builder import GraphBuilder
@@ -192,7 +192,7 @@ def test_each_result_has_memory_of_its_own() -> None:
 def test_a_name_that_the_compiler_would_misread_is_refused(name: str) -> None:
     builder = GraphBuilder()
     builder.output("y", builder.add(Unary("abs"), builder.input(name, TensorType((2,), F32))))
-    with pytest.raises(NotExpressible, match="rename the tensor"):
+    with pytest.raises(HloUnsupported, match="rename the tensor"):
         module_of(builder.build())
 
 

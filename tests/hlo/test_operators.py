@@ -5,7 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from nxpipe.emulator.errors import NotExpressible
+from nxpipe.emulator.errors import HloUnsupported
 from nxpipe.emulator.hlo.module import EMISSIONS, module_of
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.types import DType, TensorType
@@ -169,5 +169,5 @@ def test_bytes_are_read_as_another_type(op: Operator, given: Given) -> None:
 
 def test_bytes_of_64_bit_integers_are_refused() -> None:
     numbers: Array = np.zeros(4, np.int64)
-    with pytest.raises(NotExpressible, match=r"bitcast from int64 to int32 .* no 64-bit integers"):
+    with pytest.raises(HloUnsupported, match=r"bitcast from int64 to int32 .* no 64-bit integers"):
         module_of(of(Bitcast(DType.INT64, DType.INT32), Given(numbers, DType.INT64)).graph)
