@@ -64,7 +64,9 @@ def reduce(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
         x = w.convert(truth(w, x), "i32")
     elif x.element == "i1" or not x.is_float:
         x = w.convert(x, "i32" if x.element == "i1" else ELEMENTS[type_.dtype])
-    result = fold(w, opcode, widened(w, x), op.axes)
+    wide = widened(w, x)
+    initial = {"all": 1, "any": 0}.get(op.function, neutral(opcode, wide))
+    result = w.reduce(opcode, wide, op.axes, initial)
     if op.function == "mean":
         result = w.binary("divide", result, elements_of(tuple(x.shape[axis] for axis in op.axes)))
     return w.reshape(settled(w, result, type_.dtype), type_.shape)
