@@ -69,6 +69,22 @@ class IllTyped(GraphInvalid):
     """Operands or attributes of an operator violate its shape rule."""
 
 
+class HloUnsupported(CompileError):
+    """An operator, or a name, that a module for neuronx-cc cannot hold."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(f"{what} cannot be written as HLO for neuronx-cc: {reason}")
+
+
+class ToolMissing(CompileError):
+    """Software that a step needs is not installed."""
+
+    deterministic = False
+
+    def __init__(self, tool: str, purpose: str, remedy: str) -> None:
+        super().__init__(f"{purpose} needs {tool}, which is not installed; run {remedy}")
+
+
 class ExecutableInvalid(CompileError):
     """An encoded executable violates a rule of its format at byte `offset`."""
 

@@ -231,7 +231,7 @@ def _round_tiny(x: Floats, form: _Format, random: _Words | None) -> Floats:
 
 # atanh(erf(x)) = x R(x^2), R fitted on |x| <= 4 by iteratively reweighted least squares for the smallest relative error
 # of erf (1e-7); evaluated in float32 its largest absolute error is under 3e-7. Beyond, x R(x^2) only grows.
-_ATANH_ERF = (
+ATANH_ERF = (
     *(1.128379225730896, 0.10276905447244644, -0.00019183123367838562, -0.000619784346781671),
     *(8.763722871663049e-05, -5.668461653840495e-06, 1.418515438444956e-07),
 )
@@ -244,7 +244,7 @@ def erf(values: Array) -> Floats:
 
 def atanh_erf(x: Floats) -> Floats:
     """atanh(erf(x)), which gives the tail of a normal distribution as an exponential, without cancellation."""
-    result = _polynomial(_ATANH_ERF, x * x)
+    result = _polynomial(ATANH_ERF, x * x)
     result *= x
     return result
 

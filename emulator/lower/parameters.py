@@ -4,7 +4,7 @@ It consists of casts, a permutation of axes, and a rank's slice. A weight that o
 is stored with its input axis first, because the tensor engine contracts over the partition dimension.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from nxpipe.emulator.ir.graph import Graph
@@ -34,21 +34,38 @@ class StoredParameter:
 
 def stored_parameters(graph: Graph) -> Mapping[Value, StoredParameter]:
     """The stored form of each parameter and of each value that the host computes from it."""
-    readers: dict[Value, list[Node]] = {}
-    for node in graph.nodes:
-        for operand in node.operands:
-            readers.setdefault(operand, []).append(node)
+    readers = _readers(graph)
     stored: dict[Value, StoredParameter] = {}
-    for value in graph.parameters.values():
-        chain = [value]
-        while (following := _host_work(chain[-1], readers, graph)) is not None:
-            chain.append(following.result)
+    for value, nodes in host_work(graph).items():
+        chain = [value, *(node.result for node in nodes)]
         last = chain[-1]
         order = _order(last, readers.get(last, []))
         shape = tuple(last.type.shape[axis] for axis in order) if order else last.type.shape
         for member in chain:
             stored[member] = StoredParameter(value, last.type.dtype, shape, order)
     return stored
+
+
+def host_work(graph: Graph) -> Mapping[Value, tuple[Node, ...]]:
+    """The casts and slices of each parameter that the host computes when it loads a program, in order."""
+    readers, outputs = _readers(graph), set(graph.outputs.values())
+    work: dict[Value, tuple[Node, ...]] = {}
+    for value in graph.parameters.values():
+        nodes: list[Node] = []
+        last = value
+        while (following := _host_work(last, readers, outputs)) is not None:
+            nodes.append(following)
+            last = following.result
+        work[value] = tuple(nodes)
+    return work
+
+
+def _readers(graph: Graph) -> dict[Value, list[Node]]:
+    readers: dict[Value, list[Node]] = {}
+    for node in graph.nodes:
+        for operand in node.operands:
+            readers.setdefault(operand, []).append(node)
+    return readers
 
 
 def sliced_parameters(graph: Graph) -> Mapping[str, RankSlice]:
@@ -61,16 +78,12 @@ def sliced_parameters(graph: Graph) -> Mapping[str, RankSlice]:
     return {names[stored[result].parameter]: op for op, result in slices}
 
 
-def _host_work(value: Value, readers: Mapping[Value, list[Node]], graph: Graph) -> Node | None:
+def _host_work(value: Value, readers: Mapping[Value, list[Node]], outputs: Set[Value]) -> Node | None:
     """The only reader of a value, if it is a cast or a slice that the host can compute; otherwise None."""
     value_readers = readers.get(value, [])
-    if (
-        len(value_readers) != 1
-        or value in graph.outputs.values()
-        or not isinstance(value_readers[0].op, Cast | RankSlice)
-    ):
+    if len(value_readers) != 1 or value in outputs or not isinstance(value_readers[0].op, Cast | RankSlice):
         return None
-    if value_readers[0].result in graph.outputs.values():
+    if value_readers[0].result in outputs:
         return None
     return value_readers[0] if value_readers[0].operands[0] == value else None
 

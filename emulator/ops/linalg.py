@@ -128,13 +128,13 @@ class Attention(Operator, name="attention"):
         return TensorType((*batch, q.shape[-2], v.shape[-1]), self.out)
 
     def _batch(self, q: TensorType, k: TensorType) -> tuple[int, ...]:
-        if _group_size(q.shape, k.shape) > 1:
+        if group_size(q.shape, k.shape) > 1:
             require(q.shape[:-3] == k.shape[:-3], self, f"query {q} and key {k} differ in more than heads")
             return q.shape[:-2]
         return broadcast_shape(self, (q.shape[:-2], k.shape[:-2]))
 
     def compute(self, q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
-        group = _group_size(q.shape, k.shape)
+        group = group_size(q.shape, k.shape)
         if group > 1:
             q = q.reshape(*q.shape[:-3], -1, group, *q.shape[-2:])
             k, v = np.expand_dims(k, -3), np.expand_dims(v, -3)
@@ -147,7 +147,7 @@ class Attention(Operator, name="attention"):
         return np.asarray(result.reshape(*result.shape[:-4], -1, *result.shape[-2:]) if group > 1 else result)
 
 
-def _group_size(q: tuple[int, ...], k: tuple[int, ...]) -> int:
+def group_size(q: tuple[int, ...], k: tuple[int, ...]) -> int:
     """The number of query heads for each key head (GQA)."""
     if min(len(q), len(k)) < 3 or k[-3] in (0, 1) or q[-3] % k[-3]:
         return 1

@@ -1,0 +1,240 @@
+"""Operators that move elements, to places known in advance or addressed by computed indices, as StableHLO.
+
+An index outside of its axis is an error of the device (status 1006); XLA clamps it, or drops the update.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from nxpipe.emulator.errors import HloUnsupported
+from nxpipe.emulator.hlo.arithmetic import as_float32, settled, truth
+from nxpipe.emulator.hlo.writer import ELEMENTS, HloWriter, Shape, Tensor, elements_of
+from nxpipe.emulator.ir.nodes import Node
+from nxpipe.emulator.ir.types import DType
+from nxpipe.emulator.ops import Resample
+from nxpipe.emulator.ops.movement import (
+    Bitcast,
+    Broadcast,
+    Concat,
+    Flip,
+    Gather,
+    Index,
+    IndexUpdate,
+    Iota,
+    Pad,
+    Reshape,
+    ScatterAlong,
+    Slice,
+    SliceUpdate,
+    TakeAlong,
+    Transpose,
+)
+
+_OF_TRUTH: Final = {"add": "or", "maximum": "or", "multiply": "and", "minimum": "and"}
+
+
+def reshape(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
+    assert isinstance(node.op, Reshape)
+    return w.reshape(operands[0], node.op.shape)
+
+
+def transpose(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
+    assert isinstance(node.op, Transpose)
+    return w.transpose(operands[0], node.op.order)
+
+
+def broadcast(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
+    assert isinstance(node.op, Broadcast)
+    return w.expanded(operands[0], node.op.shape)
+
+
+def slice_(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
+    op = node.op
+    assert isinstance(op, Slice)
+    return w.slice(operands[0], op.starts, op.stops, op.steps)
+
+
+def slice_update(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
+    """An update in place; where the window has gaps, a choice between the operand and the spread update."""
+    op, (x, update) = node.op, operands
+    assert isinstance(op, SliceUpdate)
+    if 0 in update.shape:
+        return x
+    if all(step == 1 or size == 1 for step, size in zip(op.steps, update.shape, strict=True)):
+        return w.update_slice(x, update, op.starts)
+    spans = tuple((size - 1) * step + 1 for size, step in zip(update.shape, op.steps, strict=True))
+    after = tuple(size - start - span for size, start, span in zip(x.shape, op.starts, spans, strict=True))
+    between = tuple(step - 1 for step in op.steps)
+    inside = w.pad(w.filled(True, update.shape, "i1"), False, op.starts, after, between)
+    return w.select(inside, w.pad(update, 0, op.starts, after, between), x)
+
+
+def concat(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
+    assert isinstance(node.op, Concat)
+    return w.concatenate(operands, node.op.axis)
+
+
+def pad(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
+    op, (x, filling) = node.op, operands
+    assert isinstance(op, Pad)
+    return w.pad(x, filling, op.before, op.after)
+
+
+def bitcast(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
+    """The same bytes; truth values are stored as bytes."""
+    op, (x,) = node.op, operands
+    assert isinstance(op, Bitcast)
+    if op.source is op.dtype:
+        return x
+    if any(dtype.on_device.itemsize != dtype.itemsize for dtype in (op.source, op.dtype)):
+        raise HloUnsupported(f"{op.label} from {op.source} to {op.dtype}", "a device has no 64-bit integers")
+    stored = w.convert(x, "ui8") if op.source is DType.BOOL else x
+    target = "ui8" if op.dtype is DType.BOOL else ELEMENTS[op.dtype]
+    before, after = op.source.itemsize, op.dtype.itemsize
+    if before > after:
+        stored = w.bitcast(stored, (*x.shape, before // after), target)
+    elif before < after:
+        split = (*x.shape[:-1], x.shape[-1] * before // after, after // before)
+        stored = w.bitcast(w.reshape(stored, split), split[:-1], target)
+    elif stored.element != target:
+        stored = w.bitcast(stored, x.shape, target)
+    result = w.reshape(stored, node.result.type.shape)
+    return truth(w, result) if op.dtype is DType.BOOL else result
+
+
+def flip(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
+    assert isinstance(node.op, Flip)
+    return w.reverse(operands[0], node.op.axes)
+
+
+def iota(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
+    op = node.op
+    assert isinstance(op, Iota)
+    counted = w.iota((op.length,), 0, "i32")
+    if op.step != 1:
+        counted = w.binary("multiply", counted, _word(op.step))
+    if op.start:
+        counted = w.binary("add", counted, _word(op.start))
+    return w.convert(counted, ELEMENTS[op.dtype])
+
+
+def _word(number: int) -> int:
+    """A number modulo 2^32, as an i32 holds it."""
+    return int(np.asarray(number & 0xFFFFFFFF, np.uint32).astype(np.int32))
+
+
+# Computed indices
+
+
+def rows(w: HloWriter, table: Tensor, indices: Tensor, axis: int) -> Tensor:
+    """Rows of a table along an axis; the axes of the indices replace that axis."""
+    places = w.convert(indices, "i32")
+    return w.gather(table, w.reshape(places, (*places.shape, 1)), (axis,), axis)
+
+
+def gather(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
+    assert isinstance(node.op, Gather)
+    table, indices = operands
+    return rows(w, table, indices, node.op.axis)
+
+
+def _flat_places(w: HloWriter, shape: Shape, indices: Tensor, axis: int) -> Tensor:
+    """The places, in row-major order of a tensor of `shape`, of elements whose coordinate on one axis is an index."""
+    places = None
+    for at in range(len(shape)):
+        stride = elements_of(shape[at + 1 :])
+        number = w.convert(indices, "i32") if at == axis else w.iota(indices.shape, at, "i32")
+        step = w.binary("multiply", number, stride) if stride != 1 else number
+        places = step if places is None else w.binary("add", places, step)
+    assert places is not None
+    return w.reshape(places, (*indices.shape, 1))
+
+
+def take_along(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
+    op, (x, indices) = node.op, operands
+    assert isinstance(op, TakeAlong)
+    flat = w.reshape(x, (elements_of(x.shape),))
+    return w.gather(flat, _flat_places(w, x.shape, indices, op.axis), (0,), 0)
+
+
+def scatter_along(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
+    op, (x, update, indices) = node.op, operands
+    assert isinstance(op, ScatterAlong)
+    places = _flat_places(w, x.shape, indices, op.axis)
+    flat = w.reshape(x, (elements_of(x.shape),))
+    return w.reshape(_updated(w, node, flat, places, update, (0,), 0, op.combine), x.shape)
+
+
+def _updated(
+    w: HloWriter,
+    node: Node,
+    x: Tensor,
+    places: Tensor,
+    update: Tensor,
+    axes: Sequence[int],
+    position: int,
+    combine: str,
+) -> Tensor:
+    """A scatter. Combined floats are summed in float32 and rounded once."""
+    if not combine:
+        return w.scatter(x, places, update, axes, position)
+    if x.element == "i1":
+        return w.scatter(x, places, update, axes, position, _OF_TRUTH[combine])
+    if not x.is_float:
+        return w.scatter(x, places, update, axes, position, combine)
+    wide = w.scatter(as_float32(w, x), places, as_float32(w, update), axes, position, combine)
+    return settled(w, wide, node.result.type.dtype)
+
+
+def _places(w: HloWriter, x: Tensor, axes: Sequence[int], indices: Sequence[Tensor]) -> Tensor:
+    """Indices of several axes, beside each other in the last axis; negative ones count from the end."""
+    common = np.broadcast_shapes(*(index.shape for index in indices))
+    columns = []
+    for axis, index in zip(axes, indices, strict=True):
+        number = w.convert(index, "i32")
+        if index.element[0] != "u":
+            number = w.select(w.compare("LT", number, 0), w.binary("add", number, x.shape[axis]), number)
+        columns.append(w.reshape(w.expanded(number, common), (*common, 1)))
+    return w.concatenate(columns, len(common))
+
+
+def _position(axes: Sequence[int]) -> int:
+    """The place of the indices' common shape: that of the axes if they are adjacent, else in front."""
+    return axes[0] if axes[-1] - axes[0] == len(axes) - 1 else 0
+
+
+def index(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
+    op, (x, *indices) = node.op, operands
+    assert isinstance(op, Index)
+    return w.gather(x, _places(w, x, op.axes, indices), op.axes, _position(op.axes))
+
+
+def index_update(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
+    op, (x, update, *indices) = node.op, operands
+    assert isinstance(op, IndexUpdate)
+    first, _, *index_values = node.operands
+    hole = op.addressed_shape(op, first.type, tuple(value.type for value in index_values))
+    places, position = _places(w, x, op.axes, indices), _position(op.axes)
+    return _updated(w, node, x, places, w.expanded(update, hole), op.axes, position, op.combine)
+
+
+def resample(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
+    """Sums of neighbours with weights, axis by axis; neighbours and weights are constants."""
+    op, result = node.op, as_float32(w, operands[0])
+    assert isinstance(op, Resample)
+    first = result.rank - len(op.sizes)
+    for axis, (size, scale) in enumerate(zip(op.sizes, op.scales, strict=True), start=first):
+        taps = op.taps(result.shape[axis], size, np.float32(scale))
+        parts = []
+        for neighbours, weights in taps:
+            part = rows(w, result, w.table(neighbours.astype(np.int32), "i32"), axis)
+            if weights is not None:
+                factor = w.broadcast(w.table(weights, "f32"), part.shape, (axis,))
+                part = w.binary("multiply", part, factor)
+            parts.append(part)
+        result = parts[0]
+        for part in parts[1:]:
+            result = w.binary("add", result, part)
+    return settled(w, result, node.result.type.dtype)
