@@ -402,8 +402,9 @@ PAIRED: Final[Mapping[str, Callable[[HloWriter, Tensor, Tensor], Tensor]]] = {
 
 
 def binary(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
+    """The quotient of integers is a float: they are not wrapped to a common integer type before."""
     type_ = node.result.type
-    common = promote(*(operand.type for operand in node.operands))
+    common = type_.dtype if node.op.label == "divide" else promote(*(operand.type for operand in node.operands))
     a, b = (w.expanded(operand_of(w, x, common), type_.shape) for x in operands)
     return settled(w, PAIRED[node.op.label](w, a, b), type_.dtype)
 

@@ -73,15 +73,22 @@ def reduce(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
 
 
 def arg_reduce(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
-    """The first position that holds the extreme; with NaN, which no comparison finds, the first NaN."""
+    """The first position that holds the extreme; with NaN the first NaN, whether or not an extreme is NaN then."""
     op, (x,) = node.op, operands
     assert isinstance(op, ArgReduce)
     x = w.convert(x, "i32") if x.element == "i1" else widened(w, x)
-    found = w.compare("EQ", x, spread(w, "maximum" if op.function == "argmax" else "minimum", x, (op.axis,)))
+    extreme = spread(w, "maximum" if op.function == "argmax" else "minimum", x, (op.axis,))
+    first = _first_position(w, w.compare("EQ", x, extreme), op.axis)
     if x.is_float:
-        found = w.binary("or", found, w.compare("NE", x, x))
-    positions = w.select(found, w.iota(x.shape, op.axis, "i32"), x.shape[op.axis])
-    return w.reshape(fold(w, "minimum", positions, (op.axis,)), node.result.type.shape)
+        first_nan = _first_position(w, w.compare("NE", x, x), op.axis)
+        first = w.select(w.compare("LT", first_nan, x.shape[op.axis]), first_nan, first)
+    return w.reshape(first, node.result.type.shape)
+
+
+def _first_position(w: HloWriter, found: Tensor, axis: int) -> Tensor:
+    """The first true position on an axis; the length of the axis if there is none."""
+    positions = w.select(found, w.iota(found.shape, axis, "i32"), found.shape[axis])
+    return fold(w, "minimum", positions, (axis,))
 
 
 def cumulate(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:

@@ -19,8 +19,9 @@ from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.run.fast import States
 
-# Types are explicit in a module: XLA may not keep more digits than they have.
-_OVERRIDES: Final = (("xla_allow_excess_precision", False),)
+# Types are explicit in a module: XLA may not keep more digits than they have. The algebraic simplifier replaces a
+# division by a broadcast with a product with its reciprocal, which rounds twice.
+_OVERRIDES: Final = (("xla_allow_excess_precision", False), ("xla_disable_hlo_passes", "algsimp"))
 
 
 def proto_of(text: str) -> bytes:

@@ -66,7 +66,11 @@ class Fleet:
     @property
     def table(self) -> str:
         nodes = 2 if INSTANCES[self.type].efa_interfaces and self.capacity != "spot" else 1
-        zone = f'zone = "{REGION}a"\n' if self.capacity in ("reservation", "capacity-block") else ""
+        capacity, zone = CAPACITIES[self.capacity], ""
+        if self.capacity in ("reservation", "capacity-block"):
+            zone = f'zone = "{REGION}a"\n'
+            if self.purpose == "serving":  # for both groups of a rollout
+                capacity = capacity.replace(" }", ", instances = 4 }")
         sessions = "ssm = true\n" if self.capacity == "reservation" else ""
         own = {
             "serving": f'{zone}size = {{ min = 1, max = 2 }}\ncertificate = "{CERTIFICATE}"',
@@ -79,7 +83,7 @@ name = "{self.name}"
 model = "{INSTANCES[self.type].compiler_target}"
 channel = "production"
 instance_types = ["{self.type}"]
-capacity = {CAPACITIES[self.capacity]}
+capacity = {capacity}
 {sessions}{own}
 """
 
