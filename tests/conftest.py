@@ -27,6 +27,9 @@ share_descriptions()
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
+# PyTorch's operator database imports setuptools, which cannot replace a distutils that a test has imported before.
+os.environ.setdefault("SETUPTOOLS_USE_DISTUTILS", "stdlib")
+
 # A shell's background processes and their children ignore SIGINT, which tests send to commands.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
