@@ -51,7 +51,7 @@ def test_the_page_says_how_far_results_may_be_off() -> None:
     assert bounds_table() in (ROOT / "docs" / "reference" / "hlo.md").read_text()
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_xla_computes_what_fast_computes(row: Row) -> None:
     require_agreement(drawn_case(row, Random(row.name)), *bounds(row))
