@@ -6,18 +6,25 @@ inputs make equal manifests, and any number of builders may add evidence. Sectio
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
-from nxpipe.artifact_store.documents import Blob, Digest, Document, ForeignName, Label, Name, Sealed, Text
+from nxpipe.artifact_store.documents import Blob, Count, Digest, Document, ForeignName, Label, Name, Sealed, Text
 from nxpipe.artifact_store.layout import evidence_path
 from nxpipe.artifact_store.manifest import MAX_EXECUTABLES, MAX_OUTPUTS, Manifest
 
 MAX_EVIDENCE_BYTES: Final = 32 * 1024**2
 UNVERIFIED: Final = "it has no evidence of a verification; build it again without --no-verify"
-EMULATED: Final = "emulated"  # kind of evidence: run by the emulator and compared with a reference
+
+# Kinds of evidence, by what ran: the graph in the engines' arithmetic, the program on the emulated core, the HLO module
+# by XLA on the CPU, the NEFF on Neuron devices.
+EMULATED: Final = "emulated"
+INSTRUCTIONS: Final = "instructions"
+XLA: Final = "xla"
+DEVICE: Final = "device"
+KINDS: Final = (EMULATED, INSTRUCTIONS, XLA, DEVICE)
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Distance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -45,9 +52,19 @@ class Limits(Document):
     min_top1: Finite | None
 
 
+class Timing(Document):
+    """Durations of one program, in milliseconds. `clock` is what measured them: `device`, `host`."""
+
+    clock: Label
+    runs: Count
+    p50_ms: Distance
+    p99_ms: Distance
+
+
 class Compared(Document):
     """The comparison of one program. `inputs` and `answers` are its inputs and outputs as safetensors. `surroundings`
-    are processor, threads and libraries; no host, user or path."""
+    are processor, threads and libraries, or instance type, driver and runtime of a device; no host, user or path.
+    Evidence of kind `device` has a timing; other documents do not have the field."""
 
     program: Name
     yardstick: Name
@@ -55,6 +72,12 @@ class Compared(Document):
     inputs: Blob
     answers: Blob
     surroundings: Annotated[dict[Name, Text], Field(max_length=64)]
+    timing: Timing | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = serialize(self)
+        return fields if self.timing else {name: value for name, value in fields.items() if name != "timing"}
 
     @model_validator(mode="after")
     def _names_each_output_once(self) -> "Compared":

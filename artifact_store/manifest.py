@@ -4,10 +4,10 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable
-from typing import Final, Literal
+from typing import Any, Final, Literal
 from unicodedata import normalize
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from nxpipe.artifact_store.canonical import MAX_INTEGER, canonical_json, parse_canonical_json, sha256_hex
 from nxpipe.artifact_store.documents import (
@@ -79,8 +79,17 @@ class Tensor(Document):
         return self.pack or self.blob
 
 
+class DeviceProgram(Document):
+    """A program for Neuron devices: the NEFF, the HloModuleProto that it was compiled from, and its interface."""
+
+    neff: Blob
+    module: Blob
+    interface: Blob
+
+
 class Executable(Document):
-    """One compiled program with its fixed shapes."""
+    """One compiled program with its fixed shapes. `blob` is the emulator's program, `device` that of Neuron devices,
+    from the same graph. Documents without a device program do not have the field, as before it existed."""
 
     name: Name
     phase: Name
@@ -90,6 +99,16 @@ class Executable(Document):
     graph_key: Digest
     outputs: tuple[ForeignName, ...] = Field(strict=False, max_length=MAX_OUTPUTS)
     blob: Blob
+    device: DeviceProgram | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = serialize(self)
+        return fields if self.device else {name: value for name, value in fields.items() if name != "device"}
+
+    def blobs(self) -> tuple[Blob, ...]:
+        device = self.device
+        return (self.blob, device.neff, device.module, device.interface) if device else (self.blob,)
 
 
 class File(Document):
@@ -133,6 +152,11 @@ class Manifest(Document):
         return self
 
     @property
+    def runs_on_devices(self) -> bool:
+        """True if each program can be run by a Neuron device."""
+        return all(executable.device for executable in self.executables)
+
+    @property
     def request_key(self) -> str:
         """The digest of the key inputs."""
         return self.key_inputs.sha256
@@ -145,7 +169,7 @@ class Manifest(Document):
         """Every distinct blob, in order of first mention."""
         named = (
             self.key_inputs,
-            *(executable.blob for executable in self.executables),
+            *(blob for executable in self.executables for blob in executable.blobs()),
             *(tensor.stored for tensor in self.weights),
             *(file.blob for file in self.files),
         )

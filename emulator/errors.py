@@ -93,6 +93,14 @@ class ExecutableInvalid(CompileError):
         self.offset, self.reason = offset, reason
 
 
+class InterfaceInvalid(CompileError):
+    """The interface document of a device program is damaged, or of another version."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the interface of the program is invalid ({reason}); build it again")
+        self.reason = reason
+
+
 class HloInvalid(CompileError):
     """An encoded HLO module violates the format at `path`, the numbers of the fields that lead to the place."""
 

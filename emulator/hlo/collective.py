@@ -6,15 +6,12 @@ blocks, and the ranks' shares lie behind each other in front. A rank's number is
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Final
 
 from nxpipe.emulator.hlo.arithmetic import as_float32, settled
 from nxpipe.emulator.hlo.writer import HloWriter, Shape, Tensor, elements_of
 from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ops import AllGather, AllReduce, Operator, RankSlice, ReduceScatter
 from nxpipe.emulator.ops.collective import Share
-
-RANK: Final = "own_rank"  # the name of that input
 
 Divided = RankSlice | ReduceScatter | AllGather
 

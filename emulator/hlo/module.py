@@ -11,9 +11,9 @@ from typing import Final
 
 from nxpipe.emulator import ops
 from nxpipe.emulator.errors import HloUnsupported
+from nxpipe.emulator.executable.interface import RANK, Argument, Interface, Result
 from nxpipe.emulator.hlo import arithmetic, collective, contraction, movement, reductions
-from nxpipe.emulator.hlo.collective import RANK, reads_rank
-from nxpipe.emulator.hlo.interface import Argument, Interface, Result
+from nxpipe.emulator.hlo.collective import reads_rank
 from nxpipe.emulator.hlo.writer import ELEMENTS, HloWriter, Tensor
 from nxpipe.emulator.ir.graph import Graph, normal_form
 from nxpipe.emulator.ir.nodes import Node, Value

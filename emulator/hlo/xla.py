@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from nxpipe.emulator.errors import ExecutionError, ToolMissing
-from nxpipe.emulator.hlo.interface import Argument, Interface, held
+from nxpipe.emulator.executable.interface import Argument, Interface, held
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.run.fast import States

@@ -66,11 +66,11 @@ class _Reader:
 
     def graph(self) -> Graph:
         for name, *type_ in self._rows("inputs", (str, str, list)):
-            self._values.append(self._builder.input(name, _read_type(*type_)))
+            self._values.append(self._builder.input(name, read_type(*type_)))
         for name, *type_ in self._rows("parameters", (str, str, list)):
-            self._values.append(self._builder.parameter(name, _read_type(*type_)))
+            self._values.append(self._builder.parameter(name, read_type(*type_)))
         for type_ in self._rows("constants", (str, list)):
-            self._values.append(self._constant(_read_type(*type_)))
+            self._values.append(self._constant(read_type(*type_)))
         origins = [Origin(*row) for row in self._rows("origins", (str, str))]
         repeats = deque(_row(row, (int, int, int, list, list, list)) for row in self._section("repeats"))
         for position, row in enumerate(self._section("nodes"), 1):
@@ -100,7 +100,7 @@ class _Reader:
 
     def _node(self, row: list[Any], origins: list[Origin]) -> None:
         name, plain, operands = _row(row[:3], (str, dict, list))
-        op = _read_operator(name, plain)
+        op = read_operator(name, plain)
         origin = NOWHERE
         if len(row) > 3:
             (index,) = _row(row[3:], (int,))
@@ -158,7 +158,7 @@ def _read_dtype(name: str) -> DType:
         raise GraphInvalid(f"unknown element type {name[:40]!r}") from None
 
 
-def _read_type(dtype: str, sizes: list[Any]) -> TensorType:
+def read_type(dtype: str, sizes: list[Any]) -> TensorType:
     type_ = TensorType(tuple(_shaped(size, int) for size in sizes), _read_dtype(dtype))
     if min(type_.shape, default=0) < 0 or not is_reasonable(type_):
         raise GraphInvalid(f"a tensor of {type_.rank} axes has impossible sizes: {str(type_.shape)[:80]}")
@@ -171,7 +171,7 @@ def _fields(kind: type[Operator]) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(kind)}
 
 
-def _read_operator(name: str, plain: dict[str, Any]) -> Operator:
+def read_operator(name: str, plain: dict[str, Any]) -> Operator:
     kind = OPERATORS.get(name)
     if kind is None or plain.keys() != _fields(kind).keys():
         raise GraphInvalid(f"unknown operator {name[:40]!r} with attributes {str(sorted(plain))[:80]}")

@@ -157,7 +157,7 @@ def compared(shape: Shape, result: "StepResult") -> Compared:
     """The comparison of one program with its reference, from its step result."""
     blobs = {"inputs": result.blob(_INPUTS).model_dump(), "answers": result.blob(_OUTPUTS).model_dump()}
     try:
-        return parse_document(Compared, {"program": shape.name, **result.facts, **blobs})
+        return parse_document(Compared, {"program": shape.name, "timing": None, **result.facts, **blobs})
     except InvalidDocument as fault:
         raise Corrupt(f"part {result.key}", str(fault), "read it with the version of nxpipe that wrote it") from fault
 

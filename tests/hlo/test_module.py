@@ -12,7 +12,7 @@ import pytest
 
 from nxpipe.emulator.compile import shard_graph
 from nxpipe.emulator.errors import HloUnsupported
-from nxpipe.emulator.hlo.collective import RANK
+from nxpipe.emulator.executable.interface import RANK
 from nxpipe.emulator.hlo.module import Module, module_of
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.graph import Graph
