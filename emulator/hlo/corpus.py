@@ -316,8 +316,8 @@ def _values() -> Iterator[Probe]:
     )
     yield written(
         *("value/infinity", "infinities and NaN pass through an input, a select and an output", "use the largest number"),
-        *({"x": special, "z": other}, lambda w, t: w.select(w.compare("NE", t[1], t[1]), t[0], t[0])),
-        *(lambda x, z: x,),
+        *({"x": special, "z": other}, lambda w, t: w.select(w.compare("EQ", t[1], t[1]), *t)),
+        *(lambda x, z: np.where(z == z, x, z),),
     )
     yield written(
         *("value/integer-division", "`divide` of s32 truncates, exactly", "divide in f32 and correct by one"),
