@@ -32,6 +32,7 @@ Expect: TypeAlias = Callable[..., Any]  # the outputs, from the inputs
 
 # Every probe needs these: the simplest module, its f32 tensors, its opcode. They have one probe.
 BASE: Final = ("base", "opcode add", "type f32")
+NAMES: Final = ("names of inputs", "names of outputs")
 _IN_EVERY_MODULE: Final = frozenset(["parameter", "tuple", "get-tuple-element"])
 _DTYPES: Final = {dtype.stored: dtype for dtype in reversed(DType) if dtype is not DType.TFLOAT32}
 
@@ -54,6 +55,7 @@ class Probe:
     tolerance: float = 0.0  # of a difference, as a part of the output's largest number
     runs: int = 1
     proves: tuple[str, ...] = ()  # the features whose probe it is
+    keeps_names: bool = False  # whether it agrees only if the NEFF has the module's names
     is_question: bool = False
     breaks: str = ""
 
@@ -73,9 +75,14 @@ class Probe:
         instructions = [each for part in HloModule.read(self.module).computations for each in part.instructions]
         found = {f"opcode {each.opcode}" for each in instructions if each.opcode not in _IN_EVERY_MODULE}
         found |= {f"type {shape.element_type}" for each in instructions for shape in each.shape.arrays()}
-        forms = {"aliases": bool(self.aliases), "ranks": self.world > 1, "outputs": len(self.interface.results) > 1}
-        own_rank = {"own rank"} if any(each.name == RANK for each in self.interface.arguments) else set()
-        return frozenset({*BASE, *found, *self.proves, *own_rank, *(name for name, used in forms.items() if used)})
+        forms = {
+            "aliases": bool(self.aliases),
+            "ranks": self.world > 1,
+            "own rank": any(each.name == RANK for each in self.interface.arguments),
+            "outputs": len(self.interface.results) > 1,
+            **dict.fromkeys(NAMES, self.keeps_names),
+        }
+        return frozenset({*BASE, *found, *self.proves, *(name for name, used in forms.items() if used)})
 
     def distance(self, rank: int, found: Arrays) -> float:
         """The largest difference of a rank's outputs, as a part of the output's largest number; inf for another NaN."""
@@ -106,16 +113,20 @@ def written(
     runs: int = 1,
     **others: Any,
 ) -> Probe:
-    """A probe by the writer. `emit` takes the arguments, `expect` their arrays; with several ranks, inputs are arrays of
-    each rank, and `expect` takes the arrays of all ranks and returns the outputs of each rank."""
-    by_rank = [{key: np.asarray(value[rank] if world > 1 else value) for key, value in inputs.items()} for rank in range(world)]
+    """A probe by the writer. `emit` takes the arguments, `expect` their arrays. With several ranks, an input has an array
+    for each rank, and `expect` takes the arrays of all ranks and returns the outputs of each."""
+    by_rank = [
+        {key: np.asarray(value[rank] if world > 1 else value) for key, value in inputs.items()} for rank in range(world)
+    ]
     numbers = aliases or {}
     arguments = tuple(_argument(key, array, numbers.get(key)) for key, array in by_rank[0].items())
     writer = HloWriter()
     tensors = _list(emit(writer, [argument_tensor(number, each.type) for number, each in enumerate(arguments)]))
     expected = _expected(expect, by_rank, outputs, numbers, runs)
     results = tuple(Result(key, _type(array)) for key, array in expected[0].items())
-    assert [(each.shape, each.numpy) for each in tensors] == [(each.shape, each.dtype) for each in expected[0].values()], name
+    assert [(each.shape, each.numpy) for each in tensors] == [
+        (each.shape, each.dtype) for each in expected[0].values()
+    ], name
     module = canonical(proto_of(text_of(arguments, writer, tensors)), output_names=outputs)
     interface = Interface(world, arguments, results)
     return Probe(name, assumption, fallback, module, interface, tuple(by_rank), expected, runs=runs, **others)
