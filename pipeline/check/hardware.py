@@ -22,6 +22,7 @@ from nxpipe.emulator.errors import NeffInvalid
 from nxpipe.emulator.executable.neff import Neff, open_neff
 from nxpipe.emulator.hlo.assumptions import assumptions
 from nxpipe.emulator.hlo.constraints import TARGETS
+from nxpipe.emulator.hlo.corpus import matching
 from nxpipe.emulator.hlo.probe import NAMES, Arrays, Probe
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.run.devices import resolved
@@ -37,7 +38,7 @@ from nxpipe.pipeline.check.hardware_report import (
     last_lines,
 )
 from nxpipe.pipeline.compile.neuronx.backend import OutOfMemory, OutOfTime, ProcessLimits, first_code, run_limited
-from nxpipe.pipeline.util.errors import BuildRefused, MissingSoftware, PipelineError
+from nxpipe.pipeline.util.errors import BuildRefused, InputInvalid, MissingSoftware, PipelineError
 from nxpipe.pipeline.util.process import available_memory
 from nxpipe.pipeline.util.text import human_bytes
 
@@ -128,6 +129,14 @@ def _line(path: Path) -> str:
         return anonymous(path.read_text(errors="replace").strip())
     except OSError:
         return ""
+
+
+def chosen_probes(pattern: str) -> list[Probe]:
+    """The probes of a group, or with a name like the pattern; InputInvalid if there is none."""
+    probes = matching(pattern)
+    if not probes:
+        raise InputInvalid(f"no probe is like {pattern[:80]!r}; examples are 'opcode', 'alias/*', 'rank/own-rank'")
+    return probes
 
 
 # Trials ---------------------------------------------------------------------------------------------------------------
