@@ -123,9 +123,12 @@ def _opcodes_not_in_use() -> Iterator[Probe]:
     yield _question("log-plus-one", Y, unary("log_plus_one"), np.log1p, breaks="opcode")
     start = np.array([2], np.int32)
     yield written(
-        *("opcode/dynamic-update-slice-variable", "`dynamic-update-slice` takes a computed start"),
-        *("write by scatter, as nxpipe does", {"x": X, "u": Y[:1], "start": start}, _update_at),
-        *(lambda x, u, start: replaced(x, slice(int(start[0]), int(start[0]) + 1), u),),
+        "opcode/dynamic-update-slice-variable",
+        "`dynamic-update-slice` takes a computed start",
+        "write by scatter, as nxpipe does",
+        {"x": X, "u": Y[:1], "start": start},
+        _update_at,
+        lambda x, u, start: replaced(x, slice(int(start[0]), int(start[0]) + 1), u),
         is_question=True,
     )
     yield written(

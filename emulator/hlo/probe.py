@@ -113,8 +113,8 @@ def written(
     runs: int = 1,
     **others: Any,
 ) -> Probe:
-    """A probe by the writer. `emit` takes the arguments, `expect` their arrays. With several ranks, an input has an array
-    for each rank, and `expect` takes the arrays of all ranks and returns the outputs of each."""
+    """A probe by the writer. `emit` takes the arguments, `expect` their arrays. With several ranks, an input has an
+    array for each rank, and `expect` takes the arrays of all ranks and returns the outputs of each."""
     by_rank = [
         {key: np.asarray(value[rank] if world > 1 else value) for key, value in inputs.items()} for rank in range(world)
     ]
