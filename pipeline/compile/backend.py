@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from nxpipe.artifact_store.evidence import EMULATED
 from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.source import ModelSource
 from nxpipe.pipeline.models.versions import compiler_digest
@@ -45,8 +46,8 @@ class Backend(Protocol):
 class Toolchain(Protocol):
     """The installation that a backend needs: its checks, and its part of the cache keys."""
 
-    verifies: bool
-    """True if programs run on this machine, so that they can be compared with the reference."""
+    evidence: tuple[str, ...]
+    """Kinds of evidence that a build collects: comparisons of each program with the reference, on this machine."""
 
     def require_source(self, source: ModelSource) -> None:
         """Raise BuildRefused for a model that the compiler cannot compile."""
@@ -72,7 +73,7 @@ class Toolchain(Protocol):
 class EmulatorToolchain:
     """nxpipe's own compiler: it is always installed, and its front end refuses options that it does not have."""
 
-    verifies = True
+    evidence: tuple[str, ...] = (EMULATED,)
 
     def require_source(self, source: ModelSource) -> None: ...
 
