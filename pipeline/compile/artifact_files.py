@@ -27,6 +27,11 @@ def constant(digest: str) -> str:
     return f"constants/{digest}"
 
 
+def device_program(program: str) -> dict[str, str]:
+    """Paths of a program's files for Neuron devices among those of its step result, by the field of the manifest."""
+    return {field: f"device/{program}/{field}" for field in ("neff", "module", "interface")}
+
+
 _IN_SHORT: Final = "in_short"
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from nxpipe.artifact_store.evidence import EMULATED
 from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.versions import compiler_digest
 from nxpipe.pipeline.util.progress import Step
@@ -45,6 +46,9 @@ class Toolchain(Protocol):
     """The installation that a backend needs: its checks, and its part of the cache keys. Weights are arguments of
     programs, and in no key."""
 
+    evidence: tuple[str, ...]
+    """Kinds of evidence that a build collects: comparisons of each program with the reference, on this machine."""
+
     def require_installed(self) -> None:
         """Raise MissingSoftware if the compiler is not installed."""
         ...
@@ -60,6 +64,8 @@ class Toolchain(Protocol):
 
 class EmulatorToolchain:
     """nxpipe's own compiler: it is always installed, and its front end refuses options that it does not have."""
+
+    evidence: tuple[str, ...] = (EMULATED,)
 
     def require_installed(self) -> None: ...
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+from nxpipe.artifact_store.evidence import EMULATED
 from nxpipe.emulator.hardware import Instance
 from nxpipe.pipeline.compile.backend import Toolchain, toolchain_of
 from nxpipe.pipeline.models.configuration import Shape, cache_capacity
@@ -85,7 +86,7 @@ class BuildSpec:
             "options": self._options(),
         }
 
-    def evidence_key(self, shape: Shape, program_key: str | None = None) -> str:
+    def evidence_key(self, shape: Shape, program_key: str | None = None, kind: str = EMULATED) -> str:
         """The key of one program's evidence: its outputs with these weights, compared with this reference by this
         code."""
         return digest_of(
@@ -95,8 +96,19 @@ class BuildSpec:
                 "weights": self.weights.identity(),
                 "yardstick": self.reference,
                 "comparison": comparison_digest(),
+                **({} if kind == EMULATED else {"kind": kind}),
             }
         )
+
+    def cell_keys(self, shape: Shape) -> tuple[str, ...]:
+        """The keys of a cell's steps: its program, then each kind of evidence. The last one is the cell's."""
+        program = self.program_key(shape)
+        return (program, *(self.evidence_key(shape, program, kind) for kind in self.evidence_kinds))
+
+    @property
+    def evidence_kinds(self) -> tuple[str, ...]:
+        """The kinds of evidence that the build collects; none without verification."""
+        return self.toolchain.evidence if self.verified else ()
 
     def program_inputs(self, shapes: Iterable[Shape]) -> dict[str, object]:
         """Everything that can change the captured graphs of these shapes, and the compiler."""

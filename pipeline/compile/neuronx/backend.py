@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from nxpipe.artifact_store.builds import observed, record_observation
 from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.pipeline.compile import findings as rules
-from nxpipe.pipeline.compile.artifact_files import INTERFACE, MODULE, NEFF
+from nxpipe.pipeline.compile.artifact_files import device_program
 from nxpipe.pipeline.compile.backend import BackendOutput
 from nxpipe.pipeline.compile.findings import Finding
 from nxpipe.pipeline.compile.frontend import EmulatorBackend
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 
 LONGEST: Final = 2 * 3600.0  # seconds for one program
+_NEFF: Final = "neff"  # the file of its step result
 _CODE: Final = re.compile(r"NCC_[A-Z]{4}[0-9]{3}")
 
 
@@ -69,7 +70,8 @@ class NeuronxBackend:
             interface, module = written(name, frontend_output, compilation.target)
         with step(f"compile {shape.name} with neuronx-cc"):
             neff = _neff(name, interface, module, compilation, store, force=force)
-        device = {NEFF: neff, MODULE: store.put_blob(module), INTERFACE: store.put_blob(interface.to_bytes())}
+        parts = {"neff": neff, "module": store.put_blob(module), "interface": store.put_blob(interface.to_bytes())}
+        device = {path: parts[field] for field, path in device_program(shape.name).items()}
         return BackendOutput({**emulated.files, **device}, emulated.facts)
 
 
@@ -133,8 +135,8 @@ def _neff(
     if result is None:
         neff = compile_module(name, module, flags, ProcessLimits(LONGEST, available_memory()))
         require_interface(name, neff, interface, compilation.logical_cores)
-        result = record_observation(store, key, {NEFF: store.put_blob(neff)}, {})
-    return result.blob(NEFF)
+        result = record_observation(store, key, {_NEFF: store.put_blob(neff)}, {})
+    return result.blob(_NEFF)
 
 
 def require_interface(name: str, neff: bytes, interface: "Interface", logical_cores: int) -> None:

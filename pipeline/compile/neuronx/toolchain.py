@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from nxpipe.artifact_store.evidence import EMULATED, XLA
 from nxpipe.emulator.hardware import CORES, INSTANCES
 from nxpipe.pipeline.compile.neuronx.compiler import COMMAND, COMPILER_REMEDY, compiler_release
 from nxpipe.pipeline.models.versions import compiler_digest, source_digest
@@ -25,6 +26,8 @@ _NEEDED_FOR: Final = "--backend neuronx"
 
 
 class NeuronxToolchain:
+    evidence: tuple[str, ...] = (EMULATED, XLA)
+
     def require_installed(self) -> None:
         toolchain()
 
