@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 UTILISATION: Final = "utilisation.json"
 
 
-CACHE: Final = "neuron-cache"
-
-
 def graph(program: str) -> str:
     """Path of the graph that the program was compiled from."""
     return f"graphs/{program}"
@@ -28,11 +25,6 @@ def graph(program: str) -> str:
 def constant(digest: str) -> str:
     """Path of a constant table that is too large to be stored in each program that reads it."""
     return f"constants/{digest}"
-
-
-def cached(program: str, file: str) -> str:
-    """Path of a file of the Neuron compile cache. `file` is its path there, with two leading folders."""
-    return f"{CACHE}/{program}/{file}"
 
 
 def device_program(program: str) -> dict[str, str]:

@@ -84,7 +84,6 @@ class BuildSpec:
             "cache": cache_capacity(shape, self.shapes),
             "target": self.target.compiler_target,
             "options": self._options(),
-            **self.toolchain.weights_inputs(self),
         }
 
     def evidence_key(self, shape: Shape, program_key: str | None = None, kind: str = EMULATED) -> str:
@@ -178,7 +177,6 @@ class BuildSpec:
 @lru_cache(_RESOLVED)
 def _resolved(spec: ModelSpec) -> BuildSpec:
     source = spec.look_up(weights=True)
-    toolchain_of(spec.backend).require_source(source)
     return _build_spec(spec, source, source.open_weights(spec.weights))
 
 
@@ -191,6 +189,6 @@ def _build_spec(spec: ModelSpec, source: ModelSource, weights: Weights) -> Build
         autocast=spec.autocast,
         autocast_type=spec.autocast_type,
         tensor_parallel=spec.tp or 1,
-        verified=spec.verified and bool(toolchain_of(spec.backend).evidence),
+        verified=spec.verified,
         backend=spec.backend,
     )
