@@ -5,7 +5,6 @@ the result of one probe. Nothing here opens a device in the process of the comma
 """
 
 import hashlib
-import os
 import re
 import shutil
 import subprocess
@@ -18,8 +17,6 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from nxpipe.emulator.errors import NeffInvalid
-from nxpipe.emulator.executable.neff import Neff, open_neff
 from nxpipe.emulator.hlo.assumptions import assumptions
 from nxpipe.emulator.hlo.constraints import TARGETS
 from nxpipe.emulator.hlo.corpus import matching
@@ -37,19 +34,22 @@ from nxpipe.pipeline.check.hardware_report import (
     finite,
     last_lines,
 )
-from nxpipe.pipeline.compile.neuronx.backend import OutOfMemory, OutOfTime, ProcessLimits, first_code, run_limited
+from nxpipe.pipeline.compile.neuronx.compiler import (
+    COMMAND,
+    COMPILER_REMEDY,
+    ProcessLimits,
+    compile_module,
+    compiler_release,
+    first_code,
+    read_compiled,
+)
 from nxpipe.pipeline.util.errors import BuildRefused, InputInvalid, MissingSoftware, PipelineError
 from nxpipe.pipeline.util.process import available_memory
-from nxpipe.pipeline.util.text import human_bytes
 
-COMPILER: Final = "neuronx-cc"
-_REMEDY: Final = "use an AWS Neuron image, or install neuronx-cc and put it on the PATH"
 _COMPILE_SECONDS: Final = 600.0  # for one module of a few instructions
 _RUN_SECONDS: Final = 120.0  # without a report of a rank
 _QUERY_SECONDS: Final = 120.0
-_LOG: Final = "process.log"
 _NEFF: Final = "program.neff"
-_VERSION: Final = re.compile(r"version\s+([0-9][\w.+-]*)")
 _PATTERN: Final = 0xA5  # what outputs hold before a run, so that unwritten ones differ
 
 Compile: TypeAlias = Callable[[Probe, str], bytes]  # the NEFF for a target; a PipelineError if there is none
@@ -61,11 +61,10 @@ Run: TypeAlias = Callable[[Probe, bytes], list[Arrays]]  # the outputs of each r
 
 def survey(root: Path = Path("/")) -> Surroundings:
     """Software and devices of this machine; MissingSoftware without neuronx-cc."""
-    if shutil.which(COMPILER) is None:
-        raise MissingSoftware(f"{COMPILER} on the PATH", "nxpipe doctor --hardware", _REMEDY)
-    release = _VERSION.search(_query("--version"))
+    if shutil.which(COMMAND) is None:
+        raise MissingSoftware(f"{COMMAND} on the PATH", "nxpipe doctor --hardware", COMPILER_REMEDY)
     return Surroundings(
-        compiler=release[1] if release else "unknown",
+        compiler=anonymous(compiler_release() or "unknown"),
         driver=_line(root / "sys/module/neuron/version"),
         instance=_line(root / "sys/devices/virtual/dmi/id/product_name") if _is_ec2(root) else "",
         devices=len([path for path in (root / "dev").glob("neuron*") if path.name.removeprefix("neuron").isdigit()]),
@@ -108,7 +107,7 @@ def _query(*arguments: str) -> str:
     """The output of a short command of the compiler; empty if it fails."""
     try:
         done = subprocess.run(
-            [COMPILER, *arguments],
+            [COMMAND, *arguments],
             capture_output=True,
             text=True,
             errors="replace",
@@ -207,44 +206,9 @@ def compile_probe(probe: Probe, target: str) -> bytes:
     return compile_module(probe.name, probe.module, flags, ProcessLimits(_COMPILE_SECONDS, available_memory()))
 
 
-def compile_module(name: str, module: bytes, flags: Sequence[str], limits: ProcessLimits) -> bytes:
-    """The NEFF of a canonical module; BuildRefused, with the end of the compiler's output as a note."""
-    with TemporaryDirectory(prefix="nxpipe-neuronx-") as path:
-        folder = Path(path)
-        (folder / "module.pb").write_bytes(module)
-        command = (COMPILER, "compile", "module.pb", "--framework", "XLA", *flags, "--output", _NEFF)
-        try:
-            status = run_limited(_run_compiler, (command, folder), folder / _LOG, limits)
-        except OutOfTime:
-            raise _refusal(name, f"exceeded {limits.seconds:.0f} s", folder) from None
-        except OutOfMemory:
-            raise _refusal(name, f"took more than the {human_bytes(limits.memory)} that were free", folder) from None
-        if status != 0:
-            ended = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-            raise _refusal(name, ended, folder)
-        if not (folder / _NEFF).is_file():
-            raise _refusal(name, "left no NEFF", folder)
-        return (folder / _NEFF).read_bytes()
-
-
-def _run_compiler(job: tuple[Sequence[str], Path]) -> None:
-    command, folder = job
-    os.chdir(folder)
-    os.execvp(command[0], list(command))  # noqa: S606 - of the user's PATH, as a shell runs it
-
-
-def _refusal(name: str, end: str, folder: Path) -> BuildRefused:
-    logs = [path for path in (folder / "log-neuron-cc.txt", folder / _LOG) if path.is_file()]
-    output = "\n".join(path.read_text(errors="replace") for path in logs)
-    code = first_code(output)
-    error = BuildRefused(f"{name}: neuronx-cc {end}{f' and {code}' if code else ''}; the log has its reason")
-    error.add_note(output)
-    return error
-
-
 def _require_interface(probe: Probe, neff: bytes) -> str:
     """Refuse a NEFF with other tensors than the module's; the sentence about lost names if the probe is about them."""
-    found = _read(probe, neff)
+    found = read_compiled(probe.name, neff)
     outputs = {
         each.name: stored.nbytes
         for each, stored in zip(probe.interface.results, probe.outputs[0].values(), strict=True)
@@ -262,16 +226,6 @@ def _require_interface(probe: Probe, neff: bytes) -> str:
         if lost and f"names of {role}s" in probe.features.intersection(NAMES):
             return f"the NEFF has default names of {role}s"
     return ""
-
-
-def _read(probe: Probe, neff: bytes) -> Neff:
-    with TemporaryDirectory(prefix="nxpipe-neff-") as folder:
-        path = Path(folder) / _NEFF
-        path.write_bytes(neff)
-        try:
-            return open_neff(path)
-        except NeffInvalid as error:
-            raise BuildRefused(f"{probe.name}: the NEFF cannot be read: {error}") from error
 
 
 def names_of(declared: Sequence[str], found: Iterable[str], role: str) -> dict[str, str]:

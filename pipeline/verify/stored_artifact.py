@@ -42,10 +42,11 @@ def core_of(manifest: "Manifest") -> str:
 
 
 def require_instructions(manifest: "Manifest") -> None:
-    if manifest.backend != "emulator":
+    """Raise BuildRefused for an artifact without the emulator's programs: those of neuronx-cc had none once."""
+    if manifest.backend != "emulator" and not manifest.runs_on_devices:
         raise BuildRefused(
-            f"{manifest.model.id}: its programs are of backend {manifest.backend}, which the emulator cannot run; "
-            "name an artifact of --backend emulator"
+            f"{manifest.model.id}: its programs are of backend {manifest.backend} alone, which the emulator cannot "
+            f"run; {_REMEDY}"
         )
 
 
@@ -206,7 +207,8 @@ def _stored(
     program = _program(instructions, executable, files, where)
     require_compiled_from(program, instructions, where)
     compared = evidence.of(executable.name) if evidence else None
-    inputs, outputs = (_arrays(store, compared.inputs), _arrays(store, compared.answers)) if compared else (None, None)
+    inputs = stored_arrays(store, compared.inputs) if compared else None
+    outputs = stored_arrays(store, compared.answers) if compared else None
     return StoredProgram(executable, program, instructions, inputs, outputs)
 
 
@@ -228,7 +230,8 @@ def _program(
     return CompiledGraph(graph, graph, executable.tensor_parallel, weights, states)
 
 
-def _arrays(store: "Store", blob: "Blob") -> Arrays:
+def stored_arrays(store: "Store", blob: "Blob") -> Arrays:
+    """The inputs or answers of evidence; ProgramInvalid for a blob that has none."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
