@@ -40,7 +40,6 @@ from nxpipe.pipeline.compile.neuronx.compiler import (
     ProcessLimits,
     compile_module,
     compiler_release,
-    first_code,
     read_compiled,
 )
 from nxpipe.pipeline.util.errors import BuildRefused, InputInvalid, MissingSoftware, PipelineError
@@ -49,6 +48,7 @@ from nxpipe.pipeline.util.process import available_memory
 _COMPILE_SECONDS: Final = 600.0  # for one module of a few instructions
 _RUN_SECONDS: Final = 120.0  # without a report of a rank
 _QUERY_SECONDS: Final = 120.0
+_CODE: Final = re.compile(r"NCC_[A-Z]{4}[0-9]{3}\b")
 _NEFF: Final = "program.neff"
 _PATTERN: Final = 0xA5  # what outputs hold before a run, so that unwritten ones differ
 
@@ -170,8 +170,10 @@ def try_probe(probe: Probe, target: str, compile_neff: Compile, run: Run | None)
         names = _require_interface(probe, neff)
     except PipelineError as error:
         notes = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        code = first_code(notes) or ""
-        return replace(trial, compiled=False, code=code, message=anonymous(str(error)), log=last_lines(notes))
+        code = _CODE.search(notes)
+        return replace(
+            trial, compiled=False, code=code[0] if code else "", message=anonymous(str(error)), log=last_lines(notes)
+        )
     trial = replace(trial, compiled=True, seconds=round(time.monotonic() - started, 1))
     if names:
         trial = replace(trial, agrees=False, message=names)
