@@ -160,7 +160,9 @@ def try_all(
 
 
 def _is_finished(trial: Trial, probe: Probe, run: Run | None) -> bool:
-    return trial.module == _digest(probe) and (run is None or trial.ran is not None or trial.compiled is False)
+    if trial.module != _digest(probe) or not trial.is_final:
+        return False
+    return run is None or trial.ran is not None or trial.compiled is False
 
 
 def try_probe(probe: Probe, target: str, compile_neff: Compile, run: Run | None) -> Trial:
@@ -172,7 +174,12 @@ def try_probe(probe: Probe, target: str, compile_neff: Compile, run: Run | None)
         notes = "\n".join([str(error), *getattr(error, "__notes__", ())])
         code = _CODE.search(notes)
         return replace(
-            trial, compiled=False, code=code[0] if code else "", message=anonymous(str(error)), log=last_lines(notes)
+            trial,
+            compiled=False,
+            code=code[0] if code else "",
+            message=anonymous(str(error)),
+            log=last_lines(notes),
+            is_final=getattr(error, "deterministic", False),
         )
     trial = replace(trial, compiled=True, seconds=round(time.monotonic() - started, 1))
     if names:
@@ -185,7 +192,14 @@ def _executed(trial: Trial, probe: Probe, neff: bytes, run: Run) -> Trial:
         outputs = run(probe, neff)
     except RuntimeFault as fault:
         code = getattr(fault.status, "name", str(fault.status))
-        return replace(trial, ran=False, code=code, message=anonymous(str(fault)), log=last_lines(str(fault)))
+        return replace(
+            trial,
+            ran=False,
+            code=code,
+            message=anonymous(str(fault)),
+            log=last_lines(str(fault)),
+            is_final=getattr(fault, "deterministic", True),
+        )
     distance = max(probe.distance(rank, found) for rank, found in enumerate(outputs))
     if distance <= probe.tolerance:
         return replace(trial, ran=True, agrees=trial.agrees is None, distance=finite(distance))
