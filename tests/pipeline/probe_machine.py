@@ -16,7 +16,14 @@ import numpy as np
 from nxpipe.emulator.executable.neff import HEADER, open_neff
 from nxpipe.emulator.hlo.constraints import CheckedModule, HloLimits
 from nxpipe.emulator.hlo.probe import Probe
-from nxpipe.emulator.hlo.schema import ALIAS_SUFFIX, ComputationField, HloModule, InstructionField, ModuleField
+from nxpipe.emulator.hlo.schema import (
+    ALIAS_SUFFIX,
+    INPUT_NAMES,
+    ComputationField,
+    HloModule,
+    InstructionField,
+    ModuleField,
+)
 from nxpipe.emulator.hlo.wire import Message
 from nxpipe.emulator.run.devices.faults import RankHung
 from nxpipe.emulator.run.devices.protocol import TensorInfo
@@ -97,16 +104,14 @@ class _Program:
         self.module, self.world, self.defects = HloModule.read(self.proto), world, defects
         neff = open_neff(path)
         self.inputs, self.outputs = neff.inputs, neff.outputs
-        checked = CheckedModule(self.module, "inf2", HloLimits())
-        self.shapes = [
-            each.shape
-            for each in sorted(
-                checked.parameters(), key=lambda each: each.proto.number(InstructionField.PARAMETER_NUMBER)
-            )
+        parameters = {
+            each.proto.number(InstructionField.PARAMETER_NUMBER): each
+            for each in CheckedModule(self.module, "inf2", HloLimits()).parameters()
+        }
+        self.arguments = [
+            (each.attribute(INPUT_NAMES) or f"input{number}", each.shape) for number, each in sorted(parameters.items())
         ]
-        listed = interface(self.module)
-        self.arguments = [each.name for each in listed if each.kind == "input"]
-        self.results = [each.name for each in listed if each.kind == "output"]
+        self.results = [each.name for each in interface(self.module) if each.kind == "output"]
         self.barrier = threading.Barrier(world)
         self.given: dict[int, list[np.ndarray]] = {}
 
@@ -165,7 +170,7 @@ class _Core:
         assert {name: each.nbytes for name, each in inputs.items()} == {e.name: e.nbytes for e in program.inputs}
         assert {name: each.nbytes for name, each in outputs.items()} == {e.name: e.nbytes for e in program.outputs}
         given = []
-        for name, shape in zip(program.arguments, program.shapes, strict=True):
+        for name, shape in program.arguments:
             raw = inputs[name].read() if name in inputs else np.zeros(shape.nbytes, np.uint8)
             given.append(program.defects.inputs(raw.view(_numpy(shape.element_type)).reshape(shape.dimensions)))
         results = program.defects.outputs(program.computed(self._rank, given))
