@@ -42,12 +42,14 @@ from nxpipe.pipeline.compile.neuronx.compiler import (
     compiler_release,
     read_compiled,
 )
-from nxpipe.pipeline.util.errors import BuildRefused, InputInvalid, MissingSoftware, PipelineError
+from nxpipe.pipeline.util.errors import BuildRefused, InputInvalid, MissingSoftware, NotReady, PipelineError
 from nxpipe.pipeline.util.process import available_memory
+from nxpipe.pipeline.util.text import plain as plain_text
 
 _COMPILE_SECONDS: Final = 600.0  # for one module of a few instructions
 _RUN_SECONDS: Final = 120.0  # without a report of a rank
 _QUERY_SECONDS: Final = 120.0
+_LONGEST_LINE: Final = 80  # of a file of the kernel
 _CODE: Final = re.compile(r"NCC_[A-Z]{4}[0-9]{3}\b")
 _NEFF: Final = "program.neff"
 _PATTERN: Final = 0xA5  # what outputs hold before a run, so that unwritten ones differ
@@ -64,7 +66,7 @@ def survey(root: Path = Path("/")) -> Surroundings:
     if shutil.which(COMMAND) is None:
         raise MissingSoftware(f"{COMMAND} on the PATH", "nxpipe doctor --hardware", COMPILER_REMEDY)
     return Surroundings(
-        compiler=anonymous(compiler_release() or "unknown"),
+        compiler=plain_text(compiler_release() or "unknown"),
         driver=_line(root / "sys/module/neuron/version"),
         instance=_line(root / "sys/devices/virtual/dmi/id/product_name") if _is_ec2(root) else "",
         devices=len([path for path in (root / "dev").glob("neuron*") if path.name.removeprefix("neuron").isdigit()]),
@@ -72,8 +74,11 @@ def survey(root: Path = Path("/")) -> Surroundings:
 
 
 def with_runtime(found: Surroundings) -> Surroundings:
-    """The runtime as well, opened in a process of its own; RuntimeFault if no device can be opened."""
-    (described,) = run_ranks(f"{__name__}:describe", None, world=1, limit=_RUN_SECONDS)
+    """The runtime as well, opened in a process of its own; NotReady if no device can be opened."""
+    try:
+        (described,) = run_ranks(f"{__name__}:describe", None, world=1, limit=_RUN_SECONDS)
+    except RuntimeFault as fault:
+        raise NotReady(f"the devices cannot be opened: {fault}") from fault
     return replace(found, implementation=resolved("auto"), runtime=described["version"], family=described["family"])
 
 
@@ -125,7 +130,7 @@ def _is_ec2(root: Path) -> bool:
 
 def _line(path: Path) -> str:
     try:
-        return anonymous(path.read_text(errors="replace").strip())
+        return plain_text(path.read_text(errors="replace"))[:_LONGEST_LINE]
     except OSError:
         return ""
 
