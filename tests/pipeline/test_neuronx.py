@@ -14,10 +14,11 @@ from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.emulator.executable.interface import interface_from
 from nxpipe.emulator.executable.neff import Neff, read_neff
 from nxpipe.emulator.hardware import instance
+from nxpipe.emulator.hlo.constraints import TARGETS
 from nxpipe.emulator.isa.program import Role
 from nxpipe.pipeline.cli import doctor
 from nxpipe.pipeline.compile.neuronx.compiler import compiler_environment
-from nxpipe.pipeline.compile.neuronx.toolchain import TARGETS, Compilation, compiler_flags
+from nxpipe.pipeline.compile.neuronx.toolchain import Compilation, compiler_flags
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.source import resolve
@@ -33,7 +34,7 @@ from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.saved_programs import write_onnx, write_pt2
 from tests.pipeline.walk import build
 
-sampled = pytest.mark.sample(6)
+sampled = pytest.mark.sample(12)
 
 __all__ = ["compiler", "nxpipe"]
 

@@ -49,7 +49,7 @@ def compiler_release() -> str | None:
 
 @lru_cache
 def _reported(command: str, _changed: int) -> str | None:
-    """The release that the command prints; it takes seconds, so it is asked once in a process."""
+    """The release that the command prints; it takes seconds, so it runs once in a process."""
     try:
         answer = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=_VERSION_LIMIT)
     except (OSError, subprocess.TimeoutExpired):
@@ -294,7 +294,7 @@ def _run(name: str, words: Sequence[str], folder: Path, limits: ProcessLimits) -
 
 
 def compiler_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The user's environment without variables of Neuron and XLA: they are for frameworks and the runtime, and whatever
+    """The user's environment without variables of Neuron and XLA: they are for frameworks and the runtime, and what
     the compiler would read from them would be in no key."""
     return {name: value for name, value in environ.items() if not name.startswith(("NEURON_", "XLA_"))}
 
