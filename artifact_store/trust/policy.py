@@ -4,7 +4,7 @@ The signature of a manifest does not cover evidence, so the signer of an artifac
 its digest.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -13,6 +13,7 @@ from nxpipe.artifact_store.channel.change import ArtifactCheck, EvidenceVerifier
 from nxpipe.artifact_store.channel.generation import Generation, Served, Signature
 from nxpipe.artifact_store.documents import seconds_since_1970
 from nxpipe.artifact_store.errors import Corrupt, StoreUnavailable
+from nxpipe.artifact_store.evidence import Evidence
 from nxpipe.artifact_store.fetch.cached_store import sources_of
 from nxpipe.artifact_store.layout import signature_folder
 from nxpipe.artifact_store.records import Published
@@ -163,9 +164,12 @@ def signing_with(signer: Signer) -> Sign:
     return lambda message: Signature(key_id=signer.public.key_id, signature=as_base64(signer.sign(message)))
 
 
-def sign_evidence(store: Store, published: Published, signer: Signer, builder: str) -> int:
-    """Sign all evidence of an artifact that this key has not signed; return the number of documents."""
-    evidence = store.evidence(published.manifest_digest)
+def sign_evidence(
+    store: Store, published: Published, signer: Signer, builder: str, evidence: Sequence[Evidence] | None = None
+) -> int:
+    """Sign these documents of an artifact, by default all, that this key has not signed; return their number."""
+    if evidence is None:
+        evidence = store.evidence(published.manifest_digest)
     unsigned = [document for document in evidence if not _has_signed(store, signer, document.digest)]
     if not unsigned:
         return 0

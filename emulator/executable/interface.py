@@ -10,6 +10,7 @@ stores them: in the element type on the device, with integers clipped to 32 bits
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Final
 
 import numpy as np
@@ -50,9 +51,12 @@ class Argument:
         array = np.asarray(arrays[self.name])
         if array.shape != self.whole.shape:
             raise WrongTensor(self.role, self.name, str(self.whole), f"{array.dtype}{list(array.shape)}")
-        held = round_to(array, self.whole.dtype) if self.whole.dtype.is_float else array
+        slices = list(takewhile(lambda op: isinstance(op, RankSlice), self.preparation))
+        for op in slices:  # before any conversion: a rank converts its own share, which may be a small one
+            array = op.piece(array, rank)
         dtype = self.whole.dtype
-        for op in self.preparation:
+        held = round_to(array, dtype) if dtype.is_float else array
+        for op in self.preparation[len(slices) :]:
             if isinstance(op, RankSlice):
                 held = op.piece(held, rank)
             else:

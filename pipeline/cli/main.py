@@ -55,6 +55,10 @@ COMMANDS = {
         "Write nxpipe.toml, a release workflow and the files of the CDK CLI into a repository.",
     ),
     "promote": ("nxpipe.pipeline.cli.promote:promote", "Promote artifacts to a channel."),
+    "prove": (
+        "nxpipe.pipeline.cli.prove:prove",
+        "Run an artifact on Neuron devices, and store the evidence.",
+    ),
     "release": (
         "nxpipe.pipeline.cli.release:release",
         "Run models through all release gates and promote them to a channel; resumable.",

@@ -207,7 +207,8 @@ def _stored(
     program = _program(instructions, executable, files, where)
     require_compiled_from(program, instructions, where)
     compared = evidence.of(executable.name) if evidence else None
-    inputs, outputs = (_arrays(store, compared.inputs), _arrays(store, compared.answers)) if compared else (None, None)
+    inputs = stored_arrays(store, compared.inputs) if compared else None
+    outputs = stored_arrays(store, compared.answers) if compared else None
     return StoredProgram(executable, program, instructions, inputs, outputs)
 
 
@@ -229,7 +230,8 @@ def _program(
     return CompiledGraph(graph, graph, executable.tensor_parallel, weights, states)
 
 
-def _arrays(store: "Store", blob: "Blob") -> Arrays:
+def stored_arrays(store: "Store", blob: "Blob") -> Arrays:
+    """The inputs or answers of evidence; ProgramInvalid for a blob that has none."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 

@@ -7,13 +7,14 @@ inputs of equal name and type are one tensor for all programs, so weights and st
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from nxpipe.emulator.core.arithmetic import decode, encode, raw
+from nxpipe.emulator.executable import interface
 from nxpipe.emulator.ir.types import TensorType
-from nxpipe.emulator.isa.program import RANK
+from nxpipe.emulator.isa import program as isa
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.run.devices.protocol import Clock, DeviceModel, DeviceTensor, Timing, match
 from nxpipe.emulator.run.devices.ranks import Rank
@@ -21,6 +22,7 @@ from nxpipe.emulator.run.status import BadInput, InvalidLoad
 
 Types = Mapping[str, TensorType]
 _Key: TypeAlias = tuple[str, TensorType]
+_RANK: Final = (isa.RANK, interface.RANK)  # the input with the number of the rank, in an .nxe and in a NEFF
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class RankProgram:
     """A program's file and its interface on one rank. `aliases` has the input of each output that is updated in place;
     an output with the name of an input is one without being listed.
 
-    The input `own rank` receives the number of the rank."""
+    The input `own rank` of an .nxe, `own_rank` of a NEFF, receives the number of the rank."""
 
     path: Path
     inputs: Types
@@ -82,11 +84,21 @@ class RankSession:
                 self._inputs[key].write(_bits(name, type_, array))
                 self._unwritten.discard(key)
 
+    def lacks(self, name: str, type_: TensorType) -> bool:
+        """True if a program reads an input of this name and type, and it was not written yet."""
+        return _key(name, type_) in self._unwritten
+
+    def place(self, name: str, type_: TensorType, array: Array) -> None:
+        """Write an input of this type, from an array of the device's elements."""
+        key = _key(name, type_)
+        self._inputs[key].write(array)
+        self._unwritten.discard(key)
+
     def read(self, name: str) -> Array:
         """A state, or the latest value that was written to an input."""
-        for loaded in self._programs.values():
-            if name in loaded.inputs:
-                return _array(loaded.bound_inputs[loaded.inputs[name]], loaded.program.inputs[name])
+        for program in self._files():
+            if name in program.inputs and (key := _key(name, program.inputs[name])) in self._inputs:
+                return _array(self._inputs[key], program.inputs[name])
         raise BadInput(f"no program has an input {name!r}; its name is not that of the manifest, or nothing reads it")
 
     def run(self, program: str, inputs: Mapping[str, Array] | None = None) -> dict[str, Array]:
@@ -105,6 +117,10 @@ class RankSession:
             for name, type_ in loaded.program.outputs.items()
             if name not in states
         }
+
+    @property
+    def has_device_clock(self) -> bool:
+        return self._rank.runtime.description.implementation == "nrtpy"
 
     def time(self, program: str, *, runs: int, warmup: int = 0, clock: Clock | None = None) -> Timing:
         """Durations of a program on the tensors as they are; states advance with each execution."""
@@ -133,7 +149,7 @@ class RankSession:
             tensor = self._inputs[key] = self._rank.runtime.allocate(nbytes, core=self._rank.core, name=name)
             if is_state:
                 tensor.write(np.zeros(nbytes, np.uint8))
-            elif name == RANK:
+            elif name in _RANK:
                 tensor.write(_bits(name, type_, np.full(type_.shape, self._rank.number)))
             else:
                 self._unwritten.add(key)

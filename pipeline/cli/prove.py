@@ -1,0 +1,146 @@
+"""`nxpipe prove`: evidence that an artifact runs on Neuron devices."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.options import Label, config_option, key_option, store_option
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.text import table
+
+if TYPE_CHECKING:
+    from nxpipe.artifact_store import Published, Store
+    from nxpipe.artifact_store.evidence import Compared, Evidence
+    from nxpipe.artifact_store.trust.keys import Signer
+    from nxpipe.pipeline.config import Config
+    from nxpipe.pipeline.verify.prove import Trusts
+
+_COLUMNS = ("program", "output", "cosine", "max rel", "p50", "p99", "clock")
+
+
+@click.command(cls=Command)
+@click.argument("artifact")
+@click.option(
+    "--channel",
+    type=Label("channel"),
+    help="Replay only emulated evidence that this channel trusts by its signatures.",
+)
+@click.option(
+    "--runs",
+    type=click.IntRange(min=20),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="The number of timed runs of each program.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "nrtpy", "libnrt"]),
+    default="auto",
+    show_default=True,
+    help="The library that drives the devices; auto is nrtpy if it is installed, else libnrt.",
+)
+@click.option(
+    "--limit",
+    type=click.FloatRange(min=1),
+    default=900.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="End all ranks if one of them makes no progress for so long.",
+)
+@key_option
+@store_option
+@config_option
+@click.pass_obj
+def prove(
+    console: Console,
+    artifact: str,
+    channel: str | None,
+    runs: int,
+    device: str,
+    limit: float,
+    key: str | None,
+    store: str | None,
+    config_path: Path,
+) -> None:
+    """Run an artifact's programs on this machine's Neuron devices, and store the evidence.
+
+    Each program runs on the inputs of the artifact's emulated evidence, on all of its ranks, and its outputs are
+    compared with the evidence's. Then it is measured. If all outputs are within the thresholds of [verify] in
+    nxpipe.toml, one document of kind `device` is stored, and signed if a key is configured. If not, nothing is stored,
+    and the command exits with code 12. A device that is missing or fails is code 31. ARTIFACT is an artifact of the
+    store, as MODEL@KEY; it must be of backend neuronx. Needs neither PyTorch nor neuronx-cc.
+
+    \b
+    Example:
+      nxpipe prove bert-base-uncased@4e9ce0 --store s3://my-artifacts/nxpipe
+      nxpipe prove my-llama@a41f07 --channel production --runs 500
+    """
+    from nxpipe.pipeline.artifacts.store_url import open_configured_store, open_uncached_store
+    from nxpipe.pipeline.config import load_config
+    from nxpipe.pipeline.models.thresholds import Thresholds
+    from nxpipe.pipeline.verify.prove import ProveOptions
+    from nxpipe.pipeline.verify.prove import prove as prove_artifact
+
+    config = load_config(config_path, os.environ, missing_ok=True)
+    opened = open_configured_store(store, config_path, console)
+    signer = _signer(key, config, config_path.parent)
+    trusts = _trusts(channel, config, config_path.parent, opened)
+    published = opened.resolve(artifact)
+    options = ProveOptions(device, runs, limit)
+    evidence = prove_artifact(published, opened, Thresholds.of(config), options, console.step, trusts)
+    if signer is not None:
+        from nxpipe.artifact_store.trust.policy import sign_evidence
+        from nxpipe.pipeline.artifacts.signing import builder_id
+
+        uncached = open_uncached_store(store, config_path, console)
+        sign_evidence(uncached, published, signer, builder_id(), [evidence])
+    _show(published, evidence, signer, console)
+
+
+def _signer(key: str | None, config: "Config", folder: Path) -> "Signer | None":
+    """The key, opened before the devices run; None without one."""
+    if key is None and not config.signing.key:
+        return None
+    from nxpipe.pipeline.artifacts.signing import chosen_signer
+
+    return chosen_signer(key, config, folder)
+
+
+def _trusts(channel: str | None, config: "Config", folder: Path, store: "Store") -> "Trusts | None":
+    if channel is None:
+        return None
+    from nxpipe.artifact_store.trust.policy import evidence_verifier
+    from nxpipe.pipeline.artifacts.signing import signing_policy
+
+    policy = signing_policy(config, folder)
+    return evidence_verifier(policy, store, channel) if policy else None
+
+
+def _show(published: "Published", evidence: "Evidence", signer: "Signer | None", console: Console) -> None:
+    if console.json:
+        console.data(
+            {
+                "manifest_digest": evidence.manifest,
+                "evidence": evidence.digest,
+                "kind": evidence.kind,
+                "signed_by": signer.public.key_id if signer else None,
+                "programs": [compared.model_dump() for compared in evidence.programs],
+            }
+        )
+        return
+    console.page(table(_COLUMNS, [row for compared in evidence.programs for row in _rows(compared)]))
+    signed = f", signed by key {signer.public.key_id}" if signer else ", not signed"
+    console.result(f"{published.name}  evidence {evidence.digest[:12]} of kind {evidence.kind}{signed}")
+
+
+def _rows(compared: "Compared") -> Sequence[Sequence[str]]:
+    """The worst output of a program, and its durations."""
+    worst = max(compared.outputs, key=lambda figures: figures.max_relative)
+    timing = compared.timing
+    durations = (f"{timing.p50_ms:.3f} ms", f"{timing.p99_ms:.3f} ms", timing.clock) if timing else ("", "", "")
+    return [(compared.program, worst.output, f"{worst.cosine:.7f}", f"{worst.max_relative:.3g}", *durations)]

@@ -1,0 +1,416 @@
+"""Device evidence: an artifact's NEFFs, run on Neuron devices on the inputs of its emulated evidence.
+
+Each program runs on all of its ranks. Its answers are compared with those of the evidence, then it is measured. Nothing
+is stored before all programs have agreed. Neither torch, transformers nor jaxlib is imported.
+"""
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from nxpipe.artifact_store.errors import Refused
+from nxpipe.artifact_store.evidence import DEVICE, UNVERIFIED, Compared, Evidence, Figures, Limits, Timing
+from nxpipe.pipeline.models.thresholds import Deviation, Thresholds, complete_evidence
+from nxpipe.pipeline.models.weights import Arrays
+from nxpipe.pipeline.util.errors import BuildRefused, NotReady, ProgramInvalid, VerificationFailed
+from nxpipe.pipeline.util.progress import Step
+from nxpipe.pipeline.util.text import human_bytes
+
+if TYPE_CHECKING:
+    from nxpipe.artifact_store import Published, Store
+    from nxpipe.artifact_store.manifest import DeviceProgram, Executable, Manifest
+    from nxpipe.emulator.executable.interface import Argument, Interface
+    from nxpipe.emulator.executable.neff import Neff
+    from nxpipe.emulator.passes.shard import Sharding
+    from nxpipe.emulator.run.devices import Implementation
+
+Trusts = Callable[[Evidence], bool]
+
+YARDSTICK: Final = "emulated evidence"
+DEVICES: Final = ("auto", "nrtpy", "libnrt")
+LEAST_RUNS: Final = 20  # a smaller number has no 99th percentile to speak of
+_HOST: Final = "nxpipe.emulator.run.devices.device_model"
+_WARMUP: Final = 5
+_DRIVER: Final = Path("/sys/module/neuron/version")
+_INSTANCE: Final = Path("/sys/devices/virtual/dmi/id/product_name")  # on Nitro, the instance type
+_WEIGHTS: Final = "weights.safetensors"
+
+
+@dataclass(frozen=True)
+class ProveOptions:
+    """The library that drives the devices, the number of timed runs, and the seconds that a rank may be silent."""
+
+    device: str = "auto"
+    runs: int = 100
+    limit: float = 900.0
+
+    def __post_init__(self) -> None:
+        if self.device not in DEVICES:
+            raise BuildRefused(
+                f"{self.device!r} is no device, so what it computes is no evidence of kind {DEVICE}; pass "
+                f"{', '.join(DEVICES)}"
+            )
+        if self.runs < LEAST_RUNS:
+            raise BuildRefused(f"{self.runs} runs are too few for a 99th percentile; pass {LEAST_RUNS} or more")
+
+
+def prove(
+    published: "Published",
+    store: "Store",
+    allowed: Thresholds,
+    options: ProveOptions,
+    step: Step,
+    trusts: Trusts | None = None,
+) -> Evidence:
+    """Run an artifact on this machine's devices, and store the evidence.
+
+    `trusts` decides which emulated evidence is replayed; default: any. VerificationFailed for an answer beyond the
+    thresholds, NotReady for a device that fails.
+    """
+    manifest = published.manifest
+    golden = _golden(manifest, store, trusts)
+    with device_faults():
+        with step("open the device"):
+            described = _described(manifest, options)
+        with tempfile.TemporaryDirectory(prefix="nxpipe-prove-") as folder:
+            fetched = _fetched(manifest, golden, store, Path(folder), step)
+            with step("map the weights" if manifest.weights else "no weights"):
+                _write_weights(manifest, store, Path(folder) / _WEIGHTS)
+            programs = [
+                compared
+                for group in groups(fetched)
+                for compared in _run(group, Path(folder), described, store, allowed, options, step)
+            ]
+    programs.sort(key=lambda compared: [each.name for each in manifest.executables].index(compared.program))
+    limits = Limits.model_validate(asdict(allowed))
+    return store.attest(
+        Evidence(manifest=published.manifest_digest, kind=DEVICE, programs=tuple(programs), limits=limits)
+    )
+
+
+def _golden(manifest: "Manifest", store: "Store", trusts: Trusts | None) -> Evidence:
+    """The emulated evidence of an artifact that devices can run."""
+    if not manifest.executables or not manifest.runs_on_devices:
+        raise BuildRefused(
+            f"{manifest.model.id}: it has no programs for Neuron devices; build it with --backend neuronx"
+        )
+    evidence = store.evidence(manifest.digest)
+    golden = complete_evidence(manifest, [each for each in evidence if trusts is None or trusts(each)])
+    if golden is None:
+        untrusted = complete_evidence(manifest, evidence) is not None
+        problem = (
+            "its emulated evidence has no signature that the channel trusts; sign it with `nxpipe store sign`"
+            if untrusted
+            else UNVERIFIED
+        )
+        raise Refused(f"{manifest.model.id}: {problem}")
+    return golden
+
+
+@contextmanager
+def device_faults() -> Iterator[None]:
+    """Raise errors of devices as NotReady, which says whether a retry may succeed."""
+    from nxpipe.emulator.run.status import RuntimeFault
+
+    try:
+        yield
+    except RuntimeFault as fault:
+        retry = "" if fault.deterministic else "; the fault may not occur again: run the command once more"
+        raise NotReady(f"{fault}{retry}") from fault
+
+
+def _described(manifest: "Manifest", options: ProveOptions) -> Mapping[str, Any]:
+    """The description of this machine's device, which must be one of the artifact's target."""
+    described: Mapping[str, Any] = _on_ranks("describe", None, 1, 1, options)[0]
+    target = target_of(described["family"])
+    if target != manifest.target:
+        raise NotReady(
+            f"{manifest.name} is for {manifest.target}, and this machine has {described['family']}; run the command on "
+            f"an instance of {manifest.target}"
+        )
+    return described
+
+
+def target_of(family: str) -> str | None:
+    """The compiler's target for a family of instances, which may have further letters, as trn2u has."""
+    from nxpipe.emulator.hardware import INSTANCES
+
+    targets = {each.compiler_target for each in INSTANCES.values()}
+    return max((target for target in targets if family.startswith(target)), key=len, default=None)
+
+
+def _on_ranks(host: str, argument: object, degree: int, lnc: int, options: ProveOptions) -> list[Any]:
+    from nxpipe.emulator.run.devices.environment import RankPlacement, free_address
+    from nxpipe.emulator.run.devices.ranks import run_ranks
+
+    device: Implementation = options.device  # type: ignore[assignment]  # checked by ProveOptions
+    placement = RankPlacement(degree, free_address(), physical_cores=lnc)
+    return run_ranks(
+        f"{_HOST}:{host}", argument, world=degree, implementation=device, limit=options.limit, placement=placement
+    )
+
+
+@dataclass(frozen=True)
+class FetchedProgram:
+    """A NEFF in a folder, with its interface, the shards of its states, and its golden inputs and answers."""
+
+    name: str
+    path: Path
+    neff: "Neff"
+    interface: "Interface"
+    shards: Mapping[str, "Sharding"]
+    golden: Compared
+    inputs: Arrays
+    answers: Arrays
+
+    @property
+    def states(self) -> "dict[str, Argument]":
+        return {each.name: each for each in self.interface.arguments if each.alias is not None}
+
+    def files(self, kind: str) -> list[str]:
+        """A file for each rank."""
+        return [str(self.path.with_suffix(f".{kind}-{rank}.npz")) for rank in range(self.interface.degree)]
+
+    def on_ranks(self, argument: "Argument") -> Sequence[Any]:
+        """A golden input on each rank; a state that the evidence does not have is zero."""
+        import numpy as np
+
+        degree = self.interface.degree
+        if argument.name not in self.inputs:
+            if argument.alias is None:
+                raise ProgramInvalid(f"{self.name}: its evidence has no input {argument.name}; build the model again")
+            return [np.zeros(argument.type.shape, argument.type.dtype.held)] * degree
+        array, shard = self.inputs[argument.name], self.shards.get(argument.name)
+        return shard.split(array, degree) if shard else [array] * degree
+
+    def joined(self, name: str, shares: Sequence[Any]) -> Any:
+        """A result from those of all ranks."""
+        return self.shards[name].joined(shares) if name in self.shards else shares[0]
+
+
+def physical_cores(neff: "Neff") -> int:
+    """Physical cores of a logical one (LNC), as the program was compiled; older files do not have the number."""
+    return max(neff.header.lnc_size, 1)
+
+
+def _fetched(manifest: "Manifest", golden: Evidence, store: "Store", folder: Path, step: Step) -> list[FetchedProgram]:
+    fetched: list[FetchedProgram] = []
+    for executable in manifest.executables:
+        compared, program = golden.of(executable.name), executable.device
+        assert compared is not None  # the evidence is complete
+        assert program is not None  # the artifact runs on devices
+        with step(f"fetch {executable.name}, {human_bytes(program.neff.size)}"):
+            fetched.append(_fetch(executable, program, compared, store, folder / str(len(fetched))))
+    return fetched
+
+
+def _fetch(
+    executable: "Executable", program: "DeviceProgram", golden: Compared, store: "Store", path: Path
+) -> FetchedProgram:
+    from nxpipe.emulator.errors import InterfaceInvalid, NeffInvalid
+    from nxpipe.emulator.executable.interface import interface_from
+    from nxpipe.emulator.executable.neff import open_neff
+    from nxpipe.pipeline.verify.stored_artifact import stored_arrays
+
+    name, neff = executable.name, path.with_suffix(".neff")
+    store.copy_blob_to(program.neff, neff)
+    store.copy_blob_to(program.interface, path.with_suffix(".json"))
+    try:
+        opened, interface = open_neff(neff), interface_from(path.with_suffix(".json").read_bytes())
+    except (NeffInvalid, InterfaceInvalid) as fault:
+        raise ProgramInvalid(f"{name}: {fault}; build the model again") from fault
+    inputs, answers = stored_arrays(store, golden.inputs), stored_arrays(store, golden.answers)
+    results = {each.name for each in interface.results}
+    if interface.degree != executable.tensor_parallel or results != answers.keys():
+        raise ProgramInvalid(
+            f"{name}: its interface has {interface.degree} ranks and the results {', '.join(sorted(results))}, its "
+            f"evidence {executable.tensor_parallel} and {', '.join(sorted(answers))}; build the model again"
+        )
+    return FetchedProgram(
+        name, neff, opened, interface, _shards(executable, store), golden, inputs, answers
+    )  # fmt: skip
+
+
+def _shards(executable: "Executable", store: "Store") -> Mapping[str, "Sharding"]:
+    """How the states of a program are divided: golden states are whole, and only the emulator's program says it."""
+    if executable.tensor_parallel == 1:
+        return {}
+    from nxpipe.emulator.errors import ExecutableInvalid
+    from nxpipe.emulator.executable.executable import from_bytes
+    from nxpipe.emulator.isa.program import Role
+
+    try:
+        return from_bytes(store.read_blob(executable.blob)).pieces(Role.STATE)
+    except ExecutableInvalid as fault:
+        raise ProgramInvalid(f"{executable.name}: {fault}; build the model again") from fault
+
+
+def _write_weights(manifest: "Manifest", store: "Store", path: Path) -> None:
+    """All weights as one file, which the ranks map into memory."""
+    from nxpipe.artifact_store.fetch.file_layout import weights_file
+    from nxpipe.artifact_store.weights import read_weights
+
+    whole = weights_file(manifest.weights)
+    with path.open("wb") as file:
+        file.truncate(whole.size)
+        file.write(whole.head)
+        for piece, (_, data) in zip(whole.pieces, read_weights(store.blobs, manifest.weights), strict=True):
+            file.seek(piece.at)
+            file.write(data)
+
+
+def groups(programs: Sequence[FetchedProgram]) -> list[list[FetchedProgram]]:
+    """Programs that ranks load together: those of one degree whose states of equal name have equal types."""
+    found: list[tuple[dict[str, str], list[FetchedProgram]]] = []
+    for program in programs:
+        types = {name: str(state.type) for name, state in program.states.items()}
+        types |= {"degree": str(program.interface.degree), "physical cores": str(physical_cores(program.neff))}
+        for known, members in found:
+            if all(known.get(name, type_) == type_ for name, type_ in types.items()):
+                known |= types
+                members.append(program)
+                break
+        else:
+            found.append((types, [program]))
+    return [members for _, members in found]
+
+
+def _run(
+    programs: Sequence[FetchedProgram],
+    folder: Path,
+    described: Mapping[str, Any],
+    store: "Store",
+    allowed: Thresholds,
+    options: ProveOptions,
+    step: Step,
+) -> Iterator[Compared]:
+    """The comparisons of programs that run together, in a process for each rank."""
+    from nxpipe.emulator.run.devices.device_model import requested, write_arrays
+
+    degree, lnc = programs[0].interface.degree, physical_cores(programs[0].neff)
+    for program in programs:
+        shares = [program.on_ranks(argument) for argument in requested(program.interface)]
+        for rank, path in enumerate(program.files("inputs")):
+            write_arrays(Path(path), [share[rank] for share in shares])
+    files = {
+        program.name: {
+            "neff": str(program.path),
+            "interface": str(program.path.with_suffix(".json")),
+            "inputs": program.files("inputs"),
+            "answers": program.files("answers"),
+        }
+        for program in programs
+    }
+    names = ", ".join(program.name for program in programs)
+    with step(f"run {names} on {degree} rank{'' if degree == 1 else 's'} of {described['family']}"):
+        argument = {"weights": str(folder / _WEIGHTS), "programs": files, "runs": options.runs, "warmup": _WARMUP}
+        timings = _on_ranks("replay", argument, degree, lnc, options)
+    for program in programs:
+        answers, deviations = judged(program, allowed)
+        yield Compared(
+            program=program.name,
+            yardstick=YARDSTICK,
+            outputs=tuple(_figures(deviation) for deviation in deviations),
+            inputs=program.golden.inputs,
+            answers=store.put_blob(_safetensors(answers)),
+            surroundings=surroundings(program.neff, degree, described),
+            timing=_timing([own[program.name] for own in timings]),
+        )
+
+
+def judged(program: FetchedProgram, allowed: Thresholds) -> tuple[Arrays, list[Deviation]]:
+    """The answers of a program and their deviations; VerificationFailed for one that is beyond the thresholds, on any
+    rank that has it."""
+    from nxpipe.emulator.run.devices.device_model import read_arrays
+    from nxpipe.pipeline.verify.evidence import compare
+
+    ranks = [read_arrays(Path(path)) for path in program.files("answers")]
+    names = [result.name for result in program.interface.results]
+    shares = {name: [own[number] for own in ranks] for number, name in enumerate(names)}
+    answers = {name: program.joined(name, shares[name]) for name in program.answers}
+    deviations = compare(answers, program.answers)
+    for deviation in deviations:
+        name = deviation.output
+        _require_computed(program, name, answers[name])
+        _require_within(program, deviation, allowed)
+        for rank, other in enumerate(shares[name][1:] if name not in program.shards else [], 1):
+            (own,) = compare({name: other}, {name: program.answers[name]})
+            _require_within(program, own, allowed, f" on rank {rank}")
+    return answers, deviations
+
+
+def _require_computed(program: FetchedProgram, name: str, answer: Any) -> None:
+    """Refuse what a device leaves behind that did not run the program: memory as it was."""
+    import numpy as np
+
+    from nxpipe.emulator.numerics import settle
+
+    golden, state = program.answers[name], program.states.get(name)
+    if state is not None and name in program.inputs:
+        before = settle(program.inputs[name], state.type.dtype)
+        if np.array_equal(answer, before) and not np.array_equal(golden, before):
+            raise VerificationFailed(
+                f"verification failed: {program.name} left the state {name} as it was, so the alias of its input and "
+                "its output is lost; see `nxpipe doctor --hardware`"
+            )
+    if golden.size and np.ptp(golden) and np.array_equal(answer, np.full_like(answer, answer.flat[0]), equal_nan=True):
+        raise VerificationFailed(
+            f"verification failed: {program.name} {name} is {answer.flat[0]} everywhere, where the golden answer "
+            "varies: a core was not initialised, or did not run the program; restart the instance and try again"
+        )
+
+
+def _require_within(program: FetchedProgram, deviation: Deviation, allowed: Thresholds, where: str = "") -> None:
+    if faults := deviation.faults(allowed):
+        raise VerificationFailed(
+            f"verification failed: {program.name} {deviation.output}{where} of the device: {'; '.join(faults)}; the "
+            f"reference is {YARDSTICK}; see `nxpipe doctor --hardware`, or change [verify]"
+        )
+
+
+def _figures(deviation: Deviation) -> Figures:
+    """The deviation, without a divergence that is NaN, which JSON lacks and no threshold limits."""
+    figures = asdict(deviation)
+    if deviation.kl is not None and deviation.kl != deviation.kl:
+        figures["kl"] = None
+    return Figures.model_validate(figures)
+
+
+def _timing(ranks: Sequence[Mapping[str, Any]]) -> Timing:
+    """Durations of a program: of each run, that of the slowest rank."""
+    from nxpipe.emulator.run.devices import protocol
+
+    clock = "device" if all(own["clock"] == "device" for own in ranks) else "host"
+    slowest = tuple(map(max, zip(*(own["durations_ms"] for own in ranks), strict=True)))
+    measured = protocol.Timing(clock, slowest)  # type: ignore[arg-type]
+    return Timing(clock=clock, runs=len(slowest), p50_ms=measured.p50_ms, p99_ms=measured.p99_ms)
+
+
+def surroundings(neff: "Neff", degree: int, described: Mapping[str, Any]) -> dict[str, str]:
+    """What a measurement depends on: no host, user or path."""
+    found = {
+        "device": described["family"],
+        "runtime": f"{described['implementation']} {described['version']}",
+        "compiler": neff.info.get("version") or neff.header.build_version,
+        "logical cores": str(degree),
+        "physical cores of a logical core": str(physical_cores(neff)),
+    }
+    with suppress(OSError):
+        found["driver"] = _DRIVER.read_text(errors="replace").strip()
+    with suppress(OSError):
+        name = _INSTANCE.read_text(errors="replace").strip()
+        if re.fullmatch(r"[a-z0-9-]{1,20}\.[a-z0-9-]{1,20}", name):
+            found["instance type"] = name
+    return {name: "".join(filter(str.isprintable, text))[:200] for name, text in found.items() if text}
+
+
+def _safetensors(values: Arrays) -> bytes:
+    import numpy as np
+    from safetensors.numpy import save
+
+    data: bytes = save({name: np.ascontiguousarray(value) for name, value in values.items()})
+    return data

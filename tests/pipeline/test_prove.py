@@ -1,0 +1,265 @@
+"""`nxpipe prove`: golden inputs on a stand-in device, whose programs XLA computes: evidence, or none and one sentence."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nxpipe.artifact_store import Published, Store, open_store
+from nxpipe.artifact_store.evidence import DEVICE, EMULATED, Evidence
+from nxpipe.artifact_store.trust.policy import has_signed_evidence
+from nxpipe.artifact_store.trust.signers import open_signer
+from nxpipe.emulator.executable.neff import read_neff
+from nxpipe.pipeline.util.errors import BuildRefused
+from nxpipe.pipeline.util.exit_codes import COMPILE, INTERRUPTED, NOT_READY, OK, REFUSED, USAGE, VERIFICATION
+from nxpipe.pipeline.verify import prove as module
+from nxpipe.pipeline.verify.prove import ProveOptions, target_of
+from tests.neuronx.neff_files import BUILD, archive, container, members
+from tests.pipeline.command import NXPIPE, Answer, installed
+from tests.pipeline.conftest import BERT, LLAMA, write_model
+from tests.pipeline.device_artifacts import for_devices, install_device
+from tests.pipeline.in_process import InProcess, nxpipe
+from tests.pipeline.test_build import built, imports
+from tests.runtime.devices.conftest import stand_in
+
+__all__ = ["nxpipe", "stand_in"]
+
+MODELS: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
+    "encoder": (BERT, ()),
+    "decoder": (LLAMA, ("--phases", "prefill,decode")),
+}
+
+Artifacts = Callable[[str, int], Path]
+World = tuple[Store, Published]
+
+
+@pytest.fixture(scope="session")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Artifacts:
+    """A function that builds a model once, for the emulator and for devices, in a folder with the artifact's name."""
+
+    @cache
+    def artifact(kind: str, degree: int) -> Path:
+        folder = tmp_path_factory.mktemp(f"{kind}-{degree}")
+        config, options = MODELS[kind]
+        key = str(built(folder, write_model(folder / kind, dict(config)), "--tp", str(degree), *options)["request_key"])
+        store = open_store(str(folder / "store"))
+        (folder / "name").write_text(for_devices(store, store.resolve(key), folder).name)
+        return folder
+
+    return artifact
+
+
+@pytest.fixture
+def world(artifacts: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
+    """A function that puts a copy of the store with such an artifact into the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nxpipe.toml").write_text('[project]\nname = "search"\n[store]\nurl = "file://store"\n')
+
+    def copied(kind: str = "encoder", degree: int = 1) -> World:
+        folder = artifacts(kind, degree)
+        shutil.copytree(folder / "store", tmp_path / "store", symlinks=True)
+        store = open_store(str(tmp_path / "store"))
+        return store, store.resolve((folder / "name").read_text())
+
+    return copied
+
+
+@pytest.fixture
+def device(stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    return lambda **settings: install_device(stand_in, tmp_path, monkeypatch, **settings)
+
+
+def prove(nxpipe: InProcess, published: Published, *more: str) -> Answer:
+    return nxpipe("prove", published.name, "--runs", "20", "--limit", "60", *more)
+
+
+def proofs(store: Store, published: Published) -> list[Evidence]:
+    return [each for each in store.evidence(published.manifest_digest) if each.kind == DEVICE]
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize(("kind", "degree"), [("encoder", 1), ("encoder", 2), ("decoder", 1), ("decoder", 2)])
+def test_a_device_that_computes_the_golden_answers_gives_one_document(
+    kind: str, degree: int, nxpipe: InProcess, world: Callable[..., World], device: Callable[..., None]
+) -> None:
+    store, published = world(kind, degree)
+    device()
+    answer = prove(nxpipe, published, "--json")
+    assert answer.code == OK.number, answer.err
+    (evidence,) = proofs(store, published)
+    shown = json.loads(answer.out)
+    assert (shown["evidence"], shown["manifest_digest"]) == (evidence.digest, published.manifest.digest)
+    names = [executable.name for executable in published.manifest.executables]
+    assert [compared.program for compared in evidence.programs] == names
+    (golden,) = [each for each in store.evidence(published.manifest_digest) if each.kind == EMULATED]
+    for compared in evidence.programs:
+        assert compared.yardstick == "emulated evidence"
+        assert compared.timing is not None
+        assert (compared.timing.clock, compared.timing.runs) == ("device", 20)
+        assert 0 < compared.timing.p50_ms <= compared.timing.p99_ms
+        of_program = golden.of(compared.program)
+        assert of_program is not None
+        assert compared.inputs == of_program.inputs
+        assert {figures.output for figures in compared.outputs} == {figures.output for figures in of_program.outputs}
+        assert compared.surroundings["device"] == "inf2"
+        assert compared.surroundings["logical cores"] == str(degree)
+        assert compared.surroundings["compiler"].endswith("stand-in")
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize(
+    ("kind", "degree", "settings", "code", "sentence"),
+    [
+        ("encoder", 1, {"defect": "zeros"}, VERIFICATION, "is 0.0 everywhere, where the golden answer varies"),
+        ("encoder", 1, {"defect": "wrong"}, VERIFICATION, "of the device: cosine"),
+        ("encoder", 2, {"defect": "wrong", "defect_rank": 1}, VERIFICATION, "on rank 1 of the device: cosine"),
+        ("decoder", 1, {"defect": "stale"}, VERIFICATION, "left the state cache.0.key as it was"),
+        ("encoder", 2, {"defect": "hang", "defect_rank": 1}, NOT_READY, "no progress within the limit of 8 s"),
+        ("encoder", 1, {"defect": "crash"}, NOT_READY, "its process ended by SIGSEGV"),
+        ("encoder", 1, {"defect": "hardware"}, NOT_READY, "HBM has an uncorrectable error"),
+        ("encoder", 1, {"hbm": 20_000}, NOT_READY, "HBM of the core is full"),
+    ],
+)
+def test_a_device_with_a_defect_gives_no_evidence_and_one_sentence(
+    kind: str,
+    degree: int,
+    settings: dict[str, object],
+    code: Any,
+    sentence: str,
+    nxpipe: InProcess,
+    world: Callable[..., World],
+    device: Callable[..., None],
+) -> None:
+    store, published = world(kind, degree)
+    device(**settings)
+    answer = prove(nxpipe, published, "--quiet", "--limit", "8")
+    assert (answer.code, answer.out) == (code.number, ""), answer.err
+    assert sentence in answer.err
+    assert len(answer.err.splitlines()) == 1
+    assert proofs(store, published) == []
+
+
+def test_what_cannot_be_proved_here_is_refused_before_a_device_is_opened(
+    nxpipe: InProcess, world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, published = world()
+    (emulated,) = [each for each in store.list() if not each.manifest.runs_on_devices]
+    answer = prove(nxpipe, emulated)
+    assert answer.code == COMPILE.number
+    assert "has no programs for Neuron devices; build it with --backend neuronx" in answer.err
+    assert prove(nxpipe, published, "--device", "emulated").code == USAGE.number
+    assert prove(nxpipe, published, "--runs", "19").code == USAGE.number
+    shutil.rmtree(Path("store/evidence"))
+    answer = prove(nxpipe, published)
+    assert answer.code == REFUSED.number
+    assert "it has no evidence of a verification" in answer.err
+
+
+def test_the_emulator_is_no_device() -> None:
+    with pytest.raises(BuildRefused, match="'emulated' is no device"):
+        ProveOptions(device="emulated")
+
+
+def test_a_machine_without_a_device_or_with_another_one_is_not_ready(
+    nxpipe: InProcess, world: Callable[..., World], device: Callable[..., None]
+) -> None:
+    _, published = world()
+    answer = prove(nxpipe, published, "--device", "libnrt")
+    assert answer.code == NOT_READY.number
+    assert "no Neuron device: the runtime's library cannot be loaded" in answer.err
+    device(family="trn1")
+    answer = prove(nxpipe, published)
+    assert answer.code == NOT_READY.number
+    assert f"{published.name} is for inf2, and this machine has trn1" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("family", "target"),
+    [("inf2", "inf2"), ("inf2e", "inf2"), ("trn1", "trn1"), ("trn1n", "trn1n"), ("trn2u", "trn2"), ("inf1", None)],
+)
+def test_a_family_of_instances_has_the_longest_target_that_begins_its_name(family: str, target: str | None) -> None:
+    assert target_of(family) == target
+
+
+@pytest.mark.sample(2)
+def test_only_the_new_document_is_signed(
+    nxpipe: InProcess, world: Callable[..., World], device: Callable[..., None]
+) -> None:
+    """Other documents are evidence of others, which this command has not seen."""
+    store, published = world()
+    device()
+    assert nxpipe("store", "keygen", "release.key").code == OK.number
+    untrusted = prove(nxpipe, published, "--channel", "production", "--key", "file:release.key", "--json")
+    assert untrusted.code == OK.number  # no policy
+    signer = open_signer("file:release.key", Path())
+    assert json.loads(untrusted.out)["signed_by"] == signer.public.key_id
+    assert not has_signed_evidence(store, published, signer)
+    (proof,) = proofs(store, published)
+    assert nxpipe("store", "keygen", "other.key").code == OK.number
+    toml = Path("nxpipe.toml").read_text()
+    Path("nxpipe.toml").write_text(f'{toml}[signing]\nkey = "file:other.key"\nrequire = ["production"]\n')
+    refused = prove(nxpipe, published, "--channel", "production")
+    assert refused.code == REFUSED.number
+    assert "its emulated evidence has no signature that the channel trusts" in refused.err
+    assert proofs(store, published) == [proof]
+
+
+@pytest.mark.sample(2)
+def test_the_command_imports_neither_torch_nor_transformers_nor_jax(
+    world: Callable[..., World], device: Callable[..., None], tmp_path: Path
+) -> None:
+    _, published = world()
+    device()
+    words = ("prove", published.name, "--runs", "20")
+    answer = installed(*words, cwd=tmp_path, PYTHONPATH=":".join(sys.path), PYTHONPROFILEIMPORTTIME="1")
+    assert answer.code == OK.number, answer.err
+    assert "numpy" in imports(answer)
+    assert imports(answer) & {"torch", "transformers", "jax", "jaxlib", "nrtpy"} == set()
+
+
+@pytest.mark.sample(2)
+def test_an_interrupted_command_leaves_no_file_no_process_and_no_evidence(
+    world: Callable[..., World], device: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, published = world()
+    device(defect="hang")
+    (tmp_path / "tmp").mkdir()
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path), "TMPDIR": str(tmp_path / "tmp")}
+    command = subprocess.Popen([str(NXPIPE), "prove", published.name], env=environment, stderr=subprocess.DEVNULL)
+    while not list((tmp_path / "tmp").glob("nxpipe-ranks-*/rank-0.json")):
+        assert command.poll() is None
+        time.sleep(0.05)
+    command.send_signal(signal.SIGINT)
+    assert command.wait(60) == INTERRUPTED.number
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert proofs(store, published) == []
+
+
+def test_surroundings_have_no_path_and_no_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The instance type is read where Nitro has it; another machine's product name is not."""
+    for name, content in (("_DRIVER", "2.23.9.0\n"), ("_INSTANCE", "trn2.48xlarge\n")):
+        (tmp_path / name).write_text(content)
+        monkeypatch.setattr(module, name, tmp_path / name)
+    neff = read_neff(BytesIO(container(archive(members([])), lnc=2)))
+    described = {"family": "trn2", "implementation": "nrtpy", "version": "2.34"}
+    assert module.surroundings(neff, 4, described) == {
+        "device": "trn2",
+        "instance type": "trn2.48xlarge",
+        "driver": "2.23.9.0",
+        "runtime": "nrtpy 2.34",
+        "compiler": BUILD,
+        "logical cores": "4",
+        "physical cores of a logical core": "2",
+    }
+    (tmp_path / "_INSTANCE").write_text("Jane's desk computer\n")
+    assert "instance type" not in module.surroundings(neff, 4, described)
