@@ -64,5 +64,6 @@ def test_the_shell_commands_have_no_finding_of_shellcheck(number: int, tmp_path:
     script = tmp_path / "run.sh"
     given = "".join(f"{text.partition('=')[0]}=x\nexport {text.partition('=')[0]}\n" for text in texts("ARG"))
     script.write_text(f"#!/bin/sh\nset -eu\n{given}{texts('RUN')[number]}\n")
+    shellcheck = Path(sysconfig.get_path("scripts"), "shellcheck")
     found = subprocess.run([shellcheck, script], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout
