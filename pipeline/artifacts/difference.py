@@ -57,7 +57,7 @@ def graph_difference(before: "Graph", after: "Graph") -> GraphDifference:
 
 
 def graph_of(manifest: "Manifest", executable: "Executable", store: "Store") -> "Graph | None":
-    """The stored graph; None for an artifact without graphs, such as one of neuronx-cc."""
+    """The stored graph; None for an artifact without graphs, such as one of neuronx-cc by an earlier nxpipe."""
     from nxpipe.emulator.ir.decoding import decode
 
     path = artifact_files.graph(executable.name)

@@ -135,8 +135,8 @@ class Build(Table):
 
     backend: Backend = Field(
         default="emulator",
-        description="The compiler: nxpipe's own, or AWS's neuronx-cc if it is installed, whose programs "
-        "cannot be verified without a device.",
+        description="The compiler: nxpipe's own, or AWS's neuronx-cc beside it if it is installed, whose programs "
+        "run on devices.",
         examples=["emulator"],
     )
 
