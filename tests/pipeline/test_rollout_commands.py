@@ -17,7 +17,7 @@ from nxpipe.pipeline.rollout.planner import Service, in_favour, minutes_until
 from nxpipe.pipeline.rollout.status import Status
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.console import Console
-from tests.artifact_store.samples import MODEL, publish_verified, put
+from tests.artifact_store.samples import MODEL, publish_proven, put
 from tests.canary.samples import plan_with
 from tests.pipeline.in_process import nxpipe
 from tests.pipeline.rollout_world import Fleet, fleet, front
@@ -61,7 +61,7 @@ def test_a_fleet_that_is_no_rehearsal_rolls_out_no_programs_of_the_emulator(flee
 def test_a_fleet_that_is_no_rehearsal_any_more_can_leave_what_it_rehearsed_with(fleet: Fleet) -> None:
     path, store = Path("nxpipe.toml"), open_store("store")
     path.write_text(path.read_text().replace("rehearsal = true", ""))
-    real = publish_verified(store, put(store, request=8).model_copy(update={"backend": "neuronx"}))
+    real = publish_proven(store, put(store, request=8).model_copy(update={"backend": "neuronx"}))
     answer = fleet.rollout("start", "search", real.name)
     assert answer.code == 0, answer.err
     assert fleet.served("search--blue") == fleet.name(0)
