@@ -98,6 +98,10 @@ def _page(
             yield f"{_title(section.title)}: {_counts(section)}\n{_entry_table(section)}"
     if changes:
         yield f"{_title('tensors')}\n{table(('name', 'changed by'), [_changed(change) for change in changes])}"
+    yield from _found(evidence, timings)
+
+
+def _found(evidence: "Sequence[Difference]", timings: "Sequence[TimingDifference]") -> Iterator[str]:
     if evidence:
         yield f"{_title('evidence')}\n{difference_table(evidence, 'A', 'B')}"
     if timings:

@@ -89,7 +89,7 @@ def evidence(store: Store, made: Manifest, kind: str = EMULATED, **figures: floa
 
 def publish_verified(store: Store, made: Manifest, **figures: float | None) -> Published:
     """Publish as a build does."""
-    store.attest(evidence(store, made, **figures))
+    store.attest(evidence(store, made, EMULATED, **figures))
     return store.publish(made)
 
 
