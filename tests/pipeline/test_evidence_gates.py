@@ -1,9 +1,11 @@
 """Evidence as a gate: the kinds that a channel requires, what does not count, and promotions that do without."""
 
 import json
+import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from nxpipe.artifact_store import Published, Store, open_store
@@ -11,7 +13,10 @@ from nxpipe.artifact_store.backends.protocol import Payload
 from nxpipe.artifact_store.channel.change import Author, EvidenceWaiver, Requirements, promote
 from nxpipe.artifact_store.evidence import DEVICE, EMULATED, INSTRUCTIONS, KINDS, XLA
 from nxpipe.pipeline.artifacts.channels import required_evidence
-from nxpipe.pipeline.config import load_config
+from nxpipe.pipeline.cli.options import KINDS as OPTION_KINDS
+from nxpipe.pipeline.config import ConfigInvalid, json_schema, load_config
+from nxpipe.pipeline.config.schema import field_kind
+from nxpipe.pipeline.config.sections import ChannelRules
 from nxpipe.pipeline.util.exit_codes import OK, REFUSED, USAGE
 from tests.artifact_store.samples import evidence, publish_verified, put
 from tests.pipeline.in_process import InProcess, nxpipe
@@ -115,6 +120,51 @@ def test_a_misspelt_channel_is_noted_and_one_without_a_fleet_is_not(nxpipe: InPr
     assert answer.code == OK.number
     assert "[channels.NAME] names channel prodution" in answer.err
     assert "experiments" not in answer.err
+
+
+def test_the_kinds_of_the_file_and_of_the_command_line_are_those_of_the_store() -> None:
+    written = field_kind(ChannelRules.model_fields["require"]).item
+    assert written is not None
+    assert get_args(written.annotation) == OPTION_KINDS == KINDS
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("[channels.production]\n", "channels.production.require: found nothing; expected a list of 1 to 4 items"),
+        ("[channels.production]\nrequire = []\n", "found an empty list; expected a list of 1 to 4 items"),
+        ('[channels.production]\nrequire = ["xla", "xla"]\n', 'found ["xla", "xla"]; expected a list of 1 to 4 items'),
+        (
+            '[channels.production]\nrequire = ["devise"]\n',
+            'channels.production.require[0]: found "devise"; expected one',
+        ),
+        ('[channels.production]\nrequire = ["devise"]\n', 'did you mean "device"?'),
+        (
+            "[channels.production]\nrequires = 1\n",
+            "channels.production.requires: found an unknown key; expected one of",
+        ),
+        ('[channels."a b"]\nrequire = ["xla"]\n', 'channels."a b": found "a b"; expected a name of at most 40'),
+        ('[channels.live--blue]\nrequire = ["xla"]\n', "channels.live--blue: found"),
+        ("[channels]\nproduction = 3\n", "channels.production: found 3; expected a table that sets require"),
+        ('[[channels]]\nrequire = ["xla"]\n', "channels: found [a table]; expected tables headed [channels.NAME]"),
+    ],
+)
+def test_a_faulty_table_is_refused_by_its_line_and_what_is_allowed(text: str, fault: str) -> None:
+    write(text)
+    with pytest.raises(ConfigInvalid) as refused:
+        load_config(Path("nxpipe.toml"), {})
+    assert fault in str(refused.value)
+    first = PROJECT.count("\n") + 1
+    assert {found.line for found in refused.value.faults} <= {first, first + 1}
+
+
+def test_an_editor_knows_the_rules_of_channels() -> None:
+    schema = json_schema()
+    document = tomllib.loads(PROJECT + '[channels.production]\nrequire = ["device"]\n')
+    jsonschema.validate(document, schema)
+    document["channels"]["production"]["require"] = ["devise"]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, schema)
 
 
 # What counts
