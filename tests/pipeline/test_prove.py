@@ -1,4 +1,4 @@
-"""`nxpipe prove`: golden inputs on a stand-in device, whose programs XLA computes: evidence, or none and one sentence."""
+"""`nxpipe prove`: golden inputs on a stand-in device, which XLA computes: evidence, or none and one sentence."""
 
 import json
 import os
