@@ -80,14 +80,14 @@ def prove(
       nxpipe prove bert-base-uncased@4e9ce0 --store s3://my-artifacts/nxpipe
       nxpipe prove my-llama@a41f07 --channel production --runs 500
     """
-    from nxpipe.pipeline.artifacts.store_url import open_configured_store, open_uncached_store
+    from nxpipe.pipeline.artifacts.store_url import open_uncached_store
     from nxpipe.pipeline.config import load_config
     from nxpipe.pipeline.models.thresholds import Thresholds
     from nxpipe.pipeline.verify.prove import ProveOptions
     from nxpipe.pipeline.verify.prove import prove as prove_artifact
 
     config = load_config(config_path, os.environ, missing_ok=True)
-    opened = open_configured_store(store, config_path, console)
+    opened = open_uncached_store(store, config_path, console)
     signer = _signer(key, config, config_path.parent)
     trusts = _trusts(channel, config, config_path.parent, opened)
     published = opened.resolve(artifact)
@@ -97,8 +97,7 @@ def prove(
         from nxpipe.artifact_store.trust.policy import sign_evidence
         from nxpipe.pipeline.artifacts.signing import builder_id
 
-        uncached = open_uncached_store(store, config_path, console)
-        sign_evidence(uncached, published, signer, builder_id(), [evidence])
+        sign_evidence(opened, published, signer, builder_id(), [evidence])
     _show(published, evidence, signer, console)
 
 

@@ -4,7 +4,9 @@ Each program runs on all of its ranks. Its answers are compared with those of th
 is stored before all programs have agreed. Neither torch, transformers nor jaxlib is imported.
 """
 
+import errno
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -78,7 +80,7 @@ def prove(
             described = _described(manifest, options)
         with tempfile.TemporaryDirectory(prefix="nxpipe-prove-") as folder:
             fetched = _fetched(manifest, golden, store, Path(folder), step)
-            with step("map the weights" if manifest.weights else "no weights"):
+            with step(f"fetch {len(manifest.weights)} weights"):
                 _write_weights(manifest, store, Path(folder) / _WEIGHTS)
             programs = [
                 compared
@@ -185,11 +187,21 @@ class FetchedProgram:
                 raise ProgramInvalid(f"{self.name}: its evidence has no input {argument.name}; build the model again")
             return [np.zeros(argument.type.shape, argument.type.dtype.held)] * degree
         array, shard = self.inputs[argument.name], self.shards.get(argument.name)
+        self._require(argument.name, array, (shard.whole(argument.type) if shard else argument.type).shape)
         return shard.split(array, degree) if shard else [array] * degree
 
     def joined(self, name: str, shares: Sequence[Any]) -> Any:
         """A result from those of all ranks."""
-        return self.shards[name].joined(shares) if name in self.shards else shares[0]
+        whole = self.shards[name].joined(shares) if name in self.shards else shares[0]
+        self._require(name, self.answers[name], whole.shape)
+        return whole
+
+    def _require(self, name: str, golden: Any, shape: tuple[int, ...]) -> None:
+        if golden.shape != shape:
+            raise ProgramInvalid(
+                f"{self.name}: {name} of its evidence is {list(golden.shape)}, and {list(shape)} in the program; "
+                "build the model again"
+            )
 
 
 def physical_cores(neff: "Neff") -> int:
@@ -255,6 +267,9 @@ def _write_weights(manifest: "Manifest", store: "Store", path: Path) -> None:
     from nxpipe.artifact_store.weights import read_weights
 
     whole = weights_file(manifest.weights)
+    if whole.size > shutil.disk_usage(path.parent).free:
+        reason = f"too small for {human_bytes(whole.size)} of weights; name a folder with more room in TMPDIR"
+        raise OSError(errno.ENOSPC, reason, str(path.parent.parent))
     with path.open("wb") as file:
         file.truncate(whole.size)
         file.write(whole.head)
@@ -289,13 +304,13 @@ def _run(
     step: Step,
 ) -> Iterator[Compared]:
     """The comparisons of programs that run together, in a process for each rank."""
-    from nxpipe.emulator.run.devices.device_model import requested, write_arrays
+    import numpy as np
 
     degree, lnc = programs[0].interface.degree, physical_cores(programs[0].neff)
     for program in programs:
-        shares = [program.on_ranks(argument) for argument in requested(program.interface)]
+        shares = [program.on_ranks(argument) for argument in program.interface.requested]
         for rank, path in enumerate(program.files("inputs")):
-            write_arrays(Path(path), [share[rank] for share in shares])
+            np.savez(path, *(share[rank] for share in shares))
     files = {
         program.name: {
             "neff": str(program.path),
@@ -325,12 +340,9 @@ def _run(
 def judged(program: FetchedProgram, allowed: Thresholds) -> tuple[Arrays, list[Deviation]]:
     """The answers of a program and their deviations; VerificationFailed for one that is beyond the thresholds, on any
     rank that has it."""
-    from nxpipe.emulator.run.devices.device_model import read_arrays
     from nxpipe.pipeline.verify.evidence import compare
 
-    ranks = [read_arrays(Path(path)) for path in program.files("answers")]
-    names = [result.name for result in program.interface.results]
-    shares = {name: [own[number] for own in ranks] for number, name in enumerate(names)}
+    shares = _results(program)
     answers = {name: program.joined(name, shares[name]) for name in program.answers}
     deviations = compare(answers, program.answers)
     for deviation in deviations:
@@ -341,6 +353,18 @@ def judged(program: FetchedProgram, allowed: Thresholds) -> tuple[Arrays, list[D
             (own,) = compare({name: other}, {name: program.answers[name]})
             _require_within(program, own, allowed, f" on rank {rank}")
     return answers, deviations
+
+
+def _results(program: FetchedProgram) -> dict[str, list[Any]]:
+    """Each result of a program on each rank."""
+    import numpy as np
+
+    shares: dict[str, list[Any]] = {result.name: [] for result in program.interface.results}
+    for path in program.files("answers"):
+        with np.load(path) as answers:
+            for name, key in zip(shares, answers.files, strict=True):
+                shares[name].append(answers[key])
+    return shares
 
 
 def _require_computed(program: FetchedProgram, name: str, answer: Any) -> None:
@@ -357,11 +381,17 @@ def _require_computed(program: FetchedProgram, name: str, answer: Any) -> None:
                 f"verification failed: {program.name} left the state {name} as it was, so the alias of its input and "
                 "its output is lost; see `nxpipe doctor --hardware`"
             )
-    if golden.size and np.ptp(golden) and np.array_equal(answer, np.full_like(answer, answer.flat[0]), equal_nan=True):
+    if _varies(golden) and not _varies(answer):
         raise VerificationFailed(
             f"verification failed: {program.name} {name} is {answer.flat[0]} everywhere, where the golden answer "
             "varies: a core was not initialised, or did not run the program; restart the instance and try again"
         )
+
+
+def _varies(array: Any) -> bool:
+    """True if an array has two different elements; NaN is equal to NaN."""
+    first = array.reshape(-1)[:1]
+    return bool(((array != first) & ((array == array) | (first == first))).any())
 
 
 def _require_within(program: FetchedProgram, deviation: Deviation, allowed: Thresholds, where: str = "") -> None:

@@ -1,4 +1,4 @@
-"""`nxpipe prove`: golden inputs on a stand-in device, whose programs XLA computes: evidence, or none and one sentence."""
+"""`nxpipe prove` on a stand-in device, whose programs XLA computes: evidence, or none and one sentence."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -53,7 +54,8 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Artifacts:
         config, options = MODELS[kind]
         key = str(built(folder, write_model(folder / kind, dict(config)), "--tp", str(degree), *options)["request_key"])
         store = open_store(str(folder / "store"))
-        (folder / "name").write_text(for_devices(store, store.resolve(key), folder).name)
+        made = for_devices(store, store.resolve(key), folder, drops_unused=degree > 1)  # as the compiler may do
+        (folder / "name").write_text(made.name)
         return folder
 
     return artifact
@@ -228,21 +230,28 @@ def test_the_command_imports_neither_torch_nor_transformers_nor_jax(
 
 
 @pytest.mark.sample(2)
-def test_an_interrupted_command_leaves_no_file_no_process_and_no_evidence(
-    world: Callable[..., World], device: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupted_command_leaves_no_file_and_no_evidence(
+    world: Callable[..., World], device: Callable[..., None], tmp_path: Path
 ) -> None:
     store, published = world()
     device(defect="hang")
     (tmp_path / "tmp").mkdir()
     environment = {**os.environ, "PYTHONPATH": ":".join(sys.path), "TMPDIR": str(tmp_path / "tmp")}
     command = subprocess.Popen([str(NXPIPE), "prove", published.name], env=environment, stderr=subprocess.DEVNULL)
-    while not list((tmp_path / "tmp").glob("nxpipe-ranks-*/rank-0.json")):
+    while not any(map(_runs_programs, (tmp_path / "tmp").glob("nxpipe-ranks-*/rank-0.json"))):
         assert command.poll() is None
         time.sleep(0.05)
     command.send_signal(signal.SIGINT)
     assert command.wait(60) == INTERRUPTED.number
     assert list((tmp_path / "tmp").iterdir()) == []
     assert proofs(store, published) == []
+
+
+def _runs_programs(job: Path) -> bool:
+    """True for the job of a rank that runs programs; False for the one before it, which may be gone by now."""
+    with suppress(FileNotFoundError):
+        return "device_model:replay" in job.read_text()
+    return False
 
 
 def test_surroundings_have_no_path_and_no_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
