@@ -5,7 +5,7 @@ inputs make equal manifests, and any number of builders may add evidence. Sectio
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -16,7 +16,6 @@ from nxpipe.artifact_store.layout import evidence_path
 from nxpipe.artifact_store.manifest import MAX_EXECUTABLES, MAX_OUTPUTS, Manifest
 
 MAX_EVIDENCE_BYTES: Final = 32 * 1024**2
-UNVERIFIED: Final = "it has no evidence of a verification; build it again without --no-verify"
 
 # Kinds of evidence, by what ran: the graph in the engines' arithmetic, the program on the emulated core, the HLO module
 # by XLA on the CPU, the NEFF on Neuron devices.
@@ -25,6 +24,14 @@ INSTRUCTIONS: Final = "instructions"
 XLA: Final = "xla"
 DEVICE: Final = "device"
 KINDS: Final = (EMULATED, INSTRUCTIONS, XLA, DEVICE)
+
+UNVERIFIED: Final = "it has no evidence of a verification; build it again without --no-verify"
+_ABSENT: Final[Mapping[str, str]] = {
+    EMULATED: UNVERIFIED,
+    INSTRUCTIONS: "it has no evidence of kind instructions; run: nxpipe verify {} --mode isa --attest",
+    XLA: "it has no evidence of kind xla; build it with --backend neuronx, and without --no-verify",
+    DEVICE: "it has no evidence of kind device; on an instance with Neuron devices, run: nxpipe prove {}",
+}
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Distance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -117,10 +124,10 @@ class Evidence(Sealed):
         return next((compared for compared in self.programs if compared.program == program), None)
 
 
-def document_gap(manifest: Manifest, evidence: Evidence) -> str | None:
+def document_gap(manifest: Manifest, evidence: Evidence, kind: str = EMULATED) -> str | None:
     """A message about the first program or output that a document does not cover; None if it covers the artifact."""
-    if evidence.kind != EMULATED:
-        return f"evidence {evidence.digest} is of kind {evidence.kind}, not {EMULATED}"
+    if evidence.kind != kind:
+        return f"evidence {evidence.digest} is of kind {evidence.kind}, not {kind}"
     for executable in manifest.executables:
         compared = evidence.of(executable.name)
         if compared is None:
@@ -131,12 +138,20 @@ def document_gap(manifest: Manifest, evidence: Evidence) -> str | None:
     return None
 
 
-def coverage_gap(manifest: Manifest, evidence: Sequence[Evidence]) -> str | None:
-    """None if one document covers the whole artifact; else the gap of the first document, as a message."""
-    gaps = [document_gap(manifest, document) for document in evidence]
+def coverage_gap(manifest: Manifest, evidence: Sequence[Evidence], kind: str = EMULATED) -> str | None:
+    """None if one document of the kind covers the whole artifact; else the gap of the first of them, as a message."""
+    gaps = [document_gap(manifest, document, kind) for document in evidence if document.kind == kind]
     if None in gaps:
         return None
-    return gaps[0] if gaps else UNVERIFIED
+    return gaps[0] if gaps else _ABSENT[kind].format(manifest.name)
+
+
+def missing_kinds(
+    manifest: Manifest, evidence: Sequence[Evidence], kinds: Collection[str] = (EMULATED,)
+) -> dict[str, str]:
+    """The kinds that no document covers, each with its gap as a message."""
+    gaps = ((kind, coverage_gap(manifest, evidence, kind)) for kind in kinds)
+    return {kind: gap for kind, gap in gaps if gap is not None}
 
 
 def _refuse_duplicates(what: str, names: Iterable[str]) -> None:

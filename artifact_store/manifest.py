@@ -154,7 +154,7 @@ class Manifest(Document):
     @property
     def runs_on_devices(self) -> bool:
         """True if each program can be run by a Neuron device."""
-        return all(executable.device for executable in self.executables)
+        return bool(self.executables) and all(executable.device for executable in self.executables)
 
     @property
     def request_key(self) -> str:

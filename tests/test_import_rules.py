@@ -78,7 +78,7 @@ def _reported(file: str, line: str) -> str:
 
 
 ALLOWED_OUTSIDE = {
-    "emulator": {"jaxlib", "numpy", "ml_dtypes", "onnx", "torch", "torch_neuronx", "transformers"},
+    "emulator": {"jaxlib", "numpy", "ml_dtypes", "onnx", "torch", "transformers"},
     "artifact_store": {"pydantic", "pydantic_core", "boto3", "botocore", "cryptography"},
     "stacks": {"aws_cdk", "cdk_nag", "constructs", "jsii"},
 }

@@ -4,7 +4,7 @@ Tests and modules marked `sample(n)` run one n-th of their cases in the commit t
 commit, a number for the test's name and the indices of the case, one for each `parametrize`, add up to a multiple of n.
 So n successive numbers run all cases, a value of one parameter occurs in every run if another has n values, and all
 workers and reruns of a commit run the same cases. The other cases get the mark `slow`, which is the nightly tier's.
-`sample(n, "name")` takes this name for the test's, so that tests with one expensive fixture run on the same commits.
+`sample(n, "name")` runs all cases of all tests with this name on every n-th commit: those with one expensive fixture.
 """
 
 import subprocess
@@ -50,14 +50,15 @@ def mark_unsampled(items: Sequence[pytest.Item], number: int) -> None:
     for item in items:
         mark = item.get_closest_marker("sample")
         if mark is not None and isinstance(item, pytest.Function):
-            parts, *name = mark.args
-            if (_place(item, *name) + number) % parts:
+            parts, *group = mark.args
+            place = crc32(group[0].encode()) if group else _place(item)
+            if (place + number) % parts:
                 item.add_marker("slow")
 
 
-def _place(item: pytest.Function, name: str | None = None) -> int:
-    """The sum of the indices, one for each `parametrize`, and a start number for the name, the test's unless given."""
-    place = crc32((name or item.originalname).encode())
+def _place(item: pytest.Function) -> int:
+    """The sum of the indices, one for each `parametrize`, and a start number for the test's name."""
+    place = crc32(item.originalname.encode())
     if not hasattr(item, "callspec"):
         return place
     indices = dict(item.callspec.indices)

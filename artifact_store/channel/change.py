@@ -9,7 +9,7 @@ from nxpipe.artifact_store.channel.generation import Generation, Served, Signatu
 from nxpipe.artifact_store.channel.log import Appended, ChannelLog
 from nxpipe.artifact_store.documents import as_time
 from nxpipe.artifact_store.errors import Corrupt, NotFound, Refused
-from nxpipe.artifact_store.evidence import Evidence, coverage_gap
+from nxpipe.artifact_store.evidence import Evidence, missing_kinds
 from nxpipe.artifact_store.layout import action_path
 from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.artifact_store.pins import Pins
@@ -21,8 +21,8 @@ _LONGEST_REASON: Final = 4096  # characters of a document's text
 
 Sign = Callable[[bytes], Signature]
 EvidenceCheck = Callable[
-    [Manifest, Sequence[Evidence]], str | None
-]  # why the evidence is insufficient; None if it suffices
+    [Manifest, Sequence[Evidence]], Mapping[str, str]
+]  # the required kinds of evidence that are missing, each with the reason
 EvidenceVerifier = Callable[[Evidence], bool]
 ProgramCheck = Callable[[Manifest], str | None]  # why a fleet of the channel cannot run the programs; None if all can
 ArtifactCheck = Callable[[Served], str | None]  # why the channel's policy refuses the artifact; None if it accepts it
@@ -38,11 +38,23 @@ class Author:
 
 
 @dataclass(frozen=True)
+class EvidenceWaiver:
+    """Kinds of evidence that one promotion does without, and why: the log records both."""
+
+    kinds: frozenset[str]
+    because: str
+
+    @classmethod
+    def of(cls, kinds: Collection[str], because: str) -> "EvidenceWaiver | None":
+        return cls(frozenset(kinds), because) if kinds else None
+
+
+@dataclass(frozen=True)
 class Requirements:
     """Preconditions of a promotion.
 
     `targets`: the targets of the channel's fleets, by model. `check_programs`: decides whether the fleets can run the
-    programs; None for an artifact that runs there already. `check_evidence`: decides whether evidence is sufficient.
+    programs; None for an artifact that runs there already. `check_evidence`: returns the missing kinds of evidence.
     `check_artifact`, `verify_evidence`: verify the signatures of artifacts and of evidence; None if the policy requires
     no signature. `trust`: verifies the channel's log.
     """
@@ -50,7 +62,7 @@ class Requirements:
     targets: Mapping[str, Collection[str]] = field(default_factory=dict)
     check_artifact: ArtifactCheck | None = None
     trust: ChannelVerifier = ALL
-    check_evidence: EvidenceCheck = coverage_gap
+    check_evidence: EvidenceCheck = missing_kinds
     verify_evidence: EvidenceVerifier | None = None
     check_programs: ProgramCheck | None = None
 
@@ -63,15 +75,22 @@ def promote(
     requirements: Requirements,
     *,
     expected: int | None = None,
+    waiver: EvidenceWaiver | None = None,
 ) -> Appended:
-    """Append a generation with these artifacts, each in place of the artifact of the same model and target."""
+    """Append a generation with these artifacts, each in place of the artifact of the same model and target.
+
+    `waiver` allows missing evidence of some kinds. The reason in the generation says so, if any was missing.
+    """
     trust = requirements.trust
     log = trust.log(store.backend, channel)
     news = [Served.of(artifact) for artifact in artifacts]
     manifests = [artifact.record.manifest for artifact in artifacts]
     with Pins(store.backend).pinned(manifests, actor=author.actor, reason=f"promotion to {channel}"):
+        missing: dict[str, str] = {}
         for artifact in artifacts:
             _check_artifact(store, artifact, channel, requirements)
+            missing |= _missing_evidence(store, artifact, channel, requirements, waiver)
+        by = _without_evidence(author, waiver, missing)
 
         def follow(tip: Generation | None) -> Generation | None:
             _require_tip(tip, expected, channel)
@@ -82,7 +101,7 @@ def promote(
                 _require_trusted_remainder(log, tip, news, trust, store, fault)
             elif tip is not None and state == tip.artifacts:
                 return None
-            return _trusted(_next(store, channel, tip, author, state, restores=None), trust)
+            return _trusted(_next(store, channel, tip, by, state, restores=None), trust)
 
         return _marked(log.append(follow), trust)
 
@@ -172,8 +191,20 @@ def _with_override(author: Author, faults: Sequence[str], despite: str | None) -
     if despite is None:
         raise Refused(f"{faults[0]}, or override the policy with --despite-policy REASON, which the log records")
     others = f", and {len(faults) - 1} more are in doubt" if len(faults) > 1 else ""
-    override = f"despite the signing policy, because {despite} ({faults[0]}{others})"
-    reason = f"{override}; {author.reason}" if author.reason else override
+    return _noting(author, f"despite the signing policy, because {despite} ({faults[0]}{others})")
+
+
+def _without_evidence(author: Author, waiver: EvidenceWaiver | None, missing: Mapping[str, str]) -> Author:
+    """The author, with the missing kinds of evidence in the reason that the log records, if there are any."""
+    if waiver is None or not missing:
+        return author
+    kinds, faults = " and ".join(sorted(missing)), "; ".join(missing.values())
+    note = f"without {kinds} evidence, because {waiver.because} ({faults})"
+    return replace(author, reason=note[:_LONGEST_REASON]) if author.reason == waiver.because else _noting(author, note)
+
+
+def _noting(author: Author, note: str) -> Author:
+    reason = f"{note}; {author.reason}" if author.reason else note
     return replace(author, reason=reason[:_LONGEST_REASON])
 
 
@@ -251,8 +282,35 @@ def _check_artifact(store: Store, artifact: Published, channel: str, requirement
         )
     if requirements.check_artifact is not None and (reason := requirements.check_artifact(Served.of(artifact))):
         raise Refused(reason)
-    if reason := requirements.check_evidence(artifact.manifest, _verified_evidence(store, artifact, requirements)):
-        raise Refused(f"{artifact.name} cannot be served on channel {channel}: {reason}")
+
+
+def _missing_evidence(
+    store: Store, artifact: Published, channel: str, requirements: Requirements, waiver: EvidenceWaiver | None
+) -> dict[str, str]:
+    """The missing kinds of evidence that the waiver allows, with artifact and reason; another one is refused."""
+    missing = evidence_faults(store, artifact, requirements)
+    waived = waiver.kinds if waiver else frozenset()
+    for kind, reason in missing.items():
+        if kind not in waived:
+            raise Refused(f"{artifact.name} cannot be served on channel {channel}: {reason}")
+    return {kind: f"{artifact.name}: {reason}" for kind, reason in missing.items()}
+
+
+def evidence_faults(store: Store, artifact: Published, requirements: Requirements) -> dict[str, str]:
+    """The required kinds of evidence that an artifact lacks, each with the reason. Unsigned evidence does not count, if
+    a signature is required."""
+    evidence, verify = store.evidence(artifact.manifest_digest), requirements.verify_evidence
+    verified = [document for document in evidence if verify is None or verify(document)]
+    unsigned = {document.kind for document in evidence} - {document.kind for document in verified}
+    return {
+        kind: _UNSIGNED.format(kind=kind, name=artifact.name) if kind in unsigned else reason
+        for kind, reason in requirements.check_evidence(artifact.manifest, verified).items()
+    }
+
+
+_UNSIGNED: Final = (
+    "its {kind} evidence is not signed by the keys that its channel trusts; sign it with: nxpipe store sign {name}"
+)
 
 
 def _require_trusted_remainder(
@@ -270,18 +328,6 @@ def _require_trusted_remainder(
             f"generation {tip.generation} of channel {log.channel} {fault}, and no trusted generation serves "
             f"{' and '.join(served.name for served in untrusted)}; promote all artifacts in one command, or roll back"
         )
-
-
-def _verified_evidence(store: Store, artifact: Published, requirements: Requirements) -> Sequence[Evidence]:
-    evidence = store.evidence(artifact.manifest_digest)
-    verify = requirements.verify_evidence
-    verified = [document for document in evidence if verify is None or verify(document)]
-    if evidence and not verified:
-        raise Refused(
-            f"the evidence of {artifact.name} is not signed by the keys that its channel trusts; "
-            f"sign it with: nxpipe store sign {artifact.name}"
-        )
-    return verified
 
 
 def _require_targets(state: Sequence[Served], news: Sequence[Served], channel: str, requirements: Requirements) -> None:

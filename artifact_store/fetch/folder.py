@@ -2,7 +2,8 @@
 
     manifest.json            the manifest, byte for byte: its SHA-256 is the artifact's name; written
                              last, so that a folder with a manifest is complete
-    executables/<name>.nxe   one compiled program each; .neff for backend neuronx
+    executables/<name>.nxe   one compiled program each, for the emulator; or
+    executables/<name>.neff  for Neuron devices, with its interface in <name>.json
     weights.safetensors      all weights in one file, which readers map into memory
     files/<path>             other files of the model
     .nxpipe                  marks the folder as a fetch target, with the content and stamp of each file: unchanged
@@ -17,6 +18,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -30,7 +32,7 @@ from nxpipe.artifact_store.fetch.cached_store import MirroredBlobs
 from nxpipe.artifact_store.fetch.file_layout import AssembledFile, sha256_between, weights_file
 from nxpipe.artifact_store.fetch.local_files import date, stamp
 from nxpipe.artifact_store.fetch.ranges import at_once
-from nxpipe.artifact_store.manifest import File, Manifest, Tensor
+from nxpipe.artifact_store.manifest import Executable, File, Manifest, Tensor
 from nxpipe.artifact_store.weights import read_weights
 
 MANIFEST: Final = "manifest.json"
@@ -227,7 +229,20 @@ def _write_notes(files: SafeFolder, noted: Mapping[str, Note]) -> None:
 
 
 WEIGHTS: Final = "weights.safetensors"
-_SUFFIXES: Final = {"emulator": ".nxe", "neuronx": ".neff"}  # of a program's file, by backend
+# Files of an artifact that only the emulator's programs need: graphs, constant tables, and figures of a program.
+_OF_THE_EMULATOR: Final = ("graphs/", "constants/", "utilisation.json")
+
+
+class Programs(StrEnum):
+    """The programs of an artifact that a folder gets: those for Neuron devices, or the emulator's."""
+
+    DEVICE = "device"
+    EMULATOR = "emulator"
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "Programs":
+        """The programs for devices, if the artifact has them."""
+        return cls.DEVICE if manifest.runs_on_devices else cls.EMULATOR
 
 
 @dataclass(frozen=True)
@@ -239,14 +254,19 @@ class Fetched:
     bytes_written: int
 
 
-def fetch(blobs: Blobs, manifest: Manifest, folder: Path, sent: Sent = ignore_progress) -> Fetched:
-    """Make a folder hold exactly this artifact. A repetition is cheap, and resumes an interrupted fetch."""
+def fetch(
+    blobs: Blobs, manifest: Manifest, folder: Path, sent: Sent = ignore_progress, programs: Programs | None = None
+) -> Fetched:
+    """Make a folder hold exactly this artifact, with one kind of its programs. A repetition is cheap, and resumes an
+    interrupted fetch."""
     sent = serialized(sent)
     document = manifest.to_bytes()
     digest = Blob.of(document).sha256
-    files = _files(manifest)
+    files = _files(manifest, programs)
     filled = open_folder(folder, digest)
     missing = {path: blob for path, blob in files.items() if not filled.has(path, blob.sha256, holds(blob.sha256))}
+    if missing:
+        filled.remove(MANIFEST)  # of a folder with the other programs; a folder with a manifest is complete
     written = sum(map(_size, missing.values()))
     sent(sum(map(_size, files.values())) - written)
 
@@ -259,25 +279,44 @@ def fetch(blobs: Blobs, manifest: Manifest, folder: Path, sent: Sent = ignore_pr
     return Fetched(folder, digest, written)
 
 
-def size_of(manifest: Manifest) -> int:
+def size_of(manifest: Manifest, programs: Programs | None = None) -> int:
     """The total of bytes that a fetch reports to `sent`."""
-    return sum(map(_size, _files(manifest).values())) + sum(map(_size, {tensor.stored for tensor in manifest.weights}))
+    return sum(map(_size, _files(manifest, programs).values())) + sum(
+        map(_size, {tensor.stored for tensor in manifest.weights})
+    )
 
 
 def _size(blob: Blob) -> int:
     return blob.size
 
 
-def _files(manifest: Manifest) -> dict[str, Blob]:
+def _files(manifest: Manifest, programs: Programs | None) -> dict[str, Blob]:
     for executable in manifest.executables:
         if "/" in executable.name or executable.name in (".", ".."):
             raise Refused(f"the program name {executable.name!r} is not a file name; publish it under another name")
-    suffix = _SUFFIXES.get(manifest.backend, "")
+    chosen = programs or Programs.of(manifest)
     files = [
-        *((f"executables/{executable.name}{suffix}", executable.blob) for executable in manifest.executables),
-        *((f"files/{file.path}", file.blob) for file in manifest.files),
+        *(
+            (f"executables/{path}", blob)
+            for executable in manifest.executables
+            for path, blob in _of(executable, chosen)
+        ),
+        *((f"files/{file.path}", file.blob) for file in manifest.files if _is_read_by(chosen, file.path)),
     ]
     return {parse_document(File, {"path": path, "blob": blob}).path: blob for path, blob in files}
+
+
+def _of(executable: Executable, programs: Programs) -> list[tuple[str, Blob]]:
+    name, device = executable.name, executable.device
+    if programs is Programs.EMULATOR:
+        return [(f"{name}.nxe", executable.blob)]
+    if device is None:
+        raise Refused(f"program {name} has no NEFF for Neuron devices; build the artifact with --backend neuronx")
+    return [(f"{name}.neff", device.neff), (f"{name}.json", device.interface)]
+
+
+def _is_read_by(programs: Programs, path: str) -> bool:
+    return programs is Programs.EMULATOR or not path.startswith(_OF_THE_EMULATOR)
 
 
 def _fetch_weights(blobs: Blobs, tensors: Sequence[Tensor], filled: Filled, sent: Sent) -> int:

@@ -1,10 +1,9 @@
-"""Reference: the model in PyTorch eager mode, in float32 or a narrower type; it is run, or traced for neuronx-cc."""
+"""Reference: the model in PyTorch eager mode, in float32 or a narrower type."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,36 +96,3 @@ def _tensors(result: Any) -> Iterator[Any]:
 def _array(tensor: Any) -> Array:
     exact: Array = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
     return exact
-
-
-class _ByPosition(torch.nn.Module):
-    """A module whose inputs and outputs are tuples, as torch_neuronx.trace needs."""
-
-    def __init__(self, model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-        super().__init__()
-        self.model = model
-        self._inputs = inputs
-        self._outputs = outputs
-
-    def forward(self, *tensors: Any) -> tuple[Any, ...]:
-        outputs = self.model(**dict(zip(self._inputs, tensors, strict=True)))
-        return tuple(outputs[name] for name in self._outputs)
-
-
-def trace_for_neuron(
-    request: CaptureRequest,
-    parameters: Mapping[str, Array],
-    inputs: Mapping[str, Array],
-    outputs: Sequence[str],
-    workdir: Path,
-    arguments: str,
-) -> None:
-    """Write a NEFF that contains the weights into `workdir`. Traces on the CPU; needs no Neuron device."""
-    import torch_neuronx
-
-    reference = Reference(request, parameters, request.dtype)
-    module = _ByPosition(reference.model, tuple(inputs), outputs).eval()
-    example = tuple(reference.tensors(inputs).values())
-    workdir.mkdir(parents=True, exist_ok=True)
-    with torch.no_grad():
-        torch_neuronx.trace(module, example, compiler_workdir=str(workdir), compiler_args=arguments, cpu_backend=True)

@@ -74,10 +74,11 @@ class LoadedModule:
     the devices' memory between runs if they are passed on as they were returned.
     """
 
-    def __init__(self, text: str, interface: Interface, parameters: Mapping[str, Array]) -> None:
+    def __init__(self, module: str | bytes, interface: Interface, parameters: Mapping[str, Array]) -> None:
+        """`module` is StableHLO text, or a serialized HloModuleProto."""
         self._interface = interface
         self._devices = _Devices.of(interface.degree)
-        self._program = self._devices.compiled(text)
+        self._program = self._devices.compiled(module)
         same = [parameters] * interface.degree
         self._weights = {weight.name: self._placed(weight, same) for weight in self._arguments(Role.PARAMETER)}
 
@@ -152,15 +153,17 @@ class _Devices:
 
         return _Devices(client, devices, over(*devices), tuple(over(device) for device in devices))
 
-    def compiled(self, text: str) -> Any:
-        extension, _, _ = _jaxlib()
+    def compiled(self, module: str | bytes) -> Any:
+        extension, hlo, _ = _jaxlib()
         options = extension.CompileOptions()
         options.num_replicas, options.num_partitions = len(self.devices), 1
         ranks = np.arange(len(self.devices), dtype=np.int32).reshape(-1, 1)
         options.device_assignment = extension.DeviceAssignment.create(ranks)
         options.env_option_overrides = list(_OVERRIDES)
         try:
-            return self.client.compile_and_load(text, extension.DeviceList(self.devices), options)
+            if isinstance(module, bytes):
+                module = extension.mlir.xla_computation_to_mlir_module(hlo.XlaComputation(module))
+            return self.client.compile_and_load(module, extension.DeviceList(self.devices), options)
         except (ValueError, RuntimeError) as fault:
             raise ExecutionError(f"XLA does not compile the module: {fault}") from fault
 

@@ -6,7 +6,8 @@ NEFF is created first: its creator owns the entry, and other writers stop before
 `model.done` is created last: readers ignore a folder without it.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -20,15 +21,7 @@ from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.artifact_store.names import choose
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.artifacts.channels import model_id, unknown_channel
-from nxpipe.pipeline.compile.neuronx.cache_entry import (
-    DONE,
-    NEFF,
-    CacheEntry,
-    EntryState,
-    entries_of,
-    folder_of,
-    state_of,
-)
+from nxpipe.pipeline.util.errors import ProgramInvalid
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
@@ -38,12 +31,87 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.config import Config
 
 
+_KEPT: Final = "neuron-cache"  # folder of an artifact's files, with a folder for each program
+NEFF: Final = "model.neff"
+DONE: Final = "model.done"
+_FAILED: Final = "model.log"  # the compiler's output
+_LOCK: Final = ".lock"
+_COMPILER: Final = re.compile(r"neuronxcc-[0-9A-Za-z][0-9A-Za-z.+_-]*")
+_MODULE: Final = re.compile(r"MODULE_[0-9A-Za-z]+\+[0-9A-Za-z]+")  # the hash of the graph, that of the flags
+
+
+class EntryState(Enum):
+    READY = "ready"
+    LOCKED = "locked"  # a compiler is running, or was killed
+    FAILED = "failed"  # a failed compilation, which is not repeated
+    UNFINISHED = "unfinished"
+
+
+def state_of(names: Collection[str]) -> EntryState:
+    """The state by the files of the folder. A lock beside a finished NEFF is stale."""
+    if NEFF in names and DONE in names:
+        return EntryState.READY
+    if any(name.endswith(_LOCK) for name in names):
+        return EntryState.LOCKED
+    return EntryState.FAILED if DONE in names or _FAILED in names else EntryState.UNFINISHED
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """A finished cache entry in an artifact."""
+
+    program: str  # of the artifact that keeps it
+    folder: str  # in a cache
+    files: Mapping[str, "Blob"]
+
+    @property
+    def size(self) -> int:
+        return sum(blob.size for blob in self.files.values())
+
+    def path(self, name: str) -> str:
+        return f"{self.folder}/{name}"
+
+
+def entries_of(manifest: Manifest) -> list[CacheEntry]:
+    """The cache entries of an artifact's programs; ProgramInvalid if one is not complete."""
+    files_of: dict[tuple[str, str], dict[str, Blob]] = {}
+    for file in manifest.files:
+        top, _, path = file.path.partition("/")
+        if top == _KEPT:
+            program, folder, name = _parts(manifest, path)
+            files_of.setdefault((program, folder), {})[name] = file.blob
+    for (program, folder), files in files_of.items():
+        if state_of(files) is not EntryState.READY:
+            raise ProgramInvalid(
+                f"{manifest.model.id} {program}: {folder} lacks {NEFF} or {DONE}; build the model again"
+            )
+    return [CacheEntry(program, folder, files) for (program, folder), files in files_of.items()]
+
+
+def folder_of(path: str) -> str | None:
+    """The entry that a file of a cache belongs to; None for a file of no entry."""
+    compiler, _, rest = path.partition("/")
+    module, _, name = rest.partition("/")
+    named = _COMPILER.fullmatch(compiler) and _MODULE.fullmatch(module) and name and "/" not in name
+    return f"{compiler}/{module}" if named else None
+
+
+def _parts(manifest: Manifest, path: str) -> tuple[str, str, str]:
+    program, _, file = path.partition("/")
+    folder = folder_of(file)
+    if folder is None or program not in {executable.name for executable in manifest.executables}:
+        raise ProgramInvalid(
+            f"{manifest.model.id}: its file {_KEPT}/{path} belongs to no cache entry of its programs; build "
+            "the model again"
+        )
+    return program, folder, file.removeprefix(f"{folder}/")
+
+
+# Selection ----------------------------------------------------------------------------------------------------------
+
 _BACKEND: Final = "neuronx"
 _NO_DEVICE: Final = "no Neuron device runs the emulator's programs"
-_BUILD_IT: Final = "build with --backend neuronx"
-_TRACED: Final = (
-    "AWS documents that torch_neuronx.trace uses no cache; `nxpipe agent run` and `nxpipe store fetch` bring them"
-)
+_UNCACHED: Final = "builds compile without that cache; `nxpipe agent run` and `nxpipe store fetch` bring the programs"
 
 
 class NothingToExport(NotFound):
@@ -76,7 +144,7 @@ class ExportSelection:
             return None
         return (
             f"{self.name}: {len(self.without)} of {len(self.manifest.executables)} programs came with no cache entry "
-            f"({', '.join(self.without)}); {_TRACED}"
+            f"({', '.join(self.without)}); {_UNCACHED}"
         )
 
 
@@ -87,7 +155,7 @@ def select_named(store: "Store", names: Sequence[str]) -> list[ExportSelection]:
     chosen = [_chosen(artifact.manifest) for artifact in by_key.values()]
     for artifact in chosen:
         if artifact.manifest.backend != _BACKEND:
-            raise NothingToExport(f"{artifact.name} cannot be exported: {_NO_DEVICE}; {_BUILD_IT}")
+            raise NothingToExport(f"{artifact.name} cannot be exported: {_NO_DEVICE}; name another artifact")
     return chosen
 
 
@@ -115,7 +183,7 @@ def select_configured(
     if not chosen:
         raise NothingToExport(
             f"{store.url} holds no artifact of neuronx-cc for the models of nxpipe.toml ({len(config.models)}); "
-            f"{_BUILD_IT}, or name other artifacts"
+            "name other artifacts"
         )
     return list(chosen.values())
 

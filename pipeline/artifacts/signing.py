@@ -67,13 +67,15 @@ def _identity(url: str) -> str:
 
 
 def unused_channels(config: "Config") -> "Iterator[str]":
-    """Warnings about channels in [signing] that no fleet serves and that resemble a fleet's channel without a rule."""
+    """Warnings about channels in [signing] and [channels.NAME] that no fleet serves and that resemble a fleet's channel
+    without a rule."""
     signing = config.signing
-    with_rule = {*signing.require, *(channel for key in signing.trusted for channel in key.channels or ())}
-    without_rule = sorted({fleet.channel for fleet in config.fleets} - with_rule)
-    for channel in sorted(with_rule - {fleet.channel for fleet in config.fleets}):
-        if hint := did_you_mean(channel, without_rule):
-            yield f"[signing] names channel {channel}, but no fleet of nxpipe.toml serves it{hint}"
+    signed = {*signing.require, *(channel for key in signing.trusted for channel in key.channels or ())}
+    served = {fleet.channel for fleet in config.fleets}
+    for table, with_rule in (("[signing]", signed), ("[channels.NAME]", set(config.channels))):
+        for channel in sorted(with_rule - served):
+            if hint := did_you_mean(channel, sorted(served - with_rule)):
+                yield f"{table} names channel {channel}, but no fleet of nxpipe.toml serves it{hint}"
 
 
 def _default_keys(config: "Config", folder: Path) -> "Iterator[TrustedKey]":

@@ -156,8 +156,8 @@ def find_unverified(published: Published, store: Store, request: BuildSpec, allo
 
 @dataclass
 class _Lookup:
-    """A resolved artifact, its cells' cache keys, and its state in the store. `cells`: shape, program key and evidence
-    key ("" without verification)."""
+    """A resolved artifact, its cells' cache keys, and its state in the store. `cells`: shape, and the keys of
+    its steps."""
 
     spec: ModelSpec
     request: BuildSpec
@@ -196,7 +196,7 @@ def make_plan(
     ):
         lookup.is_published, lookup.unverified = True, unverified
     for lookup in lookups:
-        lookup.cells = [(shape, _cache_keys(lookup.request, shape)) for shape in sorted(lookup.request.shapes)]
+        lookup.cells = [(shape, lookup.request.cell_keys(shape)) for shape in sorted(lookup.request.shapes)]
     open_keys = [key for lookup in lookups if not lookup.is_complete for _, keys in lookup.cells for key in keys]
     step_results = frozenset() if force else _present(store, PARTS, part_path, open_keys)
     failures = frozenset() if force else _present(store, FAILURES, failure_path, set(open_keys) - step_results)
@@ -228,12 +228,6 @@ def _unverified(store: Store, thresholds: Thresholds, lookup: _Lookup) -> Unveri
     """`find_unverified`; an artifact that was just removed counts as one to publish again."""
     published = store.find(lookup.key)
     return find_unverified(published, store, lookup.request, thresholds) if published else Unverified()
-
-
-def _cache_keys(request: BuildSpec, shape: Shape) -> tuple[str, ...]:
-    """Cache keys of the program and, if it is verified, of its evidence; the last one is the cell's."""
-    program = request.program_key(shape)
-    return (program, request.evidence_key(shape, program)) if request.verified else (program,)
 
 
 def _present(store: Store, folder: str, path_of: Callable[[str], str], keys: Iterable[str]) -> frozenset[str]:

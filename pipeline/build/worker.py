@@ -20,14 +20,14 @@ from nxpipe.artifact_store.builds import StepResult, keep_step_result, observed,
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Incomplete
-from nxpipe.artifact_store.evidence import EMULATED, Evidence, Limits
+from nxpipe.artifact_store.evidence import Evidence, Limits
 from nxpipe.artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
 from nxpipe.artifact_store.weights import Elements, put_weights
 from nxpipe.emulator.confinement import active_limits, confined
 from nxpipe.pipeline.build.cache import hold_lease, raise_known_failure, record_failure
 from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog, JobStarted, failure_from
 from nxpipe.pipeline.build.plan import find_unverified
-from nxpipe.pipeline.compile.artifact_files import UTILISATION
+from nxpipe.pipeline.compile.artifact_files import UTILISATION, device_program
 from nxpipe.pipeline.compile.artifact_files import to_bytes as utilisation_file
 from nxpipe.pipeline.compile.backend import PROGRAM, Backend, BackendOutput
 from nxpipe.pipeline.compile.spec import BuildSpec
@@ -35,7 +35,7 @@ from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.thresholds import Thresholds, require_within
 from nxpipe.pipeline.util.progress import Step, Watch
 from nxpipe.pipeline.util.text import human_bytes
-from nxpipe.pipeline.verify.evidence import WeightCache, collect_evidence, compared
+from nxpipe.pipeline.verify.evidence import EvidenceCollector, WeightCache, compared
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.backends.protocol import Sent
@@ -144,14 +144,18 @@ class CellBuilder:
         def program() -> BackendOutput:
             return backend.program(request, shape, run_frontend(), self._store, self._step, force=self._force)
 
-        def evidence() -> BackendOutput:
+        @cache
+        def collector() -> EvidenceCollector:
             weights = self._weight_cache.of(request, self._step)
-            return collect_evidence(request, shape, run_frontend(), weights, self._store, self._step, self._thresholds)
+            return EvidenceCollector(request, shape, run_frontend(), weights, self._store, self._step)
 
-        key = request.program_key(shape)
-        built = self._build_step(key, program)
-        if request.verified:
-            key = request.evidence_key(shape, key)
+        program_key, *evidence_keys = request.cell_keys(shape)
+        built = self._build_step(program_key, program)
+        for kind, key in zip(request.evidence_kinds, evidence_keys, strict=True):
+
+            def evidence(kind: str = kind) -> BackendOutput:
+                return collector().collect(kind, self._thresholds)
+
             built = self._build_step(key, evidence, observed, record_observation) or built
             self._require_thresholds(request, shape, key)
         return built
@@ -203,7 +207,7 @@ class CellBuilder:
 class _Program:
     shape: Shape
     result: StepResult
-    evidence: StepResult | None
+    evidence: Mapping[str, StepResult]  # by kind
 
     def executable(self) -> Executable:
         shape, facts = self.shape, self.result.facts
@@ -217,12 +221,21 @@ class _Program:
                 "graph_key": facts["graph_key"],
                 "outputs": facts["outputs"],
                 "blob": self.result.blob(PROGRAM),
+                "device": self._device(),
             }
         )
 
     def files(self) -> dict[str, Blob]:
         """Files beside the program, by path in the artifact."""
-        return {file.path: file.blob for file in self.result.files if file.path != PROGRAM}
+        apart = {PROGRAM, *device_program(self.shape.name).values()}
+        return {file.path: file.blob for file in self.result.files if file.path not in apart}
+
+    def _device(self) -> dict[str, object] | None:
+        """The program for Neuron devices, if the back end has compiled one."""
+        paths, stored = device_program(self.shape.name), {file.path for file in self.result.files}
+        if not stored.issuperset(paths.values()):
+            return None
+        return {field: self.result.blob(path) for field, path in paths.items()}
 
 
 def publish(
@@ -236,22 +249,28 @@ def publish(
             weights = put_weights(store.blobs, _elements(tensors), sent)
     with step("publish"):
         manifest = _manifest(request, programs, weights, store)
-        if request.verified:
-            store.attest(_evidence(request, programs, manifest, allowed))
+        for document in _evidence(request, programs, manifest, allowed):
+            store.attest(document)
         return store.publish(manifest)
 
 
-def _evidence(request: BuildSpec, programs: list[_Program], manifest: Manifest, allowed: Thresholds) -> Evidence:
-    results = tuple(compared(program.shape, program.evidence) for program in programs if program.evidence)
-    require_within(request.source.id, results, allowed)
+def _evidence(
+    request: BuildSpec, programs: list[_Program], manifest: Manifest, allowed: Thresholds
+) -> Iterator[Evidence]:
+    """A document of each kind."""
     limits = Limits.model_validate(asdict(allowed))
-    return Evidence(manifest=manifest.digest, kind=EMULATED, programs=results, limits=limits)
+    for kind in request.evidence_kinds:
+        results = tuple(compared(program.shape, program.evidence[kind]) for program in programs)
+        require_within(request.source.id, results, allowed)
+        yield Evidence(manifest=manifest.digest, kind=kind, programs=results, limits=limits)
 
 
 def _program(request: BuildSpec, shape: Shape, store: Store) -> _Program:
-    result = step_result(store, request.program_key(shape))
-    evidence = observed(store, request.evidence_key(shape)) if request.verified else None
-    if result is None or (request.verified and evidence is None):
+    program_key, *evidence_keys = request.cell_keys(shape)
+    result = step_result(store, program_key)
+    found = ((kind, observed(store, key)) for kind, key in zip(request.evidence_kinds, evidence_keys, strict=True))
+    evidence = {kind: document for kind, document in found if document is not None}
+    if result is None or len(evidence) < len(request.evidence_kinds):
         raise Incomplete(
             f"{request.source.id}: the build of {shape.name} is no longer in {store.url}; "
             "run the same command again to rebuild it"

@@ -91,7 +91,7 @@ def build(
     options.require_applicable()
     specs = specs_of_options(options.build_values(backend, no_verify), config, options.names, config_path.parent)
     if specs and specs[0].backend == "neuronx":
-        console.say("  A NEFF runs on Neuron devices only; nothing is verified on this machine.")
+        console.say("  The emulator's programs are verified here; the NEFFs of the same graphs run on devices only.")
     opened = open_uncached_store(store, config_path, console)
     run = BuildRun(console, opened, config, Thresholds.of(config), state, replace(build_options, force=force))
     plan = run.plan(specs)

@@ -94,11 +94,6 @@ def _cdk() -> str | None:
     return _program(str(local.resolve()) if local.exists() else "cdk", "--version")()
 
 
-def neuronx() -> str | None:
-    """The version of neuronx-cc, if it is installed."""
-    return _library("neuronx-cc")()
-
-
 NEEDS: Final = (
     Need("torch 2.13.0", "nxpipe build", _COMPILE, _library("torch", exactly="2.13.0")),
     Need("transformers", "nxpipe build", _COMPILE, _library("transformers")),
@@ -112,7 +107,7 @@ NEEDS: Final = (
     Need("git", "nxpipe init", "install git", _program("git", "--version"), optional=True),
     Need("ray", "building on several machines", "pip install 'nxpipe[ray]'", _library("ray"), optional=True),
     Need(
-        "neuronx-cc, torch-neuronx",
+        "neuronx-cc, jaxlib",
         "nxpipe build --backend neuronx",
         REMEDY,
         installed_releases,

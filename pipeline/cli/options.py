@@ -1,8 +1,9 @@
 """Options that several commands share. Importing them loads neither pydantic nor the configuration."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -43,6 +44,24 @@ class Label(click.ParamType[str]):
                 ctx,
             )
         return str(value)
+
+
+KINDS: Final = ("emulated", "instructions", "xla", "device")  # of evidence; artifact_store.evidence loads pydantic
+
+without_evidence_option = click.option(
+    "--without-evidence",
+    "without",
+    multiple=True,
+    type=click.Choice(KINDS),
+    metavar="KIND",
+    help="Promote without this kind of evidence; repeatable. Requires --reason; the log records both.",
+)
+
+
+def require_reason(without: Sequence[str], reason: str) -> None:
+    """Refuse a promotion without evidence that gives no reason for it."""
+    if without and not reason:
+        raise click.UsageError("--without-evidence requires --reason TEXT; the channel's log records both")
 
 
 class OneLine(click.ParamType[str]):

@@ -10,6 +10,7 @@ from nxpipe.pipeline.artifacts.signing import author_signature
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.cli.channel import change_options, record, require_unmanaged
 from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.options import require_reason, without_evidence_option
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 @click.argument("names", metavar="MODEL@KEY...", nargs=-1, required=True)
 @change_options
 @click.option("--expect", type=click.IntRange(0), metavar="N", help="Fail unless the channel is at generation N.")
+@without_evidence_option
 @click.pass_obj
 def promote(
     console: Console,
@@ -30,15 +32,19 @@ def promote(
     key: str | None,
     past_rollouts: bool,
     expect: int | None,
+    without: tuple[str, ...],
     store: str | None,
     config_path: Path,
 ) -> None:
     """Promote artifacts to a channel.
 
-    Each artifact replaces the one of the same model and target; all others stay. Fails for an incomplete or unverified
-    artifact, for a missing signature that the channel requires, for programs that a fleet of the channel cannot run
-    (those of the emulator, unless the fleet is a rehearsal), and if a fleet of the channel would be left without an
-    artifact for its target.
+    Each artifact replaces the one of the same model and target; all others stay. Fails for an incomplete
+    artifact, for missing evidence or a missing signature that the channel requires, for programs that a fleet of the
+    channel cannot run (those of the emulator, unless the fleet is a rehearsal), and if a fleet of the channel would be
+    left without an artifact for its target.
+
+    [channels.NAME] of nxpipe.toml sets the kinds of evidence; without it, a channel of a fleet with devices requires
+    emulated and device, any other emulated.
 
     The identity is that of the GitHub run, else git's user, else the user of this machine.
 
@@ -46,6 +52,7 @@ def promote(
     Example:
       nxpipe promote bert-base-uncased@4e9ce0 --channel production --reason "new tokenizer"
       nxpipe promote acme/rank@71f0aa acme/rank@c04e12 --channel production --expect 12
+      nxpipe promote acme/rank@71f0aa --channel production --without-evidence device --reason "first promotion"
     """
     from nxpipe.artifact_store.channel import change
     from nxpipe.pipeline.artifacts.channels import rehearsals_of
@@ -53,14 +60,16 @@ def promote(
     from nxpipe.pipeline.config import load_config
     from nxpipe.pipeline.rollout.input import requirements, unserved_channel_warning
 
+    require_reason(without, reason)
     require_unmanaged(channel, past_rollouts=past_rollouts)
     config, folder = load_config(config_path, os.environ, missing_ok=True), config_path.parent
     opened = open_uncached_store(store, config_path, console)
     if sentence := unserved_channel_warning(config, channel):
         console.say(f"Note: {sentence}")
     author = change.Author(actor or current_identity(), reason, author_signature(key, config, folder, channel, opened))
+    waiver = change.EvidenceWaiver.of(without, reason)
     needs = requirements(opened, config, folder, channel)
-    appended = change.promote(opened, channel, _select(opened, names), author, needs, expected=expect)
+    appended = change.promote(opened, channel, _select(opened, names), author, needs, expected=expect, waiver=waiver)
     record(console, appended, opened, key, rehearsals_of(config, folder, channel))
 
 

@@ -11,7 +11,16 @@ from nxpipe.pipeline.artifacts.store_url import open_uncached_store, require_las
 from nxpipe.pipeline.build.jobs import BuildOptions
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import executor_options
-from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, key_option, store_option
+from nxpipe.pipeline.cli.options import (
+    ACTOR,
+    REASON,
+    Label,
+    config_option,
+    key_option,
+    require_reason,
+    store_option,
+    without_evidence_option,
+)
 from nxpipe.pipeline.cli.param_types import Expectation, Percentage
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.release.options import GATES, ExpectedGeneration, ReleaseOptions
@@ -48,6 +57,7 @@ _LOCATION_OPTIONS: Final = (("store", "--store"), ("config_path", "--config"))
 @click.option("--dry-run", is_flag=True, help="Print what each gate would do and the build plan; change nothing.")
 @executor_options
 @click.option("--reason", type=REASON, default="", help="The reason, for the channel's log.")
+@without_evidence_option
 @click.option("--actor", type=ACTOR, help="The identity in the channel's log.  [default: as for nxpipe promote]")
 @key_option
 @store_option
@@ -66,6 +76,7 @@ def release(
     dry_run: bool,
     build_options: BuildOptions,
     reason: str,
+    without: tuple[str, ...],
     actor: str | None,
     key: str | None,
     store: str | None,
@@ -91,6 +102,7 @@ def release(
     from nxpipe.pipeline.release.state import ReleaseContext
 
     console: Console = ctx.obj
+    require_reason(without, reason)
     config = load_config(config_path, os.environ)
     options = ReleaseOptions(
         channel=channel,
@@ -102,6 +114,7 @@ def release(
         wait=wait,
         actor=actor or current_identity(),
         reason=reason,
+        without=without,
         key=key,
         how=build_options,
         place=_location(ctx),

@@ -7,8 +7,9 @@ from importlib.metadata import version as installed
 import click
 
 from nxpipe.pipeline import VERSION
-from nxpipe.pipeline.cli.doctor import LIBRARIES, neuronx
+from nxpipe.pipeline.cli.doctor import LIBRARIES
 from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.compile.neuronx.compiler import compiler_release
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.text import table
 
@@ -36,7 +37,7 @@ def versions() -> dict[str, str | None]:
     return {
         "nxpipe": VERSION,
         "backend emulator": VERSION,
-        "backend neuronx": neuronx(),
+        "backend neuronx": compiler_release(),
         "python": platform.python_version(),
         **{name: _installed(name) for name in LIBRARIES},
     }

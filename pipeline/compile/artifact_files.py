@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 UTILISATION: Final = "utilisation.json"
 
 
-CACHE: Final = "neuron-cache"
-
-
 def graph(program: str) -> str:
     """Path of the graph that the program was compiled from."""
     return f"graphs/{program}"
@@ -30,9 +27,9 @@ def constant(digest: str) -> str:
     return f"constants/{digest}"
 
 
-def cached(program: str, file: str) -> str:
-    """Path of a file of the Neuron compile cache. `file` is its path there, with two leading folders."""
-    return f"{CACHE}/{program}/{file}"
+def device_program(program: str) -> dict[str, str]:
+    """Paths of a program's files for Neuron devices among those of its step result, by the field of the manifest."""
+    return {field: f"device/{program}/{field}" for field in ("neff", "module", "interface")}
 
 
 _IN_SHORT: Final = "in_short"

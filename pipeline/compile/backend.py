@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from nxpipe.artifact_store.evidence import EMULATED
 from nxpipe.pipeline.models.configuration import Shape
-from nxpipe.pipeline.models.source import ModelSource
 from nxpipe.pipeline.models.versions import compiler_digest
 from nxpipe.pipeline.util.progress import Step
 
@@ -43,14 +43,11 @@ class Backend(Protocol):
 
 
 class Toolchain(Protocol):
-    """The installation that a backend needs: its checks, and its part of the cache keys."""
+    """The installation that a backend needs: its checks, and its part of the cache keys. Weights are arguments of
+    programs, and in no key."""
 
-    verifies: bool
-    """True if programs run on this machine, so that they can be compared with the reference."""
-
-    def require_source(self, source: ModelSource) -> None:
-        """Raise BuildRefused for a model that the compiler cannot compile."""
-        ...
+    evidence: tuple[str, ...]
+    """Kinds of evidence that a build collects: comparisons of each program with the reference, on this machine."""
 
     def require_installed(self) -> None:
         """Raise MissingSoftware if the compiler is not installed."""
@@ -64,17 +61,11 @@ class Toolchain(Protocol):
         """Key inputs of the compiler: its source or release, and its flags."""
         ...
 
-    def weights_inputs(self, spec: "BuildSpec") -> dict[str, object]:
-        """Key inputs of the weights, if a program contains them; else empty."""
-        ...
-
 
 class EmulatorToolchain:
     """nxpipe's own compiler: it is always installed, and its front end refuses options that it does not have."""
 
-    verifies = True
-
-    def require_source(self, source: ModelSource) -> None: ...
+    evidence: tuple[str, ...] = (EMULATED,)
 
     def require_installed(self) -> None: ...
 
@@ -82,9 +73,6 @@ class EmulatorToolchain:
 
     def key_inputs(self, spec: "BuildSpec") -> dict[str, object]:
         return {"backend": "emulator", "source": compiler_digest()}
-
-    def weights_inputs(self, spec: "BuildSpec") -> dict[str, object]:
-        return {}  # a program is the same for all weights
 
 
 def toolchain_of(backend: str) -> Toolchain:

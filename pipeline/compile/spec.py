@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+from nxpipe.artifact_store.evidence import EMULATED
 from nxpipe.emulator.hardware import Instance
 from nxpipe.pipeline.compile.backend import Toolchain, toolchain_of
 from nxpipe.pipeline.models.configuration import Shape, cache_capacity
@@ -83,10 +84,9 @@ class BuildSpec:
             "cache": cache_capacity(shape, self.shapes),
             "target": self.target.compiler_target,
             "options": self._options(),
-            **self.toolchain.weights_inputs(self),
         }
 
-    def evidence_key(self, shape: Shape, program_key: str | None = None) -> str:
+    def evidence_key(self, shape: Shape, program_key: str | None = None, kind: str = EMULATED) -> str:
         """The key of one program's evidence: its outputs with these weights, compared with this reference by this
         code."""
         return digest_of(
@@ -96,8 +96,19 @@ class BuildSpec:
                 "weights": self.weights.identity(),
                 "yardstick": self.reference,
                 "comparison": comparison_digest(),
+                **({} if kind == EMULATED else {"kind": kind}),
             }
         )
+
+    def cell_keys(self, shape: Shape) -> tuple[str, ...]:
+        """The keys of a cell's steps: its program, then each kind of evidence. The last one is the cell's."""
+        program = self.program_key(shape)
+        return (program, *(self.evidence_key(shape, program, kind) for kind in self.evidence_kinds))
+
+    @property
+    def evidence_kinds(self) -> tuple[str, ...]:
+        """The kinds of evidence that the build collects; none without verification."""
+        return self.toolchain.evidence if self.verified else ()
 
     def program_inputs(self, shapes: Iterable[Shape]) -> dict[str, object]:
         """Everything that can change the captured graphs of these shapes, and the compiler."""
@@ -166,7 +177,6 @@ class BuildSpec:
 @lru_cache(_RESOLVED)
 def _resolved(spec: ModelSpec) -> BuildSpec:
     source = spec.look_up(weights=True)
-    toolchain_of(spec.backend).require_source(source)
     return _build_spec(spec, source, source.open_weights(spec.weights))
 
 
@@ -179,6 +189,6 @@ def _build_spec(spec: ModelSpec, source: ModelSource, weights: Weights) -> Build
         autocast=spec.autocast,
         autocast_type=spec.autocast_type,
         tensor_parallel=spec.tp or 1,
-        verified=spec.verified and toolchain_of(spec.backend).verifies,
+        verified=spec.verified,
         backend=spec.backend,
     )

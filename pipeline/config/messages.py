@@ -87,6 +87,8 @@ def _allowed_without_unit(kind: Kind, name: str) -> str:
         return listed(get_args(kind.annotation))
     if kind.variants:
         return f"a table whose {TAG} is {listed(kind.variants)}"
+    if kind.named:
+        return f"tables headed [{name}.NAME]"
     if is_table(kind.annotation):
         required = [key for key, field in kind.annotation.model_fields.items() if field.is_required()]
         return f"a table that sets {' and '.join(required)}" if required else "a table"

@@ -18,7 +18,7 @@ def field_help(table: type[Table], name: str) -> str:
     """The description of a field with its allowed values."""
     field = table.model_fields[name]
     kind = field_kind(field)
-    is_value = not kind.variants and not is_table(kind.annotation) and (kind.item is None or kind.item.is_scalar)
+    is_value = not kind.variants and not is_table(kind.annotation) and (kind.item or kind).is_scalar
     return f"{field.description} Allowed: {allowed_text(kind, name)}." if is_value else str(field.description)
 
 
@@ -106,7 +106,7 @@ def tables(table: type[Table], parents: tuple[str, ...] = ()) -> Iterator[tuple[
     """Every table below this one: its path, its tag if it is a variant, and its type."""
     for key, field in table.model_fields.items():
         kind, path = field_kind(field), (*parents, key)
-        kind = kind.item or kind
+        kind = kind.named[1] if kind.named else kind.item or kind
         shapes = kind.variants or ({"": kind.annotation} if is_table(kind.annotation) else {})
         for tag, shape in shapes.items():
             yield path, tag, shape
@@ -114,11 +114,15 @@ def tables(table: type[Table], parents: tuple[str, ...] = ()) -> Iterator[tuple[
 
 
 def _chapter(path: tuple[str, ...], tag: str, table: type[Table]) -> str:
-    is_array = len(path) == 1 and field_kind(Config.model_fields[path[0]]).item is not None
-    header = f"[[{path[0]}]]" if is_array else f"[{path[0]}]" if len(path) == 1 else ".".join(path)
+    header = _header(path[0]) if len(path) == 1 else ".".join(path)
     shape = f" with `{TAG} = {shown(tag)}`" if tag else ""
     entries = "\n".join(_entry((*path, key), table) for key in table.model_fields)
     return f"{'#' * (len(path) + 1)} `{header}`{shape}\n\n{_wrapped(getdoc(table) or '')}\n\n{entries}\n"
+
+
+def _header(section: str) -> str:
+    kind = field_kind(Config.model_fields[section])
+    return f"[[{section}]]" if kind.item else f"[{section}.NAME]" if kind.named else f"[{section}]"
 
 
 def _entry(path: tuple[str, ...], table: type[Table]) -> str:

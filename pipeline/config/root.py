@@ -8,9 +8,10 @@ from nxpipe.pipeline.config.cloud import Acknowledge, Amis, Budget, ClosedNetwor
 from nxpipe.pipeline.config.cluster import Cluster
 from nxpipe.pipeline.config.endpoints import ModelEndpoint
 from nxpipe.pipeline.config.fleets import Fleet
+from nxpipe.pipeline.config.kinds import Slug
 from nxpipe.pipeline.config.models import Model
 from nxpipe.pipeline.config.schema import Absent, Table
-from nxpipe.pipeline.config.sections import Build, Project, Rollout, Signing, Verify
+from nxpipe.pipeline.config.sections import Build, ChannelRules, Project, Rollout, Signing, Verify
 from nxpipe.pipeline.config.store import Store
 
 
@@ -26,6 +27,7 @@ class Config(Table):
     rollout: Rollout = Field(default_factory=Rollout, description="Canary rollouts.")
     build: Build = Field(default_factory=Build, description="The compilation of models.")
     verify: Verify = Field(default_factory=Verify, description="The thresholds of verification.")
+    channels: dict[Slug, ChannelRules] = Field(default_factory=dict, description="The rules of channels.")
     signing: Signing = Field(default_factory=Signing, description="Signatures of artifacts and of channels.")
     budget: Budget = Field(default_factory=Budget, description="The cost limit of the project.")
     # The defaults are valid by themselves: a command without AMIs does not run the rules of [amis].

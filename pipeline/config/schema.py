@@ -132,8 +132,16 @@ class Kind:
         return kind_of(get_args(self.annotation)[0]) if get_origin(self.annotation) is tuple else None
 
     @property
+    def named(self) -> "tuple[Kind, Kind] | None":
+        """The types of the names and of the tables of a mapping, such as `[channels.NAME]`."""
+        if get_origin(self.annotation) is not dict:
+            return None
+        name, table = get_args(self.annotation)
+        return kind_of(name), kind_of(table)
+
+    @property
     def is_scalar(self) -> bool:
-        return self.item is None and not self.variants and not is_table(self.annotation)
+        return self.item is None and not self.named and not self.variants and not is_table(self.annotation)
 
 
 def is_table(annotation: Any) -> TypeGuard[type[Table]]:
@@ -176,13 +184,22 @@ class Place:
     siblings: tuple[type[Table], ...] = ()  # the other variants of the table
 
 
+_OF_NAME: Final = "[key]"  # pydantic's step from a table of a mapping to its name
+
+
 def walk(root: type[Table], location: KeyPath) -> Place:
     """Resolve a location of a pydantic error, in which the tag of a variant is a step like a key."""
-    place = Place((), Kind(root))
+    place, name = Place((), Kind(root)), None
     for step in location:
         kind = place.kind
         assert kind is not None, "pydantic reports no location inside an unknown key"
-        if step in kind.variants:
+        if step == _OF_NAME and name is not None:
+            place = replace(place, kind=name)
+        elif kind.named:
+            name, table = kind.named
+            place = Place((*place.path, step), table, place.table)
+            continue
+        elif step in kind.variants:
             others = tuple(shape for tag, shape in kind.variants.items() if tag != step)
             place = replace(place, kind=Kind(kind.variants[str(step)]), siblings=others)
         elif is_table(kind.annotation):
@@ -191,4 +208,5 @@ def walk(root: type[Table], location: KeyPath) -> Place:
             place = Place((*place.path, step), inner, kind.annotation, () if field else place.siblings)
         else:
             place = Place((*place.path, step), kind.item, place.table)
+        name = None
     return place

@@ -1,4 +1,4 @@
-"""The tables [project], [rollout], [build], [verify] and [signing]."""
+"""The tables [project], [rollout], [build], [verify], [channels.NAME] and [signing]."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal, TypeAlias
@@ -182,6 +182,22 @@ class Verify(Table):
         default=None,
         description="For logits: the minimum top-1 agreement with PyTorch, as a share of positions.",
         examples=[0.99],
+    )
+
+
+class ChannelRules(Table):
+    """The evidence that an artifact needs for a promotion to the channel, and to the channels of the environments of its
+    fleets. A channel without the table requires `emulated` and `device` if a fleet with devices (no `rehearsal`) fetches
+    from it, else `emulated`."""
+
+    require: Annotated[
+        tuple[Literal["emulated", "instructions", "xla", "device"], ...],
+        Field(strict=False, min_length=1, max_length=4),
+        DISTINCT,
+    ] = Field(
+        description="The kinds of evidence, by what ran: the graph in the engines' arithmetic, the program on the"
+        " emulated core, the HLO module by XLA on the CPU, the NEFF on Neuron devices.",
+        examples=[["emulated", "xla", "device"]],
     )
 
 

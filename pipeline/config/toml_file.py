@@ -20,7 +20,7 @@ _POSITION: Final = r" \((?:at line ([0-9]+), column ([0-9]+)|at end of document)
 # nxpipe.toml may be a link to any file, even one with secrets: a fault quotes a line only if the file has the header of
 # a table of nxpipe.toml.
 _OWN_TABLE: Final = re.compile(
-    r"^[ \t]*\[{1,2}[ \t]*(?:project|store|models|fleets|endpoints|network|rollout|build|verify|signing)\b",
+    r"^[ \t]*\[{1,2}[ \t]*(?:project|store|models|fleets|endpoints|network|rollout|build|verify|channels|signing)\b",
     re.MULTILINE,
 )
 

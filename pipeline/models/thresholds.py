@@ -1,10 +1,10 @@
 """Thresholds of [verify], deviations as figures, and stored evidence judged by them. No numpy is imported."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from nxpipe.artifact_store.evidence import Compared, Evidence, Figures, coverage_gap, document_gap
+from nxpipe.artifact_store.evidence import EMULATED, Compared, Evidence, Figures, coverage_gap, document_gap
 from nxpipe.pipeline.util.errors import VerificationFailed
 
 if TYPE_CHECKING:
@@ -100,13 +100,25 @@ def _sentence(program: str, row: Mapping[str, str]) -> str:
     return f"{program} {row['output']}: against {reference} {distance}"
 
 
-def evidence_shortfall(manifest: "Manifest", evidence: Sequence[Evidence], allowed: Thresholds) -> str | None:
-    """The reason why no evidence shows the artifact to be within the thresholds; None if one does."""
-    if (sentence := coverage_gap(manifest, evidence)) is not None:
+def evidence_shortfall(
+    manifest: "Manifest", evidence: Sequence[Evidence], allowed: Thresholds, kind: str = EMULATED
+) -> str | None:
+    """The reason why no evidence of the kind shows the artifact to be within the thresholds; None if one does."""
+    if (sentence := coverage_gap(manifest, evidence, kind)) is not None:
         return sentence
-    complete = [document for document in evidence if document_gap(manifest, document) is None]
+    complete = [document for document in evidence if document_gap(manifest, document, kind) is None]
     faults = [next(faults_of(document.programs, allowed), None) for document in complete]
-    return None if None in faults else faults[0]
+    if None in faults:
+        return None
+    return faults[0] if kind == EMULATED else f"evidence of kind {kind}: {faults[0]}"
+
+
+def missing_evidence(
+    manifest: "Manifest", evidence: Sequence[Evidence], allowed: Thresholds, kinds: Collection[str]
+) -> dict[str, str]:
+    """The kinds of which no evidence shows the artifact to be within the thresholds, each with the reason."""
+    reasons = ((kind, evidence_shortfall(manifest, evidence, allowed, kind)) for kind in kinds)
+    return {kind: reason for kind, reason in reasons if reason is not None}
 
 
 def faults_of(programs: Sequence[Compared], allowed: Thresholds) -> Iterator[str]:
@@ -123,14 +135,14 @@ def require_within(name: str, programs: Sequence[Compared], allowed: Thresholds)
         raise VerificationFailed(f"verification failed: {name} {sentence}; try --autocast none, or change [verify]")
 
 
-def complete_evidence(manifest: "Manifest", evidence: Sequence[Evidence]) -> Evidence | None:
-    """The first evidence that covers all programs. Its figures are shown, and its outputs compared with later runs."""
-    return next((document for document in evidence if document_gap(manifest, document) is None), None)
+def complete_evidence(manifest: "Manifest", evidence: Sequence[Evidence], kind: str = EMULATED) -> Evidence | None:
+    """The first evidence of the kind that covers all programs. Its figures are shown, and its outputs compared with later runs."""
+    return next((document for document in evidence if document_gap(manifest, document, kind) is None), None)
 
 
-def report_of(manifest: "Manifest", store: "Store") -> Report:
-    """The rounded figures of an artifact by program; empty if it is not verified."""
-    evidence = complete_evidence(manifest, store.evidence(manifest.digest))
+def report_of(manifest: "Manifest", store: "Store", kind: str = EMULATED) -> Report:
+    """The rounded figures of an artifact by program; empty if it has no evidence of the kind."""
+    evidence = complete_evidence(manifest, store.evidence(manifest.digest), kind)
     programs = evidence.programs if evidence else ()
     return {
         program.program: [_shown(figures, program.yardstick) for figures in program.outputs] for program in programs

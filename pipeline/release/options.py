@@ -38,6 +38,7 @@ class ReleaseOptions:
     wait: bool
     actor: str
     reason: str
+    without: tuple[str, ...]  # kinds of evidence
     key: str | None
     how: BuildOptions
     place: Mapping[str, str]

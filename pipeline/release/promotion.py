@@ -1,16 +1,18 @@
 """Gates of a release that change what is served: sign, promote, rollout."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from nxpipe.artifact_store.channel import change
 from nxpipe.artifact_store.channel.generation import Served
+from nxpipe.artifact_store.evidence import DEVICE, INSTRUCTIONS
 from nxpipe.artifact_store.names import SHOWN
-from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, rehearsals_of
+from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, rehearsals_of, required_evidence
 from nxpipe.pipeline.artifacts.signing import author_signature, builder_id, chosen_signer
 from nxpipe.pipeline.release.gates import AlreadyDone, GateOutcome
 from nxpipe.pipeline.release.state import fleets_with_rollouts, rollout_slots
-from nxpipe.pipeline.rollout.input import requirements, unserved_channel_warning
+from nxpipe.pipeline.rollout.input import artifact_requirements, requirements, unserved_channel_warning
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published
@@ -80,7 +82,8 @@ class PromoteGate:
         )
 
     def intention(self, release: "ReleaseContext") -> str:
-        return f"serve {_names(_direct(release))} on channel {release.options.channel}"
+        serve = f"serve {_names(_direct(release))} on channel {release.options.channel}"
+        return "; ".join((serve, *_evidence_plan(release, _direct(release))))
 
     def run(self, release: "ReleaseContext") -> GateOutcome:
         options, store, config = release.options, release.store, release.config
@@ -94,6 +97,7 @@ class PromoteGate:
             change.Author(options.actor, options.reason, sign),
             requirements(store, config, release.folder, options.channel),
             expected=release.seen,
+            waiver=_waiver(release),
         )
         for notice in rehearsals_of(config, release.folder, options.channel):
             release.console.say(f"  Note: {notice}")
@@ -105,6 +109,31 @@ class PromoteGate:
 def requires_signature(config: "Config", options: "ReleaseOptions") -> bool:
     """True if the channel accepts only signed artifacts."""
     return options.channel in config.signing.require
+
+
+def _waiver(release: "ReleaseContext") -> change.EvidenceWaiver | None:
+    return change.EvidenceWaiver.of(release.options.without, release.options.reason)
+
+
+def _evidence_plan(release: "ReleaseContext", candidates: "list[ReleaseCandidate]") -> Iterator[str]:
+    """A sentence for each kind of evidence that a promotion of the candidates would lack now, signatures aside.
+
+    An artifact that is not built yet gets evidence by its build; that of devices only afterwards.
+    """
+    options = release.options
+    needs = artifact_requirements(release.store, release.config, release.folder, options.channel)
+    for candidate in candidates:
+        kinds = required_evidence(release.config, release.folder, options.channel, candidate.slot)
+        if artifact := release.find(candidate):
+            missing = change.evidence_faults(release.store, artifact, replace(needs, verify_evidence=None))
+        else:
+            missing = {kind: _AFTER_BUILD for kind in kinds if kind in (INSTRUCTIONS, DEVICE)}
+        for kind, reason in missing.items():
+            waived = f"allowed by --without-evidence {kind}" if kind in options.without else "refused"
+            yield f"{candidate.name} lacks {kind} evidence ({reason}): {waived}"
+
+
+_AFTER_BUILD: Final = "no build makes it"
 
 
 def _direct(release: "ReleaseContext") -> "list[ReleaseCandidate]":
@@ -171,7 +200,9 @@ class RolloutGate:
 
     def intention(self, release: "ReleaseContext") -> str:
         pairs = [f"fleet {fleet.name} to {candidate.name}" for fleet, candidate in fleets_with_rollouts(release)]
-        return f"shift the traffic of {', '.join(pairs)}, in steps of {_steps(release)} %"
+        shift = f"shift the traffic of {', '.join(pairs)}, in steps of {_steps(release)} %"
+        candidates = [candidate for _, candidate in fleets_with_rollouts(release)]
+        return "; ".join((shift, *_evidence_plan(release, candidates)))
 
     def run(self, release: "ReleaseContext") -> GateOutcome:
         pairs = fleets_with_rollouts(release)
@@ -211,7 +242,9 @@ def _pin_later_fleets(contexts: "list[RolloutContext]") -> None:
 def _roll_out(release: "ReleaseContext", context: "RolloutContext", artifact: "Published") -> _FleetResult:
     from nxpipe.pipeline.rollout.start import AlreadyServed, StartRequest, start_rollout
 
-    request = StartRequest(artifact, None, again=False, minute=_MINUTE, reason=release.options.reason)
+    request = StartRequest(
+        artifact, None, again=False, minute=_MINUTE, reason=release.options.reason, without=release.options.without
+    )
     started = start_rollout(release.console, context, request)
     if isinstance(started, AlreadyServed):
         fleet, candidate = context.fleet.name, started.candidate

@@ -6,7 +6,7 @@ the middle of a rollout fetches the artifact of its environment.
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -80,20 +80,29 @@ class FleetArtifacts:
         return RolloutCandidate(record.model_id, record.target, record.request_key, self.fleet.channel, generation)
 
     def pin(self, colour: str, why: str) -> None:
-        """Pins the environment to the artifact that it runs now, independently of the fleet's channel."""
+        """Pins the environment to the artifact that it runs now, independently of the fleet's channel.
+
+        Its evidence was examined when it was promoted to that channel.
+        """
         channel = environment_channel(self.fleet.name, colour)
         if self.served(channel) is None:
-            self._promote(channel, self._published(self.running_artifact(colour)), why)
+            needs = replace(self._needs(channel), check_evidence=lambda *_: {})
+            running = self._published(self.running_artifact(colour))
+            change.promote(self.store, channel, [running], self._author(channel, why), needs)
 
-    def promote(self, colour: str, artifact: Published, why: str) -> None:
+    def promote(self, colour: str, artifact: Published, why: str, waiver: change.EvidenceWaiver | None = None) -> None:
         """Promotes the artifact to the environment's channel, before the environment has instances."""
-        self._promote(environment_channel(self.fleet.name, colour), artifact, why)
+        channel = environment_channel(self.fleet.name, colour)
+        author, needs = self._author(channel, why), self._needs(channel)
+        change.promote(self.store, channel, [artifact], author, needs, waiver=waiver)
 
     def is_promoted(self, candidate: RolloutCandidate) -> bool:
         """True if the fleet's channel serves the promoted artifact, or was moved by another change since."""
         return self._is_settled(candidate, self._tip(candidate.channel))
 
-    def promote_candidate(self, candidate: RolloutCandidate, rollout: str) -> None:
+    def promote_candidate(
+        self, candidate: RolloutCandidate, rollout: str, waiver: change.EvidenceWaiver | None = None
+    ) -> None:
         """Promotes the candidate of a promoted rollout to the fleet's channel. A repetition changes nothing."""
         published, channel = self.store.find(candidate.artifact), candidate.channel
         if published is None:
@@ -103,7 +112,7 @@ class FleetArtifacts:
         while not self._is_settled(candidate, tip := self._tip(channel)):
             seen = tip.generation if tip else 0
             try:
-                change.promote(self.store, channel, [published], author, needs, expected=seen)
+                change.promote(self.store, channel, [published], author, needs, expected=seen, waiver=waiver)
             except Refused:
                 now = self._tip(channel)
                 if (now.generation if now else 0) == seen:  # the refusal was not caused by a concurrent change
@@ -123,9 +132,8 @@ class FleetArtifacts:
         before = since.pop() if candidate.generation else None
         return any(generation != before for generation in since)
 
-    def _promote(self, channel: str, artifact: Published, why: str) -> None:
-        needs = artifact_requirements(self.store, self.config, self.folder, channel)
-        change.promote(self.store, channel, [artifact], self._author(channel, why), needs)
+    def _needs(self, channel: str) -> change.Requirements:
+        return artifact_requirements(self.store, self.config, self.folder, channel)
 
     def _author(self, channel: str, why: str) -> change.Author:
         return change.Author(self.actor, why, author_signature(self.key, self.config, self.folder, channel, self.store))

@@ -55,7 +55,7 @@ def move_fleet_channel(context: RolloutContext, status: Status) -> str | None:
     if not _is_promotion_pending(context, status) or execution is None or execution.input is None:
         return None
     candidate = execution.input.candidate
-    context.artifacts.promote_candidate(candidate, execution.name)
+    context.artifacts.promote_candidate(candidate, execution.name, execution.input.waiver)
     return candidate.name
 
 

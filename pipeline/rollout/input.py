@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nxpipe.artifact_store.names import short_name
 from nxpipe.emulator.hardware import INSTANCES
-from nxpipe.pipeline.artifacts.channels import model_id, program_check
+from nxpipe.pipeline.artifacts.channels import model_id, program_check, required_evidence
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.canary.documents import CanaryError
 from nxpipe.pipeline.canary.metrics import LATENCIES
 from nxpipe.pipeline.canary.plan import CanaryPlan, Schedule
 from nxpipe.pipeline.config import Rollout
-from nxpipe.pipeline.models.thresholds import Thresholds, evidence_shortfall
+from nxpipe.pipeline.models.thresholds import Thresholds, missing_evidence
 from nxpipe.pipeline.util.text import did_you_mean
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
-    from nxpipe.artifact_store.channel.change import Requirements
+    from nxpipe.artifact_store.channel.change import EvidenceWaiver, Requirements
     from nxpipe.artifact_store.evidence import Evidence
     from nxpipe.artifact_store.manifest import Manifest
     from nxpipe.pipeline.config import Config
@@ -36,15 +36,16 @@ def requirements(store: "Store", config: "Config", folder: Path, channel: str) -
 
 
 def artifact_requirements(store: "Store", config: "Config", folder: Path, channel: str) -> "Requirements":
-    """Requirements of a single artifact, independent of the channel's others: signatures, and evidence within the
-    current thresholds of [verify], not those of its build.
+    """Requirements of a single artifact, independent of the channel's others: signatures, and evidence of the
+    kinds that the channel requires, within the current thresholds of [verify], not those of its build.
     """
     from nxpipe.artifact_store.channel.change import Requirements
 
     trust, allowed = trust_in(config, folder, store), Thresholds.of(config)
 
-    def judge(manifest: "Manifest", evidence: "Sequence[Evidence]") -> str | None:
-        return evidence_shortfall(manifest, evidence, allowed)
+    def judge(manifest: "Manifest", evidence: "Sequence[Evidence]") -> dict[str, str]:
+        kinds = required_evidence(config, folder, channel, (manifest.model.id, manifest.target))
+        return missing_evidence(manifest, evidence, allowed, kinds)
 
     policy = trust.policy
     if policy is None:
@@ -106,6 +107,14 @@ class RolloutInput:
     pace: Schedule
     by: str
     reason: str
+    without: tuple[str, ...] = ()  # kinds of evidence that its promotions do without
+
+    @property
+    def waiver(self) -> "EvidenceWaiver | None":
+        """The waiver of both promotions: to the environment's channel at the start, to the fleet's at the end."""
+        from nxpipe.artifact_store.channel.change import EvidenceWaiver
+
+        return EvidenceWaiver.of(self.without, self.reason)
 
     def text(self) -> str:
         return json.dumps(
@@ -117,6 +126,7 @@ class RolloutInput:
                 "pace": vars(self.pace),
                 "by": self.by,
                 "reason": self.reason,
+                **({"without_evidence": self.without} if self.without else {}),
             }
         )
 
@@ -133,6 +143,7 @@ class RolloutInput:
                 Schedule.from_json(given["pace"]),
                 given["by"],
                 given["reason"],
+                tuple(given.get("without_evidence", ())),
             )
         except (KeyError, TypeError, CanaryError):
             return None

@@ -42,6 +42,7 @@ class StartRequest:
     again: bool
     minute: int  # seconds
     reason: str
+    without: tuple[str, ...] = ()  # kinds of evidence that the promotions do without
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def decide(
     known = baseline_history(machine, old, request.minute)
     plan = plan_of(rules, known.latencies)
     pace = schedule_of(request.minute, artifacts.fleet.ready_within)
-    rollout = RolloutInput(old, new, candidate, plan, pace, artifacts.actor, request.reason)
+    rollout = RolloutInput(old, new, candidate, plan, pace, artifacts.actor, request.reason, request.without)
     return StartDecision(_free_name(machine, name), request.artifact, rollout, known, item.owner)
 
 
@@ -102,7 +103,7 @@ def start_execution(machine: StateMachine, artifacts: FleetArtifacts, what: Star
     try:
         why = f"rollout {what.name}"
         artifacts.pin(what.input.old, why)
-        artifacts.promote(what.input.new, what.artifact, why)
+        artifacts.promote(what.input.new, what.artifact, why, what.input.waiver)
     except BaseException:
         machine.record.unlock(arn)
         raise

@@ -7,17 +7,20 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from nxpipe.artifact_store.builds import step_result
 from nxpipe.artifact_store.documents import parse_document
-from nxpipe.artifact_store.errors import Corrupt, InvalidDocument
-from nxpipe.artifact_store.evidence import Compared
+from nxpipe.artifact_store.errors import Corrupt, Incomplete, InvalidDocument
+from nxpipe.artifact_store.evidence import XLA, Compared
+from nxpipe.pipeline.compile.artifact_files import device_program
 from nxpipe.pipeline.compile.backend import BackendOutput
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.thresholds import Deviation, Thresholds, is_scores
-from nxpipe.pipeline.models.versions import digest_of
+from nxpipe.pipeline.models.versions import digest_of, library_version
 from nxpipe.pipeline.models.weights import Arrays
 from nxpipe.pipeline.util.errors import NotEnoughMemory, VerificationFailed
 from nxpipe.pipeline.util.process import available_memory, processors
@@ -129,28 +132,78 @@ class WeightCache:
         return self._weights
 
 
-def collect_evidence(
-    spec: BuildSpec,
-    shape: Shape,
-    program: "CompiledGraph",
-    weights: LoadedWeights,
-    store: "Store",
-    step: Step,
-    thresholds: Thresholds,
-) -> BackendOutput:
-    """Run the program and the reference, and compare their outputs; VerificationFailed for one beyond the
-    thresholds."""
-    _require_memory(spec.source.id, weights)
-    inputs, ours, reference = _run_both(spec, shape, program, weights.loaded(step), step)
-    deviations = compare(ours, reference)
-    for deviation in deviations:
-        if faults := deviation.faults(thresholds):
-            raise VerificationFailed(
-                f"verification failed: {spec.source.id} {shape.name} {deviation.output} {'; '.join(faults)}; the "
-                f"reference is {spec.reference}; try --autocast none, or change [verify]"
+class EvidenceCollector:
+    """Collector of the evidence of one program. All kinds run on the same inputs, and one run of the reference."""
+
+    def __init__(
+        self,
+        spec: BuildSpec,
+        shape: Shape,
+        program: "CompiledGraph",
+        weights: LoadedWeights,
+        store: "Store",
+        step: Step,
+    ) -> None:
+        _require_memory(spec.source.id, weights)
+        self._spec, self._shape, self._program = spec, shape, program
+        self._weights, self._store, self._step = weights.loaded(step), store, step
+
+    def collect(self, kind: str, thresholds: Thresholds) -> BackendOutput:
+        """Run the program and the reference, and compare their outputs; VerificationFailed for one beyond the
+        thresholds."""
+        spec, store = self._spec, self._store
+        ours = self._on_xla() if kind == XLA else self._emulated()
+        deviations = compare(ours, self._reference)
+        for deviation in deviations:
+            if faults := deviation.faults(thresholds):
+                ran = " on XLA" if kind == XLA else ""
+                raise VerificationFailed(
+                    f"verification failed: {spec.source.id} {self._shape.name}{ran} {deviation.output} "
+                    f"{'; '.join(faults)}; the reference is {spec.reference}; try --autocast none, or change [verify]"
+                )
+        files = {_INPUTS: store.put_blob(_safetensors(self._inputs)), _OUTPUTS: store.put_blob(_safetensors(ours))}
+        libraries = ("jaxlib",) if kind == XLA else ()
+        return BackendOutput(files, _metadata(deviations, spec.reference, execution_environment(libraries)))
+
+    @cached_property
+    def _inputs(self) -> Arrays:
+        from nxpipe.emulator.capture import example_inputs
+
+        return example_inputs(self._program.whole, self._spec.source.config, seed=0)
+
+    @cached_property
+    def _reference(self) -> Arrays:
+        with self._step(f"run {self._shape.name} in {self._spec.reference}"):
+            return self._spec.outputs(self._shape, self._weights, self._inputs)
+
+    def _emulated(self) -> Arrays:
+        """The outputs of the graph, in the arithmetic of the engines."""
+        from nxpipe.emulator.run.fast import LoadedProgram, LoadedRanks
+
+        with self._step(f"emulate {self._named}"):
+            return LoadedProgram(self._program, LoadedRanks(self._program.graph, self._weights)).run(self._inputs)
+
+    def _on_xla(self) -> Arrays:
+        """The outputs of the stored HLO module, which was the input of neuronx-cc, by XLA on the CPU."""
+        from nxpipe.emulator.executable.interface import interface_from
+        from nxpipe.emulator.hlo.xla import LoadedModule
+        from nxpipe.emulator.run.fast import LoadedProgram
+
+        result = step_result(self._store, self._spec.program_key(self._shape))
+        if result is None:
+            raise Incomplete(
+                f"{self._spec.source.id}: the program {self._shape.name} is gone; run the same command again"
             )
-    files = {_INPUTS: store.put_blob(_safetensors(inputs)), _OUTPUTS: store.put_blob(_safetensors(ours))}
-    return BackendOutput(files, _metadata(deviations, spec.reference, execution_environment()))
+        paths = device_program(self._shape.name)
+        interface = interface_from(self._store.read_blob(result.blob(paths["interface"])))
+        module = self._store.read_blob(result.blob(paths["module"]))
+        with self._step(f"run {self._named} on XLA's CPU"):
+            return LoadedProgram(self._program, LoadedModule(module, interface, self._weights)).run(self._inputs)
+
+    @property
+    def _named(self) -> str:
+        degree = self._program.degree
+        return f"{self._shape.name} on {degree} ranks" if degree > 1 else self._shape.name
 
 
 def compared(shape: Shape, result: "StepResult") -> Compared:
@@ -172,8 +225,9 @@ def _finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def execution_environment() -> dict[str, str]:
-    """The processor, its threads and the builds of numpy and torch: figures may depend on them, artifacts must not.
+def execution_environment(libraries: Sequence[str] = ()) -> dict[str, str]:
+    """The processor, its threads and the builds of numpy, torch and further libraries: figures may depend on them,
+    artifacts must not.
 
     It has no host, user or path; torch is included if it is loaded.
     """
@@ -188,6 +242,7 @@ def execution_environment() -> dict[str, str]:
         "features": " ".join(built.get("SIMD Extensions", {}).get("found", ())),
         "blas": f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip(),
         "numpy": np.__version__,
+        **{name: library_version(name) for name in libraries},
     }
     environment |= {
         name: os.environ[name] for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS") if name in os.environ
@@ -207,20 +262,6 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or "unknown"
-
-
-def _run_both(
-    spec: BuildSpec, shape: Shape, program: "CompiledGraph", weights: Arrays, step: Step
-) -> tuple[Arrays, Arrays, Arrays]:
-    from nxpipe.emulator.capture import example_inputs
-    from nxpipe.emulator.run.fast import LoadedProgram, LoadedRanks
-
-    inputs = example_inputs(program.whole, spec.source.config, seed=0)
-    ranks = f" on {program.degree} ranks" if program.degree > 1 else ""
-    with step(f"emulate {shape.name}{ranks}"):
-        ours = LoadedProgram(program, LoadedRanks(program.graph, weights)).run(inputs)
-    with step(f"run {shape.name} in {spec.reference}"):
-        return inputs, ours, spec.outputs(shape, weights, inputs)
 
 
 def _require_memory(model: str, weights: LoadedWeights) -> None:

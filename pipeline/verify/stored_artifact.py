@@ -42,10 +42,11 @@ def core_of(manifest: "Manifest") -> str:
 
 
 def require_instructions(manifest: "Manifest") -> None:
-    if manifest.backend != "emulator":
+    """Raise BuildRefused for an artifact without the emulator's programs: those of neuronx-cc had none once."""
+    if manifest.backend != "emulator" and not manifest.runs_on_devices:
         raise BuildRefused(
-            f"{manifest.model.id}: its programs are of backend {manifest.backend}, which the emulator cannot run; "
-            "name an artifact of --backend emulator"
+            f"{manifest.model.id}: its programs are of backend {manifest.backend} alone, which the emulator cannot "
+            f"run; {_REMEDY}"
         )
 
 

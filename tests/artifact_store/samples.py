@@ -17,7 +17,7 @@ from nxpipe.artifact_store.backends.s3 import connect
 from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.evidence import EMULATED, Compared, Evidence, Figures, Limits
-from nxpipe.artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
+from nxpipe.artifact_store.manifest import DeviceProgram, Executable, File, Manifest, ModelRef, Tensor
 from tests.localaws.moto_patches import creations
 
 T = TypeVar("T")
@@ -65,6 +65,27 @@ def manifest(blobs: list[Blob], *, model: str = MODEL, graph: str = "graph") -> 
 def put(store: Store, seed: str = "a", *, request: object = 1, model: str = MODEL, graph: str = "graph") -> Manifest:
     """Store and return the blobs of a sample; nothing is published."""
     return manifest([store.put_blob(data) for data in contents(seed, request)], model=model, graph=graph)
+
+
+def with_device_programs(store: Store, made: Manifest) -> Manifest:
+    """The artifact as backend neuronx builds it: a NEFF beside each program, and files that only the emulator needs."""
+    executables = [
+        executable.model_copy(
+            update={
+                "device": DeviceProgram(
+                    **{
+                        kind: store.put_blob(f"{kind} of {executable.name}".encode())
+                        for kind in DeviceProgram.model_fields
+                    }
+                )
+            }
+        )
+        for executable in made.executables
+    ]
+    graphs = [File(path=f"graphs/{each.name}", blob=store.put_blob(b"graph")) for each in executables]
+    return made.model_copy(
+        update={"backend": "neuronx", "executables": tuple(executables), "files": (*made.files, *graphs)}
+    )
 
 
 def evidence(store: Store, made: Manifest, **figures: float | None) -> Evidence:

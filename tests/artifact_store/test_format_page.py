@@ -12,7 +12,7 @@ from nxpipe.artifact_store.blobs import GRACE
 from nxpipe.artifact_store.builds import MAX_OUTCOME_BYTES, MAX_PART_BYTES, ResultFile, StepResult
 from nxpipe.artifact_store.canonical import MAX_DEPTH, MAX_INTEGER, canonical_json
 from nxpipe.artifact_store.documents import Blob
-from nxpipe.artifact_store.evidence import MAX_EVIDENCE_BYTES, Compared, Evidence, Figures, Limits
+from nxpipe.artifact_store.evidence import MAX_EVIDENCE_BYTES, Compared, Evidence, Figures, Limits, Timing
 from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.artifact_store.records import ActionRecord
 from tests.artifact_store.samples import folder, put, tree
@@ -62,12 +62,13 @@ def test_every_field_is_on_the_page_and_no_other() -> None:
     assert fields("6") == {*ActionRecord.model_fields, "seal"}
     assert fields("18") == {*StepResult.model_fields, "seal"}
     assert fields("19") == {*Evidence.model_fields, "seal"}
-    assert {*Compared.model_fields, *Limits.model_fields, *Figures.model_fields} <= set(
-        re.findall(r"`(\w+)`", SECTIONS["19"])
-    )
+    parts = (Compared, Timing, Limits, Figures)
+    assert {name for part in parts for name in part.model_fields} <= set(re.findall(r"`(\w+)`", SECTIONS["19"]))
 
 
-@pytest.mark.parametrize("part", [manifest.Executable, manifest.Tensor, manifest.File, manifest.ModelRef, ResultFile])
+@pytest.mark.parametrize(
+    "part", [manifest.Executable, manifest.DeviceProgram, manifest.Tensor, manifest.File, manifest.ModelRef, ResultFile]
+)
 def test_every_field_of_a_part_is_on_the_page(part: type[documents.Document]) -> None:
     cells = [row[1] for section in ("4", "18") for row in rows(section, "Field")]
     named = {frozenset(re.findall(r"`(\w+)`", cell)) for cell in cells}

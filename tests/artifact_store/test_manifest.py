@@ -1,4 +1,5 @@
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import InvalidDocument
 from nxpipe.artifact_store.manifest import MAX_KEY_INPUTS_BYTES, File, Manifest, ModelRef, Tensor
 from nxpipe.artifact_store.records import ActionRecord
-from tests.artifact_store.samples import contents, manifest
+from tests.artifact_store.samples import contents, folder, manifest, put, with_device_programs
 from tests.artifact_store.test_canonical_json import JSON
 
 SAMPLE = manifest([Blob.of(data) for data in contents()])
@@ -208,3 +209,17 @@ def test_a_record_whose_seal_was_made_anew_is_still_held_to_its_shape() -> None:
         sealed = canonical_json({**body, "seal": sha256_hex(canonical_json(body))})
         with pytest.raises(InvalidDocument, match=name):
             ActionRecord.from_bytes(sealed)
+
+
+def test_programs_for_devices_are_part_of_the_manifest_and_absent_ones_leave_no_trace(tmp_path: Path) -> None:
+    store = folder(tmp_path).store
+    plain = put(store)
+    made = with_device_programs(store, plain)
+    assert Manifest.from_bytes(made.to_bytes()) == made
+    device = made.executables[0].device
+    assert device is not None
+    assert {device.neff, device.module, device.interface} <= set(made.blobs())
+    assert made.runs_on_devices
+    assert not plain.runs_on_devices
+    assert b'"device"' not in plain.to_bytes()
+    assert not made.model_copy(update={"executables": ()}).runs_on_devices

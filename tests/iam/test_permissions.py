@@ -16,6 +16,8 @@ from tests.iam.templates import Templates
 
 Template: TypeAlias = dict[str, Any]
 
+pytestmark = pytest.mark.sample(2, "iam")  # the calls of a whole project take 15 seconds to record
+
 
 def test_every_call_is_permitted_and_every_permission_is_needed(project: Recorded) -> None:
     assert faults(project.templates, project.calls) == []
@@ -380,7 +382,6 @@ SEEDED: Final = {
 }
 
 
-@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", SEEDED)
 def test_a_seeded_fault_of_a_policy_is_found(project: Recorded, name: str) -> None:
     stack, change, fault = SEEDED[name]

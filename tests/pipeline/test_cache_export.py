@@ -18,13 +18,14 @@ from nxpipe.artifact_store.channel.generation import Served
 from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.manifest import Executable, File, Manifest, ModelRef
 from nxpipe.pipeline.artifacts.neuron_cache import (
+    EntryState,
     ExportedEntry,
     ExportResult,
     entries_in,
+    entries_of,
     export_entries,
     remove_abandoned_files,
 )
-from nxpipe.pipeline.compile.neuronx.cache_entry import EntryState, cache_entries, entries_of
 from nxpipe.pipeline.util.errors import ProgramInvalid
 from tests.artifact_store.afar import first_generation
 from tests.artifact_store.samples import Place, bucket, folder, s3_server, watched
@@ -49,7 +50,6 @@ def made(
     store: Store,
     entries: Mapping[str, Mapping[str, bytes]] = ENTRY,
     *,
-    kept: Mapping[str, bytes] | None = None,
     programs: Sequence[str] = ("forward-b1-s128",),
     backend: str = "neuronx",
     model: str = MODEL,
@@ -284,18 +284,6 @@ def test_a_file_of_an_artifact_that_is_no_part_of_an_entry_is_refused(store: Sto
             entries_of(made(store, {where: files}))
 
 
-def test_what_the_compiler_has_cached_is_what_another_cache_gets(store: Store, tmp_path: Path) -> None:
-    """Without what is of the moment or of nobody's use; `test_neuronx` has a build that keeps it."""
-    compilers, other = folder(tmp_path / "compilers"), folder(tmp_path / "other")
-    write(compilers, {**FILES, "model.hlo_module.pb.lock": b"", "model.log": b"at noon"})
-    write(compilers, {"model.log": b"[NCC_EOOM001]", "model.hlo_module.pb": b"module"}, OTHER)
-    write(compilers, FILES, "neuronxcc-2.27/strangers")
-    found = cache_entries(compilers.root, "forward-b1-s128")
-    assert outcomes(carry_out(store, made(store, kept=found), other.backend)) == [ExportResult.WRITTEN]
-    assert cached(other) == inside(ENTRY)
-    assert cache_entries(tmp_path / "nowhere", "forward-b1-s128") == {}
-
-
 def test_the_command_says_which_programs_have_no_entry(
     nxpipe: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Store
 ) -> None:
@@ -309,7 +297,7 @@ def test_the_command_says_which_programs_have_no_entry(
     assert "written" in answer.out
     nothing = nxpipe("cache", "export", "acme/traced", "--to", "cache", "--store", "store")
     assert nothing.code == 21
-    assert "torch_neuronx.trace uses no cache" in nothing.err
+    assert "builds compile without that cache" in nothing.err
     refused = nxpipe("cache", "export", MODEL, "acme/emulated", "--to", "other", "--store", "store")
     assert refused.code == 21
     assert "no Neuron device runs the emulator's programs" in refused.err

@@ -11,7 +11,7 @@ from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.layout import blob_path
 from nxpipe.pipeline.util import exit_codes
 from tests.artifact_store.afar import first_generation
-from tests.artifact_store.samples import MODEL, S3, bucket, folder, put, s3_server, tree
+from tests.artifact_store.samples import MODEL, S3, bucket, folder, put, s3_server, tree, with_device_programs
 from tests.pipeline.in_process import InProcess, nxpipe
 
 __all__ = ["nxpipe"]
@@ -60,6 +60,25 @@ def test_an_artifact_of_a_folder_is_fetched_by_name(
     assert again.out == "served\n"
     assert "up to date" in again.err
     assert not (tmp_path / "cache").exists()
+
+
+def test_of_an_artifact_for_devices_no_program_of_the_emulator_is_fetched_unless_asked_for(
+    nxpipe: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = folder(tmp_path / "store").store
+    store.publish(with_device_programs(store, put(store)))
+    words = ("store", "fetch", MODEL, "--to", "served", "--store", "store")
+    program = "executables/forward-b1-s128"
+    assert nxpipe(*words).code == 0
+    assert tree(tmp_path / "served") == SERVED - {f"{program}.nxe"} | {f"{program}.neff", f"{program}.json"}
+    assert (tmp_path / f"served/{program}.neff").read_bytes() == b"neff of forward-b1-s128"
+    assert nxpipe(*words, "--programs", "emulator").code == 0
+    assert tree(tmp_path / "served") == SERVED | {"files/graphs/forward-b1-s128"}
+    emulated = store.publish(put(store, request="no NEFF"))
+    refused = nxpipe(*words[:2], emulated.request_key, *words[3:], "--programs", "device")
+    assert (refused.code, "--backend neuronx" in refused.err) == (exit_codes.REFUSED.number, True)
+    assert tree(tmp_path / "served") == SERVED | {"files/graphs/forward-b1-s128"}
 
 
 def test_what_was_fetched_once_is_served_offline_with_its_age(nxpipe: InProcess, s3: S3, tmp_path: Path) -> None:
@@ -157,11 +176,9 @@ def test_an_endpoint_gets_only_artifacts_that_it_can_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     store = folder(tmp_path / "store").store
-    emulated, compiled = (
-        store.publish(put(store, request=backend).model_copy(update={"backend": backend}))
-        for backend in ("emulator", "neuronx")
-    )
-    other = store.publish(put(store, model="acme/other"))
+    emulated = store.publish(put(store))
+    compiled = store.publish(with_device_programs(store, put(store, request="for devices")))
+    other = store.publish(put(store, model="acme/other", request="another model"))
     words = ("--endpoint", "answers", "--to", "served", "--store", "store")
     Path("nxpipe.toml").write_text(ENDPOINT)
     for artifact, reason in ((emulated, "and endpoint answers needs those of backend neuronx"), (other, "acme/other")):

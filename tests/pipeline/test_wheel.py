@@ -36,6 +36,8 @@ DATA = (
 CONFIGURATION = '[project]\nname = "search"\n'
 JUNK = "raise RuntimeError('a module of the repository was imported')\n"
 
+pytestmark = pytest.mark.sample(2, "wheel")  # an installation takes six seconds
+
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -108,7 +110,6 @@ def test_a_wheel_from_the_source_distribution_is_the_same(wheel: Path, tmp_path:
     assert zipfile.ZipFile(again).namelist() == zipfile.ZipFile(wheel).namelist()
 
 
-@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -127,7 +128,6 @@ def test_the_installed_command_works_beside_folders_of_the_same_names(
     assert (done.returncode, done.stderr.count("Traceback")) == (0, 0), done.stderr
 
 
-@pytest.mark.sample(2)
 def test_the_installed_packages_are_those_that_are_imported(installed: Path, repository: Path) -> None:
     code = """
 import nxpipe.stacks.app, nxpipe.stacks.serving.stack, nxpipe.pipeline.build.run, nxpipe.emulator.compile

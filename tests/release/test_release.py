@@ -21,6 +21,9 @@ def everything(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+pytestmark = pytest.mark.sample(2, "release")  # the first release takes 17 seconds
+
+
 def test_a_release_takes_two_models_from_their_description_to_a_channel(first: tuple[Path, Answer]) -> None:
     folder, answer = first
     assert answer.code == 0, answer.err
@@ -57,7 +60,6 @@ def test_a_release_that_is_over_changes_nothing_when_it_is_said_again(team: Team
     assert everything(Path("store")) == before
 
 
-@pytest.mark.sample(2)
 def test_a_changed_bucket_is_a_new_generation_that_its_report_takes_back(team: Team) -> None:
     old = team.served("staging")
     team.describes("buckets = [8, 16, 32]", "buckets = [8, 16, 48]")
@@ -79,7 +81,6 @@ def test_a_changed_bucket_is_a_new_generation_that_its_report_takes_back(team: T
     assert stale.code == exit_codes.REFUSED.number  # it takes back this release, and no later one
 
 
-@pytest.mark.sample(2)
 def test_a_slower_program_is_refused_before_anything_is_signed_or_served(team: Team) -> None:
     old, signatures = team.log("staging"), everything(Path("store/signatures"))
     team.describes("buckets = [8, 16, 32]", "buckets = [32]")

@@ -348,7 +348,9 @@ def _diff(world: World) -> str:
 
 
 def _release(world: World) -> str:
-    words = ReleaseOptions("next", CHANNEL, None, (), 0.05, frozenset(), True, "somebody", "", None, BuildOptions(), {})
+    words = ReleaseOptions(
+        "next", CHANNEL, None, (), 0.05, frozenset(), True, "somebody", "", (), None, BuildOptions(), {}
+    )
     (one,) = ReleaseContext(Console(quiet=True), world.store, world.config, world.config_path, words).candidates
     found = world.store.find(one.request_key)
     assert found is not None

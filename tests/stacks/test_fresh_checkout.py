@@ -54,6 +54,7 @@ def synthesised(checkout: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.runs
+@pytest.mark.sample(2, "fresh checkout")
 def test_the_cdk_command_synthesises_a_fresh_checkout_without_credentials(
     checkout: Path, synthesised: subprocess.CompletedProcess[str]
 ) -> None:
@@ -67,6 +68,7 @@ def test_the_cdk_command_synthesises_a_fresh_checkout_without_credentials(
 
 
 @pytest.mark.runs
+@pytest.mark.sample(2, "fresh checkout")
 def test_an_agent_that_is_not_locked_is_a_parameter_that_a_deployment_lacks(
     checkout: Path, synthesised: subprocess.CompletedProcess[str]
 ) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog, JobStarted, failure_from, to_document
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.spec import ModelSpec
-from nxpipe.pipeline.models.versions import digest_of
 from nxpipe.pipeline.util.errors import BuildRefused, MissingSoftware
 from nxpipe.pipeline.util.files import json_of
 
@@ -100,10 +99,7 @@ def run_array_job(url: str, jobs: str, place: int, log: Callable[[str], None]) -
 def _require_same_key(job: Job) -> None:
     """Raise MissingSoftware if this image computes another cache key, as an image of another version does."""
     request = BuildSpec.of(job.spec)
-    if job.shape is None:
-        key = digest_of(request.key_inputs())
-    else:
-        key = request.evidence_key(job.shape) if request.verified else request.program_key(job.shape)
+    key = request.request_key if job.shape is None else request.cell_keys(job.shape)[-1]
     if key != job.key:
         raise MissingSoftware(
             "the versions of the plan (nxpipe, its libraries, or the model's revision on the hub)",

@@ -38,6 +38,7 @@ _PROBE: Final = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, log
 _OBJECTS: Final = 80 * 2**20  # bytes: jobs are small documents, results go through the store
 _ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 _ADDRESS: Final = re.compile(r"(ray://)?[^/]+:\d+")
+_PAUSES: Final = (1, 3)  # seconds between attempts to connect
 _VERSIONS: Final = re.compile(r"Ray:\s*(\S+)\s+Python:\s*(\S+)")
 
 
@@ -68,7 +69,7 @@ class RayCluster:
         quiet = {"log_to_driver": False, "logging_level": "CRITICAL", "runtime_env": {"env_vars": _ONE_THREAD}}
         try:
             if address is not None:
-                return self._ray.init(address, **quiet)
+                return self._connect_to(address, quiet)
             # Without it, Ray writes a token to the home folder, which may not be writable.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
             return self._ray.init(
@@ -78,6 +79,14 @@ class RayCluster:
             if address is not None:
                 raise unavailable(address, str(error)) from error
             raise ExecutorUnavailable(f"Ray cannot be started on this machine: {_last_line(str(error))}") from error
+
+    def _connect_to(self, address: str, options: dict[str, Any]) -> Any:
+        """The connection to a cluster. Its client server starts a process for each driver, which may fail by chance."""
+        for pause in _PAUSES:
+            with suppress(ConnectionAbortedError):
+                return self._ray.init(address, **options)
+            time.sleep(pause)
+        return self._ray.init(address, **options)
 
     def nodes(self) -> list[RayNode]:
         """Nodes that are alive and have a CPU.

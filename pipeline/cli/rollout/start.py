@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING
 import click
 
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, key_option, store_option
+from nxpipe.pipeline.cli.options import (
+    ACTOR,
+    REASON,
+    Label,
+    config_option,
+    key_option,
+    require_reason,
+    store_option,
+    without_evidence_option,
+)
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
@@ -36,6 +45,7 @@ if TYPE_CHECKING:
     help="The length of a minute. Fewer than 60 seconds are for rehearsals: load balancers count per minute.",
 )
 @click.option("--reason", type=REASON, default="", help="The reason, for the records.")
+@without_evidence_option
 @click.option("--actor", type=ACTOR, help="The identity, for the records.  [default: as for nxpipe promote]")
 @key_option
 @store_option
@@ -51,6 +61,7 @@ def start(
     wait: bool,
     minute: str,
     reason: str,
+    without: tuple[str, ...],
     actor: str | None,
     key: str | None,
     store: str | None,
@@ -76,11 +87,12 @@ def start(
     from nxpipe.pipeline.rollout.start import AlreadyServed, StartRequest, report_already_served, start_rollout
 
     console: Console = ctx.obj
+    require_reason(without, reason)
     if (artifact is None) == (channel is None):
         raise click.UsageError("pass either ARTIFACT or --channel", ctx)
     rollout = open_context(console, fleet, store, config_path, actor=actor or current_identity(), key=key)
     candidate = rollout.artifacts.resolve(artifact) if artifact else rollout.artifacts.served_and_signed(str(channel))
-    started = start_rollout(console, rollout, StartRequest(candidate, to, again, int(minute), reason))
+    started = start_rollout(console, rollout, StartRequest(candidate, to, again, int(minute), reason, without))
     if isinstance(started, AlreadyServed):
         report_already_served(console, rollout, started)
     else:

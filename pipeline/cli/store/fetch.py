@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 @click.option(
     "--endpoint", metavar="NAME", help="Fail unless this SageMaker endpoint of nxpipe.toml can run the programs."
 )
+@click.option(
+    "--programs",
+    type=click.Choice(["device", "emulator"]),
+    help="The programs to fetch: those for Neuron devices, which is the default if there are any, or the emulator's.",
+)
 @click.option("--offline", is_flag=True, help="Use only this machine's cache, and report its age.")
 @store_option
 @config_option
@@ -49,6 +54,7 @@ def fetch(
     target: str | None,
     folder: Path,
     endpoint: str | None,
+    programs: str | None,
     offline: bool,
     store: str | None,
     config_path: Path,
@@ -57,6 +63,7 @@ def fetch(
 
     NAME is a model's id, MODEL@KEY, or a key (at least six hex digits). Writes manifest.json, executables/,
     weights.safetensors and files/; the manifest is written last, so a folder with a manifest is complete.
+    Of an artifact with programs for Neuron devices, a folder gets these and not the emulator's.
     Existing files are not fetched again, and an interrupted fetch is resumed.
 
     With --channel, the channel's log must be complete, not older than the last one that this machine read, and signed
@@ -76,7 +83,7 @@ def fetch(
     if channel is None and (model or target):
         raise click.UsageError("--model and --target require --channel", ctx)
     console: Console = ctx.obj
-    request = _FetchRequest(name, channel, model, target, folder, endpoint, config_path, console)
+    request = _FetchRequest(name, channel, model, target, folder, endpoint, programs, config_path, console)
     local = None
     if offline:
         local = request.from_store(open_offline_store(store, config_path), None)
@@ -102,12 +109,13 @@ class _FetchRequest:
     target: str | None
     folder: Path
     endpoint: str | None
+    programs: str | None
     config_path: Path
     console: Console
 
     def from_store(self, store: "Store", index: "OfflineIndex | None") -> "tuple[Selection, Fetched]":
+        from nxpipe.artifact_store.fetch.folder import Programs, size_of
         from nxpipe.artifact_store.fetch.folder import fetch as fetch_folder
-        from nxpipe.artifact_store.fetch.folder import size_of
         from nxpipe.artifact_store.fetch.selection import by_name
 
         if self.channel is not None:
@@ -116,8 +124,9 @@ class _FetchRequest:
             selection = by_name(store, self.name or "", index)
         if self.endpoint is not None:
             self._require_runnable(self.endpoint, selection.manifest)
-        with Progress(self.console, f"fetch {selection.manifest.model.id}", size_of(selection.manifest)) as progress:
-            return selection, fetch_folder(store.blobs, selection.manifest, self.folder, progress.sent)
+        manifest, programs = selection.manifest, Programs(self.programs) if self.programs else None
+        with Progress(self.console, f"fetch {manifest.model.id}", size_of(manifest, programs)) as progress:
+            return selection, fetch_folder(store.blobs, manifest, self.folder, progress.sent, programs)
 
     def _require_runnable(self, name: str, manifest: "Manifest") -> None:
         from nxpipe.artifact_store.errors import Refused

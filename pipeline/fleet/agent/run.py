@@ -276,10 +276,10 @@ class LifecycleHook:
 
 def fetch_artifact(store: "Store", model: ServedModel, trust: "ChannelVerifier", folder: Path) -> "Manifest":
     """Fetches the artifact into the folder and verifies every byte against its digest."""
-    from nxpipe.artifact_store.fetch.folder import fetch
+    from nxpipe.artifact_store.fetch.folder import Programs, fetch
 
     selected = _resolve(store, model, trust)
-    fetch(store.blobs, selected.manifest, folder)
+    fetch(store.blobs, selected.manifest, folder, programs=Programs.EMULATOR if model.host.rehearsal else None)
     return selected.manifest
 
 
