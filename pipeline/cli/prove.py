@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,6 +84,7 @@ def prove(
     from nxpipe.pipeline.artifacts.store_url import open_uncached_store
     from nxpipe.pipeline.config import load_config
     from nxpipe.pipeline.models.thresholds import Thresholds
+    from nxpipe.pipeline.util.progress import watching
     from nxpipe.pipeline.verify.prove import ProveOptions
     from nxpipe.pipeline.verify.prove import prove as prove_artifact
 
@@ -92,7 +94,9 @@ def prove(
     trusts = _trusts(channel, config, config_path.parent, opened)
     published = opened.resolve(artifact)
     options = ProveOptions(device, runs, limit)
-    evidence = prove_artifact(published, opened, Thresholds.of(config), options, console.step, trusts)
+    evidence = prove_artifact(
+        published, opened, Thresholds.of(config), options, console.step, partial(watching, console), trusts
+    )
     if signer is not None:
         from nxpipe.artifact_store.trust.policy import sign_evidence
         from nxpipe.pipeline.artifacts.signing import builder_id

@@ -9,22 +9,23 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from nxpipe.artifact_store.backends.protocol import ignore_progress
 from nxpipe.artifact_store.errors import Refused
 from nxpipe.artifact_store.evidence import DEVICE, UNVERIFIED, Compared, Evidence, Figures, Limits, Timing
 from nxpipe.pipeline.models.thresholds import Deviation, Thresholds, complete_evidence
 from nxpipe.pipeline.models.weights import Arrays
 from nxpipe.pipeline.util.errors import BuildRefused, NotReady, ProgramInvalid, VerificationFailed
-from nxpipe.pipeline.util.progress import Step
+from nxpipe.pipeline.util.progress import Step, Watch
 from nxpipe.pipeline.util.text import human_bytes
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
-    from nxpipe.artifact_store.manifest import DeviceProgram, Executable, Manifest
+    from nxpipe.artifact_store.manifest import Executable, Manifest
     from nxpipe.emulator.executable.interface import Argument, Interface
     from nxpipe.emulator.executable.neff import Neff
     from nxpipe.emulator.passes.shard import Sharding
@@ -39,7 +40,7 @@ _HOST: Final = "nxpipe.emulator.run.devices.device_model"
 _WARMUP: Final = 5
 _DRIVER: Final = Path("/sys/module/neuron/version")
 _INSTANCE: Final = Path("/sys/devices/virtual/dmi/id/product_name")  # on Nitro, the instance type
-_WEIGHTS: Final = "weights.safetensors"
+_PROGRAMS: Final = "executables"
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ def prove(
     allowed: Thresholds,
     options: ProveOptions,
     step: Step,
+    watch: Watch = lambda title, size: nullcontext(ignore_progress),
     trusts: Trusts | None = None,
 ) -> Evidence:
     """Run an artifact on this machine's devices, and store the evidence.
@@ -79,9 +81,7 @@ def prove(
         with step("open the device"):
             described = _described(manifest, options)
         with tempfile.TemporaryDirectory(prefix="nxpipe-prove-") as folder:
-            fetched = _fetched(manifest, golden, store, Path(folder), step)
-            with step(f"fetch {len(manifest.weights)} weights"):
-                _write_weights(manifest, store, Path(folder) / _WEIGHTS)
+            fetched = _fetched(manifest, golden, store, Path(folder), step, watch)
             programs = [
                 compared
                 for group in groups(fetched)
@@ -175,7 +175,7 @@ class FetchedProgram:
 
     def files(self, kind: str) -> list[str]:
         """A file for each rank."""
-        return [str(self.path.with_suffix(f".{kind}-{rank}.npz")) for rank in range(self.interface.degree)]
+        return [f"{self.path}.{kind}-{rank}.npz" for rank in range(self.interface.degree)]
 
     def on_ranks(self, argument: "Argument") -> Sequence[Any]:
         """A golden input on each rank; a state that the evidence does not have is zero."""
@@ -209,42 +209,42 @@ def physical_cores(neff: "Neff") -> int:
     return max(neff.header.lnc_size, 1)
 
 
-def _fetched(manifest: "Manifest", golden: Evidence, store: "Store", folder: Path, step: Step) -> list[FetchedProgram]:
-    fetched: list[FetchedProgram] = []
-    for executable in manifest.executables:
-        compared, program = golden.of(executable.name), executable.device
-        assert compared is not None  # the evidence is complete
-        assert program is not None  # the artifact runs on devices
-        with step(f"fetch {executable.name}, {human_bytes(program.neff.size)}"):
-            fetched.append(_fetch(executable, program, compared, store, folder / str(len(fetched))))
-    return fetched
+def _fetched(
+    manifest: "Manifest", golden: Evidence, store: "Store", folder: Path, step: Step, watch: Watch
+) -> list[FetchedProgram]:
+    """The programs and the weights in a folder, as an instance that serves them has them."""
+    from nxpipe.artifact_store.fetch.folder import Programs, fetch, size_of
+
+    size = size_of(manifest, Programs.DEVICE)
+    if size > shutil.disk_usage(folder).free:
+        reason = f"too small for {human_bytes(size)} of programs and weights; name a larger folder in TMPDIR"
+        raise OSError(errno.ENOSPC, reason, str(folder.parent))
+    with step(f"fetch {manifest.name}"), watch(f"fetch {manifest.name}", size) as sent:
+        fetch(store.blobs, manifest, folder, sent, Programs.DEVICE)
+    return [_opened(executable, golden, store, folder / _PROGRAMS) for executable in manifest.executables]
 
 
-def _fetch(
-    executable: "Executable", program: "DeviceProgram", golden: Compared, store: "Store", path: Path
-) -> FetchedProgram:
+def _opened(executable: "Executable", golden: Evidence, store: "Store", folder: Path) -> FetchedProgram:
     from nxpipe.emulator.errors import InterfaceInvalid, NeffInvalid
     from nxpipe.emulator.executable.interface import interface_from
     from nxpipe.emulator.executable.neff import open_neff
     from nxpipe.pipeline.verify.stored_artifact import stored_arrays
 
-    name, neff = executable.name, path.with_suffix(".neff")
-    store.copy_blob_to(program.neff, neff)
-    store.copy_blob_to(program.interface, path.with_suffix(".json"))
+    name, compared = executable.name, golden.of(executable.name)
+    assert compared is not None  # the evidence is complete
+    path = folder / f"{name}.neff"
     try:
-        opened, interface = open_neff(neff), interface_from(path.with_suffix(".json").read_bytes())
+        neff, interface = open_neff(path), interface_from((folder / f"{name}.json").read_bytes())
     except (NeffInvalid, InterfaceInvalid) as fault:
         raise ProgramInvalid(f"{name}: {fault}; build the model again") from fault
-    inputs, answers = stored_arrays(store, golden.inputs), stored_arrays(store, golden.answers)
+    inputs, answers = stored_arrays(store, compared.inputs), stored_arrays(store, compared.answers)
     results = {each.name for each in interface.results}
     if interface.degree != executable.tensor_parallel or results != answers.keys():
         raise ProgramInvalid(
             f"{name}: its interface has {interface.degree} ranks and the results {', '.join(sorted(results))}, its "
             f"evidence {executable.tensor_parallel} and {', '.join(sorted(answers))}; build the model again"
         )
-    return FetchedProgram(
-        name, neff, opened, interface, _shards(executable, store), golden, inputs, answers
-    )  # fmt: skip
+    return FetchedProgram(name, path, neff, interface, _shards(executable, store), compared, inputs, answers)
 
 
 def _shards(executable: "Executable", store: "Store") -> Mapping[str, "Sharding"]:
@@ -259,23 +259,6 @@ def _shards(executable: "Executable", store: "Store") -> Mapping[str, "Sharding"
         return from_bytes(store.read_blob(executable.blob)).pieces(Role.STATE)
     except ExecutableInvalid as fault:
         raise ProgramInvalid(f"{executable.name}: {fault}; build the model again") from fault
-
-
-def _write_weights(manifest: "Manifest", store: "Store", path: Path) -> None:
-    """All weights as one file, which the ranks map into memory."""
-    from nxpipe.artifact_store.fetch.file_layout import weights_file
-    from nxpipe.artifact_store.weights import read_weights
-
-    whole = weights_file(manifest.weights)
-    if whole.size > shutil.disk_usage(path.parent).free:
-        reason = f"too small for {human_bytes(whole.size)} of weights; name a folder with more room in TMPDIR"
-        raise OSError(errno.ENOSPC, reason, str(path.parent.parent))
-    with path.open("wb") as file:
-        file.truncate(whole.size)
-        file.write(whole.head)
-        for piece, (_, data) in zip(whole.pieces, read_weights(store.blobs, manifest.weights), strict=True):
-            file.seek(piece.at)
-            file.write(data)
 
 
 def groups(programs: Sequence[FetchedProgram]) -> list[list[FetchedProgram]]:
@@ -306,6 +289,8 @@ def _run(
     """The comparisons of programs that run together, in a process for each rank."""
     import numpy as np
 
+    from nxpipe.artifact_store.fetch.folder import WEIGHTS
+
     degree, lnc = programs[0].interface.degree, physical_cores(programs[0].neff)
     for program in programs:
         shares = [program.on_ranks(argument) for argument in program.interface.requested]
@@ -314,7 +299,7 @@ def _run(
     files = {
         program.name: {
             "neff": str(program.path),
-            "interface": str(program.path.with_suffix(".json")),
+            "interface": f"{str(program.path).removesuffix('.neff')}.json",
             "inputs": program.files("inputs"),
             "answers": program.files("answers"),
         }
@@ -322,7 +307,7 @@ def _run(
     }
     names = ", ".join(program.name for program in programs)
     with step(f"run {names} on {degree} rank{'' if degree == 1 else 's'} of {described['family']}"):
-        argument = {"weights": str(folder / _WEIGHTS), "programs": files, "runs": options.runs, "warmup": _WARMUP}
+        argument = {"weights": str(folder / WEIGHTS), "programs": files, "runs": options.runs, "warmup": _WARMUP}
         timings = _on_ranks("replay", argument, degree, lnc, options)
     for program in programs:
         answers, deviations = judged(program, allowed)

@@ -27,10 +27,10 @@ from nxpipe.pipeline.verify import prove as module
 from nxpipe.pipeline.verify.prove import ProveOptions, target_of
 from tests.neuronx.neff_files import BUILD, archive, container, members
 from tests.pipeline.command import NXPIPE, Answer, installed
-from tests.pipeline.conftest import BERT, LLAMA, write_model
-from tests.pipeline.device_artifacts import for_devices, install_device
+from tests.pipeline.conftest import BERT, LLAMA
+from tests.pipeline.device_artifacts import build_for_devices, install_device
 from tests.pipeline.in_process import InProcess, nxpipe
-from tests.pipeline.test_build import built, imports
+from tests.pipeline.test_build import imports
 from tests.runtime.devices.conftest import stand_in
 
 __all__ = ["nxpipe", "stand_in"]
@@ -46,15 +46,13 @@ World = tuple[Store, Published]
 
 @pytest.fixture(scope="session")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Artifacts:
-    """A function that builds a model once, for the emulator and for devices, in a folder with the artifact's name."""
+    """A function that builds a model for devices once, in a folder with a store and the artifact's name."""
 
     @cache
     def artifact(kind: str, degree: int) -> Path:
         folder = tmp_path_factory.mktemp(f"{kind}-{degree}")
         config, options = MODELS[kind]
-        key = str(built(folder, write_model(folder / kind, dict(config)), "--tp", str(degree), *options)["request_key"])
-        store = open_store(str(folder / "store"))
-        made = for_devices(store, store.resolve(key), folder, drops_unused=degree > 1)  # as the compiler may do
+        made = build_for_devices(folder, config, "--tp", str(degree), *options, drops_unused=degree > 1)
         (folder / "name").write_text(made.name)
         return folder
 
@@ -155,7 +153,10 @@ def test_what_cannot_be_proved_here_is_refused_before_a_device_is_opened(
     nxpipe: InProcess, world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, published = world()
-    (emulated,) = [each for each in store.list() if not each.manifest.runs_on_devices]
+    fields = [each.model_copy(update={"device": None}) for each in published.manifest.executables]
+    inputs = store.put_blob(b'{"backend":"emulator"}')
+    update = {"executables": tuple(fields), "backend": "emulator", "key_inputs": inputs}
+    emulated = store.publish(published.manifest.model_copy(update=update))
     answer = prove(nxpipe, emulated)
     assert answer.code == COMPILE.number
     assert "has no programs for Neuron devices; build it with --backend neuronx" in answer.err
