@@ -68,7 +68,7 @@ def prove(
     store: str | None,
     config_path: Path,
 ) -> None:
-    """Run an artifact's programs on this machine's Neuron devices, and store the evidence.
+    """Run an artifact on this machine's Neuron devices, and store the evidence.
 
     Each program runs on the inputs of the artifact's emulated evidence, on all of its ranks, and its outputs are
     compared with the evidence's. Then it is measured. If all outputs are within the thresholds of [verify] in

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Trusts = Callable[[Evidence], bool]
 
-YARDSTICK: Final = "emulated evidence"
+REFERENCE: Final = "emulated evidence"
 DEVICES: Final = ("auto", "nrtpy", "libnrt")
 LEAST_RUNS: Final = 20  # a smaller number has no 99th percentile to speak of
 _HOST: Final = "nxpipe.emulator.run.devices.device_model"
@@ -313,7 +313,7 @@ def _run(
         answers, deviations = judged(program, allowed)
         yield Compared(
             program=program.name,
-            yardstick=YARDSTICK,
+            yardstick=REFERENCE,
             outputs=tuple(_figures(deviation) for deviation in deviations),
             inputs=program.golden.inputs,
             answers=store.put_blob(_safetensors(answers)),
@@ -383,7 +383,7 @@ def _require_within(program: FetchedProgram, deviation: Deviation, allowed: Thre
     if faults := deviation.faults(allowed):
         raise VerificationFailed(
             f"verification failed: {program.name} {deviation.output}{where} of the device: {'; '.join(faults)}; the "
-            f"reference is {YARDSTICK}; see `nxpipe doctor --hardware`, or change [verify]"
+            f"reference is {REFERENCE}; see `nxpipe doctor --hardware`, or change [verify]"
         )
 
 

@@ -14,13 +14,17 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nxpipe.artifact_store import Published, Store, open_store
 from nxpipe.artifact_store.evidence import DEVICE, EMULATED, Evidence
 from nxpipe.artifact_store.trust.policy import has_signed_evidence
 from nxpipe.artifact_store.trust.signers import open_signer
+from nxpipe.emulator.executable.interface import Argument, Interface, Result
 from nxpipe.emulator.executable.neff import read_neff
+from nxpipe.emulator.ir.types import DType, TensorType
+from nxpipe.emulator.isa.program import Role
 from nxpipe.pipeline.util.errors import BuildRefused
 from nxpipe.pipeline.util.exit_codes import COMPILE, INTERRUPTED, NOT_READY, OK, REFUSED, USAGE, VERIFICATION
 from nxpipe.pipeline.verify import prove as module
@@ -273,3 +277,26 @@ def test_surroundings_have_no_path_and_no_host(tmp_path: Path, monkeypatch: pyte
     }
     (tmp_path / "_INSTANCE").write_text("Jane's desk computer\n")
     assert "instance type" not in module.surroundings(neff, 4, described)
+
+
+def test_programs_run_together_unless_their_states_or_ranks_differ() -> None:
+    """A rank has one tensor for a state, so caches of two capacities need two sets of processes."""
+
+    def program(name: str, capacity: int, degree: int = 1) -> module.FetchedProgram:
+        cache = TensorType((1, capacity), DType.FLOAT32)
+        interface = Interface(
+            degree, (Argument("cache", Role.STATE, cache, cache, alias=0),), (Result("cache", cache),)
+        )
+        neff = read_neff(BytesIO(container(archive(members([])))))
+        fields: Any = {"golden": None, "inputs": {}, "answers": {}, "shards": {}}
+        return module.FetchedProgram(name, Path(name), neff, interface, **fields)
+
+    programs = [program("a", 8), program("b", 16), program("c", 8), program("d", 8, degree=2)]
+    assert [[each.name for each in group] for group in module.groups(programs)] == [["a", "c"], ["b"], ["d"]]
+
+
+@pytest.mark.parametrize(
+    ("values", "varies"), [([0, 0], False), ([0, 1], True), ([np.nan, np.nan], False), ([1, np.nan], True), ([], False)]
+)
+def test_an_answer_is_constant_if_its_elements_are_equal_or_no_numbers(values: list[float], varies: bool) -> None:
+    assert module._varies(np.array(values, np.float32)) is varies
