@@ -4,7 +4,7 @@ The signature of a manifest does not cover evidence, so the signer of an artifac
 its digest.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -13,6 +13,7 @@ from nxpipe.artifact_store.channel.change import ArtifactCheck, EvidenceVerifier
 from nxpipe.artifact_store.channel.generation import Generation, Served, Signature
 from nxpipe.artifact_store.documents import seconds_since_1970
 from nxpipe.artifact_store.errors import Corrupt, StoreUnavailable
+from nxpipe.artifact_store.evidence import Evidence
 from nxpipe.artifact_store.fetch.cached_store import sources_of
 from nxpipe.artifact_store.layout import signature_folder
 from nxpipe.artifact_store.records import Published
@@ -163,10 +164,12 @@ def signing_with(signer: Signer) -> Sign:
     return lambda message: Signature(key_id=signer.public.key_id, signature=as_base64(signer.sign(message)))
 
 
-def sign_evidence(store: Store, published: Published, signer: Signer, builder: str) -> int:
-    """Sign all evidence of an artifact that this key has not signed; return the number of documents."""
-    evidence = store.evidence(published.manifest_digest)
-    unsigned = [document for document in evidence if not _has_signed(store, signer, document.digest)]
+def sign_evidence(
+    store: Store, published: Published, signer: Signer, builder: str, *, omitted: Collection[str] = ()
+) -> int:
+    """Sign all evidence of an artifact that this key has not signed; return the number of documents. `omitted`: kinds
+    that the caller does not vouch for."""
+    unsigned = _unsigned_evidence(store, published, signer, omitted)
     if not unsigned:
         return 0
     statement = statement_of(published.manifest, store.key_inputs(published.manifest), builder)
@@ -178,10 +181,14 @@ def sign_evidence(store: Store, published: Published, signer: Signer, builder: s
     return len(unsigned)
 
 
-def has_signed_evidence(store: Store, published: Published, signer: Signer) -> bool:
-    """True if this key has signed all evidence of an artifact."""
-    evidence = store.evidence(published.manifest_digest)
-    return all(_has_signed(store, signer, document.digest) for document in evidence)
+def has_signed_evidence(store: Store, published: Published, signer: Signer, *, omitted: Collection[str] = ()) -> bool:
+    """True if this key has signed all evidence of an artifact, but for the omitted kinds."""
+    return not _unsigned_evidence(store, published, signer, omitted)
+
+
+def _unsigned_evidence(store: Store, published: Published, signer: Signer, omitted: Collection[str]) -> list[Evidence]:
+    evidence = [document for document in store.evidence(published.manifest_digest) if document.kind not in omitted]
+    return [document for document in evidence if not _has_signed(store, signer, document.digest)]
 
 
 def evidence_verifier(policy: Policy, store: Store, channel: str) -> EvidenceVerifier | None:
