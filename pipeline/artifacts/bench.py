@@ -81,17 +81,23 @@ class BenchLine:
         }
 
 
-def bench(manifest: "Manifest", before: "Manifest | None", store: "Store") -> list[BenchLine]:
-    """Each program with the baseline's program of the same phase, batch, bucket and tensor-parallel degree."""
-    baseline = predicted_times(before, store) if before else {}
+def bench(
+    manifest: "Manifest", before: "Manifest | None", store: "Store", *, measured: bool = False
+) -> list[BenchLine]:
+    """Each program with the baseline's program of the same phase, batch, bucket and tensor-parallel degree. `measured`:
+    with the times of device evidence."""
+    baseline = predicted_times(before, store, measured=measured) if before else {}
     return [
         BenchLine(manifest.name, manifest.target, before.name if before else None, program, baseline.get(identity))
-        for identity, program in predicted_times(manifest, store).items()
+        for identity, program in predicted_times(manifest, store, measured=measured).items()
     ]
 
 
-def predicted_times(manifest: "Manifest", store: "Store") -> "dict[tuple[str, int, int, int], PredictedTime]":
-    figures, timings = artifact_files.read(manifest, store), measured_times(manifest, store)
+def predicted_times(
+    manifest: "Manifest", store: "Store", *, measured: bool = False
+) -> "dict[tuple[str, int, int, int], PredictedTime]":
+    figures = artifact_files.read(manifest, store)
+    timings = measured_times(manifest, store.evidence(manifest.digest)) if measured else {}
     return {
         identity(program): PredictedTime(
             program.name,

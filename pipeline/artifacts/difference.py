@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from nxpipe.artifact_store import Store
-    from nxpipe.artifact_store.evidence import Timing
+    from nxpipe.artifact_store.evidence import Evidence, Timing
     from nxpipe.artifact_store.manifest import Executable, Manifest, Tensor
     from nxpipe.emulator.ir.graph import Graph
 
@@ -157,13 +157,13 @@ def _graphs(
     return graph_difference(old, new) if old and new else None
 
 
-def measured_times(manifest: "Manifest", store: "Store") -> "dict[str, Timing]":
+def measured_times(manifest: "Manifest", evidence: "Sequence[Evidence]") -> "dict[str, Timing]":
     """The timings of the first complete device evidence, by program; empty without one."""
     from nxpipe.artifact_store.evidence import DEVICE
     from nxpipe.pipeline.models.thresholds import complete_evidence
 
-    evidence = complete_evidence(manifest, store.evidence(manifest.digest), DEVICE)
-    programs = evidence.programs if evidence else ()
+    complete = complete_evidence(manifest, evidence, DEVICE)
+    programs = complete.programs if complete else ()
     return {compared.program: compared.timing for compared in programs if compared.timing}
 
 
@@ -179,9 +179,12 @@ class TimingDifference:
         return {"program": self.program, **figures}
 
 
-def timing_differences(before: "Manifest", after: "Manifest", store: "Store") -> Iterator[TimingDifference]:
-    """Durations of the programs that both artifacts have, where devices measured at least one of the two."""
-    timings = [measured_times(manifest, store) for manifest in (before, after)]
+def timing_differences(
+    before: "Manifest", after: "Manifest", evidence: "Sequence[Sequence[Evidence]]"
+) -> Iterator[TimingDifference]:
+    """Durations of the programs that both artifacts have, where devices measured at least one of the two. `evidence`
+    is that of either side."""
+    timings = [measured_times(manifest, some) for manifest, some in zip((before, after), evidence, strict=True)]
     known = {identity(program): program for program in before.executables}
     for new in after.executables:
         old = known.get(identity(new))

@@ -86,7 +86,7 @@ def bench(
     lines = [
         line
         for artifact in artifacts
-        for line in compare(artifact, baseline.beside(artifact) if baseline else None, opened)
+        for line in compare(artifact, baseline.beside(artifact) if baseline else None, opened, measured=measured)
     ]
     if console.json:
         console.data([line.document(threshold, measured=measured) for line in lines])

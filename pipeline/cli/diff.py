@@ -14,9 +14,9 @@ from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.text import human_bytes, shown, style, table
 
 if TYPE_CHECKING:
-    from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.difference import EntryChange, ManifestDifference, Section
     from nxpipe.artifact_store.documents import Blob
+    from nxpipe.artifact_store.evidence import Evidence
     from nxpipe.artifact_store.index.leaves import Difference
     from nxpipe.artifact_store.manifest import Manifest
     from nxpipe.pipeline.artifacts.difference import GraphDifference, ProgramDifference, TensorChange, TimingDifference
@@ -54,8 +54,9 @@ def diff(console: Console, before: str, after: str, tensors: bool, store: str | 
     key_inputs = differences(opened.key_inputs(old), opened.key_inputs(new))
     manifests = ManifestDifference.between(old, new)
     programs = list(program_differences(old, new, opened))
-    evidence = differences(*(_evidence(manifest, opened) for manifest in (old, new)))
-    timings = list(timing_differences(old, new, opened))
+    documents = [opened.evidence(manifest.digest) for manifest in (old, new)]
+    evidence = differences(_reports(old, documents[0]), _reports(new, documents[1]))
+    timings = list(timing_differences(old, new, documents))
     changes = list(tensor_changes(old, new, _changed_weights(manifests), opened)) if tensors else None
     if console.json:
         console.data(_as_json(key_inputs, manifests, programs, changes, evidence, timings))
@@ -64,13 +65,14 @@ def diff(console: Console, before: str, after: str, tensors: bool, store: str | 
         console.page("\n\n".join(sections) or "no difference")
 
 
-def _evidence(manifest: "Manifest", store: "Store") -> dict[str, object]:
+def _reports(manifest: "Manifest", evidence: "Sequence[Evidence]") -> dict[str, object]:
     """The rounded figures of emulated evidence by program, and those of each other kind below its name."""
     from nxpipe.artifact_store.evidence import EMULATED, KINDS
-    from nxpipe.pipeline.models.thresholds import report_of
+    from nxpipe.pipeline.models.thresholds import report_in
 
-    others = {kind: report_of(manifest, store, kind) for kind in KINDS if kind != EMULATED}
-    return {**report_of(manifest, store), **{kind: report for kind, report in others.items() if report}}
+    reports = {kind: report_in(manifest, evidence, kind) for kind in KINDS}
+    emulated = reports.pop(EMULATED)
+    return {**emulated, **{kind: report for kind, report in reports.items() if report}}
 
 
 def _changed_weights(manifests: "ManifestDifference") -> list[str]:

@@ -258,6 +258,19 @@ def test_doing_without_one_kind_excuses_no_other(nxpipe: InProcess) -> None:
     assert last_reason(nxpipe).startswith("without device and emulated evidence, because now (")
 
 
+def test_every_artifact_that_goes_without_is_named_with_what_it_lacks(nxpipe: InProcess) -> None:
+    write(fleet("live") + fleet("second", model="other"))
+    far, store = publish(1, DEVICE, cosine=0.9), the_store()
+    other = publish_verified(
+        store, put(store, "other", request=2, model="acme/other").model_copy(update={"backend": "neuronx"})
+    )
+    words = ("promote", far.name, other.name, "--channel", "production", "--without-evidence", "device")
+    assert nxpipe(*words, "--reason", "now").code == OK.number
+    reason = last_reason(nxpipe)
+    assert f"{far.name}: evidence of kind device: forward-b1-s128 logits cosine 0.9000000" in reason
+    assert f"{other.name}: it has no evidence of kind device" in reason
+
+
 def test_a_reason_of_its_own_stands_behind_what_a_promotion_does_without(tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "library"))
     artifact = store.publish(put(store))

@@ -66,7 +66,7 @@ def test_an_artifact_s_programs_answer_on_cores_as_they_did_when_it_was_built(
         assert entry["emulated"]["as stored"]["work"]["instructions"] > 100
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(12)
 def test_a_run_of_an_artifact_s_instructions_becomes_evidence_of_that_kind(
     nxpipe: InProcess, bert: Path, tmp_path: Path
 ) -> None:
