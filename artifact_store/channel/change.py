@@ -86,10 +86,10 @@ def promote(
     news = [Served.of(artifact) for artifact in artifacts]
     manifests = [artifact.record.manifest for artifact in artifacts]
     with Pins(store.backend).pinned(manifests, actor=author.actor, reason=f"promotion to {channel}"):
-        missing: dict[str, str] = {}
+        missing: list[tuple[str, str]] = []
         for artifact in artifacts:
             _check_artifact(store, artifact, channel, requirements)
-            missing |= _missing_evidence(store, artifact, channel, requirements, waiver)
+            missing += _missing_evidence(store, artifact, channel, requirements, waiver)
         by = _without_evidence(author, waiver, missing)
 
         def follow(tip: Generation | None) -> Generation | None:
@@ -194,12 +194,12 @@ def _with_override(author: Author, faults: Sequence[str], despite: str | None) -
     return _noting(author, f"despite the signing policy, because {despite} ({faults[0]}{others})")
 
 
-def _without_evidence(author: Author, waiver: EvidenceWaiver | None, missing: Mapping[str, str]) -> Author:
+def _without_evidence(author: Author, waiver: EvidenceWaiver | None, missing: Sequence[tuple[str, str]]) -> Author:
     """The author, with the missing kinds of evidence in the reason that the log records, if there are any."""
     if waiver is None or not missing:
         return author
-    kinds, faults = " and ".join(sorted(missing)), "; ".join(missing.values())
-    note = f"without {kinds} evidence, because {waiver.because} ({faults})"
+    kinds, faults = sorted({kind for kind, _ in missing}), [fault for _, fault in missing]
+    note = f"without {' and '.join(kinds)} evidence, because {waiver.because} ({'; '.join(faults)})"
     return replace(author, reason=note[:_LONGEST_REASON]) if author.reason == waiver.because else _noting(author, note)
 
 
@@ -286,14 +286,14 @@ def _check_artifact(store: Store, artifact: Published, channel: str, requirement
 
 def _missing_evidence(
     store: Store, artifact: Published, channel: str, requirements: Requirements, waiver: EvidenceWaiver | None
-) -> dict[str, str]:
+) -> list[tuple[str, str]]:
     """The missing kinds of evidence that the waiver allows, with artifact and reason; another one is refused."""
     missing = evidence_faults(store, artifact, requirements)
     waived = waiver.kinds if waiver else frozenset()
     for kind, reason in missing.items():
         if kind not in waived:
             raise Refused(f"{artifact.name} cannot be served on channel {channel}: {reason}")
-    return {kind: f"{artifact.name}: {reason}" for kind, reason in missing.items()}
+    return [(kind, f"{artifact.name}: {reason}") for kind, reason in missing.items()]
 
 
 def evidence_faults(store: Store, artifact: Published, requirements: Requirements) -> dict[str, str]:

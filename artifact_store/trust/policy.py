@@ -4,7 +4,7 @@ The signature of a manifest does not cover evidence, so the signer of an artifac
 its digest.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -165,11 +165,18 @@ def signing_with(signer: Signer) -> Sign:
 
 
 def sign_evidence(
-    store: Store, published: Published, signer: Signer, builder: str, evidence: Sequence[Evidence] | None = None
+    store: Store,
+    published: Published,
+    signer: Signer,
+    builder: str,
+    evidence: Sequence[Evidence] | None = None,
+    *,
+    omitted: Collection[str] = (),
 ) -> int:
-    """Sign these documents of an artifact, by default all, that this key has not signed; return their number."""
+    """Sign these documents of an artifact, by default all, that this key has not signed; return their number.
+    `omitted`: kinds that the caller does not vouch for."""
     if evidence is None:
-        evidence = store.evidence(published.manifest_digest)
+        evidence = _vouched(store, published, omitted)
     unsigned = [document for document in evidence if not _has_signed(store, signer, document.digest)]
     if not unsigned:
         return 0
@@ -182,10 +189,13 @@ def sign_evidence(
     return len(unsigned)
 
 
-def has_signed_evidence(store: Store, published: Published, signer: Signer) -> bool:
-    """True if this key has signed all evidence of an artifact."""
-    evidence = store.evidence(published.manifest_digest)
-    return all(_has_signed(store, signer, document.digest) for document in evidence)
+def has_signed_evidence(store: Store, published: Published, signer: Signer, *, omitted: Collection[str] = ()) -> bool:
+    """True if this key has signed all evidence of an artifact, but for the omitted kinds."""
+    return all(_has_signed(store, signer, document.digest) for document in _vouched(store, published, omitted))
+
+
+def _vouched(store: Store, published: Published, omitted: Collection[str]) -> list[Evidence]:
+    return [document for document in store.evidence(published.manifest_digest) if document.kind not in omitted]
 
 
 def evidence_verifier(policy: Policy, store: Store, channel: str) -> EvidenceVerifier | None:

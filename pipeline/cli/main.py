@@ -25,7 +25,6 @@ COMMANDS = {
         "nxpipe.pipeline.cli.build:build",
         "Compile models on the emulator, verify them, publish the artifacts.",
     ),
-    "cache": ("nxpipe.pipeline.cli.cache:cache", "Fill the persistent compile cache of Neuron instances."),
     "channel": ("nxpipe.pipeline.cli.channel:channel", "Show the artifacts and the history of channels."),
     "check": (
         "nxpipe.pipeline.cli.check:check",
@@ -57,7 +56,7 @@ COMMANDS = {
     "promote": ("nxpipe.pipeline.cli.promote:promote", "Promote artifacts to a channel."),
     "prove": (
         "nxpipe.pipeline.cli.prove:prove",
-        "Run an artifact on Neuron devices, and store the evidence.",
+        "Run an artifact on this machine's Neuron devices, and store the evidence.",
     ),
     "release": (
         "nxpipe.pipeline.cli.release:release",

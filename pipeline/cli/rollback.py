@@ -47,7 +47,8 @@ def rollback(
     of `nxpipe promote`.
 
     Fails if a promotion to the channel would fail for a missing signature, unless the artifact is served already. If a
-    key expired, --despite-policy overrides this and is recorded in the log.
+    key expired, --despite-policy overrides this and is recorded in the log. No evidence is required: what is restored
+    was served before.
 
     \b
     Example:

@@ -136,14 +136,20 @@ def require_within(name: str, programs: Sequence[Compared], allowed: Thresholds)
 
 
 def complete_evidence(manifest: "Manifest", evidence: Sequence[Evidence], kind: str = EMULATED) -> Evidence | None:
-    """The first evidence of the kind that covers all programs. Its figures are shown, and its outputs compared with later runs."""
+    """The first evidence of the kind that covers all programs. Its figures are shown, its outputs compared with those
+    of later runs."""
     return next((document for document in evidence if document_gap(manifest, document, kind) is None), None)
 
 
-def report_of(manifest: "Manifest", store: "Store", kind: str = EMULATED) -> Report:
-    """The rounded figures of an artifact by program; empty if it has no evidence of the kind."""
-    evidence = complete_evidence(manifest, store.evidence(manifest.digest), kind)
-    programs = evidence.programs if evidence else ()
+def report_of(manifest: "Manifest", store: "Store") -> Report:
+    """The rounded figures of an artifact by program; empty if it is not verified."""
+    return report_in(manifest, store.evidence(manifest.digest), EMULATED)
+
+
+def report_in(manifest: "Manifest", evidence: Sequence[Evidence], kind: str) -> Report:
+    """The rounded figures of the evidence of a kind, by program; empty without any."""
+    complete = complete_evidence(manifest, evidence, kind)
+    programs = complete.programs if complete else ()
     return {
         program.program: [_shown(figures, program.yardstick) for figures in program.outputs] for program in programs
     }

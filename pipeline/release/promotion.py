@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 
 class SignGate:
-    """Signs with one key. If the policy requires more signatures, `promote` fails."""
+    """Signs with one key. If the policy requires more signatures, `promote` fails.
+
+    Evidence of devices is not signed here: a release runs on none, so it cannot vouch for what it finds in the store.
+    """
 
     name: Final = "sign"
 
@@ -57,7 +60,7 @@ class SignGate:
             published = release.published(candidate)
             if _unsigned(release, signer, published):
                 signatures.add(published, signer, builder_id())
-                sign_evidence(release.store, published, signer, builder_id())
+                sign_evidence(release.store, published, signer, builder_id(), omitted=(DEVICE,))
             key, manifest = signer.public.key_id, published.manifest_digest
             figures.append({"artifact": candidate.name, "manifest": manifest, "key_id": key, "builder": builder_id()})
         return GateOutcome(f"{len(figures)} manifests signed by key {signer.public.key_id[:SHOWN]}", figures=figures)
@@ -156,14 +159,18 @@ def _unsigned(release: "ReleaseContext", signer: "Signer", published: "Published
     from nxpipe.artifact_store.trust.signatures import Signatures
 
     signed = Signatures(release.store).by(signer.public, published.manifest_digest) is not None
-    return not (signed and has_signed_evidence(release.store, published, signer))
+    return not (signed and has_signed_evidence(release.store, published, signer, omitted=(DEVICE,)))
 
 
 def _has_trusted_evidence(release: "ReleaseContext", policy: "Policy", published: "Published") -> bool:
     from nxpipe.artifact_store.trust.policy import evidence_verifier
 
-    trusts = evidence_verifier(policy, release.store, release.options.channel)
-    return any(trusts is None or trusts(evidence) for evidence in release.store.evidence(published.manifest_digest))
+    trusts, channel = evidence_verifier(policy, release.store, release.options.channel), release.options.channel
+    evidence = release.store.evidence(published.manifest_digest)
+    trusted = {document.kind for document in evidence if trusts is None or trusts(document)}
+    slot = published.manifest.model.id, published.manifest.target
+    needed = set(required_evidence(release.config, release.folder, channel, slot)) - {DEVICE}
+    return bool(trusted) and needed & {document.kind for document in evidence} <= trusted
 
 
 def _names(candidates: "tuple[ReleaseCandidate, ...] | list[ReleaseCandidate]") -> str:

@@ -69,7 +69,8 @@ COMPILE: Final = ExitCode(
 VERIFICATION: Final = ExitCode(
     12,
     "verification-failed",
-    "An emulated output deviates from PyTorch's beyond the thresholds; nothing was published.",
+    "An emulated output deviates from PyTorch's beyond the thresholds, or a device's output from the emulated one; "
+    "nothing was published, and no evidence of the device was stored.",
     "Choose a more precise autocast, or relax the thresholds in `[verify]` if the deviation is acceptable.",
     ("nxpipe.pipeline.util.errors:VerificationFailed",),
 )
@@ -165,8 +166,8 @@ SYSTEM: Final = ExitCode(
 NOT_READY: Final = ExitCode(
     31,
     "not-ready",
-    "This instance cannot serve its fleet's artifact: a device, a program or instance metadata is missing, or its "
-    "server exits or does not answer.",
+    "This instance cannot serve its fleet's artifact or prove one: a device is missing or fails, a program or instance "
+    "metadata is missing, or its server exits or does not answer.",
     "Fix the cause that the message names; Auto Scaling replaces the instance.",
     ("nxpipe.pipeline.util.errors:NotReady",),
 )

@@ -9,8 +9,10 @@ import pytest
 
 from nxpipe.artifact_store import open_store
 from nxpipe.artifact_store.channel import change
+from nxpipe.artifact_store.evidence import DEVICE
 from nxpipe.artifact_store.layout import blob_path
 from nxpipe.pipeline.util import exit_codes
+from tests.artifact_store.samples import evidence
 from tests.pipeline.command import Answer
 from tests.release.world import CELLS, GATES, Team, deepen, gate, states
 
@@ -226,6 +228,41 @@ def test_a_channel_that_takes_signed_artifacts_cannot_do_without_the_gate(team: 
     report = team.release("--to", "production", "--from", "staging", "--skip", "verify", code=exit_codes.REFUSED.number)
     assert (states(report)["sign"], states(report)["promote"]) == ("done", "failed")
     assert team.served("production") == {}
+
+
+def test_a_release_names_the_evidence_that_its_artifacts_lack(team: Team) -> None:
+    Path("nxpipe.toml").write_text(
+        Path("nxpipe.toml").read_text() + '[channels.production]\nrequire = ["emulated", "instructions"]\n'
+    )
+    words = ("--to", "production", "--from", "staging", "--skip", "verify", "--reason", "first")
+    dry = gate(team.release("--dry-run", *words), "promote")["sentence"]
+    assert dry.count("lacks instructions evidence (it has no evidence of kind instructions; ") == 2
+    assert dry.count(": refused") == 2
+    report = team.release(*words, code=exit_codes.REFUSED.number)
+    assert "no evidence of kind instructions" in gate(report, "promote")["sentence"]
+    waived = (*words, "--without-evidence", "instructions")
+    assert ": allowed by --without-evidence" in gate(team.release("--dry-run", *waived), "promote")["sentence"]
+    team.release(*waived)
+    assert team.log("production")[0].reason.startswith("without instructions evidence, because first (")
+
+
+@pytest.mark.sample(2)
+def test_a_release_signs_no_evidence_of_devices_that_it_finds(team: Team) -> None:
+    store = open_store("store")
+    for artifact in store.list():
+        store.attest(evidence(store, artifact.manifest, DEVICE))
+    team.describes("[[models]]", '[channels.staging]\nrequire = ["emulated", "device"]\n[[models]]')
+    team.describes("buckets = [8, 16, 32]", "buckets = [8, 16]")
+    team.release("--skip", "promote")
+    for artifact in store.list():
+        store.attest(evidence(store, artifact.manifest, DEVICE))
+    report = team.release("--reason", "smaller", code=exit_codes.REFUSED.number)
+    assert (
+        "its device evidence is not signed by the keys that its channel trusts" in gate(report, "promote")["sentence"]
+    )
+    for artifact in store.list():
+        assert team.nxpipe("store", "sign", artifact.name).code == 0
+    team.release("--reason", "smaller")
 
 
 def test_two_models_for_one_place_of_a_channel_are_refused_before_anything_is_done(team: Team) -> None:
