@@ -30,8 +30,7 @@ from nxpipe.emulator.run.devices.protocol import TensorInfo
 from nxpipe.emulator.run.devices.ranks import Rank, function_of
 from nxpipe.pipeline.util.errors import BuildRefused
 from tests.hlo.xla_cpu import LoadedProto
-from tests.neuronx.stand_in import Failure, interface
-from tests.pipeline.device_artifacts import neff_of
+from tests.neuronx.stand_in import Failure, compiled, interface, parser
 
 _COMPUTED: Final[dict[str, list[list[np.ndarray]]]] = {}  # by module and inputs; equal for all machines
 
@@ -63,7 +62,9 @@ class ProbeMachine:
         proto = Message.parse(probe.module)
         self.defects.change(proto)
         try:
-            return neff_of(proto.encode(), target, self.folder, drops_unused=self.defects.drops_unused)
+            (self.folder / "module.pb").write_bytes(proto.encode())
+            words = ("compile", str(self.folder / "module.pb"), "--framework", "XLA", "--target", target)
+            return compiled(parser().parse_args(words), drops_unused=self.defects.drops_unused)
         except Failure as error:
             raise BuildRefused(f"{probe.name}: {error}") from error
 
