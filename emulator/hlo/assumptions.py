@@ -25,6 +25,7 @@ from nxpipe.emulator.hlo.probe import (
     emitted,
     written,
 )
+from nxpipe.emulator.hlo.reductions import LONGEST_COUNTED
 from nxpipe.emulator.hlo.writer import HloWriter, Tensor
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import Array
@@ -643,7 +644,7 @@ def _operators() -> Iterator[Probe]:
     yield _operator("argmax", {"x": Y}, ops.ArgReduce("argmax", 1, False), EXACT)
     yield _operator("cumsum", {"x": X}, ops.Cumulate("cumsum", 1), FUNCTION)
     yield _operator("sort-by-counting", {"x": Y}, ops.ArgSort(1, True), EXACT)
-    long = (np.arange(300) * 7 % 300).astype(np.float32).reshape(1, 300)
+    long = (np.arange(LONGEST_COUNTED + 44)[::-1] * 7 % 300).astype(np.float32)[np.newaxis]
     yield _operator("sort-by-network", {"x": long}, ops.ArgSort(1, False), EXACT)
     yield _operator("where", {"c": N > 0, "x": X, "z": Y}, ops.Where(), EXACT)
     image = (np.arange(50) % 7 - 3).astype(np.float32).reshape(1, 2, 5, 5)

@@ -42,7 +42,9 @@ from nxpipe.emulator.ops import (
 from nxpipe.emulator.ops.linalg import group_size
 
 _LOWEST: Final = float(np.finfo(np.float32).min)
-_COUNTED: Final = 256  # the longest axis that is sorted by counting, whose work grows with the square of the length
+LONGEST_COUNTED: Final = (
+    256  # the longest axis that is sorted by counting, whose work grows with the square of the length
+)
 
 
 def neutral(opcode: str, x: Tensor) -> float:
@@ -230,7 +232,7 @@ def arg_sort(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
         last = w.unary("not", is_nan) if op.descending else is_nan
         rank = w.binary("add", rank, w.select(last, w.like(rank, length), 0))
     order = _Order("GT" if op.descending else "LT", axis, length)
-    sort = order.counted if length <= _COUNTED else order.network
+    sort = order.counted if length <= LONGEST_COUNTED else order.network
     return sort(w, key, rank)
 
 
