@@ -14,7 +14,7 @@ wheel has them in place.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nxpipe.api import BuildFailed, ModelKeywords, build, check, plan, preflight, verify
+    from nxpipe.api import BuildFailed, ModelKeywords, build, check, plan, preflight, prove, verify
     from nxpipe.artifact_store import Published as Artifact
     from nxpipe.artifact_store import Store, open_store
     from nxpipe.pipeline.build.plan import BuildPlan
@@ -37,6 +37,7 @@ __all__ = [
     "open_store",
     "plan",
     "preflight",
+    "prove",
     "verify",
 ]
 
@@ -55,6 +56,7 @@ _HOMES = {
     "open_store": "artifact_store:open_store",
     "plan": "api:plan",
     "preflight": "api:preflight",
+    "prove": "api:prove",
     "verify": "api:verify",
 }
 

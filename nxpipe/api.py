@@ -1,4 +1,4 @@
-"""The Python API: check, plan, build, verify and preflight, as functions of the same library that the commands call.
+"""The Python API: check, plan, build, verify, prove and preflight, as functions of the library that the commands call.
 
 A model is a hub id, a folder, or a .pt2 or .onnx file. The keywords of `ModelKeywords` have the meaning and the
 defaults of the keys of [[models]] in nxpipe.toml; only `preflight` reads that file. Errors are those of the library,
@@ -18,6 +18,7 @@ from nxpipe.pipeline.util.files import NAME
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
+    from nxpipe.artifact_store.evidence import Evidence
     from nxpipe.pipeline.build.plan import BuildPlan
     from nxpipe.pipeline.build.run import BuildRun
     from nxpipe.pipeline.build.state import CellResult
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.fleet.preflight_rules import PreflightReport
     from nxpipe.pipeline.verify.comparison import Comparison
 
-__all__ = ["BuildFailed", "ModelKeywords", "build", "check", "plan", "preflight", "verify"]
+__all__ = ["BuildFailed", "ModelKeywords", "build", "check", "plan", "preflight", "prove", "verify"]
 
 
 class ModelKeywords(TypedDict, total=False):
@@ -151,6 +152,24 @@ def verify(
             raise TypeError("an artifact requires its store; pass store=")
         spec = BuildSpec.of(_spec(model, target, tp, keywords))
         return tuple(compare_model(spec, VerifyOptions(layers=layers), _silent))
+
+
+def prove(model: "str | Published", *, store: "str | Store", device: str = "auto", runs: int = 100) -> "Evidence":
+    """Run an artifact, or the one of a name MODEL@KEY, on this machine's Neuron devices, and store the evidence.
+
+    Its programs run on the inputs of its emulated evidence, and must agree with the answers there within the default
+    thresholds; each is timed `runs` times. `device` is "nrtpy", "libnrt" or "auto". The document is not signed. Raises
+    `VerificationFailed` for an answer beyond the thresholds, and `NotReady` without a device or for one that fails.
+    """
+    from nxpipe.pipeline.config import Config, Project
+    from nxpipe.pipeline.models.thresholds import Thresholds
+    from nxpipe.pipeline.verify.prove import ProveOptions
+    from nxpipe.pipeline.verify.prove import prove as prove_artifact
+
+    opened = _opened(store)
+    published = opened.resolve(model) if isinstance(model, str) else model
+    allowed = Thresholds.of(Config(project=Project(name="api")))
+    return prove_artifact(published, opened, allowed, ProveOptions(device, runs), _silent)
 
 
 def preflight(config_path: str | Path = "nxpipe.toml", region: str | None = None) -> "PreflightReport":

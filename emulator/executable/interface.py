@@ -10,7 +10,6 @@ stores them: in the element type on the device, with integers clipped to 32 bits
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any, Final
 
 import numpy as np
@@ -51,12 +50,13 @@ class Argument:
         array = np.asarray(arrays[self.name])
         if array.shape != self.whole.shape:
             raise WrongTensor(self.role, self.name, str(self.whole), f"{array.dtype}{list(array.shape)}")
-        slices = list(takewhile(lambda op: isinstance(op, RankSlice), self.preparation))
-        for op in slices:  # before any conversion: a rank converts its own share, which may be a small one
+        steps = list(self.preparation)
+        while steps and isinstance(op := steps[0], RankSlice):  # first, so that a rank converts its own share only
             array = op.piece(array, rank)
+            del steps[0]
         dtype = self.whole.dtype
         held = round_to(array, dtype) if dtype.is_float else array
-        for op in self.preparation[len(slices) :]:
+        for op in steps:
             if isinstance(op, RankSlice):
                 held = op.piece(held, rank)
             else:
@@ -83,6 +83,11 @@ class Interface:
 
     def of_role(self, role: Role) -> list[Argument]:
         return [argument for argument in self.arguments if argument.role is role]
+
+    @property
+    def requested(self) -> list[Argument]:
+        """The arguments that a request has: inputs, and states before the run."""
+        return [each for each in self.arguments if each.role is not Role.PARAMETER and each.name != RANK]
 
     def to_bytes(self) -> bytes:
         document = {

@@ -57,7 +57,7 @@ COMMANDS = {
     "promote": ("nxpipe.pipeline.cli.promote:promote", "Promote artifacts to a channel."),
     "prove": (
         "nxpipe.pipeline.cli.prove:prove",
-        "Run an artifact on Neuron devices, and store the evidence.",
+        "Run an artifact on this machine's Neuron devices, and store the evidence.",
     ),
     "release": (
         "nxpipe.pipeline.cli.release:release",

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,7 +68,7 @@ def prove(
     store: str | None,
     config_path: Path,
 ) -> None:
-    """Run an artifact's programs on this machine's Neuron devices, and store the evidence.
+    """Run an artifact on this machine's Neuron devices, and store the evidence.
 
     Each program runs on the inputs of the artifact's emulated evidence, on all of its ranks, and its outputs are
     compared with the evidence's. Then it is measured. If all outputs are within the thresholds of [verify] in
@@ -80,25 +81,27 @@ def prove(
       nxpipe prove bert-base-uncased@4e9ce0 --store s3://my-artifacts/nxpipe
       nxpipe prove my-llama@a41f07 --channel production --runs 500
     """
-    from nxpipe.pipeline.artifacts.store_url import open_configured_store, open_uncached_store
+    from nxpipe.pipeline.artifacts.store_url import open_uncached_store
     from nxpipe.pipeline.config import load_config
     from nxpipe.pipeline.models.thresholds import Thresholds
+    from nxpipe.pipeline.util.progress import watching
     from nxpipe.pipeline.verify.prove import ProveOptions
     from nxpipe.pipeline.verify.prove import prove as prove_artifact
 
     config = load_config(config_path, os.environ, missing_ok=True)
-    opened = open_configured_store(store, config_path, console)
+    opened = open_uncached_store(store, config_path, console)
     signer = _signer(key, config, config_path.parent)
     trusts = _trusts(channel, config, config_path.parent, opened)
     published = opened.resolve(artifact)
     options = ProveOptions(device, runs, limit)
-    evidence = prove_artifact(published, opened, Thresholds.of(config), options, console.step, trusts)
+    evidence = prove_artifact(
+        published, opened, Thresholds.of(config), options, console.step, partial(watching, console), trusts
+    )
     if signer is not None:
         from nxpipe.artifact_store.trust.policy import sign_evidence
         from nxpipe.pipeline.artifacts.signing import builder_id
 
-        uncached = open_uncached_store(store, config_path, console)
-        sign_evidence(uncached, published, signer, builder_id(), [evidence])
+        sign_evidence(opened, published, signer, builder_id(), [evidence])
     _show(published, evidence, signer, console)
 
 

@@ -42,7 +42,7 @@ class ProgramInvalid(PipelineError):
 
 
 class VerificationFailed(PipelineError):
-    """An emulated output deviates from its reference beyond the thresholds."""
+    """An output of the emulator or of a device deviates from its reference beyond the thresholds."""
 
     deterministic = True  # with the same thresholds
 
@@ -52,7 +52,7 @@ class ExecutorUnavailable(PipelineError):
 
 
 class NotReady(PipelineError):
-    """An instance that cannot serve its fleet's artifact."""
+    """An instance that cannot serve its fleet's artifact, or whose device fails."""
 
 
 class AwsError(PipelineError):

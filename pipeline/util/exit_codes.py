@@ -69,7 +69,8 @@ COMPILE: Final = ExitCode(
 VERIFICATION: Final = ExitCode(
     12,
     "verification-failed",
-    "An emulated output deviates from PyTorch's beyond the thresholds; nothing was published.",
+    "An emulated output deviates from PyTorch's beyond the thresholds, or a device's output from the emulated one; "
+    "nothing was published, and no evidence of the device was stored.",
     "Choose a more precise autocast, or relax the thresholds in `[verify]` if the deviation is acceptable.",
     ("nxpipe.pipeline.util.errors:VerificationFailed",),
 )
@@ -165,8 +166,8 @@ SYSTEM: Final = ExitCode(
 NOT_READY: Final = ExitCode(
     31,
     "not-ready",
-    "This instance cannot serve its fleet's artifact: a device, a program or instance metadata is missing, or its "
-    "server exits or does not answer.",
+    "This instance cannot serve its fleet's artifact or prove one: a device is missing or fails, a program or instance "
+    "metadata is missing, or its server exits or does not answer.",
     "Fix the cause that the message names; Auto Scaling replaces the instance.",
     ("nxpipe.pipeline.util.errors:NotReady",),
 )
@@ -181,7 +182,7 @@ FINDINGS: Final = ExitCode(
     33,
     "findings",
     "Templates violate NXP rules, a deployment would delete resources that must be retained, the account lacks "
-    "something that it needs, or a step of the smoke test failed.",
+    "something that it needs, a step of the smoke test failed, or an assumption about the hardware is broken.",
     "Apply the fix in each finding or row; `[[acknowledge]]` accepts a finding until a date, with a reason.",
     ("nxpipe.pipeline.fleet.teardown:StepFailed",),
 )

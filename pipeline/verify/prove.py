@@ -4,25 +4,28 @@ Each program runs on all of its ranks. Its answers are compared with those of th
 is stored before all programs have agreed. Neither torch, transformers nor jaxlib is imported.
 """
 
+import errno
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from nxpipe.artifact_store.backends.protocol import ignore_progress
 from nxpipe.artifact_store.errors import Refused
 from nxpipe.artifact_store.evidence import DEVICE, UNVERIFIED, Compared, Evidence, Figures, Limits, Timing
 from nxpipe.pipeline.models.thresholds import Deviation, Thresholds, complete_evidence
 from nxpipe.pipeline.models.weights import Arrays
 from nxpipe.pipeline.util.errors import BuildRefused, NotReady, ProgramInvalid, VerificationFailed
-from nxpipe.pipeline.util.progress import Step
+from nxpipe.pipeline.util.progress import Step, Watch
 from nxpipe.pipeline.util.text import human_bytes
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
-    from nxpipe.artifact_store.manifest import DeviceProgram, Executable, Manifest
+    from nxpipe.artifact_store.manifest import Executable, Manifest
     from nxpipe.emulator.executable.interface import Argument, Interface
     from nxpipe.emulator.executable.neff import Neff
     from nxpipe.emulator.passes.shard import Sharding
@@ -30,14 +33,14 @@ if TYPE_CHECKING:
 
 Trusts = Callable[[Evidence], bool]
 
-YARDSTICK: Final = "emulated evidence"
+REFERENCE: Final = "emulated evidence"
 DEVICES: Final = ("auto", "nrtpy", "libnrt")
 LEAST_RUNS: Final = 20  # a smaller number has no 99th percentile to speak of
 _HOST: Final = "nxpipe.emulator.run.devices.device_model"
 _WARMUP: Final = 5
 _DRIVER: Final = Path("/sys/module/neuron/version")
 _INSTANCE: Final = Path("/sys/devices/virtual/dmi/id/product_name")  # on Nitro, the instance type
-_WEIGHTS: Final = "weights.safetensors"
+_PROGRAMS: Final = "executables"
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ def prove(
     allowed: Thresholds,
     options: ProveOptions,
     step: Step,
+    watch: Watch = lambda title, size: nullcontext(ignore_progress),
     trusts: Trusts | None = None,
 ) -> Evidence:
     """Run an artifact on this machine's devices, and store the evidence.
@@ -77,9 +81,7 @@ def prove(
         with step("open the device"):
             described = _described(manifest, options)
         with tempfile.TemporaryDirectory(prefix="nxpipe-prove-") as folder:
-            fetched = _fetched(manifest, golden, store, Path(folder), step)
-            with step("map the weights" if manifest.weights else "no weights"):
-                _write_weights(manifest, store, Path(folder) / _WEIGHTS)
+            fetched = _fetched(manifest, golden, store, Path(folder), step, watch)
             programs = [
                 compared
                 for group in groups(fetched)
@@ -173,7 +175,7 @@ class FetchedProgram:
 
     def files(self, kind: str) -> list[str]:
         """A file for each rank."""
-        return [str(self.path.with_suffix(f".{kind}-{rank}.npz")) for rank in range(self.interface.degree)]
+        return [f"{self.path}.{kind}-{rank}.npz" for rank in range(self.interface.degree)]
 
     def on_ranks(self, argument: "Argument") -> Sequence[Any]:
         """A golden input on each rank; a state that the evidence does not have is zero."""
@@ -185,11 +187,21 @@ class FetchedProgram:
                 raise ProgramInvalid(f"{self.name}: its evidence has no input {argument.name}; build the model again")
             return [np.zeros(argument.type.shape, argument.type.dtype.held)] * degree
         array, shard = self.inputs[argument.name], self.shards.get(argument.name)
+        self._require(argument.name, array, (shard.whole(argument.type) if shard else argument.type).shape)
         return shard.split(array, degree) if shard else [array] * degree
 
     def joined(self, name: str, shares: Sequence[Any]) -> Any:
         """A result from those of all ranks."""
-        return self.shards[name].joined(shares) if name in self.shards else shares[0]
+        whole = self.shards[name].joined(shares) if name in self.shards else shares[0]
+        self._require(name, self.answers[name], whole.shape)
+        return whole
+
+    def _require(self, name: str, golden: Any, shape: tuple[int, ...]) -> None:
+        if golden.shape != shape:
+            raise ProgramInvalid(
+                f"{self.name}: {name} of its evidence is {list(golden.shape)}, and {list(shape)} in the program; "
+                "build the model again"
+            )
 
 
 def physical_cores(neff: "Neff") -> int:
@@ -197,42 +209,42 @@ def physical_cores(neff: "Neff") -> int:
     return max(neff.header.lnc_size, 1)
 
 
-def _fetched(manifest: "Manifest", golden: Evidence, store: "Store", folder: Path, step: Step) -> list[FetchedProgram]:
-    fetched: list[FetchedProgram] = []
-    for executable in manifest.executables:
-        compared, program = golden.of(executable.name), executable.device
-        assert compared is not None  # the evidence is complete
-        assert program is not None  # the artifact runs on devices
-        with step(f"fetch {executable.name}, {human_bytes(program.neff.size)}"):
-            fetched.append(_fetch(executable, program, compared, store, folder / str(len(fetched))))
-    return fetched
+def _fetched(
+    manifest: "Manifest", golden: Evidence, store: "Store", folder: Path, step: Step, watch: Watch
+) -> list[FetchedProgram]:
+    """The programs and the weights in a folder, as an instance that serves them has them."""
+    from nxpipe.artifact_store.fetch.folder import Programs, fetch, size_of
+
+    size = size_of(manifest, Programs.DEVICE)
+    if size > shutil.disk_usage(folder).free:
+        reason = f"too small for {human_bytes(size)} of programs and weights; name a larger folder in TMPDIR"
+        raise OSError(errno.ENOSPC, reason, str(folder.parent))
+    with step(f"fetch {manifest.name}"), watch(f"fetch {manifest.name}", size) as sent:
+        fetch(store.blobs, manifest, folder, sent, Programs.DEVICE)
+    return [_opened(executable, golden, store, folder / _PROGRAMS) for executable in manifest.executables]
 
 
-def _fetch(
-    executable: "Executable", program: "DeviceProgram", golden: Compared, store: "Store", path: Path
-) -> FetchedProgram:
+def _opened(executable: "Executable", golden: Evidence, store: "Store", folder: Path) -> FetchedProgram:
     from nxpipe.emulator.errors import InterfaceInvalid, NeffInvalid
     from nxpipe.emulator.executable.interface import interface_from
     from nxpipe.emulator.executable.neff import open_neff
     from nxpipe.pipeline.verify.stored_artifact import stored_arrays
 
-    name, neff = executable.name, path.with_suffix(".neff")
-    store.copy_blob_to(program.neff, neff)
-    store.copy_blob_to(program.interface, path.with_suffix(".json"))
+    name, compared = executable.name, golden.of(executable.name)
+    assert compared is not None  # the evidence is complete
+    path = folder / f"{name}.neff"
     try:
-        opened, interface = open_neff(neff), interface_from(path.with_suffix(".json").read_bytes())
+        neff, interface = open_neff(path), interface_from((folder / f"{name}.json").read_bytes())
     except (NeffInvalid, InterfaceInvalid) as fault:
         raise ProgramInvalid(f"{name}: {fault}; build the model again") from fault
-    inputs, answers = stored_arrays(store, golden.inputs), stored_arrays(store, golden.answers)
+    inputs, answers = stored_arrays(store, compared.inputs), stored_arrays(store, compared.answers)
     results = {each.name for each in interface.results}
     if interface.degree != executable.tensor_parallel or results != answers.keys():
         raise ProgramInvalid(
             f"{name}: its interface has {interface.degree} ranks and the results {', '.join(sorted(results))}, its "
             f"evidence {executable.tensor_parallel} and {', '.join(sorted(answers))}; build the model again"
         )
-    return FetchedProgram(
-        name, neff, opened, interface, _shards(executable, store), golden, inputs, answers
-    )  # fmt: skip
+    return FetchedProgram(name, path, neff, interface, _shards(executable, store), compared, inputs, answers)
 
 
 def _shards(executable: "Executable", store: "Store") -> Mapping[str, "Sharding"]:
@@ -247,20 +259,6 @@ def _shards(executable: "Executable", store: "Store") -> Mapping[str, "Sharding"
         return from_bytes(store.read_blob(executable.blob)).pieces(Role.STATE)
     except ExecutableInvalid as fault:
         raise ProgramInvalid(f"{executable.name}: {fault}; build the model again") from fault
-
-
-def _write_weights(manifest: "Manifest", store: "Store", path: Path) -> None:
-    """All weights as one file, which the ranks map into memory."""
-    from nxpipe.artifact_store.fetch.file_layout import weights_file
-    from nxpipe.artifact_store.weights import read_weights
-
-    whole = weights_file(manifest.weights)
-    with path.open("wb") as file:
-        file.truncate(whole.size)
-        file.write(whole.head)
-        for piece, (_, data) in zip(whole.pieces, read_weights(store.blobs, manifest.weights), strict=True):
-            file.seek(piece.at)
-            file.write(data)
 
 
 def groups(programs: Sequence[FetchedProgram]) -> list[list[FetchedProgram]]:
@@ -289,17 +287,19 @@ def _run(
     step: Step,
 ) -> Iterator[Compared]:
     """The comparisons of programs that run together, in a process for each rank."""
-    from nxpipe.emulator.run.devices.device_model import requested, write_arrays
+    import numpy as np
+
+    from nxpipe.artifact_store.fetch.folder import WEIGHTS
 
     degree, lnc = programs[0].interface.degree, physical_cores(programs[0].neff)
     for program in programs:
-        shares = [program.on_ranks(argument) for argument in requested(program.interface)]
+        shares = [program.on_ranks(argument) for argument in program.interface.requested]
         for rank, path in enumerate(program.files("inputs")):
-            write_arrays(Path(path), [share[rank] for share in shares])
+            np.savez(path, *(share[rank] for share in shares))
     files = {
         program.name: {
             "neff": str(program.path),
-            "interface": str(program.path.with_suffix(".json")),
+            "interface": f"{str(program.path).removesuffix('.neff')}.json",
             "inputs": program.files("inputs"),
             "answers": program.files("answers"),
         }
@@ -307,13 +307,13 @@ def _run(
     }
     names = ", ".join(program.name for program in programs)
     with step(f"run {names} on {degree} rank{'' if degree == 1 else 's'} of {described['family']}"):
-        argument = {"weights": str(folder / _WEIGHTS), "programs": files, "runs": options.runs, "warmup": _WARMUP}
+        argument = {"weights": str(folder / WEIGHTS), "programs": files, "runs": options.runs, "warmup": _WARMUP}
         timings = _on_ranks("replay", argument, degree, lnc, options)
     for program in programs:
         answers, deviations = judged(program, allowed)
         yield Compared(
             program=program.name,
-            yardstick=YARDSTICK,
+            yardstick=REFERENCE,
             outputs=tuple(_figures(deviation) for deviation in deviations),
             inputs=program.golden.inputs,
             answers=store.put_blob(_safetensors(answers)),
@@ -325,12 +325,9 @@ def _run(
 def judged(program: FetchedProgram, allowed: Thresholds) -> tuple[Arrays, list[Deviation]]:
     """The answers of a program and their deviations; VerificationFailed for one that is beyond the thresholds, on any
     rank that has it."""
-    from nxpipe.emulator.run.devices.device_model import read_arrays
     from nxpipe.pipeline.verify.evidence import compare
 
-    ranks = [read_arrays(Path(path)) for path in program.files("answers")]
-    names = [result.name for result in program.interface.results]
-    shares = {name: [own[number] for own in ranks] for number, name in enumerate(names)}
+    shares = _results(program)
     answers = {name: program.joined(name, shares[name]) for name in program.answers}
     deviations = compare(answers, program.answers)
     for deviation in deviations:
@@ -341,6 +338,18 @@ def judged(program: FetchedProgram, allowed: Thresholds) -> tuple[Arrays, list[D
             (own,) = compare({name: other}, {name: program.answers[name]})
             _require_within(program, own, allowed, f" on rank {rank}")
     return answers, deviations
+
+
+def _results(program: FetchedProgram) -> dict[str, list[Any]]:
+    """Each result of a program on each rank."""
+    import numpy as np
+
+    shares: dict[str, list[Any]] = {result.name: [] for result in program.interface.results}
+    for path in program.files("answers"):
+        with np.load(path) as answers:
+            for name, key in zip(shares, answers.files, strict=True):
+                shares[name].append(answers[key])
+    return shares
 
 
 def _require_computed(program: FetchedProgram, name: str, answer: Any) -> None:
@@ -357,18 +366,24 @@ def _require_computed(program: FetchedProgram, name: str, answer: Any) -> None:
                 f"verification failed: {program.name} left the state {name} as it was, so the alias of its input and "
                 "its output is lost; see `nxpipe doctor --hardware`"
             )
-    if golden.size and np.ptp(golden) and np.array_equal(answer, np.full_like(answer, answer.flat[0]), equal_nan=True):
+    if _varies(golden) and not _varies(answer):
         raise VerificationFailed(
             f"verification failed: {program.name} {name} is {answer.flat[0]} everywhere, where the golden answer "
             "varies: a core was not initialised, or did not run the program; restart the instance and try again"
         )
 
 
+def _varies(array: Any) -> bool:
+    """True if an array has two different elements; NaN is equal to NaN."""
+    first = array.reshape(-1)[:1]
+    return bool(((array != first) & ((array == array) | (first == first))).any())
+
+
 def _require_within(program: FetchedProgram, deviation: Deviation, allowed: Thresholds, where: str = "") -> None:
     if faults := deviation.faults(allowed):
         raise VerificationFailed(
             f"verification failed: {program.name} {deviation.output}{where} of the device: {'; '.join(faults)}; the "
-            f"reference is {YARDSTICK}; see `nxpipe doctor --hardware`, or change [verify]"
+            f"reference is {REFERENCE}; see `nxpipe doctor --hardware`, or change [verify]"
         )
 
 

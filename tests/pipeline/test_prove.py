@@ -1,4 +1,4 @@
-"""`nxpipe prove`: golden inputs on a stand-in device, whose programs XLA computes: evidence, or none and one sentence."""
+"""`nxpipe prove` on a stand-in device, whose programs XLA computes: evidence, or none and one sentence."""
 
 import json
 import os
@@ -8,28 +8,33 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nxpipe.artifact_store import Published, Store, open_store
 from nxpipe.artifact_store.evidence import DEVICE, EMULATED, Evidence
 from nxpipe.artifact_store.trust.policy import has_signed_evidence
 from nxpipe.artifact_store.trust.signers import open_signer
+from nxpipe.emulator.executable.interface import Argument, Interface, Result
 from nxpipe.emulator.executable.neff import read_neff
+from nxpipe.emulator.ir.types import DType, TensorType
+from nxpipe.emulator.isa.program import Role
 from nxpipe.pipeline.util.errors import BuildRefused
 from nxpipe.pipeline.util.exit_codes import COMPILE, INTERRUPTED, NOT_READY, OK, REFUSED, USAGE, VERIFICATION
 from nxpipe.pipeline.verify import prove as module
 from nxpipe.pipeline.verify.prove import ProveOptions, target_of
 from tests.neuronx.neff_files import BUILD, archive, container, members
 from tests.pipeline.command import NXPIPE, Answer, installed
-from tests.pipeline.conftest import BERT, LLAMA, write_model
-from tests.pipeline.device_artifacts import for_devices, install_device
+from tests.pipeline.conftest import BERT, LLAMA
+from tests.pipeline.device_artifacts import build_for_devices, install_device
 from tests.pipeline.in_process import InProcess, nxpipe
-from tests.pipeline.test_build import built, imports
+from tests.pipeline.test_build import imports
 from tests.runtime.devices.conftest import stand_in
 
 __all__ = ["nxpipe", "stand_in"]
@@ -45,15 +50,14 @@ World = tuple[Store, Published]
 
 @pytest.fixture(scope="session")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Artifacts:
-    """A function that builds a model once, for the emulator and for devices, in a folder with the artifact's name."""
+    """A function that builds a model for devices once, in a folder with a store and the artifact's name."""
 
     @cache
     def artifact(kind: str, degree: int) -> Path:
         folder = tmp_path_factory.mktemp(f"{kind}-{degree}")
         config, options = MODELS[kind]
-        key = str(built(folder, write_model(folder / kind, dict(config)), "--tp", str(degree), *options)["request_key"])
-        store = open_store(str(folder / "store"))
-        (folder / "name").write_text(for_devices(store, store.resolve(key), folder).name)
+        made = build_for_devices(folder, config, "--tp", str(degree), *options, drops_unused=degree > 1)
+        (folder / "name").write_text(made.name)
         return folder
 
     return artifact
@@ -153,7 +157,10 @@ def test_what_cannot_be_proved_here_is_refused_before_a_device_is_opened(
     nxpipe: InProcess, world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, published = world()
-    (emulated,) = [each for each in store.list() if not each.manifest.runs_on_devices]
+    fields = [each.model_copy(update={"device": None}) for each in published.manifest.executables]
+    inputs = store.put_blob(b'{"backend":"emulator"}')
+    update = {"executables": tuple(fields), "backend": "emulator", "key_inputs": inputs}
+    emulated = store.publish(published.manifest.model_copy(update=update))
     answer = prove(nxpipe, emulated)
     assert answer.code == COMPILE.number
     assert "has no programs for Neuron devices; build it with --backend neuronx" in answer.err
@@ -228,21 +235,28 @@ def test_the_command_imports_neither_torch_nor_transformers_nor_jax(
 
 
 @pytest.mark.sample(2)
-def test_an_interrupted_command_leaves_no_file_no_process_and_no_evidence(
-    world: Callable[..., World], device: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupted_command_leaves_no_file_and_no_evidence(
+    world: Callable[..., World], device: Callable[..., None], tmp_path: Path
 ) -> None:
     store, published = world()
     device(defect="hang")
     (tmp_path / "tmp").mkdir()
     environment = {**os.environ, "PYTHONPATH": ":".join(sys.path), "TMPDIR": str(tmp_path / "tmp")}
     command = subprocess.Popen([str(NXPIPE), "prove", published.name], env=environment, stderr=subprocess.DEVNULL)
-    while not list((tmp_path / "tmp").glob("nxpipe-ranks-*/rank-0.json")):
+    while not any(map(_runs_programs, (tmp_path / "tmp").glob("nxpipe-ranks-*/rank-0.json"))):
         assert command.poll() is None
         time.sleep(0.05)
     command.send_signal(signal.SIGINT)
     assert command.wait(60) == INTERRUPTED.number
     assert list((tmp_path / "tmp").iterdir()) == []
     assert proofs(store, published) == []
+
+
+def _runs_programs(job: Path) -> bool:
+    """True for the job of a rank that runs programs; False for the one before it, which may be gone by now."""
+    with suppress(FileNotFoundError):
+        return "device_model:replay" in job.read_text()
+    return False
 
 
 def test_surroundings_have_no_path_and_no_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,3 +277,26 @@ def test_surroundings_have_no_path_and_no_host(tmp_path: Path, monkeypatch: pyte
     }
     (tmp_path / "_INSTANCE").write_text("Jane's desk computer\n")
     assert "instance type" not in module.surroundings(neff, 4, described)
+
+
+def test_programs_run_together_unless_their_states_or_ranks_differ() -> None:
+    """A rank has one tensor for a state, so caches of two capacities need two sets of processes."""
+
+    def program(name: str, capacity: int, degree: int = 1) -> module.FetchedProgram:
+        cache = TensorType((1, capacity), DType.FLOAT32)
+        interface = Interface(
+            degree, (Argument("cache", Role.STATE, cache, cache, alias=0),), (Result("cache", cache),)
+        )
+        neff = read_neff(BytesIO(container(archive(members([])))))
+        fields: Any = {"golden": None, "inputs": {}, "answers": {}, "shards": {}}
+        return module.FetchedProgram(name, Path(name), neff, interface, **fields)
+
+    programs = [program("a", 8), program("b", 16), program("c", 8), program("d", 8, degree=2)]
+    assert [[each.name for each in group] for group in module.groups(programs)] == [["a", "c"], ["b"], ["d"]]
+
+
+@pytest.mark.parametrize(
+    ("values", "varies"), [([0, 0], False), ([0, 1], True), ([np.nan, np.nan], False), ([1, np.nan], True), ([], False)]
+)
+def test_an_answer_is_constant_if_its_elements_are_equal_or_no_numbers(values: list[float], varies: bool) -> None:
+    assert module._varies(np.array(values, np.float32)) is varies

@@ -14,8 +14,7 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from nxpipe.emulator.errors import MissingTensor
-from nxpipe.emulator.executable.interface import RANK, Argument, Interface, interface_from
+from nxpipe.emulator.executable.interface import Argument, Interface, interface_from
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.numerics import Array
@@ -105,7 +104,7 @@ def load_model(rank: Rank, programs: Mapping[str, tuple[Path, Interface]], weigh
         if session.lacks(argument.name, argument.type):
             rank.step(f"write {argument.name}")
             if argument.name not in weights:
-                raise MissingTensor(argument.role, argument.name, str(argument.whole))
+                raise InvalidLoad(f"the file of weights has no {argument.name!r}; fetch the artifact again")
             session.place(argument.name, argument.type, argument.on_rank(weights, rank.number))
     return session
 
@@ -121,21 +120,6 @@ def _parameters(interfaces: list[Interface]) -> list[Argument]:
     return list(found.values())
 
 
-def requested(interface: Interface) -> list[Argument]:
-    """The arguments that a request has: inputs, and states before the run."""
-    return [each for each in interface.arguments if each.role is not Role.PARAMETER and each.name != RANK]
-
-
-def write_arrays(path: Path, arrays: list[Array]) -> None:
-    """Arrays in order, as a file for another process."""
-    np.savez(path, *arrays)
-
-
-def read_arrays(path: Path) -> list[Array]:
-    with np.load(path, allow_pickle=False) as file:
-        return [file[f"arr_{number}"] for number in range(len(file.files))]
-
-
 def describe(rank: Rank, _: Document) -> Document:
     """The device of a rank: family, implementation, version of its runtime."""
     return asdict(rank.runtime.description)
@@ -145,7 +129,7 @@ def replay(rank: Rank, argument: Document) -> Document:
     """Run each program once on given inputs, write its results in order, and measure it; the timing by program.
 
     The argument has `weights`, a file; `runs` and `warmup`; and `programs`: by name the files `neff` and `interface`,
-    and for each rank one with the `inputs` (those of `requested`, in order) and one for the `answers`.
+    and for each rank an .npz file with its `inputs` (those that are `requested`, in order) and one for its `answers`.
     """
     files = argument["programs"]
     interfaces = {name: interface_from(Path(own["interface"]).read_bytes()) for name, own in files.items()}
@@ -153,12 +137,13 @@ def replay(rank: Rank, argument: Document) -> Document:
     session = load_model(rank, programs, WeightsFile(Path(argument["weights"])))
     timings = {}
     for name, interface in sorted(interfaces.items()):
-        given = zip(requested(interface), read_arrays(Path(files[name]["inputs"][rank.number])), strict=True)
-        outputs = session.run(name, {each.name: array for each, array in given})
+        with np.load(files[name]["inputs"][rank.number]) as inputs:
+            given = {each.name: inputs[key] for each, key in zip(interface.requested, inputs.files, strict=True)}
+        outputs = session.run(name, given)
         results = [
             outputs[each.name] if each.name in outputs else session.read(each.name) for each in interface.results
         ]
-        write_arrays(Path(files[name]["answers"][rank.number]), results)
+        np.savez(files[name]["answers"][rank.number], *results)
         timing = _measured(session, name, argument["runs"], argument["warmup"])
         timings[name] = {"clock": timing.clock, "durations_ms": timing.durations_ms}
     return timings
