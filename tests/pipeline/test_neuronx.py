@@ -312,7 +312,8 @@ def test_the_file_says_whose_compiler_and_the_command_line_may_say_otherwise(
 
 
 def state_by_doctor() -> str:
-    return next(entry.state for entry in doctor.examine() if entry.need.needed_for.endswith("--backend neuronx"))
+    need = next(need for need in doctor.NEEDS if need.needed_for.endswith("--backend neuronx"))
+    return doctor.Requirement(need, need.find()).state
 
 
 @pytest.mark.parametrize("missing", ["neuronx-cc", "jaxlib", "release"])
