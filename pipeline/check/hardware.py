@@ -42,12 +42,14 @@ from nxpipe.pipeline.compile.neuronx.compiler import (
     compiler_release,
     read_compiled,
 )
-from nxpipe.pipeline.util.errors import BuildRefused, InputInvalid, MissingSoftware, PipelineError
+from nxpipe.pipeline.util.errors import BuildRefused, InputInvalid, MissingSoftware, NotReady, PipelineError
 from nxpipe.pipeline.util.process import available_memory
+from nxpipe.pipeline.util.text import plain as plain_text
 
 _COMPILE_SECONDS: Final = 600.0  # for one module of a few instructions
 _RUN_SECONDS: Final = 120.0  # without a report of a rank
 _QUERY_SECONDS: Final = 120.0
+_LONGEST_LINE: Final = 80  # of a file of the kernel
 _CODE: Final = re.compile(r"NCC_[A-Z]{4}[0-9]{3}\b")
 _NEFF: Final = "program.neff"
 _PATTERN: Final = 0xA5  # what outputs hold before a run, so that unwritten ones differ
@@ -64,7 +66,7 @@ def survey(root: Path = Path("/")) -> Surroundings:
     if shutil.which(COMMAND) is None:
         raise MissingSoftware(f"{COMMAND} on the PATH", "nxpipe doctor --hardware", COMPILER_REMEDY)
     return Surroundings(
-        compiler=anonymous(compiler_release() or "unknown"),
+        compiler=plain_text(compiler_release() or "unknown"),
         driver=_line(root / "sys/module/neuron/version"),
         instance=_line(root / "sys/devices/virtual/dmi/id/product_name") if _is_ec2(root) else "",
         devices=len([path for path in (root / "dev").glob("neuron*") if path.name.removeprefix("neuron").isdigit()]),
@@ -72,8 +74,11 @@ def survey(root: Path = Path("/")) -> Surroundings:
 
 
 def with_runtime(found: Surroundings) -> Surroundings:
-    """The runtime as well, opened in a process of its own; RuntimeFault if no device can be opened."""
-    (described,) = run_ranks(f"{__name__}:describe", None, world=1, limit=_RUN_SECONDS)
+    """The runtime as well, opened in a process of its own; NotReady if no device can be opened."""
+    try:
+        (described,) = run_ranks(f"{__name__}:describe", None, world=1, limit=_RUN_SECONDS)
+    except RuntimeFault as fault:
+        raise NotReady(f"the devices cannot be opened: {fault}") from fault
     return replace(found, implementation=resolved("auto"), runtime=described["version"], family=described["family"])
 
 
@@ -125,7 +130,7 @@ def _is_ec2(root: Path) -> bool:
 
 def _line(path: Path) -> str:
     try:
-        return anonymous(path.read_text(errors="replace").strip())
+        return plain_text(path.read_text(errors="replace"))[:_LONGEST_LINE]
     except OSError:
         return ""
 
@@ -160,7 +165,9 @@ def try_all(
 
 
 def _is_finished(trial: Trial, probe: Probe, run: Run | None) -> bool:
-    return trial.module == _digest(probe) and (run is None or trial.ran is not None or trial.compiled is False)
+    if trial.module != _digest(probe) or not trial.is_final:
+        return False
+    return run is None or trial.ran is not None or trial.compiled is False
 
 
 def try_probe(probe: Probe, target: str, compile_neff: Compile, run: Run | None) -> Trial:
@@ -172,7 +179,12 @@ def try_probe(probe: Probe, target: str, compile_neff: Compile, run: Run | None)
         notes = "\n".join([str(error), *getattr(error, "__notes__", ())])
         code = _CODE.search(notes)
         return replace(
-            trial, compiled=False, code=code[0] if code else "", message=anonymous(str(error)), log=last_lines(notes)
+            trial,
+            compiled=False,
+            code=code[0] if code else "",
+            message=anonymous(str(error)),
+            log=last_lines(notes),
+            is_final=getattr(error, "deterministic", False),
         )
     trial = replace(trial, compiled=True, seconds=round(time.monotonic() - started, 1))
     if names:
@@ -185,7 +197,14 @@ def _executed(trial: Trial, probe: Probe, neff: bytes, run: Run) -> Trial:
         outputs = run(probe, neff)
     except RuntimeFault as fault:
         code = getattr(fault.status, "name", str(fault.status))
-        return replace(trial, ran=False, code=code, message=anonymous(str(fault)), log=last_lines(str(fault)))
+        return replace(
+            trial,
+            ran=False,
+            code=code,
+            message=anonymous(str(fault)),
+            log=last_lines(str(fault)),
+            is_final=getattr(fault, "deterministic", True),
+        )
     distance = max(probe.distance(rank, found) for rank, found in enumerate(outputs))
     if distance <= probe.tolerance:
         return replace(trial, ran=True, agrees=trial.agrees is None, distance=finite(distance))

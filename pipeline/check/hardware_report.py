@@ -51,6 +51,7 @@ class Trial:
     code: str = ""  # of the compiler or the runtime
     message: str = ""
     log: tuple[str, ...] = ()
+    is_final: bool = True  # False: the same attempt may end differently
     distance: float | None = None  # of the outputs from the expected ones
     seconds: float = 0.0  # of the compilation
 
@@ -131,7 +132,7 @@ def _record(kind: type[Any], document: Mapping[str, Any]) -> Any:
     values = {each.name: document[each.name] for each in fields(kind)}
     permitted = {"log": (tuple,), "distance": (float, int, type(None)), "seconds": (float, int), "devices": (int,)}
     for name, value in values.items():
-        outcome = (bool, type(None)) if name in ("compiled", "ran", "agrees") else (str,)
+        outcome = (bool, type(None)) if name in ("compiled", "ran", "agrees", "is_final") else (str,)
         if not isinstance(value, permitted.get(name, outcome)):
             raise TypeError(f"{name} is {value!r}")
     return kind(**values)

@@ -148,7 +148,7 @@ def doctor(
     neuronx-cc, runs them where the machine has Neuron devices, and exits with code 33 if an assumption is broken.
 
     \b
-    Examples:
+    Example:
       nxpipe doctor
       nxpipe doctor --hardware --report hardware.json
     """
