@@ -95,7 +95,7 @@ def proofs(store: Store, published: Published) -> list[Evidence]:
     return [each for each in store.evidence(published.manifest_digest) if each.kind == DEVICE]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("kind", "degree"), [("encoder", 1), ("encoder", 2), ("decoder", 1), ("decoder", 2)])
 def test_a_device_that_computes_the_golden_answers_gives_one_document(
     kind: str, degree: int, nxpipe: InProcess, world: Callable[..., World], device: Callable[..., None]
@@ -124,7 +124,7 @@ def test_a_device_that_computes_the_golden_answers_gives_one_document(
         assert compared.surroundings["compiler"].endswith("stand-in")
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize(
     ("kind", "degree", "settings", "code", "sentence"),
     [
@@ -160,6 +160,7 @@ def test_a_device_with_a_defect_gives_no_evidence_and_one_sentence(
     assert objects() == before
 
 
+@pytest.mark.sample(4, "prove")
 def test_what_cannot_be_proved_here_is_refused_before_a_device_is_opened(
     nxpipe: InProcess, world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +185,7 @@ def test_the_emulator_is_no_device() -> None:
         ProveOptions(device="emulated")
 
 
+@pytest.mark.sample(4, "prove")
 def test_a_machine_without_a_device_or_with_another_one_is_not_ready(
     nxpipe: InProcess, world: Callable[..., World], device: Callable[..., None]
 ) -> None:
@@ -205,7 +207,7 @@ def test_a_family_of_instances_has_the_longest_target_that_begins_its_name(famil
     assert target_of(family) == target
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4, "prove")
 def test_only_the_new_document_is_signed(
     nxpipe: InProcess, world: Callable[..., World], device: Callable[..., None]
 ) -> None:
@@ -229,7 +231,7 @@ def test_only_the_new_document_is_signed(
     assert proofs(store, published) == [proof]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4, "prove")
 def test_the_command_imports_neither_torch_nor_transformers_nor_jax(
     world: Callable[..., World], device: Callable[..., None], tmp_path: Path
 ) -> None:
@@ -243,7 +245,7 @@ def test_the_command_imports_neither_torch_nor_transformers_nor_jax(
     assert imports(answer) & {"torch", "transformers", "jax", "jaxlib", "nrtpy"} == set()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4, "prove")
 def test_an_interrupted_command_leaves_no_file_and_no_evidence(
     world: Callable[..., World], device: Callable[..., None], tmp_path: Path
 ) -> None:
