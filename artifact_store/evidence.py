@@ -26,11 +26,11 @@ DEVICE: Final = "device"
 KINDS: Final = (EMULATED, INSTRUCTIONS, XLA, DEVICE)
 
 UNVERIFIED: Final = "it has no evidence of a verification; build it again without --no-verify"
-_ABSENT: Final[Mapping[str, str]] = {
-    EMULATED: UNVERIFIED,
-    INSTRUCTIONS: "it has no evidence of kind instructions; run: nxpipe verify {} --mode isa --attest",
-    XLA: "it has no evidence of kind xla; build it with --backend neuronx, and without --no-verify",
-    DEVICE: "it has no evidence of kind device; on an instance with Neuron devices, run: nxpipe prove {}",
+_REMEDIES: Final[Mapping[str, str]] = {
+    EMULATED: "build it again without --no-verify",
+    INSTRUCTIONS: "run: nxpipe verify {} --mode isa --attest",
+    XLA: "build it with --backend neuronx, without --no-verify",
+    DEVICE: "on an instance with Neuron devices, run: nxpipe prove {}",
 }
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -143,7 +143,13 @@ def coverage_gap(manifest: Manifest, evidence: Sequence[Evidence], kind: str = E
     gaps = [document_gap(manifest, document, kind) for document in evidence if document.kind == kind]
     if None in gaps:
         return None
-    return gaps[0] if gaps else _ABSENT[kind].format(manifest.name)
+    if gaps:
+        return gaps[0]
+    return _absence(manifest, kind) if evidence or kind != EMULATED else UNVERIFIED
+
+
+def _absence(manifest: Manifest, kind: str) -> str:
+    return f"it has no evidence of kind {kind}; {_REMEDIES[kind].format(manifest.name)}"
 
 
 def missing_kinds(

@@ -66,6 +66,7 @@ FIXED: Final[dict[str, frozenset[str]]] = {
     "pipeline/compile/spec.py": frozenset({"yardstick"}),
     "pipeline/models/thresholds.py": frozenset({"yardstick"}),
     "pipeline/verify/evidence.py": frozenset({"yardstick"}),
+    "pipeline/verify/replay.py": frozenset({"yardstick"}),
     "pipeline/verify/prove.py": frozenset({"yardstick"}),
     "docs/reference/store-format.md": frozenset({"yardstick"}),  # the evidence document
     "pipeline/cli/infra/templates.py": frozenset({"mend"}),  # --json

@@ -88,7 +88,7 @@ def module_of(graph: Graph, degree: int = 1) -> Module:
     for name in (*(argument.name for argument in arguments), *plain.outputs):
         _require_name(name)
     body = _Body(plain, work, arguments)
-    return Module(Interface(degree, arguments, results), "".join(_text(arguments, results, body)))
+    return Module(Interface(degree, arguments, results), text_of(arguments, body.writer, body.results))
 
 
 def _arguments(graph: Graph, work: Mapping[Value, tuple[Node, ...]]) -> Iterator[Argument]:
@@ -125,7 +125,7 @@ class _Body:
     def __init__(self, graph: Graph, work: Mapping[Value, tuple[Node, ...]], arguments: Sequence[Argument]) -> None:
         self.writer = HloWriter()
         self._known: dict[Value, Tensor] = {}
-        given = [_argument_tensor(number, argument.type) for number, argument in enumerate(arguments)]
+        given = [argument_tensor(number, argument.type) for number, argument in enumerate(arguments)]
         values = [*graph.inputs.values(), *graph.parameters.values()]
         for value, tensor in zip(values, given, strict=False):
             nodes = work.get(value, ())
@@ -166,24 +166,23 @@ class _Body:
             yield stored
 
 
-def _argument_tensor(number: int, type_: TensorType) -> Tensor:
+def argument_tensor(number: int, type_: TensorType) -> Tensor:
+    """An argument as the function declares it: truth values are bytes."""
     element = "ui8" if type_.dtype is DType.BOOL else ELEMENTS[type_.dtype]
     return Tensor(f"%arg{number}", type_.shape, element)
 
 
-def _text(arguments: Sequence[Argument], results: Sequence[Result], body: _Body) -> Iterator[str]:
-    yield "module @nxpipe {\n  func.func public @main(\n"
+def text_of(arguments: Sequence[Argument], writer: HloWriter, results: Sequence[Tensor]) -> str:
+    """The text of a module whose entry function has the writer's body and returns these tensors."""
     declared = []
     for number, argument in enumerate(arguments):
-        tensor = _argument_tensor(number, argument.type)
+        tensor = argument_tensor(number, argument.type)
         name = argument.name.replace("\\", "\\5C").replace('"', "\\22")
         attributes = f'mhlo.frontend_attributes = {{neff_input_names = "{name}"}}'
         if argument.alias is not None:
             attributes += f", tf.aliasing_output = {argument.alias} : i32"
         declared.append(f"    {tensor.name}: {tensor.type} {{{attributes}}}")
-    types = ", ".join(result.type for result in body.results)
-    yield ",\n".join(declared)
-    yield f"\n  ) -> ({types}) {{\n"
-    yield from body.writer.lines()
-    names = ", ".join(result.name for result in body.results)
-    yield f"    return {names} : {types}\n  }}\n}}\n"
+    types = ", ".join(result.type for result in results)
+    names = ", ".join(result.name for result in results)
+    head = "module @nxpipe {\n  func.func public @main(\n" + ",\n".join(declared) + f"\n  ) -> ({types}) {{\n"
+    return "".join([head, *writer.lines(), f"    return {names} : {types}\n  }}\n}}\n"])

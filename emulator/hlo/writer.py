@@ -260,9 +260,12 @@ class HloWriter:
 
     def update_slice(self, x: Tensor, update: Tensor, starts: Shape) -> Tensor:
         """`x` with a window replaced, at constant places."""
+        return self.update_at(x, update, [self.scalar(start, "i32") for start in starts])
+
+    def update_at(self, x: Tensor, update: Tensor, places: Sequence[Tensor]) -> Tensor:
+        """`x` with a window replaced, from i32 scalars on."""
         if not x.rank:
             return update
-        places = [self.scalar(start, "i32") for start in starts]
         names, types = (", ".join(items) for items in ([p.name for p in places], [p.type for p in places]))
         text = f"stablehlo.dynamic_update_slice {x.name}, {update.name}, {names} : ({x.type}, {update.type}, {types})"
         return self._define(f"{text} -> {x.type}", x.shape, x.element)
@@ -297,8 +300,15 @@ class HloWriter:
 
     # Contractions
 
-    def dot(self, a: Tensor, b: Tensor, batch: tuple[Sequence[int], Sequence[int]], inner: tuple[int, int]) -> Tensor:
-        """Products summed in float32 over one axis of each operand: [batch, remaining of `a`, remaining of `b`]."""
+    def dot(
+        self,
+        a: Tensor,
+        b: Tensor,
+        batch: tuple[Sequence[int], Sequence[int]],
+        inner: tuple[int, int],
+        element: str = "f32",
+    ) -> Tensor:
+        """Products summed over one axis of each operand: [batch, remaining of `a`, remaining of `b`]."""
         rest = [
             tuple(size for axis, size in enumerate(x.shape) if axis not in (*own, contracted))
             for x, own, contracted in zip((a, b), batch, inner, strict=True)
@@ -306,9 +316,9 @@ class HloWriter:
         shape = (*(a.shape[axis] for axis in batch[0]), *rest[0], *rest[1])
         batching = f"batching_dims = {list(batch[0])} x {list(batch[1])}, " if batch[0] else ""
         contracting = f"contracting_dims = [{inner[0]}] x [{inner[1]}]"
-        types = f"({a.type}, {b.type}) -> {type_text(shape, 'f32')}"
+        types = f"({a.type}, {b.type}) -> {type_text(shape, element)}"
         return self._define(
-            f"stablehlo.dot_general {a.name}, {b.name}, {batching}{contracting} : {types}", shape, "f32"
+            f"stablehlo.dot_general {a.name}, {b.name}, {batching}{contracting} : {types}", shape, element
         )
 
     def convolution(

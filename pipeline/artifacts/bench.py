@@ -1,4 +1,4 @@
-"""Predicted times of an artifact's programs, compared with those of a baseline.
+"""Predicted times of an artifact's programs, compared with those of a baseline, and times that devices measured.
 
 A prediction is the latency of the compiler's timeline, from documented instruction costs. It is not a measurement, but
 two predictions differ only by differences of the programs.
@@ -7,11 +7,12 @@ two predictions differ only by differences of the programs.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from nxpipe.pipeline.artifacts.difference import FIGURES, identity, number_at
+from nxpipe.pipeline.artifacts.difference import FIGURES, identity, measured_times, number_at
 from nxpipe.pipeline.compile import artifact_files
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.evidence import Timing
     from nxpipe.artifact_store.manifest import Manifest
 
 _ROUNDING: Final = 1e-9  # relative rounding of stored times
@@ -22,11 +23,12 @@ Verdict: TypeAlias = Literal["alone", "new", "unknown", "within", "regression"]
 
 @dataclass(frozen=True)
 class PredictedTime:
-    """A program and its predicted time; None if its artifact has none."""
+    """A program and its predicted time; None if its artifact has none. `measured` is that of its device evidence."""
 
     name: str
     degree: int
     ns: float | None
+    measured: "Timing | None" = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class BenchLine:
     def is_regression(self, threshold: float) -> bool:
         return self.verdict(threshold) == "regression"
 
-    def document(self, threshold: float) -> dict[str, object]:
+    def document(self, threshold: float, *, measured: bool = False) -> dict[str, object]:
         return {
             "artifact": self.artifact,
             "target": self.target,
@@ -68,6 +70,14 @@ class BenchLine:
             "before_ns": self.before.ns if self.before else None,
             "change": self.change,
             "verdict": self.verdict(threshold),
+            **(self._measured() if measured else {}),
+        }
+
+    def _measured(self) -> dict[str, object]:
+        now, before = (program.measured if program else None for program in (self.program, self.before))
+        return {
+            "measured": now.model_dump() if now else None,
+            "measured_before": before.model_dump() if before else None,
         }
 
 
@@ -81,10 +91,13 @@ def bench(manifest: "Manifest", before: "Manifest | None", store: "Store") -> li
 
 
 def predicted_times(manifest: "Manifest", store: "Store") -> "dict[tuple[str, int, int, int], PredictedTime]":
-    figures = artifact_files.read(manifest, store)
+    figures, timings = artifact_files.read(manifest, store), measured_times(manifest, store)
     return {
         identity(program): PredictedTime(
-            program.name, program.tensor_parallel, number_at(figures.get(program.name), FIGURES["predicted_ns"])
+            program.name,
+            program.tensor_parallel,
+            number_at(figures.get(program.name), FIGURES["predicted_ns"]),
+            timings.get(program.name),
         )
         for program in manifest.executables
     }

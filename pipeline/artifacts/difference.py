@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.evidence import Timing
     from nxpipe.artifact_store.manifest import Executable, Manifest, Tensor
     from nxpipe.emulator.ir.graph import Graph
 
@@ -57,7 +58,7 @@ def graph_difference(before: "Graph", after: "Graph") -> GraphDifference:
 
 
 def graph_of(manifest: "Manifest", executable: "Executable", store: "Store") -> "Graph | None":
-    """The stored graph; None for an artifact without graphs, such as one of neuronx-cc."""
+    """The stored graph; None for an artifact without graphs, such as one of neuronx-cc by an earlier nxpipe."""
     from nxpipe.emulator.ir.decoding import decode
 
     path = artifact_files.graph(executable.name)
@@ -154,6 +155,40 @@ def _graphs(
 ) -> GraphDifference | None:
     old, new = (graph_of(*side, store) for side in (before, after))
     return graph_difference(old, new) if old and new else None
+
+
+def measured_times(manifest: "Manifest", store: "Store") -> "dict[str, Timing]":
+    """The timings of the first complete device evidence, by program; empty without one."""
+    from nxpipe.artifact_store.evidence import DEVICE
+    from nxpipe.pipeline.models.thresholds import complete_evidence
+
+    evidence = complete_evidence(manifest, store.evidence(manifest.digest), DEVICE)
+    programs = evidence.programs if evidence else ()
+    return {compared.program: compared.timing for compared in programs if compared.timing}
+
+
+@dataclass(frozen=True)
+class TimingDifference:
+    """Durations of a program on devices in two artifacts, (before, after) in ms; None without device evidence."""
+
+    program: str
+    figures: Mapping[str, tuple[float | None, float | None]]
+
+    def document(self) -> dict[str, object]:
+        figures = {name: {"a": before, "b": after} for name, (before, after) in self.figures.items()}
+        return {"program": self.program, **figures}
+
+
+def timing_differences(before: "Manifest", after: "Manifest", store: "Store") -> Iterator[TimingDifference]:
+    """Durations of the programs that both artifacts have, where devices measured at least one of the two."""
+    timings = [measured_times(manifest, store) for manifest in (before, after)]
+    known = {identity(program): program for program in before.executables}
+    for new in after.executables:
+        old = known.get(identity(new))
+        sides = timings[0].get(old.name) if old else None, timings[1].get(new.name)
+        if old and any(sides):
+            p50, p99 = ([getattr(side, name, None) for side in sides] for name in ("p50_ms", "p99_ms"))
+            yield TimingDifference(new.name, {"p50_ms": (p50[0], p50[1]), "p99_ms": (p99[0], p99[1])})
 
 
 _BLOCK: Final = 1 << 20  # elements per comparison

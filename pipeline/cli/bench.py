@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.models.spec import ModelSpec
 
 _COLUMNS: Final = ("artifact", "program", "tp", "predicted", "before", "change")
+_MEASURED: Final = ("p50", "p99", "p50 before")
 
 
 @click.command(cls=Command)
@@ -45,6 +46,7 @@ _COLUMNS: Final = ("artifact", "program", "tp", "predicted", "before", "change")
     show_default=True,
     help="The largest predicted slowdown against the baseline.",
 )
+@click.option("--measured", is_flag=True, help="Show the times in the device evidence beside the predictions.")
 @store_option
 @config_option
 @click.pass_context
@@ -55,6 +57,7 @@ def bench(
     against: str | None,
     allow_empty: bool,
     threshold: float,
+    measured: bool,
     store: str | None,
     config_path: Path,
 ) -> None:
@@ -63,13 +66,15 @@ def bench(
     MODEL is the name of a model in nxpipe.toml, whose artifacts must be built, or an artifact (MODEL@KEY or a key);
     default: every model of nxpipe.toml. A program is compared with the baseline's program of the same phase, batch,
     bucket and degree for the same model and target. Predictions are sums of the documented costs of instructions;
-    nothing is run. Exits with code 16 if a program is slower than the baseline by more than the threshold. An unknown
-    channel is an error, unless a fleet or [signing] of nxpipe.toml names it, or --allow-empty is given.
+    nothing is run. --measured adds p50 and p99 on devices, as `nxpipe prove` found them; they decide nothing. Exits
+    with code 16 if a prediction is slower than the baseline by more than the threshold. An unknown
+    channel is an error, unless a fleet, [channels] or [signing] of nxpipe.toml names it, or --allow-empty is given.
 
     \b
     Example:
       nxpipe bench
       nxpipe bench bert --against production --threshold 2%
+      nxpipe bench bert --measured
       nxpipe bench bert-base-uncased@4e9ce0 --against bert-base-uncased@a41f07
     """
     from nxpipe.pipeline.artifacts.bench import bench as compare
@@ -84,9 +89,13 @@ def bench(
         for line in compare(artifact, baseline.beside(artifact) if baseline else None, opened)
     ]
     if console.json:
-        console.data([line.document(threshold) for line in lines])
+        console.data([line.document(threshold, measured=measured) for line in lines])
     elif lines:
-        console.page(table(_COLUMNS, [_cells(line, threshold) for line in lines]))
+        columns = (*_COLUMNS, *_MEASURED) if measured else _COLUMNS
+        rows = [(*_cells(line, threshold), *(_measured(line) if measured else ())) for line in lines]
+        console.page(table(columns, rows))
+    if measured:
+        _note_unproven(console, lines)
     if baseline:
         _note_unserved(console, artifacts, baseline)
     slower = [line for line in lines if line.is_regression(threshold)]
@@ -154,6 +163,20 @@ def _change(line: "BenchLine", threshold: float) -> str:
         return "" if line.against is None else line.verdict(threshold)
     text = f"{line.change:+.1%}"
     return style(text, fg="red") if line.is_regression(threshold) else text
+
+
+def _measured(line: "BenchLine") -> Iterator[str]:
+    now, before = line.program.measured, line.before.measured if line.before else None
+    for figure in (now and now.p50_ms, now and now.p99_ms, before and before.p50_ms):
+        yield "-" if figure is None else f"{figure:.3f} ms"
+
+
+def _note_unproven(console: Console, lines: "Sequence[BenchLine]") -> None:
+    measured = {line.artifact for line in lines if line.program.measured}
+    for artifact in dict.fromkeys(line.artifact for line in lines if line.artifact not in measured):
+        console.say(
+            f"{artifact} has no device evidence; on an instance with Neuron devices, run: nxpipe prove {artifact}"
+        )
 
 
 def _milliseconds(ns: float | None) -> str:

@@ -51,9 +51,9 @@ def export(
     """Write the cache entries of artifacts into a compile cache.
 
     Without names, exports the newest artifact of each model of nxpipe.toml for its target. An entry is a copy of the
-    files that neuronx-cc left in its own cache for a program. Programs compiled without that cache have no entry;
-    programs of the emulator have none either. Existing files are never overwritten, and compilers may use the cache
-    during the export.
+    files that neuronx-cc left in its own cache for a program. Artifacts that earlier versions traced may have entries;
+    builds compile without that cache today, and instances fetch programs whole. Existing files are never overwritten,
+    and compilers may use the cache during the export.
 
     Exits with code 0 when all entries are in the cache. Programs without an entry are listed on stderr. It is an error
     if no program has an entry, or if another process left an entry unfinished; all other entries are written first.

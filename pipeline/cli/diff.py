@@ -14,10 +14,12 @@ from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.text import human_bytes, shown, style, table
 
 if TYPE_CHECKING:
+    from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.difference import EntryChange, ManifestDifference, Section
     from nxpipe.artifact_store.documents import Blob
     from nxpipe.artifact_store.index.leaves import Difference
-    from nxpipe.pipeline.artifacts.difference import GraphDifference, ProgramDifference, TensorChange
+    from nxpipe.artifact_store.manifest import Manifest
+    from nxpipe.pipeline.artifacts.difference import GraphDifference, ProgramDifference, TensorChange, TimingDifference
 
 _LISTED: Final = 10  # weights and node kinds; --json has all
 
@@ -44,21 +46,31 @@ def diff(console: Console, before: str, after: str, tensors: bool, store: str | 
     """
     from nxpipe.artifact_store.difference import ManifestDifference
     from nxpipe.artifact_store.index.leaves import differences
-    from nxpipe.pipeline.artifacts.difference import program_differences, tensor_changes
+    from nxpipe.pipeline.artifacts.difference import program_differences, tensor_changes, timing_differences
     from nxpipe.pipeline.artifacts.lookup import pair
-    from nxpipe.pipeline.models.thresholds import report_of
 
     opened = open_configured_store(store, config_path, console)
     old, new = pair((before, after), opened, config_path)
     key_inputs = differences(opened.key_inputs(old), opened.key_inputs(new))
     manifests = ManifestDifference.between(old, new)
     programs = list(program_differences(old, new, opened))
-    evidence = differences(*(dict(report_of(manifest, opened)) for manifest in (old, new)))
+    evidence = differences(*(_evidence(manifest, opened) for manifest in (old, new)))
+    timings = list(timing_differences(old, new, opened))
     changes = list(tensor_changes(old, new, _changed_weights(manifests), opened)) if tensors else None
     if console.json:
-        console.data(_as_json(key_inputs, manifests, programs, changes, evidence))
+        console.data(_as_json(key_inputs, manifests, programs, changes, evidence, timings))
     else:
-        console.page("\n\n".join(_page(key_inputs, manifests, programs, changes, evidence)) or "no difference")
+        sections = _page(key_inputs, manifests, programs, changes, evidence, timings)
+        console.page("\n\n".join(sections) or "no difference")
+
+
+def _evidence(manifest: "Manifest", store: "Store") -> dict[str, object]:
+    """The rounded figures of emulated evidence by program, and those of each other kind below its name."""
+    from nxpipe.artifact_store.evidence import EMULATED, KINDS
+    from nxpipe.pipeline.models.thresholds import report_of
+
+    others = {kind: report_of(manifest, store, kind) for kind in KINDS if kind != EMULATED}
+    return {**report_of(manifest, store), **{kind: report for kind, report in others.items() if report}}
 
 
 def _changed_weights(manifests: "ManifestDifference") -> list[str]:
@@ -71,6 +83,7 @@ def _page(
     programs: "Sequence[ProgramDifference]",
     changes: "Sequence[TensorChange] | None",
     evidence: "Sequence[Difference]",
+    timings: "Sequence[TimingDifference]",
 ) -> Iterator[str]:
     for title, fields in (("key inputs", key_inputs), ("identity", manifests.identity)):
         if fields:
@@ -85,8 +98,22 @@ def _page(
             yield f"{_title(section.title)}: {_counts(section)}\n{_entry_table(section)}"
     if changes:
         yield f"{_title('tensors')}\n{table(('name', 'changed by'), [_changed(change) for change in changes])}"
+    yield from _found(evidence, timings)
+
+
+def _found(evidence: "Sequence[Difference]", timings: "Sequence[TimingDifference]") -> Iterator[str]:
     if evidence:
         yield f"{_title('evidence')}\n{difference_table(evidence, 'A', 'B')}"
+    if timings:
+        rows = [row for timing in timings for row in _durations(timing)]
+        yield f"{_title('measured on devices')}\n{table(('program', 'figure', 'A', 'B', 'change'), rows)}"
+
+
+def _durations(timing: "TimingDifference") -> Iterator[tuple[str, ...]]:
+    for figure, (before, after) in timing.figures.items():
+        change = f"{after / before - 1:+.1%}" if before and after is not None else ""
+        cells = ("-" if value is None else f"{value:.3f} ms" for value in (before, after))
+        yield timing.program, figure.removesuffix("_ms"), *cells, change
 
 
 def _figures(program: "ProgramDifference") -> Iterator[tuple[str, ...]]:
@@ -162,6 +189,7 @@ def _as_json(
     programs: "Sequence[ProgramDifference]",
     changes: "Sequence[TensorChange] | None",
     evidence: "Sequence[Difference]",
+    timings: "Sequence[TimingDifference]",
 ) -> dict[str, object]:
     tensors: Mapping[str, object] = {} if changes is None else {"tensors": [change.document() for change in changes]}
     return {
@@ -171,6 +199,7 @@ def _as_json(
         **{section.title: _section_as_json(section) for section in manifests.sections},
         **tensors,
         "evidence": differences_as_json(evidence, "a", "b"),
+        "timings": [timing.document() for timing in timings],
     }
 
 

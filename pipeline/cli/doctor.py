@@ -1,20 +1,27 @@
-"""`nxpipe doctor`: the software that commands require, whether it is installed, and how to install it."""
+"""`nxpipe doctor`: the software that commands require, and with --hardware the probes of this machine's compiler and
+devices."""
 
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.compile.neuronx.toolchain import REMEDY, installed_releases
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.util.exit_codes import SOFTWARE
-from nxpipe.pipeline.util.text import style, table
+from nxpipe.pipeline.util.errors import InputInvalid
+from nxpipe.pipeline.util.exit_codes import FINDINGS, SOFTWARE
+from nxpipe.pipeline.util.text import for_terminal, plain, style, table, wrapped_table
+
+if TYPE_CHECKING:
+    from nxpipe.emulator.hlo.probe import Probe
+    from nxpipe.pipeline.check.hardware import Run
+    from nxpipe.pipeline.check.hardware_report import BrokenAssumption, HardwareReport, Surroundings, Trial
 
 LIBRARIES: Final = (
     "click",
@@ -120,17 +127,36 @@ _COLOURS = {"ok": "green", "optional": "yellow", "missing": "red"}
 
 
 @click.command(cls=Command)
+@click.option("--hardware", is_flag=True, help="Compile and run small modules, one assumption each, on this machine.")
+@click.option(
+    "--only", metavar="PATTERN", default="*", help="With --hardware: the probes of a group, or like 'opcode/t*'."
+)
+@click.option("--targets", metavar="TARGETS", help="With --hardware: inf2, trn1, ...  [default: that of this machine]")
+@click.option(
+    "--report",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="With --hardware: the file that keeps the results. A run with the same file resumes.",
+)
+@click.option("--force", is_flag=True, help="With --hardware: repeat finished probes.")
 @click.pass_context
-def doctor(ctx: click.Context) -> None:
+def doctor(
+    ctx: click.Context, hardware: bool, only: str, targets: str | None, report: Path | None, force: bool
+) -> None:
     """Report installed and missing software, with the commands that require it.
 
-    Exits with code 4 if required software is missing.
+    Exits with code 4 if required software is missing. With --hardware, it compiles a corpus of small modules with
+    neuronx-cc, runs them where the machine has Neuron devices, and exits with code 33 if an assumption is broken.
 
     \b
-    Example:
+    Examples:
       nxpipe doctor
+      nxpipe doctor --hardware --report hardware.json
     """
     console: Console = ctx.obj
+    if hardware:
+        ctx.exit(_probe(console, only, targets, report, force=force))
+    if only != "*" or targets or report or force:
+        raise click.UsageError("--only, --targets, --report and --force require --hardware")
     findings = examine()
     if console.json:
         console.data([_as_json(finding) for finding in findings])
@@ -158,3 +184,130 @@ def _as_json(finding: Requirement) -> dict[str, object]:
         "found": finding.version,
         "get_it": finding.need.remedy,
     }
+
+
+# Hardware -------------------------------------------------------------------------------------------------------------
+
+
+def _probe(console: Console, only: str, targets: str | None, path: Path | None, *, force: bool) -> int:
+    """Probe the compiler and the devices; the exit code."""
+    from nxpipe.pipeline.check import hardware
+    from nxpipe.pipeline.check.hardware_report import HardwareReport
+
+    found = hardware.survey()
+    probes, chosen = (
+        hardware.chosen_probes(only),
+        _targets(targets) or [hardware.native_target(found) or _DEFAULT_TARGET],
+    )
+    if found.devices:
+        with console.step("open the devices"):
+            found = hardware.with_runtime(found)
+    report = HardwareReport(found, hardware.missing_opcodes())
+    if path is not None and path.exists():
+        report.resume(path)
+    for target in chosen:
+        run = hardware.DeviceRun() if found.devices and target == hardware.native_target(found) else None
+        _try_all(console, report, probes, target, run, path, force=force)
+    return _summarise(console, report, probes, chosen)
+
+
+_DEFAULT_TARGET: Final = "inf2"  # where the machine has no device
+
+
+def _targets(text: str | None) -> list[str]:
+    from nxpipe.emulator.hlo.constraints import TARGETS
+
+    names = list(dict.fromkeys(part.strip() for part in (text or "").split(",") if part.strip()))
+    if unknown := [name for name in names if name not in TARGETS]:
+        raise InputInvalid(f"neuronx-cc has no target {unknown[0][:40]!r}; its targets are {', '.join(TARGETS)}")
+    return names
+
+
+def _try_all(
+    console: Console,
+    report: "HardwareReport",
+    probes: "list[Probe]",
+    target: str,
+    run: "Run | None",
+    path: Path | None,
+    *,
+    force: bool,
+) -> None:
+    """Each probe in turn; the report is on disk after each."""
+    from nxpipe.pipeline.check import hardware
+
+    trials = hardware.try_all(report, probes, target, hardware.compile_probe, run, force=force)
+    for number, probe in enumerate(probes, 1):
+        if console.live:
+            console.overwrite(for_terminal(f"  [{number}/{len(probes)}] {target} {probe.name}"))
+        _, trial = next(trials)
+        if path is not None:
+            report.write(path)
+        if console.live:
+            console.clear_row()
+        if not console.json and (trial.has_failed or not console.live):
+            console.say(f"  [{number}/{len(probes)}] {target} {probe.name}: {_outcome(probe, trial)}")
+
+
+def _outcome(probe: "Probe", trial: "Trial") -> str:
+    words = "ok" if not trial.has_failed else "no" if probe.is_question else "failed"
+    return f"{words}{f', {plain(trial.message)}' if trial.message else ''}"
+
+
+def _summarise(console: Console, report: "HardwareReport", probes: "list[Probe]", targets: list[str]) -> int:
+    from nxpipe.pipeline.check.hardware_report import broken_assumptions
+
+    broken = {target: broken_assumptions(probes, report.trials[target]) for target in targets}
+    if console.json:
+        summary = {target: [asdict(each) for each in rows] for target, rows in broken.items()}
+        console.data({**report.document(), "broken": summary})
+    else:
+        console.page("\n".join(_surroundings(report)))
+        for target in targets:
+            console.page(_table(probes, report.trials[target], target))
+            console.page("\n".join(_causes(target, broken[target])))
+    count = sum(map(len, broken.values()))
+    if report.missing_opcodes:
+        console.say(f"The compiler's list of operators lacks: {', '.join(report.missing_opcodes)}.")
+    if count:
+        console.say(f"{count} {'assumption is' if count == 1 else 'assumptions are'} broken.")
+        return FINDINGS.number
+    ran = all(trial.ran is not None for target in targets for trial in report.trials[target].values())
+    console.say("All assumptions hold." if ran else "All assumptions hold as far as the compiler shows; nothing ran.")
+    return 0
+
+
+def _surroundings(report: "HardwareReport") -> list[str]:
+    found: Surroundings = report.surroundings
+    runtime = " ".join(filter(None, (found.implementation, found.runtime))) or "not opened"
+    return [
+        f"neuronx-cc {found.compiler}; driver {found.driver or 'absent'}; runtime {runtime}",
+        f"{found.devices} Neuron devices{f' of {found.instance}' if found.instance else ''}",
+    ]
+
+
+def _table(probes: "list[Probe]", trials: "dict[str, Trial]", target: str) -> str:
+    rows = []
+    for probe in probes:
+        trial = trials[probe.name]
+        marks = [_mark(value) for value in (trial.compiled, trial.ran, trial.agrees)]
+        remark = probe.assumption if trial.has_failed else ""
+        rows.append((probe.name, *marks, f"(question) {remark}" if probe.is_question and remark else remark))
+    header = (f"probe on {target}", "compiled", "ran", "agrees", "assumption broken")
+    return wrapped_table(header, rows, shutil.get_terminal_size((120, 0)).columns)
+
+
+def _mark(value: bool | None) -> str:
+    return "-" if value is None else "yes" if value else "no"
+
+
+def _causes(target: str, broken: "list[BrokenAssumption]") -> list[str]:
+    lines = []
+    for each in broken:
+        code = f" [{each.code}]" if each.code else ""
+        lines.append(f"{target} {each.name}{code} breaks: {each.assumption}.")
+        lines.append(f"  {plain(each.message)}")
+        lines.append(f"  Fallback: {each.fallback}.")
+        if each.consequences:
+            lines.append(f"  Fail because of it: {', '.join(each.consequences)}.")
+    return lines

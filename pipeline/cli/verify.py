@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -20,9 +20,10 @@ from nxpipe.pipeline.util.text import for_terminal, table
 from nxpipe.pipeline.verify.execution import ExecutionOptions, statistics_sentence
 
 if TYPE_CHECKING:
+    from nxpipe.artifact_store import Published, Store
     from nxpipe.pipeline.models.spec import ModelSpec
     from nxpipe.pipeline.models.thresholds import Deviation, Thresholds
-    from nxpipe.pipeline.verify.comparison import Comparison, VariantResult, VerifyOptions
+    from nxpipe.pipeline.verify.comparison import Case, Comparison, VariantResult, VerifyOptions
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,11 @@ class _Labelled:
     metavar="K",
     help="Verify K decode steps after the prompt, each on the KV cache of the previous step.",
 )
+@click.option(
+    "--attest",
+    is_flag=True,
+    help="Store the result of ARTIFACT with --mode isa as evidence of kind instructions, if it is within [verify].",
+)
 @execution_options
 @store_option
 @config_option
@@ -85,6 +91,7 @@ def verify(
     layers: bool,
     slice_layers: int | None,
     steps: int | None,
+    attest: bool,
     execution: ExecutionOptions,
     store: str | None,
     config_path: Path,
@@ -104,6 +111,7 @@ def verify(
       nxpipe verify --model-id ./my-llama --layers --prompts prompts.txt --steps 16
       nxpipe verify --model-id gpt2 --weights random:0 --mode isa --steps 4
       nxpipe verify bert-base-uncased@4e9ce0 --store s3://my-artifacts/nxpipe
+      nxpipe verify bert-base-uncased@4e9ce0 --mode isa --attest
     """
     from nxpipe.pipeline.models.prompts import read_prompts
     from nxpipe.pipeline.models.thresholds import Thresholds
@@ -112,17 +120,23 @@ def verify(
     console: Console = ctx.obj
     options.require_applicable()
     config = load_config(config_path, os.environ, missing_ok=bool(options.model_id or artifact))
+    if attest and (artifact is None or execution.mode != "isa"):
+        raise click.UsageError("--attest stores a run of an artifact's instructions; pass ARTIFACT and --mode isa", ctx)
     lines = read_prompts(prompts) if prompts else ()
+    thresholds = Thresholds.of(config)
     verify_options = VerifyOptions(also, lines, layers, slice_layers, steps or 0, execution, truncate)
     if artifact is not None:
         if options.model_id or options.names or verify_options != VerifyOptions(execution=execution):
             raise click.UsageError(
                 "ARTIFACT cannot be combined with options of a model; pass only --store, --mode and --json", ctx
             )
-        comparisons = _of_artifact(artifact, store, config_path, execution, console)
+        replay = _Replay.of(artifact, store, config_path, execution, console)
+        _show(replay.comparisons(console, attested=attest), verify_options, thresholds, console)
+        if attest:
+            replay.attest(thresholds, console)
     else:
         comparisons = _of_models(options.specs(config, config_path.parent), verify_options, console)
-    _show(comparisons, verify_options, Thresholds.of(config), console)
+        _show(comparisons, verify_options, thresholds, console)
 
 
 def _show(
@@ -144,19 +158,41 @@ def _show(
         )
 
 
-def _of_artifact(
-    name: str, store: str | None, config_path: Path, execution: ExecutionOptions, console: Console
-) -> Iterator[_Labelled]:
-    from nxpipe.pipeline.artifacts.store_url import open_configured_store
-    from nxpipe.pipeline.verify.replay import compare_artifact
+@dataclass(frozen=True)
+class _Replay:
+    """The programs of an artifact, run on their stored inputs."""
 
-    opened = open_configured_store(store, config_path, console)
-    published = opened.resolve(name)
-    title = published.name
-    yield from (
-        _Labelled(title, None, comparison)
-        for comparison in compare_artifact(published, opened, console.step, execution)
-    )
+    published: "Published"
+    store: "Store"
+    execution: ExecutionOptions
+    kept: "list[tuple[Case, Comparison]]" = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, name: str, store: str | None, config_path: Path, execution: ExecutionOptions, console: Console
+    ) -> "_Replay":
+        from nxpipe.pipeline.artifacts.store_url import open_configured_store
+
+        opened = open_configured_store(store, config_path, console)
+        return cls(opened.resolve(name), opened, execution)
+
+    def comparisons(self, console: Console, *, attested: bool) -> Iterator[_Labelled]:
+        from nxpipe.pipeline.verify.replay import compare_artifact
+
+        kept = self.kept if attested else None
+        for comparison in compare_artifact(self.published, self.store, console.step, self.execution, kept):
+            yield _Labelled(self.published.name, None, comparison)
+
+    def attest(self, thresholds: "Thresholds", console: Console) -> None:
+        """Store the evidence of kind instructions."""
+        from nxpipe.artifact_store.evidence import INSTRUCTIONS, Evidence, Limits
+        from nxpipe.pipeline.verify.replay import compared_run
+
+        limits, name = Limits.model_validate(asdict(thresholds)), self.published.name
+        programs = tuple(compared_run(case, comparison, self.store) for case, comparison in self.kept)
+        manifest = self.published.manifest_digest
+        self.store.attest(Evidence(manifest=manifest, kind=INSTRUCTIONS, programs=programs, limits=limits))
+        console.say(f"{name} has evidence of kind {INSTRUCTIONS}; sign it with: nxpipe store sign {name}")
 
 
 def _of_models(specs: "Sequence[ModelSpec]", options: "VerifyOptions", console: Console) -> Iterator[_Labelled]:

@@ -135,8 +135,8 @@ class Build(Table):
 
     backend: Backend = Field(
         default="emulator",
-        description="The compiler: nxpipe's own, or AWS's neuronx-cc if it is installed, whose programs "
-        "cannot be verified without a device.",
+        description="The compiler: nxpipe's own, or AWS's neuronx-cc beside it if it is installed, whose programs "
+        "run on devices.",
         examples=["emulator"],
     )
 
@@ -186,9 +186,9 @@ class Verify(Table):
 
 
 class ChannelRules(Table):
-    """The evidence that an artifact needs for a promotion to the channel, and to the channels of the environments of its
-    fleets. A channel without the table requires `emulated` and `device` if a fleet with devices (no `rehearsal`) fetches
-    from it, else `emulated`."""
+    """The evidence that an artifact needs for a promotion to the channel, and to the channels of its fleets'
+    environments. A channel without the table requires `emulated` and `device` if a fleet with devices (no `rehearsal`)
+    fetches from it, else `emulated`."""
 
     require: Annotated[
         tuple[Literal["emulated", "instructions", "xla", "device"], ...],

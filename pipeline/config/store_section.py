@@ -24,6 +24,7 @@ TABLES: Final = frozenset(
         "rollout",
         "build",
         "verify",
+        "channels",
         "signing",
         "budget",
         "amis",

@@ -136,7 +136,8 @@ def require_within(name: str, programs: Sequence[Compared], allowed: Thresholds)
 
 
 def complete_evidence(manifest: "Manifest", evidence: Sequence[Evidence], kind: str = EMULATED) -> Evidence | None:
-    """The first evidence of the kind that covers all programs. Its figures are shown, and its outputs compared with later runs."""
+    """The first evidence of the kind that covers all programs. Its figures are shown, its outputs compared with those
+    of later runs."""
     return next((document for document in evidence if document_gap(manifest, document, kind) is None), None)
 
 

@@ -182,7 +182,7 @@ FINDINGS: Final = ExitCode(
     33,
     "findings",
     "Templates violate NXP rules, a deployment would delete resources that must be retained, the account lacks "
-    "something that it needs, or a step of the smoke test failed.",
+    "something that it needs, a step of the smoke test failed, or an assumption about the hardware is broken.",
     "Apply the fix in each finding or row; `[[acknowledge]]` accepts a finding until a date, with a reason.",
     ("nxpipe.pipeline.fleet.teardown:StepFailed",),
 )

@@ -1,14 +1,15 @@
 """Programs run on inputs: inference for `nxpipe run`, and stored artifacts compared on their stored inputs."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.source import ModelSource, PretrainedModel
-from nxpipe.pipeline.models.thresholds import DEFAULT_REFERENCE
+from nxpipe.pipeline.models.thresholds import DEFAULT_REFERENCE, Deviation
 from nxpipe.pipeline.models.weights import Arrays
 from nxpipe.pipeline.util.errors import BuildRefused, InputInvalid, ModelSourceError
 from nxpipe.pipeline.util.progress import Step
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from nxpipe.artifact_store import Published, Store
+    from nxpipe.artifact_store.evidence import Compared
     from nxpipe.emulator.capture import CaptureRequest
     from nxpipe.emulator.capture.request import ModelOutputs
     from nxpipe.emulator.compile import CompiledGraph
@@ -159,12 +161,54 @@ def _joined(batches: Sequence[Arrays], rows: int) -> Arrays:
 
 
 def compare_artifact(
-    published: "Published", store: "Store", step: Step, execution: ExecutionOptions
+    published: "Published",
+    store: "Store",
+    step: Step,
+    execution: ExecutionOptions,
+    kept: "list[tuple[Case, Comparison]] | None" = None,
 ) -> Iterator[Comparison]:
-    """Compare every program of the artifact with PyTorch and with the outputs in its evidence."""
+    """Compare every program of the artifact with PyTorch and with the outputs in its evidence.
+
+    `kept` receives each program's case for the first of them.
+    """
     artifact = read_artifact(published, store, step)
     for program in artifact.programs:
-        yield from (compare_case(case, step) for case in _cases(artifact, program, execution))
+        cases = list(_cases(artifact, program, execution))
+        comparisons = [compare_case(case, step) for case in cases]
+        yield from comparisons
+        if kept is not None:
+            kept.append((cases[0], comparisons[0]))
+
+
+def compared_run(case: Case, comparison: Comparison, store: "Store") -> "Compared":
+    """The comparison as evidence has it; inputs and outputs are stored. Figures other than KL divergence are finite."""
+    from nxpipe.artifact_store.evidence import Compared, Figures
+    from nxpipe.pipeline.verify.evidence import execution_environment
+
+    ((variant, emulate),) = case.variants.items()
+    (answer,), _ = emulate(case.inputs, None)  # the run that was compared
+    (result,) = (result for result in comparison.emulated if result.variant == variant)
+    return Compared(
+        program=case.program,
+        yardstick=comparison.reference,
+        outputs=tuple(Figures(**asdict(_without_nan(deviation))) for deviation in result.outputs),
+        inputs=store.put_blob(_as_file(case.inputs[0])),
+        answers=store.put_blob(_as_file(answer.outputs)),
+        surroundings=execution_environment(),
+    )
+
+
+def _without_nan(deviation: Deviation) -> Deviation:
+    """Without a divergence that is NaN, which JSON lacks; it may be, if no threshold limits it."""
+    return replace(deviation, kl=None) if deviation.kl is not None and not isfinite(deviation.kl) else deviation
+
+
+def _as_file(arrays: Arrays) -> bytes:
+    import numpy as np
+    from safetensors.numpy import save
+
+    data: bytes = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+    return data
 
 
 def _cases(artifact: StoredArtifact, stored: StoredProgram, execution: ExecutionOptions) -> Iterator[Case]:

@@ -16,7 +16,7 @@ from nxpipe.artifact_store.backends.protocol import Backend, ListedObject, Paylo
 from nxpipe.artifact_store.backends.s3 import connect
 from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.documents import Blob
-from nxpipe.artifact_store.evidence import EMULATED, Compared, Evidence, Figures, Limits
+from nxpipe.artifact_store.evidence import DEVICE, EMULATED, Compared, Evidence, Figures, Limits, Timing
 from nxpipe.artifact_store.manifest import DeviceProgram, Executable, File, Manifest, ModelRef, Tensor
 from tests.localaws.moto_patches import creations
 
@@ -88,7 +88,7 @@ def with_device_programs(store: Store, made: Manifest) -> Manifest:
     )
 
 
-def evidence(store: Store, made: Manifest, **figures: float | None) -> Evidence:
+def evidence(store: Store, made: Manifest, kind: str = EMULATED, **figures: float | None) -> Evidence:
     """Evidence that each output of each program has these errors; its blobs are stored."""
     near = {"max_absolute": 0.001, "mean_absolute": 0.0001, "max_relative": 0.001, "cosine": 0.9999999}
     result: dict[str, Any] = near | {"kl": 0.0001, "top1": 1.0} | figures
@@ -100,17 +100,24 @@ def evidence(store: Store, made: Manifest, **figures: float | None) -> Evidence:
             inputs=store.put_blob(b"fed to " + executable.name.encode()),
             answers=store.put_blob(b"answered by " + executable.name.encode()),
             surroundings={"processor": "a sample's"},
+            timing=Timing(clock="device", runs=100, p50_ms=2.5, p99_ms=3.0) if kind == DEVICE else None,
         )
         for executable in made.executables
     ]
     limits = Limits(min_cosine=0.999, max_relative_error=0.05, max_kl=None, min_top1=None)
-    return Evidence(manifest=made.digest, kind=EMULATED, programs=tuple(programs), limits=limits)
+    return Evidence(manifest=made.digest, kind=kind, programs=tuple(programs), limits=limits)
 
 
 def publish_verified(store: Store, made: Manifest, **figures: float | None) -> Published:
     """Publish as a build does."""
-    store.attest(evidence(store, made, **figures))
+    store.attest(evidence(store, made, EMULATED, **figures))
     return store.publish(made)
+
+
+def publish_proven(store: Store, made: Manifest, **figures: float | None) -> Published:
+    """Publish as a build and `nxpipe prove` do, with these errors on devices."""
+    store.attest(evidence(store, made, DEVICE, **figures))
+    return publish_verified(store, made)
 
 
 class Place(Protocol):

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.protocol import Payload
@@ -15,13 +17,28 @@ from nxpipe.artifact_store.bundle.archive import Bundled, export_artifact
 from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Conflict, Corrupt, Incomplete, InvalidDocument
-from nxpipe.artifact_store.evidence import UNVERIFIED, Evidence, coverage_gap, document_gap
+from nxpipe.artifact_store.evidence import (
+    DEVICE,
+    EMULATED,
+    INSTRUCTIONS,
+    KINDS,
+    UNVERIFIED,
+    XLA,
+    Compared,
+    Evidence,
+    Figures,
+    Limits,
+    coverage_gap,
+    document_gap,
+    missing_kinds,
+)
 from nxpipe.artifact_store.layout import blob_path
 from nxpipe.artifact_store.maintenance.collection import Rules, apply_plan, fsck, plan
+from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.artifact_store.trust.keys import make_key_file
 from nxpipe.artifact_store.trust.policy import Policy, TrustedKey, evidence_verifier, has_signed_evidence, sign_evidence
 from nxpipe.artifact_store.trust.signers import open_signer
-from tests.artifact_store.samples import Place, evidence, folder, publish_verified, put
+from tests.artifact_store.samples import Place, evidence, folder, manifest, publish_verified, put
 from tests.faults.turns import TimedFolder
 
 KEY = sha256_hex(b"a question")
@@ -118,6 +135,54 @@ def test_a_document_that_leaves_something_out_covers_nothing(store: Store) -> No
     assert "is of kind device" in str(document_gap(made, found.model_copy(update={"kind": "device"})))
     assert coverage_gap(made, []) == UNVERIFIED
     assert coverage_gap(two, [found]) == document_gap(two, found)
+
+
+@st.composite
+def _documents(draw: st.DrawFn) -> list[Evidence]:
+    """Evidence of an artifact of two programs, complete or not, of any kind."""
+    documents = []
+    for _ in range(draw(st.integers(0, 6))):
+        names = draw(st.sets(st.sampled_from(("a", "b")), min_size=1))
+        outputs = draw(st.sets(st.sampled_from(("logits", "cache")), min_size=1))
+        documents.append(_document(draw(st.sampled_from(KINDS)), sorted(names), sorted(outputs)))
+    return documents
+
+
+def _document(kind: str, names: list[str], outputs: list[str]) -> Evidence:
+    near: dict[str, float] = dict.fromkeys(("max_absolute", "mean_absolute", "max_relative"), 0.0)
+    figures = tuple(Figures(output=output, cosine=1.0, kl=None, top1=None, **near) for output in outputs)
+    blob = Blob.of(b"values")
+    programs = tuple(
+        Compared(program=name, yardstick="x", outputs=figures, inputs=blob, answers=blob, surroundings={})
+        for name in names
+    )
+    limits = Limits(min_cosine=0.9, max_relative_error=0.1, max_kl=None, min_top1=None)
+    return Evidence(manifest="0" * 64, kind=kind, programs=programs, limits=limits)
+
+
+def _two_programs() -> Manifest:
+    made = manifest([Blob.of(str(number).encode()) for number in range(4)])
+    (program,) = made.executables
+    programs = tuple(program.model_copy(update={"name": name, "outputs": ("logits", "cache")}) for name in ("a", "b"))
+    return made.model_copy(update={"executables": programs})
+
+
+@given(_documents(), _documents())
+def test_more_documents_never_cover_less(some: list[Evidence], more: list[Evidence]) -> None:
+    made = _two_programs()
+    missing = missing_kinds(made, some, KINDS)
+    assert missing_kinds(made, [*some, *more], KINDS).keys() <= missing.keys()
+    assert missing_kinds(made, [*more, *some], KINDS).keys() <= missing.keys()
+    covered = {found.kind for found in some if document_gap(made, found, found.kind) is None}
+    assert missing.keys() == set(KINDS) - covered
+
+
+def test_a_kind_is_not_covered_by_halves_nor_by_another_kind() -> None:
+    made = _two_programs()
+    halves = [_document(XLA, [name], ["logits", "cache"]) for name in ("a", "b")]
+    whole = _document(DEVICE, ["a", "b"], ["logits", "cache"])
+    assert missing_kinds(made, [*halves, whole], KINDS).keys() == {EMULATED, INSTRUCTIONS, XLA}
+    assert "does not cover program b" in missing_kinds(made, halves, (XLA,))[XLA]
 
 
 def test_evidence_stays_as_long_as_its_artifact_and_goes_with_it(local: Place) -> None:

@@ -1,7 +1,6 @@
 """The stand-in for neuronx-cc, installed on the PATH of a test, with a record of its calls."""
 
 import json
-import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,8 +63,3 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstalledCompil
     for name in (FAILURE, "NEURON_CC_FLAGS"):
         monkeypatch.delenv(name, raising=False)
     return made
-
-
-def values(call: list[str]) -> str:
-    """The flags of a call as they are in a shell, without the module."""
-    return shlex.join(call[1:])

@@ -15,7 +15,7 @@ from nxpipe.artifact_store.channel.change import Author, Requirements
 from nxpipe.artifact_store.channel.change import promote as promote_unsigned
 from nxpipe.artifact_store.layout import generation_path, signature_folder
 from nxpipe.pipeline.util import exit_codes
-from tests.artifact_store.samples import publish_verified, put
+from tests.artifact_store.samples import publish_proven, publish_verified, put
 from tests.conftest import ROOT
 from tests.pipeline.in_process import InProcess, nxpipe
 
@@ -65,7 +65,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def publish(here: Path, number: int = 1, *, target: str = "inf2", backend: str = "emulator") -> Published:
     store = open_store(str(here / "store"))
     manifest = put(store, f"{target} {number}", request=[target, number], model=BERT)
-    return publish_verified(store, manifest.model_copy(update={"target": target, "backend": backend}))
+    made = manifest.model_copy(update={"target": target, "backend": backend})
+    return publish_verified(store, made) if backend == "emulator" else publish_proven(store, made)
 
 
 def name_of(one: Published) -> str:

@@ -17,7 +17,7 @@ from nxpipe.pipeline.rollout.planner import Service, in_favour, minutes_until
 from nxpipe.pipeline.rollout.status import Status
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.console import Console
-from tests.artifact_store.samples import MODEL, publish_verified, put
+from tests.artifact_store.samples import MODEL, publish_proven, publish_verified, put
 from tests.canary.samples import plan_with
 from tests.pipeline.in_process import nxpipe
 from tests.pipeline.rollout_world import Fleet, fleet, front
@@ -61,10 +61,28 @@ def test_a_fleet_that_is_no_rehearsal_rolls_out_no_programs_of_the_emulator(flee
 def test_a_fleet_that_is_no_rehearsal_any_more_can_leave_what_it_rehearsed_with(fleet: Fleet) -> None:
     path, store = Path("nxpipe.toml"), open_store("store")
     path.write_text(path.read_text().replace("rehearsal = true", ""))
-    real = publish_verified(store, put(store, request=8).model_copy(update={"backend": "neuronx"}))
+    real = publish_proven(store, put(store, request=8).model_copy(update={"backend": "neuronx"}))
     answer = fleet.rollout("start", "search", real.name)
     assert answer.code == 0, answer.err
     assert fleet.served("search--blue") == fleet.name(0)
+
+
+def test_a_rollout_without_evidence_of_devices_gives_a_reason_that_both_channels_keep(fleet: Fleet) -> None:
+    path, store = Path("nxpipe.toml"), open_store("store")
+    path.write_text(path.read_text().replace("rehearsal = true", ""))
+    made = put(store, request=8).model_copy(update={"backend": "neuronx"})
+    words = ("start", "search", publish_verified(store, made).name)
+    refused = fleet.rollout(*words)
+    assert (refused.code, "it has no evidence of kind device" in refused.err) == (exit_codes.REFUSED.number, True)
+    assert (fleet.running(), "owner" in fleet.record()) == ([], False)
+    without = ("--without-evidence", "device", "--reason", "first hour")
+    fleet.says("promoted", "all is well")
+    answer = fleet.rollout(*words, *without, "--wait")
+    assert answer.code == 0, answer.err
+    for channel in ("search--green", "production"):
+        log = json.loads(fleet.nxpipe("channel", "log", channel, "--last", "1", "--json").out)
+        assert log[0]["reason"].startswith("without device evidence, because first hour (")
+        assert "rollout" in log[0]["reason"]
 
 
 def test_latencies_are_frozen_from_what_the_old_version_has_shown(fleet: Fleet) -> None:

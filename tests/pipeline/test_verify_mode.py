@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from nxpipe.artifact_store import open_store
+from nxpipe.artifact_store.evidence import DEVICE, EMULATED, INSTRUCTIONS, KINDS, XLA, missing_kinds
 from tests.pipeline.in_process import InProcess, nxpipe
 
 __all__ = ["nxpipe"]
@@ -62,3 +64,22 @@ def test_an_artifact_s_programs_answer_on_cores_as_they_did_when_it_was_built(
     assert len(found) == 4
     for entry in found:
         assert entry["emulated"]["as stored"]["work"]["instructions"] > 100
+
+
+@pytest.mark.sample(4)
+def test_a_run_of_an_artifact_s_instructions_becomes_evidence_of_that_kind(
+    nxpipe: InProcess, bert: Path, tmp_path: Path
+) -> None:
+    store = ("--store", str(tmp_path / "store"))
+    built = nxpipe("build", *small(bert), *store, "-q")
+    assert built.code == 0, built.err
+    (artifact,) = open_store(str(tmp_path / "store")).list()
+    refused = nxpipe("verify", artifact.name, *store, "--attest")
+    assert (refused.code, "--mode isa" in refused.err) == (2, True)
+    answer = nxpipe("verify", artifact.name, *store, "--mode", "isa", "--attest")
+    assert answer.code == 0, answer.err
+    assert f"nxpipe store sign {artifact.name}" in answer.err
+    found = open_store(str(tmp_path / "store")).evidence(artifact.manifest_digest)
+    assert {document.kind for document in found} == {EMULATED, INSTRUCTIONS}
+    assert missing_kinds(artifact.manifest, found, (EMULATED, INSTRUCTIONS)) == {}
+    assert list(missing_kinds(artifact.manifest, found, KINDS)) == [XLA, DEVICE]

@@ -228,6 +228,22 @@ def test_a_channel_that_takes_signed_artifacts_cannot_do_without_the_gate(team: 
     assert team.served("production") == {}
 
 
+def test_a_release_names_the_evidence_that_its_artifacts_lack(team: Team) -> None:
+    Path("nxpipe.toml").write_text(
+        Path("nxpipe.toml").read_text() + '[channels.production]\nrequire = ["emulated", "instructions"]\n'
+    )
+    words = ("--to", "production", "--from", "staging", "--skip", "verify", "--reason", "first")
+    dry = gate(team.release("--dry-run", *words), "promote")["sentence"]
+    assert dry.count("lacks instructions evidence (it has no evidence of kind instructions; ") == 2
+    assert dry.count(": refused") == 2
+    report = team.release(*words, code=exit_codes.REFUSED.number)
+    assert "no evidence of kind instructions" in gate(report, "promote")["sentence"]
+    waived = (*words, "--without-evidence", "instructions")
+    assert ": allowed by --without-evidence" in gate(team.release("--dry-run", *waived), "promote")["sentence"]
+    team.release(*waived)
+    assert team.log("production")[0].reason.startswith("without instructions evidence, because first (")
+
+
 def test_two_models_for_one_place_of_a_channel_are_refused_before_anything_is_done(team: Team) -> None:
     text = Path("nxpipe.toml").read_text()
     twin = text[text.index("[[models]]") :].partition('[[models]]\nname = "llama"')[0]

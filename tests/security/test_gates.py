@@ -165,7 +165,7 @@ LIES: Final[dict[str, tuple[Callable[[dict[str, Any]], object], Any, str]]] = {
     "R06 no outputs": (lambda value: value["programs"][0].update(outputs=[]), CORRUPT, "outputs"),
     "R06 an output left out": (lambda value: value["programs"][0]["outputs"].pop(), REFUSED, "does not cover"),
     "R06 another program": (lambda value: value["programs"][0].update(program="x"), REFUSED, "does not cover program"),
-    "R06 another kind": (lambda value: value.update(kind="device"), REFUSED, "is of kind device"),
+    "R06 another kind": (lambda value: value.update(kind="device"), REFUSED, "has no evidence of kind emulated"),
     "R06b a cosine of -1": (_lie(cosine=-1.0), REFUSED, "cosine -1.0000000 < min_cosine 0.9999999"),
     "R06b a large error": (
         _lie(cosine=1.0, max_relative=1e9),

@@ -12,7 +12,7 @@ import numpy as np
 
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.run.devices.environment import require_collectives, require_visible_cores
-from nxpipe.emulator.run.devices.faults import NO_DEVICE_FOUND, DeviceFailure, NoDevice
+from nxpipe.emulator.run.devices.faults import NO_DEVICE_FOUND, NoDevice
 from nxpipe.emulator.run.devices.libnrt import DEVICE_MEMORY, NO_FRAMEWORK, Library
 from nxpipe.emulator.run.devices.protocol import (
     Binding,
@@ -33,7 +33,6 @@ from nxpipe.emulator.run.devices.protocol import (
 from nxpipe.emulator.run.status import BadInput, RuntimeFault, Status, Unloaded
 
 _ONE_CORE: Final = 1  # the deprecated number of cores of a model
-_opened: Final = set[int]()  # libraries of this process that were opened, also if they were closed again
 
 
 class LibnrtRuntime(ProcessRuntime):
@@ -42,14 +41,13 @@ class LibnrtRuntime(ProcessRuntime):
     def __init__(self, library: str | None = None) -> None:
         require_visible_cores()
         self.library = Library(library)
-        if self.library.identity in _opened:
-            raise DeviceFailure("the runtime of this process was opened before; open another one in a new process")
+        self.require_unopened(self.library.identity)
         status = self.library.status("nrt_init", NO_FRAMEWORK, b"nxpipe", b"1.0")
         if status == Status.NRT_INVALID:
             raise NoDevice(NO_DEVICE_FOUND)
         if status:
             self.library.call("nrt_init", NO_FRAMEWORK, b"nxpipe", b"1.0", doing="opening the runtime")
-        _opened.add(self.library.identity)
+        self.claim(self.library.identity)
         self._tensors: list[LibnrtTensor] = []
         self.models: list[LibnrtModel] = []
         self.executions = Counter[int]()

@@ -39,7 +39,6 @@ from nxpipe.emulator.run.devices.protocol import (
 from nxpipe.emulator.run.status import BadInput, RuntimeFault, Status, Unloaded
 
 _STATUS: Final = re.compile(r"NRT_\w+\s*\((\d+)\)")
-_opened: Final = list[Any]()  # the module, once this process has opened its runtime
 
 
 class NrtpyRuntime(ProcessRuntime):
@@ -48,8 +47,7 @@ class NrtpyRuntime(ProcessRuntime):
     def __init__(self, library: str | None = None) -> None:
         require_visible_cores()
         self._nrtpy = _module()
-        if any(module is self._nrtpy for module in _opened):
-            raise DeviceFailure("the runtime of this process was opened before; open another one in a new process")
+        self.require_unopened(self._nrtpy)
         self._library_path = library
         self._tensors: list[NrtpyTensor] = []
         self._models: list[NrtpyModel] = []
@@ -60,7 +58,7 @@ class NrtpyRuntime(ProcessRuntime):
             if fault.status is Status.NRT_INVALID:
                 raise NoDevice(NO_DEVICE_FOUND) from fault
             raise
-        _opened.append(self._nrtpy)
+        self.claim(self._nrtpy)
 
     @cached_property
     def _library(self) -> Library:

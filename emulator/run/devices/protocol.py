@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Final, Literal, Protocol, Self, TypeAlias
+from typing import BinaryIO, ClassVar, Final, Literal, Protocol, Self, TypeAlias
 
 from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.run.devices.faults import DeviceFailure
 from nxpipe.emulator.run.status import BadInput, InvalidLoad, RuntimeClosed
 
 Clock: TypeAlias = Literal["host", "device", "predicted"]
@@ -147,9 +148,19 @@ class DeviceRuntime(Protocol):
 
 
 class ProcessRuntime:
-    """The part of a runtime that implementations share: it is open until it is closed, once."""
+    """The part of a runtime that implementations share: it is opened once in a process, and is open until closed."""
 
+    _claimed: ClassVar[list[object]] = []  # libraries that this process has opened, also if they were closed again
     _is_open = True
+
+    @classmethod
+    def require_unopened(cls, library: object) -> None:
+        if library in cls._claimed:
+            raise DeviceFailure("the runtime of this process was opened before; open another one in a new process")
+
+    @classmethod
+    def claim(cls, library: object) -> None:
+        cls._claimed.append(library)
 
     def close(self) -> None:
         raise NotImplementedError

@@ -4,7 +4,6 @@ Jobs come on stdin and events go to stdout, one JSON document a line. A worker e
 scheduler, even during a job: the next build continues.
 """
 
-import ctypes
 import json
 import os
 import queue
@@ -20,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final
 
+from nxpipe.emulator.parent_process import die_with_parent
 from nxpipe.pipeline.build.jobs import (
     Event,
     Failure,
@@ -44,7 +44,6 @@ _LOG_TAIL: Final = 8000  # bytes of a worker's stderr
 _CHUNK: Final = 1 << 16
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _SCHEDULER_GONE: Final = 75
-_PR_SET_PDEATHSIG: Final = 1  # of prctl(2)
 
 
 class WorkerProcess:
@@ -158,7 +157,7 @@ def _resident(pid: int) -> int:
 
 
 def main() -> None:
-    _end_with_scheduler()
+    die_with_parent(os.getppid())  # if the scheduler has ended by now, at the end of stdin
     out = _own_stdout()
 
     def write(document: object) -> None:
@@ -172,13 +171,6 @@ def main() -> None:
     threading.Thread(target=_read, args=(jobs,), name="jobs", daemon=True).start()
     while True:
         send(run_job(Job.from_document(json.loads(jobs.get())), send))
-
-
-def _end_with_scheduler() -> None:
-    """Let the kernel kill this process when its scheduler ends (Linux). On other systems, or if the scheduler has ended
-    by now, the process exits at the end of stdin."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _own_stdout() -> IO[str]:

@@ -147,6 +147,7 @@ def _page(
             ("manifest", published.manifest_digest),
             ("published", _minute(published)),
             ("size", f"{human_bytes(published.size_bytes)} in {len(manifest.blobs())} blobs"),
+            ("evidence", ", ".join(sorted({entry.kind for entry in evidence})) or "none"),
             ("weights", f"{_bytes_of(weights)} in {len(weights)} tensor{'' if len(weights) == 1 else 's'}"),
         ]
     )
@@ -181,6 +182,9 @@ def _figures(evidence: "Evidence") -> Iterator[tuple[str, str]]:
             yield f"limits.{name}", str(limit)
     for program in evidence.programs:
         yield f"{program.program}.yardstick", program.yardstick
+        if timing := program.timing:
+            text = f"p50 {timing.p50_ms:.3f} ms, p99 {timing.p99_ms:.3f} ms of {timing.runs} runs"
+            yield f"{program.program}.timing", f"{text}, by the clock of the {timing.clock}"
         for figures in program.outputs:
             values = figures.model_dump(exclude={"output"})
             text = ", ".join(f"{name} {value:.7g}" for name, value in values.items() if value is not None)

@@ -49,7 +49,7 @@ def compiler_release() -> str | None:
 
 @lru_cache
 def _reported(command: str, _changed: int) -> str | None:
-    """The release that the command prints; it takes seconds, so it is asked once in a process."""
+    """The release that the command prints; it takes seconds, so it runs once in a process."""
     try:
         answer = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=_VERSION_LIMIT)
     except (OSError, subprocess.TimeoutExpired):
@@ -193,6 +193,12 @@ def finding_of(output: str, program: str) -> Finding | None:
     return None
 
 
+def first_code(output: str) -> str | None:
+    """The first code of any kind, of the compiler's own defects too."""
+    match = _CODE.search(output)
+    return f"NCC_{match[1]}" if match else None
+
+
 def refusal(finding: Finding, verb: str) -> BuildRefused:
     """The error of a finding of the compiler about one program; `verb` is what the compiler does."""
     kind = DoesNotFit if finding.rule is DOES_NOT_FIT else BuildRefused
@@ -210,14 +216,14 @@ def explain(name: str, status: int, output: str) -> BuildRefused:
         )
     if status < 0:
         return CompilerFailed(f"{name}: signal {-status} ended the compiler; run the same command again")
-    code = _CODE.search(output)
+    code = first_code(output)
     if code is None:
         return CompilerFailed(
             f"{name}: neuronx-cc ended with status {status} and without an error code: {_last_line(output)}; run the "
             "same command again with --verbose, which shows the end of its log"
         )
     return CompilerFailed(
-        f"{name}: neuronx-cc ended with status {status} and NCC_{code[1]}, which AWS's reference does not attribute to "
+        f"{name}: neuronx-cc ended with status {status} and {code}, which AWS's reference does not attribute to "
         "a program; run the same command again, and report it to AWS if it stays"
     )
 
@@ -294,7 +300,7 @@ def _run(name: str, words: Sequence[str], folder: Path, limits: ProcessLimits) -
 
 
 def compiler_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The user's environment without variables of Neuron and XLA: they are for frameworks and the runtime, and whatever
+    """The user's environment without variables of Neuron and XLA: they are for frameworks and the runtime, and what
     the compiler would read from them would be in no key."""
     return {name: value for name, value in environ.items() if not name.startswith(("NEURON_", "XLA_"))}
 

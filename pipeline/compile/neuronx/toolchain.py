@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from nxpipe.artifact_store.evidence import EMULATED, XLA
 from nxpipe.emulator.hardware import CORES, INSTANCES
+from nxpipe.emulator.hlo.constraints import TARGETS
 from nxpipe.pipeline.compile.neuronx.compiler import COMMAND, COMPILER_REMEDY, compiler_release
 from nxpipe.pipeline.models.versions import compiler_digest, source_digest
 from nxpipe.pipeline.util.errors import BuildRefused, MissingSoftware
@@ -18,7 +19,6 @@ from nxpipe.pipeline.util.errors import BuildRefused, MissingSoftware
 if TYPE_CHECKING:
     from nxpipe.pipeline.compile.spec import BuildSpec
 
-TARGETS: Final = ("inf2", "trn1", "trn1n", "trn2", "trn3")
 _HLO: Final = "jaxlib"  # writes the HLO module
 _HLO_REMEDY: Final = "pip install 'nxpipe[neuron]'"
 REMEDY: Final = f"{_HLO_REMEDY}, and {COMPILER_REMEDY}; the emulator needs neither"
