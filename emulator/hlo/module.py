@@ -12,8 +12,8 @@ from typing import Final
 from nxpipe.emulator import ops
 from nxpipe.emulator.errors import HloUnsupported
 from nxpipe.emulator.executable.interface import RANK, Argument, Interface, Result
-from nxpipe.emulator.hlo import arithmetic, collective, contraction, movement, reductions
-from nxpipe.emulator.hlo.collective import reads_rank
+from nxpipe.emulator.hlo import arithmetic, movement, reductions
+from nxpipe.emulator.hlo.movement import reads_rank
 from nxpipe.emulator.hlo.writer import ELEMENTS, HloWriter, Tensor
 from nxpipe.emulator.ir.graph import Graph, normal_form
 from nxpipe.emulator.ir.nodes import Node, Value
@@ -27,32 +27,32 @@ Emission = Callable[[HloWriter, Node, Sequence[Tensor]], Tensor]
 
 EMISSIONS: Final[Mapping[type[ops.Operator], Emission]] = MappingProxyType(
     {
-        ops.AllGather: collective.all_gather,
-        ops.AllReduce: collective.all_reduce,
+        ops.AllGather: movement.all_gather,
+        ops.AllReduce: movement.all_reduce,
         ops.ArgReduce: reductions.arg_reduce,
         ops.ArgSort: reductions.arg_sort,
-        ops.Attention: contraction.attention,
+        ops.Attention: reductions.attention,
         ops.Binary: arithmetic.binary,
         ops.Bitcast: movement.bitcast,
         ops.Broadcast: movement.broadcast,
         ops.Cast: arithmetic.cast,
         ops.Concat: movement.concat,
-        ops.Convolution: contraction.convolution,
+        ops.Convolution: reductions.convolution,
         ops.Cumulate: reductions.cumulate,
         ops.Flip: movement.flip,
         ops.Gather: movement.gather,
-        ops.GroupedMatMul: contraction.grouped_matmul,
+        ops.GroupedMatMul: reductions.grouped_matmul,
         ops.Index: movement.index,
         ops.IndexUpdate: movement.index_update,
         ops.Iota: movement.iota,
         ops.LayerNorm: reductions.layer_norm,
-        ops.Linear: contraction.linear,
-        ops.MatMul: contraction.matmul,
+        ops.Linear: reductions.linear,
+        ops.MatMul: reductions.matmul,
         ops.Pad: movement.pad,
         ops.Pool: reductions.pool,
-        ops.RankSlice: collective.rank_slice,
+        ops.RankSlice: movement.rank_slice,
         ops.Reduce: reductions.reduce,
-        ops.ReduceScatter: collective.reduce_scatter,
+        ops.ReduceScatter: movement.reduce_scatter,
         ops.Resample: movement.resample,
         ops.Reshape: movement.reshape,
         ops.RmsNorm: reductions.rms_norm,

@@ -25,7 +25,6 @@ COMMANDS = {
         "nxpipe.pipeline.cli.build:build",
         "Compile models on the emulator, verify them, publish the artifacts.",
     ),
-    "cache": ("nxpipe.pipeline.cli.cache:cache", "Fill the persistent compile cache of Neuron instances."),
     "channel": ("nxpipe.pipeline.cli.channel:channel", "Show the artifacts and the history of channels."),
     "check": (
         "nxpipe.pipeline.cli.check:check",

@@ -17,6 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+import numpy as np
+
 from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.evidence import DEVICE, EMULATED, Evidence
 from nxpipe.artifact_store.trust.channel_trust import ALL
@@ -24,7 +26,6 @@ from nxpipe.emulator.executable.executable import from_bytes
 from nxpipe.emulator.executable.interface import interface_from
 from nxpipe.emulator.executable.neff import open_neff
 from nxpipe.emulator.isa.program import Role
-from nxpipe.emulator.run.devices.device_model import requested, write_arrays
 from nxpipe.emulator.run.devices.environment import RankPlacement, free_address
 from nxpipe.emulator.run.devices.ranks import run_ranks
 from nxpipe.pipeline.artifacts.channels import ProgramHost, ServedModel
@@ -207,9 +208,9 @@ def replay(folder: Path, store: Store, name: str) -> list[str]:
             )
         )  # fmt: skip
     for program in programs:
-        shares = [program.on_ranks(argument) for argument in requested(program.interface)]
+        shares = [program.on_ranks(argument) for argument in program.interface.requested]
         for rank, path in enumerate(program.files("inputs")):
-            write_arrays(Path(path), [share[rank] for share in shares])
+            np.savez(path, *(share[rank] for share in shares))
     files = {
         program.name: {
             "neff": str(program.path), "interface": str(program.path.with_suffix(".json")),

@@ -29,7 +29,6 @@ from nxpipe.artifact_store.trust.signatures import Signatures
 from nxpipe.pipeline.artifacts.channel_log import ChannelView
 from nxpipe.pipeline.artifacts.channels import ProgramHost, ServedModel
 from nxpipe.pipeline.artifacts.lookup import find_match, pair
-from nxpipe.pipeline.artifacts.neuron_cache import select_served
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.build.jobs import BuildOptions
 from nxpipe.pipeline.config import Config, load_config
@@ -357,11 +356,6 @@ def _release(world: World) -> str:
     return found.manifest_digest
 
 
-def _cache(world: World) -> str:
-    (one,) = select_served(world.store, CHANNEL, world.trust())
-    return Blob.of(one.manifest.to_bytes()).sha256
-
-
 def _show(world: World) -> str:
     """The command shows the content, and fails if it must not be used."""
     view = ChannelView.of(world.store, world.config_path, lambda _: None)
@@ -379,7 +373,6 @@ WAYS: Final = MappingProxyType(
         "bench --against": _bench,
         "diff": _diff,
         "release --from": _release,
-        "cache export": _cache,
         "channel show": _show,
     }
 )
