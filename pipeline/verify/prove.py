@@ -86,7 +86,7 @@ def prove(
             proofs = {
                 proof.program.name: proof
                 for group in groups(fetched)
-                for proof in _run(group, Path(folder), described, allowed, options, step)
+                for proof in replayed(group, Path(folder), described, allowed, options, step)
             }
             with step("store the evidence"):
                 programs = tuple(proofs[program.name].stored(store, described) for program in fetched)
@@ -273,10 +273,11 @@ def _fetched(
         raise OSError(errno.ENOSPC, reason, str(folder.parent))
     with step(f"fetch {manifest.name}"), watch(f"fetch {manifest.name}", size) as sent:
         fetch(store.blobs, manifest, folder, sent, Programs.DEVICE)
-    return [_opened(executable, golden, store, folder / _PROGRAMS) for executable in manifest.executables]
+    return [opened_program(executable, golden, store, folder / _PROGRAMS) for executable in manifest.executables]
 
 
-def _opened(executable: "Executable", golden: Evidence, store: "Store", folder: Path) -> FetchedProgram:
+def opened_program(executable: "Executable", golden: Evidence, store: "Store", folder: Path) -> FetchedProgram:
+    """A program in the folder of executables that a fetch has written."""
     from nxpipe.emulator.errors import InterfaceInvalid, NeffInvalid
     from nxpipe.emulator.executable.interface import interface_from
     from nxpipe.emulator.executable.neff import open_neff
@@ -348,7 +349,7 @@ class Proof:
         )
 
 
-def _run(
+def replayed(
     programs: Sequence[FetchedProgram],
     folder: Path,
     described: Mapping[str, Any],
