@@ -89,6 +89,7 @@ def test_the_command_publishes_both_programs_of_a_graph_with_evidence_of_the_emu
     assert not any("device" in file.path for file in manifest.files)
     verified = nxpipe("verify", built["request_key"], "--store", url)
     assert verified.code == 0, verified.err
+    assert "NEFF" in nxpipe("store", "show", built["request_key"], "--store", url).out
     emulated = nxpipe(*words, "--backend", "emulator", "--no-verify")
     assert emulated.code == 0, emulated.err
     other = store.resolve(json.loads(emulated.out)[0]["request_key"]).manifest
