@@ -4,6 +4,7 @@ An answer to a question permits a simpler emission, or confirms the reason for t
 describes the run.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cache, partial
@@ -44,6 +45,11 @@ from nxpipe.emulator.numerics import Array
 def corpus() -> tuple[Probe, ...]:
     """All probes, in the order of their run."""
     return (*assumptions(), *_questions())
+
+
+def corpus_digest() -> str:
+    """The SHA-256 of all names and modules: two reports with one digest are about the same probes."""
+    return hashlib.sha256(b"".join(probe.name.encode() + probe.module for probe in corpus())).hexdigest()
 
 
 def matching(pattern: str) -> list[Probe]:

@@ -51,6 +51,7 @@ _RUN_SECONDS: Final = 120.0  # without a report of a rank
 _QUERY_SECONDS: Final = 120.0
 _LONGEST_LINE: Final = 80  # of a file of the kernel
 _CODE: Final = re.compile(r"NCC_[A-Z]{4}[0-9]{3}\b")
+_DESCRIBE: Final = "nxpipe.emulator.run.devices.device_model:describe"
 _NEFF: Final = "program.neff"
 _PATTERN: Final = 0xA5  # what outputs hold before a run, so that unwritten ones differ
 
@@ -76,16 +77,10 @@ def survey(root: Path = Path("/")) -> Surroundings:
 def with_runtime(found: Surroundings) -> Surroundings:
     """The runtime as well, opened in a process of its own; NotReady if no device can be opened."""
     try:
-        (described,) = run_ranks(f"{__name__}:describe", None, world=1, limit=_RUN_SECONDS)
+        (described,) = run_ranks(_DESCRIBE, None, world=1, limit=_RUN_SECONDS)
     except RuntimeFault as fault:
         raise NotReady(f"the devices cannot be opened: {fault}") from fault
     return replace(found, implementation=resolved("auto"), runtime=described["version"], family=described["family"])
-
-
-def describe(rank: Rank, argument: Any) -> Any:
-    """Host function: the runtime and the family of the devices."""
-    description = rank.runtime.description
-    return {"version": description.version, "family": description.family}
 
 
 def native_target(found: Surroundings) -> str | None:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
+from nxpipe.emulator.hlo.corpus import corpus_digest
 from nxpipe.emulator.hlo.probe import Probe
 from nxpipe.pipeline import VERSION
 from nxpipe.pipeline.util.errors import InputInvalid
@@ -85,6 +86,7 @@ class HardwareReport:
         return {
             "format": FORMAT,
             "nxpipe": VERSION,
+            "corpus": corpus_digest(),
             "surroundings": asdict(self.surroundings),
             "missing_opcodes": missing,
             "targets": {

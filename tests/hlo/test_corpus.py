@@ -1,25 +1,21 @@
 """The corpus of probes: its modules are those of our emission, its answers are right, and its bytes are the same
 everywhere."""
 
-import hashlib
 import os
 import subprocess
 import sys
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from nxpipe.emulator.hlo.assumptions import assumptions
 from nxpipe.emulator.hlo.constraints import TARGETS, violations
-from nxpipe.emulator.hlo.corpus import corpus, matching
+from nxpipe.emulator.hlo.corpus import corpus, corpus_digest, matching
 from nxpipe.emulator.hlo.probe import Probe
 from tests.conftest import ROOT
 
 GROUPS = sorted({probe.name.split("/")[0] for probe in corpus()})
-
-
-def digest() -> str:
-    return hashlib.sha256(b"".join(probe.name.encode() + probe.module for probe in corpus())).hexdigest()
 
 
 def test_names_are_unique_and_each_probe_has_an_assumption_and_a_fallback() -> None:
@@ -55,10 +51,10 @@ def test_every_opcode_of_the_reference_page_has_a_probe() -> None:
 
 
 def test_the_bytes_are_equal_in_another_process_with_another_hash_seed() -> None:
-    code = "from tests.hlo.test_corpus import digest; print(digest())"
+    code = "from nxpipe.emulator.hlo.corpus import corpus_digest; print(corpus_digest())"
     environment = os.environ | {"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.stdout.strip() == digest(), done.stderr
+    assert done.stdout.strip() == corpus_digest(), done.stderr
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -74,7 +70,7 @@ def test_xla_computes_the_expected_outputs(group: str) -> None:
         assert max(probe.distance(rank, found) for rank, found in enumerate(outputs)) <= probe.tolerance, probe.name
 
 
-def _on_xla(probe: Probe) -> list[dict[str, object]]:
+def _on_xla(probe: Probe) -> list[dict[str, np.ndarray]]:
     from nxpipe.emulator.hlo.schema import ModuleField
     from nxpipe.emulator.hlo.wire import Message
     from tests.hlo.xla_cpu import LoadedProto
@@ -92,4 +88,4 @@ def _on_xla(probe: Probe) -> list[dict[str, object]]:
         assert {name: (a.dtype, a.shape) for name, a in found.items()} == {
             name: (a.dtype, a.shape) for name, a in expected.items()
         }
-    return outputs  # type: ignore[return-value]
+    return outputs

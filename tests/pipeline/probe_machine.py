@@ -185,9 +185,11 @@ def _numpy(element: str) -> np.dtype[Any]:
 
     narrow = {"bf16": "bfloat16", "f8e5m2": "float8_e5m2", "f8e4m3": "float8_e4m3", "f8e4m3fn": "float8_e4m3fn"}
     if element in narrow:
-        return np.dtype(getattr(ml_dtypes, narrow[element]))
+        narrow_type: np.dtype[Any] = np.dtype(getattr(ml_dtypes, narrow[element]))
+        return narrow_type
     kind = {"s": "i", "u": "u", "f": "f"}[element[0]]
-    return np.dtype(f"{kind}{int(element[1:]) // 8}")
+    dtype: np.dtype[Any] = np.dtype(f"{kind}{int(element[1:]) // 8}")
+    return dtype
 
 
 def without_names(*opcodes: str) -> Callable[[Message], None]:
