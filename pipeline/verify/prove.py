@@ -37,7 +37,7 @@ Trusts = Callable[[Evidence], bool]
 REFERENCE: Final = "emulated evidence"
 DEVICES: Final = ("auto", "nrtpy", "libnrt")
 LEAST_RUNS: Final = 20  # a smaller number has no 99th percentile to speak of
-_HOST: Final = "nxpipe.emulator.run.devices.device_model"
+_HOST: Final = "nxpipe.emulator.run.devices.session"
 _WARMUP: Final = 5
 _DRIVER: Final = Path("/sys/module/neuron/version")
 _INSTANCE: Final = Path("/sys/devices/virtual/dmi/id/product_name")  # on Nitro, the instance type
@@ -82,14 +82,10 @@ def prove(
         with step("open the device"):
             described = _described(manifest, options)
         with tempfile.TemporaryDirectory(prefix="nxpipe-prove-") as folder:
-            fetched = _fetched(manifest, golden, store, Path(folder), step, watch)
-            proofs = {
-                proof.program.name: proof
-                for group in groups(fetched)
-                for proof in replayed(group, Path(folder), described, allowed, options, step)
-            }
+            _fetch(manifest, store, Path(folder), step, watch)
+            proofs = replay(manifest, golden, store, Path(folder), allowed, options, step)
             with step("store the evidence"):
-                programs = tuple(proofs[program.name].stored(store, described) for program in fetched)
+                programs = tuple(proof.stored(store, described) for proof in proofs)
                 limits = Limits.model_validate(asdict(allowed))
                 evidence = Evidence(manifest=manifest.digest, kind=DEVICE, programs=programs, limits=limits)
                 return store.attest(evidence)
@@ -171,7 +167,7 @@ def _first_core(degree: int) -> int:
     return cores[0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FetchedProgram:
     """A NEFF in a folder, with its interface, the shards of its states, and its evidence, which is read when it is
     used: caches are large."""
@@ -190,7 +186,7 @@ class FetchedProgram:
 
     @property
     def files(self) -> dict[str, Any]:
-        """The files of `device_model.replay`."""
+        """The files of `session.replay`."""
         ranks = range(self.interface.degree)
         return {
             "neff": str(self.path),
@@ -261,10 +257,8 @@ def physical_cores(neff: "Neff") -> int:
     return max(neff.header.lnc_size, 1)
 
 
-def _fetched(
-    manifest: "Manifest", golden: Evidence, store: "Store", folder: Path, step: Step, watch: Watch
-) -> list[FetchedProgram]:
-    """The programs and the weights in a folder, as an instance that serves them has them."""
+def _fetch(manifest: "Manifest", store: "Store", folder: Path, step: Step, watch: Watch) -> None:
+    """Fetch programs and weights into a folder, as an instance does that serves them."""
     from nxpipe.artifact_store.fetch.folder import Programs, fetch, size_of
 
     size = size_of(manifest, Programs.DEVICE)
@@ -273,11 +267,24 @@ def _fetched(
         raise OSError(errno.ENOSPC, reason, str(folder.parent))
     with step(f"fetch {manifest.name}"), watch(f"fetch {manifest.name}", size) as sent:
         fetch(store.blobs, manifest, folder, sent, Programs.DEVICE)
-    return [opened_program(executable, golden, store, folder / _PROGRAMS) for executable in manifest.executables]
 
 
-def opened_program(executable: "Executable", golden: Evidence, store: "Store", folder: Path) -> FetchedProgram:
-    """A program in the folder of executables that a fetch has written."""
+def replay(
+    manifest: "Manifest",
+    golden: Evidence,
+    store: "Store",
+    folder: Path,
+    allowed: Thresholds,
+    options: ProveOptions,
+    step: Step,
+) -> "list[Proof]":
+    """A proof of each program of a fetched folder; VerificationFailed for an answer beyond the thresholds."""
+    fetched = [_opened(executable, golden, store, folder / _PROGRAMS) for executable in manifest.executables]
+    proofs = [proof for group in groups(fetched) for proof in _run(group, folder, allowed, options, step)]
+    return sorted(proofs, key=lambda proof: fetched.index(proof.program))
+
+
+def _opened(executable: "Executable", golden: Evidence, store: "Store", folder: Path) -> FetchedProgram:
     from nxpipe.emulator.errors import InterfaceInvalid, NeffInvalid
     from nxpipe.emulator.executable.interface import interface_from
     from nxpipe.emulator.executable.neff import open_neff
@@ -349,10 +356,9 @@ class Proof:
         )
 
 
-def replayed(
+def _run(
     programs: Sequence[FetchedProgram],
     folder: Path,
-    described: Mapping[str, Any],
     allowed: Thresholds,
     options: ProveOptions,
     step: Step,
@@ -364,7 +370,7 @@ def replayed(
     for program in programs:
         program.write_inputs()
     names = programs[0].name if len(programs) == 1 else f"{len(programs)} programs"
-    with step(f"run {names} on {degree} rank{'' if degree == 1 else 's'} of {described['family']}"):
+    with step(f"run {names} on {degree} rank{'' if degree == 1 else 's'}"):
         files = {program.name: program.files for program in programs}
         argument = {"weights": str(folder / WEIGHTS), "programs": files, "runs": options.runs, "warmup": _WARMUP}
         timings = _on_ranks("replay", argument, degree, lnc, options)

@@ -23,7 +23,8 @@ from nxpipe.artifact_store.trust.channel_trust import ALL
 from nxpipe.pipeline.artifacts.channels import ProgramHost, ServedModel
 from nxpipe.pipeline.fleet.agent.run import fetch_artifact
 from nxpipe.pipeline.models.thresholds import Thresholds, complete_evidence
-from nxpipe.pipeline.verify.prove import ProveOptions, groups, opened_program, replayed
+from nxpipe.pipeline.verify.prove import ProveOptions
+from nxpipe.pipeline.verify.prove import replay as replay_folder
 from tests.neuronx import stand_in
 from tests.pipeline.conftest import LLAMA, write_model
 from tests.runtime.devices import library
@@ -186,16 +187,9 @@ def replay(folder: Path, store: Store, name: str) -> list[str]:
     published = store.resolve(name)
     golden = complete_evidence(published.manifest, store.evidence(published.manifest_digest))
     assert golden is not None
-    programs = [
-        opened_program(executable, golden, store, folder / "executables")
-        for executable in published.manifest.executables
-    ]
-    thresholds, options = Thresholds(min_cosine=0.999, max_relative_error=0.05), ProveOptions(runs=20, limit=120.0)
-    return [
-        proof.program.name
-        for group in groups(programs)
-        for proof in replayed(group, folder, {"family": "inf2"}, thresholds, options, lambda _: nullcontext())
-    ]
+    allowed, options = Thresholds(min_cosine=0.999, max_relative_error=0.05), ProveOptions(runs=20, limit=120.0)
+    proofs = replay_folder(published.manifest, golden, store, folder, allowed, options, lambda _: nullcontext())
+    return [proof.program.name for proof in proofs]
 
 
 def _forge(store: Store, proved: str, other: str) -> None:

@@ -266,7 +266,7 @@ def test_an_interrupted_command_leaves_no_file_and_no_evidence(
 def _runs_programs(job: Path) -> bool:
     """True for the job of a rank that runs programs; False for the one before it, which may be gone by now."""
     with suppress(FileNotFoundError):
-        return "device_model:replay" in job.read_text()
+        return "session:replay" in job.read_text()
     return False
 
 
