@@ -35,7 +35,7 @@ from nxpipe.stacks.locks import (
 from nxpipe.stacks.names import SMOKE_TAG
 from nxpipe.stacks.project import Site, store_prefix, warn_of_image
 from nxpipe.stacks.references import STRONG
-from nxpipe.stacks.store import StoreStack
+from nxpipe.stacks.storage import CacheStack, StoreStack
 from nxpipe.stacks.user_data.scripts import NoPublicKey, TooLong
 
 # What `nxpipe init` writes, and so the flags that the stacks are tested with.
@@ -259,7 +259,6 @@ def add_cluster(site: Site) -> None:
     """Add the cluster, and the compile cache that its pods mount."""
     if site.config.cluster:
         from nxpipe.pipeline.config.locks import read_cluster_lock
-        from nxpipe.stacks.cache import CacheStack
         from nxpipe.stacks.eks import ClusterStack
 
         cache = CacheStack(

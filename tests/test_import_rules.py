@@ -53,10 +53,10 @@ BREACHES = [
     ("pipeline/canary/plan.py", "import nxpipe.pipeline.rollout.planner"),
     ("pipeline/fleet/infrastructure.py", "import nxpipe.pipeline.rollout.planner"),
     ("pipeline/release/state.py", "import nxpipe.pipeline.cli.release"),
-    ("stacks/store.py", "import nxpipe.artifact_store"),
-    ("stacks/store.py", "import nxpipe.emulator.ir.graph"),
-    ("stacks/store.py", "import nxpipe.pipeline.cli"),
-    ("stacks/store.py", "import nxpipe.pipeline.util.exit_codes"),
+    ("stacks/storage.py", "import nxpipe.artifact_store"),
+    ("stacks/storage.py", "import nxpipe.emulator.ir.graph"),
+    ("stacks/storage.py", "import nxpipe.pipeline.cli"),
+    ("stacks/storage.py", "import nxpipe.pipeline.util.exit_codes"),
 ]
 
 

@@ -90,8 +90,8 @@ def build(
     config = load_config(config_path, os.environ, missing_ok=options.model_id is not None)
     options.require_applicable()
     specs = specs_of_options(options.build_values(backend, no_verify), config, options.names, config_path.parent)
-    if specs and specs[0].backend == "neuronx":
-        console.say("  The emulator's programs are verified here; the NEFFs of the same graphs run on devices only.")
+    if specs and specs[0].backend == "neuronx" and specs[0].verified:
+        console.say("  The emulator's program and the HLO module are verified here; the NEFF runs on devices only.")
     opened = open_uncached_store(store, config_path, console)
     run = BuildRun(console, opened, config, Thresholds.of(config), state, replace(build_options, force=force))
     plan = run.plan(specs)

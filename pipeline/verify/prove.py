@@ -5,6 +5,7 @@ is stored before all programs have agreed. Neither torch, transformers nor jaxli
 """
 
 import errno
+import os
 import re
 import shutil
 import tempfile
@@ -36,7 +37,7 @@ Trusts = Callable[[Evidence], bool]
 REFERENCE: Final = "emulated evidence"
 DEVICES: Final = ("auto", "nrtpy", "libnrt")
 LEAST_RUNS: Final = 20  # a smaller number has no 99th percentile to speak of
-_HOST: Final = "nxpipe.emulator.run.devices.device_model"
+_HOST: Final = "nxpipe.emulator.run.devices.session"
 _WARMUP: Final = 5
 _DRIVER: Final = Path("/sys/module/neuron/version")
 _INSTANCE: Final = Path("/sys/devices/virtual/dmi/id/product_name")  # on Nitro, the instance type
@@ -81,17 +82,13 @@ def prove(
         with step("open the device"):
             described = _described(manifest, options)
         with tempfile.TemporaryDirectory(prefix="nxpipe-prove-") as folder:
-            fetched = _fetched(manifest, golden, store, Path(folder), step, watch)
-            programs = [
-                compared
-                for group in groups(fetched)
-                for compared in _run(group, Path(folder), described, store, allowed, options, step)
-            ]
-    programs.sort(key=lambda compared: [each.name for each in manifest.executables].index(compared.program))
-    limits = Limits.model_validate(asdict(allowed))
-    return store.attest(
-        Evidence(manifest=published.manifest_digest, kind=DEVICE, programs=tuple(programs), limits=limits)
-    )
+            _fetch(manifest, store, Path(folder), step, watch)
+            proofs = replay(manifest, golden, store, Path(folder), allowed, options, step)
+            with step("store the evidence"):
+                programs = tuple(proof.stored(store, described) for proof in proofs)
+                limits = Limits.model_validate(asdict(allowed))
+                evidence = Evidence(manifest=manifest.digest, kind=DEVICE, programs=programs, limits=limits)
+                return store.attest(evidence)
 
 
 def _golden(manifest: "Manifest", store: "Store", trusts: Trusts | None) -> Evidence:
@@ -150,15 +147,30 @@ def _on_ranks(host: str, argument: object, degree: int, lnc: int, options: Prove
     from nxpipe.emulator.run.devices.ranks import run_ranks
 
     device: Implementation = options.device  # type: ignore[assignment]  # checked by ProveOptions
-    placement = RankPlacement(degree, free_address(), physical_cores=lnc)
+    placement = RankPlacement(degree, free_address(), _first_core(degree), lnc)
     return run_ranks(
         f"{_HOST}:{host}", argument, world=degree, implementation=device, limit=options.limit, placement=placement
     )
 
 
-@dataclass(frozen=True)
+def _first_core(degree: int) -> int:
+    """The first of the cores that the environment permits."""
+    from nxpipe.emulator.run.devices.environment import VISIBLE_CORES, visible_cores
+    from nxpipe.emulator.run.status import CoresUnavailable
+
+    text = os.environ.get(VISIBLE_CORES)
+    if not text:
+        return 0
+    cores = visible_cores(text)
+    if len(cores) < degree:
+        raise CoresUnavailable(f"{VISIBLE_CORES} is {text}, and the program needs {degree} cores; permit as many")
+    return cores[0]
+
+
+@dataclass(frozen=True, eq=False)
 class FetchedProgram:
-    """A NEFF in a folder, with its interface, the shards of its states, and its golden inputs and answers."""
+    """A NEFF in a folder, with its interface, the shards of its states, and its evidence, which is read when it is
+    used: caches are large."""
 
     name: str
     path: Path
@@ -166,35 +178,71 @@ class FetchedProgram:
     interface: "Interface"
     shards: Mapping[str, "Sharding"]
     golden: Compared
-    inputs: Arrays
-    answers: Arrays
+    store: "Store"
 
     @property
     def states(self) -> "dict[str, Argument]":
         return {each.name: each for each in self.interface.arguments if each.alias is not None}
 
-    def files(self, kind: str) -> list[str]:
-        """A file for each rank."""
-        return [f"{self.path}.{kind}-{rank}.npz" for rank in range(self.interface.degree)]
+    @property
+    def files(self) -> dict[str, Any]:
+        """The files of `session.replay`."""
+        ranks = range(self.interface.degree)
+        return {
+            "neff": str(self.path),
+            "interface": str(self.path.with_name(f"{self.name}.json")),
+            "inputs": [f"{self.path}.inputs-{rank}.npz" for rank in ranks],
+            "answers": [f"{self.path}.answers-{rank}.npz" for rank in ranks],
+        }
 
-    def on_ranks(self, argument: "Argument") -> Sequence[Any]:
+    def golden_inputs(self) -> Arrays:
+        from nxpipe.pipeline.verify.stored_artifact import stored_arrays
+
+        return stored_arrays(self.store, self.golden.inputs)
+
+    def golden_answers(self) -> Arrays:
+        from nxpipe.pipeline.verify.stored_artifact import stored_arrays
+
+        return stored_arrays(self.store, self.golden.answers)
+
+    def write_inputs(self) -> None:
+        """Write the golden inputs of each rank."""
+        import numpy as np
+
+        inputs = self.golden_inputs()
+        shares = [self._on_ranks(argument, inputs) for argument in self.interface.requested]
+        for rank, path in enumerate(self.files["inputs"]):
+            np.savez(path, *(share[rank] for share in shares))
+
+    def results(self) -> dict[str, list[Any]]:
+        """Each result on each rank, as the ranks have written it."""
+        import numpy as np
+
+        found: dict[str, list[Any]] = {result.name: [] for result in self.interface.results}
+        for path in self.files["answers"]:
+            with np.load(path) as answers:
+                for name, key in zip(found, answers.files, strict=True):
+                    found[name].append(answers[key])
+        return found
+
+    def joined(self, name: str, shares: Sequence[Any], golden: Any) -> Any:
+        """A result from those of all ranks, which has the shape of the golden answer."""
+        whole = self.shards[name].joined(shares) if name in self.shards else shares[0]
+        self._require(name, golden, whole.shape)
+        return whole
+
+    def _on_ranks(self, argument: "Argument", inputs: Arrays) -> Sequence[Any]:
         """A golden input on each rank; a state that the evidence does not have is zero."""
         import numpy as np
 
         degree = self.interface.degree
-        if argument.name not in self.inputs:
+        if argument.name not in inputs:
             if argument.alias is None:
                 raise ProgramInvalid(f"{self.name}: its evidence has no input {argument.name}; build the model again")
             return [np.zeros(argument.type.shape, argument.type.dtype.held)] * degree
-        array, shard = self.inputs[argument.name], self.shards.get(argument.name)
+        array, shard = inputs[argument.name], self.shards.get(argument.name)
         self._require(argument.name, array, (shard.whole(argument.type) if shard else argument.type).shape)
         return shard.split(array, degree) if shard else [array] * degree
-
-    def joined(self, name: str, shares: Sequence[Any]) -> Any:
-        """A result from those of all ranks."""
-        whole = self.shards[name].joined(shares) if name in self.shards else shares[0]
-        self._require(name, self.answers[name], whole.shape)
-        return whole
 
     def _require(self, name: str, golden: Any, shape: tuple[int, ...]) -> None:
         if golden.shape != shape:
@@ -209,10 +257,8 @@ def physical_cores(neff: "Neff") -> int:
     return max(neff.header.lnc_size, 1)
 
 
-def _fetched(
-    manifest: "Manifest", golden: Evidence, store: "Store", folder: Path, step: Step, watch: Watch
-) -> list[FetchedProgram]:
-    """The programs and the weights in a folder, as an instance that serves them has them."""
+def _fetch(manifest: "Manifest", store: "Store", folder: Path, step: Step, watch: Watch) -> None:
+    """Fetch programs and weights into a folder, as an instance does that serves them."""
     from nxpipe.artifact_store.fetch.folder import Programs, fetch, size_of
 
     size = size_of(manifest, Programs.DEVICE)
@@ -221,14 +267,27 @@ def _fetched(
         raise OSError(errno.ENOSPC, reason, str(folder.parent))
     with step(f"fetch {manifest.name}"), watch(f"fetch {manifest.name}", size) as sent:
         fetch(store.blobs, manifest, folder, sent, Programs.DEVICE)
-    return [_opened(executable, golden, store, folder / _PROGRAMS) for executable in manifest.executables]
+
+
+def replay(
+    manifest: "Manifest",
+    golden: Evidence,
+    store: "Store",
+    folder: Path,
+    allowed: Thresholds,
+    options: ProveOptions,
+    step: Step,
+) -> "list[Proof]":
+    """A proof of each program of a fetched folder; VerificationFailed for an answer beyond the thresholds."""
+    fetched = [_opened(executable, golden, store, folder / _PROGRAMS) for executable in manifest.executables]
+    proofs = [proof for group in groups(fetched) for proof in _run(group, folder, allowed, options, step)]
+    return sorted(proofs, key=lambda proof: fetched.index(proof.program))
 
 
 def _opened(executable: "Executable", golden: Evidence, store: "Store", folder: Path) -> FetchedProgram:
     from nxpipe.emulator.errors import InterfaceInvalid, NeffInvalid
     from nxpipe.emulator.executable.interface import interface_from
     from nxpipe.emulator.executable.neff import open_neff
-    from nxpipe.pipeline.verify.stored_artifact import stored_arrays
 
     name, compared = executable.name, golden.of(executable.name)
     assert compared is not None  # the evidence is complete
@@ -237,14 +296,13 @@ def _opened(executable: "Executable", golden: Evidence, store: "Store", folder: 
         neff, interface = open_neff(path), interface_from((folder / f"{name}.json").read_bytes())
     except (NeffInvalid, InterfaceInvalid) as fault:
         raise ProgramInvalid(f"{name}: {fault}; build the model again") from fault
-    inputs, answers = stored_arrays(store, compared.inputs), stored_arrays(store, compared.answers)
     results = {each.name for each in interface.results}
-    if interface.degree != executable.tensor_parallel or results != answers.keys():
+    if interface.degree != executable.tensor_parallel or results != set(executable.outputs):
         raise ProgramInvalid(
             f"{name}: its interface has {interface.degree} ranks and the results {', '.join(sorted(results))}, its "
-            f"evidence {executable.tensor_parallel} and {', '.join(sorted(answers))}; build the model again"
+            f"manifest {executable.tensor_parallel} and {', '.join(executable.outputs)}; build the model again"
         )
-    return FetchedProgram(name, path, neff, interface, _shards(executable, store), compared, inputs, answers)
+    return FetchedProgram(name, path, neff, interface, _shards(executable, store), compared, store)
 
 
 def _shards(executable: "Executable", store: "Store") -> Mapping[str, "Sharding"]:
@@ -277,90 +335,80 @@ def groups(programs: Sequence[FetchedProgram]) -> list[list[FetchedProgram]]:
     return [members for _, members in found]
 
 
+@dataclass(frozen=True)
+class Proof:
+    """A program that agrees with its evidence: deviations and timing, and a file with its answers."""
+
+    program: FetchedProgram
+    deviations: Sequence[Deviation]
+    timing: Timing
+    answers: Path
+
+    def stored(self, store: "Store", described: Mapping[str, Any]) -> Compared:
+        return Compared(
+            program=self.program.name,
+            yardstick=REFERENCE,
+            outputs=tuple(_figures(deviation) for deviation in self.deviations),
+            inputs=self.program.golden.inputs,
+            answers=store.put_blob(self.answers.read_bytes()),
+            surroundings=surroundings(self.program.neff, self.program.interface.degree, described),
+            timing=self.timing,
+        )
+
+
 def _run(
     programs: Sequence[FetchedProgram],
     folder: Path,
-    described: Mapping[str, Any],
-    store: "Store",
     allowed: Thresholds,
     options: ProveOptions,
     step: Step,
-) -> Iterator[Compared]:
-    """The comparisons of programs that run together, in a process for each rank."""
-    import numpy as np
-
+) -> Iterator[Proof]:
+    """The proofs of programs that run together, in a process for each rank."""
     from nxpipe.artifact_store.fetch.folder import WEIGHTS
 
     degree, lnc = programs[0].interface.degree, physical_cores(programs[0].neff)
     for program in programs:
-        shares = [program.on_ranks(argument) for argument in program.interface.requested]
-        for rank, path in enumerate(program.files("inputs")):
-            np.savez(path, *(share[rank] for share in shares))
-    files = {
-        program.name: {
-            "neff": str(program.path),
-            "interface": f"{str(program.path).removesuffix('.neff')}.json",
-            "inputs": program.files("inputs"),
-            "answers": program.files("answers"),
-        }
-        for program in programs
-    }
-    names = ", ".join(program.name for program in programs)
-    with step(f"run {names} on {degree} rank{'' if degree == 1 else 's'} of {described['family']}"):
+        program.write_inputs()
+    names = programs[0].name if len(programs) == 1 else f"{len(programs)} programs"
+    with step(f"run {names} on {degree} rank{'' if degree == 1 else 's'}"):
+        files = {program.name: program.files for program in programs}
         argument = {"weights": str(folder / WEIGHTS), "programs": files, "runs": options.runs, "warmup": _WARMUP}
         timings = _on_ranks("replay", argument, degree, lnc, options)
     for program in programs:
-        answers, deviations = judged(program, allowed)
-        yield Compared(
-            program=program.name,
-            yardstick=REFERENCE,
-            outputs=tuple(_figures(deviation) for deviation in deviations),
-            inputs=program.golden.inputs,
-            answers=store.put_blob(_safetensors(answers)),
-            surroundings=surroundings(program.neff, degree, described),
-            timing=_timing([own[program.name] for own in timings]),
-        )
+        yield judged(program, [own[program.name] for own in timings], allowed)
 
 
-def judged(program: FetchedProgram, allowed: Thresholds) -> tuple[Arrays, list[Deviation]]:
-    """The answers of a program and their deviations; VerificationFailed for one that is beyond the thresholds, on any
-    rank that has it."""
+def judged(program: FetchedProgram, timings: Sequence[Mapping[str, Any]], allowed: Thresholds) -> Proof:
+    """The proof of a program that has run; VerificationFailed for an answer that is beyond the thresholds, on any rank
+    that has it."""
     from nxpipe.pipeline.verify.evidence import compare
 
-    shares = _results(program)
-    answers = {name: program.joined(name, shares[name]) for name in program.answers}
-    deviations = compare(answers, program.answers)
+    results, golden, inputs = program.results(), program.golden_answers(), program.golden_inputs()
+    if results.keys() != golden.keys():
+        raise ProgramInvalid(f"{program.name}: its evidence has answers {', '.join(golden)}; build the model again")
+    answers = {name: program.joined(name, results[name], golden[name]) for name in golden}
+    deviations = compare(answers, golden)
     for deviation in deviations:
         name = deviation.output
-        _require_computed(program, name, answers[name])
+        _require_computed(program, name, answers[name], golden[name], inputs.get(name))
         _require_within(program, deviation, allowed)
-        for rank, other in enumerate(shares[name][1:] if name not in program.shards else [], 1):
-            (own,) = compare({name: other}, {name: program.answers[name]})
+        for rank, other in enumerate(results[name][1:] if name not in program.shards else [], 1):
+            (own,) = compare({name: other}, {name: golden[name]})
             _require_within(program, own, allowed, f" on rank {rank}")
-    return answers, deviations
+    path = program.path.with_name(f"{program.name}.answers")
+    path.write_bytes(_safetensors(answers))
+    return Proof(program, deviations, _timing(timings), path)
 
 
-def _results(program: FetchedProgram) -> dict[str, list[Any]]:
-    """Each result of a program on each rank."""
-    import numpy as np
-
-    shares: dict[str, list[Any]] = {result.name: [] for result in program.interface.results}
-    for path in program.files("answers"):
-        with np.load(path) as answers:
-            for name, key in zip(shares, answers.files, strict=True):
-                shares[name].append(answers[key])
-    return shares
-
-
-def _require_computed(program: FetchedProgram, name: str, answer: Any) -> None:
+def _require_computed(program: FetchedProgram, name: str, answer: Any, golden: Any, given: Any) -> None:
     """Refuse what a device leaves behind that did not run the program: memory as it was."""
     import numpy as np
 
     from nxpipe.emulator.numerics import settle
 
-    golden, state = program.answers[name], program.states.get(name)
-    if state is not None and name in program.inputs:
-        before = settle(program.inputs[name], state.type.dtype)
+    state = program.states.get(name)
+    if state is not None and given is not None:
+        before = settle(given, state.type.dtype)
         if np.array_equal(answer, before) and not np.array_equal(golden, before):
             raise VerificationFailed(
                 f"verification failed: {program.name} left the state {name} as it was, so the alias of its input and "

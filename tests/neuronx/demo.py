@@ -11,28 +11,20 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-import numpy as np
-
 from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.evidence import DEVICE, EMULATED, Evidence
 from nxpipe.artifact_store.trust.channel_trust import ALL
-from nxpipe.emulator.executable.executable import from_bytes
-from nxpipe.emulator.executable.interface import interface_from
-from nxpipe.emulator.executable.neff import open_neff
-from nxpipe.emulator.isa.program import Role
-from nxpipe.emulator.run.devices.environment import RankPlacement, free_address
-from nxpipe.emulator.run.devices.ranks import run_ranks
 from nxpipe.pipeline.artifacts.channels import ProgramHost, ServedModel
 from nxpipe.pipeline.fleet.agent.run import fetch_artifact
 from nxpipe.pipeline.models.thresholds import Thresholds, complete_evidence
-from nxpipe.pipeline.verify.prove import FetchedProgram, judged
-from nxpipe.pipeline.verify.stored_artifact import stored_arrays
+from nxpipe.pipeline.verify.prove import ProveOptions
+from nxpipe.pipeline.verify.prove import replay as replay_folder
 from tests.neuronx import stand_in
 from tests.pipeline.conftest import LLAMA, write_model
 from tests.runtime.devices import library
@@ -195,35 +187,9 @@ def replay(folder: Path, store: Store, name: str) -> list[str]:
     published = store.resolve(name)
     golden = complete_evidence(published.manifest, store.evidence(published.manifest_digest))
     assert golden is not None
-    programs = []
-    for executable in published.manifest.executables:
-        neff = folder / "executables" / f"{executable.name}.neff"
-        compared = golden.of(executable.name)
-        assert compared is not None
-        programs.append(
-            FetchedProgram(
-                executable.name, neff, open_neff(neff), interface_from(neff.with_suffix(".json").read_bytes()),
-                from_bytes(store.read_blob(executable.blob)).pieces(Role.STATE), compared,
-                stored_arrays(store, compared.inputs), stored_arrays(store, compared.answers),
-            )
-        )  # fmt: skip
-    for program in programs:
-        shares = [program.on_ranks(argument) for argument in program.interface.requested]
-        for rank, path in enumerate(program.files("inputs")):
-            np.savez(path, *(share[rank] for share in shares))
-    files = {
-        program.name: {
-            "neff": str(program.path), "interface": str(program.path.with_suffix(".json")),
-            "inputs": program.files("inputs"), "answers": program.files("answers"),
-        }
-        for program in programs
-    }  # fmt: skip
-    argument = {"weights": str(folder / "weights.safetensors"), "programs": files, "runs": 1, "warmup": 0}
-    host, degree = "nxpipe.emulator.run.devices.device_model:replay", programs[0].interface.degree
-    run_ranks(host, argument, world=degree, limit=120.0, placement=RankPlacement(degree, free_address()))
-    for program in programs:
-        judged(program, Thresholds(min_cosine=0.999, max_relative_error=0.05))
-    return [program.name for program in programs]
+    allowed, options = Thresholds(min_cosine=0.999, max_relative_error=0.05), ProveOptions(runs=20, limit=120.0)
+    proofs = replay_folder(published.manifest, golden, store, folder, allowed, options, lambda _: nullcontext())
+    return [proof.program.name for proof in proofs]
 
 
 def _forge(store: Store, proved: str, other: str) -> None:

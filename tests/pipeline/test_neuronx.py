@@ -89,6 +89,7 @@ def test_the_command_publishes_both_programs_of_a_graph_with_evidence_of_the_emu
     assert not any("device" in file.path for file in manifest.files)
     verified = nxpipe("verify", built["request_key"], "--store", url)
     assert verified.code == 0, verified.err
+    assert "NEFF" in nxpipe("store", "show", built["request_key"], "--store", url).out
     emulated = nxpipe(*words, "--backend", "emulator", "--no-verify")
     assert emulated.code == 0, emulated.err
     other = store.resolve(json.loads(emulated.out)[0]["request_key"]).manifest
@@ -312,7 +313,8 @@ def test_the_file_says_whose_compiler_and_the_command_line_may_say_otherwise(
 
 
 def state_by_doctor() -> str:
-    return next(entry.state for entry in doctor.examine() if entry.need.needed_for.endswith("--backend neuronx"))
+    need = next(need for need in doctor.NEEDS if need.needed_for.endswith("--backend neuronx"))
+    return doctor.Requirement(need, need.find()).state
 
 
 @pytest.mark.parametrize("missing", ["neuronx-cc", "jaxlib", "release"])

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from nxpipe.pipeline.compile.neuronx.compiler import OutOfMemory, OutOfTime, ProcessLimits, run_limited
+from tests.conftest import ROOT
 
 ROOM = ProcessLimits(seconds=100, memory=1 << 40)
 SPEAK = "echo hello; echo child >&2; pwd"
@@ -60,3 +62,16 @@ def test_the_memory_of_children_counts(tmp_path: Path) -> None:
 def test_a_child_that_outlives_its_parent_is_ended(tmp_path: Path) -> None:
     assert run(tmp_path, f"{SLEEPER} & while ! test -s note; do sleep 0.05; done") == 0
     assert gone(int((tmp_path / "note").read_text()))
+
+
+def test_the_command_ends_with_the_process_that_runs_it_even_if_that_is_killed(tmp_path: Path) -> None:
+    """As a worker of a build is, when its time is up."""
+    calling = f"from tests.pipeline.test_neuronx_limited import *; run(Path({str(tmp_path)!r}), SLEEPER + '; true')"
+    note = tmp_path / "note"
+    caller = subprocess.Popen([sys.executable, "-c", calling], cwd=ROOT)
+    while not note.exists() or not note.read_text():
+        assert caller.poll() is None
+        time.sleep(0.05)
+    caller.kill()
+    caller.wait()
+    assert gone(int(note.read_text()))

@@ -9,10 +9,9 @@ from aws_cdk import RemovalPolicy
 from nxpipe.pipeline.config.cloud import ClosedNetwork
 from nxpipe.pipeline.config.cluster import Cluster
 from nxpipe.pipeline.config.locks import ADDONS, ClusterLock
-from nxpipe.stacks.cache import CacheStack
 from nxpipe.stacks.eks import ClusterStack
 from nxpipe.stacks.network import NetworkStack
-from nxpipe.stacks.store import StoreStack
+from nxpipe.stacks.storage import CacheStack, StoreStack
 from tests.stacks.local import HERE, REGION, new_app
 
 ADMIN: Final = "arn:aws:iam::123456789012:role/platform"

@@ -12,7 +12,7 @@ from aws_cdk import RemovalPolicy
 from nxpipe.pipeline.config import Config, ServingFleet, load_config
 from nxpipe.stacks.network import NetworkStack
 from nxpipe.stacks.serving.stack import ServeStack, Software
-from nxpipe.stacks.store import StoreStack
+from nxpipe.stacks.storage import StoreStack
 from tests.stacks.local import HERE, new_app, template_of
 
 IMAGE: Final = "ami-0123456789abcdef0"

@@ -9,10 +9,9 @@ from aws_cdk import RemovalPolicy, Stack, aws_iam
 from aws_cdk.assertions import Template
 
 from nxpipe.pipeline.config.cloud import ClosedNetwork
-from nxpipe.stacks.cache import CacheStack
 from nxpipe.stacks.iam import mount_cache
 from nxpipe.stacks.network import NetworkStack
-from nxpipe.stacks.store import StoreStack
+from nxpipe.stacks.storage import CacheStack, StoreStack
 from tests.stacks.local import HERE, deploy, destroy, new_app, outputs, resources
 from tests.stacks.permissions import Statement, allowed, statements_of
 

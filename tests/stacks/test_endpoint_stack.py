@@ -19,7 +19,7 @@ from nxpipe.stacks.lint.template import Templates, read
 from nxpipe.stacks.network import NetworkStack
 from nxpipe.stacks.observability import ObserveStack
 from nxpipe.stacks.sagemaker import EndpointStack
-from nxpipe.stacks.store import StoreStack
+from nxpipe.stacks.storage import StoreStack
 from tests.localaws.census import census
 from tests.stacks.linting import complaints
 from tests.stacks.local import HERE, REGION, deploy, destroy, new_app, resources, template_of

@@ -12,7 +12,7 @@ from nxpipe.stacks.build_farm import FarmStack
 from nxpipe.stacks.iam import ReleaseStack
 from nxpipe.stacks.names import PROJECT_TAG
 from nxpipe.stacks.network import NetworkStack
-from nxpipe.stacks.store import StoreStack
+from nxpipe.stacks.storage import StoreStack
 from tests.localaws.census import census
 from tests.stacks.local import ACCOUNT, HERE, REGION, deploy, destroy, new_app, outputs, template_of
 from tests.stacks.permissions import allowed, statements_of, trust_of

@@ -15,12 +15,11 @@ from nxpipe.pipeline.config.cloud import ClosedNetwork
 from nxpipe.pipeline.fleet.infrastructure import stale_values
 from nxpipe.stacks import app as cdk_app
 from nxpipe.stacks import references
-from nxpipe.stacks.cache import CacheStack
 from nxpipe.stacks.iam import mount_cache
 from nxpipe.stacks.lint.deployment_plan import fixed_properties, plan
 from nxpipe.stacks.lint.template import Templates, intrinsic, read
 from nxpipe.stacks.network import NetworkStack
-from nxpipe.stacks.store import StoreStack
+from nxpipe.stacks.storage import CacheStack, StoreStack
 from tests.localaws.moto_patches.refreshes import hosts_answer
 from tests.stacks.local import (
     ACCOUNT,

@@ -20,7 +20,7 @@ from nxpipe.pipeline.config.cloud import Release
 from nxpipe.pipeline.config.sections import PromotingKey
 from nxpipe.pipeline.fleet.github import setup_script
 from nxpipe.stacks.iam import CREATED_ONCE, REPLACED, ReleaseStack
-from nxpipe.stacks.store import StoreStack
+from nxpipe.stacks.storage import StoreStack
 from tests.artifact_store.samples import publish_verified, put, watched
 from tests.localaws.census import census
 from tests.stacks.local import ACCOUNT, HERE, REGION, deploy, destroy, new_app, outputs, template_of

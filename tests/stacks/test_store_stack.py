@@ -9,7 +9,7 @@ from aws_cdk import RemovalPolicy, Stack, aws_iam
 from aws_cdk.assertions import Match, Template
 
 from nxpipe.stacks.iam import read_artifacts
-from nxpipe.stacks.store import StoreStack
+from nxpipe.stacks.storage import StoreStack
 from tests.stacks.linting import complaints
 from tests.stacks.local import HERE, REGION, deploy, destroy, new_app, outputs, resources
 from tests.stacks.permissions import allowed, statements_of

@@ -24,7 +24,7 @@ from nxpipe.pipeline.config.load import check_placement
 from nxpipe.pipeline.config.sections import Guards
 from nxpipe.stacks.network import NetworkStack
 from nxpipe.stacks.observability import ObserveStack
-from nxpipe.stacks.store import StoreStack
+from nxpipe.stacks.storage import StoreStack
 from nxpipe.stacks.training import TrainStack
 from tests.localaws.census import census
 from tests.stacks.local import ACCOUNT, HERE, REGION, deploy, destroy, new_app, outputs, template_of

@@ -159,7 +159,8 @@ def _page(
                     program.name,
                     f"{program.phase}, batch {program.batch}, sequence {program.sequence}, "
                     f"tensor parallel {program.tensor_parallel}, "
-                    f"{human_bytes(program.blob.size)}, graph {program.graph_key[:12]}",
+                    f"{human_bytes(program.blob.size)}, graph {program.graph_key[:12]}"
+                    + (f", NEFF {human_bytes(program.device.neff.size)}" if program.device else ""),
                 )
                 for program in manifest.executables
             ],

@@ -11,7 +11,7 @@ import subprocess
 import sysconfig
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -93,10 +93,30 @@ def run_limited(
             start_new_session=True,
         )
     try:
-        _watch(process, limits)
+        with _guarded(process.pid):
+            _watch(process, limits)
     finally:
-        _end(process)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()  # only now may its id be that of another process
     return process.returncode
+
+
+@contextmanager
+def _guarded(session: int) -> Iterator[None]:
+    """Let a process of the shell kill the session when this process ends. The workers of a build are ended by a signal
+    to their own session, which does not reach this one."""
+    guard = subprocess.Popen(
+        ["/bin/sh", "-c", 'read -r _; kill -s KILL -- "-$0"', str(session)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,  # where no process is left to kill
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        guard.communicate()  # the end of its input, which the end of this process is too
 
 
 def _watch(process: "subprocess.Popen[bytes]", limits: ProcessLimits) -> None:
@@ -116,12 +136,6 @@ def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
             return False
         time.sleep(_INTERVAL / 20)
     return True
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _resident(session: int) -> Iterator[int]:

@@ -20,9 +20,9 @@ from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.numerics import Array, round_to
 from nxpipe.emulator.ops import Cast, RankSlice
-from nxpipe.emulator.run.devices.device_model import WeightsFile, load_model
 from nxpipe.emulator.run.devices.protocol import TensorInfo
 from nxpipe.emulator.run.devices.ranks import Rank
+from nxpipe.emulator.run.devices.session import WeightsFile, load_model
 from nxpipe.emulator.run.status import InvalidLoad
 
 _DTYPES = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
