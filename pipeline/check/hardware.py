@@ -51,7 +51,7 @@ _RUN_SECONDS: Final = 120.0  # without a report of a rank
 _QUERY_SECONDS: Final = 120.0
 _LONGEST_LINE: Final = 80  # of a file of the kernel
 _CODE: Final = re.compile(r"NCC_[A-Z]{4}[0-9]{3}\b")
-_DESCRIBE: Final = "nxpipe.emulator.run.devices.device_model:describe"
+_DESCRIBE: Final = "nxpipe.emulator.run.devices.session:describe"
 _NEFF: Final = "program.neff"
 _PATTERN: Final = 0xA5  # what outputs hold before a run, so that unwritten ones differ
 
