@@ -381,7 +381,7 @@ def _run(
 def judged(program: FetchedProgram, timings: Sequence[Mapping[str, Any]], allowed: Thresholds) -> Proof:
     """The proof of a program that has run; VerificationFailed for an answer that is beyond the thresholds, on any rank
     that has it."""
-    from nxpipe.pipeline.verify.evidence import compare
+    from nxpipe.pipeline.verify.evidence import compare, tensors_file
 
     results, golden, inputs = program.results(), program.golden_answers(), program.golden_inputs()
     if results.keys() != golden.keys():
@@ -396,7 +396,7 @@ def judged(program: FetchedProgram, timings: Sequence[Mapping[str, Any]], allowe
             (own,) = compare({name: other}, {name: golden[name]})
             _require_within(program, own, allowed, f" on rank {rank}")
     path = program.path.with_name(f"{program.name}.answers")
-    path.write_bytes(_safetensors(answers))
+    path.write_bytes(tensors_file(answers))
     return Proof(program, deviations, _timing(timings), path)
 
 
@@ -469,11 +469,3 @@ def surroundings(neff: "Neff", degree: int, described: Mapping[str, Any]) -> dic
         if re.fullmatch(r"[a-z0-9-]{1,20}\.[a-z0-9-]{1,20}", name):
             found["instance type"] = name
     return {name: "".join(filter(str.isprintable, text))[:200] for name, text in found.items() if text}
-
-
-def _safetensors(values: Arrays) -> bytes:
-    import numpy as np
-    from safetensors.numpy import save
-
-    data: bytes = save({name: np.ascontiguousarray(value) for name, value in values.items()})
-    return data
