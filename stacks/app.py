@@ -156,6 +156,7 @@ def add_release(app: App, config: Config, store: StoreHandle, env: Environment) 
 def add_fleets(site: Site, release: ReleaseHandle | None) -> None:
     lock = lock_of(site.config, site.folder)
     add_farm(site, release)
+    add_prove(site, lock, release)
     training = add_training(site, lock)
     serving = add_serving(site, lock)
     add_cluster(site)
@@ -181,6 +182,27 @@ def add_farm(site: Site, release: ReleaseHandle | None) -> None:
             release=release,
             env=site.env,
         )
+
+
+def add_prove(site: Site, lock: AmiLock, release: ReleaseHandle | None) -> None:
+    if site.config.prove:
+        from nxpipe.stacks.prove import ProveStack
+
+        require_driver(site.config, lock, site.config.prove)
+        image = training_image(site.config, lock)
+        stack = ProveStack(
+            site.app,
+            f"{site.project}-prove",
+            project=site.project,
+            prove=site.config.prove,
+            image=image,
+            network=site.network,
+            store=site.store,
+            prefix=site.prefix,
+            release=release,
+            env=site.env,
+        )
+        warn_of_image(stack, image, site.config, lock)
 
 
 def add_training(site: Site, lock: AmiLock) -> list[TrainHandle]:

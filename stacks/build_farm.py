@@ -1,8 +1,8 @@
-"""Build farm on AWS Batch. Training fleets share its roles, retry strategy and log configuration."""
+"""Build farm on AWS Batch. Training fleets and proofs share its roles, retry strategy and log configuration."""
 
 from typing import Any, Final
 
-from aws_cdk import CfnOutput, Stack, aws_batch, aws_ec2, aws_iam, aws_logs
+from aws_cdk import ArnFormat, CfnOutput, Stack, aws_batch, aws_ec2, aws_iam, aws_logs
 from constructs import Construct
 
 from nxpipe.pipeline.config.cloud import Farm
@@ -38,6 +38,23 @@ def instance_profile(scope: Construct, role: aws_iam.Role) -> aws_iam.CfnInstanc
     profile = aws_iam.CfnInstanceProfile(scope, "Profile", path="/nxpipe/", roles=[role.role_name])
     wait_for_permissions(profile, role)
     return profile
+
+
+def limit_logs(role: aws_iam.Role, name: str) -> None:
+    """Limit instances to one log group: AWS's managed policy permits them to write into every log."""
+    streams = Stack.of(role).format_arn(
+        service="logs",
+        resource="log-group",
+        resource_name=f"{name}:*",
+        arn_format=ArnFormat.COLON_RESOURCE_NAME,
+    )
+    role.add_to_principal_policy(
+        aws_iam.PolicyStatement(
+            effect=aws_iam.Effect.DENY,
+            actions=["logs:CreateLogStream", "logs:PutLogEvents"],
+            not_resources=[streams],
+        )
+    )
 
 
 def job_role(scope: Construct) -> aws_iam.Role:
@@ -212,7 +229,7 @@ class FarmStack(Stack):
             description=f"Build on the farm of {self._project}",
             path="/nxpipe/",
             roles=[role_by_value(self, release.role)] if release else None,
-            statements=submitting(self, self._project, queue.ref, job.ref),
+            statements=submitting(self, self._project, [queue.ref], [job.ref]),
         )
 
     def _job_role(self, store: StoreHandle, prefix: str) -> tuple[aws_iam.Role, aws_iam.ManagedPolicy]:

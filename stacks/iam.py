@@ -133,13 +133,31 @@ REPLACED: Final = ("failures/", "index/", "leases/", "neuron-artifacts/", "repor
 
 def publishing(store: StoreHandle, prefix: str) -> list[aws_iam.PolicyStatement]:
     """Statements to publish artifacts. `prefix` is the store's key prefix in the bucket, such as "models/"."""
+    objects = store.bucket.arn_for_objects
+    return [
+        *_creating(store, prefix, CREATED_ONCE),
+        aws_iam.PolicyStatement(
+            sid="PutReplaceableObjects",
+            actions=["s3:PutObject"],
+            resources=[objects(f"{prefix}{folder}*") for folder in REPLACED],
+        ),
+        *_transferring(store, prefix),
+    ]
+
+
+def proving(store: StoreHandle, prefix: str) -> list[aws_iam.PolicyStatement]:
+    """Statements to read artifacts, and to add evidence for them with the outputs that it names."""
+    return [*_creating(store, prefix, (MULTIPART, EVIDENCE)), *_transferring(store, prefix)]
+
+
+def _creating(store: StoreHandle, prefix: str, folders: Sequence[str]) -> list[aws_iam.PolicyStatement]:
+    """Statements to create objects in some folders of a store, and to renew the age of blobs and evidence."""
     bucket = store.bucket
-    s3 = f"s3.{Stack.of(bucket).region}.amazonaws.com"
     return [
         aws_iam.PolicyStatement(
             sid="AddRecords",
             actions=["s3:PutObject"],
-            resources=[bucket.arn_for_objects(f"{prefix}{folder}*") for folder in CREATED_ONCE],
+            resources=[bucket.arn_for_objects(f"{prefix}{folder}*") for folder in folders],
             conditions={"Null": {"s3:if-none-match": "false"}},
         ),
         # Uploads of parts carry no If-None-Match header; CompleteMultipartUpload does.
@@ -151,11 +169,14 @@ def publishing(store: StoreHandle, prefix: str) -> list[aws_iam.PolicyStatement]
         ),
         refreshing_by_copy(store, prefix),
         refreshing_by_copy(store, prefix, EVIDENCE, sid="RefreshEvidence"),
-        aws_iam.PolicyStatement(
-            sid="PutReplaceableObjects",
-            actions=["s3:PutObject"],
-            resources=[bucket.arn_for_objects(f"{prefix}{folder}*") for folder in REPLACED],
-        ),
+    ]
+
+
+def _transferring(store: StoreHandle, prefix: str) -> list[aws_iam.PolicyStatement]:
+    """Statements to read a store, and to end or resume uploads in parts."""
+    bucket = store.bucket
+    s3 = f"s3.{Stack.of(bucket).region}.amazonaws.com"
+    return [
         aws_iam.PolicyStatement(
             sid="AbortUploads",
             actions=["s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"],
@@ -274,18 +295,21 @@ def _key(store: StoreHandle, sid: str, action: str) -> aws_iam.PolicyStatement:
     return aws_iam.PolicyStatement(sid=sid, actions=[action], resources=[store.key.key_arn], conditions=conditions)
 
 
-def submitting(stack: Stack, project: str, queue: str, job: str) -> list[aws_iam.PolicyStatement]:
-    """Statements to submit, tag, watch and terminate jobs. `queue` and `job` are ARNs, the latter with its revision.
+def submitting(
+    stack: Stack, project: str, queues: Sequence[str], jobs: Sequence[str], *, arrays: bool = True
+) -> list[aws_iam.PolicyStatement]:
+    """Statements to submit, tag, watch and terminate jobs. `queues` and `jobs` are ARNs, the latter with revisions;
+    with `arrays` the children of array jobs may be listed.
 
     A job has no ARN before its submission, so permission to terminate it depends on the project's tag. The tag is set
     at submission, which IAM authorizes by queue and job definition.
     """
     return [
-        aws_iam.PolicyStatement(sid="Submit", actions=["batch:SubmitJob"], resources=[queue, job]),
+        aws_iam.PolicyStatement(sid="Submit", actions=["batch:SubmitJob"], resources=[*queues, *jobs]),
         aws_iam.PolicyStatement(
             sid="TagJobs",
             actions=["batch:TagResource"],
-            resources=[queue, job],
+            resources=[*queues, *jobs],
             conditions={"StringEquals": {f"aws:RequestTag/{PROJECT_TAG}": project}},
         ),
         aws_iam.PolicyStatement(
@@ -301,7 +325,7 @@ def submitting(stack: Stack, project: str, queue: str, job: str) -> list[aws_iam
                 "batch:DescribeJobDefinitions",
                 "batch:DescribeJobQueues",
                 "batch:DescribeJobs",
-                "batch:ListJobs",
+                *(["batch:ListJobs"] if arrays else []),
             ],
             resources=["*"],
         ),

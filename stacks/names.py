@@ -4,6 +4,7 @@ from typing import Final
 
 PROJECT_TAG: Final = "nxpipe:project"
 REHEARSAL_TAG: Final = "nxpipe:rehearsal"  # "true" on what rehearses, and absent otherwise
+SHORT_JOBS_TAG: Final = "nxpipe:short-jobs"  # "true" on Batch environments that run for minutes a week, not for months
 SMOKE_TAG: Final = "nxpipe:smoke"  # "true" on the stacks of a smoke test; also the key of CDK's context that marks them
 SMOKE_END: Final = "SmokeEnd"  # parameter of its fleet: the time at which EC2 Auto Scaling ends the instances
 PROBE: Final = "ProbeFunction"  # output: the name of the function that calls the load balancer
@@ -34,3 +35,8 @@ def environment_channel(fleet: str, colour: str) -> str:
 def fleet_log(project: str, fleet: str) -> str:
     """The log group of a fleet."""
     return f"/nxpipe/{project}/{fleet}"
+
+
+def proving_queue(project: str, instance_type: str) -> str:
+    """The name of the job queue, and of the job definition, of `nxpipe prove --on batch` for an instance type."""
+    return f"{project}-prove-{instance_type.replace('.', '-')}"

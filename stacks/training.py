@@ -4,7 +4,6 @@ from typing import Any, Final
 
 from aws_cdk import (
     Annotations,
-    ArnFormat,
     CfnOutput,
     CfnParameter,
     Duration,
@@ -28,6 +27,7 @@ from nxpipe.stacks.build_farm import (
     instance_profile,
     instance_role,
     job_role,
+    limit_logs,
     log_configuration,
     retry_strategy,
 )
@@ -173,7 +173,7 @@ class TrainStack(Stack):
 
     def _template(self, image: str) -> aws_ec2.CfnLaunchTemplate:
         self._role = instance_role(self)
-        self._limit_logs()
+        limit_logs(self._role, self._log)
         if self._fleet.ssm:
             allow_sessions(self._role)
         if self._fleet.uses_efa:
@@ -206,22 +206,6 @@ class TrainStack(Stack):
             instance_type=self._row.name,
             capacity=self._fleet.capacity,
             efa=bool(self._row.efa_interfaces),
-        )
-
-    def _limit_logs(self) -> None:
-        """Limit hosts to the fleet's log group: AWS's managed policy permits them to write into every log."""
-        group = self.format_arn(
-            service="logs",
-            resource="log-group",
-            resource_name=f"{self._log}:*",
-            arn_format=ArnFormat.COLON_RESOURCE_NAME,
-        )
-        self._role.add_to_principal_policy(
-            aws_iam.PolicyStatement(
-                effect=aws_iam.Effect.DENY,
-                actions=["logs:CreateLogStream", "logs:PutLogEvents"],
-                not_resources=[group],
-            )
         )
 
     def _count_failed_hosts(self) -> str:

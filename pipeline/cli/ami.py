@@ -38,17 +38,17 @@ def ami() -> None:
 def lock(console: Console, regions: tuple[str, ...], config_path: Path) -> None:
     """Resolve the AMIs of the Neuron SDK and write the lock file.
 
-    One AMI per region and SDK version in [amis], and one for the hosts of training fleets. `cdk synth` reads the lock
-    file and makes no calls to AWS, so all instances of a fleet start from the same AMI until the file changes. Commit
-    it. An `image` in [amis] takes the place of the Neuron SDK's AMIs; it is refused unless serving instances can start
-    from it.
+    One AMI per region and SDK version in [amis], and one for the hosts of training fleets and of [prove]. `cdk synth`
+    reads the lock file and makes no calls to AWS, so all instances of a fleet start from the same AMI until the file
+    changes. Commit it. An `image` in [amis] takes the place of the Neuron SDK's AMIs; it is refused unless serving
+    instances can start from it.
 
     \b
     Example:
       nxpipe ami lock --region us-east-2 --region us-west-2
     """
-    from nxpipe.pipeline.config import TrainingFleet, load_config
-    from nxpipe.pipeline.config.locks import read_lock
+    from nxpipe.pipeline.config import load_config
+    from nxpipe.pipeline.config.locks import has_job_hosts, read_lock
     from nxpipe.pipeline.fleet.infrastructure import find_serving_images, find_training_host
     from nxpipe.pipeline.util.aws import client
     from nxpipe.pipeline.util.files import write_whole
@@ -56,12 +56,11 @@ def lock(console: Console, regions: tuple[str, ...], config_path: Path) -> None:
     config = load_config(config_path, os.environ)
     before = read_lock(config_path.parent / config.amis.lock)
     selected = regions or _default_regions(config.project.region, before)
-    trains = any(isinstance(fleet, TrainingFleet) for fleet in config.fleets)
     images = []
     for region in dict.fromkeys(selected):
         with console.step(f"images of {region}"):
             images += find_serving_images(region, config.amis, client)
-            if trains:
+            if has_job_hosts(config):
                 images.append(find_training_host(region, client))
     after = before.with_images(images, config.amis.sdk)
     write_whole(after.path, after.text().encode())

@@ -153,6 +153,14 @@ Capacity: TypeAlias = (
 )
 
 
+_HOST_SHARE: Final = 0.06  # of an instance's memory, for the operating system and the ECS agent
+
+
+def job_memory_mib(instance_type: str) -> int:
+    """The memory of a Batch job that has an instance for itself."""
+    return int(INSTANCES[instance_type].host_memory_gib * 1024 * (1 - _HOST_SHARE))
+
+
 def check_sold(capacity: Capacity, types: tuple[str, ...]) -> None:
     """Refuse a purchase option that EC2 does not offer for one of the types."""
     if capacity.kind == "capacity-block" and (unsold := [name for name in types if name not in IN_CAPACITY_BLOCKS]):

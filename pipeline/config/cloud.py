@@ -1,11 +1,12 @@
-"""The tables about the AWS account: network, budget, AMIs, alarms, GitHub roles, build farm, accepted findings."""
+"""The tables about the AWS account: network, budget, AMIs, alarms, GitHub roles, jobs on Batch, accepted findings."""
 
-from datetime import date
+from datetime import date, timedelta
 from ipaddress import ip_network
 from typing import Annotated, Final, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
+from nxpipe.pipeline.config.capacity import NEVER_SPOT, ServingType
 from nxpipe.pipeline.config.kinds import (
     DISTINCT,
     LIST,
@@ -21,8 +22,9 @@ from nxpipe.pipeline.config.kinds import (
     Subnet,
     Vpc,
     Zone,
+    duration,
 )
-from nxpipe.pipeline.config.schema import Absent, Table, Unit, refuse, text
+from nxpipe.pipeline.config.schema import Absent, Table, Unit, one_of, refuse, text
 
 _KIND = "The network of the instances and its egress."
 
@@ -262,6 +264,44 @@ class Farm(Table):
         description="The container of compile jobs, pinned by digest.",
         examples=[f"123456789012.dkr.ecr.us-east-2.amazonaws.com/nxpipe@sha256:{'0' * 64}"],
     )
+
+
+class Prove(Table):
+    """The queues of `nxpipe prove --on batch` in AWS Batch: one per instance type, which runs one job at a time."""
+
+    image: Image = Field(
+        description="The container of the jobs, pinned by digest: nxpipe and the Neuron runtime.",
+        examples=[f"123456789012.dkr.ecr.us-east-2.amazonaws.com/prove@sha256:{'0' * 64}"],
+    )
+    instance_types: Annotated[tuple[ServingType, ...], LIST, DISTINCT] = Field(
+        default=("inf2.xlarge", "inf2.8xlarge", "inf2.24xlarge", "inf2.48xlarge"),
+        description="The instance types to choose from; a job runs on the smallest that the artifact fits. Few regions "
+        "have Trn types, so the default has none.",
+        examples=[["inf2.xlarge", "trn1.2xlarge", "trn1.32xlarge"]],
+    )
+    capacity: Annotated[str, one_of(("on-demand", "spot"))] = Field(
+        default="on-demand",
+        description="The purchase option. A job whose spot instance is reclaimed starts anew.",
+        examples=["spot"],
+    )
+    time_limit: Annotated[timedelta, duration("5m", "1d")] = Field(
+        default=timedelta(hours=1),
+        description="The maximum duration of a job, after which AWS Batch ends it.",
+        examples=["2h"],
+    )
+    sdk: Annotated[Sdk | None, Absent("the first version in [amis]")] = Field(
+        default=None,
+        description="The Neuron SDK of the container. The driver of the locked AMI is at least as new.",
+        examples=["2.32.0"],
+    )
+
+    @field_validator("capacity")
+    @classmethod
+    def _sold(cls, capacity: str, info: ValidationInfo) -> str:
+        unsold = [name for name in info.data.get("instance_types", ()) if name in NEVER_SPOT]
+        if capacity == "spot" and unsold:
+            raise refuse(f'"on-demand"; EC2 sells no {unsold[0]} on the spot market')
+        return capacity
 
 
 class Acknowledge(Table):

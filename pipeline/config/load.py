@@ -148,7 +148,7 @@ LONGEST_ENDPOINT_NAME: Final = 63
 
 def has_network(config: Config) -> bool:
     """True if the file describes machines; a project that only stores artifacts needs no network."""
-    return bool(config.fleets or config.endpoints or config.farm or config.cluster)
+    return bool(config.fleets or config.endpoints or config.farm or config.prove or config.cluster)
 
 
 def zones_of(config: Config) -> tuple[str, ...]:

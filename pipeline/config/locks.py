@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, ValidationError
 
-from nxpipe.pipeline.config.cloud import Amis
+from nxpipe.pipeline.config.cloud import Amis, Prove
 from nxpipe.pipeline.config.cluster import Cluster
 from nxpipe.pipeline.config.faults import ConfigInvalid, Fault
 from nxpipe.pipeline.config.kinds import Region, Sdk
@@ -152,20 +152,26 @@ def read_lock(path: Path) -> AmiLock:
     return AmiLock(path, images)
 
 
-def require_driver(config: Config, lock: AmiLock, fleet: TrainingFleet) -> None:
-    """Refuse a host whose driver is older than the SDK of the fleet's container: the runtime would not start."""
+def has_job_hosts(config: Config) -> bool:
+    """True if instances run containers that use devices: those of training fleets and of [prove]."""
+    return config.prove is not None or any(isinstance(fleet, TrainingFleet) for fleet in config.fleets)
+
+
+def require_driver(config: Config, lock: AmiLock, container: TrainingFleet | Prove) -> None:
+    """Refuse a host whose driver is older than the SDK of the container: the runtime would not start."""
     image = lock.image(config.project.region, None) if config.project.region else None
-    needed = fleet.sdk or config.amis.sdk[0]
-    if image is None or (image.driver is None and fleet.sdk is None):  # files of older versions do not name it
+    needed = container.sdk or config.amis.sdk[0]
+    if image is None or (image.driver is None and container.sdk is None):  # files of older versions do not name it
         return
     if image.driver is None:
         raise _invalid(lock.path, f"no driver of {image.id}", "the output of `nxpipe ami lock`; run it again")
     if sdk_order(image.driver) < sdk_order(needed):
+        of = "[prove]" if isinstance(container, Prove) else f"fleet {container.name}"
         raise _invalid(
             lock.path,
             f"{image.id} with the driver of Neuron SDK {image.driver}",
-            f"a driver of SDK {needed} or newer, which the container of fleet {fleet.name} requires; run `nxpipe ami "
-            "lock`, or set `sdk` of the fleet to the version in its container",
+            f"a driver of SDK {needed} or newer, which the container of {of} requires; run `nxpipe ami lock`, or set "
+            "its `sdk` to the version in the container",
         )
 
 

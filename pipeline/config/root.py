@@ -4,7 +4,17 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from nxpipe.pipeline.config.cloud import Acknowledge, Amis, Budget, ClosedNetwork, Farm, Network, Observe, Release
+from nxpipe.pipeline.config.cloud import (
+    Acknowledge,
+    Amis,
+    Budget,
+    ClosedNetwork,
+    Farm,
+    Network,
+    Observe,
+    Prove,
+    Release,
+)
 from nxpipe.pipeline.config.cluster import Cluster
 from nxpipe.pipeline.config.endpoints import ModelEndpoint
 from nxpipe.pipeline.config.fleets import Fleet
@@ -40,6 +50,9 @@ class Config(Table):
     )
     farm: Annotated[Farm | None, Absent("no build farm is created")] = Field(
         default=None, description="The build farm."
+    )
+    prove: Annotated[Prove | None, Absent("no queues are created")] = Field(
+        default=None, description="The queues of `nxpipe prove --on batch`."
     )
     cluster: Annotated[Cluster | None, Absent("no cluster is created")] = Field(
         default=None, description="An EKS cluster."

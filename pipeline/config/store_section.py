@@ -31,6 +31,7 @@ TABLES: Final = frozenset(
         "observe",
         "release",
         "farm",
+        "prove",
         "cluster",
         "acknowledge",
     }

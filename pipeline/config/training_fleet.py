@@ -5,7 +5,13 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from nxpipe.emulator.hardware import INSTANCES
-from nxpipe.pipeline.config.capacity import WITH_INSTANCE_STORE, TrainingCapacity, TrainingType, check_sold
+from nxpipe.pipeline.config.capacity import (
+    WITH_INSTANCE_STORE,
+    TrainingCapacity,
+    TrainingType,
+    check_sold,
+    job_memory_mib,
+)
 from nxpipe.pipeline.config.fleet_fields import (
     LARGEST_GIB,
     SYSTEM_GIB,
@@ -20,8 +26,6 @@ from nxpipe.pipeline.config.fleet_fields import (
 )
 from nxpipe.pipeline.config.kinds import JUST_ONE, Image, Sdk, Zone
 from nxpipe.pipeline.config.schema import Absent, Table, Unit, refuse, text
-
-_HOST_SHARE: Final = 0.06  # of a training host's memory, for the operating system and the ECS agent
 
 
 class Scratch(Table):
@@ -107,8 +111,7 @@ class TrainingFleet(Table):
 
     @property
     def job_memory_mib(self) -> int:
-        """The memory of a job: that of its host, without the share of the operating system and the ECS agent."""
-        return int(INSTANCES[self.instance_types[0]].host_memory_gib * 1024 * (1 - _HOST_SHARE))
+        return job_memory_mib(self.instance_types[0])
 
     @property
     def shared_memory_mib(self) -> int:
@@ -132,7 +135,7 @@ class TrainingFleet(Table):
     @classmethod
     def _within_the_memory(cls, size: int | None, info: ValidationInfo) -> int | None:
         types: tuple[str, ...] = info.data.get("instance_types", ())
-        largest = int(INSTANCES[types[0]].host_memory_gib * (1 - _HOST_SHARE)) if types else None
+        largest = job_memory_mib(types[0]) // 1024 if types else None
         if size is not None and largest is not None and size > largest:
             raise refuse(f"at most {largest} (GiB), the memory of a job on {types[0]}")
         return size

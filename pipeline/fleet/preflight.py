@@ -26,7 +26,13 @@ from nxpipe.pipeline.artifacts.store_url import open_uncached_store, store_url
 from nxpipe.pipeline.config import Config, ConfigInvalid, ServingFleet, TrainingFleet
 from nxpipe.pipeline.config.endpoints import ModelEndpoint
 from nxpipe.pipeline.config.load import check_placement, has_network, load, read_source, zones_of
-from nxpipe.pipeline.config.locks import FLEETS_PARAMETER, TRAINING_PARAMETER, LockedImage, read_cluster_lock
+from nxpipe.pipeline.config.locks import (
+    FLEETS_PARAMETER,
+    TRAINING_PARAMETER,
+    LockedImage,
+    has_job_hosts,
+    read_cluster_lock,
+)
 from nxpipe.pipeline.fleet import preflight_rules as rules
 from nxpipe.pipeline.fleet.account import Account, MissingPermission
 from nxpipe.pipeline.fleet.preflight_rules import PreflightReport, PreflightRow, row
@@ -128,7 +134,7 @@ def _software_checks(config: Config, path: Path, account: Account) -> Iterator[C
         locked = lock.serving(config.amis, account.region)
         image = partial(_image, "serving instances", locked, config.amis.image or FLEETS_PARAMETER, account)
         yield Check("image", "AMI of serving instances", image)
-    if any(isinstance(fleet, TrainingFleet) for fleet in config.fleets):
+    if has_job_hosts(config):
         image = partial(_image, "training hosts", lock.image(account.region, None), TRAINING_PARAMETER, account)
         yield Check("image", "AMI of training hosts", image)
     for name in _containers(config):
@@ -224,7 +230,8 @@ def _image(kind: str, locked: LockedImage | None, origin: str, account: Account)
 def _containers(config: Config) -> list[str]:
     """Images in ECR that nxpipe.toml names by digest."""
     images = [fleet.image for fleet in config.fleets if isinstance(fleet, TrainingFleet)]
-    images += [endpoint.image for endpoint in config.endpoints] + ([config.farm.image] if config.farm else [])
+    images += [endpoint.image for endpoint in config.endpoints]
+    images += [jobs.image for jobs in (config.farm, config.prove) if jobs]
     return [name for name in dict.fromkeys(filter(None, images)) if ".dkr.ecr." in name]
 
 

@@ -73,6 +73,7 @@ class Demand:
     zones: tuple[str, ...]
     spot: bool = False
     reserved: bool = False  # counted against the quota when the capacity was reserved
+    any_zone: bool = False  # one of the zones is enough
 
 
 def demands(config: Config) -> Iterator[Demand]:
@@ -86,6 +87,10 @@ def demands(config: Config) -> Iterator[Demand]:
         yield from _serving(user, fleet, zones)
         if fleet.standby:
             yield Demand(f"{user} (standby)", (fleet.standby.instance_type,), fleet.standby.size.max, zones)
+    if config.prove:
+        spot = config.prove.capacity == "spot"
+        for name in config.prove.instance_types:
+            yield Demand("[prove]", (name,), 1, zones, spot=spot, any_zone=True)
     if config.cluster:
         yield Demand("cluster (system nodes)", (config.cluster.system_type,), _SYSTEM_NODES, zones)
         for group in config.cluster.groups:
@@ -191,10 +196,11 @@ def zone_rows(zones: Sequence[str], ids: Mapping[str, str], *, eks: bool) -> Ite
 def offering_rows(
     wanted: Sequence[Demand], offers: Mapping[str, Collection[str]], ids: Mapping[str, str]
 ) -> Iterator[PreflightRow]:
-    """In each zone of a part, one of its instance types; `offers` are ids of zones by instance type."""
-    for user, types, zones in dict.fromkeys((demand.user, demand.types, demand.zones) for demand in wanted):
+    """In each zone of a part, or in one, one of its instance types; `offers` are ids of zones by instance type."""
+    parts = dict.fromkeys((each.user, each.types, each.zones, each.any_zone) for each in wanted)
+    for user, types, zones, any_zone in parts:
         offering = {id_ for name in types for id_ in offers.get(name, ())}
-        holds = all(ids.get(zone) in offering for zone in zones)
+        holds = (any if any_zone else all)(ids.get(zone) in offering for zone in zones)
         names = [name for name, id_ in sorted(ids.items()) if id_ in offering]
         found = f"offered in {_with_ids(names, ids)}" if names else "offered in no zone of this region"
         remedy = (
@@ -202,7 +208,7 @@ def offering_rows(
             if names
             else "choose another instance type or another region"
         )
-        needed = f"in {_with_ids(zones, ids)}"
+        needed = f"in {'one of ' if any_zone else ''}{_with_ids(zones, ids)}"
         yield row("offering", f"{' or '.join(types)} of {user}", found, needed, remedy, holds=holds)
 
 
@@ -222,7 +228,7 @@ def interface_services(config: Config) -> frozenset[str]:
     for fleet in config.fleets:
         services.update(("autoscaling", "logs") if isinstance(fleet, ServingFleet) else _BATCH)
         services.update(("ssm", "ssmmessages") if fleet.ssm else ())
-    if config.farm:
+    if config.farm or config.prove:
         services.update(_BATCH)
     if config.cluster:
         services.update((*_CONTAINERS, "ec2", "eks", "eks-auth", "elasticfilesystem"))

@@ -25,7 +25,8 @@ from nxpipe.stacks.lint.launches import (
     scaled_groups,
     size_of,
 )
-from nxpipe.stacks.lint.template import Resource, Templates, listed, tables
+from nxpipe.stacks.lint.template import Resource, Templates, listed, settings, tables
+from nxpipe.stacks.names import SHORT_JOBS_TAG
 
 HOURS_A_MONTH: Final = 730
 
@@ -205,9 +206,20 @@ def _jobs(environment: Resource, launch: Launch | None, prices: Prices) -> Itera
     if len(vcpus) < len(types) or not types:
         yield Line(environment, "Batch", None, f": of {', '.join(types) or 'types'} that Batch chooses, while jobs run")
         return
+    if settings(environment.properties, "Tags").get(SHORT_JOBS_TAG) == "true":
+        yield from (_short_job(environment, type_, prices) for type_ in types)
+        return
     count = None if maximum is None else maximum // min(vcpus)
     spot = str(compute(environment).get("Type")).upper() == "SPOT"
     yield from _instances(environment, launch, count, prices, ", while jobs run", at_most=spot)
+
+
+def _short_job(environment: Resource, type_: str, prices: Prices) -> Line:
+    """Instances that run for minutes a week: a price, which is in no sum by the month."""
+    price = prices.of(environment.region, type_)
+    if price is None:
+        return _unlisted(environment, type_)
+    return Line(environment, type_, None, f": {_dollars(price)} an hour, while a job of `nxpipe prove` runs")
 
 
 def _of_endpoints(templates: Templates, prices: Prices) -> Iterator[Line]:
