@@ -53,6 +53,22 @@ _COLUMNS = ("program", "output", "cosine", "max rel", "p50", "p99", "clock")
     metavar="SECONDS",
     help="End all ranks if one of them makes no progress for so long.",
 )
+@click.option(
+    "--on",
+    "place",
+    type=click.Choice(["local", "batch"]),
+    default="local",
+    show_default=True,
+    help="This machine, or a job on AWS Batch in a queue of [prove].",
+)
+@click.option(
+    "--start-limit",
+    type=click.FloatRange(min=1),
+    default=1800.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --on batch: end the job if no instance runs it within this time.",
+)
 @key_option
 @store_option
 @config_option
@@ -64,6 +80,8 @@ def prove(
     runs: int,
     device: str,
     limit: float,
+    place: str,
+    start_limit: float,
     key: str | None,
     store: str | None,
     config_path: Path,
@@ -77,10 +95,14 @@ def prove(
     store, as MODEL@KEY; it must be of backend neuronx. Needs neither PyTorch nor neuronx-cc. NEURON_RT_VISIBLE_CORES
     selects the cores.
 
+    With --on batch the command runs as one AWS Batch job, on the smallest instance type of [prove] that the artifact
+    fits. Its highest cost is printed first. The evidence is signed here: the job has no key. Ctrl-C ends the job.
+
     \b
     Example:
       nxpipe prove bert-base-uncased@4e9ce0 --store s3://my-artifacts/nxpipe
       nxpipe prove my-llama@a41f07 --channel production --runs 500
+      nxpipe prove my-llama@a41f07 --on batch
     """
     from nxpipe.pipeline.artifacts.store_url import open_uncached_store
     from nxpipe.pipeline.config import load_config
@@ -89,15 +111,22 @@ def prove(
     from nxpipe.pipeline.verify.prove import ProveOptions
     from nxpipe.pipeline.verify.prove import prove as prove_artifact
 
+    if place == "batch" and channel is not None:
+        raise click.UsageError("--channel cannot be combined with --on batch; a job has no signing policy")
     config = load_config(config_path, os.environ, missing_ok=True)
     opened = open_uncached_store(store, config_path, console)
     signer = _signer(key, config, config_path.parent)
     trusts = _trusts(channel, config, config_path.parent, opened)
     published = opened.resolve(artifact)
     options = ProveOptions(device, runs, limit)
-    evidence = prove_artifact(
-        published, opened, Thresholds.of(config), options, console.step, partial(watching, console), trusts
-    )
+    if place == "batch":
+        from nxpipe.pipeline.fleet.batch_prove import Pace, prove_on_batch
+
+        evidence = prove_on_batch(published, opened, config, options, console.say, Pace(start=start_limit))
+    else:
+        evidence = prove_artifact(
+            published, opened, Thresholds.of(config), options, console.step, partial(watching, console), trusts
+        )
     if signer is not None:
         from nxpipe.artifact_store.trust.policy import sign_evidence
         from nxpipe.pipeline.artifacts.signing import builder_id

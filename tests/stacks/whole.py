@@ -90,10 +90,6 @@ repository_id = 2
 [farm]
 image = "123456789012.dkr.ecr.us-east-2.amazonaws.com/nxpipe@sha256:{"0" * 64}"
 
-[prove]
-image = "123456789012.dkr.ecr.us-east-2.amazonaws.com/prove@sha256:{"0" * 64}"
-instance_types = ["inf2.xlarge", "trn1.32xlarge"]
-
 [observe]
 emails = ["oncall@example.com"]
 
@@ -115,7 +111,6 @@ STACKS: Final = frozenset(
         "endpoint-answers",
         "network",
         "observe",
-        "prove",
         "release",
         "rollout-search",
         "serve-search",
