@@ -1,7 +1,7 @@
 """`nxpipe prove --on batch`: one AWS Batch job on the smallest instance type of [prove] that an artifact fits.
 
-The job runs `nxpipe prove` and stores the evidence. It has no signing key: the submitter reads the evidence's digest from
-the job's log, and accepts a document that is new, of this manifest, and has the limits that it sent.
+The job runs `nxpipe prove` and stores the evidence. It has no signing key: the submitter reads the digest of the evidence
+from the job's log, and accepts a document that is new, of this manifest, and has the limits that it sent.
 """
 
 import re
@@ -88,14 +88,14 @@ def prove_on_batch(
     config: "Config",
     options: ProveOptions,
     tell: Tell,
-    pace: Pace = Pace(),  # noqa: B008
+    pace: Pace = Pace(),
 ) -> Evidence:
     """The evidence of an artifact that a job has stored. A job that fails raises its own error; an interruption ends
     the job."""
     if config.prove is None:
         raise BuildRefused(
-            "nxpipe.toml has no [prove], which describes the queues of `nxpipe prove --on batch`; add the table and run "
-            f"`npx cdk deploy {config.project.name}-prove`"
+            "nxpipe.toml has no [prove], which describes the queues of `nxpipe prove --on batch`; add the table and "
+            f"run `npx cdk deploy {config.project.name}-prove`"
         )
     row = smallest_instance(published, store, config.prove)
     queue = find_queue(config.project.name, row.name, config.project.region)
@@ -123,7 +123,8 @@ def smallest_instance(published: "Published", store: "Store", prove: "Prove") ->
             return row
     raise BuildRefused(
         f"{published.name} needs {degree} cores of {manifest.target} with {human_bytes(need)} each, and no type in "
-        f"`instance_types` of [prove] has them ({', '.join(prove.instance_types)}); add a larger one and deploy the stack"
+        f"`instance_types` of [prove] has them ({', '.join(prove.instance_types)}); add a larger one and deploy "
+        "the stack"
     )
 
 
@@ -135,7 +136,8 @@ def _bytes_of_a_rank(published: "Published", store: "Store") -> int:
         interface = interface_from(store.read_blob(device.interface))
         states = {each.alias for each in interface.arguments}
         results = [each for place, each in enumerate(interface.results) if place not in states]
-        tensors.append(sum(each.type.nbytes for each in (*interface.arguments, *results)))
+        types = [each.type for each in interface.arguments] + [each.type for each in results]
+        tensors.append(sum(type_.nbytes for type_ in types))
     return max(tensors) + sum(device.neff.size for device in devices)
 
 
@@ -147,8 +149,8 @@ def find_queue(project: str, instance_type: str, region: str | None) -> ProvingQ
         jobs = batch.describe_job_definitions(jobDefinitionName=name, status="ACTIVE")["jobDefinitions"]
     if not queues or not jobs or queues[0]["state"] != "ENABLED":
         raise AwsError(
-            f"AWS Batch has no enabled job queue {name} with a job definition in {batch.meta.region_name}; run `npx cdk "
-            f"deploy {project}-prove`, or set the region in [project]"
+            f"AWS Batch has no enabled job queue {name} with a job definition in {batch.meta.region_name}; run `npx "
+            f"cdk deploy {project}-prove`, or set the region in [project]"
         )
     newest = max(jobs, key=lambda definition: definition["revision"])
     container = newest["containerProperties"]
