@@ -1,7 +1,7 @@
 """`nxpipe prove --on batch`: one AWS Batch job on the smallest instance type of [prove] that an artifact fits.
 
-The job runs `nxpipe prove` and stores the evidence. It has no signing key: the submitter reads the digest of the evidence
-from the job's log, and accepts a document that is new, of this manifest, and has the limits that it sent.
+The job runs `nxpipe prove` and stores the evidence. It has no signing key: the submitter reads the digest of the
+evidence from the log, and accepts a document that is new, of this manifest, and has the limits that it sent.
 """
 
 import re
