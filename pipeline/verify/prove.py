@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nxpipe.artifact_store.backends.protocol import ignore_progress
 from nxpipe.artifact_store.errors import Refused
-from nxpipe.artifact_store.evidence import DEVICE, UNVERIFIED, Compared, Evidence, Figures, Limits, Timing
+from nxpipe.artifact_store.evidence import DEVICE, UNVERIFIED, Compared, Evidence, Limits, Timing
 from nxpipe.pipeline.models.thresholds import Deviation, Thresholds, complete_evidence
 from nxpipe.pipeline.models.weights import Arrays
 from nxpipe.pipeline.util.errors import BuildRefused, NotReady, ProgramInvalid, VerificationFailed
@@ -343,7 +343,7 @@ class Proof:
         return Compared(
             program=self.program.name,
             yardstick=REFERENCE,
-            outputs=tuple(_figures(deviation) for deviation in self.deviations),
+            outputs=tuple(deviation.figures() for deviation in self.deviations),
             inputs=self.program.golden.inputs,
             answers=store.put_blob(self.answers.read_bytes()),
             surroundings=surroundings(self.program.neff, self.program.interface.degree, described),
@@ -428,14 +428,6 @@ def _require_within(program: FetchedProgram, deviation: Deviation, allowed: Thre
             f"verification failed: {program.name} {deviation.output}{where} of the device: {'; '.join(faults)}; the "
             f"reference is {REFERENCE}; see `nxpipe doctor --hardware`, or change [verify]"
         )
-
-
-def _figures(deviation: Deviation) -> Figures:
-    """The deviation, without a divergence that is NaN, which JSON lacks and no threshold limits."""
-    figures = asdict(deviation)
-    if deviation.kl is not None and deviation.kl != deviation.kl:
-        figures["kl"] = None
-    return Figures.model_validate(figures)
 
 
 def _timing(ranks: Sequence[Mapping[str, Any]]) -> Timing:
