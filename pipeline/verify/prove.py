@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nxpipe.artifact_store.backends.protocol import ignore_progress
 from nxpipe.artifact_store.errors import Refused
-from nxpipe.artifact_store.evidence import DEVICE, UNVERIFIED, Compared, Evidence, Figures, Limits, Timing
+from nxpipe.artifact_store.evidence import DEVICE, UNVERIFIED, Compared, Evidence, Limits, Timing
 from nxpipe.pipeline.models.thresholds import Deviation, Thresholds, complete_evidence
 from nxpipe.pipeline.models.weights import Arrays
 from nxpipe.pipeline.util.errors import BuildRefused, NotReady, ProgramInvalid, VerificationFailed
@@ -252,11 +252,6 @@ class FetchedProgram:
             )
 
 
-def physical_cores(neff: "Neff") -> int:
-    """Physical cores of a logical one (LNC), as the program was compiled; older files do not have the number."""
-    return max(neff.header.lnc_size, 1)
-
-
 def _fetch(manifest: "Manifest", store: "Store", folder: Path, step: Step, watch: Watch) -> None:
     """Fetch programs and weights into a folder, as an instance does that serves them."""
     from nxpipe.artifact_store.fetch.folder import Programs, fetch, size_of
@@ -324,7 +319,7 @@ def groups(programs: Sequence[FetchedProgram]) -> list[list[FetchedProgram]]:
     found: list[tuple[dict[str, str], list[FetchedProgram]]] = []
     for program in programs:
         types = {name: str(state.type) for name, state in program.states.items()}
-        types |= {"degree": str(program.interface.degree), "physical cores": str(physical_cores(program.neff))}
+        types |= {"degree": str(program.interface.degree), "physical cores": str(program.neff.physical_cores)}
         for known, members in found:
             if all(known.get(name, type_) == type_ for name, type_ in types.items()):
                 known |= types
@@ -348,7 +343,7 @@ class Proof:
         return Compared(
             program=self.program.name,
             yardstick=REFERENCE,
-            outputs=tuple(_figures(deviation) for deviation in self.deviations),
+            outputs=tuple(deviation.figures() for deviation in self.deviations),
             inputs=self.program.golden.inputs,
             answers=store.put_blob(self.answers.read_bytes()),
             surroundings=surroundings(self.program.neff, self.program.interface.degree, described),
@@ -366,7 +361,7 @@ def _run(
     """The proofs of programs that run together, in a process for each rank."""
     from nxpipe.artifact_store.fetch.folder import WEIGHTS
 
-    degree, lnc = programs[0].interface.degree, physical_cores(programs[0].neff)
+    degree, lnc = programs[0].interface.degree, programs[0].neff.physical_cores
     for program in programs:
         program.write_inputs()
     names = programs[0].name if len(programs) == 1 else f"{len(programs)} programs"
@@ -435,14 +430,6 @@ def _require_within(program: FetchedProgram, deviation: Deviation, allowed: Thre
         )
 
 
-def _figures(deviation: Deviation) -> Figures:
-    """The deviation, without a divergence that is NaN, which JSON lacks and no threshold limits."""
-    figures = asdict(deviation)
-    if deviation.kl is not None and deviation.kl != deviation.kl:
-        figures["kl"] = None
-    return Figures.model_validate(figures)
-
-
 def _timing(ranks: Sequence[Mapping[str, Any]]) -> Timing:
     """Durations of a program: of each run, that of the slowest rank."""
     from nxpipe.emulator.run.devices import protocol
@@ -460,7 +447,7 @@ def surroundings(neff: "Neff", degree: int, described: Mapping[str, Any]) -> dic
         "runtime": f"{described['implementation']} {described['version']}",
         "compiler": neff.info.get("version") or neff.header.build_version,
         "logical cores": str(degree),
-        "physical cores of a logical core": str(physical_cores(neff)),
+        "physical cores of a logical core": str(neff.physical_cores),
     }
     with suppress(OSError):
         found["driver"] = _DRIVER.read_text(errors="replace").strip()

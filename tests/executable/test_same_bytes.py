@@ -65,6 +65,7 @@ def test_another_process_makes_the_same_bytes(model: str, seed: str) -> None:
     assert elsewhere(sys.executable, model, seed) == here(model)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_python_of_this_machine_makes_the_same_bytes(model: str) -> None:
     emulators = list(filter(_runs_emulator, pythons()))

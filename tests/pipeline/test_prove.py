@@ -95,7 +95,7 @@ def proofs(store: Store, published: Published) -> list[Evidence]:
     return [each for each in store.evidence(published.manifest_digest) if each.kind == DEVICE]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize(("kind", "degree"), [("encoder", 1), ("encoder", 2), ("decoder", 1), ("decoder", 2)])
 def test_a_device_that_computes_the_golden_answers_gives_one_document(
     kind: str, degree: int, nxpipe: InProcess, world: Callable[..., World], device: Callable[..., None]

@@ -373,7 +373,7 @@ def test_the_log_must_have_lines_of_the_instance(
     assert test.steps.rows[0].state == state, test.steps.rows
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_ctrl_c_removes_what_exists_and_a_second_one_names_the_command_that_does(
     sealed_environment: None, repository: Path
 ) -> None:
