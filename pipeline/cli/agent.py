@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import click
@@ -67,9 +68,9 @@ def run(
     the fleet's load balancer and answered the fleet's `probe`. SIGTERM and SIGINT go to the server, which is killed
     after the fleet's `draining`; the agent exits with the server's exit code (128 and the number, after a signal).
 
-    Any failure before that (a missing device, a digest mismatch, a missing signature that [signing] requires, a server
-    that exits or does not answer within `ready_within`) exits with an error and abandons the hook, so that Auto
-    Scaling replaces the instance. Runs on EC2 only.
+    Any failure before that (a missing device, a digest mismatch, a missing signature that [signing] requires, missing
+    evidence that the channel requires, a server that exits or does not answer within `ready_within`) exits with an
+    error and abandons the hook, so that Auto Scaling replaces the instance. Runs on EC2 only.
 
     \b
     Example:
@@ -81,6 +82,7 @@ def run(
     from nxpipe.pipeline.config import load_config
     from nxpipe.pipeline.fleet.agent.run import Agent, lifecycle_gate
     from nxpipe.pipeline.fleet.agent.supervisor import ServiceManager
+    from nxpipe.pipeline.rollout.input import artifact_requirements
 
     manager = ServiceManager(os.environ)
 
@@ -101,6 +103,7 @@ def run(
                 store=opened,
                 model=ServedModel.of(config, served, group),
                 trust=trust_in(config, config_path.parent, opened, console.say),
+                requirements=partial(artifact_requirements, opened, config, config_path.parent),
                 folder=folder.absolute(),
                 devices=devices,
                 command=command or served.command,
@@ -250,8 +253,7 @@ def bundle(console: Console, packages: Path, fetch: str | None, store: str | Non
     from nxpipe.pipeline.artifacts.store_url import open_uncached_store
     from nxpipe.pipeline.config import load_config
     from nxpipe.pipeline.config.locks import read_lock
-    from nxpipe.pipeline.fleet.agent.run import Bundle
-    from nxpipe.pipeline.fleet.agent.wheels import fetch_wheels
+    from nxpipe.pipeline.fleet.agent.wheels import Bundle, fetch_wheels
     from nxpipe.pipeline.util.files import write_whole
 
     config = load_config(config_path, os.environ, missing_ok=True)

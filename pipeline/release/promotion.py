@@ -1,6 +1,6 @@
 """Gates of a release that change what is served: sign, promote, rollout."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -76,8 +76,7 @@ class PromoteGate:
         if not direct:
             return AlreadyDone("skipped", "left to the rollouts, which promote to the channel at their end")
         artifacts = [release.find(candidate) for candidate in direct]
-        expected = [Served.of(artifact) for artifact in artifacts if artifact is not None]
-        if len(expected) < len(direct) or any(served.get(artifact.slot) != artifact for artifact in expected):
+        if not all(artifact is not None and _serves(served, artifact) for artifact in artifacts):
             return None
         tip = release.tip()
         return AlreadyDone(
@@ -109,6 +108,12 @@ class PromoteGate:
         return GateOutcome(f"channel {options.channel} is at generation {generation.generation}", figures=figures)
 
 
+def _serves(served: "Mapping[tuple[str, str], Served]", artifact: "Published") -> bool:
+    """True if the channel serves the artifact, with all its evidence or without some."""
+    entry = served.get((artifact.model_id, artifact.target))
+    return entry is not None and Served.of(artifact, entry.without) == entry
+
+
 def requires_signature(config: "Config", options: "ReleaseOptions") -> bool:
     """True if the channel accepts only signed artifacts."""
     return options.channel in config.signing.require
@@ -128,7 +133,7 @@ def _evidence_plan(release: "ReleaseContext", candidates: "list[ReleaseCandidate
     for candidate in candidates:
         kinds = required_evidence(release.config, release.folder, options.channel, candidate.slot)
         if artifact := release.find(candidate):
-            missing = change.evidence_faults(release.store, artifact, replace(needs, verify_evidence=None))
+            missing = change.evidence_faults(release.store, artifact.manifest, replace(needs, verify_evidence=None))
         else:
             missing = {kind: _AFTER_BUILD for kind in kinds if kind in (INSTRUCTIONS, DEVICE)}
         for kind, reason in missing.items():
