@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.manifest import Manifest
     from nxpipe.pipeline.artifacts.bench import BenchLine
+    from nxpipe.pipeline.artifacts.calibration import Calibration
     from nxpipe.pipeline.artifacts.lookup import Match
     from nxpipe.pipeline.models.spec import ModelSpec
 
 _COLUMNS: Final = ("artifact", "program", "tp", "predicted", "before", "change")
 _MEASURED: Final = ("p50", "p99", "p50 before")
+_CALIBRATED: Final = ("calibrated",)
 
 
 @click.command(cls=Command)
@@ -47,6 +49,13 @@ _MEASURED: Final = ("p50", "p99", "p50 before")
     help="The largest predicted slowdown against the baseline.",
 )
 @click.option("--measured", is_flag=True, help="Show the times in the device evidence beside the predictions.")
+@click.option(
+    "--calibration",
+    "calibration_path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Show the predictions times the factors in a file of `nxpipe calibrate`, beside the predictions.",
+)
 @store_option
 @config_option
 @click.pass_context
@@ -58,6 +67,7 @@ def bench(
     allow_empty: bool,
     threshold: float,
     measured: bool,
+    calibration_path: Path | None,
     store: str | None,
     config_path: Path,
 ) -> None:
@@ -66,15 +76,17 @@ def bench(
     MODEL is the name of a model in nxpipe.toml, whose artifacts must be built, or an artifact (MODEL@KEY or a key);
     default: every model of nxpipe.toml. A program is compared with the baseline's program of the same phase, batch,
     bucket and degree for the same model and target. Predictions are sums of the documented costs of instructions;
-    nothing is run. --measured adds p50 and p99 on devices, as `nxpipe prove` found them; they decide nothing. Exits
-    with code 16 if a prediction is slower than the baseline by more than the threshold. An unknown
-    channel is an error, unless a fleet, [channels] or [signing] of nxpipe.toml names it, or --allow-empty is given.
+    nothing is run. --measured adds p50 and p99 on devices, as `nxpipe prove` found them, --calibration the predictions
+    times the factors of `nxpipe calibrate`; these decide nothing. Exits with code 16 if a prediction is slower than the
+    baseline by more than the threshold. An unknown channel is an error, unless a fleet, [channels] or [signing] of
+    nxpipe.toml names it, or --allow-empty is given.
 
     \b
     Example:
       nxpipe bench
       nxpipe bench bert --against production --threshold 2%
       nxpipe bench bert --measured
+      nxpipe bench bert --calibration inf2.calibration.json
       nxpipe bench bert-base-uncased@4e9ce0 --against bert-base-uncased@a41f07
     """
     from nxpipe.pipeline.artifacts.bench import bench as compare
@@ -88,11 +100,19 @@ def bench(
         for artifact in artifacts
         for line in compare(artifact, baseline.beside(artifact) if baseline else None, opened, measured=measured)
     ]
+    calibrated = _calibration(calibration_path, artifacts, opened, console)
     if console.json:
-        console.data([line.document(threshold, measured=measured) for line in lines])
+        console.data([line.document(threshold, measured=measured) | _corrected(line, calibrated) for line in lines])
     elif lines:
-        columns = (*_COLUMNS, *_MEASURED) if measured else _COLUMNS
-        rows = [(*_cells(line, threshold), *(_measured(line) if measured else ())) for line in lines]
+        columns = (*_COLUMNS, *(_MEASURED if measured else ()), *(_CALIBRATED if calibrated else ()))
+        rows = [
+            (
+                *_cells(line, threshold),
+                *(_measured(line) if measured else ()),
+                *map(_milliseconds, _corrected(line, calibrated).values()),
+            )
+            for line in lines
+        ]
         console.page(table(columns, rows))
     if measured:
         _note_unproven(console, lines)
@@ -169,6 +189,26 @@ def _measured(line: "BenchLine") -> Iterator[str]:
     now, before = line.program.measured, line.before.measured if line.before else None
     for figure in (now and now.p50_ms, now and now.p99_ms, before and before.p50_ms):
         yield "-" if figure is None else f"{figure:.3f} ms"
+
+
+def _calibration(
+    path: Path | None, artifacts: "Sequence[Manifest]", store: "Store", console: Console
+) -> "Calibration | None":
+    """The calibration in a file, which must be one of each artifact's target and cost model."""
+    if path is None:
+        return None
+    from nxpipe.pipeline.artifacts.calibration import read_calibration
+
+    calibration = read_calibration(path)
+    for artifact in artifacts:
+        calibration.require_for(artifact, store)
+    if calibration.rehearsal:
+        console.say(f"{path} is of a rehearsal: its factors are those of a stand-in, not of a device")
+    return calibration
+
+
+def _corrected(line: "BenchLine", calibration: "Calibration | None") -> dict[str, float | None]:
+    return {"calibrated_ns": calibration.calibrated_ns(line.program)} if calibration else {}
 
 
 def _note_unproven(console: Console, lines: "Sequence[BenchLine]") -> None:
