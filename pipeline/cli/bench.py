@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _COLUMNS: Final = ("artifact", "program", "tp", "predicted", "before", "change")
 _MEASURED: Final = ("p50", "p99", "p50 before")
-_CALIBRATED: Final = ("calibrated",)
 
 
 @click.command(cls=Command)
@@ -104,15 +103,12 @@ def bench(
     if console.json:
         console.data([line.document(threshold, measured=measured) | _corrected(line, calibrated) for line in lines])
     elif lines:
-        columns = (*_COLUMNS, *(_MEASURED if measured else ()), *(_CALIBRATED if calibrated else ()))
-        rows = [
-            (
-                *_cells(line, threshold),
-                *(_measured(line) if measured else ()),
-                *map(_milliseconds, _corrected(line, calibrated).values()),
-            )
-            for line in lines
-        ]
+        columns = (*_COLUMNS, *(_MEASURED if measured else ()))
+        rows = [(*_cells(line, threshold), *(_measured(line) if measured else ())) for line in lines]
+        if calibrated:
+            columns = (*columns, "calibrated (rehearsal)" if calibrated.rehearsal else "calibrated")
+            times = [_milliseconds(calibrated.calibrated_ns(line.program)) for line in lines]
+            rows = [(*row, time) for row, time in zip(rows, times, strict=True)]
         console.page(table(columns, rows))
     if measured:
         _note_unproven(console, lines)
@@ -207,8 +203,11 @@ def _calibration(
     return calibration
 
 
-def _corrected(line: "BenchLine", calibration: "Calibration | None") -> dict[str, float | None]:
-    return {"calibrated_ns": calibration.calibrated_ns(line.program)} if calibration else {}
+def _corrected(line: "BenchLine", calibration: "Calibration | None") -> dict[str, object]:
+    if calibration is None:
+        return {}
+    of = calibration.model_dump(include={"instance_type", "clock", "rehearsal"})
+    return {"calibrated_ns": calibration.calibrated_ns(line.program), "calibration": of}
 
 
 def _note_unproven(console: Console, lines: "Sequence[BenchLine]") -> None:
