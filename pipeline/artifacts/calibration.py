@@ -277,7 +277,7 @@ def _predicted_ms(manifest: "Manifest", program: PredictedTime) -> float:
 
 
 def _cost_model(manifest: "Manifest", store: "Store") -> str:
-    """The digest of the source of the compiler that predicted: whatever it holds may change a prediction."""
+    """The digest of the source of the compiler that predicted: any of it may change a prediction."""
     match store.key_inputs(manifest):
         case {"compiler": {"source": str(digest)}}:
             return digest

@@ -74,7 +74,9 @@ def calibrate(
     else:
         console.page("\n\n".join(map(_page, reports)))
     for report in reports:
-        _note(report.calibration, console)
+        _note_single(report.calibration, console)
+    if output is not None:
+        console.say(f"  {output}: the calibration of {reports[0].calibration.instance_type}")
 
 
 def _selected(measured: "Sequence[Measurement]", instance_type: str | None, clock: str | None) -> "list[Measurement]":
@@ -114,7 +116,7 @@ def _page(report: "CalibrationReport") -> str:
             f"{each.predicted_ms:.3f} ms",
             f"{each.p50_ms:.3f} ms",
             f"{each.p50_ms / each.predicted_ms:.4g}",
-            f"{report.residual(each):+.1%}",
+            f"{report.residual(each):+z.1%}",
         )
         for each in report.measurements
     ]
@@ -128,9 +130,9 @@ def _title(calibration: "Calibration") -> str:
     return f"{rehearsal}{calibration.instance_type}, clock of the {calibration.clock}{software}"
 
 
-def _note(calibration: "Calibration", console: Console) -> None:
+def _note_single(calibration: "Calibration", console: Console) -> None:
     if single := [phase for phase, each in calibration.phases.items() if each.count == 1]:
         console.say(
-            f"{calibration.instance_type}: one measurement of {', '.join(single)}, so the factor has no spread; prove "
-            "more models, buckets or degrees"
+            f"{calibration.instance_type}: one measurement of {' and one of '.join(single)}, which has no spread; "
+            "prove more models, buckets or degrees"
         )

@@ -221,7 +221,7 @@ def test_a_single_measurement_is_reported_as_one(nxpipe: InProcess, store: Store
     answer = nxpipe("calibrate", proven(store, "bert", {16: (1.0, 2.0)}, MACHINE))
     assert answer.code == OK.number
     assert answer.out.splitlines()[3].split() == ["forward", "1", "2", "-"]
-    assert answer.err.startswith("inf2.xlarge: one measurement of forward, so the factor has no spread; prove more")
+    assert answer.err.startswith("inf2.xlarge: one measurement of forward, which has no spread; prove more")
 
 
 def test_an_artifact_without_device_evidence_is_refused(nxpipe: InProcess, store: Store) -> None:
