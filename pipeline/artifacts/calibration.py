@@ -36,7 +36,7 @@ _SHORTEST_MS: Final = 1e-9  # beyond these a figure is no duration of a program
 _LONGEST_MS: Final = 1e9
 _SHOWN: Final = 12  # digits of a digest in a message
 
-Ratio = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Ratio = Annotated[float, Field(gt=0, le=1e20)]
 Spread = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 
 
@@ -93,7 +93,7 @@ def read_calibration(path: Path) -> Calibration:
         return parse_document(Calibration, json_of(read_file(path, limit=_LARGEST)))
     except (DocumentInvalid, NotUnderstood) as fault:
         raise InputInvalid(
-            f"{path}: no calibration {FORMAT} ({fault}); write one with `nxpipe calibrate -o`"
+            f"{path}: no calibration {FORMAT} ({str(fault)[:200]}); write one with `nxpipe calibrate -o`"
         ) from fault
 
 

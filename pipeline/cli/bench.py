@@ -94,12 +94,12 @@ def bench(
     opened = open_configured_store(store, config_path, console)
     artifacts = list(_artifacts(models, opened, config_path))
     baseline = _baseline(against, opened, config_path, allow_empty) if against is not None else None
+    calibrated = _calibration(calibration_path, artifacts, opened, console)
     lines = [
         line
         for artifact in artifacts
         for line in compare(artifact, baseline.beside(artifact) if baseline else None, opened, measured=measured)
     ]
-    calibrated = _calibration(calibration_path, artifacts, opened, console)
     if console.json:
         console.data([line.document(threshold, measured=measured) | _corrected(line, calibrated) for line in lines])
     elif lines:

@@ -169,7 +169,8 @@ def test_the_residuals_of_a_phase_multiply_to_1_and_have_its_spread(samples: lis
 
 def test_a_single_measurement_has_no_spread() -> None:
     (phase,) = fitted(measured([("decode", 2.0, 3.0)])).calibration.phases.values()
-    assert (phase.factor, phase.spread, phase.count) == (pytest.approx(1.5), None, 1)
+    assert phase.factor == pytest.approx(1.5)
+    assert (phase.spread, phase.count) == (None, 1)
 
 
 # The command
@@ -405,6 +406,7 @@ def test_a_file_that_is_no_calibration_is_refused(nxpipe: InProcess, store: Stor
         ("factor", "2"),
         ("factor", math.nan),
         ("factor", math.inf),
+        ("factor", 1e308),
         ("spread", 0.5),
         ("count", 0),
         ("more", 1),
