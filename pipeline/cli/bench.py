@@ -47,7 +47,6 @@ _MEASURED: Final = ("p50", "p99", "p50 before")
     show_default=True,
     help="The largest predicted slowdown against the baseline.",
 )
-@click.option("--measured", is_flag=True, help="Show the times in the device evidence beside the predictions.")
 @click.option(
     "--calibration",
     "calibration_path",
@@ -55,6 +54,7 @@ _MEASURED: Final = ("p50", "p99", "p50 before")
     metavar="FILE",
     help="Show the predictions times the factors in a file of `nxpipe calibrate`, beside the predictions.",
 )
+@click.option("--measured", is_flag=True, help="Show the times in the device evidence beside the predictions.")
 @store_option
 @config_option
 @click.pass_context
@@ -65,8 +65,8 @@ def bench(
     against: str | None,
     allow_empty: bool,
     threshold: float,
-    measured: bool,
     calibration_path: Path | None,
+    measured: bool,
     store: str | None,
     config_path: Path,
 ) -> None:
@@ -75,17 +75,19 @@ def bench(
     MODEL is the name of a model in nxpipe.toml, whose artifacts must be built, or an artifact (MODEL@KEY or a key);
     default: every model of nxpipe.toml. A program is compared with the baseline's program of the same phase, batch,
     bucket and degree for the same model and target. Predictions are sums of the documented costs of instructions;
-    nothing is run. --measured adds p50 and p99 on devices, as `nxpipe prove` found them, --calibration the predictions
-    times the factors of `nxpipe calibrate`; these decide nothing. Exits with code 16 if a prediction is slower than the
-    baseline by more than the threshold. An unknown channel is an error, unless a fleet, [channels] or [signing] of
-    nxpipe.toml names it, or --allow-empty is given.
+    nothing is run. --measured adds p50 and p99 on devices, as `nxpipe prove` found them; they decide nothing. Exits
+    with code 16 if a prediction is slower than the baseline by more than the threshold. An unknown
+    channel is an error, unless a fleet, [channels] or [signing] of nxpipe.toml names it, or --allow-empty is given.
+
+    --calibration adds the predictions times the factors of their phases in a file of `nxpipe calibrate`, which must be
+    of the artifacts' target and compiler; the raw predictions are compared.
 
     \b
     Example:
       nxpipe bench
       nxpipe bench bert --against production --threshold 2%
-      nxpipe bench bert --measured
       nxpipe bench bert --calibration inf2.calibration.json
+      nxpipe bench bert --measured
       nxpipe bench bert-base-uncased@4e9ce0 --against bert-base-uncased@a41f07
     """
     from nxpipe.pipeline.artifacts.bench import bench as compare
@@ -93,8 +95,8 @@ def bench(
     console: Console = ctx.obj
     opened = open_configured_store(store, config_path, console)
     artifacts = list(_artifacts(models, opened, config_path))
-    baseline = _baseline(against, opened, config_path, allow_empty) if against is not None else None
     calibrated = _calibration(calibration_path, artifacts, opened, console)
+    baseline = _baseline(against, opened, config_path, allow_empty) if against is not None else None
     lines = [
         line
         for artifact in artifacts
@@ -103,7 +105,7 @@ def bench(
     if console.json:
         console.data([line.document(threshold, measured=measured) | _corrected(line, calibrated) for line in lines])
     elif lines:
-        columns = (*_COLUMNS, *(_MEASURED if measured else ()))
+        columns = (*_COLUMNS, *_MEASURED) if measured else _COLUMNS
         rows = [(*_cells(line, threshold), *(_measured(line) if measured else ())) for line in lines]
         if calibrated:
             columns = (*columns, "calibrated (rehearsal)" if calibrated.rehearsal else "calibrated")
