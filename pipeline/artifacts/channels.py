@@ -107,7 +107,7 @@ def hosts_of_channel(config: "Config", folder: Path, channel: str) -> "dict[tupl
 
     Training fleets fetch no programs.
     """
-    from nxpipe.pipeline.config.fleets import serving_fleets
+    from nxpipe.pipeline.config.root import serving_fleets
 
     ids = {model.name: model_id(model, folder) for model in config.models}
     hosts: dict[tuple[str, str], list[ProgramHost]] = {}

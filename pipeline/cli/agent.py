@@ -10,7 +10,7 @@ import click
 
 from nxpipe.pipeline.cli.main import Command, Group
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.config.fleets import serving_fleet
+from nxpipe.pipeline.config.root import serving_fleet
 from nxpipe.pipeline.util.console import Console
 
 

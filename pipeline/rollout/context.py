@@ -21,7 +21,7 @@ from nxpipe.pipeline.artifacts.channels import ServedModel, environment_channel
 from nxpipe.pipeline.artifacts.signing import author_signature, trust_in
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.config import Config, ServingFleet, load_config
-from nxpipe.pipeline.config.fleets import serving_fleet, serving_fleets
+from nxpipe.pipeline.config.root import serving_fleet, serving_fleets
 from nxpipe.pipeline.rollout.aws import StateMachine
 from nxpipe.pipeline.rollout.input import RolloutCandidate, artifact_requirements, requirements
 from nxpipe.pipeline.rollout.status import StatusReader

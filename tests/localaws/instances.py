@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 from nxpipe.artifact_store import open_store
 from nxpipe.pipeline.artifacts.channels import ServedModel
 from nxpipe.pipeline.artifacts.signing import trust_in
-from nxpipe.pipeline.config.fleets import serving_fleets
 from nxpipe.pipeline.config.load import load, read_source
+from nxpipe.pipeline.config.root import serving_fleets
 from nxpipe.pipeline.fleet.agent.run import FleetArtifact
 from tests.localaws.formation.provider import client_of
 from tests.localaws.moto_patches.lambdas import Subnets

@@ -22,7 +22,7 @@ from nxpipe.artifact_store.evidence import DEVICE, EMULATED, Evidence
 from nxpipe.pipeline.artifacts.channels import ServedModel
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.config import load_config
-from nxpipe.pipeline.config.fleets import serving_fleet
+from nxpipe.pipeline.config.root import serving_fleet
 from nxpipe.pipeline.fleet.agent.run import FleetArtifact
 from nxpipe.pipeline.models.thresholds import Thresholds, complete_evidence
 from nxpipe.pipeline.rollout.input import artifact_requirements

@@ -28,8 +28,8 @@ from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import Config
 from nxpipe.pipeline.config.capacity import CapacityBlock
 from nxpipe.pipeline.config.cloud import Release
-from nxpipe.pipeline.config.fleets import serving_fleets
 from nxpipe.pipeline.config.locks import ADDONS, FLEETS_PARAMETER, TRAINING_PARAMETER, ClusterLock, LockedImage
+from nxpipe.pipeline.config.root import serving_fleets
 from nxpipe.pipeline.fleet import preflight_rules as rules
 from nxpipe.pipeline.fleet.account import Image, Quota, Reservation, quota_name
 from nxpipe.pipeline.fleet.preflight_rules import ServedArtifact

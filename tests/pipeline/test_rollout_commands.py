@@ -95,10 +95,8 @@ def test_an_environment_does_without_what_the_fleets_channel_does_without(fleet:
     words = ("promote", old.name, "--channel", "production", "--without-evidence", "device", "--reason", "first hour")
     assert fleet.nxpipe(*words).code == 0
     assert fleet.rollout("start", "search", new.name).code == 0
-    blue, green = (
-        json.loads(fleet.nxpipe("channel", "show", f"search--{colour}", "--json").out)[0]
-        for colour in ("blue", "green")
-    )
+    shown = [fleet.nxpipe("channel", "show", f"search--{colour}", "--json").out for colour in ("blue", "green")]
+    blue, green = (json.loads(text)[0] for text in shown)
     assert blue["artifacts"][0]["without"] == ["device"]
     assert "channel production serves it without" in blue["reason"]
     assert "without" not in green["artifacts"][0]
