@@ -77,12 +77,12 @@ def run(
       nxpipe agent run --fleet search --hook search-ready -- python -m server
     """
     from nxpipe.pipeline.artifacts.channels import ServedModel, environment_of
+    from nxpipe.pipeline.artifacts.requirements import artifact_requirements
     from nxpipe.pipeline.artifacts.signing import trust_in
     from nxpipe.pipeline.artifacts.store_url import open_configured_store
     from nxpipe.pipeline.config import load_config
     from nxpipe.pipeline.fleet.agent.run import Agent, lifecycle_gate
     from nxpipe.pipeline.fleet.agent.supervisor import ServiceManager
-    from nxpipe.pipeline.rollout.input import artifact_requirements
 
     manager = ServiceManager(os.environ)
 

@@ -22,6 +22,7 @@ from nxpipe.artifact_store.fetch.folder import MANIFEST
 from nxpipe.artifact_store.manifest import MAX_MANIFEST_BYTES, Manifest
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, ServedModel, endpoint_fault
+from nxpipe.pipeline.artifacts.requirements import artifact_requirements
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store, store_url
 from nxpipe.pipeline.config import Config, ConfigInvalid, ServingFleet, TrainingFleet
@@ -31,7 +32,6 @@ from nxpipe.pipeline.config.locks import FLEETS_PARAMETER, TRAINING_PARAMETER, L
 from nxpipe.pipeline.fleet import preflight_rules as rules
 from nxpipe.pipeline.fleet.account import Account, MissingPermission
 from nxpipe.pipeline.fleet.preflight_rules import PreflightReport, PreflightRow, row
-from nxpipe.pipeline.rollout.input import artifact_requirements
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import AwsError
 from nxpipe.stacks.lint.costs import load_prices

@@ -8,11 +8,16 @@ from nxpipe.artifact_store.channel import change
 from nxpipe.artifact_store.channel.generation import Served
 from nxpipe.artifact_store.evidence import DEVICE, INSTRUCTIONS
 from nxpipe.artifact_store.names import SHOWN
-from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, rehearsals_of, required_evidence
+from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, rehearsals_of
+from nxpipe.pipeline.artifacts.requirements import (
+    artifact_requirements,
+    required_evidence,
+    requirements,
+    unserved_channel_warning,
+)
 from nxpipe.pipeline.artifacts.signing import author_signature, builder_id, chosen_signer
 from nxpipe.pipeline.release.gates import AlreadyDone, GateOutcome
 from nxpipe.pipeline.release.state import fleets_with_rollouts, rollout_slots
-from nxpipe.pipeline.rollout.input import artifact_requirements, requirements, unserved_channel_warning
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published

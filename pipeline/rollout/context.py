@@ -18,12 +18,13 @@ from nxpipe.artifact_store.channel.generation import Generation, Served
 from nxpipe.artifact_store.errors import NotFound, Refused
 from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
 from nxpipe.pipeline.artifacts.channels import ServedModel, environment_channel
+from nxpipe.pipeline.artifacts.requirements import artifact_requirements, requirements
 from nxpipe.pipeline.artifacts.signing import author_signature, trust_in
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.config import Config, ServingFleet, load_config
 from nxpipe.pipeline.config.root import serving_fleet, serving_fleets
 from nxpipe.pipeline.rollout.aws import StateMachine
-from nxpipe.pipeline.rollout.input import RolloutCandidate, artifact_requirements, requirements
+from nxpipe.pipeline.rollout.input import RolloutCandidate
 from nxpipe.pipeline.rollout.status import StatusReader
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import RolloutRefused

@@ -20,12 +20,12 @@ from typing import Final
 from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.evidence import DEVICE, EMULATED, Evidence
 from nxpipe.pipeline.artifacts.channels import ServedModel
+from nxpipe.pipeline.artifacts.requirements import artifact_requirements
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.config.root import serving_fleet
 from nxpipe.pipeline.fleet.agent.run import FleetArtifact
 from nxpipe.pipeline.models.thresholds import Thresholds, complete_evidence
-from nxpipe.pipeline.rollout.input import artifact_requirements
 from nxpipe.pipeline.verify.prove import ProveOptions
 from nxpipe.pipeline.verify.prove import replay as replay_folder
 from tests.neuronx import stand_in

@@ -12,7 +12,7 @@ from nxpipe.artifact_store import Published, Store, open_store
 from nxpipe.artifact_store.backends.protocol import Payload
 from nxpipe.artifact_store.channel.change import Author, EvidenceWaiver, Requirements, promote
 from nxpipe.artifact_store.evidence import DEVICE, EMULATED, INSTRUCTIONS, KINDS, XLA
-from nxpipe.pipeline.artifacts.channels import required_evidence
+from nxpipe.pipeline.artifacts.requirements import required_evidence
 from nxpipe.pipeline.cli.options import KINDS as OPTION_KINDS
 from nxpipe.pipeline.config import ConfigInvalid, json_schema, load_config
 from nxpipe.pipeline.config.schema import field_kind
