@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,7 +13,7 @@ from nxpipe.artifact_store.errors import ChannelEmpty, NotFound
 from nxpipe.artifact_store.names import SHOWN
 from nxpipe.pipeline.artifacts.store_url import open_configured_store
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.options import config_option, store_option
+from nxpipe.pipeline.cli.options import config_option, device_option, store_option
 from nxpipe.pipeline.cli.param_types import Percentage
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.config import load_config
@@ -22,6 +24,7 @@ from nxpipe.pipeline.util.text import style, table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.evidence import Timing
     from nxpipe.artifact_store.manifest import Manifest
     from nxpipe.pipeline.artifacts.bench import BenchLine
     from nxpipe.pipeline.artifacts.lookup import Match
@@ -47,6 +50,7 @@ _MEASURED: Final = ("p50", "p99", "p50 before")
     help="The largest predicted slowdown against the baseline.",
 )
 @click.option("--measured", is_flag=True, help="Show the times in the device evidence beside the predictions.")
+@device_option
 @store_option
 @config_option
 @click.pass_context
@@ -58,6 +62,7 @@ def bench(
     allow_empty: bool,
     threshold: float,
     measured: bool,
+    device: str | None,
     store: str | None,
     config_path: Path,
 ) -> None:
@@ -66,7 +71,8 @@ def bench(
     MODEL is the name of a model in nxpipe.toml, whose artifacts must be built, or an artifact (MODEL@KEY or a key);
     default: every model of nxpipe.toml. A program is compared with the baseline's program of the same phase, batch,
     bucket and degree for the same model and target. Predictions are sums of the documented costs of instructions;
-    nothing is run. --measured adds p50 and p99 on devices, as `nxpipe prove` found them; they decide nothing. Exits
+    they run nothing. --measured adds p50 and p99 on devices, as `nxpipe prove` found them; --device measures them now, on this
+    machine's devices, and stores nothing. They decide nothing. Exits
     with code 16 if a prediction is slower than the baseline by more than the threshold. An unknown
     channel is an error, unless a fleet, [channels] or [signing] of nxpipe.toml names it, or --allow-empty is given.
 
@@ -75,24 +81,29 @@ def bench(
       nxpipe bench
       nxpipe bench bert --against production --threshold 2%
       nxpipe bench bert --measured
+      nxpipe bench bert --device auto
       nxpipe bench bert-base-uncased@4e9ce0 --against bert-base-uncased@a41f07
     """
     from nxpipe.pipeline.artifacts.bench import bench as compare
 
     console: Console = ctx.obj
+    if measured and device is not None:
+        raise click.UsageError("--measured and --device cannot be combined: one shows stored times, one new ones", ctx)
     opened = open_configured_store(store, config_path, console)
     artifacts = list(_artifacts(models, opened, config_path))
     baseline = _baseline(against, opened, config_path, allow_empty) if against is not None else None
+    new = {artifact.digest: _measure(artifact, opened, device, console) for artifact in artifacts} if device else {}
+    shown = measured or device is not None
     lines = [
-        line
+        replace(line, program=replace(line.program, measured=new[artifact.digest][line.program.name])) if new else line
         for artifact in artifacts
-        for line in compare(artifact, baseline.beside(artifact) if baseline else None, opened, measured=measured)
+        for line in compare(artifact, baseline.beside(artifact) if baseline else None, opened, measured=shown)
     ]
     if console.json:
-        console.data([line.document(threshold, measured=measured) for line in lines])
+        console.data([line.document(threshold, measured=shown) for line in lines])
     elif lines:
-        columns = (*_COLUMNS, *_MEASURED) if measured else _COLUMNS
-        rows = [(*_cells(line, threshold), *(_measured(line) if measured else ())) for line in lines]
+        columns = (*_COLUMNS, *_MEASURED) if shown else _COLUMNS
+        rows = [(*_cells(line, threshold), *(_measured(line) if shown else ())) for line in lines]
         console.page(table(columns, rows))
     if measured:
         _note_unproven(console, lines)
@@ -102,6 +113,14 @@ def bench(
     if slower:
         console.complain(_sentence(slower, threshold))
         ctx.exit(REGRESSION.number)
+
+
+def _measure(artifact: "Manifest", store: "Store", device: str, console: Console) -> "dict[str, Timing]":
+    """The times of an artifact's programs on this machine's devices."""
+    from nxpipe.pipeline.util.progress import watching
+    from nxpipe.pipeline.verify.prove import ProveOptions, measure
+
+    return measure(artifact, store, ProveOptions(device), console.step, partial(watching, console))
 
 
 def _baseline(name: str, store: "Store", config_path: Path, allow_empty: bool) -> "Match":

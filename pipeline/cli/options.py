@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
 from nxpipe.pipeline.artifacts.store_url import VARIABLE
 
@@ -47,6 +48,23 @@ class Label(click.ParamType[str]):
 
 
 KINDS: Final = ("emulated", "instructions", "xla", "device")  # of evidence; artifact_store.evidence loads pydantic
+
+DEVICES: Final = ("auto", "nrtpy", "libnrt")  # of pipeline.verify.device, which loads the store
+
+device_option = click.option(
+    "--device",
+    type=click.Choice(DEVICES),
+    help="Run the artifact's NEFFs on this machine's Neuron devices, by this library; auto is nrtpy if it is "
+    "installed, else libnrt.",
+)
+
+
+def refuse_emulation(ctx: click.Context) -> None:
+    """Refuse options of the emulator beside --device."""
+    for name, option in (("mode", "--mode"), ("engine_order", "--engine-order")):
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--device and {option} cannot be combined: {option} is of the emulator", ctx)
+
 
 without_evidence_option = click.option(
     "--without-evidence",

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -11,7 +12,7 @@ import click
 
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import ModelOptions, execution_options, model_options
-from nxpipe.pipeline.cli.options import config_option, store_option
+from nxpipe.pipeline.cli.options import config_option, device_option, refuse_emulation, store_option
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.config.models import Autocast
 from nxpipe.pipeline.util.console import Console
@@ -33,11 +34,12 @@ class _Labelled:
     model: str
     autocast_type: str | None  # None for an artifact
     comparison: "Comparison"
+    machine: str = "emulated"  # or "device": what ran the programs
 
     def label(self, result: "VariantResult") -> str:
         if result.variant in ("matmult", "all"):
-            return f"emulated, {result.variant} {self.autocast_type}"
-        return f"emulated, {result.variant}" if result in self.comparison.emulated else result.variant
+            return f"{self.machine}, {result.variant} {self.autocast_type}"
+        return f"{self.machine}, {result.variant}" if result in self.comparison.emulated else result.variant
 
 
 @click.command(cls=Command)
@@ -77,6 +79,7 @@ class _Labelled:
     help="Store the result of ARTIFACT with --mode isa as evidence of kind instructions, if it is within [verify].",
 )
 @execution_options
+@device_option
 @store_option
 @config_option
 @click.pass_context
@@ -93,6 +96,7 @@ def verify(
     steps: int | None,
     attest: bool,
     execution: ExecutionOptions,
+    device: str | None,
     store: str | None,
     config_path: Path,
 ) -> None:
@@ -102,7 +106,8 @@ def verify(
     it. --mode isa executes the compiled programs on emulated cores, instruction by instruction, and checks every
     semaphore wait; --json includes the instruction counts. ARTIFACT is an artifact of the store, as MODEL@KEY: all of
     its blobs are checked against their digests, and its programs run on their stored inputs. A .pt2 file is compared
-    with PyTorch, an ONNX file with ONNX's reference evaluator. Exits with code 12 if an output is beyond the thresholds
+    with PyTorch, an ONNX file with ONNX's reference evaluator. --device runs the NEFFs of ARTIFACT on this machine's
+    devices, and compares them with its emulated evidence; `nxpipe prove` stores such a result. Exits with code 12 if an output is beyond the thresholds
     of [verify] in nxpipe.toml.
 
     \b
@@ -112,6 +117,7 @@ def verify(
       nxpipe verify --model-id gpt2 --weights random:0 --mode isa --steps 4
       nxpipe verify bert-base-uncased@4e9ce0 --store s3://my-artifacts/nxpipe
       nxpipe verify bert-base-uncased@4e9ce0 --mode isa --attest
+      nxpipe verify bert-base-uncased@4e9ce0 --device auto
     """
     from nxpipe.pipeline.models.prompts import read_prompts
     from nxpipe.pipeline.models.thresholds import Thresholds
@@ -119,6 +125,12 @@ def verify(
 
     console: Console = ctx.obj
     options.require_applicable()
+    if device is not None:
+        refuse_emulation(ctx)
+        if artifact is None:
+            raise click.UsageError(
+                "--device runs the NEFFs of an artifact; build it with --backend neuronx, and pass ARTIFACT", ctx
+            )
     config = load_config(config_path, os.environ, missing_ok=bool(options.model_id or artifact))
     if attest and (artifact is None or execution.mode != "isa"):
         raise click.UsageError("--attest stores a run of an artifact's instructions; pass ARTIFACT and --mode isa", ctx)
@@ -128,8 +140,13 @@ def verify(
     if artifact is not None:
         if options.model_id or options.names or verify_options != VerifyOptions(execution=execution):
             raise click.UsageError(
-                "ARTIFACT cannot be combined with options of a model; pass only --store, --mode and --json", ctx
+                "ARTIFACT cannot be combined with options of a model; pass only --store, --mode, --device and --json",
+                ctx,
             )
+        if device is not None:
+            comparisons = _on_devices(artifact, store, config_path, device, console)
+            _show(comparisons, verify_options, thresholds, console)
+            return
         replay = _Replay.of(artifact, store, config_path, execution, console)
         _show(replay.comparisons(console, attested=attest), verify_options, thresholds, console)
         if attest:
@@ -193,6 +210,18 @@ class _Replay:
         manifest = self.published.manifest_digest
         self.store.attest(Evidence(manifest=manifest, kind=INSTRUCTIONS, programs=programs, limits=limits))
         console.say(f"{name} has evidence of kind {INSTRUCTIONS}; sign it with: nxpipe store sign {name}")
+
+
+def _on_devices(name: str, store: str | None, config_path: Path, device: str, console: Console) -> Iterator[_Labelled]:
+    from nxpipe.pipeline.artifacts.store_url import open_uncached_store
+    from nxpipe.pipeline.util.progress import watching
+    from nxpipe.pipeline.verify.device import DeviceOptions
+    from nxpipe.pipeline.verify.prove import compare_on_devices
+
+    opened = open_uncached_store(store, config_path, console)
+    published, watch = opened.resolve(name), partial(watching, console)
+    for comparison in compare_on_devices(published, opened, DeviceOptions(device), console.step, watch):
+        yield _Labelled(published.name, None, comparison, "device")
 
 
 def _of_models(specs: "Sequence[ModelSpec]", options: "VerifyOptions", console: Console) -> Iterator[_Labelled]:
@@ -289,13 +318,13 @@ def _as_json(labelled: _Labelled, verify_options: "VerifyOptions", thresholds: "
         "model": labelled.model,
         "program": comparison.program,
         "autocast_type": labelled.autocast_type,
-        "mode": verify_options.execution.mode,
+        "mode": "device" if labelled.machine == "device" else verify_options.execution.mode,
         "slice_layers": verify_options.slice_layers,
         "inputs": comparison.input_source,
         "thresholds": asdict(thresholds),
         "passed": not _failures(labelled, thresholds),
         "yardstick": comparison.reference,
-        "emulated": {result.variant: _result_json(result, thresholds) for result in comparison.emulated},
+        labelled.machine: {result.variant: _result_json(result, thresholds) for result in comparison.emulated},
         "beside": {result.variant: _result_json(result, thresholds) for result in comparison.other_references},
     }
 

@@ -212,6 +212,13 @@ def _stored(
     return StoredProgram(executable, program, instructions, inputs, outputs)
 
 
+def read_graph(manifest: "Manifest", executable: "StoredExecutable", store: "Store") -> "CompiledGraph":
+    """The graph of a stored program."""
+    instructions, path = read_instructions(manifest, executable, store), artifact_files.graph(executable.name)
+    files = {file.path: store.read_blob(file.blob) for file in manifest.files if file.path == path}
+    return _program(instructions, executable, files, f"{manifest.model.id} {executable.name}")
+
+
 def _program(
     instructions: "Executable", executable: "StoredExecutable", files: Mapping[str, bytes], where: str
 ) -> "CompiledGraph":

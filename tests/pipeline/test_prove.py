@@ -28,7 +28,8 @@ from nxpipe.emulator.isa.program import Role
 from nxpipe.pipeline.util.errors import BuildRefused
 from nxpipe.pipeline.util.exit_codes import COMPILE, INTERRUPTED, NOT_READY, OK, REFUSED, USAGE, VERIFICATION
 from nxpipe.pipeline.verify import prove as module
-from nxpipe.pipeline.verify.prove import ProveOptions, target_of
+from nxpipe.pipeline.verify.device import FetchedProgram, groups, target_of
+from nxpipe.pipeline.verify.prove import ProveOptions
 from tests.neuronx.neff_files import BUILD, archive, container, members
 from tests.pipeline.command import NXPIPE, Answer, installed
 from tests.pipeline.conftest import BERT, LLAMA
@@ -293,17 +294,16 @@ def test_surroundings_have_no_path_and_no_host(tmp_path: Path, monkeypatch: pyte
 def test_programs_run_together_unless_their_states_or_ranks_differ() -> None:
     """A rank has one tensor for a state, so caches of two capacities need two sets of processes."""
 
-    def program(name: str, capacity: int, degree: int = 1) -> module.FetchedProgram:
+    def program(name: str, capacity: int, degree: int = 1) -> FetchedProgram:
         cache = TensorType((1, capacity), DType.FLOAT32)
         interface = Interface(
             degree, (Argument("cache", Role.STATE, cache, cache, alias=0),), (Result("cache", cache),)
         )
         neff = read_neff(BytesIO(container(archive(members([])))))
-        nothing: Any = None
-        return module.FetchedProgram(name, Path(name), neff, interface, {}, nothing, nothing)
+        return FetchedProgram(name, Path(name), neff, interface, {})
 
     programs = [program("a", 8), program("b", 16), program("c", 8), program("d", 8, degree=2)]
-    assert [[each.name for each in group] for group in module.groups(programs)] == [["a", "c"], ["b"], ["d"]]
+    assert [[each.name for each in group] for group in groups(programs)] == [["a", "c"], ["b"], ["d"]]
 
 
 @pytest.mark.parametrize(

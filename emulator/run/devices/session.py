@@ -318,7 +318,7 @@ def describe(rank: Rank, _: Document) -> Document:
 
 
 def replay(rank: Rank, argument: Document) -> Document:
-    """Run each program once on given inputs, write its results in order, and measure it; the timing by program.
+    """Run each program once on given inputs, write its results in order, and measure it unless `runs` is 0; the timing by program.
 
     The argument has `weights`, a file; `runs` and `warmup`; and `programs`: by name the files `neff` and `interface`,
     and for each rank an .npz file with its `inputs` (those that are `requested`, in order) and one for its `answers`.
@@ -327,7 +327,7 @@ def replay(rank: Rank, argument: Document) -> Document:
     interfaces = {name: interface_from(Path(own["interface"]).read_bytes()) for name, own in files.items()}
     programs = {name: (Path(files[name]["neff"]), interface) for name, interface in interfaces.items()}
     session = load_model(rank, programs, WeightsFile(Path(argument["weights"])))
-    timings = {}
+    timings: dict[str, Document] = {}
     for name, interface in sorted(interfaces.items()):
         with np.load(files[name]["inputs"][rank.number]) as inputs:
             given = {each.name: inputs[key] for each, key in zip(interface.requested, inputs.files, strict=True)}
@@ -336,8 +336,10 @@ def replay(rank: Rank, argument: Document) -> Document:
             outputs[each.name] if each.name in outputs else session.read(each.name) for each in interface.results
         ]
         np.savez(files[name]["answers"][rank.number], *results)
-        timing = _measured(session, name, argument["runs"], argument["warmup"])
-        timings[name] = {"clock": timing.clock, "durations_ms": timing.durations_ms}
+        timings[name] = None
+        if argument["runs"]:
+            timing = _measured(session, name, argument["runs"], argument["warmup"])
+            timings[name] = {"clock": timing.clock, "durations_ms": timing.durations_ms}
     return timings
 
 
