@@ -107,6 +107,11 @@ class TensorType:
     def with_dtype(self, dtype: DType) -> "TensorType":
         return TensorType(self.shape, dtype)
 
+    @property
+    def on_device(self) -> "TensorType":
+        """The type in the memory of a device, which has no 64-bit integers."""
+        return self.with_dtype(self.dtype.on_device)
+
     def __str__(self) -> str:
         return f"{self.dtype.short}[{','.join(map(str, self.shape))}]"
 

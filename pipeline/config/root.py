@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from nxpipe.pipeline.config.cloud import Acknowledge, Amis, Budget, ClosedNetwork, Farm, Network, Observe, Release
 from nxpipe.pipeline.config.cluster import Cluster
@@ -10,7 +10,7 @@ from nxpipe.pipeline.config.endpoints import ModelEndpoint
 from nxpipe.pipeline.config.fleets import Fleet
 from nxpipe.pipeline.config.kinds import Slug
 from nxpipe.pipeline.config.models import Model
-from nxpipe.pipeline.config.schema import Absent, Table
+from nxpipe.pipeline.config.schema import Absent, NamedTables, Table
 from nxpipe.pipeline.config.sections import Build, ChannelRules, Project, Rollout, Signing, Verify
 from nxpipe.pipeline.config.store import Store
 
@@ -27,7 +27,9 @@ class Config(Table):
     rollout: Rollout = Field(default_factory=Rollout, description="Canary rollouts.")
     build: Build = Field(default_factory=Build, description="The compilation of models.")
     verify: Verify = Field(default_factory=Verify, description="The thresholds of verification.")
-    channels: dict[Slug, ChannelRules] = Field(default_factory=dict, description="The rules of channels.")
+    channels: Annotated[dict[Slug, ChannelRules], AfterValidator(NamedTables)] = Field(
+        default_factory=NamedTables, description="The rules of channels."
+    )
     signing: Signing = Field(default_factory=Signing, description="Signatures of artifacts and of channels.")
     budget: Budget = Field(default_factory=Budget, description="The cost limit of the project.")
     # The defaults are valid by themselves: a command without AMIs does not run the rules of [amis].

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import NoneType, UnionType
-from typing import Annotated, Any, Final, TypeGuard, Union, get_args, get_origin
+from typing import Annotated, Any, Final, TypeGuard, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.fields import FieldInfo
@@ -142,6 +142,16 @@ class Kind:
     @property
     def is_scalar(self) -> bool:
         return self.item is None and not self.named and not self.variants and not is_table(self.annotation)
+
+
+_Table = TypeVar("_Table")
+
+
+class NamedTables(dict[str, _Table]):
+    """The tables of a mapping by name, such as `[channels.NAME]`. They do not change, so a configuration has a hash."""
+
+    def __hash__(self) -> int:  # type: ignore[override]  # that of dict is None
+        return hash(frozenset(self.items()))
 
 
 def is_table(annotation: Any) -> TypeGuard[type[Table]]:

@@ -161,7 +161,7 @@ class EvidenceCollector:
                     f"verification failed: {spec.source.id} {self._shape.name}{ran} {deviation.output} "
                     f"{'; '.join(faults)}; the reference is {spec.reference}; try --autocast none, or change [verify]"
                 )
-        files = {_INPUTS: store.put_blob(_safetensors(self._inputs)), _OUTPUTS: store.put_blob(_safetensors(ours))}
+        files = {_INPUTS: store.put_blob(tensors_file(self._inputs)), _OUTPUTS: store.put_blob(tensors_file(ours))}
         libraries = ("jaxlib",) if kind == XLA else ()
         return BackendOutput(files, _metadata(deviations, spec.reference, execution_environment(libraries)))
 
@@ -277,7 +277,8 @@ def _require_memory(model: str, weights: LoadedWeights) -> None:
         )
 
 
-def _safetensors(values: Arrays) -> bytes:
+def tensors_file(values: Arrays) -> bytes:
+    """Inputs or outputs of a program as evidence stores them; `stored_arrays` reads them."""
     import numpy as np
     from safetensors.numpy import save
 

@@ -198,11 +198,13 @@ def judged(
 ) -> Proof:
     """The proof of a program that has run; VerificationFailed for an answer that is beyond the thresholds, on any rank
     that has it."""
+    from nxpipe.pipeline.verify.evidence import tensors_file
+
     answers, deviations, copies = _deviations(program, golden)
     for deviation in (*deviations, *copies):
         _require_within(program, deviation, allowed)
     path = program.path.with_name(f"{program.name}.answers")
-    path.write_bytes(_safetensors(answers))
+    path.write_bytes(tensors_file(answers))
     return Proof(program, golden, deviations, _timing(timings), path)
 
 
@@ -294,11 +296,3 @@ def surroundings(neff: "Neff", degree: int, described: Mapping[str, Any]) -> dic
         if re.fullmatch(r"[a-z0-9-]{1,20}\.[a-z0-9-]{1,20}", name):
             found["instance type"] = name
     return {name: "".join(filter(str.isprintable, text))[:200] for name, text in found.items() if text}
-
-
-def _safetensors(values: Arrays) -> bytes:
-    import numpy as np
-    from safetensors.numpy import save
-
-    data: bytes = save({name: np.ascontiguousarray(value) for name, value in values.items()})
-    return data

@@ -183,7 +183,7 @@ def compare_artifact(
 def compared_run(case: Case, comparison: Comparison, store: "Store") -> "Compared":
     """The comparison as evidence has it; inputs and outputs are stored. Figures other than KL divergence are finite."""
     from nxpipe.artifact_store.evidence import Compared, Figures
-    from nxpipe.pipeline.verify.evidence import execution_environment
+    from nxpipe.pipeline.verify.evidence import execution_environment, tensors_file
 
     ((variant, emulate),) = case.variants.items()
     (answer,), _ = emulate(case.inputs, None)  # the run that was compared
@@ -192,8 +192,8 @@ def compared_run(case: Case, comparison: Comparison, store: "Store") -> "Compare
         program=case.program,
         yardstick=comparison.reference,
         outputs=tuple(Figures(**asdict(_without_nan(deviation))) for deviation in result.outputs),
-        inputs=store.put_blob(_as_file(case.inputs[0])),
-        answers=store.put_blob(_as_file(answer.outputs)),
+        inputs=store.put_blob(tensors_file(case.inputs[0])),
+        answers=store.put_blob(tensors_file(answer.outputs)),
         surroundings=execution_environment(),
     )
 
@@ -201,14 +201,6 @@ def compared_run(case: Case, comparison: Comparison, store: "Store") -> "Compare
 def _without_nan(deviation: Deviation) -> Deviation:
     """Without a divergence that is NaN, which JSON lacks; it may be, if no threshold limits it."""
     return replace(deviation, kl=None) if deviation.kl is not None and not isfinite(deviation.kl) else deviation
-
-
-def _as_file(arrays: Arrays) -> bytes:
-    import numpy as np
-    from safetensors.numpy import save
-
-    data: bytes = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
-    return data
 
 
 def _cases(artifact: StoredArtifact, stored: StoredProgram, execution: ExecutionOptions) -> Iterator[Case]:

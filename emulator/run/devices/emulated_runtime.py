@@ -125,7 +125,7 @@ class EmulatedRuntime(ProcessRuntime):
         """The group of the ranks that load this program; the last one to arrive makes its machine."""
         key = (hashlib.sha256(data).digest(), world)
         with self._arrival:
-            group = self._incomplete.setdefault(key, _RankGroup(world, self.limit))
+            group = self._incomplete.setdefault(key, _RankGroup(world))
             if rank in group.cores or core in group.cores.values():
                 raise InvalidLoad(f"rank {rank} or core {core} takes part twice; give each rank a core of its own")
             group.cores[rank] = core
@@ -156,13 +156,13 @@ class _Core:
 class _RankGroup:
     """The ranks of one loaded program, and the machine that they share."""
 
-    def __init__(self, world: int, limit: float) -> None:
+    def __init__(self, world: int) -> None:
         self.cores: dict[int, int] = {}  # core of each rank
         self.is_complete = False
-        self._world, self._limit = world, limit
+        self._world = world
         self._machine: Machine | None = None
         self._fault: RuntimeFault | None = None
-        self._meeting = Barrier(world, action=self._execute, timeout=limit)
+        self._meeting = Barrier(world, action=self._execute)
 
     def prepare(self, data: bytes, core: str, order: str, races: bool) -> None:
         """Make the machine; its failure is that of all ranks."""
@@ -190,16 +190,17 @@ class _RankGroup:
         spans = [(b.address, b.address + b.nbytes) for b in self.program.buffers if b.role in roles]
         return max((end for _, end in spans), default=0) - min((start for start, _ in spans), default=0)
 
-    def execute(self, rank: int) -> None:
-        """Run the program once all ranks have arrived. A group in which a rank failed must be loaded again."""
+    def execute(self, rank: int, limit: float) -> None:
+        """Run the program once all ranks have arrived, within `limit` seconds. A group in which a rank failed must be
+        loaded again."""
         if self._world == 1:
             self._execute()
             return
         try:
-            self._meeting.wait()
+            self._meeting.wait(limit)
         except BrokenBarrierError:
             raise CollectiveFault(
-                f"rank {rank} waited for another rank, which failed or did not execute within {self._limit:g} s; look "
+                f"rank {rank} waited for another rank, which failed or did not execute within {limit:g} s; look "
                 "for the rank that failed first, then load the program again"
             ) from None
 
@@ -276,7 +277,7 @@ class EmulatedModel:
             raise CoreBusy(f"core {self.core} runs another program; wait for its result")
         try:
             self._write(inputs)
-            self._group.execute(self._rank)
+            self._group.execute(self._rank, self._runtime.limit)
             self._read(outputs)
             own.executions += 1
         except BaseException:

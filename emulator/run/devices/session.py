@@ -161,14 +161,14 @@ class RankSession:
                 # A state whose input was removed is written only: it needs memory as any output.
                 loaded.bound_outputs[own] = self._input(states[name], program.inputs[states[name]], is_state=True)
             else:
-                nbytes = _nbytes(program.outputs[name])
+                nbytes = program.outputs[name].on_device.nbytes
                 loaded.bound_outputs[own] = self._rank.runtime.allocate(nbytes, core=self._rank.core, name=name)
 
     def _input(self, name: str, type_: TensorType, *, is_state: bool) -> DeviceTensor:
         """The tensor of an input; states begin as zeros."""
         key = _key(name, type_)
         if key not in self._inputs:
-            nbytes = _nbytes(type_)
+            nbytes = type_.on_device.nbytes
             tensor = self._inputs[key] = self._rank.runtime.allocate(nbytes, core=self._rank.core, name=name)
             if is_state:
                 tensor.write(np.zeros(nbytes, np.uint8))
@@ -199,16 +199,11 @@ class RankSession:
 
 def _key(name: str, type_: TensorType) -> _Key:
     """What programs share a tensor by: its name, shape and type on the device."""
-    return name, type_.with_dtype(type_.dtype.on_device)
-
-
-def _nbytes(type_: TensorType) -> int:
-    """Bytes on the device, which has no 64-bit integers."""
-    return type_.with_dtype(type_.dtype.on_device).nbytes
+    return name, type_.on_device
 
 
 def _sizes(types: Types) -> dict[str, int]:
-    return {name: _nbytes(type_) for name, type_ in types.items()}
+    return {name: type_.on_device.nbytes for name, type_ in types.items()}
 
 
 def _bits(name: str, type_: TensorType, array: Array) -> Array:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from nxpipe.emulator.executable.interface import Interface
     from nxpipe.emulator.executable.neff import NeffVariable
     from nxpipe.emulator.hlo.constraints import HloViolation
-    from nxpipe.emulator.ir.types import TensorType
     from nxpipe.emulator.run.devices.protocol import TensorInfo
     from nxpipe.pipeline.compile.spec import BuildSpec
 
@@ -152,14 +151,10 @@ def require_interface(name: str, neff: bytes, interface: "Interface", logical_co
             "run the same command again, and report it if it stays"
         )
     try:
-        match({each.name: _nbytes(each.type) for each in interface.arguments}, _reported(found.inputs), "input")
-        match({each.name: _nbytes(each.type) for each in interface.results}, _reported(found.outputs), "output")
+        match({each.name: each.type.on_device.nbytes for each in interface.arguments}, _reported(found.inputs), "input")
+        match({each.name: each.type.on_device.nbytes for each in interface.results}, _reported(found.outputs), "output")
     except InvalidLoad as error:
         raise CompilerFailed(f"{name}: {error}") from error
-
-
-def _nbytes(type_: "TensorType") -> int:
-    return type_.with_dtype(type_.dtype.on_device).nbytes
 
 
 def _reported(variables: "Sequence[NeffVariable]") -> "dict[str, TensorInfo]":
