@@ -11,7 +11,7 @@ import click
 
 from nxpipe.artifact_store.errors import ChannelEmpty, NotFound
 from nxpipe.artifact_store.names import SHOWN
-from nxpipe.pipeline.artifacts.store_url import open_configured_store
+from nxpipe.pipeline.artifacts.store_url import open_configured_store, open_uncached_store
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, device_option, store_option
 from nxpipe.pipeline.cli.param_types import Percentage
@@ -71,9 +71,8 @@ def bench(
     MODEL is the name of a model in nxpipe.toml, whose artifacts must be built, or an artifact (MODEL@KEY or a key);
     default: every model of nxpipe.toml. A program is compared with the baseline's program of the same phase, batch,
     bucket and degree for the same model and target. Predictions are sums of the documented costs of instructions;
-    they run nothing. --measured adds p50 and p99 on devices, as `nxpipe prove` found them; --device measures them now, on this
-    machine's devices, and stores nothing. They decide nothing. Exits
-    with code 16 if a prediction is slower than the baseline by more than the threshold. An unknown
+    they run nothing. --measured adds p50 and p99 on devices, as `nxpipe prove` found them; --device measures them now,
+    on this machine's devices, verifies and stores nothing. They decide nothing. Exits with code 16 if a prediction is slower than the baseline by more than the threshold. An unknown
     channel is an error, unless a fleet, [channels] or [signing] of nxpipe.toml names it, or --allow-empty is given.
 
     \b
@@ -81,7 +80,7 @@ def bench(
       nxpipe bench
       nxpipe bench bert --against production --threshold 2%
       nxpipe bench bert --measured
-      nxpipe bench bert --device auto
+      nxpipe bench bert --device
       nxpipe bench bert-base-uncased@4e9ce0 --against bert-base-uncased@a41f07
     """
     from nxpipe.pipeline.artifacts.bench import bench as compare
@@ -89,7 +88,7 @@ def bench(
     console: Console = ctx.obj
     if measured and device is not None:
         raise click.UsageError("--measured and --device cannot be combined: one shows stored times, one new ones", ctx)
-    opened = open_configured_store(store, config_path, console)
+    opened = (open_uncached_store if device else open_configured_store)(store, config_path, console)
     artifacts = list(_artifacts(models, opened, config_path))
     baseline = _baseline(against, opened, config_path, allow_empty) if against is not None else None
     new = {artifact.digest: _measure(artifact, opened, device, console) for artifact in artifacts} if device else {}

@@ -54,13 +54,19 @@ DEVICES: Final = ("auto", "nrtpy", "libnrt")  # of pipeline.verify.device, which
 device_option = click.option(
     "--device",
     type=click.Choice(DEVICES),
-    help="Run the artifact's NEFFs on this machine's Neuron devices, by this library; auto is nrtpy if it is "
-    "installed, else libnrt.",
+    is_flag=False,
+    flag_value="auto",
+    help="Use the artifact's NEFFs on this machine's Neuron devices, by this library; auto, or no value: nrtpy if it "
+    "is installed, else libnrt.",
 )
 
 
-def refuse_emulation(ctx: click.Context) -> None:
-    """Refuse options of the emulator beside --device."""
+def require_device_options(ctx: click.Context, artifact: str | None) -> None:
+    """Refuse what --device cannot be combined with: a model that is not built, and options of the emulator."""
+    if artifact is None:
+        raise click.UsageError(
+            "--device runs the NEFFs of an artifact; build one with --backend neuronx, and pass ARTIFACT", ctx
+        )
     for name, option in (("mode", "--mode"), ("engine_order", "--engine-order")):
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--device and {option} cannot be combined: {option} is of the emulator", ctx)

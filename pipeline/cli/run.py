@@ -10,7 +10,7 @@ import click
 
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import ModelOptions, execution_options, model_options
-from nxpipe.pipeline.cli.options import config_option, device_option, refuse_emulation, store_option
+from nxpipe.pipeline.cli.options import config_option, device_option, require_device_options, store_option
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import WouldOverwrite
@@ -75,15 +75,15 @@ def run(
 
     Without --input or --text, an artifact runs on its stored inputs and a model on random inputs from a fixed seed.
     --mode isa executes the program of the target's cores instruction by instruction and counts instructions by engine
-    and bytes by memory. --device runs the NEFFs of ARTIFACT, of backend neuronx, on this machine's devices.
-    ARTIFACT is an artifact of the store, as MODEL@KEY.
+    and bytes by memory. ARTIFACT is an artifact of the store, as MODEL@KEY. --device runs its NEFFs on this machine's
+    devices; it must be of backend neuronx. A device that is missing or fails is code 31.
 
     \b
     Example:
       nxpipe run --model-id gpt2 --weights random:0 --text "[464, 2068, 7586]" --mode isa
       nxpipe run --model-id ./my-llama --text "The river rose in the night"
       nxpipe run bert-base-uncased@4e9ce0 --input inputs.safetensors --output answers
-      nxpipe run bert-base-uncased@4e9ce0 --device auto
+      nxpipe run bert-base-uncased@4e9ce0 --device
     """
     console: Console = ctx.obj
     options.require_applicable()
@@ -92,24 +92,17 @@ def run(
     if input_file is not None and texts:
         raise click.UsageError("--input and --text cannot be combined; pass one of them", ctx)
     if device is not None:
-        refuse_emulation(ctx)
-        if artifact is None:
-            raise click.UsageError(
-                "--device runs the NEFFs of an artifact; build it with --backend neuronx, and pass ARTIFACT", ctx
-            )
-        if texts or truncate:
-            raise click.UsageError("--device reads tensors; pass --input FILE in place of --text and --truncate", ctx)
+        require_device_options(ctx, artifact)
     inputs, mode = _inputs(input_file, texts, truncate), "device" if device else execution.mode
-    if artifact is not None and device is not None:
-        runs = _device_runs(artifact, store, config_path, inputs, device, console)
-    elif artifact is not None:
-        from nxpipe.pipeline.artifacts.store_url import open_configured_store
-        from nxpipe.pipeline.verify.replay import run_artifact
-
-        opened = open_configured_store(store, config_path, console)
-        runs = run_artifact(opened.resolve(artifact), opened, inputs, execution, console.step)
+    if artifact is not None:
+        runs = _artifact_runs(artifact, store, config_path, inputs, device or execution, console)
     else:
         runs = _model_runs(options, config_path, inputs, execution, console)
+    _show(runs, mode, output, console)
+
+
+def _show(runs: Iterator["RunResult"], mode: str, output: Path | None, console: Console) -> None:
+    """Print each result, and write its outputs."""
     results: list[RunResult] = []
     for result in runs:
         results.append(result)
@@ -135,16 +128,25 @@ def _inputs(input_file: Path | None, texts: tuple[str, ...], truncate: bool) -> 
         raise click.BadParameter(f"{input_file} is not a safetensors file ({error})", param_hint="--input") from error
 
 
-def _device_runs(
-    artifact: str, store: str | None, config_path: Path, inputs: "RunInputs", device: str, console: Console
+def _artifact_runs(
+    artifact: str,
+    store: str | None,
+    config_path: Path,
+    inputs: "RunInputs",
+    machine: ExecutionOptions | str,
+    console: Console,
 ) -> Iterator["RunResult"]:
-    from nxpipe.pipeline.artifacts.store_url import open_uncached_store
+    """The runs of an artifact, on the emulator or on the device of a name."""
+    from nxpipe.pipeline.artifacts.store_url import open_configured_store, open_uncached_store
     from nxpipe.pipeline.util.progress import watching
-    from nxpipe.pipeline.verify.device import DeviceOptions, run_on_devices
+    from nxpipe.pipeline.verify.device import DeviceOptions
+    from nxpipe.pipeline.verify.replay import run_artifact, run_on_devices
 
-    opened = open_uncached_store(store, config_path, console)
-    published, watch = opened.resolve(artifact), partial(watching, console)
-    return run_on_devices(published, opened, inputs.tensors, DeviceOptions(device), console.step, watch)
+    if isinstance(machine, ExecutionOptions):
+        opened = open_configured_store(store, config_path, console)
+        return run_artifact(opened.resolve(artifact), opened, inputs, machine, console.step)
+    opened, watch = open_uncached_store(store, config_path, console), partial(watching, console)
+    return run_on_devices(opened.resolve(artifact), opened, inputs, DeviceOptions(machine), console.step, watch)
 
 
 def _model_runs(

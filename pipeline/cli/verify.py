@@ -12,7 +12,7 @@ import click
 
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import ModelOptions, execution_options, model_options
-from nxpipe.pipeline.cli.options import config_option, device_option, refuse_emulation, store_option
+from nxpipe.pipeline.cli.options import config_option, device_option, require_device_options, store_option
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.config.models import Autocast
 from nxpipe.pipeline.util.console import Console
@@ -106,9 +106,12 @@ def verify(
     it. --mode isa executes the compiled programs on emulated cores, instruction by instruction, and checks every
     semaphore wait; --json includes the instruction counts. ARTIFACT is an artifact of the store, as MODEL@KEY: all of
     its blobs are checked against their digests, and its programs run on their stored inputs. A .pt2 file is compared
-    with PyTorch, an ONNX file with ONNX's reference evaluator. --device runs the NEFFs of ARTIFACT on this machine's
-    devices, and compares them with its emulated evidence; `nxpipe prove` stores such a result. Exits with code 12 if an output is beyond the thresholds
+    with PyTorch, an ONNX file with ONNX's reference evaluator. Exits with code 12 if an output is beyond the thresholds
     of [verify] in nxpipe.toml.
+
+    --device runs the NEFFs of ARTIFACT on this machine's devices, compares them in the same way, and stores nothing.
+    `nxpipe prove` compares with the artifact's evidence alone, measures, and stores a document of kind `device`. A
+    device that is missing or fails is code 31.
 
     \b
     Example:
@@ -117,7 +120,7 @@ def verify(
       nxpipe verify --model-id gpt2 --weights random:0 --mode isa --steps 4
       nxpipe verify bert-base-uncased@4e9ce0 --store s3://my-artifacts/nxpipe
       nxpipe verify bert-base-uncased@4e9ce0 --mode isa --attest
-      nxpipe verify bert-base-uncased@4e9ce0 --device auto
+      nxpipe verify bert-base-uncased@4e9ce0 --device
     """
     from nxpipe.pipeline.models.prompts import read_prompts
     from nxpipe.pipeline.models.thresholds import Thresholds
@@ -126,11 +129,9 @@ def verify(
     console: Console = ctx.obj
     options.require_applicable()
     if device is not None:
-        refuse_emulation(ctx)
-        if artifact is None:
-            raise click.UsageError(
-                "--device runs the NEFFs of an artifact; build it with --backend neuronx, and pass ARTIFACT", ctx
-            )
+        require_device_options(ctx, artifact)
+        if attest:
+            raise click.UsageError("--device and --attest cannot be combined; `nxpipe prove` stores such evidence", ctx)
     config = load_config(config_path, os.environ, missing_ok=bool(options.model_id or artifact))
     if attest and (artifact is None or execution.mode != "isa"):
         raise click.UsageError("--attest stores a run of an artifact's instructions; pass ARTIFACT and --mode isa", ctx)
@@ -144,8 +145,7 @@ def verify(
                 ctx,
             )
         if device is not None:
-            comparisons = _on_devices(artifact, store, config_path, device, console)
-            _show(comparisons, verify_options, thresholds, console)
+            _show(_on_devices(artifact, store, config_path, device, console), verify_options, thresholds, console)
             return
         replay = _Replay.of(artifact, store, config_path, execution, console)
         _show(replay.comparisons(console, attested=attest), verify_options, thresholds, console)
@@ -216,7 +216,7 @@ def _on_devices(name: str, store: str | None, config_path: Path, device: str, co
     from nxpipe.pipeline.artifacts.store_url import open_uncached_store
     from nxpipe.pipeline.util.progress import watching
     from nxpipe.pipeline.verify.device import DeviceOptions
-    from nxpipe.pipeline.verify.prove import compare_on_devices
+    from nxpipe.pipeline.verify.replay import compare_on_devices
 
     opened = open_uncached_store(store, config_path, console)
     published, watch = opened.resolve(name), partial(watching, console)

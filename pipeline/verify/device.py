@@ -1,7 +1,7 @@
 """An artifact's NEFFs on this machine's Neuron devices, in a process for each rank.
 
-Programs and weights are fetched into a folder, as an instance does that serves them. Neither torch, transformers nor
-jaxlib is imported.
+Programs and weights are fetched into a temporary folder, as an instance does that serves them, and run there on batches
+of whole tensors. Neither torch, transformers nor jaxlib is imported.
 """
 
 import errno
@@ -14,23 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from nxpipe.artifact_store.errors import Refused
 from nxpipe.pipeline.models.weights import Arrays
-from nxpipe.pipeline.util.errors import BuildRefused, NotReady, ProgramInvalid
+from nxpipe.pipeline.util.errors import BuildRefused, NotReady, ProgramInvalid, VerificationFailed
 from nxpipe.pipeline.util.progress import Step, Watch
 from nxpipe.pipeline.util.text import human_bytes
 
 if TYPE_CHECKING:
-    from nxpipe.artifact_store import Published, Store
+    from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.manifest import Executable, Manifest
-    from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.emulator.executable.interface import Argument, Interface
     from nxpipe.emulator.executable.neff import Neff
+    from nxpipe.emulator.ir.types import TensorType
     from nxpipe.emulator.passes.shard import Sharding
     from nxpipe.emulator.run.devices import Implementation
-    from nxpipe.pipeline.verify.replay import RunResult
 
-Inputs = Callable[["FetchedProgram"], Arrays]  # of a program: whole tensors by name
+Batches = Callable[["FetchedProgram"], Sequence[Arrays]]  # the inputs of a program's runs: whole tensors by name
+Runs = Iterator[tuple["FetchedProgram", list[Any]]]  # programs that have run, with the timing on each rank
 
 DEVICES: Final = ("auto", "nrtpy", "libnrt")
 _HOST: Final = "nxpipe.emulator.run.devices.session"
@@ -51,6 +50,14 @@ class DeviceOptions:
             raise BuildRefused(f"{self.device!r} is no device; pass {', '.join(DEVICES)}")
 
 
+def require_device_programs(manifest: "Manifest") -> None:
+    """Raise BuildRefused for an artifact that devices cannot run."""
+    if not manifest.executables or not manifest.runs_on_devices:
+        raise BuildRefused(
+            f"{manifest.model.id}: it has no programs for Neuron devices; build it with --backend neuronx"
+        )
+
+
 @contextmanager
 def device_faults() -> Iterator[None]:
     """Raise errors of devices as NotReady, which says whether a retry may succeed."""
@@ -63,7 +70,7 @@ def device_faults() -> Iterator[None]:
         raise NotReady(f"{fault}{retry}") from fault
 
 
-def described_device(manifest: "Manifest", options: DeviceOptions) -> Mapping[str, Any]:
+def _described_device(manifest: "Manifest", options: DeviceOptions) -> Mapping[str, Any]:
     """The description of this machine's device, which must be one of the artifact's target."""
     described: Mapping[str, Any] = _on_ranks("describe", None, 1, 1, options)[0]
     target = target_of(described["family"])
@@ -122,64 +129,90 @@ class FetchedProgram:
     def states(self) -> "dict[str, Argument]":
         return {each.name: each for each in self.interface.arguments if each.alias is not None}
 
-    @property
-    def files(self) -> dict[str, Any]:
-        """The files of `session.replay`."""
-        ranks = range(self.interface.degree)
+    def batch(self, number: int) -> dict[str, list[str]]:
+        """The files of a run, one for each rank."""
         return {
-            "neff": str(self.path),
-            "interface": str(self.path.with_name(f"{self.name}.json")),
-            "inputs": [f"{self.path}.inputs-{rank}.npz" for rank in ranks],
-            "answers": [f"{self.path}.answers-{rank}.npz" for rank in ranks],
+            end: [f"{self.path}.{end}-{number}-{rank}.npz" for rank in range(self.interface.degree)]
+            for end in ("inputs", "answers")
         }
 
-    def write_inputs(self, inputs: Arrays) -> None:
-        """Write the inputs of each rank, from whole tensors."""
+    def files(self, batches: int) -> dict[str, Any]:
+        """The files of `session.replay`."""
+        interface = self.path.with_name(f"{self.name}.json")
+        return {
+            "neff": str(self.path),
+            "interface": str(interface),
+            "batches": [self.batch(number) for number in range(batches)],
+        }
+
+    def write_inputs(self, number: int, inputs: Arrays) -> None:
+        """Write the inputs of each rank for a run, from whole tensors."""
         import numpy as np
 
-        shares = [self._on_ranks(argument, inputs) for argument in self.interface.requested]
-        for rank, path in enumerate(self.files["inputs"]):
+        shares = [self._shares_of(argument, inputs) for argument in self.interface.requested]
+        for rank, path in enumerate(self.batch(number)["inputs"]):
             np.savez(path, *(share[rank] for share in shares))
 
-    def results(self) -> dict[str, list[Any]]:
-        """Each result on each rank, as the ranks have written it."""
+    def results(self, number: int = 0) -> dict[str, list[Any]]:
+        """Each result on each rank, as the ranks have written it after a run."""
         import numpy as np
 
         found: dict[str, list[Any]] = {result.name: [] for result in self.interface.results}
-        for path in self.files["answers"]:
+        for path in self.batch(number)["answers"]:
             with np.load(path) as answers:
                 for name, key in zip(found, answers.files, strict=True):
                     found[name].append(answers[key])
         return found
 
-    def joined(self, name: str, shares: Sequence[Any]) -> Any:
-        """A result from those of all ranks."""
-        return self.shards[name].joined(shares) if name in self.shards else shares[0]
+    def answers(self, number: int = 0) -> Arrays:
+        """The whole results of a run."""
+        return self.whole(self.results(number))
 
-    def whole_shape(self, argument: "Argument") -> tuple[int, ...]:
-        """The shape of an input on all ranks together."""
-        shard = self.shards.get(argument.name)
-        return (shard.whole(argument.type) if shard else argument.type).shape
+    def whole(self, results: Mapping[str, Sequence[Any]], rank: int = 0) -> Arrays:
+        """The results from those of all ranks; of copies, the rank's."""
+        return {
+            name: self.shards[name].joined(shares) if name in self.shards else shares[rank]
+            for name, shares in results.items()
+        }
 
-    def _on_ranks(self, argument: "Argument", inputs: Arrays) -> Sequence[Any]:
+    def divided(self, name: str, whole: Any) -> Sequence[Any]:
+        """A state or a result on each rank, from the whole tensor."""
+        degree = self.interface.degree
+        return self.shards[name].split(whole, degree) if name in self.shards else [whole] * degree
+
+    def differing_ranks(self, results: Mapping[str, Sequence[Any]]) -> list[int]:
+        """The ranks with a result that should be a copy of the first rank's, and is not."""
+        copies = [shares for name, shares in results.items() if name not in self.shards]
+        return [
+            rank
+            for rank in range(1, self.interface.degree)
+            if any(shares[rank].tobytes() != shares[0].tobytes() for shares in copies)
+        ]
+
+    def place(self, rank: int) -> str:
+        """Where a fault is; nothing for a program of one rank."""
+        return f" on rank {rank}" if self.interface.degree > 1 else ""
+
+    def require_whole(self, name: str, stored: Any, type_: "TensorType") -> None:
+        """Raise ProgramInvalid for a tensor of evidence that is of another shape in the program, whose type on a rank
+        is given."""
+        shape = (self.shards[name].whole(type_) if name in self.shards else type_).shape
+        if stored.shape != shape:
+            raise ProgramInvalid(
+                f"{self.name}: {name} of its evidence is {list(stored.shape)}, and {list(shape)} in the program; "
+                "build the model again"
+            )
+
+    def _shares_of(self, argument: "Argument", inputs: Arrays) -> Sequence[Any]:
         """An input on each rank; a state that is not given is zero."""
         import numpy as np
 
-        degree = self.interface.degree
         if argument.name not in inputs:
             if argument.alias is None:
                 raise ProgramInvalid(f"{self.name}: its evidence has no input {argument.name}; build the model again")
-            return [np.zeros(argument.type.shape, argument.type.dtype.held)] * degree
-        array, shard = inputs[argument.name], self.shards.get(argument.name)
-        self.require_shape(argument.name, array, self.whole_shape(argument))
-        return shard.split(array, degree) if shard else [array] * degree
-
-    def require_shape(self, name: str, golden: Any, shape: tuple[int, ...]) -> None:
-        if golden.shape != shape:
-            raise ProgramInvalid(
-                f"{self.name}: {name} of its evidence is {list(golden.shape)}, and {list(shape)} in the program; "
-                "build the model again"
-            )
+            return [np.zeros(argument.type.shape, argument.type.dtype.held)] * self.interface.degree
+        self.require_whole(argument.name, inputs[argument.name], argument.type)
+        return self.divided(argument.name, inputs[argument.name])
 
 
 def physical_cores(neff: "Neff") -> int:
@@ -188,11 +221,20 @@ def physical_cores(neff: "Neff") -> int:
 
 
 @contextmanager
-def fetched_artifact(manifest: "Manifest", store: "Store", step: Step, watch: Watch) -> Iterator[Path]:
-    """A temporary folder with programs and weights, as an instance has that serves them."""
-    with tempfile.TemporaryDirectory(prefix="nxpipe-device-") as name:
-        _fetch(manifest, store, Path(name), step, watch)
-        yield Path(name)
+def artifact_on_devices(
+    manifest: "Manifest", store: "Store", batches: Batches, options: DeviceOptions, step: Step, watch: Watch
+) -> "Iterator[tuple[Mapping[str, Any], Runs]]":
+    """The description of this machine's device, and the runs of an artifact on it, as long as its files exist.
+
+    NotReady for a device that is missing, of another target, or fails.
+    """
+    with device_faults():
+        with step("open the device"):
+            described = _described_device(manifest, options)
+        with tempfile.TemporaryDirectory(prefix="nxpipe-device-") as name:
+            folder = Path(name)
+            _fetch(manifest, store, folder, step, watch)
+            yield described, run_programs(open_programs(manifest, store, folder), batches, folder, options, step)
 
 
 def _fetch(manifest: "Manifest", store: "Store", folder: Path, step: Step, watch: Watch) -> None:
@@ -262,84 +304,81 @@ def groups(programs: Sequence[FetchedProgram]) -> list[list[FetchedProgram]]:
 
 
 def run_programs(
-    programs: Sequence[FetchedProgram], inputs: Inputs, folder: Path, options: DeviceOptions, step: Step
-) -> Iterator[tuple[FetchedProgram, list[Any]]]:
-    """Run each program once on its inputs, then time it as often as the options say. Each program as it has run, with
-    its timing on each rank; `FetchedProgram.results` has its answers."""
+    programs: Sequence[FetchedProgram], batches: Batches, folder: Path, options: DeviceOptions, step: Step
+) -> Runs:
+    """Run each program of a fetched folder on its batches, then time it as often as the options say; a program without
+    batches is left out."""
     for group in groups(programs):
-        timings = _run(group, inputs, folder, options, step)
-        for program in group:
-            yield program, [own[program.name] for own in timings]
+        given = {program.name: _written(program, batches(program)) for program in group}
+        if running := [program for program in group if given[program.name]]:
+            timings = _run(running, given, folder, options, step)
+            yield from ((program, [own.get(program.name) for own in timings]) for program in running)
+
+
+def _written(program: FetchedProgram, batches: Sequence[Arrays]) -> int:
+    """The number of a program's batches, whose inputs are written now."""
+    for number, inputs in enumerate(batches):
+        program.write_inputs(number, inputs)
+    return len(batches)
 
 
 def _run(
-    programs: Sequence[FetchedProgram], inputs: Inputs, folder: Path, options: DeviceOptions, step: Step
+    programs: Sequence[FetchedProgram], batches: Mapping[str, int], folder: Path, options: DeviceOptions, step: Step
 ) -> list[Any]:
-    """The timings of programs that run together, in a process for each rank."""
+    """Run programs together, in a process for each rank; what `session.replay` returns on each."""
     from nxpipe.artifact_store.fetch.folder import WEIGHTS
 
     degree, lnc = programs[0].interface.degree, physical_cores(programs[0].neff)
-    for program in programs:
-        program.write_inputs(inputs(program))
     names = programs[0].name if len(programs) == 1 else f"{len(programs)} programs"
     with step(f"run {names} on {degree} rank{'' if degree == 1 else 's'}"):
-        files = {program.name: program.files for program in programs}
+        files = {program.name: program.files(batches[program.name]) for program in programs}
         argument = {"weights": str(folder / WEIGHTS), "programs": files, "runs": options.runs, "warmup": _WARMUP}
         return _on_ranks("replay", argument, degree, lnc, options)
 
 
-def require_device_programs(manifest: "Manifest") -> None:
-    """Raise BuildRefused for an artifact that devices cannot run."""
-    if not manifest.executables or not manifest.runs_on_devices:
-        raise BuildRefused(
-            f"{manifest.model.id}: it has no programs for Neuron devices; build it with --backend neuronx"
-        )
+def require_computed(
+    program: FetchedProgram, results: Mapping[str, Sequence[Any]], golden: Arrays, given: Arrays
+) -> None:
+    """Refuse what a device leaves behind that did not run the program: memory as it was, on any rank.
+
+    `golden` has the answers of evidence, whole; `given` the inputs, with states as they were before the run.
+    """
+    if results.keys() != golden.keys():
+        raise ProgramInvalid(f"{program.name}: its evidence has answers {', '.join(golden)}; build the model again")
+    for result in program.interface.results:
+        program.require_whole(result.name, golden[result.name], result.type)
+        shares, expected = results[result.name], program.divided(result.name, golden[result.name])
+        _require_updated(program, result.name, shares, expected, given.get(result.name))
+        for rank, (own, wanted) in enumerate(zip(shares, expected, strict=True)):
+            if varies(wanted) and not varies(own):
+                raise VerificationFailed(
+                    f"verification failed: {program.name} {result.name} is {own.flat[0]} everywhere"
+                    f"{program.place(rank)}, where the golden answer varies: a core was not initialised, or did not "
+                    "run the program; restart the instance and try again"
+                )
 
 
-def run_on_devices(
-    published: "Published", store: "Store", tensors: Arrays | None, options: DeviceOptions, step: Step, watch: Watch
-) -> "Iterator[RunResult]":
-    """Run every program of an artifact on this machine's devices, on its stored inputs unless the user passed others:
-    the results of `replay.run_artifact`."""
-    from nxpipe.pipeline.verify.replay import RunResult
-
-    manifest = published.manifest
-    require_device_programs(manifest)
-    given = _inputs(manifest, store, tensors)
-    source = "the stored inputs" if tensors is None else "the given inputs"
-    with device_faults():
-        with step("open the device"):
-            described_device(manifest, options)
-        with fetched_artifact(manifest, store, step, watch) as folder:
-            programs = open_programs(manifest, store, folder)
-            for program, _ in run_programs(programs, lambda own: given[own.name], folder, options, step):
-                outputs = {name: program.joined(name, shares) for name, shares in program.results().items()}
-                yield RunResult(published.model_id, program.name, source, given[program.name], outputs, None)
-
-
-def _blank_states(program: "CompiledGraph") -> Arrays:
-    """The states of a stored program, whole, with zeros."""
+def _require_updated(
+    program: FetchedProgram, name: str, shares: Sequence[Any], expected: Sequence[Any], given: Any
+) -> None:
+    """Refuse a state that is the given one, where the expected one is not."""
     import numpy as np
 
-    types = {name: value.type for name, value in program.graph.inputs.items() if name in program.graph.outputs}
-    whole = {
-        name: program.states[name].whole(type_) if name in program.states else type_ for name, type_ in types.items()
-    }
-    return {name: np.zeros(type_.shape, type_.dtype.held) for name, type_ in whole.items()}
+    from nxpipe.emulator.numerics import settle
+
+    state = program.states.get(name)
+    if state is None or given is None:
+        return
+    before = program.divided(name, settle(given, state.type.dtype))
+    for rank, (own, wanted, old) in enumerate(zip(shares, expected, before, strict=True)):
+        if np.array_equal(own, old) and not np.array_equal(wanted, old):
+            raise VerificationFailed(
+                f"verification failed: {program.name} left the state {name} as it was{program.place(rank)}, so the "
+                "alias of its input and its output is lost; see `nxpipe doctor --hardware`"
+            )
 
 
-def _inputs(manifest: "Manifest", store: "Store", tensors: Arrays | None) -> dict[str, Arrays]:
-    """The inputs of each program, checked as the emulator checks them; states that the user does not pass are zero."""
-    from nxpipe.pipeline.models.thresholds import complete_evidence
-    from nxpipe.pipeline.verify.stored_artifact import read_graph, stored_arrays
-
-    if tensors is not None:
-        graphs = {executable.name: read_graph(manifest, executable, store) for executable in manifest.executables}
-        found = {name: _blank_states(graph) | dict(tensors) for name, graph in graphs.items()}
-        for name, graph in graphs.items():
-            graph.require_inputs(found[name])
-        return found
-    golden = complete_evidence(manifest, store.evidence(manifest.digest))
-    if golden is None:
-        raise Refused(f"{manifest.model.id}: it has no stored inputs; pass --input FILE, or build it with verification")
-    return {compared.program: stored_arrays(store, compared.inputs) for compared in golden.programs}
+def varies(array: Any) -> bool:
+    """True if an array has two different elements; NaN is equal to NaN."""
+    first = array.reshape(-1)[:1]
+    return bool(((array != first) & ((array == array) | (first == first))).any())

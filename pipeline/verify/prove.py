@@ -5,7 +5,7 @@ is stored before all programs have agreed. Neither torch, transformers nor jaxli
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,16 +16,17 @@ from nxpipe.artifact_store.errors import Refused
 from nxpipe.artifact_store.evidence import DEVICE, UNVERIFIED, Compared, Evidence, Figures, Limits, Timing
 from nxpipe.pipeline.models.thresholds import Deviation, Thresholds, complete_evidence
 from nxpipe.pipeline.models.weights import Arrays
-from nxpipe.pipeline.util.errors import BuildRefused, ProgramInvalid, VerificationFailed
+from nxpipe.pipeline.util.errors import BuildRefused, VerificationFailed
 from nxpipe.pipeline.util.progress import Step, Watch
 from nxpipe.pipeline.verify.device import (
+    Batches,
     DeviceOptions,
     FetchedProgram,
-    described_device,
-    device_faults,
-    fetched_artifact,
+    Runs,
+    artifact_on_devices,
     open_programs,
     physical_cores,
+    require_computed,
     require_device_programs,
     run_programs,
 )
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
     from nxpipe.artifact_store.manifest import Manifest
     from nxpipe.emulator.executable.neff import Neff
-    from nxpipe.pipeline.verify.comparison import Comparison
 
 Trusts = Callable[[Evidence], bool]
 
@@ -72,20 +72,16 @@ def prove(
     thresholds, NotReady for a device that fails.
     """
     manifest = published.manifest
-    golden = _golden(manifest, store, trusts)
-    with device_faults():
-        with step("open the device"):
-            described = described_device(manifest, options)
-        with fetched_artifact(manifest, store, step, watch) as folder:
-            proofs = replay(manifest, golden, store, folder, allowed, options, step)
-            with step("store the evidence"):
-                programs = tuple(proof.stored(store, described) for proof in proofs)
-                limits = Limits.model_validate(asdict(allowed))
-                evidence = Evidence(manifest=manifest.digest, kind=DEVICE, programs=programs, limits=limits)
-                return store.attest(evidence)
+    goldens = _goldens(golden_evidence(manifest, store, trusts), store)
+    with artifact_on_devices(manifest, store, _inputs(goldens), options, step, watch) as (described, runs):
+        proofs = _proofs(manifest, goldens, runs, allowed)
+        with step("store the evidence"):
+            programs = tuple(proof.stored(store, described) for proof in proofs)
+            limits = Limits.model_validate(asdict(allowed))
+            return store.attest(Evidence(manifest=manifest.digest, kind=DEVICE, programs=programs, limits=limits))
 
 
-def _golden(manifest: "Manifest", store: "Store", trusts: Trusts | None) -> Evidence:
+def golden_evidence(manifest: "Manifest", store: "Store", trusts: Trusts | None = None) -> Evidence:
     """The emulated evidence of an artifact that devices can run."""
     require_device_programs(manifest)
     evidence = store.evidence(manifest.digest)
@@ -111,46 +107,24 @@ def replay(
     step: Step,
 ) -> "list[Proof]":
     """A proof of each program of a fetched folder; VerificationFailed for an answer beyond the thresholds."""
-    programs = open_programs(manifest, store, folder)
     goldens = _goldens(golden, store)
-    ran = run_programs(programs, lambda program: goldens[program.name].inputs(), folder, options, step)
-    proofs = [judged(program, goldens[program.name], timings, allowed) for program, timings in ran]
-    return sorted(proofs, key=lambda proof: programs.index(proof.program))
+    programs = open_programs(manifest, store, folder)
+    runs = run_programs(programs, _inputs(goldens), folder, options, step)
+    return _proofs(manifest, goldens, runs, allowed)
 
 
-def compare_on_devices(
-    published: "Published", store: "Store", options: DeviceOptions, step: Step, watch: Watch
-) -> "Iterator[Comparison]":
-    """Compare every program of an artifact on this machine's devices with its emulated evidence; nothing is stored.
-
-    A result that ranks have in copies has a row for each copy that differs from the first. VerificationFailed for a
-    device that did not run a program."""
-    from nxpipe.pipeline.verify.comparison import Comparison, VariantResult
-
-    for program, golden, _ in _replayed(published.manifest, store, options, step, watch):
-        _, deviations, copies = _deviations(program, golden)
-        result = VariantResult("as stored", (*deviations, *copies))
-        yield Comparison(program.name, "the stored inputs", REFERENCE, (result,), ())
+def _proofs(manifest: "Manifest", goldens: Mapping[str, "_Golden"], runs: Runs, allowed: Thresholds) -> "list[Proof]":
+    """A proof of each program in the order of the manifest; those that have run are judged before others run."""
+    proofs = {program.name: judged(program, goldens[program.name], own, allowed) for program, own in runs}
+    return [proofs[executable.name] for executable in manifest.executables]
 
 
 def measure(manifest: "Manifest", store: "Store", options: ProveOptions, step: Step, watch: Watch) -> dict[str, Timing]:
-    """The durations of every program of an artifact on this machine's devices; nothing is judged or stored."""
-    return {program.name: _timing(timings) for program, _, timings in _replayed(manifest, store, options, step, watch)}
-
-
-def _replayed(
-    manifest: "Manifest", store: "Store", options: DeviceOptions, step: Step, watch: Watch
-) -> "Iterator[tuple[FetchedProgram, _Golden, list[Any]]]":
-    """Each program of an artifact after its run on golden inputs, with its timings."""
-    goldens = _goldens(_golden(manifest, store, None), store)
-    with device_faults():
-        with step("open the device"):
-            described_device(manifest, options)
-        with fetched_artifact(manifest, store, step, watch) as folder:
-            programs = open_programs(manifest, store, folder)
-            ran = run_programs(programs, lambda program: goldens[program.name].inputs(), folder, options, step)
-            for program, timings in ran:
-                yield program, goldens[program.name], timings
+    """The durations of every program of an artifact on this machine's devices, on its golden inputs; nothing is judged
+    or stored."""
+    goldens = _goldens(golden_evidence(manifest, store), store)
+    with artifact_on_devices(manifest, store, _inputs(goldens), options, step, watch) as (_, runs):
+        return {program.name: _timing(own) for program, own in runs}
 
 
 @dataclass(frozen=True)
@@ -169,6 +143,10 @@ class _Golden:
 
 def _goldens(golden: Evidence, store: "Store") -> dict[str, _Golden]:
     return {compared.program: _Golden(compared, store) for compared in golden.programs}
+
+
+def _inputs(goldens: Mapping[str, _Golden]) -> Batches:
+    return lambda program: [goldens[program.name].inputs()]
 
 
 @dataclass(frozen=True)
@@ -198,66 +176,27 @@ def judged(
 ) -> Proof:
     """The proof of a program that has run; VerificationFailed for an answer that is beyond the thresholds, on any rank
     that has it."""
-    from nxpipe.pipeline.verify.evidence import tensors_file
+    from nxpipe.pipeline.verify.evidence import compare, tensors_file
 
-    answers, deviations, copies = _deviations(program, golden)
-    for deviation in (*deviations, *copies):
+    results, expected, inputs = program.results(), golden.answers(), golden.inputs()
+    require_computed(program, results, expected, inputs)
+    answers = program.whole(results)
+    deviations = compare(answers, expected)
+    for deviation in deviations:
         _require_within(program, deviation, allowed)
+    for rank in program.differing_ranks(results):
+        copies = {name: results[name][rank] for name in expected if name not in program.shards}
+        for deviation in compare(copies, {name: expected[name] for name in copies}):
+            _require_within(program, deviation, allowed, f" on rank {rank}")
     path = program.path.with_name(f"{program.name}.answers")
     path.write_bytes(tensors_file(answers))
     return Proof(program, golden, deviations, _timing(timings), path)
 
 
-def _deviations(program: FetchedProgram, golden: _Golden) -> tuple[Arrays, list[Deviation], list[Deviation]]:
-    """The answers of a program that has run, their deviations, and those of copies on other ranks that differ."""
-    from nxpipe.pipeline.verify.evidence import compare
-
-    results, expected, inputs = program.results(), golden.answers(), golden.inputs()
-    if results.keys() != expected.keys():
-        raise ProgramInvalid(f"{program.name}: its evidence has answers {', '.join(expected)}; build the model again")
-    answers = {name: program.joined(name, results[name]) for name in expected}
-    copies: list[Deviation] = []
-    for name, answer in answers.items():
-        program.require_shape(name, expected[name], answer.shape)
-        _require_computed(program, name, answer, expected[name], inputs.get(name))
-        for rank, other in enumerate(results[name][1:] if name not in program.shards else [], 1):
-            if other.tobytes() != answer.tobytes():
-                own = f"{name} on rank {rank}"
-                copies += compare({own: other}, {own: expected[name]})
-    return answers, compare(answers, expected), copies
-
-
-def _require_computed(program: FetchedProgram, name: str, answer: Any, golden: Any, given: Any) -> None:
-    """Refuse what a device leaves behind that did not run the program: memory as it was."""
-    import numpy as np
-
-    from nxpipe.emulator.numerics import settle
-
-    state = program.states.get(name)
-    if state is not None and given is not None:
-        before = settle(given, state.type.dtype)
-        if np.array_equal(answer, before) and not np.array_equal(golden, before):
-            raise VerificationFailed(
-                f"verification failed: {program.name} left the state {name} as it was, so the alias of its input and "
-                "its output is lost; see `nxpipe doctor --hardware`"
-            )
-    if _varies(golden) and not _varies(answer):
-        raise VerificationFailed(
-            f"verification failed: {program.name} {name} is {answer.flat[0]} everywhere, where the golden answer "
-            "varies: a core was not initialised, or did not run the program; restart the instance and try again"
-        )
-
-
-def _varies(array: Any) -> bool:
-    """True if an array has two different elements; NaN is equal to NaN."""
-    first = array.reshape(-1)[:1]
-    return bool(((array != first) & ((array == array) | (first == first))).any())
-
-
-def _require_within(program: FetchedProgram, deviation: Deviation, allowed: Thresholds) -> None:
+def _require_within(program: FetchedProgram, deviation: Deviation, allowed: Thresholds, where: str = "") -> None:
     if faults := deviation.faults(allowed):
         raise VerificationFailed(
-            f"verification failed: {program.name} {deviation.output} of the device: {'; '.join(faults)}; the "
+            f"verification failed: {program.name} {deviation.output}{where} of the device: {'; '.join(faults)}; the "
             f"reference is {REFERENCE}; see `nxpipe doctor --hardware`, or change [verify]"
         )
 

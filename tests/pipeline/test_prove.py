@@ -28,7 +28,7 @@ from nxpipe.emulator.isa.program import Role
 from nxpipe.pipeline.util.errors import BuildRefused
 from nxpipe.pipeline.util.exit_codes import COMPILE, INTERRUPTED, NOT_READY, OK, REFUSED, USAGE, VERIFICATION
 from nxpipe.pipeline.verify import prove as module
-from nxpipe.pipeline.verify.device import FetchedProgram, groups, target_of
+from nxpipe.pipeline.verify.device import FetchedProgram, groups, target_of, varies
 from nxpipe.pipeline.verify.prove import ProveOptions
 from tests.neuronx.neff_files import BUILD, archive, container, members
 from tests.pipeline.command import NXPIPE, Answer, installed
@@ -307,7 +307,8 @@ def test_programs_run_together_unless_their_states_or_ranks_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "varies"), [([0, 0], False), ([0, 1], True), ([np.nan, np.nan], False), ([1, np.nan], True), ([], False)]
+    ("values", "expected"),
+    [([0, 0], False), ([0, 1], True), ([np.nan, np.nan], False), ([1, np.nan], True), ([], False)],
 )
-def test_an_answer_is_constant_if_its_elements_are_equal_or_no_numbers(values: list[float], varies: bool) -> None:
-    assert module._varies(np.array(values, np.float32)) is varies
+def test_an_answer_is_constant_if_its_elements_are_equal_or_no_numbers(values: list[float], expected: bool) -> None:
+    assert varies(np.array(values, np.float32)) is expected
