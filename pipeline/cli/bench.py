@@ -72,8 +72,9 @@ def bench(
     default: every model of nxpipe.toml. A program is compared with the baseline's program of the same phase, batch,
     bucket and degree for the same model and target. Predictions are sums of the documented costs of instructions;
     they run nothing. --measured adds p50 and p99 on devices, as `nxpipe prove` found them; --device measures them now,
-    on this machine's devices, verifies and stores nothing. They decide nothing. Exits with code 16 if a prediction is slower than the baseline by more than the threshold. An unknown
-    channel is an error, unless a fleet, [channels] or [signing] of nxpipe.toml names it, or --allow-empty is given.
+    on this machine's devices, and neither verifies nor stores anything. They decide nothing. Exits with code 16 if a
+    prediction is slower than the baseline by more than the threshold. An unknown channel is an error, unless a fleet,
+    [channels] or [signing] of nxpipe.toml names it, or --allow-empty is given.
 
     \b
     Example:
