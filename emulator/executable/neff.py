@@ -80,6 +80,12 @@ class Neff:
     info: Mapping[str, str]
 
     @property
+    def physical_cores(self) -> int:
+        """Physical cores of a logical one (LNC), as the program was compiled. Older files do not have the number in
+        their header, but a subgraph for each core."""
+        return self.header.lnc_size or len(self.subgraphs)
+
+    @property
     def inputs(self) -> tuple[NeffVariable, ...]:
         """The inputs over all subgraphs, in the order of their names."""
         return self._variables("input")

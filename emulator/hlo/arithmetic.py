@@ -148,22 +148,21 @@ def _gelu_tanh(w: HloWriter, x: Tensor) -> Tensor:
     return _gated(w, x, w.binary("multiply", w.binary("add", cube, x), _SQRT_2_OVER_PI))
 
 
-# log(1 + x) near 0 is 2 z (1 + z^2/3 + z^4/5 + ...) for z = x / (2 + x). The usual correction of log(1 + x) by the
-# rounding of that sum is no alternative: a compiler that simplifies 1 + x - 1 to x undoes it. At 1/4 the error of the
-# series is 3e-10.
+# log(1 + x) near 0 is y (1 + y^2/12 + y^4/80 + ...) for y = 2 x / (2 + x). A series of y / 2 would give 0 for the
+# smallest x, whose halves are below the normal numbers. The usual correction of log(1 + x) by the rounding of that sum
+# is no alternative: a compiler that simplifies 1 + x - 1 to x undoes it. At 1/4 the error of the series is 3e-10.
 _NEAR: Final = 0.25
-_SERIES: Final = (1.0, 1 / 3, 1 / 5, 1 / 7, 1 / 9)
+_SERIES: Final = tuple(1 / (power + 1) / 2**power for power in range(0, 10, 2))
 
 
 def _log1p(w: HloWriter, x: Tensor) -> Tensor:
-    z = w.binary("divide", x, w.binary("add", x, 2))
-    square = w.binary("multiply", z, z)
+    y = w.binary("divide", w.binary("multiply", x, 2), w.binary("add", x, 2))
+    square = w.binary("multiply", y, y)
     series = w.like(x, _SERIES[-1])
     for coefficient in _SERIES[-2::-1]:
         series = w.binary("add", w.binary("multiply", series, square), coefficient)
-    near = w.binary("multiply", w.binary("multiply", z, 2), series)
     is_near = w.compare("LT", w.unary("abs", x), _NEAR)
-    return w.select(is_near, near, w.unary("log", w.binary("add", x, 1)))
+    return w.select(is_near, w.binary("multiply", y, series), w.unary("log", w.binary("add", x, 1)))
 
 
 def _softplus(w: HloWriter, x: Tensor) -> Tensor:

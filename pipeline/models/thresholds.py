@@ -1,7 +1,8 @@
 """Thresholds of [verify], deviations as figures, and stored evidence judged by them. No numpy is imported."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from nxpipe.artifact_store.evidence import EMULATED, Compared, Evidence, Figures, coverage_gap, document_gap
@@ -53,6 +54,20 @@ class Deviation:
         figures |= {name: value for name, value in (("kl", self.kl), ("top1", self.top1)) if value is not None}
         shown = {name: f"{value:.4g}" for name, value in figures.items()}
         return {"output": self.output, **shown, "cosine": f"{self.cosine:.7f}"}
+
+    def figures(self) -> Figures:
+        """The figures as evidence has them; VerificationFailed if one is not finite.
+
+        Only a divergence may be so, where no threshold limits it. JSON has neither NaN nor infinity: it is absent, and
+        an absent divergence is beyond every `max_kl`.
+        """
+        figures = asdict(self) | {"kl": self.kl if self.kl is not None and isfinite(self.kl) else None}
+        for name, value in figures.items():
+            if isinstance(value, float) and not isfinite(value):
+                raise VerificationFailed(
+                    f"verification failed: {self.output} has {name} {value}; see the outputs with `nxpipe run`"
+                )
+        return Figures(**figures)
 
     def faults(self, allowed: Thresholds) -> list[str]:
         """The figures beyond the thresholds, as `cosine 0.970 < min_cosine 0.999`. NaN is beyond every threshold."""

@@ -215,11 +215,6 @@ class FetchedProgram:
         return self.divided(argument.name, inputs[argument.name])
 
 
-def physical_cores(neff: "Neff") -> int:
-    """Physical cores of a logical one (LNC), as the program was compiled; older files do not have the number."""
-    return max(neff.header.lnc_size, 1)
-
-
 @contextmanager
 def artifact_on_devices(
     manifest: "Manifest", store: "Store", batches: Batches, options: DeviceOptions, step: Step, watch: Watch
@@ -292,7 +287,7 @@ def groups(programs: Sequence[FetchedProgram]) -> list[list[FetchedProgram]]:
     found: list[tuple[dict[str, str], list[FetchedProgram]]] = []
     for program in programs:
         types = {name: str(state.type) for name, state in program.states.items()}
-        types |= {"degree": str(program.interface.degree), "physical cores": str(physical_cores(program.neff))}
+        types |= {"degree": str(program.interface.degree), "physical cores": str(program.neff.physical_cores)}
         for known, members in found:
             if all(known.get(name, type_) == type_ for name, type_ in types.items()):
                 known |= types
@@ -328,7 +323,7 @@ def _run(
     """Run programs together, in a process for each rank; what `session.replay` returns on each."""
     from nxpipe.artifact_store.fetch.folder import WEIGHTS
 
-    degree, lnc = programs[0].interface.degree, physical_cores(programs[0].neff)
+    degree, lnc = programs[0].interface.degree, programs[0].neff.physical_cores
     names = programs[0].name if len(programs) == 1 else f"{len(programs)} programs"
     with step(f"run {names} on {degree} rank{'' if degree == 1 else 's'}"):
         files = {program.name: program.files(batches[program.name]) for program in programs}

@@ -1,12 +1,11 @@
 """Evidence of a program: its outputs, their deviation from the reference, and the environment of the run."""
 
-import math
 import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -216,13 +215,8 @@ def compared(shape: Shape, result: "StepResult") -> Compared:
 
 
 def _metadata(deviations: Sequence[Deviation], reference: str, environment: Mapping[str, str]) -> dict[str, object]:
-    outputs = [{name: _finite(value) for name, value in asdict(deviation).items()} for deviation in deviations]
+    outputs = [deviation.figures().model_dump() for deviation in deviations]
     return {"yardstick": reference, "outputs": outputs, "surroundings": dict(environment)}
-
-
-def _finite(value: object) -> object:
-    """None for NaN, which JSON lacks: a divergence may be NaN if no threshold limits it."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def execution_environment(libraries: Sequence[str] = ()) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nxpipe.artifact_store.backends.protocol import ignore_progress
 from nxpipe.artifact_store.errors import Refused
-from nxpipe.artifact_store.evidence import DEVICE, UNVERIFIED, Compared, Evidence, Figures, Limits, Timing
+from nxpipe.artifact_store.evidence import DEVICE, UNVERIFIED, Compared, Evidence, Limits, Timing
 from nxpipe.pipeline.models.thresholds import Deviation, Thresholds, complete_evidence
 from nxpipe.pipeline.models.weights import Arrays
 from nxpipe.pipeline.util.errors import BuildRefused, VerificationFailed
@@ -25,7 +25,6 @@ from nxpipe.pipeline.verify.device import (
     Runs,
     artifact_on_devices,
     open_programs,
-    physical_cores,
     require_computed,
     require_device_programs,
     run_programs,
@@ -113,7 +112,7 @@ def replay(
     return _proofs(manifest, goldens, runs, allowed)
 
 
-def _proofs(manifest: "Manifest", goldens: Mapping[str, "_Golden"], runs: Runs, allowed: Thresholds) -> "list[Proof]":
+def _proofs(manifest: "Manifest", goldens: Mapping[str, "Golden"], runs: Runs, allowed: Thresholds) -> "list[Proof]":
     """A proof of each program in the order of the manifest; those that have run are judged before others run."""
     proofs = {program.name: judged(program, goldens[program.name], own, allowed) for program, own in runs}
     return [proofs[executable.name] for executable in manifest.executables]
@@ -128,7 +127,7 @@ def measure(manifest: "Manifest", store: "Store", options: ProveOptions, step: S
 
 
 @dataclass(frozen=True)
-class _Golden:
+class Golden:
     """The evidence of a program. Its arrays are read when they are used: caches are large."""
 
     compared: Compared
@@ -141,11 +140,11 @@ class _Golden:
         return stored_arrays(self.store, self.compared.answers)
 
 
-def _goldens(golden: Evidence, store: "Store") -> dict[str, _Golden]:
-    return {compared.program: _Golden(compared, store) for compared in golden.programs}
+def _goldens(golden: Evidence, store: "Store") -> dict[str, Golden]:
+    return {compared.program: Golden(compared, store) for compared in golden.programs}
 
 
-def _inputs(goldens: Mapping[str, _Golden]) -> Batches:
+def _inputs(goldens: Mapping[str, Golden]) -> Batches:
     return lambda program: [goldens[program.name].inputs()]
 
 
@@ -154,7 +153,7 @@ class Proof:
     """A program that agrees with its evidence: deviations and timing, and a file with its answers."""
 
     program: FetchedProgram
-    golden: _Golden
+    golden: Golden
     deviations: Sequence[Deviation]
     timing: Timing
     answers: Path
@@ -163,7 +162,7 @@ class Proof:
         return Compared(
             program=self.program.name,
             yardstick=REFERENCE,
-            outputs=tuple(_figures(deviation) for deviation in self.deviations),
+            outputs=tuple(deviation.figures() for deviation in self.deviations),
             inputs=self.golden.compared.inputs,
             answers=store.put_blob(self.answers.read_bytes()),
             surroundings=surroundings(self.program.neff, self.program.interface.degree, described),
@@ -171,9 +170,7 @@ class Proof:
         )
 
 
-def judged(
-    program: FetchedProgram, golden: _Golden, timings: Sequence[Mapping[str, Any]], allowed: Thresholds
-) -> Proof:
+def judged(program: FetchedProgram, golden: Golden, timings: Sequence[Mapping[str, Any]], allowed: Thresholds) -> Proof:
     """The proof of a program that has run; VerificationFailed for an answer that is beyond the thresholds, on any rank
     that has it."""
     from nxpipe.pipeline.verify.evidence import compare, tensors_file
@@ -201,14 +198,6 @@ def _require_within(program: FetchedProgram, deviation: Deviation, allowed: Thre
         )
 
 
-def _figures(deviation: Deviation) -> Figures:
-    """The deviation, without a divergence that is NaN, which JSON lacks and no threshold limits."""
-    figures = asdict(deviation)
-    if deviation.kl is not None and deviation.kl != deviation.kl:
-        figures["kl"] = None
-    return Figures.model_validate(figures)
-
-
 def _timing(ranks: Sequence[Mapping[str, Any]]) -> Timing:
     """Durations of a program: of each run, that of the slowest rank."""
     from nxpipe.emulator.run.devices import protocol
@@ -226,7 +215,7 @@ def surroundings(neff: "Neff", degree: int, described: Mapping[str, Any]) -> dic
         "runtime": f"{described['implementation']} {described['version']}",
         "compiler": neff.info.get("version") or neff.header.build_version,
         "logical cores": str(degree),
-        "physical cores of a logical core": str(physical_cores(neff)),
+        "physical cores of a logical core": str(neff.physical_cores),
     }
     with suppress(OSError):
         found["driver"] = _DRIVER.read_text(errors="replace").strip()

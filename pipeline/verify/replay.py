@@ -1,15 +1,14 @@
 """Programs run on inputs: inference for `nxpipe run`, and stored artifacts compared on their stored inputs."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.source import ModelSource, PretrainedModel
-from nxpipe.pipeline.models.thresholds import DEFAULT_REFERENCE, Deviation
+from nxpipe.pipeline.models.thresholds import DEFAULT_REFERENCE
 from nxpipe.pipeline.models.weights import Arrays
 from nxpipe.pipeline.util.errors import BuildRefused, InputInvalid, ModelSourceError
 from nxpipe.pipeline.util.progress import Step, Watch
@@ -232,8 +231,8 @@ def compare_artifact(
 
 
 def compared_run(case: Case, comparison: Comparison, store: "Store") -> "Compared":
-    """The comparison as evidence has it; inputs and outputs are stored. Figures other than KL divergence are finite."""
-    from nxpipe.artifact_store.evidence import Compared, Figures
+    """The comparison as evidence has it; inputs and outputs are stored."""
+    from nxpipe.artifact_store.evidence import Compared
     from nxpipe.pipeline.verify.evidence import execution_environment, tensors_file
 
     ((variant, emulate),) = case.variants.items()
@@ -242,16 +241,11 @@ def compared_run(case: Case, comparison: Comparison, store: "Store") -> "Compare
     return Compared(
         program=case.program,
         yardstick=comparison.reference,
-        outputs=tuple(Figures(**asdict(_without_nan(deviation))) for deviation in result.outputs),
+        outputs=tuple(deviation.figures() for deviation in result.outputs),
         inputs=store.put_blob(tensors_file(case.inputs[0])),
         answers=store.put_blob(tensors_file(answer.outputs)),
         surroundings=execution_environment(),
     )
-
-
-def _without_nan(deviation: Deviation) -> Deviation:
-    """Without a divergence that is NaN, which JSON lacks; it may be, if no threshold limits it."""
-    return replace(deviation, kl=None) if deviation.kl is not None and not isfinite(deviation.kl) else deviation
 
 
 def compare_on_devices(

@@ -77,7 +77,7 @@ CASES = {
 }
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_a_build_that_fails_says_why_and_is_finished_by_the_next_one(case: Case, tmp_path: Path) -> None:
     world = saved_world(tmp_path, targets="inf2.48xlarge")

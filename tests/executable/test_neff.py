@@ -62,6 +62,14 @@ def test_two_cores_of_a_logical_one_have_one_interface() -> None:
     assert found.info["version"].startswith("2.27.")
 
 
+@pytest.mark.parametrize(("subgraphs", "stated", "cores"), [(1, 0, 1), (2, 0, 2), (2, 2, 2), (1, 2, 2)])
+def test_the_physical_cores_are_those_of_the_header_else_one_for_each_subgraph(
+    subgraphs: int, stated: int, cores: int
+) -> None:
+    found = read(container(archive(members(VARIABLES, subgraphs=subgraphs)), lnc=stated))
+    assert found.physical_cores == cores
+
+
 def test_subgraphs_that_disagree_on_a_size_are_read_and_their_interface_is_refused() -> None:
     files = members(VARIABLES, subgraphs=2)
     other = [Variable(each.name, each.kind, each.nbytes + 4) for each in VARIABLES]

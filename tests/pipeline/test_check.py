@@ -16,7 +16,7 @@ from tests.emulator.test_sources import AUTOENCODER, UNET
 from tests.pipeline.conftest import BERT, LLAMA, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(4)
 
 __all__ = ["nxpipe"]
 
@@ -84,7 +84,7 @@ def test_a_sound_model_lowers_and_fits_and_the_first_line_says_so(nxpipe: InProc
     assert answer.out.splitlines()[0] == "tiny-bert lowers, and fits inf2.xlarge at tp 1"
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_a_decoder_is_checked_reading_its_prompt_and_writing_tokens(nxpipe: InProcess, llama: Path) -> None:
     answer = nxpipe("check", "--model-id", str(llama), "--buckets", "16,32", "--json")
     (report,) = json.loads(answer.out)
@@ -128,7 +128,7 @@ def test_a_model_that_is_too_large_ends_in_its_own_exit_code(nxpipe: InProcess, 
     assert "does not fit" in answer.out.splitlines()[0]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_without_a_degree_the_smallest_that_fits_is_chosen(nxpipe: InProcess, tmp_path: Path) -> None:
     write_model(tmp_path / "m", {**LLAMA, "num_key_value_heads": 8, "vocab_size": 1_000_000_00})
     (report,) = json.loads(nxpipe("check", "--model-id", "./m", "--target", "trn2.48xlarge", "--json").out)
@@ -196,7 +196,7 @@ def test_a_finding_in_a_librarys_source_is_annotated_at_the_model_and_keeps_its_
     assert marks[0] == marks[1] != []
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("config", "words"),
     [
@@ -258,7 +258,7 @@ def test_a_second_check_of_the_same_model_says_the_same_without_torch(nxpipe: In
     assert _run(bert, code) == first
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"digest": "0", "examination": {}}', b"\xff" * 100])
 def test_a_damaged_memory_is_ignored_and_written_again(nxpipe: InProcess, bert: Path, damage: bytes) -> None:
     first = nxpipe("check", "--model-id", str(bert), "--json").out
@@ -317,7 +317,7 @@ def test_a_defect_of_ours_is_a_finding_with_its_log_and_is_not_remembered(
     monkeypatch.undo()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("config", [UNET, AUTOENCODER], ids=["unet", "vae"])
 def test_a_diffusion_model_which_publishes_no_plan_is_checked_at_every_degree(
     nxpipe: InProcess, tmp_path: Path, config: dict[str, Any]

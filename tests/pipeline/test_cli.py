@@ -185,7 +185,7 @@ def test_bash_completes_a_command_and_a_subcommand(tmp_path: Path) -> None:
     assert complete("nxpipe store sh", "2") == ["show"]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize(
     ("number", "code", "after"),
     [

@@ -98,7 +98,7 @@ def report_of(machine: ProbeMachine, probes: Sequence[Any], run: bool = True) ->
     return report
 
 
-@pytest.mark.sample(18)
+@pytest.mark.sample(36)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_reported_by_exactly_the_assumptions_that_it_breaks(fault: str, tmp_path: Path) -> None:
     defects, expected = FAULTS[fault]

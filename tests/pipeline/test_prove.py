@@ -96,7 +96,7 @@ def proofs(store: Store, published: Published) -> list[Evidence]:
     return [each for each in store.evidence(published.manifest_digest) if each.kind == DEVICE]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize(("kind", "degree"), [("encoder", 1), ("encoder", 2), ("decoder", 1), ("decoder", 2)])
 def test_a_device_that_computes_the_golden_answers_gives_one_document(
     kind: str, degree: int, nxpipe: InProcess, world: Callable[..., World], device: Callable[..., None]
@@ -230,6 +230,28 @@ def test_only_the_new_document_is_signed(
     assert refused.code == REFUSED.number
     assert "its emulated evidence has no signature that the channel trusts" in refused.err
     assert proofs(store, published) == [proof]
+
+
+@pytest.mark.sample(4, "prove")
+def test_the_evidence_of_a_stand_in_device_calibrates_predictions_as_a_rehearsal(
+    nxpipe: InProcess, world: Callable[..., World], device: Callable[..., None]
+) -> None:
+    store, published = world()
+    device()
+    assert prove(nxpipe, published).code == OK.number
+    refused = nxpipe("calibrate", published.name)
+    assert refused.code == REFUSED.number
+    assert "was made with a stand-in, not by AWS's compiler on a device; pass --rehearsal" in refused.err
+    answer = nxpipe("calibrate", published.name, "--rehearsal", "-o", "calibration.json", "--json")
+    assert answer.code == OK.number, answer.err
+    (found,) = json.loads(answer.out)["calibrations"]
+    (proof,) = proofs(store, published)
+    assert (found["clock"], found["rehearsal"], found["evidence"]) == ("device", True, [proof.digest])
+    times = {compared.program: compared.timing.p50_ms for compared in proof.programs if compared.timing}
+    assert {each["program"]: each["p50_ms"] for each in found["programs"]} == times
+    rows = json.loads(nxpipe("bench", published.name, "--calibration", "calibration.json", "--json").out)
+    factors = [row["calibrated_ns"] / row["predicted_ns"] for row in rows]
+    assert factors == pytest.approx([phase["factor"] for phase in found["phases"].values()])
 
 
 @pytest.mark.sample(4, "prove")

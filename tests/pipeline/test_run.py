@@ -55,7 +55,7 @@ def test_tensors_from_a_file_go_in_and_come_out(nxpipe: InProcess, bert: Path, t
     assert not np.array_equal(answers[0][:, 5:], answers[1][:, 5:])
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("mode", ["fast", "isa"])
 def test_an_input_that_is_missing_or_wrong_is_named(mode: str, nxpipe: InProcess, bert: Path, tmp_path: Path) -> None:
     given = tmp_path / "given.safetensors"

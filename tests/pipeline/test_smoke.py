@@ -18,7 +18,7 @@ from moto import mock_aws
 
 from nxpipe.artifact_store import open_store
 from nxpipe.pipeline.fleet.account import Account
-from nxpipe.pipeline.fleet.agent.run import Bundle
+from nxpipe.pipeline.fleet.agent.wheels import Bundle
 from nxpipe.pipeline.fleet.smoke import SmokeTest
 from nxpipe.pipeline.fleet.smoke_project import SmokePrice, SmokeProject
 from nxpipe.pipeline.fleet.teardown import SmokeSteps, StepFailed, Teardown
@@ -373,7 +373,7 @@ def test_the_log_must_have_lines_of_the_instance(
     assert test.steps.rows[0].state == state, test.steps.rows
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_ctrl_c_removes_what_exists_and_a_second_one_names_the_command_that_does(
     sealed_environment: None, repository: Path
 ) -> None:

@@ -43,7 +43,7 @@ from tests.pipeline.user_world import (
     small_disk,
 )
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(4)
 
 URL = f"s3://{BUCKET}/nxpipe"
 # What they ask first: for a listing; with a HEAD of an object, and of the bucket, which is refused without a reason.
@@ -80,7 +80,7 @@ def test_on_a_good_day_every_command_ends_well(world: World, store: Path, tmp_pa
 # S3
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_a_bucket_that_does_not_exist(world: World, tmp_path: Path) -> None:
     for _, answer in each_command(world, "s3://my-artefacts/nxpipe", tmp_path, ALL, environment=world.s3):
         is_one_sentence(answer, STORE, "s3://my-artefacts/nxpipe", "NoSuchBucket", "create the bucket, or correct")
@@ -92,7 +92,7 @@ def test_no_credentials(world: World, tmp_path: Path) -> None:
         is_one_sentence(answer, STORE, URL, "no usable AWS credentials", "set AWS_PROFILE, or AWS_ACCESS_KEY_ID")
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
@@ -208,7 +208,7 @@ def as_somebody_else(world: World) -> list[str]:
     return before
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_a_store_that_we_may_only_read(world: World, as_somebody_else: list[str]) -> None:
     """Looking at it works in every way; what would change it says that it may not."""
     with tempfile.TemporaryDirectory(dir=world.root) as name:
@@ -359,7 +359,7 @@ def test_a_collection_of_a_bucket_refuses_where_the_clocks_disagree(world: World
         assert code or not json.loads(answer.out)["steps"]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_doctor_says_that_the_clock_is_off(store: Path, tmp_path: Path, off: "partial[dict[str, str]]") -> None:
     answer = run("store", "doctor", "--store", str(store), cwd=tmp_path, environment=off(CLOCK_AHEAD=str(3 * DAY)))
     assert answer.code == 0, answer.err
@@ -487,7 +487,7 @@ def test_examples_of_the_help_do_what_they_say(world: World, tmp_path: Path) -> 
 # Leaving early
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("command", "held"),
     [
@@ -547,7 +547,7 @@ def test_a_reader_that_leaves_early_is_no_error(world: World, tmp_path: Path) ->
         assert "Traceback" not in answer.err
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_a_narrow_terminal_without_colours_gets_plain_words(
     world: World, tmp_path: Path, environment: dict[str, str]

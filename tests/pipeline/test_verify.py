@@ -1,11 +1,32 @@
+from collections.abc import Callable
+from dataclasses import fields, replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from nxpipe.pipeline.models.thresholds import Thresholds
+from nxpipe.artifact_store import Store, open_store
+from nxpipe.artifact_store.builds import StepResult
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.evidence import Compared, Timing
+from nxpipe.emulator.capture.request import ModelOutputs
+from nxpipe.emulator.executable.interface import Interface
+from nxpipe.emulator.executable.neff import read_neff
+from nxpipe.pipeline.models.configuration import Shape
+from nxpipe.pipeline.models.thresholds import Deviation, Thresholds, faults_of
+from nxpipe.pipeline.util.errors import VerificationFailed
+from nxpipe.pipeline.verify import evidence
+from nxpipe.pipeline.verify.comparison import Case, Comparison, VariantResult
+from nxpipe.pipeline.verify.device import FetchedProgram
 from nxpipe.pipeline.verify.evidence import compare
+from nxpipe.pipeline.verify.prove import Golden, Proof
+from nxpipe.pipeline.verify.replay import compared_run
+from tests.neuronx.neff_files import archive, container, members
 
 TENSORS = arrays(np.float32, (3, 4), elements=st.floats(-100, 100, width=32))
 
@@ -72,3 +93,66 @@ def test_thresholds_on_distributions_hold_when_asked_for() -> None:
     lax = Thresholds(-1, 10)
     assert not found.faults(lax)
     assert [fault.split()[0] for fault in found.faults(Thresholds(-1, 10, max_kl=0.1, min_top1=0.9))] == ["KL", "top-1"]
+
+
+# A figure that is no number: JSON has none, and no comparison passes by it.
+
+NEAR = Deviation("logits", 0.0, 0.0, 0.0, 1.0, kl=0.0, top1=1.0)
+FIGURES = [each.name for each in fields(Deviation) if each.name != "output"]
+ABSENT = Blob(sha256="0" * 64, size=0)
+LAX = Thresholds(0.5, 0.5)
+
+
+def by_build(deviation: Deviation, _: Store, __: Path) -> Compared:
+    files = [{"path": path, "blob": ABSENT.model_dump()} for path in ("answers", "inputs")]
+    facts = evidence._metadata([deviation], "PyTorch fp32", {})
+    result = StepResult.model_validate({"key": "1" * 64, "files": files, "facts": facts, "write_id": "2" * 32})
+    return evidence.compared(Shape("forward", 1, 8), result)
+
+
+def by_verify(deviation: Deviation, store: Store, _: Path) -> Compared:
+    answer = ModelOutputs({"logits": np.ones(2, np.float32)}, {})
+    case = Case("forward-b1-s8", "random inputs", [{}], {"none": lambda _, __: ([answer], None)}, {})
+    run = VariantResult("none", (deviation,))
+    return compared_run(case, Comparison(case.program, case.input_source, "PyTorch fp32", (run,), ()), store)
+
+
+def by_prove(deviation: Deviation, store: Store, folder: Path) -> Compared:
+    neff = read_neff(BytesIO(container(archive(members([])))))
+    golden = by_build(NEAR, store, folder)
+    program = FetchedProgram("forward-b1-s8", folder, neff, Interface(1, (), ()), {})
+    (answers := folder / "answers").write_bytes(b"")
+    timing = Timing(clock="device", runs=100, p50_ms=1.0, p99_ms=1.0)
+    described = {"family": "trn2", "implementation": "nrtpy", "version": "2.34"}
+    return Proof(program, Golden(golden, store), (deviation,), timing, answers).stored(store, described)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("path", [by_build, by_verify, by_prove])
+def test_a_divergence_that_is_no_number_is_absent_from_evidence_and_beyond_every_limit(
+    path: Callable[[Deviation, Store, Path], Compared], bad: float, tmp_path: Path
+) -> None:
+    store = open_store(str(tmp_path / "store"))
+    stored = path(replace(NEAR, kl=bad), store, tmp_path)
+    assert stored.outputs[0].kl is None
+    assert list(faults_of([stored], LAX)) == []  # nothing limits it
+    (fault,) = faults_of([stored], replace(LAX, max_kl=1e30))
+    assert "KL divergence is absent" in fault
+
+
+@pytest.mark.parametrize("figure", [name for name in FIGURES if name != "kl"])
+@pytest.mark.parametrize("path", [by_build, by_verify, by_prove])
+def test_no_other_figure_that_is_no_number_becomes_evidence(
+    path: Callable[[Deviation, Store, Path], Compared], figure: str, tmp_path: Path
+) -> None:
+    change: dict[str, Any] = {figure: np.nan}
+    with pytest.raises(VerificationFailed, match=f"logits has {figure} nan"):
+        path(replace(NEAR, **change), open_store(str(tmp_path / "store")), tmp_path)
+
+
+@pytest.mark.parametrize("figure", ["max_relative", "cosine", "kl", "top1"])
+def test_a_limited_figure_that_is_no_number_is_a_fault(figure: str) -> None:
+    change: dict[str, Any] = {figure: np.nan}
+    limits = Thresholds(-1e30, 1e30, max_kl=1e30, min_top1=-1e30)
+    assert not NEAR.faults(limits)
+    assert len(replace(NEAR, **change).faults(limits)) == 1

@@ -246,7 +246,6 @@ def test_a_release_names_the_evidence_that_its_artifacts_lack(team: Team) -> Non
     assert team.log("production")[0].reason.startswith("without instructions evidence, because first (")
 
 
-@pytest.mark.sample(2)
 def test_a_release_signs_no_evidence_of_devices_that_it_finds(team: Team) -> None:
     store = open_store("store")
     for artifact in store.list():

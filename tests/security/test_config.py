@@ -158,7 +158,7 @@ def no_kernel_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_kernels, "get_kernel", refused)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.attempt(name)) for name in CONFIGS if name.startswith("A")]
 )

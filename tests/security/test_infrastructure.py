@@ -112,7 +112,7 @@ def writes(statement: Statement) -> list[str]:
     ]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(2, "whole project")
 @attempt("D01")
 def test_no_role_may_pass_a_role_or_change_iam(templates: dict[str, dict[str, Any]]) -> None:
     assert [
@@ -120,6 +120,7 @@ def test_no_role_may_pass_a_role_or_change_iam(templates: dict[str, dict[str, An
     ] == []
 
 
+@pytest.mark.sample(2, "whole project")
 @attempt("D02")
 def test_what_writes_to_everything_has_no_resources_and_a_condition(templates: dict[str, dict[str, Any]]) -> None:
     found = [held for held in granted(templates) if writes(held[2]) and "*" in listed(held[2]["Resource"])]
@@ -129,11 +130,13 @@ def test_what_writes_to_everything_has_no_resources_and_a_condition(templates: d
         assert statement["Condition"]["StringEquals"].keys() == {"cloudwatch:namespace"}
 
 
+@pytest.mark.sample(2, "whole project")
 @attempt("D03")
 def test_no_action_has_a_wildcard(templates: dict[str, dict[str, Any]]) -> None:
     assert [held for held in granted(templates) if any("*" in entry for entry in listed(held[2]["Action"]))] == []
 
 
+@pytest.mark.sample(2, "whole project")
 @attempt("D04")
 def test_github_is_believed_for_exact_subjects(templates: dict[str, dict[str, Any]]) -> None:
     subjects = []
@@ -165,6 +168,7 @@ _ACCOUNT: Final = {"Ref": "AWS::AccountId"}
 _BY_PATH: Final = "logdelivery.elasticloadbalancing.amazonaws.com"
 
 
+@pytest.mark.sample(2, "whole project")
 @attempt("D05")
 def test_no_service_writes_into_a_bucket_for_another_account(templates: dict[str, dict[str, Any]]) -> None:
     let_in, kept_out = [], []
@@ -189,6 +193,7 @@ def test_no_service_writes_into_a_bucket_for_another_account(templates: dict[str
 _OF_THIS_ACCOUNT: Final = {"ec2.amazonaws.com", "lambda.amazonaws.com"}
 
 
+@pytest.mark.sample(2, "whole project")
 @attempt("D06")
 def test_no_service_takes_a_role_for_another_account(templates: dict[str, dict[str, Any]]) -> None:
     seen = set()
@@ -200,6 +205,7 @@ def test_no_service_takes_a_role_for_another_account(templates: dict[str, dict[s
     assert {f"{entry}.amazonaws.com" for entry in ("events", "vpc-flow-logs", "eks", "states")} <= seen
 
 
+@pytest.mark.sample(2, "whole project")
 @attempt("D07")
 def test_every_instance_asks_for_a_token_of_one_hop(templates: dict[str, dict[str, Any]]) -> None:
     found = [
@@ -210,6 +216,7 @@ def test_every_instance_asks_for_a_token_of_one_hop(templates: dict[str, dict[st
     assert {entry["HttpPutResponseHopLimit"] for entry in found} <= {1, 2}
 
 
+@pytest.mark.sample(2, "whole project")
 @attempt("D08")
 def test_nothing_is_open_to_the_world(templates: dict[str, dict[str, Any]]) -> None:
     for *_, said in resources(templates, "AWS::EC2::SecurityGroup", "AWS::EC2::SecurityGroupIngress"):
@@ -217,6 +224,7 @@ def test_nothing_is_open_to_the_world(templates: dict[str, dict[str, Any]]) -> N
         assert not [rule for rule in rules if rule.get("CidrIp") == "0.0.0.0/0" or rule.get("CidrIpv6") == "::/0"]
 
 
+@pytest.mark.sample(2, "whole project")
 @attempt("D09")
 def test_user_data_holds_public_keys_and_no_secret(templates: dict[str, dict[str, Any]]) -> None:
     result = [
@@ -229,6 +237,7 @@ def test_user_data_holds_public_keys_and_no_secret(templates: dict[str, dict[str
         assert not re.search("PRIVATE KEY|AKIA[0-9A-Z]{16}|aws_secret|password", entry, re.IGNORECASE)
 
 
+@pytest.mark.sample(2, "whole project")
 @attempt("D10")
 def test_each_role_signs_with_the_key_of_its_duty(templates: dict[str, dict[str, Any]]) -> None:
     signs = {
@@ -272,6 +281,7 @@ def _named(said: dict[str, Any]) -> Any:
     return "bucket" if len(said) == 1 and next(iter(said)).startswith(("Fn::", "Ref")) else said
 
 
+@pytest.mark.sample(2, "whole project")
 @attempt("D11")
 @pytest.mark.parametrize("folder", ["cas/sha256/aa/x", "sig/aa/x", "ac/aa/x", "parts/aa/x"])
 def test_a_publisher_creates_and_damages_nothing(templates: dict[str, dict[str, Any]], folder: str) -> None:
@@ -286,6 +296,7 @@ def test_a_publisher_creates_and_damages_nothing(templates: dict[str, dict[str, 
         assert allowed(may, "s3:PutObject", path, young) == folder.startswith("cas/")
 
 
+@pytest.mark.sample(2, "whole project")
 @attempt("D12")
 @pytest.mark.parametrize("folder", ["channels/production/log/0000000001", "pins/x", "agents/x"])
 def test_a_publisher_moves_no_channel(templates: dict[str, dict[str, Any]], folder: str) -> None:
@@ -293,6 +304,7 @@ def test_a_publisher_moves_no_channel(templates: dict[str, dict[str, Any]], fold
         assert not allowed(may, "s3:PutObject", f"arn:aws:s3:::bucket/{folder}", {"s3:if-none-match": "*"})
 
 
+@pytest.mark.sample(2, "whole project")
 @attempt("D13")
 def test_who_releases_writes_the_lock_and_a_word_and_never_which_colour_is_stable(
     templates: dict[str, dict[str, Any]],
@@ -311,6 +323,7 @@ def test_who_releases_writes_the_lock_and_a_word_and_never_which_colour_is_stabl
         assert statement["Condition"]["Null"] == {"dynamodb:Attributes": "false", "dynamodb:LeadingKeys": "false"}
 
 
+@pytest.mark.sample(2, "whole project")
 @attempt("D14")
 def test_every_bucket_is_private(templates: dict[str, dict[str, Any]]) -> None:
     found = [said["PublicAccessBlockConfiguration"] for *_, said in resources(templates, "AWS::S3::Bucket")]

@@ -130,7 +130,7 @@ def test_build_ends_within_its_limits(nxpipe: InProcess, tmp_path: Path, write: 
     sentence(nxpipe("build", "--model-id", model, *_LIMITS, *weights, *store))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.attempt("L04")
 def test_an_entry_that_many_weights_name_is_within_limits(nxpipe: InProcess, tmp_path: Path) -> None:
     """Of 12.8 GB that the weights claim, the few bytes are read that the program uses, in 2 GiB of memory."""

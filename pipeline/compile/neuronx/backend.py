@@ -144,11 +144,10 @@ def require_interface(name: str, neff: bytes, interface: "Interface", logical_co
     from nxpipe.emulator.run.status import InvalidLoad
 
     found = read_compiled(name, neff)
-    cores = found.header.lnc_size or len(found.subgraphs)  # older files have no size in the header
-    if cores != logical_cores:
+    if found.physical_cores != logical_cores:
         raise CompilerFailed(
-            f"{name}: the NEFF is for {cores} physical cores of a logical one, and {logical_cores} were requested; "
-            "run the same command again, and report it if it stays"
+            f"{name}: the NEFF is for {found.physical_cores} physical cores of a logical one, and {logical_cores} were "
+            "requested; run the same command again, and report it if it stays"
         )
     try:
         match({each.name: each.type.on_device.nbytes for each in interface.arguments}, _reported(found.inputs), "input")
