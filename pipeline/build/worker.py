@@ -10,7 +10,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -138,7 +138,7 @@ class CellBuilder:
 
     def make(self, request: BuildSpec, shape: Shape) -> bool:
         """Build a cell; False if every step was a cache hit."""
-        backend = _backend_of(request.backend)
+        backend = _backend_of(request.backend, partial(hold_lease, self._store, log=self._log))
         run_frontend: Callable[[], Any] = cache(partial(backend.frontend, request, shape, self._step))
 
         def program() -> BackendOutput:
@@ -335,11 +335,11 @@ class InlineExecutor:
         """Nothing to stop: jobs run only inside `events`."""
 
 
-def _backend_of(name: str) -> Backend:
+def _backend_of(name: str, hold: Callable[[str], AbstractContextManager[None]]) -> Backend:
     if name == "neuronx":
         from nxpipe.pipeline.compile.neuronx.backend import NeuronxBackend
 
-        return NeuronxBackend()
+        return NeuronxBackend(hold)
     from nxpipe.pipeline.compile.frontend import EmulatorBackend
 
     return EmulatorBackend()
