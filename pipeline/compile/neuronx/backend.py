@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
-from nxpipe.artifact_store.builds import observed, record_observation
+from nxpipe.artifact_store.builds import record_observation, step_result
 from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.pipeline.compile import findings as rules
 from nxpipe.pipeline.compile.artifact_files import device_program
@@ -110,10 +110,10 @@ class NeuronxBackend:
 
         if force:
             return compiled().blob(_NEFF)
-        result = observed(store, key)
+        result = step_result(store, key)
         if result is None:
             with self._hold(key):
-                result = observed(store, key) or compiled()
+                result = step_result(store, key) or compiled()
         return result.blob(_NEFF)
 
 
