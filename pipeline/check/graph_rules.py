@@ -118,8 +118,12 @@ def _refused_nodes(graph: Graph) -> Iterator[Finding]:
 
 def _refusals(node: Node) -> Iterator[tuple[Rule, str, str]]:
     kind = node.operands[0].type.dtype if node.operands else DType.FLOAT32
-    if isinstance(node.op, IndexUpdate | ScatterAlong) and node.op.combine and not kind.is_float:
-        yield OPERAND_TYPE, f"{node.op.label} that combines {kind} (NCC_EVRF016)", "combine in fp32 and cast the result"
+    if isinstance(node.op, IndexUpdate | ScatterAlong) and node.op.combine == "multiply" and kind.is_integer:
+        yield (
+            OPERAND_TYPE,
+            f"{node.op.label} that multiplies {kind} (NCC_EVRF016)",
+            "multiply in fp32 and cast the result",
+        )
     if isinstance(node.op, ArgSort) and not kind.is_float:
         yield (
             INTEGER_ORDER,

@@ -1,6 +1,7 @@
 """Documented limits of compiler and runtime, on graphs that exceed each of them."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -38,12 +39,16 @@ def kind(dtype: DType, *shape: int) -> TensorType:
 INTEGERS, FLOATS, PLACES = kind(DType.INT32, 4), kind(DType.FLOAT32, 4), kind(DType.INT32, 4)
 
 
-@pytest.mark.parametrize("operator", [ScatterAlong(0, "add"), IndexUpdate((0,), "add")], ids=["along", "at places"])
-def test_combining_integers_at_computed_places_is_refused_as_the_documentation_does(operator: Operator) -> None:
-    (finding,) = found(operator, INTEGERS, INTEGERS, PLACES)
+@pytest.mark.parametrize("of", [partial(ScatterAlong, 0), partial(IndexUpdate, (0,))], ids=["along", "at places"])
+def test_multiplying_integers_at_computed_places_is_refused_as_the_documentation_does(
+    of: Callable[[str], Operator],
+) -> None:
+    (finding,) = found(of("multiply"), INTEGERS, INTEGERS, PLACES)
     assert (finding.rule.id, str(finding.severity)) == ("NXC-304", "error")
     assert "NCC_EVRF016" in finding.message
-    assert not found(operator, FLOATS, FLOATS, PLACES)
+    assert not found(of("multiply"), FLOATS, FLOATS, PLACES)
+    for combine in ("add", "maximum", "minimum"):  # composed of floats
+        assert not found(of(combine), INTEGERS, INTEGERS, PLACES)
 
 
 def test_replacing_integers_is_no_combination() -> None:
