@@ -122,7 +122,7 @@ def _refusals(node: Node) -> Iterator[tuple[Rule, str, str]]:
         yield (
             OPERAND_TYPE,
             f"{node.op.label} that multiplies {kind} (NCC_EVRF016)",
-            "multiply in fp32 and cast the result",
+            "multiply in fp32 and cast back",
         )
     if isinstance(node.op, ArgSort) and not kind.is_float:
         yield (
