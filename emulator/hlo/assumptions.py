@@ -18,6 +18,7 @@ from nxpipe.emulator.hlo.probe import (
     BF16,
     F8E4M3,
     F8E5M2,
+    LOGICAL_CORE,
     NAMES,
     Emit,
     Expect,
@@ -34,6 +35,7 @@ EXACT, ROUNDED, FUNCTION, NARROW = 0.0, 1e-6, 2e-3, 1e-2  # tolerances: of bits,
 _COMPOSED: Final = "compose it of opcodes that compile"
 _NO_OTHER: Final = "none; models that need it stay on the emulator's back end"
 _HOST: Final = "compute it on the host and pass it as an input"
+_ONE_HOT: Final = "multiply with a one-hot matrix and select"
 _MASKED: Final = "select with arithmetic on masks of 0 and 1"
 
 X: Final = ((np.arange(32) - 15.5) / 8).astype(np.float32).reshape(4, 8)  # both signs, no zero
@@ -206,15 +208,29 @@ def _movement() -> Iterator[Probe]:
         *(lambda w, t: w.gather(*t, (0,), 0), lambda x, z: x[z[:, 0]]),
     )
     yield _opcode(
-        *("scatter", "multiply with a one-hot matrix and select", [X, one_dimensional, Y[:3]]),
+        *("scatter", _ONE_HOT, [X, one_dimensional, Y[:3]]),
         *(lambda w, t: w.scatter(*t, (0,), 0), lambda x, z, u: replaced(x, z[:, 0], u)),
     )
-    yield written(
-        *("opcode/scatter-add", "`scatter` of floats combines its updates by `add`", "multiply with a one-hot matrix"),
-        *({"x": X, "z": one_dimensional, "u": Y[:3]}, lambda w, t: w.scatter(*t, (0,), 0, "add")),
-        *(lambda x, z, u: replaced(x, z[:, 0], x[z[:, 0]] + u),),
-        tolerance=ROUNDED,
-    )
+    for function in (np.add, np.maximum, np.minimum, np.multiply):
+        opcode = function.__name__
+        yield written(
+            *(f"opcode/scatter-{opcode}", f"`scatter` of floats combines updates by `{opcode}`", _ONE_HOT),
+            *({"x": X, "z": np.array([[3], [0], [3]], np.int32), "u": Y[:3]}, partial(scattered, opcode)),
+            partial(combined, function),
+            tolerance=ROUNDED,
+            proves=(f"scatter {opcode}",),
+        )
+
+
+def scattered(opcode: str, w: HloWriter, t: Sequence[Tensor]) -> Tensor:
+    x, places, updates = t
+    return w.scatter(x, places, updates, (0,), 0, opcode)
+
+
+def combined(function: Any, x: Array, places: Array, updates: Array) -> Array:
+    result = x.copy()
+    function.at(result, places[:, 0], updates)
+    return result
 
 
 def replaced(x: Array, place: Any, values: Array) -> Array:
@@ -376,6 +392,7 @@ def _interfaces() -> Iterator[Probe]:
     yield from _aliases()
     yield from _names()
     yield from _sizes()
+    yield from _logical_cores()
 
 
 def _outputs() -> Iterator[Probe]:
@@ -549,6 +566,45 @@ def _sizes() -> Iterator[Probe]:
     )
 
 
+def _logical_cores() -> Iterator[Probe]:
+    """Programs for a logical core of two physical ones, as builds for trn2 and trn3 compile them."""
+    two = partial(written, physical_cores=2)
+    yield two(
+        *(
+            "core/two",
+            "with `--lnc 2` a NEFF is for two physical cores, and runs where the runtime's logical cores have two",
+            "compile with `--lnc 1`, and set NEURON_LOGICAL_NC_CONFIG=1",
+        ),
+        *({"x": X, "z": Y}, lambda w, t: w.binary("add", *t), np.add),
+        tolerance=ROUNDED,
+        proves=(LOGICAL_CORE,),
+    )
+    lhs, rhs = X.reshape(1, 4, 8), Y.reshape(1, 8, 4)
+    yield two(
+        *("core/dot", "two physical cores compute one product of matrices", "compile with `--lnc 1`"),
+        *({"x": lhs, "z": rhs}, lambda w, t: w.dot(*t, ((0,), (0,)), (2, 1)), np.matmul),
+        tolerance=FUNCTION,
+    )
+    yield two(
+        *("core/state", "two physical cores update one state in place", "compile with `--lnc 1`"),
+        *({"x": X, "state": Y}, lambda w, t: w.binary("add", *t), np.add),
+        outputs=("state",),
+        aliases={"state": 0},
+        tolerance=ROUNDED,
+        runs=2,
+    )
+    yield two(
+        *(
+            "core/all-reduce",
+            "each rank of a collective is a logical core of two physical ones",
+            "compile with `--lnc 1`",
+        ),
+        *({"x": np.stack([X, Y * 4])}, lambda w, t: w.all_reduce(t[0], 2), partial(all_ranks, np.add)),
+        world=2,
+        tolerance=ROUNDED,
+    )
+
+
 # Ranks ----------------------------------------------------------------------------------------------------------------
 
 
@@ -653,6 +709,9 @@ def _operators() -> Iterator[Probe]:
     yield _operator("take-along", {"x": X, "i": places}, ops.TakeAlong(0), EXACT)
     rows = np.array([3, 0, 2], np.int32)
     yield _operator("index-add", {"x": X, "u": Y[:3], "i": rows}, ops.IndexUpdate((0,), "add"), ROUNDED)
+    twice = {"x": WIDE, "u": WIDE[::-1][:3], "i": np.array([3, 0, 3], np.int32)}
+    yield _operator("index-add-integers", twice, ops.IndexUpdate((0,), "add"), EXACT)
+    yield _operator("index-maximum-integers", twice, ops.IndexUpdate((0,), "maximum"), EXACT)
 
 
 def _operator(name: str, inputs: dict[str, Array], op: ops.Operator, tolerance: float) -> Probe:

@@ -367,6 +367,23 @@ class HloWriter:
         attributes = f"scatter_dimension = {axis} : i64, {_groups(degree)}"
         return self._generic("reduce_scatter", attributes, (x,), shape, _region("add", x.element))
 
+    # Custom calls, which probes ask about and no emission writes
+
+    def custom_call(
+        self, target: str, operands: Sequence[Tensor], results: Sequence[tuple[Shape, str]], config: str
+    ) -> list[Tensor]:
+        """The results of a call to what the compiler has under a name, by their types."""
+        names = ", ".join(operand.name for operand in operands)
+        taken = ", ".join(operand.type for operand in operands)
+        given = ", ".join(type_text(*result) for result in results)
+        number = f"%{self._count}"
+        count = f":{len(results)}" if len(results) > 1 else ""
+        self._count += 1
+        call = f'stablehlo.custom_call @{target}({names}) {{backend_config = "{config}"}}'
+        self._lines.append(f"    {number}{count} = {call} : ({taken}) -> ({given})\n")
+        parts = [f"{number}#{at}" for at in range(len(results))] if count else [number]
+        return [Tensor(part, *result) for part, result in zip(parts, results, strict=True)]
+
 
 def _literal(bits: bytes, element: str) -> str:
     """A number's text: the bits of a float, so that no digit is lost."""
