@@ -1,4 +1,4 @@
-"""The text of one StableHLO function: a method for each opcode that emissions use, and no other opcode.
+"""The text of one StableHLO function: a method for each opcode that emissions use, and `custom_call` for probes.
 
 The methods are the opcodes that producers known to compile with neuronx-cc emit (docs/reference/hlo.md). Each computes
 its result's type, so that the text has explicit types everywhere. Element types are those of MLIR: `i32` is signed,

@@ -291,11 +291,15 @@ def test_the_command_reports_what_the_compiler_refuses(
     assert [each["name"] for each in document["broken"]["trn2"]] == ["name/dots"]
     assert document["targets"]["inf2"]["name/dots"]["code"] == "NCC_EVRF001"
     assert len(compiler.calls) == 4
+    compiler.fail("")
+    assert nxpipe("doctor", "--hardware", "--only", "core/two", "--targets", "trn2").code == OK.number
+    assert [call[call.index("--lnc") + 1] for call in compiler.calls] == ["1"] * 4 + ["2"]
 
 
 def test_the_command_needs_the_compiler_and_a_known_name(compiler: InstalledCompiler, nxpipe: InProcess) -> None:
     assert nxpipe("doctor", "--hardware", "--only", "nothing").code == USAGE.number
     assert nxpipe("doctor", "--hardware", "--targets", "inf1").code == USAGE.number
+    assert nxpipe("doctor", "--hardware", "--only", "core", "--targets", "trn2,inf2").code == USAGE.number
     assert nxpipe("doctor", "--force").code == USAGE.number
     compiler.remove()
     answer = nxpipe("doctor", "--hardware")
