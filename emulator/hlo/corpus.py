@@ -14,22 +14,26 @@ from typing import Any
 import numpy as np
 
 from nxpipe.emulator import ops
-from nxpipe.emulator.hlo.assumptions import (
+from nxpipe.emulator.hlo.assumptions import assumptions, combined, scattered, unary
+from nxpipe.emulator.hlo.interface_assumptions import all_ranks, replaced
+from nxpipe.emulator.hlo.probe import (
+    BF16,
+    F8E4M3FN,
     FUNCTION,
     NARROW,
     ROUNDED,
     WIDE,
+    Emit,
+    Expect,
     N,
+    Probe,
     X,
     Y,
-    all_ranks,
-    assumptions,
-    combined,
-    replaced,
-    scattered,
-    unary,
+    called,
+    changed,
+    emitted,
+    written,
 )
-from nxpipe.emulator.hlo.probe import BF16, F8E4M3FN, Emit, Expect, Probe, called, changed, emitted, written
 from nxpipe.emulator.hlo.schema import (
     ELEMENTS,
     AliasField,

@@ -231,3 +231,11 @@ BF16: Final = np.dtype(ml_dtypes.bfloat16)
 F8E5M2: Final = np.dtype(ml_dtypes.float8_e5m2)
 F8E4M3: Final = np.dtype(ml_dtypes.float8_e4m3)
 F8E4M3FN: Final = np.dtype(ml_dtypes.float8_e4m3fn)
+
+EXACT, ROUNDED, FUNCTION, NARROW = 0.0, 1e-6, 2e-3, 1e-2  # tolerances: of bits, of a sum, of a table, of bfloat16
+NO_OTHER: Final = "none; models that need it stay on the emulator's back end"
+
+X: Final = ((np.arange(32) - 15.5) / 8).astype(np.float32).reshape(4, 8)  # both signs, no zero
+Y: Final = ((np.arange(32) * 7 % 32 + 1) / 16).astype(np.float32).reshape(4, 8)  # positive
+N: Final = (np.arange(32) * 5 % 23 - 9).astype(np.int32).reshape(4, 8)
+WIDE: Final = (np.arange(32) * 66_000_001 + 16_777_217).astype(np.int32).reshape(4, 8)  # odd, above 2^24
