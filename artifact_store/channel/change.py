@@ -79,17 +79,19 @@ def promote(
 ) -> Appended:
     """Append a generation with these artifacts, each in place of the artifact of the same model and target.
 
-    `waiver` allows missing evidence of some kinds. The reason in the generation says so, if any was missing.
+    `waiver` allows missing evidence of some kinds. If any was missing, the generation names the kinds beside the
+    artifact, and its reason says why.
     """
     trust = requirements.trust
     log = trust.log(store.backend, channel)
-    news = [Served.of(artifact) for artifact in artifacts]
     manifests = [artifact.record.manifest for artifact in artifacts]
     with Pins(store.backend).pinned(manifests, actor=author.actor, reason=f"promotion to {channel}"):
-        missing: list[tuple[str, str]] = []
+        news, missing = [], []
         for artifact in artifacts:
             _check_artifact(store, artifact, channel, requirements)
-            missing += _missing_evidence(store, artifact, channel, requirements, waiver)
+            faults = _missing_evidence(store, artifact, channel, requirements, waiver)
+            news.append(Served.of(artifact, without=faults))
+            missing += [(kind, f"{artifact.name}: {reason}") for kind, reason in faults.items()]
         by = _without_evidence(author, waiver, missing)
 
         def follow(tip: Generation | None) -> Generation | None:
@@ -286,25 +288,25 @@ def _check_artifact(store: Store, artifact: Published, channel: str, requirement
 
 def _missing_evidence(
     store: Store, artifact: Published, channel: str, requirements: Requirements, waiver: EvidenceWaiver | None
-) -> list[tuple[str, str]]:
-    """The missing kinds of evidence that the waiver allows, with artifact and reason; another one is refused."""
-    missing = evidence_faults(store, artifact, requirements)
+) -> dict[str, str]:
+    """The missing kinds of evidence that the waiver allows, each with the reason; another one is refused."""
+    missing = evidence_faults(store, artifact.manifest, requirements)
     waived = waiver.kinds if waiver else frozenset()
     for kind, reason in missing.items():
         if kind not in waived:
             raise Refused(f"{artifact.name} cannot be served on channel {channel}: {reason}")
-    return [(kind, f"{artifact.name}: {reason}") for kind, reason in missing.items()]
+    return missing
 
 
-def evidence_faults(store: Store, artifact: Published, requirements: Requirements) -> dict[str, str]:
+def evidence_faults(store: Store, manifest: Manifest, requirements: Requirements) -> dict[str, str]:
     """The required kinds of evidence that an artifact lacks, each with the reason. Unsigned evidence does not count, if
     a signature is required."""
-    evidence, verify = store.evidence(artifact.manifest_digest), requirements.verify_evidence
+    evidence, verify = store.evidence(manifest.digest), requirements.verify_evidence
     verified = [document for document in evidence if verify is None or verify(document)]
     unsigned = {document.kind for document in evidence} - {document.kind for document in verified}
     return {
-        kind: _UNSIGNED.format(kind=kind, name=artifact.name) if kind in unsigned else reason
-        for kind, reason in requirements.check_evidence(artifact.manifest, verified).items()
+        kind: _UNSIGNED.format(kind=kind, name=manifest.name) if kind in unsigned else reason
+        for kind, reason in requirements.check_evidence(manifest, verified).items()
     }
 
 

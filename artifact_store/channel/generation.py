@@ -1,9 +1,9 @@
 """Generation: one entry of a channel's log, the complete state of the channel from that entry on."""
 
-from collections.abc import Iterable
-from typing import ClassVar, Final, Literal
+from collections.abc import Collection, Iterable
+from typing import Any, ClassVar, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from nxpipe.artifact_store.canonical import canonical_json, pre_authentication_encoding, sha256_hex
 from nxpipe.artifact_store.documents import (
@@ -33,19 +33,40 @@ PAYLOAD_TYPE: Final = "application/vnd.nxpipe.generation+json"
 
 
 class Served(Document):
-    """The artifact that a channel serves for one model on one target."""
+    """The artifact that a channel serves for one model on one target.
+
+    `without`: the kinds of evidence that it lacked when it was promoted, and a waiver allowed. Without such kinds the
+    document does not have the field.
+    """
 
     model_id: ModelId
     target: Name
     request_key: Digest
     manifest: Blob
+    without: tuple[Label, ...] = Field(default=(), strict=False, min_length=1, max_length=16)
 
     @classmethod
-    def of(cls, published: Published) -> "Served":
+    def of(cls, published: Published, without: Collection[str] = ()) -> "Served":
         record = published.record
         return cls(
-            model_id=record.model_id, target=record.target, request_key=record.request_key, manifest=record.manifest
+            model_id=record.model_id,
+            target=record.target,
+            request_key=record.request_key,
+            manifest=record.manifest,
+            **({"without": tuple(sorted(without))} if without else {}),
         )
+
+    @field_validator("without")
+    @classmethod
+    def _is_sorted(cls, kinds: tuple[str, ...]) -> tuple[str, ...]:
+        if list(kinds) != sorted(set(kinds)):
+            raise ValueError("its kinds of evidence are not sorted, or two are the same")
+        return kinds
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = serialize(self)
+        return fields if self.without else {name: value for name, value in fields.items() if name != "without"}
 
     @property
     def slot(self) -> tuple[str, str]:

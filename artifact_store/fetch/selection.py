@@ -16,11 +16,15 @@ _OTHER_VERSION = "read it with the version of nxpipe that wrote it"
 
 @dataclass(frozen=True)
 class Selection:
-    """A selected artifact. `seen_ago` is its age in seconds in the offline index; None if read from the store."""
+    """A selected artifact. `seen_ago` is its age in seconds in the offline index; None if read from the store.
+
+    `without`: the kinds of evidence that its channel does without.
+    """
 
     manifest: Manifest
     digest: str
     seen_ago: float | None
+    without: tuple[str, ...] = ()
 
 
 def by_name(store: Store, name: str, index: OfflineIndex | None = None) -> Selection:
@@ -57,7 +61,7 @@ def by_channel(
         index.keep_channel(tip)
     backend = store.backend
     ago = backend.age_of_channel(channel) if isinstance(backend, OfflineIndex) else None
-    return Selection(_manifest(store, chosen.manifest), chosen.manifest.sha256, ago)
+    return Selection(_manifest(store, chosen.manifest), chosen.manifest.sha256, ago, chosen.without)
 
 
 def _choose(tip: Generation, model: str | None, target: str | None, url: str) -> Served:

@@ -26,6 +26,7 @@ class PredictedTime:
     """A program and its predicted time; None if its artifact has none. `measured` is that of its device evidence."""
 
     name: str
+    phase: str
     degree: int
     ns: float | None
     measured: "Timing | None" = None
@@ -101,6 +102,7 @@ def predicted_times(
     return {
         identity(program): PredictedTime(
             program.name,
+            program.phase,
             program.tensor_parallel,
             number_at(figures.get(program.name), FIGURES["predicted_ns"]),
             timings.get(program.name),

@@ -102,7 +102,7 @@ def generation_data(generation: Generation) -> dict[str, object]:
 
 
 def served_lines(generation: Generation) -> list[str]:
-    return [f"  {artifact.name} for {artifact.target}" for artifact in generation.artifacts]
+    return [f"  {artifact.name} for {artifact.target}{_waived(artifact)}" for artifact in generation.artifacts]
 
 
 def channel_log_data(entry: ChannelEntry) -> dict[str, object]:
@@ -139,7 +139,7 @@ def channel_state_text(entry: ChannelEntry, signers: Mapping[Served, Sequence[st
         (
             artifact.model_id,
             artifact.target,
-            artifact.request_key[:SHOWN],
+            _key(artifact),
             artifact.manifest.sha256[:SHOWN],
             ", ".join(names) or "not signed",
         )
@@ -174,7 +174,11 @@ def _title(text: str) -> str:
 
 
 def _key(served: "Served | None") -> str:
-    return served.request_key[:SHOWN] if served else "nothing"
+    return f"{served.request_key[:SHOWN]}{_waived(served)}" if served else "nothing"
+
+
+def _waived(served: "Served") -> str:
+    return f", without {' and '.join(served.without)} evidence" if served.without else ""
 
 
 def _moment(text: str) -> str:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.channel.log import channels
 from nxpipe.artifact_store.errors import ChannelEmpty
-from nxpipe.artifact_store.evidence import DEVICE, EMULATED
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.util.errors import InputInvalid
 from nxpipe.pipeline.util.files import expanded
@@ -107,7 +106,7 @@ def hosts_of_channel(config: "Config", folder: Path, channel: str) -> "dict[tupl
 
     Training fleets fetch no programs.
     """
-    from nxpipe.pipeline.config.fleets import serving_fleets
+    from nxpipe.pipeline.config.root import serving_fleets
 
     ids = {model.name: model_id(model, folder) for model in config.models}
     hosts: dict[tuple[str, str], list[ProgramHost]] = {}
@@ -116,31 +115,6 @@ def hosts_of_channel(config: "Config", folder: Path, channel: str) -> "dict[tupl
             slot = ids[fleet.model], INSTANCES[fleet.instance_types[0]].compiler_target
             hosts.setdefault(slot, []).append(ProgramHost.of_fleet(fleet))
     return hosts
-
-
-def required_evidence(
-    config: "Config", folder: Path, channel: str, slot: tuple[str, str] | None = None
-) -> tuple[str, ...]:
-    """The kinds of evidence that a promotion to the channel requires; with `slot`, of an artifact of this model id and
-    target.
-
-    The only place that decides it. The rules of a fleet's channel apply to its environments too. Without rules, what
-    devices may fetch needs evidence of devices: a channel of several fleets excepts only what just rehearsals run.
-    """
-    named = _base_channel(config, channel)
-    if rules := config.channels.get(named):
-        return rules.require
-    hosts = hosts_of_channel(config, folder, channel)
-    concerned = hosts.get(slot) if slot else None
-    if all(host.rehearsal for host in concerned or [host for some in hosts.values() for host in some]):
-        return (EMULATED,)
-    return EMULATED, DEVICE
-
-
-def _base_channel(config: "Config", channel: str) -> str:
-    """The channel of nxpipe.toml whose rules apply: for an environment's channel, that of its fleet."""
-    fleet = fleet_of_channel(channel)
-    return next((entry.channel for entry in config.fleets if entry.name == fleet), channel)
 
 
 def rehearsals_of(config: "Config", folder: Path, channel: str) -> list[str]:

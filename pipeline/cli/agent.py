@@ -3,13 +3,14 @@
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import click
 
 from nxpipe.pipeline.cli.main import Command, Group
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.config.fleets import serving_fleet
+from nxpipe.pipeline.config.root import serving_fleet
 from nxpipe.pipeline.util.console import Console
 
 
@@ -67,15 +68,16 @@ def run(
     the fleet's load balancer and answered the fleet's `probe`. SIGTERM and SIGINT go to the server, which is killed
     after the fleet's `draining`; the agent exits with the server's exit code (128 and the number, after a signal).
 
-    Any failure before that (a missing device, a digest mismatch, a missing signature that [signing] requires, a server
-    that exits or does not answer within `ready_within`) exits with an error and abandons the hook, so that Auto
-    Scaling replaces the instance. Runs on EC2 only.
+    Any failure before that (a missing device, a digest mismatch, a missing signature that [signing] requires, missing
+    evidence that the channel requires, a server that exits or does not answer within `ready_within`) exits with an
+    error and abandons the hook, so that Auto Scaling replaces the instance. Runs on EC2 only.
 
     \b
     Example:
       nxpipe agent run --fleet search --hook search-ready -- python -m server
     """
     from nxpipe.pipeline.artifacts.channels import ServedModel, environment_of
+    from nxpipe.pipeline.artifacts.requirements import artifact_requirements
     from nxpipe.pipeline.artifacts.signing import trust_in
     from nxpipe.pipeline.artifacts.store_url import open_configured_store
     from nxpipe.pipeline.config import load_config
@@ -101,6 +103,7 @@ def run(
                 store=opened,
                 model=ServedModel.of(config, served, group),
                 trust=trust_in(config, config_path.parent, opened, console.say),
+                requirements=partial(artifact_requirements, opened, config, config_path.parent),
                 folder=folder.absolute(),
                 devices=devices,
                 command=command or served.command,
@@ -250,8 +253,7 @@ def bundle(console: Console, packages: Path, fetch: str | None, store: str | Non
     from nxpipe.pipeline.artifacts.store_url import open_uncached_store
     from nxpipe.pipeline.config import load_config
     from nxpipe.pipeline.config.locks import read_lock
-    from nxpipe.pipeline.fleet.agent.run import Bundle
-    from nxpipe.pipeline.fleet.agent.wheels import fetch_wheels
+    from nxpipe.pipeline.fleet.agent.wheels import Bundle, fetch_wheels
     from nxpipe.pipeline.util.files import write_whole
 
     config = load_config(config_path, os.environ, missing_ok=True)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.manifest import Manifest
     from nxpipe.pipeline.artifacts.bench import BenchLine
+    from nxpipe.pipeline.artifacts.calibration import Calibration
     from nxpipe.pipeline.artifacts.lookup import Match
     from nxpipe.pipeline.models.spec import ModelSpec
 
@@ -46,6 +47,13 @@ _MEASURED: Final = ("p50", "p99", "p50 before")
     show_default=True,
     help="The largest predicted slowdown against the baseline.",
 )
+@click.option(
+    "--calibration",
+    "calibration_path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Show the predictions times the factors in a file of `nxpipe calibrate`, beside the predictions.",
+)
 @click.option("--measured", is_flag=True, help="Show the times in the device evidence beside the predictions.")
 @store_option
 @config_option
@@ -57,6 +65,7 @@ def bench(
     against: str | None,
     allow_empty: bool,
     threshold: float,
+    calibration_path: Path | None,
     measured: bool,
     store: str | None,
     config_path: Path,
@@ -70,10 +79,14 @@ def bench(
     with code 16 if a prediction is slower than the baseline by more than the threshold. An unknown
     channel is an error, unless a fleet, [channels] or [signing] of nxpipe.toml names it, or --allow-empty is given.
 
+    --calibration adds the predictions times the factors of their phases in a file of `nxpipe calibrate`, which must be
+    of the artifacts' target and compiler; the raw predictions are compared.
+
     \b
     Example:
       nxpipe bench
       nxpipe bench bert --against production --threshold 2%
+      nxpipe bench bert --calibration inf2.calibration.json
       nxpipe bench bert --measured
       nxpipe bench bert-base-uncased@4e9ce0 --against bert-base-uncased@a41f07
     """
@@ -82,6 +95,7 @@ def bench(
     console: Console = ctx.obj
     opened = open_configured_store(store, config_path, console)
     artifacts = list(_artifacts(models, opened, config_path))
+    calibrated = _calibration(calibration_path, artifacts, opened, console)
     baseline = _baseline(against, opened, config_path, allow_empty) if against is not None else None
     lines = [
         line
@@ -89,10 +103,14 @@ def bench(
         for line in compare(artifact, baseline.beside(artifact) if baseline else None, opened, measured=measured)
     ]
     if console.json:
-        console.data([line.document(threshold, measured=measured) for line in lines])
+        console.data([line.document(threshold, measured=measured) | _corrected(line, calibrated) for line in lines])
     elif lines:
         columns = (*_COLUMNS, *_MEASURED) if measured else _COLUMNS
         rows = [(*_cells(line, threshold), *(_measured(line) if measured else ())) for line in lines]
+        if calibrated:
+            columns = (*columns, "calibrated (rehearsal)" if calibrated.rehearsal else "calibrated")
+            times = [_milliseconds(calibrated.calibrated_ns(line.program)) for line in lines]
+            rows = [(*row, time) for row, time in zip(rows, times, strict=True)]
         console.page(table(columns, rows))
     if measured:
         _note_unproven(console, lines)
@@ -169,6 +187,29 @@ def _measured(line: "BenchLine") -> Iterator[str]:
     now, before = line.program.measured, line.before.measured if line.before else None
     for figure in (now and now.p50_ms, now and now.p99_ms, before and before.p50_ms):
         yield "-" if figure is None else f"{figure:.3f} ms"
+
+
+def _calibration(
+    path: Path | None, artifacts: "Sequence[Manifest]", store: "Store", console: Console
+) -> "Calibration | None":
+    """The calibration in a file, which must be one of each artifact's target and cost model."""
+    if path is None:
+        return None
+    from nxpipe.pipeline.artifacts.calibration import read_calibration
+
+    calibration = read_calibration(path)
+    for artifact in artifacts:
+        calibration.require_for(artifact, store)
+    if calibration.rehearsal:
+        console.say(f"{path} is of a rehearsal: its factors are those of a stand-in, not of a device")
+    return calibration
+
+
+def _corrected(line: "BenchLine", calibration: "Calibration | None") -> dict[str, object]:
+    if calibration is None:
+        return {}
+    of = calibration.model_dump(include={"instance_type", "clock", "rehearsal"})
+    return {"calibrated_ns": calibration.calibrated_ns(line.program), "calibration": of}
 
 
 def _note_unproven(console: Console, lines: "Sequence[BenchLine]") -> None:

@@ -25,6 +25,10 @@ COMMANDS = {
         "nxpipe.pipeline.cli.build:build",
         "Compile models on the emulator, verify them, publish the artifacts.",
     ),
+    "calibrate": (
+        "nxpipe.pipeline.cli.calibrate:calibrate",
+        "Compare predicted times with those that devices measured.",
+    ),
     "channel": ("nxpipe.pipeline.cli.channel:channel", "Show the artifacts and the history of channels."),
     "check": (
         "nxpipe.pipeline.cli.check:check",

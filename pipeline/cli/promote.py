@@ -57,8 +57,8 @@ def promote(
     from nxpipe.artifact_store.channel import change
     from nxpipe.pipeline.artifacts.channels import rehearsals_of
     from nxpipe.pipeline.artifacts.identity import current_identity
+    from nxpipe.pipeline.artifacts.requirements import requirements, unserved_channel_warning
     from nxpipe.pipeline.config import load_config
-    from nxpipe.pipeline.rollout.input import requirements, unserved_channel_warning
 
     require_reason(without, reason)
     require_unmanaged(channel, past_rollouts=past_rollouts)

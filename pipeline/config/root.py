@@ -1,18 +1,23 @@
-"""The root of nxpipe.toml: one field per table."""
+"""The root of nxpipe.toml: one field per table; and its serving fleets by name."""
 
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator, Field
 
 from nxpipe.pipeline.config.cloud import Acknowledge, Amis, Budget, ClosedNetwork, Farm, Network, Observe, Release
 from nxpipe.pipeline.config.cluster import Cluster
 from nxpipe.pipeline.config.endpoints import ModelEndpoint
-from nxpipe.pipeline.config.fleets import Fleet
 from nxpipe.pipeline.config.kinds import Slug
 from nxpipe.pipeline.config.models import Model
 from nxpipe.pipeline.config.schema import Absent, NamedTables, Table
 from nxpipe.pipeline.config.sections import Build, ChannelRules, Project, Rollout, Signing, Verify
+from nxpipe.pipeline.config.serving_fleet import ServingFleet
 from nxpipe.pipeline.config.store import Store
+from nxpipe.pipeline.config.training_fleet import TrainingFleet
+from nxpipe.pipeline.util.errors import InputInvalid
+from nxpipe.pipeline.util.text import did_you_mean
+
+Fleet: TypeAlias = Annotated[ServingFleet | TrainingFleet, Field(discriminator="kind")]
 
 
 class Config(Table):
@@ -47,3 +52,16 @@ class Config(Table):
     acknowledge: tuple[Acknowledge, ...] = Field(
         default=(), strict=False, description="The accepted findings of `nxpipe infra lint`."
     )
+
+
+def serving_fleets(config: Config) -> dict[str, ServingFleet]:
+    return {fleet.name: fleet for fleet in config.fleets if isinstance(fleet, ServingFleet)}
+
+
+def serving_fleet(config: Config, name: str, option: str) -> ServingFleet:
+    """The fleet of that name; `option` is the option or argument that holds it."""
+    fleets = serving_fleets(config)
+    if name not in fleets:
+        hint = did_you_mean(name, fleets) or f"; there are {', '.join(fleets) or 'none'}"
+        raise InputInvalid(f"{option}: nxpipe.toml has no serving fleet {name!r}{hint}")
+    return fleets[name]

@@ -16,11 +16,13 @@ from typing import Final, TypeAlias
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.blobs import read_at_most
 from nxpipe.artifact_store.canonical import sha256_hex
+from nxpipe.artifact_store.channel.change import evidence_faults
 from nxpipe.artifact_store.errors import Denied, StoreError, StoreUnavailable
 from nxpipe.artifact_store.fetch.folder import MANIFEST
 from nxpipe.artifact_store.manifest import MAX_MANIFEST_BYTES, Manifest
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, ServedModel, endpoint_fault
+from nxpipe.pipeline.artifacts.requirements import artifact_requirements
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store, store_url
 from nxpipe.pipeline.config import Config, ConfigInvalid, ServingFleet, TrainingFleet
@@ -300,7 +302,7 @@ def _object(kind: str, what: str, path: str, remedy: str, store: Store) -> Prefl
 
 def _channel(config: Config, folder: Path, fleet: ServingFleet, store: Store) -> Rows:
     """The channel that instances of each environment follow now: its own after a rollout, else that of the fleet. Its
-    signatures are verified, as the agent does it."""
+    signatures are verified and its evidence is required, as the agent does it."""
     trust, followed = trust_in(config, folder, store), {}
     for environment in ENVIRONMENTS:
         served = ServedModel.of(config, fleet, environment)
@@ -313,7 +315,10 @@ def _channel(config: Config, folder: Path, fleet: ServingFleet, store: Store) ->
         others = [f"{model} for {target}" for model, target in sorted(entries)]
         artifact = None
         if entry is not None:
-            artifact = rules.ServedArtifact.of(store.manifest(entry.manifest))
+            manifest, needs = store.manifest(entry.manifest), artifact_requirements(store, config, folder, channel)
+            faults = evidence_faults(store, manifest, needs)
+            missing = {kind: reason for kind, reason in faults.items() if kind not in entry.without}
+            artifact = rules.ServedArtifact.of(manifest, missing)
         yield rules.channel_row(fleet, channel, served.target, others, artifact)
 
 

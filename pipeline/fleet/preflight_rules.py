@@ -5,7 +5,7 @@ Pure functions from the configuration and facts to rows of `nxpipe infra preflig
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from typing import Final, Literal, TypeAlias
 
@@ -260,16 +260,18 @@ def image_row(kind: str, locked: LockedImage | None, id_: str | None, image: Ima
 
 @dataclass(frozen=True)
 class ServedArtifact:
-    """The artifact that a fleet's channel serves, or that an endpoint names."""
+    """The artifact that a fleet's channel serves, or that an endpoint names. `missing`: the kinds of evidence that its
+    instances require and do not find, each with the reason."""
 
     name: str
     backend: str
     degree: int
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, manifest: Manifest) -> "ServedArtifact":
+    def of(cls, manifest: Manifest, missing: Mapping[str, str] | None = None) -> "ServedArtifact":
         degree = max((program.tensor_parallel for program in manifest.executables), default=1)
-        return cls(manifest.name, manifest.backend, degree)
+        return cls(manifest.name, manifest.backend, degree, missing or {})
 
     def __str__(self) -> str:
         return f"{self.name}, backend {self.backend}, tp {self.degree}"
@@ -298,8 +300,12 @@ def channel_row(
         return row("channel", what, found, needed, promote, holds=False)
     if artifact.degree > cores:
         promote = f"build with a tp of at most {cores}, or choose a larger instance type"
-    runs = host.fault(artifact.name, artifact.backend) is None
-    return row("channel", what, str(artifact), needed, promote, holds=runs and artifact.degree <= cores)
+    if host.fault(artifact.name, artifact.backend) is not None or artifact.degree > cores:
+        return row("channel", what, str(artifact), needed, promote, holds=False)
+    for kind, reason in artifact.missing.items():
+        waive = f"add the evidence, or promote it again with --without-evidence {kind} --reason TEXT"
+        return row("channel", what, f"{artifact}; {reason}", f"{needed}, {kind} evidence", waive, holds=False)
+    return row("channel", what, str(artifact), needed, promote, holds=True)
 
 
 def endpoint_row(endpoint: ModelEndpoint, artifact: ServedArtifact, target: str, *, runs: bool) -> PreflightRow:

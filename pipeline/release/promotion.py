@@ -1,6 +1,6 @@
 """Gates of a release that change what is served: sign, promote, rollout."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -8,11 +8,16 @@ from nxpipe.artifact_store.channel import change
 from nxpipe.artifact_store.channel.generation import Served
 from nxpipe.artifact_store.evidence import DEVICE, INSTRUCTIONS
 from nxpipe.artifact_store.names import SHOWN
-from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, rehearsals_of, required_evidence
+from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, rehearsals_of
+from nxpipe.pipeline.artifacts.requirements import (
+    artifact_requirements,
+    required_evidence,
+    requirements,
+    unserved_channel_warning,
+)
 from nxpipe.pipeline.artifacts.signing import author_signature, builder_id, chosen_signer
 from nxpipe.pipeline.release.gates import AlreadyDone, GateOutcome
 from nxpipe.pipeline.release.state import fleets_with_rollouts, rollout_slots
-from nxpipe.pipeline.rollout.input import artifact_requirements, requirements, unserved_channel_warning
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published
@@ -76,8 +81,7 @@ class PromoteGate:
         if not direct:
             return AlreadyDone("skipped", "left to the rollouts, which promote to the channel at their end")
         artifacts = [release.find(candidate) for candidate in direct]
-        expected = [Served.of(artifact) for artifact in artifacts if artifact is not None]
-        if len(expected) < len(direct) or any(served.get(artifact.slot) != artifact for artifact in expected):
+        if not all(artifact is not None and _serves(served, artifact) for artifact in artifacts):
             return None
         tip = release.tip()
         return AlreadyDone(
@@ -109,6 +113,12 @@ class PromoteGate:
         return GateOutcome(f"channel {options.channel} is at generation {generation.generation}", figures=figures)
 
 
+def _serves(served: "Mapping[tuple[str, str], Served]", artifact: "Published") -> bool:
+    """True if the channel serves the artifact, with all its evidence or without some."""
+    entry = served.get((artifact.model_id, artifact.target))
+    return entry is not None and Served.of(artifact, entry.without) == entry
+
+
 def requires_signature(config: "Config", options: "ReleaseOptions") -> bool:
     """True if the channel accepts only signed artifacts."""
     return options.channel in config.signing.require
@@ -128,7 +138,7 @@ def _evidence_plan(release: "ReleaseContext", candidates: "list[ReleaseCandidate
     for candidate in candidates:
         kinds = required_evidence(release.config, release.folder, options.channel, candidate.slot)
         if artifact := release.find(candidate):
-            missing = change.evidence_faults(release.store, artifact, replace(needs, verify_evidence=None))
+            missing = change.evidence_faults(release.store, artifact.manifest, replace(needs, verify_evidence=None))
         else:
             missing = {kind: _AFTER_BUILD for kind in kinds if kind in (INSTRUCTIONS, DEVICE)}
         for kind, reason in missing.items():

@@ -26,7 +26,7 @@ from nxpipe.pipeline.artifacts.channels import (
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.build.run import BuildRun
 from nxpipe.pipeline.compile.spec import BuildSpec
-from nxpipe.pipeline.config.fleets import serving_fleets
+from nxpipe.pipeline.config.root import serving_fleets
 from nxpipe.pipeline.models.spec import specs_of_config
 from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.models.versions import compiler_digest

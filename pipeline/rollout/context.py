@@ -18,12 +18,13 @@ from nxpipe.artifact_store.channel.generation import Generation, Served
 from nxpipe.artifact_store.errors import NotFound, Refused
 from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
 from nxpipe.pipeline.artifacts.channels import ServedModel, environment_channel
+from nxpipe.pipeline.artifacts.requirements import artifact_requirements, requirements
 from nxpipe.pipeline.artifacts.signing import author_signature, trust_in
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.config import Config, ServingFleet, load_config
-from nxpipe.pipeline.config.fleets import serving_fleet, serving_fleets
+from nxpipe.pipeline.config.root import serving_fleet, serving_fleets
 from nxpipe.pipeline.rollout.aws import StateMachine
-from nxpipe.pipeline.rollout.input import RolloutCandidate, artifact_requirements, requirements
+from nxpipe.pipeline.rollout.input import RolloutCandidate
 from nxpipe.pipeline.rollout.status import StatusReader
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import RolloutRefused
@@ -82,13 +83,15 @@ class FleetArtifacts:
     def pin(self, colour: str, why: str) -> None:
         """Pins the environment to the artifact that it runs now, independently of the fleet's channel.
 
-        Its evidence was examined when it was promoted to that channel.
+        Its evidence was examined when it was promoted to that channel: it does without what that channel does without.
         """
         channel = environment_channel(self.fleet.name, colour)
         if self.served(channel) is None:
-            needs = replace(self._needs(channel), check_evidence=lambda *_: {})
-            running = self._published(self.running_artifact(colour))
-            change.promote(self.store, channel, [running], self._author(channel, why), needs)
+            running = self.running_artifact(colour)
+            lacks = dict.fromkeys(running.without, f"channel {self.fleet.channel} serves it without")
+            needs = replace(self._needs(channel), check_evidence=lambda *_: lacks)
+            author, waiver = self._author(channel, why), change.EvidenceWaiver.of(lacks, why)
+            change.promote(self.store, channel, [self._published(running)], author, needs, waiver=waiver)
 
     def promote(self, colour: str, artifact: Published, why: str, waiver: change.EvidenceWaiver | None = None) -> None:
         """Promotes the artifact to the environment's channel, before the environment has instances."""

@@ -5,6 +5,8 @@ import html
 import json
 import os
 import re
+import shutil
+import sys
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from textwrap import wrap
@@ -51,6 +53,20 @@ def wrapped_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: i
 
 _NARROWEST: Final = 8  # of a column
 _LONGEST_WORD: Final = 32  # longer ones are broken
+
+
+_STATE_COLOURS: Final = {"ok": "green", "fails": "red", "unknown": "yellow"}
+
+
+def state_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """The table of the checks or steps of a report, whose first column is the state.
+
+    On a terminal wide texts are wrapped; elsewhere a row is one line.
+    """
+    coloured = [(style(state, fg=_STATE_COLOURS[state]), *cells) for state, *cells in rows]
+    if sys.stdout.isatty():
+        return wrapped_table(header, coloured, shutil.get_terminal_size().columns)
+    return table(header, coloured)
 
 
 def _longest_word(cells: Iterable[str]) -> int:

@@ -40,7 +40,7 @@ from nxpipe.stacks.observability import ObserveStack
 from tests.agent.journal import Journal
 from tests.agent.metadata import metadata_service
 from tests.artifact_store.afar import first_generation
-from tests.artifact_store.samples import S3, publish_verified, put
+from tests.artifact_store.samples import S3, publish_proven, put
 from tests.localaws.formation.provider import client_of
 from tests.localaws.server import local_aws
 from tests.pipeline.command import NXPIPE
@@ -175,7 +175,7 @@ class BootFleet:
 def _publish(store: Store, key: KeyFile, seed: str = "a", **changes: Any) -> Published:
     """A verified and signed artifact of the Neuron compiler."""
     made = put(store, seed, request=seed, model="acme/bert").model_copy(update={"backend": "neuronx", **changes})
-    published = publish_verified(store, made)
+    published = publish_proven(store, made)
     Signatures(store).add(published, key, "ci")
     sign_evidence(store, published, key, "ci")
     return published

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nxpipe.pipeline.config.locks import SystemSoftware
-from nxpipe.pipeline.fleet.agent.run import Bundle
+from nxpipe.pipeline.fleet.agent.wheels import Bundle
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.stacks.locks import NoAgentLocked, locked_agent
 from nxpipe.stacks.user_data.scripts import script

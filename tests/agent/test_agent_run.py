@@ -19,7 +19,7 @@ from nxpipe.pipeline.util import exit_codes
 from tests.agent.metadata import Metadata, metadata_service
 from tests.agent.project import CONFIG
 from tests.artifact_store.afar import first_generation, patch
-from tests.artifact_store.samples import MODEL, Folder, folder, put
+from tests.artifact_store.samples import MODEL, Folder, evidence, folder, publish_proven, publish_verified, put
 from tests.pipeline.command import Answer
 from tests.pipeline.command import nxpipe as in_a_process
 from tests.pipeline.in_process import InProcess, nxpipe
@@ -68,7 +68,7 @@ def place(server: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     for name in ("neuron0", "neuron_monitor", "null"):
         Path("dev", name).touch()
     held = folder(tmp_path / "store")
-    published = held.store.publish(put(held.store))
+    published = publish_verified(held.store, put(held.store))
     ChannelLog(held.backend, "production").append(lambda _: first_generation("production", [Served.of(published)]))
     aws = boto3.client("autoscaling")
     instance = _launched(aws)
@@ -163,11 +163,52 @@ def test_programs_of_the_emulator_are_served_by_a_rehearsal_only(nxpipe: InProce
 
 def test_programs_of_the_neuron_compiler_are_served_by_every_fleet(nxpipe: InProcess, place: Place) -> None:
     store = place.store.store
-    compiled = store.publish(put(store, request=2).model_copy(update={"backend": "neuronx"}))
+    compiled = publish_proven(store, put(store, request=2).model_copy(update={"backend": "neuronx"}))
     ChannelLog(place.store.backend, "devices").append(lambda _: first_generation("devices", [Served.of(compiled)]))
     Path("nxpipe.toml").write_text(CONFIG.replace("rehearsal = true", "").replace("production", "devices"))
     answer = nxpipe(*place.words)
     assert (answer.code, place.state) == (0, "InService"), answer.err
+
+
+@pytest.mark.parametrize(
+    ("waived", "said"),
+    [
+        ((), "has no evidence of kind device; on an instance with Neuron devices, run: nxpipe prove"),
+        (("emulated",), "has no evidence of kind device"),
+        (("device",), None),
+    ],
+)
+def test_a_device_fleet_serves_what_has_evidence_of_devices_or_what_a_promotion_has_waived(
+    nxpipe: InProcess, place: Place, waived: tuple[str, ...], said: str | None
+) -> None:
+    store = place.store.store
+    compiled = publish_verified(store, put(store, request=2).model_copy(update={"backend": "neuronx"}))
+    served = Served.of(compiled, without=waived)
+    ChannelLog(place.store.backend, "devices").append(lambda _: first_generation("devices", [served]))
+    Path("nxpipe.toml").write_text(CONFIG.replace("rehearsal = true", "").replace("production", "devices"))
+    answer = nxpipe(*place.words)
+    if said is None:
+        assert (answer.code, place.state) == (0, "InService"), answer.err
+    else:
+        assert (answer.code, place.state) == (exit_codes.NOT_READY.number, None)
+        assert f"of channel devices cannot be served: it {said}" in answer.err
+        assert not Path("served").exists()
+
+
+def test_evidence_that_is_too_far_off_or_of_another_artifact_starts_no_server(nxpipe: InProcess, place: Place) -> None:
+    store, channel = place.store.store, ChannelLog(place.store.backend, "far")
+    made = put(store, request=2)
+    published = publish_verified(store, made, cosine=0.5)
+    channel.append(lambda _: first_generation("far", [Served.of(published)]))
+    Path("nxpipe.toml").write_text(CONFIG.replace("production", "far"))
+    words = [word for word in place.words if word not in ("--hook", HOOK)]
+    answer = nxpipe(*words)
+    assert (answer.code, "logits cosine 0.5" in answer.err) == (exit_codes.NOT_READY.number, True), answer.err
+    # A document below the path of another artifact is corrupt, whatever it says.
+    good = evidence(store, place.published)
+    place.store.write(good.path.replace(good.manifest, made.digest), good.to_bytes())
+    assert nxpipe(*words).code == exit_codes.CORRUPT.number
+    assert not Path("served").exists()
 
 
 def test_a_channel_that_asks_for_signatures_is_not_believed_without_one(nxpipe: InProcess, place: Place) -> None:
@@ -189,7 +230,10 @@ def test_a_file_that_this_version_does_not_understand_gives_the_instance_up(nxpi
 
 
 def test_during_a_rollout_an_instance_runs_what_its_colour_runs(nxpipe: InProcess, place: Place) -> None:
-    store, candidate = place.store.store, Served.of(place.store.store.publish(put(place.store.store, request=2)))
+    store, candidate = (
+        place.store.store,
+        Served.of(publish_verified(place.store.store, put(place.store.store, request=2))),
+    )
     ChannelLog(place.store.backend, "search--green").append(lambda _: first_generation("search--green", [candidate]))
     # Blue was never rolled out to: what the fleet's channel serves counts.
     assert nxpipe(*place.words).code == 0

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.channel.change import Author, Requirements, promote, rollback
@@ -273,10 +274,26 @@ def test_all_channels_are_listed(store: Store) -> None:
 
 def faulty(tip: Generation) -> Sequence[Generation]:
     twice = (*tip.artifacts, *tip.artifacts)
+    unsorted = tuple(served.model_copy(update={"without": ("xla", "device")}) for served in tip.artifacts)
     return [
         tip.model_copy(update=update)
-        for update in ({"artifacts": twice}, {"previous": "0" * 64}, {"restores": 1}, {"action": "rollback"})
+        for update in (
+            {"artifacts": twice},
+            {"artifacts": unsorted},
+            {"previous": "0" * 64},
+            {"restores": 1},
+            {"action": "rollback"},
+        )
     ]
+
+
+def test_an_artifact_that_lacks_no_evidence_has_one_form_only(place: Place) -> None:
+    served = serve(place.store, published(place.store)).artifacts[0]
+    assert "without" not in served.model_dump()
+    lacking = served.model_copy(update={"without": ("device", "xla")})
+    assert Served.model_validate(lacking.model_dump()) == lacking
+    with pytest.raises(ValidationError):
+        Served.model_validate({**served.model_dump(), "without": []})
 
 
 def test_a_generation_that_contradicts_itself_is_refused(place: Place) -> None:

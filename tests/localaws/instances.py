@@ -21,9 +21,9 @@ from urllib.parse import urlsplit
 from nxpipe.artifact_store import open_store
 from nxpipe.pipeline.artifacts.channels import ServedModel
 from nxpipe.pipeline.artifacts.signing import trust_in
-from nxpipe.pipeline.config.fleets import serving_fleets
 from nxpipe.pipeline.config.load import load, read_source
-from nxpipe.pipeline.fleet.agent.run import fetch_artifact
+from nxpipe.pipeline.config.root import serving_fleets
+from nxpipe.pipeline.fleet.agent.run import FleetArtifact
 from tests.localaws.formation.provider import client_of
 from tests.localaws.moto_patches.lambdas import Subnets
 from tests.localaws.visitors import Fleet
@@ -77,7 +77,8 @@ class Hosts:
         store = open_store(config.store.url)
         folder = self.folder / id_
         served = ServedModel.of(config, fleet, "blue")
-        fetch_artifact(store, served, trust_in(config, self.config.parent, store), folder)
+        artifact = FleetArtifact.of(store, served, trust_in(config, self.config.parent, store))
+        artifact.fetch(store, folder, rehearsal=fleet.rehearsal)
         with socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]

@@ -84,7 +84,7 @@ def repository(sealed_environment: None, tmp_path: Path) -> Iterator[Repository]
 def bundle_agent(folder: Path) -> None:
     """Any bytes: nothing installs them here."""
     from nxpipe.artifact_store import open_store
-    from nxpipe.pipeline.fleet.agent.run import Bundle
+    from nxpipe.pipeline.fleet.agent.wheels import Bundle
 
     bundle = Bundle(("nxpipe",), "3.12", b"a tar file")
     bundle.put(open_store(f"file://{folder / 'store'}"))

@@ -19,9 +19,12 @@ from typing import Final
 
 from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.evidence import DEVICE, EMULATED, Evidence
-from nxpipe.artifact_store.trust.channel_trust import ALL
-from nxpipe.pipeline.artifacts.channels import ProgramHost, ServedModel
-from nxpipe.pipeline.fleet.agent.run import fetch_artifact
+from nxpipe.pipeline.artifacts.channels import ServedModel
+from nxpipe.pipeline.artifacts.requirements import artifact_requirements
+from nxpipe.pipeline.artifacts.signing import trust_in
+from nxpipe.pipeline.config import load_config
+from nxpipe.pipeline.config.root import serving_fleet
+from nxpipe.pipeline.fleet.agent.run import FleetArtifact
 from nxpipe.pipeline.models.thresholds import Thresholds, complete_evidence
 from nxpipe.pipeline.verify.prove import ProveOptions
 from nxpipe.pipeline.verify.prove import replay as replay_folder
@@ -169,9 +172,13 @@ def demo(report: Report) -> DemoResult:
 
 def instance(user: Project) -> tuple[list[str], list[str], str]:
     """What the agent of a fleet with devices fetches, the programs that answer as their evidence, and the artifact."""
-    served = ServedModel(("production",), _MODEL, "inf2", ProgramHost("fleet chat", "[[fleets]]", rehearsal=False))
+    config = load_config(user.folder / "nxpipe.toml", {})
+    served = ServedModel.of(config, serving_fleet(config, "chat", "--fleet"), None)
+    artifact = FleetArtifact.of(user.store, served, trust_in(config, user.folder, user.store))
+    artifact.require_evidence(user.store, artifact_requirements(user.store, config, user.folder, artifact.channel))
+    manifest = artifact.manifest
     with TemporaryDirectory(prefix="nxpipe-instance-") as folder:
-        manifest = fetch_artifact(user.store, served, ALL, Path(folder))
+        artifact.fetch(user.store, Path(folder), rehearsal=False)
         files = sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file())
         command = [sys.executable, "-m", "tests.neuronx.demo", folder, str(user.folder / "store"), manifest.name]
         done = subprocess.run(command, cwd=_ROOT, env=user.environment, capture_output=True, text=True, check=False)

@@ -20,6 +20,7 @@ def publish(
     *,
     model: str = MODEL,
     target: str = "inf2",
+    phase: str = "forward",
     degree: int = 1,
     inputs: Mapping[str, object] | None = None,
     graph: Graph | None = None,
@@ -27,7 +28,7 @@ def publish(
 ) -> Published:
     """One program for each bucket. All other content depends on the note."""
     figures = {
-        f"forward-b1-s{bucket}": {
+        f"{phase}-b1-s{bucket}": {
             "time": {"latency_ns": None if ms is None else ms * 1e6},
             "instructions": {"static": 100 + len(note), "carried_out": 1000},
             "footprint": {"code": 4096},
@@ -47,8 +48,8 @@ def publish(
             key_inputs=store.put_blob(canonical_json(dict(inputs or {"note": note, "target": target}))),
             executables=tuple(
                 Executable(
-                    name=f"forward-b1-s{bucket}",
-                    phase="forward",
+                    name=f"{phase}-b1-s{bucket}",
+                    phase=phase,
                     batch=1,
                     sequence=bucket,
                     tensor_parallel=degree,

@@ -21,7 +21,7 @@ from moto.core import DEFAULT_ACCOUNT_ID
 from nxpipe.artifact_store import Published, open_store
 from nxpipe.pipeline.canary.handler import handle
 from nxpipe.pipeline.config import load_config
-from nxpipe.pipeline.config.fleets import serving_fleet
+from nxpipe.pipeline.config.root import serving_fleet
 from nxpipe.pipeline.rollout.aws import StateMachine
 from nxpipe.pipeline.rollout.input import RolloutInput
 from tests.agent.project import CONFIG

@@ -12,7 +12,7 @@ from nxpipe.artifact_store import Published, Store, open_store
 from nxpipe.artifact_store.backends.protocol import Payload
 from nxpipe.artifact_store.channel.change import Author, EvidenceWaiver, Requirements, promote
 from nxpipe.artifact_store.evidence import DEVICE, EMULATED, INSTRUCTIONS, KINDS, XLA
-from nxpipe.pipeline.artifacts.channels import required_evidence
+from nxpipe.pipeline.artifacts.requirements import required_evidence
 from nxpipe.pipeline.cli.options import KINDS as OPTION_KINDS
 from nxpipe.pipeline.config import ConfigInvalid, json_schema, load_config
 from nxpipe.pipeline.config.schema import field_kind
@@ -237,6 +237,20 @@ def test_a_promotion_without_evidence_says_so_in_the_log_for_ever(nxpipe: InProc
     assert last_reason(nxpipe).startswith(expected)
     assert f"{artifact.name}: it has no evidence of kind device" in last_reason(nxpipe)
     assert expected in nxpipe("channel", "log", "production").out
+    (served,) = shown(nxpipe, "channel", "show", "production")[0]["artifacts"]
+    assert served["without"] == ["device"]
+    assert f"{artifact.request_key[:12]}, without device evidence" in nxpipe("channel", "show", "production").out
+
+
+def test_what_was_missing_is_no_longer_said_to_be_once_it_is_there(nxpipe: InProcess) -> None:
+    artifact, words = publish(), ("promote", "--channel", "production")
+    waived = (*words, artifact.name, "--without-evidence", "device", "--reason", "first hour")
+    assert [nxpipe(*waived).code for _ in range(2)] == [OK.number] * 2
+    assert shown(nxpipe, "channel", "show", "production")[0]["generation"] == 1
+    the_store().attest(evidence(the_store(), artifact.manifest, DEVICE))
+    assert nxpipe(*words, artifact.name, "--reason", "proven").code == OK.number
+    (state,) = shown(nxpipe, "channel", "show", "production")
+    assert (state["generation"], "without" in state["artifacts"][0]) == (2, False)
 
 
 def test_what_is_not_missing_is_not_said_to_be(nxpipe: InProcess) -> None:
@@ -288,7 +302,7 @@ def test_a_rollback_needs_no_evidence(nxpipe: InProcess) -> None:
     assert nxpipe("promote", first.name, "--channel", "production", *without).code == OK.number
     assert nxpipe("promote", second.name, "--channel", "production").code == OK.number
     assert nxpipe("rollback", "--channel", "production").code == OK.number
-    assert first.request_key[:12] in nxpipe("channel", "show", "production").out
+    assert f"{first.request_key[:12]}, without device evidence" in nxpipe("channel", "show", "production").out
 
 
 # Readers

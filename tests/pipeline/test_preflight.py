@@ -28,14 +28,14 @@ from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import Config
 from nxpipe.pipeline.config.capacity import CapacityBlock
 from nxpipe.pipeline.config.cloud import Release
-from nxpipe.pipeline.config.fleets import serving_fleets
 from nxpipe.pipeline.config.locks import ADDONS, FLEETS_PARAMETER, TRAINING_PARAMETER, ClusterLock, LockedImage
+from nxpipe.pipeline.config.root import serving_fleets
 from nxpipe.pipeline.fleet import preflight_rules as rules
 from nxpipe.pipeline.fleet.account import Image, Quota, Reservation, quota_name
 from nxpipe.pipeline.fleet.preflight_rules import ServedArtifact
 from nxpipe.pipeline.util.text import unstyled, wrapped_table
 from tests.artifact_store.afar import first_generation
-from tests.artifact_store.samples import MODEL, contents, manifest, put
+from tests.artifact_store.samples import MODEL, contents, manifest, publish_proven, put
 from tests.localaws.install import install
 from tests.localaws.moto_patches.ssm import image as image_of
 from tests.pipeline.in_process import InProcess, nxpipe
@@ -175,7 +175,7 @@ class World:
         """Promote in a folder and upload it: moto sends no dates, which a publication requires."""
         place = self.folder / f"published-{channel}"
         store = open_store(place.as_uri())
-        published = store.publish(put(store, request=channel).model_copy(update={"backend": backend}))
+        published = publish_proven(store, put(store, request=channel).model_copy(update={"backend": backend}))
         ChannelLog(store.backend, channel).append(lambda _: first_generation(channel, [Served.of(published)]))
         for path in filter(Path.is_file, place.rglob("*")):
             key = f"models/{path.relative_to(place).as_posix()}"
@@ -569,6 +569,12 @@ def test_a_zone_is_one_of_the_account_and_of_eks_if_there_is_a_cluster() -> None
         (ServedArtifact("a@1", "emulator", 1), [], "backend emulator", "--backend neuronx"),
         (ServedArtifact("a@1", "neuronx", 4), [], "tp 4", "a tp of at most 2"),
         (ServedArtifact("a@1", "neuronx", 2), [], "tp 2", None),
+        (
+            ServedArtifact("a@1", "neuronx", 2, {"device": "it has no evidence of kind device; prove it"}),
+            [],
+            "tp 2; it has no evidence of kind device",
+            "--without-evidence device",
+        ),
     ],
 )
 def test_a_channel_has_an_artifact_that_every_type_of_the_fleet_can_run(

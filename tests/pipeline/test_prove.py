@@ -232,6 +232,28 @@ def test_only_the_new_document_is_signed(
 
 
 @pytest.mark.sample(4, "prove")
+def test_the_evidence_of_a_stand_in_device_calibrates_predictions_as_a_rehearsal(
+    nxpipe: InProcess, world: Callable[..., World], device: Callable[..., None]
+) -> None:
+    store, published = world()
+    device()
+    assert prove(nxpipe, published).code == OK.number
+    refused = nxpipe("calibrate", published.name)
+    assert refused.code == REFUSED.number
+    assert "was made with a stand-in, not by AWS's compiler on a device; pass --rehearsal" in refused.err
+    answer = nxpipe("calibrate", published.name, "--rehearsal", "-o", "calibration.json", "--json")
+    assert answer.code == OK.number, answer.err
+    (found,) = json.loads(answer.out)["calibrations"]
+    (proof,) = proofs(store, published)
+    assert (found["clock"], found["rehearsal"], found["evidence"]) == ("device", True, [proof.digest])
+    times = {compared.program: compared.timing.p50_ms for compared in proof.programs if compared.timing}
+    assert {each["program"]: each["p50_ms"] for each in found["programs"]} == times
+    rows = json.loads(nxpipe("bench", published.name, "--calibration", "calibration.json", "--json").out)
+    factors = [row["calibrated_ns"] / row["predicted_ns"] for row in rows]
+    assert factors == pytest.approx([phase["factor"] for phase in found["phases"].values()])
+
+
+@pytest.mark.sample(4, "prove")
 def test_the_command_imports_neither_torch_nor_transformers_nor_jax(
     world: Callable[..., World], device: Callable[..., None], tmp_path: Path
 ) -> None:

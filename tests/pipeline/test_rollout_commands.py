@@ -83,6 +83,23 @@ def test_a_rollout_without_evidence_of_devices_gives_a_reason_that_both_channels
         log = json.loads(fleet.nxpipe("channel", "log", channel, "--last", "1", "--json").out)
         assert log[0]["reason"].startswith("without device evidence, because first hour (")
         assert "rollout" in log[0]["reason"]
+        assert log[0]["artifacts"][0]["without"] == ["device"]
+
+
+def test_an_environment_does_without_what_the_fleets_channel_does_without(fleet: Fleet) -> None:
+    """The first rollout pins the old environment to what it runs: its instances must go on starting."""
+    path, store = Path("nxpipe.toml"), open_store("store")
+    path.write_text(path.read_text().replace("rehearsal = true", ""))
+    old = publish_verified(store, put(store, request=7).model_copy(update={"backend": "neuronx"}))
+    new = publish_proven(store, put(store, request=8).model_copy(update={"backend": "neuronx"}))
+    words = ("promote", old.name, "--channel", "production", "--without-evidence", "device", "--reason", "first hour")
+    assert fleet.nxpipe(*words).code == 0
+    assert fleet.rollout("start", "search", new.name).code == 0
+    shown = [fleet.nxpipe("channel", "show", f"search--{colour}", "--json").out for colour in ("blue", "green")]
+    blue, green = (json.loads(text)[0] for text in shown)
+    assert blue["artifacts"][0]["without"] == ["device"]
+    assert "channel production serves it without" in blue["reason"]
+    assert "without" not in green["artifacts"][0]
 
 
 def test_latencies_are_frozen_from_what_the_old_version_has_shown(fleet: Fleet) -> None:

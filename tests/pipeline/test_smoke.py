@@ -18,7 +18,7 @@ from moto import mock_aws
 
 from nxpipe.artifact_store import open_store
 from nxpipe.pipeline.fleet.account import Account
-from nxpipe.pipeline.fleet.agent.run import Bundle
+from nxpipe.pipeline.fleet.agent.wheels import Bundle
 from nxpipe.pipeline.fleet.smoke import SmokeTest
 from nxpipe.pipeline.fleet.smoke_project import SmokePrice, SmokeProject
 from nxpipe.pipeline.fleet.teardown import SmokeSteps, StepFailed, Teardown

@@ -17,6 +17,7 @@ from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.channel.generation import Generation, Head, Served, Signature
 from nxpipe.artifact_store.documents import Blob, as_time
 from nxpipe.artifact_store.fetch.cached_store import CachedStore, MirroredBlobs
+from nxpipe.artifact_store.fetch.folder import MANIFEST
 from nxpipe.artifact_store.fetch.mirrors import Sources
 from nxpipe.artifact_store.fetch.offline_index import OfflineIndex
 from nxpipe.artifact_store.fetch.read_cache import DEFAULT_LIMIT, ReadCache
@@ -32,7 +33,7 @@ from nxpipe.pipeline.artifacts.lookup import find_match, pair
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.build.jobs import BuildOptions
 from nxpipe.pipeline.config import Config, load_config
-from nxpipe.pipeline.fleet.agent.run import fetch_artifact
+from nxpipe.pipeline.fleet.agent.run import FleetArtifact
 from nxpipe.pipeline.release.options import ReleaseOptions
 from nxpipe.pipeline.release.state import ReleaseContext
 from nxpipe.pipeline.util.console import Console
@@ -330,8 +331,9 @@ def _mirror(world: World) -> str:
 def _agent(world: World) -> str:
     folder = world.root.parent / f"{world.root.name}-{secrets.token_hex(4)}"
     host = ProgramHost("fleet search", "[[fleets]]", rehearsal=True)
-    made = fetch_artifact(world.store, ServedModel((CHANNEL,), MODEL, "inf2", host), world.trust(), folder)
-    return Blob.of(made.to_bytes()).sha256
+    artifact = FleetArtifact.of(world.store, ServedModel((CHANNEL,), MODEL, "inf2", host), world.trust())
+    artifact.fetch(world.store, folder, rehearsal=True)
+    return Blob.of((folder / MANIFEST).read_bytes()).sha256
 
 
 def _bench(world: World) -> str:

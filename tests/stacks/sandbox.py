@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nxpipe.pipeline.config.locks import SystemSoftware
-from nxpipe.pipeline.fleet.agent.run import Bundle
+from nxpipe.pipeline.fleet.agent.wheels import Bundle
 from nxpipe.stacks.user_data.scripts import DISK_PROGRAMS, HOST_PROGRAMS, PROGRAMS
 from tests.agent.wheels import AGENT_WHEEL, write_wheel
 

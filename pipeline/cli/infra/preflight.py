@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nxpipe.pipeline.cli.infra.state_table import state_table
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option
 from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.text import state_table
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.fleet.preflight_rules import PreflightReport

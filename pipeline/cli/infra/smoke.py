@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from nxpipe.pipeline.cli.infra.state_table import state_table
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option
 from nxpipe.pipeline.cli.param_types import Seconds
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.util.text import table
+from nxpipe.pipeline.util.text import state_table, table
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.fleet.smoke import SmokeReport

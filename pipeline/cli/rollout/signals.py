@@ -90,7 +90,7 @@ def _send(console: Console, fleet: str, config_path: Path, signal: "Callable[...
     import os
 
     from nxpipe.pipeline.config import load_config
-    from nxpipe.pipeline.config.fleets import serving_fleet
+    from nxpipe.pipeline.config.root import serving_fleet
     from nxpipe.pipeline.rollout.aws import StateMachine
 
     config = load_config(config_path, os.environ)

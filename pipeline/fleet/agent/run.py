@@ -1,16 +1,13 @@
-"""Agent on an instance: instance metadata, lifecycle hook, artifact, server; and the agent's bundle of packages.
+"""Agent on an instance: instance metadata, lifecycle hook, artifact, server.
 
 Auto Scaling keeps a new instance out of service until the agent completes the lifecycle hook.
 """
 
 import http.client
-import io
-import json
 import os
 import re
 import shutil
 import sys
-import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
@@ -19,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.artifact_store.errors import ChannelEmpty
 from nxpipe.emulator.hardware import INSTANCES, Instance
 from nxpipe.pipeline.artifacts.channels import ProgramHost, ServedModel
@@ -30,10 +26,10 @@ from nxpipe.pipeline.util.exit_codes import INTERNAL, exit_code_of
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.channel.change import Requirements
     from nxpipe.artifact_store.fetch.selection import Selection
     from nxpipe.artifact_store.manifest import Manifest
     from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
-    from nxpipe.pipeline.config.locks import SystemSoftware
     from nxpipe.pipeline.config.serving_fleet import ServingFleet
 
 
@@ -274,24 +270,42 @@ class LifecycleHook:
         )
 
 
-def fetch_artifact(store: "Store", model: ServedModel, trust: "ChannelVerifier", folder: Path) -> "Manifest":
-    """Fetches the artifact into the folder and verifies every byte against its digest."""
-    from nxpipe.artifact_store.fetch.folder import Programs, fetch
+@dataclass(frozen=True)
+class FleetArtifact:
+    """The artifact of a fleet's instances, and the channel that serves it."""
 
-    selected = _resolve(store, model, trust)
-    fetch(store.blobs, selected.manifest, folder, programs=Programs.EMULATOR if model.host.rehearsal else None)
-    return selected.manifest
+    channel: str
+    selection: "Selection"
 
+    @classmethod
+    def of(cls, store: "Store", model: ServedModel, trust: "ChannelVerifier") -> "FleetArtifact":
+        """That of the first channel that is not empty. An unreadable or untrusted channel is an error."""
+        from nxpipe.artifact_store.fetch.selection import by_channel
 
-def _resolve(store: "Store", model: ServedModel, trust: "ChannelVerifier") -> "Selection":
-    """The artifact of the first channel that is not empty. An unreadable or untrusted channel is an error."""
-    from nxpipe.artifact_store.fetch.selection import by_channel
+        *preferred, last = model.channels
+        for channel in preferred:
+            with suppress(ChannelEmpty):
+                return cls(channel, by_channel(store, channel, model.model_id, model.target, trust))
+        return cls(last, by_channel(store, last, model.model_id, model.target, trust))
 
-    *preferred, last = model.channels
-    for channel in preferred:
-        with suppress(ChannelEmpty):
-            return by_channel(store, channel, model.model_id, model.target, trust)
-    return by_channel(store, last, model.model_id, model.target, trust)
+    @property
+    def manifest(self) -> "Manifest":
+        return self.selection.manifest
+
+    def require_evidence(self, store: "Store", requirements: "Requirements") -> None:
+        """Raise NotReady if the evidence that the channel requires is not in the store, except for the kinds that the
+        promotion did without."""
+        from nxpipe.artifact_store.channel.change import evidence_faults
+
+        for kind, reason in evidence_faults(store, self.manifest, requirements).items():
+            if kind not in self.selection.without:
+                raise NotReady(f"{self.manifest.name} of channel {self.channel} cannot be served: {reason}")
+
+    def fetch(self, store: "Store", folder: Path, *, rehearsal: bool) -> None:
+        """Fetches the artifact into the folder and verifies every byte against its digest."""
+        from nxpipe.artifact_store.fetch.folder import Programs, fetch
+
+        fetch(store.blobs, self.manifest, folder, programs=Programs.EMULATOR if rehearsal else None)
 
 
 _DEVICE: Final = re.compile("neuron[0-9]+")  # the driver creates one per chip
@@ -342,6 +356,7 @@ class Agent:
     store: "Store"
     model: ServedModel
     trust: "ChannelVerifier"
+    requirements: "Callable[[str], Requirements]"  # of an artifact of a channel
     folder: Path
     devices: Path
     command: tuple[str, ...]
@@ -354,8 +369,10 @@ class Agent:
         with step(f"check the devices of a {instance.type}"):
             require_devices(instance.type, self.devices)
         with step(f"fetch {self.model.model_id} from channel {' or '.join(self.model.channels)}"):
-            manifest = fetch_artifact(self.store, self.model, self.trust, self.folder)
-        require_programs_for(instance.type, manifest, self.model.host)
+            artifact = FleetArtifact.of(self.store, self.model, self.trust)
+            require_programs_for(instance.type, artifact.manifest, self.model.host)
+            artifact.require_evidence(self.store, self.requirements(artifact.channel))
+            artifact.fetch(self.store, self.folder, rehearsal=self.model.host.rehearsal)
 
     @contextmanager
     def serve(self, instance: FleetInstance, step: Step) -> Iterator[ModelServer]:
@@ -371,46 +388,3 @@ class Agent:
                 with step(f"send the probe {fleet.probe.method} {fleet.probe.path}"):
                     readiness.require_probe(server)
             yield server
-
-
-_PACKAGES: Final = (".deb", ".whl")  # Python packages, and system packages that the image lacks
-
-
-@dataclass(frozen=True)
-class Bundle:
-    packages: tuple[str, ...]
-    python: str  # version of the image's Python, which the wheels are for
-    data: bytes
-
-    @classmethod
-    def of(cls, folder: Path, software: "SystemSoftware") -> "Bundle":
-        """The packages of a folder, without other files, dates and owners. They must fit the image's software."""
-        from nxpipe.pipeline.fleet.agent.wheels import check_folder
-
-        check_folder(folder, software)
-        paths = sorted(path for path in folder.iterdir() if path.suffix in _PACKAGES)
-        written = io.BytesIO()
-        with tarfile.open(fileobj=written, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-            for path in paths:
-                entry = tarfile.TarInfo(path.name)
-                data = path.read_bytes()
-                entry.size, entry.mode = len(data), 0o644
-                archive.addfile(entry, io.BytesIO(data))
-        return cls(tuple(path.name for path in paths), software.python, written.getvalue())
-
-    @property
-    def sha256(self) -> str:
-        return sha256_hex(self.data)
-
-    @property
-    def path(self) -> str:
-        """Path in the bucket, outside of the store's layout: garbage collection ignores it."""
-        return f"agents/{self.sha256}.tar"
-
-    def put(self, store: "Store") -> bool:
-        """Uploads the bundle; False if it exists."""
-        return store.backend.create(self.path, store.backend.hashed(self.data), durable=True)
-
-    def lock(self) -> str:
-        """The lock file that the stacks read: the bundle's digest and Python, and its packages for people."""
-        return json.dumps({"sha256": self.sha256, "python": self.python, "packages": self.packages}, indent=2) + "\n"

@@ -1,12 +1,15 @@
-"""Wheels that instances install: the check that a folder of them fits an image, and their download with pip.
+"""Packages that instances install: the agent's bundle, the check that it fits an image, and the download with pip.
 
 Instances install the folder without an index and resolve nothing. A wheel for another Python or a missing dependency
 would appear only on an instance, which then fails to start, as does its replacement. `check_folder` finds both from the
 wheels alone: tags from their names, dependencies from their metadata.
 """
 
+import io
+import json
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +17,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from re import fullmatch
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from packaging.metadata import RawMetadata, parse_email
 from packaging.requirements import InvalidRequirement, Requirement
@@ -23,9 +26,13 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
+from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.pipeline.config.locks import SystemSoftware
 from nxpipe.pipeline.util.errors import InputInvalid, MissingSoftware
 from nxpipe.pipeline.util.files import MiB
+
+if TYPE_CHECKING:
+    from nxpipe.artifact_store import Store
 
 _AGENT: Final = "nxpipe"
 _LARGEST_METADATA: Final = 4 * MiB
@@ -35,6 +42,49 @@ _REMEDY: Final = "download the wheels of the image with: nxpipe agent bundle NEW
 
 class PackagesUnfit(InputInvalid):
     """Packages that an image cannot install."""
+
+
+_PACKAGES: Final = (".deb", ".whl")  # Python packages, and system packages that the image lacks
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """The packages of a folder as a tar file in the store."""
+
+    packages: tuple[str, ...]
+    python: str  # version of the image's Python, which the wheels are for
+    data: bytes
+
+    @classmethod
+    def of(cls, folder: Path, software: SystemSoftware) -> "Bundle":
+        """The packages of a folder, without other files, dates and owners. They must fit the image's software."""
+        check_folder(folder, software)
+        paths = sorted(path for path in folder.iterdir() if path.suffix in _PACKAGES)
+        written = io.BytesIO()
+        with tarfile.open(fileobj=written, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+            for path in paths:
+                entry = tarfile.TarInfo(path.name)
+                data = path.read_bytes()
+                entry.size, entry.mode = len(data), 0o644
+                archive.addfile(entry, io.BytesIO(data))
+        return cls(tuple(path.name for path in paths), software.python, written.getvalue())
+
+    @property
+    def sha256(self) -> str:
+        return sha256_hex(self.data)
+
+    @property
+    def path(self) -> str:
+        """Path in the bucket, outside of the store's layout: garbage collection ignores it."""
+        return f"agents/{self.sha256}.tar"
+
+    def put(self, store: "Store") -> bool:
+        """Uploads the bundle; False if it exists."""
+        return store.backend.create(self.path, store.backend.hashed(self.data), durable=True)
+
+    def lock(self) -> str:
+        """The lock file that the stacks read: the bundle's digest and Python, and its packages for people."""
+        return json.dumps({"sha256": self.sha256, "python": self.python, "packages": self.packages}, indent=2) + "\n"
 
 
 @dataclass(frozen=True)

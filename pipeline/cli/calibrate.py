@@ -1,0 +1,138 @@
+"""`nxpipe calibrate`: predicted times compared with those that devices measured."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.options import config_option, store_option
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.text import table
+
+if TYPE_CHECKING:
+    from nxpipe.pipeline.artifacts.calibration import Calibration, CalibrationReport, Measurement
+
+_FACTORS: Final = ("phase", "measurements", "factor", "spread")
+_PROGRAMS: Final = ("artifact", "program", "evidence", "predicted", "p50", "ratio", "residual")
+_DIGITS: Final = 12  # of a digest
+
+
+@click.command(cls=Command)
+@click.argument("artifacts", nargs=-1, required=True, metavar="ARTIFACT...")
+@click.option("--instance-type", metavar="TYPE", help="Only measurements on this instance type.")
+@click.option("--clock", type=click.Choice(["device", "host"]), help="Only measurements by this clock.")
+@click.option("--rehearsal", is_flag=True, help="Accept evidence of a stand-in, and mark the result.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the calibration to a new file, for `nxpipe bench --calibration`.",
+)
+@store_option
+@config_option
+@click.pass_obj
+def calibrate(
+    console: Console,
+    artifacts: tuple[str, ...],
+    instance_type: str | None,
+    clock: str | None,
+    rehearsal: bool,
+    output: Path | None,
+    store: str | None,
+    config_path: Path,
+) -> None:
+    """Compare predicted times with those that devices measured.
+
+    ARTIFACT is an artifact of the store (MODEL@KEY or a key) with evidence of `nxpipe prove`. For each instance type,
+    clock and phase it prints the factor p50 / predicted, which is the geometric mean of all programs, and its spread,
+    their geometric standard deviation: near 1, one factor explains the measurements. The residual of a program is what
+    its factor leaves: +5% is slower than predicted times factor. No prediction changes. Evidence that does not name
+    its instance type and driver is refused, as is that of a stand-in, without --rehearsal (code 23). All predictions of
+    an instance type must be by one compiler of nxpipe (code 2).
+
+    \b
+    Example:
+      nxpipe calibrate bert-base-uncased@4e9ce0 my-llama@a41f07
+      nxpipe calibrate my-llama@a41f07 --instance-type inf2.xlarge -o inf2.calibration.json
+    """
+    from nxpipe.pipeline.artifacts.calibration import REPORT_FORMAT, measurements_of
+    from nxpipe.pipeline.artifacts.calibration import calibrate as calibrated
+    from nxpipe.pipeline.artifacts.lookup import artifact
+    from nxpipe.pipeline.artifacts.store_url import open_configured_store
+
+    opened = open_configured_store(store, config_path, console)
+    manifests = {manifest.digest: manifest for manifest in (artifact(name, opened) for name in artifacts)}
+    measured = [each for manifest in manifests.values() for each in measurements_of(manifest, opened)]
+    reports = calibrated(_selected(measured, instance_type, clock), rehearsal=rehearsal)
+    if output is not None:
+        _only(reports).write(output)
+    if console.json:
+        console.data({"format": REPORT_FORMAT, "calibrations": [report.document() for report in reports]})
+    else:
+        console.page("\n\n".join(map(_page, reports)))
+    for report in reports:
+        _note_single(report.calibration, console)
+    if output is not None:
+        console.say(f"  {output}: the calibration of {reports[0].calibration.instance_type}")
+
+
+def _selected(measured: "Sequence[Measurement]", instance_type: str | None, clock: str | None) -> "list[Measurement]":
+    """The measurements on an instance type and by a clock, if these are given."""
+    from nxpipe.artifact_store.errors import Refused
+
+    found = [each for each in measured if instance_type in (None, each.instance_type) and clock in (None, each.clock)]
+    if not found:
+        known = sorted({f"{each.instance_type} by the clock of the {each.clock}" for each in measured})
+        raise Refused(f"there is no such measurement; the evidence has those of {', '.join(known)}")
+    return found
+
+
+def _only(reports: "Sequence[CalibrationReport]") -> "Calibration":
+    if len(reports) > 1:
+        found = ", ".join(f"{each.calibration.instance_type} ({each.calibration.clock})" for each in reports)
+        raise click.UsageError(
+            f"-o writes one calibration, and the evidence has measurements of {found}; select one with --instance-type "
+            "or --clock"
+        )
+    return reports[0].calibration
+
+
+def _page(report: "CalibrationReport") -> str:
+    from nxpipe.pipeline.util.text import shown
+
+    calibration = report.calibration
+    factors = [
+        (phase, str(each.count), f"{each.factor:.4g}", "-" if each.spread is None else f"{each.spread:.4g}")
+        for phase, each in calibration.phases.items()
+    ]
+    programs = [
+        (
+            each.artifact,
+            each.program,
+            each.evidence[:_DIGITS],
+            f"{each.predicted_ms:.3f} ms",
+            f"{each.p50_ms:.3f} ms",
+            f"{each.p50_ms / each.predicted_ms:.4g}",
+            f"{report.residual(each):+z.1%}",
+        )
+        for each in report.measurements
+    ]
+    return "\n\n".join((shown(_title(calibration)), table(_FACTORS, factors), table(_PROGRAMS, programs)))
+
+
+def _title(calibration: "Calibration") -> str:
+    """The line above the tables: what was measured, by which clock and software."""
+    software = "".join(f"; {name} {', '.join(found)}" for name, found in calibration.software.items() if found)
+    rehearsal = "REHEARSAL, no device measured this: " if calibration.rehearsal else ""
+    return f"{rehearsal}{calibration.instance_type}, clock of the {calibration.clock}{software}"
+
+
+def _note_single(calibration: "Calibration", console: Console) -> None:
+    if single := [phase for phase, each in calibration.phases.items() if each.count == 1]:
+        console.say(
+            f"{calibration.instance_type}: one measurement of {' and one of '.join(single)}, which has no spread; "
+            "prove more models, buckets or degrees"
+        )
