@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -75,6 +75,7 @@ def _named(name: str) -> Probe:
 def _questions() -> Iterator[Probe]:
     yield from _proto_forms()
     yield from _opcodes_not_in_use()
+    yield from _arithmetic_not_in_use()
     yield from _custom_calls()
     yield replace(
         _named("core/two"),
@@ -148,65 +149,57 @@ def _opcodes_not_in_use() -> Iterator[Probe]:
     yield _question("rsqrt", Y, unary("rsqrt"), lambda x: 1 / np.sqrt(x))
     yield _question("sign", X, unary("sign"), np.sign)
     yield _question("log-plus-one", Y, unary("log_plus_one"), np.log1p, breaks="opcode")
-    start = np.array([2], np.int32)
-    yield written(
-        "opcode/dynamic-update-slice-variable",
-        "`dynamic-update-slice` takes a computed start",
+    yield _ask(
+        *("opcode/dynamic-update-slice-variable", "`dynamic-update-slice` takes a computed start"),
         "write by scatter, as nxpipe does",
-        {"x": X, "u": Y[:1], "start": start},
-        _update_at,
-        lambda x, u, start: replaced(x, slice(int(start[0]), int(start[0]) + 1), u),
-        is_question=True,
+        {"x": X, "u": Y[:1], "start": np.array([2], np.int32)},
+        *(_update_at, lambda x, u, start: replaced(x, slice(int(start[0]), int(start[0]) + 1), u)),
     )
-    yield written(
+
+
+_ask: Final = partial(written, is_question=True)
+
+
+def _arithmetic_not_in_use() -> Iterator[Probe]:
+    """Integers and narrow floats in places where nxpipe writes f32."""
+    yield _ask(
         *("value/integer-dot", "a product of matrices of s32 is exact", "compute it in f32"),
         *({"x": N, "z": N.reshape(8, 4)}, _integer_dot, np.matmul),
-        is_question=True,
         breaks="integer-dot",
     )
-    yield written(
+    yield _ask(
         *("value/integer-scatter", "a `scatter` of s32 combines its updates by `add`, exactly"),
         "add digits as floats, as nxpipe does",
         {"x": WIDE, "i": np.array([[3], [0], [3]], np.int32), "u": WIDE[:3]},
         *(partial(scattered, "add"), partial(combined, np.add)),
-        is_question=True,
         breaks="integer-scatter",
     )
-    pair = np.stack([N, WIDE])
-    yield written(
+    pair, narrow = np.stack([N, WIDE]), np.stack([X, Y * 4]).astype(BF16)
+    yield _ask(
         *("rank/all-reduce-integers", "an `all-reduce` of s32 is exact beyond 2^24", "sum in f32", {"x": pair}),
         *(lambda w, t: w.all_reduce(t[0], 2), partial(all_ranks, np.add)),
         world=2,
-        is_question=True,
         breaks="collective-type",
     )
-    narrow = np.stack([X, Y * 4]).astype(BF16)
-    yield written(
+    yield _ask(
         *("rank/all-reduce-bf16", "an `all-reduce` of bf16 rounds once", "sum in f32", {"x": narrow}),
         *(lambda w, t: w.all_reduce(t[0], 2), partial(all_ranks, lambda a, b: (a.astype(np.float32) + b).astype(BF16))),
         world=2,
-        is_question=True,
         tolerance=NARROW,
     )
-    yield written(
-        *(
-            "type/f8e4m3fn",
-            "E4M3FN, the type of checkpoints, is an input",
-            "convert weights to E4M3 or bf16 on the host",
-        ),
-        *({"x": X.astype(F8E4M3FN)}, lambda w, t: w.convert(t[0], "f32"), lambda x: x.astype(np.float32)),
-        is_question=True,
+    yield _ask(
+        *("type/f8e4m3fn", "E4M3FN, the type of checkpoints, is an input"),
+        "convert weights to E4M3 or bf16 on the host",
+        {"x": X.astype(F8E4M3FN)},
+        *(lambda w, t: w.convert(t[0], "f32"), lambda x: x.astype(np.float32)),
         breaks="fp8-e4m3fn",
     )
     denormal = np.array([1e-40, -1e-40, 1e-39, 1.0], np.float32)
-    yield written(
-        *(
-            "value/subnormal",
-            "subnormal numbers survive an addition",
-            "none is needed: nxpipe relies on zero or the number",
-        ),
-        *({"x": denormal}, lambda w, t: w.binary("maximum", t[0], t[0]), lambda x: x),
-        is_question=True,
+    yield _ask(
+        *("value/subnormal", "subnormal numbers survive an addition"),
+        "none is needed: nxpipe relies on zero or the number",
+        {"x": denormal},
+        *(lambda w, t: w.binary("maximum", t[0], t[0]), lambda x: x),
     )
 
 
