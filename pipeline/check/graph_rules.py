@@ -106,8 +106,8 @@ def _narrow_floats(graph: Graph, target: str) -> Iterator[Finding]:
 
 
 def _refused_nodes(graph: Graph) -> Iterator[Finding]:
-    """Products of integers at computed places. Whatever else the compiler refuses, such as orders of integers and
-    windows with holes, is composed of other opcodes (docs/reference/hlo.md)."""
+    """Products of integers at computed places. Other operators whose opcode the compiler refuses, such as orders of
+    integers and dilated windows, are composed of other opcodes (docs/reference/hlo.md)."""
     for node, times in nodes_with_counts(graph):
         if isinstance(node.op, IndexUpdate | ScatterAlong) and node.op.combine == "multiply":
             kind = node.operands[0].type.dtype
