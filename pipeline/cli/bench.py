@@ -13,7 +13,13 @@ from nxpipe.artifact_store.errors import ChannelEmpty, NotFound
 from nxpipe.artifact_store.names import SHOWN
 from nxpipe.pipeline.artifacts.store_url import open_configured_store, open_uncached_store
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.options import config_option, device_option, store_option
+from nxpipe.pipeline.cli.options import (
+    config_option,
+    device_option,
+    limit_option,
+    require_device_for_limit,
+    store_option,
+)
 from nxpipe.pipeline.cli.param_types import Percentage
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.config import load_config
@@ -32,7 +38,7 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.models.spec import ModelSpec
 
 _COLUMNS: Final = ("artifact", "program", "tp", "predicted", "before", "change")
-_MEASURED: Final = ("p50", "p99", "p50 before")
+_MEASURED: Final = ("p50", "p99", "p50/predicted", "clock", "p50 before")
 
 
 @click.command(cls=Command)
@@ -59,6 +65,7 @@ _MEASURED: Final = ("p50", "p99", "p50 before")
 )
 @click.option("--measured", is_flag=True, help="Show the times in the device evidence beside the predictions.")
 @device_option
+@limit_option
 @store_option
 @config_option
 @click.pass_context
@@ -72,6 +79,7 @@ def bench(
     calibration_path: Path | None,
     measured: bool,
     device: str | None,
+    limit: float,
     store: str | None,
     config_path: Path,
 ) -> None:
@@ -102,11 +110,16 @@ def bench(
     console: Console = ctx.obj
     if measured and device is not None:
         raise click.UsageError("--measured and --device cannot be combined: one shows stored times, one new ones", ctx)
+    require_device_for_limit(ctx, device)
     opened = (open_uncached_store if device else open_configured_store)(store, config_path, console)
     artifacts = list(_artifacts(models, opened, config_path))
     calibrated = _calibration(calibration_path, artifacts, opened, console)
     baseline = _baseline(against, opened, config_path, allow_empty) if against is not None else None
-    new = {artifact.digest: _measure(artifact, opened, device, console) for artifact in artifacts} if device else {}
+    new = (
+        {artifact.digest: _measure(artifact, opened, device, limit, console) for artifact in artifacts}
+        if device
+        else {}
+    )
     shown = measured or device is not None
     lines = [
         replace(line, program=replace(line.program, measured=new[artifact.digest][line.program.name])) if new else line
@@ -133,12 +146,12 @@ def bench(
         ctx.exit(REGRESSION.number)
 
 
-def _measure(artifact: "Manifest", store: "Store", device: str, console: Console) -> "dict[str, Timing]":
+def _measure(artifact: "Manifest", store: "Store", device: str, limit: float, console: Console) -> "dict[str, Timing]":
     """The times of an artifact's programs on this machine's devices."""
     from nxpipe.pipeline.util.progress import watching
     from nxpipe.pipeline.verify.prove import ProveOptions, measure
 
-    return measure(artifact, store, ProveOptions(device), console.step, partial(watching, console))
+    return measure(artifact, store, ProveOptions(device, limit=limit), console.step, partial(watching, console))
 
 
 def _baseline(name: str, store: "Store", config_path: Path, allow_empty: bool) -> "Match":
@@ -204,8 +217,14 @@ def _change(line: "BenchLine", threshold: float) -> str:
 
 def _measured(line: "BenchLine") -> Iterator[str]:
     now, before = line.program.measured, line.before.measured if line.before else None
-    for figure in (now and now.p50_ms, now and now.p99_ms, before and before.p50_ms):
-        yield "-" if figure is None else f"{figure:.3f} ms"
+    ratio = line.program.ratio
+    yield from (_measured_time(now.p50_ms if now else None), _measured_time(now.p99_ms if now else None))
+    yield from ("-" if ratio is None else f"{ratio:.3g}", now.clock if now else "-")
+    yield _measured_time(before.p50_ms if before else None)
+
+
+def _measured_time(ms: float | None) -> str:
+    return "-" if ms is None else f"{ms:.3f} ms"
 
 
 def _calibration(

@@ -61,6 +61,22 @@ device_option = click.option(
 )
 
 
+limit_option = click.option(
+    "--limit",
+    type=click.FloatRange(min=1),
+    default=900.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="On devices: end all ranks if one of them makes no progress for so long.",
+)
+
+
+def require_device_for_limit(ctx: click.Context, device: str | None) -> None:
+    """Refuse a limit of ranks where no rank runs."""
+    if device is None and ctx.get_parameter_source("limit") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--limit is of the ranks on devices; pass --device too", ctx)
+
+
 def require_device_options(ctx: click.Context, artifact: str | None) -> None:
     """Refuse what --device cannot be combined with: a model that is not built, and options of the emulator."""
     if artifact is None:

@@ -10,7 +10,14 @@ import click
 
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import ModelOptions, execution_options, model_options
-from nxpipe.pipeline.cli.options import config_option, device_option, require_device_options, store_option
+from nxpipe.pipeline.cli.options import (
+    config_option,
+    device_option,
+    limit_option,
+    require_device_for_limit,
+    require_device_options,
+    store_option,
+)
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import WouldOverwrite
@@ -54,6 +61,7 @@ _LARGEST_INPUT = 4096 * MiB
 )
 @execution_options
 @device_option
+@limit_option
 @store_option
 @config_option
 @click.pass_context
@@ -68,6 +76,7 @@ def run(
     output: Path | None,
     execution: ExecutionOptions,
     device: str | None,
+    limit: float,
     store: str | None,
     config_path: Path,
 ) -> None:
@@ -93,9 +102,11 @@ def run(
         raise click.UsageError("--input and --text cannot be combined; pass one of them", ctx)
     if device is not None:
         require_device_options(ctx, artifact)
+    require_device_for_limit(ctx, device)
     inputs, mode = _inputs(input_file, texts, truncate), "device" if device else execution.mode
     if artifact is not None:
-        runs = _artifact_runs(artifact, store, config_path, inputs, device or execution, console)
+        machine = (device, limit) if device else execution
+        runs = _artifact_runs(artifact, store, config_path, inputs, machine, console)
     else:
         runs = _model_runs(options, config_path, inputs, execution, console)
     _show(runs, mode, output, console)
@@ -133,10 +144,10 @@ def _artifact_runs(
     store: str | None,
     config_path: Path,
     inputs: "RunInputs",
-    machine: ExecutionOptions | str,
+    machine: ExecutionOptions | tuple[str, float],
     console: Console,
 ) -> Iterator["RunResult"]:
-    """The runs of an artifact, on the emulator or on the device of a name."""
+    """The runs of an artifact, on the emulator, or on the devices of a library with a limit for silent ranks."""
     from nxpipe.pipeline.artifacts.store_url import open_configured_store, open_uncached_store
     from nxpipe.pipeline.util.progress import watching
     from nxpipe.pipeline.verify.device import DeviceOptions
@@ -146,7 +157,9 @@ def _artifact_runs(
         opened = open_configured_store(store, config_path, console)
         return run_artifact(opened.resolve(artifact), opened, inputs, machine, console.step)
     opened, watch = open_uncached_store(store, config_path, console), partial(watching, console)
-    return run_on_devices(opened.resolve(artifact), opened, inputs, DeviceOptions(machine), console.step, watch)
+    device, limit = machine
+    options = DeviceOptions(device, limit=limit)
+    return run_on_devices(opened.resolve(artifact), opened, inputs, options, console.step, watch)
 
 
 def _model_runs(

@@ -12,7 +12,14 @@ import click
 
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import ModelOptions, execution_options, model_options
-from nxpipe.pipeline.cli.options import config_option, device_option, require_device_options, store_option
+from nxpipe.pipeline.cli.options import (
+    config_option,
+    device_option,
+    limit_option,
+    require_device_for_limit,
+    require_device_options,
+    store_option,
+)
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.config.models import Autocast
 from nxpipe.pipeline.util.console import Console
@@ -80,6 +87,7 @@ class _Labelled:
 )
 @execution_options
 @device_option
+@limit_option
 @store_option
 @config_option
 @click.pass_context
@@ -97,6 +105,7 @@ def verify(
     attest: bool,
     execution: ExecutionOptions,
     device: str | None,
+    limit: float,
     store: str | None,
     config_path: Path,
 ) -> None:
@@ -132,6 +141,7 @@ def verify(
         require_device_options(ctx, artifact)
         if attest:
             raise click.UsageError("--device and --attest cannot be combined; `nxpipe prove` stores such evidence", ctx)
+    require_device_for_limit(ctx, device)
     config = load_config(config_path, os.environ, missing_ok=bool(options.model_id or artifact))
     if attest and (artifact is None or execution.mode != "isa"):
         raise click.UsageError("--attest stores a run of an artifact's instructions; pass ARTIFACT and --mode isa", ctx)
@@ -145,7 +155,9 @@ def verify(
                 ctx,
             )
         if device is not None:
-            _show(_on_devices(artifact, store, config_path, device, console), verify_options, thresholds, console)
+            _show(
+                _on_devices(artifact, store, config_path, (device, limit), console), verify_options, thresholds, console
+            )
             return
         replay = _Replay.of(artifact, store, config_path, execution, console)
         _show(replay.comparisons(console, attested=attest), verify_options, thresholds, console)
@@ -212,7 +224,10 @@ class _Replay:
         console.say(f"{name} has evidence of kind {INSTRUCTIONS}; sign it with: nxpipe store sign {name}")
 
 
-def _on_devices(name: str, store: str | None, config_path: Path, device: str, console: Console) -> Iterator[_Labelled]:
+def _on_devices(
+    name: str, store: str | None, config_path: Path, machine: tuple[str, float], console: Console
+) -> Iterator[_Labelled]:
+    """The comparisons on the devices of a library, with a limit for silent ranks."""
     from nxpipe.pipeline.artifacts.store_url import open_uncached_store
     from nxpipe.pipeline.util.progress import watching
     from nxpipe.pipeline.verify.device import DeviceOptions
@@ -220,7 +235,8 @@ def _on_devices(name: str, store: str | None, config_path: Path, device: str, co
 
     opened = open_uncached_store(store, config_path, console)
     published, watch = opened.resolve(name), partial(watching, console)
-    for comparison in compare_on_devices(published, opened, DeviceOptions(device), console.step, watch):
+    device, limit = machine
+    for comparison in compare_on_devices(published, opened, DeviceOptions(device, limit=limit), console.step, watch):
         yield _Labelled(published.name, None, comparison, "device")
 
 

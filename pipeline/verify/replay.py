@@ -268,7 +268,7 @@ def compare_on_devices(
         variants = {program.name: _answers_of_ranks(program, stored[program.name]) for program, _ in runs}
     for name, program in stored.items():
         for case in _cases(artifact, program, variants[name]):
-            yield compare_case(case, step)
+            yield compare_case(replace(case, work="compare"), step)
 
 
 def _answers_of_ranks(program: FetchedProgram, stored: StoredProgram) -> dict[str, EmulatedRun]:

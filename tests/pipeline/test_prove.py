@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nxpipe.artifact_store import Published, Store, open_store
+from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.evidence import DEVICE, EMULATED, Evidence
 from nxpipe.artifact_store.trust.policy import has_signed_evidence
 from nxpipe.artifact_store.trust.signers import open_signer
@@ -32,56 +31,11 @@ from nxpipe.pipeline.verify.device import FetchedProgram, groups, target_of, var
 from nxpipe.pipeline.verify.prove import ProveOptions
 from tests.neuronx.neff_files import BUILD, archive, container, members
 from tests.pipeline.command import NXPIPE, Answer, installed
-from tests.pipeline.conftest import BERT, LLAMA
-from tests.pipeline.device_artifacts import build_for_devices, install_device
+from tests.pipeline.conftest import World
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.test_build import imports
-from tests.runtime.devices.conftest import stand_in
 
-__all__ = ["nxpipe", "stand_in"]
-
-MODELS: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
-    "encoder": (BERT, ()),
-    "decoder": (LLAMA, ("--phases", "prefill,decode")),
-}
-
-Artifacts = Callable[[str, int], Path]
-World = tuple[Store, Published]
-
-
-@pytest.fixture(scope="session")
-def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Artifacts:
-    """A function that builds a model for devices once, in a folder with a store and the artifact's name."""
-
-    @cache
-    def artifact(kind: str, degree: int) -> Path:
-        folder = tmp_path_factory.mktemp(f"{kind}-{degree}")
-        config, options = MODELS[kind]
-        made = build_for_devices(folder, config, "--tp", str(degree), *options, drops_unused=degree > 1)
-        (folder / "name").write_text(made.name)
-        return folder
-
-    return artifact
-
-
-@pytest.fixture
-def world(artifacts: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
-    """A function that puts a copy of the store with such an artifact into the working directory."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "nxpipe.toml").write_text('[project]\nname = "search"\n[store]\nurl = "file://store"\n')
-
-    def copied(kind: str = "encoder", degree: int = 1) -> World:
-        folder = artifacts(kind, degree)
-        shutil.copytree(folder / "store", tmp_path / "store", symlinks=True)
-        store = open_store(str(tmp_path / "store"))
-        return store, store.resolve((folder / "name").read_text())
-
-    return copied
-
-
-@pytest.fixture
-def device(stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    return lambda **settings: install_device(stand_in, tmp_path, monkeypatch, **settings)
+__all__ = ["nxpipe"]
 
 
 def prove(nxpipe: InProcess, published: Published, *more: str) -> Answer:
