@@ -198,20 +198,23 @@ class StepResult(Sealed):
 
 
 def step_result(store: Store, key: str) -> StepResult | None:
-    """The step result under a key, its blobs verified and protected from garbage collection for the grace period.
+    """The first intact step result under a key, its blobs protected from garbage collection for the grace period.
 
-    None if a blob is missing or damaged; storing the result again repairs it.
+    None if a blob of each is missing or damaged; storing the result again repairs it, or stores a successor.
     """
-    result = store.records.read(StepResult, part_path(key))
-    return result if result and _is_kept(store, result) else None
+    return next((result for result in _step_results(store, key) if _is_kept(store, result)), None)
 
 
 def keep_step_result(store: Store, key: str, files: Mapping[str, Blob], facts: dict[str, object]) -> StepResult:
-    """Store a step result after its blobs. A different result under the same key raises Conflict."""
+    """Store a step result after its blobs. A different result under the same key raises Conflict.
+
+    If the stored one has lost a blob that this build did not reproduce, such as a NEFF, the result is its successor.
+    """
     result = _consistent(store, key, files, facts)
-    winner = store.records.create_or_read(result)
-    if winner.result != result.result:
-        raise Conflict(f"step result {key}", winner.result, result.result, store.url, _difference(winner, result))
+    while (winner := store.records.create_or_read(result)).result != result.result:
+        if _is_kept(store, winner):
+            raise Conflict(f"step result {key}", winner.result, result.result, store.url, _difference(winner, result))
+        result = result.model_copy(update={"key": _next_key(winner.key)})
     return winner
 
 
@@ -228,25 +231,22 @@ def _consistent(store: Store, key: str, files: Mapping[str, Blob], facts: dict[s
     return result
 
 
-def observed(store: Store, key: str) -> StepResult | None:
-    """The first intact observation under a key: a step result that other machines do not reproduce to the bit."""
-    return next((result for result in _observations(store, key) if _is_kept(store, result)), None)
-
-
 def record_observation(store: Store, key: str, files: Mapping[str, Blob], facts: dict[str, object]) -> StepResult:
-    """Store an observation after its blobs. The first observation is kept; a different one is no conflict.
+    """Store an observation after its blobs: a step result that other machines do not reproduce to the bit.
 
-    If a blob of the first is lost, a new observation cannot restore it, and is stored under the next key.
+    The first observation is kept; a different one is no conflict. If a blob of the first is lost, the new observation
+    is its successor.
     """
-    if (result := observed(store, key)) is not None:
+    if (result := step_result(store, key)) is not None:
         return result
-    for damaged in _observations(store, key):
+    for damaged in _step_results(store, key):
         key = _next_key(damaged.key)
     result = _consistent(store, key, files, facts)
     return store.records.create_or_read(result)
 
 
-def _observations(store: Store, key: str) -> Iterator[StepResult]:
+def _step_results(store: Store, key: str) -> Iterator[StepResult]:
+    """The step result under a key, and its successors."""
     while (result := store.records.read(StepResult, part_path(key))) is not None:
         yield result
         key = _next_key(key)

@@ -46,6 +46,7 @@ class ManifestDifference:
             identity=differences(_identity(before), _identity(after)),
             sections=(
                 _section("executables", _executables(before), _executables(after)),
+                _section("neffs", _neffs(before), _neffs(after)),
                 _section("weights", _weights(before), _weights(after)),
                 _section("files", _files(before), _files(after)),
             ),
@@ -80,6 +81,11 @@ def _executables(manifest: Manifest) -> _Described:
         )
         for program in manifest.executables
     }
+
+
+def _neffs(manifest: Manifest) -> _Described:
+    devices = {program.name: program.device for program in manifest.executables if program.device}
+    return {name: (device.neff, (device.module, device.interface)) for name, device in devices.items()}
 
 
 def _weights(manifest: Manifest) -> _Described:

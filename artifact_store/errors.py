@@ -59,6 +59,20 @@ class Conflict(StoreError):
         self.offered = offered
 
 
+class OutputLost(Conflict):
+    """A published artifact names a blob that the store has lost, and a build of the same request made other bytes."""
+
+    def __init__(self, record: str, stored: str, offered: str, lost: str, how: str) -> None:
+        StoreError.__init__(
+            self,
+            f"lost output: {record} names {stored}, whose {lost} is missing or damaged, and this build made {offered}, "
+            f"which differs in {how}; restore the blob with `nxpipe store fsck --repair-from URL`, or remove {record} "
+            "and build again",
+        )
+        self.stored = stored
+        self.offered = offered
+
+
 class Incomplete(StoreError):
     """A manifest names blobs that the store does not hold."""
 

@@ -13,6 +13,7 @@ from nxpipe.artifact_store.errors import (
     Incomplete,
     InvalidDocument,
     NotFound,
+    OutputLost,
 )
 from nxpipe.artifact_store.evidence import Evidence
 from nxpipe.artifact_store.index.segments import Report, all_records, ignore_report
@@ -145,8 +146,14 @@ class Store:
         from nxpipe.artifact_store.difference import ManifestDifference
 
         self.blobs.keep(document)  # so that `store diff` can read it until garbage collection removes it
-        how = ManifestDifference.between(self._manifest_of(stored), offered).in_short()
-        raise Conflict(f"request key {stored.request_key}", stored.manifest.sha256, document.sha256, self.url, how)
+        found, digests = self._manifest_of(stored), (stored.manifest.sha256, document.sha256)
+        how = ManifestDifference.between(found, offered).in_short()
+        reproduced = set(offered.blobs())
+        for blob in found.blobs():
+            if blob not in reproduced and not self.blobs.is_intact(blob):
+                lost = f"blob {blob.sha256} of {blob.size} bytes"
+                raise OutputLost(self._where(stored.path), *digests, lost, how)
+        raise Conflict(f"request key {stored.request_key}", *digests, self.url, how)
 
     def _find_record(self, request_key: str) -> ActionRecord | None:
         """The record for a reader, perhaps from a cache; writes are decided by `_record`."""

@@ -1,8 +1,8 @@
 """Assumptions about neuronx-cc and the runtime: a probe for each opcode, type, interface and collective of emissions.
 
 A name is GROUP/SUBJECT. `opcode`, `type`, `value` and `operator` are about what modules compute; `output`, `alias`,
-`name` and `size` about their interface; `rank` about collectives; `form` about the proto. A fallback says what nxpipe
-can write instead.
+`name`, `size` and `core` about their interface, and `rank` about collectives: those are `interface_assumptions`. `form`
+is about the proto. A fallback says what nxpipe can write instead.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,16 +12,24 @@ from typing import Any, Final
 import numpy as np
 
 from nxpipe.emulator import ops
-from nxpipe.emulator.executable.interface import RANK
+from nxpipe.emulator.hlo.interface_assumptions import interfaces, ranks, replaced
 from nxpipe.emulator.hlo.probe import (
     BASE,
     BF16,
+    EXACT,
     F8E4M3,
     F8E5M2,
-    NAMES,
+    FUNCTION,
+    NARROW,
+    NO_OTHER,
+    ROUNDED,
+    WIDE,
     Emit,
     Expect,
+    N,
     Probe,
+    X,
+    Y,
     emitted,
     written,
 )
@@ -30,29 +38,35 @@ from nxpipe.emulator.hlo.writer import HloWriter, Tensor
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import Array
 
-EXACT, ROUNDED, FUNCTION, NARROW = 0.0, 1e-6, 2e-3, 1e-2  # tolerances: of bits, of a sum, of a table, of bfloat16
 _COMPOSED: Final = "compose it of opcodes that compile"
-_NO_OTHER: Final = "none; models that need it stay on the emulator's back end"
 _HOST: Final = "compute it on the host and pass it as an input"
+_ONE_HOT: Final = "multiply with a one-hot matrix and select"
 _MASKED: Final = "select with arithmetic on masks of 0 and 1"
 
-X: Final = ((np.arange(32) - 15.5) / 8).astype(np.float32).reshape(4, 8)  # both signs, no zero
-Y: Final = ((np.arange(32) * 7 % 32 + 1) / 16).astype(np.float32).reshape(4, 8)  # positive
-N: Final = (np.arange(32) * 5 % 23 - 9).astype(np.int32).reshape(4, 8)
-WIDE: Final = (np.arange(32) * 66_000_001 + 16_777_217).astype(np.int32).reshape(4, 8)  # odd, above 2^24
 BITS: Final = (np.arange(32) * 134_217_689).astype(np.uint32).reshape(4, 8)
 
 
 @cache
 def assumptions() -> tuple[Probe, ...]:
     """The probes of what nxpipe writes, in the order of their run: causes before consequences."""
-    parts = (_base, _elementwise, _movement, _contractions, _types, _values, _interfaces, _ranks, _operators)
+    parts = (
+        _base,
+        _elementwise,
+        _movement,
+        _computed_movement,
+        _contractions,
+        _types,
+        _values,
+        interfaces,
+        ranks,
+        _operators,
+    )
     return tuple(probe for part in parts for probe in part())
 
 
 def _base() -> Iterator[Probe]:
     yield written(
-        *("form/canonical", "a module in canonical form compiles and runs, with f32 by rows, not cast", _NO_OTHER),
+        *("form/canonical", "a module in canonical form compiles and runs, with f32 by rows, not cast", NO_OTHER),
         *({"x": X / np.float32(3), "z": Y / np.float32(7)}, lambda w, t: w.binary("add", *t), np.add),
         tolerance=ROUNDED,
         proves=BASE,
@@ -84,9 +98,9 @@ def _elementwise() -> Iterator[Probe]:
         ("abs", X, np.abs, EXACT, "emit maximum(x, -x)"),
         ("ceil", X, np.ceil, EXACT, "emit -floor(-x)"),
         ("cosine", X, np.cos, FUNCTION, _COMPOSED),
-        ("exponential", X, np.exp, FUNCTION, _NO_OTHER),
+        ("exponential", X, np.exp, FUNCTION, NO_OTHER),
         ("floor", X, np.floor, EXACT, "truncate by a conversion to s32 and correct negative numbers"),
-        ("log", Y, np.log, FUNCTION, _NO_OTHER),
+        ("log", Y, np.log, FUNCTION, NO_OTHER),
         ("negate", X, np.negative, EXACT, "emit 0 - x"),
         ("not", N, np.invert, EXACT, "emit xor with all ones"),
         ("sine", X, np.sin, FUNCTION, _COMPOSED),
@@ -101,7 +115,7 @@ def _elementwise() -> Iterator[Probe]:
         ("divide", X, Y, np.divide, FUNCTION, "multiply by power(x, -1)"),
         ("maximum", X, X[::-1], np.maximum, EXACT, "emit compare and select"),
         ("minimum", X, X[::-1], np.minimum, EXACT, "emit compare and select"),
-        ("multiply", X, Y, np.multiply, ROUNDED, _NO_OTHER),
+        ("multiply", X, Y, np.multiply, ROUNDED, NO_OTHER),
         ("or", N, N[::-1], np.bitwise_or, EXACT, _COMPOSED),
         ("power", Y, X, np.power, FUNCTION, "compose it of log and exponential"),
         ("remainder", X, Y, np.fmod, FUNCTION, "compose it of divide, floor and multiply"),
@@ -137,14 +151,14 @@ def _binary(opcode: str) -> Emit:
 
 def _opcodes_of_the_interface() -> Iterator[Probe]:
     """Those that the probes of others need."""
-    yield _opcode("convert", _NO_OTHER, [N], lambda w, t: w.convert(t[0], "f32"), lambda x: x.astype(np.float32))
+    yield _opcode("convert", NO_OTHER, [N], lambda w, t: w.convert(t[0], "f32"), lambda x: x.astype(np.float32))
     table = X[::-1] * 3
     yield _opcode(
         *("constant", "pass tables as inputs", [X]),
         *(lambda w, t: w.binary("add", t[0], w.table(table, "f32")), lambda x: x + table, ROUNDED),
     )
     yield _opcode(
-        *("broadcast", _NO_OTHER, [X[0]]),
+        *("broadcast", NO_OTHER, [X[0]]),
         *(lambda w, t: w.broadcast(t[0], (4, 8), (1,)), lambda x: np.broadcast_to(x, (4, 8)).copy()),
     )
     yield _opcode(
@@ -155,9 +169,8 @@ def _opcodes_of_the_interface() -> Iterator[Probe]:
 
 
 def _movement() -> Iterator[Probe]:
-    one_dimensional = np.array([[3], [0], [2]], np.int32)
     yield _opcode("copy", "add zero", [X], lambda w, t: w.copy(t[0]), lambda x: x)
-    yield _opcode("reshape", _NO_OTHER, [X], lambda w, t: w.reshape(t[0], (2, 16)), lambda x: x.reshape(2, 16))
+    yield _opcode("reshape", NO_OTHER, [X], lambda w, t: w.reshape(t[0], (2, 16)), lambda x: x.reshape(2, 16))
     yield _opcode(
         "transpose",
         "multiply with an identity matrix",
@@ -193,6 +206,11 @@ def _movement() -> Iterator[Probe]:
         *("iota", "write the numbers as a constant", [N]),
         *(lambda w, t: w.binary("add", t[0], w.iota((4, 8), 1, "i32")), lambda x: x + np.arange(8, dtype=np.int32)),
     )
+
+
+def _computed_movement() -> Iterator[Probe]:
+    """To and from places that are computed, or updated."""
+    one_dimensional = np.array([[3], [0], [2]], np.int32)
     yield _opcode(
         *("dynamic-slice", "gather with computed indices", [X, np.array([2], np.int32)]),
         *(lambda w, t: w.dynamic_slice(t[0], 0, w.reshape(t[1], ()), 2), lambda x, z: x[z[0] : z[0] + 2].copy()),
@@ -206,27 +224,35 @@ def _movement() -> Iterator[Probe]:
         *(lambda w, t: w.gather(*t, (0,), 0), lambda x, z: x[z[:, 0]]),
     )
     yield _opcode(
-        *("scatter", "multiply with a one-hot matrix and select", [X, one_dimensional, Y[:3]]),
+        *("scatter", _ONE_HOT, [X, one_dimensional, Y[:3]]),
         *(lambda w, t: w.scatter(*t, (0,), 0), lambda x, z, u: replaced(x, z[:, 0], u)),
     )
-    yield written(
-        *("opcode/scatter-add", "`scatter` of floats combines its updates by `add`", "multiply with a one-hot matrix"),
-        *({"x": X, "z": one_dimensional, "u": Y[:3]}, lambda w, t: w.scatter(*t, (0,), 0, "add")),
-        *(lambda x, z, u: replaced(x, z[:, 0], x[z[:, 0]] + u),),
-        tolerance=ROUNDED,
-    )
+    for function in (np.add, np.maximum, np.minimum, np.multiply):
+        opcode = function.__name__
+        yield written(
+            *(f"opcode/scatter-{opcode}", f"`scatter` of floats combines updates by `{opcode}`", _ONE_HOT),
+            *({"x": X, "z": np.array([[3], [0], [3]], np.int32), "u": Y[:3]}, partial(scattered, opcode)),
+            partial(combined, function),
+            tolerance=ROUNDED,
+            proves=(f"scatter {opcode}",),
+        )
 
 
-def replaced(x: Array, place: Any, values: Array) -> Array:
+def scattered(opcode: str, w: HloWriter, t: Sequence[Tensor]) -> Tensor:
+    x, places, updates = t
+    return w.scatter(x, places, updates, (0,), 0, opcode)
+
+
+def combined(function: Any, x: Array, places: Array, updates: Array) -> Array:
     result = x.copy()
-    result[place] = values
+    function.at(result, places[:, 0], updates)
     return result
 
 
 def _contractions() -> Iterator[Probe]:
     lhs, rhs = X.reshape(1, 4, 8), Y.reshape(1, 8, 4)
     yield _opcode(
-        *("dot", _NO_OTHER, [lhs, rhs]),
+        *("dot", NO_OTHER, [lhs, rhs]),
         *(lambda w, t: w.dot(*t, ((0,), (0,)), (2, 1)), np.matmul, FUNCTION),
     )
     yield written(
@@ -368,261 +394,6 @@ def _truncated(x: Array, z: Array) -> Array:
     return np.trunc(x.astype(np.float64) / z).astype(np.int32)
 
 
-# Interface ------------------------------------------------------------------------------------------------------------
-
-
-def _interfaces() -> Iterator[Probe]:
-    yield from _outputs()
-    yield from _aliases()
-    yield from _names()
-    yield from _sizes()
-
-
-def _outputs() -> Iterator[Probe]:
-    yield written(
-        *(
-            "output/several",
-            "several outputs arrive under their names, in any order and of any type",
-            "one program for each output",
-        ),
-        *({"x": X, "z": N}, lambda w, t: (w.reshape(w.binary("add", t[0], t[0]), (8, 4)), w.binary("add", t[1], t[1]))),
-        *(lambda x, z: ((x + x).reshape(8, 4), z + z),),
-        outputs=("second", "first"),
-        proves=("outputs",),
-    )
-    yield written(
-        *("output/equal-types", "two outputs of one type are not exchanged", "give each output another shape"),
-        *({"x": X}, lambda w, t: (w.binary("add", t[0], t[0]), w.unary("negate", t[0])), lambda x: (x + x, -x)),
-        outputs=("b", "a"),
-    )
-    yield written(
-        *("output/copy", "an output that is a copy of an input has memory of its own", "add zero"),
-        *({"x": X, "z": Y}, lambda w, t: (w.copy(t[0]), w.binary("add", *t)), lambda x, z: (x, x + z)),
-        outputs=("same", "sum"),
-        tolerance=ROUNDED,
-    )
-    yield written(
-        *("output/rerun", "a second run writes its outputs anew", "load the program for each run"),
-        *({"x": X, "z": Y}, lambda w, t: w.binary("add", *t), np.add),
-        tolerance=ROUNDED,
-        runs=2,
-    )
-
-
-def _aliases() -> Iterator[Probe]:
-    yield written(
-        *(
-            "alias/in-place",
-            "a state with a demanded alias (kind must) is updated in one buffer",
-            "copy each state on the host",
-        ),
-        *({"x": X, "state": Y}, lambda w, t: w.binary("add", *t), np.add),
-        outputs=("state",),
-        aliases={"state": 0},
-        tolerance=ROUNDED,
-        proves=("aliases",),
-    )
-    yield written(
-        *("alias/steps", "a state carries over from run to run", "copy each state on the host"),
-        *({"x": X, "state": Y}, lambda w, t: w.binary("add", *t), np.add),
-        outputs=("state",),
-        aliases={"state": 0},
-        tolerance=ROUNDED,
-        runs=3,
-    )
-    yield written(
-        *(
-            "alias/old-value",
-            "a result reads a state's value from before its update",
-            "read the state in a program of its own",
-        ),
-        *({"x": X, "state": Y}, lambda w, t: (w.binary("add", *t), w.unary("negate", t[1])), lambda x, s: (x + s, -s)),
-        outputs=("state", "y"),
-        aliases={"state": 0},
-        tolerance=ROUNDED,
-    )
-    yield written(
-        *(
-            "alias/crossed",
-            "states whose outputs are in another order keep their buffers",
-            "order states as their outputs",
-        ),
-        *(
-            {"a": X, "b": Y},
-            lambda w, t: (w.binary("add", t[1], t[0]), w.unary("negate", t[0])),
-            lambda a, b: (b + a, -a),
-        ),
-        outputs=("b", "a"),
-        aliases={"a": 1, "b": 0},
-        tolerance=ROUNDED,
-    )
-    yield written(
-        *("alias/unchanged", "a state that the program leaves as it is may be an output", "copy it before the output"),
-        *({"x": X, "state": Y}, lambda w, t: (t[1], w.binary("add", *t)), lambda x, s: (s, x + s)),
-        outputs=("state", "y"),
-        aliases={"state": 0},
-        tolerance=ROUNDED,
-    )
-    yield written(
-        *("alias/window", "an update of a window leaves the rest of a state", "write whole states"),
-        *(
-            {"x": X[:1], "state": Y},
-            lambda w, t: w.update_slice(t[1], t[0], (2, 0)),
-            lambda x, s: replaced(s, slice(2, 3), x),
-        ),
-        outputs=("state",),
-        aliases={"state": 0},
-    )
-    yield written(
-        *(
-            "alias/cache-position",
-            "a row of a cache is written at a computed position (`scatter`)",
-            "select by a mask over the whole cache",
-        ),
-        *(
-            {"x": X[:1], "position": np.array([[3]], np.int32), "state": Y},
-            lambda w, t: w.scatter(t[2], t[1], t[0], (0,), 0),
-        ),
-        *(lambda x, p, s: replaced(s, p[:, 0], x),),
-        outputs=("state",),
-        aliases={"state": 0},
-    )
-
-
-def _names() -> Iterator[Probe]:
-    def sum_of(name: str, assumption: str, fallback: str, first: str, output: str = "y", **others: Any) -> Probe:
-        return written(
-            *(name, assumption, fallback, {first: X, "z": Y}, lambda w, t: w.binary("add", *t), np.add),
-            outputs=(output,),
-            tolerance=ROUNDED,
-            keeps_names=not others,
-            **others,
-        )
-
-    default = "use the default names, input0 and output0"
-    yield sum_of("name/inputs", "`neff_input_names` names the inputs in the NEFF", default, "hidden", proves=NAMES[:1])
-    yield sum_of(
-        "name/outputs", "`neff_output_names` names the outputs in the NEFF", default, "x", "logits", proves=NAMES[1:]
-    )
-    yield sum_of(
-        "name/dots",
-        "names of checkpoints, with dots and digits, are kept",
-        default,
-        "model.layers.0.self_attn.q_proj.weight",
-    )
-    yield sum_of("name/punctuation", "names with blanks, quotes and slashes are kept", default, "a b/c:'d'[0]", "y (1)")
-    yield sum_of("name/longest", "names of 255 bytes are kept", "shorten long names", "n" * 255, "m" * 255)
-    yield written(
-        *(
-            "name/unused-input",
-            "an input that nothing reads stays or vanishes, and nothing else changes",
-            "drop it from the module",
-        ),
-        *({"x": X, "unread": N, "z": Y}, lambda w, t: w.binary("add", t[0], t[2]), lambda x, _, z: x + z),
-        tolerance=ROUNDED,
-    )
-
-
-def _sizes() -> Iterator[Probe]:
-    yield written(
-        *("size/scalar", "inputs and outputs may have rank 0", "use tensors of one element"),
-        *({"x": np.float32(1.5), "z": np.float32(2)}, lambda w, t: w.binary("add", *t), np.add),
-    )
-    yield written(
-        *("size/five-axes", "tensors may have five axes", "merge neighbouring axes"),
-        *(
-            {"x": X.reshape(1, 2, 2, 2, 4)},
-            lambda w, t: w.transpose(t[0], (4, 2, 0, 3, 1)),
-            lambda x: x.transpose(4, 2, 0, 3, 1).copy(),
-        ),
-    )
-    odd = (np.arange(131 * 3) % 61 - 30).astype(np.float32).reshape(131, 3)
-    yield written(
-        *("size/odd", "sizes need not be multiples of 128", "pad to multiples of 128"),
-        *({"x": odd}, lambda w, t: w.binary("add", t[0], t[0]), lambda x: x + x),
-    )
-    table = (np.arange(65_536) * 3 % 257).astype(np.float32).reshape(256, 256)
-    yield written(
-        *("size/large-constant", "a literal of 256 KiB is kept in the NEFF", "pass tables as inputs"),
-        *({"x": np.array([[255], [0], [7]], np.int32)}, lambda w, t: w.gather(w.table(table, "f32"), t[0], (0,), 0)),
-        *(lambda x: table[x[:, 0]],),
-    )
-
-
-# Ranks ----------------------------------------------------------------------------------------------------------------
-
-
-def _ranks() -> Iterator[Probe]:
-    pair = np.stack([X, Y * 4])
-    yield written(
-        *("rank/all-reduce-alone", "an `all-reduce` over a group of one rank is a copy", "leave it out", {"x": X}),
-        *(lambda w, t: w.all_reduce(t[0], 1), lambda x: x),
-    )
-    yield written(
-        *("rank/load", "two ranks load one program, each with inputs of its own", _NO_OTHER, {"x": pair}),
-        *(lambda w, t: w.binary("add", t[0], t[0]), lambda ranks: [each["x"] * 2 for each in ranks]),
-        world=2,
-        proves=("ranks",),
-    )
-    sums = partial(all_ranks, np.add)
-    yield _collective("all-reduce", "exchange by all-gather, and add", pair, lambda w, t: w.all_reduce(t[0], 2), sums)
-    yield _collective(
-        *("all-gather", "add zero-padded shares by all-reduce", pair, lambda w, t: w.all_gather(t[0], 0, 2)),
-        *(partial(all_ranks, lambda a, b: np.concatenate([a, b], 0)),),
-    )
-    yield written(
-        *(
-            "rank/all-gather-columns",
-            "`all-gather` joins an axis that is not the outermost",
-            "transpose before and after",
-        ),
-        *(
-            {"x": pair},
-            lambda w, t: w.all_gather(t[0], 1, 2),
-            partial(all_ranks, lambda a, b: np.concatenate([a, b], 1)),
-        ),
-        world=2,
-    )
-    yield _collective(
-        *("reduce-scatter", "slice the result of all-reduce", pair, lambda w, t: w.reduce_scatter(t[0], 0, 2)),
-        *(lambda ranks: np.split(ranks[0]["x"] + ranks[1]["x"], 2),),
-    )
-    yield written(
-        *("rank/order", "collectives of one program run in one order on all ranks", "one program for each collective"),
-        *({"x": pair}, lambda w, t: w.all_gather(w.all_reduce(t[0], 2), 0, 2)),
-        *(partial(all_ranks, lambda a, b: np.concatenate([a + b, a + b], 0)),),
-        world=2,
-        tolerance=ROUNDED,
-    )
-    numbers = np.array([[0], [1]], np.int32)
-    yield written(
-        *(
-            "rank/own-rank",
-            f"a rank's number arrives as the input {RANK}",
-            "one program for each rank",
-            {"x": pair, RANK: numbers},
-        ),
-        *(lambda w, t: w.dynamic_slice(t[0], 0, w.reshape(t[1], ()), 1),),
-        *(lambda ranks: [each["x"][at : at + 1] for at, each in enumerate(ranks)],),
-        world=2,
-        proves=("own rank",),
-    )
-
-
-def _collective(opcode: str, fallback: str, pair: Array, emit: Emit, expect: Expect) -> Probe:
-    return written(
-        *(f"rank/{opcode}", f"`{opcode}` over two ranks, in the order of ranks", fallback, {"x": pair}, emit, expect),
-        world=2,
-        tolerance=ROUNDED,
-        proves=(f"opcode {opcode}",),
-    )
-
-
-def all_ranks(function: Any, ranks: Sequence[dict[str, Array]]) -> list[Array]:
-    """One result for all ranks."""
-    return [function(*(each["x"] for each in ranks))] * len(ranks)
-
-
 # Operators of graphs, which are composed of several opcodes -----------------------------------------------------------
 
 
@@ -653,6 +424,9 @@ def _operators() -> Iterator[Probe]:
     yield _operator("take-along", {"x": X, "i": places}, ops.TakeAlong(0), EXACT)
     rows = np.array([3, 0, 2], np.int32)
     yield _operator("index-add", {"x": X, "u": Y[:3], "i": rows}, ops.IndexUpdate((0,), "add"), ROUNDED)
+    twice = {"x": WIDE, "u": WIDE[::-1][:3], "i": np.array([3, 0, 3], np.int32)}
+    yield _operator("index-add-integers", twice, ops.IndexUpdate((0,), "add"), EXACT)
+    yield _operator("index-maximum-integers", twice, ops.IndexUpdate((0,), "maximum"), EXACT)
 
 
 def _operator(name: str, inputs: dict[str, Array], op: ops.Operator, tolerance: float) -> Probe:

@@ -5,27 +5,35 @@ describes the run.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from nxpipe.emulator.hlo.assumptions import (
+from nxpipe.emulator import ops
+from nxpipe.emulator.hlo.assumptions import assumptions, combined, scattered, unary
+from nxpipe.emulator.hlo.interface_assumptions import all_ranks, replaced
+from nxpipe.emulator.hlo.probe import (
+    BF16,
+    F8E4M3FN,
     FUNCTION,
     NARROW,
     ROUNDED,
     WIDE,
+    Emit,
+    Expect,
     N,
+    Probe,
     X,
     Y,
-    all_ranks,
-    assumptions,
-    replaced,
-    unary,
+    called,
+    changed,
+    emitted,
+    written,
 )
-from nxpipe.emulator.hlo.probe import BF16, F8E4M3FN, Emit, Expect, Probe, changed, written
 from nxpipe.emulator.hlo.schema import (
     ELEMENTS,
     AliasField,
@@ -38,6 +46,9 @@ from nxpipe.emulator.hlo.schema import (
 )
 from nxpipe.emulator.hlo.wire import Message
 from nxpipe.emulator.hlo.writer import HloWriter, Tensor
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.nodes import Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import Array
 
 
@@ -64,6 +75,17 @@ def _named(name: str) -> Probe:
 def _questions() -> Iterator[Probe]:
     yield from _proto_forms()
     yield from _opcodes_not_in_use()
+    yield from _arithmetic_not_in_use()
+    yield from _custom_calls()
+    yield replace(
+        _named("core/two"),
+        name="core/other-setting",
+        assumption="a program for two physical cores runs where the runtime's logical cores have one",
+        fallback="give the runtime the number that the NEFF has, as nxpipe does",
+        runtime_cores=1,
+        is_question=True,
+        proves=(),
+    )
     state = _named("alias/in-place")
     for name, kind in (("may", 1), ("undefined", 0)):
         yield changed(
@@ -127,57 +149,57 @@ def _opcodes_not_in_use() -> Iterator[Probe]:
     yield _question("rsqrt", Y, unary("rsqrt"), lambda x: 1 / np.sqrt(x))
     yield _question("sign", X, unary("sign"), np.sign)
     yield _question("log-plus-one", Y, unary("log_plus_one"), np.log1p, breaks="opcode")
-    start = np.array([2], np.int32)
-    yield written(
-        "opcode/dynamic-update-slice-variable",
-        "`dynamic-update-slice` takes a computed start",
+    yield _ask(
+        *("opcode/dynamic-update-slice-variable", "`dynamic-update-slice` takes a computed start"),
         "write by scatter, as nxpipe does",
-        {"x": X, "u": Y[:1], "start": start},
-        _update_at,
-        lambda x, u, start: replaced(x, slice(int(start[0]), int(start[0]) + 1), u),
-        is_question=True,
+        {"x": X, "u": Y[:1], "start": np.array([2], np.int32)},
+        *(_update_at, lambda x, u, start: replaced(x, slice(int(start[0]), int(start[0]) + 1), u)),
     )
-    yield written(
+
+
+_ask: Final = partial(written, is_question=True)
+
+
+def _arithmetic_not_in_use() -> Iterator[Probe]:
+    """Integers and narrow floats in places where nxpipe writes f32."""
+    yield _ask(
         *("value/integer-dot", "a product of matrices of s32 is exact", "compute it in f32"),
         *({"x": N, "z": N.reshape(8, 4)}, _integer_dot, np.matmul),
-        is_question=True,
         breaks="integer-dot",
     )
-    pair = np.stack([N, WIDE])
-    yield written(
+    yield _ask(
+        *("value/integer-scatter", "a `scatter` of s32 combines its updates by `add`, exactly"),
+        "add digits as floats, as nxpipe does",
+        {"x": WIDE, "i": np.array([[3], [0], [3]], np.int32), "u": WIDE[:3]},
+        *(partial(scattered, "add"), partial(combined, np.add)),
+        breaks="integer-scatter",
+    )
+    pair, narrow = np.stack([N, WIDE]), np.stack([X, Y * 4]).astype(BF16)
+    yield _ask(
         *("rank/all-reduce-integers", "an `all-reduce` of s32 is exact beyond 2^24", "sum in f32", {"x": pair}),
         *(lambda w, t: w.all_reduce(t[0], 2), partial(all_ranks, np.add)),
         world=2,
-        is_question=True,
         breaks="collective-type",
     )
-    narrow = np.stack([X, Y * 4]).astype(BF16)
-    yield written(
+    yield _ask(
         *("rank/all-reduce-bf16", "an `all-reduce` of bf16 rounds once", "sum in f32", {"x": narrow}),
         *(lambda w, t: w.all_reduce(t[0], 2), partial(all_ranks, lambda a, b: (a.astype(np.float32) + b).astype(BF16))),
         world=2,
-        is_question=True,
         tolerance=NARROW,
     )
-    yield written(
-        *(
-            "type/f8e4m3fn",
-            "E4M3FN, the type of checkpoints, is an input",
-            "convert weights to E4M3 or bf16 on the host",
-        ),
-        *({"x": X.astype(F8E4M3FN)}, lambda w, t: w.convert(t[0], "f32"), lambda x: x.astype(np.float32)),
-        is_question=True,
+    yield _ask(
+        *("type/f8e4m3fn", "E4M3FN, the type of checkpoints, is an input"),
+        "convert weights to E4M3 or bf16 on the host",
+        {"x": X.astype(F8E4M3FN)},
+        *(lambda w, t: w.convert(t[0], "f32"), lambda x: x.astype(np.float32)),
         breaks="fp8-e4m3fn",
     )
     denormal = np.array([1e-40, -1e-40, 1e-39, 1.0], np.float32)
-    yield written(
-        *(
-            "value/subnormal",
-            "subnormal numbers survive an addition",
-            "none is needed: nxpipe relies on zero or the number",
-        ),
-        *({"x": denormal}, lambda w, t: w.binary("maximum", t[0], t[0]), lambda x: x),
-        is_question=True,
+    yield _ask(
+        *("value/subnormal", "subnormal numbers survive an addition"),
+        "none is needed: nxpipe relies on zero or the number",
+        {"x": denormal},
+        *(lambda w, t: w.binary("maximum", t[0], t[0]), lambda x: x),
     )
 
 
@@ -197,6 +219,59 @@ def _update_at(w: HloWriter, t: Sequence[Tensor]) -> Tensor:
 
 def _integer_dot(w: HloWriter, t: Sequence[Tensor]) -> Tensor:
     return w.dot(t[0], t[1], ((), ()), (1, 0), "i32")
+
+
+# Custom calls ---------------------------------------------------------------------------------------------------------
+
+
+def _custom_calls() -> Iterator[Probe]:
+    """Those that would replace a composition, each with the composition as its twin."""
+    elementwise = (("erf", "Erf"), ("gelu", "Gelu"), ("gelu_tanh", "GeluApprxTanh"), ("silu", "Silu"))
+    for function, name in elementwise:
+        yield _call(function.replace("_", "-"), f"AwsNeuron{name}", "", {"x": X}, ops.Unary(function))
+    yield _call("softmax", "AwsNeuronSoftmax", "1", {"x": X}, ops.Softmax(1, False))
+    yield _call("rms-norm", "AwsNeuronRmsNorm", "1", {"x": X, "w": Y[0]}, ops.RmsNorm(1, 1e-6), scalars=(1e-6,))
+    yield _call_of(
+        *("arg-max", "AwsNeuronArgMax", "1", {"x": Y}),
+        lambda b, x: b.add(ops.Cast(DType.UINT32), b.add(ops.ArgReduce("argmax", 1, False), x)),
+    )
+    yield _top_k("top-k", 3, Y, "the largest of each row come in their order, with positions of u32")
+    wide = (np.arange(256) * 7 % 256).astype(np.float32)[np.newaxis]
+    yield _top_k("top-k-wide", 64, wide, "64 of 256 numbers are found")
+    odd = "pad the rows with the least value to a multiple of 8"
+    yield _top_k("top-k-odd-row", 3, Y[:, :7].copy(), "rows of 7 numbers are taken", fallback=odd, breaks="topk-row")
+    yield _call("unlisted", "NxpipeUnlisted", "", {"x": X}, ops.Unary("abs"), breaks="custom-call")
+
+
+def _top_k(name: str, count: int, x: Array, what: str, **others: Any) -> Probe:
+    def build(b: GraphBuilder, x: Value) -> list[Value]:
+        order = b.add(ops.ArgSort(1, True), x)
+        first = b.add(ops.Slice((0, 0), (x.type.shape[0], count), (1, 1)), order)
+        return [b.add(ops.TakeAlong(1), x, first), b.add(ops.Cast(DType.UINT32), first)]
+
+    outputs = {"outputs": ("values", "positions")}
+    return _call_of(name, "AwsNeuronTopK", str(count), {"x": x}, build, twin=outputs, what=f": {what}", **others)
+
+
+def _call(name: str, target: str, config: str, inputs: dict[str, Array], op: ops.Operator, **others: Any) -> Probe:
+    return _call_of(name, target, config, inputs, lambda b, *values: b.add(op, *values), **others)
+
+
+def _call_of(
+    name: str,
+    target: str,
+    config: str,
+    inputs: dict[str, Array],
+    build: Callable[..., Value | Sequence[Value]],
+    *,
+    twin: Mapping[str, Any] | None = None,
+    what: str = "",
+    fallback: str = "none is needed: nxpipe composes it",
+    **others: Any,
+) -> Probe:
+    composed = emitted(name, "", "", inputs, build, tolerance=FUNCTION, **(twin or {}))
+    assumption = f"the compiler has the custom call `{target}`{what}"
+    return called(composed, f"call/{name}", assumption, fallback, target, config, **others)
 
 
 # Changes of a proto ---------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ there is no partition id.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
@@ -38,7 +39,8 @@ from nxpipe.emulator.ops.movement import (
     Transpose,
 )
 
-_OF_TRUTH: Final = {"add": "or", "maximum": "or", "multiply": "and", "minimum": "and"}
+_OF_TRUTH: Final = {"add": "maximum", "maximum": "maximum", "multiply": "minimum", "minimum": "minimum"}
+_EXACT: Final = 24  # bits of an integer that float32 holds
 
 
 def reshape(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:
@@ -170,28 +172,100 @@ def scatter_along(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tenso
     assert isinstance(op, ScatterAlong)
     places = _flat_places(w, x.shape, indices, op.axis)
     flat = w.reshape(x, (elements_of(x.shape),))
-    return w.reshape(_updated(w, node, flat, places, update, (0,), 0, op.combine), x.shape)
+    return w.reshape(_updated(node, _Target(w, places, (0,), 0), flat, update, op.combine), x.shape)
 
 
-def _updated(
-    w: HloWriter,
-    node: Node,
-    x: Tensor,
-    places: Tensor,
-    update: Tensor,
-    axes: Sequence[int],
-    position: int,
-    combine: str,
-) -> Tensor:
-    """A scatter. Combined floats are summed in float32 and rounded once."""
+@dataclass(frozen=True)
+class _Target:
+    """The elements that indices name, and what reads or changes them there."""
+
+    w: HloWriter
+    indices: Tensor
+    axes: Sequence[int]
+    position: int
+
+    @property
+    def most_updates(self) -> int:
+        """Of one element."""
+        return elements_of(self.indices.shape[:-1])
+
+    def gathered(self, x: Tensor) -> Tensor:
+        return self.w.gather(x, self.indices, self.axes, self.position)
+
+    def scattered(self, x: Tensor, update: Tensor, opcode: str = "") -> Tensor:
+        return self.w.scatter(x, self.indices, update, self.axes, self.position, opcode)
+
+
+def _updated(node: Node, target: _Target, x: Tensor, update: Tensor, combine: str) -> Tensor:
+    """A scatter. Combined floats are summed in float32 and rounded once. The compiler combines neither integers nor
+    truth values (NCC_EVRF016): parts of them that float32 holds exactly are combined instead. A product of integers has
+    no such parts."""
+    w = target.w
     if not combine:
-        return w.scatter(x, places, update, axes, position)
-    if x.element == "i1":
-        return w.scatter(x, places, update, axes, position, _OF_TRUTH[combine])
-    if not x.is_float:
-        return w.scatter(x, places, update, axes, position, combine)
-    wide = w.scatter(as_float32(w, x), places, as_float32(w, update), axes, position, combine)
-    return settled(w, wide, node.result.type.dtype)
+        return target.scattered(x, update)
+    if x.is_float or x.element == "i1":
+        opcode = combine if x.is_float else _OF_TRUTH[combine]
+        wide = target.scattered(as_float32(w, x), as_float32(w, update), opcode)
+        return settled(w, wide, node.result.type.dtype) if x.is_float else truth(w, wide)
+    if combine == "multiply":
+        return target.scattered(x, update, combine)
+    combined = _sum_of_digits if combine == "add" else _extreme_of_halves
+    return _from_bits(w, combined(target, _bits(w, x, combine), _bits(w, update, combine)), x.element, combine)
+
+
+def _bits(w: HloWriter, x: Tensor, combine: str) -> Tensor:
+    """Integers as ui32. For an extreme, their order is that of unsigned numbers, and the extreme is the largest."""
+    wide = x if x.element == "ui32" else w.bitcast(w.convert(x, "i32"), x.shape, "ui32")
+    mask = _order_mask(x.element, combine)
+    return w.binary("xor", wide, mask) if mask else wide
+
+
+def _from_bits(w: HloWriter, bits: Tensor, element: str, combine: str) -> Tensor:
+    mask = _order_mask(element, combine)
+    wide = w.binary("xor", bits, mask) if mask else bits
+    return wide if element == "ui32" else w.convert(w.bitcast(wide, wide.shape, "i32"), element)
+
+
+def _order_mask(element: str, combine: str) -> int:
+    sign = 0x80000000 if element != "ui32" and combine != "add" else 0
+    return sign ^ (0xFFFFFFFF if combine == "minimum" else 0)
+
+
+def _part(w: HloWriter, bits: Tensor, start: int, length: int) -> Tensor:
+    """Some bits of ui32 as float32."""
+    shifted = w.binary("shift_right_logical", bits, start) if start else bits
+    return as_float32(w, w.binary("and", shifted, (1 << length) - 1))
+
+
+def _shifted(w: HloWriter, part: Tensor, start: int) -> Tensor:
+    """Whole numbers of float32 at the place of such bits."""
+    number = w.convert(part, "i32")
+    placed = w.binary("multiply", number, _word(1 << start)) if start else number
+    return w.bitcast(placed, part.shape, "ui32")
+
+
+def _sum_of_digits(target: _Target, x: Tensor, update: Tensor) -> Tensor:
+    """The digits are so short that no sum of them exceeds what float32 holds."""
+    w = target.w
+    length = _EXACT - target.most_updates.bit_length()
+    if length < 1:
+        return target.scattered(x, update, "add")
+    zero = w.filled(0, x.shape, "f32")
+    for start in range(0, 32, length):
+        total = target.scattered(zero, _part(w, update, start, min(length, 32 - start)), "add")
+        x = w.binary("add", x, _shifted(w, total, start))
+    return x
+
+
+def _extreme_of_halves(target: _Target, x: Tensor, update: Tensor) -> Tensor:
+    """The upper halves decide, and the lower ones among those with the largest upper half; the others count as 0."""
+    w = target.w
+    upper, upper_update = (_part(w, each, 16, 16) for each in (x, update))
+    largest = target.scattered(upper, upper_update, "maximum")
+    lower = w.select(w.compare("EQ", upper, largest), _part(w, x, 0, 16), 0.0)
+    is_largest = w.compare("EQ", upper_update, target.gathered(largest))
+    rest = target.scattered(lower, w.select(is_largest, _part(w, update, 0, 16), 0.0), "maximum")
+    return w.binary("or", _shifted(w, largest, 16), _shifted(w, rest, 0))
 
 
 def _places(w: HloWriter, x: Tensor, axes: Sequence[int], indices: Sequence[Tensor]) -> Tensor:
@@ -222,8 +296,8 @@ def index_update(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor
     assert isinstance(op, IndexUpdate)
     first, _, *index_values = node.operands
     hole = op.addressed_shape(op, first.type, tuple(value.type for value in index_values))
-    places, position = _places(w, x, op.axes, indices), _position(op.axes)
-    return _updated(w, node, x, places, w.expanded(update, hole), op.axes, position, op.combine)
+    target = _Target(w, _places(w, x, op.axes, indices), op.axes, _position(op.axes))
+    return _updated(node, target, x, w.expanded(update, hole), op.combine)
 
 
 def resample(w: HloWriter, node: Node, operands: Sequence[Tensor]) -> Tensor:

@@ -14,10 +14,11 @@ import numpy as np
 
 from nxpipe.emulator.executable.interface import RANK, Argument, Interface, Result, stored
 from nxpipe.emulator.hlo.canonical import canonical
+from nxpipe.emulator.hlo.constraints import TARGETS, CheckedModule, HloLimits
 from nxpipe.emulator.hlo.module import argument_tensor, module_of, text_of
 from nxpipe.emulator.hlo.schema import HloModule
 from nxpipe.emulator.hlo.wire import Message
-from nxpipe.emulator.hlo.writer import HloWriter, Tensor
+from nxpipe.emulator.hlo.writer import ELEMENTS, HloWriter, Tensor
 from nxpipe.emulator.hlo.xla import proto_of
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.nodes import Value
@@ -33,6 +34,7 @@ Expect: TypeAlias = Callable[..., Any]  # the outputs, from the inputs
 # Every probe needs these: the simplest module, its f32 tensors, its opcode. They have one probe.
 BASE: Final = ("base", "opcode add", "type f32")
 NAMES: Final = ("names of inputs", "names of outputs")
+LOGICAL_CORE: Final = "logical core of two"
 _IN_EVERY_MODULE: Final = frozenset(["parameter", "tuple", "get-tuple-element"])
 _DTYPES: Final = {dtype.stored: dtype for dtype in reversed(DType) if dtype is not DType.TFLOAT32}
 
@@ -43,6 +45,9 @@ class Probe:
 
     A *question* is about a form that nxpipe does not write: its failure breaks no assumption, its success permits the
     form. `breaks` is the rule of `constraints` that a question's module breaks on purpose.
+
+    `physical_cores` are those of the logical core that it is compiled for (LNC); the runtime's logical cores have
+    `runtime_cores`, the same number unless it is set.
     """
 
     name: str
@@ -58,6 +63,9 @@ class Probe:
     keeps_names: bool = False  # whether it agrees only if the NEFF has the module's names
     is_question: bool = False
     breaks: str = ""
+    physical_cores: int = 1
+    runtime_cores: int | None = None
+    twin: bytes = b""  # a module of plain opcodes that computes the same, for a machine without the custom call
 
     @property
     def world(self) -> int:
@@ -72,14 +80,17 @@ class Probe:
     @cached_property
     def features(self) -> frozenset[str]:
         """What the module uses, each a possible cause of a failure: opcodes, types, and forms of the interface."""
-        instructions = [each for part in HloModule.read(self.module).computations for each in part.instructions]
+        checked = CheckedModule(HloModule.read(self.module), TARGETS[0], HloLimits())
+        instructions = [each for _, each in checked.each()]
         found = {f"opcode {each.opcode}" for each in instructions if each.opcode not in _IN_EVERY_MODULE}
         found |= {f"type {shape.element_type}" for each in instructions for shape in each.shape.arrays()}
+        found |= {f"scatter {checked.combiner(each)}" for _, each in checked.each("scatter")} - {"scatter parameter"}
         forms = {
             "aliases": bool(self.aliases),
             "ranks": self.world > 1,
             "own rank": any(each.name == RANK for each in self.interface.arguments),
             "outputs": len(self.interface.results) > 1,
+            LOGICAL_CORE: self.physical_cores > 1,
             **dict.fromkeys(NAMES, self.keeps_names),
         }
         return frozenset({*BASE, *found, *self.proves, *(name for name, used in forms.items() if used)})
@@ -150,21 +161,47 @@ def emitted(
     assumption: str,
     fallback: str,
     inputs: Mapping[str, Any],
-    build: Callable[..., Value],
+    build: Callable[..., Value | Sequence[Value]],
+    *,
+    outputs: Sequence[str] = ("y",),
     **others: Any,
 ) -> Probe:
-    """A probe of operators as graphs emit them; `fast` computes the expected output `y`."""
+    """A probe of operators as graphs emit them; `fast` computes the expected outputs."""
     builder, arrays = GraphBuilder(), {key: np.asarray(value) for key, value in inputs.items()}
     values = [builder.input(key, _type(array)) for key, array in arrays.items()]
-    builder.output("y", build(builder, *values))
+    for output, value in zip(outputs, _list(build(builder, *values)), strict=True):
+        builder.output(output, value)
     graph = builder.build()
     held = {key: array.astype(_type(array).dtype.held) for key, array in arrays.items()}
-    dtype = graph.outputs["y"].type.dtype
-    expected = stored(execute(graph, {}, held)["y"], dtype)
+    computed = execute(graph, {}, held)
+    expected = {key: stored(computed[key], value.type.dtype) for key, value in graph.outputs.items()}
     module = module_of(graph)
-    proto = canonical(proto_of(module.text), output_names=["y"])
+    proto = canonical(proto_of(module.text), output_names=outputs)
     given = {each.name: stored(held[each.name], each.type.dtype) for each in module.interface.arguments}
-    return Probe(name, assumption, fallback, proto, module.interface, (given,), ({"y": expected},), **others)
+    return Probe(name, assumption, fallback, proto, module.interface, (given,), (expected,), **others)
+
+
+def called(
+    probe: Probe,
+    name: str,
+    assumption: str,
+    fallback: str,
+    target: str,
+    config: str = "",
+    *,
+    scalars: Sequence[float] = (),
+    **others: Any,
+) -> Probe:
+    """A question about a custom call, which computes what the probe's module does: that is its twin. `scalars` are
+    further operands of the call, in float32."""
+    writer, arguments, results = HloWriter(), probe.interface.arguments, probe.interface.results
+    operands = [argument_tensor(number, each.type) for number, each in enumerate(arguments)]
+    operands += [writer.scalar(number, "f32") for number in scalars]
+    types = [(each.type.shape, ELEMENTS[each.type.dtype]) for each in results]
+    tensors = writer.custom_call(target, operands, types, config)
+    module = canonical(proto_of(text_of(arguments, writer, tensors)), output_names=[each.name for each in results])
+    fields = {"is_question": True, "proves": (), "module": module, "twin": probe.module, **others}
+    return replace(probe, name=name, assumption=assumption, fallback=fallback, **fields)
 
 
 def changed(
@@ -194,3 +231,11 @@ BF16: Final = np.dtype(ml_dtypes.bfloat16)
 F8E5M2: Final = np.dtype(ml_dtypes.float8_e5m2)
 F8E4M3: Final = np.dtype(ml_dtypes.float8_e4m3)
 F8E4M3FN: Final = np.dtype(ml_dtypes.float8_e4m3fn)
+
+EXACT, ROUNDED, FUNCTION, NARROW = 0.0, 1e-6, 2e-3, 1e-2  # tolerances: of bits, of a sum, of a table, of bfloat16
+NO_OTHER: Final = "none; models that need it stay on the emulator's back end"
+
+X: Final = ((np.arange(32) - 15.5) / 8).astype(np.float32).reshape(4, 8)  # both signs, no zero
+Y: Final = ((np.arange(32) * 7 % 32 + 1) / 16).astype(np.float32).reshape(4, 8)  # positive
+N: Final = (np.arange(32) * 5 % 23 - 9).astype(np.int32).reshape(4, 8)
+WIDE: Final = (np.arange(32) * 66_000_001 + 16_777_217).astype(np.int32).reshape(4, 8)  # odd, above 2^24

@@ -1,4 +1,4 @@
-"""The text of one StableHLO function: a method for each opcode that emissions use, and no other opcode.
+"""The text of one StableHLO function: a method for each opcode that emissions use, and `custom_call` for probes.
 
 The methods are the opcodes that producers known to compile with neuronx-cc emit (docs/reference/hlo.md). Each computes
 its result's type, so that the text has explicit types everywhere. Element types are those of MLIR: `i32` is signed,
@@ -366,6 +366,23 @@ class HloWriter:
         shape = (*x.shape[:axis], x.shape[axis] // degree, *x.shape[axis + 1 :])
         attributes = f"scatter_dimension = {axis} : i64, {_groups(degree)}"
         return self._generic("reduce_scatter", attributes, (x,), shape, _region("add", x.element))
+
+    # Custom calls, which probes ask about and no emission writes
+
+    def custom_call(
+        self, target: str, operands: Sequence[Tensor], results: Sequence[tuple[Shape, str]], config: str
+    ) -> list[Tensor]:
+        """The results of a call to what the compiler has under a name, by their types."""
+        names = ", ".join(operand.name for operand in operands)
+        taken = ", ".join(operand.type for operand in operands)
+        given = ", ".join(type_text(*result) for result in results)
+        number = f"%{self._count}"
+        count = f":{len(results)}" if len(results) > 1 else ""
+        self._count += 1
+        call = f'stablehlo.custom_call @{target}({names}) {{backend_config = "{config}"}}'
+        self._lines.append(f"    {number}{count} = {call} : ({taken}) -> ({given})\n")
+        parts = [f"{number}#{at}" for at in range(len(results))] if count else [number]
+        return [Tensor(part, *result) for part, result in zip(parts, results, strict=True)]
 
 
 def _literal(bits: bytes, element: str) -> str:

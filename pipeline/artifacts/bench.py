@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store.evidence import Timing
     from nxpipe.artifact_store.manifest import Manifest
 
+_NS_OF_MS: Final = 1e6
 _ROUNDING: Final = 1e-9  # relative rounding of stored times
 
 # `alone`: no baseline; `new`: the baseline has no such program; `unknown`: one of the two has no predicted time.
@@ -30,6 +31,11 @@ class PredictedTime:
     degree: int
     ns: float | None
     measured: "Timing | None" = None
+
+    @property
+    def ratio(self) -> float | None:
+        """The measured p50 as a multiple of the prediction."""
+        return self.measured.p50_ms * _NS_OF_MS / self.ns if self.measured and self.ns else None
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,7 @@ class BenchLine:
         now, before = (program.measured if program else None for program in (self.program, self.before))
         return {
             "measured": now.model_dump() if now else None,
+            "measured_ratio": self.program.ratio,
             "measured_before": before.model_dump() if before else None,
         }
 

@@ -10,13 +10,13 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from nxpipe.artifact_store import Published, Store
-from nxpipe.artifact_store.builds import StepResult, keep_step_result, observed, record_observation, step_result
+from nxpipe.artifact_store.builds import StepResult, keep_step_result, record_observation, step_result
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Incomplete
@@ -111,7 +111,6 @@ def _log_progress(log: Callable[[str], None], title: str, total: int) -> Iterato
     yield sent
 
 
-_Find: TypeAlias = Callable[[Store, str], StepResult | None]
 _Keep: TypeAlias = Callable[[Store, str, Mapping[str, Blob], dict[str, object]], StepResult]
 
 
@@ -138,7 +137,7 @@ class CellBuilder:
 
     def make(self, request: BuildSpec, shape: Shape) -> bool:
         """Build a cell; False if every step was a cache hit."""
-        backend = _backend_of(request.backend)
+        backend = _backend_of(request.backend, partial(hold_lease, self._store, log=self._log))
         run_frontend: Callable[[], Any] = cache(partial(backend.frontend, request, shape, self._step))
 
         def program() -> BackendOutput:
@@ -156,7 +155,7 @@ class CellBuilder:
             def evidence(kind: str = kind) -> BackendOutput:
                 return collector().collect(kind, self._thresholds)
 
-            built = self._build_step(key, evidence, observed, record_observation) or built
+            built = self._build_step(key, evidence, record_observation) or built
             self._require_thresholds(request, shape, key)
         return built
 
@@ -171,22 +170,20 @@ class CellBuilder:
                 self.make(request, shape)
             return publish(request, tensors, self._store, self._step, watch, self._thresholds)
 
-    def _build_step(
-        self, key: str, build: Callable[[], BackendOutput], find: _Find = step_result, keep: _Keep = keep_step_result
-    ) -> bool:
+    def _build_step(self, key: str, build: Callable[[], BackendOutput], keep: _Keep = keep_step_result) -> bool:
         if self._force:
             self._commit(key, build, keep)
             return True
-        if self._is_cached(key, find):
+        if self._is_cached(key):
             return False
         with hold_lease(self._store, key, self._log):
-            if self._is_cached(key, find):
+            if self._is_cached(key):
                 return False
             self._commit(key, build, keep)
             return True
 
-    def _is_cached(self, key: str, find: _Find) -> bool:
-        if find(self._store, key) is not None:
+    def _is_cached(self, key: str) -> bool:
+        if step_result(self._store, key) is not None:
             return True
         raise_known_failure(self._store, key, self._thresholds)
         return False
@@ -198,7 +195,7 @@ class CellBuilder:
 
     def _require_thresholds(self, request: BuildSpec, shape: Shape, key: str) -> None:
         """Raise VerificationFailed for committed evidence that is beyond today's thresholds."""
-        result = observed(self._store, key)
+        result = step_result(self._store, key)
         if result is not None:
             require_within(request.source.id, [compared(shape, result)], self._thresholds)
 
@@ -268,7 +265,7 @@ def _evidence(
 def _program(request: BuildSpec, shape: Shape, store: Store) -> _Program:
     program_key, *evidence_keys = request.cell_keys(shape)
     result = step_result(store, program_key)
-    found = ((kind, observed(store, key)) for kind, key in zip(request.evidence_kinds, evidence_keys, strict=True))
+    found = ((kind, step_result(store, key)) for kind, key in zip(request.evidence_kinds, evidence_keys, strict=True))
     evidence = {kind: document for kind, document in found if document is not None}
     if result is None or len(evidence) < len(request.evidence_kinds):
         raise Incomplete(
@@ -335,11 +332,11 @@ class InlineExecutor:
         """Nothing to stop: jobs run only inside `events`."""
 
 
-def _backend_of(name: str) -> Backend:
+def _backend_of(name: str, hold: Callable[[str], AbstractContextManager[None]]) -> Backend:
     if name == "neuronx":
         from nxpipe.pipeline.compile.neuronx.backend import NeuronxBackend
 
-        return NeuronxBackend()
+        return NeuronxBackend(hold)
     from nxpipe.pipeline.compile.frontend import EmulatorBackend
 
     return EmulatorBackend()

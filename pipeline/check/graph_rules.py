@@ -11,7 +11,6 @@ from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import (
-    ArgSort,
     Binary,
     Broadcast,
     Cast,
@@ -23,7 +22,6 @@ from nxpipe.emulator.ops import (
     Iota,
     LayerNorm,
     Operator,
-    Pool,
     Reshape,
     RmsNorm,
     ScatterAlong,
@@ -37,15 +35,12 @@ from nxpipe.pipeline.compile.findings import (
     FP8_KIND,
     FP8_RANGE,
     FP16_OVERFLOW,
-    INTEGER_ORDER,
     LARGE_TENSOR,
     NARROW_COUNT,
     NARROW_SENSITIVE,
     OPERAND_TYPE,
     POSITIONS,
-    WINDOW,
     Finding,
-    Rule,
 )
 
 
@@ -111,27 +106,14 @@ def _narrow_floats(graph: Graph, target: str) -> Iterator[Finding]:
 
 
 def _refused_nodes(graph: Graph) -> Iterator[Finding]:
+    """Products of integers at computed places. Other operators whose opcode the compiler refuses, such as orders of
+    integers and dilated windows, are composed of other opcodes (docs/reference/hlo.md)."""
     for node, times in nodes_with_counts(graph):
-        for rule, message, advice in _refusals(node):
-            yield Finding.at(rule, message, advice, node.origin, times)
-
-
-def _refusals(node: Node) -> Iterator[tuple[Rule, str, str]]:
-    kind = node.operands[0].type.dtype if node.operands else DType.FLOAT32
-    if isinstance(node.op, IndexUpdate | ScatterAlong) and node.op.combine and not kind.is_float:
-        yield OPERAND_TYPE, f"{node.op.label} that combines {kind} (NCC_EVRF016)", "combine in fp32 and cast the result"
-    if isinstance(node.op, ArgSort) and not kind.is_float:
-        yield (
-            INTEGER_ORDER,
-            f"{node.op.label} on {kind}: neuronx-cc refuses a top-k on integers (NCC_EVRF013)",
-            "sort the keys as fp32, which is exact below 2**24",
-        )
-    if isinstance(node.op, Pool) and max(node.op.dilation) > 1:
-        yield (
-            WINDOW,
-            f"{node.op.label} over windows with dilation {max(node.op.dilation)} (NCC_EVRF018)",
-            "take every n-th element with a strided slice first, or pool without dilation",
-        )
+        if isinstance(node.op, IndexUpdate | ScatterAlong) and node.op.combine == "multiply":
+            kind = node.operands[0].type.dtype
+            if kind.is_integer:
+                message = f"{node.op.label} that multiplies {kind} (NCC_EVRF016)"
+                yield Finding.at(OPERAND_TYPE, message, "multiply in fp32 and cast back", node.origin, times)
 
 
 _FP16_MAX = 65504

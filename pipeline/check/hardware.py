@@ -23,6 +23,7 @@ from nxpipe.emulator.hlo.corpus import matching
 from nxpipe.emulator.hlo.probe import NAMES, Arrays, Probe
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.run.devices import resolved
+from nxpipe.emulator.run.devices.environment import RankPlacement, free_address
 from nxpipe.emulator.run.devices.protocol import DeviceTensor, plain
 from nxpipe.emulator.run.devices.ranks import Rank, run_ranks
 from nxpipe.emulator.run.status import InvalidLoad, RuntimeFault
@@ -42,6 +43,7 @@ from nxpipe.pipeline.compile.neuronx.compiler import (
     compiler_release,
     read_compiled,
 )
+from nxpipe.pipeline.compile.neuronx.toolchain import Compilation
 from nxpipe.pipeline.util.errors import BuildRefused, InputInvalid, MissingSoftware, NotReady, PipelineError
 from nxpipe.pipeline.util.process import available_memory
 from nxpipe.pipeline.util.text import plain as plain_text
@@ -138,6 +140,18 @@ def chosen_probes(pattern: str) -> list[Probe]:
     return probes
 
 
+def for_target(probes: Sequence[Probe], target: str) -> list[Probe]:
+    """The probes that a target can compile: not each has logical cores of two physical ones. InputInvalid if none is
+    left."""
+    physical = Compilation(target).logical_cores
+    found = [probe for probe in probes if probe.physical_cores <= physical]
+    if not found:
+        raise InputInvalid(
+            f"{target} has no logical cores of two physical ones, which all chosen probes need; choose trn2 or trn3"
+        )
+    return found
+
+
 # Trials ---------------------------------------------------------------------------------------------------------------
 
 
@@ -217,14 +231,19 @@ def _digest(probe: Probe) -> str:
 
 
 def compile_probe(probe: Probe, target: str) -> bytes:
-    """The NEFF by neuronx-cc, with types as they are declared and one physical core."""
-    flags = ("--target", target, "--model-type", "generic", "--auto-cast", "none", "--lnc", "1", "--optlevel", "1")
+    """The NEFF by neuronx-cc, with types as they are declared."""
+    cores = str(probe.physical_cores)
+    flags = ("--target", target, "--model-type", "generic", "--auto-cast", "none", "--lnc", cores, "--optlevel", "1")
     return compile_module(probe.name, probe.module, flags, ProcessLimits(_COMPILE_SECONDS, available_memory()))
 
 
 def _require_interface(probe: Probe, neff: bytes) -> str:
-    """Refuse a NEFF with other tensors than the module's; the sentence about lost names if the probe is about them."""
+    """Refuse a NEFF for other cores than requested, or with other tensors than the module's; the sentence about lost
+    names if the probe is about them."""
     found = read_compiled(probe.name, neff)
+    if (cores := found.physical_cores) != probe.physical_cores:
+        requested = f"{probe.physical_cores} were requested"
+        raise BuildRefused(f"{probe.name}: the NEFF is for {cores} physical cores of a logical one, and {requested}")
     outputs = {
         each.name: stored.nbytes
         for each, stored in zip(probe.interface.results, probe.outputs[0].values(), strict=True)
@@ -267,7 +286,11 @@ class DeviceRun:
             path = Path(folder) / _NEFF
             path.write_bytes(neff)
             job = job_of(probe, path)
-            results = self.launch(f"{__name__}:run_program", job, world=probe.world, limit=self.limit)
+            cores = probe.runtime_cores or probe.physical_cores
+            placement = RankPlacement(probe.world, free_address(), physical_cores=cores)
+            results = self.launch(
+                f"{__name__}:run_program", job, world=probe.world, limit=self.limit, placement=placement
+            )
         return [_arrays(probe, rank, result) for rank, result in enumerate(results)]
 
 

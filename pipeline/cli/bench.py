@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -9,9 +11,15 @@ import click
 
 from nxpipe.artifact_store.errors import ChannelEmpty, NotFound
 from nxpipe.artifact_store.names import SHOWN
-from nxpipe.pipeline.artifacts.store_url import open_configured_store
+from nxpipe.pipeline.artifacts.store_url import open_configured_store, open_uncached_store
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.options import config_option, store_option
+from nxpipe.pipeline.cli.options import (
+    config_option,
+    device_option,
+    limit_option,
+    require_device_for_limit,
+    store_option,
+)
 from nxpipe.pipeline.cli.param_types import Percentage
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.config import load_config
@@ -22,6 +30,7 @@ from nxpipe.pipeline.util.text import style, table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.evidence import Timing
     from nxpipe.artifact_store.manifest import Manifest
     from nxpipe.pipeline.artifacts.bench import BenchLine
     from nxpipe.pipeline.artifacts.calibration import Calibration
@@ -29,7 +38,7 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.models.spec import ModelSpec
 
 _COLUMNS: Final = ("artifact", "program", "tp", "predicted", "before", "change")
-_MEASURED: Final = ("p50", "p99", "p50 before")
+_MEASURED: Final = ("p50", "p99", "p50/predicted", "clock", "p50 before")
 
 
 @click.command(cls=Command)
@@ -55,6 +64,8 @@ _MEASURED: Final = ("p50", "p99", "p50 before")
     help="Show the predictions times the factors in a file of `nxpipe calibrate`, beside the predictions.",
 )
 @click.option("--measured", is_flag=True, help="Show the times in the device evidence beside the predictions.")
+@device_option
+@limit_option
 @store_option
 @config_option
 @click.pass_context
@@ -67,6 +78,8 @@ def bench(
     threshold: float,
     calibration_path: Path | None,
     measured: bool,
+    device: str | None,
+    limit: float,
     store: str | None,
     config_path: Path,
 ) -> None:
@@ -75,9 +88,10 @@ def bench(
     MODEL is the name of a model in nxpipe.toml, whose artifacts must be built, or an artifact (MODEL@KEY or a key);
     default: every model of nxpipe.toml. A program is compared with the baseline's program of the same phase, batch,
     bucket and degree for the same model and target. Predictions are sums of the documented costs of instructions;
-    nothing is run. --measured adds p50 and p99 on devices, as `nxpipe prove` found them; they decide nothing. Exits
-    with code 16 if a prediction is slower than the baseline by more than the threshold. An unknown
-    channel is an error, unless a fleet, [channels] or [signing] of nxpipe.toml names it, or --allow-empty is given.
+    they run nothing. --measured adds p50 and p99 on devices, as `nxpipe prove` found them; --device measures them now,
+    on this machine's devices, and neither verifies nor stores anything. They decide nothing. Exits with code 16 if a
+    prediction is slower than the baseline by more than the threshold. An unknown channel is an error, unless a fleet,
+    [channels] or [signing] of nxpipe.toml names it, or --allow-empty is given.
 
     --calibration adds the predictions times the factors of their phases in a file of `nxpipe calibrate`, which must be
     of the artifacts' target and compiler; the raw predictions are compared.
@@ -88,25 +102,35 @@ def bench(
       nxpipe bench bert --against production --threshold 2%
       nxpipe bench bert --calibration inf2.calibration.json
       nxpipe bench bert --measured
+      nxpipe bench bert --device
       nxpipe bench bert-base-uncased@4e9ce0 --against bert-base-uncased@a41f07
     """
     from nxpipe.pipeline.artifacts.bench import bench as compare
 
     console: Console = ctx.obj
-    opened = open_configured_store(store, config_path, console)
+    if measured and device is not None:
+        raise click.UsageError("--measured and --device cannot be combined: one shows stored times, one new ones", ctx)
+    require_device_for_limit(ctx, device)
+    opened = (open_uncached_store if device else open_configured_store)(store, config_path, console)
     artifacts = list(_artifacts(models, opened, config_path))
     calibrated = _calibration(calibration_path, artifacts, opened, console)
     baseline = _baseline(against, opened, config_path, allow_empty) if against is not None else None
+    new = (
+        {artifact.digest: _measure(artifact, opened, device, limit, console) for artifact in artifacts}
+        if device
+        else {}
+    )
+    shown = measured or device is not None
     lines = [
-        line
+        replace(line, program=replace(line.program, measured=new[artifact.digest][line.program.name])) if new else line
         for artifact in artifacts
-        for line in compare(artifact, baseline.beside(artifact) if baseline else None, opened, measured=measured)
+        for line in compare(artifact, baseline.beside(artifact) if baseline else None, opened, measured=shown)
     ]
     if console.json:
-        console.data([line.document(threshold, measured=measured) | _corrected(line, calibrated) for line in lines])
+        console.data([line.document(threshold, measured=shown) | _corrected(line, calibrated) for line in lines])
     elif lines:
-        columns = (*_COLUMNS, *_MEASURED) if measured else _COLUMNS
-        rows = [(*_cells(line, threshold), *(_measured(line) if measured else ())) for line in lines]
+        columns = (*_COLUMNS, *_MEASURED) if shown else _COLUMNS
+        rows = [(*_cells(line, threshold), *(_measured(line) if shown else ())) for line in lines]
         if calibrated:
             columns = (*columns, "calibrated (rehearsal)" if calibrated.rehearsal else "calibrated")
             times = [_milliseconds(calibrated.calibrated_ns(line.program)) for line in lines]
@@ -120,6 +144,14 @@ def bench(
     if slower:
         console.complain(_sentence(slower, threshold))
         ctx.exit(REGRESSION.number)
+
+
+def _measure(artifact: "Manifest", store: "Store", device: str, limit: float, console: Console) -> "dict[str, Timing]":
+    """The times of an artifact's programs on this machine's devices."""
+    from nxpipe.pipeline.util.progress import watching
+    from nxpipe.pipeline.verify.prove import ProveOptions, measure
+
+    return measure(artifact, store, ProveOptions(device, limit=limit), console.step, partial(watching, console))
 
 
 def _baseline(name: str, store: "Store", config_path: Path, allow_empty: bool) -> "Match":
@@ -185,8 +217,14 @@ def _change(line: "BenchLine", threshold: float) -> str:
 
 def _measured(line: "BenchLine") -> Iterator[str]:
     now, before = line.program.measured, line.before.measured if line.before else None
-    for figure in (now and now.p50_ms, now and now.p99_ms, before and before.p50_ms):
-        yield "-" if figure is None else f"{figure:.3f} ms"
+    ratio = line.program.ratio
+    yield from (_measured_time(now.p50_ms if now else None), _measured_time(now.p99_ms if now else None))
+    yield from ("-" if ratio is None else f"{ratio:.3g}", now.clock if now else "-")
+    yield _measured_time(before.p50_ms if before else None)
+
+
+def _measured_time(ms: float | None) -> str:
+    return "-" if ms is None else f"{ms:.3f} ms"
 
 
 def _calibration(

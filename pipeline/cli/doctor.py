@@ -205,10 +205,11 @@ def _probe(console: Console, only: str, targets: str | None, path: Path | None, 
     report = HardwareReport(found, hardware.missing_opcodes())
     if path is not None and path.exists():
         report.resume(path)
-    for target in chosen:
+    by_target = {target: hardware.for_target(probes, target) for target in chosen}
+    for target, own in by_target.items():
         run = hardware.DeviceRun() if found.devices and target == hardware.native_target(found) else None
-        _try_all(console, report, probes, target, run, path, force=force)
-    return _summarise(console, report, probes, chosen)
+        _try_all(console, report, own, target, run, path, force=force)
+    return _summarise(console, report, by_target)
 
 
 _DEFAULT_TARGET: Final = "inf2"  # where the machine has no device
@@ -254,17 +255,18 @@ def _outcome(probe: "Probe", trial: "Trial") -> str:
     return f"{words}{f', {plain(trial.message)}' if trial.message else ''}"
 
 
-def _summarise(console: Console, report: "HardwareReport", probes: "list[Probe]", targets: list[str]) -> int:
+def _summarise(console: Console, report: "HardwareReport", probes: "dict[str, list[Probe]]") -> int:
+    """Print the outcome on each target; the exit code."""
     from nxpipe.pipeline.check.hardware_report import broken_assumptions
 
-    broken = {target: broken_assumptions(probes, report.trials[target]) for target in targets}
+    broken = {target: broken_assumptions(own, report.trials[target]) for target, own in probes.items()}
     if console.json:
         summary = {target: [asdict(each) for each in rows] for target, rows in broken.items()}
         console.data({**report.document(), "broken": summary})
     else:
         console.page("\n".join(_surroundings(report)))
-        for target in targets:
-            console.page(_table(probes, report.trials[target], target))
+        for target, own in probes.items():
+            console.page(_table(own, report.trials[target], target))
             console.page("\n".join(_causes(target, broken[target])))
     count = sum(map(len, broken.values()))
     if report.missing_opcodes:
@@ -272,7 +274,7 @@ def _summarise(console: Console, report: "HardwareReport", probes: "list[Probe]"
     if count:
         console.say(f"{count} {'assumption is' if count == 1 else 'assumptions are'} broken.")
         return FINDINGS.number
-    ran = all(trial.ran is not None for target in targets for trial in report.trials[target].values())
+    ran = all(trial.ran is not None for target in probes for trial in report.trials[target].values())
     console.say("All assumptions hold." if ran else "All assumptions hold as far as the compiler shows; nothing ran.")
     return 0
 

@@ -71,7 +71,10 @@ COMMANDS = {
         "nxpipe.pipeline.cli.rollout.group:rollout",
         "Roll out new versions by canary: traffic moves in steps, as evidence allows.",
     ),
-    "run": ("nxpipe.pipeline.cli.run:run", "Run a model's programs on the emulator and show their outputs."),
+    "run": (
+        "nxpipe.pipeline.cli.run:run",
+        "Run a model's programs on the emulator, or an artifact's on devices, and show their outputs.",
+    ),
     "store": (
         "nxpipe.pipeline.cli.store.group:store",
         "Manage artifacts: list, compare, fetch, sign, collect garbage.",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
 from nxpipe.pipeline.artifacts.store_url import VARIABLE
 
@@ -47,6 +48,45 @@ class Label(click.ParamType[str]):
 
 
 KINDS: Final = ("emulated", "instructions", "xla", "device")  # of evidence; artifact_store.evidence loads pydantic
+
+DEVICES: Final = ("auto", "nrtpy", "libnrt")  # of pipeline.verify.device, which loads the store
+
+device_option = click.option(
+    "--device",
+    type=click.Choice(DEVICES),
+    is_flag=False,
+    flag_value="auto",
+    help="Use the artifact's NEFFs on this machine's Neuron devices, by this library; auto, or no value: nrtpy if it "
+    "is installed, else libnrt.",
+)
+
+
+limit_option = click.option(
+    "--limit",
+    type=click.FloatRange(min=1),
+    default=900.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="On devices: end all ranks if one of them makes no progress for so long.",
+)
+
+
+def require_device_for_limit(ctx: click.Context, device: str | None) -> None:
+    """Refuse a limit of ranks where no rank runs."""
+    if device is None and ctx.get_parameter_source("limit") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--limit is of the ranks on devices; pass --device too", ctx)
+
+
+def require_device_options(ctx: click.Context, artifact: str | None) -> None:
+    """Refuse what --device cannot be combined with: a model that is not built, and options of the emulator."""
+    if artifact is None:
+        raise click.UsageError(
+            "--device runs the NEFFs of an artifact; build one with --backend neuronx, and pass ARTIFACT", ctx
+        )
+    for name, option in (("mode", "--mode"), ("engine_order", "--engine-order")):
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--device and {option} cannot be combined: {option} is of the emulator", ctx)
+
 
 without_evidence_option = click.option(
     "--without-evidence",

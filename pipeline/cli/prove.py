@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.options import Label, config_option, key_option, store_option
+from nxpipe.pipeline.cli.options import DEVICES, Label, config_option, key_option, limit_option, store_option
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.text import table
 
@@ -40,19 +40,12 @@ _COLUMNS = ("program", "output", "cosine", "max rel", "p50", "p99", "clock")
 )
 @click.option(
     "--device",
-    type=click.Choice(["auto", "nrtpy", "libnrt"]),
+    type=click.Choice(DEVICES),
     default="auto",
     show_default=True,
     help="The library that drives the devices; auto is nrtpy if it is installed, else libnrt.",
 )
-@click.option(
-    "--limit",
-    type=click.FloatRange(min=1),
-    default=900.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="End all ranks if one of them makes no progress for so long.",
-)
+@limit_option
 @click.option(
     "--on",
     "place",

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,13 +10,20 @@ import click
 
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import ModelOptions, execution_options, model_options
-from nxpipe.pipeline.cli.options import config_option, store_option
+from nxpipe.pipeline.cli.options import (
+    config_option,
+    device_option,
+    limit_option,
+    require_device_for_limit,
+    require_device_options,
+    store_option,
+)
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import WouldOverwrite
 from nxpipe.pipeline.util.files import DocumentInvalid, MiB, read_file
 from nxpipe.pipeline.util.text import for_terminal, table
-from nxpipe.pipeline.verify.execution import ExecutionOptions, Mode, statistics_sentence
+from nxpipe.pipeline.verify.execution import ExecutionOptions, statistics_sentence
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,6 +60,8 @@ _LARGEST_INPUT = 4096 * MiB
     help="Write the outputs of each program to FOLDER/PROGRAM.safetensors.",
 )
 @execution_options
+@device_option
+@limit_option
 @store_option
 @config_option
 @click.pass_context
@@ -65,20 +75,24 @@ def run(
     truncate: bool,
     output: Path | None,
     execution: ExecutionOptions,
+    device: str | None,
+    limit: float,
     store: str | None,
     config_path: Path,
 ) -> None:
-    """Run a model's programs on the emulator and show their outputs.
+    """Run a model's programs on the emulator, or an artifact's on Neuron devices, and show their outputs.
 
     Without --input or --text, an artifact runs on its stored inputs and a model on random inputs from a fixed seed.
     --mode isa executes the program of the target's cores instruction by instruction and counts instructions by engine
-    and bytes by memory. ARTIFACT is an artifact of the store, as MODEL@KEY.
+    and bytes by memory. ARTIFACT is an artifact of the store, as MODEL@KEY. --device runs its NEFFs on this machine's
+    devices; it must be of backend neuronx. A device that is missing or fails is code 31.
 
     \b
     Example:
       nxpipe run --model-id gpt2 --weights random:0 --text "[464, 2068, 7586]" --mode isa
       nxpipe run --model-id ./my-llama --text "The river rose in the night"
       nxpipe run bert-base-uncased@4e9ce0 --input inputs.safetensors --output answers
+      nxpipe run bert-base-uncased@4e9ce0 --device
     """
     console: Console = ctx.obj
     options.require_applicable()
@@ -86,15 +100,20 @@ def run(
         raise click.UsageError("ARTIFACT cannot be combined with --model-id or --only; pass only --store", ctx)
     if input_file is not None and texts:
         raise click.UsageError("--input and --text cannot be combined; pass one of them", ctx)
-    inputs, mode = _inputs(input_file, texts, truncate), execution.mode
+    if device is not None:
+        require_device_options(ctx, artifact)
+    require_device_for_limit(ctx, device)
+    inputs, mode = _inputs(input_file, texts, truncate), "device" if device else execution.mode
     if artifact is not None:
-        from nxpipe.pipeline.artifacts.store_url import open_configured_store
-        from nxpipe.pipeline.verify.replay import run_artifact
-
-        opened = open_configured_store(store, config_path, console)
-        runs = run_artifact(opened.resolve(artifact), opened, inputs, execution, console.step)
+        machine = (device, limit) if device else execution
+        runs = _artifact_runs(artifact, store, config_path, inputs, machine, console)
     else:
         runs = _model_runs(options, config_path, inputs, execution, console)
+    _show(runs, mode, output, console)
+
+
+def _show(runs: Iterator["RunResult"], mode: str, output: Path | None, console: Console) -> None:
+    """Print each result, and write its outputs."""
     results: list[RunResult] = []
     for result in runs:
         results.append(result)
@@ -120,6 +139,29 @@ def _inputs(input_file: Path | None, texts: tuple[str, ...], truncate: bool) -> 
         raise click.BadParameter(f"{input_file} is not a safetensors file ({error})", param_hint="--input") from error
 
 
+def _artifact_runs(
+    artifact: str,
+    store: str | None,
+    config_path: Path,
+    inputs: "RunInputs",
+    machine: ExecutionOptions | tuple[str, float],
+    console: Console,
+) -> Iterator["RunResult"]:
+    """The runs of an artifact, on the emulator, or on the devices of a library with a limit for silent ranks."""
+    from nxpipe.pipeline.artifacts.store_url import open_configured_store, open_uncached_store
+    from nxpipe.pipeline.util.progress import watching
+    from nxpipe.pipeline.verify.device import DeviceOptions
+    from nxpipe.pipeline.verify.replay import run_artifact, run_on_devices
+
+    if isinstance(machine, ExecutionOptions):
+        opened = open_configured_store(store, config_path, console)
+        return run_artifact(opened.resolve(artifact), opened, inputs, machine, console.step)
+    opened, watch = open_uncached_store(store, config_path, console), partial(watching, console)
+    device, limit = machine
+    options = DeviceOptions(device, limit=limit)
+    return run_on_devices(opened.resolve(artifact), opened, inputs, options, console.step, watch)
+
+
 def _model_runs(
     options: ModelOptions, config_path: Path, inputs: "RunInputs", execution: ExecutionOptions, console: Console
 ) -> Iterator["RunResult"]:
@@ -131,7 +173,7 @@ def _model_runs(
         yield from run_model(BuildSpec.of(spec), inputs, execution, console.step)
 
 
-def _as_text(result: "RunResult", mode: Mode) -> str:
+def _as_text(result: "RunResult", mode: str) -> str:
     rows = [
         (name, "x".join(map(str, array.shape)) or "scalar", *(f"{figure:.4g}" for figure in _figures(array)))
         for name, array in result.outputs.items()
@@ -148,7 +190,7 @@ def _as_text(result: "RunResult", mode: Mode) -> str:
     return "\n".join(parts)
 
 
-def _as_json(result: "RunResult", mode: Mode) -> dict[str, object]:
+def _as_json(result: "RunResult", mode: str) -> dict[str, object]:
     document: dict[str, object] = {
         "model": result.model,
         "program": result.program,

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -11,7 +12,14 @@ import click
 
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import ModelOptions, execution_options, model_options
-from nxpipe.pipeline.cli.options import config_option, store_option
+from nxpipe.pipeline.cli.options import (
+    config_option,
+    device_option,
+    limit_option,
+    require_device_for_limit,
+    require_device_options,
+    store_option,
+)
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.config.models import Autocast
 from nxpipe.pipeline.util.console import Console
@@ -33,11 +41,12 @@ class _Labelled:
     model: str
     autocast_type: str | None  # None for an artifact
     comparison: "Comparison"
+    machine: str = "emulated"  # or "device": what ran the programs
 
     def label(self, result: "VariantResult") -> str:
         if result.variant in ("matmult", "all"):
-            return f"emulated, {result.variant} {self.autocast_type}"
-        return f"emulated, {result.variant}" if result in self.comparison.emulated else result.variant
+            return f"{self.machine}, {result.variant} {self.autocast_type}"
+        return f"{self.machine}, {result.variant}" if result in self.comparison.emulated else result.variant
 
 
 @click.command(cls=Command)
@@ -77,6 +86,8 @@ class _Labelled:
     help="Store the result of ARTIFACT with --mode isa as evidence of kind instructions, if it is within [verify].",
 )
 @execution_options
+@device_option
+@limit_option
 @store_option
 @config_option
 @click.pass_context
@@ -93,6 +104,8 @@ def verify(
     steps: int | None,
     attest: bool,
     execution: ExecutionOptions,
+    device: str | None,
+    limit: float,
     store: str | None,
     config_path: Path,
 ) -> None:
@@ -105,6 +118,10 @@ def verify(
     with PyTorch, an ONNX file with ONNX's reference evaluator. Exits with code 12 if an output is beyond the thresholds
     of [verify] in nxpipe.toml.
 
+    --device runs the NEFFs of ARTIFACT on this machine's devices, compares them in the same way, and stores nothing.
+    `nxpipe prove` compares with the artifact's evidence alone, measures, and stores a document of kind `device`. A
+    device that is missing or fails is code 31.
+
     \b
     Example:
       nxpipe verify --model-id bert-base-uncased --weights random:0 --task fill-mask --also all
@@ -112,6 +129,7 @@ def verify(
       nxpipe verify --model-id gpt2 --weights random:0 --mode isa --steps 4
       nxpipe verify bert-base-uncased@4e9ce0 --store s3://my-artifacts/nxpipe
       nxpipe verify bert-base-uncased@4e9ce0 --mode isa --attest
+      nxpipe verify bert-base-uncased@4e9ce0 --device
     """
     from nxpipe.pipeline.models.prompts import read_prompts
     from nxpipe.pipeline.models.thresholds import Thresholds
@@ -119,6 +137,11 @@ def verify(
 
     console: Console = ctx.obj
     options.require_applicable()
+    if device is not None:
+        require_device_options(ctx, artifact)
+        if attest:
+            raise click.UsageError("--device and --attest cannot be combined; `nxpipe prove` stores such evidence", ctx)
+    require_device_for_limit(ctx, device)
     config = load_config(config_path, os.environ, missing_ok=bool(options.model_id or artifact))
     if attest and (artifact is None or execution.mode != "isa"):
         raise click.UsageError("--attest stores a run of an artifact's instructions; pass ARTIFACT and --mode isa", ctx)
@@ -128,8 +151,14 @@ def verify(
     if artifact is not None:
         if options.model_id or options.names or verify_options != VerifyOptions(execution=execution):
             raise click.UsageError(
-                "ARTIFACT cannot be combined with options of a model; pass only --store, --mode and --json", ctx
+                "ARTIFACT cannot be combined with options of a model; pass only --store, --mode, --device and --json",
+                ctx,
             )
+        if device is not None:
+            _show(
+                _on_devices(artifact, store, config_path, (device, limit), console), verify_options, thresholds, console
+            )
+            return
         replay = _Replay.of(artifact, store, config_path, execution, console)
         _show(replay.comparisons(console, attested=attest), verify_options, thresholds, console)
         if attest:
@@ -193,6 +222,22 @@ class _Replay:
         manifest = self.published.manifest_digest
         self.store.attest(Evidence(manifest=manifest, kind=INSTRUCTIONS, programs=programs, limits=limits))
         console.say(f"{name} has evidence of kind {INSTRUCTIONS}; sign it with: nxpipe store sign {name}")
+
+
+def _on_devices(
+    name: str, store: str | None, config_path: Path, machine: tuple[str, float], console: Console
+) -> Iterator[_Labelled]:
+    """The comparisons on the devices of a library, with a limit for silent ranks."""
+    from nxpipe.pipeline.artifacts.store_url import open_uncached_store
+    from nxpipe.pipeline.util.progress import watching
+    from nxpipe.pipeline.verify.device import DeviceOptions
+    from nxpipe.pipeline.verify.replay import compare_on_devices
+
+    opened = open_uncached_store(store, config_path, console)
+    published, watch = opened.resolve(name), partial(watching, console)
+    device, limit = machine
+    for comparison in compare_on_devices(published, opened, DeviceOptions(device, limit=limit), console.step, watch):
+        yield _Labelled(published.name, None, comparison, "device")
 
 
 def _of_models(specs: "Sequence[ModelSpec]", options: "VerifyOptions", console: Console) -> Iterator[_Labelled]:
@@ -289,13 +334,13 @@ def _as_json(labelled: _Labelled, verify_options: "VerifyOptions", thresholds: "
         "model": labelled.model,
         "program": comparison.program,
         "autocast_type": labelled.autocast_type,
-        "mode": verify_options.execution.mode,
+        "mode": "device" if labelled.machine == "device" else verify_options.execution.mode,
         "slice_layers": verify_options.slice_layers,
         "inputs": comparison.input_source,
         "thresholds": asdict(thresholds),
         "passed": not _failures(labelled, thresholds),
         "yardstick": comparison.reference,
-        "emulated": {result.variant: _result_json(result, thresholds) for result in comparison.emulated},
+        labelled.machine: {result.variant: _result_json(result, thresholds) for result in comparison.emulated},
         "beside": {result.variant: _result_json(result, thresholds) for result in comparison.other_references},
     }
 

@@ -71,9 +71,6 @@ INT64: Final = _error(302, "int64-narrowed", "An integer does not fit the 32 bit
 LARGE_TENSOR: Final = _warning(303, "tensor-above-4-gb", "Older runtimes refuse tensors above 4 GB.")
 OPERAND_TYPE: Final = _error(304, "operand-type", "neuronx-cc refuses this operator on integers and booleans.")
 EMPTY_TENSOR: Final = _warning(305, "empty-tensor", "A tensor has no elements, so a part of the model does nothing.")
-INTEGER_ORDER: Final = _warning(
-    306, "integer-order", "neuronx-cc may refuse to order integers; fp32 is exact to 2**24."
-)
 FP8_KIND: Final = _error(307, "fp8-format", "The target has the other of the two E4M3 formats.")
 WINDOW: Final = _error(308, "dilated-window", "neuronx-cc refuses reductions over dilated windows.")
 PUBLISHED_PLAN: Final = _note(309, "published-plan", "An entry of the authors' tensor-parallel plan is not followed.")
@@ -104,7 +101,6 @@ RULES: Final = {
             LARGE_TENSOR,
             OPERAND_TYPE,
             EMPTY_TENSOR,
-            INTEGER_ORDER,
             FP8_KIND,
             WINDOW,
             PUBLISHED_PLAN,

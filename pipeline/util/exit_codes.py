@@ -139,7 +139,8 @@ CONFLICT: Final = ExitCode(
     24,
     "not-reproducible",
     "One request produced two different artifacts; the first one stays published.",
-    "Compare the two; make the difference deterministic or a part of the cache key.",
+    "Compare the two; make the difference deterministic or a part of the cache key. If the store lost a part of the "
+    "first one, restore it from a copy of the store, or remove the record that the message names and build again.",
     ("nxpipe.artifact_store.errors:Conflict",),
 )
 KEY: Final = ExitCode(

@@ -48,13 +48,14 @@ class VerifyOptions:
 
 @dataclass(frozen=True)
 class Case:
-    """One program, its inputs, the variants that the emulator runs, and the references."""
+    """One program, its inputs, the variants that the emulator or a device runs, and the references."""
 
     program: str
     input_source: str
     inputs: Batches
     variants: Mapping[str, EmulatedRun]
     references: Mapping[str, ReferenceRun]  # deviations are relative to the first
+    work: str = "emulate"  # what is done for a variant, in the progress; "compare" for one that has run
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def compare_case(case: Case, step: Step, *, layers: bool = False) -> Comparison:
     truth = answers[reference]
     runs = []
     for variant, emulate in case.variants.items():
-        with step(f"emulate {case.program}, {variant}"):
+        with step(f"{case.work} {case.program}, {variant}"):
             emulated, work = emulate(case.inputs, truth[0] if layers else None)
         runs.append(replace(_deviations(truth, emulated, variant, case.inputs, layers), work=work))
     other_references = tuple(_deviations(truth, answers[name], name, case.inputs, layers) for name in others)

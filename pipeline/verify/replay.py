@@ -1,9 +1,9 @@
 """Programs run on inputs: inference for `nxpipe run`, and stored artifacts compared on their stored inputs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.configuration import Shape
@@ -11,10 +11,18 @@ from nxpipe.pipeline.models.source import ModelSource, PretrainedModel
 from nxpipe.pipeline.models.thresholds import DEFAULT_REFERENCE
 from nxpipe.pipeline.models.weights import Arrays
 from nxpipe.pipeline.util.errors import BuildRefused, InputInvalid, ModelSourceError
-from nxpipe.pipeline.util.progress import Step
+from nxpipe.pipeline.util.progress import Step, Watch
 from nxpipe.pipeline.verify.cases import in_pytorch
 from nxpipe.pipeline.verify.comparison import Batches, Case, Comparison, EmulatedRun, ReferenceRun, compare_case
+from nxpipe.pipeline.verify.device import (
+    DeviceOptions,
+    FetchedProgram,
+    artifact_on_devices,
+    require_computed,
+    require_device_programs,
+)
 from nxpipe.pipeline.verify.execution import ExecutionOptions, RunnableProgram, Runner
+from nxpipe.pipeline.verify.prove import golden_evidence
 from nxpipe.pipeline.verify.stored_artifact import StoredArtifact, StoredProgram, read_artifact
 
 if TYPE_CHECKING:
@@ -28,7 +36,8 @@ if TYPE_CHECKING:
     from nxpipe.emulator.core.machine import Statistics
 
 
-_READ_TEXT = {"input_ids", "attention_mask"}
+AS_STORED: Final = "as stored"  # the variant of an artifact's program
+_READ_TEXT: Final = {"input_ids", "attention_mask"}
 
 
 @dataclass(frozen=True)
@@ -117,19 +126,50 @@ def run_artifact(
     """Run every program of an artifact, on its stored inputs unless the user passed others."""
     artifact = read_artifact(published, store, step)
     runner = Runner(execution, artifact.core)
-    largest = max(stored_program.executable.sequence for stored_program in artifact.programs)
-    for stored_program in artifact.programs:
-        stored = stored_program.executable
-        inputs = user_inputs.to(
-            stored_program.program,
-            artifact.inputs(stored_program),
-            artifact.source,
-            Shape(stored.phase, stored.batch, stored.sequence),
-            largest,
-        )
-        with step(f"load {stored.name}"):
-            running = runner.load(stored_program.program, artifact.weights, stored_program.instructions)
-        yield from _run_program(published.model_id, stored.name, running, inputs, step)
+    for stored in artifact.programs:
+        name, inputs = stored.executable.name, _inputs_of(stored, artifact, user_inputs)
+        with step(f"load {name}"):
+            running = runner.load(stored.program, artifact.weights, stored.instructions)
+        yield from _run_program(published.model_id, name, running, inputs, step)
+
+
+def run_on_devices(
+    published: "Published",
+    store: "Store",
+    user_inputs: RunInputs,
+    options: DeviceOptions,
+    step: Step,
+    watch: Watch,
+) -> Iterator[RunResult]:
+    """Run every program of an artifact on this machine's devices, on the inputs of `run_artifact`."""
+    manifest = published.manifest
+    require_device_programs(manifest)
+    artifact = read_artifact(published, store, step, weights=False)
+    inputs = {stored.executable.name: _inputs_of(stored, artifact, user_inputs) for stored in artifact.programs}
+    for stored in artifact.programs:
+        for batch in inputs[stored.executable.name].batches:
+            stored.program.require_inputs(batch)
+    with artifact_on_devices(manifest, store, lambda program: inputs[program.name].batches, options, step, watch) as (
+        _,
+        runs,
+    ):
+        # All programs: the files are gone before the first result is shown, which may be where the user interrupts.
+        answers = {
+            program.name: [program.answers(number) for number in range(len(inputs[program.name].batches))]
+            for program, _ in runs
+        }
+    for name, given in inputs.items():
+        if name in answers:
+            yield _result(published.model_id, name, given, answers[name])
+        else:
+            _say_skipped(name, given, step)
+
+
+def _inputs_of(stored: StoredProgram, artifact: StoredArtifact, user_inputs: RunInputs) -> "ProgramInputs":
+    executable = stored.executable
+    shape = Shape(executable.phase, executable.batch, executable.sequence)
+    largest = max(program.executable.sequence for program in artifact.programs)
+    return user_inputs.to(stored.program, artifact.inputs(stored), artifact.source, shape, largest)
 
 
 def _blank_states(program: "CompiledGraph", inputs: Arrays) -> dict[str, "np.ndarray[Any, Any]"]:
@@ -141,15 +181,25 @@ def _run_program(
 ) -> Iterator[RunResult]:
     """Run one program. No result if every text is longer than its bucket and another program has a longer one."""
     if not program_inputs.batches:
-        with step(f"skip {program}: {program_inputs.description}"):
-            return
+        _say_skipped(program, program_inputs, step)
+        return
     with step(f"run {program}"):
         answers = [running.run(batch) for batch in program_inputs.batches]
-    if not program_inputs.rows:
-        yield RunResult(model, program, program_inputs.description, program_inputs.batches[0], answers[0], running.work)
-    else:
-        inputs, outputs = _joined(program_inputs.batches, program_inputs.rows), _joined(answers, program_inputs.rows)
-        yield RunResult(model, program, program_inputs.description, inputs, outputs, running.work)
+    yield _result(model, program, program_inputs, answers, running.work)
+
+
+def _say_skipped(program: str, program_inputs: ProgramInputs, step: Step) -> None:
+    with step(f"skip {program}: {program_inputs.description}"):
+        return
+
+
+def _result(
+    model: str, program: str, given: ProgramInputs, answers: Sequence[Arrays], work: "Statistics | None" = None
+) -> RunResult:
+    if not given.rows:
+        return RunResult(model, program, given.description, given.batches[0], answers[0], work)
+    inputs, outputs = _joined(given.batches, given.rows), _joined(answers, given.rows)
+    return RunResult(model, program, given.description, inputs, outputs, work)
 
 
 def _joined(batches: Sequence[Arrays], rows: int) -> Arrays:
@@ -171,8 +221,9 @@ def compare_artifact(
     `kept` receives each program's case for the first of them.
     """
     artifact = read_artifact(published, store, step)
+    runner = Runner(execution, artifact.core)
     for program in artifact.programs:
-        cases = list(_cases(artifact, program, execution))
+        cases = list(_cases(artifact, program, {AS_STORED: _stored_run(program, artifact.weights, runner)}))
         comparisons = [compare_case(case, step) for case in cases]
         yield from comparisons
         if kept is not None:
@@ -197,7 +248,42 @@ def compared_run(case: Case, comparison: Comparison, store: "Store") -> "Compare
     )
 
 
-def _cases(artifact: StoredArtifact, stored: StoredProgram, execution: ExecutionOptions) -> Iterator[Case]:
+def compare_on_devices(
+    published: "Published", store: "Store", options: DeviceOptions, step: Step, watch: Watch
+) -> Iterator[Comparison]:
+    """Compare every program of the artifact, run on this machine's devices, with the references of `compare_artifact`.
+
+    A rank whose copy of a result differs from the first rank's is a variant of its own. VerificationFailed for a device
+    that did not run a program; nothing is stored.
+    """
+    manifest = published.manifest
+    golden_evidence(manifest, store)
+    artifact = read_artifact(published, store, step, weights=find_spec("torch") is not None)
+    stored = {program.executable.name: program for program in artifact.programs}
+    inputs = {name: artifact.inputs(program)[0] for name, program in stored.items()}
+    with artifact_on_devices(manifest, store, lambda program: [inputs[program.name]], options, step, watch) as (
+        _,
+        runs,
+    ):
+        variants = {program.name: _answers_of_ranks(program, stored[program.name]) for program, _ in runs}
+    for name, program in stored.items():
+        for case in _cases(artifact, program, variants[name]):
+            yield compare_case(replace(case, work="compare"), step)
+
+
+def _answers_of_ranks(program: FetchedProgram, stored: StoredProgram) -> dict[str, EmulatedRun]:
+    """The answers of a device as variants of a case."""
+    results = program.results()
+    require_computed(program, results, stored.outputs or {}, stored.inputs or {})
+    ranks = {AS_STORED: 0} | {f"rank {rank}": rank for rank in program.differing_ranks(results)}
+    return {name: _given(program.whole(results, rank)) for name, rank in ranks.items()}
+
+
+def _given(answers: Arrays) -> EmulatedRun:
+    return lambda batches, layers: ([_answer(answers)], None)
+
+
+def _cases(artifact: StoredArtifact, stored: StoredProgram, variants: Mapping[str, EmulatedRun]) -> Iterator[Case]:
     """One case for each reference, so that neither masks a deviation from the other; the program runs once for both."""
     references: dict[str, ReferenceRun] = {}
     source, outputs = artifact.source, stored.outputs
@@ -212,9 +298,8 @@ def _cases(artifact: StoredArtifact, stored: StoredProgram, execution: Execution
             "with; build it again without --no-verify"
         )
     inputs, input_source = artifact.inputs(stored)
-    emulated = {"as stored": _stored_run(stored, artifact.weights, Runner(execution, artifact.core))}
     for name, reference in references.items():
-        yield Case(stored.executable.name, input_source, [inputs], emulated, {name: reference})
+        yield Case(stored.executable.name, input_source, [inputs], variants, {name: reference})
 
 
 def _stored_run(stored: StoredProgram, weights: Arrays, runner: Runner) -> EmulatedRun:

@@ -165,7 +165,8 @@ def require_inputs(stored: StoredProgram, model: str) -> None:
         ) from error
 
 
-def read_artifact(published: "Published", store: "Store", step: Step) -> StoredArtifact:
+def read_artifact(published: "Published", store: "Store", step: Step, *, weights: bool = True) -> StoredArtifact:
+    """The artifact, on request without its weights: devices load them from a file."""
     from nxpipe.emulator.ir.types import DType, TensorType
     from nxpipe.pipeline.verify.comparison import require_memory
 
@@ -175,13 +176,14 @@ def read_artifact(published: "Published", store: "Store", step: Step) -> StoredA
     if unknown:
         raise ProgramInvalid(f"{manifest.model.id}: unknown type of weights {unknown[0]}; build the model again")
     kinds = {tensor.name: TensorType(tensor.shape, DType(tensor.dtype)) for tensor in manifest.weights}
-    require_memory(manifest.model.id, kinds)
-    with step(f"read {len(manifest.blobs())} blobs"):
-        weights = _weights(manifest, kinds, store)
+    if weights:
+        require_memory(manifest.model.id, kinds)
+    with step(f"read {len(manifest.blobs())} blobs" if weights else f"read the programs of {manifest.name}"):
+        arrays = _weights(manifest, kinds, store) if weights else {}
         files = {file.path: store.read_blob(file.blob) for file in manifest.files}
         evidence = complete_evidence(manifest, store.evidence(published.manifest_digest))
         programs = tuple(_stored(manifest, executable, files, evidence, store) for executable in manifest.executables)
-    return StoredArtifact(manifest, _source(manifest, files), weights, programs)
+    return StoredArtifact(manifest, _source(manifest, files), arrays, programs)
 
 
 def _weights(manifest: "Manifest", kinds: Mapping[str, "TensorType"], store: "Store") -> Arrays:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.protocol import Payload
 from nxpipe.artifact_store.blobs import GRACE
-from nxpipe.artifact_store.builds import keep_step_result, observed, record_observation, step_result
+from nxpipe.artifact_store.builds import keep_step_result, record_observation, step_result
 from nxpipe.artifact_store.bundle.archive import Bundled, export_artifact
 from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.documents import Blob
@@ -262,7 +262,7 @@ def test_a_bundle_with_evidence_of_another_artifact_is_refused(local: Place, tmp
 def test_what_was_observed_first_stands_and_another_result_is_no_conflict(store: Store) -> None:
     first = record_observation(store, KEY, {"answers": store.put_blob(b"0.1")}, {"cosine": 0.1})
     assert record_observation(store, KEY, {"answers": store.put_blob(b"0.2")}, {"cosine": 0.2}) == first
-    assert observed(store, KEY) == first == step_result(store, KEY)
+    assert step_result(store, KEY) == first
     with pytest.raises(Conflict):
         keep_step_result(store, KEY, {"answers": store.put_blob(b"0.2")}, {"cosine": 0.2})
 
@@ -271,9 +271,9 @@ def test_an_observation_that_lost_a_blob_gives_way_to_the_next(local: Place) -> 
     store = local.store
     first = record_observation(store, KEY, {"answers": store.put_blob(b"0.1")}, {})
     local.remove(blob_path(first.blobs()[0]))
-    assert observed(store, KEY) is None
+    assert step_result(store, KEY) is None
     second = record_observation(store, KEY, {"answers": store.put_blob(b"0.2")}, {})
-    assert observed(store, KEY) == second
+    assert step_result(store, KEY) == second
     assert second.key != KEY
     local.remove(blob_path(second.blobs()[0]))
     third = record_observation(store, KEY, {"answers": store.put_blob(b"0.1")}, {})

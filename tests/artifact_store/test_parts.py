@@ -76,6 +76,29 @@ def test_another_result_of_the_same_question_is_a_conflict(store: Store, other: 
     assert step_result(store, KEY) == kept
 
 
+@pytest.mark.parametrize("damage", ["missing", "changed"])
+def test_a_part_whose_bad_blob_is_not_made_again_has_a_successor(place: Place, damage: str) -> None:
+    parts = [made(place.store, program=b"one")]
+    for program in (b"two", b"three"):
+        path = blob_path(parts[-1].blob("program"))
+        if damage == "missing":
+            place.remove(path)
+        else:
+            place.write(path, b"rot")
+        parts.append(made(place.store, program=program))
+        assert step_result(place.elsewhere(), KEY) == parts[-1]
+    assert len({part.key for part in parts}) == 3
+    with pytest.raises(Conflict, match=rf"step result {KEY}.*differs in files\.program"):
+        made(place.store, program=b"four")
+    assert made(place.store, program=b"one") == parts[0] == step_result(place.store, KEY)  # its blob is back
+
+
+def test_a_bad_blob_that_is_made_again_excuses_no_other_difference(place: Place) -> None:
+    place.remove(blob_path(made(place.store).blob("program")))
+    with pytest.raises(Conflict, match=r"differs in facts\.instructions"):
+        made(place.store, instructions=13)
+
+
 def test_a_part_that_names_what_is_not_there_is_not_kept(place: Place) -> None:
     with pytest.raises(Incomplete, match=f"cannot keep step result {KEY}"):
         keep_step_result(place.store, KEY, {"program": Blob.of(b"nobody put this")}, {})

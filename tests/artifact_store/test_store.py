@@ -9,9 +9,9 @@ import pytest
 from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.documents import Blob
-from nxpipe.artifact_store.errors import Conflict, Corrupt, Incomplete, NotFound
+from nxpipe.artifact_store.errors import Conflict, Corrupt, Incomplete, NotFound, OutputLost
 from nxpipe.artifact_store.layout import action_path, blob_path, listing_path
-from tests.artifact_store.samples import MODEL, Place, contents, put, watched
+from tests.artifact_store.samples import MODEL, Place, contents, put, watched, with_device_programs
 
 # Blobs
 
@@ -192,6 +192,30 @@ def test_other_bytes_under_the_same_key_are_a_conflict_that_names_both(place: Pl
     kept = blob_path(Blob.of(other.to_bytes()))
     assert place.objects() == {**before, kept: other.to_bytes()}  # for `store diff`, until it is collected
     assert place.store.find(first.request_key) == first
+
+
+@pytest.mark.parametrize("damage", ["missing", "changed"])
+def test_an_artifact_that_lost_what_no_build_reproduces_says_so_until_its_record_is_removed(
+    place: Place, damage: str
+) -> None:
+    first = with_device_programs(place.store, put(place.store))
+    device = first.executables[0].device
+    assert device is not None
+    record = action_path(place.store.publish(first).request_key)
+    again = device.model_copy(update={"neff": place.store.put_blob(b"another UUID")})
+    other = first.model_copy(update={"executables": (first.executables[0].model_copy(update={"device": again}),)})
+    with pytest.raises(Conflict, match=r"differs in 1 of 1 neffs \(forward-b1-s128\); compare the two"):
+        place.store.publish(other)
+    if damage == "missing":
+        place.remove(blob_path(device.neff))
+    else:
+        place.write(blob_path(device.neff), b"rot")
+    lost = f"whose blob {device.neff.sha256} of {device.neff.size} bytes is missing or damaged"
+    with pytest.raises(OutputLost, match=rf"{lost}.* 1 of 1 neffs .*or remove \S+/{record} and build again") as caught:
+        place.store.publish(other)
+    assert (caught.value.stored, caught.value.offered) == (first.digest, other.digest)
+    place.remove(record)
+    assert place.store.publish(other).manifest == other
 
 
 @pytest.mark.parametrize("rival", ["a", "b"])

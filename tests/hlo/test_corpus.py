@@ -75,7 +75,7 @@ def _on_xla(probe: Probe) -> list[dict[str, np.ndarray]]:
     from nxpipe.emulator.hlo.wire import Message
     from tests.hlo.xla_cpu import LoadedProto
 
-    plain = Message.parse(probe.module)
+    plain = Message.parse(probe.twin or probe.module)
     plain.remove(ModuleField.INPUT_OUTPUT_ALIAS)
     program = LoadedProto(plain.encode(), probe.world)
     current = [dict(arrays) for arrays in probe.inputs]

@@ -4,9 +4,14 @@ from random import Random
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nxpipe.emulator.errors import HloUnsupported
+from nxpipe.emulator.hlo.canonical import canonical
+from nxpipe.emulator.hlo.constraints import violations
 from nxpipe.emulator.hlo.module import EMISSIONS, module_of
+from nxpipe.emulator.hlo.xla import proto_of
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array
@@ -23,6 +28,7 @@ from nxpipe.emulator.ops import (
     Operator,
     Pool,
     Reduce,
+    ScatterAlong,
     Unary,
 )
 from nxpipe.emulator.ops.elementwise import _KEEPING, _PREDICATES, _SMOOTH
@@ -32,6 +38,7 @@ from tests.lower.harness import Case, Given, floats, of, truths, wholes
 from tests.lower.sweep import Row
 from tests.lower.test_elementwise import EXTREMES
 from tests.lower.test_every_operator import ROWS
+from tests.tiers import examples
 
 F32, BF16 = DType.FLOAT32, DType.BFLOAT16
 # Numbers below the normal ones are zeros on XLA's CPU.
@@ -141,6 +148,55 @@ def test_rows_behind_all_groups_are_zero(rows: int) -> None:
 def test_of_several_updates_of_an_element_the_last_wins() -> None:
     indices = Given(np.array([2, -1, 2, 0, 2]), DType.INT64)
     require_agreement(of(IndexUpdate((0,), ""), floats(4, 3), floats(5, 3, seed=1), indices))
+
+
+INTEGERS = (DType.INT32, DType.UINT32, DType.INT16, DType.INT8, DType.UINT8)
+
+
+@settings(max_examples=examples(20))
+@given(
+    combine=st.sampled_from(["add", "maximum", "minimum"]),
+    dtype=st.sampled_from([*INTEGERS, DType.BOOL]),
+    updates=st.sampled_from([1, 5, 300]),
+    along=st.booleans(),
+    seed=st.integers(0, 1 << 32),
+)
+def test_combined_integers_are_exact_though_the_compiler_combines_floats_only(
+    combine: str, dtype: DType, updates: int, along: bool, seed: int
+) -> None:
+    chance = np.random.default_rng(seed)
+
+    def drawn(*shape: int) -> Given:
+        """All bits of a number, and few different upper halves."""
+        bits = chance.integers(0, 1 << 16, shape) + chance.choice([0, 1 << 16, 0x7FFF << 16, 0x8000 << 16], shape)
+        return Given((bits & 0xFFFFFFFF).astype(np.uint32).astype(dtype.held), dtype)
+
+    if along:
+        places = Given(chance.integers(0, 5, (2, 3)), DType.INT32)
+        case = of(ScatterAlong(1, combine), drawn(2, 5), drawn(2, 3), places)
+    else:
+        rows = Given(chance.integers(0, 4, updates), DType.INT64)
+        case = of(IndexUpdate((0,), combine), drawn(4, 3), drawn(updates, 3), rows)
+    require_agreement(case)
+    assert violations(canonical(proto_of(module_of(case.graph).text)), "trn1") == []
+
+
+def test_a_product_of_combined_integers_is_refused() -> None:
+    case = of(IndexUpdate((0,), "multiply"), wholes(4, dtype=DType.INT32), wholes(2, dtype=DType.INT32), AT)
+    (found,) = violations(canonical(proto_of(module_of(case.graph).text)), "trn1")
+    assert (found.rule, found.source) == ("integer-scatter", "NCC_EVRF016")
+
+
+AT = Given(np.array([2, 2]), DType.INT64)
+
+
+def test_so_many_updates_that_no_digit_is_exact_are_refused() -> None:
+    builder = GraphBuilder()
+    x, update = (builder.input(name, TensorType((size,), DType.INT32)) for name, size in (("x", 4), ("u", 1 << 24)))
+    at = builder.input("at", TensorType((1 << 24,), DType.INT32))
+    builder.output("y", builder.add(IndexUpdate((0,), "add"), x, update, at))
+    (found,) = violations(canonical(proto_of(module_of(builder.build()).text)), "trn1")
+    assert found.rule == "integer-scatter"
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2)])

@@ -11,13 +11,16 @@ from tests.conftest import ROOT
 from tests.neuronx.stand_in import FAILURE
 
 _CALLS = "NEURONX_CC_CALLS"
+_GATE = "NEURONX_CC_GATE"
 _PROGRAM = f"""#!{sys.executable}
-import json, os, sys
+import json, os, sys, time
 sys.path.insert(0, {json.dumps(str(ROOT))})
 from tests.neuronx.stand_in import main
 if sys.argv[1] == "compile":
     with open(os.environ[{_CALLS!r}], "a") as calls:
         calls.write(json.dumps(sys.argv[2:]) + "\\n")
+    while not os.path.exists(os.environ.get({_GATE!r}, "/")):
+        time.sleep(0.02)
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -33,6 +36,12 @@ class InstalledCompiler:
     def fail(self, failure: str) -> None:
         """Play a failure of `tests.neuronx.stand_in`; none for an empty text."""
         self.monkeypatch.setenv(FAILURE, failure)
+
+    def close(self) -> Path:
+        """Each compilation waits, once its call is recorded, until somebody creates this file."""
+        gate = self.folder / "gate"
+        self.monkeypatch.setenv(_GATE, str(gate))
+        return gate
 
     @property
     def calls(self) -> list[list[str]]:

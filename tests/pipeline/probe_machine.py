@@ -7,6 +7,7 @@ import tarfile
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -15,6 +16,7 @@ import numpy as np
 
 from nxpipe.emulator.executable.neff import HEADER, open_neff
 from nxpipe.emulator.hlo.constraints import CheckedModule, HloLimits
+from nxpipe.emulator.hlo.corpus import corpus
 from nxpipe.emulator.hlo.probe import Probe
 from nxpipe.emulator.hlo.schema import (
     ALIAS_SUFFIX,
@@ -25,9 +27,11 @@ from nxpipe.emulator.hlo.schema import (
     ModuleField,
 )
 from nxpipe.emulator.hlo.wire import Message
+from nxpipe.emulator.run.devices.environment import RankPlacement
 from nxpipe.emulator.run.devices.faults import RankHung
 from nxpipe.emulator.run.devices.protocol import TensorInfo
 from nxpipe.emulator.run.devices.ranks import Rank, function_of
+from nxpipe.emulator.run.status import InvalidLoad
 from nxpipe.pipeline.util.errors import BuildRefused
 from tests.hlo.xla_cpu import LoadedProto
 from tests.neuronx.stand_in import Failure, compiled, interface, parser
@@ -47,6 +51,8 @@ class Defects:
     ranks: Callable[[list[Any]], list[Any]] = lambda ranks: ranks  # the order of ranks that collectives see
     keeps_states: bool = False  # an aliased buffer stays as it was
     hangs: Callable[[HloModule], bool] = lambda module: False
+    cores: int = 0  # physical cores that each NEFF is for, whatever was requested
+    setting: int = 0  # physical cores of the runtime's logical cores, whatever was set
 
 
 @dataclass
@@ -64,13 +70,18 @@ class ProbeMachine:
         try:
             (self.folder / "module.pb").write_bytes(proto.encode())
             words = ("compile", str(self.folder / "module.pb"), "--framework", "XLA", "--target", target)
-            return compiled(parser().parse_args(words), drops_unused=self.defects.drops_unused)
+            cores = ("--lnc", str(self.defects.cores or probe.physical_cores))
+            return compiled(parser().parse_args((*words, *cores)), drops_unused=self.defects.drops_unused)
         except Failure as error:
             raise BuildRefused(f"{probe.name}: {error}") from error
 
-    def launch(self, host: str, job: Any, *, world: int, limit: float) -> list[Any]:
+    def launch(self, host: str, job: Any, *, world: int, limit: float, placement: RankPlacement) -> list[Any]:
         """The ranks of a program in threads, as `run_ranks` has them in processes."""
         program = _Program(Path(job["program"]), world, self.defects)
+        if (setting := self.defects.setting or placement.physical_cores) != program.physical_cores:
+            raise InvalidLoad(
+                f"the program is for {program.physical_cores} physical cores, and the runtime has {setting}"
+            )
         if self.defects.hangs(program.module):
             raise RankHung(f"no progress within the limit of {limit:g} s: rank 0 since it began to 'execute run 1'")
         results: dict[int, Any] = {}
@@ -104,6 +115,7 @@ class _Program:
             self.proto = member.read()
         self.module, self.world, self.defects = HloModule.read(self.proto), world, defects
         neff = open_neff(path)
+        self.physical_cores = neff.physical_cores
         self.inputs, self.outputs = neff.inputs, neff.outputs
         parameters = {
             each.proto.number(InstructionField.PARAMETER_NUMBER): each
@@ -130,10 +142,22 @@ def _computed(proto: bytes, inputs: list[list[np.ndarray]]) -> list[list[np.ndar
     for array in (array for row in inputs for array in row):
         digest.update(array.tobytes())
     if digest.hexdigest() not in _COMPUTED:
-        plain = Message.parse(proto)
+        plain = Message.parse(_twins().get(_nameless(proto), proto))
         plain.remove(ModuleField.INPUT_OUTPUT_ALIAS)  # buffers are this machine's
         _COMPUTED[digest.hexdigest()] = LoadedProto(plain.encode(), len(inputs)).run(inputs)
     return _COMPUTED[digest.hexdigest()]
+
+
+@cache
+def _twins() -> dict[bytes, bytes]:
+    """Modules that XLA's CPU computes in place of those with custom calls."""
+    return {_nameless(probe.module): probe.twin for probe in corpus() if probe.twin}
+
+
+def _nameless(proto: bytes) -> bytes:
+    module = Message.parse(proto)
+    without_names("parameter", "tuple")(module)
+    return module.encode()
 
 
 class _Tensor:
@@ -217,5 +241,14 @@ def refuses_type(element: str) -> Callable[[HloModule], str]:
     def refused(module: HloModule) -> str:
         shapes = (shape for part in module.computations for each in part.instructions for shape in each.shape.arrays())
         return f"[NCC_ESPP004] type {element}" if any(shape.element_type == element for shape in shapes) else ""
+
+    return refused
+
+
+def refuses_combination(element: str) -> Callable[[HloModule], str]:
+    def refused(module: HloModule) -> str:
+        checked = CheckedModule(module, "trn1", HloLimits())
+        scatters = (each for _, each in checked.each("scatter") if each.shape.element_type == element)
+        return "[NCC_EVRF016]" if any(checked.combiner(each) not in (None, "parameter") for each in scatters) else ""
 
     return refused

@@ -1,10 +1,15 @@
 """Documented limits of compiler and runtime, on graphs that exceed each of them."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 
+from nxpipe.emulator.hlo.canonical import canonical
+from nxpipe.emulator.hlo.constraints import TARGETS, violations
+from nxpipe.emulator.hlo.module import module_of
+from nxpipe.emulator.hlo.xla import proto_of
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType, TensorType
@@ -38,31 +43,36 @@ def kind(dtype: DType, *shape: int) -> TensorType:
 INTEGERS, FLOATS, PLACES = kind(DType.INT32, 4), kind(DType.FLOAT32, 4), kind(DType.INT32, 4)
 
 
-@pytest.mark.parametrize("operator", [ScatterAlong(0, "add"), IndexUpdate((0,), "add")], ids=["along", "at places"])
-def test_combining_integers_at_computed_places_is_refused_as_the_documentation_does(operator: Operator) -> None:
-    (finding,) = found(operator, INTEGERS, INTEGERS, PLACES)
+@pytest.mark.parametrize("of", [partial(ScatterAlong, 0), partial(IndexUpdate, (0,))], ids=["along", "at places"])
+def test_multiplying_integers_at_computed_places_is_refused_as_the_documentation_does(
+    of: Callable[[str], Operator],
+) -> None:
+    (finding,) = found(of("multiply"), INTEGERS, INTEGERS, PLACES)
     assert (finding.rule.id, str(finding.severity)) == ("NXC-304", "error")
     assert "NCC_EVRF016" in finding.message
-    assert not found(operator, FLOATS, FLOATS, PLACES)
+    assert not found(of("multiply"), FLOATS, FLOATS, PLACES)
+    for combine in ("add", "maximum", "minimum"):  # composed of floats
+        assert not found(of(combine), INTEGERS, INTEGERS, PLACES)
 
 
 def test_replacing_integers_is_no_combination() -> None:
     assert not found(ScatterAlong(0, ""), INTEGERS, INTEGERS, PLACES)
 
 
-def test_ordering_integers_is_a_warning_and_ordering_floats_is_none() -> None:
-    (finding,) = found(ArgSort(0, True), INTEGERS)
-    assert (finding.rule.id, str(finding.severity)) == ("NXC-306", "warning")
-    assert not found(ArgSort(0, True), FLOATS)
+COMPOSED = {
+    "an order of integers": (ArgSort(0, True), INTEGERS),
+    "a window with holes": (Pool("max_pool", (2,), (1,), (0,), (0,), (2,)), kind(DType.FLOAT32, 1, 1, 8)),
+}
 
 
-def test_a_window_with_holes_is_refused() -> None:
-    def pool(apart: int) -> Pool:
-        return Pool("max_pool", (2,), (1,), (0,), (0,), (apart,))
-
-    signal = kind(DType.FLOAT32, 1, 1, 8)
-    assert [finding.rule.id for finding in found(pool(2), signal)] == ["NXC-308"]
-    assert not found(pool(1), signal)
+@pytest.mark.parametrize("name", COMPOSED)
+def test_what_is_composed_of_other_opcodes_is_no_finding_though_the_compiler_refuses_the_opcode(name: str) -> None:
+    operator, given = COMPOSED[name]
+    assert not found(operator, given)
+    builder = GraphBuilder()
+    builder.output("y", builder.add(operator, builder.input("x", given)))
+    module = canonical(proto_of(module_of(builder.build()).text))
+    assert all(violations(module, target) == [] for target in TARGETS)
 
 
 @pytest.mark.parametrize(("target", "rules"), [("inf2", ["NXC-307"]), ("trn2", ["NXC-307"]), ("trn3", [])])

@@ -16,7 +16,7 @@ import pytest
 
 from nxpipe.emulator.hlo.corpus import corpus, matching
 from nxpipe.pipeline.check import hardware
-from nxpipe.pipeline.check.hardware import DeviceRun, native_target, survey, try_all, try_probe
+from nxpipe.pipeline.check.hardware import DeviceRun, for_target, native_target, survey, try_all, try_probe
 from nxpipe.pipeline.check.hardware_report import (
     FORMAT,
     HardwareReport,
@@ -36,6 +36,7 @@ from tests.pipeline.probe_machine import (
     Defects,
     ProbeMachine,
     refuses,
+    refuses_combination,
     refuses_type,
     uses,
     without_names,
@@ -86,6 +87,12 @@ FAULTS: dict[str, tuple[Defects, set[str]]] = {
     "all-reduce hangs": (Defects(hangs=uses("all-reduce")), {"rank/all-reduce"}),
     "inputs are read by columns": (Defects(inputs=_by_columns), {"form/canonical"}),
     "integers have 24 bits": (Defects(inputs=_through_f32), {"type/s32"}),
+    "a NEFF is always for one core": (Defects(cores=1), {"core/two"}),
+    "the runtime ignores its setting": (Defects(setting=1), {"core/two"}),
+    "floats are not combined": (
+        Defects(refused=refuses_combination("f32")),
+        {f"opcode/scatter-{opcode}" for opcode in ("add", "maximum", "minimum", "multiply")},
+    ),
     "f32 is truncated to bf16": (Defects(outputs=_truncated_bf16), {"form/canonical"}),
 }
 
@@ -98,7 +105,7 @@ def report_of(machine: ProbeMachine, probes: Sequence[Any], run: bool = True) ->
     return report
 
 
-@pytest.mark.sample(36)
+@pytest.mark.sample(42)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_reported_by_exactly_the_assumptions_that_it_breaks(fault: str, tmp_path: Path) -> None:
     defects, expected = FAULTS[fault]
@@ -133,6 +140,33 @@ def test_a_hang_and_a_crash_are_the_result_of_one_probe(tmp_path: Path) -> None:
     trial = report.trials["trn3"]["rank/all-reduce"]
     assert (trial.compiled, trial.ran, trial.agrees, trial.code) == (True, False, None, "NRT_TIMEOUT")
     assert report.trials["trn3"]["rank/all-gather"].agrees
+
+
+def test_two_physical_cores_are_requested_of_the_compiler_and_set_for_the_runtime(tmp_path: Path) -> None:
+    trials = report_of(ProbeMachine(tmp_path), matching("core")).trials["trn3"]
+    assert all(trials[probe.name].agrees for probe in matching("core") if not probe.is_question)
+    other = trials["core/other-setting"]
+    assert (other.compiled, other.ran) == (True, False)
+    assert "for 2 physical cores, and the runtime has 1" in other.message
+    wrong = report_of(ProbeMachine(tmp_path, Defects(cores=1)), matching("core/two")).trials["trn3"]["core/two"]
+    assert "the NEFF is for 1 physical cores of a logical one, and 2 were requested" in wrong.message
+
+
+def test_targets_without_such_logical_cores_have_no_probe_of_them() -> None:
+    assert for_target(corpus(), "trn2") == list(corpus())
+    names = {probe.name for probe in for_target(corpus(), "inf2")}
+    assert {probe.name for probe in corpus()} - names == {probe.name for probe in matching("core")}
+    with pytest.raises(InputInvalid, match="inf2 has no logical cores of two physical ones"):
+        for_target(matching("core"), "inf2")
+
+
+def test_custom_calls_are_questions_that_a_machine_answers(tmp_path: Path) -> None:
+    trials = report_of(ProbeMachine(tmp_path), matching("call")).trials["trn3"]
+    assert {name: trial.code for name, trial in trials.items() if trial.has_failed} == {
+        "call/top-k-odd-row": "NCC_EVRF064",  # the stand-in's, for a rule that has none
+        "call/unlisted": "NCC_EVRF015",
+    }
+    assert trials["call/top-k"].agrees
 
 
 # Resuming
@@ -257,11 +291,15 @@ def test_the_command_reports_what_the_compiler_refuses(
     assert [each["name"] for each in document["broken"]["trn2"]] == ["name/dots"]
     assert document["targets"]["inf2"]["name/dots"]["code"] == "NCC_EVRF001"
     assert len(compiler.calls) == 4
+    compiler.fail("")
+    assert nxpipe("doctor", "--hardware", "--only", "core/two", "--targets", "trn2").code == OK.number
+    assert [call[call.index("--lnc") + 1] for call in compiler.calls] == ["1"] * 4 + ["2"]
 
 
 def test_the_command_needs_the_compiler_and_a_known_name(compiler: InstalledCompiler, nxpipe: InProcess) -> None:
     assert nxpipe("doctor", "--hardware", "--only", "nothing").code == USAGE.number
     assert nxpipe("doctor", "--hardware", "--targets", "inf1").code == USAGE.number
+    assert nxpipe("doctor", "--hardware", "--only", "core", "--targets", "trn2,inf2").code == USAGE.number
     assert nxpipe("doctor", "--force").code == USAGE.number
     compiler.remove()
     answer = nxpipe("doctor", "--hardware")

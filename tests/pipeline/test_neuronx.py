@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from nxpipe.artifact_store import Store, open_store
+from nxpipe.artifact_store.errors import OutputLost
+from nxpipe.artifact_store.layout import action_path, blob_path
 from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.emulator.executable.interface import interface_from
 from nxpipe.emulator.executable.neff import Neff, read_neff
@@ -190,6 +192,31 @@ def test_what_is_in_the_store_is_compiled_once(
     assert neff_of(store, longer).header.uuid == neff_of(store, first).header.uuid
     carry_out(asked(llama, DECODE), store, force=True)  # is compiled, and the first NEFF stays
     assert len(compiler.calls) == 3
+
+
+@sampled
+@pytest.mark.parametrize("damage", ["missing", "changed"])
+def test_a_neff_that_the_store_lost_is_compiled_again_and_the_artifact_that_names_it_is_in_conflict(
+    tmp_path: Path, damage: str, compiler: InstalledCompiler, bert: Path, store: Store
+) -> None:
+    request = asked(bert)
+    device = carry_out(request, store).executables[0].device
+    assert device is not None
+    path = tmp_path / "store" / blob_path(device.neff)
+    path.chmod(0o600)
+    path.unlink() if damage == "missing" else path.write_bytes(b"rot")
+    proven = carry_out(asked(bert, seed=1, verified=True), store)  # the same program, with evidence by XLA
+    assert neff_of(store, proven)
+    assert len(compiler.calls) == 2
+    assert {"emulated", "xla"} <= {evidence.kind for evidence in store.evidence(proven.digest)}
+    with pytest.raises(OutputLost, match=f"whose blob {device.neff.sha256} .* and build again") as lost:
+        carry_out(request, store, force=True)
+    row = exit_code_of(lost.value)
+    assert row is not None
+    assert row.number == 24
+    (tmp_path / "store" / action_path(request.request_key)).unlink()
+    assert carry_out(request, store).executables == proven.executables
+    assert len(compiler.calls) == 3  # the forced one
 
 
 @sampled

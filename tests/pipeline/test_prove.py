@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nxpipe.artifact_store import Published, Store, open_store
+from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.evidence import DEVICE, EMULATED, Evidence
 from nxpipe.artifact_store.trust.policy import has_signed_evidence
 from nxpipe.artifact_store.trust.signers import open_signer
@@ -28,59 +27,15 @@ from nxpipe.emulator.isa.program import Role
 from nxpipe.pipeline.util.errors import BuildRefused
 from nxpipe.pipeline.util.exit_codes import COMPILE, INTERRUPTED, NOT_READY, OK, REFUSED, USAGE, VERIFICATION
 from nxpipe.pipeline.verify import prove as module
-from nxpipe.pipeline.verify.prove import ProveOptions, target_of
+from nxpipe.pipeline.verify.device import FetchedProgram, groups, target_of, varies
+from nxpipe.pipeline.verify.prove import ProveOptions
 from tests.neuronx.neff_files import BUILD, archive, container, members
 from tests.pipeline.command import NXPIPE, Answer, installed
-from tests.pipeline.conftest import BERT, LLAMA
-from tests.pipeline.device_artifacts import build_for_devices, install_device
+from tests.pipeline.conftest import World
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.test_build import imports
-from tests.runtime.devices.conftest import stand_in
 
-__all__ = ["nxpipe", "stand_in"]
-
-MODELS: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
-    "encoder": (BERT, ()),
-    "decoder": (LLAMA, ("--phases", "prefill,decode")),
-}
-
-Artifacts = Callable[[str, int], Path]
-World = tuple[Store, Published]
-
-
-@pytest.fixture(scope="session")
-def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Artifacts:
-    """A function that builds a model for devices once, in a folder with a store and the artifact's name."""
-
-    @cache
-    def artifact(kind: str, degree: int) -> Path:
-        folder = tmp_path_factory.mktemp(f"{kind}-{degree}")
-        config, options = MODELS[kind]
-        made = build_for_devices(folder, config, "--tp", str(degree), *options, drops_unused=degree > 1)
-        (folder / "name").write_text(made.name)
-        return folder
-
-    return artifact
-
-
-@pytest.fixture
-def world(artifacts: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
-    """A function that puts a copy of the store with such an artifact into the working directory."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "nxpipe.toml").write_text('[project]\nname = "search"\n[store]\nurl = "file://store"\n')
-
-    def copied(kind: str = "encoder", degree: int = 1) -> World:
-        folder = artifacts(kind, degree)
-        shutil.copytree(folder / "store", tmp_path / "store", symlinks=True)
-        store = open_store(str(tmp_path / "store"))
-        return store, store.resolve((folder / "name").read_text())
-
-    return copied
-
-
-@pytest.fixture
-def device(stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    return lambda **settings: install_device(stand_in, tmp_path, monkeypatch, **settings)
+__all__ = ["nxpipe"]
 
 
 def prove(nxpipe: InProcess, published: Published, *more: str) -> Answer:
@@ -315,21 +270,21 @@ def test_surroundings_have_no_path_and_no_host(tmp_path: Path, monkeypatch: pyte
 def test_programs_run_together_unless_their_states_or_ranks_differ() -> None:
     """A rank has one tensor for a state, so caches of two capacities need two sets of processes."""
 
-    def program(name: str, capacity: int, degree: int = 1) -> module.FetchedProgram:
+    def program(name: str, capacity: int, degree: int = 1) -> FetchedProgram:
         cache = TensorType((1, capacity), DType.FLOAT32)
         interface = Interface(
             degree, (Argument("cache", Role.STATE, cache, cache, alias=0),), (Result("cache", cache),)
         )
         neff = read_neff(BytesIO(container(archive(members([])))))
-        nothing: Any = None
-        return module.FetchedProgram(name, Path(name), neff, interface, {}, nothing, nothing)
+        return FetchedProgram(name, Path(name), neff, interface, {})
 
     programs = [program("a", 8), program("b", 16), program("c", 8), program("d", 8, degree=2)]
-    assert [[each.name for each in group] for group in module.groups(programs)] == [["a", "c"], ["b"], ["d"]]
+    assert [[each.name for each in group] for group in groups(programs)] == [["a", "c"], ["b"], ["d"]]
 
 
 @pytest.mark.parametrize(
-    ("values", "varies"), [([0, 0], False), ([0, 1], True), ([np.nan, np.nan], False), ([1, np.nan], True), ([], False)]
+    ("values", "expected"),
+    [([0, 0], False), ([0, 1], True), ([np.nan, np.nan], False), ([1, np.nan], True), ([], False)],
 )
-def test_an_answer_is_constant_if_its_elements_are_equal_or_no_numbers(values: list[float], varies: bool) -> None:
-    assert module._varies(np.array(values, np.float32)) is varies
+def test_an_answer_is_constant_if_its_elements_are_equal_or_no_numbers(values: list[float], expected: bool) -> None:
+    assert varies(np.array(values, np.float32)) is expected

@@ -22,8 +22,9 @@ from nxpipe.pipeline.models.thresholds import Deviation, Thresholds, faults_of
 from nxpipe.pipeline.util.errors import VerificationFailed
 from nxpipe.pipeline.verify import evidence
 from nxpipe.pipeline.verify.comparison import Case, Comparison, VariantResult
+from nxpipe.pipeline.verify.device import FetchedProgram
 from nxpipe.pipeline.verify.evidence import compare
-from nxpipe.pipeline.verify.prove import FetchedProgram, Proof
+from nxpipe.pipeline.verify.prove import Golden, Proof
 from nxpipe.pipeline.verify.replay import compared_run
 from tests.neuronx.neff_files import archive, container, members
 
@@ -119,11 +120,11 @@ def by_verify(deviation: Deviation, store: Store, _: Path) -> Compared:
 def by_prove(deviation: Deviation, store: Store, folder: Path) -> Compared:
     neff = read_neff(BytesIO(container(archive(members([])))))
     golden = by_build(NEAR, store, folder)
-    program = FetchedProgram("forward-b1-s8", folder, neff, Interface(1, (), ()), {}, golden, store)
+    program = FetchedProgram("forward-b1-s8", folder, neff, Interface(1, (), ()), {})
     (answers := folder / "answers").write_bytes(b"")
     timing = Timing(clock="device", runs=100, p50_ms=1.0, p99_ms=1.0)
     described = {"family": "trn2", "implementation": "nrtpy", "version": "2.34"}
-    return Proof(program, (deviation,), timing, answers).stored(store, described)
+    return Proof(program, Golden(golden, store), (deviation,), timing, answers).stored(store, described)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

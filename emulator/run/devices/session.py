@@ -313,27 +313,37 @@ def describe(rank: Rank, _: Document) -> Document:
 
 
 def replay(rank: Rank, argument: Document) -> Document:
-    """Run each program once on given inputs, write its results in order, and measure it; the timing by program.
+    """Run each program once on each of its batches, write the results, and measure it; the timing by program, none if
+    `runs` is 0.
 
     The argument has `weights`, a file; `runs` and `warmup`; and `programs`: by name the files `neff` and `interface`,
-    and for each rank an .npz file with its `inputs` (those that are `requested`, in order) and one for its `answers`.
+    and `batches`, each with an .npz file of `inputs` for every rank (those that are `requested`, in order) and one for
+    its `answers`.
     """
     files = argument["programs"]
     interfaces = {name: interface_from(Path(own["interface"]).read_bytes()) for name, own in files.items()}
     programs = {name: (Path(files[name]["neff"]), interface) for name, interface in interfaces.items()}
     session = load_model(rank, programs, WeightsFile(Path(argument["weights"])))
-    timings = {}
+    timings: dict[str, Document] = {}
     for name, interface in sorted(interfaces.items()):
-        with np.load(files[name]["inputs"][rank.number]) as inputs:
-            given = {each.name: inputs[key] for each, key in zip(interface.requested, inputs.files, strict=True)}
-        outputs = session.run(name, given)
-        results = [
-            outputs[each.name] if each.name in outputs else session.read(each.name) for each in interface.results
-        ]
-        np.savez(files[name]["answers"][rank.number], *results)
-        timing = _measured(session, name, argument["runs"], argument["warmup"])
-        timings[name] = {"clock": timing.clock, "durations_ms": timing.durations_ms}
+        for batch in files[name]["batches"]:
+            inputs, answers = (Path(batch[end][rank.number]) for end in ("inputs", "answers"))
+            _answer(session, name, interface, inputs, answers)
+        if argument["runs"]:
+            timing = _measured(session, name, argument["runs"], argument["warmup"])
+            timings[name] = {"clock": timing.clock, "durations_ms": timing.durations_ms}
     return timings
+
+
+def _answer(session: RankSession, program: str, interface: Interface, inputs: Path, answers: Path) -> None:
+    """Run a program on the inputs of a file, and write a file of its results."""
+    with np.load(inputs) as arrays:
+        given = {each.name: arrays[key] for each, key in zip(interface.requested, arrays.files, strict=True)}
+    outputs = session.run(program, given)
+    np.savez(
+        answers,
+        *(outputs[each.name] if each.name in outputs else session.read(each.name) for each in interface.results),
+    )
 
 
 def _measured(session: RankSession, program: str, runs: int, warmup: int) -> Timing:

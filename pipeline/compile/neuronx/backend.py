@@ -4,10 +4,11 @@ docs/reference/device-programs.md is its contract.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
-from nxpipe.artifact_store.builds import observed, record_observation
+from nxpipe.artifact_store.builds import record_observation, step_result
 from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.pipeline.compile import findings as rules
 from nxpipe.pipeline.compile.artifact_files import device_program
@@ -30,6 +31,7 @@ from nxpipe.pipeline.util.progress import Step
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.builds import StepResult
     from nxpipe.artifact_store.documents import Blob
     from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.emulator.executable.interface import Interface
@@ -45,10 +47,13 @@ _CODE: Final = re.compile(r"NCC_[A-Z]{4}[0-9]{3}")
 
 
 class NeuronxBackend:
-    """The emulator's back end with one more code generator: step results of the emulator are shared."""
+    """The emulator's back end with one more code generator: step results of the emulator are shared.
 
-    def __init__(self) -> None:
+    `hold` holds the lease on a cache key: cells of different keys may have the same module."""
+
+    def __init__(self, hold: Callable[[str], AbstractContextManager[None]]) -> None:
         self._emulator = EmulatorBackend()
+        self._hold = hold
 
     def frontend(self, spec: "BuildSpec", shape: Shape, step: Step) -> "CompiledGraph":
         return self._emulator.frontend(spec, shape, step)
@@ -68,10 +73,48 @@ class NeuronxBackend:
         with step(f"write HLO of {shape.name}"):
             interface, module = written(name, frontend_output, compilation.target)
         with step(f"compile {shape.name} with neuronx-cc"):
-            neff = _neff(name, interface, module, compilation, store, force=force)
+            neff = self.neff(name, interface, module, compilation, store, force=force)
         parts = {"neff": neff, "module": store.put_blob(module), "interface": store.put_blob(interface.to_bytes())}
         device = {path: parts[field] for field, path in device_program(shape.name).items()}
         return BackendOutput({**emulated.files, **device}, emulated.facts)
+
+    def neff(
+        self,
+        name: str,
+        interface: "Interface",
+        module: bytes,
+        compilation: Compilation,
+        store: "Store",
+        *,
+        force: bool,
+    ) -> "Blob":
+        """The NEFF of a module, compiled unless the store has one of the same module, flags and release.
+
+        NEFFs differ from one compilation to the next, in a UUID at least, so the first one that is stored is kept: with
+        `force` the compiler runs again, and its result is only checked.
+        """
+        flags = compiler_flags(compilation)
+        key = digest_of(
+            {
+                "format": "nxpipe.neff/1",
+                "module": sha256_hex(module),
+                "flags": list(flags),
+                "compiler": compilation.release,
+            }
+        )
+
+        def compiled() -> "StepResult":
+            neff = compile_module(name, module, flags, ProcessLimits(LONGEST, available_memory()))
+            require_interface(name, neff, interface, compilation.logical_cores)
+            return record_observation(store, key, {_NEFF: store.put_blob(neff)}, {})
+
+        if force:
+            return compiled().blob(_NEFF)
+        result = step_result(store, key)
+        if result is None:
+            with self._hold(key):
+                result = step_result(store, key) or compiled()
+        return result.blob(_NEFF)
 
 
 def written(name: str, program: "CompiledGraph", target: str) -> tuple["Interface", bytes]:
@@ -111,31 +154,6 @@ _BY_VIOLATION: Final = {
     "empty-input": rules.EMPTY_TENSOR,
     "empty-output": rules.EMPTY_TENSOR,
 }
-
-
-def _neff(
-    name: str, interface: "Interface", module: bytes, compilation: Compilation, store: "Store", *, force: bool
-) -> "Blob":
-    """The NEFF of a module, compiled unless the store has one of the same module, flags and release.
-
-    NEFFs differ from one compilation to the next, in a UUID at least, so the first one that is stored is kept: with
-    `force` the compiler runs again, and its result is only checked.
-    """
-    flags = compiler_flags(compilation)
-    key = digest_of(
-        {
-            "format": "nxpipe.neff/1",
-            "module": sha256_hex(module),
-            "flags": list(flags),
-            "compiler": compilation.release,
-        }
-    )
-    result = None if force else observed(store, key)
-    if result is None:
-        neff = compile_module(name, module, flags, ProcessLimits(LONGEST, available_memory()))
-        require_interface(name, neff, interface, compilation.logical_cores)
-        result = record_observation(store, key, {_NEFF: store.put_blob(neff)}, {})
-    return result.blob(_NEFF)
 
 
 def require_interface(name: str, neff: bytes, interface: "Interface", logical_cores: int) -> None:
