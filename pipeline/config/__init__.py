@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.config.endpoints import ModelEndpoint
-    from nxpipe.pipeline.config.faults import ConfigInvalid, Fault
     from nxpipe.pipeline.config.load import Origin, Setting, load_config, origins
+    from nxpipe.pipeline.config.messages import ConfigInvalid, Fault
     from nxpipe.pipeline.config.models import Model
     from nxpipe.pipeline.config.reference import configuration_page, field_help, json_schema
     from nxpipe.pipeline.config.root import Config
@@ -43,8 +43,8 @@ __all__ = [
 
 _HOMES = {
     "endpoints": ("ModelEndpoint",),
-    "faults": ("ConfigInvalid", "Fault"),
     "load": ("Origin", "Setting", "load_config", "origins"),
+    "messages": ("ConfigInvalid", "Fault"),
     "models": ("Model",),
     "reference": ("configuration_page", "field_help", "json_schema"),
     "root": ("Config",),

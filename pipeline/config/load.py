@@ -18,11 +18,10 @@ from nxpipe.emulator.hardware import INSTANCES, Instance
 from nxpipe.pipeline.config.cloud import ExistingNetwork
 from nxpipe.pipeline.config.cluster import Cluster
 from nxpipe.pipeline.config.endpoints import ModelEndpoint
-from nxpipe.pipeline.config.faults import ConfigInvalid, Fault, KeyPath, Violation
-from nxpipe.pipeline.config.messages import key_text, shown, violations
+from nxpipe.pipeline.config.messages import ConfigInvalid, Fault, Violation, key_text, shown, violations
 from nxpipe.pipeline.config.models import Model
 from nxpipe.pipeline.config.root import Config, Fleet
-from nxpipe.pipeline.config.schema import Kind, Table, field_kind, is_table
+from nxpipe.pipeline.config.schema import KeyPath, Kind, Table, field_kind, is_table
 from nxpipe.pipeline.config.serving_fleet import ServingFleet
 from nxpipe.pipeline.config.toml_file import locate, read_document
 from nxpipe.pipeline.config.training_fleet import TrainingFleet

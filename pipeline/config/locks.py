@@ -14,8 +14,8 @@ from pydantic import Field, ValidationError
 
 from nxpipe.pipeline.config.cloud import Amis, Prove
 from nxpipe.pipeline.config.cluster import Cluster
-from nxpipe.pipeline.config.faults import ConfigInvalid, Fault
 from nxpipe.pipeline.config.kinds import Region, Sdk
+from nxpipe.pipeline.config.messages import ConfigInvalid, Fault
 from nxpipe.pipeline.config.root import Config
 from nxpipe.pipeline.config.schema import Table, text
 from nxpipe.pipeline.config.training_fleet import TrainingFleet

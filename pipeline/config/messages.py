@@ -1,8 +1,10 @@
-"""Texts of a violation (key, value found, values allowed), from pydantic's errors and the declared types."""
+"""Faults of a configuration: file and line, the value found, the values allowed, the nearest valid spelling; and their
+texts, from pydantic's errors and the declared types."""
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import date, datetime, time
 from typing import Any, Literal, get_args, get_origin
 
@@ -10,11 +12,11 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from nxpipe.pipeline.config.faults import KeyPath, Violation
 from nxpipe.pipeline.config.schema import (
     RULE,
     TAG,
     Form,
+    KeyPath,
     Kind,
     ListRule,
     Place,
@@ -29,6 +31,43 @@ from nxpipe.pipeline.util.text import nearest
 
 _LONGEST = 60
 _BARE = "[A-Za-z0-9_-]+"
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A broken rule: the key, the value found and the values allowed, without file and line."""
+
+    path: KeyPath
+    found: str
+    allowed: str
+    nearest: str | None = None
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A violation with its file and line; `str` gives one line: place, found, expected."""
+
+    file: str
+    line: int | None
+    key: str
+    found: str
+    allowed: str
+    nearest: str | None = None
+
+    def __str__(self) -> str:
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        subject = f"{place}: {self.key}" if self.key else place
+        guess = f'; did you mean "{self.nearest}"?' if self.nearest else ""
+        return f"{subject}: found {self.found}; expected {self.allowed}{guess}"
+
+
+class ConfigInvalid(Exception):
+    """An invalid configuration, with all of its faults in the order of the file."""
+
+    def __init__(self, faults: Iterable[Fault]) -> None:
+        self.faults = tuple(sorted(faults, key=lambda fault: (fault.line is None, fault.line or 0)))
+        self.lines = tuple(map(str, self.faults))
+        super().__init__("\n".join(self.lines))
 
 
 def key_text(path: KeyPath) -> str:

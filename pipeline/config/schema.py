@@ -8,13 +8,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import NoneType, UnionType
-from typing import Annotated, Any, Final, TypeGuard, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Final, TypeAlias, TypeGuard, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from nxpipe.pipeline.config.faults import KeyPath
+# The path of a key in the document, as in ("models", 1, "buckets", 2).
+KeyPath: TypeAlias = tuple[str | int, ...]
 
 RULE = "rule"  # the type of pydantic errors that carry their own text
 

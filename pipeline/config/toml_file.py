@@ -6,8 +6,8 @@ from bisect import bisect_left
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from nxpipe.pipeline.config.faults import ConfigInvalid, Fault, KeyPath
-from nxpipe.pipeline.config.messages import shown
+from nxpipe.pipeline.config.messages import ConfigInvalid, Fault, shown
+from nxpipe.pipeline.config.schema import KeyPath
 from nxpipe.pipeline.util.files import DocumentInvalid, read_file, toml_of
 
 _SIZE_LIMIT: Final = 1 << 20  # bytes: more than any real file, few enough to parse quickly

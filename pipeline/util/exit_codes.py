@@ -36,7 +36,7 @@ CONFIGURATION: Final = ExitCode(
     "configuration",
     "`nxpipe.toml` or an `NXPIPE_*` environment variable is invalid.",
     "Fix the lines that the message names, then run `nxpipe config check`.",
-    ("nxpipe.pipeline.config.faults:ConfigInvalid",),
+    ("nxpipe.pipeline.config.messages:ConfigInvalid",),
 )
 SOFTWARE: Final = ExitCode(
     4,

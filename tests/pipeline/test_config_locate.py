@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nxpipe.pipeline.config.faults import KeyPath
+from nxpipe.pipeline.config.schema import KeyPath
 from nxpipe.pipeline.config.toml_file import locate
 
 Document = dict[str, Any]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.pipeline.config.faults import ConfigInvalid
 from nxpipe.pipeline.config.load import check_placement, has_network, load, read_source, zones_of
+from nxpipe.pipeline.config.messages import ConfigInvalid
 from nxpipe.pipeline.config.root import Config
 
 MODEL = """
