@@ -6,12 +6,12 @@ evidence from the log, and accepts a document that is new, of this manifest, and
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from nxpipe.artifact_store.errors import Refused
-from nxpipe.artifact_store.evidence import DEVICE, Evidence, Limits, document_gap
+from nxpipe.artifact_store.evidence import DEVICE, EMULATED, Evidence, Limits, document_gap
 from nxpipe.emulator.executable.interface import interface_from
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.emulator.hardware.instance import Instance
@@ -259,7 +259,9 @@ class _Job:
             time.sleep(self._pace.poll)
 
     def _tell_status(self, job: Mapping[str, Any]) -> None:
-        self._stream = job.get("container", {}).get("logStreamName") or self._stream
+        stream = job.get("container", {}).get("logStreamName") or self._stream
+        if stream != self._stream:  # of another attempt
+            self._stream, self._token = stream, {}
         if job["status"] != self._status:
             self._status = job["status"]
             self._tell(f"  job {self._id} on {self._queue.type}: {self._status.lower()}")
@@ -343,6 +345,8 @@ def _accepted(
     if evidence is None:
         raise Refused(f"{named}, and the store has no such document for {published.name}; prove it again")
     gap = document_gap(published.manifest, evidence, DEVICE) or next(faults_of(evidence.programs, allowed), None)
+    if gap is None:
+        gap = _inputs_gap(evidence, documents.values())
     if gap is None and evidence.digest in before:
         gap = "it is older than the job"
     if gap is None and evidence.limits != limits:
@@ -350,3 +354,15 @@ def _accepted(
     if gap is not None:
         raise Refused(f"{named}, which is refused: {gap}; prove {published.name} again")
     return evidence
+
+
+def _inputs_gap(evidence: Evidence, documents: Iterable[Evidence]) -> str | None:
+    """A message about the first program that has not run on golden inputs."""
+    golden = {
+        (compared.program, compared.inputs)
+        for document in documents
+        if document.kind == EMULATED
+        for compared in document.programs
+    }
+    others = (each.program for each in evidence.programs if (each.program, each.inputs) not in golden)
+    return next((f"its inputs of {name} are not those of emulated evidence" for name in others), None)

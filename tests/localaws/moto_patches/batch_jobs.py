@@ -8,14 +8,13 @@ import json
 import os
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections import deque
 from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from moto.batch.models import BatchBackend, Job
 from moto.batch.responses import BatchResponse
@@ -38,13 +37,15 @@ class JobHost:
         self.capacity = 4
         self.status_reason: str | None = None  # the status reason of waiting jobs
         self._waiting: deque[Job] = deque()
-        self._at_work: set[str] = set()
+        self._at_work: dict[str, Job] = {}
         self._lock = threading.RLock()
 
     def clear(self) -> None:
         with self._lock:
             self._waiting.clear()
             self.capacity, self.status_reason = 4, None
+            for job in self._at_work.values():
+                job.stop = True  # its process ends, and it is not retried in the next test
 
     def add(self, job: Job) -> None:
         job.status = "RUNNABLE"
@@ -59,7 +60,7 @@ class JobHost:
             while self._waiting and len(self._at_work) < self.capacity:
                 job = self._waiting.popleft()
                 if job.status == "RUNNABLE":
-                    self._at_work.add(job.job_id)
+                    self._at_work[job.job_id] = job
                     threading.Thread(target=self._attend, args=(job,), daemon=True).start()
 
     def _attend(self, job: Job) -> None:
@@ -67,7 +68,7 @@ class JobHost:
             _run(job)
         finally:
             with self._lock:
-                self._at_work.discard(job.job_id)
+                self._at_work.pop(job.job_id, None)
             self.open()
 
 
@@ -142,26 +143,29 @@ def _attempt(job: Job, attempt: int) -> tuple[int | None, str | None]:
     """Run one attempt: its exit code, and the reason that ECS reports."""
     container = job.job_definition.container_properties or {}
     _, *arguments = job.container_overrides.get("command") or container["command"]
-    if container["image"] not in IMAGES:
+    program = IMAGES.get(container["image"])
+    if program is None:
         return None, _NO_IMAGE
-    with tempfile.TemporaryFile("w+", errors="replace") as output:
-        process = subprocess.Popen(
-            [*IMAGES[container["image"]], *arguments],
-            env=_environment(job, attempt),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-        _own(job)["process"] = process
-        job.job_started_at, job.status, job.log_stream_name = datetime.now(), "RUNNING", job._stream_name
-        reason = _wait(job, process)
-        output.seek(0)
-        _keep_log(job, output.read())
+    process = subprocess.Popen(
+        [*program, *arguments],
+        env=_environment(job, attempt),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    _own(job)["process"] = process
+    log = threading.Thread(target=_keep_log, args=(job, process.stdout), daemon=True)
+    log.start()
+    job.job_started_at, job.status, job.log_stream_name = datetime.now(), "RUNNING", job._stream_name
+    reason = _wait(job, process)
+    log.join(_GRACE)  # longer lives only a process that the job has left behind with its output
     code = process.returncode
     return (code if code >= 0 else 128 - code), reason
 
 
-def _wait(job: Job, process: "subprocess.Popen[bytes]") -> str | None:
+def _wait(job: Job, process: "subprocess.Popen[str]") -> str | None:
     """Wait until the process ends, is terminated, exceeds its timeout or exceeds its memory limit."""
     memory_limit, longest = _memory(job) * _MIB, job._get_attempt_duration()
     start, terminating = time.monotonic(), False
@@ -206,13 +210,15 @@ def _environment(job: Job, attempt: int) -> dict[str, str]:
     return {**os.environ, **{variable["name"]: variable["value"] for variable in variables}, **own}
 
 
-def _keep_log(job: Job, text: str) -> None:
-    group, stream = job._log_group, job._stream_name
-    job._log_backend.ensure_log_group(group)
-    job._log_backend.ensure_log_stream(group, stream)
-    now = int(time.time() * 1000)
-    if lines := [{"timestamp": now, "message": line} for line in text.splitlines()]:
-        job._log_backend.put_log_events(group, stream, lines)
+def _keep_log(job: Job, output: IO[str]) -> None:
+    """Write each line to the job's log stream when it is there."""
+    group, stream, backend = job._log_group, job._stream_name, job._log_backend
+    backend.ensure_log_group(group)
+    backend.ensure_log_stream(group, stream)
+    with output:
+        for line in output:
+            event = {"timestamp": int(time.time() * 1000), "message": line.rstrip("\n")}
+            backend.put_log_events(group, stream, [event])
 
 
 def _describe_short(stock: Any, job: Job) -> dict[str, Any]:
