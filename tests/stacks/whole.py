@@ -90,6 +90,10 @@ repository_id = 2
 [farm]
 image = "123456789012.dkr.ecr.us-east-2.amazonaws.com/nxpipe@sha256:{"0" * 64}"
 
+[prove]
+image = "123456789012.dkr.ecr.us-east-2.amazonaws.com/prove@sha256:{"0" * 64}"
+instance_types = ["inf2.xlarge"]
+
 [observe]
 emails = ["oncall@example.com"]
 
@@ -111,6 +115,7 @@ STACKS: Final = frozenset(
         "endpoint-answers",
         "network",
         "observe",
+        "prove",
         "release",
         "rollout-search",
         "serve-search",
