@@ -136,6 +136,7 @@ def publishing(store: StoreHandle, prefix: str) -> list[aws_iam.PolicyStatement]
     objects = store.bucket.arn_for_objects
     return [
         *_creating(store, prefix, CREATED_ONCE),
+        refreshing_by_copy(store, prefix, EVIDENCE, sid="RefreshEvidence"),
         aws_iam.PolicyStatement(
             sid="PutReplaceableObjects",
             actions=["s3:PutObject"],
@@ -151,7 +152,7 @@ def proving(store: StoreHandle, prefix: str) -> list[aws_iam.PolicyStatement]:
 
 
 def _creating(store: StoreHandle, prefix: str, folders: Sequence[str]) -> list[aws_iam.PolicyStatement]:
-    """Statements to create objects in some folders of a store, and to renew the age of blobs and evidence."""
+    """Statements to create objects in some folders of a store, and to renew the age of blobs."""
     bucket = store.bucket
     return [
         aws_iam.PolicyStatement(
@@ -168,7 +169,6 @@ def _creating(store: StoreHandle, prefix: str, folders: Sequence[str]) -> list[a
             conditions={"Bool": {"s3:ObjectCreationOperation": "false"}},
         ),
         refreshing_by_copy(store, prefix),
-        refreshing_by_copy(store, prefix, EVIDENCE, sid="RefreshEvidence"),
     ]
 
 

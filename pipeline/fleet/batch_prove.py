@@ -103,7 +103,7 @@ def prove_on_batch(
     tell(price_sentence(queue, config.project.region, spot=config.prove.capacity == "spot"))
     limits = Limits.model_validate(asdict(Thresholds.of(config)))
     before = {each.digest for each in store.evidence(published.manifest.digest)}
-    lines = _Job(queue, _submit(queue, published, options, limits), tell, pace).lines()
+    lines = ProofJob(queue, submit(queue, published, options, limits), tell, pace).lines()
     return _accepted(published, store, lines, before, limits, Thresholds.of(config))
 
 
@@ -192,7 +192,7 @@ def _require_one_store(url: str, queue: ProvingQueue) -> None:
         )
 
 
-def _submit(queue: ProvingQueue, published: "Published", options: ProveOptions, limits: Limits) -> str:
+def submit(queue: ProvingQueue, published: "Published", options: ProveOptions, limits: Limits) -> str:
     words = ["nxpipe", "prove", published.request_key, "--runs", str(options.runs), "--limit", str(options.limit)]
     thresholds = {key: value for key, value in limits.model_dump().items() if value is not None}
     variables = [{"name": f"NXPIPE_VERIFY_{key.upper()}", "value": repr(value)} for key, value in thresholds.items()]
@@ -207,7 +207,7 @@ def _submit(queue: ProvingQueue, published: "Published", options: ProveOptions, 
     return str(answer["jobId"])
 
 
-class _Job:
+class ProofJob:
     """A submitted job. Its log is told while it runs, without the document at the end."""
 
     def __init__(self, queue: ProvingQueue, id_: str, tell: Tell, pace: Pace) -> None:

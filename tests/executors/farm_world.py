@@ -20,6 +20,7 @@ from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.models.weights import WeightsSource
+from nxpipe.stacks.names import proving_queue
 from tests.conftest import ROOT
 from tests.localaws.moto_patches.batch_jobs import IMAGES
 
@@ -28,7 +29,7 @@ ACCOUNT: Final = "123456789012"
 STORE: Final = "s3://artifacts/models"
 MIB: Final = 1024**2
 _LONGEST: Final = 60.0  # seconds until a test fails
-_RETRIES: Final = {
+_RETRIES: Final[Any] = {
     "attempts": 3,
     "evaluateOnExit": [{"action": "RETRY", "onStatusReason": "Host EC2*"}, {"action": "EXIT", "onReason": "*"}],
 }
@@ -36,33 +37,56 @@ _RETRIES: Final = {
 
 def deploy_farm(project: str = "demo", store: str = f"{STORE}/", memory: int = 512) -> None:
     """Deploy the farm as in `stacks/build_farm.py`, by CloudFormation."""
-    ec2, batch = boto3.client("ec2"), boto3.client("batch")
+    _make_queue(f"{project}-builds", "SPOT", "m7i.large", 64)
+    define_job(project, store, memory)
+
+
+def deploy_prover(instance_type: str, image: str, store: str, seconds: int = 3600) -> None:
+    """Deploy the queue and the job definition of an instance type, as in `stacks/prove.py`."""
+    name = proving_queue("demo", instance_type)
+    _make_queue(name, "EC2", instance_type, 4)
+    variables = {"NXPIPE_STORE_URL": store, "PYTHONPATH": ":".join(sys.path)}
+    boto3.client("batch").register_job_definition(
+        jobDefinitionName=name,
+        type="container",
+        containerProperties={
+            "image": image,
+            "command": ["nxpipe", "prove", "--help"],
+            "environment": [{"name": key, "value": value} for key, value in variables.items()],
+            "resourceRequirements": [{"type": "VCPU", "value": "4"}, {"type": "MEMORY", "value": "15000"}],
+            "logConfiguration": {"logDriver": "awslogs", "options": {"awslogs-group": "/nxpipe/demo/proofs"}},
+        },
+        retryStrategy=_RETRIES,
+        timeout={"attemptDurationSeconds": seconds},
+    )
+
+
+def _make_queue(name: str, kind: Any, instance_type: str, vcpus: int) -> None:
+    """A job queue with an environment of instances."""
+    ec2, batch, iam = boto3.client("ec2"), boto3.client("batch"), boto3.client("iam")
     subnet = ec2.describe_subnets()["Subnets"][0]
-    group = ec2.create_security_group(GroupName=f"{project}-farm", Description="builders", VpcId=subnet["VpcId"])
-    iam = boto3.client("iam")
-    iam.create_instance_profile(InstanceProfileName=f"{project}-farm")
-    profile = iam.get_instance_profile(InstanceProfileName=f"{project}-farm")["InstanceProfile"]["Arn"]
+    group = ec2.create_security_group(GroupName=name, Description="jobs", VpcId=subnet["VpcId"])
+    iam.create_instance_profile(InstanceProfileName=name)
+    profile = iam.get_instance_profile(InstanceProfileName=name)["InstanceProfile"]["Arn"]
     machines = batch.create_compute_environment(
-        computeEnvironmentName=f"{project}-farm",
+        computeEnvironmentName=name,
         type="MANAGED",
         computeResources={
-            "type": "SPOT",
+            "type": kind,
             "minvCpus": 0,
-            "maxvCpus": 64,
-            "instanceTypes": ["m7i.large"],
+            "maxvCpus": vcpus,
+            "instanceTypes": [instance_type],
             "instanceRole": profile,
             "subnets": [subnet["SubnetId"]],
             "securityGroupIds": [group["GroupId"]],
         },
     )["computeEnvironmentArn"]
     order: Any = [{"order": 1, "computeEnvironment": machines}]
-    batch.create_job_queue(jobQueueName=f"{project}-builds", priority=1, state="ENABLED", computeEnvironmentOrder=order)
-    define_job(project, store, memory)
+    batch.create_job_queue(jobQueueName=name, priority=1, state="ENABLED", computeEnvironmentOrder=order)
 
 
 def define_job(project: str = "demo", store: str = f"{STORE}/", memory: int = 512) -> str:
     """Register a revision of the job definition."""
-    retries: Any = _RETRIES
     response = boto3.client("batch").register_job_definition(
         jobDefinitionName=f"{project}-build",
         type="container",
@@ -72,7 +96,7 @@ def define_job(project: str = "demo", store: str = f"{STORE}/", memory: int = 51
             "environment": [{"name": "NXPIPE_STORE_URL", "value": store}, {"name": "PYTHONPATH", "value": str(ROOT)}],
             "resourceRequirements": [{"type": "VCPU", "value": "2"}, {"type": "MEMORY", "value": str(memory)}],
         },
-        retryStrategy=retries,
+        retryStrategy=_RETRIES,
     )
     arn: str = response["jobDefinitionArn"]
     return arn

@@ -66,7 +66,9 @@ def _of_commands(templates: Templates, sessions: Mapping[str, set[Call]]) -> _En
     release, serve = "demo-release", "demo-serve-search"
     # A job of the farm builds and publishes; it signs nothing.
     built = {call for call in published if call.action not in ("kms:Sign", "kms:GetPublicKey")}
-    yield "publish", templates.role(release, "Role"), published | sessions["submit"]
+    submitted = sessions["submit"] | sessions["submit_proof"]
+    yield "publish", templates.role(release, "Role"), published | submitted
+    yield "prove job", templates.role("demo-prove", "JobRole"), sessions["prove"]
     yield "farm job", templates.role("demo-build-farm", "JobRole"), built | sessions["work_on_farm"]
     yield "plan", templates.role(release, "ReadRole"), sessions["plan"]
     for channel in ("staging", "production"):

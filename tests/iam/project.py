@@ -27,17 +27,22 @@ from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.backends.protocol import Backend
 from nxpipe.artifact_store.backends.s3_multipart import PartsUploader
 from nxpipe.artifact_store.builds import record_failure, record_outcome
+from nxpipe.artifact_store.evidence import DEVICE, Limits
+from nxpipe.artifact_store.fetch.folder import fetch
 from nxpipe.pipeline.build.executors.batch import BatchExecutor, PollIntervals, find_farm
 from nxpipe.pipeline.build.jobs import JobLimits
 from nxpipe.pipeline.cli.main import cli
 from nxpipe.pipeline.fleet.agent.logs import AGENT
 from nxpipe.pipeline.fleet.agent.watch import FleetLog
+from nxpipe.pipeline.fleet.batch_prove import Pace, ProofJob, find_queue, submit
 from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.errors import NotReady
+from nxpipe.pipeline.verify.prove import ProveOptions
 from nxpipe.stacks import app
 from tests.agent.journal import Journal
 from tests.agent.metadata import metadata_service
-from tests.artifact_store.samples import publish_verified, put
-from tests.executors.farm_world import deploy_farm, job
+from tests.artifact_store.samples import evidence, publish_verified, put
+from tests.executors.farm_world import deploy_farm, deploy_prover, job
 from tests.iam.calls import Call
 from tests.iam.recording import ACCESS_KEY, Recorder, recording
 from tests.iam.templates import REGION, Templates
@@ -50,6 +55,7 @@ from tests.stacks.local import new_app
 from tests.stacks.whole import WHOLE, write_locks
 
 PREFIX: Final = "models/"
+PROOFS: Final = "/nxpipe/demo/proofs"
 CHANNELS: Final = ("staging", "production")
 _DAY: Final = 86_400
 _MORE: Final = """
@@ -227,6 +233,8 @@ class _Users:
             self.publish,
             self.submit,
             self.work_on_farm,
+            self.submit_proof,
+            self.prove,
             self.plan,
             self.promote_staging,
             self.promote_production,
@@ -261,9 +269,9 @@ class _Users:
             self._in_parts(store.backend)
 
     @staticmethod
-    def _in_parts(backend: Backend) -> None:
+    def _in_parts(backend: Backend, digit: str = "a") -> None:
         """One object in several requests: an interrupted upload, which is resumed, and one that comes too late."""
-        path, payload = f"cas/sha256/aa/{'a' * 64}", backend.hashed(b"in parts" * 100)
+        path, payload = f"cas/sha256/{digit * 2}/{digit * 64}", backend.hashed(b"in parts" * 100)
         interrupted = patch.object(PartsUploader, "_complete", side_effect=KeyboardInterrupt)
         with interrupted, pytest.raises(KeyboardInterrupt):
             backend.create(path, payload)
@@ -291,6 +299,34 @@ class _Users:
     def work_on_farm(self) -> None:
         """A job of the build farm builds as the session `publish`, and leaves its outcome."""
         record_outcome(open_store(f"s3://{BUCKET}/models"), "0" * 64, 0, {})
+
+    def submit_proof(self) -> None:
+        """The job `build` with a proof on AWS Batch, which is interrupted; the job itself is stubbed."""
+        store = open_store(f"s3://{BUCKET}/models")
+        published = store.resolve(self.names[0])
+        with self.recorder.session(""):
+            log = boto3.client("logs")
+            log.create_log_group(logGroupName=PROOFS)
+            log.create_log_stream(logGroupName=PROOFS, logStreamName="job/1")
+            deploy_prover("inf2.xlarge", "prove", f"s3://{BUCKET}/models/")
+            JOB_HOST.open(capacity=0)
+        queue = find_queue("demo", "inf2.xlarge", REGION)
+        limits = Limits(min_cosine=0.999, max_relative_error=0.05, max_kl=None, min_top1=None)
+        submitted = submit(queue, published, ProveOptions(), limits)
+        with pytest.raises(NotReady, match=r"no inf2\.xlarge was available"):
+            ProofJob(queue, submitted, lambda line: None, Pace(start=0.0, poll=0.0)).lines()
+        queue.logs.get_log_events(logGroupName=queue.log_group, logStreamName="job/1")
+        assert store.evidence(published.manifest_digest)
+
+    def prove(self) -> None:
+        """A job on a device, which fetches an artifact and adds evidence."""
+        _make_old()
+        store = open_store(f"s3://{BUCKET}/models")
+        published = store.resolve(self.names[1])
+        fetch(store.blobs, published.manifest, Path("proved"))
+        store.attest(evidence(store, published.manifest, DEVICE))
+        with patch("nxpipe.artifact_store.backends.s3.IN_PARTS_ABOVE", 64):
+            self._in_parts(store.backend, "b")
 
     def plan(self) -> None:
         """The job `plan` of a pull request, which only reads."""

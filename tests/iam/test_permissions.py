@@ -27,10 +27,18 @@ def test_every_role_is_checked_with_calls(project: Recorded) -> None:
     every = duties(project.templates, project.calls)
     assert {duty.name for duty in every} == {
         *("publish", "plan", "promote staging", "promote production"),  # GitHub's jobs
-        *("farm job", "instance", "pod", "training job", "training job on spot", "training job in a block"),
+        *(
+            "farm job",
+            "prove job",
+            "instance",
+            "pod",
+            "training job",
+            "training job on spot",
+            "training job in a block",
+        ),
         *(f"rollout-search {name}" for name in ("RolesRelease", "RolesWatch", "RolesWatchdog", "Waker", "JudgeRole")),
         *(f"cluster {name}" for name in ("ControlRole", "NodeRole", "AddonsAddresses", "AddonsFiles")),
-        *(f"{stack} InstanceRole" for stack in ("build-farm", "train-tune", "train-spare", "train-block")),
+        *(f"{stack} InstanceRole" for stack in ("build-farm", "prove", "train-tune", "train-spare", "train-block")),
         *("cluster NodesreservedClockRole", "train-block ClockRole"),  # schedules of capacity blocks
         *("endpoint-answers Role", "network FlowRole", "observe Publisher", "standby instance"),
     }

@@ -32,7 +32,7 @@ from nxpipe.pipeline.util.exit_codes import (
     REFUSED,
     VERIFICATION,
 )
-from nxpipe.stacks.names import proving_queue
+from tests.executors.farm_world import ACCOUNT, REGION, deploy_prover
 from tests.localaws.moto_patches.batch_jobs import IMAGES, JOB_HOST, lose_machine
 from tests.localaws.server import local_aws
 from tests.pipeline.command import NXPIPE, Answer
@@ -40,8 +40,6 @@ from tests.pipeline.in_process import InProcess, nxpipe
 
 __all__ = ["nxpipe"]
 
-REGION: Final = "us-east-2"
-ACCOUNT: Final = "123456789012"
 STORE: Final = "s3://artifacts/models/"
 IMAGE: Final = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/prove@sha256:{'0' * 64}"
 CONFIG: Final = f"""
@@ -53,10 +51,6 @@ url = "{STORE}"
 [prove]
 image = "{IMAGE}"
 """
-_RETRIES: Final = {
-    "attempts": 3,
-    "evaluateOnExit": [{"action": "RETRY", "onStatusReason": "Host EC2*"}, {"action": "EXIT", "onReason": "*"}],
-}
 
 
 @pytest.fixture(scope="module")
@@ -84,39 +78,8 @@ class Account:
         self.store: Store = open_store(STORE)
         self.published: Published = self.store.resolve((artifact / "name").read_text())
 
-    def deploy(self, instance_type: str = "inf2.xlarge", seconds: int = 3600) -> None:
-        """The queue and the job definition, as in `stacks/prove.py`."""
-        ec2, batch, iam = boto3.client("ec2"), boto3.client("batch"), boto3.client("iam")
-        subnet = ec2.describe_subnets()["Subnets"][0]["SubnetId"]
-        name = proving_queue("demo", instance_type)
-        vpc = ec2.describe_vpcs()["Vpcs"][0]["VpcId"]
-        group = ec2.create_security_group(GroupName=name, Description="provers", VpcId=vpc)["GroupId"]
-        iam.create_instance_profile(InstanceProfileName=name)
-        profile = iam.get_instance_profile(InstanceProfileName=name)["InstanceProfile"]["Arn"]
-        resources: Any = {"type": "EC2", "minvCpus": 0, "maxvCpus": 4, "instanceTypes": [instance_type]}
-        machines = batch.create_compute_environment(
-            computeEnvironmentName=name,
-            type="MANAGED",
-            computeResources=resources | {"instanceRole": profile, "subnets": [subnet], "securityGroupIds": [group]},
-        )["computeEnvironmentArn"]
-        order: Any = [{"order": 1, "computeEnvironment": machines}]
-        batch.create_job_queue(jobQueueName=name, priority=1, state="ENABLED", computeEnvironmentOrder=order)
-        retries: Any = _RETRIES
-        batch.register_job_definition(
-            jobDefinitionName=name,
-            type="container",
-            containerProperties={
-                "image": IMAGE,
-                "command": ["nxpipe", "prove", "--help"],
-                "environment": [
-                    {"name": "NXPIPE_STORE_URL", "value": STORE},
-                    {"name": "PYTHONPATH", "value": ":".join(sys.path)},
-                ],
-                "resourceRequirements": [{"type": "VCPU", "value": "4"}, {"type": "MEMORY", "value": "15000"}],
-            },
-            retryStrategy=retries,
-            timeout={"attemptDurationSeconds": seconds},
-        )
+    def deploy(self, seconds: int = 3600) -> None:
+        deploy_prover("inf2.xlarge", IMAGE, STORE, seconds)
 
     @property
     def jobs(self) -> dict[str, MotoJob]:

@@ -153,12 +153,13 @@ def test_deployed_a_job_adds_evidence_and_changes_nothing_else(aws: None) -> Non
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('image = "prove:latest"', 'prove.image: found "prove:latest"; expected an image pinned by digest'),
+        ('image = "prove:latest"', 'prove.image: found "prove:latest"; expected an image with its digest'),
         ('instance_types = ["m7i.large"]', 'prove.instance_types[0]: found "m7i.large"; expected'),
-        ("instance_types = []", "prove.instance_types: found []; expected"),
+        ("instance_types = []", "prove.instance_types: found an empty list; expected"),
         ('time_limit = "2d"', 'prove.time_limit: found "2d"; expected'),
-        ('capacity = "reserved"', 'prove.capacity: found "reserved"; expected "on-demand" or "spot"'),
+        ('capacity = "reserved"', 'prove.capacity: found "reserved"; expected one of "on-demand", "spot"'),
         ("devices = 1", "prove.devices: found"),
+        ('instance_types = ["trn2u.48xlarge"]\ncapacity = "spot"', "EC2 sells no trn2u.48xlarge on the spot market"),
     ],
 )
 def test_a_wrong_value_is_one_sentence_with_what_is_allowed(line: str, said: str, tmp_path: Path) -> None:
