@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import IO, Any, Final
 
 from moto.batch.models import BatchBackend, Job
 from moto.batch.responses import BatchResponse
+from moto.logs.exceptions import ResourceNotFoundException
 
 from tests.localaws.moto_patches._around import around
 
@@ -212,10 +214,11 @@ def _environment(job: Job, attempt: int) -> dict[str, str]:
 
 def _keep_log(job: Job, output: IO[str]) -> None:
     """Write each line to the job's log stream when it is there."""
-    group, stream, backend = job._log_group, job._stream_name, job._log_backend
+    options = (job.job_definition.container_properties or {}).get("logConfiguration", {}).get("options", {})
+    group, stream, backend = options.get("awslogs-group", job._log_group), job._stream_name, job._log_backend
     backend.ensure_log_group(group)
     backend.ensure_log_stream(group, stream)
-    with output:
+    with output, suppress(ResourceNotFoundException):  # the account of a test that has ended is empty
         for line in output:
             event = {"timestamp": int(time.time() * 1000), "message": line.rstrip("\n")}
             backend.put_log_events(group, stream, [event])
