@@ -11,11 +11,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from nxpipe.pipeline.models.weights import Arrays
-from nxpipe.pipeline.util.errors import BuildRefused, NotReady, ProgramInvalid, VerificationFailed
+from nxpipe.pipeline.util.errors import BuildRefused, MissingSoftware, NotReady, ProgramInvalid, VerificationFailed
 from nxpipe.pipeline.util.progress import Step, Watch
 from nxpipe.pipeline.util.text import human_bytes
 
@@ -223,6 +224,7 @@ def artifact_on_devices(
 
     NotReady for a device that is missing, of another target, or fails.
     """
+    _require_libraries()
     with device_faults():
         with step("open the device"):
             described = _described_device(manifest, options)
@@ -230,6 +232,13 @@ def artifact_on_devices(
             folder = Path(name)
             _fetch(manifest, store, folder, step, watch)
             yield described, run_programs(open_programs(manifest, store, folder), batches, folder, options, step)
+
+
+def _require_libraries() -> None:
+    """Raise MissingSoftware for a library that is not installed: an instance needs no compiler, but these."""
+    for name in ("numpy", "ml_dtypes", "safetensors"):
+        if find_spec(name) is None:
+            raise MissingSoftware(name, "A program on a device", "run: pip install 'nxpipe[devices]'")
 
 
 def _fetch(manifest: "Manifest", store: "Store", folder: Path, step: Step, watch: Watch) -> None:
