@@ -85,8 +85,8 @@ def prove(
     compared with the evidence's. Then it is measured. If all outputs are within the thresholds of [verify] in
     nxpipe.toml, one document of kind `device` is stored, and signed if a key is configured. If not, nothing is stored,
     and the command exits with code 12. A device that is missing or fails is code 31. ARTIFACT is an artifact of the
-    store, as MODEL@KEY; it must be of backend neuronx. Needs nxpipe[devices], and neither PyTorch nor neuronx-cc. NEURON_RT_VISIBLE_CORES
-    selects the cores.
+    store, as MODEL@KEY; it must be of backend neuronx. Needs nxpipe[devices], and neither PyTorch nor neuronx-cc.
+    NEURON_RT_VISIBLE_CORES selects the cores.
 
     With --on batch the command runs as one AWS Batch job, on the smallest instance type of [prove] that the artifact
     fits. Its highest cost is printed first. The evidence is signed here: the job has no key. Ctrl-C ends the job.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.config import Config
     from nxpipe.pipeline.config.cloud import Prove
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 _GIB: Final = 1024**3
 _DIGEST: Final = re.compile(r'\s*"evidence": "([0-9a-f]{64})",?')
@@ -87,7 +87,7 @@ def prove_on_batch(
     store: "Store",
     config: "Config",
     options: ProveOptions,
-    tell: Tell,
+    report: Report,
     pace: Pace = Pace(),
 ) -> Evidence:
     """The evidence of an artifact that a job has stored. A job that fails raises its own error; an interruption ends
@@ -100,10 +100,10 @@ def prove_on_batch(
     row = smallest_instance(published, store, config.prove)
     queue = find_queue(config.project.name, row.name, config.project.region)
     _require_one_store(store.url, queue)
-    tell(price_sentence(queue, config.project.region, spot=config.prove.capacity == "spot"))
+    report(price_sentence(queue, config.project.region, spot=config.prove.capacity == "spot"))
     limits = Limits.model_validate(asdict(Thresholds.of(config)))
     before = {each.digest for each in store.evidence(published.manifest.digest)}
-    lines = ProofJob(queue, submit(queue, published, options, limits), tell, pace).lines()
+    lines = ProofJob(queue, submit(queue, published, options, limits), report, pace).lines()
     return _accepted(published, store, lines, before, limits, Thresholds.of(config))
 
 
@@ -208,10 +208,10 @@ def submit(queue: ProvingQueue, published: "Published", options: ProveOptions, l
 
 
 class ProofJob:
-    """A submitted job. Its log is told while it runs, without the document at the end."""
+    """A submitted job. Its log is reported while it runs, without the document at the end."""
 
-    def __init__(self, queue: ProvingQueue, id_: str, tell: Tell, pace: Pace) -> None:
-        self._queue, self._id, self._tell, self._pace = queue, id_, tell, pace
+    def __init__(self, queue: ProvingQueue, id_: str, report: Report, pace: Pace) -> None:
+        self._queue, self._id, self._report, self._pace = queue, id_, report, pace
         self._stream: str | None = None
         self._token: dict[str, str] = {}
         self._lines: list[str] = []
@@ -239,7 +239,7 @@ class ProofJob:
                 job = describe(self._queue.batch, [self._id]).get(self._id)
                 if job is None:
                     raise NotReady(f"AWS Batch no longer knows job {self._id}; run the command once more")
-                self._tell_status(job)
+                self._report_status(job)
                 self._read()
                 answered = time.monotonic()
             except AwsError as error:
@@ -258,13 +258,13 @@ class ProofJob:
                 )
             time.sleep(self._pace.poll)
 
-    def _tell_status(self, job: Mapping[str, Any]) -> None:
+    def _report_status(self, job: Mapping[str, Any]) -> None:
         stream = job.get("container", {}).get("logStreamName") or self._stream
         if stream != self._stream:  # of another attempt
             self._stream, self._token = stream, {}
         if job["status"] != self._status:
             self._status = job["status"]
-            self._tell(f"  job {self._id} on {self._queue.type}: {self._status.lower()}")
+            self._report(f"  job {self._id} on {self._queue.type}: {self._status.lower()}")
 
     def _read(self) -> None:
         """Read new lines of the log; a stream appears with its first line."""
@@ -292,7 +292,7 @@ class ProofJob:
         self._lines.append(line)
         self._in_document = self._in_document or line == "{"
         if not self._in_document and not line.startswith(_ERROR):
-            self._tell(f"  {line}")
+            self._report(f"  {line}")
 
     def _read_rest(self, done: Callable[[str], object]) -> None:
         """Read until the last line is there: lines arrive some seconds after the end."""
@@ -326,7 +326,7 @@ class ProofJob:
             with convert_sdk_errors(f"terminate job {self._id}"):
                 self._queue.batch.terminate_job(jobId=self._id, reason="The command that submitted it has ended.")
         except PipelineError as error:
-            self._tell(f"job {self._id} may still run: {error}")
+            self._report(f"job {self._id} may still run: {error}")
 
 
 def _accepted(
