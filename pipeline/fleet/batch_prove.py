@@ -219,7 +219,7 @@ class ProofJob:
         self._status = ""
 
     def lines(self) -> list[str]:
-        """The log of the job that has succeeded. Whatever ends the wait for it ends the job."""
+        """The log of the job that has succeeded. An error or an interruption of the wait ends the job."""
         try:
             job = self._end()
         except BaseException:
