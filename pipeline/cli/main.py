@@ -73,7 +73,7 @@ COMMANDS = {
     ),
     "run": (
         "nxpipe.pipeline.cli.run:run",
-        "Run a model's programs on the emulator, or an artifact's on devices, and show their outputs.",
+        "Run a model's programs on the emulator, or an artifact's on Neuron devices, and show their outputs.",
     ),
     "store": (
         "nxpipe.pipeline.cli.store.group:store",

@@ -262,6 +262,17 @@ def test_one_key_for_all_duties_is_a_finding() -> None:
 
 def publishers(templates: dict[str, dict[str, Any]]) -> list[list[Statement]]:
     """The roles of releases and of the farm's jobs."""
+    found = [may for may in _creators(templates) if allowed(may, "s3:PutObject", _ACTION, _ONCE)]
+    assert len(found) == 2
+    return found
+
+
+_ONCE: Final = {"s3:if-none-match": "*"}
+_ACTION: Final = "arn:aws:s3:::bucket/ac/aa/x"
+
+
+def _creators(templates: dict[str, dict[str, Any]]) -> list[list[Statement]]:
+    """The policies that permit to add objects to the store."""
     by_policy: dict[tuple[str, str], list[Statement]] = {}
     for stack, name, statement in granted(templates):
         named = json.loads(json.dumps(statement), object_hook=_named)
@@ -269,9 +280,7 @@ def publishers(templates: dict[str, dict[str, Any]]) -> list[list[Statement]]:
             f"arn:aws:s3:::{entry}" if entry.startswith("bucket") else entry for entry in listed(named["Resource"])
         ]
         by_policy.setdefault((stack, name), []).append({**named, "Resource": whole})
-    found = [entry for entry in by_policy.values() if any(item.get("Sid") == "AddRecords" for item in entry)]
-    assert len(found) == 2
-    return found
+    return [entry for entry in by_policy.values() if any(item.get("Sid") == "AddRecords" for item in entry)]
 
 
 def _named(said: dict[str, Any]) -> Any:
@@ -294,6 +303,20 @@ def test_a_publisher_creates_and_damages_nothing(templates: dict[str, dict[str, 
         assert not allowed(may, "s3:DeleteObject", path)
         young = {"s3:x-amz-copy-source": f"bucket/{folder}"}
         assert allowed(may, "s3:PutObject", path, young) == folder.startswith("cas/")
+
+
+@pytest.mark.sample(2, "whole project")
+@attempt("D11")
+def test_a_job_on_devices_adds_evidence_and_what_it_names_and_publishes_nothing(
+    templates: dict[str, dict[str, Any]],
+) -> None:
+    (may,) = [each for each in _creators(templates) if not allowed(each, "s3:PutObject", _ACTION, _ONCE)]
+    for folder in ("evidence/aa/x", "cas/sha256/aa/x"):
+        assert allowed(may, "s3:PutObject", f"arn:aws:s3:::bucket/{folder}", _ONCE)
+        assert not allowed(may, "s3:PutObject", f"arn:aws:s3:::bucket/{folder}")
+    for folder in ("sig/aa/x", "ac/aa/x", "parts/aa/x", "channels/production/log/0000000001", "pins/x", "agents/x"):
+        assert not allowed(may, "s3:PutObject", f"arn:aws:s3:::bucket/{folder}", _ONCE)
+    assert not allowed(may, "s3:DeleteObject", "arn:aws:s3:::bucket/evidence/aa/x")
 
 
 @pytest.mark.sample(2, "whole project")
