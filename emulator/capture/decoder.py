@@ -1,9 +1,12 @@
-"""Decoder as two pure functions over a KV cache: prefill reads a prompt, decode reads one token.
+"""Decoder as pure functions over a KV cache: prefill reads a prompt, extend a chunk of one, decode one token.
 
 The static cache of transformers owns its tensors and writes them in place. In a step program the KV cache is
 functional: its layers are inputs, a write creates new tensors, and these are outputs, which are the state of the
 compiled program. The rows of a batch have independent positions: prompts are padded on the right, and `position` is
 each row's write position. Attention never reads beyond a row's position, so padding needs no other mask.
+
+An extend reads and writes one `row` of the cache, from `position` on, and leaves the other rows as they are: prompts
+are read in chunks while other rows are being decoded, and tokens that the row already holds are not read again.
 """
 
 import inspect
@@ -26,8 +29,11 @@ _PROBE = 5
 
 def step_input_types(request: CaptureRequest) -> dict[str, TensorType]:
     """The inputs of a step, without the KV cache."""
+    shapes: dict[str, tuple[int, ...]]
     if request.phase == "decode":
         shapes = {"input_ids": (request.batch, 1), "position": (request.batch,)}
+    elif request.phase == "extend":
+        shapes = dict.fromkeys(("input_ids", "attention_mask"), (1, request.sequence)) | {"row": (1,), "position": (1,)}
     else:
         shapes = dict.fromkeys(("input_ids", "attention_mask"), (request.batch, request.sequence))
     return {name: TensorType(shape, DType.INT64) for name, shape in shapes.items()}
@@ -75,7 +81,7 @@ def make_stepwise(model: Any, request: CaptureRequest) -> None:
     `forward` is replaced rather than wrapped in a module, so that parameters and modules keep their names.
     """
     whole = model.forward
-    read = _decode if request.phase == "decode" else _prefill
+    read = {"decode": _decode, "extend": _extend, "prefill": _prefill}[request.phase]
 
     def step(**arguments: Any) -> dict[str, Any]:
         return read(model, whole, flatten_arguments(arguments))
@@ -128,6 +134,25 @@ def _decode(model: Any, whole: Callable[..., Any], tensors: Mapping[str, Any]) -
     return {"logits": output["logits"], **cache.tensors()}
 
 
+def _extend(model: Any, whole: Callable[..., Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """A step that reads the next tokens of one row. Padding is on the right; later tokens overwrite what it leaves."""
+    if not model._can_compile_fullgraph:
+        raise CaptureError(
+            f"{type(model).__name__} takes the last key of its cache for the newest, so it cannot read a chunk of a "
+            "prompt; build the phases prefill and decode"
+        )
+    ids, mask, position = tensors["input_ids"], tensors["attention_mask"], tensors["position"]
+    cache = _StateCache(tensors, position, row=tensors["row"])
+    seen = torch.ones((1, cache.get_max_length()), dtype=torch.int64, device=ids.device)
+    last = mask.sum(1) - 1
+    positions = (position + torch.arange(ids.shape[1], device=ids.device))[None]
+    arguments = {"attention_mask": seen, **_position_arguments(model, whole, positions)}
+    with _per_row_masks(), _logits_of_last_token(model, last, ids.shape[1]):
+        output = whole(input_ids=ids, past_key_values=cache, use_cache=True, **arguments)
+    logits = output["logits"]
+    return {"logits": logits if logits.shape[1] == 1 else _take_per_row(logits, last), **cache.tensors()}
+
+
 def _position_arguments(model: Any, forward: Callable[..., Any], positions: Any) -> dict[str, Any]:
     """The `position_ids` argument, if the model accepts it; models with relative positions need none."""
     if "position_ids" in inspect.signature(forward).parameters:
@@ -167,9 +192,9 @@ class _StateLayer(DynamicLayer):
 
     is_compileable = True
 
-    def __init__(self, keys: Any, values: Any, position: Any, aligned: bool) -> None:
+    def __init__(self, keys: Any, values: Any, position: Any, aligned: bool, row: Any) -> None:
         super().__init__()
-        self.keys, self.values, self._position, self._aligned = keys, values, position, aligned
+        self.keys, self.values, self._position, self._aligned, self._row = keys, values, position, aligned, row
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
 
     def update(self, key_states: Any, value_states: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
@@ -177,11 +202,17 @@ class _StateLayer(DynamicLayer):
         self.values = self._write(self.values, value_states)
         if self._position is None:  # a prompt attends only to itself
             return key_states, value_states
+        if self._row is not None:
+            return self.keys[self._row], self.values[self._row]
         return self._aligned_rows(self.keys), self._aligned_rows(self.values)
 
     def _write(self, cached: Any, new: Any) -> Any:
         if self._position is None:
             return torch.slice_scatter(cached, new.to(cached.dtype), 2, 0, new.shape[2])
+        if self._row is not None:
+            length = new.shape[2]
+            rows, positions = self._row.expand(length), self._position + torch.arange(length, device=cached.device)
+            return torch.ops.aten.index_put(cached, [rows, None, positions], new[0].transpose(0, 1).to(cached.dtype))
         rows = torch.arange(cached.shape[0], device=cached.device)
         return torch.ops.aten.index_put(cached, [rows, None, self._position], new[:, :, 0].to(cached.dtype))
 
@@ -208,12 +239,15 @@ class _StateLayer(DynamicLayer):
 
 
 class _StateCache(Cache):
-    """The KV cache of one step, from its arguments; without a position, an empty cache for a prefill."""
+    """The KV cache of one step, from its arguments; without a position, an empty cache for a prefill; with a row, that
+    row of it."""
 
-    def __init__(self, tensors: Mapping[str, Any], position: Any = None, aligned: bool = False) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Any], position: Any = None, aligned: bool = False, row: Any = None
+    ) -> None:
         depth = sum(name.startswith("cache.") for name in tensors) // 2
         states = [(tensors[state_name(i, "key")], tensors[state_name(i, "value")]) for i in range(depth)]
-        super().__init__(layers=[_StateLayer(*state, position, aligned) for state in states])
+        super().__init__(layers=[_StateLayer(*state, position, aligned, row) for state in states])
 
     def get_max_length(self, layer_idx: int = 0) -> int:
         return int(self.layers[layer_idx].get_max_length())

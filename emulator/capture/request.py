@@ -27,7 +27,8 @@ TASKS: Mapping[str, str] = {
     "image-encoding": "AutoencoderKL",
     "image-decoding": "AutoencoderKL",
 }
-_PHASES = ("forward", "prefill", "decode")
+_PHASES = ("forward", "prefill", "extend", "decode")
+_WITH_CAPACITY = ("prefill", "extend")
 _DTYPES = ("float32", "bfloat16", "float16")
 # A model with this setting has relative positions, so its length is not limited by a position table.
 _RELATIVE_POSITIONS = "relative_attention_num_buckets"
@@ -38,7 +39,9 @@ class CaptureRequest:
     """One static-shape capture. `config` is the parsed config.json of the model.
 
     Phase `forward` reads `sequence` tokens and has no cache. `prefill` reads `sequence` tokens and fills a KV cache of
-    `capacity` tokens, by default `sequence`. `decode` reads one token and a KV cache of `sequence` tokens.
+    `capacity` tokens, by default `sequence`. `decode` reads one token and a KV cache of `sequence` tokens. `extend`
+    reads `sequence` tokens of one row behind those in a KV cache of `batch` rows and `capacity` tokens: the next chunk
+    of a prompt, while the other rows keep theirs.
     """
 
     config: Mapping[str, object] = field(hash=False)
@@ -59,17 +62,17 @@ class CaptureRequest:
             raise CaptureError(
                 f"phase {self.phase!r} belongs to task 'text-generation'; use 'forward' for {self.task!r}"
             )
-        if self.capacity is not None and (self.phase != "prefill" or self.capacity < self.sequence):
+        if self.capacity is not None and (self.phase not in _WITH_CAPACITY or self.capacity < self.sequence):
             raise CaptureError(
-                f"a capacity of {self.capacity} is invalid in phase {self.phase!r} of {self.sequence} tokens; only a "
-                "prefill has one, at least as large as its sequence"
+                f"a capacity of {self.capacity} is invalid in phase {self.phase!r} of {self.sequence} tokens; only "
+                f"{' and '.join(_WITH_CAPACITY)} have one, at least as large as the sequence"
             )
         self._require_supported_length()
 
     @property
     def has_cache(self) -> bool:
         """True if the program has a KV cache."""
-        return self.phase in ("prefill", "decode")
+        return self.phase in ("prefill", "extend", "decode")
 
     @property
     def cache_length(self) -> int:

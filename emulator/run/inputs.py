@@ -99,9 +99,17 @@ def _require_range(name: str, array: Array, graph: Graph) -> None:
         raise InputsInvalid(f"input {name!r} holds {high if high > 1 else low}; a mask is 1 for a token, 0 for padding")
     cache = graph.inputs.get("cache.0.key") if name == "position" else None
     capacity = None if cache is None else cache.type.shape[2]
-    if capacity is not None and not 0 <= low <= high < capacity:
-        worst = high if high >= capacity else low
-        raise InputsInvalid(f"input {name!r} holds {worst}, but the KV cache has positions 0 to {capacity - 1}")
+    if capacity is not None and not 0 <= low <= high <= capacity - _tokens(graph):
+        worst = low if low < 0 else high
+        raise InputsInvalid(
+            f"input {name!r} holds {worst}, but the KV cache has positions 0 to {capacity - 1} and the program writes "
+            f"{_tokens(graph)} from there"
+        )
+
+
+def _tokens(graph: Graph) -> int:
+    """The tokens that a step reads in each row of the KV cache."""
+    return graph.inputs["input_ids"].type.shape[1]
 
 
 def lookups(value: Value, graph: Graph) -> Iterator[tuple[int, int]]:
@@ -167,9 +175,9 @@ def _example(name: str, value: Value, graph: Graph, config: Mapping[str, object]
         return np.ones(shape, dtype.held)
     # Seeded by name, so that adding an input does not change the others.
     generator = np.random.Generator(np.random.PCG64([seed, *name.encode()]))
-    if name == "position":  # the next position of each row, in a KV cache that is at least half full
-        capacity = graph.inputs["cache.0.key"].type.shape[2]
-        return generator.integers(capacity // 2, capacity, shape, dtype.held)
+    if name == "position":  # the next position of each row, in a KV cache that is half full if it can be
+        end = graph.inputs["cache.0.key"].type.shape[2] - _tokens(graph) + 1
+        return generator.integers(end // 2, end, shape, dtype.held)
     if dtype.is_float:
         return round_to(generator.standard_normal(shape, np.float32), dtype)
     allowed = np.arange(_rows_of_table(value, graph, config))

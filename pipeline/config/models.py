@@ -18,7 +18,7 @@ Task: TypeAlias = Literal[
     "image-classification",
     "automatic-speech-recognition",
 ]
-Phase: TypeAlias = Literal["forward", "prefill", "decode"]
+Phase: TypeAlias = Literal["forward", "prefill", "extend", "decode"]
 Autocast: TypeAlias = Literal["none", "matmult", "all"]
 AutocastType: TypeAlias = Literal["bf16", "fp16", "tf32", "fp8_e4m3"]
 
@@ -81,8 +81,8 @@ class Model(Table):
     )
     phases: Annotated[tuple[Phase, ...], LIST, DISTINCT, Absent("prefill for text-generation, else forward")] = Field(
         default_factory=_default_phases,
-        description="The programs of the model: forward, or prefill (the prompt) and decode (one token on the"
-        " KV cache) as separate programs.",
+        description="The programs of the model: forward, or prefill (the prompt), decode (one token for each row of the"
+        " KV cache) and extend (a chunk of the prompt of one row, while the others go on) as separate programs.",
         examples=[["prefill", "decode"]],
     )
     autocast: Autocast = Field(
@@ -130,7 +130,9 @@ class Model(Table):
     def _check_phases(cls, phases: tuple[Phase, ...], info: ValidationInfo) -> tuple[Phase, ...]:
         task = info.data.get("task", "text-generation")
         if "forward" in phases and len(phases) > 1:
-            raise refuse('"forward" alone, or "prefill" and "decode"; forward is the whole model in one program')
+            raise refuse(
+                '"forward" alone, or "prefill", "extend" and "decode"; forward is the whole model in one program'
+            )
         if "forward" not in phases and task != "text-generation":
             raise refuse(f'"forward"; only text-generation has other phases, and the task is {task}')
         return phases

@@ -132,7 +132,8 @@ def _has_depth(config: Mapping[str, object]) -> bool:
     return any(isinstance(config.get(key), int) for key in _DEPTHS) or any(key in config for key in _STAGES)
 
 
-_PHASES: Final = {"text-generation": ("prefill", "decode")}
+_WITH_CACHE: Final = ("prefill", "extend", "decode")
+_PHASES: Final = {"text-generation": _WITH_CACHE}
 SAVED_PROGRAM: Final = "program"  # the phase of a program in a file, which has shapes of its own
 
 
@@ -150,33 +151,32 @@ class Shape:
 
 
 def shapes_of(phases: Iterable[str], batches: Iterable[int], buckets: Sequence[int]) -> tuple[Shape, ...]:
-    """A program for each phase, batch and bucket; one decode program serves all buckets, which share a KV cache."""
-    longest = max(buckets)
+    """A program for each phase, batch and bucket; one decode program serves all buckets, which share a KV cache.
+
+    The longest bucket is the length of that cache, so an extend, which reads chunks, has the shorter buckets, if any.
+    """
+    ordered = sorted(set(buckets))
+    lengths = {"decode": ordered[-1:], "extend": ordered[:-1] or ordered}
     shapes = (
-        Shape(phase, batch, longest if phase == "decode" else bucket)
-        for phase in phases
-        for batch in batches
-        for bucket in buckets
+        Shape(phase, batch, length) for phase in phases for batch in batches for length in lengths.get(phase, buckets)
     )
     return tuple(dict.fromkeys(shapes))
 
 
 def cache_capacity(shape: Shape, siblings: Iterable[Shape]) -> int | None:
-    """Tokens that the KV cache of a prefill holds; None where the program's own sequence length decides.
+    """Tokens that the KV cache of a prefill or an extend holds; None where the program's own sequence length decides.
 
-    All prefill and decode programs of one batch size share a cache as long as the longest of them: whichever prefill
+    All such programs and the decode of one batch size share a cache as long as the longest of them: whichever prefill
     a prompt fits into, decode continues with the cache that it left.
     """
     sharing = [
-        sibling.sequence
-        for sibling in siblings
-        if sibling.phase in ("prefill", "decode") and sibling.batch == shape.batch
+        sibling.sequence for sibling in siblings if sibling.phase in _WITH_CACHE and sibling.batch == shape.batch
     ]
-    return max(sharing) if shape.phase == "prefill" and sharing else None
+    return max(sharing) if shape.phase in ("prefill", "extend") and sharing else None
 
 
 def all_phases(task: str) -> tuple[str, ...]:
-    """All phases that a model of this task is served with."""
+    """All phases that a model of this task can have."""
     return _PHASES.get(task, ("forward",))
 
 

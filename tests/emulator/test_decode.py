@@ -15,7 +15,7 @@ from nxpipe.emulator.passes import PassOptions, run_passes
 from nxpipe.emulator.run.fast import LoadedGraph
 from tests.emulator.models import captured, relative_error
 
-PROMPTS, STEPS, CAPACITY = (9, 5), 8, 20  # two rows whose prompts differ in length
+PROMPTS, STEPS, CAPACITY, CHUNK = (9, 5), 8, 20, 4  # two rows whose prompts differ in length
 _TINY = {"vocab_size": 101, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 _LLAMA = _TINY | _SHAPE | {"max_position_embeddings": 64, "num_key_value_heads": 2}
@@ -49,8 +49,8 @@ DECODERS: dict[str, dict[str, Any]] = {
 
 def request(name: str, phase: str, batch: int = 2, **changes: Any) -> CaptureRequest:
     config = {"model_type": name.split()[0], **DECODERS[name]}
-    capacity = CAPACITY if phase == "prefill" else None
-    sequence = max(PROMPTS) if phase == "prefill" else CAPACITY
+    capacity = CAPACITY if phase in ("prefill", "extend") else None
+    sequence = {"prefill": max(PROMPTS), "extend": CHUNK}.get(phase, CAPACITY)
     fields: dict[str, Any] = {"sequence": sequence, "capacity": capacity, "dtype": "float32"}
     return CaptureRequest(config, "text-generation", phase, batch, **(fields | changes))
 
@@ -127,8 +127,48 @@ def test_prefill_and_decode_generate_what_pytorch_generates_row_by_row(name: str
             assert relative_error(found[step][row], logits) < 2e-5, (row, step)
 
 
+def generated_in_chunks(name: str) -> list[Array]:
+    """The same with prompts that are read in chunks, one row after the other, the second row first."""
+    ids, _ = prompts()
+    inputs = example_inputs(captured(request(name, "extend")), request(name, "extend").config, seed=0)
+    state = {key: array for key, array in inputs.items() if key.startswith("cache")}
+    first = np.zeros((2, 101), np.float32)
+    for row in (1, 0):
+        for start in range(0, PROMPTS[row], CHUNK):
+            chunk = ids[row, start : min(start + CHUNK, PROMPTS[row])]
+            padded = np.pad(chunk, (0, CHUNK - len(chunk)))[None]
+            mask = (np.arange(CHUNK) < len(chunk)).astype(np.int64)[None]
+            given = {"input_ids": padded, "attention_mask": mask, "row": np.array([row]), "position": np.array([start])}
+            after = compiled(name, "extend").run(given | state)
+            first[row] = after.pop("logits")[0, 0]
+            for key in state:
+                assert np.array_equal(after[key][1 - row], state[key][1 - row]), "another row has changed"
+            state = after
+    logits, position = [first], np.asarray(PROMPTS, np.int64)
+    for _ in range(STEPS):
+        tokens = logits[-1].argmax(-1)[:, None]
+        state = compiled(name, "decode").run({"input_ids": tokens, "position": position, **state})
+        logits.append(state.pop("logits")[:, 0])
+        position = position + 1
+    return logits
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("name", DECODERS)
+def test_prompts_that_are_read_in_chunks_generate_what_pytorch_generates(name: str) -> None:
+    if not in_pytorch(name)._can_compile_fullgraph:
+        with pytest.raises(CaptureError, match="build the phases prefill and decode"):
+            capture(request(name, "extend"))
+        return
+    ids, _ = prompts()
+    found, model = generated_in_chunks(name), in_pytorch(name)
+    for row, length in enumerate(PROMPTS):
+        for step, logits in enumerate(generated_by_pytorch(model, ids[row, :length])):
+            assert relative_error(found[step][row], logits) < 2e-5, (row, step)
+
+
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("phase", ["prefill", "extend", "decode"])
 @pytest.mark.parametrize("name", ["llama", "falcon", "gemma2"])
 def test_the_reference_runs_the_same_step(name: str, phase: str) -> None:
     wanted = request(name, phase)
@@ -142,12 +182,12 @@ def test_the_reference_runs_the_same_step(name: str, phase: str) -> None:
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("phase", ["prefill", "extend", "decode"])
 def test_state_goes_in_and_out_under_one_name_and_type(phase: str) -> None:
     graph = capture(request("llama", phase, dtype="bfloat16"))
     names = [f"cache.{layer}.{role}" for layer in range(2) for role in ("key", "value")]
-    places = "position" if phase == "decode" else "attention_mask"
-    assert list(graph.inputs) == ["input_ids", places, *names]
+    places = {"decode": ["position"], "extend": ["attention_mask", "row", "position"]}.get(phase, ["attention_mask"])
+    assert list(graph.inputs) == ["input_ids", *places, *names]
     assert list(graph.outputs) == ["logits", *names]
     for name in names:
         assert graph.inputs[name].type == graph.outputs[name].type
@@ -165,9 +205,9 @@ def test_prefill_and_decode_of_equal_capacity_have_the_same_state() -> None:
     for name in ("llama", "falcon"):
         states = [
             {key: value.type for key, value in captured(request(name, phase)).inputs.items() if key.startswith("cache")}
-            for phase in ("prefill", "decode")
+            for phase in ("prefill", "decode", *(["extend"] if name == "llama" else []))
         ]
-        assert states[0] == states[1]
+        assert states[0] == states[1] == states[-1]
 
 
 def test_a_place_outside_of_the_cache_is_refused() -> None:
