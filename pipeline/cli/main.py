@@ -75,6 +75,7 @@ COMMANDS = {
         "nxpipe.pipeline.cli.run:run",
         "Run a model's programs on the emulator, or an artifact's on Neuron devices, and show their outputs.",
     ),
+    "serve": ("nxpipe.pipeline.cli.serve:serve", "Serve an artifact over HTTP, by OpenAI's API and SageMaker's."),
     "store": (
         "nxpipe.pipeline.cli.store.group:store",
         "Manage artifacts: list, compare, fetch, sign, collect garbage.",
