@@ -49,6 +49,10 @@ COMMANDS = {
         "nxpipe.pipeline.cli.explain:explain",
         "Explain cache hits and misses of a build, field by field.",
     ),
+    "generate": (
+        "nxpipe.pipeline.cli.generate:generate",
+        "Generate text with an artifact's programs, or chat with it.",
+    ),
     "infra": (
         "nxpipe.pipeline.cli.infra.group:infra",
         "Check the AWS account, lint templates, plan deployments, write the manifests of a cluster.",

@@ -149,9 +149,9 @@ class ServedModel:
         forward = [each for each in self.artifact.programs if each.executable.phase == "forward"]
         return EmulatedSession(forward, self.artifact.weights, execution)
 
-    def scheduler(self, execution: "ExecutionOptions", rows: int | None = None) -> Scheduler:
-        """A scheduler over the decoder's programs, loaded on emulated cores."""
-        programs = DecoderPrograms.of(self.name, self.artifact.manifest.executables, rows)
+    def scheduler(self, execution: "ExecutionOptions", rows: int | None = None, *, smallest: bool = False) -> Scheduler:
+        """A scheduler over the decoder's programs of a batch size, loaded on emulated cores."""
+        programs = DecoderPrograms.of(self.name, self.artifact.manifest.executables, rows, smallest=smallest)
         stored = [each for each in self.artifact.programs if each.executable.name in programs.names]
         session: Session = EmulatedSession(stored, self.artifact.weights, execution)
         return Scheduler(Decoder(programs, session), self.text, end_tokens=self.end_tokens)

@@ -273,7 +273,9 @@ class Style:
 
     def _choice(self, answer: Answer) -> Json:
         reason = None if answer.finish is None else str(answer.finish)
-        ends = {"index": answer.index, "logprobs": self._logprobs(answer), "finish_reason": reason}
+        ends: Json = {"index": answer.index, "logprobs": self._logprobs(answer), "finish_reason": reason}
+        if not self.text.has_tokenizer:
+            ends["token_ids"] = [chosen.token for chosen in answer.chosen]
         if self.is_chat:
             return ends | {"message": {"role": "assistant", "content": answer.text, "refusal": None}}
         return ends | {"text": answer.text}

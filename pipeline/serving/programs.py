@@ -50,8 +50,10 @@ class DecoderPrograms:
     is_continuous: bool
 
     @classmethod
-    def of(cls, model: str, executables: "Sequence[Executable]", rows: int | None = None) -> "DecoderPrograms":
-        """The programs of a batch size, by default the largest that can be served; BuildRefused without any."""
+    def of(
+        cls, model: str, executables: "Sequence[Executable]", rows: int | None = None, *, smallest: bool = False
+    ) -> "DecoderPrograms":
+        """The programs of a batch size, by default the largest or the smallest; BuildRefused without any."""
         decodes = {each.batch: each for each in executables if each.phase == "decode"}
         found: dict[int, DecoderPrograms] = {}
         for batch, decode in sorted(decodes.items()):
@@ -67,7 +69,7 @@ class DecoderPrograms:
             )
         if rows is not None and rows not in found:
             raise BuildRefused(f"{model}: no programs for {rows} rows; there are {', '.join(map(str, found))}")
-        return found[max(found) if rows is None else rows]
+        return found[rows or (min(found) if smallest else max(found))]
 
     @property
     def names(self) -> tuple[str, ...]:
