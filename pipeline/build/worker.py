@@ -283,6 +283,7 @@ def _manifest(request: BuildSpec, programs: list[_Program], weights: tuple[Tenso
     figures: dict[str, Any] = {program.shape.name: program.result.facts.get("utilisation") for program in programs}
     if all(figures.values()):
         files[UTILISATION] = store.put_blob(utilisation_file(figures))
+    files |= {each.path: store.put_blob(each.read()) for each in request.companions}
     if source.config:
         files["config.json"] = store.put_blob(canonical_json(source.relevant_config()))
     return Manifest(

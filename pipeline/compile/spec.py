@@ -13,7 +13,7 @@ from nxpipe.artifact_store.evidence import EMULATED
 from nxpipe.emulator.hardware import Instance
 from nxpipe.pipeline.compile.backend import Toolchain, toolchain_of
 from nxpipe.pipeline.models.configuration import Shape, cache_capacity
-from nxpipe.pipeline.models.source import ModelSource
+from nxpipe.pipeline.models.source import Companion, ModelSource, companions
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.versions import comparison_digest, digest_of
 from nxpipe.pipeline.models.weights import Arrays, NoWeights, Tensors, Weights
@@ -40,6 +40,7 @@ class BuildSpec:
     tensor_parallel: int = 1
     verified: bool = True  # compared with the reference; the artifact's bytes do not depend on it
     backend: str = "emulator"
+    companions: tuple[Companion, ...] = ()  # files of the model that the artifact takes along
 
     @classmethod
     def of(cls, spec: ModelSpec) -> "BuildSpec":
@@ -70,6 +71,7 @@ class BuildSpec:
             "weights": self.weights.identity(),
             "target": self.target.compiler_target,
             "options": self._options(),
+            **({"files": {each.path: each.sha256 for each in self.companions}} if self.companions else {}),
         }
 
     def program_key(self, shape: Shape) -> str:
@@ -191,4 +193,5 @@ def _build_spec(spec: ModelSpec, source: ModelSource, weights: Weights) -> Build
         tensor_parallel=spec.tp or 1,
         verified=spec.verified,
         backend=spec.backend,
+        companions=() if isinstance(weights, NoWeights) else companions(source.folder, spec.weights.folder),
     )

@@ -3,6 +3,8 @@
 Both implement `ModelSource`; code outside this package depends on that protocol only.
 """
 
+import hashlib
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -250,12 +252,60 @@ def _config_advice(folder: Path) -> str:
     return "pass the folder that save_pretrained() wrote"
 
 
-# Files beside the configuration: weights, and the tokenizer, with which a verification reads text.
-_FILES = (
-    *("*.safetensors", "*.safetensors.index.json"),
-    *("tokenizer*", "vocab*", "merges.txt", "added_tokens.json", "special_tokens_map.json"),
-    *("spiece.model", "sentencepiece.bpe.model", "tekken.json"),
+# Files beside the configuration that an artifact takes along, since a server cannot answer without them: the tokenizer,
+# the chat template, the generation configuration, the processor.
+_COMPANIONS: Final = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
+    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json"),
+    *("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja"),
+    *("generation_config.json", "preprocessor_config.json", "processor_config.json"),
+    *("modules.json", "*_Pooling/config.json"),
 )
+_FILES = ("*.safetensors", "*.safetensors.index.json", *_COMPANIONS)
+_LARGEST_COMPANION: Final = 64 * MiB
+
+
+@dataclass(frozen=True)
+class Companion:
+    """A file beside a model's configuration, with the digest of its bytes."""
+
+    path: str  # within the folder, as in the artifact
+    file: Path
+    sha256: str
+
+    @classmethod
+    def of(cls, folder: Path, file: Path) -> "Companion":
+        return cls(file.relative_to(folder).as_posix(), file, hashlib.sha256(_companion_bytes(file)).hexdigest())
+
+    def read(self) -> bytes:
+        """The bytes; BuildRefused if they are no longer those of the digest."""
+        data = _companion_bytes(self.file)
+        if hashlib.sha256(data).hexdigest() != self.sha256:
+            raise BuildRefused(f"{self.file} has changed since the build began; build the model again")
+        return data
+
+
+def companions(*folders: Path | None) -> tuple[Companion, ...]:
+    """The files that an artifact takes along: those of the first folder that has any."""
+    for folder in filter(None, folders):
+        files = sorted({file for pattern in _COMPANIONS for file in folder.glob(pattern)})
+        if files:
+            return tuple(Companion.of(folder, file) for file in files)
+    return ()
+
+
+def _companion_bytes(file: Path) -> bytes:
+    try:
+        data = read_file(file, limit=_LARGEST_COMPANION)
+        if file.suffix == ".json":
+            json.loads(data)
+    except OSError as error:
+        raise ModelSourceError(
+            f"{file}: cannot be read ({error.strerror or error}); correct it, or move it away"
+        ) from error
+    except (DocumentInvalid, ValueError, RecursionError) as error:
+        raise ModelSourceError(f"{file}: {error}; save the file again, or move it away") from error
+    return data
 
 
 def _snapshot(model_id: str, revision: str | None, *, files: bool) -> Path:
