@@ -111,7 +111,7 @@ def check(spec: ModelSpec, step: "Step") -> Report:
 def _check_model(spec: ModelSpec, source: PretrainedModel, step: "Step") -> Report:
     findings = list(review_config(source))
     unusable = any(finding.rule is CONFIGURATION for finding in findings)
-    shapes = spec.shapes(source, ("prefill", "decode") if "decode" in source.phases else source.phases)
+    shapes = spec.shapes(source, source.default_phases)
     findings += too_long(source, shapes)
     checkpoint, file_findings = examine_files(_weights_folder(spec, source))
     findings += file_findings

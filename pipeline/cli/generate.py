@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.serving.scheduler import Scheduler
 
 _LARGEST_INPUT: Final = MiB
-_DEFAULT_TOKENS: Final = 64
+DEFAULT_TOKENS: Final = 64
 _PROMPT: Final = "> "
 
 
@@ -44,7 +44,7 @@ _PROMPT: Final = "> "
 @click.option(
     "--max-tokens",
     type=click.IntRange(1),
-    default=_DEFAULT_TOKENS,
+    default=DEFAULT_TOKENS,
     show_default=True,
     metavar="N",
     help="The number of tokens to generate at most.",
@@ -111,12 +111,13 @@ def generate(
 
     given = {name: value for name, value in (("top_p", top_p), ("top_k", top_k), ("seed", seed)) if value is not None}
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, stop=stop, **given)  # type: ignore[arg-type]
-    answer_texts(choice.read(ctx.obj), prompt, params, execution, ctx.obj, chat=chat, system=system)
+    prompts = [] if prompt is None else [prompt]
+    answer_texts(choice.read(ctx.obj), prompts, params, execution, ctx.obj, chat=chat, system=system)
 
 
 def answer_texts(
     model: "ServedModel",
-    prompt: str | None,
+    prompts: Sequence[str],
     params: "SamplingParams",
     execution: ExecutionOptions,
     console: Console,
@@ -124,15 +125,18 @@ def answer_texts(
     chat: bool,
     system: str | None = None,
 ) -> None:
-    """Answer one prompt, or the messages of a conversation."""
+    """Answer each prompt by itself; without one, the prompt on stdin, or the messages of a conversation."""
     generator = _Generator(model, model.scheduler(execution, smallest=True), params, console)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system is not None else []
-    if chat and prompt is None and sys.stdin.isatty():
+    if chat and not prompts and sys.stdin.isatty():
         _converse(generator, messages, console)
         return
-    text = prompt if prompt is not None else _standard_input()
-    tokens = model.text.chat([*messages, {"role": "user", "content": text}]) if chat else _tokens(text, model)
-    generator.answer(tokens)
+    results = []
+    for text in prompts or [_standard_input()]:
+        tokens = model.text.chat([*messages, {"role": "user", "content": text}]) if chat else _tokens(text, model)
+        results.append(generator.answer(tokens))
+    if console.json:
+        console.data(results)
 
 
 def _converse(generator: "_Generator", messages: list[dict[str, Any]], console: Console) -> None:
@@ -146,7 +150,7 @@ def _converse(generator: "_Generator", messages: list[dict[str, Any]], console: 
         if message.strip():
             messages.append({"role": "user", "content": message})
             try:
-                answer = generator.answer(generator.model.text.chat(messages))
+                answer = generator.answer(generator.model.text.chat(messages))["text"]
             except InputInvalid as error:  # the conversation is full
                 console.complain(str(error))
                 del messages[-1]
@@ -163,8 +167,8 @@ class _Generator:
     params: "SamplingParams"
     console: Console
 
-    def answer(self, tokens: Sequence[int]) -> str:
-        """Print the answer to a prompt; its text."""
+    def answer(self, tokens: Sequence[int]) -> dict[str, Any]:
+        """Print the answer to a prompt as it comes; it as a document."""
         from nxpipe.pipeline.serving.engine import generate as outputs_of
         from nxpipe.pipeline.serving.scheduler import GenerationRequest
 
@@ -182,13 +186,16 @@ class _Generator:
             if not self.console.json:
                 self.console.stream(text)
         answer, seconds = "".join(texts), time.monotonic() - started
-        if self.console.json:
-            document = {"text": answer, "tokens": generated, "prompt_tokens": len(tokens), "finish": finish}
-            self.console.data(document | {"seconds": round(seconds, 3)})
-        else:
+        if not self.console.json:
             self.console.stream("\n")
             self._say(len(tokens), len(generated), first or 0.0, seconds)
-        return answer
+        return {
+            "text": answer,
+            "tokens": generated,
+            "prompt_tokens": len(tokens),
+            "finish": str(finish),
+            "seconds": round(seconds, 3),
+        }
 
     def _say(self, prompt: int, generated: int, first: float, seconds: float) -> None:
         each = (seconds - first) / (generated - 1) * 1e3 if generated > 1 else 0.0

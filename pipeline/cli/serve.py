@@ -222,7 +222,7 @@ def _served(
     from nxpipe.pipeline.serving.generation import Generation
     from nxpipe.pipeline.serving.server import Served
 
-    own = names or (model.name, model.artifact.manifest.name)
+    own = names or tuple(filter(None, (model.name, model.artifact)))
     if model.generates:
         schedulers = [model.scheduler(execution, rows) for _ in range(copies)]
         return Served(own, generation=Generation(model, schedulers, limits))

@@ -186,7 +186,7 @@ def _build_spec(spec: ModelSpec, source: ModelSource, weights: Weights) -> Build
     return BuildSpec(
         source=source,
         weights=weights,
-        shapes=spec.shapes(source, source.phases[:1]),
+        shapes=spec.shapes(source, source.default_phases),
         target=spec.targets()[0],
         autocast=spec.autocast,
         autocast_type=spec.autocast_type,

@@ -133,7 +133,7 @@ def _has_depth(config: Mapping[str, object]) -> bool:
 
 
 _WITH_CACHE: Final = ("prefill", "extend", "decode")
-_PHASES: Final = {"text-generation": _WITH_CACHE}
+_GENERATION: Final = "text-generation"
 SAVED_PROGRAM: Final = "program"  # the phase of a program in a file, which has shapes of its own
 
 
@@ -177,9 +177,9 @@ def cache_capacity(shape: Shape, siblings: Iterable[Shape]) -> int | None:
 
 def all_phases(task: str) -> tuple[str, ...]:
     """All phases that a model of this task can have."""
-    return _PHASES.get(task, ("forward",))
+    return _WITH_CACHE if task == _GENERATION else ("forward",)
 
 
 def default_phases(task: str) -> tuple[str, ...]:
-    """The phases of a build without --phases."""
-    return all_phases(task)[:1]
+    """The phases of a build and of a check without --phases."""
+    return ("prefill", "decode") if task == _GENERATION else ("forward",)

@@ -19,6 +19,7 @@ from nxpipe.pipeline.models.configuration import (
     all_phases,
     cache_capacity,
     decode_floats,
+    default_phases,
     encode_floats,
     shapes_of,
     task_of,
@@ -72,7 +73,12 @@ class ModelSource(Protocol):
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """All phases in which the model is served."""
+        """All phases that the model can have."""
+        ...
+
+    @property
+    def default_phases(self) -> tuple[str, ...]:
+        """The phases of a build that names none."""
         ...
 
     def shapes(
@@ -131,6 +137,10 @@ class PretrainedModel:
     @property
     def phases(self) -> tuple[str, ...]:
         return all_phases(self.task)
+
+    @property
+    def default_phases(self) -> tuple[str, ...]:
+        return default_phases(self.task)
 
     def relevant_config(self) -> dict[str, object]:
         """The entries of the configuration that the capture reads: the others cannot change the graph."""

@@ -18,11 +18,10 @@ import numpy as np
 from nxpipe.pipeline.serving.engine import Limits, NotServing, Overloaded
 from nxpipe.pipeline.serving.model import ServedModel
 from nxpipe.pipeline.serving.openai import EmbeddingRequest, Json, parsed
-from nxpipe.pipeline.serving.programs import Session
+from nxpipe.pipeline.serving.programs import ProgramShape, Session
 from nxpipe.pipeline.util.errors import BuildRefused, InputInvalid
 
 if TYPE_CHECKING:
-    from nxpipe.artifact_store.manifest import Executable
     from nxpipe.emulator.numerics import Array
 
 Pooling: TypeAlias = Literal["mean", "cls", "last"]
@@ -47,7 +46,7 @@ class _Item:
 class EncoderPrograms:
     """The forward programs of an encoder, by bucket and batch."""
 
-    def __init__(self, model: str, executables: "Sequence[Executable]") -> None:
+    def __init__(self, model: str, executables: Sequence[ProgramShape]) -> None:
         forward = [each for each in executables if each.phase == "forward"]
         if not forward:
             raise BuildRefused(f"{model}: it has no forward program to serve; build it with --phases forward")
@@ -85,11 +84,11 @@ class Encoding:
         pooling: Pooling = "mean",
     ) -> None:
         self.model, self.limits = model, limits
-        self.task = model.artifact.manifest.model.task
+        self.task = model.task
         if self.task not in _ENDPOINTS:
             raise BuildRefused(f"{model.name}: task {self.task} has no endpoint; it can be run with `nxpipe run`")
         self.endpoint = _ENDPOINTS[self.task]
-        self._programs = EncoderPrograms(model.name, model.artifact.manifest.executables)
+        self._programs = EncoderPrograms(model.name, model.programs)
         self._session, self._window, self._pooling = session, window, pooling
         self._waiting: deque[_Item] = deque()
         self._changed = threading.Condition()

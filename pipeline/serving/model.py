@@ -1,15 +1,15 @@
-"""A served model: an artifact's programs, weights and files, opened on the emulator.
+"""A served model: its programs on emulated cores, its weights, and the files that describe its text.
 
-It is read from a store, or from the folder that `store fetch` and the agent write.
+It is read from a store, from the folder that `store fetch` and the agent write, or compiled now from a specification.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from nxpipe.pipeline.serving.programs import Decoder, DecoderPrograms, Session
+from nxpipe.pipeline.serving.programs import Decoder, DecoderPrograms, ProgramShape, Session
 from nxpipe.pipeline.serving.sampling import SamplingParams
 from nxpipe.pipeline.serving.scheduler import Scheduler
 from nxpipe.pipeline.serving.text import Files, Text, json_object
@@ -24,27 +24,25 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store.manifest import Manifest
     from nxpipe.emulator.numerics import Array
     from nxpipe.emulator.run.model import Code
+    from nxpipe.pipeline.compile.spec import BuildSpec
     from nxpipe.pipeline.verify.execution import ExecutionOptions
 
 _GENERATION: Final = "generation_config.json"
+_OF_PROGRAMS: Final = ("graphs/", "constants/")  # files of an artifact that describe no text
 
 
 class EmulatedSession:
     """Programs on emulated cores, with one set of states."""
 
-    def __init__(
-        self, programs: Iterable[StoredProgram], weights: "Mapping[str, Array]", execution: "ExecutionOptions"
-    ) -> None:
+    def __init__(self, codes: "Mapping[str, Code]", weights: "Mapping[str, Array]") -> None:
         from nxpipe.emulator.run.isa import Resident, SharedWeights
 
         shared: SharedWeights = {}
-        self._programs = {stored.executable.name: stored for stored in programs}
-        self._codes = {name: _code(stored, execution) for name, stored in self._programs.items()}
-        self._loaded = {name: code.load(weights, shared) for name, code in self._codes.items()}
-        types = {name: type_ for code in self._codes.values() for name, type_ in code.states.items()}
-        ranks = max((code.ranks for code in self._codes.values()), default=1)
+        self._codes = codes
+        self._loaded = {name: code.load(weights, shared) for name, code in codes.items()}
+        types = {name: type_ for code in codes.values() for name, type_ in code.states.items()}
+        ranks = max((code.ranks for code in codes.values()), default=1)
         self._states = [Resident(types) for _ in range(ranks)]
-        self._latencies: dict[str, float | None] = {}
 
     def run(self, program: str, inputs: "Mapping[str, Array]") -> "dict[str, Array]":
         states = [resident.only(self._codes[program].states) for resident in self._states]
@@ -53,39 +51,32 @@ class EmulatedSession:
             resident.take(updated)
         return outputs
 
-    def latency_ms(self, program: str) -> float | None:
-        """The predicted duration of one execution on the emulated cores."""
-        if program not in self._latencies:
-            from nxpipe.emulator.schedule.timeline import latency_ns
-
-            nanoseconds = latency_ns(self._programs[program].instructions.program)
-            self._latencies[program] = None if nanoseconds is None else nanoseconds / 1e6
-        return self._latencies[program]
-
     def close(self) -> None:
         self._loaded = {}
 
 
-def _code(stored: StoredProgram, execution: "ExecutionOptions") -> "Code":
-    from nxpipe.emulator.run.isa import Isa
-    from nxpipe.emulator.run.model import Fast
-
-    if execution.mode == "fast":
-        return Fast(stored.program, stored.instructions.ports)
-    return Isa(stored.instructions, order=execution.order)
+Load = Callable[[Sequence[str], "ExecutionOptions"], Session]  # programs by name
+Latency = Callable[[str], float | None]  # the predicted milliseconds of a program
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """An artifact with its text, and the programs that it can be served by."""
+    """A model with its text, and the programs that it can be served by."""
 
-    artifact: StoredArtifact
+    name: str
+    task: str
+    config: Mapping[str, Any]
     files: Files
+    programs: Sequence[ProgramShape]
+    load: Load
+    latency_ms: Latency
+    artifact: str | None = None  # the artifact's name
 
     @classmethod
     def read(cls, published: "Published", store: "Store", step: Step) -> "ServedModel":
+        """The artifact of a store."""
         artifact = read_artifact(published, store, step)
-        return cls(artifact, _text_files(published.manifest, store.read_blob))
+        return cls._of_artifact(artifact, artifact.weights, store.read_blob)
 
     @classmethod
     def read_folder(cls, path: Path, step: Step) -> "ServedModel":
@@ -97,18 +88,34 @@ class ServedModel:
         folder = _Folder.open(path)
         artifact = read_artifact(folder, folder, step, weights=False)  # type: ignore[arg-type]  # what is read of both
         try:
-            weights = WeightsFile(path / WEIGHTS) if folder.manifest.weights else {}
+            weights: Mapping[str, Array] = WeightsFile(path / WEIGHTS) if folder.manifest.weights else {}
         except RuntimeFault as fault:
             raise ProgramInvalid(f"{path}: {fault}") from fault
-        return cls(replace(artifact, weights=weights), _text_files(folder.manifest, folder.read_blob))
+        return cls._of_artifact(artifact, weights, folder.read_blob)
 
-    @property
-    def name(self) -> str:
-        return self.artifact.manifest.model.id
+    @classmethod
+    def compiled(cls, spec: "BuildSpec", step: Step) -> "ServedModel":
+        """A model that is compiled when its programs are loaded, and not stored."""
+        spec.check()
+        files = {each.path: each.read() for each in spec.companions}
+        source, load = spec.source, partial(_compile, spec, step)
+        return cls(source.id, source.task, source.config, files, spec.shapes, load, lambda _: None)
 
-    @property
-    def config(self) -> Mapping[str, Any]:
-        return self.artifact.source.config if self.artifact.source else {}
+    @classmethod
+    def _of_artifact(
+        cls, artifact: StoredArtifact, weights: "Mapping[str, Array]", read: "Callable[[Blob], bytes]"
+    ) -> "ServedModel":
+        manifest = artifact.manifest
+        files = {file.path: read(file.blob) for file in manifest.files if not file.path.startswith(_OF_PROGRAMS)}
+        stored = {each.executable.name: each for each in artifact.programs}
+
+        def load(names: Sequence[str], execution: "ExecutionOptions") -> Session:
+            return EmulatedSession({name: _stored_code(stored[name], execution) for name in names}, weights)
+
+        config = artifact.source.config if artifact.source else {}
+        latency = _Latencies(stored)
+        model = manifest.model
+        return cls(model.id, model.task, config, files, manifest.executables, load, latency, manifest.name)
 
     @cached_property
     def text(self) -> Text:
@@ -142,19 +149,63 @@ class ServedModel:
     @property
     def generates(self) -> bool:
         """True if it has programs that generate text."""
-        return any(each.phase == "decode" for each in self.artifact.manifest.executables)
-
-    def forward_session(self, execution: "ExecutionOptions") -> Session:
-        """The forward programs, loaded on emulated cores."""
-        forward = [each for each in self.artifact.programs if each.executable.phase == "forward"]
-        return EmulatedSession(forward, self.artifact.weights, execution)
+        phases = {each.phase for each in self.programs}
+        return "decode" in phases and not phases.isdisjoint(("prefill", "extend"))
 
     def scheduler(self, execution: "ExecutionOptions", rows: int | None = None, *, smallest: bool = False) -> Scheduler:
         """A scheduler over the decoder's programs of a batch size, loaded on emulated cores."""
-        programs = DecoderPrograms.of(self.name, self.artifact.manifest.executables, rows, smallest=smallest)
-        stored = [each for each in self.artifact.programs if each.executable.name in programs.names]
-        session: Session = EmulatedSession(stored, self.artifact.weights, execution)
-        return Scheduler(Decoder(programs, session), self.text, end_tokens=self.end_tokens)
+        programs = DecoderPrograms.of(self.name, self.programs, rows, smallest=smallest)
+        decoder = Decoder(programs, self.load(programs.names, execution), self.latency_ms)
+        return Scheduler(decoder, self.text, end_tokens=self.end_tokens)
+
+    def forward_session(self, execution: "ExecutionOptions") -> Session:
+        """The forward programs, loaded on emulated cores."""
+        return self.load([each.name for each in self.programs if each.phase == "forward"], execution)
+
+
+class _Latencies:
+    """The predicted durations of an artifact's programs, each computed once."""
+
+    def __init__(self, stored: Mapping[str, StoredProgram]) -> None:
+        self._stored = stored
+        self._known: dict[str, float | None] = {}
+
+    def __call__(self, program: str) -> float | None:
+        if program not in self._known:
+            from nxpipe.emulator.schedule.timeline import latency_ns
+
+            nanoseconds = latency_ns(self._stored[program].instructions.program)
+            self._known[program] = None if nanoseconds is None else nanoseconds / 1e6
+        return self._known[program]
+
+
+def _stored_code(stored: StoredProgram, execution: "ExecutionOptions") -> "Code":
+    from nxpipe.emulator.run.isa import Isa
+    from nxpipe.emulator.run.model import Fast
+
+    if execution.mode == "fast":
+        return Fast(stored.program, stored.instructions.ports)
+    return Isa(stored.instructions, order=execution.order)
+
+
+def _compile(spec: "BuildSpec", step: Step, names: Sequence[str], execution: "ExecutionOptions") -> Session:
+    from nxpipe.emulator.compile import emit, ports_of
+    from nxpipe.emulator.run.isa import Isa
+    from nxpipe.emulator.run.model import Fast
+    from nxpipe.pipeline.compile.frontend import compile_shape
+    from nxpipe.pipeline.verify.comparison import require_memory
+
+    codes: dict[str, Code] = {}
+    tensors = spec.tensors()
+    require_memory(spec.source.id, tensors.kinds)
+    for shape in (each for each in spec.shapes if each.name in names):
+        with step(f"compile {shape.name}"):
+            program = compile_shape(spec, shape)
+            fast = execution.mode == "fast"
+            isa = None if fast else Isa(emit(program, spec.target.core), order=execution.order)
+            codes[shape.name] = isa or Fast(program, ports_of(program))
+    with step("load the programs"):
+        return EmulatedSession(codes, tensors)
 
 
 @dataclass(frozen=True)
@@ -184,18 +235,20 @@ class _Folder:
         return cls(path, manifest, Blob.of(document).sha256, {blob: name for name, blob in files.items()})
 
     def read_blob(self, blob: "Blob") -> bytes:
-        data = (self.path / self._files[blob]).read_bytes()
+        """The bytes of a file, which must be those of the manifest."""
+        if blob not in self._files:
+            raise ProgramInvalid(
+                f"{self.path} has programs for Neuron devices alone; fetch it with --programs emulator"
+            )
+        file = self.path / self._files[blob]
+        try:
+            data = file.read_bytes()
+        except OSError as fault:
+            raise ProgramInvalid(f"{file}: {fault.strerror}; fetch the artifact again") from fault
         if type(blob).of(data) != blob:
-            raise ProgramInvalid(f"{self.path / self._files[blob]} is damaged; fetch the artifact again")
+            raise ProgramInvalid(f"{file} is damaged; fetch the artifact again")
         return data
 
     def evidence(self, _: str) -> tuple[()]:
         """A folder has no evidence."""
         return ()
-
-
-def _text_files(manifest: "Manifest", read: "Callable[[Blob], bytes]") -> Files:
-    """The small files of an artifact: those that describe its text, not its programs."""
-    return {
-        file.path: read(file.blob) for file in manifest.files if not file.path.startswith(("graphs/", "constants/"))
-    }

@@ -5,7 +5,7 @@ into one row while others are being decoded, so requests come and go one by one.
 at once, so its requests run in batches.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,7 +14,6 @@ import numpy as np
 from nxpipe.pipeline.util.errors import BuildRefused
 
 if TYPE_CHECKING:
-    from nxpipe.artifact_store.manifest import Executable
     from nxpipe.emulator.numerics import Array
 
 
@@ -24,10 +23,23 @@ class Session(Protocol):
     def run(self, program: str, inputs: "Mapping[str, Array]") -> "dict[str, Array]":
         """The outputs of a program other than its states."""
 
-    def latency_ms(self, program: str) -> float | None:
-        """The predicted duration of one execution; None where durations are measured, not predicted."""
-
     def close(self) -> None: ...
+
+
+class ProgramShape(Protocol):
+    """What is known of a program before it is loaded."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def phase(self) -> str: ...
+
+    @property
+    def batch(self) -> int: ...
+
+    @property
+    def sequence(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,7 @@ class DecoderPrograms:
 
     @classmethod
     def of(
-        cls, model: str, executables: "Sequence[Executable]", rows: int | None = None, *, smallest: bool = False
+        cls, model: str, executables: Sequence[ProgramShape], rows: int | None = None, *, smallest: bool = False
     ) -> "DecoderPrograms":
         """The programs of a batch size, by default the largest or the smallest; BuildRefused without any."""
         decodes = {each.batch: each for each in executables if each.phase == "decode"}
@@ -99,8 +111,11 @@ class DecoderPrograms:
 class Decoder:
     """A decoder's programs in a session, by tokens and positions."""
 
-    def __init__(self, programs: DecoderPrograms, session: Session) -> None:
-        self.programs, self._session = programs, session
+    def __init__(
+        self, programs: DecoderPrograms, session: Session, latency_ms: Callable[[str], float | None] = lambda _: None
+    ) -> None:
+        """`latency_ms` predicts the duration of a program."""
+        self.programs, self._session, self.latency_ms = programs, session, latency_ms
 
     def extend(self, row: int, tokens: Sequence[int], position: int, length: int) -> "Array":
         """Read a chunk into a row; the logits behind its last token."""
@@ -120,9 +135,6 @@ class Decoder:
     def decode(self, tokens: "Array", positions: "Array") -> "Array":
         """Read a token in each row; the logits behind it."""
         return self._run(self.programs.decode, {"input_ids": tokens[:, None], "position": positions})
-
-    def latency_ms(self, program: str) -> float | None:
-        return self._session.latency_ms(program)
 
     def close(self) -> None:
         self._session.close()

@@ -87,7 +87,7 @@ class _Sequence:
         return self.position >= len(self.request.prompt)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Row:
     """A row of the KV cache. `held` are the tokens at its beginning that whole chunks have read."""
 
@@ -242,8 +242,6 @@ class Scheduler:
 
     def _read_chunk(self) -> _Outputs:
         """Read the next chunk of the oldest prompt that is not read."""
-        while self._reading and self._reading[0].sequence is None:
-            self._reading.popleft()
         if not self._reading:
             return []
         row = self._reading[0]
@@ -261,7 +259,7 @@ class Scheduler:
         sequence.position = end
         if not sequence.has_read_prompt:
             return []
-        self._reading.popleft()
+        self._reading.remove(row)
         return [self._advance(row, sequence.sampler.choose(logits))]
 
     def _read_batch(self) -> _Outputs:
@@ -322,6 +320,8 @@ class Scheduler:
 
     def _free(self, row: _Row) -> None:
         row.sequence, row.freed = None, self.counts.steps
+        if row in self._reading:
+            self._reading.remove(row)
 
     def _charge(self, program: str) -> None:
         self.counts.predicted_ms += self.decoder.latency_ms(program) or 0.0
