@@ -19,7 +19,7 @@ from nxpipe.pipeline.util.files import MiB
 from nxpipe.pipeline.verify.execution import ExecutionOptions
 
 if TYPE_CHECKING:
-    from nxpipe.pipeline.serving.model import ServedModel
+    from nxpipe.pipeline.serving.model import ServingModel
     from nxpipe.pipeline.serving.sampling import SamplingParams
     from nxpipe.pipeline.serving.scheduler import Scheduler
 
@@ -116,7 +116,7 @@ def generate(
 
 
 def answer_texts(
-    model: "ServedModel",
+    model: "ServingModel",
     prompts: Sequence[str],
     params: "SamplingParams",
     execution: ExecutionOptions,
@@ -162,7 +162,7 @@ def _converse(generator: "_Generator", messages: list[dict[str, Any]], console: 
 class _Generator:
     """Answers to prompts, on one scheduler."""
 
-    model: "ServedModel"
+    model: "ServingModel"
     scheduler: "Scheduler"
     params: "SamplingParams"
     console: Console
@@ -206,7 +206,7 @@ class _Generator:
         )
 
 
-def require_vocabulary(tokens: Sequence[int], model: "ServedModel") -> None:
+def require_vocabulary(tokens: Sequence[int], model: "ServingModel") -> None:
     """Refuse token ids that the model does not have."""
     size = model.vocabulary
     outside = next((token for token in tokens if token < 0 or (size is not None and token >= size)), None)
@@ -214,7 +214,7 @@ def require_vocabulary(tokens: Sequence[int], model: "ServedModel") -> None:
         raise InputInvalid(f"token {outside} is not in the vocabulary of {size}; use the model's own tokenizer")
 
 
-def _tokens(text: str, model: "ServedModel") -> list[int]:
+def _tokens(text: str, model: "ServingModel") -> list[int]:
     """The token ids of a prompt: those of a JSON list, or of the tokenizer."""
     from nxpipe.pipeline.models.prompts import as_ids
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from nxpipe.pipeline.models.weights import Arrays
-    from nxpipe.pipeline.serving.model import ServedModel
+    from nxpipe.pipeline.serving.model import ServingModel
     from nxpipe.pipeline.verify.replay import RunInputs, RunResult
 
 _LIKELIEST = 5
@@ -142,7 +142,7 @@ def run(
 
 def _generator(
     artifact: str | None, options: ModelOptions, store: str | None, config_path: Path, console: Console
-) -> "ServedModel | None":
+) -> "ServingModel | None":
     """The model, if it has programs that generate text."""
     if artifact is not None:
         from nxpipe.pipeline.artifacts.store_url import open_configured_store
@@ -151,23 +151,23 @@ def _generator(
         published = opened.resolve(artifact)
         if not any(each.phase == "decode" for each in published.manifest.executables):
             return None
-        from nxpipe.pipeline.serving.model import ServedModel
+        from nxpipe.pipeline.serving.model import ServingModel
 
-        model = ServedModel.read(published, opened, console.step)
+        model = ServingModel.read(published, opened, console.step)
         return model if model.generates else None
     config = load_config(config_path, os.environ, missing_ok=options.model_id is not None)
     specs = list(options.specs(config, config_path.parent))
     if len(specs) != 1 or specs[0].kind == "file":
         return None
     from nxpipe.pipeline.compile.spec import BuildSpec
-    from nxpipe.pipeline.serving.model import ServedModel
+    from nxpipe.pipeline.serving.model import ServingModel
 
-    model = ServedModel.compiled(BuildSpec.of(specs[0]), console.step)
+    model = ServingModel.compiled(BuildSpec.of(specs[0]), console.step)
     return model if model.generates else None
 
 
 def _answer(
-    model: "ServedModel",
+    model: "ServingModel",
     prompts: Sequence[str],
     chat: bool,
     new_tokens: int | None,

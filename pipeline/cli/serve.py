@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
     from nxpipe.pipeline.serving.encoder import Pooling
     from nxpipe.pipeline.serving.engine import Limits
-    from nxpipe.pipeline.serving.model import ServedModel
+    from nxpipe.pipeline.serving.model import ServingModel
     from nxpipe.pipeline.serving.server import Served
 
 _LIBRARIES = ("numpy", "ml_dtypes", "safetensors", "tokenizers", "jinja2")
@@ -43,15 +43,15 @@ class ArtifactChoice:
         if self.channel is None and (self.model or self.target):
             raise click.UsageError("--model and --target require --channel", ctx)
 
-    def read(self, console: Console) -> "ServedModel":
+    def read(self, console: Console) -> "ServingModel":
         """The artifact in memory."""
         from nxpipe.pipeline.artifacts.store_url import open_configured_store
-        from nxpipe.pipeline.serving.model import ServedModel
+        from nxpipe.pipeline.serving.model import ServingModel
 
         if self.folder is not None:
-            return ServedModel.read_folder(self.folder, console.step)
+            return ServingModel.read_folder(self.folder, console.step)
         store = open_configured_store(self.store, self.config_path, console)
-        return ServedModel.read(self._published(store, console), store, console.step)
+        return ServingModel.read(self._published(store, console), store, console.step)
 
     def _published(self, store: "Store", console: Console) -> "Published":
         if self.channel is None:
@@ -210,7 +210,7 @@ def serve(
 
 
 def _served(
-    model: "ServedModel",
+    model: "ServingModel",
     names: tuple[str, ...],
     rows: int | None,
     copies: int,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import numpy as np
 
 from nxpipe.pipeline.serving.engine import Limits, NotServing, Overloaded
-from nxpipe.pipeline.serving.model import ServedModel
+from nxpipe.pipeline.serving.model import ServingModel
 from nxpipe.pipeline.serving.openai import EmbeddingRequest, Json, parsed
 from nxpipe.pipeline.serving.programs import ProgramShape, Session
 from nxpipe.pipeline.util.errors import BuildRefused, InputInvalid
@@ -76,7 +76,7 @@ class Encoding:
 
     def __init__(
         self,
-        model: ServedModel,
+        model: ServingModel,
         session: Session,
         limits: Limits,
         *,

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from nxpipe.pipeline.serving.engine import Engine, Limits
-from nxpipe.pipeline.serving.model import ServedModel
+from nxpipe.pipeline.serving.model import ServingModel
 from nxpipe.pipeline.serving.openai import Answer, Usage
 from nxpipe.pipeline.serving.sampling import SamplingParams
 from nxpipe.pipeline.serving.scheduler import Finish, GenerationRequest, Output, Scheduler
@@ -36,7 +36,7 @@ class Ticket:
 
 
 @dataclass
-class Timings:
+class RequestTimings:
     """Durations that the metrics observe, in seconds."""
 
     first_token: float | None = None
@@ -47,7 +47,7 @@ class Timings:
 class Generation:
     """Engines over copies of one decoder. `open` must be called on the event loop that awaits the answers."""
 
-    def __init__(self, model: ServedModel, schedulers: Iterable[Scheduler], limits: Limits) -> None:
+    def __init__(self, model: ServingModel, schedulers: Iterable[Scheduler], limits: Limits) -> None:
         self.model, self.limits = model, limits
         self._schedulers = list(schedulers)
         self._observers: list[Observer] = []
@@ -118,7 +118,7 @@ class Generation:
 
     async def parts(self, ticket: Ticket) -> AsyncIterator[Output]:
         """The outputs of a sequence; RequestFailed for one that ends without its answer."""
-        before, timings = ticket.arrival, Timings(between_tokens=[])
+        before, timings = ticket.arrival, RequestTimings(between_tokens=[])
         while True:
             output = await ticket.outputs.get()
             now = time.monotonic()
@@ -147,21 +147,21 @@ class Generation:
             reused = output.reused
         return answer, reused
 
-    def _most_tokens(self, prompt: Sequence[int], asked: int | None) -> int:
-        room = max(self._schedulers[0].decoder.programs.capacity - len(prompt), 1)
+    def _most_tokens(self, prompt: Sequence[int], requested: int | None) -> int:
+        left = max(self._schedulers[0].decoder.programs.capacity - len(prompt), 1)
         limit = self.limits.tokens
-        allowed = room if limit is None else min(room, max(limit - len(prompt), 1))
+        allowed = left if limit is None else min(left, max(limit - len(prompt), 1))
         if limit is not None and len(prompt) >= limit:
             raise InputInvalid(
                 f"the prompt has {len(prompt):,} tokens, and a request at most {limit:,} with its answer"
             )
-        return allowed if asked is None else min(asked, allowed)
+        return allowed if requested is None else min(requested, allowed)
 
 
 class Observer:
-    """A function that is told of each sequence that ends."""
+    """An observer of each sequence that ends."""
 
-    def __call__(self, output: Output, timings: Timings) -> None:
+    def __call__(self, output: Output, timings: RequestTimings) -> None:
         raise NotImplementedError
 
 

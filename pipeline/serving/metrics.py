@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-    from nxpipe.pipeline.serving.generation import Timings
+    from nxpipe.pipeline.serving.generation import RequestTimings
     from nxpipe.pipeline.serving.scheduler import Output
     from nxpipe.pipeline.serving.server import Served
 
@@ -43,7 +43,7 @@ class Metrics:
     def count(self, path: str, status: int) -> None:
         self._responses.labels(path, str(status)).inc()
 
-    def observe(self, output: "Output", timings: "Timings") -> None:
+    def observe(self, output: "Output", timings: "RequestTimings") -> None:
         if timings.first_token is not None:
             self._first_token.observe(timings.first_token)
         for seconds in timings.between_tokens or ():

@@ -60,7 +60,7 @@ Latency = Callable[[str], float | None]  # the predicted milliseconds of a progr
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class ServingModel:
     """A model with its text, and the programs that it can be served by."""
 
     name: str
@@ -73,13 +73,13 @@ class ServedModel:
     artifact: str | None = None  # the artifact's name
 
     @classmethod
-    def read(cls, published: "Published", store: "Store", step: Step) -> "ServedModel":
+    def read(cls, published: "Published", store: "Store", step: Step) -> "ServingModel":
         """The artifact of a store."""
         artifact = read_artifact(published, store, step)
         return cls._of_artifact(artifact, artifact.weights, store.read_blob)
 
     @classmethod
-    def read_folder(cls, path: Path, step: Step) -> "ServedModel":
+    def read_folder(cls, path: Path, step: Step) -> "ServingModel":
         """The artifact in a folder that a fetch has filled. Weights are mapped into memory, not copied."""
         from nxpipe.artifact_store.fetch.folder import WEIGHTS
         from nxpipe.emulator.run.devices.session import WeightsFile
@@ -94,7 +94,7 @@ class ServedModel:
         return cls._of_artifact(artifact, weights, folder.read_blob)
 
     @classmethod
-    def compiled(cls, spec: "BuildSpec", step: Step) -> "ServedModel":
+    def compiled(cls, spec: "BuildSpec", step: Step) -> "ServingModel":
         """A model that is compiled when its programs are loaded, and not stored."""
         spec.check()
         files = {each.path: each.read() for each in spec.companions}
@@ -104,7 +104,7 @@ class ServedModel:
     @classmethod
     def _of_artifact(
         cls, artifact: StoredArtifact, weights: "Mapping[str, Array]", read: "Callable[[Blob], bytes]"
-    ) -> "ServedModel":
+    ) -> "ServingModel":
         manifest = artifact.manifest
         files = {file.path: read(file.blob) for file in manifest.files if not file.path.startswith(_OF_PROGRAMS)}
         stored = {each.executable.name: each for each in artifact.programs}

@@ -43,7 +43,7 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A token with its log probability, and those of the likeliest tokens, if the request asked for them."""
+    """A token with its log probability, and those of the likeliest tokens, if the request wants them."""
 
     token: int
     logprob: float | None = None

@@ -136,9 +136,9 @@ class Scheduler:
                 f"the prompt has {length:,} tokens, and at most {longest:,} are read; shorten it, or build the model "
                 "with a longer bucket"
             )
-        room = self._programs.capacity - length + (not self._programs.is_continuous)
-        if request.params.max_tokens > room:
-            return replace(request, params=replace(request.params, max_tokens=room))
+        left = self._programs.capacity - length + (not self._programs.is_continuous)
+        if request.params.max_tokens > left:
+            return replace(request, params=replace(request.params, max_tokens=left))
         return request
 
     def add(self, request: GenerationRequest) -> None:

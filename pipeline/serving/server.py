@@ -419,7 +419,7 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run_until_signal(self, announce: Callable[[str], None]) -> None:
-        """Serve until a signal has ended the server; `announce` is told the URL once it listens."""
+        """Serve until a signal has ended the server; `announce` receives the URL once it listens."""
         self._announce = announce
         with suppress(KeyboardInterrupt):
             asyncio.run(self.serve())

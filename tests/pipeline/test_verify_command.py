@@ -20,6 +20,8 @@ pytestmark = pytest.mark.sample(12)
 
 __all__ = ["nxpipe"]
 
+PREFILL = ("--phases", "prefill")
+
 
 def verified(nxpipe: InProcess, model: Path, *more: str, code: int = 0) -> dict[str, Any]:
     words = ("--model-id", str(model), "--weights", "random:0", "--buckets", "16", "--json", "-q")
@@ -41,7 +43,7 @@ def test_each_autocast_mode_asked_for_is_measured_beside_pytorchs_own_bf16(nxpip
 
 
 def test_every_layer_is_found_in_the_graph_and_errors_grow_from_the_first(nxpipe: InProcess, llama: Path) -> None:
-    found = verified(nxpipe, llama, "--layers")
+    found = verified(nxpipe, llama, "--layers", *PREFILL)
     layers = found["emulated"]["matmult"]["layers"]
     assert [layer["output"] for layer in layers] == ["model.layers.0", "model.layers.1"]
     assert all(layer["max_absolute"] > 0 for layer in layers)
@@ -54,7 +56,9 @@ def test_layers_are_seen_whole_however_many_ranks_make_them(
     family: str, mode: str, nxpipe: InProcess, tmp_path: Path
 ) -> None:
     model = write_model(tmp_path / family, {"model_type": family, **FAMILIES[family][1], "torch_dtype": "float32"})
-    found = verified(nxpipe, model, *("--task", "text-generation"), *("--layers", "--tp", "2", "--mode", mode))
+    found = verified(
+        nxpipe, model, *("--task", "text-generation"), *PREFILL, *("--layers", "--tp", "2", "--mode", mode)
+    )
     layers = found["emulated"]["matmult"]["layers"]
     assert [layer["output"].rpartition(".")[2] for layer in layers] == ["0", "1"]
     assert all(0 < layer["max_relative"] < 0.02 for layer in layers)
@@ -201,7 +205,7 @@ def test_a_checkpoint_deeper_than_the_slice_is_read_in_part(nxpipe: InProcess, b
 def test_a_decoder_is_followed_token_by_token_beside_its_own_cache(nxpipe: InProcess, llama: Path) -> None:
     answer = nxpipe(
         *("verify", "--model-id", str(llama), "--weights", "random:0", "--buckets", "16", "--json", "-q"),
-        *("--steps", "3", "--autocast", "none"),
+        *("--steps", "3", "--autocast", "none", *PREFILL),
     )
     assert answer.code == 0, answer.err
     _, steps = json.loads(answer.out)
@@ -222,7 +226,7 @@ def test_a_stored_artifact_is_verified_blob_by_blob_and_repeats_its_answers(
     nxpipe: InProcess, llama: Path, tmp_path: Path, degree: str
 ) -> None:
     store = tmp_path / "store"
-    built = ("build", "--model-id", str(llama), "--weights", "random:0", "--buckets", "16", "--tp", degree)
+    built = ("build", "--model-id", str(llama), "--weights", "random:0", "--buckets", "16", "--tp", degree, *PREFILL)
     assert nxpipe(*built, "--store", str(store), "-q").code == 0
     answer = nxpipe("verify", "tiny-llama", "--store", str(store), "--json", "-q")
     assert answer.code == 0, answer.err
@@ -270,7 +274,7 @@ def test_a_sharded_model_is_verified_from_all_of_its_ranks(
         degrees.append(self.degree)
 
     monkeypatch.setattr(LoadedRanks, "__init__", watched)
-    words = ("--model-id", str(llama), "--weights", "random:0", "--buckets", "16", "--json", "-q")
+    words = ("--model-id", str(llama), "--weights", "random:0", "--buckets", "16", *PREFILL, "--json", "-q")
     answer = nxpipe("verify", *words, "--tp", "2", *more)
     assert answer.code == 0, answer.err
     assert set(degrees) == {2}

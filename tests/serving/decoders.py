@@ -47,7 +47,8 @@ class HashDecoder(Decoder):
         self.is_failing = False
 
     def extend(self, row: int, tokens: Sequence[int], position: int, length: int) -> Array:
-        assert len(tokens) <= length and position + length <= self.programs.capacity
+        assert len(tokens) <= length
+        assert position + length <= self.programs.capacity
         self.cache[row, position : position + length] = -2  # padding
         self.cache[row, position : position + len(tokens)] = tokens
         return self._logits(row, position + len(tokens))
@@ -82,7 +83,11 @@ def _codes(kind: str, rows: int, buckets: tuple[int, ...], phases: tuple[str, ..
 
 
 def emulated(
-    kind: str, rows: int, buckets: tuple[int, ...] = (8, 16, 48), phases: tuple[str, ...] = ("extend", "decode"), degree: int = 1
+    kind: str,
+    rows: int,
+    buckets: tuple[int, ...] = (8, 16, 48),
+    phases: tuple[str, ...] = ("extend", "decode"),
+    degree: int = 1,
 ) -> Decoder:
     """A tiny model with random weights."""
     codes, shapes, weights = _codes(kind, rows, buckets, phases, degree)

@@ -37,7 +37,12 @@ def prompts(longest: int) -> st.SearchStrategy[tuple[int, ...]]:
 
 def sampled() -> st.SearchStrategy[dict[str, Any]]:
     return st.sampled_from(
-        [{"temperature": 0.0}, {"temperature": 0.0}, {"temperature": 1.0, "seed": 5}, {"temperature": 0.7, "seed": 1, "top_k": 9}]
+        [
+            {"temperature": 0.0},
+            {"temperature": 0.0},
+            {"temperature": 1.0, "seed": 5},
+            {"temperature": 0.7, "seed": 1, "top_k": 9},
+        ]
     )
 
 
@@ -108,7 +113,9 @@ def test_batching_never_changes_the_tokens_of_a_model(kind: str, degree: int, ph
     @settings(deadline=None, max_examples=6 if degree == 1 else 3)
     @given(arrivals(longest=30))
     def check(given_arrivals: list[Arrival]) -> None:
-        plain = [Arrival(each.step, each.prompt, greedy(each.params.max_tokens), each.cancelled) for each in given_arrivals]
+        plain = [
+            Arrival(each.step, each.prompt, greedy(each.params.max_tokens), each.cancelled) for each in given_arrivals
+        ]
         decoder = emulated(kind, 4, phases=phases, degree=degree)
         require_as_alone(plain, served(Scheduler(decoder), plain), decoder)
 
