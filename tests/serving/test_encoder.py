@@ -36,7 +36,8 @@ def outputs_of(artifact: tuple[str, Path], folder: Path, text: str) -> dict[str,
     answer = nxpipe("run", name, "--store", str(store), "--text", tokens, "--output", str(out), cwd=folder)
     assert answer.code == 0, answer.err
     fitting = min(out.glob("forward-b1-*.safetensors"), key=lambda path: int(path.stem.rpartition("-s")[2]))
-    return load_file(fitting)
+    outputs: dict[str, Array] = load_file(fitting)
+    return outputs
 
 
 @pytest.fixture(scope="module")
