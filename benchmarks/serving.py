@@ -88,7 +88,7 @@ class Constant(Decoder):
         self._logits = np.random.default_rng(0).random((own.rows, vocabulary), np.float32)
 
     def extend(self, row: int, tokens: Sequence[int], position: int, length: int) -> Array:
-        return self._logits[row]
+        return np.asarray(self._logits[row])
 
     def decode(self, tokens: Array, positions: Array) -> Array:
         return self._logits
