@@ -23,8 +23,14 @@ Autocast: TypeAlias = Literal["none", "matmult", "all"]
 AutocastType: TypeAlias = Literal["bf16", "fp16", "tf32", "fp8_e4m3"]
 
 
+def default_phases(task: str | None) -> tuple[Phase, ...]:
+    """The phases of a model without `phases`: all that are needed to generate text, or the whole model. `extend` is an
+    optional phase."""
+    return ("prefill", "decode") if task == "text-generation" else ("forward",)
+
+
 def _default_phases(earlier: dict[str, Any]) -> tuple[Phase, ...]:
-    return ("prefill",) if earlier["task"] == "text-generation" else ("forward",)
+    return default_phases(earlier["task"])
 
 
 class Variant(Table):
@@ -79,7 +85,9 @@ class Model(Table):
         description="The sequence lengths to compile for; a request is padded to the next larger one.",
         examples=[[128, 512]],
     )
-    phases: Annotated[tuple[Phase, ...], LIST, DISTINCT, Absent("prefill for text-generation, else forward")] = Field(
+    phases: Annotated[
+        tuple[Phase, ...], LIST, DISTINCT, Absent("prefill and decode for text-generation, else forward")
+    ] = Field(
         default_factory=_default_phases,
         description="The programs of the model: forward, or prefill (the prompt), decode (one token for each row of the"
         " KV cache) and extend (a chunk of the prompt of one row, while the others go on) as separate programs.",

@@ -178,8 +178,3 @@ def cache_capacity(shape: Shape, siblings: Iterable[Shape]) -> int | None:
 def all_phases(task: str) -> tuple[str, ...]:
     """All phases that a model of this task can have."""
     return _PHASES.get(task, ("forward",))
-
-
-def default_phases(task: str) -> tuple[str, ...]:
-    """The phases of a build without --phases."""
-    return all_phases(task)[:1]

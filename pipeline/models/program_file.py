@@ -47,7 +47,7 @@ class SavedProgram:
     revision = None
     task = SAVED_PROGRAM
     folder = None
-    phases = (SAVED_PROGRAM,)
+    phases = default_phases = (SAVED_PROGRAM,)
 
     @property
     def id(self) -> str:
