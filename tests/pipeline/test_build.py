@@ -87,7 +87,7 @@ def test_a_second_identical_build_is_a_hit_that_imports_nothing_heavy(tmp_path: 
 @pytest.mark.sample(2)
 def test_what_was_published_runs_again_from_the_store_alone(tmp_path: Path, llama: Path) -> None:
     """Graph, weights and the inputs of its evidence, all read back by digest, give the answers there to the bit."""
-    key = str(built(tmp_path, llama)["request_key"])
+    key = str(built(tmp_path, llama, "--phases", "prefill")["request_key"])
     store = open_store(f"file://{tmp_path}/store")
     published = store.resolve(key)
     manifest = published.manifest

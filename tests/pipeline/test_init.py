@@ -64,7 +64,7 @@ def test_what_init_writes_passes_check(nxpipe: InProcess, root: Path) -> None:
 def test_the_task_of_a_well_known_model_is_known(nxpipe: InProcess, root: Path) -> None:
     nxpipe("init", str(root), "--model-id", "HuggingFaceTB/SmolLM2-135M")
     model = load_config(root / "nxpipe.toml", {}).models[0]
-    assert (model.name, model.task, model.phases) == ("smollm2-135m", "text-generation", ("prefill",))
+    assert (model.name, model.task, model.phases) == ("smollm2-135m", "text-generation", ("prefill", "decode"))
 
 
 def test_the_task_of_another_model_can_be_said(nxpipe: InProcess, root: Path) -> None:
