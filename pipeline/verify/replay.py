@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 
 AS_STORED: Final = "as stored"  # the variant of an artifact's program
+_PHASE_BY_INPUT: Final = {"row": "extend", "position": "decode"}  # the first that is among the inputs
 _READ_TEXT: Final = {"input_ids", "attention_mask"}
 
 
@@ -182,9 +183,12 @@ def _programs_to_run(artifact: StoredArtifact, user_inputs: RunInputs) -> list[S
 
 
 def _to_run(shapes: list[Shape], user_inputs: RunInputs) -> list[Shape]:
-    """The programs that read a text, if the user gave one and there are such programs; else all."""
-    readers = [shape for shape in shapes if shape.begins_text] if user_inputs.texts else []
-    return readers or shapes
+    """The programs of the phase that the user's inputs are for, if there are such programs; else all."""
+    if user_inputs.tensors is None and not user_inputs.texts:
+        return shapes
+    given = user_inputs.tensors or {}
+    later = next((phase for name, phase in _PHASE_BY_INPUT.items() if name in given), None)
+    return [shape for shape in shapes if (shape.phase == later if later else shape.begins_text)] or shapes
 
 
 def _blank_states(program: "CompiledGraph", inputs: Arrays) -> dict[str, "np.ndarray[Any, Any]"]:
