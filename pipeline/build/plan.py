@@ -17,6 +17,7 @@ from nxpipe.artifact_store.layout import ACTIONS, FAILURES, PARTS, action_path, 
 from nxpipe.pipeline.build.cache import Timings, raise_known_failure, timing_key
 from nxpipe.pipeline.build.jobs import CellStatus, Failure, failure_from
 from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.config.models import default_phases
 from nxpipe.pipeline.models.configuration import Shape, shapes_of
 from nxpipe.pipeline.models.source import DEFAULT_BUCKET
 from nxpipe.pipeline.models.spec import ModelSpec
@@ -195,6 +196,8 @@ def make_plan(
         known, store.backend.each(partial(_unverified, store, thresholds), known), strict=True
     ):
         lookup.is_published, lookup.unverified = True, unverified
+    resolved = [_with_files_checked(item) if isinstance(item, _Lookup) else item for item in resolved]
+    lookups = [item for item in resolved if isinstance(item, _Lookup)]
     for lookup in lookups:
         lookup.cells = [(shape, lookup.request.cell_keys(shape)) for shape in sorted(lookup.request.shapes)]
     open_keys = [key for lookup in lookups if not lookup.is_complete for _, keys in lookup.cells for key in keys]
@@ -217,9 +220,19 @@ def _resolve(spec: ModelSpec) -> _Lookup | PlannedArtifact:
         return _refused(spec, failure_from(error))
 
 
+def _with_files_checked(lookup: _Lookup) -> _Lookup | PlannedArtifact:
+    """The lookup, or a refused artifact if a file to publish is malformed. Those of a published one are not read."""
+    if not lookup.is_published:
+        try:
+            lookup.request.companions.check()
+        except Exception as error:
+            return _refused(lookup.spec, failure_from(error))
+    return lookup
+
+
 def _refused(spec: ModelSpec, failure: Failure) -> PlannedArtifact:
     """A refused artifact, with the cells that its specification names."""
-    shapes = shapes_of(spec.phases or ("forward",), spec.batches, spec.buckets or (DEFAULT_BUCKET,))
+    shapes = shapes_of(spec.phases or default_phases(spec.task), spec.batches, spec.buckets or (DEFAULT_BUCKET,))
     cells = tuple(PlannedCell("", shape, CellStatus.REFUSED, failure=failure) for shape in sorted(shapes))
     return PlannedArtifact("", f"{spec.title} on {spec.target}, tp {spec.tp or 1}", spec, cells)
 

@@ -33,6 +33,7 @@ from nxpipe.pipeline.compile.backend import PROGRAM, Backend, BackendOutput
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.thresholds import Thresholds, require_within
+from nxpipe.pipeline.util.errors import ModelSourceError
 from nxpipe.pipeline.util.progress import Step, Watch
 from nxpipe.pipeline.util.text import human_bytes
 from nxpipe.pipeline.verify.evidence import EvidenceCollector, WeightCache, compared
@@ -283,14 +284,18 @@ def _manifest(request: BuildSpec, programs: list[_Program], weights: tuple[Tenso
     figures: dict[str, Any] = {program.shape.name: program.result.facts.get("utilisation") for program in programs}
     if all(figures.values()):
         files[UTILISATION] = store.put_blob(utilisation_file(figures))
-    files |= {each.path: store.put_blob(each.read()) for each in request.companions}
     if source.config:
         files["config.json"] = store.put_blob(canonical_json(source.relevant_config()))
+    inputs = request.key_inputs()
+    companions = {path: store.put_blob(data) for path, data in request.companions.contents()}
+    if {path: blob.sha256 for path, blob in companions.items()} != inputs.get("files", {}):
+        raise ModelSourceError(f"{source.id}: a file beside the model changed while it was published; build again")
+    files |= companions
     return Manifest(
         model=ModelRef(id=source.id, revision=source.revision, task=source.task),
         target=request.target.compiler_target,
         backend=request.backend,
-        key_inputs=store.put_blob(canonical_json(request.key_inputs())),
+        key_inputs=store.put_blob(canonical_json(inputs)),
         executables=tuple(program.executable() for program in programs),
         weights=weights,
         files=tuple(File(path=path, blob=files[path]) for path in sorted(files)),

@@ -111,7 +111,7 @@ def check(spec: ModelSpec, step: "Step") -> Report:
 def _check_model(spec: ModelSpec, source: PretrainedModel, step: "Step") -> Report:
     findings = list(review_config(source))
     unusable = any(finding.rule is CONFIGURATION for finding in findings)
-    shapes = spec.shapes(source, source.default_phases)
+    shapes = spec.shapes(source)
     findings += too_long(source, shapes)
     checkpoint, file_findings = examine_files(_weights_folder(spec, source))
     findings += file_findings
@@ -141,7 +141,7 @@ def _check_program_file(spec: ModelSpec, program: SavedProgram, step: "Step") ->
     except ModelSourceError as error:
         return Report(program.id, "", (), False, (), (Finding(SOURCE, str(error), file=file),), file)
 
-    shapes = spec.shapes(program, program.phases)
+    shapes = spec.shapes(program)
     examination = examine(_compiled_spec(spec, program, shapes), _degrees(spec), None, step)
     findings = [*examination.findings, *_missing_data(program)]
     findings = [finding if finding.file else replace(finding, file=file) for finding in findings]

@@ -5,7 +5,7 @@ path, user, host, time or dictionary order. The inputs are stored beside the key
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +13,7 @@ from nxpipe.artifact_store.evidence import EMULATED
 from nxpipe.emulator.hardware import Instance
 from nxpipe.pipeline.compile.backend import Toolchain, toolchain_of
 from nxpipe.pipeline.models.configuration import Shape, cache_capacity
-from nxpipe.pipeline.models.source import Companion, ModelSource, companions
+from nxpipe.pipeline.models.source import Companions, ModelSource
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.versions import comparison_digest, digest_of
 from nxpipe.pipeline.models.weights import Arrays, NoWeights, Tensors, Weights
@@ -40,7 +40,7 @@ class BuildSpec:
     tensor_parallel: int = 1
     verified: bool = True  # compared with the reference; the artifact's bytes do not depend on it
     backend: str = "emulator"
-    companions: tuple[Companion, ...] = ()  # files of the model that the artifact takes along
+    companions: Companions = field(default_factory=Companions)  # part of the artifact, and of no program
 
     @classmethod
     def of(cls, spec: ModelSpec) -> "BuildSpec":
@@ -68,10 +68,10 @@ class BuildSpec:
         return {
             "format": "nxpipe.request/3",
             **self.program_inputs(self.shapes),
+            **({"files": files} if (files := self.companions.digests()) else {}),
             "weights": self.weights.identity(),
             "target": self.target.compiler_target,
             "options": self._options(),
-            **({"files": {each.path: each.sha256 for each in self.companions}} if self.companions else {}),
         }
 
     def program_key(self, shape: Shape) -> str:
@@ -179,19 +179,19 @@ class BuildSpec:
 @lru_cache(_RESOLVED)
 def _resolved(spec: ModelSpec) -> BuildSpec:
     source = spec.look_up(weights=True)
-    return _build_spec(spec, source, source.open_weights(spec.weights))
+    build_spec = _build_spec(spec, source, source.open_weights(spec.weights))
+    return replace(build_spec, companions=spec.companions(source))
 
 
 def _build_spec(spec: ModelSpec, source: ModelSource, weights: Weights) -> BuildSpec:
     return BuildSpec(
         source=source,
         weights=weights,
-        shapes=spec.shapes(source, source.default_phases),
+        shapes=spec.shapes(source),
         target=spec.targets()[0],
         autocast=spec.autocast,
         autocast_type=spec.autocast_type,
         tensor_parallel=spec.tp or 1,
         verified=spec.verified,
         backend=spec.backend,
-        companions=() if isinstance(weights, NoWeights) else companions(source.folder, spec.weights.folder),
     )

@@ -23,8 +23,14 @@ Autocast: TypeAlias = Literal["none", "matmult", "all"]
 AutocastType: TypeAlias = Literal["bf16", "fp16", "tf32", "fp8_e4m3"]
 
 
+def default_phases(task: str | None) -> tuple[Phase, ...]:
+    """The phases of a model without `phases`: all that are needed to generate text, or the whole model. `extend` is an
+    optional phase."""
+    return ("prefill", "decode") if task == "text-generation" else ("forward",)
+
+
 def _default_phases(earlier: dict[str, Any]) -> tuple[Phase, ...]:
-    return ("prefill", "decode") if earlier["task"] == "text-generation" else ("forward",)
+    return default_phases(earlier["task"])
 
 
 class Variant(Table):
@@ -85,7 +91,7 @@ class Model(Table):
         default_factory=_default_phases,
         description="The programs of the model: forward, or prefill (the prompt), decode (one token for each row of the"
         " KV cache) and extend (a chunk of the prompt of one row, while the others go on) as separate programs.",
-        examples=[["extend", "decode"]],
+        examples=[["prefill", "decode"]],
     )
     autocast: Autocast = Field(
         default="matmult",

@@ -133,7 +133,8 @@ def _has_depth(config: Mapping[str, object]) -> bool:
 
 
 _WITH_CACHE: Final = ("prefill", "extend", "decode")
-_GENERATION: Final = "text-generation"
+_PHASES: Final = {"text-generation": _WITH_CACHE}
+_LATER: Final = ("extend", "decode")  # they continue what a prefill has left in the KV cache
 SAVED_PROGRAM: Final = "program"  # the phase of a program in a file, which has shapes of its own
 
 
@@ -148,6 +149,11 @@ class Shape:
     @property
     def name(self) -> str:
         return self.phase if self.phase == SAVED_PROGRAM else f"{self.phase}-b{self.batch}-s{self.sequence}"
+
+    @property
+    def begins_text(self) -> bool:
+        """True if the program reads a text from its start; an extend and a decode go on behind a prefill."""
+        return self.phase not in _LATER
 
 
 def shapes_of(phases: Iterable[str], batches: Iterable[int], buckets: Sequence[int]) -> tuple[Shape, ...]:
@@ -177,9 +183,4 @@ def cache_capacity(shape: Shape, siblings: Iterable[Shape]) -> int | None:
 
 def all_phases(task: str) -> tuple[str, ...]:
     """All phases that a model of this task can have."""
-    return _WITH_CACHE if task == _GENERATION else ("forward",)
-
-
-def default_phases(task: str) -> tuple[str, ...]:
-    """The phases of a build and of a check without --phases."""
-    return ("prefill", "decode") if task == _GENERATION else ("forward",)
+    return _PHASES.get(task, ("forward",))

@@ -3,30 +3,28 @@
 Both implement `ModelSource`; code outside this package depends on that protocol only.
 """
 
-import hashlib
-import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nxpipe.emulator.configuration import relevant
+from nxpipe.pipeline.config.models import default_phases
 from nxpipe.pipeline.models.catalogue import find, nearest
 from nxpipe.pipeline.models.configuration import (
     Shape,
     all_phases,
     cache_capacity,
     decode_floats,
-    default_phases,
     encode_floats,
     shapes_of,
     task_of,
 )
 from nxpipe.pipeline.models.thresholds import DEFAULT_REFERENCE
 from nxpipe.pipeline.models.versions import LIBRARIES, library_version, optional_versions
-from nxpipe.pipeline.models.weights import Arrays, Weights, WeightsSource
+from nxpipe.pipeline.models.weights import Arrays, Weights, WeightsSource, sha256_of_file
 from nxpipe.pipeline.util.errors import BuildRefused, MissingSoftware, ModelSourceError
 from nxpipe.pipeline.util.files import DocumentInvalid, MiB, expanded, json_of, read_file
 
@@ -73,12 +71,12 @@ class ModelSource(Protocol):
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """All phases that the model can have."""
+        """All phases in which the model is served."""
         ...
 
     @property
     def default_phases(self) -> tuple[str, ...]:
-        """The phases of a build that names none."""
+        """The phases of a specification that names none."""
         ...
 
     def shapes(
@@ -262,60 +260,99 @@ def _config_advice(folder: Path) -> str:
     return "pass the folder that save_pretrained() wrote"
 
 
-# Files beside the configuration that an artifact takes along, since a server cannot answer without them: the tokenizer,
-# the chat template, the generation configuration, the processor.
 _COMPANIONS: Final = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
-    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json"),
-    *("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt"),
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json"),
     *("generation_config.json", "preprocessor_config.json", "processor_config.json"),
-    *("modules.json", "*_Pooling/config.json"),
+    *("chat_template.jinja", "chat_template.json"),
 )
-_FILES = ("*.safetensors", "*.safetensors.index.json", *_COMPANIONS)
+_TEMPLATES: Final = "additional_chat_templates"
+_TEMPLATE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\.jinja")
+_MOST_TEMPLATES: Final = 64
+_OBJECTS: Final = ("generation_config.json", "tokenizer_config.json")
 _LARGEST_COMPANION: Final = 64 * MiB
+_COMPANION_PARTS: Final = 4_000_000  # a tokenizer.json of 262,144 tokens and 514,906 merges has 1.9 million
+# Files beside the configuration: weights, companions, and the vocabularies of rarer tokenizers, which a verification
+# reads.
+_FILES: Final = (
+    *("*.safetensors", "*.safetensors.index.json", "tokenizer*", "vocab*"),
+    *(*_COMPANIONS, f"{_TEMPLATES}/*.jinja"),
+)
 
 
 @dataclass(frozen=True)
-class Companion:
-    """A file beside a model's configuration, with the digest of its bytes."""
+class Companions:
+    """The files that travel with a model to its server: tokenizer, chat templates, settings of generation and of the
+    processor. They are those of the first folder that has any."""
 
-    path: str  # within the folder, as in the artifact
-    file: Path
-    sha256: str
+    folders: tuple[Path, ...] = ()
 
-    @classmethod
-    def of(cls, folder: Path, file: Path) -> "Companion":
-        return cls(file.relative_to(folder).as_posix(), file, hashlib.sha256(_companion_bytes(file)).hexdigest())
+    def digests(self) -> dict[str, str]:
+        """The SHA-256 of each file, by its path in the folder."""
+        return {name: self._digest(path) for name, path in self._paths().items()}
 
-    def read(self) -> bytes:
-        """The bytes; BuildRefused if they are no longer those of the digest."""
-        data = _companion_bytes(self.file)
-        if hashlib.sha256(data).hexdigest() != self.sha256:
-            raise BuildRefused(f"{self.file} has changed since the build began; build the model again")
+    def contents(self) -> Iterator[tuple[str, bytes]]:
+        """Each file; ModelSourceError for one that is malformed."""
+        for name, path in self._paths().items():
+            yield name, self._content(name, path)
+
+    def check(self) -> None:
+        """Raise ModelSourceError for a malformed file."""
+        for _ in self.contents():
+            pass
+
+    def _paths(self) -> dict[str, Path]:
+        return next(filter(None, map(_companions_in, self.folders)), {})
+
+    def _digest(self, path: Path) -> str:
+        try:
+            if (size := path.stat().st_size) > _LARGEST_COMPANION:
+                raise _unusable(path, f"has {size:,} bytes; the limit is {_LARGEST_COMPANION:,}")
+            return sha256_of_file(path)
+        except OSError as error:
+            raise _unusable(path, f"cannot be read ({error.strerror or error})") from error
+
+    def _content(self, name: str, path: Path) -> bytes:
+        try:
+            data = read_file(path, limit=_LARGEST_COMPANION)
+            value = json_of(data, parts=_COMPANION_PARTS) if name.endswith(".json") else None
+        except DocumentInvalid as error:
+            raise _unusable(path, str(error)) from error
+        except OSError as error:
+            raise _unusable(path, f"cannot be read ({error.strerror or error})") from error
+        if name in _OBJECTS and not isinstance(value, dict):
+            raise _unusable(path, "not a JSON object")
         return data
 
 
-def companions(*folders: Path | None) -> tuple[Companion, ...]:
-    """The files that an artifact takes along: those of the first folder that has any."""
-    for folder in filter(None, folders):
-        files = sorted({file for pattern in _COMPANIONS for file in folder.glob(pattern)})
-        if files:
-            return tuple(Companion.of(folder, file) for file in files)
-    return ()
-
-
-def _companion_bytes(file: Path) -> bytes:
+def _companions_in(folder: Path) -> dict[str, Path]:
+    """The companion files of a folder, by path in it; a link counts even if its target is gone."""
     try:
-        data = read_file(file, limit=_LARGEST_COMPANION)
-        if file.suffix == ".json":
-            json.loads(data)
+        present = set(os.listdir(folder)) if folder.is_dir() else set()  # noqa: PTH208 - names only
+        below = os.listdir(folder / _TEMPLATES) if (folder / _TEMPLATES).is_dir() else []  # noqa: PTH208
     except OSError as error:
-        raise ModelSourceError(
-            f"{file}: cannot be read ({error.strerror or error}); correct it, or move it away"
-        ) from error
-    except (DocumentInvalid, ValueError, RecursionError) as error:
-        raise ModelSourceError(f"{file}: {error}; save the file again, or move it away") from error
-    return data
+        raise ModelSourceError(f"{folder}: cannot be read ({error.strerror or error}); correct its mode") from error
+    templates = sorted(name for name in below if name.endswith(".jinja"))
+    _require_template_names(folder / _TEMPLATES, templates)
+    names = [name for name in _COMPANIONS if name in present] + [f"{_TEMPLATES}/{name}" for name in templates]
+    return {name: folder / name for name in names}
+
+
+def _require_template_names(folder: Path, names: list[str]) -> None:
+    if len(names) > _MOST_TEMPLATES:
+        raise ModelSourceError(f"{folder}: holds {len(names):,} templates; the limit is {_MOST_TEMPLATES}; remove some")
+    folded: dict[str, str] = {}
+    for name in names:
+        other = folded.setdefault(name.lower(), name)
+        if other != name:
+            raise ModelSourceError(f"{folder}: {other} and {name} differ in case only; rename one")
+        if not _TEMPLATE_NAME.fullmatch(name):
+            raise ModelSourceError(f"{folder}: {name!r} has characters other than A-Z, a-z, 0-9, _, . and -; rename it")
+
+
+def _unusable(path: Path, why: str) -> ModelSourceError:
+    return ModelSourceError(f"{path}: {why}; save the file again, or remove it")
 
 
 def _snapshot(model_id: str, revision: str | None, *, files: bool) -> Path:
@@ -329,6 +366,7 @@ def _snapshot(model_id: str, revision: str | None, *, files: bool) -> Path:
     except ImportError as error:
         raise MissingSoftware("huggingface_hub", "A model from the hub", "pip install 'nxpipe[compile]'") from error
     failure: Exception | None = None
+    bare: Path | None = None  # weights only, as a library that loads a model fetches it
     for offline in (True, False):
         try:
             snapshot = Path(
@@ -339,7 +377,11 @@ def _snapshot(model_id: str, revision: str | None, *, files: bool) -> Path:
             continue
         model_folder = snapshot / folder
         if (model_folder / "config.json").is_file() and (not files or any(model_folder.glob("*.safetensors"))):
-            return model_folder
+            if not files or not offline or _companions_in(model_folder):
+                return model_folder
+            bare = model_folder
+    if bare is not None:
+        return bare
     raise _unreachable(model_id, failure, files=files)
 
 

@@ -13,7 +13,7 @@ from nxpipe.pipeline.config import Config, Model
 from nxpipe.pipeline.config.sections import Backend
 from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.program_file import SavedProgram, is_saved
-from nxpipe.pipeline.models.source import ModelSource, looks_like_folder, resolve
+from nxpipe.pipeline.models.source import Companions, ModelSource, looks_like_folder, resolve
 from nxpipe.pipeline.models.weights import WeightsSource
 from nxpipe.pipeline.util.errors import InputInvalid
 from nxpipe.pipeline.util.files import expanded
@@ -80,8 +80,17 @@ class ModelSpec:
         files = weights and self.weights.kind == "checkpoint"
         return resolve(self.model_id, revision=self.revision, task=self.task, files=files)
 
-    def shapes(self, source: ModelSource, default_phases: tuple[str, ...]) -> tuple[Shape, ...]:
-        return source.shapes(self.phases or default_phases, self.batches, self.buckets)
+    def shapes(self, source: ModelSource) -> tuple[Shape, ...]:
+        return source.shapes(self.phases or source.default_phases, self.batches, self.buckets)
+
+    def companions(self, source: ModelSource) -> Companions:
+        """The files beside the model, or beside its weights if the model has none."""
+        if self.kind == "file":
+            return Companions()
+        # Without its checkpoint, a snapshot of the hub has those files that another program happened to fetch.
+        has_files = self.kind == "folder" or self.weights.kind == "checkpoint"
+        folders = (source.folder if has_files else None, self.weights.folder)
+        return Companions(tuple(folder for folder in folders if folder is not None))
 
     def absolute(self) -> "ModelSpec":
         """The same specification for a process in another working directory."""

@@ -97,7 +97,7 @@ class ServingModel:
     def compiled(cls, spec: "BuildSpec", step: Step) -> "ServingModel":
         """A model that is compiled when its programs are loaded, and not stored."""
         spec.check()
-        files = {each.path: each.read() for each in spec.companions}
+        files = dict(spec.companions.contents())
         source, load = spec.source, partial(_compile, spec, step)
         return cls(source.id, source.task, source.config, files, spec.shapes, load, lambda _: None)
 

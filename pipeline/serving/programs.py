@@ -94,7 +94,7 @@ class DecoderPrograms:
 
     @property
     def chunk(self) -> int:
-        """The tokens of the longest chunk. Longer prompts are cut at its multiples, independently of what else is run."""
+        """The tokens of the longest chunk. Longer prompts are cut at its multiples alone."""
         return max(self.prompts)
 
     def next_chunk(self, prompt: int, position: int) -> tuple[int, int, int]:

@@ -150,11 +150,11 @@ def read_file(path: Path, *, limit: int) -> bytes:
     return data
 
 
-def json_of(data: bytes | str) -> Any:
-    """The value of a JSON text of limited depth and size."""
+def json_of(data: bytes | str, *, parts: int = _PARTS_LIMIT) -> Any:
+    """The value of a JSON text of limited depth and number of parts."""
     encoded = data.encode(errors="replace") if isinstance(data, str) else data
-    if (parts := sum(encoded.count(mark) for mark in (b"[", b"{", b","))) > _PARTS_LIMIT:
-        raise DocumentInvalid(f"JSON of {parts:,} parts; the limit is {_PARTS_LIMIT:,}")
+    if (count := sum(encoded.count(mark) for mark in (b"[", b"{", b","))) > parts:
+        raise DocumentInvalid(f"JSON of {count:,} parts; the limit is {parts:,}")
     try:
         value: object = json.loads(data)
     except json.JSONDecodeError as error:

@@ -146,10 +146,10 @@ def _inputs(spec: BuildSpec, shape: Shape, graph: "Graph", options: VerifyOption
     state = {name: 0 * array for name, array in random.items() if name in graph.outputs}
     is_text = shape.phase != SAVED_PROGRAM and random.keys() - state.keys() == {"input_ids", "attention_mask"}
     if not is_text:
-        if options.prompts and shape.phase not in ("extend", "decode"):
+        if options.prompts and (shape.begins_text or not any(other.begins_text for other in spec.shapes)):
             raise BuildRefused(
                 f"{spec.source.id} {shape.name}: reads {', '.join(random.keys() - state.keys())}, not text alone; "
-                "leave out --prompts"
+                "leave out --prompts, or pass --phases prefill"
             )
         return [random], "random inputs"
     texts, input_source = read_texts(spec, shape.batch, (shape.sequence, longest(spec)), options)

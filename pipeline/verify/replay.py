@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 
 AS_STORED: Final = "as stored"  # the variant of an artifact's program
+_PHASE_BY_INPUT: Final = {"row": "extend", "position": "decode"}  # the first that is among the inputs
 _READ_TEXT: Final = {"input_ids", "attention_mask"}
 
 
@@ -109,7 +110,7 @@ def run_model(spec: BuildSpec, user_inputs: RunInputs, execution: ExecutionOptio
     tensors = spec.tensors()
     require_memory(name, tensors.kinds)
     largest = max(shape.sequence for shape in spec.shapes)
-    for shape in sorted(spec.shapes):
+    for shape in _to_run(sorted(spec.shapes), user_inputs):
         with step(f"compile {shape.name}"):
             program = compile_shape(spec, shape)
         random = example_inputs(program.whole, spec.source.config, seed=0)
@@ -126,7 +127,7 @@ def run_artifact(
     """Run every program of an artifact, on its stored inputs unless the user passed others."""
     artifact = read_artifact(published, store, step)
     runner = Runner(execution, artifact.core)
-    for stored in artifact.programs:
+    for stored in _programs_to_run(artifact, user_inputs):
         name, inputs = stored.executable.name, _inputs_of(stored, artifact, user_inputs)
         with step(f"load {name}"):
             running = runner.load(stored.program, artifact.weights, stored.instructions)
@@ -145,14 +146,16 @@ def run_on_devices(
     manifest = published.manifest
     require_device_programs(manifest)
     artifact = read_artifact(published, store, step, weights=False)
-    inputs = {stored.executable.name: _inputs_of(stored, artifact, user_inputs) for stored in artifact.programs}
-    for stored in artifact.programs:
+    programs = _programs_to_run(artifact, user_inputs)
+    inputs = {stored.executable.name: _inputs_of(stored, artifact, user_inputs) for stored in programs}
+    for stored in programs:
         for batch in inputs[stored.executable.name].batches:
             stored.program.require_inputs(batch)
-    with artifact_on_devices(manifest, store, lambda program: inputs[program.name].batches, options, step, watch) as (
-        _,
-        runs,
-    ):
+
+    def batches(program: FetchedProgram) -> Sequence[Arrays]:
+        return inputs[program.name].batches if program.name in inputs else ()
+
+    with artifact_on_devices(manifest, store, batches, options, step, watch) as (_, runs):
         # All programs: the files are gone before the first result is shown, which may be where the user interrupts.
         answers = {
             program.name: [program.answers(number) for number in range(len(inputs[program.name].batches))]
@@ -166,10 +169,26 @@ def run_on_devices(
 
 
 def _inputs_of(stored: StoredProgram, artifact: StoredArtifact, user_inputs: RunInputs) -> "ProgramInputs":
-    executable = stored.executable
-    shape = Shape(executable.phase, executable.batch, executable.sequence)
     largest = max(program.executable.sequence for program in artifact.programs)
-    return user_inputs.to(stored.program, artifact.inputs(stored), artifact.source, shape, largest)
+    return user_inputs.to(stored.program, artifact.inputs(stored), artifact.source, _shape(stored), largest)
+
+
+def _shape(stored: StoredProgram) -> Shape:
+    return Shape(stored.executable.phase, stored.executable.batch, stored.executable.sequence)
+
+
+def _programs_to_run(artifact: StoredArtifact, user_inputs: RunInputs) -> list[StoredProgram]:
+    chosen = _to_run([_shape(stored) for stored in artifact.programs], user_inputs)
+    return [stored for stored in artifact.programs if _shape(stored) in chosen]
+
+
+def _to_run(shapes: list[Shape], user_inputs: RunInputs) -> list[Shape]:
+    """The programs of the phase that the user's inputs are for, if there are such programs; else all."""
+    if user_inputs.tensors is None and not user_inputs.texts:
+        return shapes
+    given = user_inputs.tensors or {}
+    later = next((phase for name, phase in _PHASE_BY_INPUT.items() if name in given), None)
+    return [shape for shape in shapes if (shape.phase == later if later else shape.begins_text)] or shapes
 
 
 def _blank_states(program: "CompiledGraph", inputs: Arrays) -> dict[str, "np.ndarray[Any, Any]"]:

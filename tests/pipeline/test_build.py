@@ -214,7 +214,7 @@ BROKEN_CONFIGS: list[tuple[dict[str, object], str]] = [
     ({"model_type": "no-such-architecture"}, "no-such-architecture"),
     ({**BERT, "hidden_size": 33}, "33"),
     ({**BERT, "hidden_size": "wide"}, ""),
-    ({**LLAMA, "num_attention_heads": 7, "hidden_size": 65}, ""),
+    ({**LLAMA, "architectures": ["LlamaModel"], "num_attention_heads": 7, "hidden_size": 65}, ""),
 ]
 
 

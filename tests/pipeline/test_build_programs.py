@@ -72,7 +72,9 @@ def with_code(manifest: Manifest, *codes: Blob) -> Manifest:
 def test_each_shape_is_stored_as_a_program_for_the_target_s_cores_beside_its_graph(
     degree: int, tmp_path: Path, llama: Path
 ) -> None:
-    found = built(tmp_path, llama, *TWO_BUCKETS, "--tp", str(degree), "--target", "trn2.48xlarge")
+    found = built(
+        tmp_path, llama, *TWO_BUCKETS, *("--tp", str(degree)), *("--target", "trn2.48xlarge", "--phases", "prefill")
+    )
     store = opened(tmp_path)
     manifest = store.resolve(str(found["request_key"])).manifest
     files = {file.path: file.blob for file in manifest.files}
@@ -206,7 +208,7 @@ def test_a_large_table_is_stored_beside_the_programs_that_read_it(tmp_path: Path
     """Cosines and sines of 512 positions, for one row and for two."""
     long = {**LLAMA, "hidden_size": 128, "num_attention_heads": 2, "max_position_embeddings": 512}
     model = write_model(tmp_path / "models" / "long", long)
-    built(tmp_path, model, "--buckets", "512", "--batches", "1,2", "--no-verify", "--tp", "1")
+    built(tmp_path, model, "--buckets", "512", "--batches", "1,2", "--phases", "prefill", "--no-verify")
     store = opened(tmp_path)
     manifest = store.resolve("long").manifest
     beside = {file.path.removeprefix("constants/"): file for file in manifest.files if file.path[:10] == "constants/"}
@@ -243,7 +245,7 @@ def test_what_does_not_fit_the_cores_is_said_before_a_weight_is_loaded(tmp_path:
     wide = {**LLAMA, "vocab_size": 600_000, "hidden_size": 8192, "num_hidden_layers": 1, "num_attention_heads": 64}
     model = write_model(tmp_path / "models" / "wide", wide)
     for remembered in (False, True):
-        answer = nxpipe(*words(tmp_path, model, "--tp", "1"))
+        answer = nxpipe(*words(tmp_path, model, "--phases", "prefill"))
         assert (answer.code, answer.out) == (13, ""), answer.err
         assert "wide prefill-b1-s32" in answer.err
         assert ("known failure" in answer.err) == remembered
@@ -272,7 +274,7 @@ def test_a_program_of_the_store_is_read_as_text_and_one_of_several_has_to_be_nam
 
 
 def test_the_order_of_the_engines_changes_no_answer(tmp_path: Path, llama: Path, nxpipe: InProcess) -> None:
-    built(tmp_path, llama, "--tp", "2", "--buckets", "8")
+    built(tmp_path, llama, "--tp", "2", "--buckets", "8", "--phases", "prefill")
     where = ("tiny-llama", "--store", f"file://{tmp_path}/store")
     answers: list[Any] = []
     for order in ("program", "hostile", "random:1", "random:2"):

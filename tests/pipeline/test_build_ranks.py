@@ -39,7 +39,7 @@ def test_every_degree_shares_one_copy_of_the_weights(tmp_path: Path, llama: Path
 
 
 def test_an_artifact_says_which_piece_of_which_tensor_each_rank_has(tmp_path: Path, llama: Path) -> None:
-    key = str(built(tmp_path, llama, "--target", "inf2.24xlarge", "--tp", "4")["request_key"])
+    key = str(built(tmp_path, llama, "--target", "inf2.24xlarge", "--tp", "4", "--phases", "prefill")["request_key"])
     store = open_store(f"file://{tmp_path}/store")
     manifest = store.resolve(key).manifest
     (program,) = manifest.executables

@@ -81,9 +81,8 @@ def test_the_program_of_a_rank_shows_its_exchanges(nxpipe: InProcess, model: str
 @pytest.mark.sample(2)
 def test_each_step_of_the_back_end_shows_its_record(nxpipe: InProcess, model: str) -> None:
     def record_after(step: str) -> str:
-        answer = nxpipe(
-            "explain", "--json", "--model-id", model, "--buckets", "8", "--phases", "prefill", "--after", step
-        )
+        words = ("--model-id", model, "--buckets", "8", "--phases", "prefill", "--after", step)
+        answer = nxpipe("explain", "--json", *words)
         assert answer.code == 0, answer.err
         (program,) = json.loads(answer.out)
         assert "graph" not in program

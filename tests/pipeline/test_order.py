@@ -29,14 +29,12 @@ def source(config: dict[str, object]) -> PretrainedModel:
 def test_without_a_word_a_bucket_is_no_longer_than_the_model_knows_positions(
     config: dict[str, object], tokens: int
 ) -> None:
-    (shape,) = ModelSpec.from_options("model", FLAGS).shapes(source(config), ("forward",))
+    (shape,) = ModelSpec.from_options("model", FLAGS).shapes(source(config))
     assert shape.sequence == tokens
 
 
 def test_a_bucket_that_was_asked_for_is_never_shortened() -> None:
-    (shape,) = ModelSpec.from_options("model", FLAGS | {"buckets": (128,)}).shapes(
-        source({"n_positions": 64}), ("forward",)
-    )
+    (shape,) = ModelSpec.from_options("model", FLAGS | {"buckets": (128,)}).shapes(source({"n_positions": 64}))
     assert shape.sequence == 128
     model = Model(name="m", path="./m", task="fill-mask", target="inf2.xlarge", buckets=(128,))
     assert ModelSpec.from_config(model, Path()).buckets == (128,)
@@ -44,5 +42,5 @@ def test_a_bucket_that_was_asked_for_is_never_shortened() -> None:
 
 def test_a_model_of_the_configuration_file_without_buckets_has_the_usual_ones() -> None:
     model = Model(name="m", path="./m", task="fill-mask", target="inf2.xlarge")
-    (shape,) = ModelSpec.from_config(model, Path()).shapes(source({"max_position_embeddings": 77}), ("forward",))
+    (shape,) = ModelSpec.from_config(model, Path()).shapes(source({"max_position_embeddings": 77}))
     assert shape.sequence == longest_sequence(source({"max_position_embeddings": 77})) == 77

@@ -60,7 +60,7 @@ def test_a_padded_artifact_holds_whole_weights_and_answers_as_it_was_built(nxpip
 
 def test_an_explained_program_says_what_of_it_is_padding(nxpipe: InProcess, tmp_path: Path) -> None:
     words = ("explain", "--model-id", str(write_model(tmp_path / "odd", ODD)), *TARGET, "--buckets", "16")
-    after = ("--after", "roll", "--json")
+    after = ("--phases", "prefill", "--after", "roll", "--json")
     for degree, padded in (("3", False), ("4", True)):
         answer = nxpipe(*words, *after, "--tp", degree)
         assert answer.code == 0, answer.err

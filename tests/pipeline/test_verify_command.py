@@ -20,8 +20,6 @@ pytestmark = pytest.mark.sample(12)
 
 __all__ = ["nxpipe"]
 
-PREFILL = ("--phases", "prefill")
-
 
 def verified(nxpipe: InProcess, model: Path, *more: str, code: int = 0) -> dict[str, Any]:
     words = ("--model-id", str(model), "--weights", "random:0", "--buckets", "16", "--json", "-q")
@@ -43,7 +41,7 @@ def test_each_autocast_mode_asked_for_is_measured_beside_pytorchs_own_bf16(nxpip
 
 
 def test_every_layer_is_found_in_the_graph_and_errors_grow_from_the_first(nxpipe: InProcess, llama: Path) -> None:
-    found = verified(nxpipe, llama, "--layers", *PREFILL)
+    found = verified(nxpipe, llama, "--phases", "prefill", "--layers")
     layers = found["emulated"]["matmult"]["layers"]
     assert [layer["output"] for layer in layers] == ["model.layers.0", "model.layers.1"]
     assert all(layer["max_absolute"] > 0 for layer in layers)
@@ -56,9 +54,8 @@ def test_layers_are_seen_whole_however_many_ranks_make_them(
     family: str, mode: str, nxpipe: InProcess, tmp_path: Path
 ) -> None:
     model = write_model(tmp_path / family, {"model_type": family, **FAMILIES[family][1], "torch_dtype": "float32"})
-    found = verified(
-        nxpipe, model, *("--task", "text-generation"), *PREFILL, *("--layers", "--tp", "2", "--mode", mode)
-    )
+    words = ("--task", "text-generation", "--phases", "prefill", "--layers", "--tp", "2", "--mode", mode)
+    found = verified(nxpipe, model, *words)
     layers = found["emulated"]["matmult"]["layers"]
     assert [layer["output"].rpartition(".")[2] for layer in layers] == ["0", "1"]
     assert all(0 < layer["max_relative"] < 0.02 for layer in layers)
@@ -80,7 +77,7 @@ def test_the_first_layer_that_diverges_is_named(
         load(self, graph, values, *more)
 
     monkeypatch.setattr(LoadedGraph, "__init__", spoiled)
-    found = verified(nxpipe, model, "--layers", code=12)
+    found = verified(nxpipe, model, "--phases", "prefill", "--layers", code=12)
     assert found["emulated"]["matmult"]["first_layer_beyond"] == "model.layers.1"
     assert not found["passed"]
 
@@ -97,11 +94,20 @@ def test_a_threshold_of_the_configuration_decides_the_exit_code(nxpipe: InProces
 
 def test_a_deep_model_is_verified_on_its_first_layers_and_the_report_says_so(nxpipe: InProcess, tmp_path: Path) -> None:
     model = write_model(tmp_path / "deep", {**LLAMA, "num_hidden_layers": 5})
-    found = verified(nxpipe, model, "--layers", "--slice-layers", "2")
+    found = verified(nxpipe, model, "--phases", "prefill", "--layers", "--slice-layers", "2")
     assert found["slice_layers"] == 2
     assert len(found["emulated"]["matmult"]["layers"]) == 2
     answer = nxpipe(
-        "verify", "--model-id", str(model), "--weights", "random:0", "--slice-layers", "2", "--buckets", "8"
+        "verify",
+        "--model-id",
+        str(model),
+        "--weights",
+        "random:0",
+        "--slice-layers",
+        "2",
+        "--buckets",
+        "8",
+        *("--phases", "prefill"),
     )
     assert "first 2 layers" in answer.out
 
@@ -205,7 +211,7 @@ def test_a_checkpoint_deeper_than_the_slice_is_read_in_part(nxpipe: InProcess, b
 def test_a_decoder_is_followed_token_by_token_beside_its_own_cache(nxpipe: InProcess, llama: Path) -> None:
     answer = nxpipe(
         *("verify", "--model-id", str(llama), "--weights", "random:0", "--buckets", "16", "--json", "-q"),
-        *("--steps", "3", "--autocast", "none", *PREFILL),
+        *("--phases", "prefill", "--steps", "3", "--autocast", "none"),
     )
     assert answer.code == 0, answer.err
     _, steps = json.loads(answer.out)
@@ -226,7 +232,19 @@ def test_a_stored_artifact_is_verified_blob_by_blob_and_repeats_its_answers(
     nxpipe: InProcess, llama: Path, tmp_path: Path, degree: str
 ) -> None:
     store = tmp_path / "store"
-    built = ("build", "--model-id", str(llama), "--weights", "random:0", "--buckets", "16", "--tp", degree, *PREFILL)
+    built = (
+        "build",
+        "--model-id",
+        str(llama),
+        "--weights",
+        "random:0",
+        "--buckets",
+        "16",
+        "--tp",
+        degree,
+        "--phases",
+        "prefill",
+    )
     assert nxpipe(*built, "--store", str(store), "-q").code == 0
     answer = nxpipe("verify", "tiny-llama", "--store", str(store), "--json", "-q")
     assert answer.code == 0, answer.err
@@ -260,7 +278,9 @@ def test_answers_that_are_not_those_stored_fail_however_near_to_pytorch(
     assert [found["passed"] for found in json.loads(answer.out)] == [True, False]
 
 
-@pytest.mark.parametrize("more", [(), ("--layers",), ("--steps", "2", "--phases", "decode")])
+@pytest.mark.parametrize(
+    "more", [("--phases", "prefill"), ("--phases", "prefill", "--layers"), ("--steps", "2", "--phases", "decode")]
+)
 def test_a_sharded_model_is_verified_from_all_of_its_ranks(
     nxpipe: InProcess, llama: Path, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,7 +294,7 @@ def test_a_sharded_model_is_verified_from_all_of_its_ranks(
         degrees.append(self.degree)
 
     monkeypatch.setattr(LoadedRanks, "__init__", watched)
-    words = ("--model-id", str(llama), "--weights", "random:0", "--buckets", "16", *PREFILL, "--json", "-q")
+    words = ("--model-id", str(llama), "--weights", "random:0", "--buckets", "16", "--json", "-q")
     answer = nxpipe("verify", *words, "--tp", "2", *more)
     assert answer.code == 0, answer.err
     assert set(degrees) == {2}

@@ -43,7 +43,7 @@ def test_both_executors_agree_and_instructions_are_counted_where_there_are_any(n
 
 @pytest.mark.sample(6)
 def test_a_decoder_s_layers_and_steps_are_followed_on_the_cores_of_two_ranks(nxpipe: InProcess, llama: Path) -> None:
-    words = small(llama, "--phases", "prefill", "--tp", "2", "--mode", "isa", "--layers", "--steps", "3")
+    words = small(llama, "--tp", "2", "--phases", "prefill", "--mode", "isa", "--layers", "--steps", "3")
     prefill, steps = verified(nxpipe, *words)
     layers = prefill["emulated"]["matmult"]["layers"]
     assert [layer["output"] for layer in layers] == ["model.layers.0", "model.layers.1"]

@@ -22,7 +22,9 @@ _REQUESTS = 48
 def main() -> None:
     started = time.monotonic()
     with TemporaryDirectory() as name:
-        _say("nxpipe build: a tiny Llama for inf2.xlarge, continuous batching of 8 rows, prompts in chunks of 16 tokens")
+        _say(
+            "nxpipe build: a tiny Llama for inf2.xlarge, continuous batching of 8 rows, prompts in chunks of 16 tokens"
+        )
         words = ("--phases", "extend,decode", "--batches", "8", "--buckets", "16,96")
         artifact, store = build(Path(name), "llama", *words)
         _say(f"nxpipe serve {artifact}")
@@ -40,11 +42,10 @@ def _chat(server: Running) -> None:
     messages: Any = [{"role": "user", "content": "where does the river begin?"}]
     _say("POST /v1/chat/completions, as a stream, by OpenAI's client")
     stream = client.chat.completions.create(model="llama", messages=messages, stream=True, max_tokens=24, temperature=0)
-    sys.stdout.write("  ")
+    _write("  ")
     for part in stream:
-        sys.stdout.write(for_terminal(part.choices[0].delta.content or ""))
-        sys.stdout.flush()
-    sys.stdout.write("\n")
+        _write(for_terminal(part.choices[0].delta.content or ""))
+    _write("\n")
 
 
 def _load(server: Running) -> None:
@@ -57,14 +58,19 @@ def _load(server: Running) -> None:
     started = time.monotonic()
     with ThreadPoolExecutor(_REQUESTS) as threads:
         tokens = sum(threads.map(answer, range(_REQUESTS)))
-    print(f"  {tokens} tokens in {time.monotonic() - started:.2f} s on the emulator")
+    _write(f"  {tokens} tokens in {time.monotonic() - started:.2f} s on the emulator\n")
     _say("GET /metrics")
     for name in ("steps", "prompt_chunks", "prompt_tokens", "prefix_reused_tokens", "generation_tokens"):
-        print(f"  serving_{name}_total {server.metric(f'serving_{name}_total'):.0f}")
+        _write(f"  serving_{name}_total {server.metric(f'serving_{name}_total'):.0f}\n")
 
 
 def _say(line: str) -> None:
-    print(f"* {line}", flush=True)
+    _write(f"* {line}\n")
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
