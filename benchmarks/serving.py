@@ -61,8 +61,8 @@ def batching(count: int, rows: int) -> dict[str, Any]:
             words = ("--phases", phases, "--batches", str(rows), "--buckets", "16,64,256")
             artifact, store = build(Path(name) / kind, "llama", *words, max_position_embeddings=256)
             opened = open_store(str(store))
-            model = ServingModel.read(opened.resolve(artifact), opened, Console(quiet=True).step)
-            scheduler = model.scheduler(FAST)
+            model = ServingModel.read(opened.resolve(artifact), opened, FAST, Console(quiet=True).step)
+            scheduler = model.scheduler()
             for prompt, answer in trace(count, 256):
                 scheduler.add(GenerationRequest(prompt, greedy(answer, ignore_eos=True)))
             started = time.perf_counter()

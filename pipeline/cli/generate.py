@@ -11,8 +11,8 @@ import click
 
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import execution_options
-from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.serve import ArtifactChoice, require_libraries
+from nxpipe.pipeline.cli.options import config_option, device_option, limit_option, store_option
+from nxpipe.pipeline.cli.serve import ArtifactChoice, machine_of, require_libraries
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import InputInvalid
 from nxpipe.pipeline.util.files import MiB
@@ -63,6 +63,8 @@ _PROMPT: Final = "> "
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Draw the same tokens in every run.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; repeatable.")
 @execution_options
+@device_option
+@limit_option
 @store_option
 @config_option
 @click.pass_context
@@ -84,15 +86,17 @@ def generate(
     seed: int | None,
     stop: tuple[str, ...],
     execution: ExecutionOptions,
+    device: str | None,
+    limit: float,
     store: str | None,
     config_path: Path,
 ) -> None:
     """Generate text with an artifact's programs, or chat with it.
 
     PROMPT is a text for the model's own tokenizer, or token ids as a JSON list; without it, the prompt is read from
-    stdin. The prompt runs in the smallest buckets that hold it. Programs run on the emulator. The text goes to stdout
-    as it is generated. With --chat and a terminal, each line is a message of a conversation; Ctrl-D ends it. Needs
-    nxpipe[serve], and no PyTorch.
+    stdin. The prompt runs in the smallest buckets that hold it, on the emulator, or with --device on this machine's
+    Neuron devices. The text goes to stdout as it is generated. With --chat and a terminal, each line is a message of a
+    conversation; Ctrl-D ends it. Needs nxpipe[serve], and no PyTorch.
 
     \b
     Example:
@@ -112,21 +116,21 @@ def generate(
     given = {name: value for name, value in (("top_p", top_p), ("top_k", top_k), ("seed", seed)) if value is not None}
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, stop=stop, **given)  # type: ignore[arg-type]
     prompts = [] if prompt is None else [prompt]
-    answer_texts(choice.read(ctx.obj), prompts, params, execution, ctx.obj, chat=chat, system=system)
+    with choice.open(ctx.obj, machine_of(ctx, execution, device, limit)) as model_read:
+        answer_texts(model_read, prompts, params, ctx.obj, chat=chat, system=system)
 
 
 def answer_texts(
     model: "ServingModel",
     prompts: Sequence[str],
     params: "SamplingParams",
-    execution: ExecutionOptions,
     console: Console,
     *,
     chat: bool,
     system: str | None = None,
 ) -> None:
     """Answer each prompt by itself; without one, the prompt on stdin, or the messages of a conversation."""
-    generator = _Generator(model, model.scheduler(execution, smallest=True), params, console)
+    generator = _Generator(model, model.scheduler(smallest=True), params, console)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system is not None else []
     if chat and not prompts and sys.stdin.isatty():
         _converse(generator, messages, console)

@@ -83,6 +83,11 @@ def require_device_options(ctx: click.Context, artifact: str | None) -> None:
         raise click.UsageError(
             "--device runs the NEFFs of an artifact; build one with --backend neuronx, and pass ARTIFACT", ctx
         )
+    require_emulator_options(ctx)
+
+
+def require_emulator_options(ctx: click.Context) -> None:
+    """Refuse options of the emulator beside --device."""
     for name, option in (("mode", "--mode"), ("engine_order", "--engine-order")):
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--device and {option} cannot be combined: {option} is of the emulator", ctx)

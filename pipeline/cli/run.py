@@ -123,9 +123,9 @@ def run(
     if new_tokens is not None and chat is None and not texts:
         raise click.UsageError("--generate continues a text; pass --text or --chat too", ctx)
     if device is None and input_file is None and output is None and (chat is not None or texts):
-        model = _generator(artifact, options, store, config_path, console)
+        model = _generator(artifact, options, store, config_path, execution, console)
         if model is not None:
-            _answer(model, [chat] if chat is not None else texts, chat is not None, new_tokens, execution, console)
+            _answer(model, [chat] if chat is not None else texts, chat is not None, new_tokens, console)
             return
     if chat is not None or new_tokens is not None:
         raise click.UsageError(
@@ -141,7 +141,12 @@ def run(
 
 
 def _generator(
-    artifact: str | None, options: ModelOptions, store: str | None, config_path: Path, console: Console
+    artifact: str | None,
+    options: ModelOptions,
+    store: str | None,
+    config_path: Path,
+    execution: ExecutionOptions,
+    console: Console,
 ) -> "ServingModel | None":
     """The model, if it has programs that generate text."""
     if artifact is not None:
@@ -153,7 +158,7 @@ def _generator(
             return None
         from nxpipe.pipeline.serving.model import ServingModel
 
-        model = ServingModel.read(published, opened, console.step)
+        model = ServingModel.read(published, opened, execution, console.step)
         return model if model.generates else None
     config = load_config(config_path, os.environ, missing_ok=options.model_id is not None)
     specs = list(options.specs(config, config_path.parent))
@@ -162,7 +167,7 @@ def _generator(
     from nxpipe.pipeline.compile.spec import BuildSpec
     from nxpipe.pipeline.serving.model import ServingModel
 
-    model = ServingModel.compiled(BuildSpec.of(specs[0]), console.step)
+    model = ServingModel.compiled(BuildSpec.of(specs[0]), execution, console.step)
     return model if model.generates else None
 
 
@@ -171,7 +176,6 @@ def _answer(
     prompts: Sequence[str],
     chat: bool,
     new_tokens: int | None,
-    execution: ExecutionOptions,
     console: Console,
 ) -> None:
     from nxpipe.pipeline.cli.generate import DEFAULT_TOKENS, answer_texts
@@ -180,7 +184,7 @@ def _answer(
 
     require_libraries()
     params = SamplingParams(max_tokens=new_tokens or DEFAULT_TOKENS, temperature=0.0)
-    answer_texts(model, prompts, params, execution, console, chat=chat)
+    answer_texts(model, prompts, params, console, chat=chat)
 
 
 def _show(runs: Iterator["RunResult"], mode: str, output: Path | None, console: Console) -> None:

@@ -1,7 +1,11 @@
 """`nxpipe serve`: an HTTP server over an artifact's programs; and the choice of an artifact, also for `generate`."""
 
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +13,14 @@ import click
 
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import execution_options
-from nxpipe.pipeline.cli.options import config_option, store_option
+from nxpipe.pipeline.cli.options import (
+    config_option,
+    device_option,
+    limit_option,
+    require_device_for_limit,
+    require_emulator_options,
+    store_option,
+)
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import MissingSoftware
 from nxpipe.pipeline.verify.execution import ExecutionOptions
@@ -20,6 +31,7 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.serving.engine import Limits
     from nxpipe.pipeline.serving.model import ServingModel
     from nxpipe.pipeline.serving.server import Served
+    from nxpipe.pipeline.verify.device import DeviceOptions
 
 _LIBRARIES = ("numpy", "ml_dtypes", "safetensors", "tokenizers", "jinja2")
 _SERVER = ("starlette", "uvicorn", "prometheus_client")
@@ -43,15 +55,39 @@ class ArtifactChoice:
         if self.channel is None and (self.model or self.target):
             raise click.UsageError("--model and --target require --channel", ctx)
 
-    def read(self, console: Console) -> "ServingModel":
-        """The artifact in memory."""
+    @contextmanager
+    def open(self, console: Console, machine: "ExecutionOptions | DeviceOptions") -> "Iterator[ServingModel]":
+        """The artifact on the emulator or on this machine's devices."""
         from nxpipe.pipeline.artifacts.store_url import open_configured_store
         from nxpipe.pipeline.serving.model import ServingModel
 
+        if not isinstance(machine, ExecutionOptions):
+            with self._fetched(console) as folder:
+                from nxpipe.pipeline.serving.device import on_devices
+
+                yield on_devices(folder, machine, console.step)
+        elif self.folder is not None:
+            yield ServingModel.read_folder(self.folder, machine, console.step)
+        else:
+            store = open_configured_store(self.store, self.config_path, console)
+            yield ServingModel.read(self._published(store, console), store, machine, console.step)
+
+    @contextmanager
+    def _fetched(self, console: Console) -> "Iterator[Path]":
+        """The folder with the programs for devices; a temporary one unless the command line names one."""
         if self.folder is not None:
-            return ServingModel.read_folder(self.folder, console.step)
+            yield self.folder
+            return
+        from nxpipe.pipeline.artifacts.store_url import open_configured_store
+        from nxpipe.pipeline.util.progress import watching
+        from nxpipe.pipeline.verify.device import fetch_programs, require_device_programs
+
         store = open_configured_store(self.store, self.config_path, console)
-        return ServingModel.read(self._published(store, console), store, console.step)
+        manifest = self._published(store, console).manifest
+        require_device_programs(manifest)
+        with tempfile.TemporaryDirectory(prefix="nxpipe-device-") as name:
+            fetch_programs(manifest, store, Path(name), console.step, partial(watching, console))
+            yield Path(name)
 
     def _published(self, store: "Store", console: Console) -> "Published":
         if self.channel is None:
@@ -153,6 +189,8 @@ def require_libraries(*further: str) -> None:
     help="How tokens become an embedding.",
 )
 @execution_options
+@device_option
+@limit_option
 @store_option
 @config_option
 @click.pass_context
@@ -176,13 +214,16 @@ def serve(
     drain_timeout: float,
     pooling: "Pooling",
     execution: ExecutionOptions,
+    device: str | None,
+    limit: float,
     store: str | None,
     config_path: Path,
 ) -> None:
     """Serve an artifact over HTTP, by OpenAI's API and SageMaker's.
 
     Endpoints: /v1/completions, /v1/chat/completions, /v1/embeddings, /v1/classify, /invocations, /ping, /healthz,
-    /readyz, /metrics. Programs run on the emulator. A model that generates text is batched continuously if it was built
+    /readyz, /metrics. Programs run on the emulator, or with --device on
+    this machine's Neuron devices. A model that generates text is batched continuously if it was built
     with --phases extend,decode; with prefill and decode it runs in batches that end together. On SIGTERM /readyz fails,
     accepted requests are answered, and the command exits with 0. Needs nxpipe[serve], and no PyTorch.
 
@@ -199,14 +240,27 @@ def serve(
     from nxpipe.pipeline.serving.engine import Limits
     from nxpipe.pipeline.serving.server import Server
 
-    read = choice.read(console)
     limits = Limits(max_waiting, max_tokens, request_timeout)
-    with console.step("load the programs"):
-        served = _served(read, names, rows, copies, limits, execution, pooling)
-    server = Server(served, host=host, port=port, delay=drain_delay, drain_seconds=drain_timeout)
-    if served.generation is not None and not served.generation.is_continuous:
-        console.say("  requests run in batches that end together; --phases extend,decode batches continuously")
-    server.run_until_signal(lambda url: console.say(f"  serving {served.names[0]} at {url}"))
+    with choice.open(console, machine_of(ctx, execution, device, limit)) as read:
+        with console.step("load the programs"):
+            served = _served(read, names, rows, copies, limits, pooling)
+        server = Server(served, host=host, port=port, delay=drain_delay, drain_seconds=drain_timeout)
+        if served.generation is not None and not served.generation.is_continuous:
+            console.say("  requests run in batches that end together; --phases extend,decode batches continuously")
+        server.run_until_signal(lambda url: console.say(f"  serving {served.names[0]} at {url}"))
+
+
+def machine_of(
+    ctx: click.Context, execution: ExecutionOptions, device: str | None, limit: float
+) -> "ExecutionOptions | DeviceOptions":
+    """Where programs run, by the options of a command."""
+    require_device_for_limit(ctx, device)
+    if device is None:
+        return execution
+    require_emulator_options(ctx)
+    from nxpipe.pipeline.verify.device import DeviceOptions
+
+    return DeviceOptions(device, limit=limit)
 
 
 def _served(
@@ -215,7 +269,6 @@ def _served(
     rows: int | None,
     copies: int,
     limits: "Limits",
-    execution: ExecutionOptions,
     pooling: "Pooling",
 ) -> "Served":
     from nxpipe.pipeline.serving.encoder import Encoding
@@ -224,7 +277,7 @@ def _served(
 
     own = names or tuple(filter(None, (model.name, model.artifact)))
     if model.generates:
-        schedulers = [model.scheduler(execution, rows) for _ in range(copies)]
+        schedulers = [model.scheduler(rows, copy) for copy in range(copies)]
         return Served(own, generation=Generation(model, schedulers, limits))
-    encoding = Encoding(model, model.forward_session(execution), limits, pooling=pooling)
+    encoding = Encoding(model, model.forward_session(), limits, pooling=pooling)
     return Served(own, encoding=encoding)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.verify.execution import ExecutionOptions
 
 _GENERATION: Final = "generation_config.json"
-_OF_PROGRAMS: Final = ("graphs/", "constants/")  # files of an artifact that describe no text
+_OF_PROGRAMS: Final = ("graphs/", "constants/", "utilisation.json")  # files of an artifact that describe no text
 
 
 class EmulatedSession:
@@ -55,7 +55,7 @@ class EmulatedSession:
         self._loaded = {}
 
 
-Load = Callable[[Sequence[str], "ExecutionOptions"], Session]  # programs by name
+Load = Callable[[Sequence[str], int], Session]  # programs by name; the number of the copy
 Latency = Callable[[str], float | None]  # the predicted milliseconds of a program
 
 
@@ -73,49 +73,58 @@ class ServingModel:
     artifact: str | None = None  # the artifact's name
 
     @classmethod
-    def read(cls, published: "Published", store: "Store", step: Step) -> "ServingModel":
+    def read(cls, published: "Published", store: "Store", execution: "ExecutionOptions", step: Step) -> "ServingModel":
         """The artifact of a store."""
         artifact = read_artifact(published, store, step)
-        return cls._of_artifact(artifact, artifact.weights, store.read_blob)
+        return cls._of_artifact(artifact, artifact.weights, execution, store.read_blob)
 
     @classmethod
-    def read_folder(cls, path: Path, step: Step) -> "ServingModel":
+    def read_folder(cls, path: Path, execution: "ExecutionOptions", step: Step) -> "ServingModel":
         """The artifact in a folder that a fetch has filled. Weights are mapped into memory, not copied."""
         from nxpipe.artifact_store.fetch.folder import WEIGHTS
         from nxpipe.emulator.run.devices.session import WeightsFile
         from nxpipe.emulator.run.status import RuntimeFault
 
-        folder = _Folder.open(path)
+        folder = ArtifactFolder.open(path)
         artifact = read_artifact(folder, folder, step, weights=False)  # type: ignore[arg-type]  # what is read of both
         try:
             weights: Mapping[str, Array] = WeightsFile(path / WEIGHTS) if folder.manifest.weights else {}
         except RuntimeFault as fault:
             raise ProgramInvalid(f"{path}: {fault}") from fault
-        return cls._of_artifact(artifact, weights, folder.read_blob)
+        return cls._of_artifact(artifact, weights, execution, folder.read_blob)
 
     @classmethod
-    def compiled(cls, spec: "BuildSpec", step: Step) -> "ServingModel":
+    def compiled(cls, spec: "BuildSpec", execution: "ExecutionOptions", step: Step) -> "ServingModel":
         """A model that is compiled when its programs are loaded, and not stored."""
         spec.check()
         files = dict(spec.companions.contents())
-        source, load = spec.source, partial(_compile, spec, step)
+        source, load = spec.source, partial(_compile, spec, execution, step)
         return cls(source.id, source.task, source.config, files, spec.shapes, load, lambda _: None)
 
     @classmethod
-    def _of_artifact(
-        cls, artifact: StoredArtifact, weights: "Mapping[str, Array]", read: "Callable[[Blob], bytes]"
+    def of_manifest(
+        cls, manifest: "Manifest", read: "Callable[[Blob], bytes]", load: Load, latency: Latency = lambda _: None
     ) -> "ServingModel":
-        manifest = artifact.manifest
+        """A model from its manifest, a reader of its files, and a loader of its programs."""
         files = {file.path: read(file.blob) for file in manifest.files if not file.path.startswith(_OF_PROGRAMS)}
+        config = json_object(manifest.model.id, files, "config.json")
+        model, programs = manifest.model, manifest.executables
+        return cls(model.id, model.task, config, files, programs, load, latency, manifest.name)
+
+    @classmethod
+    def _of_artifact(
+        cls,
+        artifact: StoredArtifact,
+        weights: "Mapping[str, Array]",
+        execution: "ExecutionOptions",
+        read: "Callable[[Blob], bytes]",
+    ) -> "ServingModel":
         stored = {each.executable.name: each for each in artifact.programs}
 
-        def load(names: Sequence[str], execution: "ExecutionOptions") -> Session:
+        def load(names: Sequence[str], _: int) -> Session:
             return EmulatedSession({name: _stored_code(stored[name], execution) for name in names}, weights)
 
-        config = artifact.source.config if artifact.source else {}
-        latency = _Latencies(stored)
-        model = manifest.model
-        return cls(model.id, model.task, config, files, manifest.executables, load, latency, manifest.name)
+        return cls.of_manifest(artifact.manifest, read, load, _Latencies(stored))
 
     @cached_property
     def text(self) -> Text:
@@ -152,15 +161,15 @@ class ServingModel:
         phases = {each.phase for each in self.programs}
         return "decode" in phases and not phases.isdisjoint(("prefill", "extend"))
 
-    def scheduler(self, execution: "ExecutionOptions", rows: int | None = None, *, smallest: bool = False) -> Scheduler:
-        """A scheduler over the decoder's programs of a batch size, loaded on emulated cores."""
+    def scheduler(self, rows: int | None = None, copy: int = 0, *, smallest: bool = False) -> Scheduler:
+        """A scheduler over the decoder's programs of a batch size, loaded on the cores of a copy."""
         programs = DecoderPrograms.of(self.name, self.programs, rows, smallest=smallest)
-        decoder = Decoder(programs, self.load(programs.names, execution), self.latency_ms)
+        decoder = Decoder(programs, self.load(programs.names, copy), self.latency_ms)
         return Scheduler(decoder, self.text, end_tokens=self.end_tokens)
 
-    def forward_session(self, execution: "ExecutionOptions") -> Session:
-        """The forward programs, loaded on emulated cores."""
-        return self.load([each.name for each in self.programs if each.phase == "forward"], execution)
+    def forward_session(self) -> Session:
+        """The forward programs, loaded."""
+        return self.load([each.name for each in self.programs if each.phase == "forward"], 0)
 
 
 class _Latencies:
@@ -188,7 +197,7 @@ def _stored_code(stored: StoredProgram, execution: "ExecutionOptions") -> "Code"
     return Isa(stored.instructions, order=execution.order)
 
 
-def _compile(spec: "BuildSpec", step: Step, names: Sequence[str], execution: "ExecutionOptions") -> Session:
+def _compile(spec: "BuildSpec", execution: "ExecutionOptions", step: Step, names: Sequence[str], _: int) -> Session:
     from nxpipe.emulator.compile import emit, ports_of
     from nxpipe.emulator.run.isa import Isa
     from nxpipe.emulator.run.model import Fast
@@ -209,7 +218,7 @@ def _compile(spec: "BuildSpec", step: Step, names: Sequence[str], execution: "Ex
 
 
 @dataclass(frozen=True)
-class _Folder:
+class ArtifactFolder:
     """A fetched folder, read as a store with one artifact."""
 
     path: Path
@@ -218,7 +227,7 @@ class _Folder:
     _files: "Mapping[Blob, str]"
 
     @classmethod
-    def open(cls, path: Path) -> "_Folder":
+    def open(cls, path: Path) -> "ArtifactFolder":
         from nxpipe.artifact_store.documents import Blob
         from nxpipe.artifact_store.errors import StoreError
         from nxpipe.artifact_store.fetch.folder import MANIFEST, files_of

@@ -71,9 +71,9 @@ def device_faults() -> Iterator[None]:
         raise NotReady(f"{fault}{retry}") from fault
 
 
-def _described_device(manifest: "Manifest", options: DeviceOptions) -> Mapping[str, Any]:
+def described_device(manifest: "Manifest", options: DeviceOptions) -> Mapping[str, Any]:
     """The description of this machine's device, which must be one of the artifact's target."""
-    described: Mapping[str, Any] = _on_ranks("describe", None, 1, 1, options)[0]
+    described: Mapping[str, Any] = on_ranks(f"{_HOST}:describe", None, 1, 1, options)[0]
     target = target_of(described["family"])
     if target != manifest.target:
         raise NotReady(
@@ -91,15 +91,14 @@ def target_of(family: str) -> str | None:
     return max((target for target in targets if family.startswith(target)), key=len, default=None)
 
 
-def _on_ranks(host: str, argument: object, degree: int, lnc: int, options: DeviceOptions) -> list[Any]:
+def on_ranks(host: str, argument: object, degree: int, lnc: int, options: DeviceOptions, offset: int = 0) -> list[Any]:
+    """The results of a function on ranks; `offset` counts from the first core that the environment permits."""
     from nxpipe.emulator.run.devices.environment import RankPlacement, free_address
     from nxpipe.emulator.run.devices.ranks import run_ranks
 
     device: Implementation = options.device  # type: ignore[assignment]  # checked by DeviceOptions
-    placement = RankPlacement(degree, free_address(), _first_core(degree), lnc)
-    return run_ranks(
-        f"{_HOST}:{host}", argument, world=degree, implementation=device, limit=options.limit, placement=placement
-    )
+    placement = RankPlacement(degree, free_address(), _first_core(offset + degree) + offset, lnc)
+    return run_ranks(host, argument, world=degree, implementation=device, limit=options.limit, placement=placement)
 
 
 def _first_core(degree: int) -> int:
@@ -224,24 +223,24 @@ def artifact_on_devices(
 
     NotReady for a device that is missing, of another target, or fails.
     """
-    _require_libraries()
+    require_libraries()
     with device_faults():
         with step("open the device"):
-            described = _described_device(manifest, options)
+            described = described_device(manifest, options)
         with tempfile.TemporaryDirectory(prefix="nxpipe-device-") as name:
             folder = Path(name)
-            _fetch(manifest, store, folder, step, watch)
+            fetch_programs(manifest, store, folder, step, watch)
             yield described, run_programs(open_programs(manifest, store, folder), batches, folder, options, step)
 
 
-def _require_libraries() -> None:
+def require_libraries() -> None:
     """Raise MissingSoftware for a library that is not installed: an instance needs no compiler, but these."""
     for name in ("numpy", "ml_dtypes", "safetensors"):
         if find_spec(name) is None:
             raise MissingSoftware(name, "A program on a device", "run: pip install 'nxpipe[devices]'")
 
 
-def _fetch(manifest: "Manifest", store: "Store", folder: Path, step: Step, watch: Watch) -> None:
+def fetch_programs(manifest: "Manifest", store: "Store", folder: Path, step: Step, watch: Watch) -> None:
     from nxpipe.artifact_store.fetch.folder import Programs, fetch, size_of
 
     size = size_of(manifest, Programs.DEVICE)
@@ -337,7 +336,7 @@ def _run(
     with step(f"run {names} on {degree} rank{'' if degree == 1 else 's'}"):
         files = {program.name: program.files(batches[program.name]) for program in programs}
         argument = {"weights": str(folder / WEIGHTS), "programs": files, "runs": options.runs, "warmup": _WARMUP}
-        return _on_ranks("replay", argument, degree, lnc, options)
+        return on_ranks(f"{_HOST}:replay", argument, degree, lnc, options)
 
 
 def require_computed(

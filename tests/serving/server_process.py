@@ -86,14 +86,15 @@ def serving(artifact: str, store: Path, *words: str, **environment: str) -> Iter
     )
     try:
         running = Running(process, port)
-        _await(running)
+        await_ready(running)
         yield running
     finally:
         process.kill()
         process.communicate()
 
 
-def _await(running: Running) -> None:
+def await_ready(running: Running) -> None:
+    """Wait until the server accepts requests; its log if it ends before."""
     ends = time.monotonic() + _START_LIMIT
     while time.monotonic() < ends:
         if running.process.poll() is not None:

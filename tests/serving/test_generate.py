@@ -85,7 +85,7 @@ def test_a_fetched_folder_and_a_model_that_is_not_built_answer_alike(artifact: t
         assert json.loads(answer.out)[0]["text"] == expected
     damaged = folder / "fetched" / "files" / "tokenizer.json"
     damaged.chmod(0o600)
-    damaged.write_bytes(damaged.read_bytes().replace(b"river", b"rover"))
+    damaged.write_bytes(damaged.read_bytes().replace(b'"version"', b'"Version"'))
     answer = nxpipe("generate", "--folder", "fetched", "the river", cwd=folder)
     assert "tokenizer.json is damaged; fetch the artifact again" in answer.err
     assert answer.code not in (0, 1)
