@@ -76,7 +76,7 @@ def test_so_are_prompts_of_verify(nxpipe: InProcess, bert: Path, tmp_path: Path)
 def test_steps_leave_room_for_less_of_a_prompt_and_say_so(nxpipe: InProcess, llama: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text(json.dumps([5] * 14) + "\n[3]\n")
-    words = ("verify", *small(llama), "--prompts", str(prompts), "--steps", "4")
+    words = ("verify", *small(llama, "--phases", "prefill"), "--prompts", str(prompts), "--steps", "4")
     answer = nxpipe(*words)
     is_a_sentence(answer)
     assert answer.code == 2
