@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 20
 
-.PHONY: help setup demo demo-rollout demo-hardware test test-nightly test-localaws check audit cloud-up docs lock bench clean
+.PHONY: help setup demo demo-rollout demo-serve demo-hardware test test-nightly test-localaws check audit cloud-up docs lock bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -37,6 +37,9 @@ demo: $(VENV)/.ready  ## build, verify and publish two models into a local store
 
 demo-rollout: setup  ## roll a good and a bad version out on a local AWS, from an empty account to their ends
 	$(BIN)/python -m tests.localaws.rollout_demo
+
+demo-serve: $(VENV)/.ready  ## build a tiny Llama, serve it, chat with it, read its metrics
+	$(BIN)/python -m tests.serving.demo
 
 demo-hardware: $(VENV)/.ready  ## a rehearsal of the way to devices: compile, prove, promote, serve, roll back; with stand-ins
 	$(BIN)/python -m tests.neuronx.demo

@@ -262,7 +262,7 @@ def fetch(
     sent = serialized(sent)
     document = manifest.to_bytes()
     digest = Blob.of(document).sha256
-    files = _files(manifest, programs)
+    files = files_of(manifest, programs)
     filled = open_folder(folder, digest)
     missing = {path: blob for path, blob in files.items() if not filled.has(path, blob.sha256, holds(blob.sha256))}
     if missing:
@@ -281,7 +281,7 @@ def fetch(
 
 def size_of(manifest: Manifest, programs: Programs | None = None) -> int:
     """The total of bytes that a fetch reports to `sent`."""
-    return sum(map(_size, _files(manifest, programs).values())) + sum(
+    return sum(map(_size, files_of(manifest, programs).values())) + sum(
         map(_size, {tensor.stored for tensor in manifest.weights})
     )
 
@@ -290,7 +290,8 @@ def _size(blob: Blob) -> int:
     return blob.size
 
 
-def _files(manifest: Manifest, programs: Programs | None) -> dict[str, Blob]:
+def files_of(manifest: Manifest, programs: Programs | None = None) -> dict[str, Blob]:
+    """The files of a folder by path, other than its weights."""
     for executable in manifest.executables:
         if "/" in executable.name or executable.name in (".", ".."):
             raise Refused(f"the program name {executable.name!r} is not a file name; publish it under another name")

@@ -218,6 +218,8 @@ class LoadedRanks:
                 shared.abort()
                 raise
 
+        if self.degree == 1:
+            return [copy_context().run(run_rank, 0)]
         with ThreadPoolExecutor(self.degree) as threads:
             ranks = [threads.submit(copy_context().run, run_rank, rank) for rank in range(self.degree)]
         faults = [fault for fault in (rank.exception() for rank in ranks) if fault is not None]

@@ -49,6 +49,10 @@ COMMANDS = {
         "nxpipe.pipeline.cli.explain:explain",
         "Explain cache hits and misses of a build, field by field.",
     ),
+    "generate": (
+        "nxpipe.pipeline.cli.generate:generate",
+        "Generate text with an artifact's programs, or chat with it.",
+    ),
     "infra": (
         "nxpipe.pipeline.cli.infra.group:infra",
         "Check the AWS account, lint templates, plan deployments, write the manifests of a cluster.",
@@ -75,6 +79,7 @@ COMMANDS = {
         "nxpipe.pipeline.cli.run:run",
         "Run a model's programs on the emulator, or an artifact's on Neuron devices, and show their outputs.",
     ),
+    "serve": ("nxpipe.pipeline.cli.serve:serve", "Serve an artifact over HTTP, by OpenAI's API and SageMaker's."),
     "store": (
         "nxpipe.pipeline.cli.store.group:store",
         "Manage artifacts: list, compare, fetch, sign, collect garbage.",

@@ -1,7 +1,7 @@
 """`nxpipe run`: the outputs of a model's programs on the emulator."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from nxpipe.pipeline.models.weights import Arrays
+    from nxpipe.pipeline.serving.model import ServingModel
     from nxpipe.pipeline.verify.replay import RunInputs, RunResult
 
 _LIKELIEST = 5
@@ -52,6 +53,14 @@ _LARGEST_INPUT = 4096 * MiB
     metavar="TEXT",
     help="Text for the model's tokenizer, or token ids as a JSON list; repeatable.",
 )
+@click.option("--chat", metavar="TEXT", help="Answer this message by the model's chat template.")
+@click.option(
+    "--generate",
+    "new_tokens",
+    type=click.IntRange(1),
+    metavar="N",
+    help="With --text or --chat: generate at most N tokens.  [default: 64]",
+)
 @click.option("--truncate", is_flag=True, help="Truncate texts to the largest bucket and report the truncation.")
 @click.option(
     "--output",
@@ -72,6 +81,8 @@ def run(
     options: ModelOptions,
     input_file: Path | None,
     texts: tuple[str, ...],
+    chat: str | None,
+    new_tokens: int | None,
     truncate: bool,
     output: Path | None,
     execution: ExecutionOptions,
@@ -81,6 +92,9 @@ def run(
     config_path: Path,
 ) -> None:
     """Run a model's programs on the emulator, or an artifact's on Neuron devices, and show their outputs.
+
+    A model with a decode program answers --text and --chat in text, the likeliest token each time, as `nxpipe generate`
+    does; with --output, or without a decode program, --text gives the outputs of the programs.
 
     Without --input or --text, an artifact runs on its stored inputs and a model on random inputs from a fixed seed.
     With them, only the programs run that read such inputs: a decode, for example, reads a position and no text.
@@ -92,6 +106,7 @@ def run(
     Example:
       nxpipe run --model-id gpt2 --weights random:0 --text "[464, 2068, 7586]" --mode isa
       nxpipe run --model-id ./my-llama --text "The river rose in the night"
+      nxpipe run my-llama@4e9ce0 --chat "Where does the river begin?" --generate 40
       nxpipe run bert-base-uncased@4e9ce0 --input inputs.safetensors --output answers
       nxpipe run bert-base-uncased@4e9ce0 --device
     """
@@ -104,6 +119,19 @@ def run(
     if device is not None:
         require_device_options(ctx, artifact)
     require_device_for_limit(ctx, device)
+    if chat is not None and (input_file is not None or texts):
+        raise click.UsageError("--chat cannot be combined with --input or --text; pass one of them", ctx)
+    if new_tokens is not None and chat is None and not texts:
+        raise click.UsageError("--generate continues a text; pass --text or --chat too", ctx)
+    if device is None and input_file is None and output is None and (chat is not None or texts):
+        model = _generator(artifact, options, store, config_path, console)
+        if model is not None:
+            _answer(model, [chat] if chat is not None else texts, chat is not None, new_tokens, execution, console)
+            return
+    if chat is not None or new_tokens is not None:
+        raise click.UsageError(
+            "--chat and --generate need a model with prefill and decode programs, without --device and --output", ctx
+        )
     inputs, mode = _inputs(input_file, texts, truncate), "device" if device else execution.mode
     if artifact is not None:
         machine = (device, limit) if device else execution
@@ -111,6 +139,49 @@ def run(
     else:
         runs = _model_runs(options, config_path, inputs, execution, console)
     _show(runs, mode, output, console)
+
+
+def _generator(
+    artifact: str | None, options: ModelOptions, store: str | None, config_path: Path, console: Console
+) -> "ServingModel | None":
+    """The model, if it has programs that generate text."""
+    if artifact is not None:
+        from nxpipe.pipeline.artifacts.store_url import open_configured_store
+
+        opened = open_configured_store(store, config_path, console)
+        published = opened.resolve(artifact)
+        if not any(each.phase == "decode" for each in published.manifest.executables):
+            return None
+        from nxpipe.pipeline.serving.model import ServingModel
+
+        model = ServingModel.read(published, opened, console.step)
+        return model if model.generates else None
+    config = load_config(config_path, os.environ, missing_ok=options.model_id is not None)
+    specs = list(options.specs(config, config_path.parent))
+    if len(specs) != 1 or specs[0].kind == "file":
+        return None
+    from nxpipe.pipeline.compile.spec import BuildSpec
+    from nxpipe.pipeline.serving.model import ServingModel
+
+    model = ServingModel.compiled(BuildSpec.of(specs[0]), console.step)
+    return model if model.generates else None
+
+
+def _answer(
+    model: "ServingModel",
+    prompts: Sequence[str],
+    chat: bool,
+    new_tokens: int | None,
+    execution: ExecutionOptions,
+    console: Console,
+) -> None:
+    from nxpipe.pipeline.cli.generate import DEFAULT_TOKENS, answer_texts
+    from nxpipe.pipeline.cli.serve import require_libraries
+    from nxpipe.pipeline.serving.sampling import SamplingParams
+
+    require_libraries()
+    params = SamplingParams(max_tokens=new_tokens or DEFAULT_TOKENS, temperature=0.0)
+    answer_texts(model, prompts, params, execution, console, chat=chat)
 
 
 def _show(runs: Iterator["RunResult"], mode: str, output: Path | None, console: Console) -> None:

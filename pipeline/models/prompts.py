@@ -90,7 +90,7 @@ class Prompts:
 
 def _ids(prompts: Sequence[str], source: "ModelSource") -> list[list[int]]:
     """Token ids of JSON lists, and of texts by the model's tokenizer."""
-    parsed = [_as_ids(line) for line in prompts]
+    parsed = [as_ids(line) for line in prompts]
     texts = [line for line, ids in zip(prompts, parsed, strict=True) if ids is None]
     tokenised = iter(_tokenised(texts, source) if texts else ())
     rows = [ids if ids is not None else next(tokenised) for ids in parsed]
@@ -113,7 +113,7 @@ def _vocabulary(source: "ModelSource") -> int | None:
     return None
 
 
-def _as_ids(line: str) -> list[int] | None:
+def as_ids(line: str) -> list[int] | None:
     """Token ids of a JSON list; None for text. A list with other numbers raises InputInvalid."""
     try:
         value = json_of(line)

@@ -33,6 +33,10 @@ class Console:
         """Print text of several lines, such as a table; untrusted text in it must be escaped already."""
         _write(text.split("\n"), sys.stdout)
 
+    def stream(self, text: str) -> None:
+        """Print a part of a text as it comes; line breaks stay, other unprintable characters become escapes."""
+        _write_raw("\n".join(map(for_log, text.split("\n"))), sys.stdout, end="")
+
     def data(self, value: object) -> None:
         """Print the result as one JSON document."""
         _write_raw(for_json(value, 2, ascii_only=not _has_all_characters(sys.stdout)), sys.stdout)

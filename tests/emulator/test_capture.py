@@ -307,11 +307,14 @@ BERT = {"model_type": "bert", **CONFIGS["bert"]}
     ("changes", "complaint"),
     [
         ({"task": "poetry"}, "task 'poetry' is unknown; choose one of"),
-        ({"phase": "encode"}, "phase 'encode' is unknown; choose one of forward, prefill, decode"),
+        ({"phase": "encode"}, "phase 'encode' is unknown; choose one of forward, prefill, extend, decode"),
         ({"phase": "prefill"}, "phase 'prefill' belongs to task 'text-generation'"),
         ({"phase": "decode"}, "phase 'decode' belongs to task 'text-generation'"),
-        ({"capacity": 9}, "a capacity of 9 is invalid in phase 'forward' of 8 tokens; only a prefill has one"),
-        ({"task": "text-generation", "phase": "prefill", "capacity": 7}, "at least as large as its sequence"),
+        (
+            {"capacity": 9},
+            "a capacity of 9 is invalid in phase 'forward' of 8 tokens; only prefill and extend have one",
+        ),
+        ({"task": "text-generation", "phase": "prefill", "capacity": 7}, "at least as large as the sequence"),
         ({"task": "text-generation", "phase": "prefill", "capacity": 65}, "sequence 65 is longer than the model's"),
         ({"dtype": "int4"}, "dtype 'int4' is unknown"),
         ({"batch": 0}, "must both be at least 1"),

@@ -31,7 +31,7 @@ def asked(nxpipe: InProcess, *words: str) -> list[dict[str, Any]]:
 
 
 def test_a_text_longer_than_the_largest_bucket_is_refused(nxpipe: InProcess, llama: Path) -> None:
-    answer = nxpipe("run", *small(llama), "--text", "[1, 2]", "--text", LONG)
+    answer = nxpipe("run", *small(llama, "--phases", "prefill"), "--text", "[1, 2]", "--text", LONG)
     is_a_sentence(answer)
     assert answer.code == 2
     assert "Text 2 has 40 tokens, and the largest bucket 16: pass a longer one to --buckets" in answer.err
@@ -39,13 +39,15 @@ def test_a_text_longer_than_the_largest_bucket_is_refused(nxpipe: InProcess, lla
 
 
 def test_truncate_says_how_much_is_left_out(nxpipe: InProcess, llama: Path) -> None:
-    (ran,) = asked(nxpipe, "run", *small(llama), "--text", "[1, 2]", "--text", LONG, "--truncate")
+    (ran,) = asked(
+        nxpipe, "run", *small(llama, "--phases", "prefill"), "--text", "[1, 2]", "--text", LONG, "--truncate"
+    )
     assert ran["inputs"] == "2 texts, cut to 16 tokens: 24 left out"
     assert ran["outputs"]["logits"]["shape"][0] == 2
 
 
 def test_a_program_reads_the_texts_that_fit_it_and_says_how_many_do_not(nxpipe: InProcess, llama: Path) -> None:
-    words = small(llama, "--text", "[1, 2]", "--text", LONG, buckets="16,64")
+    words = small(llama, "--phases", "prefill", "--text", "[1, 2]", "--text", LONG, buckets="16,64")
     short, long = asked(nxpipe, "run", *words)
     assert (short["program"], short["inputs"]) == ("prefill-b1-s16", "1 texts; 1 more are longer than 16 tokens")
     assert (long["program"], long["inputs"]) == ("prefill-b1-s64", "2 texts")
@@ -53,7 +55,7 @@ def test_a_program_reads_the_texts_that_fit_it_and_says_how_many_do_not(nxpipe: 
 
 
 def test_a_program_that_no_text_fits_is_left_out_and_that_is_said(nxpipe: InProcess, llama: Path) -> None:
-    answer = nxpipe("run", *small(llama, "--text", LONG, buckets="16,64"))
+    answer = nxpipe("run", *small(llama, "--phases", "prefill", "--text", LONG, buckets="16,64"))
     assert answer.code == 0
     assert "prefill-b1-s16," not in answer.out
     assert "prefill-b1-s64" in answer.out
@@ -124,7 +126,7 @@ def test_inputs_that_do_not_suit_the_program_are_refused(
 def test_so_are_ids_of_a_vocabulary_that_ranks_divide(nxpipe: InProcess, llama: Path, tmp_path: Path) -> None:
     """Each rank looks up its own rows: an id that no rank has would be zeros in all of them. So in a stored program."""
     store, out = str(tmp_path / "store"), tmp_path / "out"
-    words = small(llama, "--tp", "2")
+    words = small(llama, "--phases", "prefill", "--tp", "2")
     assert nxpipe("build", *words, "--store", store, "-q").code == 0
     for order in (("run", *words), ("run", "tiny-llama", "--store", store)):
         assert nxpipe(*order, "--text", "[1, 2]", "--output", str(out / order[1]), "-q").code == 0

@@ -1,0 +1,231 @@
+"""`nxpipe generate`: text from an artifact's programs, by the scheduler of `nxpipe serve` in this process."""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.model_options import execution_options
+from nxpipe.pipeline.cli.options import config_option, store_option
+from nxpipe.pipeline.cli.serve import ArtifactChoice, require_libraries
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.errors import InputInvalid
+from nxpipe.pipeline.util.files import MiB
+from nxpipe.pipeline.verify.execution import ExecutionOptions
+
+if TYPE_CHECKING:
+    from nxpipe.pipeline.serving.model import ServingModel
+    from nxpipe.pipeline.serving.sampling import SamplingParams
+    from nxpipe.pipeline.serving.scheduler import Scheduler
+
+_LARGEST_INPUT: Final = MiB
+DEFAULT_TOKENS: Final = 64
+_PROMPT: Final = "> "
+
+
+@click.command(cls=Command)
+@click.argument("artifact", required=False)
+@click.argument("prompt", required=False)
+@click.option("--channel", metavar="NAME", help="Use the artifact of this channel.")
+@click.option("--model", metavar="ID", help="With --channel: the artifact of this model.")
+@click.option("--target", help="With --channel: the artifact for this target, as in inf2.")
+@click.option(
+    "--folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Use the artifact in this folder, as `nxpipe store fetch` writes it.",
+)
+@click.option("--chat", is_flag=True, help="Answer by the model's chat template; without PROMPT, a conversation.")
+@click.option("--system", metavar="TEXT", help="With --chat: the system message.")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1),
+    default=DEFAULT_TOKENS,
+    show_default=True,
+    metavar="N",
+    help="The number of tokens to generate at most.",
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, 2),
+    default=0.0,
+    show_default=True,
+    help="0 takes the likeliest token; higher values draw from more of them.",
+)
+@click.option(
+    "--top-p", type=click.FloatRange(0, 1, min_open=True), help="Draw from the likeliest tokens of this share."
+)
+@click.option("--top-k", type=click.IntRange(0), metavar="N", help="Draw from the N likeliest tokens.")
+@click.option("--seed", type=click.IntRange(0), metavar="N", help="Draw the same tokens in every run.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; repeatable.")
+@execution_options
+@store_option
+@config_option
+@click.pass_context
+def generate(
+    ctx: click.Context,
+    /,
+    artifact: str | None,
+    prompt: str | None,
+    channel: str | None,
+    model: str | None,
+    target: str | None,
+    folder: Path | None,
+    chat: bool,
+    system: str | None,
+    max_tokens: int,
+    temperature: float,
+    top_p: float | None,
+    top_k: int | None,
+    seed: int | None,
+    stop: tuple[str, ...],
+    execution: ExecutionOptions,
+    store: str | None,
+    config_path: Path,
+) -> None:
+    """Generate text with an artifact's programs, or chat with it.
+
+    PROMPT is a text for the model's own tokenizer, or token ids as a JSON list; without it, the prompt is read from
+    stdin. The prompt runs in the smallest buckets that hold it. Programs run on the emulator. The text goes to stdout
+    as it is generated. With --chat and a terminal, each line is a message of a conversation; Ctrl-D ends it. Needs
+    nxpipe[serve], and no PyTorch.
+
+    \b
+    Example:
+      nxpipe generate my-llama@4e9ce0 "The river rose in the night" --max-tokens 40
+      nxpipe generate my-llama@4e9ce0 --chat
+      echo "Write a haiku." | nxpipe generate --channel production --chat
+    """
+    if artifact is not None and prompt is None and (channel is not None or folder is not None):
+        artifact, prompt = None, artifact  # the one word is the prompt
+    choice = ArtifactChoice(artifact, channel, model, target, folder, store, config_path)
+    choice.require_one(ctx)
+    if system is not None and not chat:
+        raise click.UsageError("--system is a message of a chat; pass --chat too", ctx)
+    require_libraries()
+    from nxpipe.pipeline.serving.sampling import SamplingParams
+
+    given = {name: value for name, value in (("top_p", top_p), ("top_k", top_k), ("seed", seed)) if value is not None}
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, stop=stop, **given)  # type: ignore[arg-type]
+    prompts = [] if prompt is None else [prompt]
+    answer_texts(choice.read(ctx.obj), prompts, params, execution, ctx.obj, chat=chat, system=system)
+
+
+def answer_texts(
+    model: "ServingModel",
+    prompts: Sequence[str],
+    params: "SamplingParams",
+    execution: ExecutionOptions,
+    console: Console,
+    *,
+    chat: bool,
+    system: str | None = None,
+) -> None:
+    """Answer each prompt by itself; without one, the prompt on stdin, or the messages of a conversation."""
+    generator = _Generator(model, model.scheduler(execution, smallest=True), params, console)
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system is not None else []
+    if chat and not prompts and sys.stdin.isatty():
+        _converse(generator, messages, console)
+        return
+    results = []
+    for text in prompts or [_standard_input()]:
+        tokens = model.text.chat([*messages, {"role": "user", "content": text}]) if chat else _tokens(text, model)
+        results.append(generator.answer(tokens))
+    if console.json:
+        console.data(results)
+
+
+def _converse(generator: "_Generator", messages: list[dict[str, Any]], console: Console) -> None:
+    """A conversation on a terminal, a message a line."""
+    while True:
+        try:
+            message = input(_PROMPT)
+        except EOFError:
+            console.stream("\n")
+            return
+        if message.strip():
+            messages.append({"role": "user", "content": message})
+            try:
+                answer = generator.answer(generator.model.text.chat(messages))["text"]
+            except InputInvalid as error:  # the conversation is full
+                console.complain(str(error))
+                del messages[-1]
+                continue
+            messages.append({"role": "assistant", "content": answer})
+
+
+@dataclass(frozen=True)
+class _Generator:
+    """Answers to prompts, on one scheduler."""
+
+    model: "ServingModel"
+    scheduler: "Scheduler"
+    params: "SamplingParams"
+    console: Console
+
+    def answer(self, tokens: Sequence[int]) -> dict[str, Any]:
+        """Print the answer to a prompt as it comes; it as a document."""
+        from nxpipe.pipeline.serving.engine import generate as outputs_of
+        from nxpipe.pipeline.serving.scheduler import GenerationRequest
+
+        require_vocabulary(tokens, self.model)
+        request = self.scheduler.require_fits(GenerationRequest(tuple(tokens), self.params))
+        started, first, texts, generated = time.monotonic(), None, list[str](), list[int]()
+        finish = ""
+        for output in outputs_of(self.scheduler, request):
+            first = first or time.monotonic() - started
+            if output.chosen is not None:
+                generated.append(output.chosen.token)
+            text = output.text if self.model.text.has_tokenizer else f"{generated[-1]} "
+            texts.append(text)
+            finish = output.finish or ""
+            if not self.console.json:
+                self.console.stream(text)
+        answer, seconds = "".join(texts), time.monotonic() - started
+        if not self.console.json:
+            self.console.stream("\n")
+            self._say(len(tokens), len(generated), first or 0.0, seconds)
+        return {
+            "text": answer,
+            "tokens": generated,
+            "prompt_tokens": len(tokens),
+            "finish": str(finish),
+            "seconds": round(seconds, 3),
+        }
+
+    def _say(self, prompt: int, generated: int, first: float, seconds: float) -> None:
+        each = (seconds - first) / (generated - 1) * 1e3 if generated > 1 else 0.0
+        predicted = self.scheduler.counts.predicted_ms
+        emulated = f"; {predicted:.1f} ms predicted on the device" if predicted else ""
+        self.console.say(
+            f"  {prompt} tokens read in {first * 1e3:.0f} ms, {generated} generated, {each:.1f} ms each{emulated}"
+        )
+
+
+def require_vocabulary(tokens: Sequence[int], model: "ServingModel") -> None:
+    """Refuse token ids that the model does not have."""
+    size = model.vocabulary
+    outside = next((token for token in tokens if token < 0 or (size is not None and token >= size)), None)
+    if outside is not None:
+        raise InputInvalid(f"token {outside} is not in the vocabulary of {size}; use the model's own tokenizer")
+
+
+def _tokens(text: str, model: "ServingModel") -> list[int]:
+    """The token ids of a prompt: those of a JSON list, or of the tokenizer."""
+    from nxpipe.pipeline.models.prompts import as_ids
+
+    ids = as_ids(text)
+    return model.text.encode(text) if ids is None else ids
+
+
+def _standard_input() -> str:
+    if sys.stdin is None or sys.stdin.isatty():
+        raise InputInvalid("there is no prompt; pass PROMPT, or --chat for a conversation")
+    text = sys.stdin.read(_LARGEST_INPUT + 1)
+    if len(text) > _LARGEST_INPUT:
+        raise InputInvalid(f"the prompt on stdin has more than {_LARGEST_INPUT:,} characters; pass a shorter one")
+    return text.rstrip("\n")

@@ -1,0 +1,230 @@
+"""`nxpipe serve`: an HTTP server over an artifact's programs; and the choice of an artifact, also for `generate`."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.model_options import execution_options
+from nxpipe.pipeline.cli.options import config_option, store_option
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.errors import MissingSoftware
+from nxpipe.pipeline.verify.execution import ExecutionOptions
+
+if TYPE_CHECKING:
+    from nxpipe.artifact_store import Published, Store
+    from nxpipe.pipeline.serving.encoder import Pooling
+    from nxpipe.pipeline.serving.engine import Limits
+    from nxpipe.pipeline.serving.model import ServingModel
+    from nxpipe.pipeline.serving.server import Served
+
+_LIBRARIES = ("numpy", "ml_dtypes", "safetensors", "tokenizers", "jinja2")
+_SERVER = ("starlette", "uvicorn", "prometheus_client")
+
+
+@dataclass(frozen=True)
+class ArtifactChoice:
+    """The artifact that a command line names: by its name, by a channel, or by a fetched folder."""
+
+    name: str | None
+    channel: str | None
+    model: str | None
+    target: str | None
+    folder: Path | None
+    store: str | None
+    config_path: Path
+
+    def require_one(self, ctx: click.Context) -> None:
+        if sum(each is not None for each in (self.name, self.channel, self.folder)) != 1:
+            raise click.UsageError("pass one of ARTIFACT, --channel and --folder", ctx)
+        if self.channel is None and (self.model or self.target):
+            raise click.UsageError("--model and --target require --channel", ctx)
+
+    def read(self, console: Console) -> "ServingModel":
+        """The artifact in memory."""
+        from nxpipe.pipeline.artifacts.store_url import open_configured_store
+        from nxpipe.pipeline.serving.model import ServingModel
+
+        if self.folder is not None:
+            return ServingModel.read_folder(self.folder, console.step)
+        store = open_configured_store(self.store, self.config_path, console)
+        return ServingModel.read(self._published(store, console), store, console.step)
+
+    def _published(self, store: "Store", console: Console) -> "Published":
+        if self.channel is None:
+            return store.resolve(self.name or "")
+        from nxpipe.artifact_store.errors import ChannelEmpty
+        from nxpipe.artifact_store.fetch.selection import by_channel
+        from nxpipe.pipeline.artifacts.channels import unknown_channel
+        from nxpipe.pipeline.artifacts.signing import trust_in
+        from nxpipe.pipeline.config import load_config
+
+        config = load_config(self.config_path, os.environ, missing_ok=True)
+        trust = trust_in(config, self.config_path.parent, store, console.say)
+        try:
+            selection = by_channel(store, self.channel, self.model, self.target, trust)
+        except ChannelEmpty as empty:
+            raise unknown_channel(store, self.channel) from empty
+        return store.resolve(selection.manifest.request_key)
+
+
+def require_libraries(*further: str) -> None:
+    """Raise MissingSoftware for the first library that serving needs and that is not installed."""
+    from importlib.util import find_spec
+
+    for name in (*_LIBRARIES, *further):
+        if find_spec(name) is None:
+            raise MissingSoftware(name, "Serving", "run: pip install 'nxpipe[serve]'")
+
+
+@click.command(cls=Command)
+@click.argument("artifact", required=False)
+@click.option("--channel", metavar="NAME", help="Serve the artifact of this channel.")
+@click.option("--model", metavar="ID", help="With --channel: the artifact of this model.")
+@click.option("--target", help="With --channel: the artifact for this target, as in inf2.")
+@click.option(
+    "--folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Serve the artifact in this folder, as `nxpipe store fetch` writes it.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on; 0.0.0.0 for all.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="The port; 0: a free one.")
+@click.option(
+    "--name",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="The model's name in requests; repeatable.  [default: its id]",
+)
+@click.option(
+    "--rows", type=click.IntRange(1), metavar="N", help="Serve the programs of this batch size.  [default: the largest]"
+)
+@click.option(
+    "--copies",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Copies of the model, each on cores of its own.",
+)
+@click.option(
+    "--max-waiting",
+    type=click.IntRange(1),
+    default=256,
+    show_default=True,
+    metavar="N",
+    help="Requests that may wait for a row; others get 429.",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Tokens of one request, prompt and answer.  [default: the KV cache's]",
+)
+@click.option(
+    "--request-timeout",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="End a request that takes longer.  [default: none]",
+)
+@click.option(
+    "--drain-delay",
+    type=click.FloatRange(0),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="After SIGTERM: answer new requests for so long, while /readyz fails.",
+)
+@click.option(
+    "--drain-timeout",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="After SIGTERM: wait so long for accepted requests.",
+)
+@click.option(
+    "--pooling",
+    type=click.Choice(["mean", "cls", "last"]),
+    default="mean",
+    show_default=True,
+    help="How tokens become an embedding.",
+)
+@execution_options
+@store_option
+@config_option
+@click.pass_context
+def serve(
+    ctx: click.Context,
+    /,
+    artifact: str | None,
+    channel: str | None,
+    model: str | None,
+    target: str | None,
+    folder: Path | None,
+    host: str,
+    port: int,
+    names: tuple[str, ...],
+    rows: int | None,
+    copies: int,
+    max_waiting: int,
+    max_tokens: int | None,
+    request_timeout: float | None,
+    drain_delay: float,
+    drain_timeout: float,
+    pooling: "Pooling",
+    execution: ExecutionOptions,
+    store: str | None,
+    config_path: Path,
+) -> None:
+    """Serve an artifact over HTTP, by OpenAI's API and SageMaker's.
+
+    Endpoints: /v1/completions, /v1/chat/completions, /v1/embeddings, /v1/classify, /invocations, /ping, /healthz,
+    /readyz, /metrics. Programs run on the emulator. A model that generates text is batched continuously if it was built
+    with --phases extend,decode; with prefill and decode it runs in batches that end together. On SIGTERM /readyz fails,
+    accepted requests are answered, and the command exits with 0. Needs nxpipe[serve], and no PyTorch.
+
+    \b
+    Example:
+      nxpipe serve my-llama@4e9ce0 --port 8000
+      nxpipe serve --channel production --model my-llama --host 0.0.0.0
+      curl localhost:8000/v1/completions -d '{"prompt": "The river", "max_tokens": 20}'
+    """
+    console: Console = ctx.obj
+    choice = ArtifactChoice(artifact, channel, model, target, folder, store, config_path)
+    choice.require_one(ctx)
+    require_libraries(*_SERVER)
+    from nxpipe.pipeline.serving.engine import Limits
+    from nxpipe.pipeline.serving.server import Server
+
+    read = choice.read(console)
+    limits = Limits(max_waiting, max_tokens, request_timeout)
+    with console.step("load the programs"):
+        served = _served(read, names, rows, copies, limits, execution, pooling)
+    server = Server(served, host=host, port=port, delay=drain_delay, drain_seconds=drain_timeout)
+    if served.generation is not None and not served.generation.is_continuous:
+        console.say("  requests run in batches that end together; --phases extend,decode batches continuously")
+    server.run_until_signal(lambda url: console.say(f"  serving {served.names[0]} at {url}"))
+
+
+def _served(
+    model: "ServingModel",
+    names: tuple[str, ...],
+    rows: int | None,
+    copies: int,
+    limits: "Limits",
+    execution: ExecutionOptions,
+    pooling: "Pooling",
+) -> "Served":
+    from nxpipe.pipeline.serving.encoder import Encoding
+    from nxpipe.pipeline.serving.generation import Generation
+    from nxpipe.pipeline.serving.server import Served
+
+    own = names or tuple(filter(None, (model.name, model.artifact)))
+    if model.generates:
+        schedulers = [model.scheduler(execution, rows) for _ in range(copies)]
+        return Served(own, generation=Generation(model, schedulers, limits))
+    encoding = Encoding(model, model.forward_session(execution), limits, pooling=pooling)
+    return Served(own, encoding=encoding)

@@ -1,0 +1,188 @@
+"""Text generation as a service: requests of any endpoint to the engines, and their outputs back to the event loop."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from nxpipe.pipeline.serving.engine import Engine, Limits
+from nxpipe.pipeline.serving.model import ServingModel
+from nxpipe.pipeline.serving.openai import Answer, Usage
+from nxpipe.pipeline.serving.sampling import SamplingParams
+from nxpipe.pipeline.serving.scheduler import Finish, GenerationRequest, Output, Scheduler
+from nxpipe.pipeline.util.errors import InputInvalid, PipelineError
+
+
+class RequestFailed(PipelineError):
+    """A request that ended without an answer."""
+
+    def __init__(self, finish: Finish) -> None:
+        messages = {
+            Finish.TIMEOUT: "the request reached its deadline; send a shorter one, or allow more time",
+            Finish.FAILED: "a program failed on the device; send the request to another server",
+        }
+        super().__init__(messages.get(finish, "the request was cancelled"))
+        self.finish = finish
+
+
+class Ticket:
+    """The queue of one sequence's outputs, on the event loop."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.outputs: asyncio.Queue[Output] = asyncio.Queue()
+        self.arrival = time.monotonic()
+
+
+@dataclass
+class RequestTimings:
+    """Durations that the metrics observe, in seconds."""
+
+    first_token: float | None = None
+    between_tokens: list[float] | None = None
+    whole: float = 0.0
+
+
+class Generation:
+    """Engines over copies of one decoder. `open` must be called on the event loop that awaits the answers."""
+
+    def __init__(self, model: ServingModel, schedulers: Iterable[Scheduler], limits: Limits) -> None:
+        self.model, self.limits = model, limits
+        self._schedulers = list(schedulers)
+        self._observers: list[Observer] = []
+        self.engines: list[Engine] = []
+
+    def open(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def deliver(outputs: Sequence[Output]) -> None:
+            if outputs and not loop.is_closed():
+                loop.call_soon_threadsafe(_dispatch, outputs)
+
+        self.engines = [Engine(scheduler, deliver, self.limits) for scheduler in self._schedulers]
+
+    async def drain(self, seconds: float | None) -> None:
+        """Finish what has been accepted."""
+        await asyncio.gather(*(asyncio.to_thread(engine.drain, seconds) for engine in self.engines))
+
+    async def close(self) -> None:
+        await asyncio.gather(*(asyncio.to_thread(engine.close) for engine in self.engines))
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self.engines) and all(engine.is_ready for engine in self.engines)
+
+    @property
+    def fault(self) -> BaseException | None:
+        return next((engine.fault for engine in self.engines if engine.fault), None)
+
+    @property
+    def is_continuous(self) -> bool:
+        return self._schedulers[0].decoder.programs.is_continuous
+
+    def observe(self, observer: "Observer") -> None:
+        self._observers.append(observer)
+
+    def require_tokens(self, tokens: Sequence[int], title: str = "prompt") -> tuple[int, ...]:
+        """Token ids of a request, which the model must have."""
+        vocabulary = self.model.vocabulary
+        outside = next((each for each in tokens if each < 0 or (vocabulary is not None and each >= vocabulary)), None)
+        if outside is not None:
+            raise InputInvalid(f"{title}: token {outside} is not in the vocabulary of {vocabulary}")
+        return tuple(tokens)
+
+    @asynccontextmanager
+    async def sequences(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, most_tokens: int | None, copies: int = 1
+    ) -> AsyncIterator[list[Ticket]]:
+        """The tickets of `copies` answers for each prompt. What has not ended when the context ends is cancelled."""
+        started: list[tuple[Engine, GenerationRequest]] = []
+        deadline = time.monotonic() + self.limits.seconds if self.limits.seconds else None
+        tickets = [Ticket(index) for index in range(len(prompts) * copies)]
+        try:
+            for ticket in tickets:
+                prompt = tuple(prompts[ticket.index // copies])
+                own = replace(
+                    params, max_tokens=self._most_tokens(prompt, most_tokens), seed=_seed(params, ticket.index)
+                )
+                engine = min(self.engines, key=lambda each: each.waiting + each.running)
+                request = GenerationRequest(prompt, own, ticket, deadline)
+                engine.submit(request)
+                started.append((engine, request))
+            yield tickets
+        finally:
+            for engine, request in started:
+                if not getattr(request.ticket, "is_over", False):
+                    engine.cancel(request)
+
+    async def parts(self, ticket: Ticket) -> AsyncIterator[Output]:
+        """The outputs of a sequence; RequestFailed for one that ends without its answer."""
+        before, timings = ticket.arrival, RequestTimings(between_tokens=[])
+        while True:
+            output = await ticket.outputs.get()
+            now = time.monotonic()
+            if output.chosen is not None:
+                if timings.first_token is None:
+                    timings.first_token = now - ticket.arrival
+                else:
+                    timings.between_tokens.append(now - before)  # type: ignore[union-attr]
+                before = now
+            if output.finish is not None:
+                ticket.is_over = True  # type: ignore[attr-defined]
+                timings.whole = now - ticket.arrival
+                for observer in self._observers:
+                    observer(output, timings)
+            if output.finish in (Finish.TIMEOUT, Finish.FAILED, Finish.CANCELLED):
+                raise RequestFailed(output.finish)
+            yield output
+            if output.finish is not None:
+                return
+
+    async def answer(self, ticket: Ticket) -> tuple[Answer, int]:
+        """The whole answer of a sequence, and the tokens of its prompt that were not read again."""
+        answer, reused = Answer(ticket.index), 0
+        async for output in self.parts(ticket):
+            add(answer, output)
+            reused = output.reused
+        return answer, reused
+
+    def _most_tokens(self, prompt: Sequence[int], requested: int | None) -> int:
+        left = max(self._schedulers[0].decoder.programs.capacity - len(prompt), 1)
+        limit = self.limits.tokens
+        allowed = left if limit is None else min(left, max(limit - len(prompt), 1))
+        if limit is not None and len(prompt) >= limit:
+            raise InputInvalid(
+                f"the prompt has {len(prompt):,} tokens, and a request at most {limit:,} with its answer"
+            )
+        return allowed if requested is None else min(requested, allowed)
+
+
+class Observer:
+    """An observer of each sequence that ends."""
+
+    def __call__(self, output: Output, timings: RequestTimings) -> None:
+        raise NotImplementedError
+
+
+def add(answer: Answer, output: Output) -> None:
+    """Add an output to an answer."""
+    if output.chosen is not None:
+        answer.chosen.append(output.chosen)
+        answer.offsets.append(len(answer.text))
+    answer.text += output.text
+    answer.finish = output.finish
+
+
+def usage_of(prompts: Sequence[Sequence[int]], answers: Iterable[Answer], reused: int) -> Usage:
+    return Usage(sum(map(len, prompts)), sum(len(answer.chosen) for answer in answers), reused)
+
+
+def _seed(params: SamplingParams, index: int) -> int | None:
+    """A seed for each of several answers, so that they differ."""
+    return None if params.seed is None else (params.seed + index) % (1 << 64)
+
+
+def _dispatch(outputs: Sequence[Output]) -> None:
+    for output in outputs:
+        output.request.ticket.outputs.put_nowait(output)

@@ -1,0 +1,254 @@
+"""A served model: its programs on emulated cores, its weights, and the files that describe its text.
+
+It is read from a store, from the folder that `store fetch` and the agent write, or compiled now from a specification.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from nxpipe.pipeline.serving.programs import Decoder, DecoderPrograms, ProgramShape, Session
+from nxpipe.pipeline.serving.sampling import SamplingParams
+from nxpipe.pipeline.serving.scheduler import Scheduler
+from nxpipe.pipeline.serving.text import Files, Text, json_object
+from nxpipe.pipeline.util.errors import ProgramInvalid
+from nxpipe.pipeline.util.files import DocumentInvalid, read_file
+from nxpipe.pipeline.util.progress import Step
+from nxpipe.pipeline.verify.stored_artifact import StoredArtifact, StoredProgram, read_artifact
+
+if TYPE_CHECKING:
+    from nxpipe.artifact_store import Published, Store
+    from nxpipe.artifact_store.documents import Blob
+    from nxpipe.artifact_store.manifest import Manifest
+    from nxpipe.emulator.numerics import Array
+    from nxpipe.emulator.run.model import Code
+    from nxpipe.pipeline.compile.spec import BuildSpec
+    from nxpipe.pipeline.verify.execution import ExecutionOptions
+
+_GENERATION: Final = "generation_config.json"
+_OF_PROGRAMS: Final = ("graphs/", "constants/")  # files of an artifact that describe no text
+
+
+class EmulatedSession:
+    """Programs on emulated cores, with one set of states."""
+
+    def __init__(self, codes: "Mapping[str, Code]", weights: "Mapping[str, Array]") -> None:
+        from nxpipe.emulator.run.isa import Resident, SharedWeights
+
+        shared: SharedWeights = {}
+        self._codes = codes
+        self._loaded = {name: code.load(weights, shared) for name, code in codes.items()}
+        types = {name: type_ for code in codes.values() for name, type_ in code.states.items()}
+        ranks = max((code.ranks for code in codes.values()), default=1)
+        self._states = [Resident(types) for _ in range(ranks)]
+
+    def run(self, program: str, inputs: "Mapping[str, Array]") -> "dict[str, Array]":
+        states = [resident.only(self._codes[program].states) for resident in self._states]
+        outputs, after = self._loaded[program].run(inputs, states)
+        for resident, updated in zip(self._states, after, strict=True):
+            resident.take(updated)
+        return outputs
+
+    def close(self) -> None:
+        self._loaded = {}
+
+
+Load = Callable[[Sequence[str], "ExecutionOptions"], Session]  # programs by name
+Latency = Callable[[str], float | None]  # the predicted milliseconds of a program
+
+
+@dataclass(frozen=True)
+class ServingModel:
+    """A model with its text, and the programs that it can be served by."""
+
+    name: str
+    task: str
+    config: Mapping[str, Any]
+    files: Files
+    programs: Sequence[ProgramShape]
+    load: Load
+    latency_ms: Latency
+    artifact: str | None = None  # the artifact's name
+
+    @classmethod
+    def read(cls, published: "Published", store: "Store", step: Step) -> "ServingModel":
+        """The artifact of a store."""
+        artifact = read_artifact(published, store, step)
+        return cls._of_artifact(artifact, artifact.weights, store.read_blob)
+
+    @classmethod
+    def read_folder(cls, path: Path, step: Step) -> "ServingModel":
+        """The artifact in a folder that a fetch has filled. Weights are mapped into memory, not copied."""
+        from nxpipe.artifact_store.fetch.folder import WEIGHTS
+        from nxpipe.emulator.run.devices.session import WeightsFile
+        from nxpipe.emulator.run.status import RuntimeFault
+
+        folder = _Folder.open(path)
+        artifact = read_artifact(folder, folder, step, weights=False)  # type: ignore[arg-type]  # what is read of both
+        try:
+            weights: Mapping[str, Array] = WeightsFile(path / WEIGHTS) if folder.manifest.weights else {}
+        except RuntimeFault as fault:
+            raise ProgramInvalid(f"{path}: {fault}") from fault
+        return cls._of_artifact(artifact, weights, folder.read_blob)
+
+    @classmethod
+    def compiled(cls, spec: "BuildSpec", step: Step) -> "ServingModel":
+        """A model that is compiled when its programs are loaded, and not stored."""
+        spec.check()
+        files = dict(spec.companions.contents())
+        source, load = spec.source, partial(_compile, spec, step)
+        return cls(source.id, source.task, source.config, files, spec.shapes, load, lambda _: None)
+
+    @classmethod
+    def _of_artifact(
+        cls, artifact: StoredArtifact, weights: "Mapping[str, Array]", read: "Callable[[Blob], bytes]"
+    ) -> "ServingModel":
+        manifest = artifact.manifest
+        files = {file.path: read(file.blob) for file in manifest.files if not file.path.startswith(_OF_PROGRAMS)}
+        stored = {each.executable.name: each for each in artifact.programs}
+
+        def load(names: Sequence[str], execution: "ExecutionOptions") -> Session:
+            return EmulatedSession({name: _stored_code(stored[name], execution) for name in names}, weights)
+
+        config = artifact.source.config if artifact.source else {}
+        latency = _Latencies(stored)
+        model = manifest.model
+        return cls(model.id, model.task, config, files, manifest.executables, load, latency, manifest.name)
+
+    @cached_property
+    def text(self) -> Text:
+        return Text(self.name, self.files)
+
+    @cached_property
+    def generation(self) -> Mapping[str, Any]:
+        """The checkpoint's generation_config.json."""
+        return json_object(self.name, self.files, _GENERATION)
+
+    @property
+    def vocabulary(self) -> int | None:
+        size = self.config.get("vocab_size")
+        return size if isinstance(size, int) else None
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """The tokens that end an answer: those of the generation configuration, of the model's, of the tokenizer."""
+        for ids in (self.generation.get("eos_token_id"), self.config.get("eos_token_id"), self.text.end_of_text):
+            found = ids if isinstance(ids, list) else [ids]
+            if tokens := frozenset(token for token in found if isinstance(token, int)):
+                return tokens
+        return frozenset()
+
+    def default_params(self) -> SamplingParams:
+        """The checkpoint's own way to sample, where a request does not say another."""
+        given = self.generation
+        named = {name: given[name] for name in ("temperature", "top_p", "top_k") if given.get(name) is not None}
+        return SamplingParams(**named)
+
+    @property
+    def generates(self) -> bool:
+        """True if it has programs that generate text."""
+        phases = {each.phase for each in self.programs}
+        return "decode" in phases and not phases.isdisjoint(("prefill", "extend"))
+
+    def scheduler(self, execution: "ExecutionOptions", rows: int | None = None, *, smallest: bool = False) -> Scheduler:
+        """A scheduler over the decoder's programs of a batch size, loaded on emulated cores."""
+        programs = DecoderPrograms.of(self.name, self.programs, rows, smallest=smallest)
+        decoder = Decoder(programs, self.load(programs.names, execution), self.latency_ms)
+        return Scheduler(decoder, self.text, end_tokens=self.end_tokens)
+
+    def forward_session(self, execution: "ExecutionOptions") -> Session:
+        """The forward programs, loaded on emulated cores."""
+        return self.load([each.name for each in self.programs if each.phase == "forward"], execution)
+
+
+class _Latencies:
+    """The predicted durations of an artifact's programs, each computed once."""
+
+    def __init__(self, stored: Mapping[str, StoredProgram]) -> None:
+        self._stored = stored
+        self._known: dict[str, float | None] = {}
+
+    def __call__(self, program: str) -> float | None:
+        if program not in self._known:
+            from nxpipe.emulator.schedule.timeline import latency_ns
+
+            nanoseconds = latency_ns(self._stored[program].instructions.program)
+            self._known[program] = None if nanoseconds is None else nanoseconds / 1e6
+        return self._known[program]
+
+
+def _stored_code(stored: StoredProgram, execution: "ExecutionOptions") -> "Code":
+    from nxpipe.emulator.run.isa import Isa
+    from nxpipe.emulator.run.model import Fast
+
+    if execution.mode == "fast":
+        return Fast(stored.program, stored.instructions.ports)
+    return Isa(stored.instructions, order=execution.order)
+
+
+def _compile(spec: "BuildSpec", step: Step, names: Sequence[str], execution: "ExecutionOptions") -> Session:
+    from nxpipe.emulator.compile import emit, ports_of
+    from nxpipe.emulator.run.isa import Isa
+    from nxpipe.emulator.run.model import Fast
+    from nxpipe.pipeline.compile.frontend import compile_shape
+    from nxpipe.pipeline.verify.comparison import require_memory
+
+    codes: dict[str, Code] = {}
+    tensors = spec.tensors()
+    require_memory(spec.source.id, tensors.kinds)
+    for shape in (each for each in spec.shapes if each.name in names):
+        with step(f"compile {shape.name}"):
+            program = compile_shape(spec, shape)
+            fast = execution.mode == "fast"
+            isa = None if fast else Isa(emit(program, spec.target.core), order=execution.order)
+            codes[shape.name] = isa or Fast(program, ports_of(program))
+    with step("load the programs"):
+        return EmulatedSession(codes, tensors)
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """A fetched folder, read as a store with one artifact."""
+
+    path: Path
+    manifest: "Manifest"
+    manifest_digest: str
+    _files: "Mapping[Blob, str]"
+
+    @classmethod
+    def open(cls, path: Path) -> "_Folder":
+        from nxpipe.artifact_store.documents import Blob
+        from nxpipe.artifact_store.errors import StoreError
+        from nxpipe.artifact_store.fetch.folder import MANIFEST, files_of
+        from nxpipe.artifact_store.manifest import MAX_MANIFEST_BYTES, Manifest
+
+        try:
+            document = read_file(path / MANIFEST, limit=MAX_MANIFEST_BYTES)
+            manifest = Manifest.from_bytes(document)
+            files = files_of(manifest)
+        except (OSError, DocumentInvalid, StoreError) as fault:
+            raise ProgramInvalid(
+                f"{path} is no folder with a fetched artifact ({fault}); fetch one with nxpipe store fetch"
+            ) from fault
+        return cls(path, manifest, Blob.of(document).sha256, {blob: name for name, blob in files.items()})
+
+    def read_blob(self, blob: "Blob") -> bytes:
+        """The bytes of a file, which must be those of the manifest."""
+        if blob not in self._files:
+            raise ProgramInvalid(
+                f"{self.path} has programs for Neuron devices alone; fetch it with --programs emulator"
+            )
+        file = self.path / self._files[blob]
+        try:
+            data = file.read_bytes()
+        except OSError as fault:
+            raise ProgramInvalid(f"{file}: {fault.strerror}; fetch the artifact again") from fault
+        if type(blob).of(data) != blob:
+            raise ProgramInvalid(f"{file} is damaged; fetch the artifact again")
+        return data
+
+    def evidence(self, _: str) -> tuple[()]:
+        """A folder has no evidence."""
+        return ()

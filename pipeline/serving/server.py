@@ -1,0 +1,445 @@
+"""The HTTP server: OpenAI's endpoints, SageMaker's, probes and metrics, as one ASGI application.
+
+`/healthz` says that the process and its programs work; `/readyz` and `/ping` that requests are accepted. On SIGTERM
+`/readyz` fails first, so that load balancers send requests elsewhere; what was accepted is answered.
+"""
+
+import asyncio
+import json
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from nxpipe.pipeline.serving.engine import NotServing, Overloaded
+from nxpipe.pipeline.serving.generation import Generation, RequestFailed, Ticket, add, usage_of
+from nxpipe.pipeline.serving.metrics import Metrics
+from nxpipe.pipeline.serving.openai import (
+    Answer,
+    ChatRequest,
+    CompletionRequest,
+    Json,
+    Style,
+    error_document,
+    parsed,
+)
+from nxpipe.pipeline.serving.scheduler import Finish
+from nxpipe.pipeline.util.errors import InputInvalid, ModelSourceError, PipelineError
+from nxpipe.pipeline.util.files import DocumentInvalid, MiB, json_of
+
+if TYPE_CHECKING:
+    from nxpipe.pipeline.serving.encoder import Encoding
+    from nxpipe.pipeline.serving.sampling import SamplingParams
+
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+
+_LARGEST_BODY: Final = 8 * MiB
+_EVENT_STREAM: Final = "text/event-stream"
+_DONE: Final = b"data: [DONE]\n\n"
+
+
+class UnknownModel(PipelineError):
+    """A request for a model that this server does not have."""
+
+
+class BodyTooLarge(PipelineError):
+    """A request with more bytes than are read."""
+
+
+@dataclass
+class Served:
+    """What a server answers with: a decoder or an encoder, under its names."""
+
+    names: tuple[str, ...]
+    generation: Generation | None = None
+    encoding: "Encoding | None" = None
+    metrics: Metrics = field(default_factory=Metrics)
+    is_draining: bool = False
+
+    @property
+    def is_ready(self) -> bool:
+        parts = [part for part in (self.generation, self.encoding) if part is not None]
+        return not self.is_draining and bool(parts) and all(part.is_ready for part in parts)
+
+    @property
+    def fault(self) -> BaseException | None:
+        parts = [part for part in (self.generation, self.encoding) if part is not None]
+        return next((part.fault for part in parts if part.fault is not None), None)
+
+    def require_model(self, name: str | None) -> str:
+        if name is not None and name not in self.names:
+            raise UnknownModel(f"model {name[:100]!r} is not served here; there is {', '.join(self.names)}")
+        return name or self.names[0]
+
+    def generator(self) -> Generation:
+        if self.generation is None:
+            raise InputInvalid(f"{self.names[0]} does not generate text")
+        return self.generation
+
+
+def application(served: Served, *, drain_seconds: float = 30.0) -> Starlette:
+    """The application. Its lifespan opens the engines and ends with what they have accepted."""
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        parts = [part for part in (served.generation, served.encoding) if part is not None]
+        for part in parts:
+            part.open()
+        served.metrics.watch(served)
+        try:
+            yield
+        finally:
+            served.is_draining = True
+            for part in parts:
+                await part.drain(drain_seconds)
+                await part.close()
+
+    server = _Endpoints(served)
+    return Starlette(routes=server.routes(), lifespan=lifespan)
+
+
+class _Endpoints:
+    """The endpoints of a server."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+
+    def routes(self) -> list[Route]:
+        posts: dict[str, Endpoint] = {
+            "/v1/completions": self.completions,
+            "/v1/chat/completions": self.chat,
+            "/v1/embeddings": self.embeddings,
+            "/v1/classify": self.classify,
+            "/invocations": self.invocations,
+            "/tokenize": self.tokenize,
+            "/detokenize": self.detokenize,
+        }
+        gets: dict[str, Endpoint] = {
+            "/v1/models": self.models,
+            "/healthz": self.healthz,
+            "/health": self.healthz,
+            "/readyz": self.readyz,
+            "/ping": self.readyz,
+            "/metrics": self.metrics,
+        }
+        return [
+            *(Route(path, _guarded(endpoint, self._served), methods=["POST"]) for path, endpoint in posts.items()),
+            *(Route(path, _guarded(endpoint, self._served), methods=["GET"]) for path, endpoint in gets.items()),
+        ]
+
+    # Generation
+
+    async def completions(self, request: Request) -> Response:
+        return await self._complete(request, await _body(request))
+
+    async def chat(self, request: Request) -> Response:
+        return await self._chat(request, await _body(request))
+
+    async def _complete(self, request: Request, document: Json) -> Response:
+        wanted, generation = parsed(CompletionRequest, document), self._served.generator()
+        model = generation.model
+        prompts = [
+            generation.require_tokens(model.text.encode(each) if isinstance(each, str) else each)
+            for each in wanted.prompts()
+        ]
+        params = wanted.params(model.default_params(), tokens=wanted.most_tokens, logprobs=wanted.logprobs)
+        style = Style.of(self._served.require_model(wanted.model), model.text, is_chat=False)
+        job = _Job(generation, prompts, params, wanted.most_tokens, wanted.n, style, wanted.wants_usage)
+        return await job.respond(request, stream=wanted.stream)
+
+    async def _chat(self, request: Request, document: Json) -> Response:
+        wanted, generation = parsed(ChatRequest, document), self._served.generator()
+        model = generation.model
+        prompt = generation.require_tokens(wanted.tokens(model.text), "messages")
+        params = wanted.params(model.default_params(), tokens=wanted.most_tokens or 1, logprobs=wanted.logprob_count)
+        style = Style.of(self._served.require_model(wanted.model), model.text, is_chat=True)
+        job = _Job(generation, [prompt], params, wanted.most_tokens, wanted.n, style, wanted.wants_usage)
+        return await job.respond(request, stream=wanted.stream)
+
+    # Encoders
+
+    async def embeddings(self, request: Request) -> Response:
+        return await self._encode(request, await _body(request), "embeddings")
+
+    async def classify(self, request: Request) -> Response:
+        return await self._encode(request, await _body(request), "classify")
+
+    async def _encode(self, request: Request, document: Json, endpoint: str) -> Response:
+        if self._served.encoding is None:
+            raise InputInvalid(f"{self._served.names[0]} has no endpoint {endpoint}: it generates text")
+        model = self._served.require_model(document.get("model"))
+        answer = await _unless_disconnected(request, self._served.encoding.answer(endpoint, document, model))
+        return Response(status_code=499) if answer is None else JSONResponse(answer)
+
+    # SageMaker
+
+    async def invocations(self, request: Request) -> Response:
+        """A request of SageMaker, by its fields: OpenAI's, or `inputs` and `parameters` as Hugging Face has them."""
+        document = await _body(request)
+        if "messages" in document:
+            return await self._chat(request, document)
+        if "prompt" in document:
+            return await self._complete(request, document)
+        if self._served.generation is None:
+            endpoint = self._served.encoding.endpoint if self._served.encoding else ""
+            return await self._encode(
+                request, {**document, "input": document.get("input", document.get("inputs"))}, endpoint
+            )
+        if isinstance(document.get("inputs"), str):
+            return await self._generate(request, document)
+        raise InputInvalid("body: pass messages, prompt, input, or a text as inputs")
+
+    async def _generate(self, request: Request, document: Json) -> Response:
+        parameters = document.get("parameters", {})
+        if not isinstance(parameters, Mapping):
+            raise InputInvalid("parameters: pass an object")
+        renamed = {"max_new_tokens": "max_tokens"}
+        fields = {renamed.get(str(name), str(name)): value for name, value in parameters.items()}
+        if fields.pop("do_sample", None) is False:
+            fields["temperature"] = 0
+        response = await self._complete(request, {"prompt": document["inputs"], **fields})
+        if response.media_type == _EVENT_STREAM or response.status_code != 200:
+            return response
+        choices = json.loads(bytes(response.body))["choices"]
+        return JSONResponse([{"generated_text": choice["text"]} for choice in choices])
+
+    # Text
+
+    async def tokenize(self, request: Request) -> Response:
+        document, text = await _body(request), self._served.generator().model.text
+        if not isinstance(document.get("prompt"), str):
+            raise InputInvalid("prompt: pass a text")
+        tokens = text.encode(document["prompt"])
+        capacity = self._served.generator().engines[0].scheduler.decoder.programs.capacity
+        return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": capacity})
+
+    async def detokenize(self, request: Request) -> Response:
+        document, generation = await _body(request), self._served.generator()
+        tokens = document.get("tokens")
+        if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+            raise InputInvalid("tokens: pass a list of token ids")
+        return JSONResponse({"prompt": generation.model.text.decode(generation.require_tokens(tokens, "tokens"))})
+
+    # State
+
+    async def models(self, _: Request) -> Response:
+        entries = [{"id": name, "object": "model", "created": 0, "owned_by": "nxpipe"} for name in self._served.names]
+        return JSONResponse({"object": "list", "data": entries})
+
+    async def healthz(self, _: Request) -> Response:
+        fault = self._served.fault
+        return PlainTextResponse("ok\n") if fault is None else PlainTextResponse(f"{fault}\n", 503)
+
+    async def readyz(self, _: Request) -> Response:
+        if self._served.is_ready:
+            return PlainTextResponse("ready\n")
+        return PlainTextResponse("draining\n" if self._served.is_draining else "not ready\n", 503)
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(self._served.metrics.exposition(), media_type=Metrics.content_type)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One request for text: prompts, the answers of each, and how they are written."""
+
+    generation: Generation
+    prompts: Sequence[tuple[int, ...]]
+    params: "SamplingParams"
+    most_tokens: int | None
+    answers: int
+    style: Style
+    wants_usage: bool
+
+    async def respond(self, request: Request, *, stream: bool) -> Response:
+        if not stream:
+            document = await _unless_disconnected(request, self._whole())
+            return Response(status_code=499) if document is None else JSONResponse(document)
+        context = self._sequences()
+        tickets = await context.__aenter__()  # what is refused now is a status, not an event
+        return StreamingResponse(
+            self._events(context, tickets), media_type=_EVENT_STREAM, headers={"cache-control": "no-cache"}
+        )
+
+    def _sequences(self) -> Any:
+        return self.generation.sequences(self.prompts, self.params, self.most_tokens, self.answers)
+
+    async def _whole(self) -> Json:
+        async with self._sequences() as tickets:
+            found = await asyncio.gather(*(self.generation.answer(ticket) for ticket in tickets))
+        answers, reused = [answer for answer, _ in found], sum(each for _, each in found)
+        return self.style.whole(answers, usage_of(self.prompts, answers, reused))
+
+    async def _events(self, context: Any, tickets: list[Ticket]) -> AsyncIterator[bytes]:
+        """Server-sent events, each as soon as a step has given it."""
+        generated, reused = 0, 0
+        try:
+            for index in range(len(tickets)):
+                if (first := self.style.first(index)) is not None:
+                    yield _event(first)
+            async for ticket, output in self._merged(tickets):
+                part = Answer(ticket.index)
+                add(part, output)
+                generated += len(part.chosen)
+                reused += output.reused if output.finish else 0
+                if (
+                    part.text
+                    or part.finish
+                    or self.params.logprobs is not None
+                    or not self.generation.model.text.has_tokenizer
+                ):
+                    yield _event(self.style.piece(part))
+            if self.wants_usage:
+                whole = usage_of(self.prompts, [], reused)
+                yield _event(self.style.usage(type(whole)(whole.prompt, generated, reused)))
+        except RequestFailed as failure:
+            yield _event(error_document(str(failure), "server_error"))
+        finally:
+            await context.__aexit__(None, None, None)
+        yield _DONE
+
+    async def _merged(self, tickets: list[Ticket]) -> AsyncIterator[tuple[Ticket, Any]]:
+        """The outputs of all sequences as they come."""
+        if len(tickets) == 1:
+            async for output in self.generation.parts(tickets[0]):
+                yield tickets[0], output
+            return
+        streams = {ticket: aiter(self.generation.parts(ticket)) for ticket in tickets}
+        pending = {asyncio.ensure_future(anext(stream)): ticket for ticket, stream in streams.items()}
+        try:
+            while pending:
+                done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for future in sorted(done, key=lambda each: pending[each].index):
+                    ticket = pending.pop(future)
+                    with suppress(StopAsyncIteration):
+                        yield ticket, future.result()
+                        pending[asyncio.ensure_future(anext(streams[ticket]))] = ticket
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def _event(document: Json) -> bytes:
+    return b"data: " + json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def _body(request: Request) -> Json:
+    """The JSON object of a request; InputInvalid for another body, BodyTooLarge before all of it is read."""
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > _LARGEST_BODY:
+            raise BodyTooLarge(f"the body has more than {_LARGEST_BODY:,} bytes")
+    try:
+        document = json_of(bytes(data))
+    except DocumentInvalid as fault:
+        raise InputInvalid(f"body: {fault}") from fault
+    if not isinstance(document, dict):
+        raise InputInvalid("body: pass a JSON object")
+    return document
+
+
+async def _unless_disconnected(request: Request, work: Any) -> Any:
+    """The result of work that is cancelled when the client goes away; then None."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return await task if task.done() else None
+    finally:
+        for each in (task, gone):
+            if not each.done():
+                each.cancel()
+                with suppress(asyncio.CancelledError):
+                    await each
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
+
+
+_STATUS: Final[Sequence[tuple[type[Exception], int, str]]] = (
+    (UnknownModel, 404, "model_not_found"),
+    (BodyTooLarge, 413, "invalid_request_error"),
+    (InputInvalid, 400, "invalid_request_error"),
+    (ModelSourceError, 400, "invalid_request_error"),
+    (Overloaded, 429, "rate_limit_error"),
+    (NotServing, 503, "server_error"),
+    (RequestFailed, 500, "server_error"),
+)
+
+
+def _guarded(endpoint: Endpoint, served: Served) -> Endpoint:
+    """The endpoint with errors as answers, and with its requests counted."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            response = await endpoint(request)
+        except ClientDisconnect:
+            response = Response(status_code=499)
+        except PipelineError as fault:
+            response = _refusal(fault)
+        served.metrics.count(request.url.path, response.status_code)
+        if served.is_draining:
+            response.headers["connection"] = "close"
+        return response
+
+    return answer
+
+
+def _refusal(fault: PipelineError) -> Response:
+    known = ((status, name) for kind, status, name in _STATUS if isinstance(fault, kind))
+    status, name = next(known, (500, "server_error"))
+    if isinstance(fault, RequestFailed) and fault.finish is Finish.TIMEOUT:
+        status = 504
+    headers = {"retry-after": f"{fault.retry_after:.0f}"} if isinstance(fault, Overloaded) else {}
+    return JSONResponse(error_document(str(fault), name), status, headers)
+
+
+class Server(uvicorn.Server):
+    """A server that answers for `delay` seconds after SIGTERM, so that load balancers see it drain, and then ends."""
+
+    def __init__(self, served: Served, *, host: str, port: int, delay: float, drain_seconds: float) -> None:
+        app = application(served, drain_seconds=drain_seconds)
+        config = uvicorn.Config(
+            app, host, port, log_level="warning", access_log=False, server_header=False,
+            timeout_graceful_shutdown=int(drain_seconds) or 1,
+        )  # fmt: skip
+        super().__init__(config)
+        self._served, self._delay = served, delay
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run_until_signal(self, announce: Callable[[str], None]) -> None:
+        """Serve until a signal has ended the server; `announce` receives the URL once it listens."""
+        self._announce = announce
+        with suppress(KeyboardInterrupt):
+            asyncio.run(self.serve())
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        for server in self.servers:
+            for listening in server.sockets:
+                host, port = listening.getsockname()[:2]
+                self._announce(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain on the first signal; a second one, or Ctrl-C, ends at once."""
+        if sig == signal.SIGINT or self._served.is_draining or not self._delay or self._loop is None:
+            self.should_exit = True
+            self.force_exit = self.force_exit or (sig == signal.SIGINT and self._served.is_draining)
+        else:
+            self._loop.call_soon_threadsafe(self._loop.call_later, self._delay, self._exit)
+        self._served.is_draining = True
+
+    def _exit(self) -> None:
+        self.should_exit = True
