@@ -125,8 +125,8 @@ def tokens(model: str) -> int:
 
 def write_small_model(model: str, folder: Path) -> str:
     """Write the configuration of a small model of the same class; returns the phases in which it is verified."""
+    from nxpipe.pipeline.config.models import default_phases
     from nxpipe.pipeline.models.catalogue import find
-    from nxpipe.pipeline.models.configuration import all_phases
     from tests.emulator.models import small_config
 
     known = find(model)
@@ -135,7 +135,7 @@ def write_small_model(model: str, folder: Path) -> str:
     kept_in = {} if "_class_name" in names else {"torch_dtype": "float32"}  # diffusers does not have this setting
     config = {**small_config(MODELS[model]), **names, **kept_in}
     (folder / "config.json").write_text(json.dumps(config))
-    return ",".join(all_phases(known.task))
+    return ",".join(default_phases(known.task))
 
 
 def run(command: list[str], cache: str | None = None) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def export_plainly(model: str) -> int:
     import torch
 
     from nxpipe.emulator.capture import export
-    from nxpipe.pipeline.models.configuration import Shape, all_phases
+    from nxpipe.pipeline.models.configuration import Shape
     from nxpipe.pipeline.models.source import resolve
 
     def take(program: Any) -> Any:
@@ -187,7 +187,7 @@ def export_plainly(model: str) -> int:
 
     export.lower_to_known_operators = take
     source, nodes = resolve(model), 0
-    for phase in all_phases(source.task):
+    for phase in source.default_phases:
         try:
             export.capture_model(source.capture_request(Shape(phase, 1, tokens(model))))
         except Taken as taken:

@@ -7,7 +7,7 @@ the number of jobs at once, never a result.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 from nxpipe.artifact_store import Published, Store
@@ -19,7 +19,7 @@ from nxpipe.pipeline.build.jobs import CellStatus, Failure, failure_from
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.config.models import default_phases
 from nxpipe.pipeline.models.configuration import Shape, shapes_of
-from nxpipe.pipeline.models.source import DEFAULT_BUCKET
+from nxpipe.pipeline.models.source import DEFAULT_BUCKET, Companions
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.thresholds import Thresholds, evidence_shortfall
 from nxpipe.pipeline.models.versions import digest_of
@@ -196,7 +196,7 @@ def make_plan(
         known, store.backend.each(partial(_unverified, store, thresholds), known), strict=True
     ):
         lookup.is_published, lookup.unverified = True, unverified
-    resolved = [_with_files_checked(item) if isinstance(item, _Lookup) else item for item in resolved]
+    resolved = list(_with_files_checked(resolved))
     lookups = [item for item in resolved if isinstance(item, _Lookup)]
     for lookup in lookups:
         lookup.cells = [(shape, lookup.request.cell_keys(shape)) for shape in sorted(lookup.request.shapes)]
@@ -220,14 +220,22 @@ def _resolve(spec: ModelSpec) -> _Lookup | PlannedArtifact:
         return _refused(spec, failure_from(error))
 
 
-def _with_files_checked(lookup: _Lookup) -> _Lookup | PlannedArtifact:
-    """The lookup, or a refused artifact if a file to publish is malformed. Those of a published one are not read."""
-    if not lookup.is_published:
-        try:
-            lookup.request.companions.check()
-        except Exception as error:
-            return _refused(lookup.spec, failure_from(error))
-    return lookup
+def _with_files_checked(resolved: Iterable[_Lookup | PlannedArtifact]) -> Iterator[_Lookup | PlannedArtifact]:
+    """The artifacts; those to publish with a malformed file are refused, before anything is compiled."""
+    failure_of = cache(_companions_failure)  # all variants of a model have the same files
+    for item in resolved:
+        failure = None
+        if isinstance(item, _Lookup) and not item.is_published:
+            failure = failure_of(item.request.companions)
+        yield _refused(item.spec, failure) if failure else item
+
+
+def _companions_failure(companions: Companions) -> Failure | None:
+    try:
+        companions.check()
+    except Exception as error:
+        return failure_from(error)
+    return None
 
 
 def _refused(spec: ModelSpec, failure: Failure) -> PlannedArtifact:

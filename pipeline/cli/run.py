@@ -97,6 +97,7 @@ def run(
     does; with --output, or without a decode program, --text gives the outputs of the programs.
 
     Without --input or --text, an artifact runs on its stored inputs and a model on random inputs from a fixed seed.
+    With them, only the programs run that read such inputs: a decode, for example, reads a position and no text.
     --mode isa executes the program of the target's cores instruction by instruction and counts instructions by engine
     and bytes by memory. ARTIFACT is an artifact of the store, as MODEL@KEY. --device runs its NEFFs on this machine's
     devices; it must be of backend neuronx. A device that is missing or fails is code 31.

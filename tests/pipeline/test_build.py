@@ -73,9 +73,13 @@ def test_a_model_is_captured_emulated_verified_and_published(
     assert found["cache"] == "miss"
     listing = json.loads(nxpipe("store", "ls", "--json", "--store", f"file://{tmp_path}/store").out)
     assert [row["request_key"] for row in listing] == [found["request_key"]]
+    programs = {"bert": ["forward-b1-s32"], "llama": ["decode-b1-s32", "prefill-b1-s32"]}
+    manifest = open_store(f"file://{tmp_path}/store").resolve(str(found["request_key"])).manifest
+    assert [program.name for program in manifest.executables] == programs[model]
 
 
 def test_a_second_identical_build_is_a_hit_that_imports_nothing_heavy(tmp_path: Path, bert: Path) -> None:
+    (bert / "tokenizer.json").write_text("{}")
     first = built(tmp_path, bert)
     second = build(tmp_path, bert, PYTHONPROFILEIMPORTTIME="1")
     assert "pydantic" in imports(second)

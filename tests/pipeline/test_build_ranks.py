@@ -74,7 +74,7 @@ def test_an_artifact_says_which_piece_of_which_tensor_each_rank_has(tmp_path: Pa
 def test_a_degree_that_cannot_be_had_is_one_sentence_with_the_nearest_that_can(
     flags: list[str], sentence: str, tmp_path: Path, llama: Path
 ) -> None:
-    answer = build(tmp_path, llama, *flags)
+    answer = build(tmp_path, llama, *flags, "--phases", "prefill")
     assert (answer.code, answer.out) == (11, "")
     assert sentence in answer.err
     assert "Traceback" not in answer.err

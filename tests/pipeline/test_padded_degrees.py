@@ -68,6 +68,7 @@ def test_an_explained_program_says_what_of_it_is_padding(nxpipe: InProcess, tmp_
 
 
 def test_more_ranks_than_heads_are_refused_with_what_can_be_had(tmp_path: Path) -> None:
-    answer = build(tmp_path, write_model(tmp_path / "odd", ODD), *TARGET, "--tp", "8")
+    words = (*TARGET, "--phases", "prefill", "--tp", "8")
+    answer = build(tmp_path, write_model(tmp_path / "odd", ODD), *words)
     assert answer.code == 11
     assert "cannot be shared by 8 ranks; on trn2.48xlarge it can have 1, 2, 4; the nearest is --tp 4" in answer.err

@@ -159,6 +159,20 @@ def test_prompts_are_read_in_batches_and_padding_does_not_count(nxpipe: InProces
     assert found["passed"]
 
 
+def test_prompts_are_read_by_the_prefill_and_a_decode_beside_it_has_random_inputs(
+    nxpipe: InProcess, llama: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "prompts.txt").write_text("[3, 4, 5, 6]\n")
+    words = ("verify", "--model-id", str(llama), "--weights", "random:0", "--buckets", "16", "--json", "-q")
+    found = json.loads(nxpipe(*words, "--prompts", str(tmp_path / "prompts.txt")).out)
+    assert {program["program"]: program["inputs"] for program in found} == {
+        "decode-b1-s16": "random inputs",
+        "prefill-b1-s16": "1 prompts",
+    }
+    alone = nxpipe(*words, "--prompts", str(tmp_path / "prompts.txt"), "--phases", "decode")
+    assert "not text alone; leave out --prompts, or pass --phases prefill" in alone.err
+
+
 @pytest.mark.parametrize(
     ("text", "complaint", "code"),
     [

@@ -147,7 +147,7 @@ def test_so_are_ids_of_a_vocabulary_that_ranks_divide(nxpipe: InProcess, llama: 
 def test_places_beyond_the_cache_are_refused(nxpipe: InProcess, llama: Path, tmp_path: Path) -> None:
     given = tmp_path / "given.safetensors"
     save_file({"input_ids": np.array([[5]]), "position": np.array([16])}, given)
-    answer = nxpipe("run", *small(llama, "--phases", "decode"), "--input", str(given))
+    answer = nxpipe("run", *small(llama), "--input", str(given))
     is_a_sentence(answer)
     assert answer.code == 2, answer.err
     assert "holds 16, but the KV cache has positions 0 to 15" in answer.err
