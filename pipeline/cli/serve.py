@@ -188,6 +188,20 @@ def require_libraries(*further: str) -> None:
     show_default=True,
     help="How tokens become an embedding.",
 )
+@click.option("--shadow", metavar="URL", help="Send a copy of each generation request to this server, and compare.")
+@click.option(
+    "--shadow-record",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="With --shadow: record pairs of answers, and minutes for the canary judge, in this folder.",
+)
+@click.option(
+    "--shadow-match",
+    type=click.FloatRange(0, 1),
+    default=1.0,
+    show_default=True,
+    help="With --shadow: the share of tokens before the first difference below which an answer is bad.",
+)
 @execution_options
 @device_option
 @limit_option
@@ -213,6 +227,9 @@ def serve(
     drain_delay: float,
     drain_timeout: float,
     pooling: "Pooling",
+    shadow: str | None,
+    shadow_record: Path | None,
+    shadow_match: float,
     execution: ExecutionOptions,
     device: str | None,
     limit: float,
@@ -239,11 +256,16 @@ def serve(
     require_libraries(*_SERVER)
     from nxpipe.pipeline.serving.engine import Limits
     from nxpipe.pipeline.serving.server import Server
+    from nxpipe.pipeline.serving.shadow import Shadow
 
+    if (shadow is None) != (shadow_record is None):
+        raise click.UsageError("--shadow and --shadow-record belong together; pass both", ctx)
     limits = Limits(max_waiting, max_tokens, request_timeout)
     with choice.open(console, machine_of(ctx, execution, device, limit)) as read:
         with console.step("load the programs"):
             served = _served(read, names, rows, copies, limits, pooling)
+        if shadow is not None and shadow_record is not None:
+            served.shadow = Shadow(shadow, shadow_record, shadow_match)
         server = Server(served, host=host, port=port, delay=drain_delay, drain_seconds=drain_timeout)
         if served.generation is not None and not served.generation.is_continuous:
             console.say("  requests run in batches that end together; --phases extend,decode batches continuously")

@@ -5,6 +5,7 @@ Counts of the engines are read when they are scraped, so a decode step pays noth
 
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -69,6 +70,9 @@ class _Engines:
     def collect(self) -> "Iterator[Metric]":
         ready = 1.0 if self._served.is_ready else 0.0
         yield GaugeMetricFamily("serving_ready", "1 while requests are accepted.", ready)
+        if self._served.shadow is not None:
+            for name, value in asdict(self._served.shadow.counts).items():
+                yield CounterMetricFamily(f"serving_shadow_{name}", f"Shadow requests: {name}.", value)
         if self._served.generation is None:
             return
         engines = self._served.generation.engines

@@ -62,6 +62,7 @@ class _Sampled(BaseModel):
     frequency_penalty: Unit | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     ignore_eos: bool = False
+    return_token_ids: bool = False
     stream: bool = False
     stream_options: _StreamOptions | None = None
 
@@ -230,13 +231,15 @@ class Style:
     is_chat: bool
     model: str
     text: "Text"
+    has_token_ids: bool
     id: str
     created: int
 
     @classmethod
-    def of(cls, model: str, text: "Text", *, is_chat: bool) -> "Style":
-        prefix = "chatcmpl" if is_chat else "cmpl"
-        return cls(is_chat, model, text, f"{prefix}-{uuid.uuid4().hex}", int(time.time()))
+    def of(cls, model: str, text: "Text", *, is_chat: bool, token_ids: bool) -> "Style":
+        """The style of a request; without a tokenizer, its answer is token ids."""
+        own = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
+        return cls(is_chat, model, text, token_ids or not text.has_tokenizer, own, int(time.time()))
 
     def whole(self, answers: Sequence[Answer], usage: Usage) -> Json:
         kind = "chat.completion" if self.is_chat else "text_completion"
@@ -274,7 +277,7 @@ class Style:
     def _choice(self, answer: Answer) -> Json:
         reason = None if answer.finish is None else str(answer.finish)
         ends: Json = {"index": answer.index, "logprobs": self._logprobs(answer), "finish_reason": reason}
-        if not self.text.has_tokenizer:
+        if self.has_token_ids:
             ends["token_ids"] = [chosen.token for chosen in answer.chosen]
         if self.is_chat:
             return ends | {"message": {"role": "assistant", "content": answer.text, "refusal": None}}

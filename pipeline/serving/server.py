@@ -6,11 +6,14 @@
 
 import asyncio
 import json
+import secrets
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -33,6 +36,7 @@ from nxpipe.pipeline.serving.openai import (
     parsed,
 )
 from nxpipe.pipeline.serving.scheduler import Finish
+from nxpipe.pipeline.serving.shadow import Shadow, ShadowAnswer
 from nxpipe.pipeline.util.errors import InputInvalid, ModelSourceError, PipelineError
 from nxpipe.pipeline.util.files import DocumentInvalid, MiB, json_of
 
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.serving.sampling import SamplingParams
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+Mirror: TypeAlias = Callable[[ShadowAnswer], None]
 
 _LARGEST_BODY: Final = 8 * MiB
 _EVENT_STREAM: Final = "text/event-stream"
@@ -63,6 +68,7 @@ class Served:
     metrics: Metrics
     generation: Generation | None = None
     encoding: "Encoding | None" = None
+    shadow: Shadow | None = None
     is_draining: bool = False
 
     @property
@@ -102,6 +108,8 @@ def application(served: Served, *, drain_seconds: float = 30.0) -> Starlette:
             for part in parts:
                 await part.drain(drain_seconds)
                 await part.close()
+            if served.shadow is not None:
+                await served.shadow.close()
 
     server = _Endpoints(served)
     return Starlette(routes=server.routes(), lifespan=lifespan)
@@ -152,8 +160,10 @@ class _Endpoints:
             for each in wanted.prompts()
         ]
         params = wanted.params(model.default_params(), tokens=wanted.most_tokens, logprobs=wanted.logprobs)
-        style = Style.of(self._served.require_model(wanted.model), model.text, is_chat=False)
-        job = _Job(generation, prompts, params, wanted.most_tokens, wanted.n, style, wanted.wants_usage)
+        params, mirror = self._mirrored(params, "/v1/completions", document)
+        name = self._served.require_model(wanted.model)
+        style = Style.of(name, model.text, is_chat=False, token_ids=wanted.return_token_ids)
+        job = _Job(generation, prompts, params, wanted.most_tokens, wanted.n, style, wanted.wants_usage, mirror)
         return await job.respond(request, stream=wanted.stream)
 
     async def _chat(self, request: Request, document: Json) -> Response:
@@ -161,9 +171,22 @@ class _Endpoints:
         model = generation.model
         prompt = generation.require_tokens(wanted.tokens(model.text), "messages")
         params = wanted.params(model.default_params(), tokens=wanted.most_tokens or 1, logprobs=wanted.logprob_count)
-        style = Style.of(self._served.require_model(wanted.model), model.text, is_chat=True)
-        job = _Job(generation, [prompt], params, wanted.most_tokens, wanted.n, style, wanted.wants_usage)
+        params, mirror = self._mirrored(params, "/v1/chat/completions", document)
+        name = self._served.require_model(wanted.model)
+        style = Style.of(name, model.text, is_chat=True, token_ids=wanted.return_token_ids)
+        job = _Job(generation, [prompt], params, wanted.most_tokens, wanted.n, style, wanted.wants_usage, mirror)
         return await job.respond(request, stream=wanted.stream)
+
+    def _mirrored(self, params: "SamplingParams", path: str, document: Json) -> "tuple[SamplingParams, Mirror | None]":
+        """The parameters of a request that is mirrored, with a seed if it is sampled; and what takes its answer."""
+        shadow = self._served.shadow
+        if shadow is None:
+            return params, None
+        sent = {name: value for name, value in document.items() if name != "model"}
+        if params.temperature > 0 and params.seed is None:
+            params = replace(params, seed=secrets.randbits(62))
+            sent["seed"] = params.seed
+        return params, partial(shadow.mirror, path, sent)
 
     # Encoders
 
@@ -259,6 +282,7 @@ class _Job:
     answers: int
     style: Style
     wants_usage: bool
+    mirror: Mirror | None = None
 
     async def respond(self, request: Request, *, stream: bool) -> Response:
         if not stream:
@@ -274,14 +298,21 @@ class _Job:
         return self.generation.sequences(self.prompts, self.params, self.most_tokens, self.answers)
 
     async def _whole(self) -> Json:
-        async with self._sequences() as tickets:
-            found = await asyncio.gather(*(self.generation.answer(ticket) for ticket in tickets))
+        started = time.monotonic()
+        try:
+            async with self._sequences() as tickets:
+                found = await asyncio.gather(*(self.generation.answer(ticket) for ticket in tickets))
+        except RequestFailed:
+            self._mirror(None, started)
+            raise
+        self._mirror([[each.token for each in answer.chosen] for answer, _ in found], started)
         answers, reused = [answer for answer, _ in found], sum(each for _, each in found)
         return self.style.whole(answers, usage_of(self.prompts, answers, reused))
 
     async def _events(self, context: Any, tickets: list[Ticket]) -> AsyncIterator[bytes]:
         """Server-sent events, each as soon as a step has given it."""
-        generated, reused = 0, 0
+        reused, started = 0, time.monotonic()
+        tokens: list[list[int]] = [[] for _ in tickets]
         try:
             for index in range(len(tickets)):
                 if (first := self.style.first(index)) is not None:
@@ -289,7 +320,7 @@ class _Job:
             async for ticket, output in self._merged(tickets):
                 part = Answer(ticket.index)
                 add(part, output)
-                generated += len(part.chosen)
+                tokens[ticket.index] += [chosen.token for chosen in part.chosen]
                 reused += output.reused if output.finish else 0
                 if (
                     part.text
@@ -300,12 +331,20 @@ class _Job:
                     yield _event(self.style.piece(part))
             if self.wants_usage:
                 whole = usage_of(self.prompts, [], reused)
-                yield _event(self.style.usage(type(whole)(whole.prompt, generated, reused)))
+                yield _event(self.style.usage(replace(whole, completion=sum(map(len, tokens)), reused=reused)))
+            self._mirror(tokens, started)
         except RequestFailed as failure:
+            self._mirror(None, started)
             yield _event(error_document(str(failure), "server_error"))
         finally:
             await context.__aexit__(None, None, None)
         yield _DONE
+
+    def _mirror(self, tokens: Sequence[Sequence[int]] | None, started: float) -> None:
+        """Pass on the tokens of all answers, or None if a program failed, to be compared."""
+        if self.mirror is not None:
+            answered = None if tokens is None else tuple(map(tuple, tokens))
+            self.mirror(ShadowAnswer(answered, time.monotonic() - started))
 
     async def _merged(self, tickets: list[Ticket]) -> AsyncIterator[tuple[Ticket, Any]]:
         """The outputs of all sequences as they come."""

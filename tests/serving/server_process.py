@@ -19,12 +19,12 @@ from tests.serving import checkpoints
 _START_LIMIT: Final = 60.0
 
 
-def build(folder: Path, kind: str, *words: str, **changes: Any) -> tuple[str, Path]:
-    """Build a tiny model with random weights; its name, and the store."""
+def build(folder: Path, kind: str, *words: str, seed: int = 0, **changes: Any) -> tuple[str, Path]:
+    """Build a tiny model with weights of a seed; its name, and the store."""
     model, store = checkpoints.write(folder / kind, kind, **changes), folder / "store"
     arguments = (
         "--weights",
-        "random:0",
+        f"random:{seed}",
         "--target",
         "inf2.xlarge",
         "--no-verify",

@@ -43,7 +43,7 @@ def outputs_of(artifact: tuple[str, Path], folder: Path, text: str) -> dict[str,
 @pytest.fixture(scope="module")
 def classifier(folder: Path) -> tuple[str, Path]:
     labels = {"0": "bad", "1": "good", "2": "neither"}
-    changes = {"id2label": labels, "label2id": {name: int(number) for number, name in labels.items()}}
+    changes: dict[str, Any] = {"id2label": labels, "label2id": {name: int(number) for number, name in labels.items()}}
     return build(folder / "classifier", "bert", "--batches", "1,4", "--buckets", "8,24", **changes)
 
 
