@@ -36,6 +36,7 @@ LIBRARIES: Final = (
     "ray",
 )
 _COMPILE: Final = "pip install 'nxpipe[compile]'"
+_SERVE: Final = "pip install 'nxpipe[serve]'"
 _CDK: Final = "pip install 'nxpipe[cdk]'"
 
 
@@ -80,6 +81,16 @@ def _library(name: str, exactly: str | None = None) -> Callable[[], str | None]:
     return find
 
 
+def _libraries(*names: str) -> Callable[[], str | None]:
+    """A check that returns the versions of all libraries."""
+
+    def find() -> str | None:
+        versions = [_library(name)() for name in names]
+        return ", ".join(filter(None, versions)) if all(versions) else None
+
+    return find
+
+
 def _program(*command: str) -> Callable[[], str | None]:
     """A check that returns the first line of a program's version output."""
 
@@ -108,6 +119,8 @@ NEEDS: Final = (
     Need("numpy", "nxpipe build", _COMPILE, _library("numpy")),
     Need("ml_dtypes", "nxpipe build", _COMPILE, _library("ml_dtypes")),
     Need("boto3", "a store on s3://", "pip install nxpipe", _library("boto3")),
+    Need("tokenizers", "nxpipe generate, nxpipe serve", _SERVE, _library("tokenizers"), optional=True),
+    Need("starlette, uvicorn", "nxpipe serve", _SERVE, _libraries("starlette", "uvicorn"), optional=True),
     Need("aws-cdk-lib", "cdk synth, cdk deploy", _CDK, _library("aws-cdk-lib")),
     Need("node", "cdk synth, cdk deploy", "install Node.js 24, or 22", _program("node", "--version")),
     Need("cdk", "cdk synth, cdk deploy", "npm ci (or npm install aws-cdk@2.1148.1)", _cdk),

@@ -63,7 +63,7 @@ class ArtifactChoice:
 
         if not isinstance(machine, ExecutionOptions):
             with self._fetched(console) as folder:
-                from nxpipe.pipeline.serving.device import on_devices
+                from nxpipe.pipeline.serving.model import on_devices
 
                 yield on_devices(folder, machine, console.step)
         elif self.folder is not None:
@@ -273,11 +273,12 @@ def _served(
 ) -> "Served":
     from nxpipe.pipeline.serving.encoder import Encoding
     from nxpipe.pipeline.serving.generation import Generation
+    from nxpipe.pipeline.serving.metrics import Metrics
     from nxpipe.pipeline.serving.server import Served
 
     own = names or tuple(filter(None, (model.name, model.artifact)))
     if model.generates:
         schedulers = [model.scheduler(rows, copy) for copy in range(copies)]
-        return Served(own, generation=Generation(model, schedulers, limits))
+        return Served(own, Metrics(), generation=Generation(model, schedulers, limits))
     encoding = Encoding(model, model.forward_session(), limits, pooling=pooling)
-    return Served(own, encoding=encoding)
+    return Served(own, Metrics(), encoding=encoding)

@@ -1,6 +1,7 @@
-"""A served model: its programs on emulated cores, its weights, and the files that describe its text.
+"""A served model: its programs on emulated cores or on Neuron devices, and the files that describe its text.
 
 It is read from a store, from the folder that `store fetch` and the agent write, or compiled now from a specification.
+On devices, programs run in a process for each rank, which loads them once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,14 @@ from nxpipe.pipeline.serving.text import Files, Text, json_object
 from nxpipe.pipeline.util.errors import ProgramInvalid
 from nxpipe.pipeline.util.files import DocumentInvalid, read_file
 from nxpipe.pipeline.util.progress import Step
+from nxpipe.pipeline.verify.device import (
+    DeviceOptions,
+    described_device,
+    device_faults,
+    on_ranks,
+    require_device_programs,
+    require_libraries,
+)
 from nxpipe.pipeline.verify.stored_artifact import StoredArtifact, StoredProgram, read_artifact
 
 if TYPE_CHECKING:
@@ -27,6 +36,7 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.compile.spec import BuildSpec
     from nxpipe.pipeline.verify.execution import ExecutionOptions
 
+_HOST: Final = "nxpipe.emulator.run.devices.service:serve"
 _GENERATION: Final = "generation_config.json"
 _OF_PROGRAMS: Final = ("graphs/", "constants/", "utilisation.json")  # files of an artifact that describe no text
 
@@ -261,3 +271,66 @@ class ArtifactFolder:
     def evidence(self, _: str) -> tuple[()]:
         """A folder has no evidence."""
         return ()
+
+
+class DeviceSession:
+    """Programs on the cores of a device."""
+
+    def __init__(self, programs: Sequence[str], folder: Path, options: DeviceOptions, first_core: int = 0) -> None:
+        from nxpipe.artifact_store.fetch.folder import WEIGHTS
+        from nxpipe.emulator.run.devices.service import RankService
+
+        files = {name: _files(folder, name) for name in programs}
+        degree, physical_cores = _shape(files)
+        argument = {"programs": files, "weights": str(folder / WEIGHTS)}
+
+        def start(document: Any) -> None:
+            on_ranks(_HOST, document, degree, physical_cores, options, first_core)
+
+        with device_faults():
+            self._ranks = RankService(degree, start, argument)
+
+    def run(self, program: str, inputs: "Mapping[str, Array]") -> "dict[str, Array]":
+        with device_faults():
+            return self._ranks.run(program, inputs)
+
+    def close(self) -> None:
+        self._ranks.close()
+
+
+def on_devices(folder: Path, options: DeviceOptions, step: Step) -> ServingModel:
+    """The artifact of a fetched folder, on this machine's devices; NotReady if there are none of its target."""
+    require_libraries()
+    opened = ArtifactFolder.open(folder)
+    require_device_programs(opened.manifest)
+    with device_faults(), step("open the device"):
+        described_device(opened.manifest, options)
+    return ServingModel.of_manifest(opened.manifest, opened.read_blob, partial(_load, folder, options))
+
+
+def _load(folder: Path, options: DeviceOptions, names: Sequence[str], copy: int) -> Session:
+    degree, _ = _shape({name: _files(folder, name) for name in names})
+    return DeviceSession(names, folder, options, copy * degree)
+
+
+def _files(folder: Path, name: str) -> dict[str, str]:
+    program = folder / "executables" / name
+    return {"neff": f"{program}.neff", "interface": f"{program}.json"}
+
+
+def _shape(files: Mapping[str, Mapping[str, str]]) -> tuple[int, int]:
+    """The ranks of the programs, and the physical cores of each."""
+    from nxpipe.emulator.errors import InterfaceInvalid, NeffInvalid
+    from nxpipe.emulator.executable.interface import interface_from
+    from nxpipe.emulator.executable.neff import open_neff
+
+    try:
+        shapes = {
+            (interface_from(Path(own["interface"]).read_bytes()).degree, open_neff(Path(own["neff"])).physical_cores)
+            for own in files.values()
+        }
+    except (InterfaceInvalid, NeffInvalid, OSError) as fault:
+        raise ProgramInvalid(f"a program cannot be read ({fault}); fetch the artifact again") from fault
+    if len(shapes) != 1:
+        raise ProgramInvalid(f"programs of different ranks cannot be loaded together: {sorted(shapes)}")
+    return shapes.pop()

@@ -10,7 +10,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -60,9 +60,9 @@ class Served:
     """What a server answers with: a decoder or an encoder, under its names."""
 
     names: tuple[str, ...]
+    metrics: Metrics
     generation: Generation | None = None
     encoding: "Encoding | None" = None
-    metrics: Metrics = field(default_factory=Metrics)
     is_draining: bool = False
 
     @property
