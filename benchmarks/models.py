@@ -125,8 +125,8 @@ def tokens(model: str) -> int:
 
 def write_small_model(model: str, folder: Path) -> str:
     """Write the configuration of a small model of the same class; returns the phases in which it is verified."""
-    from nxpipe.pipeline.config.models import default_phases
     from nxpipe.pipeline.models.catalogue import find
+    from nxpipe.pipeline.models.configuration import default_phases
     from tests.emulator.models import small_config
 
     known = find(model)

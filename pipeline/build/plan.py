@@ -17,8 +17,7 @@ from nxpipe.artifact_store.layout import ACTIONS, FAILURES, PARTS, action_path, 
 from nxpipe.pipeline.build.cache import Timings, raise_known_failure, timing_key
 from nxpipe.pipeline.build.jobs import CellStatus, Failure, failure_from
 from nxpipe.pipeline.compile.spec import BuildSpec
-from nxpipe.pipeline.config.models import default_phases
-from nxpipe.pipeline.models.configuration import Shape, shapes_of
+from nxpipe.pipeline.models.configuration import Shape, default_phases, shapes_of
 from nxpipe.pipeline.models.source import DEFAULT_BUCKET, Companions
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.thresholds import Thresholds, evidence_shortfall
@@ -240,7 +239,7 @@ def _companions_failure(companions: Companions) -> Failure | None:
 
 def _refused(spec: ModelSpec, failure: Failure) -> PlannedArtifact:
     """A refused artifact, with the cells that its specification names."""
-    shapes = shapes_of(spec.phases or default_phases(spec.task), spec.batches, spec.buckets or (DEFAULT_BUCKET,))
+    shapes = shapes_of(spec.phases or default_phases(spec.task or ""), spec.batches, spec.buckets or (DEFAULT_BUCKET,))
     cells = tuple(PlannedCell("", shape, CellStatus.REFUSED, failure=failure) for shape in sorted(shapes))
     return PlannedArtifact("", f"{spec.title} on {spec.target}, tp {spec.tp or 1}", spec, cells)
 

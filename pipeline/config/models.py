@@ -1,6 +1,7 @@
 """The tables [[models]]: sources, programs and targets of the models to compile."""
 
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -23,14 +24,15 @@ Autocast: TypeAlias = Literal["none", "matmult", "all"]
 AutocastType: TypeAlias = Literal["bf16", "fp16", "tf32", "fp8_e4m3"]
 
 
-def default_phases(task: str | None) -> tuple[Phase, ...]:
-    """The phases of a model without `phases`: all that are needed to generate text, or the whole model. `extend` is an
-    optional phase."""
-    return ("prefill", "decode") if task == "text-generation" else ("forward",)
+# The phases of a model without `phases`, by task: all that are needed to generate text, or the whole model. `extend` is
+# an optional phase.
+DEFAULT_PHASES: Final[Mapping[str, tuple[Phase, ...]]] = dict.fromkeys(get_args(Task), ("forward",)) | {
+    "text-generation": ("prefill", "decode")
+}
 
 
 def _default_phases(earlier: dict[str, Any]) -> tuple[Phase, ...]:
-    return default_phases(earlier["task"])
+    return DEFAULT_PHASES[earlier["task"]]
 
 
 class Variant(Table):

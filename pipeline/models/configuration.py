@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from nxpipe.pipeline.config.models import DEFAULT_PHASES
 from nxpipe.pipeline.util.errors import ModelSourceError
 
 _DEFAULT_TASK = "feature-extraction"
@@ -184,3 +185,8 @@ def cache_capacity(shape: Shape, siblings: Iterable[Shape]) -> int | None:
 def all_phases(task: str) -> tuple[str, ...]:
     """All phases that a model of this task can have."""
     return _PHASES.get(task, ("forward",))
+
+
+def default_phases(task: str) -> tuple[str, ...]:
+    """The phases of a model of this task whose specification names none."""
+    return DEFAULT_PHASES.get(task, ("forward",))

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nxpipe.emulator.configuration import relevant
-from nxpipe.pipeline.config.models import default_phases
 from nxpipe.pipeline.models.catalogue import find, nearest
 from nxpipe.pipeline.models.configuration import (
     Shape,
     all_phases,
     cache_capacity,
     decode_floats,
+    default_phases,
     encode_floats,
     shapes_of,
     task_of,
