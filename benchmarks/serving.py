@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).parent.parent
+_SETS = 64  # of random logits
 sys.path.insert(0, str(ROOT))
 
 from nxpipe.emulator.numerics import Array  # noqa: E402
@@ -80,21 +81,24 @@ def batching(count: int, rows: int) -> dict[str, Any]:
     return found
 
 
-class Constant(Decoder):
-    """A decoder that takes no time: its logits are there already."""
+class Instant(Decoder):
+    """A decoder that takes no time: its logits are there already, another set in each step."""
 
     def __init__(self, own: DecoderPrograms, vocabulary: int) -> None:
         super().__init__(own, session=None)  # type: ignore[arg-type]
-        self._logits = np.random.default_rng(0).random((own.rows, vocabulary), np.float32)
+        random_logits = np.random.default_rng(0).random((_SETS, own.rows, vocabulary), np.float32)
+        self._logits: list[Array] = list(random_logits)
+        self._next = 0
 
     def extend(self, row: int, tokens: Sequence[int], position: int, length: int) -> Array:
-        return np.asarray(self._logits[row])
+        return np.asarray(self._logits[0][row])
 
     def decode(self, tokens: Array, positions: Array) -> Array:
-        return self._logits
+        self._next = (self._next + 1) % _SETS
+        return self._logits[self._next]
 
     def prefill(self, prompts: Mapping[int, Sequence[int]]) -> Array:
-        return self._logits
+        return self._logits[0]
 
     def close(self) -> None:
         """Nothing is held."""
@@ -106,14 +110,14 @@ def overhead(rows: int, vocabulary: int = 320, steps: int = 400) -> dict[str, An
     text = Text("tiny", {"tokenizer.json": checkpoints.tokenizer().to_str().encode()})
     result: dict[str, Any] = {"rows": rows, "vocabulary": vocabulary}
     for name, shown in (("tokens", None), ("tokens and text", text)):
-        scheduler = Scheduler(Constant(own, vocabulary), shown)
+        scheduler = Scheduler(Instant(own, vocabulary), shown)
         for number in range(rows):
             scheduler.add(GenerationRequest((5, 6, number % 90), greedy(4000), number))
         for _ in range(rows + 20):
             scheduler.step()
         durations = [_seconds(scheduler.step) for _ in range(steps)]
         result[name] = {"p50_ms": statistics.median(durations) * 1e3, "p99_ms": _percentile(durations, 99) * 1e3}
-    decoder, answers = Constant(own, vocabulary), [[0] for _ in range(rows)]
+    decoder, answers = Instant(own, vocabulary), [[0] for _ in range(rows)]
     positions = np.zeros(rows, np.int64)
 
     def plain() -> None:

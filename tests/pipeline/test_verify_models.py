@@ -87,7 +87,7 @@ NO_EXTEND = {"gpt_neo"}  # it takes the last key of its cache for the newest
 
 def verifies(folder: Path, config: dict[str, Any]) -> None:
     source = resolve(str(write_model(folder, config)))
-    phases = all_phases(source.task) if config["model_type"] not in NO_EXTEND else source.default_phases
+    phases = all_phases(source.task) if config.get("model_type") not in NO_EXTEND else source.default_phases
     shapes = shapes_of(phases, [2], [12])
     wanted = BuildSpec(source, RandomWeights(0), shapes, instance("trn2.48xlarge"))
     compared = list(compare_model(wanted, VerifyOptions(), quietly))
