@@ -1,17 +1,22 @@
 """Text generation as a service: requests of any endpoint to the engines, and their outputs back to the event loop."""
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
 
 from nxpipe.pipeline.serving.engine import Engine, Limits
 from nxpipe.pipeline.serving.model import ServingModel
-from nxpipe.pipeline.serving.openai import Answer, Usage
+from nxpipe.pipeline.serving.openai import Answer, Json, Style, Usage, error_document
 from nxpipe.pipeline.serving.sampling import SamplingParams
 from nxpipe.pipeline.serving.scheduler import Finish, GenerationRequest, Output, Scheduler
+from nxpipe.pipeline.serving.shadow import ShadowAnswer
 from nxpipe.pipeline.util.errors import InputInvalid, PipelineError
+
+_DONE: Final = b"data: [DONE]\n\n"
 
 
 class RequestFailed(PipelineError):
@@ -31,6 +36,7 @@ class Ticket:
 
     def __init__(self, index: int) -> None:
         self.index = index
+        self.is_over = False
         self.outputs: asyncio.Queue[Output] = asyncio.Queue()
         self.arrival = time.monotonic()
 
@@ -42,6 +48,9 @@ class RequestTimings:
     first_token: float | None = None
     between_tokens: list[float] | None = None
     whole: float = 0.0
+
+
+Observer: TypeAlias = Callable[[Output, RequestTimings], None]  # is called with each sequence that ends
 
 
 class Generation:
@@ -81,7 +90,7 @@ class Generation:
     def is_continuous(self) -> bool:
         return self._schedulers[0].decoder.programs.is_continuous
 
-    def observe(self, observer: "Observer") -> None:
+    def observe(self, observer: Observer) -> None:
         self._observers.append(observer)
 
     def require_tokens(self, tokens: Sequence[int], title: str = "prompt") -> tuple[int, ...]:
@@ -113,7 +122,7 @@ class Generation:
             yield tickets
         finally:
             for engine, request in started:
-                if not getattr(request.ticket, "is_over", False):
+                if not request.ticket.is_over:
                     engine.cancel(request)
 
     async def parts(self, ticket: Ticket) -> AsyncIterator[Output]:
@@ -129,7 +138,7 @@ class Generation:
                     timings.between_tokens.append(now - before)  # type: ignore[union-attr]
                 before = now
             if output.finish is not None:
-                ticket.is_over = True  # type: ignore[attr-defined]
+                ticket.is_over = True
                 timings.whole = now - ticket.arrival
                 for observer in self._observers:
                     observer(output, timings)
@@ -158,13 +167,6 @@ class Generation:
         return allowed if requested is None else min(requested, allowed)
 
 
-class Observer:
-    """An observer of each sequence that ends."""
-
-    def __call__(self, output: Output, timings: RequestTimings) -> None:
-        raise NotImplementedError
-
-
 def add(answer: Answer, output: Output) -> None:
     """Add an output to an answer."""
     if output.chosen is not None:
@@ -172,10 +174,6 @@ def add(answer: Answer, output: Output) -> None:
         answer.offsets.append(len(answer.text))
     answer.text += output.text
     answer.finish = output.finish
-
-
-def usage_of(prompts: Sequence[Sequence[int]], answers: Iterable[Answer], reused: int) -> Usage:
-    return Usage(sum(map(len, prompts)), sum(len(answer.chosen) for answer in answers), reused)
 
 
 def _seed(params: SamplingParams, index: int) -> int | None:
@@ -186,3 +184,97 @@ def _seed(params: SamplingParams, index: int) -> int | None:
 def _dispatch(outputs: Sequence[Output]) -> None:
     for output in outputs:
         output.request.ticket.outputs.put_nowait(output)
+
+
+Mirror: TypeAlias = Callable[[ShadowAnswer], None]  # takes what was answered, to be compared with another version
+
+
+@dataclass(frozen=True)
+class TextRequest:
+    """One request for text: prompts, the answers of each, and how they are written."""
+
+    generation: Generation
+    prompts: Sequence[tuple[int, ...]]
+    params: SamplingParams
+    most_tokens: int | None
+    answers: int
+    style: Style
+    wants_usage: bool
+    mirror: Mirror | None = None
+
+    async def whole(self) -> Json:
+        """The document of all answers."""
+        started = time.monotonic()
+        try:
+            async with self._sequences() as tickets:
+                found = await asyncio.gather(*(self.generation.answer(ticket) for ticket in tickets))
+        except RequestFailed:
+            self._mirror(None, started)
+            raise
+        self._mirror([[each.token for each in answer.chosen] for answer, _ in found], started)
+        answers, reused = [answer for answer, _ in found], sum(each for _, each in found)
+        tokens = sum(len(answer.chosen) for answer in answers)
+        return self.style.whole(answers, Usage(sum(map(len, self.prompts)), tokens, reused))
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        """Server-sent events, each as soon as a step has given it. Ends all sequences when it is closed."""
+        reused, started = 0, time.monotonic()
+        async with self._sequences() as tickets:
+            tokens: list[list[int]] = [[] for _ in tickets]
+            try:
+                for index in range(len(tickets)):
+                    if (first := self.style.first(index)) is not None:
+                        yield _event(first)
+                async for ticket, output in self._merged(tickets):
+                    part = Answer(ticket.index)
+                    add(part, output)
+                    tokens[ticket.index] += [chosen.token for chosen in part.chosen]
+                    reused += output.reused if output.finish else 0
+                    if part.text or part.finish or self.shows_every_token:
+                        yield _event(self.style.piece(part))
+                if self.wants_usage:
+                    usage = Usage(sum(map(len, self.prompts)), sum(map(len, tokens)), reused)
+                    yield _event(self.style.usage(usage))
+                self._mirror(tokens, started)
+            except RequestFailed as failure:
+                self._mirror(None, started)
+                yield _event(error_document(str(failure), "server_error"))
+        yield _DONE
+
+    @property
+    def shows_every_token(self) -> bool:
+        """True if a token is an event even if it completes no character."""
+        return self.params.logprobs is not None or self.style.has_token_ids
+
+    def _sequences(self) -> AbstractAsyncContextManager[list[Ticket]]:
+        return self.generation.sequences(self.prompts, self.params, self.most_tokens, self.answers)
+
+    def _mirror(self, tokens: Sequence[Sequence[int]] | None, started: float) -> None:
+        """Pass on the tokens of all answers, or None if a program failed, to be compared."""
+        if self.mirror is not None:
+            answered = None if tokens is None else tuple(map(tuple, tokens))
+            self.mirror(ShadowAnswer(answered, time.monotonic() - started))
+
+    async def _merged(self, tickets: list[Ticket]) -> AsyncIterator[tuple[Ticket, Any]]:
+        """The outputs of all sequences as they come."""
+        if len(tickets) == 1:
+            async for output in self.generation.parts(tickets[0]):
+                yield tickets[0], output
+            return
+        streams = {ticket: aiter(self.generation.parts(ticket)) for ticket in tickets}
+        pending = {asyncio.ensure_future(anext(stream)): ticket for ticket, stream in streams.items()}
+        try:
+            while pending:
+                done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for future in sorted(done, key=lambda each: pending[each].index):
+                    ticket = pending.pop(future)
+                    with suppress(StopAsyncIteration):
+                        yield ticket, future.result()
+                        pending[asyncio.ensure_future(anext(streams[ticket]))] = ticket
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def _event(document: Json) -> bytes:
+    return b"data: " + json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"

@@ -39,7 +39,7 @@ class Metrics:
         """Collect what the engines of a server count."""
         self._registry.register(_Engines(served))
         if served.generation is not None:
-            served.generation.observe(self.observe)  # type: ignore[arg-type]
+            served.generation.observe(self.observe)
 
     def count(self, path: str, status: int) -> None:
         self._responses.labels(path, str(status)).inc()

@@ -9,9 +9,8 @@ import json
 import secrets
 import signal
 import socket
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from types import FrameType
@@ -24,10 +23,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from nxpipe.pipeline.serving.engine import NotServing, Overloaded
-from nxpipe.pipeline.serving.generation import Generation, RequestFailed, Ticket, add, usage_of
+from nxpipe.pipeline.serving.generation import Generation, Mirror, RequestFailed, TextRequest
 from nxpipe.pipeline.serving.metrics import Metrics
 from nxpipe.pipeline.serving.openai import (
-    Answer,
     ChatRequest,
     CompletionRequest,
     Json,
@@ -36,7 +34,8 @@ from nxpipe.pipeline.serving.openai import (
     parsed,
 )
 from nxpipe.pipeline.serving.scheduler import Finish
-from nxpipe.pipeline.serving.shadow import Shadow, ShadowAnswer
+from nxpipe.pipeline.serving.shadow import Shadow
+from nxpipe.pipeline.serving.text import Text
 from nxpipe.pipeline.util.errors import InputInvalid, ModelSourceError, PipelineError
 from nxpipe.pipeline.util.files import DocumentInvalid, MiB, json_of
 
@@ -45,11 +44,10 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.serving.sampling import SamplingParams
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
-Mirror: TypeAlias = Callable[[ShadowAnswer], None]
 
 _LARGEST_BODY: Final = 8 * MiB
+_SHORT_PROMPT: Final = 4096  # characters, which a tokenizer reads in a millisecond
 _EVENT_STREAM: Final = "text/event-stream"
-_DONE: Final = b"data: [DONE]\n\n"
 
 
 class UnknownModel(PipelineError):
@@ -156,26 +154,28 @@ class _Endpoints:
         wanted, generation = parsed(CompletionRequest, document), self._served.generator()
         model = generation.model
         prompts = [
-            generation.require_tokens(model.text.encode(each) if isinstance(each, str) else each)
+            generation.require_tokens(await _encoded(model.text, each) if isinstance(each, str) else each)
             for each in wanted.prompts()
         ]
         params = wanted.params(model.default_params(), tokens=wanted.most_tokens, logprobs=wanted.logprobs)
         params, mirror = self._mirrored(params, "/v1/completions", document)
         name = self._served.require_model(wanted.model)
         style = Style.of(name, model.text, is_chat=False, token_ids=wanted.return_token_ids)
-        job = _Job(generation, prompts, params, wanted.most_tokens, wanted.n, style, wanted.wants_usage, mirror)
-        return await job.respond(request, stream=wanted.stream)
+        text = TextRequest(generation, prompts, params, wanted.most_tokens, wanted.n, style, wanted.wants_usage, mirror)
+        return await _respond(request, text, stream=wanted.stream)
 
     async def _chat(self, request: Request, document: Json) -> Response:
         wanted, generation = parsed(ChatRequest, document), self._served.generator()
         model = generation.model
-        prompt = generation.require_tokens(wanted.tokens(model.text), "messages")
+        prompt = generation.require_tokens(await asyncio.to_thread(wanted.tokens, model.text), "messages")
         params = wanted.params(model.default_params(), tokens=wanted.most_tokens or 1, logprobs=wanted.logprob_count)
         params, mirror = self._mirrored(params, "/v1/chat/completions", document)
         name = self._served.require_model(wanted.model)
         style = Style.of(name, model.text, is_chat=True, token_ids=wanted.return_token_ids)
-        job = _Job(generation, [prompt], params, wanted.most_tokens, wanted.n, style, wanted.wants_usage, mirror)
-        return await job.respond(request, stream=wanted.stream)
+        text = TextRequest(
+            generation, [prompt], params, wanted.most_tokens, wanted.n, style, wanted.wants_usage, mirror
+        )
+        return await _respond(request, text, stream=wanted.stream)
 
     def _mirrored(self, params: "SamplingParams", path: str, document: Json) -> "tuple[SamplingParams, Mirror | None]":
         """The parameters of a request that is mirrored, with a seed if it is sampled; and what takes its answer."""
@@ -241,7 +241,7 @@ class _Endpoints:
         document, text = await _body(request), self._served.generator().model.text
         if not isinstance(document.get("prompt"), str):
             raise InputInvalid("prompt: pass a text")
-        tokens = text.encode(document["prompt"])
+        tokens = await _encoded(text, document["prompt"])
         capacity = self._served.generator().engines[0].scheduler.decoder.programs.capacity
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": capacity})
 
@@ -271,104 +271,28 @@ class _Endpoints:
         return Response(self._served.metrics.exposition(), media_type=Metrics.content_type)
 
 
-@dataclass(frozen=True)
-class _Job:
-    """One request for text: prompts, the answers of each, and how they are written."""
-
-    generation: Generation
-    prompts: Sequence[tuple[int, ...]]
-    params: "SamplingParams"
-    most_tokens: int | None
-    answers: int
-    style: Style
-    wants_usage: bool
-    mirror: Mirror | None = None
-
-    async def respond(self, request: Request, *, stream: bool) -> Response:
-        if not stream:
-            document = await _unless_disconnected(request, self._whole())
-            return Response(status_code=499) if document is None else JSONResponse(document)
-        context = self._sequences()
-        tickets = await context.__aenter__()  # what is refused now is a status, not an event
-        return StreamingResponse(
-            self._events(context, tickets), media_type=_EVENT_STREAM, headers={"cache-control": "no-cache"}
-        )
-
-    def _sequences(self) -> Any:
-        return self.generation.sequences(self.prompts, self.params, self.most_tokens, self.answers)
-
-    async def _whole(self) -> Json:
-        started = time.monotonic()
-        try:
-            async with self._sequences() as tickets:
-                found = await asyncio.gather(*(self.generation.answer(ticket) for ticket in tickets))
-        except RequestFailed:
-            self._mirror(None, started)
-            raise
-        self._mirror([[each.token for each in answer.chosen] for answer, _ in found], started)
-        answers, reused = [answer for answer, _ in found], sum(each for _, each in found)
-        return self.style.whole(answers, usage_of(self.prompts, answers, reused))
-
-    async def _events(self, context: Any, tickets: list[Ticket]) -> AsyncIterator[bytes]:
-        """Server-sent events, each as soon as a step has given it."""
-        reused, started = 0, time.monotonic()
-        tokens: list[list[int]] = [[] for _ in tickets]
-        try:
-            for index in range(len(tickets)):
-                if (first := self.style.first(index)) is not None:
-                    yield _event(first)
-            async for ticket, output in self._merged(tickets):
-                part = Answer(ticket.index)
-                add(part, output)
-                tokens[ticket.index] += [chosen.token for chosen in part.chosen]
-                reused += output.reused if output.finish else 0
-                if (
-                    part.text
-                    or part.finish
-                    or self.params.logprobs is not None
-                    or not self.generation.model.text.has_tokenizer
-                ):
-                    yield _event(self.style.piece(part))
-            if self.wants_usage:
-                whole = usage_of(self.prompts, [], reused)
-                yield _event(self.style.usage(replace(whole, completion=sum(map(len, tokens)), reused=reused)))
-            self._mirror(tokens, started)
-        except RequestFailed as failure:
-            self._mirror(None, started)
-            yield _event(error_document(str(failure), "server_error"))
-        finally:
-            await context.__aexit__(None, None, None)
-        yield _DONE
-
-    def _mirror(self, tokens: Sequence[Sequence[int]] | None, started: float) -> None:
-        """Pass on the tokens of all answers, or None if a program failed, to be compared."""
-        if self.mirror is not None:
-            answered = None if tokens is None else tuple(map(tuple, tokens))
-            self.mirror(ShadowAnswer(answered, time.monotonic() - started))
-
-    async def _merged(self, tickets: list[Ticket]) -> AsyncIterator[tuple[Ticket, Any]]:
-        """The outputs of all sequences as they come."""
-        if len(tickets) == 1:
-            async for output in self.generation.parts(tickets[0]):
-                yield tickets[0], output
-            return
-        streams = {ticket: aiter(self.generation.parts(ticket)) for ticket in tickets}
-        pending = {asyncio.ensure_future(anext(stream)): ticket for ticket, stream in streams.items()}
-        try:
-            while pending:
-                done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for future in sorted(done, key=lambda each: pending[each].index):
-                    ticket = pending.pop(future)
-                    with suppress(StopAsyncIteration):
-                        yield ticket, future.result()
-                        pending[asyncio.ensure_future(anext(streams[ticket]))] = ticket
-        finally:
-            for future in pending:
-                future.cancel()
+async def _respond(request: Request, wanted: TextRequest, *, stream: bool) -> Response:
+    """The answers of a request as one document, or as events."""
+    if not stream:
+        document = await _unless_disconnected(request, wanted.whole())
+        return Response(status_code=499) if document is None else JSONResponse(document)
+    events = wanted.events()
+    first = await _unless_disconnected(request, anext(events))  # what is refused until then is a status, not an event
+    if first is None:
+        return Response(status_code=499)
+    return StreamingResponse(_chained(first, events), media_type=_EVENT_STREAM, headers={"cache-control": "no-cache"})
 
 
-def _event(document: Json) -> bytes:
-    return b"data: " + json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+async def _chained(first: bytes, events: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
+    async with aclosing(events):
+        yield first
+        async for event in events:
+            yield event
+
+
+async def _encoded(text: Text, prompt: str) -> list[int]:
+    """The tokens of a prompt; a long one does not delay the answers of others."""
+    return text.encode(prompt) if len(prompt) < _SHORT_PROMPT else await asyncio.to_thread(text.encode, prompt)
 
 
 async def _body(request: Request) -> Json:

@@ -22,7 +22,7 @@ __all__ = ["nxpipe"]
 PROMPT = "[5, 6, 7, 8]"
 WORDS = ("--max-tokens", "6", "--json", "-q")
 
-pytestmark = pytest.mark.sample(6, "serving devices")
+pytestmark = pytest.mark.sample(8, "serving devices")
 
 
 def text_of(nxpipe: InProcess, *words: str) -> Any:

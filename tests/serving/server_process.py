@@ -13,29 +13,24 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from tests.pipeline.command import NXPIPE, nxpipe
+from click.testing import CliRunner
+
+from nxpipe.pipeline.cli.main import cli
+from nxpipe.pipeline.util.console import Console
+from tests.pipeline.command import NXPIPE
 from tests.serving import checkpoints
 
 _START_LIMIT: Final = 60.0
 
 
 def build(folder: Path, kind: str, *words: str, seed: int = 0, **changes: Any) -> tuple[str, Path]:
-    """Build a tiny model with weights of a seed; its name, and the store."""
+    """Build a tiny model with weights of a seed, in this process; its name, and the store."""
     model, store = checkpoints.write(folder / kind, kind, **changes), folder / "store"
-    arguments = (
-        "--weights",
-        f"random:{seed}",
-        "--target",
-        "inf2.xlarge",
-        "--no-verify",
-        "--store",
-        str(store),
-        "-q",
-        "--json",
-    )
-    answer = nxpipe("build", "--model-id", str(model), *words, *arguments, cwd=folder)
-    assert answer.code == 0, answer.err
-    (found,) = json.loads(answer.out)
+    options = ("--weights", f"random:{seed}", "--target", "inf2.xlarge", "--no-verify", "--store", str(store))
+    command = ["build", "--model-id", str(model), *words, *options, "--json"]
+    answer = CliRunner().invoke(cli, command, obj=Console(quiet=True), catch_exceptions=False)
+    assert answer.exit_code == 0, answer.stderr
+    (found,) = json.loads(answer.stdout)
     return f"{kind}@{found['request_key'][:12]}", store
 
 

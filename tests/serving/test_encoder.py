@@ -18,7 +18,7 @@ from tests.pipeline.command import nxpipe
 from tests.serving import checkpoints
 from tests.serving.server_process import Running, build, serving
 
-pytestmark = pytest.mark.sample(4, "encoder")
+pytestmark = pytest.mark.sample(8, "encoder")
 
 TEXTS = ("the river rose", "hello world, how are you today?", "dark", "the town was dark and the night and the river")
 

@@ -10,7 +10,7 @@ from tests.pipeline.command import installed, nxpipe
 from tests.serving import checkpoints
 from tests.serving.server_process import build
 
-pytestmark = pytest.mark.sample(3, "generate")
+pytestmark = pytest.mark.sample(6, "generate")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from nxpipe.pipeline.canary.metrics import Batch, fault
 from tests.serving.server_process import Running, build, serving
 
-pytestmark = pytest.mark.sample(5, "shadow")
+pytestmark = pytest.mark.sample(8, "shadow")
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 10}
 REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
