@@ -153,7 +153,7 @@ def generated_in_chunks(name: str) -> list[Array]:
     return logits
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("name", DECODERS)
 def test_prompts_that_are_read_in_chunks_generate_what_pytorch_generates(name: str) -> None:
     if not in_pytorch(name)._can_compile_fullgraph:

@@ -28,6 +28,8 @@ from tests.pipeline.walk import build
 
 __all__ = ["nxpipe"]
 
+pytestmark = pytest.mark.sample(4, "companions")
+
 JSON = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
     *("generation_config.json", "preprocessor_config.json", "processor_config.json", "chat_template.json"),

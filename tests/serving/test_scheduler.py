@@ -13,6 +13,7 @@ from nxpipe.pipeline.serving.sampling import SamplingParams
 from nxpipe.pipeline.serving.scheduler import Finish, GenerationRequest, Scheduler
 from nxpipe.pipeline.util.errors import BuildRefused, InputInvalid
 from tests.serving.decoders import HashDecoder, alone, emulated, finished, greedy, programs, tokens_of
+from tests.tiers import examples
 
 CAPACITY = 40
 
@@ -110,7 +111,7 @@ def test_neither_does_a_static_batch(given_arrivals: list[Arrival], rows: int) -
 @pytest.mark.parametrize("degree", [1, 2])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_batching_never_changes_the_tokens_of_a_model(kind: str, degree: int, phases: tuple[str, ...]) -> None:
-    @settings(deadline=None, max_examples=6 if degree == 1 else 3)
+    @settings(deadline=None, max_examples=examples(4 if degree == 1 else 2))
     @given(arrivals(longest=30))
     def check(given_arrivals: list[Arrival]) -> None:
         plain = [

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.serving.server_process import Running, build, serving
 
-pytestmark = pytest.mark.sample(4, "server")
+pytestmark = pytest.mark.sample(8, "server")
 
 PROMPT = "the river rose in the night"
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
