@@ -65,6 +65,7 @@ def imports(answer: Answer) -> set[str]:
     return {line.rpartition("|")[2].strip().partition(".")[0] for line in answer.err.splitlines()}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("model", ["bert", "llama"])
 def test_a_model_is_captured_emulated_verified_and_published(
     model: str, tmp_path: Path, request: pytest.FixtureRequest, nxpipe: InProcess

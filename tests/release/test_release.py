@@ -23,7 +23,7 @@ def everything(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-pytestmark = pytest.mark.sample(2, "release")  # the first release takes 17 seconds
+pytestmark = pytest.mark.sample(4, "release")  # the first release takes 17 seconds
 
 
 def test_a_release_takes_two_models_from_their_description_to_a_channel(first: tuple[Path, Answer]) -> None:

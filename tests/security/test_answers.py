@@ -12,7 +12,7 @@ from tests.pipeline.conftest import LLAMA, bert, llama, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.security.test_config import is_a_sentence
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(4)
 
 __all__ = ["bert", "llama", "nxpipe"]
 

@@ -94,7 +94,7 @@ def evidence() -> Evidence:
     return found
 
 
-@pytest.mark.sample(2, "laxer thresholds")
+@pytest.mark.sample(4, "laxer thresholds")
 @attempt("R01")
 def test_thresholds_of_a_builders_own_environment_are_theirs_and_are_told(here: Path, nxpipe: InProcess) -> None:
     """Built by the fixture. What they were is in the evidence; the artifact is the same under any."""
@@ -124,7 +124,7 @@ COMMANDS: Final = (
 )
 
 
-@pytest.mark.sample(2, "laxer thresholds")
+@pytest.mark.sample(4, "laxer thresholds")
 @pytest.mark.parametrize(("words", "code"), COMMANDS)
 def test_what_was_built_under_laxer_thresholds_is_not_taken(
     here: Path, nxpipe: InProcess, words: tuple[str, ...], code: Any
@@ -135,7 +135,7 @@ def test_what_was_built_under_laxer_thresholds_is_not_taken(
     assert served("production") is None
 
 
-@pytest.mark.sample(2, "laxer thresholds")
+@pytest.mark.sample(4, "laxer thresholds")
 @attempt("R02")
 def test_under_the_thresholds_that_it_keeps_it_is_found_and_served(
     here: Path, nxpipe: InProcess, monkeypatch: pytest.MonkeyPatch
@@ -146,7 +146,7 @@ def test_under_the_thresholds_that_it_keeps_it_is_found_and_served(
     assert nxpipe("promote", "tiny", "--channel", "production").code == OK.number
 
 
-@pytest.mark.sample(2, "laxer thresholds")
+@pytest.mark.sample(4, "laxer thresholds")
 @attempt("R02")
 def test_evidence_that_was_committed_and_not_published_is_looked_at_too(here: Path, nxpipe: InProcess) -> None:
     (one,) = the_store().list()
@@ -178,7 +178,7 @@ LIES: Final[dict[str, tuple[Callable[[dict[str, Any]], object], Any, str]]] = {
 }
 
 
-@pytest.mark.sample(2, "laxer thresholds")
+@pytest.mark.sample(4, "laxer thresholds")
 @pytest.mark.parametrize(
     "lie", [pytest.param(name, marks=attempt("R06b" if "R06b" in name else "R06")) for name in LIES]
 )
@@ -206,7 +206,7 @@ def test_what_evidence_claims_is_parsed_and_judged(
     assert served("production") is None
 
 
-@pytest.mark.sample(2, "laxer thresholds")
+@pytest.mark.sample(4, "laxer thresholds")
 @attempt("R06")
 @pytest.mark.parametrize("figure", ["NaN", "Infinity", "1e999"])
 def test_a_figure_that_is_no_number_is_refused(here: Path, nxpipe: InProcess, figure: str) -> None:
@@ -219,7 +219,7 @@ def test_a_figure_that_is_no_number_is_refused(here: Path, nxpipe: InProcess, fi
     assert served("production") is None
 
 
-@pytest.mark.sample(2, "laxer thresholds")
+@pytest.mark.sample(4, "laxer thresholds")
 @attempt("R06")
 def test_what_was_never_verified_is_not_served_and_a_build_verifies_it(
     here: Path, nxpipe: InProcess, monkeypatch: pytest.MonkeyPatch
@@ -238,7 +238,7 @@ def test_what_was_never_verified_is_not_served_and_a_build_verifies_it(
     assert nxpipe("promote", "tiny", "--channel", "production").code == OK.number
 
 
-@pytest.mark.sample(2, "laxer thresholds")
+@pytest.mark.sample(4, "laxer thresholds")
 def test_a_channel_that_asks_for_signatures_believes_no_figures_that_nobody_signed(
     here: Path, nxpipe: InProcess
 ) -> None:
@@ -263,7 +263,7 @@ def test_a_channel_that_asks_for_signatures_believes_no_figures_that_nobody_sign
     assert nxpipe("promote", "tiny", "--channel", "production").code == OK.number
 
 
-@pytest.mark.sample(2, "laxer thresholds")
+@pytest.mark.sample(4, "laxer thresholds")
 @attempt("R07")
 def test_only_what_was_approved_is_released(here: Path, nxpipe: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the approval and the release somebody promotes something else."""
@@ -284,7 +284,7 @@ def test_only_what_was_approved_is_released(here: Path, nxpipe: InProcess, monke
     assert served("production") is None
 
 
-@pytest.mark.sample(2, "laxer thresholds")
+@pytest.mark.sample(4, "laxer thresholds")
 @pytest.mark.parametrize(
     ("slower", "code"),
     [

@@ -48,6 +48,8 @@ from tests.security.onnx_files import (
 
 __all__ = ["nxpipe"]
 
+pytestmark = pytest.mark.sample(2)
+
 _SHAPE: Final = table("w", 2, 8)
 _WEIGHT: Final = weight("w", 8, 4)
 _OUTSIDE: Final = "outside of its folder, and is never read"

@@ -21,6 +21,8 @@ from tests.security.test_config import BERT, is_a_sentence, written
 
 __all__ = ["nxpipe"]
 
+pytestmark = pytest.mark.sample(2)
+
 CONFIG: Final = {**BERT, "architectures": ["BertModel"], "vocab_size": 120}
 
 

@@ -110,7 +110,7 @@ def templates(folder: Path) -> dict[str, bytes]:
     return {path.name.removesuffix(".template.json"): path.read_bytes() for path in folder.glob("*.template.json")}
 
 
-ASSEMBLY = pytest.mark.sample(3, "assembly of the whole project")  # it takes twelve seconds
+ASSEMBLY = pytest.mark.sample(6, "assembly of the whole project")  # it takes twelve seconds
 
 
 @pytest.fixture(scope="module")

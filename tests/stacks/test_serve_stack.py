@@ -80,7 +80,7 @@ def shift(made: World, *to: int) -> None:
     )
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_a_deployment_in_the_middle_of_a_shift_changes_neither_weights_nor_sizes(
     deployed: World, tmp_path: Path
 ) -> None:
@@ -112,12 +112,12 @@ def test_a_standby_that_comes_in_the_middle_of_a_shift_changes_no_weight(aws: No
     assert set(rules(made)) == {"1", "2", "3", "100", "default"}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_blue_serves_first_and_green_is_empty(deployed: World) -> None:
     assert (sizes(BLUE), sizes(GREEN), sizes("demo-search-standby")) == ((0, 2, 4), (0, 0, 4), (0, 1, 2))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_an_instance_waits_for_the_agent_and_its_instances_are_given_up_after_the_fleets_own_time(
     deployed: World,
 ) -> None:
@@ -128,7 +128,7 @@ def test_an_instance_waits_for_the_agent_and_its_instances_are_given_up_after_th
     assert {instance["LifecycleState"] for instance in group(BLUE)["Instances"]} == {"Pending:Wait"}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_a_header_reaches_a_colour_for_nobody_but_testers(deployed: World) -> None:
     direct = [rules(deployed)[priority] for priority in ("1", "2", "3")]
     conditions = [{entry["Field"]: entry for entry in rule["Conditions"]} for rule in direct]
@@ -191,13 +191,13 @@ def test_timeouts_health_check_and_routing_are_settings_of_the_fleet() -> None:
         assert (targets["HealthyThresholdCount"], targets["UnhealthyThresholdCount"]) == (3, 4)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_what_no_rule_takes_is_not_answered_by_a_model(deployed: World) -> None:
     (action,) = rules(deployed)["default"]["Actions"]
     assert (action["Type"], action["FixedResponseConfig"]["StatusCode"]) == ("fixed-response", "404")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_instances_may_read_artifacts_and_answer_their_own_hook_and_nothing_else(deployed: World) -> None:
     role = next(resource for resource in resources(deployed.serve, "AWS::IAM::Role") if "Standby" not in resource)
     result = statements_of(role)
@@ -231,7 +231,7 @@ def test_instances_mount_no_file_system_and_speak_https_alone() -> None:
     assert (egress["FromPort"], egress["ToPort"]) == (443, 443)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_instances_write_their_log_into_the_group_of_the_fleet_alone(deployed: World) -> None:
     role = next(resource for resource in resources(deployed.serve, "AWS::IAM::Role") if "Standby" not in resource)
     group = "arn:aws:logs:us-east-2:123456789012:log-group:/nxpipe/demo/{}:log-stream:i-1/agent"
@@ -298,7 +298,7 @@ def with_another_image(folder: Path) -> World:
     return world(configured(folder, more=f'command = ["server"]\n{STANDBY}'), folder, image=OTHER_IMAGE)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_another_image_is_rolled_out_by_an_instance_refresh(deployed: World, tmp_path: Path) -> None:
     with hosts_answer("CONTINUE"):
         deploy(with_another_image(tmp_path).serve)
@@ -308,7 +308,7 @@ def test_another_image_is_rolled_out_by_an_instance_refresh(deployed: World, tmp
     assert launched_from("demo-search-standby") == {IMAGE}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("trouble", ["the alarm", "the agents"])
 def test_an_image_that_does_no_good_is_taken_back(deployed: World, tmp_path: Path, trouble: str) -> None:
     if trouble == "the alarm":
@@ -356,12 +356,12 @@ def test_the_alarm_that_stops_a_refresh_needs_no_minimum_of_requests_and_is_abou
         assert set(of_group) == {targets["Ref"]}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_every_property_is_told_by_its_service_as_it_was_wanted(deployed: World) -> None:
     assert [str(entry) for entry in census(REGION) if entry.stack == deployed.serve.stack_name] == []
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_a_destroyed_fleet_leaves_nothing_behind(deployed: World) -> None:
     destroy(deployed.serve)
     assert not boto3.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
