@@ -12,7 +12,7 @@ import click
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import execution_options
 from nxpipe.pipeline.cli.options import config_option, device_option, limit_option, store_option
-from nxpipe.pipeline.cli.serve import ArtifactChoice, machine_of, require_libraries
+from nxpipe.pipeline.cli.serve import ArtifactChoice, choice_options, machine_of, require_libraries
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import InputInvalid
 from nxpipe.pipeline.util.files import MiB
@@ -31,14 +31,7 @@ _PROMPT: Final = "> "
 @click.command(cls=Command)
 @click.argument("artifact", required=False)
 @click.argument("prompt", required=False)
-@click.option("--channel", metavar="NAME", help="Use the artifact of this channel.")
-@click.option("--model", metavar="ID", help="With --channel: the artifact of this model.")
-@click.option("--target", help="With --channel: the artifact for this target, as in inf2.")
-@click.option(
-    "--folder",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Use the artifact in this folder, as `nxpipe store fetch` writes it.",
-)
+@choice_options("Use")
 @click.option("--chat", is_flag=True, help="Answer by the model's chat template; without PROMPT, a conversation.")
 @click.option("--system", metavar="TEXT", help="With --chat: the system message.")
 @click.option(
@@ -176,8 +169,8 @@ class _Generator:
         from nxpipe.pipeline.serving.engine import generate as outputs_of
         from nxpipe.pipeline.serving.scheduler import GenerationRequest
 
-        require_vocabulary(tokens, self.model)
-        request = self.scheduler.require_fits(GenerationRequest(tuple(tokens), self.params))
+        prompt = self.model.require_tokens(tokens)
+        request = self.scheduler.require_fits(GenerationRequest(prompt, self.params))
         started, first, texts, generated = time.monotonic(), None, list[str](), list[int]()
         finish = ""
         for output in outputs_of(self.scheduler, request):
@@ -208,14 +201,6 @@ class _Generator:
         self.console.say(
             f"  {prompt} tokens read in {first * 1e3:.0f} ms, {generated} generated, {each:.1f} ms each{emulated}"
         )
-
-
-def require_vocabulary(tokens: Sequence[int], model: "ServingModel") -> None:
-    """Refuse token ids that the model does not have."""
-    size = model.vocabulary
-    outside = next((token for token in tokens if token < 0 or (size is not None and token >= size)), None)
-    if outside is not None:
-        raise InputInvalid(f"token {outside} is not in the vocabulary of {size}; use the model's own tokenizer")
 
 
 def _tokens(text: str, model: "ServingModel") -> list[int]:

@@ -2,12 +2,12 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.serving.server import Served
     from nxpipe.pipeline.verify.device import DeviceOptions
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _LIBRARIES = ("numpy", "ml_dtypes", "safetensors", "tokenizers", "jinja2")
 _SERVER = ("starlette", "uvicorn", "prometheus_client")
 
@@ -116,16 +117,24 @@ def require_libraries(*further: str) -> None:
             raise MissingSoftware(name, "Serving", "run: pip install 'nxpipe[serve]'")
 
 
+def choice_options(verb: str) -> Callable[[_Function], _Function]:
+    """--channel, --model, --target and --folder, by which a command finds an artifact that is not named."""
+    options = (
+        click.option("--channel", metavar="NAME", help=f"{verb} the artifact of this channel."),
+        click.option("--model", metavar="ID", help="With --channel: the artifact of this model."),
+        click.option("--target", help="With --channel: the artifact for this target, as in inf2."),
+        click.option(
+            "--folder",
+            type=click.Path(exists=True, file_okay=False, path_type=Path),
+            help=f"{verb} the artifact in this folder, as `nxpipe store fetch` writes it.",
+        ),
+    )
+    return lambda function: reduce(lambda command, option: option(command), reversed(options), function)
+
+
 @click.command(cls=Command)
 @click.argument("artifact", required=False)
-@click.option("--channel", metavar="NAME", help="Serve the artifact of this channel.")
-@click.option("--model", metavar="ID", help="With --channel: the artifact of this model.")
-@click.option("--target", help="With --channel: the artifact for this target, as in inf2.")
-@click.option(
-    "--folder",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Serve the artifact in this folder, as `nxpipe store fetch` writes it.",
-)
+@choice_options("Serve")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on; 0.0.0.0 for all.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="The port; 0: a free one.")
 @click.option(

@@ -143,11 +143,9 @@ class Encoding:
 
     def _tokens(self, text: str | list[int]) -> list[int]:
         tokens = self.model.text.encode(text) if isinstance(text, str) else text
-        vocabulary = self.model.vocabulary
-        outside = [each for each in tokens if each < 0 or (vocabulary is not None and each >= vocabulary)]
-        if outside or not tokens:
-            reason = f"token {outside[0]} is not in the vocabulary of {vocabulary}" if outside else "no tokens"
-            raise InputInvalid(f"input: {reason}")
+        if not tokens:
+            raise InputInvalid("input: no tokens")
+        self.model.require_tokens(tokens, "input")
         return tokens
 
     async def _outputs(self, rows: Sequence[Sequence[int]]) -> "list[dict[str, Array]]":

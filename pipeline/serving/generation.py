@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from nxpipe.pipeline.serving.engine import Engine, Limits
@@ -46,7 +46,7 @@ class RequestTimings:
     """Durations that the metrics observe, in seconds."""
 
     first_token: float | None = None
-    between_tokens: list[float] | None = None
+    between_tokens: list[float] = field(default_factory=list)
     whole: float = 0.0
 
 
@@ -93,14 +93,6 @@ class Generation:
     def observe(self, observer: Observer) -> None:
         self._observers.append(observer)
 
-    def require_tokens(self, tokens: Sequence[int], title: str = "prompt") -> tuple[int, ...]:
-        """Token ids of a request, which the model must have."""
-        vocabulary = self.model.vocabulary
-        outside = next((each for each in tokens if each < 0 or (vocabulary is not None and each >= vocabulary)), None)
-        if outside is not None:
-            raise InputInvalid(f"{title}: token {outside} is not in the vocabulary of {vocabulary}")
-        return tuple(tokens)
-
     @asynccontextmanager
     async def sequences(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, most_tokens: int | None, copies: int = 1
@@ -127,7 +119,7 @@ class Generation:
 
     async def parts(self, ticket: Ticket) -> AsyncIterator[Output]:
         """The outputs of a sequence; RequestFailed for one that ends without its answer."""
-        before, timings = ticket.arrival, RequestTimings(between_tokens=[])
+        before, timings = ticket.arrival, RequestTimings()
         while True:
             output = await ticket.outputs.get()
             now = time.monotonic()
@@ -135,7 +127,7 @@ class Generation:
                 if timings.first_token is None:
                     timings.first_token = now - ticket.arrival
                 else:
-                    timings.between_tokens.append(now - before)  # type: ignore[union-attr]
+                    timings.between_tokens.append(now - before)
                 before = now
             if output.finish is not None:
                 ticket.is_over = True

@@ -47,7 +47,7 @@ class Metrics:
     def observe(self, output: "Output", timings: "RequestTimings") -> None:
         if timings.first_token is not None:
             self._first_token.observe(timings.first_token)
-        for seconds in timings.between_tokens or ():
+        for seconds in timings.between_tokens:
             self._between.observe(seconds)
         self._whole.observe(timings.whole)
 

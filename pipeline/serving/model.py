@@ -14,7 +14,7 @@ from nxpipe.pipeline.serving.programs import Decoder, DecoderPrograms, ProgramSh
 from nxpipe.pipeline.serving.sampling import SamplingParams
 from nxpipe.pipeline.serving.scheduler import Scheduler
 from nxpipe.pipeline.serving.text import Files, Text, json_object
-from nxpipe.pipeline.util.errors import ProgramInvalid
+from nxpipe.pipeline.util.errors import InputInvalid, ProgramInvalid
 from nxpipe.pipeline.util.files import DocumentInvalid, read_file
 from nxpipe.pipeline.util.progress import Step
 from nxpipe.pipeline.verify.device import (
@@ -150,6 +150,16 @@ class ServingModel:
         size = self.config.get("vocab_size")
         return size if isinstance(size, int) else None
 
+    def require_tokens(self, tokens: Sequence[int], title: str = "prompt") -> tuple[int, ...]:
+        """The token ids of an input; InputInvalid for one that the model does not have."""
+        size = self.vocabulary
+        outside = next((each for each in tokens if each < 0 or (size is not None and each >= size)), None)
+        if outside is not None:
+            raise InputInvalid(
+                f"{title}: token {outside} is not in the vocabulary of {size}; use the model's own tokenizer"
+            )
+        return tuple(tokens)
+
     @property
     def end_tokens(self) -> frozenset[int]:
         """The tokens that end an answer: those of the generation configuration, of the model's, of the tokenizer."""
@@ -276,7 +286,7 @@ class ArtifactFolder:
 class DeviceSession:
     """Programs on the cores of a device."""
 
-    def __init__(self, programs: Sequence[str], folder: Path, options: DeviceOptions, first_core: int = 0) -> None:
+    def __init__(self, programs: Sequence[str], folder: Path, options: DeviceOptions, copy: int = 0) -> None:
         from nxpipe.artifact_store.fetch.folder import WEIGHTS
         from nxpipe.emulator.run.devices.service import RankService
 
@@ -285,7 +295,7 @@ class DeviceSession:
         argument = {"programs": files, "weights": str(folder / WEIGHTS)}
 
         def start(document: Any) -> None:
-            on_ranks(_HOST, document, degree, physical_cores, options, first_core)
+            on_ranks(_HOST, document, degree, physical_cores, options, copy * degree)
 
         with device_faults():
             self._ranks = RankService(degree, start, argument)
@@ -305,12 +315,9 @@ def on_devices(folder: Path, options: DeviceOptions, step: Step) -> ServingModel
     require_device_programs(opened.manifest)
     with device_faults(), step("open the device"):
         described_device(opened.manifest, options)
-    return ServingModel.of_manifest(opened.manifest, opened.read_blob, partial(_load, folder, options))
-
-
-def _load(folder: Path, options: DeviceOptions, names: Sequence[str], copy: int) -> Session:
-    degree, _ = _shape({name: _files(folder, name) for name in names})
-    return DeviceSession(names, folder, options, copy * degree)
+    return ServingModel.of_manifest(
+        opened.manifest, opened.read_blob, lambda names, copy: DeviceSession(names, folder, options, copy)
+    )
 
 
 def _files(folder: Path, name: str) -> dict[str, str]:

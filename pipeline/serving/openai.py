@@ -6,7 +6,7 @@ Fields that would change an answer and are not supported are refused; others, su
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -202,11 +202,8 @@ class Answer:
     index: int
     text: str = ""
     finish: Finish | None = None
-    chosen: list[Chosen] = None  # type: ignore[assignment]
-    offsets: list[int] = None  # type: ignore[assignment]
-
-    def __post_init__(self) -> None:
-        self.chosen, self.offsets = [], []
+    chosen: list[Chosen] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,10 @@ class DecoderPrograms:
         """The tokens of the longest chunk. Longer prompts are cut at its multiples alone."""
         return max(self.prompts)
 
+    def length_for(self, tokens: int) -> int:
+        """The length of the shortest prompt program that reads so many tokens."""
+        return min(size for size in self.prompts if size >= tokens)
+
     def next_chunk(self, prompt: int, position: int) -> tuple[int, int, int]:
         """The first token, the end and the program's length of the chunk that continues a prompt of so many tokens.
 
@@ -104,7 +108,7 @@ class DecoderPrograms:
         end of the cache, where no program fits behind the position, the chunk begins earlier and reads tokens again.
         """
         end = min(position + self.chunk, prompt)
-        length = min(size for size in self.prompts if size >= end - position)
+        length = self.length_for(end - position)
         return min(position, self.capacity - length), end, length
 
 
@@ -126,8 +130,7 @@ class Decoder:
 
     def prefill(self, prompts: Mapping[int, Sequence[int]]) -> "Array":
         """Read the prompts of a batch, by row; the logits behind the last token of each row. Other rows are lost."""
-        longest = max(map(len, prompts.values()))
-        length = min(size for size in self.programs.prompts if size >= longest)
+        length = self.programs.length_for(max(map(len, prompts.values())))
         rows = [_padded(prompts.get(row, (0,)), length) for row in range(self.programs.rows)]
         given = {"input_ids": np.stack([ids for ids, _ in rows]), "attention_mask": np.stack([own for _, own in rows])}
         return self._run(self.programs.prompts[length], given)

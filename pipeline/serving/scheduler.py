@@ -268,7 +268,7 @@ class Scheduler:
         sequences = {row.number: self._occupy(row, self._waiting.popleft()) for row in rows}
         logits = self.decoder.prefill({number: each.request.prompt for number, each in sequences.items()})
         longest = max(len(each.request.prompt) for each in sequences.values())
-        self._charge(self._programs.prompts[min(size for size in self._programs.prompts if size >= longest)])
+        self._charge(self._programs.prompts[self._programs.length_for(longest)])
         self.counts.chunks += 1
         for sequence in sequences.values():
             sequence.position = len(sequence.request.prompt)

@@ -70,14 +70,16 @@ class Served:
     is_draining: bool = False
 
     @property
+    def parts(self) -> "list[Generation | Encoding]":
+        return [part for part in (self.generation, self.encoding) if part is not None]
+
+    @property
     def is_ready(self) -> bool:
-        parts = [part for part in (self.generation, self.encoding) if part is not None]
-        return not self.is_draining and bool(parts) and all(part.is_ready for part in parts)
+        return not self.is_draining and bool(self.parts) and all(part.is_ready for part in self.parts)
 
     @property
     def fault(self) -> BaseException | None:
-        parts = [part for part in (self.generation, self.encoding) if part is not None]
-        return next((part.fault for part in parts if part.fault is not None), None)
+        return next((part.fault for part in self.parts if part.fault is not None), None)
 
     def require_model(self, name: str | None) -> str:
         if name is not None and name not in self.names:
@@ -95,15 +97,14 @@ def application(served: Served, *, drain_seconds: float = 30.0) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        parts = [part for part in (served.generation, served.encoding) if part is not None]
-        for part in parts:
+        for part in served.parts:
             part.open()
         served.metrics.watch(served)
         try:
             yield
         finally:
             served.is_draining = True
-            for part in parts:
+            for part in served.parts:
                 await part.drain(drain_seconds)
                 await part.close()
             if served.shadow is not None:
@@ -154,7 +155,7 @@ class _Endpoints:
         wanted, generation = parsed(CompletionRequest, document), self._served.generator()
         model = generation.model
         prompts = [
-            generation.require_tokens(await _encoded(model.text, each) if isinstance(each, str) else each)
+            model.require_tokens(await _encoded(model.text, each) if isinstance(each, str) else each)
             for each in wanted.prompts()
         ]
         params = wanted.params(model.default_params(), tokens=wanted.most_tokens, logprobs=wanted.logprobs)
@@ -167,7 +168,7 @@ class _Endpoints:
     async def _chat(self, request: Request, document: Json) -> Response:
         wanted, generation = parsed(ChatRequest, document), self._served.generator()
         model = generation.model
-        prompt = generation.require_tokens(await asyncio.to_thread(wanted.tokens, model.text), "messages")
+        prompt = model.require_tokens(await asyncio.to_thread(wanted.tokens, model.text), "messages")
         params = wanted.params(model.default_params(), tokens=wanted.most_tokens or 1, logprobs=wanted.logprob_count)
         params, mirror = self._mirrored(params, "/v1/chat/completions", document)
         name = self._served.require_model(wanted.model)
@@ -250,7 +251,7 @@ class _Endpoints:
         tokens = document.get("tokens")
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
             raise InputInvalid("tokens: pass a list of token ids")
-        return JSONResponse({"prompt": generation.model.text.decode(generation.require_tokens(tokens, "tokens"))})
+        return JSONResponse({"prompt": generation.model.text.decode(generation.model.require_tokens(tokens, "tokens"))})
 
     # State
 
