@@ -9,7 +9,13 @@ from pathlib import Path
 import click
 
 from nxpipe.pipeline.cli.main import Command, Group
-from nxpipe.pipeline.cli.options import config_option, device_option, limit_option, store_option
+from nxpipe.pipeline.cli.options import (
+    config_option,
+    device_option,
+    limit_option,
+    require_device_for_limit,
+    store_option,
+)
 from nxpipe.pipeline.config.root import serving_fleet
 from nxpipe.pipeline.util.console import Console
 
@@ -148,9 +154,9 @@ def run(
 @limit_option
 @store_option
 @config_option
-@click.pass_obj
+@click.pass_context
 def warm(
-    console: Console,
+    ctx: click.Context,
     folder: Path,
     channel: str | None,
     cores: int,
@@ -162,25 +168,29 @@ def warm(
     """Run the golden inputs of a fetched artifact on every core of this instance.
 
     Each program runs on the inputs of the artifact's emulated evidence in the store, and its outputs are compared with
-    the evidence's, by the thresholds of [verify] in nxpipe.toml. Programs of backend neuronx run on each group of cores
-    as large as the artifact's tp, in a new process for each rank, with a time limit for collectives. They must not be
-    slower than 1.5 times the artifact's proof, nor may driver and runtime be older than the proof's. Programs of the
-    emulator run once. The agent runs this command before it starts a server. FOLDER is a folder of `store fetch`.
+    the evidence's, by the thresholds of [verify] in nxpipe.toml. With --device they run on each group of cores as large
+    as the artifact's tp, in a new process for each rank, with a time limit for collectives. They must not be slower
+    than 1.5 times the artifact's proof, nor may driver and runtime be older than the proof's. Without --device they run
+    once, on the emulator. The agent runs this command before it starts a server. FOLDER is a folder of `store fetch`.
 
     \b
     Example:
-      nxpipe agent warm /var/lib/nxpipe/artifact --cores 2
+      nxpipe agent warm /var/lib/nxpipe/artifact --device --cores 2
     """
     from nxpipe.pipeline.artifacts.signing import trusted_evidence
     from nxpipe.pipeline.artifacts.store_url import open_configured_store
     from nxpipe.pipeline.config import load_config
     from nxpipe.pipeline.models.thresholds import Thresholds
+    from nxpipe.pipeline.verify.device import DeviceOptions
     from nxpipe.pipeline.verify.warm import warm_up
 
+    console: Console = ctx.obj
+    require_device_for_limit(ctx, device)
     config = load_config(config_path, os.environ, missing_ok=True)
     opened = open_configured_store(store, config_path, console)
+    machine = DeviceOptions(device, limit=limit) if device else None
     trusts = trusted_evidence(channel, config, config_path.parent, opened)
-    done = warm_up(folder, opened, Thresholds.of(config), cores, device or "auto", limit, console.step, trusts)
+    done = warm_up(folder, opened, Thresholds.of(config), machine, cores, console.step, trusts)
     if console.json:
         console.data({"programs": done.programs, "copies": done.copies, "sentence": done.sentence})
     else:

@@ -19,9 +19,11 @@ from nxpipe.pipeline.models.thresholds import Thresholds, complete_evidence
 from nxpipe.pipeline.util.errors import NotReady, VerificationFailed
 from nxpipe.pipeline.util.progress import Step
 from nxpipe.pipeline.verify.device import (
+    DeviceOptions,
     described_device,
     device_faults,
     permitted_cores,
+    require_device_programs,
     require_libraries,
     require_varied,
 )
@@ -56,27 +58,28 @@ def warm_up(
     path: Path,
     store: "Store",
     allowed: Thresholds,
+    machine: DeviceOptions | None,
     cores: int,
-    device: str,
-    limit: float,
     step: Step,
     trusts: Trusts | None = None,
 ) -> WarmUp:
     """Run the golden inputs of the artifact of a fetched folder; VerificationFailed or NotReady if it must not serve.
 
-    Programs for devices run on as many groups of this instance's `cores` as there are; those of the emulator once.
+    On devices, programs run on as many groups of this instance's `cores` as there are; on the emulator (None), once.
     `trusts` decides which evidence counts; default: any.
     """
     require_libraries()
     folder = ArtifactFolder.open(path, store)
+    if machine is not None:
+        require_device_programs(folder.manifest)
     evidence = [each for each in folder.evidence(folder.manifest_digest) if trusts is None or trusts(each)]
     golden = complete_evidence(folder.manifest, evidence, EMULATED)
     if golden is None:
         return WarmUp(0, 0)
-    if not folder.manifest.runs_on_devices:
+    if machine is None:
         return _on_the_emulator(folder, allowed, step)
     proved = complete_evidence(folder.manifest, evidence, DEVICE)
-    options = ProveOptions(device, LEAST_RUNS, limit)
+    options = ProveOptions(machine.device, LEAST_RUNS, machine.limit)
     return _on_devices(folder, golden, proved, allowed, cores, options, step)
 
 

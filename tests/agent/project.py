@@ -22,5 +22,5 @@ capacity = { kind = "on-demand" }
 size = { min = 1, max = 1 }
 rehearsal = true
 golden_inputs = false
-command = []
 """
+SERVERLESS: Final = f"{CONFIG}command = []\n"  # a unit of the AMI serves

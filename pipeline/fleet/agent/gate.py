@@ -71,7 +71,6 @@ _IDLE_MARGIN: Final = 10  # seconds for which a server keeps a connection longer
 
 def server_command(folder: Path, fleet: "ServingFleet") -> tuple[str, ...]:
     """`nxpipe serve` of the artifact in a folder, by the settings of a fleet."""
-    device = () if fleet.rehearsal else ("--device",)
     seconds = {
         "--drain-timeout": fleet.draining.total_seconds(),
         "--keep-alive": fleet.idle_timeout.total_seconds() + _IDLE_MARGIN,
@@ -79,14 +78,21 @@ def server_command(folder: Path, fleet: "ServingFleet") -> tuple[str, ...]:
     options = (word for name, value in seconds.items() for word in (name, f"{value:g}"))
     address = ("--host", "0.0.0.0", "--port", str(fleet.port))  # noqa: S104, of the load balancer's targets
     # The load balancer has stopped sending requests when Auto Scaling ends an instance.
-    return (*_NXPIPE, "serve", "--folder", str(folder), *address, *device, *options, "--drain-delay", "0")
+    return (*_NXPIPE, "serve", "--folder", str(folder), *address, *_device_of(fleet), *options, "--drain-delay", "0")
 
 
-def require_golden_answers(folder: Path, channel: str, instance_type: str, seconds: float, words: Sequence[str]) -> str:
+def _device_of(fleet: "ServingFleet") -> tuple[str, ...]:
+    return () if fleet.rehearsal else ("--device",)
+
+
+def require_golden_answers(
+    folder: Path, fleet: "ServingFleet", instance_type: str, seconds: float, words: Sequence[str]
+) -> str:
     """Run the golden inputs on every core in a process of its own, whose memory is free again when the server starts;
     the sentence about what has run. `words` are the options of the store and the configuration."""
     cores = str(_entry(instance_type).logical_cores)
-    command = [*_NXPIPE, "agent", "warm", str(folder), "--channel", channel, "--cores", cores, *words, "--json"]
+    place = ("--channel", fleet.channel, "--cores", cores, *_device_of(fleet))
+    command = [*_NXPIPE, "agent", "warm", str(folder), *place, *words, "--json"]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False

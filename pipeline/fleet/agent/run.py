@@ -361,7 +361,7 @@ class Agent:
         if self.fleet.golden_inputs:
             with step("run the golden inputs of the artifact on every core"):
                 left = max(1.0, self.deadline - time.monotonic())
-                said = require_golden_answers(self.folder, self.fleet.channel, instance.type, left, self.words)
+                said = require_golden_answers(self.folder, self.fleet, instance.type, left, self.words)
             with step(said):
                 return
 
