@@ -49,6 +49,7 @@ class ManifestDifference:
                 _section("neffs", _neffs(before), _neffs(after)),
                 _section("weights", _weights(before), _weights(after)),
                 _section("files", _files(before), _files(after)),
+                _section("serving", _serving(before), _serving(after)),
             ),
         )
 
@@ -95,6 +96,19 @@ def _weights(manifest: Manifest) -> _Described:
 
 def _files(manifest: Manifest) -> _Described:
     return {file.path: (file.blob, None) for file in manifest.files}
+
+
+def _serving(manifest: Manifest) -> _Described:
+    """Contracts and files of the payloads; a file that is stored by tensor is compared by its header and tensors."""
+    described: dict[str, tuple[Blob, object]] = {}
+    for payload in manifest.serving:
+        described[f"{payload.name}.json"] = (payload.contract, None)
+        described |= {f"{payload.name}/{file.path}": (file.blob, None) for file in payload.files}
+        described |= {
+            f"{payload.name}/{file.path}": (file.head, tuple(tensor.blob for tensor in file.tensors))
+            for file in payload.shared
+        }
+    return described
 
 
 def _section(title: str, before: _Described, after: _Described) -> Section:
