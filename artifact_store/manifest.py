@@ -139,7 +139,7 @@ class ServingPayload(Document):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "ServingPayload":
-        paths = [file.path for file in (*self.files, *self.shared)]
+        paths = [*(file.path for file in self.files), *(file.path for file in self.shared)]
         _refuse_duplicates("file", paths)
         _refuse_equivalent_names("files", paths)
         _refuse_nested_files({_folded(path) for path in paths})

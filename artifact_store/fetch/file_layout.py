@@ -47,6 +47,8 @@ _NAMES: Final = {
     "uint8": "U8",
     "bool": "BOOL",
 }
+# Types by the names of the format; TF32 has the bytes of FP32.
+DTYPES: Final = {name: dtype for dtype, name in _NAMES.items() if dtype != "tfloat32"}
 _ALIGNMENT: Final = 8
 _RESERVED: Final = "__metadata__"
 

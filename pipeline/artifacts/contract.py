@@ -154,7 +154,7 @@ def contract_of_folder(folder: Path, name: str | None = None) -> ServingContract
 
     Without a name, an artifact has at most one payload. NotReady for a folder that is no fetched one, or damaged.
     """
-    manifest = _fetched_manifest(folder)
+    manifest = fetched_manifest(folder)
     payloads = [payload for payload in manifest.serving if name in (None, payload.name)]
     if len(payloads) > 1:
         names = ", ".join(payload.name for payload in payloads)
@@ -173,7 +173,8 @@ def contract_of_folder(folder: Path, name: str | None = None) -> ServingContract
         raise NotReady(f"{path} cannot be used ({_cause(fault)}); fetch the artifact again") from fault
 
 
-def _fetched_manifest(folder: Path) -> Manifest:
+def fetched_manifest(folder: Path) -> Manifest:
+    """The manifest of a fetched folder; NotReady for a folder that is no complete fetch."""
     path = folder / MANIFEST
     try:
         return Manifest.from_bytes(read_file(path, limit=MAX_MANIFEST_BYTES))

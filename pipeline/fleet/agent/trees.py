@@ -13,6 +13,7 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -75,8 +76,8 @@ class LaidOut:
                 raise self._changed(folder / path, "is gone")
             for path in sorted(found - files.keys()):
                 raise self._changed(folder / path, "was written by the server or another process")
-            for path, file in files.items():
-                self._require_content(folder / path, file)
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                list(pool.map(lambda file: self._require_content(folder / file.path, file), tree.files))  # noqa: B023
 
     def _require_content(self, path: Path, file: TreeFile) -> None:
         stamp = _stamp(path)
@@ -105,14 +106,15 @@ def lay_out(contract: ServingContract, fetched_folder: Path, root: Path, port: i
     places |= {tree.name: str(root / tree.destination) for tree in contract.trees}
     laid_out = LaidOut(contract, root, places)
     try:
+        _require_layout(root)
         _remove(root)
+        _write_refusals(root / _REFUSALS)
         for tree in contract.trees:
             folder = root / tree.destination
             if not folder.is_relative_to(root):
                 _require_ours(folder, tree)
                 _remove(folder)
             _place(tree, source / tree.name, folder)
-        _write_refusals(root / _REFUSALS)
     except OSError as failed:
         raise NotReady(
             f"{failed.filename or root} cannot be laid out ({failed.strerror}); free space, or correct the permissions"
@@ -129,6 +131,12 @@ def _require_files(tree: FileTree, folder: Path) -> None:
             raise NotReady(f"{path} is missing, and the runtime would compile without it; fetch the artifact again")
         if status.st_size != file.size:
             raise NotReady(f"{path} has {status.st_size} bytes instead of {file.size}; fetch the artifact again")
+
+
+def _require_layout(root: Path) -> None:
+    """Refuse to replace a folder that is no earlier layout."""
+    if root.exists() and any(root.iterdir()) and not (root / _REFUSALS).is_dir():
+        raise NotReady(f"{root} holds files that are no trees of a contract; name a new or an empty folder")
 
 
 def _require_ours(folder: Path, tree: FileTree) -> None:
@@ -174,7 +182,7 @@ def _remove(folder: Path) -> None:
     if not folder.is_dir():
         return
     for below, _, _ in os.walk(folder):
-        os.chmod(below, 0o755)  # noqa: PTH101 - before os.walk lists it
+        Path(below).chmod(0o700)  # before os.walk lists it
     shutil.rmtree(folder)
 
 

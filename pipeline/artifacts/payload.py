@@ -1,0 +1,211 @@
+"""Serving payloads in a store: the files of a draft as blobs, safetensors by tensor, and the artifact that names them.
+
+Equal folders give equal manifests, so an import can be repeated.
+"""
+
+import hashlib
+import json
+import math
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import ValidationError
+
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import InvalidDocument
+from nxpipe.artifact_store.fetch.file_layout import DTYPES
+from nxpipe.artifact_store.fetch.folder import files_of
+from nxpipe.artifact_store.manifest import WIDTHS, File, Manifest, ModelRef, ServingPayload, SharedFile
+from nxpipe.artifact_store.weights import Elements, put_weights
+from nxpipe.emulator.regular_file import open_regular
+from nxpipe.pipeline.artifacts.contract import FileTree, ServingContract, TreeFile, fetched_manifest, own_contract
+from nxpipe.pipeline.artifacts.recipes import Content, Draft, ImportRequest
+from nxpipe.pipeline.util.errors import ModelSourceError
+
+if TYPE_CHECKING:
+    from nxpipe.artifact_store import Published, Store
+
+_FORMAT: Final = "nxpipe.import/1"  # of the key inputs
+_BACKEND: Final = "neuronx"  # whose programs Neuron devices run
+_MAX_HEAD: Final = 64 * 1024**2
+_CHUNK: Final = 1024**2
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A published import."""
+
+    published: "Published"
+    contract: ServingContract
+    files: int
+    bytes_in_files: int
+
+
+def publish_draft(store: "Store", draft: Draft) -> Imported:
+    """Store the files of a draft and publish its artifact."""
+    stored = [
+        (tree.name, path, _stored(store, content)) for tree in draft.trees for path, content in tree.files.items()
+    ]
+    trees = tuple(
+        FileTree(
+            name=tree.name,
+            destination=tree.destination,
+            files=tuple(
+                TreeFile(path=path, sha256=file.sha256, size=file.size)
+                for name, path, file in stored
+                if name == tree.name
+            ),
+        )
+        for tree in draft.trees
+    )
+    contract = _contract(draft, trees)
+    payload = ServingPayload(
+        name=contract.name,
+        contract=store.put_blob(contract.to_bytes()),
+        files=tuple(File(path=f"{tree}/{path}", blob=file.blob) for tree, path, file in stored if file.blob),
+        shared=tuple(
+            SharedFile(path=f"{tree}/{path}", head=file.shared[0], tensors=file.shared[1])
+            for tree, path, file in stored
+            if file.shared
+        ),
+    )
+    model = ModelRef(id=draft.model_id, revision=None, task=draft.task)
+    inputs = {"format": _FORMAT, "model": model.model_dump(), "contract": contract.model_dump()}
+    manifest = Manifest(
+        model=model,
+        target=draft.target,
+        backend=_BACKEND,
+        key_inputs=store.put_blob(canonical_json(inputs)),
+        executables=(),
+        weights=(),
+        files=(),
+        serving=(payload,),
+    )
+    return Imported(store.publish(manifest), contract, len(stored), sum(file.size for _, _, file in stored))
+
+
+def publish_own(store: "Store", request: ImportRequest) -> Imported:
+    """Publish a fetched artifact of our own with a contract that pins versions. Its programs are those in the store."""
+    base = fetched_manifest(request.folder)
+    contract = next(own_contract(base, request.pins), None)
+    if contract is None:
+        raise ModelSourceError(f"{request.folder}: its artifact has no programs; import what it was made from")
+    if store.find(base.request_key) is None:
+        raise ModelSourceError(
+            f"{request.folder}: {store.url} does not hold {base.name}; copy it with nxpipe store export and import first"
+        )
+    files = files_of(base)
+    for path, blob in files.items():
+        if _sha256(request.folder / path) != blob.sha256:
+            raise ModelSourceError(f"{request.folder / path}: is missing or changed; run nxpipe store fetch again")
+    contract = ServingContract.from_bytes(contract.model_copy(update={"name": request.name or "nxpipe"}).to_bytes())
+    payload = ServingPayload(name=contract.name, contract=store.put_blob(contract.to_bytes()), files=(), shared=())
+    inputs = {"format": _FORMAT, "artifact": base.digest, "contract": contract.model_dump()}
+    update = {"key_inputs": store.put_blob(canonical_json(inputs)), "serving": (payload,)}
+    published = store.publish(Manifest.from_bytes(base.model_copy(update=update).to_bytes()))
+    return Imported(published, contract, len(files), sum(blob.size for blob in files.values()))
+
+
+def _contract(draft: Draft, trees: tuple[FileTree, ...]) -> ServingContract:
+    try:
+        return ServingContract(
+            name=draft.request.name or draft.request.runtime,
+            runtime=draft.request.runtime,  # type: ignore[arg-type] - checked by pydantic
+            target=draft.target,
+            lnc=draft.lnc,
+            tp=draft.tp,
+            cores=draft.tp,
+            pins=dict(draft.pins),
+            trees=trees,
+            environment=dict(draft.environment),
+            argv=draft.argv,
+            forbidden=draft.forbidden,
+            proves=draft.proves,
+            disproves=draft.disproves,
+            progress=draft.progress,
+        )
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(step) for step in fault["loc"])
+        raise ModelSourceError(f"{draft.request.folder}: no contract can be made: {where}: {fault['msg']}") from None
+
+
+@dataclass(frozen=True)
+class _StoredFile:
+    """A file in the store: a blob, or its header and tensors."""
+
+    sha256: str
+    size: int
+    blob: Blob | None = None
+    shared: tuple[Blob, tuple[Any, ...]] | None = None
+
+
+def _stored(store: "Store", content: Content) -> _StoredFile:
+    if isinstance(content, bytes):
+        blob = store.put_blob(content)
+        return _StoredFile(blob.sha256, blob.size, blob=blob)
+    try:
+        if content.name.endswith(".safetensors") and (shared := _put_shared(store, content)):
+            return shared
+        with open_regular(content) as file:
+            blob = store.put_stream(iter(lambda: file.read(_CHUNK), b""))
+    except OSError as failed:
+        raise ModelSourceError(f"{content}: cannot be read ({failed.strerror}); correct its mode") from failed
+    return _StoredFile(blob.sha256, blob.size, blob=blob)
+
+
+def _put_shared(store: "Store", path: Path) -> _StoredFile | None:
+    """Store a safetensors file by tensor; None for one whose bytes would not follow from its header and tensors."""
+    with _mapped(path) as data:
+        found = _elements(data)
+        if found is None:
+            return None
+        head, elements = found
+        with suppress(ValidationError, InvalidDocument):
+            tensors = put_weights(store.blobs, elements)
+            shared = SharedFile(path="file", head=store.put_blob(head), tensors=tensors)
+            return _StoredFile(hashlib.sha256(data).hexdigest(), len(data), shared=(shared.head, tensors))
+    return None
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[memoryview]:
+    with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        yield memoryview(mapped)
+
+
+def _elements(data: memoryview) -> tuple[bytes, list[Elements]] | None:
+    """The header's bytes and the tensors in the order of the file, if they follow each other without gaps."""
+    length = int.from_bytes(data[:8], "little")
+    if not 0 < length <= min(_MAX_HEAD, len(data) - 8):
+        return None
+    start = 8 + length
+    try:
+        header = json.loads(bytes(data[8:start]))
+        entries = sorted(
+            ((*one["data_offsets"], name, DTYPES.get(one["dtype"]), tuple(one["shape"])))
+            for name, one in header.items()
+            if name != "__metadata__"
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    elements, end = [], 0
+    for first, last, name, dtype, shape in entries:
+        if first != end or dtype is None or last - first != WIDTHS[dtype] * math.prod(shape):
+            return None
+        elements.append(Elements(name, dtype, shape, data[start + first : start + last]))
+        end = last
+    return (bytes(data[:start]), elements) if elements and start + end == len(data) else None
+
+
+def _sha256(path: Path) -> str | None:
+    try:
+        with open_regular(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
