@@ -4,27 +4,31 @@ Equal folders give equal manifests, so an import can be repeated.
 """
 
 import hashlib
-import json
-import math
 import mmap
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from pydantic import ValidationError
 
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import InvalidDocument
-from nxpipe.artifact_store.fetch.file_layout import DTYPES
 from nxpipe.artifact_store.fetch.folder import files_of
-from nxpipe.artifact_store.manifest import WIDTHS, File, Manifest, ModelRef, ServingPayload, SharedFile
+from nxpipe.artifact_store.manifest import File, Manifest, ModelRef, ServingPayload, SharedFile
 from nxpipe.artifact_store.weights import Elements, put_weights
 from nxpipe.emulator.regular_file import open_regular
-from nxpipe.pipeline.artifacts.contract import FileTree, ServingContract, TreeFile, fetched_manifest, own_contract
-from nxpipe.pipeline.artifacts.recipes import Content, Draft, ImportRequest
+from nxpipe.pipeline.artifacts.contract import (
+    FileTree,
+    Runtime,
+    ServingContract,
+    TreeFile,
+    fetched_manifest,
+    own_contract,
+)
+from nxpipe.pipeline.artifacts.recipes import Draft, ImportRequest
+from nxpipe.pipeline.artifacts.runtime_folder import Content, safetensors_header
 from nxpipe.pipeline.util.errors import ModelSourceError
 
 if TYPE_CHECKING:
@@ -32,7 +36,6 @@ if TYPE_CHECKING:
 
 _FORMAT: Final = "nxpipe.import/1"  # of the key inputs
 _BACKEND: Final = "neuronx"  # whose programs Neuron devices run
-_MAX_HEAD: Final = 64 * 1024**2
 _CHUNK: Final = 1024**2
 
 
@@ -97,7 +100,8 @@ def publish_own(store: "Store", request: ImportRequest) -> Imported:
         raise ModelSourceError(f"{request.folder}: its artifact has no programs; import what it was made from")
     if store.find(base.request_key) is None:
         raise ModelSourceError(
-            f"{request.folder}: {store.url} does not hold {base.name}; copy it with nxpipe store export and import first"
+            f"{request.folder}: {store.url} does not hold {base.name}; "
+            "copy it with nxpipe store export and nxpipe store import first"
         )
     files = files_of(base)
     for path, blob in files.items():
@@ -115,7 +119,7 @@ def _contract(draft: Draft, trees: tuple[FileTree, ...]) -> ServingContract:
     try:
         return ServingContract(
             name=draft.request.name or draft.request.runtime,
-            runtime=draft.request.runtime,  # type: ignore[arg-type] - checked by pydantic
+            runtime=cast(Runtime, draft.request.runtime),
             target=draft.target,
             lnc=draft.lnc,
             tp=draft.tp,
@@ -160,47 +164,22 @@ def _stored(store: "Store", content: Content) -> _StoredFile:
 
 
 def _put_shared(store: "Store", path: Path) -> _StoredFile | None:
-    """Store a safetensors file by tensor; None for one whose bytes would not follow from its header and tensors."""
-    with _mapped(path) as data:
-        found = _elements(data)
-        if found is None:
-            return None
-        head, elements = found
-        with suppress(ValidationError, InvalidDocument):
-            tensors = put_weights(store.blobs, elements)
-            shared = SharedFile(path="file", head=store.put_blob(head), tensors=tensors)
-            return _StoredFile(hashlib.sha256(data).hexdigest(), len(data), shared=(shared.head, tensors))
-    return None
-
-
-@contextmanager
-def _mapped(path: Path) -> Iterator[memoryview]:
+    """Store a safetensors file by tensor; None for one whose bytes do not follow from its header and tensors."""
+    size, entries = safetensors_header(path)
+    gapless = all(one.end == following.start for one, following in pairwise(entries))
+    if not entries or entries[0].start or not gapless or not all(entry.is_whole for entry in entries):
+        return None
     with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        yield memoryview(mapped)
-
-
-def _elements(data: memoryview) -> tuple[bytes, list[Elements]] | None:
-    """The header's bytes and the tensors in the order of the file, if they follow each other without gaps."""
-    length = int.from_bytes(data[:8], "little")
-    if not 0 < length <= min(_MAX_HEAD, len(data) - 8):
-        return None
-    start = 8 + length
-    try:
-        header = json.loads(bytes(data[8:start]))
-        entries = sorted(
-            ((*one["data_offsets"], name, DTYPES.get(one["dtype"]), tuple(one["shape"])))
-            for name, one in header.items()
-            if name != "__metadata__"
-        )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None
-    elements, end = [], 0
-    for first, last, name, dtype, shape in entries:
-        if first != end or dtype is None or last - first != WIDTHS[dtype] * math.prod(shape):
+        data = memoryview(mapped)
+        elements = [
+            Elements(one.name, str(one.dtype), one.shape, data[size + one.start : size + one.end]) for one in entries
+        ]
+        try:
+            tensors = put_weights(store.blobs, elements)
+            shared = SharedFile(path="file", head=store.put_blob(data[:size]), tensors=tensors)
+        except (ValidationError, InvalidDocument):  # a name that no manifest may hold
             return None
-        elements.append(Elements(name, dtype, shape, data[start + first : start + last]))
-        end = last
-    return (bytes(data[:start]), elements) if elements and start + end == len(data) else None
+        return _StoredFile(hashlib.sha256(data).hexdigest(), len(data), shared=(shared.head, tensors))
 
 
 def _sha256(path: Path) -> str | None:

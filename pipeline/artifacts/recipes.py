@@ -5,23 +5,29 @@ runtime would not load, or would load wrongly. docs/reference/serving-contract.m
 """
 
 import json
-import os
 import re
 import shlex
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from nxpipe.emulator.hardware import CORES, INSTANCES
+from nxpipe.pipeline.artifacts.runtime_folder import (
+    TOKENIZERS,
+    Content,
+    checked_files,
+    files_below,
+    json_file,
+    model_files,
+    require_file,
+    require_torchscript,
+    require_weights,
+)
 from nxpipe.pipeline.models.configuration import task_of
 from nxpipe.pipeline.util.errors import ModelSourceError
-from nxpipe.pipeline.util.files import DocumentInvalid, MiB, json_of, read_file
 
 NKI_BINARIES: Final = "/var/tmp/nki-intermediate-cache"  # noqa: S108 - the path is compiled into the graphs
-_LARGEST_JSON: Final = 64 * MiB
-_TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 _VERSION: Final = re.compile(r"[0-9][0-9A-Za-z.+!_-]{0,63}")
 
 
@@ -40,9 +46,6 @@ class ImportRequest:
     pins: Mapping[str, str] = field(default_factory=dict)
     flags: str = ""  # of `vllm serve`
     command: str = ""  # of a server of the user's own
-
-
-Content = Path | bytes
 
 
 @dataclass(frozen=True)
@@ -80,107 +83,6 @@ def draft(request: ImportRequest) -> Draft:
         if not _VERSION.fullmatch(version):
             raise ModelSourceError(f"--pin {package}={version}: it is no exact version; give one, as in 2.9.0")
     return _RECIPES[request.runtime](request)
-
-
-# Files of a folder
-
-
-def files_below(root: Path, leave_out: Callable[[str], bool] = lambda _: False) -> dict[str, Path]:
-    """Every file below a folder by its path, names with dots included. Links and special files are refused: what a
-    link leads to may lie outside of the folder."""
-    if not root.is_dir():
-        raise ModelSourceError(f"{root}: no such folder; pass the folder that the runtime wrote")
-    found: dict[str, Path] = {}
-
-    def fail(error: OSError) -> None:
-        raise ModelSourceError(f"{error.filename}: cannot be listed ({error.strerror}); correct its mode") from error
-
-    for below, folders, names in os.walk(root, onerror=fail):
-        for name in (*folders, *names):
-            path = Path(below, name)
-            relative = path.relative_to(root).as_posix()
-            if leave_out(relative) or (path.is_dir() and not path.is_symlink()):
-                continue
-            if path.is_symlink():
-                raise ModelSourceError(f"{path}: is a link; replace links by their files, as `cp -rL` does")
-            if not path.is_file():
-                raise ModelSourceError(f"{path}: is no regular file; remove it from the folder")
-            found[relative] = path
-    return dict(sorted(found.items()))
-
-
-def _require(files: Mapping[str, Content], path: str, root: Path, remedy: str) -> Content:
-    if path not in files:
-        raise ModelSourceError(f"{root / path}: is missing; {remedy}")
-    return files[path]
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        document = json_of(read_file(path, limit=_LARGEST_JSON))
-    except (OSError, DocumentInvalid) as fault:
-        reason = (fault.strerror if isinstance(fault, OSError) else None) or str(fault)
-        raise ModelSourceError(f"{path}: cannot be read ({reason}); export the folder again") from fault
-    if not isinstance(document, dict):
-        raise ModelSourceError(f"{path}: is no JSON object; export the folder again")
-    return document
-
-
-def _require_torchscript(path: Path) -> None:
-    """The archive of torch.jit.save is complete: its directory stands at the end."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except (OSError, zipfile.BadZipFile) as fault:
-        raise ModelSourceError(
-            f"{path}: is no complete TorchScript archive ({fault}); copy it again, or save it with torch.jit.save"
-        ) from fault
-    if not any(name.endswith("/constants.pkl") for name in names):
-        raise ModelSourceError(f"{path}: is an archive without constants.pkl; save the module with torch.jit.save")
-
-
-def _require_safetensors(path: Path) -> None:
-    """The file has exactly the bytes of which its header speaks."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        head = file.read(length) if 8 + length <= size and length <= _LARGEST_JSON else b""
-    try:
-        header = json.loads(head)
-        end = max((one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"), default=0)
-        wanted = 8 + length + int(end)
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError):
-        raise ModelSourceError(f"{path}: its safetensors header cannot be read; copy the file again") from None
-    if size != wanted:
-        raise ModelSourceError(f"{path}: has {size} bytes, and its header names {wanted}; copy the file again")
-
-
-def _require_weights(files: Mapping[str, Content], root: Path) -> None:
-    """Whole Hugging Face weights: one file, or all files of the index."""
-    index = files.get("model.safetensors.index.json")
-    named = set(_json(index).get("weight_map", {}).values()) if isinstance(index, Path) else set()
-    for name in sorted(named):
-        _require(files, str(name), root, "the index names it: download the checkpoint again")
-    if not any(name.endswith(".safetensors") and "/" not in name for name in files):
-        raise ModelSourceError(
-            f"{root}: holds no *.safetensors, which the server shards when it loads; add the weights"
-        )
-
-
-def _checked(files: dict[str, Path]) -> dict[str, Path]:
-    for name, path in files.items():
-        if name.endswith(".safetensors"):
-            _require_safetensors(path)
-    return files
-
-
-def _model_files(root: Path) -> dict[str, Path]:
-    """The files that a server reads of the model's folder: settings, tokenizer, weights."""
-    files = _checked(files_below(root, leave_out=lambda path: path.split("/")[0].startswith(".")))
-    _require(files, "config.json", root, "vLLM reads it: pass the model's folder with --model-files")
-    if not any(name in files for name in _TOKENIZERS):
-        raise ModelSourceError(f"{root}: holds no tokenizer, such as tokenizer.json; copy the model's tokenizer files")
-    return files
 
 
 # Values of a draft
@@ -257,7 +159,7 @@ def _id(request: ImportRequest, root: Path) -> str:
 
 _COMPILES: Final = (r"\b[Rr]ecompil", r"\bCompiling\b", r"Compiler status PASS")
 _VLLM_PROGRESS: Final = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total")
-_CACHE_OFF: Final = ("NEURON_RT_ALLOW_LEGACY_NEFF",)  # programs of another target would run, wrongly or slowly
+_FOREIGN: Final = ("NEURON_RT_ALLOW_LEGACY_NEFF",)  # programs of another target would run, wrongly or slowly
 
 # Recipe A: vLLM with NxD Inference
 
@@ -265,39 +167,39 @@ _CACHE_OFF: Final = ("NEURON_RT_ALLOW_LEGACY_NEFF",)  # programs of another targ
 def _nxdi(request: ImportRequest) -> Draft:
     root = request.folder
     _forbid_flags(request)
-    files: dict[str, Content] = dict(_checked(files_below(root, leave_out=lambda path: path.startswith("neuronxcc-"))))
+    files: dict[str, Content] = dict(
+        checked_files(files_below(root, leave_out=lambda path: path.startswith("neuronxcc-")))
+    )
     remedy = "without it the server compiles for an hour into this folder: export the compiled model again"
-    config_path = _path(_require(files, "neuron_config.json", root, remedy))
-    _require_torchscript(_path(_require(files, "model.pt", root, remedy)))
-    config = _json(config_path)
+    config_path = _path(require_file(files, "neuron_config.json", root, remedy))
+    require_torchscript(_path(require_file(files, "model.pt", root, remedy)))
+    config = json_file(config_path)
     compiled = config.get("neuron_config")
     if not isinstance(compiled, dict):
         raise ModelSourceError(f"{config_path}: has no neuron_config; export the compiled model again")
     tp = _integer(compiled, "tp_degree", config_path)
     model_root = request.model_files or root
-    model = _model_files(model_root) if request.model_files else {name: _path(one) for name, one in files.items()}
+    model = model_files(model_root) if request.model_files else {name: _path(one) for name, one in files.items()}
     if not request.model_files:
-        _model_files(root)
+        model_files(root)
     if compiled.get("save_sharded_checkpoint"):
         for rank in range(tp):
-            _require(files, f"weights/tp{rank}_sharded_checkpoint.safetensors", root, remedy)
+            require_file(files, f"weights/tp{rank}_sharded_checkpoint.safetensors", root, remedy)
     else:
         weights = {name: path for name, path in model.items() if ".safetensors" in name and "/" not in name}
         files = {**weights, **files}  # the loader looks here once the path of the build machine is gone
-        _require_weights(files, root)
+        require_weights(files, root)
     files["neuron_config.json"] = _relocated(config, compiled, config_path)
     trees = [DraftTree("artifact", "artifact", files)]
     if request.model_files:
-        pre_sharded = bool(compiled.get("save_sharded_checkpoint"))
-        kept = {name: path for name, path in model.items() if not (pre_sharded and ".safetensors" in name)}
-        kept = {name: path for name, path in kept.items() if ".safetensors" not in name}
-        trees.append(DraftTree("model", "model", kept))
+        settings = {name: path for name, path in model.items() if ".safetensors" not in name}
+        trees.append(DraftTree("model", "model", settings))
     target = _target(request)
     lnc = _lnc(request, target, compiled.get("logical_nc_config"))
     return Draft(
         request=request,
         model_id=_id(request, model_root),
-        task=task_of(_json(model_root / "config.json")),
+        task=task_of(json_file(model_root / "config.json")),
         target=target,
         lnc=lnc,
         tp=tp,
@@ -311,7 +213,7 @@ def _nxdi(request: ImportRequest) -> Draft:
             **({"VLLM_NEURON_FRAMEWORK": "neuronx-distributed-inference"} if _is_fork(request.pins["vllm"]) else {}),
         },
         argv=_vllm("${model}" if request.model_files else "${artifact}", _nxdi_flags(compiled, tp, config_path)),
-        forbidden=("NEURON_RT_VISIBLE_CORES", *_CACHE_OFF),
+        forbidden=("NEURON_RT_VISIBLE_CORES", *_FOREIGN),
         proves=("Successfully loaded pre-compiled model artifacts from",),
         disproves=("Unable to find precompiled artifacts", *_COMPILES),
         progress=_VLLM_PROGRESS,
@@ -386,8 +288,8 @@ def _vllm_neuron(request: ImportRequest) -> Draft:
     _require_binaries(files, binaries, root)
     if request.model_files is None:
         raise ModelSourceError(f"{root}: has no weights and tokenizer; pass the model's folder with --model-files")
-    model = _model_files(request.model_files)
-    _require_weights(model, request.model_files)
+    model = model_files(request.model_files)
+    require_weights(model, request.model_files)
     flags = _neuron_flags(request)
     target = _target(request, _compiled_for(files))
     if target not in ("trn2", "trn3"):
@@ -405,7 +307,7 @@ def _vllm_neuron(request: ImportRequest) -> Draft:
     return Draft(
         request=request,
         model_id=_id(request, request.model_files),
-        task=task_of(_json(request.model_files / "config.json")),
+        task=task_of(json_file(request.model_files / "config.json")),
         target=target,
         lnc=lnc,
         tp=tp,
@@ -423,7 +325,7 @@ def _vllm_neuron(request: ImportRequest) -> Draft:
             **(_LATER_ENVIRONMENT if later else {"VLLM_NEURON_ASSERT_CACHE_HIT": "1"}),
         },
         argv=_vllm("${model}", tuple(shlex.split(request.flags))),
-        forbidden=(*_NEURON_FORBIDDEN, *_CACHE_OFF),
+        forbidden=(*_NEURON_FORBIDDEN, *_FOREIGN),
         proves=(r"Local cache hit for key:",),
         disproves=(r"[Cc]ache miss", *_COMPILES),
         progress=_VLLM_PROGRESS,
@@ -453,10 +355,10 @@ def _require_graph(files: Mapping[str, Path], key: str, root: Path) -> None:
     remedy = "the server would stop with a cache miss: copy the folder with its hidden files, or compile again"
     if not _KEY.fullmatch(key):
         raise ModelSourceError(f"{root / key}: is no cache key of 32 hex digits; pass the cache as the server wrote it")
-    _require(files, f"{key}/graph.hlo", root, remedy)
-    marker = _path(_require(files, f"{key}/.compilation_complete", root, remedy))
-    metadata = _path(_require(files, f"{key}/.artifact_metadata_v0.json", root, remedy))
-    if (found := _json(metadata).get("cache_key")) != key:
+    require_file(files, f"{key}/graph.hlo", root, remedy)
+    marker = _path(require_file(files, f"{key}/.compilation_complete", root, remedy))
+    metadata = _path(require_file(files, f"{key}/.artifact_metadata_v0.json", root, remedy))
+    if (found := json_file(metadata).get("cache_key")) != key:
         raise ModelSourceError(f"{metadata}: its cache_key is {found!r}, not the folder's name; do not rename folders")
     neffs = [path for path in files if re.fullmatch(rf"{key}/graph_[0-9a-f]{{32}}\.neff", path)]
     if len(neffs) != 1:
@@ -494,7 +396,7 @@ def _compiled_for(files: Mapping[str, Path]) -> str | None:
 
 def _neuron_flags(request: ImportRequest) -> dict[str, str]:
     try:
-        words = shlex.split(request.flags.replace("=", " ", 0))
+        words = shlex.split(request.flags)
     except ValueError as fault:
         raise ModelSourceError(f"--serve-flags: {fault}; quote them as for a shell") from fault
     given = dict(_option(word, following) for word, following in zip(words, [*words[1:], ""], strict=True))
@@ -520,14 +422,14 @@ def _option(word: str, following: str) -> tuple[str, str]:
 
 def _optimum(request: ImportRequest) -> Draft:
     root = request.folder
-    files = _checked(files_below(root))
-    config = _json(_path(_require(files, "config.json", root, "export the model again")))
+    files = checked_files(files_below(root))
+    config = json_file(_path(require_file(files, "config.json", root, "export the model again")))
     section = config.get("neuron")
     if isinstance(section, dict):
         return _optimum_encoder(request, files, config, section)
     _forbid_flags(request)
-    path = _path(_require(files, "neuron_config.json", root, "export the model with optimum-cli export neuron"))
-    settings = _json(path)
+    path = _path(require_file(files, "neuron_config.json", root, "export the model with optimum-cli export neuron"))
+    settings = json_file(path)
     for name in ("optimum_neuron_version", "_serialized_key", "neuronxcc_version"):
         if not isinstance(settings.get(name), str):
             raise ModelSourceError(
@@ -537,10 +439,10 @@ def _optimum(request: ImportRequest) -> Draft:
     if not bundles:
         raise ModelSourceError(f"{root / 'model.pt'}: is missing; export the model with optimum-cli export neuron")
     for bundle in bundles:
-        _require_torchscript(files[bundle])
+        require_torchscript(files[bundle])
     tp = _integer(settings, "tp_degree", path, default=1)
     _require_checkpoint(files, tp, root)
-    if not any(name in files for name in _TOKENIZERS):
+    if not any(name in files for name in TOKENIZERS):
         raise ModelSourceError(f"{root}: holds no tokenizer, such as tokenizer.json; copy the model's tokenizer files")
     target = _target(request, settings.get("target"))
     lnc = _lnc(request, target, settings.get("logical_nc_config"))
@@ -567,7 +469,7 @@ def _optimum_encoder(
     if not models:
         raise ModelSourceError(f"{root / 'model.neuron'}: is missing; export the model with optimum-cli export neuron")
     for name in models:
-        _require_torchscript(files[name])
+        require_torchscript(files[name])
     version = section.get("compiler_version")
     recorded = {"neuronx-cc": version} if isinstance(version, str) else {}
     target = _target(request)
@@ -582,9 +484,9 @@ def _require_checkpoint(files: Mapping[str, Path], tp: int, root: Path) -> None:
     for folder in sorted({name.rpartition("/")[0] for name in sharded}):
         for rank in range(tp):
             name = f"{folder}/tp{rank}_sharded_checkpoint.safetensors"
-            _require(files, name, root, f"the model has {tp} shards: export it again")
+            require_file(files, name, root, f"the model has {tp} shards: export it again")
     if not sharded:
-        _require_weights(files, root)
+        require_weights(files, root)
 
 
 # Recipe D: TorchScript of torch_neuronx.trace
@@ -592,15 +494,15 @@ def _require_checkpoint(files: Mapping[str, Path], tp: int, root: Path) -> None:
 
 def _torchscript(request: ImportRequest) -> Draft:
     root = request.folder
-    files = _checked(files_below(root))
+    files = checked_files(files_below(root))
     modules = [name for name in files if name.endswith(".pt")]
     if not modules:
         raise ModelSourceError(f"{root}: holds no *.pt; save the traced module with torch.jit.save")
     for name in modules:
-        _require_torchscript(files[name])
+        require_torchscript(files[name])
     target = _target(request)
     pins = _pins(request, ("torch", "torch-neuronx"))
-    task = task_of(_json(files["config.json"])) if "config.json" in files else "feature-extraction"
+    task = task_of(json_file(files["config.json"])) if "config.json" in files else "feature-extraction"
     drafted = _one_tree(request, root, files, target, _lnc(request, target), 1, task, pins)
     return replace(drafted, argv=_command(request))
 
@@ -632,7 +534,7 @@ def _one_tree(
             "NXPIPE_SERVING_FOLDER": "${artifact}",
         },
         argv=(),
-        forbidden=("NEURON_RT_VISIBLE_CORES", *_CACHE_OFF),
+        forbidden=("NEURON_RT_VISIBLE_CORES", *_FOREIGN),
         proves=(),
         disproves=_COMPILES,
         progress=(),
