@@ -169,17 +169,18 @@ def _put_shared(store: "Store", path: Path) -> _StoredFile | None:
     gapless = all(one.end == following.start for one, following in pairwise(entries))
     if not entries or entries[0].start or not gapless or not all(entry.is_whole for entry in entries):
         return None
-    with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        data = memoryview(mapped)
-        elements = [
-            Elements(one.name, str(one.dtype), one.shape, data[size + one.start : size + one.end]) for one in entries
-        ]
-        try:
-            tensors = put_weights(store.blobs, elements)
-            shared = SharedFile(path="file", head=store.put_blob(data[:size]), tensors=tensors)
-        except (ValidationError, InvalidDocument):  # a name that no manifest may hold
-            return None
-        return _StoredFile(hashlib.sha256(data).hexdigest(), len(data), shared=(shared.head, tensors))
+    with open_regular(path) as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # unmapped with the last view of it
+    data = memoryview(mapped)
+    elements = [
+        Elements(one.name, str(one.dtype), one.shape, data[size + one.start : size + one.end]) for one in entries
+    ]
+    try:
+        tensors = put_weights(store.blobs, elements)
+        shared = SharedFile(path="file", head=store.put_blob(data[:size]), tensors=tensors)
+    except (ValidationError, InvalidDocument):  # a name that no manifest may hold
+        return None
+    return _StoredFile(hashlib.sha256(data).hexdigest(), len(data), shared=(shared.head, tensors))
 
 
 def _sha256(path: Path) -> str | None:
