@@ -236,7 +236,10 @@ def _numbers(version: str) -> tuple[int, ...]:
 _DRIVER_VERSION: Final = Path("/sys/module/neuron/version")
 _LIST: Final = """
 import importlib.metadata, json
-print(json.dumps({d.metadata["Name"]: d.version for d in importlib.metadata.distributions() if d.metadata["Name"]}))
+found = {}
+for each in importlib.metadata.distributions():
+    found.setdefault(each.metadata["Name"] or "", each.version)  # the first on the path is the one that is imported
+print(json.dumps(found))
 """
 
 

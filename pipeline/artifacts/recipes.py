@@ -273,7 +273,6 @@ _NEURON_FLAGS: Final = (
     *("--tensor-parallel-size", "--max-model-len", "--max-num-seqs", "--max-num-batched-tokens", "--block-size"),
     "--num-gpu-blocks-override",
 )
-_NAMED_BINARY: Final = re.compile(re.escape(NKI_BINARIES).encode() + rb"/([A-Za-z0-9_./+-]+)")
 
 
 def _vllm_neuron(request: ImportRequest) -> Draft:
@@ -372,10 +371,11 @@ def _require_graph(files: Mapping[str, Path], key: str, root: Path) -> None:
 
 def _require_binaries(files: Mapping[str, Path], binaries: Mapping[str, Path], root: Path) -> None:
     """Every kernel that a graph or an NKI result names by its absolute path is imported too."""
+    named = re.compile(re.escape(NKI_BINARIES).encode() + rb"/([A-Za-z0-9_./+-]+)")
     for path, file in files.items():
         if not path.endswith(("graph.hlo", ".json")):
             continue
-        for match in _NAMED_BINARY.finditer(file.read_bytes()):
+        for match in named.finditer(file.read_bytes()):
             name = match[1].decode()  # in a proto, bytes of the next field may look like its end
             if not any(name.startswith(binary) for binary in binaries):
                 raise ModelSourceError(
