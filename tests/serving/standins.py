@@ -36,12 +36,18 @@ READY = "standin: ready"
 
 PINS: Mapping[str, Mapping[str, str]] = {
     "vllm-nxdi": {
-        **{"torch": "2.9.0", "torch-neuronx": "2.9.0.2.11.19912", "neuronx-distributed-inference": "0.8.16251"},
-        **{"vllm": "0.13.0", "neuronx-cc": "2.22.12471.0"},
+        "torch": "2.9.0",
+        "torch-neuronx": "2.9.0.2.11.19912",
+        "neuronx-distributed-inference": "0.8.16251",
+        "vllm": "0.13.0",
+        "neuronx-cc": "2.22.12471.0",
     },
     "vllm-neuron": {
-        **{"torch": "2.11.0", "libtorch-neuronx-lite": "2.11.0.1.0.1284", "vllm": "0.24.0"},
-        **{"vllm-neuron": "0.24.0.1.1.0", "neuronx-cc": "2.26.6360.0"},
+        "torch": "2.11.0",
+        "libtorch-neuronx-lite": "2.11.0.1.0.1284",
+        "vllm": "0.24.0",
+        "vllm-neuron": "0.24.0.1.1.0",
+        "neuronx-cc": "2.26.6360.0",
     },
     "optimum": {"optimum-neuron": "0.4.6", "neuronx-cc": "2.21.18209.0", "torch": "2.8.0", "vllm": "0.11.0"},
     "torchscript": {"torch": "2.9.0", "torch-neuronx": "2.9.0.2.11.19912"},
@@ -73,9 +79,15 @@ class Compiled:
     def stated(self) -> dict[str, Any]:
         """Fields of an ImportRequest."""
         return {
-            **{"runtime": self.runtime, "folder": self.folder, "model_files": self.model_files},
-            **{"nki_binaries": self.nki_binaries, "target": self.target, "pins": dict(self.pins)},
-            **{"flags": self.flags, "command": self.command, "model_id": "acme/tiny"},
+            "runtime": self.runtime,
+            "folder": self.folder,
+            "model_files": self.model_files,
+            "nki_binaries": self.nki_binaries,
+            "target": self.target,
+            "pins": dict(self.pins),
+            "flags": self.flags,
+            "command": self.command,
+            "model_id": "acme/tiny",
         }
 
     def arguments(self) -> tuple[str, ...]:
@@ -160,8 +172,13 @@ def _compiled_nxdi(root: Path, *, tp: int = 2) -> Compiled:
     folder = root / "compiled"
     folder.mkdir(parents=True)
     neuron = {
-        **{"tp_degree": tp, "seq_len": 256, "batch_size": 4, "is_continuous_batching": True},
-        **{"save_sharded_checkpoint": True, "logical_nc_config": 1, "quantized_checkpoints_path": None},
+        "tp_degree": tp,
+        "seq_len": 256,
+        "batch_size": 4,
+        "is_continuous_batching": True,
+        "save_sharded_checkpoint": True,
+        "logical_nc_config": 1,
+        "quantized_checkpoints_path": None,
     }
     document = {"_name_or_path": str(root / "builder" / "tiny"), "model_type": "llama", "neuron_config": neuron}
     (folder / "neuron_config.json").write_text(json.dumps(document))
@@ -186,7 +203,7 @@ def shard_on_load(folder: Path) -> None:
 def cache_keys(flags: str) -> list[str]:
     """The keys of the graphs of a command line."""
     words = [word for word in shlex.split(flags) if word not in ("--host", "--port")]
-    return [hashlib.md5(f"{number} {' '.join(words)}".encode()).hexdigest() for number in range(GRAPHS)]  # noqa: S324
+    return [hashlib.md5(f"{number} {' '.join(words)}".encode()).hexdigest() for number in range(GRAPHS)]
 
 
 def _compiled_neuron(root: Path, nki_root: str) -> Compiled:
@@ -195,8 +212,10 @@ def _compiled_neuron(root: Path, nki_root: str) -> Compiled:
         folder = cache / "neuron/compile_cache" / key
         folder.mkdir(parents=True)
         neff = f"neff of {key}".encode() * 50
-        (folder / "graph.hlo").write_bytes(b"\x0a\x05graph" + (f"{nki_root}/kernel.bin\x12".encode() if nki_root else b""))
-        (folder / f"graph_{hashlib.md5(neff).hexdigest()}.neff").write_bytes(neff)  # noqa: S324
+        (folder / "graph.hlo").write_bytes(
+            b"\x0a\x05graph" + (f"{nki_root}/kernel.bin\x12".encode() if nki_root else b"")
+        )
+        (folder / f"graph_{hashlib.md5(neff).hexdigest()}.neff").write_bytes(neff)
         (folder / ".artifact_metadata_v0.json").write_text(json.dumps({"cache_key": key, "version": 0}))
         (folder / ".compilation_complete").write_text(f"completed:1760000000\nneff_size:{len(neff)}\n")
         (folder / "command.txt").write_text("neuronx-cc compile --target=trn2 graph.hlo")
@@ -206,7 +225,9 @@ def _compiled_neuron(root: Path, nki_root: str) -> Compiled:
     if nki_root:
         nki = cache / "neuron/compile_cache/nki"
         nki.mkdir()
-        (nki / f"{'a' * 32}.json").write_text(json.dumps({"dumped_config": f"{nki_root}/kernel.bin", "schema_version": 1}))
+        (nki / f"{'a' * 32}.json").write_text(
+            json.dumps({"dumped_config": f"{nki_root}/kernel.bin", "schema_version": 1})
+        )
         binaries = root / "nki"
         binaries.mkdir()
         (binaries / "kernel.bin").write_bytes(b"kernel")
@@ -219,9 +240,15 @@ def _compiled_optimum(root: Path) -> Compiled:
     (folder / "model.safetensors").unlink()
     pins = PINS["optimum"]
     settings = {
-        **{"optimum_neuron_version": pins["optimum-neuron"], "neuronxcc_version": pins["neuronx-cc"]},
-        **{"_serialized_key": "NxDNeuronConfig", "batch_size": 2, "sequence_length": 256, "tp_degree": 2},
-        **{"target": "inf2", "checkpoint_id": "acme/tiny", "logical_nc_config": 1},
+        "optimum_neuron_version": pins["optimum-neuron"],
+        "neuronxcc_version": pins["neuronx-cc"],
+        "_serialized_key": "NxDNeuronConfig",
+        "batch_size": 2,
+        "sequence_length": 256,
+        "tp_degree": 2,
+        "target": "inf2",
+        "checkpoint_id": "acme/tiny",
+        "logical_nc_config": 1,
     }
     (folder / "neuron_config.json").write_text(json.dumps(settings))
     write_torchscript(folder / "model.pt")
@@ -283,7 +310,7 @@ def _nxdi(model: Path, flags: Mapping[str, str]) -> Loaded:
     json.loads((model / "config.json").read_text())  # AutoConfig, before the loader
     (model / "tokenizer.json").read_text()
     named = os.environ.get("NEURON_COMPILED_ARTIFACTS")
-    digest = hashlib.md5(json.dumps(sorted(flags.items())).encode()).hexdigest()  # noqa: S324
+    digest = hashlib.md5(json.dumps(sorted(flags.items())).encode()).hexdigest()
     folder = Path(named) if named else model / "neuron-compiled-artifacts" / digest
     if not named and folder.exists():
         shutil.rmtree(folder)  # plugin 0.2.x, before it looks
@@ -320,7 +347,9 @@ def _nxdi_loaded(folder: Path) -> Loaded:
 
 
 def _neuron(model: Path, flags: Mapping[str, str]) -> Loaded:
-    strict = [name for name in ("VLLM_NEURON_DISABLE_WARMUP_COMPILE", "NEURON_LIBTORCH_ASSERT_CACHE_HIT") if _is_on(name)]
+    strict = [
+        name for name in ("VLLM_NEURON_DISABLE_WARMUP_COMPILE", "NEURON_LIBTORCH_ASSERT_CACHE_HIT") if _is_on(name)
+    ]
     for name in ("VLLM_NEURON_DISABLE_COMPILE_CACHE", "NEURON_LIBTORCH_DISABLE_COMPILE_CACHE"):
         if _is_on(name) and strict:
             raise ValueError(f"{name} conflicts with {strict[0]}")
