@@ -110,7 +110,7 @@ def _target(request: ImportRequest, recorded: object = None) -> str:
 def _lnc(request: ImportRequest, target: str, recorded: int | None = None) -> int:
     if request.lnc and recorded and request.lnc != recorded:
         raise ModelSourceError(
-            f"{request.folder}: was compiled with a logical core of {recorded}; pass --lnc {recorded}"
+            f"{request.folder}: was compiled with logical cores of {recorded}; pass --lnc {recorded}"
         )
     default = next(CORES[one.core].lnc_default for one in INSTANCES.values() if one.compiler_target == target)
     return request.lnc or recorded or default

@@ -335,7 +335,7 @@ def test_a_cache_that_a_server_may_not_write_survives_its_rmtree(prepare: Prepar
     laid_out = prepare("vllm-nxdi").lay_out()
     artifact = laid_out.places["artifact"]
     code = f"import shutil; shutil.rmtree({artifact!r})"
-    removed = subprocess.run([sys.executable, "-S", "-c", code], check=False, preexec_fn=obey_modes)  # noqa: PLW1509
+    removed = subprocess.run([sys.executable, "-S", "-c", code], check=False, preexec_fn=obey_modes)
     assert removed.returncode != 0
     laid_out.require_unchanged()
 
