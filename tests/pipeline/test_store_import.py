@@ -56,7 +56,7 @@ def test_a_folder_of_each_runtime_is_imported_signed_and_fetched(
     assert json.loads(again.out)["manifest_digest"] == document["manifest_digest"]
     for words in (("fetch", "acme/tiny", "--to", "served"), ("show", "acme/tiny"), ("fsck",)):
         assert nxpipe("store", *words, "--store", "store").code == 0
-    checked = nxpipe("store", "verify-signature", "acme/tiny", "--key", "release.key.pub", "--store", "store")
+    checked = nxpipe("store", "verify-signature", "acme/tiny", "--public-key", "release.key.pub", "--store", "store")
     assert checked.code == 0, checked.err
     contract = contract_of_folder(tmp_path / "served")
     assert contract is not None
