@@ -13,12 +13,13 @@ from nxpipe.artifact_store.bundle.archive import Bundled, export_artifact
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.difference import ManifestDifference
 from nxpipe.artifact_store.errors import InvalidDocument
-from nxpipe.artifact_store.fetch.cached_store import CachedStore
 from nxpipe.artifact_store.fetch.folder import fetch, size_of
+from nxpipe.artifact_store.fetch.read_cache import ReadCache
 from nxpipe.artifact_store.layout import blob_path
 from nxpipe.artifact_store.maintenance.collection import Rules, apply_plan, fsck, plan
 from nxpipe.artifact_store.manifest import File, Manifest, ServingPayload, SharedFile
 from nxpipe.artifact_store.weights import Elements, put_weights
+from tests.artifact_store.afar import afar
 from tests.artifact_store.samples import Folder, folder, put, tree
 from tests.artifact_store.test_upkeep import PASSED
 
@@ -86,7 +87,7 @@ def test_a_shared_file_is_fetched_byte_for_byte(
     root = tmp_path_factory.mktemp("shared")
     store = folder(root / "store").store
     made = with_payload(store, {**tensors, "large": LARGE})
-    reader = CachedStore(store.backend, root / "cache") if cached else store
+    reader = afar([store.backend], ReadCache(root / "cache", 2**30)) if cached else store
     fetch(reader.blobs, made, root / "to")
     assert (root / "to/serving/vllm-nxdi/model/model.safetensors").read_bytes() == safetensors(
         {**tensors, "large": LARGE}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -16,14 +17,22 @@ from nxpipe.artifact_store.errors import InvalidDocument
 from nxpipe.artifact_store.fetch.folder import fetch
 from nxpipe.artifact_store.maintenance.reachability import usage
 from nxpipe.pipeline.artifacts import recipes
+from nxpipe.pipeline.artifacts.contract import (
+    MAX_CONTRACT_BYTES,
+    FileTree,
+    ServingContract,
+    TreeFile,
+    contract_of_folder,
+    contracts_of,
+)
 from nxpipe.pipeline.artifacts.contract import RUNTIMES as OF_THE_CONTRACT
-from nxpipe.pipeline.artifacts.contract import ServingContract, contract_of_folder, contracts_of
 from nxpipe.pipeline.artifacts.payload import publish_draft
 from nxpipe.pipeline.artifacts.recipes import ImportRequest, draft
 from nxpipe.pipeline.cli.store.bundle import RUNTIMES as OF_THE_COMMAND
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.errors import ModelSourceError
 from tests.artifact_store.samples import folder, put
+from tests.conftest import ROOT
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.serving import standins
 from tests.serving.standins import NEURON_FLAGS, PINS, RUNTIMES, Compiled, compiled
@@ -331,6 +340,17 @@ def test_a_fetched_artifact_of_our_own_is_published_with_pins(nxpipe: InProcess,
 
 
 # The contract
+
+
+def test_every_field_of_a_contract_is_on_its_page_and_no_other() -> None:
+    page = (ROOT / "docs/reference/serving-contract.md").read_text()
+    table = page.split("| Field |")[1].split("\n\n")[0]
+    first = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert first == set(ServingContract.model_fields)
+    assert f"at most {MAX_CONTRACT_BYTES} bytes" in page
+    for kind in (FileTree, TreeFile):
+        assert all(f"`{name}`" in table for name in kind.model_fields)
+    assert all(f"`{runtime}`" in table for runtime in OF_THE_CONTRACT)
 
 
 def test_a_contract_is_read_as_it_was_written(tmp_path: Path) -> None:

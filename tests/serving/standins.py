@@ -1,4 +1,4 @@
-"""Stand-ins of the serving runtimes, which behave as /docs/reference/serving-contract.md says the real ones do, with
+"""Stand-ins of the serving runtimes, which behave as docs/reference/serving-contract.md says the real ones do, with
 their traps; and folders that they would have compiled.
 
 As a module: `compiled(runtime, root)` writes a valid folder of a runtime, `install(runtime, folder, pins)` puts its
