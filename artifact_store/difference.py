@@ -6,7 +6,7 @@ from typing import Final
 
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.index.leaves import Difference, differences
-from nxpipe.artifact_store.manifest import Manifest
+from nxpipe.artifact_store.manifest import Manifest, SharedFile
 
 _NAMED: Final = 3  # entries of a section that a summary lists
 
@@ -105,10 +105,17 @@ def _serving(manifest: Manifest) -> _Described:
         described[f"{payload.name}.json"] = (payload.contract, None)
         described |= {f"{payload.name}/{file.path}": (file.blob, None) for file in payload.files}
         described |= {
-            f"{payload.name}/{file.path}": (file.head, tuple(tensor.blob for tensor in file.tensors))
+            f"{payload.name}/{file.path}": (_content(file), tuple(tensor.blob for tensor in file.tensors))
             for file in payload.shared
         }
     return described
+
+
+def _content(file: SharedFile) -> Blob:
+    """A digest of the header and the tensors' digests: the store has no object of the whole file."""
+    parts = (file.head, *(tensor.blob for tensor in file.tensors))
+    digest = Blob.of("".join(part.sha256 for part in parts).encode()).sha256
+    return Blob(sha256=digest, size=sum(part.size for part in parts))
 
 
 def _section(title: str, before: _Described, after: _Described) -> Section:

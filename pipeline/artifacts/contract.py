@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Final, Literal, get_args
@@ -49,11 +50,17 @@ class TreeFile(Document):
 
 class FileTree(Document):
     """Files that the runtime reads. `destination` is relative to the folder in which the agent lays out trees, or
-    absolute where the runtime has the path compiled in."""
+    absolute where the runtime has the path compiled in. `runtime_writes` has patterns of names, such as locks, that the
+    runtime may write beside the files; it does not read them as programs."""
 
     name: Label
     destination: str = Field(min_length=1, max_length=1024)
+    runtime_writes: tuple[str, ...] = Field(strict=False, max_length=16)
     files: tuple[TreeFile, ...] = Field(strict=False, min_length=1, max_length=MAX_FILES)
+
+    def may_have(self, path: str) -> bool:
+        """Whether the runtime itself may have written a file that is not of the tree."""
+        return any(fnmatchcase(path.rpartition("/")[2], pattern) for pattern in self.runtime_writes)
 
     @field_validator("destination")
     @classmethod
@@ -162,7 +169,7 @@ def contract_of_folder(folder: Path, name: str | None = None) -> ServingContract
     if not payloads:
         if name is not None:
             raise NotReady(f"{folder} has no contract {name}; fetch an artifact that has it")
-        return next(own_contract(manifest), None)
+        return next(own_contract(manifest, on_devices=any(folder.glob("executables/*.neff"))), None)
     path = folder / SERVING / f"{payloads[0].name}.json"
     try:
         data = read_file(path, limit=MAX_CONTRACT_BYTES)
@@ -184,12 +191,15 @@ def fetched_manifest(folder: Path) -> Manifest:
         ) from fault
 
 
-def own_contract(manifest: Manifest, pins: Mapping[str, str] | None = None) -> Iterator[ServingContract]:
-    """The contract with `nxpipe serve`; none for an artifact without programs. Its server holds no compiler."""
+def own_contract(
+    manifest: Manifest, pins: Mapping[str, str] | None = None, *, on_devices: bool = True
+) -> Iterator[ServingContract]:
+    """The contract with `nxpipe serve`, which holds no compiler; none for an artifact without programs. `on_devices`
+    is false for a folder with the emulator's programs only, as that of a rehearsal."""
     if not manifest.executables:
         return
     degree = max(executable.tensor_parallel for executable in manifest.executables)
-    device = ("--device",) if manifest.runs_on_devices else ()
+    device = ("--device",) if manifest.runs_on_devices and on_devices else ()
     yield ServingContract(
         name="nxpipe",
         runtime="nxpipe",

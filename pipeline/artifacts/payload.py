@@ -58,6 +58,7 @@ def publish_draft(store: "Store", draft: Draft) -> Imported:
         FileTree(
             name=tree.name,
             destination=tree.destination,
+            runtime_writes=tree.runtime_writes,
             files=tuple(
                 TreeFile(path=path, sha256=file.sha256, size=file.size)
                 for name, path, file in stored

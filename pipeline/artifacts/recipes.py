@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,6 +56,7 @@ class DraftTree:
     name: str
     destination: str
     files: Mapping[str, Content]
+    runtime_writes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -298,7 +300,7 @@ def _vllm_neuron(request: ImportRequest) -> Draft:
     later = "libtorch-neuronx-lite" in request.pins
     lnc, tp = _lnc(request, target), int(flags["--tensor-parallel-size"])
     trees = [
-        DraftTree("cache", "cache", {f"{_GRAPHS}/{path}": file for path, file in files.items()}),
+        DraftTree("cache", "cache", {f"{_GRAPHS}/{path}": file for path, file in files.items()}, _OF_THE_PROCESS),
         DraftTree("model", "model", dict(model)),
     ]
     if binaries:
@@ -344,10 +346,12 @@ _NEURON_FORBIDDEN: Final = (
 )
 
 
+_OF_THE_PROCESS: Final = ("*.lock", "*.compilation_metadata", ".cache_accessed")
+
+
 def _is_of_the_process(path: str) -> bool:
     """Locks and records of the process that compiled, which mean nothing elsewhere."""
-    name = path.rpartition("/")[2]
-    return name.endswith((".lock", ".compilation_metadata")) or name == ".cache_accessed"
+    return any(fnmatchcase(path.rpartition("/")[2], pattern) for pattern in _OF_THE_PROCESS)
 
 
 def _require_graph(files: Mapping[str, Path], key: str, root: Path) -> None:

@@ -26,6 +26,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -368,6 +369,8 @@ def _neuron(model: Path, flags: Mapping[str, str]) -> Loaded:
             (folder / ".compilation_complete").write_text("")
         elif json.loads((folder / ".artifact_metadata_v0.json").read_text())["cache_key"] != key:
             raise RuntimeError(f"cache_key of {folder} does not match {key}")
+        with suppress(OSError):
+            (folder / ".cache_accessed").touch()
         neffs += sorted(folder.glob("*.neff"))
         _say(f"INFO Local cache hit for key: {key}")
     for result in (root / "nki").glob("*.json"):

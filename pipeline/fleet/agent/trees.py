@@ -74,7 +74,7 @@ class LaidOut:
             found = set(_paths(folder))
             for path in sorted(files.keys() - found):
                 raise self._changed(folder / path, "is gone")
-            for path in sorted(found - files.keys()):
+            for path in sorted(path for path in found - files.keys() if not tree.may_have(path)):
                 raise self._changed(folder / path, "was written by the server or another process")
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 list(pool.map(lambda file: self._require_content(folder / file.path, file), tree.files))  # noqa: B023
@@ -143,7 +143,7 @@ def _require_ours(folder: Path, tree: FileTree) -> None:
     """Refuse to replace a folder with files of others: an absolute path may be shared with another server."""
     known = {file.path for file in tree.files}
     for path in _paths(folder):
-        if path not in known:
+        if path not in known and not tree.may_have(path):
             raise NotReady(
                 f"{folder / path} is not of this contract, and the runtime needs {folder} for its tree {tree.name}; "
                 "move it away, or use an AMI without it"
