@@ -308,6 +308,17 @@ def test_a_safetensors_file_arrives_byte_for_byte_in_every_layout(
     assert (root / "to/serving/torchscript/artifact/head.safetensors").read_bytes() == file.read_bytes()
 
 
+@pytest.mark.parametrize("command", ["run", "verify"])
+def test_the_emulator_refuses_an_imported_artifact_with_what_serves_it(
+    command: str, nxpipe: InProcess, tmp_path: Path
+) -> None:
+    source = compiled("optimum", tmp_path / "built")
+    assert nxpipe("store", "import", *source.arguments(), "--store", str(tmp_path / "store")).code == 0
+    answer = nxpipe(command, "acme/tiny", "--store", str(tmp_path / "store"))
+    assert answer.code == exit_codes.COMPILE.number
+    assert "was imported for optimum" in answer.err
+
+
 # Artifacts of our own
 
 
