@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 from pydantic import Field, field_validator, model_validator
 
 from nxpipe.artifact_store.canonical import canonical_json, parse_canonical_json
-from nxpipe.artifact_store.documents import Blob, Count, Document, Label, Name, SafePath, Size, parse_document
+from nxpipe.artifact_store.documents import Blob, Count, Digest, Document, Label, Name, SafePath, Size, parse_document
 from nxpipe.artifact_store.errors import InvalidDocument
 from nxpipe.artifact_store.fetch.folder import MANIFEST, SERVING
 from nxpipe.artifact_store.manifest import MAX_FILES, MAX_MANIFEST_BYTES, Manifest
+from nxpipe.emulator.hardware import CORES, INSTANCES
 from nxpipe.pipeline.util.errors import NotReady
 from nxpipe.pipeline.util.files import read_file
 
@@ -44,7 +45,7 @@ class TreeFile(Document):
     """A file of a tree and the content that it must have."""
 
     path: SafePath
-    sha256: str = Field(pattern=r"\A[0-9a-f]{64}\z")
+    sha256: Digest
     size: Size
 
 
@@ -204,7 +205,7 @@ def own_contract(
         name="nxpipe",
         runtime="nxpipe",
         target=manifest.target,
-        lnc=1,
+        lnc=default_lnc(manifest.target),
         tp=degree,
         cores=degree,
         pins=dict(pins or {}),
@@ -216,6 +217,11 @@ def own_contract(
         disproves=(),
         progress=("serving_generation_tokens_total", "serving_prompt_tokens_total", "serving_responses_total"),
     )
+
+
+def default_lnc(target: str) -> int:
+    """Physical cores of a logical one, as the instances of a target group them by default."""
+    return next((CORES[one.core].lnc_default for one in INSTANCES.values() if one.compiler_target == target), 1)
 
 
 def require_pins(contract: ServingContract, installed: Mapping[str, str]) -> None:

@@ -5,10 +5,12 @@ Equal folders give equal manifests, so an import can be repeated.
 
 import hashlib
 import mmap
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from pydantic import ValidationError
 
@@ -16,7 +18,7 @@ from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import InvalidDocument
 from nxpipe.artifact_store.fetch.folder import files_of
-from nxpipe.artifact_store.manifest import File, Manifest, ModelRef, ServingPayload, SharedFile
+from nxpipe.artifact_store.manifest import File, Manifest, ModelRef, ServingPayload, SharedFile, Tensor
 from nxpipe.artifact_store.weights import Elements, put_weights
 from nxpipe.emulator.regular_file import open_regular
 from nxpipe.pipeline.artifacts.contract import (
@@ -27,7 +29,7 @@ from nxpipe.pipeline.artifacts.contract import (
     fetched_manifest,
     own_contract,
 )
-from nxpipe.pipeline.artifacts.recipes import Draft, ImportRequest
+from nxpipe.pipeline.artifacts.recipes import Draft, DraftTree, ImportRequest
 from nxpipe.pipeline.artifacts.runtime_folder import Content, safetensors_header
 from nxpipe.pipeline.util.errors import ModelSourceError
 
@@ -51,46 +53,56 @@ class Imported:
 
 def publish_draft(store: "Store", draft: Draft) -> Imported:
     """Store the files of a draft and publish its artifact."""
-    stored = [
-        (tree.name, path, _stored(store, content)) for tree in draft.trees for path, content in tree.files.items()
-    ]
-    trees = tuple(
-        FileTree(
-            name=tree.name,
-            destination=tree.destination,
-            runtime_writes=tree.runtime_writes,
-            files=tuple(
-                TreeFile(path=path, sha256=file.sha256, size=file.size)
-                for name, path, file in stored
-                if name == tree.name
-            ),
+    stored = {tree.name: _stored_files(store, tree) for tree in draft.trees}
+    with _refusal(draft.request.folder):
+        contract = _contract(draft, tuple(_file_tree(tree, stored[tree.name]) for tree in draft.trees))
+        payload = _payload(store, contract, stored)
+        model = ModelRef(id=draft.model_id, revision=None, task=draft.task)
+        inputs = {"format": _FORMAT, "model": model.model_dump(), "contract": contract.model_dump()}
+        manifest = Manifest(
+            model=model,
+            target=draft.target,
+            backend=_BACKEND,
+            key_inputs=store.put_blob(canonical_json(inputs)),
+            executables=(),
+            weights=(),
+            files=(),
+            serving=(payload,),
         )
-        for tree in draft.trees
-    )
-    contract = _contract(draft, trees)
-    payload = ServingPayload(
+    files = [file for tree in stored.values() for file in tree.values()]
+    return Imported(store.publish(manifest), contract, len(files), sum(file.size for file in files))
+
+
+@contextmanager
+def _refusal(folder: Path) -> Iterator[None]:
+    """The first fault of a document, such as a path that no store may hold, as one sentence about the folder."""
+    try:
+        yield
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        reason = str(fault["msg"]).removeprefix("Value error, ")
+        raise ModelSourceError(
+            f"{folder}: cannot be imported: {reason}; change the name, or leave the file out"
+        ) from None
+
+
+def _file_tree(tree: DraftTree, stored: "Mapping[str, _StoredFile]") -> FileTree:
+    files = tuple(TreeFile(path=path, sha256=file.sha256, size=file.size) for path, file in stored.items())
+    return FileTree(name=tree.name, destination=tree.destination, runtime_writes=tree.runtime_writes, files=files)
+
+
+def _payload(
+    store: "Store", contract: ServingContract, stored: "Mapping[str, Mapping[str, _StoredFile]]"
+) -> ServingPayload:
+    files = [(f"{tree}/{path}", file) for tree, of_tree in stored.items() for path, file in of_tree.items()]
+    return ServingPayload(
         name=contract.name,
         contract=store.put_blob(contract.to_bytes()),
-        files=tuple(File(path=f"{tree}/{path}", blob=file.blob) for tree, path, file in stored if file.blob),
+        files=tuple(File(path=path, blob=file.blob) for path, file in files if file.blob),
         shared=tuple(
-            SharedFile(path=f"{tree}/{path}", head=file.shared[0], tensors=file.shared[1])
-            for tree, path, file in stored
-            if file.shared
+            SharedFile(path=path, head=file.shared[0], tensors=file.shared[1]) for path, file in files if file.shared
         ),
     )
-    model = ModelRef(id=draft.model_id, revision=None, task=draft.task)
-    inputs = {"format": _FORMAT, "model": model.model_dump(), "contract": contract.model_dump()}
-    manifest = Manifest(
-        model=model,
-        target=draft.target,
-        backend=_BACKEND,
-        key_inputs=store.put_blob(canonical_json(inputs)),
-        executables=(),
-        weights=(),
-        files=(),
-        serving=(payload,),
-    )
-    return Imported(store.publish(manifest), contract, len(stored), sum(file.size for _, _, file in stored))
 
 
 def publish_own(store: "Store", request: ImportRequest) -> Imported:
@@ -117,27 +129,22 @@ def publish_own(store: "Store", request: ImportRequest) -> Imported:
 
 
 def _contract(draft: Draft, trees: tuple[FileTree, ...]) -> ServingContract:
-    try:
-        return ServingContract(
-            name=draft.request.name or draft.request.runtime,
-            runtime=cast(Runtime, draft.request.runtime),
-            target=draft.target,
-            lnc=draft.lnc,
-            tp=draft.tp,
-            cores=draft.tp,
-            pins=dict(draft.pins),
-            trees=trees,
-            environment=dict(draft.environment),
-            argv=draft.argv,
-            forbidden=draft.forbidden,
-            proves=draft.proves,
-            disproves=draft.disproves,
-            progress=draft.progress,
-        )
-    except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(step) for step in fault["loc"])
-        raise ModelSourceError(f"{draft.request.folder}: no contract can be made: {where}: {fault['msg']}") from None
+    return ServingContract(
+        name=draft.request.name or draft.request.runtime,
+        runtime=cast(Runtime, draft.request.runtime),
+        target=draft.target,
+        lnc=draft.lnc,
+        tp=draft.tp,
+        cores=draft.tp,
+        pins=dict(draft.pins),
+        trees=trees,
+        environment=dict(draft.environment),
+        argv=draft.argv,
+        forbidden=draft.forbidden,
+        proves=draft.proves,
+        disproves=draft.disproves,
+        progress=draft.progress,
+    )
 
 
 @dataclass(frozen=True)
@@ -147,7 +154,11 @@ class _StoredFile:
     sha256: str
     size: int
     blob: Blob | None = None
-    shared: tuple[Blob, tuple[Any, ...]] | None = None
+    shared: tuple[Blob, tuple[Tensor, ...]] | None = None
+
+
+def _stored_files(store: "Store", tree: DraftTree) -> dict[str, _StoredFile]:
+    return {path: _stored(store, content) for path, content in tree.files.items()}
 
 
 def _stored(store: "Store", content: Content) -> _StoredFile:

@@ -13,7 +13,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
-from nxpipe.emulator.hardware import CORES, INSTANCES
+from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.pipeline.artifacts.contract import default_lnc
 from nxpipe.pipeline.artifacts.runtime_folder import (
     TOKENIZERS,
     Content,
@@ -114,8 +115,7 @@ def _lnc(request: ImportRequest, target: str, recorded: int | None = None) -> in
         raise ModelSourceError(
             f"{request.folder}: was compiled with logical cores of {recorded}; pass --lnc {recorded}"
         )
-    default = next(CORES[one.core].lnc_default for one in INSTANCES.values() if one.compiler_target == target)
-    return request.lnc or recorded or default
+    return request.lnc or recorded or default_lnc(target)
 
 
 def _pins(
@@ -159,7 +159,7 @@ def _id(request: ImportRequest, root: Path) -> str:
     return request.model_id or root.resolve().name
 
 
-_COMPILES: Final = (r"\b[Rr]ecompil", r"\bCompiling\b", r"Compiler status PASS")
+_COMPILES: Final = (r"\b[Rr]ecompiling\b", r"neuronx-cc compile\b", r"Compiler status PASS")
 _VLLM_PROGRESS: Final = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total")
 _FOREIGN: Final = ("NEURON_RT_ALLOW_LEGACY_NEFF",)  # programs of another target would run, wrongly or slowly
 
@@ -236,6 +236,11 @@ def _relocated(config: dict[str, Any], compiled: dict[str, Any], path: Path) -> 
     """neuron_config.json without paths of the machine that compiled: a checkpoint that happens to lie at one of them
     would be loaded in place of the imported one."""
     quantized = str(compiled.get("quantized_checkpoints_path") or "")
+    if config.get("fused_spec_config") and not compiled.get("save_sharded_checkpoint"):
+        raise ModelSourceError(
+            f"{path}: has a draft model, whose checkpoint is at a path of the machine that compiled, and weights are "
+            "sharded when they are loaded; compile with save_sharded_checkpoint"
+        )
     if Path(quantized).is_absolute():
         if not compiled.get("save_sharded_checkpoint"):
             raise ModelSourceError(
@@ -328,7 +333,7 @@ def _vllm_neuron(request: ImportRequest) -> Draft:
         argv=_vllm("${model}", tuple(shlex.split(request.flags))),
         forbidden=(*_NEURON_FORBIDDEN, *_FOREIGN),
         proves=(r"Local cache hit for key:",),
-        disproves=(r"[Cc]ache miss", *_COMPILES),
+        disproves=(r"[Cc]ache miss for key", r"Compiling\.\.\.", *_COMPILES),
         progress=_VLLM_PROGRESS,
     )
 

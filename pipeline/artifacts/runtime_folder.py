@@ -9,6 +9,7 @@ import os
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
@@ -135,9 +136,17 @@ def checked_files(files: dict[str, Path]) -> dict[str, Path]:
     return files
 
 
+# Checkpoints of other frameworks, and what downloads leave behind.
+_UNREAD: Final = (".*", "original", "*.bin", "*.pth", "*.gguf", "*.onnx", "*.msgpack", "*.h5")
+
+
+def _is_unread(path: str) -> bool:
+    return any(fnmatchcase(part, pattern) for part in path.split("/") for pattern in _UNREAD)
+
+
 def model_files(root: Path) -> dict[str, Path]:
     """The files that a server reads of the model's folder: settings, tokenizer, weights."""
-    files = checked_files(files_below(root, leave_out=lambda path: path.split("/")[0].startswith(".")))
+    files = checked_files(files_below(root, leave_out=_is_unread))
     require_file(files, "config.json", root, "vLLM reads it: pass the model's folder with --model-files")
     if not any(name in files for name in TOKENIZERS):
         raise ModelSourceError(f"{root}: holds no tokenizer, such as tokenizer.json; copy the model's tokenizer files")

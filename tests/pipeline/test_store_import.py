@@ -93,6 +93,17 @@ def test_what_belongs_to_the_process_that_compiled_is_left_out(tmp_path: Path) -
     assert not any(name.endswith(".lock") or name == ".cache_accessed" for name in names)
 
 
+def test_checkpoints_of_other_frameworks_are_left_out(tmp_path: Path) -> None:
+    source = compiled("vllm-neuron", tmp_path)
+    assert source.model_files is not None
+    for name in ("pytorch_model.bin", "original/consolidated.00.pth", ".cache/huggingface/download.lock"):
+        path = source.model_files / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("other")
+    model = next(tree for tree in draft(ImportRequest(**source.stated())).trees if tree.name == "model")
+    assert set(model.files) == {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"}
+
+
 # Folders that are refused
 
 
@@ -158,6 +169,17 @@ def without_model(*names: str) -> Change:
             (source.model_files / name).unlink()
 
     return change
+
+
+def fused(source: Compiled) -> None:
+    path = source.folder / "neuron_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "fused_spec_config": {"draft_model_path": "/tmp/d"}}))
+
+
+def named(name: str) -> Change:
+    return lambda source: (
+        min(path for path in source.folder.rglob("*") if path.is_file()).with_name(name).write_text("1")
+    )
 
 
 REFUSED: list[tuple[str, Change, dict[str, Any], str]] = [
@@ -228,6 +250,15 @@ REFUSED: list[tuple[str, Change, dict[str, Any], str]] = [
     ("torchscript", lambda _: None, {"pins": {"torch": "2.9.0"}}, "--pin torch-neuronx=VERSION"),
     ("torchscript", lambda _: None, {"pins": {"torch": ">=2"}}, "no exact version"),
     ("torchscript", lambda _: None, {"command": "serve ${tree}"}, "placeholder"),
+    ("torchscript", named("notes\n.txt"), {}, "is not a plain relative path"),
+    ("torchscript", both(named("Notes"), named("notes")), {}, "the same name on a file system that ignores case"),
+    ("torchscript", lambda _: None, {"model_id": "../tiny"}, "is not a plain relative path"),
+    (
+        "vllm-nxdi",
+        both(lambda source: standins.shard_on_load(source.folder), fused),
+        {},
+        "has a draft model, whose checkpoint is at a path of the machine that compiled",
+    ),
     *((runtime, linked, {}, "is a link; replace links by their files") for runtime in RUNTIMES),
     *((runtime, fifo, {}, "is no regular file") for runtime in RUNTIMES),
 ]

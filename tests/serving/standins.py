@@ -363,7 +363,7 @@ def _neuron(model: Path, flags: Mapping[str, str]) -> Loaded:
         if not (folder / ".compilation_complete").exists():
             if strict:  # of the local cache only; a remote one is not asked
                 raise RuntimeError(f"Cache miss for key: {key} and warmup compilation is disabled")
-            print(f"Compiling graph {key}...", flush=True)
+            print(f"INFO No entry for key: {key}. Compiling...", flush=True)
             folder.mkdir(parents=True)
             _compile(folder / "graph_0.neff")
             (folder / ".compilation_complete").write_text("")

@@ -56,7 +56,7 @@ class LaidOut:
             if name in base:
                 raise NotReady(
                     f"{name} is set for the server, and contract {self.contract.name} forbids it: with it "
-                    f"{self.contract.runtime} compiles, or ignores what was compiled; remove it from the environment"
+                    f"{self.contract.runtime} compiles, or loads other programs; remove it from the environment"
                 )
         fixed = {name: self.contract.substituted(text, self.places) for name, text in self.contract.environment.items()}
         path = os.pathsep.join([str(self.root / _REFUSALS), base.get("PATH", os.defpath)])
