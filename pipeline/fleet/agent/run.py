@@ -22,6 +22,7 @@ from nxpipe.pipeline.artifacts.contract import contract_of_folder, installed_ver
 from nxpipe.pipeline.fleet.agent.gate import (
     Completions,
     TokenProgress,
+    require_cores,
     require_devices,
     require_golden_answers,
     require_programs_for,
@@ -387,15 +388,16 @@ class Agent:
                 result = require_golden_answers(self.folder, self.fleet, instance.type, left, self.words)
             with step(result):
                 pass
-        return self._server(artifact.manifest, step)
+        return self._server(artifact.manifest, instance, step)
 
-    def _server(self, manifest: "Manifest", step: Step) -> ServerStart | None:
+    def _server(self, manifest: "Manifest", instance: FleetInstance, step: Step) -> ServerStart | None:
         environ = {**os.environ, ARTIFACT: str(self.folder)}
         if not manifest.serving:
             argv = server_command(self.folder, self.fleet) if self.command is None else self.command
             return ServerStart(argv, environ) if argv else None
         contract = contract_of_folder(self.folder)
         assert contract is not None
+        require_cores(instance.type, contract)
         with step(f"lay out the files of {contract.runtime}"):
             laid_out = lay_out(
                 contract, self.folder, self.folder.with_name(f"{self.folder.name}-serving"), self.fleet.port
