@@ -365,6 +365,7 @@ class Agent:
     command: tuple[str, ...] | None
     fleet: "ServingFleet"
     words: tuple[str, ...] = ()  # the options of the store and the configuration
+    processes: Path = Path("/proc")
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -385,8 +386,8 @@ class Agent:
         if self.fleet.golden_inputs and artifact.manifest.executables:
             with step("run the golden inputs of the artifact on every core"):
                 left = max(1.0, self.deadline - time.monotonic())
-                result = require_golden_answers(self.folder, self.fleet, instance.type, left, self.words)
-            with step(result):
+                sentence = require_golden_answers(self.folder, self.fleet, instance.type, left, self.words)
+            with step(sentence):
                 pass
         return self._server(artifact.manifest, instance, step)
 
@@ -411,7 +412,7 @@ class Agent:
             _require_program(argv)
             require_pins(contract, installed_versions(interpreter_of(argv[0])))
             environ = laid_out.environ(environ)
-        return ServerStart(argv, environ, laid_out, ProofOfNoCompile(contract, Compilers(Path("/proc"))))
+        return ServerStart(argv, environ, laid_out, ProofOfNoCompile(contract, Compilers(self.processes)))
 
     @contextmanager
     def serve(self, start: ServerStart, instance: FleetInstance, step: Step) -> Iterator[ModelServer]:
