@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store.documents import Blob
     from nxpipe.artifact_store.manifest import Manifest
     from nxpipe.emulator.numerics import Array
+    from nxpipe.emulator.run.counters import Prediction
     from nxpipe.emulator.run.model import Code
     from nxpipe.pipeline.compile.spec import BuildSpec
     from nxpipe.pipeline.verify.execution import ExecutionOptions
@@ -42,9 +43,16 @@ _OF_PROGRAMS: Final = ("graphs/", "constants/", "utilisation.json")  # files of 
 
 
 class EmulatedSession:
-    """Programs on emulated cores, with one set of states."""
+    """Programs on emulated cores, with one set of states. `copy` is the number of the group of cores."""
 
-    def __init__(self, codes: "Mapping[str, Code]", weights: "Mapping[str, Array]") -> None:
+    def __init__(
+        self,
+        codes: "Mapping[str, Code]",
+        weights: "Mapping[str, Array]",
+        copy: int = 0,
+        predict: "Callable[[str], Prediction] | None" = None,
+    ) -> None:
+        from nxpipe.emulator.run.counters import SessionCounters
         from nxpipe.emulator.run.isa import Resident, SharedWeights
 
         shared: SharedWeights = {}
@@ -53,8 +61,12 @@ class EmulatedSession:
         types = {name: type_ for code in codes.values() for name, type_ in code.states.items()}
         ranks = max((code.ranks for code in codes.values()), default=1)
         self._states = [Resident(types) for _ in range(ranks)]
+        self._counters = SessionCounters(codes, range(copy * ranks, copy * ranks + ranks), predict)
 
     def run(self, program: str, inputs: "Mapping[str, Array]") -> "dict[str, Array]":
+        return self._counters.programs[program].run(self._run, program, inputs)
+
+    def _run(self, program: str, inputs: "Mapping[str, Array]") -> "dict[str, Array]":
         states = [resident.only(self._codes[program].states) for resident in self._states]
         outputs, after = self._loaded[program].run(inputs, states)
         for resident, updated in zip(self._states, after, strict=True):
@@ -63,6 +75,7 @@ class EmulatedSession:
 
     def close(self) -> None:
         self._loaded = {}
+        self._counters.close()
 
 
 Load = Callable[[Sequence[str], int], Session]  # programs by name; the number of the copy
@@ -131,10 +144,13 @@ class ServingModel:
     ) -> "ServingModel":
         stored = {each.executable.name: each for each in artifact.programs}
 
-        def load(names: Sequence[str], _: int) -> Session:
-            return EmulatedSession({name: _stored_code(stored[name], execution) for name in names}, weights)
+        predictions = _Predictions(stored)
 
-        return cls.of_manifest(artifact.manifest, read, load, _Latencies(stored))
+        def load(names: Sequence[str], copy: int) -> Session:
+            codes = {name: _stored_code(stored[name], execution) for name in names}
+            return EmulatedSession(codes, weights, copy, predictions.of)
+
+        return cls.of_manifest(artifact.manifest, read, load, predictions.latency_ms)
 
     @cached_property
     def text(self) -> Text:
@@ -192,20 +208,23 @@ class ServingModel:
         return self.load([each.name for each in self.programs if each.phase == "forward"], 0)
 
 
-class _Latencies:
-    """The predicted durations of an artifact's programs, each computed once."""
+class _Predictions:
+    """The predicted figures of an artifact's programs, each computed once."""
 
     def __init__(self, stored: Mapping[str, StoredProgram]) -> None:
         self._stored = stored
-        self._known: dict[str, float | None] = {}
+        self._known: dict[str, Prediction] = {}
 
-    def __call__(self, program: str) -> float | None:
+    def of(self, program: str) -> "Prediction":
         if program not in self._known:
-            from nxpipe.emulator.schedule.timeline import latency_ns
+            from nxpipe.emulator.run.counters import Prediction
 
-            nanoseconds = latency_ns(self._stored[program].instructions.program)
-            self._known[program] = None if nanoseconds is None else nanoseconds / 1e6
+            self._known[program] = Prediction.of(self._stored[program].instructions.program)
         return self._known[program]
+
+    def latency_ms(self, program: str) -> float | None:
+        seconds = self.of(program).seconds
+        return None if seconds is None else seconds * 1e3
 
 
 def _stored_code(stored: StoredProgram, execution: "ExecutionOptions") -> "Code":
@@ -217,8 +236,9 @@ def _stored_code(stored: StoredProgram, execution: "ExecutionOptions") -> "Code"
     return Isa(stored.instructions, order=execution.order)
 
 
-def _compile(spec: "BuildSpec", execution: "ExecutionOptions", step: Step, names: Sequence[str], _: int) -> Session:
+def _compile(spec: "BuildSpec", execution: "ExecutionOptions", step: Step, names: Sequence[str], copy: int) -> Session:
     from nxpipe.emulator.compile import emit, ports_of
+    from nxpipe.emulator.run.counters import process_counters
     from nxpipe.emulator.run.isa import Isa
     from nxpipe.emulator.run.model import Fast
     from nxpipe.pipeline.compile.frontend import compile_shape
@@ -233,8 +253,9 @@ def _compile(spec: "BuildSpec", execution: "ExecutionOptions", step: Step, names
             fast = execution.mode == "fast"
             isa = None if fast else Isa(emit(program, spec.target.core), order=execution.order)
             codes[shape.name] = isa or Fast(program, ports_of(program))
+            process_counters().compiled += 1
     with step("load the programs"):
-        return EmulatedSession(codes, tensors)
+        return EmulatedSession(codes, tensors, copy)
 
 
 @dataclass(frozen=True)

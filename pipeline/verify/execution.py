@@ -1,6 +1,8 @@
 """Execution of a compiled program: `fast` evaluates each operator by its numerics; `isa` runs the instructions, stored
 or emitted now, on emulated cores."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.emulator.core.machine import Statistics
     from nxpipe.emulator.executable.executable import Executable
+    from nxpipe.emulator.run.counters import ProgramCounters
     from nxpipe.emulator.run.fast import Runnable
     from nxpipe.emulator.run.isa import LoadedIsa
 
@@ -45,25 +48,49 @@ class Runner:
         if self.execution.mode == "fast":
             from nxpipe.emulator.run.fast import LoadedRanks
 
-            return RunnableProgram(program, LoadedRanks(program.graph, weights))
+            return RunnableProgram(program, LoadedRanks(program.graph, weights), stored)
         from nxpipe.emulator.compile import emit
         from nxpipe.emulator.run.isa import Isa
 
-        loaded = Isa(stored or emit(program, self.core), order=self.execution.order).load(weights)
-        return RunnableProgram(program, loaded, counting=loaded)
+        executable = stored or emit(program, self.core)
+        loaded = Isa(executable, order=self.execution.order).load(weights)
+        return RunnableProgram(program, loaded, executable, counting=loaded)
 
 
 class RunnableProgram:
     """A program with its weights. Inputs and outputs are whole tensors, split and joined for its ranks."""
 
-    def __init__(self, program: "CompiledGraph", ranks: "Runnable", counting: "LoadedIsa | None" = None) -> None:
+    def __init__(
+        self,
+        program: "CompiledGraph",
+        ranks: "Runnable",
+        instructions: "Executable | None",
+        counting: "LoadedIsa | None" = None,
+    ) -> None:
         from nxpipe.emulator.run.fast import LoadedProgram
 
         self._whole = LoadedProgram(program, ranks)
-        self._counting = counting
+        self._program, self._instructions, self._counting = program, instructions, counting
 
     def run(self, inputs: Arrays) -> "dict[str, np.ndarray[Any, Any]]":
         return self._whole.run(inputs)
+
+    @contextmanager
+    def counted(self, name: str) -> "Iterator[ProgramCounters]":
+        """Counters of the program, which the device tools show while it runs."""
+        from nxpipe.emulator.compile import ports_of
+        from nxpipe.emulator.run.counters import Prediction, SessionCounters
+        from nxpipe.emulator.run.model import Fast
+
+        known = self._instructions
+        predict = (lambda _: Prediction.of(known.program)) if known else None
+        session = SessionCounters(
+            {name: Fast(self._program, ports_of(self._program))}, range(self._program.degree), predict
+        )
+        try:
+            yield session.programs[name]
+        finally:
+            session.close()
 
     @property
     def work(self) -> "Statistics | None":
