@@ -174,7 +174,11 @@ class ProcessCounters:
         self.compiled = 0  # programs that were compiled to be loaded
         self.ecc: Counter[tuple[int, str]] = Counter()  # injected events, by device and kind
         self._path = folder / f"{os.getpid()}.json"
-        self._process, self._born, self._command = os.getpid(), birth_of(os.getpid()), " ".join(sys.argv)[:256]
+        self._process, self._born, self._command = (
+            os.getpid(),
+            birth_of(os.getpid()),
+            " ".join((Path(sys.argv[0]).name, *sys.argv[1:]))[:256],
+        )
         self._lock, self._programs, self._loads = threading.Lock(), list[ProgramCounters](), 0
         self._memory: Counter[tuple[int, Category]] = Counter()
         self._latencies: deque[tuple[float, ProgramCounters]] = deque(maxlen=SAMPLES)

@@ -345,7 +345,7 @@ def _view(report: Mapping[str, Any]) -> Iterator[str]:
             figures[tag, core, " ".join((measure.key, labels.get("percentile", "")))] = value
     counts = hardware_labels(report)
     yield (
-        f"{instance_labels(report)['instance_type'] or 'instance'}: {counts['neuron_device_count'] or '?'} devices, "
+        f"{instance_labels(report)['instance_type'] or 'instance'}: devices {counts['neuron_device_count'] or '?'}, "
         f"vCPUs {host.get('vcpu user', 0.0):.0%} user and {host.get('vcpu system', 0.0):.0%} system, "
         f"memory {human_bytes(int(host.get('memory-used-bytes', 0)))} of "
         f"{human_bytes(int(host.get('memory-total-bytes', 0)))}"

@@ -172,12 +172,12 @@ def _to_stdout(console: Console, reports: "Iterator[MonitorReport]", scrape: "Ca
         except ReportInvalid as wrong:
             console.say(f"invalid report ({wrong}); dropped")
             continue
-        figures = [(each.measure.prometheus, dict(each.labels), each.value, each.measure.unit) for each in found]
+        figures = [(each.measure.prometheus, dict(each.labels), each.value, each.measure.shown_unit) for each in found]
         figures += [
             (sample.name, dict(sample.labels), sample.value, "")
             for family in scrape()
             for sample in family.samples
-            if not sample.name.endswith("_bucket")
+            if not sample.name.endswith(("_bucket", "_created"))
         ]
         if console.json:
             metrics = [dict(zip(("name", "labels", "value", "unit"), figure, strict=True)) for figure in figures]

@@ -12,8 +12,6 @@ from typing import Final, Literal
 
 NAMESPACE: Final = "nxpipe"  # of CloudWatch
 
-_NONE: Final[Mapping[str, str]] = MappingProxyType({})
-
 
 @dataclass(frozen=True)
 class FleetSeries:
@@ -37,7 +35,7 @@ class DeviceMeasure:
     prometheus: str = ""  # empty: the figure is of the fleet only
     is_counter: bool = False  # each report has an increment
     scale: float = 1.0
-    labels: Mapping[str, str] = _NONE  # labels with one value
+    labels: Mapping[str, str] = field(default_factory=dict)  # labels with one value
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of labels that other members have too
     series: FleetSeries | None = None
     use: Literal["", "dashboard", "alarm"] = ""
@@ -45,6 +43,11 @@ class DeviceMeasure:
     @property
     def is_of_runtime(self) -> bool:
         return self.source.split("/")[0] in RUNTIME_GROUPS
+
+    @property
+    def shown_unit(self) -> str:
+        """The unit of one figure: a rate of the dashboard is a count in a report."""
+        return "count" if self.is_counter else self.unit
 
     @property
     def path(self) -> tuple[str, ...]:

@@ -124,8 +124,10 @@ def publish(
     log: FleetLog | PrintedLog,
     say: Callable[[str], None],
 ) -> None:
-    """Write an event for each report, with the programs that were compiled in its period. An invalid report, or one that
-    AWS did not accept, is said and dropped: the next one is newer."""
+    """Write an event for each report, with the programs that were compiled in its period.
+
+    An invalid report, or one that AWS did not accept, is said and dropped: the next one is newer.
+    """
     for report, compiled in reports:
         at = int(time.time() * 1000)
         try:

@@ -22,7 +22,7 @@ from nxpipe.pipeline.fleet.monitor.report import MonitorReport, hardware_labels,
 from nxpipe.pipeline.util.errors import InputInvalid, MissingSoftware, NotReady
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry, Counter
+    from prometheus_client import Counter
     from prometheus_client.metrics_core import Metric
 
 _INSTANCE: Final = tuple(INSTANCE_LABELS)
