@@ -278,7 +278,8 @@ class ProcessCounters:
     def _remove(self) -> None:
         global _current
         if os.getpid() == self._process:  # and not a fork of it
-            _current = None
+            if _current is self:
+                _current = None
             with suppress(OSError):
                 self._path.unlink(missing_ok=True)
 

@@ -19,7 +19,7 @@ from nxpipe.pipeline.util.errors import InputInvalid, NotReady
 
 if TYPE_CHECKING:
     from nxpipe.emulator.hardware import Instance
-    from nxpipe.pipeline.fleet.monitor.emulated import EmulatedMonitor
+    from nxpipe.pipeline.fleet.monitor.emulated_instance import EmulatedMonitor
     from nxpipe.pipeline.fleet.monitor.source import MonitorSettings
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -57,7 +57,7 @@ class Machine:
         says."""
         from nxpipe.emulator.hardware import UnknownInstance, instance
         from nxpipe.emulator.run.counters import published
-        from nxpipe.pipeline.fleet.monitor.emulated import beyond
+        from nxpipe.pipeline.fleet.monitor.emulated_instance import beyond
 
         processes = published()
         named = {process["instance"] for process in processes} - {""}
@@ -84,7 +84,7 @@ class Machine:
     def monitor(
         self, console: Console, settings: "MonitorSettings", *, with_engines: bool = False
     ) -> "EmulatedMonitor":
-        from nxpipe.pipeline.fleet.monitor.emulated import EmulatedMonitor
+        from nxpipe.pipeline.fleet.monitor.emulated_instance import EmulatedMonitor
 
         return EmulatedMonitor(self.emulated(console)[0], settings, with_engines=with_engines)
 
@@ -166,7 +166,7 @@ def ls(ctx: click.Context, machine: Machine) -> None:
     console: Console = ctx.obj
     if not machine.is_emulated(ctx):
         ctx.exit(_neuron_ls(console.json))
-    from nxpipe.pipeline.fleet.monitor.emulated import device_list
+    from nxpipe.pipeline.fleet.monitor.emulated_instance import device_list
 
     devices = device_list(*machine.emulated(console))
     if console.json:
