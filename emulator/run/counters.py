@@ -183,7 +183,7 @@ class ProcessCounters:
         self._memory: Counter[tuple[int, Category]] = Counter()
         self._latencies: deque[tuple[float, ProgramCounters]] = deque(maxlen=SAMPLES)
         self._ended: list[ProgramCounters] = []
-        self._written = ""
+        self._writing, self._written, self._is_removed = threading.Lock(), "", False
         self._thread: threading.Thread | None = None
 
     def load(self, program: ProgramCounters) -> ProgramCounters:
@@ -265,8 +265,8 @@ class ProcessCounters:
     def write(self) -> None:
         """Publish now, if something has changed. A full disk costs the counters and never an execution."""
         text = json.dumps(self.document(), separators=(",", ":"))
-        if text != self._written:
-            with suppress(OSError):
+        with self._writing, suppress(OSError):
+            if text != self._written and not self._is_removed:
                 _write(self._path, text)
                 self._written = text
 
@@ -280,7 +280,8 @@ class ProcessCounters:
         if os.getpid() == self._process:  # and not a fork of it
             if _current is self:
                 _current = None
-            with suppress(OSError):
+            with self._writing, suppress(OSError):
+                self._is_removed = True
                 self._path.unlink(missing_ok=True)
 
 
