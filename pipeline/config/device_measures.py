@@ -104,7 +104,7 @@ _ROWS: Final = (
     ),
     *(
         DeviceMeasure(
-            part.replace("_", "-"),
+            f"core-{part.replace('_', '-')}",
             f"Memory of a core: {part}",
             "bytes",
             f"{_OF_CORES}/{part}",

@@ -95,7 +95,7 @@ class MonitorSettings:
                 raise _Wrong(f"tag_filter {tag!r:.40} is not a regular expression") from fault
             groups = _periods(_list(own, "metrics"), RUNTIME_GROUPS, _period(own, period))
             runtimes.append(RuntimeSettings(pattern, groups))
-        return cls(runtimes, _periods(_list(table, "system_metrics"), SYSTEM_GROUPS, period))
+        return cls(tuple(runtimes), _periods(_list(table, "system_metrics"), SYSTEM_GROUPS, period))
 
     @property
     def periods(self) -> tuple[float, ...]:
