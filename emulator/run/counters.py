@@ -408,7 +408,7 @@ def _is_running(pid: int, born: str) -> bool:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write atomically, into a folder of this user: a shared temporary folder may hold one of somebody else."""
+    """Write atomically, into a folder of this user: a shared temporary folder may hold one of another user."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.parent.lstat().st_uid != os.getuid():
         return

@@ -113,7 +113,7 @@ def _reports(ctx: click.Context, machine: Machine, period: float, program: str |
     from nxpipe.pipeline.fleet.monitor.source import Compilers, MonitorSettings, monitor_reports, tool
 
     compilers, settings = Compilers(Path("/proc")), MonitorSettings.every(period)
-    compilers.begun()  # those that run already are of nobody's period
+    compilers.begun()  # those that run already began in no period
     if program is None and machine.is_emulated(ctx):
         emulated = machine.monitor(ctx.obj, settings, with_engines=True)
         yield ((report, emulated.compiled() + compilers.begun()) for report in emulated.reports())
@@ -143,7 +143,7 @@ def _configured_region(path: Path) -> str | None:
 
 
 def _scraper(console: Console, url: str | None) -> "Callable[[], list[Metric]]":
-    """Reads the metrics of a server, if there is one; a server that does not answer is said."""
+    """Reads the metrics of a server, if there is one; a server that does not answer is reported."""
     if url is None:
         return list
     from nxpipe.pipeline.fleet.monitor.prometheus import require_client, server_metrics

@@ -126,7 +126,7 @@ def publish(
 ) -> None:
     """Write an event for each report, with the programs that were compiled in its period.
 
-    An invalid report, or one that AWS did not accept, is said and dropped: the next one is newer.
+    An invalid report, or one that AWS did not accept, is printed and dropped: the next one is newer.
     """
     for report, compiled in reports:
         at = int(time.time() * 1000)
