@@ -77,7 +77,9 @@ def monitor(
     once: bool,
     program: str | None,
 ) -> None:
-    """Report the use of devices: utilization, memory, latency, errors, ECC events, compile events, cost so far.
+    """Report the use, errors and cost of devices, to stdout, Prometheus or CloudWatch.
+
+    The figures are utilization, memory, latency, executions, errors, ECC events, compile events and the cost so far.
 
     The source is neuron-monitor, or without devices on this machine the counters of processes that execute programs on
     the emulator. The emulator knows the utilization of each engine too. Runs until it is stopped.
