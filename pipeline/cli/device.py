@@ -19,7 +19,6 @@ from nxpipe.pipeline.util.errors import InputInvalid, NotReady
 
 if TYPE_CHECKING:
     from nxpipe.emulator.hardware import Instance
-    from nxpipe.pipeline.fleet.monitor.emulated_instance import EmulatedMonitor
     from nxpipe.pipeline.fleet.monitor.source import MonitorSettings
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -81,13 +80,6 @@ class Machine:
         types = (name for fleet in fleets for name in getattr(fleet, "instance_types", ()))
         return next((name for name in types if name in INSTANCES), None)
 
-    def monitor(
-        self, console: Console, settings: "MonitorSettings", *, with_engines: bool = False
-    ) -> "EmulatedMonitor":
-        from nxpipe.pipeline.fleet.monitor.emulated_instance import EmulatedMonitor
-
-        return EmulatedMonitor(self.emulated(console)[0], settings, with_engines=with_engines)
-
     @contextmanager
     def reports(
         self, ctx: click.Context, settings: "MonitorSettings", program: str | None
@@ -96,7 +88,9 @@ class Machine:
         from nxpipe.pipeline.fleet.monitor.source import monitor_reports, tool
 
         if program is None and self.is_emulated(ctx):
-            yield iter(self.monitor(ctx.obj, settings).reports())
+            from nxpipe.pipeline.fleet.monitor.emulated_instance import EmulatedMonitor
+
+            yield iter(EmulatedMonitor(self.emulated(ctx.obj)[0], settings).reports())
             return
         with monitor_reports(program or tool("neuron-monitor"), settings) as reports:
             yield reports

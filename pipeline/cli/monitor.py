@@ -117,7 +117,9 @@ def _reports(ctx: click.Context, machine: Machine, period: float, program: str |
     compilers, settings = Compilers(Path("/proc")), MonitorSettings.every(period)
     compilers.begun()  # those that run already began in no period
     if program is None and machine.is_emulated(ctx):
-        emulated = machine.monitor(ctx.obj, settings, with_engines=True)
+        from nxpipe.pipeline.fleet.monitor.emulated_instance import EmulatedMonitor
+
+        emulated = EmulatedMonitor(machine.emulated(ctx.obj)[0], settings, with_engines=True)
         yield ((report, emulated.compiled() + compilers.begun()) for report in emulated.reports())
         return
     with monitor_reports(program or tool("neuron-monitor"), settings) as reports:
