@@ -8,6 +8,7 @@ an append. Only the standard library is imported, so the tools load no numpy.
 
 import atexit
 import json
+import math
 import os
 import secrets
 import sys
@@ -105,8 +106,28 @@ class Prediction:
         from nxpipe.emulator.schedule.timeline import latency_ns
 
         total, latency = totals(program), latency_ns(program)
-        engines = {engine: ns / 1e9 for engine, ns in busy(total).items()}
-        return cls(None if latency is None else latency / 1e9, engines, 2 * total.multiply_adds)
+        return cls._of_ns(latency, busy(total), total.multiply_adds)
+
+    @classmethod
+    def read(cls, document: Any) -> "Prediction | None":
+        """The figures of a program's utilization, as its build has stored them; None if they have another form."""
+        try:
+            time_, products = document["time"], document["tensor_engine"]["multiply_adds"]
+            latency, engines = time_["latency_ns"], time_["busy_ns"]
+            found = cls._of_ns(
+                None if latency is None else float(latency),
+                {str(engine): float(ns) for engine, ns in engines.items()},
+                int(products),
+            )
+            figures = (found.seconds or 0.0, found.flops, *found.engines.values())
+            return found if all(0 <= figure < math.inf for figure in figures) else None
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            return None
+
+    @classmethod
+    def _of_ns(cls, latency: float | None, busy_ns: Mapping[str, float], multiply_adds: int) -> "Prediction":
+        engines = {engine: ns / 1e9 for engine, ns in busy_ns.items()}
+        return cls(None if latency is None else latency / 1e9, engines, 2 * multiply_adds)
 
 
 @dataclass(eq=False)

@@ -8,13 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
+from nxpipe.pipeline.compile.artifact_files import UTILISATION
 from nxpipe.pipeline.serving.programs import Decoder, DecoderPrograms, ProgramShape, Session
 from nxpipe.pipeline.serving.sampling import SamplingParams
 from nxpipe.pipeline.serving.scheduler import Scheduler
 from nxpipe.pipeline.serving.text import Files, Text, json_object
 from nxpipe.pipeline.util.errors import InputInvalid, ProgramInvalid
+from nxpipe.pipeline.util.files import DocumentInvalid, json_of
 from nxpipe.pipeline.util.progress import Step
 from nxpipe.pipeline.verify.device import (
     DeviceOptions,
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
 
 _HOST: Final = "nxpipe.emulator.run.devices.service:serve"
 _GENERATION: Final = "generation_config.json"
-_OF_PROGRAMS: Final = ("graphs/", "constants/", "utilisation.json")  # files of an artifact that describe no text
+_OF_PROGRAMS: Final = ("graphs/", "constants/", UTILISATION)  # files of an artifact that describe no text
 
 
 class EmulatedSession:
@@ -135,7 +138,7 @@ class ServingModel:
     ) -> "ServingModel":
         stored = {each.executable.name: each for each in artifact.programs}
 
-        predictions = _Predictions(stored)
+        predictions = _Predictions(stored, _utilisations(artifact.manifest, read))
 
         def load(names: Sequence[str], copy: int) -> Session:
             codes = {name: _stored_code(stored[name], execution) for name in names}
@@ -200,22 +203,35 @@ class ServingModel:
 
 
 class _Predictions:
-    """The predicted figures of an artifact's programs, each computed once."""
+    """The predicted figures of an artifact's programs: those that its build has stored, else computed once."""
 
-    def __init__(self, stored: Mapping[str, StoredProgram]) -> None:
-        self._stored = stored
+    def __init__(self, stored: Mapping[str, StoredProgram], utilisations: Mapping[str, Any]) -> None:
+        self._stored, self._utilisations = stored, utilisations
         self._known: dict[str, Prediction] = {}
+        self._computing = Lock()  # an engine and the thread that publishes ask for the same
 
     def of(self, program: str) -> "Prediction":
-        if program not in self._known:
-            from nxpipe.emulator.run.counters import Prediction
+        from nxpipe.emulator.run.counters import Prediction
 
-            self._known[program] = Prediction.of(self._stored[program].instructions.program)
-        return self._known[program]
+        with self._computing:
+            if program not in self._known:
+                found = Prediction.read(self._utilisations.get(program))
+                self._known[program] = found or Prediction.of(self._stored[program].instructions.program)
+            return self._known[program]
 
     def latency_ms(self, program: str) -> float | None:
         seconds = self.of(program).seconds
         return None if seconds is None else seconds * 1e3
+
+
+def _utilisations(manifest: "Manifest", read: "Callable[[Blob], bytes]") -> Mapping[str, Any]:
+    """Documents by program; empty for an artifact without them."""
+    blob = next((file.blob for file in manifest.files if file.path == UTILISATION), None)
+    try:
+        documents = json_of(read(blob)) if blob else {}
+    except DocumentInvalid:  # of another producer
+        return {}
+    return documents if isinstance(documents, dict) else {}
 
 
 def _stored_code(stored: StoredProgram, execution: "ExecutionOptions") -> "Code":
@@ -229,7 +245,7 @@ def _stored_code(stored: StoredProgram, execution: "ExecutionOptions") -> "Code"
 
 def _compile(spec: "BuildSpec", execution: "ExecutionOptions", step: Step, names: Sequence[str], copy: int) -> Session:
     from nxpipe.emulator.compile import emit, ports_of
-    from nxpipe.emulator.run.counters import process_counters
+    from nxpipe.emulator.run.counters import Prediction, process_counters
     from nxpipe.emulator.run.isa import Isa
     from nxpipe.emulator.run.model import Fast
     from nxpipe.pipeline.compile.frontend import compile_shape
@@ -245,8 +261,13 @@ def _compile(spec: "BuildSpec", execution: "ExecutionOptions", step: Step, names
             isa = None if fast else Isa(emit(program, spec.target.core), order=execution.order)
             codes[shape.name] = isa or Fast(program, ports_of(program))
             process_counters().compiled += 1
+
+    def predict(name: str) -> Prediction:
+        code = codes[name]
+        return Prediction.of(code.executable.program) if isinstance(code, Isa) else Prediction()
+
     with step("load the programs"):
-        return EmulatedSession(codes, tensors, copy)
+        return EmulatedSession(codes, tensors, copy, predict)
 
 
 class DeviceSession:

@@ -48,45 +48,38 @@ class Runner:
         if self.execution.mode == "fast":
             from nxpipe.emulator.run.fast import LoadedRanks
 
-            return RunnableProgram(program, LoadedRanks(program.graph, weights), stored)
+            return RunnableProgram(program, LoadedRanks(program.graph, weights))
         from nxpipe.emulator.compile import emit
         from nxpipe.emulator.run.isa import Isa
 
-        executable = stored or emit(program, self.core)
-        loaded = Isa(executable, order=self.execution.order).load(weights)
-        return RunnableProgram(program, loaded, executable, counting=loaded)
+        loaded = Isa(stored or emit(program, self.core), order=self.execution.order).load(weights)
+        return RunnableProgram(program, loaded, counting=loaded)
 
 
 class RunnableProgram:
     """A program with its weights. Inputs and outputs are whole tensors, split and joined for its ranks."""
 
-    def __init__(
-        self,
-        program: "CompiledGraph",
-        ranks: "Runnable",
-        instructions: "Executable | None",
-        counting: "LoadedIsa | None" = None,
-    ) -> None:
+    def __init__(self, program: "CompiledGraph", ranks: "Runnable", counting: "LoadedIsa | None" = None) -> None:
         from nxpipe.emulator.run.fast import LoadedProgram
 
         self._whole = LoadedProgram(program, ranks)
-        self._program, self._instructions, self._counting = program, instructions, counting
+        self._program, self._counting = program, counting
 
     def run(self, inputs: Arrays) -> "dict[str, np.ndarray[Any, Any]]":
         return self._whole.run(inputs)
 
     @contextmanager
     def counted(self, name: str) -> "Iterator[ProgramCounters]":
-        """Counters of the program, which the device tools show while it runs."""
+        """Counters of the program, which the device tools show while it runs.
+
+        They predict nothing: a run is over before a period is.
+        """
         from nxpipe.emulator.compile import ports_of
-        from nxpipe.emulator.run.counters import Prediction, SessionCounters
+        from nxpipe.emulator.run.counters import SessionCounters
         from nxpipe.emulator.run.model import Fast
 
-        known = self._instructions
-        predict = (lambda _: Prediction.of(known.program)) if known else None
-        session = SessionCounters(
-            {name: Fast(self._program, ports_of(self._program))}, range(self._program.degree), predict
-        )
+        program = self._program
+        session = SessionCounters({name: Fast(program, ports_of(program))}, range(program.degree))
         try:
             yield session.programs[name]
         finally:

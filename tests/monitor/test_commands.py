@@ -7,15 +7,22 @@ import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from nxpipe.emulator.run.counters import ProcessCounters, ProgramCounters
+from nxpipe.emulator.compile import CompiledGraph
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ops import Binary
+from nxpipe.emulator.run import counters
+from nxpipe.emulator.run.counters import ProcessCounters, ProgramCounters, in_use
+from nxpipe.pipeline.verify.execution import FAST, Runner
 from tests.agent.project import CONFIG
 from tests.agent.test_agent_watch import BUSY
 from tests.monitor import documents
 from tests.monitor.documents import differences
 from tests.pipeline.command import NXPIPE
 from tests.pipeline.in_process import InProcess, nxpipe
+from tests.runtime.devices.programs import FOUR
 
 __all__ = ["nxpipe"]
 
@@ -158,6 +165,21 @@ def test_what_cannot_be_is_one_sentence(nxpipe: InProcess, words: tuple[str, ...
     done = nxpipe(*words)
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1), done.err
     assert wrong in done.err
+
+
+def test_a_run_is_counted_while_it_lasts(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = GraphBuilder()
+    builder.output("y", builder.add(Binary("add"), builder.input("x", FOUR), builder.parameter("w", FOUR)))
+    graph, own = builder.build(), ProcessCounters(place / "counters")
+    own._thread = object()  # type: ignore[assignment]
+    monkeypatch.setattr(counters, "_current", own)
+    numbers = np.ones(4, np.float32)
+    running = Runner(FAST, "v2").load(CompiledGraph(graph, graph, 1, {}, {}), {"w": numbers})
+    with running.counted("addition") as counted:
+        assert counted.run(running.run, {"x": numbers})["y"].tolist() == [2.0] * 4
+        assert list(in_use(own.document())) == [0]
+    document = own.document()
+    assert (document["executions"], document["programs"], list(in_use(document))) == (1, [], [])
 
 
 def test_top_shows_each_core_of_each_process(nxpipe: InProcess, place: Path) -> None:

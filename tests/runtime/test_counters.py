@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nxpipe.emulator.analysis.utilization import utilisation
 from nxpipe.emulator.executable.executable import from_bytes
 from nxpipe.emulator.run import counters
 from nxpipe.emulator.run.counters import (
@@ -123,6 +124,30 @@ def test_every_status_of_a_fault_is_of_a_class() -> None:
         outcome = outcome_of(kind(""))
         assert outcome.summary in SUMMARIES
         assert outcome.error in ERRORS
+
+
+def test_a_prediction_is_the_one_that_a_build_has_stored(tmp_path: Path) -> None:
+    program = from_bytes(addition("emulated", tmp_path).read_bytes()).program
+    stored, computed = Prediction.read(utilisation(program).document()), Prediction.of(program)
+    assert stored is not None
+    assert stored.seconds == pytest.approx(computed.seconds, abs=1e-9)
+    assert stored.engines == pytest.approx(dict(computed.engines), abs=1e-9)
+    assert stored.flops == computed.flops
+
+
+@pytest.mark.parametrize(
+    "time_",
+    [
+        *(None, [], {}),
+        {"latency_ns": "1", "busy_ns": 1},
+        {"latency_ns": -1, "busy_ns": {}},
+        {"latency_ns": 1, "busy_ns": {"tensor": float("nan")}},
+        {"latency_ns": 1, "busy_ns": {"tensor": "x"}},
+    ],
+)
+def test_figures_of_another_form_are_no_prediction(time_: Any) -> None:
+    assert Prediction.read({"time": time_, "tensor_engine": {"multiply_adds": 0}}) is None
+    assert Prediction.read(time_) is None
 
 
 _STEPS = st.lists(st.tuples(st.sampled_from(["load", "unload", "run", "fail"]), st.integers(0, 3)), max_size=40)
