@@ -43,7 +43,14 @@ def core_of(manifest: "Manifest") -> str:
 
 
 def require_instructions(manifest: "Manifest") -> None:
-    """Raise BuildRefused for an artifact without the emulator's programs: those of neuronx-cc had none once."""
+    """Raise BuildRefused for an artifact without the emulator's programs: those of neuronx-cc had none once, and
+    imported ones are for other servers."""
+    if manifest.serving and not manifest.executables:
+        names = ", ".join(payload.name for payload in manifest.serving)
+        raise BuildRefused(
+            f"{manifest.model.id}: was imported for {names} and has no programs that nxpipe runs; fetch it, and start "
+            "the server of its contract"
+        )
     if manifest.backend != "emulator" and not manifest.runs_on_devices:
         raise BuildRefused(
             f"{manifest.model.id}: its programs are of backend {manifest.backend} alone, which the emulator cannot "

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from nxpipe.artifact_store.channel.generation import Served
 from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.pipeline.cli.main import cli
-from nxpipe.pipeline.fleet.agent.gate import Completions, Progress
+from nxpipe.pipeline.fleet.agent.gate import Completions, TokenProgress
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import NotReady
 from tests.agent.conftest import server
@@ -110,7 +110,7 @@ def test_a_server_that_computes_nothing_is_stopped_in_one_sentence(stand_in: Sta
 def test_generated_tokens_are_progress_and_so_is_an_answer_and_neither_is_a_fault() -> None:
     stand_in = StandIn(lambda _: token(-0.1), tokens=1)
     with stand_in.running() as completions:
-        progress = Progress(completions, limit=0.2)
+        progress = TokenProgress(completions, limit=0.2)
         assert progress.fault() is None, "it answers"
         stand_in.choice, stand_in.tokens = (lambda _: None), 2
         stand_in.asked.clear()

@@ -204,7 +204,7 @@ def _cause(failed: Exception) -> str:
 
 
 @dataclass
-class Progress:
+class TokenProgress:
     """The progress of a server in service: generated tokens, or the answer to a request for one token."""
 
     completions: Completions

@@ -20,7 +20,7 @@ from nxpipe.artifact_store.errors import ChannelEmpty
 from nxpipe.pipeline.artifacts.channels import ServedModel
 from nxpipe.pipeline.fleet.agent.gate import (
     Completions,
-    Progress,
+    TokenProgress,
     require_devices,
     require_golden_answers,
     require_programs_for,
@@ -382,5 +382,5 @@ class Agent:
             if completions.generates():
                 with step("complete five prompts"):
                     completions.require_varied()
-                server.watched_by(Progress(completions, _STALL).fault, every=_LOOK)
+                server.watched_by(TokenProgress(completions, _STALL).fault, every=_LOOK)
             yield server

@@ -15,13 +15,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeAlias
 
+from nxpipe.pipeline.artifacts.contract import COMPILERS
 from nxpipe.pipeline.config.device_measures import RUNTIME_GROUPS, SYSTEM_GROUPS
 from nxpipe.pipeline.fleet.monitor.report import MonitorReport
 from nxpipe.pipeline.util.errors import InputInvalid, NotReady
 from nxpipe.pipeline.util.files import DocumentInvalid, json_of, read_file
 
 TOOLS: Final = "/opt/aws/neuron/bin"
-_COMPILER: Final = "neuronx-cc"
 _MAX_BYTES: Final = 2**20  # of one report; that of a trn2.48xlarge has some hundred thousand
 _GRACE: Final = 5  # seconds for the monitor to exit
 _DEFAULT: Final = 5.0  # seconds
@@ -224,7 +224,7 @@ def _compiles(process: Path) -> bool:
         words = (process / "cmdline").read_bytes().split(b"\0")[:2]
     except OSError:
         return False  # it has exited since
-    return any(Path(word.decode(errors="replace")).name == _COMPILER for word in words if word)
+    return any(Path(word.decode(errors="replace")).name in COMPILERS for word in words if word)
 
 
 @dataclass(frozen=True)
