@@ -239,7 +239,8 @@ def watch(console: Console, fleet: str, group: str, monitor: str, period: int, c
     """
     from nxpipe.pipeline.config import load_config
     from nxpipe.pipeline.fleet.agent.run import this_instance
-    from nxpipe.pipeline.fleet.agent.watch import Compilers, FleetLog, watch
+    from nxpipe.pipeline.fleet.agent.watch import FleetLog, watch
+    from nxpipe.pipeline.fleet.monitor.source import Compilers
 
     config = load_config(config_path, os.environ)
     served = serving_fleet(config, fleet, "--fleet")

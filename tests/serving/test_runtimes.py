@@ -35,7 +35,7 @@ from nxpipe.pipeline.artifacts.contract import (
 from nxpipe.pipeline.artifacts.payload import publish_draft
 from nxpipe.pipeline.artifacts.recipes import ImportRequest, draft
 from nxpipe.pipeline.fleet.agent.trees import LaidOut, ProofOfNoCompile, lay_out
-from nxpipe.pipeline.fleet.agent.watch import Compilers
+from nxpipe.pipeline.fleet.monitor.source import Compilers
 from nxpipe.pipeline.util.errors import NotReady
 from tests.artifact_store.samples import folder as store_in
 from tests.artifact_store.samples import put
