@@ -31,7 +31,7 @@ from nxpipe.pipeline.fleet.agent.gate import (
 from nxpipe.pipeline.fleet.agent.logs import deliver_last_words
 from nxpipe.pipeline.fleet.agent.supervisor import ModelServer, Readiness
 from nxpipe.pipeline.fleet.agent.trees import LaidOut, ProofOfNoCompile, lay_out
-from nxpipe.pipeline.fleet.agent.watch import Compilers
+from nxpipe.pipeline.fleet.monitor.source import Compilers
 from nxpipe.pipeline.util.errors import NotReady
 from nxpipe.pipeline.util.exit_codes import INTERNAL, exit_code_of
 
