@@ -31,7 +31,7 @@ class TrafficStep:
 @dataclass(frozen=True)
 class ShadowPhase:
     """The phase before the first step: requests are mirrored to the canary, both responses are compared, and no weight
-    moves. It takes the tolerance of the first step."""
+    moves. No user waits for it, so it tolerates as little as the last step."""
 
     percent: float  # of requests that are mirrored
     bake_min: int  # minutes
@@ -84,7 +84,7 @@ class CanaryPlan:
     @cached_property
     def phases(self) -> tuple[TrafficStep, ...]:
         """All that is judged in turn: the shadow phase as a step without traffic, if there is one, then the steps."""
-        return self.steps if self.shadow is None else (TrafficStep(0, self.steps[0].tolerates), *self.steps)
+        return self.steps if self.shadow is None else (TrafficStep(0, self.steps[-1].tolerates), *self.steps)
 
     def is_shadow(self, phase: int) -> bool:
         return self.shadow is not None and phase == 0

@@ -103,7 +103,9 @@ def plan_of(rollout: Rollout, latencies: Sequence[float] = ()) -> CanaryPlan:
 
 
 def _shadow_of(shadow: Shadow | None) -> ShadowPhase | None:
-    return shadow and ShadowPhase(shadow.percent, _minutes(shadow.bake_min), _minutes(shadow.bake_max))
+    if shadow is None:
+        return None
+    return ShadowPhase(shadow.percent, _minutes(shadow.bake_min), _minutes(shadow.bake_max))
 
 
 def _minutes(duration: timedelta) -> int:

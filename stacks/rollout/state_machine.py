@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-
 from nxpipe.stacks.rollout.fleet_record import COLOURS, EXECUTION_ID, Fleet, Record, empty
 from nxpipe.stacks.rollout.states import (
     ALL_ERRORS,
