@@ -6,7 +6,7 @@ from typing import Final
 
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.index.leaves import Difference, differences
-from nxpipe.artifact_store.manifest import Manifest
+from nxpipe.artifact_store.manifest import Manifest, SharedFile
 
 _NAMED: Final = 3  # entries of a section that a summary lists
 
@@ -49,6 +49,7 @@ class ManifestDifference:
                 _section("neffs", _neffs(before), _neffs(after)),
                 _section("weights", _weights(before), _weights(after)),
                 _section("files", _files(before), _files(after)),
+                _section("serving", _serving(before), _serving(after)),
             ),
         )
 
@@ -95,6 +96,26 @@ def _weights(manifest: Manifest) -> _Described:
 
 def _files(manifest: Manifest) -> _Described:
     return {file.path: (file.blob, None) for file in manifest.files}
+
+
+def _serving(manifest: Manifest) -> _Described:
+    """Contracts and files of the payloads; a file that is stored by tensor is compared by its header and tensors."""
+    described: dict[str, tuple[Blob, object]] = {}
+    for payload in manifest.serving:
+        described[f"{payload.name}.json"] = (payload.contract, None)
+        described |= {f"{payload.name}/{file.path}": (file.blob, None) for file in payload.files}
+        described |= {
+            f"{payload.name}/{file.path}": (_content(file), tuple(tensor.blob for tensor in file.tensors))
+            for file in payload.shared
+        }
+    return described
+
+
+def _content(file: SharedFile) -> Blob:
+    """A digest of the header and the tensors' digests: the store has no object of the whole file."""
+    parts = (file.head, *(tensor.blob for tensor in file.tensors))
+    digest = Blob.of("".join(part.sha256 for part in parts).encode()).sha256
+    return Blob(sha256=digest, size=sum(part.size for part in parts))
 
 
 def _section(title: str, before: _Described, after: _Described) -> Section:

@@ -16,6 +16,7 @@ from nxpipe.artifact_store.documents import (
     Digest,
     Document,
     ForeignName,
+    Label,
     ModelId,
     Name,
     SafePath,
@@ -33,6 +34,7 @@ MAX_EXECUTABLES: Final = 4096
 MAX_WEIGHTS: Final = 200_000
 MAX_FILES: Final = 10_000
 MAX_OUTPUTS: Final = 10_000  # of one executable
+MAX_PAYLOADS: Final = 64
 
 # Bytes of one stored element.
 WIDTHS: Final = {
@@ -118,6 +120,39 @@ class File(Document):
     blob: Blob
 
 
+class SharedFile(Document):
+    """A safetensors file of a payload: its header and its tensors in the file's order, which are stored as weights
+    are, so that artifacts share them."""
+
+    path: SafePath
+    head: Blob
+    tensors: tuple[Tensor, ...] = Field(strict=False, min_length=1, max_length=MAX_WEIGHTS)
+
+
+class ServingPayload(Document):
+    """Files for a serving runtime, byte for byte, and the contract under which it serves them."""
+
+    name: Label
+    contract: Blob
+    files: tuple[File, ...] = Field(strict=False, max_length=MAX_FILES)
+    shared: tuple[SharedFile, ...] = Field(strict=False, max_length=MAX_FILES)
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "ServingPayload":
+        paths = [*(file.path for file in self.files), *(file.path for file in self.shared)]
+        _refuse_duplicates("file", paths)
+        _refuse_equivalent_names("files", paths)
+        _refuse_nested_files({_folded(path) for path in paths})
+        return self
+
+    def tensors(self) -> Iterable[Tensor]:
+        return (tensor for file in self.shared for tensor in file.tensors)
+
+    def blobs(self) -> tuple[Blob, ...]:
+        heads = (file.head for file in self.shared)
+        return (self.contract, *(file.blob for file in self.files), *heads, *(one.stored for one in self.tensors()))
+
+
 class ModelRef(Document):
     id: ModelId
     revision: Name | None
@@ -136,6 +171,12 @@ class Manifest(Document):
     executables: tuple[Executable, ...] = Field(strict=False, max_length=MAX_EXECUTABLES)
     weights: tuple[Tensor, ...] = Field(strict=False, max_length=MAX_WEIGHTS)
     files: tuple[File, ...] = Field(strict=False, max_length=MAX_FILES)
+    serving: tuple[ServingPayload, ...] = Field(default=(), strict=False, max_length=MAX_PAYLOADS)
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = serialize(self)
+        return fields if self.serving else {name: value for name, value in fields.items() if name != "serving"}
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "Manifest":
@@ -147,7 +188,8 @@ class Manifest(Document):
         _refuse_equivalent_names("executables", [executable.name for executable in self.executables])
         _refuse_equivalent_names("files", [file.path for file in self.files])
         _refuse_nested_files({_folded(file.path) for file in self.files})
-        every = {*self.blobs(), *(tensor.blob for tensor in self.weights)}
+        _refuse_duplicates("serving payload", (payload.name for payload in self.serving))
+        every = {*self.blobs(), *(tensor.blob for tensor in self.tensors())}
         _refuse_duplicates("size of blob", (blob.sha256 for blob in every))
         return self
 
@@ -165,6 +207,12 @@ class Manifest(Document):
     def name(self) -> str:
         return short_name(self.model.id, self.request_key)
 
+    def tensors(self) -> Iterable[Tensor]:
+        """The weights, and the tensors of the files of payloads."""
+        yield from self.weights
+        for payload in self.serving:
+            yield from payload.tensors()
+
     def blobs(self) -> tuple[Blob, ...]:
         """Every distinct blob, in order of first mention."""
         named = (
@@ -172,6 +220,7 @@ class Manifest(Document):
             *(blob for executable in self.executables for blob in executable.blobs()),
             *(tensor.stored for tensor in self.weights),
             *(file.blob for file in self.files),
+            *(blob for payload in self.serving for blob in payload.blobs()),
         )
         return tuple(dict.fromkeys(named))
 
@@ -197,6 +246,10 @@ class Manifest(Document):
         fields = parse_canonical_json(data, limit=MAX_MANIFEST_BYTES)
         if isinstance(fields, dict) and fields.get("format") in _EARLIER:
             raise NotUnderstood(f"it is a {fields['format']}, published by an earlier nxpipe; build it again")
+        if isinstance(fields, dict):
+            if fields.get("serving") == []:
+                raise NotUnderstood("serving: a manifest without payloads does not have the field")
+            fields.setdefault("serving", [])
         return parse_document(cls, fields)
 
 

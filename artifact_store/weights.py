@@ -202,7 +202,7 @@ class Packs:
         self._expected: dict[str, dict[Blob, str]] = {}  # by pack: each tensor and its name in a manifest
 
     def expect(self, manifest: Manifest, document: Blob) -> None:
-        for tensor in manifest.weights:
+        for tensor in manifest.tensors():
             if tensor.pack is not None:
                 expected = self._expected.setdefault(tensor.pack.sha256, {})
                 expected.setdefault(tensor.blob, f"{tensor.name} of {manifest.name}")

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Final
 
 from nxpipe.artifact_store.backends.protocol import CHUNK
@@ -46,6 +47,8 @@ _NAMES: Final = {
     "uint8": "U8",
     "bool": "BOOL",
 }
+# Types by the names of the format; TF32 has the bytes of FP32.
+DTYPES: Final = {name: dtype for dtype, name in _NAMES.items() if dtype != "tfloat32"}
 _ALIGNMENT: Final = 8
 _RESERVED: Final = "__metadata__"
 
@@ -133,6 +136,12 @@ class AssembledFile:
 def weights_file(tensors: Sequence[Tensor]) -> AssembledFile:
     layout = layout_of(tensors)
     return AssembledFile(layout.head, layout.size, tuple(map(PlacedTensor, tensors, layout.offsets)))
+
+
+def file_of(head: bytes, tensors: Sequence[Tensor]) -> AssembledFile:
+    """The file of this header, with the tensors one after another."""
+    ends = list(accumulate((tensor.blob.size for tensor in tensors), initial=len(head)))
+    return AssembledFile(head, ends[-1], tuple(map(PlacedTensor, tensors, ends)))
 
 
 def _is_intact(descriptor: int, piece: PlacedTensor) -> bool:

@@ -6,6 +6,7 @@
     executables/<name>.neff  for Neuron devices, with its interface in <name>.json
     weights.safetensors      all weights in one file, which readers map into memory
     files/<path>             other files of the model
+    serving/<name>.json      a contract under which a runtime serves the files of serving/<name>/
     .nxpipe                  marks the folder as a fetch target, with the content and stamp of each file: unchanged
                              files are neither fetched again nor hashed
 
@@ -15,7 +16,7 @@ Objects are fetched concurrently. An interrupted fetch resumes from the cache an
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -29,10 +30,10 @@ from nxpipe.artifact_store.blobs import Blobs
 from nxpipe.artifact_store.documents import Blob, Document, SafePath, parse_document
 from nxpipe.artifact_store.errors import NotUnderstood, Refused
 from nxpipe.artifact_store.fetch.cached_store import MirroredBlobs
-from nxpipe.artifact_store.fetch.file_layout import AssembledFile, sha256_between, weights_file
+from nxpipe.artifact_store.fetch.file_layout import AssembledFile, file_of, sha256_between, weights_file
 from nxpipe.artifact_store.fetch.local_files import date, stamp
 from nxpipe.artifact_store.fetch.ranges import at_once
-from nxpipe.artifact_store.manifest import Executable, File, Manifest, Tensor
+from nxpipe.artifact_store.manifest import Executable, File, Manifest, ServingPayload
 from nxpipe.artifact_store.weights import read_weights
 
 MANIFEST: Final = "manifest.json"
@@ -229,6 +230,7 @@ def _write_notes(files: SafeFolder, noted: Mapping[str, Note]) -> None:
 
 
 WEIGHTS: Final = "weights.safetensors"
+SERVING: Final = "serving"
 # Files of an artifact that only the emulator's programs need: graphs, constant tables, and figures of a program.
 _OF_THE_EMULATOR: Final = ("graphs/", "constants/", "utilisation.json")
 
@@ -274,7 +276,12 @@ def fetch(
         filled.write(path, missing[path].sha256, lambda file: blobs.copy_into(missing[path], file, (0,), sent))
 
     at_once(place, missing.items())
-    written += _fetch_weights(blobs, manifest.weights, filled, sent)
+    if manifest.weights:
+        written += _fetch_assembled(blobs, WEIGHTS, weights_file(manifest.weights), filled, sent)
+    for payload in manifest.serving:
+        for file in payload.shared:
+            whole = file_of(blobs.read(file.head), file.tensors)
+            written += _fetch_assembled(blobs, f"{SERVING}/{payload.name}/{file.path}", whole, filled, sent)
     filled.complete(document, digest)
     return Fetched(folder, digest, written)
 
@@ -282,7 +289,8 @@ def fetch(
 def size_of(manifest: Manifest, programs: Programs | None = None) -> int:
     """The total of bytes that a fetch reports to `sent`."""
     return sum(map(_size, files_of(manifest, programs).values())) + sum(
-        map(_size, {tensor.stored for tensor in manifest.weights})
+        sum(map(_size, {tensor.stored for tensor in tensors}))
+        for tensors in (manifest.weights, *(file.tensors for payload in manifest.serving for file in payload.shared))
     )
 
 
@@ -303,6 +311,7 @@ def files_of(manifest: Manifest, programs: Programs | None = None) -> dict[str, 
             for path, blob in _of(executable, chosen)
         ),
         *((f"files/{file.path}", file.blob) for file in manifest.files if _is_read_by(chosen, file.path)),
+        *(entry for payload in manifest.serving for entry in _of_payload(payload)),
     ]
     return {parse_document(File, {"path": path, "blob": blob}).path: blob for path, blob in files}
 
@@ -316,28 +325,30 @@ def _of(executable: Executable, programs: Programs) -> list[tuple[str, Blob]]:
     return [(f"{name}.neff", device.neff), (f"{name}.json", device.interface)]
 
 
+def _of_payload(payload: ServingPayload) -> list[tuple[str, Blob]]:
+    folder = f"{SERVING}/{payload.name}"
+    return [(f"{folder}.json", payload.contract), *((f"{folder}/{file.path}", file.blob) for file in payload.files)]
+
+
 def _is_read_by(programs: Programs, path: str) -> bool:
     return programs is Programs.EMULATOR or not path.startswith(_OF_THE_EMULATOR)
 
 
-def _fetch_weights(blobs: Blobs, tensors: Sequence[Tensor], filled: Filled, sent: Sent) -> int:
-    if not tensors:
-        return 0
-    whole = weights_file(tensors)
+def _fetch_assembled(blobs: Blobs, path: str, whole: AssembledFile, filled: Filled, sent: Sent) -> int:
     size = sum(map(_size, whole.stored))
-    if filled.has(WEIGHTS, whole.content, whole.is_right):
+    if filled.has(path, whole.content, whole.is_right):
         sent(size)
         return 0
     if isinstance(blobs, MirroredBlobs):
-        blobs.assemble(whole, filled.top, lambda path, handle: filled.adopt(WEIGHTS, path, handle), sent)
-        filled.note(WEIGHTS, whole.content)
+        blobs.assemble(whole, filled.top, lambda source, handle: filled.adopt(path, source, handle), sent)
+        filled.note(path, whole.content)
     else:
-        filled.write(WEIGHTS, whole.content, lambda file: _write_weights(blobs, whole, file, sent))
+        filled.write(path, whole.content, lambda file: _write_assembled(blobs, whole, file, sent))
     return size
 
 
-def _write_weights(blobs: Blobs, whole: AssembledFile, file: int, sent: Sent) -> None:
-    """Assemble weights from a local store: each object is read once, and written at every offset of its content."""
+def _write_assembled(blobs: Blobs, whole: AssembledFile, file: int, sent: Sent) -> None:
+    """Assemble a file from a local store: each object is read once, and written at every offset of its content."""
 
     def place(stored: Blob) -> None:
         placed = whole.stored[stored]

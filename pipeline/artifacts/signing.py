@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.channel.change import Sign
+    from nxpipe.artifact_store.evidence import Evidence
     from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
     from nxpipe.artifact_store.trust.keys import PublicKey, Signer
     from nxpipe.artifact_store.trust.policy import Policy, TrustedKey
@@ -36,6 +37,18 @@ def signing_policy(config: "Config", folder: Path) -> "Policy | None":
     if not trusted:
         trusted = tuple(_default_keys(config, folder))
     return Policy(trusted, _with_environments(config, signing.require), signing.threshold)
+
+
+def trusted_evidence(
+    channel: str | None, config: "Config", folder: Path, store: "Store"
+) -> "Callable[[Evidence], bool] | None":
+    """What decides whether a channel trusts evidence; None without a channel or a policy: all counts."""
+    policy = signing_policy(config, folder) if channel is not None else None
+    if channel is None or policy is None:
+        return None
+    from nxpipe.artifact_store.trust.policy import evidence_verifier
+
+    return evidence_verifier(policy, store, channel)
 
 
 def trust_in(

@@ -9,7 +9,13 @@ from pathlib import Path
 import click
 
 from nxpipe.pipeline.cli.main import Command, Group
-from nxpipe.pipeline.cli.options import config_option, store_option
+from nxpipe.pipeline.cli.options import (
+    config_option,
+    device_option,
+    limit_option,
+    require_device_for_limit,
+    store_option,
+)
 from nxpipe.pipeline.config.root import serving_fleet
 from nxpipe.pipeline.util.console import Console
 
@@ -61,8 +67,13 @@ def run(
 
     If rollouts have given the instance's environment its own channel (FLEET--blue, FLEET--green), that channel applies.
 
-    COMMAND is the server; default: the fleet's `command`. Without either, the agent completes the hook and exits once
-    the artifact is in place. The server finds the artifact's folder in NXPIPE_ARTIFACT.
+    COMMAND is the server; default: the fleet's `command`, and without one `nxpipe serve`. With `command = []` the agent
+    completes the hook and exits once the artifact is in place. The server finds the artifact's folder in
+    NXPIPE_ARTIFACT.
+
+    Before the server starts, the warm gate checks the devices and runs the artifact's golden inputs on every core, in
+    processes of their own. A server that completes text must then answer prompts differently; in service it is
+    restarted once it has generated no token for 120 seconds and does not answer a request for one.
 
     The server is a child of the agent. The instance goes into service when the server has passed the health checks of
     the fleet's load balancer and answered the fleet's `probe`. SIGTERM and SIGINT go to the server, which is killed
@@ -108,9 +119,10 @@ def run(
                 devices=devices,
                 command=command or served.command,
                 fleet=served,
+                words=("--config", str(config_path), *(("--store", store) if store else ())),
             )
             agent.prepare(gate.instance, step)
-            if agent.command:
+            if agent.server:
                 server = running.enter_context(agent.serve(gate.instance, step))
                 gate.require = server.require_alive
             if hook:
@@ -125,6 +137,64 @@ def run(
         if fault:
             console.complain(fault)
     click.get_current_context().exit(code)
+
+
+@agent.command(cls=Command)
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--channel", metavar="NAME", help="Only evidence counts that has signatures which this channel trusts.")
+@click.option(
+    "--cores",
+    type=click.IntRange(1, 4096),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="The logical cores of this instance.",
+)
+@device_option
+@limit_option
+@store_option
+@config_option
+@click.pass_context
+def warm(
+    ctx: click.Context,
+    folder: Path,
+    channel: str | None,
+    cores: int,
+    device: str | None,
+    limit: float,
+    store: str | None,
+    config_path: Path,
+) -> None:
+    """Run the golden inputs of a fetched artifact on every core of this instance.
+
+    Each program runs on the inputs of the artifact's emulated evidence in the store, and its outputs are compared with
+    the evidence's, by the thresholds of [verify] in nxpipe.toml. With --device they run on each group of cores as large
+    as the artifact's tp, in a new process for each rank, with a time limit for collectives. They must not be slower
+    than 1.5 times the artifact's proof, nor may driver and runtime be older than the proof's. Without --device they run
+    once, on the emulator. The agent runs this command before it starts a server. FOLDER is a folder of `store fetch`.
+
+    \b
+    Example:
+      nxpipe agent warm /var/lib/nxpipe/artifact --device --cores 2
+    """
+    from nxpipe.pipeline.artifacts.signing import trusted_evidence
+    from nxpipe.pipeline.artifacts.store_url import open_configured_store
+    from nxpipe.pipeline.config import load_config
+    from nxpipe.pipeline.models.thresholds import Thresholds
+    from nxpipe.pipeline.verify.device import DeviceOptions
+    from nxpipe.pipeline.verify.warm import warm_up
+
+    console: Console = ctx.obj
+    require_device_for_limit(ctx, device)
+    config = load_config(config_path, os.environ, missing_ok=True)
+    opened = open_configured_store(store, config_path, console)
+    machine = DeviceOptions(device, limit=limit) if device else None
+    trusts = trusted_evidence(channel, config, config_path.parent, opened)
+    done = warm_up(folder, opened, Thresholds.of(config), machine, cores, console.step, trusts)
+    if console.json:
+        console.data({"programs": done.programs, "copies": done.copies, "sentence": done.sentence})
+    else:
+        console.result(done.sentence)
 
 
 @agent.command(cls=Command)

@@ -14,11 +14,10 @@ from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.text import table
 
 if TYPE_CHECKING:
-    from nxpipe.artifact_store import Published, Store
+    from nxpipe.artifact_store import Published
     from nxpipe.artifact_store.evidence import Compared, Evidence
     from nxpipe.artifact_store.trust.keys import Signer
     from nxpipe.pipeline.config import Config
-    from nxpipe.pipeline.verify.prove import Trusts
 
 _COLUMNS = ("program", "output", "cosine", "max rel", "p50", "p99", "clock")
 
@@ -97,6 +96,7 @@ def prove(
       nxpipe prove my-llama@a41f07 --channel production --runs 500
       nxpipe prove my-llama@a41f07 --on batch
     """
+    from nxpipe.pipeline.artifacts.signing import trusted_evidence
     from nxpipe.pipeline.artifacts.store_url import open_uncached_store
     from nxpipe.pipeline.config import load_config
     from nxpipe.pipeline.models.thresholds import Thresholds
@@ -109,7 +109,7 @@ def prove(
     config = load_config(config_path, os.environ, missing_ok=True)
     opened = open_uncached_store(store, config_path, console)
     signer = _signer(key, config, config_path.parent)
-    trusts = _trusts(channel, config, config_path.parent, opened)
+    trusts = trusted_evidence(channel, config, config_path.parent, opened)
     published = opened.resolve(artifact)
     options = ProveOptions(device, runs, limit)
     if place == "batch":
@@ -135,16 +135,6 @@ def _signer(key: str | None, config: "Config", folder: Path) -> "Signer | None":
     from nxpipe.pipeline.artifacts.signing import chosen_signer
 
     return chosen_signer(key, config, folder)
-
-
-def _trusts(channel: str | None, config: "Config", folder: Path, store: "Store") -> "Trusts | None":
-    if channel is None:
-        return None
-    from nxpipe.artifact_store.trust.policy import evidence_verifier
-    from nxpipe.pipeline.artifacts.signing import signing_policy
-
-    policy = signing_policy(config, folder)
-    return evidence_verifier(policy, store, channel) if policy else None
 
 
 def _show(published: "Published", evidence: "Evidence", signer: "Signer | None", console: Console) -> None:

@@ -191,6 +191,14 @@ def choice_options(verb: str) -> Callable[[_Function], _Function]:
     help="After SIGTERM: wait so long for accepted requests.",
 )
 @click.option(
+    "--keep-alive",
+    type=click.FloatRange(1),
+    default=75.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Close a connection without requests after this time; longer than the load balancer's idle timeout.",
+)
+@click.option(
     "--pooling",
     type=click.Choice(["mean", "cls", "last"]),
     default="mean",
@@ -243,6 +251,7 @@ def serve(
     request_timeout: float | None,
     drain_delay: float,
     drain_timeout: float,
+    keep_alive: float,
     pooling: "Pooling",
     shadow: str | None,
     shadow_record: Path | None,
@@ -289,7 +298,9 @@ def serve(
             served = _served(read, names, rows, copies, limits, pooling)
         if source is not None:
             served.shadow = Shadow(source, shadow_match)
-        server = Server(served, host=host, port=port, delay=drain_delay, drain_seconds=drain_timeout)
+        server = Server(
+            served, host=host, port=port, delay=drain_delay, drain_seconds=drain_timeout, keep_alive=keep_alive
+        )
         if served.generation is not None and not served.generation.is_continuous:
             console.say("  requests run in batches that end together; --phases extend,decode batches continuously")
         server.run_until_signal(lambda url: console.say(f"  serving {served.names[0]} at {url}"))

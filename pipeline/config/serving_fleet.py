@@ -131,12 +131,18 @@ class ServingFleet(Table):
     scaling: Annotated[TargetTracking | None, Absent("none; people and rollouts set the number of instances")] = Field(
         default=None, description="Automatic scaling by the number of requests."
     )
-    command: Annotated[tuple[_Word, ...], MAYBE_EMPTY] = Field(
-        default=(),
-        description="The command line of the server, as a list. NXPIPE_ARTIFACT is the artifact's folder. "
-        "Without it, the agent exits once the artifact is in place, and a unit of the AMI serves "
-        "it.",
+    command: Annotated[tuple[_Word, ...] | None, MAYBE_EMPTY, Absent("`nxpipe serve`")] = Field(
+        default=None,
+        description="The command line of the server, as a list. NXPIPE_ARTIFACT is the artifact's folder. [] for none: "
+        "the agent exits once the artifact is in place, and a unit of the AMI serves it.",
         examples=[["python", "-m", "server"]],
+    )
+    golden_inputs: bool = Field(
+        default=True,
+        description="True: before the server starts, the agent runs the inputs of the artifact's evidence on every "
+        "core, and compares the answers. False: an instance that computes wrong answers is not noticed before it "
+        "serves.",
+        examples=[False],
     )
     probe: Annotated[ProbeRequest | None, Absent("the health check only")] = Field(
         default=None, description="A request that the server answers before the instance goes into service."

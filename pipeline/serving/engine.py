@@ -36,6 +36,7 @@ class Limits:
     waiting: int = 256
     tokens: int | None = None
     seconds: float | None = None  # of a request, from its arrival to its last token
+    stall: float = 120.0  # seconds that a step may take before the engine counts as hung
 
 
 class Engine:
@@ -74,6 +75,14 @@ class Engine:
     @property
     def is_ready(self) -> bool:
         return self._is_accepting and self.fault is None and not self._is_closed
+
+    @property
+    def stall(self) -> NotServing | None:
+        """The reason why the engine counts as hung: a step that does not end."""
+        seconds = time.monotonic() - self.last_progress
+        if self.scheduler.is_idle or seconds <= self.limits.stall:
+            return None
+        return NotServing(f"a step has not ended for {seconds:.0f} s; restart the server")
 
     @property
     def waiting(self) -> int:
@@ -133,6 +142,8 @@ class Engine:
             if self._is_closed or self.fault is not None:
                 self._changed.notify_all()
                 return False
+            if self.scheduler.is_idle:
+                self.last_progress = time.monotonic()
             while self._arrivals:
                 self.scheduler.add(self._arrivals.popleft())
             while self._cancellations:

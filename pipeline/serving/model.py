@@ -15,7 +15,6 @@ from nxpipe.pipeline.serving.sampling import SamplingParams
 from nxpipe.pipeline.serving.scheduler import Scheduler
 from nxpipe.pipeline.serving.text import Files, Text, json_object
 from nxpipe.pipeline.util.errors import InputInvalid, ProgramInvalid
-from nxpipe.pipeline.util.files import DocumentInvalid, read_file
 from nxpipe.pipeline.util.progress import Step
 from nxpipe.pipeline.verify.device import (
     DeviceOptions,
@@ -25,7 +24,7 @@ from nxpipe.pipeline.verify.device import (
     require_device_programs,
     require_libraries,
 )
-from nxpipe.pipeline.verify.stored_artifact import StoredArtifact, StoredProgram, read_artifact
+from nxpipe.pipeline.verify.stored_artifact import ArtifactFolder, StoredArtifact, StoredProgram, read_artifact
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
@@ -91,17 +90,9 @@ class ServingModel:
     @classmethod
     def read_folder(cls, path: Path, execution: "ExecutionOptions", step: Step) -> "ServingModel":
         """The artifact in a folder that a fetch has filled. Weights are mapped into memory, not copied."""
-        from nxpipe.artifact_store.fetch.folder import WEIGHTS
-        from nxpipe.emulator.run.devices.session import WeightsFile
-        from nxpipe.emulator.run.status import RuntimeFault
-
         folder = ArtifactFolder.open(path)
         artifact = read_artifact(folder, folder, step, weights=False)  # type: ignore[arg-type]  # what is read of both
-        try:
-            weights: Mapping[str, Array] = WeightsFile(path / WEIGHTS) if folder.manifest.weights else {}
-        except RuntimeFault as fault:
-            raise ProgramInvalid(f"{path}: {fault}") from fault
-        return cls._of_artifact(artifact, weights, execution, folder.read_blob)
+        return cls._of_artifact(artifact, folder.weights(), execution, folder.read_blob)
 
     @classmethod
     def compiled(cls, spec: "BuildSpec", execution: "ExecutionOptions", step: Step) -> "ServingModel":
@@ -235,52 +226,6 @@ def _compile(spec: "BuildSpec", execution: "ExecutionOptions", step: Step, names
             codes[shape.name] = isa or Fast(program, ports_of(program))
     with step("load the programs"):
         return EmulatedSession(codes, tensors)
-
-
-@dataclass(frozen=True)
-class ArtifactFolder:
-    """A fetched folder, read as a store with one artifact."""
-
-    path: Path
-    manifest: "Manifest"
-    manifest_digest: str
-    _files: "Mapping[Blob, str]"
-
-    @classmethod
-    def open(cls, path: Path) -> "ArtifactFolder":
-        from nxpipe.artifact_store.documents import Blob
-        from nxpipe.artifact_store.errors import StoreError
-        from nxpipe.artifact_store.fetch.folder import MANIFEST, files_of
-        from nxpipe.artifact_store.manifest import MAX_MANIFEST_BYTES, Manifest
-
-        try:
-            document = read_file(path / MANIFEST, limit=MAX_MANIFEST_BYTES)
-            manifest = Manifest.from_bytes(document)
-            files = files_of(manifest)
-        except (OSError, DocumentInvalid, StoreError) as fault:
-            raise ProgramInvalid(
-                f"{path} is no folder with a fetched artifact ({fault}); fetch one with nxpipe store fetch"
-            ) from fault
-        return cls(path, manifest, Blob.of(document).sha256, {blob: name for name, blob in files.items()})
-
-    def read_blob(self, blob: "Blob") -> bytes:
-        """The bytes of a file, which must be those of the manifest."""
-        if blob not in self._files:
-            raise ProgramInvalid(
-                f"{self.path} has programs for Neuron devices alone; fetch it with --programs emulator"
-            )
-        file = self.path / self._files[blob]
-        try:
-            data = file.read_bytes()
-        except OSError as fault:
-            raise ProgramInvalid(f"{file}: {fault.strerror}; fetch the artifact again") from fault
-        if type(blob).of(data) != blob:
-            raise ProgramInvalid(f"{file} is damaged; fetch the artifact again")
-        return data
-
-    def evidence(self, _: str) -> tuple[()]:
-        """A folder has no evidence."""
-        return ()
 
 
 class DeviceSession:

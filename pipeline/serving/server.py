@@ -81,6 +81,12 @@ class Served:
     def fault(self) -> BaseException | None:
         return next((part.fault for part in self.parts if part.fault is not None), None)
 
+    @property
+    def stall(self) -> BaseException | None:
+        """The reason why the decoder counts as hung."""
+        engines = self.generation.engines if self.generation else ()
+        return next((stall for engine in engines if (stall := engine.stall)), None)
+
     def require_model(self, name: str | None) -> str:
         if name is not None and name not in self.names:
             raise UnknownModel(f"model {name[:100]!r} is not served here; there is {', '.join(self.names)}")
@@ -261,7 +267,7 @@ class _Endpoints:
         return JSONResponse({"object": "list", "data": entries})
 
     async def healthz(self, _: Request) -> Response:
-        fault = self._served.fault
+        fault = self._served.fault or self._served.stall
         return PlainTextResponse("ok\n") if fault is None else PlainTextResponse(f"{fault}\n", 503)
 
     async def readyz(self, _: Request) -> Response:
@@ -373,11 +379,13 @@ def _refusal(fault: PipelineError) -> Response:
 class Server(uvicorn.Server):
     """A server that answers for `delay` seconds after SIGTERM, so that load balancers see it drain, and then ends."""
 
-    def __init__(self, served: Served, *, host: str, port: int, delay: float, drain_seconds: float) -> None:
+    def __init__(
+        self, served: Served, *, host: str, port: int, delay: float, drain_seconds: float, keep_alive: float
+    ) -> None:
         app = application(served, drain_seconds=drain_seconds)
         config = uvicorn.Config(
             app, host, port, log_level="warning", access_log=False, server_header=False,
-            timeout_graceful_shutdown=int(drain_seconds) or 1,
+            timeout_graceful_shutdown=int(drain_seconds) or 1, timeout_keep_alive=int(keep_alive),
         )  # fmt: skip
         super().__init__(config)
         self._served, self._delay = served, delay

@@ -103,16 +103,24 @@ def on_ranks(host: str, argument: object, degree: int, lnc: int, options: Device
 
 def _first_core(degree: int) -> int:
     """The first of the cores that the environment permits."""
-    from nxpipe.emulator.run.devices.environment import VISIBLE_CORES, visible_cores
+    from nxpipe.emulator.run.devices.environment import VISIBLE_CORES
     from nxpipe.emulator.run.status import CoresUnavailable
 
-    text = os.environ.get(VISIBLE_CORES)
-    if not text:
+    cores = permitted_cores()
+    if cores is None:
         return 0
-    cores = visible_cores(text)
     if len(cores) < degree:
+        text = os.environ[VISIBLE_CORES]
         raise CoresUnavailable(f"{VISIBLE_CORES} is {text}, and the program needs {degree} cores; permit as many")
     return cores[0]
+
+
+def permitted_cores() -> Sequence[int] | None:
+    """The cores that the environment permits; None for all."""
+    from nxpipe.emulator.run.devices.environment import VISIBLE_CORES, visible_cores
+
+    text = os.environ.get(VISIBLE_CORES)
+    return visible_cores(text) if text else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -307,14 +315,19 @@ def groups(programs: Sequence[FetchedProgram]) -> list[list[FetchedProgram]]:
 
 
 def run_programs(
-    programs: Sequence[FetchedProgram], batches: Batches, folder: Path, options: DeviceOptions, step: Step
+    programs: Sequence[FetchedProgram],
+    batches: Batches,
+    folder: Path,
+    options: DeviceOptions,
+    step: Step,
+    core: int = 0,
 ) -> Runs:
     """Run each program of a fetched folder on its batches, then time it as often as the options say; a program without
-    batches is left out."""
+    batches is left out. `core` is that of the first rank."""
     for group in groups(programs):
         given = {program.name: _written(program, batches(program)) for program in group}
         if running := [program for program in group if given[program.name]]:
-            timings = _run(running, given, folder, options, step)
+            timings = _run(running, given, folder, options, step, core)
             yield from ((program, [own.get(program.name) for own in timings]) for program in running)
 
 
@@ -326,17 +339,23 @@ def _written(program: FetchedProgram, batches: Sequence[Arrays]) -> int:
 
 
 def _run(
-    programs: Sequence[FetchedProgram], batches: Mapping[str, int], folder: Path, options: DeviceOptions, step: Step
+    programs: Sequence[FetchedProgram],
+    batches: Mapping[str, int],
+    folder: Path,
+    options: DeviceOptions,
+    step: Step,
+    core: int,
 ) -> list[Any]:
     """Run programs together, in a process for each rank; what `session.replay` returns on each."""
     from nxpipe.artifact_store.fetch.folder import WEIGHTS
 
     degree, lnc = programs[0].interface.degree, programs[0].neff.physical_cores
     names = programs[0].name if len(programs) == 1 else f"{len(programs)} programs"
-    with step(f"run {names} on {degree} rank{'' if degree == 1 else 's'}"):
+    place = f", from core {core}" if core else ""
+    with step(f"run {names} on {degree} rank{'' if degree == 1 else 's'}{place}"):
         files = {program.name: program.files(batches[program.name]) for program in programs}
         argument = {"weights": str(folder / WEIGHTS), "programs": files, "runs": options.runs, "warmup": _WARMUP}
-        return on_ranks(f"{_HOST}:replay", argument, degree, lnc, options)
+        return on_ranks(f"{_HOST}:replay", argument, degree, lnc, options, core)
 
 
 def require_computed(
@@ -353,12 +372,16 @@ def require_computed(
         shares, expected = results[result.name], program.divided(result.name, golden[result.name])
         _require_updated(program, result.name, shares, expected, given.get(result.name))
         for rank, (own, wanted) in enumerate(zip(shares, expected, strict=True)):
-            if varies(wanted) and not varies(own):
-                raise VerificationFailed(
-                    f"verification failed: {program.name} {result.name} is {own.flat[0]} everywhere"
-                    f"{program.place(rank)}, where the golden answer varies: a core was not initialised, or did not "
-                    "run the program; restart the instance and try again"
-                )
+            require_varied(f"{program.name} {result.name}", own, wanted, program.place(rank))
+
+
+def require_varied(title: str, own: Any, wanted: Any, where: str = "") -> None:
+    """Refuse an answer that is one value everywhere, where the golden one is not."""
+    if varies(wanted) and not varies(own):
+        raise VerificationFailed(
+            f"verification failed: {title} is {own.flat[0]} everywhere{where}, where the golden answer varies: a core "
+            "was not initialised, or did not run the program; restart the instance and try again"
+        )
 
 
 def _require_updated(

@@ -40,7 +40,7 @@ Trusts = Callable[[Evidence], bool]
 
 REFERENCE: Final = "emulated evidence"
 LEAST_RUNS: Final = 20  # a smaller number has no 99th percentile to speak of
-_DRIVER: Final = Path("/sys/module/neuron/version")
+DRIVER: Final = Path("/sys/module/neuron/version")
 _INSTANCE: Final = Path("/sys/devices/virtual/dmi/id/product_name")  # on Nitro, the instance type
 
 
@@ -104,11 +104,13 @@ def replay(
     allowed: Thresholds,
     options: ProveOptions,
     step: Step,
+    core: int = 0,
 ) -> "list[Proof]":
-    """A proof of each program of a fetched folder; VerificationFailed for an answer beyond the thresholds."""
+    """A proof of each program of a fetched folder, from a core on; VerificationFailed for an answer beyond the
+    thresholds."""
     goldens = _goldens(golden, store)
     programs = open_programs(manifest, store, folder)
-    runs = run_programs(programs, _inputs(goldens), folder, options, step)
+    runs = run_programs(programs, _inputs(goldens), folder, options, step, core)
     return _proofs(manifest, goldens, runs, allowed)
 
 
@@ -218,7 +220,7 @@ def surroundings(neff: "Neff", degree: int, described: Mapping[str, Any]) -> dic
         "physical cores of a logical core": str(neff.physical_cores),
     }
     with suppress(OSError):
-        found["driver"] = _DRIVER.read_text(errors="replace").strip()
+        found["driver"] = DRIVER.read_text(errors="replace").strip()
     with suppress(OSError):
         name = _INSTANCE.read_text(errors="replace").strip()
         if re.fullmatch(r"[a-z0-9-]{1,20}\.[a-z0-9-]{1,20}", name):

@@ -3,8 +3,9 @@
 Every byte is checked against its digest, and every program against the manifest and the graph it was compiled from.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nxpipe.pipeline.compile import artifact_files
@@ -12,7 +13,7 @@ from nxpipe.pipeline.models.source import PretrainedModel
 from nxpipe.pipeline.models.thresholds import complete_evidence
 from nxpipe.pipeline.models.weights import Arrays
 from nxpipe.pipeline.util.errors import BuildRefused, ModelSourceError, ProgramInvalid
-from nxpipe.pipeline.util.files import json_of
+from nxpipe.pipeline.util.files import DocumentInvalid, json_of, read_file
 from nxpipe.pipeline.util.progress import Step
 
 if TYPE_CHECKING:
@@ -42,7 +43,14 @@ def core_of(manifest: "Manifest") -> str:
 
 
 def require_instructions(manifest: "Manifest") -> None:
-    """Raise BuildRefused for an artifact without the emulator's programs: those of neuronx-cc had none once."""
+    """Raise BuildRefused for an artifact without the emulator's programs: those of neuronx-cc had none once, and
+    imported ones are for other servers."""
+    if manifest.serving and not manifest.executables:
+        names = ", ".join(payload.name for payload in manifest.serving)
+        raise BuildRefused(
+            f"{manifest.model.id}: was imported for {names} and has no programs that nxpipe runs; fetch it, and start "
+            "the server of its contract"
+        )
     if manifest.backend != "emulator" and not manifest.runs_on_devices:
         raise BuildRefused(
             f"{manifest.model.id}: its programs are of backend {manifest.backend} alone, which the emulator cannot "
@@ -251,3 +259,63 @@ def _source(manifest: "Manifest", files: Mapping[str, bytes]) -> PretrainedModel
         return None
     config = json_of(files["config.json"])
     return PretrainedModel(manifest.model.id, manifest.model.revision, config, manifest.model.task, None)
+
+
+@dataclass(frozen=True)
+class ArtifactFolder:
+    """A fetched folder, read as a store with one artifact. Its evidence is that of `origin`, the store that it came
+    from; without one, it has none."""
+
+    path: Path
+    manifest: "Manifest"
+    manifest_digest: str
+    origin: "Store | None"
+    _files: "Mapping[Blob, str]"
+
+    @classmethod
+    def open(cls, path: Path, origin: "Store | None" = None) -> "ArtifactFolder":
+        from nxpipe.artifact_store.documents import Blob
+        from nxpipe.artifact_store.errors import StoreError
+        from nxpipe.artifact_store.fetch.folder import MANIFEST, files_of
+        from nxpipe.artifact_store.manifest import MAX_MANIFEST_BYTES, Manifest
+
+        try:
+            document = read_file(path / MANIFEST, limit=MAX_MANIFEST_BYTES)
+            manifest = Manifest.from_bytes(document)
+            files = files_of(manifest)
+        except (OSError, DocumentInvalid, StoreError) as fault:
+            raise ProgramInvalid(
+                f"{path} is no folder with a fetched artifact ({fault}); fetch one with nxpipe store fetch"
+            ) from fault
+        return cls(path, manifest, Blob.of(document).sha256, origin, {blob: name for name, blob in files.items()})
+
+    def read_blob(self, blob: "Blob") -> bytes:
+        """The bytes of a file, which must be those of the manifest; of evidence, those of the store."""
+        if blob not in self._files:
+            if self.origin is not None:
+                return self.origin.read_blob(blob)
+            raise ProgramInvalid(
+                f"{self.path} has programs for Neuron devices alone; fetch it with --programs emulator"
+            )
+        file = self.path / self._files[blob]
+        try:
+            data = file.read_bytes()
+        except OSError as fault:
+            raise ProgramInvalid(f"{file}: {fault.strerror}; fetch the artifact again") from fault
+        if type(blob).of(data) != blob:
+            raise ProgramInvalid(f"{file} is damaged; fetch the artifact again")
+        return data
+
+    def evidence(self, manifest: str) -> "Sequence[Evidence]":
+        return self.origin.evidence(manifest) if self.origin is not None else ()
+
+    def weights(self) -> Arrays:
+        """The weights, mapped into memory and not copied."""
+        from nxpipe.artifact_store.fetch.folder import WEIGHTS
+        from nxpipe.emulator.run.devices.session import WeightsFile
+        from nxpipe.emulator.run.status import RuntimeFault
+
+        try:
+            return WeightsFile(self.path / WEIGHTS) if self.manifest.weights else {}
+        except RuntimeFault as fault:
+            raise ProgramInvalid(f"{self.path}: {fault}") from fault

@@ -422,8 +422,8 @@ class ServeStack(Stack):
             targets=self._balancer.target_groups[colour].target_group_arn,
             hook=self.hook,
             hook_within=self._hook_within,
-            grace=_GRACE if fleet.command else self._ready_within,
-            warm_up=_WARM_UP if fleet.command else self._ready_within,
+            grace=_GRACE if fleet.command != () else self._ready_within,
+            warm_up=_WARM_UP if fleet.command != () else self._ready_within,
         )
         return self._create(colour, settings)
 

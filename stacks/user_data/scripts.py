@@ -98,8 +98,11 @@ _BY_THE_AGENT: Final = {
 
 def _unused(fleet: ServingFleet) -> set[str]:
     """Keys that are not written to the instance. A new key at its default would restart every fleet on an upgrade."""
-    required = {"command"} if fleet.probe else set()  # a probe without a command is invalid
-    return _BY_THE_AGENT - required | (set() if fleet.rehearsal else {"rehearsal"})
+    required = {"command"} if fleet.probe or fleet.command == () else set()  # a probe without a server is invalid
+    at_default = {
+        name for name, value in (("rehearsal", False), ("golden_inputs", True)) if getattr(fleet, name) == value
+    }
+    return _BY_THE_AGENT - required | at_default
 
 
 class NoPublicKey(Exception):
@@ -225,7 +228,8 @@ _STOP_MARGIN: Final = 30
 
 
 def unit(fleet: ServingFleet, places: "InstancePaths", command: Sequence[str]) -> str:
-    """Unit of the agent. Without a server command it is a oneshot unit, after which the image's own unit serves."""
+    """Unit of the agent. Without a server it is a oneshot unit, after which the image's own unit serves."""
+    has_server = fleet.command != ()
     supervised = _SUPERVISED.format(
         start=int(fleet.ready_within.total_seconds()) + _START_MARGIN,
         stop=int(fleet.draining.total_seconds()) + _STOP_MARGIN,
@@ -236,9 +240,9 @@ def unit(fleet: ServingFleet, places: "InstancePaths", command: Sequence[str]) -
         given_up=places.given_up,
         command=" ".join(map(systemd_word, command)),
         disks=f" {_DISKS_UNIT}" if fleet.uses_instance_store else "",
-        limits=_LIMITS if fleet.command else "",
-        kind=supervised if fleet.command else "oneshot\nRemainAfterExit=yes",
-        restart="always" if fleet.command else "on-failure",
+        limits=_LIMITS if has_server else "",
+        kind=supervised if has_server else "oneshot\nRemainAfterExit=yes",
+        restart="always" if has_server else "on-failure",
     )
 
 

@@ -56,6 +56,7 @@ SERVER: Final = "model-server"  # on the PATH of the instance
 _PROGRAM: Final = Path(__file__).with_name("model_server.py")
 _SETTINGS: Final = """
 command = ["{server}"]
+golden_inputs = false
 port = {port}
 health_check = {{ interval = "5s", timeout = "2s" }}
 ready_within = "1m"

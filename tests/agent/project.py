@@ -21,4 +21,6 @@ instance_types = ["inf2.xlarge"]
 capacity = { kind = "on-demand" }
 size = { min = 1, max = 1 }
 rehearsal = true
+golden_inputs = false
 """
+SERVERLESS: Final = f"{CONFIG}command = []\n"  # a unit of the AMI serves

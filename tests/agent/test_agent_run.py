@@ -17,7 +17,7 @@ from nxpipe.artifact_store.layout import blob_path
 from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.pipeline.util import exit_codes
 from tests.agent.metadata import Metadata, metadata_service
-from tests.agent.project import CONFIG
+from tests.agent.project import SERVERLESS
 from tests.artifact_store.afar import first_generation, patch
 from tests.artifact_store.samples import MODEL, Folder, evidence, folder, publish_proven, publish_verified, put
 from tests.pipeline.command import Answer
@@ -63,7 +63,7 @@ def place(server: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     for name, value in server.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
-    Path("nxpipe.toml").write_text(CONFIG)
+    Path("nxpipe.toml").write_text(SERVERLESS)
     Path("dev").mkdir()
     for name in ("neuron0", "neuron_monitor", "null"):
         Path("dev", name).touch()
@@ -153,7 +153,7 @@ def test_programs_for_another_target_are_not_served(nxpipe: InProcess, place: Pl
 
 
 def test_programs_of_the_emulator_are_served_by_a_rehearsal_only(nxpipe: InProcess, place: Place) -> None:
-    Path("nxpipe.toml").write_text(CONFIG.replace("rehearsal = true", ""))
+    Path("nxpipe.toml").write_text(SERVERLESS.replace("rehearsal = true", ""))
     answer = nxpipe(*place.words, "--", *SERVER)
     assert answer.code == exit_codes.NOT_READY.number
     assert "has programs of backend emulator, which no Neuron device runs, and fleet search needs" in answer.err
@@ -165,7 +165,7 @@ def test_programs_of_the_neuron_compiler_are_served_by_every_fleet(nxpipe: InPro
     store = place.store.store
     compiled = publish_proven(store, put(store, request=2).model_copy(update={"backend": "neuronx"}))
     ChannelLog(place.store.backend, "devices").append(lambda _: first_generation("devices", [Served.of(compiled)]))
-    Path("nxpipe.toml").write_text(CONFIG.replace("rehearsal = true", "").replace("production", "devices"))
+    Path("nxpipe.toml").write_text(SERVERLESS.replace("rehearsal = true", "").replace("production", "devices"))
     answer = nxpipe(*place.words)
     assert (answer.code, place.state) == (0, "InService"), answer.err
 
@@ -185,7 +185,7 @@ def test_a_device_fleet_serves_what_has_evidence_of_devices_or_what_a_promotion_
     compiled = publish_verified(store, put(store, request=2).model_copy(update={"backend": "neuronx"}))
     served = Served.of(compiled, without=waived)
     ChannelLog(place.store.backend, "devices").append(lambda _: first_generation("devices", [served]))
-    Path("nxpipe.toml").write_text(CONFIG.replace("rehearsal = true", "").replace("production", "devices"))
+    Path("nxpipe.toml").write_text(SERVERLESS.replace("rehearsal = true", "").replace("production", "devices"))
     answer = nxpipe(*place.words)
     if said is None:
         assert (answer.code, place.state) == (0, "InService"), answer.err
@@ -200,7 +200,7 @@ def test_evidence_that_is_too_far_off_or_of_another_artifact_starts_no_server(nx
     made = put(store, request=2)
     published = publish_verified(store, made, cosine=0.5)
     channel.append(lambda _: first_generation("far", [Served.of(published)]))
-    Path("nxpipe.toml").write_text(CONFIG.replace("production", "far"))
+    Path("nxpipe.toml").write_text(SERVERLESS.replace("production", "far"))
     words = [word for word in place.words if word not in ("--hook", HOOK)]
     answer = nxpipe(*words)
     assert (answer.code, "logits cosine 0.5" in answer.err) == (exit_codes.NOT_READY.number, True), answer.err
@@ -216,7 +216,7 @@ def test_a_channel_that_asks_for_signatures_is_not_believed_without_one(nxpipe: 
     signing = (
         '[signing]\nrequire = ["production"]\n[[signing.trusted]]\nname = "release"\nkey = "file:release.key.pub"\n'
     )
-    Path("nxpipe.toml").write_text(f"{CONFIG}{signing}")
+    Path("nxpipe.toml").write_text(f"{SERVERLESS}{signing}")
     answer = nxpipe(*place.words, "--", *SERVER)
     assert answer.code == exit_codes.REFUSED.number, answer.err
     assert "generation 1 of channel production is not signed" in answer.err
@@ -224,7 +224,7 @@ def test_a_channel_that_asks_for_signatures_is_not_believed_without_one(nxpipe: 
 
 
 def test_a_file_that_this_version_does_not_understand_gives_the_instance_up(nxpipe: InProcess, place: Place) -> None:
-    Path("nxpipe.toml").write_text(f"{CONFIG}[from-the-future]\n")
+    Path("nxpipe.toml").write_text(f"{SERVERLESS}[from-the-future]\n")
     assert nxpipe(*place.words).code == exit_codes.CONFIGURATION.number
     assert place.state is None
 
@@ -252,7 +252,7 @@ def test_a_colours_channel_is_believed_by_the_rules_of_the_fleets_and_never_pass
     ChannelLog(place.store.backend, "search--blue").append(lambda _: first_generation("search--blue", [served]))
     assert nxpipe("store", "keygen", "release.key").code == 0
     path = Path("nxpipe.toml")
-    path.write_text(f'{CONFIG}[signing]\nkey = "file:release.key"\nrequire = ["production"]\n')
+    path.write_text(f'{SERVERLESS}[signing]\nkey = "file:release.key"\nrequire = ["production"]\n')
     assert nxpipe("store", "sign", served.name).code == 0
     answer = nxpipe(*place.words)
     assert answer.code == exit_codes.REFUSED.number
@@ -270,7 +270,7 @@ def test_a_server_that_is_not_installed_is_noticed_before_the_instance_is_in_ser
 
 
 def test_an_empty_channel_gives_the_instance_up(nxpipe: InProcess, place: Place) -> None:
-    Path("nxpipe.toml").write_text(CONFIG.replace("production", "experiments"))
+    Path("nxpipe.toml").write_text(SERVERLESS.replace("production", "experiments"))
     assert nxpipe(*place.words).code == exit_codes.NOT_FOUND.number
     assert place.state is None
 

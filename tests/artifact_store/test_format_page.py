@@ -67,7 +67,11 @@ def test_every_field_is_on_the_page_and_no_other() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", [manifest.Executable, manifest.DeviceProgram, manifest.Tensor, manifest.File, manifest.ModelRef, ResultFile]
+    "part",
+    [
+        *(manifest.Executable, manifest.DeviceProgram, manifest.Tensor, manifest.File, manifest.ModelRef),
+        *(manifest.ServingPayload, manifest.SharedFile, ResultFile),
+    ],
 )
 def test_every_field_of_a_part_is_on_the_page(part: type[documents.Document]) -> None:
     cells = [row[1] for section in ("4", "18") for row in rows(section, "Field")]

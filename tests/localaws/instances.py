@@ -83,7 +83,7 @@ class Hosts:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         here = {_STORED: str(folder), str(fleet.port): str(port)}
-        command = [here.get(word, word) for word in fleet.command]
+        command = [here.get(word, word) for word in fleet.command or ()]
         server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         _wait_for(port)
         return Host(port, server)

@@ -259,8 +259,8 @@ WRONG = {
         'shorter than interval, "10s"',
     ),
     "a probe without a server of its own": Wrong(
-        fleet("capacity =", 'probe = { path = "/predict" }\ncapacity ='),
-        14,
+        fleet("capacity =", 'command = []\nprobe = { path = "/predict" }\ncapacity ='),
+        15,
         "fleets[0].probe",
         "no command",
         "a server that it starts",

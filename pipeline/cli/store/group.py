@@ -24,7 +24,7 @@ STORE_COMMANDS = {
     ),
     "import": (
         "nxpipe.pipeline.cli.store.bundle:import_",
-        "Import and publish an exported artifact.",
+        "Import and publish an exported artifact, or a folder that a serving runtime compiled.",
     ),
     "doctor": (
         "nxpipe.pipeline.cli.store.fsck:doctor",

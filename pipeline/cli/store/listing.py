@@ -167,6 +167,13 @@ def _page(
         )
     if manifest.files:
         yield _section("files", [(file.path, human_bytes(file.blob.size)) for file in manifest.files])
+    for payload in manifest.serving:
+        files = [(file.path, human_bytes(file.blob.size)) for file in payload.files]
+        files += [
+            (file.path, f"{human_bytes(sum(one.blob.size for one in file.tensors))} in {len(file.tensors)} tensors")
+            for file in payload.shared
+        ]
+        yield _section(f"serving {payload.name}", sorted(files) or [("contract", "without files")])
     if sentences := list(artifact_files.sentences(programs)):
         yield _section("utilisation", sentences)
     for entry in evidence:

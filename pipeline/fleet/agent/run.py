@@ -17,8 +17,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from nxpipe.artifact_store.errors import ChannelEmpty
-from nxpipe.emulator.hardware import INSTANCES, Instance
-from nxpipe.pipeline.artifacts.channels import ProgramHost, ServedModel
+from nxpipe.pipeline.artifacts.channels import ServedModel
+from nxpipe.pipeline.fleet.agent.gate import (
+    Completions,
+    TokenProgress,
+    require_devices,
+    require_golden_answers,
+    require_programs_for,
+    server_command,
+)
 from nxpipe.pipeline.fleet.agent.logs import deliver_last_words
 from nxpipe.pipeline.fleet.agent.supervisor import ModelServer, Readiness
 from nxpipe.pipeline.util.errors import NotReady
@@ -308,64 +315,42 @@ class FleetArtifact:
         fetch(store.blobs, self.manifest, folder, programs=Programs.EMULATOR if rehearsal else None)
 
 
-_DEVICE: Final = re.compile("neuron[0-9]+")  # the driver creates one per chip
-
-
-def require_devices(instance_type: str, folder: Path) -> int:
-    """The number of chips; an error if some of the instance type's are missing."""
-    expected = _entry(instance_type).chips
-    devices = sum(_DEVICE.fullmatch(path.name) is not None for path in folder.iterdir())
-    if devices != expected:
-        raise NotReady(
-            f"{folder} has {devices} Neuron devices, but a {instance_type} has {expected}; check the driver with "
-            "`dmesg` or let Auto Scaling replace the instance"
-        )
-    return devices
-
-
-def require_programs_for(instance_type: str, manifest: "Manifest", host: ProgramHost) -> None:
-    if fault := host.fault(manifest.name, manifest.backend):
-        raise NotReady(fault)
-    entry = _entry(instance_type)
-    if manifest.target != entry.compiler_target:
-        raise NotReady(
-            f"{manifest.name} has programs for {manifest.target}, but a {instance_type} runs those for "
-            f"{entry.compiler_target}; build the model for this fleet and promote that artifact"
-        )
-    degree = max((executable.tensor_parallel for executable in manifest.executables), default=1)
-    if degree > entry.logical_cores:
-        raise NotReady(
-            f"{manifest.name} needs {degree} logical cores, but a {instance_type} has {entry.logical_cores}; "
-            "build it with a smaller tp, or choose a larger instance type"
-        )
-
-
-def _entry(instance_type: str) -> Instance:
-    if instance_type not in INSTANCES:
-        raise NotReady(f"{instance_type} is not an instance type with Neuron devices that this version of nxpipe knows")
-    return INSTANCES[instance_type]
-
-
 ARTIFACT: Final = "NXPIPE_ARTIFACT"  # environment variable of the server: the artifact's folder
+
+_LOOK: Final = 10.0  # seconds between two looks at a server's progress
+_STALL: Final = 120.0  # seconds without progress after which a server is restarted
 
 Step: TypeAlias = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
 class Agent:
+    """The agent of an instance. `command` is the server; None: `nxpipe serve`; empty: a unit of the AMI."""
+
     store: "Store"
     model: ServedModel
     trust: "ChannelVerifier"
     requirements: "Callable[[str], Requirements]"  # of an artifact of a channel
     folder: Path
     devices: Path
-    command: tuple[str, ...]
+    command: tuple[str, ...] | None
     fleet: "ServingFleet"
+    words: tuple[str, ...] = ()  # the options of the store and the configuration
     started: float = field(default_factory=time.monotonic)
 
+    @property
+    def server(self) -> tuple[str, ...]:
+        """The server's command line; empty if the agent starts none."""
+        return server_command(self.folder, self.fleet) if self.command is None else self.command
+
+    @property
+    def deadline(self) -> float:
+        return self.started + self.fleet.ready_within.total_seconds()
+
     def prepare(self, instance: FleetInstance, step: Step) -> None:
-        if self.command and shutil.which(self.command[0]) is None:
-            raise NotReady(f"there is no program {self.command[0]!r} on this instance; install it in the AMI")
+        """Everything that must hold before the server starts."""
+        if self.server and shutil.which(self.server[0]) is None:
+            raise NotReady(f"there is no program {self.server[0]!r} on this instance; install it in the AMI")
         with step(f"check the devices of a {instance.type}"):
             require_devices(instance.type, self.devices)
         with step(f"fetch {self.model.model_id} from channel {' or '.join(self.model.channels)}"):
@@ -373,18 +358,29 @@ class Agent:
             require_programs_for(instance.type, artifact.manifest, self.model.host)
             artifact.require_evidence(self.store, self.requirements(artifact.channel))
             artifact.fetch(self.store, self.folder, rehearsal=self.model.host.rehearsal)
+        if self.fleet.golden_inputs:
+            with step("run the golden inputs of the artifact on every core"):
+                left = max(1.0, self.deadline - time.monotonic())
+                said = require_golden_answers(self.folder, self.fleet, instance.type, left, self.words)
+            with step(said):
+                return
 
     @contextmanager
     def serve(self, instance: FleetInstance, step: Step) -> Iterator[ModelServer]:
         """Runs the server within the block, which begins when it has answered the health checks and the probe."""
         fleet = self.fleet
-        readiness = Readiness(fleet, instance.address, self.started + fleet.ready_within.total_seconds())
+        readiness = Readiness(fleet, instance.address, self.deadline)
         readiness.require_free_port()
         environ = {**os.environ, ARTIFACT: str(self.folder)}
-        with ModelServer(self.command, environ, fleet.draining.total_seconds()) as server:
+        with ModelServer(self.server, environ, fleet.draining.total_seconds()) as server:
             with step(f"start the server and wait for GET {fleet.health} on port {fleet.port}"):
                 readiness.await_health(server)
             if fleet.probe:
                 with step(f"send the probe {fleet.probe.method} {fleet.probe.path}"):
                     readiness.require_probe(server)
+            completions = Completions(instance.address, fleet.port)
+            if completions.generates():
+                with step("complete five prompts"):
+                    completions.require_varied()
+                server.watched_by(TokenProgress(completions, _STALL).fault, every=_LOOK)
             yield server

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from nxpipe.pipeline.config.load_balancer import HEALTHY_STATUS
 from nxpipe.pipeline.util.console import unguarded
 from nxpipe.pipeline.util.errors import NotReady
-from nxpipe.pipeline.util.exit_codes import TERMINATED
+from nxpipe.pipeline.util.exit_codes import NOT_READY, TERMINATED
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.config.load_balancer import ProbeRequest
@@ -116,6 +116,9 @@ class ModelServer:
         self._draining, self._stop_within = draining, _UNREADY_STOP
         self._stopped_by: int | None = None
         self._signalled = False
+        self._look: tuple[Callable[[], str | None], float] | None = None
+        self._hung: str | None = None
+        self._over = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._streams: tuple[_Stream, ...] = ()
         self._handlers: dict[int, Any] = {}
@@ -152,6 +155,7 @@ class ModelServer:
     def __exit__(self, *_: object) -> None:
         process = self._process
         assert process is not None
+        self._over.set()
         if not self.has_ended():
             self._stop(signal.SIGTERM)
             self._await_end()
@@ -181,14 +185,31 @@ class ModelServer:
         if self.has_ended():
             raise NotReady(f"the server {self._end_text()} before it was ready; {self._remedy()}; {self._last_lines()}")
 
+    def watched_by(self, fault: Callable[[], str | None], *, every: float) -> None:
+        """In service, end the server as soon as `fault` says why; it is called on a thread, every so many seconds."""
+        self._look = (fault, every)
+
     def begin_service(self) -> None:
         """From now on the server has requests."""
         self._stop_within = self._draining
+        if self._look is not None:
+            threading.Thread(target=self._watch, args=self._look, daemon=True).start()
+
+    def _watch(self, fault: Callable[[], str | None], every: float) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)  # so that they interrupt the main thread
+        while not self._over.wait(every) and self._stopped_by is None:
+            if (hung := fault()) and self._stopped_by is None and not self._over.is_set():
+                self._hung, self._stop_within = hung, _UNREADY_STOP  # its requests are lost already
+                self._stop(signal.SIGTERM)
+                return
 
     def wait(self) -> tuple[int, str | None]:
         """Wait for the server's end. Its exit code, 128 and the number for a signal, and the sentence about an end
         that was not requested."""
         self._await_end()
+        self._over.set()
+        if self._hung is not None:
+            return NOT_READY.number, f"{self._hung}; it was stopped, and starts again; {self._last_lines()}"
         status = self._status()
         assert status is not None
         code = status.si_status if status.si_code == os.CLD_EXITED else 128 + status.si_status

@@ -18,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from nxpipe.pipeline.artifacts.contract import COMPILERS
 from nxpipe.pipeline.util.aws import client, convert_sdk_errors
 from nxpipe.pipeline.util.errors import AwsError, NotReady
 
@@ -156,7 +157,6 @@ def log_event(at: int, dimensions: Mapping[str, str], instance: str, sent: Seque
 
 
 _RUNTIME: Final = ("neuroncore_counters", "memory_used", "execution_stats")
-_COMPILER: Final = "neuronx-cc"
 _MAX_BYTES: Final = 2**20  # of one report; that of a trn2.48xlarge has some hundred thousand
 _GRACE: Final = 5  # seconds for the monitor to exit
 
@@ -274,4 +274,4 @@ def _compiles(process: Path) -> bool:
         words = (process / "cmdline").read_bytes().split(b"\0")[:2]
     except OSError:
         return False  # it has exited since
-    return any(Path(word.decode(errors="replace")).name == _COMPILER for word in words if word)
+    return any(Path(word.decode(errors="replace")).name in COMPILERS for word in words if word)
