@@ -82,7 +82,9 @@ def test_a_version_that_answers_alike_goes_on_to_the_steps_and_nothing_is_mirror
     assert [entry[new] for entry in people.weight_history] == [0, 50, 95, 100]
     assert len(told) == 2
     looks = evidence(execution)[1:]
-    pairs = [look["moment"]["step"] for look in looks if "moment" in look and any("pairs" in b for b in look["batches"])]
+    pairs = [
+        look["moment"]["step"] for look in looks if "moment" in look and any("pairs" in b for b in look["batches"])
+    ]
     assert set(pairs) <= {0, 1}  # counts of the phase that had not settled at its end
     assert 0 in pairs
 
