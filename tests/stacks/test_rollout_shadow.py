@@ -63,10 +63,9 @@ def test_a_version_that_answers_otherwise_is_refused_before_it_gets_traffic(fron
         assert outcome(execution) == "roll_back"
         until(lambda: told[-1] == OFF)
     assert people.weight_history == [front.weights()]
-    (on, off) = told
+    (on,) = [entry for entry in told if entry["mirror"]["percent"]]
     assert (on["mirror"]["percent"], on["mirror"]["from"], on["mirror"]["to"]) == (50, stable(), other(stable()))
     assert len(on["hosts"]) == 2
-    assert off == OFF
     plan, *looks = evidence(execution)
     again = list(replay(CanaryPlan.from_json(plan), looks))
     assert [entry.wrong for entry in again] == [None] * len(looks)
@@ -80,7 +79,7 @@ def test_a_version_that_answers_alike_goes_on_to_the_steps_and_nothing_is_mirror
         assert outcome(execution) == "promoted"
         until(lambda: told[-1]["mirror"] == {"percent": 0})
     assert [entry[new] for entry in people.weight_history] == [0, 50, 95, 100]
-    assert len(told) == 2
+    assert sum(entry["mirror"]["percent"] > 0 for entry in told) == 1
     looks = evidence(execution)[1:]
     pairs = [
         look["moment"]["step"] for look in looks if "moment" in look and any("pairs" in b for b in look["batches"])
