@@ -69,7 +69,7 @@ _ENDS_IN_100 = ListRule(
 )
 
 
-class Shadow(Table):
+class RolloutShadow(Table):
     """A phase before the first step: the new version gets copies of requests, and its responses are compared."""
 
     percent: Annotated[float, Field(gt=0, le=100), Unit("percent of requests")] = Field(
@@ -143,7 +143,7 @@ class Rollout(Table):
         "from minute to minute in normal operation.",
         examples=[0.0],
     )
-    shadow: Annotated[Shadow | None, Absent("none; the first step is the first evaluation")] = Field(
+    shadow: Annotated[RolloutShadow | None, Absent("none; the first step is the first evaluation")] = Field(
         default=None,
         description="A shadow phase, for fleets whose server is `nxpipe serve`. No traffic moves in it.",
     )

@@ -11,7 +11,7 @@ from nxpipe.pipeline.canary.documents import CanaryError
 from nxpipe.pipeline.canary.metrics import LATENCIES
 from nxpipe.pipeline.canary.plan import CanaryPlan, Schedule, ShadowPhase
 from nxpipe.pipeline.config import Rollout
-from nxpipe.pipeline.config.sections import Shadow
+from nxpipe.pipeline.config.sections import RolloutShadow
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.channel.change import EvidenceWaiver
@@ -102,7 +102,7 @@ def plan_of(rollout: Rollout, latencies: Sequence[float] = ()) -> CanaryPlan:
     )
 
 
-def _shadow_of(shadow: Shadow | None) -> ShadowPhase | None:
+def _shadow_of(shadow: RolloutShadow | None) -> ShadowPhase | None:
     if shadow is None:
         return None
     return ShadowPhase(shadow.percent, _minutes(shadow.bake_min), _minutes(shadow.bake_max))
