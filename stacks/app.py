@@ -367,6 +367,7 @@ def add_rollouts(site: Site, serving: list[ServeHandle], observe: ObserveHandle,
             store=site.store,
             prefix=site.prefix,
             alarms=site.config.rollout.guards.alarms,
+            shadow=site.config.rollout.shadow is not None,
             releasers=[promoters[fleet.channel]] if fleet.channel in promoters else [],
             env=site.env,
         )

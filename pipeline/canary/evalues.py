@@ -57,7 +57,7 @@ def worse(plan: CanaryPlan, steps: Sequence[StepEvidence], metric: int, ratio: f
     are idle capital, which keeps the sum an e-value at every moment.
     """
     bets, null = bets_above(plan.ratios, ratio), plan.ratios.index(ratio)
-    stakes = stakes_by_step(len(plan.steps))
+    stakes = stakes_by_step(len(plan.phases))
     logs = [_log(math.fsum(stakes[len(steps) :]))]  # stakes of later steps
     for stake, curve in zip(stakes, _since_each(steps, metric), strict=False):
         logs.append(_log(stake) + _bet(bets, curve, null))

@@ -16,7 +16,18 @@ from nxpipe.pipeline.canary.documents import CanaryError, canonical_json, digest
 from nxpipe.pipeline.canary.evalues import FullTrafficTest
 from nxpipe.pipeline.canary.evidence import Evidence
 from nxpipe.pipeline.canary.judge import Decision, Judgement, Moment, Verdict, explain, judge
-from nxpipe.pipeline.canary.metrics import Batch, UnansweredRequests, batches, complete, minute_of, queries, start_of
+from nxpipe.pipeline.canary.metrics import (
+    ROLLOUT,
+    Batch,
+    UnansweredRequests,
+    batches,
+    complete,
+    minute_of,
+    pair_queries,
+    queries,
+    start_of,
+    with_pairs,
+)
 from nxpipe.pipeline.canary.plan import CanaryPlan, Schedule
 from nxpipe.pipeline.canary.record import record_of
 
@@ -60,11 +71,17 @@ class RolloutState:
     limits: ResponseLimits = field(default_factory=ResponseLimits)
     asked: int | None = None  # minute in which people were notified that a decision is needed
     previous: str | None = None  # the digest of the last record
+    pairs: Mapping[str, str] = field(default_factory=dict)  # CloudWatch dimensions of mirrored pairs, if there are any
 
     @property
     def over(self) -> bool:
         """True at full traffic: all steps have ended. The baseline's instances still run, for a rollback."""
-        return self.step >= len(self.plan.steps)
+        return self.step >= len(self.plan.phases)
+
+    def is_mirrored(self, minute: int) -> bool:
+        """True for the minutes of the shadow phase. Those that had not settled at its end are read in the first step;
+        a later minute is judged by its traffic, even if a last pair is published in it."""
+        return self.plan.is_shadow(self.step) or (self.plan.is_shadow(self.step - 1) and minute < self.begun)
 
     @property
     def unheard(self) -> int:
@@ -98,10 +115,10 @@ class RolloutState:
         range."""
         first = min(self.settled(at).stop, self.minute(at) - 1)
         arms = {"canary": self.canary, "stable": self.stable}
-        return {
-            "from": start_of(first, self.pace.period),
-            "queries": queries(self.balancer, arms, self.plan.latencies, self.pace.period),
-        }
+        asked = queries(self.balancer, arms, self.plan.latencies, self.pace.period)
+        if self.plan.shadow is not None and self.step <= 1:
+            asked += pair_queries(self.pairs, self.pace.period)
+        return {"from": start_of(first, self.pace.period), "queries": asked}
 
     def text(self) -> str:
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -178,6 +195,10 @@ def preflight(context: Mapping[str, Any]) -> dict[str, Any]:
     alarms = tuple(fleet["alarms"])
     if active := Alarms.of(state["alarms"]).active(alarms):
         raise Refused(f"alarm {active[0]} is active before the rollout; resolve it, then start again")
+    if plan.shadow is not None and "shadow" not in fleet:
+        raise Refused(
+            "the plan has a shadow phase, and the fleet was deployed without one; deploy it, then start again"
+        )
     rollout = RolloutState(
         name=context["name"],
         plan=plan,
@@ -187,8 +208,9 @@ def preflight(context: Mapping[str, Any]) -> dict[str, Any]:
         stable=fleet["colours"][old]["series"],
         alarms=alarms,
         limits=ResponseLimits.of(fleet),
+        pairs={**fleet["shadow"], ROLLOUT: context["name"]} if plan.shadow is not None else {},
     )
-    shares = [step.weight for step in plan.steps] + [100]
+    shares = [phase.weight for phase in plan.phases] + [100]
     return {
         "from": {"colour": old, **fleet["colours"][old]},
         "to": {"colour": new, **fleet["colours"][new]},
@@ -196,6 +218,7 @@ def preflight(context: Mapping[str, Any]) -> dict[str, Any]:
         "home": _weights(fleet, old, new, 0),
         "steps": [_weights(fleet, old, new, share) for share in shares],
         "count": len(shares),
+        **({"mirrors": _mirrors(plan, rollout.name, old, new)} if "shadow" in fleet else {}),
         "pace": {"warm": pace.warm, "warm_tries": pace.warm_tries},
         "carried": rollout.text(),
         **stored_document(rollout.name, 0, plan.as_json()),
@@ -238,6 +261,17 @@ def _size(fleet: Mapping[str, Any], old: str, new: str, sizes: Mapping[str, Any]
     return size
 
 
+NO_MIRROR: Final = {"percent": 0}  # no request is mirrored
+
+
+def _mirrors(plan: CanaryPlan, name: str, old: str, new: str) -> list[dict[str, Any]]:
+    """What the baseline's instances mirror in each phase, and at full traffic."""
+    none = [NO_MIRROR] * (1 + len(plan.steps))
+    if plan.shadow is None:
+        return none
+    return [{"percent": plan.shadow.percent, "from": old, "to": new, "rollout": name}, *none]
+
+
 def _weights(fleet: Mapping[str, Any], old: str, new: str, share: int) -> dict[str, int]:
     return dict.fromkeys(fleet["colours"], 0) | {old: 100 - share, new: share}
 
@@ -278,6 +312,10 @@ def evaluate(state: RolloutState, observed: Mapping[str, Any]) -> Evaluation:
     taken, opened = batches(
         observed["metrics"], minutes, state.plan.latencies, state.pace.period, state.opened, state.limits.longest
     )
+    taken = [
+        with_pairs(observed["metrics"], batch, state.pace.period) if state.is_mirrored(batch.minute) else batch
+        for batch in taken
+    ]
     state, judged = replace(state, opened=opened), None
     if state.over:
         state = replace(state, alone=state.alone + (batch for batch in taken if batch.minute >= state.begun))

@@ -122,18 +122,18 @@ def decide(plan: CanaryPlan, evidence: Evidence, at: Moment, refused: tuple[str,
 def _decision(plan: CanaryPlan, evidence: Evidence, verdict: Verdict, at: Moment) -> Decision:
     # Ville's inequality: the e-process of a canary that is no worse ever reaches 1/alpha in at most alpha of all
     # rollouts (Type I error). So the first crossing rolls back, at any minute and step, before all other rules.
-    threshold = math.log(1 / plan.alpha)
+    threshold, (shortest, longest) = math.log(1 / plan.alpha), plan.bake(at.step)
     if verdict.worse >= threshold:
         return Decision.ROLL_BACK
     # During an incident of the baseline the comparison continues, but no version gets more traffic.
     if evidence.taken.newest is not None and evidence.taken.newest in evidence.frozen:
-        is_exhausted = evidence.frozen.since(at.begun) >= plan.bake_max + at.extended
+        is_exhausted = evidence.frozen.since(at.begun) >= longest + at.extended
         return Decision.UNDECIDED if is_exhausted else Decision.FROZEN
     suspected = verdict.worse >= threshold * SUSPICION
-    baked = evidence.baked.since(at.begun) >= plan.bake_min and is_timed(evidence.steps[-1])
+    baked = evidence.baked.since(at.begun) >= shortest and is_timed(evidence.steps[-1])
     if verdict.better >= math.log(1 / plan.beta) and baked and not suspected:
         return Decision.ADVANCE
-    return Decision.UNDECIDED if verdict.minutes >= plan.bake_max + at.extended else Decision.CONTINUE
+    return Decision.UNDECIDED if verdict.minutes >= longest + at.extended else Decision.CONTINUE
 
 
 def _good_enough(plan: CanaryPlan, step: StepEvidence, at: Moment) -> float:
@@ -143,7 +143,7 @@ def _good_enough(plan: CanaryPlan, step: StepEvidence, at: Moment) -> float:
     tests are valid under the joint null, and so is their mean.
     """
     half = math.log(0.5)
-    ratio = better(plan, [step], 0, plan.steps[at.step].tolerates)
+    ratio = better(plan, [step], 0, plan.phases[at.step].tolerates)
     return log_sum((half + ratio, half + within_objective(plan, step)))
 
 
@@ -164,9 +164,9 @@ def is_incident(plan: CanaryPlan, stable: Arm) -> bool:
 def _begun(plan: CanaryPlan, evidence: Evidence, at: Moment) -> Evidence:
     """The evidence, with the step of this moment added if it is new."""
     steps = evidence.steps
-    if not 0 <= at.step < len(plan.steps) or not len(steps) - 1 <= at.step <= len(steps):
+    if not 0 <= at.step < len(plan.phases) or not len(steps) - 1 <= at.step <= len(steps):
         raise EvidenceInvalid(
-            f"step {at.step} does not follow the evidence of {len(steps)} of {len(plan.steps)} steps; "
+            f"step {at.step} does not follow the evidence of {len(steps)} of {len(plan.phases)} steps; "
             "begin the steps in order"
         )
     if at.step < len(steps):
@@ -197,6 +197,8 @@ def explain(plan: CanaryPlan, evidence: Evidence, verdict: Verdict) -> str:
     """The verdict as text: decision, evidence for and against, and the confidence sequence of each metric."""
     lines = [_sentence(plan, verdict), *_metrics(plan, evidence, verdict)]
     step = evidence.steps[-1]
+    if plan.is_shadow(verdict.step) and not step.requests:
+        lines.append("No pair was recorded: the stable instances mirror no requests, or their agents publish no pairs.")
     if not is_timed(step):
         known = step.requests - step.errors - step.untimed
         lines.append(f"No latency is known of {step.untimed} of {step.untimed + known} requests: so it cannot go on.")
@@ -206,8 +208,8 @@ def explain(plan: CanaryPlan, evidence: Evidence, verdict: Verdict) -> str:
 
 
 def _sentence(plan: CanaryPlan, verdict: Verdict) -> str:
-    step = plan.steps[verdict.step]
-    where = f"step {verdict.step + 1} of {len(plan.steps)}, {step.weight} % of traffic, minute {verdict.minutes}"
+    step = plan.phases[verdict.step]
+    where = f"{phase_title(plan, verdict.step)}, minute {verdict.minutes}"
     against = f"evidence against the canary is {odds(verdict.worse)}, and {1 / plan.alpha:g} to 1 sends it back"
     goal = f"an odds ratio below {step.tolerates:g} or an error rate below {plan.objective:.3g}"
     in_favour = f"evidence for {goal} is {odds(verdict.better)}, and {1 / plan.beta:g} to 1 is asked"
@@ -219,6 +221,14 @@ def _sentence(plan: CanaryPlan, verdict: Verdict) -> str:
         Decision.UNDECIDED: f"not known, and the step's time is over: {in_favour}; {against}",
     }
     return f"{verdict.decision.value} ({where}): {sentences[verdict.decision]}."
+
+
+def phase_title(plan: CanaryPlan, phase: int) -> str:
+    """The name of a phase, such as "step 1 of 4, 5 % of traffic"; the shadow phase is no step."""
+    if plan.shadow is not None and phase == 0:
+        return f"shadow, {plan.shadow.percent:g} % of requests mirrored"
+    number = phase + 1 - (plan.shadow is not None)
+    return f"step {number} of {len(plan.steps)}, {plan.phases[phase].weight} % of traffic"
 
 
 def _metrics(plan: CanaryPlan, evidence: Evidence, verdict: Verdict) -> list[str]:

@@ -23,7 +23,7 @@ no unanswered requests, however many are in flight, and a version that stops to 
 import bisect
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
@@ -238,6 +238,30 @@ class UnansweredRequests:
         return UnansweredRequests(now, self.most + proved, busiest, refused, returned, recent), proved
 
 
+@dataclass(frozen=True)
+class PairCounts:
+    """The pairs of one minute. A pair is bad for the canary if its response is missing or differs from the stable
+    one."""
+
+    pairs: Count
+    canary_bad: Count
+    canary_alone: Count  # bad for the canary only
+    stable_alone: Count
+
+    def batch(self, minute: int, stable: Arm) -> Batch:
+        """The minute as the judge takes it. Latencies are not compared: the canary's requests are other ones."""
+        others = (0,) * len(LATENCIES)
+        pairs = Pairs((self.canary_alone, *others), (self.stable_alone, *others))
+        return Batch(minute, Arm(self.pairs, self.canary_bad), stable, pairs)
+
+
+# Metrics that the agents of stable instances publish, in the order of PairCounts. Their dimension ROLLOUT is the
+# execution's name: pairs of an earlier rollout that arrive late are not counted.
+PAIR_METRICS: Final = tuple(f"shadow_{field.name}_total" for field in fields(PairCounts))
+PAIR_NAMESPACE: Final = "nxpipe"
+ROLLOUT: Final = "Rollout"
+
+
 Results: TypeAlias = Sequence[Mapping[str, Any]]  # MetricDataResults of GetMetricData
 _Values: TypeAlias = Mapping[str, Mapping[int, Count]]  # by the id of the query, by minute
 
@@ -270,12 +294,26 @@ def queries(balancer: str, arms: Mapping[str, str], latencies: Sequence[float], 
     ]
 
 
-def _query(name: str, metric: str, statistic: str, dimensions: Mapping[str, str], period: int) -> dict[str, Any]:
+def pair_queries(dimensions: Mapping[str, str], period: int) -> list[dict[str, Any]]:
+    """Queries of the pairs that the agents of the stable instances publish."""
+    return [_query(name, name, "Sum", dimensions, period, PAIR_NAMESPACE) for name in PAIR_METRICS]
+
+
+def with_pairs(results: Results, batch: Batch, period: int) -> Batch:
+    """The minute judged by its pairs if it has any. The stable version's own counts still show an incident."""
+    values = _by_minute(results, period)
+    counts = PairCounts(*(values.get(name, {}).get(batch.minute, 0) for name in PAIR_METRICS))
+    return counts.batch(batch.minute, Arm(batch.stable.requests, batch.stable.errors)) if counts.pairs else batch
+
+
+def _query(
+    name: str, metric: str, statistic: str, dimensions: Mapping[str, str], period: int, namespace: str = _NAMESPACE
+) -> dict[str, Any]:
     return {
         "Id": name,
         "MetricStat": {
             "Metric": {
-                "Namespace": _NAMESPACE,
+                "Namespace": namespace,
                 "MetricName": metric,
                 "Dimensions": [{"Name": key, "Value": value} for key, value in dimensions.items()],
             },
@@ -301,19 +339,23 @@ def batches(
     """The batches of the given minutes, and the balances after them (canary, stable). No response takes more than
     `longest` minutes."""
     in_flight = InFlight(min(1.0, latencies[-1] / period) if latencies else 1.0, longest)
-    values: _Values = {
-        result["Id"]: {
-            minute_of(timestamp, period): value
-            for timestamp, value in zip(result["Timestamps"], result["Values"], strict=True)
-        }
-        for result in results
-    }
+    values = _by_minute(results, period)
     by_minute, (canary, stable) = [], opened
     for minute in minutes:
         canary, new = _arm("canary", values, minute, len(latencies), (canary, in_flight))
         stable, old = _arm("stable", values, minute, len(latencies), (stable, in_flight))
         by_minute.append(Batch(minute, new, old))
     return by_minute, (canary, stable)
+
+
+def _by_minute(results: Results, period: int) -> _Values:
+    return {
+        result["Id"]: {
+            minute_of(timestamp, period): value
+            for timestamp, value in zip(result["Timestamps"], result["Values"], strict=True)
+        }
+        for result in results
+    }
 
 
 def _arm(

@@ -28,6 +28,16 @@ class TrafficStep:
         return min(self.share, 100 - BASELINE_SHARE)
 
 
+@dataclass(frozen=True)
+class ShadowPhase:
+    """The phase before the first step: requests are mirrored to the canary, both responses are compared, and no weight
+    moves. No user waits for it, so it tolerates as little as the last step."""
+
+    percent: float  # of requests that are mirrored
+    bake_min: int  # minutes
+    bake_max: int
+
+
 def tolerated_odds(share: int) -> float:
     """The odds ratio that raises the errors of all traffic by TOLERATED_RISE percent; it falls as the share grows."""
     return round(1 + TOLERATED_RISE / min(share, 100 - BASELINE_SHARE), 2)
@@ -46,6 +56,7 @@ class CanaryPlan:
     margin: float = 1.0  # an odds ratio up to it counts as no worse
     bursts: tuple[float, ...] = (0.0,) * len(METRICS)  # tau of each metric: overdispersion, see likelihood.py
     latencies: tuple[float, ...] = ()  # seconds, as LATENCIES; empty: latency is not judged
+    shadow: ShadowPhase | None = None
 
     def __post_init__(self) -> None:
         if reason := _fault(self):
@@ -63,10 +74,26 @@ class CanaryPlan:
         margin: float = 1.0,
         bursts: Sequence[float] = (0.0,) * len(METRICS),
         latencies: Sequence[float] = (),
+        shadow: ShadowPhase | None = None,
     ) -> "CanaryPlan":
         """A plan whose steps tolerate the odds ratios of their shares. Defaults: [rollout] in nxpipe.toml."""
         steps = tuple(TrafficStep(share, tolerated_odds(share)) for share in shares)
-        return CanaryPlan(steps, bake_min, bake_max, alpha, beta, objective, margin, tuple(bursts), tuple(latencies))
+        taus, thresholds = tuple(bursts), tuple(latencies)
+        return CanaryPlan(steps, bake_min, bake_max, alpha, beta, objective, margin, taus, thresholds, shadow)
+
+    @cached_property
+    def phases(self) -> tuple[TrafficStep, ...]:
+        """All that is judged in turn: the shadow phase as a step without traffic, if there is one, then the steps."""
+        return self.steps if self.shadow is None else (TrafficStep(0, self.steps[-1].tolerates), *self.steps)
+
+    def is_shadow(self, phase: int) -> bool:
+        return self.shadow is not None and phase == 0
+
+    def bake(self, phase: int) -> tuple[int, int]:
+        """Minimum and maximum of the phase's minutes."""
+        if self.shadow is not None and phase == 0:
+            return self.shadow.bake_min, self.shadow.bake_max
+        return self.bake_min, self.bake_max
 
     @cached_property
     def ratios(self) -> tuple[float, ...]:
@@ -82,7 +109,11 @@ class CanaryPlan:
         return digest_of(self.as_json())
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """A plan without a shadow phase has no such field, as in records that are older than the phase."""
+        document = asdict(self)
+        if self.shadow is None:
+            del document["shadow"]
+        return document
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> "CanaryPlan":
@@ -90,7 +121,9 @@ class CanaryPlan:
         try:
             steps = tuple(TrafficStep(**step) for step in fields.pop("steps"))
             bursts, latencies = tuple(fields.pop("bursts")), tuple(fields.pop("latencies"))
-            return CanaryPlan(steps=steps, bursts=bursts, latencies=latencies, **fields)
+            phase = fields.pop("shadow", None)
+            shadow = None if phase is None else ShadowPhase(**phase)
+            return CanaryPlan(steps=steps, bursts=bursts, latencies=latencies, shadow=shadow, **fields)
         except (KeyError, TypeError) as error:
             raise PlanInvalid(f"invalid rollout plan: {error}; write it with CanaryPlan.as_json") from error
 
@@ -104,6 +137,8 @@ def _fault(plan: CanaryPlan) -> str | None:
         return "every step must tolerate an odds ratio above 1 and at most 100"
     if not 1 <= plan.bake_min <= plan.bake_max:
         return f"bake_min {plan.bake_min} and bake_max {plan.bake_max} must ascend from at least 1"
+    if plan.shadow is not None and (reason := _shadow_fault(plan.shadow)):
+        return reason
     for name in ("alpha", "beta", "objective"):
         if not 0 < getattr(plan, name) < 1:
             return f"{name} {getattr(plan, name)} must lie between 0 and 1"
@@ -112,6 +147,14 @@ def _fault(plan: CanaryPlan) -> str | None:
     if len(plan.bursts) != len(METRICS) or not all(0 <= tau <= 5 for tau in plan.bursts):
         return f"bursts {plan.bursts} must be one tau from 0 to 5 for each of {len(METRICS)} metrics"
     return _latency_fault(plan.latencies)
+
+
+def _shadow_fault(shadow: ShadowPhase) -> str | None:
+    if not 0 < shadow.percent <= 100:
+        return f"a shadow phase mirrors more than 0 and at most 100 percent of requests, not {shadow.percent}"
+    if not 1 <= shadow.bake_min <= shadow.bake_max:
+        return f"bake_min {shadow.bake_min} and bake_max {shadow.bake_max} of shadow must ascend from at least 1"
+    return None
 
 
 def _latency_fault(latencies: tuple[float, ...]) -> str | None:

@@ -91,10 +91,12 @@ def run(
     from nxpipe.pipeline.artifacts.channels import ServedModel, environment_of
     from nxpipe.pipeline.artifacts.requirements import artifact_requirements
     from nxpipe.pipeline.artifacts.signing import trust_in
-    from nxpipe.pipeline.artifacts.store_url import open_configured_store
+    from nxpipe.pipeline.artifacts.store_url import open_configured_store, open_uncached_store
     from nxpipe.pipeline.config import load_config
     from nxpipe.pipeline.fleet.agent.run import Agent, lifecycle_gate
+    from nxpipe.pipeline.fleet.agent.shadow import ShadowFollower, following
     from nxpipe.pipeline.fleet.agent.supervisor import ServiceManager
+    from nxpipe.pipeline.fleet.agent.watch import FleetLog
 
     manager = ServiceManager(os.environ)
 
@@ -122,6 +124,18 @@ def run(
                 fleet=served,
                 words=("--config", str(config_path), *(("--store", store) if store else ())),
             )
+            if config.rollout.shadow is not None and group is not None and (log := os.environ.get("NXPIPE_LOG")):
+                follower = ShadowFollower(
+                    open_uncached_store(store, config_path, console),
+                    served.name,
+                    group,
+                    served.port,
+                    folder.absolute().parent / "shadow",
+                    {"Project": config.project.name, "Fleet": served.name},
+                    FleetLog.open(log, gate.instance.id, gate.instance.region),
+                    console.say,
+                )
+                running.enter_context(following(follower))  # the server's environment names its control file
             start = agent.prepare(gate.instance, step)
             if start is not None:
                 server = running.enter_context(agent.serve(start, gate.instance, step))

@@ -213,11 +213,19 @@ def choice_options(verb: str) -> Callable[[_Function], _Function]:
     help="With --shadow: record pairs of answers, and minutes for the canary judge, in this folder.",
 )
 @click.option(
+    "--shadow-control",
+    envvar="NXPIPE_SHADOW_CONTROL",
+    show_envvar=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Mirror as this JSON file says, which is read again every second; by default as the agent of a fleet says.",
+)
+@click.option(
     "--shadow-match",
     type=click.FloatRange(0, 1),
     default=1.0,
     show_default=True,
-    help="With --shadow: the share of tokens before the first difference below which an answer is bad.",
+    help="The share of tokens before the first difference below which the second server's answer is bad.",
 )
 @execution_options
 @device_option
@@ -247,6 +255,7 @@ def serve(
     pooling: "Pooling",
     shadow: str | None,
     shadow_record: Path | None,
+    shadow_control: Path | None,
     shadow_match: float,
     execution: ExecutionOptions,
     device: str | None,
@@ -274,16 +283,21 @@ def serve(
     require_libraries(*_SERVER)
     from nxpipe.pipeline.serving.engine import Limits
     from nxpipe.pipeline.serving.server import Server
-    from nxpipe.pipeline.serving.shadow import Shadow
+    from nxpipe.pipeline.serving.shadow import ControlFile, Mirroring, Shadow
 
     if (shadow is None) != (shadow_record is None):
         raise click.UsageError("--shadow and --shadow-record belong together; pass both", ctx)
     limits = Limits(max_waiting, max_tokens, request_timeout)
+    source: Mirroring | ControlFile | None = None
+    if shadow is not None and shadow_record is not None:
+        source = Mirroring((shadow,), shadow_record)
+    elif shadow_control is not None:
+        source = ControlFile(shadow_control)
     with choice.open(console, machine_of(ctx, execution, device, limit)) as read:
         with console.step("load the programs"):
             served = _served(read, names, rows, copies, limits, pooling)
-        if shadow is not None and shadow_record is not None:
-            served.shadow = Shadow(shadow, shadow_record, shadow_match)
+        if source is not None:
+            served.shadow = Shadow(source, shadow_match)
         server = Server(
             served, host=host, port=port, delay=drain_delay, drain_seconds=drain_timeout, keep_alive=keep_alive
         )

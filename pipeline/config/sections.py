@@ -69,6 +69,33 @@ _ENDS_IN_100 = ListRule(
 )
 
 
+class RolloutShadow(Table):
+    """A phase before the first step: the new version gets copies of requests, and its responses are compared."""
+
+    percent: Annotated[float, Field(gt=0, le=100), Unit("percent of requests")] = Field(
+        default=10.0, description="The share of requests for text that are mirrored.", examples=[10.0]
+    )
+    bake_min: _Bake = Field(
+        default=timedelta(minutes=5), description="The minimum duration of the phase.", examples=["5m"]
+    )
+    bake_max: _Bake = Field(
+        default=timedelta(hours=1),
+        description="The maximum duration of the phase; an undecided phase then waits for an operator.",
+        examples=["1h"],
+    )
+
+    @field_validator("bake_max")
+    @classmethod
+    def _not_before_the_minimum(cls, longest: timedelta, info: ValidationInfo) -> timedelta:
+        return _require_not_before(longest, info.data.get("bake_min"))
+
+
+def _require_not_before(longest: timedelta, shortest: timedelta | None) -> timedelta:
+    if shortest is not None and longest < shortest:
+        raise refuse(f'a duration of at least bake_min, "{write_duration(shortest)}"')
+    return longest
+
+
 class Rollout(Table):
     """Canary rollouts: traffic moves in steps, each evaluated by an anytime-valid sequential test."""
 
@@ -116,15 +143,16 @@ class Rollout(Table):
         "from minute to minute in normal operation.",
         examples=[0.0],
     )
+    shadow: Annotated[RolloutShadow | None, Absent("none; the first step is the first evaluation")] = Field(
+        default=None,
+        description="A shadow phase, for fleets whose server is `nxpipe serve`. No traffic moves in it.",
+    )
     guards: Guards = Field(default_factory=Guards, description="Absolute limits, which roll back at once.")
 
     @field_validator("bake_max")
     @classmethod
     def _not_before_the_minimum(cls, longest: timedelta, info: ValidationInfo) -> timedelta:
-        shortest = info.data.get("bake_min")
-        if shortest is not None and longest < shortest:
-            raise refuse(f'a duration of at least bake_min, "{write_duration(shortest)}"')
-        return longest
+        return _require_not_before(longest, info.data.get("bake_min"))
 
 
 Backend: TypeAlias = Literal["emulator", "neuronx"]

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 from nxpipe.artifact_store.names import short_name
 from nxpipe.pipeline.canary.documents import CanaryError
 from nxpipe.pipeline.canary.metrics import LATENCIES
-from nxpipe.pipeline.canary.plan import CanaryPlan, Schedule
+from nxpipe.pipeline.canary.plan import CanaryPlan, Schedule, ShadowPhase
 from nxpipe.pipeline.config import Rollout
+from nxpipe.pipeline.config.sections import RolloutShadow
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.channel.change import EvidenceWaiver
@@ -97,7 +98,14 @@ def plan_of(rollout: Rollout, latencies: Sequence[float] = ()) -> CanaryPlan:
         margin=rollout.margin,
         bursts=(rollout.bursts, *[0.0] * len(LATENCIES)),
         latencies=latencies,
+        shadow=_shadow_of(rollout.shadow),
     )
+
+
+def _shadow_of(shadow: RolloutShadow | None) -> ShadowPhase | None:
+    if shadow is None:
+        return None
+    return ShadowPhase(shadow.percent, _minutes(shadow.bake_min), _minutes(shadow.bake_max))
 
 
 def _minutes(duration: timedelta) -> int:

@@ -81,21 +81,34 @@ def _where(status: Status) -> str | None:
         return "instances of the candidate are starting"
     if status.phase is Phase.FINAL:
         return "full traffic; instances of the baseline still run"
-    return _step(status, status.plan) if status.phase is Phase.STEP and status.plan else None
+    return _step(status, status.plan) if status.phase in (Phase.SHADOW, Phase.STEP) and status.plan else None
 
 
 def _step(status: Status, plan: CanaryPlan) -> str:
-    step, verdict = plan.steps[status.step], status.verdict
-    where = f"step {status.step + 1} of {len(plan.steps)}, at {step.weight} %"
+    where, verdict = _phase_name(plan, status.step), status.verdict
     if verdict is None:
         return f"{where}, starting"
     if status.evaluation and status.evaluation.action == "roll_back":
         return f"{where}: {style('rolling back', fg='red', bold=True)}"
     if status.undecided:
         return f"{where}: {style('undecided: a person must decide', fg='yellow', bold=True)}"
-    minutes = f"{where}, minute {verdict.minutes} of {plan.bake_min} to {plan.bake_max}"
+    shortest, longest = plan.bake(status.step)
+    minutes = f"{where}, minute {verdict.minutes} of {shortest} to {longest}"
     left = status.minutes_left
     return minutes if left is None else f"{minutes}, about {left} left"
+
+
+def _phase_name(plan: CanaryPlan, phase: int) -> str:
+    if plan.shadow is not None and plan.is_shadow(phase):
+        return f"shadow, {plan.shadow.percent:g} % of requests mirrored"
+    return f"step {_number(plan, phase)} of {len(plan.steps)}, at {plan.phases[phase].weight} %"
+
+
+def _number(plan: CanaryPlan | None, phase: int) -> str:
+    """The number of a step as people count them: a shadow phase is before the first."""
+    if plan is None or plan.shadow is None:
+        return str(phase + 1)
+    return str(phase) if phase else "shadow"
 
 
 def _traffic(status: Status) -> str:
@@ -152,17 +165,18 @@ def evaluation_table(execution: RolloutExecution, evaluations: Sequence[Evaluati
     title = f"{execution.name}: {rollout.candidate.name}, {rollout.old} -> {rollout.new}" if rollout else execution.name
     if not evaluations:
         return f"{title}\nNo evaluation yet."
-    return f"{title}\n{table(_HEADER, [_row(evaluation) for evaluation in evaluations])}"
+    plan = rollout.plan if rollout else None
+    return f"{title}\n{table(_HEADER, [_row(plan, evaluation) for evaluation in evaluations])}"
 
 
-def _row(evaluation: EvaluationRecord) -> tuple[str, ...]:
+def _row(plan: CanaryPlan | None, evaluation: EvaluationRecord) -> tuple[str, ...]:
     arms = [(batch.canary, batch.stable) for batch in evaluation.batches]
     new, old = ([pair[side] for pair in arms] for side in (0, 1))
     counts = [f"{sum(arm.errors for arm in side):g} of {sum(arm.requests for arm in side):g}" for side in (new, old)]
     verdict = evaluation.verdict
     evidence = (odds(verdict.better), odds(verdict.worse)) if verdict else ("", "")
     at = evaluation.at.replace("T", " ")[:19]
-    step = "all" if evaluation.step is None else str(evaluation.step + 1)
+    step = "all" if evaluation.step is None else _number(plan, evaluation.step)
     return (at, step, *(counts if arms else ("", "")), *evidence, evaluation.action, evaluation.reason.split("\n")[0])
 
 

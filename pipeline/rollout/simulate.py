@@ -22,7 +22,9 @@ from nxpipe.pipeline.canary.likelihood import Tallies, fitted_tau
 from nxpipe.pipeline.canary.metrics import (
     LATENCIES,
     METRICS,
+    Arm,
     Batch,
+    PairCounts,
     UnansweredRequests,
     batches,
     start_of,
@@ -53,10 +55,15 @@ class TrafficModel:
     slowness: Slowness = UNCHANGED_LATENCY  # of the canary
     burst: float = 0.5  # coefficient of variation of a version's error rate from minute to minute, when bursty
     unanswered: float = 0.0  # share of the canary's requests without a response
+    differs: float = 0.0  # share of mirrored requests to which the canary's response is another one
 
     @property
     def healthy(self) -> bool:
-        return self.canary_error == self.base_error and self.slowness == UNCHANGED_LATENCY and not self.unanswered
+        return self.canary_error == self.base_error and self.slowness == UNCHANGED_LATENCY and not self._defective
+
+    @property
+    def _defective(self) -> bool:
+        return bool(self.unanswered or self.differs)
 
 
 class SimulatedTraffic:
@@ -92,6 +99,25 @@ class SimulatedTraffic:
             results = [{"Id": name, "Timestamps": times, "Values": counts.tolist()} for name, counts in series.items()]
             taken, self._opened = batches(results, minutes, _THRESHOLDS, _PERIOD, self._opened)
             yield from taken
+
+    def mirrored(self, first: int, percent: float) -> Iterator[Batch]:
+        """An endless series of minutes in which this percentage of requests is mirrored to the canary."""
+        world, random = self._world, self._random
+        bad = 1 - (1 - min(1, world.canary_error + world.unanswered)) * (1 - world.differs)
+        for minute in itertools.count(first):
+            rate = world.base_error * (INCIDENT_ERRORS if minute in self._incident else 1)
+            requests = int(random.poisson(60 * world.rps))
+            stable = Arm(requests, int(random.binomial(requests, min(rate, 1))))
+            chances = [bad * (1 - rate), (1 - bad) * rate, bad * rate]
+            pairs = int(random.binomial(requests, percent / 100))
+            canary_alone, stable_alone, both, _ = random.multinomial(pairs, [*chances, 1 - sum(chances)]).tolist()
+            yield PairCounts(pairs, canary_alone + both, canary_alone, stable_alone).batch(minute, stable)
+
+    def phase(self, plan: CanaryPlan, number: int, first: int) -> Iterator[Batch]:
+        """The minutes of a phase of the plan, from `first` on."""
+        if plan.shadow is not None and plan.is_shadow(number):
+            return self.mirrored(first, plan.shadow.percent)
+        return self.minutes(first, plan.phases[number].weight)
 
     def history(self, minutes: int, share: int) -> list[Tallies]:
         """Errors of minutes in which both groups run the same version: a share of the hosts, and the rest."""
@@ -204,6 +230,7 @@ class SimulationSummary:
             "base_error": world.base_error,
             "canary_error": world.canary_error,
             "canary_unanswered": world.unanswered,
+            "canary_differs": world.differs,
             "latency_scale": world.slowness.scale,
             "latency_tail": world.slowness.tail,
             "rollouts": trials,
@@ -248,9 +275,9 @@ def _some(plan: CanaryPlan, world: TrafficModel, seed: np.random.SeedSequence, c
 
 def roll_out(plan: CanaryPlan, traffic: SimulatedTraffic) -> SimulatedRollout:
     evidence, minute, decision = Evidence(), 0, Decision.CONTINUE
-    for number, step in enumerate(plan.steps):
+    for number in range(len(plan.phases)):
         begun = minute
-        for batch in traffic.minutes(begun, step.weight):
+        for batch in traffic.phase(plan, number, begun):
             minute = batch.minute + 1
             judged = judge(plan, evidence, [batch], Moment(number, begun, minute))
             evidence, decision = judged.evidence, judged.verdict.decision

@@ -219,6 +219,11 @@ def _report_start(console: Console, context: RolloutContext, what: StartDecision
 
 
 def _steps(plan: CanaryPlan, final: int) -> Iterator[str]:
+    if shadow := plan.shadow:
+        yield (
+            f"shadow for {shadow.bake_min} to {shadow.bake_max} minutes: {shadow.percent:g} % of requests are "
+            "mirrored, and no traffic moves"
+        )
     shares = ", ".join(f"{step.weight} %" for step in plan.steps)
     yield f"{shares} of traffic, each for {plan.bake_min} to {plan.bake_max} minutes; then 100 % for {final} minutes"
     yield (

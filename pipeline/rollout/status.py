@@ -161,9 +161,13 @@ class Phase(StrEnum):
     NONE = "none"  # no rollout yet
     STARTING = "starting"  # the lock is held, the execution not started
     FILLING = "filling"  # instances of the candidate are being started
+    SHADOW = "shadow"  # the candidate gets copies of requests; no traffic has moved
     STEP = "step"
     FINAL = "final"  # the candidate has all traffic; the baseline still runs
     ENDED = "ended"
+
+
+_JUDGED: Final = (Phase.SHADOW, Phase.STEP)
 
 
 @dataclass(frozen=True)
@@ -182,13 +186,13 @@ class Status:
         """The last verdict of the current step."""
         return (
             self.evaluation.verdict
-            if self.evaluation and self.phase is Phase.STEP and self.evaluation.step == self.step
+            if self.evaluation and self.phase in _JUDGED and self.evaluation.step == self.step
             else None
         )
 
     @property
     def step(self) -> int:
-        """The number of the current step, from 0. It may have no evaluation yet."""
+        """The number of the current step, from 0; the shadow phase is the first. It may have no evaluation yet."""
         return _step_after(self.evaluation) or 0
 
     @property
@@ -213,8 +217,9 @@ class Status:
         if plan is None or verdict is None or verdict.better <= 0:
             return None
         needed = verdict.minutes * math.log(1 / plan.beta) / verdict.better
-        left = max(needed, plan.bake_min) - verdict.minutes
-        return max(0, math.ceil(left)) if verdict.minutes + left <= plan.bake_max else None
+        shortest, longest = plan.bake(verdict.step)
+        left = max(needed, shortest) - verdict.minutes
+        return max(0, math.ceil(left)) if verdict.minutes + left <= longest else None
 
     def ratio(self, metric: int) -> tuple[float, float] | None:
         """The confidence sequence for the odds ratio of candidate and baseline in this metric."""
@@ -234,8 +239,8 @@ class Status:
             "to": rollout and rollout.new,
             "artifact": rollout and vars(rollout.candidate),
             "by": rollout and rollout.by,
-            "step": self.step if self.phase is Phase.STEP else None,
-            "steps": plan and [step.weight for step in plan.steps],
+            "step": self.step if self.phase in _JUDGED else None,
+            "steps": plan and [phase.weight for phase in plan.phases],
             "minutes": verdict and verdict.minutes,
             "minutes_left": self.minutes_left,
             "verdict": verdict and verdict.decision,
@@ -309,8 +314,10 @@ def _phase(execution: RolloutExecution, weights: Mapping[str, int], evaluation: 
     if evaluation is None:
         moved = execution.input is not None and weights[execution.input.new] > 0
         return Phase.STEP if moved else Phase.FILLING
-    step, steps = _step_after(evaluation), len(execution.input.plan.steps) if execution.input else math.inf
-    return Phase.FINAL if step is None or step >= steps else Phase.STEP
+    step, plan = _step_after(evaluation), execution.input.plan if execution.input else None
+    if step is None or (plan is not None and step >= len(plan.phases)):
+        return Phase.FINAL
+    return Phase.SHADOW if plan is not None and plan.is_shadow(step) else Phase.STEP
 
 
 def _step_after(evaluation: EvaluationRecord | None) -> int | None:

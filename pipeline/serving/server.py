@@ -187,13 +187,14 @@ class _Endpoints:
     def _mirrored(self, params: "SamplingParams", path: str, document: Json) -> "tuple[SamplingParams, Mirror | None]":
         """The parameters of a request that is mirrored, with a seed if it is sampled; and what takes its answer."""
         shadow = self._served.shadow
-        if shadow is None:
+        to = None if shadow is None else shadow.sampled()
+        if shadow is None or to is None:
             return params, None
         sent = {name: value for name, value in document.items() if name != "model"}
         if params.temperature > 0 and params.seed is None:
             params = replace(params, seed=secrets.randbits(62))
             sent["seed"] = params.seed
-        return params, partial(shadow.mirror, path, sent)
+        return params, partial(shadow.mirror, to, path, sent)
 
     # Encoders
 

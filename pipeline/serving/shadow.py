@@ -6,11 +6,17 @@ that are sampled get a seed, so that equal versions draw equal tokens.
 
 `pairs.jsonl` has a line for each pair, and `batches.jsonl` one for each minute, in the form that the canary judge reads
 (`pipeline.canary.metrics.Batch`).
+
+The second endpoint, its share of requests and the folder of the record are given once, or by a control file that is
+read again every second: a rollout switches its shadow phase on and off without a restart of the server.
 """
 
 import asyncio
 import http.client
+import itertools
 import json
+import math
+import random
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -23,6 +29,7 @@ from nxpipe.pipeline.canary.metrics import METRICS, Arm, Batch, Pairs
 from nxpipe.pipeline.util.errors import InputInvalid
 
 _MOST_PENDING: Final = 256
+_REREAD: Final = 1.0  # seconds between two looks at a control file
 _DROPPED_FIELDS: Final = ("stream", "stream_options")
 
 
@@ -51,6 +58,55 @@ class _Minute:
         return Batch(minute, Arm(self.pairs, self.canary_bad), Arm(self.pairs, self.stable_bad), pairs)
 
 
+@dataclass(frozen=True)
+class Mirroring:
+    """Which requests are mirrored, where to, and where their pairs are recorded."""
+
+    urls: tuple[str, ...]  # in turn
+    record: Path
+    percent: float = 100.0
+    headers: Mapping[str, str] = field(default_factory=dict)  # of mirrored requests
+
+    def __post_init__(self) -> None:
+        for url in self.urls:
+            parts = urlsplit(url)
+            if parts.scheme != "http" or not parts.hostname:
+                raise InputInvalid(f"shadow address {url}: pass an address such as http://10.0.0.7:8000")
+        if not 0 < self.percent <= 100:
+            raise InputInvalid(f"shadow percent {self.percent}: pass more than 0 and at most 100")
+
+    @staticmethod
+    def of(document: Mapping[str, Any]) -> "Mirroring | None":
+        """What a control file says; None if nothing is mirrored, as by an empty document."""
+        if not document.get("urls") or not document.get("percent", 100):
+            return None
+        record, percent = Path(document["record"]), float(document.get("percent", 100))
+        return Mirroring(tuple(document["urls"]), record, percent, dict(document.get("headers", {})))
+
+
+@dataclass
+class ControlFile:
+    """A JSON file with the fields of Mirroring. One that is absent or invalid mirrors nothing."""
+
+    path: Path
+    _read_at: float = -math.inf
+    _stamp: tuple[int, int] | None = None
+    _value: Mirroring | None = None
+
+    def mirroring(self) -> Mirroring | None:
+        if time.monotonic() - self._read_at < _REREAD:
+            return self._value
+        self._read_at = time.monotonic()
+        try:
+            found = self.path.stat()
+            stamp = (found.st_mtime_ns, found.st_ino)
+            if stamp != self._stamp:
+                self._stamp, self._value = stamp, Mirroring.of(json.loads(self.path.read_bytes()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, InputInvalid):
+            self._stamp, self._value = None, None
+        return self._value
+
+
 @dataclass
 class ShadowCounts:
     sent: int = 0
@@ -62,27 +118,25 @@ class ShadowCounts:
 class Shadow:
     """The second endpoint, and the record of the pairs."""
 
-    url: str
-    record: Path
+    source: "Mirroring | ControlFile"
     match: float = 1.0
     seconds: float = 60.0
     counts: ShadowCounts = field(default_factory=ShadowCounts)
-    _minutes: dict[int, _Minute] = field(default_factory=dict)
+    _minutes: dict[tuple[Path, int], _Minute] = field(default_factory=dict)
+    _turn: "itertools.count[int]" = field(default_factory=itertools.count)
     _pending: set["asyncio.Task[None]"] = field(default_factory=set)
 
-    def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme != "http" or not parts.hostname:
-            raise InputInvalid(f"--shadow {self.url}: pass an address such as http://10.0.0.7:8000")
-        self._host, self._port = parts.hostname, parts.port or 80
-        self.record.mkdir(parents=True, exist_ok=True)
+    def sampled(self) -> Mirroring | None:
+        """How this request is mirrored; None if it is not."""
+        now = self.source if isinstance(self.source, Mirroring) else self.source.mirroring()
+        return now if now is not None and random.random() * 100 < now.percent else None  # noqa: S311, a sample
 
-    def mirror(self, path: str, document: Mapping[str, Any], stable: ShadowAnswer) -> None:
+    def mirror(self, to: Mirroring, path: str, document: Mapping[str, Any], stable: ShadowAnswer) -> None:
         """Send a request to the second endpoint, without waiting for its answer."""
         if len(self._pending) >= _MOST_PENDING:
             self.counts.dropped += 1
             return
-        task = asyncio.get_running_loop().create_task(self._compare(path, document, stable))
+        task = asyncio.get_running_loop().create_task(self._compare(to, path, document, stable))
         self._pending.add(task)
         task.add_done_callback(self._pending.discard)
 
@@ -91,14 +145,14 @@ class Shadow:
         await asyncio.gather(*self._pending)
         self._write_minutes(before=None)
 
-    async def _compare(self, path: str, document: Mapping[str, Any], stable: ShadowAnswer) -> None:
+    async def _compare(self, to: Mirroring, path: str, document: Mapping[str, Any], stable: ShadowAnswer) -> None:
         minute = int(time.time() // 60)
-        canary = await asyncio.to_thread(self._answer, path, document)
+        canary = await asyncio.to_thread(self._answer, to, path, document)
         matched, diverged = _matched(stable, canary)
         bad = canary.tokens is None or matched < self.match
         self.counts.sent += 1
         self.counts.bad += bad
-        self._add(minute, canary_bad=bad, stable_bad=stable.tokens is None)
+        self._add(to.record, minute, canary_bad=bad, stable_bad=stable.tokens is None)
         pair = {
             "minute": minute,
             "path": path,
@@ -108,17 +162,18 @@ class Shadow:
             "diverged_at": diverged,
             "bad": bad,
         }
-        self._append("pairs.jsonl", pair)
+        _append(to.record / "pairs.jsonl", pair)
         self._write_minutes(before=int(time.time() // 60) - 1)
 
-    def _answer(self, path: str, document: Mapping[str, Any]) -> ShadowAnswer:
+    def _answer(self, to: Mirroring, path: str, document: Mapping[str, Any]) -> ShadowAnswer:
         """The second endpoint's answer; what it refuses or breaks is its answer too."""
         body = {name: value for name, value in document.items() if name not in _DROPPED_FIELDS}
-        started = time.monotonic()
+        url, started = urlsplit(to.urls[next(self._turn) % len(to.urls)]), time.monotonic()
+        headers = {**to.headers, "content-type": "application/json"}
         try:
-            with closing(http.client.HTTPConnection(self._host, self._port, timeout=self.seconds)) as connection:
+            with closing(http.client.HTTPConnection(url.hostname or "", url.port, timeout=self.seconds)) as connection:
                 data = json.dumps(body | {"return_token_ids": True}).encode()
-                connection.request("POST", path, data, {"content-type": "application/json"})
+                connection.request("POST", path, data, headers)
                 response = connection.getresponse()
                 answer, status = response.read(), response.status
             tokens = tuple(tuple(choice["token_ids"]) for choice in json.loads(answer)["choices"])
@@ -128,8 +183,8 @@ class Shadow:
             return ShadowAnswer(None, time.monotonic() - started, status)
         return ShadowAnswer(tokens if status == 200 else None, time.monotonic() - started, status)
 
-    def _add(self, minute: int, *, canary_bad: bool, stable_bad: bool) -> None:
-        own = self._minutes.setdefault(minute, _Minute())
+    def _add(self, record: Path, minute: int, *, canary_bad: bool, stable_bad: bool) -> None:
+        own = self._minutes.setdefault((record, minute), _Minute())
         own.pairs += 1
         own.canary_bad += canary_bad
         own.stable_bad += stable_bad
@@ -139,13 +194,16 @@ class Shadow:
     def _write_minutes(self, before: int | None) -> None:
         """Write the minutes that no pair will be added to; a request takes at most `seconds`."""
         last = None if before is None else before - int(self.seconds // 60)
-        for minute in sorted(self._minutes):
+        for record, minute in sorted(self._minutes):
             if last is None or minute < last:
-                self._append("batches.jsonl", self._minutes.pop(minute).batch(minute).as_json())
+                counted = self._minutes.pop((record, minute))
+                _append(record / "batches.jsonl", counted.batch(minute).as_json())
 
-    def _append(self, name: str, document: Mapping[str, Any]) -> None:
-        with (self.record / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(document, separators=(",", ":")) + "\n")
+
+def _append(path: Path, document: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(document, separators=(",", ":")) + "\n")
 
 
 def _matched(stable: ShadowAnswer, canary: ShadowAnswer) -> tuple[float, int | None]:

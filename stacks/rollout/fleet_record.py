@@ -35,6 +35,7 @@ class Fleet:
     idle_timeout: int  # seconds after which the load balancer returns 504
     draining: int  # seconds of the longest response
     scaling: bool = False  # the environments have target tracking policies
+    shadow: Mapping[str, str] | None = None  # CloudWatch dimensions of mirrored pairs, if rollouts mirror requests
 
     def description(self) -> dict[str, Any]:
         """Input of the judge; `nxpipe rollout` reads it from the state machine's definition."""
@@ -50,6 +51,7 @@ class Fleet:
             "colours": colours,
             "idle_timeout": self.idle_timeout,
             "draining": self.draining,
+            **({"shadow": dict(self.shadow)} if self.shadow else {}),
         }
 
     def whole(self, colour: str) -> dict[str, int]:

@@ -3,7 +3,7 @@
 import json
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +30,7 @@ from nxpipe.stacks.lint.launches import MINIMUM
 from nxpipe.stacks.project import log_group, tag_project
 from nxpipe.stacks.references import by_value, role_by_value
 from nxpipe.stacks.rollout.fleet_record import COLOURS, KEY, WRITABLE, Fleet, Record, TargetGroup
-from nxpipe.stacks.rollout.state_machine import MachineResources, release, watch, watchdog
+from nxpipe.stacks.rollout.state_machine import MIRROR, MachineResources, release, watch, watchdog
 
 _ROOT: Final = Path(__file__).parents[3]  # the folder that holds the package nxpipe
 _PACKAGE: Final = "nxpipe/pipeline"
@@ -102,6 +102,7 @@ class RolloutResources:
     release: str  # machines
     watch: str
     watchdog: str
+    mirror: str  # the object that states which requests are mirrored
 
 
 class Roles(Construct):
@@ -114,6 +115,7 @@ class Roles(Construct):
         resources: RolloutResources,
         *,
         fleet: ServingFleet,
+        shadow: bool,
         releasers: Sequence[aws_iam.IRole],
     ) -> None:
         super().__init__(scope, id_)
@@ -133,6 +135,8 @@ class Roles(Construct):
         self._grant_traffic(self.watchdog)
         _grant(self.watchdog, ("elasticloadbalancing:DescribeTargetHealth",), "*")
         _grant(self.watchdog, ("states:DescribeExecution",), *map(_executions, (resources.release, resources.watchdog)))
+        if shadow:
+            self._grant_mirror()
         self.releasing = aws_iam.ManagedPolicy(
             self,
             "Releasing",
@@ -168,6 +172,14 @@ class Roles(Construct):
         _grant(role, ("events:EnableRule", "events:DisableRule"), resources.clock)
         _grant(role, ("sns:Publish",), resources.topic)
         self._grant_key(role, "sns", resources.topic_key, "kms:Decrypt", "kms:GenerateDataKey")
+
+    def _grant_mirror(self) -> None:
+        """Permit the rollout to find the candidate's instances; and the watchdog to end what it has mirrored, which
+        the rollout may write with its evidence.
+        """
+        _grant(self.release, ("ec2:DescribeInstances",), "*")
+        _grant(self.watchdog, ("s3:PutObject",), self._resources.mirror)
+        self._grant_key(self.watchdog, "s3", self._resources.evidence_key, "kms:GenerateDataKey")
 
     def _grant_judge(self, role: aws_iam.Role) -> None:
         _grant(role, ("lambda:InvokeFunction",), self._resources.judge)
@@ -243,21 +255,24 @@ class RolloutStack(Stack):
         store: StoreHandle,
         prefix: str,
         alarms: Sequence[str],
+        shadow: bool = False,
         releasers: Sequence[aws_iam.IRole] = (),
         **kwargs: Any,
     ) -> None:
         """`prefix` is the store's key prefix in the bucket. `alarms` end a rollout, in addition to the fleet's own.
 
-        `releasers` are roles that get the permission to release to the fleet.
+        With `shadow`, rollouts may begin with a shadow phase. `releasers` are roles that get the permission to release
+        to the fleet.
         """
         super().__init__(scope, id_, description=f"Rollouts of fleet {fleet.name} of {project}", **kwargs)
         self._name = f"{project}-{fleet.name}"
         bad = by_value(self, observe.release_bad[fleet.name].alarm_name)
-        self._fleet = self._fleet_of(fleet, serve, (bad, *alarms))
+        dimensions = {"Project": project, "Fleet": fleet.name} if shadow else None
+        self._fleet = self._fleet_of(fleet, serve, (bad, *alarms), dimensions)
         self._table = self._make_table()
         folder = f"{prefix}rollouts/{fleet.name}/"
         resources = self._resources(observe, store, folder)
-        roles = Roles(self, "Roles", resources, fleet=fleet, releasers=releasers)
+        roles = Roles(self, "Roles", resources, fleet=fleet, shadow=shadow, releasers=releasers)
         machines = self._add_machines(resources, roles, store.bucket.bucket_name, folder)
         policies = [self._add_scaling(colour, fleet.scaling) for colour in COLOURS] if fleet.scaling else []
         clock = self._add_watchdog_rules(resources, _sizes(fleet))
@@ -289,6 +304,7 @@ class RolloutStack(Stack):
             release=self._machine_arn("rollout"),
             watch=self._machine_arn("watch"),
             watchdog=self._machine_arn("watchdog"),
+            mirror=store.bucket.arn_for_objects(f"{folder}{MIRROR}"),
         )
 
     def _add_scaling(self, colour: str, scaling: TargetTracking) -> aws_autoscaling.CfnScalingPolicy:
@@ -418,7 +434,9 @@ class RolloutStack(Stack):
         """ARN pattern of a group: its UUID is unknown before the group exists."""
         return self._arn("autoscaling", "autoScalingGroup:*:autoScalingGroupName", name)
 
-    def _fleet_of(self, fleet: ServingFleet, serve: ServeHandle, alarms: tuple[str, ...]) -> Fleet:
+    def _fleet_of(
+        self, fleet: ServingFleet, serve: ServeHandle, alarms: tuple[str, ...], shadow: Mapping[str, str] | None
+    ) -> Fleet:
         colours = {
             colour: TargetGroup(
                 by_value(self, serve.groups[colour].ref),
@@ -437,6 +455,7 @@ class RolloutStack(Stack):
             idle_timeout=int(fleet.idle_timeout.total_seconds()),
             draining=int(fleet.draining.total_seconds()),
             scaling=fleet.scaling is not None,
+            shadow=shadow,
         )
 
 

@@ -3,6 +3,7 @@
 `release` is the machine that moves traffic; `watch` is the machine that evaluates one step.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from nxpipe.stacks.rollout.states import (
 )
 from nxpipe.stacks.rollout.states import wait as wait_for
 
+MIRROR: Final = "mirror.json"  # as pipeline/fleet/agent/shadow.py reads it
 ROLLOUT_SECONDS: Final = 35 * 86_400  # four steps of a week, and a week of waiting for people
 _FROM: Final = "$.opened.is.from"
 _TO: Final = "$.opened.is.to"
@@ -30,6 +32,7 @@ _TO_GROUP: Final = {"AutoScalingGroupName.$": f"{_TO}.group"}
 _CARRIED: Final = "$.told.is.carried"  # `told` is the judge's last response
 _OWNER: Final = "$.record.Item.owner.S"
 HEALTHY: Final = "$.TargetHealthDescriptions[?(@.TargetHealth.State == 'healthy')].Target.Id"  # of a target group
+_NO_MIRROR: Final = {"mirror": {"percent": 0}, "hosts": []}
 _NOW: Final = "$$.State.EnteredTime"
 # Errors by which the `watch` execution did not start. One that started and failed is not retried.
 _NOT_STARTED: Final = ["StepFunctions.SdkClientException", "StepFunctions.ThrottlingException"]
@@ -56,14 +59,24 @@ class MachineResources:
         }
         return call("s3", "putObject", parameters, then=then)
 
+    @property
+    def mirror(self) -> str:
+        """Key of the document by which the stable instances know which requests they mirror, and to which addresses."""
+        return f"{self.folder}{MIRROR}"
+
+    def set_mirror(self, document: Mapping[str, Any], *, then: str) -> State:
+        """State that sets the whole document, as weights are set: repeating it is harmless."""
+        parameters = {"Bucket": self.bucket, "Key": self.mirror, "ContentType": "application/json", "Body": document}
+        return call("s3", "putObject", parameters, then=then, rollback=True)
+
 
 def release(fleet: Fleet, record: Record, resources: MachineResources) -> dict[str, Any]:
     states = {
         **with_catch_all(_begin(fleet, record, resources), "Refuse"),
-        **with_catch_all(_fill(record), "LeaveEmpty"),
+        **with_catch_all(_fill(fleet, record), "LeaveEmpty"),
         **with_catch_all(_steps(fleet, record, resources), "Back"),
         **with_catch_all(_promote(record), "Unfinished"),
-        **with_catch_all(_back(fleet, record), "Unfinished"),
+        **with_catch_all(_back(fleet, record, resources), "Unfinished"),
         **with_catch_all(_leave_empty(), "Unfinished"),
         **_end(fleet, record, resources),
         "Refuse": record.unlock(then="Refused"),
@@ -128,7 +141,7 @@ def _see_size(fleet: Fleet, colour: str, *, then: str) -> State:
     )
 
 
-def _fill(record: Record) -> States:
+def _fill(fleet: Fleet, record: Record) -> States:
     """Scale the candidate's environment to the baseline's size. If that fails, no traffic has moved."""
     pace = "$.opened.is.pace"
     enough = {"Variable": "$.warm.healthy", "NumericGreaterThanEqualsPath": "$.opened.is.size"}
@@ -159,7 +172,7 @@ def _fill(record: Record) -> States:
         ),
         "Warm": choose(
             ({"And": [{"Variable": signal, "IsPresent": True}, {"Variable": signal, "StringEquals": "abort"}]}, "Stop"),
-            (enough, "First"),
+            (enough, "SeeHosts" if fleet.shadow else "First"),
             (late, "TooFew"),
             otherwise="WarmUp",
         ),
@@ -177,6 +190,23 @@ def _fill(record: Record) -> States:
             into="$.why",
             then="LeaveEmpty",
         ),
+        **(_see_hosts() if fleet.shadow else {}),
+    }
+
+
+def _see_hosts() -> States:
+    """The addresses of the candidate's instances. The stable ones may not look them up: EC2 has no permission for the
+    instances of one group.
+    """
+    return {
+        "SeeHosts": call(
+            "ec2",
+            "describeInstances",
+            {"InstanceIds.$": "$.health.healthy"},
+            select={"addresses.$": "$.Reservations[*].Instances[*].PrivateIpAddress"},
+            into="$.hosts",
+            then="First",
+        )
     }
 
 
@@ -185,11 +215,18 @@ def _steps(fleet: Fleet, record: Record, resources: MachineResources) -> States:
     verdict = "$.told.is.verdict"
     is_owner = {"Variable": _OWNER, "StringEqualsPath": "$.me.name"}
     last = {"Variable": "$.turn.number", "NumericGreaterThanEqualsPath": "$.opened.is.count"}
+    mirrored = {"mirror.$": "States.ArrayGetItem($.opened.is.mirrors, $.turn.number)"} if fleet.shadow else {}
+    in_force = "Mirror" if fleet.shadow else "BeginStep"
+    mirror = {"mirror.$": "$.turn.mirror", "hosts.$": "$.hosts.addresses"}
     return {
         "First": put({"is": {"carried.$": "$.opened.is.carried"}}, into="$.told", then="Zero"),
         "Zero": put({"number": 0}, into="$.turn", then="Step"),
         "Step": put(
-            {"number.$": "$.turn.number", "weights.$": "States.ArrayGetItem($.opened.is.steps, $.turn.number)"},
+            {
+                "number.$": "$.turn.number",
+                "weights.$": "States.ArrayGetItem($.opened.is.steps, $.turn.number)",
+                **mirrored,
+            },
             into="$.turn",
             then="Claim",
         ),
@@ -200,7 +237,8 @@ def _steps(fleet: Fleet, record: Record, resources: MachineResources) -> States:
         "Ended": put({"Error": "aborted", "Cause": "a person ended it"}, into="$.why", then="Back"),
         "Shift": fleet.shift("$.turn.weights", then="SeeShift"),
         "SeeShift": fleet.read_weights(into="$.weights", then="Shifted"),
-        "Shifted": fleet.compare("$.weights", "$.turn.weights", then="BeginStep", otherwise="NotShifted"),
+        "Shifted": fleet.compare("$.weights", "$.turn.weights", then=in_force, otherwise="NotShifted"),
+        **({"Mirror": resources.set_mirror(mirror, then="BeginStep")} if fleet.shadow else {}),
         "NotShifted": put(
             {
                 "Error": "moved",
@@ -254,13 +292,15 @@ def _promote(record: Record) -> States:
     }
 
 
-def _back(fleet: Fleet, record: Record) -> States:
+def _back(fleet: Fleet, record: Record, resources: MachineResources) -> States:
     """Restore all traffic to the baseline. An environment is scaled to zero after the record names the other one."""
     home = "$.opened.is.home"
+    restored = "StopMirror" if fleet.shadow else "PointBack"
     return {
         "Back": fleet.shift(home, then="SeeBack", rollback=True),
         "SeeBack": fleet.read_weights(into="$.weights", then="IsBack", rollback=True),
-        "IsBack": fleet.compare("$.weights", home, then="PointBack", otherwise="Unfinished"),
+        "IsBack": fleet.compare("$.weights", home, then=restored, otherwise="Unfinished"),
+        **({"StopMirror": resources.set_mirror(_NO_MIRROR, then="PointBack")} if fleet.shadow else {}),
         "PointBack": record.point(f"{_FROM}.colour", then="EmptyAgain"),
         "EmptyAgain": empty(_TO_GROUP, then="KeepOutcome"),
     }
@@ -357,7 +397,8 @@ def watchdog(fleet: Fleet, record: Record, resources: MachineResources) -> dict[
     Without a rollout it switches its clock off, and before that, it settles which environment scales. The template has
     the clock on, so a deployment in the middle of a rollout can only switch it on.
     """
-    restored = "SeeServing" if fleet.scaling else "Sleep"
+    settled = "SeeServing" if fleet.scaling else "Sleep"
+    restored = "StopMirror" if fleet.shadow else settled
     states: States = {
         "Look": record.read(into="$.record", then="Locked"),
         "Locked": choose((_LOCKED, "Ask"), otherwise="Hold" if fleet.scaling else "Idle"),
@@ -393,6 +434,8 @@ def watchdog(fleet: Fleet, record: Record, resources: MachineResources) -> dict[
             otherwise=restored,  # the rollout failed before it had moved any traffic
         ),
         **_restore(fleet, resources, then=restored),
+        # Without a catcher: if it fails, so does the watchdog, and the next one takes its lock over and repeats it.
+        **({"StopMirror": resources.set_mirror(_NO_MIRROR, then=settled)} if fleet.shadow else {}),
         "Unlock": record.unlock(then="Idle" if fleet.scaling else "Nothing", catch={ALL_ERRORS[0]: "WakeAgain"}),
         "WakeAgain": call("eventbridge", "enableRule", {"Name": resources.clock}, then="StillLocked"),
         "StillLocked": fail("Rollout.StillLocked", "traffic is restored, but the lock could not be released"),

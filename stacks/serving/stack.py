@@ -275,6 +275,8 @@ class ServeStack(Stack):
             store=store,
             instances=self._instances,
         )
+        if config.rollout.shadow is not None:
+            self._allow_mirrored_requests()
         template = self._template(software, store, prefix)
         groups = {colour: self._group(colour, template) for colour in (BLUE, GREEN)}
         if fleet.standby:
@@ -331,6 +333,12 @@ class ServeStack(Stack):
         )
         group.add_egress_rule(aws_ec2.Peer.any_ipv4(), aws_ec2.Port.tcp(443), "AWS")
         return group
+
+    def _allow_mirrored_requests(self) -> None:
+        """In a shadow phase the stable instances send copies of requests to those of the candidate."""
+        port = aws_ec2.Port.tcp(self._fleet.port)
+        self._instances.add_ingress_rule(self._instances, port, "mirrored requests")
+        self._instances.add_egress_rule(self._instances, port, "mirrored requests")
 
     def _template(self, software: Software, store: StoreHandle, prefix: str) -> aws_ec2.CfnLaunchTemplate:
         role = self._role("Role", "Instances")

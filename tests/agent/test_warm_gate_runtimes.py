@@ -220,7 +220,9 @@ def _compiles(made: Instance) -> None:
     (made.root / "proc/77/cmdline").write_bytes(b"python3\0/opt/bin/neuronx-cc\0compile\0")
 
 
-def _sets(made: Instance, **changes: Any) -> None:
+def _sets(made: Instance, before: str = "", **changes: Any) -> None:
+    if before:
+        made.prepend(before)
     for name, value in changes.items():
         setattr(made, name, value)
 
@@ -239,7 +241,7 @@ FAULTS: Final = {
     "a server that exits": Fault(lambda made: made.prepend("echo no device >&2; exit 7"), "exited with code 7"),
     "a server that is killed": Fault(lambda made: made.prepend("kill -9 $$"), "was ended by SIGKILL"),
     "a server that is never healthy": Fault(
-        lambda made: (made.prepend("sleep 30"), _sets(made, left=2.0)), "did not answer GET /health"
+        lambda made: _sets(made, left=2.0, before="sleep 30"), "did not answer GET /health"
     ),
     "a port in use": Fault(_listens, "another process listens on port"),
     "a recompilation in the log": Fault(_behaves("recompiles"), "Recompiling"),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nxpipe.pipeline.canary.judge import Decision
+from nxpipe.pipeline.canary.plan import ShadowPhase
 from nxpipe.pipeline.config import Rollout
 from nxpipe.pipeline.rollout.input import plan_of
 from nxpipe.pipeline.rollout.planner import (
@@ -40,6 +41,7 @@ pytestmark = pytest.mark.sample(12)
 
 __all__ = ["here"]
 BASE = 0.005
+SHADOWED = plan_with(shadow=ShadowPhase(25, 5, 60))
 
 
 def world(
@@ -63,6 +65,26 @@ def test_healthy_versions_are_promoted(scenario: Scenario) -> None:
     ended = rates(simulate(PLAN, world(scenario), 15, 3))
     assert ended[Decision.ROLL_BACK] == 0
     assert ended[Decision.ADVANCE] >= 0.8
+
+
+@pytest.mark.parametrize("differs", [0.05, 0.5])
+def test_a_version_that_answers_otherwise_goes_back_from_the_shadow_phase(differs: float) -> None:
+    summary = simulate(SHADOWED, TrafficModel("steady", 20, BASE, BASE, differs=differs), 20, 3)
+    assert {(outcome.decision, outcome.step) for outcome in summary.outcomes} == {(Decision.ROLL_BACK, 0)}
+
+
+def test_equal_versions_pass_the_shadow_phase_and_are_promoted() -> None:
+    summary = simulate(SHADOWED, TrafficModel("steady", 50, BASE, BASE), 15, 3)
+    assert rates(summary)[Decision.ROLL_BACK] == 0
+    assert rates(summary)[Decision.ADVANCE] >= 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", ["steady", "incident"])
+def test_of_a_thousand_equal_versions_no_more_than_alpha_are_refused_in_shadow(scenario: Scenario) -> None:
+    summary = simulate(SHADOWED, TrafficModel(scenario, 20, BASE, BASE), 1000, 3)
+    assert sum(outcome.step == 0 for outcome in summary.rolled_back) <= 1000 * SHADOWED.alpha
+    assert upper_limit(len(summary.rolled_back), 1000) <= 2 * SHADOWED.alpha
 
 
 def test_a_broken_version_goes_back_with_the_first_minute() -> None:

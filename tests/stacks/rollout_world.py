@@ -1,17 +1,22 @@
 """A fleet and its rollout machines, deployed on the local AWS, and an operator's actions."""
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 from moto import mock_aws
 
+from nxpipe.pipeline.canary.metrics import PAIR_METRICS, PAIR_NAMESPACE, ROLLOUT, PairCounts
 from nxpipe.pipeline.config import Config, ServingFleet
+from nxpipe.pipeline.fleet.agent.shadow import mirror_path
 from nxpipe.stacks.observability import ObserveStack
 from nxpipe.stacks.rollout.stack import RolloutStack
 from tests.canary.samples import plan_with
@@ -46,6 +51,7 @@ class Rolled:
 
 # The load balancer gives a request up after a minute, which is a second here.
 QUICK: Final = 'command = ["server"]\nidle_timeout = "1m"\ndraining = "1m"'
+SHADOW: Final = f"{QUICK}\n[rollout.shadow]\npercent = 50.0"
 SCALING: Final = f'{QUICK}\nscaling = {{ requests_per_target = 600, warm_up = "1m" }}'
 
 
@@ -79,6 +85,7 @@ def _above(config: Config, made: World) -> tuple[World, ObserveStack, RolloutSta
         store=made.store.handle,
         prefix="models/",
         alarms=config.rollout.guards.alarms,
+        shadow=config.rollout.shadow is not None,
         env=HERE,
     )
     return made, observe, rollout
@@ -153,10 +160,63 @@ def watched() -> bool:
     return bool(_client("stepfunctions").list_executions(stateMachineArn=machine, statusFilter="RUNNING")["executions"])
 
 
+def _bucket() -> str:
+    buckets = _client("s3").list_buckets()["Buckets"]
+    return str(next(entry["Name"] for entry in buckets if "artifacts" in entry["Name"]))
+
+
+def mirror() -> dict[str, Any]:
+    """What the stable instances are told to mirror; empty before the first rollout with a shadow phase."""
+    s3, bucket, path = _client("s3"), _bucket(), f"models/{mirror_path(FLEET)}"
+    if not s3.list_objects_v2(Bucket=bucket, Prefix=path).get("Contents"):
+        return {}
+    document: dict[str, Any] = json.load(s3.get_object(Bucket=bucket, Key=path)["Body"])
+    return document
+
+
+@contextmanager
+def mirrored(differs: float, pairs: int = 200) -> Iterator[list[dict[str, Any]]]:
+    """Agents of the stable instances, which publish the pairs of each second in which requests are mirrored. The new
+    version answers this share of them otherwise. Yields the documents that told them so.
+    """
+    told: list[dict[str, Any]] = []
+    over, random = threading.Event(), np.random.default_rng(0)
+
+    def publish() -> None:
+        while not over.wait(1):
+            document = mirror()
+            if document and (not told or told[-1] != document):
+                told.append(document)
+            if document and document["mirror"]["percent"]:
+                bad = int(random.binomial(pairs, differs))
+                _publish(PairCounts(pairs, bad, bad, 0), document["mirror"]["rollout"])
+
+    thread = threading.Thread(target=publish, daemon=True)
+    thread.start()
+    try:
+        yield told
+    finally:
+        over.set()
+        thread.join()
+
+
+def _publish(counts: PairCounts, rollout: str) -> None:
+    dimensions = {"Project": "demo", "Fleet": FLEET, ROLLOUT: rollout}
+    data = [
+        {
+            "MetricName": name,
+            "Value": value,
+            "Dimensions": [{"Name": key, "Value": text} for key, text in sorted(dimensions.items())],
+            "Timestamp": datetime.now(UTC),
+        }
+        for name, value in zip(PAIR_METRICS, astuple(counts), strict=True)
+    ]
+    _client("cloudwatch").put_metric_data(Namespace=PAIR_NAMESPACE, MetricData=data)
+
+
 def evidence(execution: str) -> list[dict[str, Any]]:
     """The records of the evaluations."""
-    s3, folder = _client("s3"), f"models/rollouts/search/{execution.rpartition(':')[2]}/0"
-    bucket = next(entry["Name"] for entry in s3.list_buckets()["Buckets"] if "artifacts" in entry["Name"])
+    s3, bucket, folder = _client("s3"), _bucket(), f"models/rollouts/search/{execution.rpartition(':')[2]}/0"
     keys = [content["Key"] for content in s3.list_objects_v2(Bucket=bucket, Prefix=folder)["Contents"]]
     kept = [json.load(s3.get_object(Bucket=bucket, Key=key)["Body"]) for key in sorted(keys)]
     return [json.loads(entry["text"]) for entry in kept]

@@ -14,10 +14,21 @@ from hypothesis import strategies as st
 
 from nxpipe.pipeline.canary.constants import EVALUATIONS_PER_EXECUTION
 from nxpipe.pipeline.canary.documents import CanaryError, digest_of
-from nxpipe.pipeline.canary.evalues import FullTrafficTest
+from nxpipe.pipeline.canary.evalues import FullTrafficTest, bets_above
+from nxpipe.pipeline.canary.evidence import Evidence
 from nxpipe.pipeline.canary.handler import Action, ResponseLimits, RolloutState, evaluate, handle
-from nxpipe.pipeline.canary.metrics import Arm, batches, complete, minute_of, queries, start_of
-from nxpipe.pipeline.canary.plan import Schedule
+from nxpipe.pipeline.canary.judge import Moment, judge
+from nxpipe.pipeline.canary.metrics import (
+    PAIR_METRICS,
+    Arm,
+    PairCounts,
+    batches,
+    complete,
+    minute_of,
+    queries,
+    start_of,
+)
+from nxpipe.pipeline.canary.plan import Schedule, ShadowPhase
 from tests.canary.samples import plan_with
 
 LATENCIES: Final = (0.1, 0.15, 0.2, 0.3, 0.5, 0.625, 0.8)
@@ -204,6 +215,94 @@ def test_no_question_is_about_the_future() -> None:
     course = begun()
     for minute in (0, 0.5, 1, 3, 30):
         assert datetime.fromisoformat(course.query(at(minute))["from"]) < datetime.fromisoformat(at(minute))
+
+
+# The shadow phase
+
+SHADOW_PLAN: Final = plan_with((5, 100), bake_min=5, bake_max=60, shadow=ShadowPhase(10, 5, 30))
+SHADOWED: Final = FLEET | {"shadow": {"Project": "demo", "Fleet": "search"}}
+
+
+def in_shadow(**changes: Any) -> dict[str, Any]:
+    state = STATE | {"plan": SHADOW_PLAN.as_json()} | changes
+    return handle({"opens": {"fleet": SHADOWED, "state": state, "name": "r1", "at": at(0)}}, None)
+
+
+def pairs(bad: int, of: int = 200) -> dict[str, float]:
+    return dict(zip(PAIR_METRICS, (float(of), float(bad), float(bad), 0.0), strict=True))
+
+
+ONLY_STABLE: Final = {name: count for name, count in GOOD.items() if name.startswith("stable")}
+
+
+def test_the_shadow_phase_is_a_step_without_traffic_before_the_others() -> None:
+    answer = in_shadow()
+    assert [step["green"] for step in answer["steps"]] == [0, 5, 95, 100]
+    assert [entry["percent"] for entry in answer["mirrors"]] == [10, 0, 0, 0]
+    assert (answer["mirrors"][0]["from"], answer["mirrors"][0]["to"]) == ("blue", "green")
+    assert answer["count"] == 4
+
+
+def test_a_fleet_that_was_deployed_without_the_phase_refuses_it_and_another_plan_mirrors_nothing() -> None:
+    with pytest.raises(CanaryError, match="deployed without one"):
+        opened(plan=SHADOW_PLAN.as_json())
+    assert [entry["percent"] for entry in in_shadow(plan=PLAN.as_json())["mirrors"]] == [0, 0, 0]
+    assert "mirrors" not in opened()
+
+
+def test_pairs_of_other_rollouts_are_not_asked_for_and_none_after_the_first_step() -> None:
+    course = RolloutState.from_text(in_shadow()["carried"])
+    asked = [course.begin(step, at(0)).query(at(1))["queries"] for step in range(4)]
+    named = [[query for query in each if query["Id"] in PAIR_METRICS] for each in asked]
+    assert list(map(len, named)) == [4, 4, 0, 0]
+    dimensions = named[0][0]["MetricStat"]["Metric"]["Dimensions"]
+    assert {"Name": "Rollout", "Value": "r1"} in dimensions
+
+
+def test_a_version_that_answers_otherwise_goes_back_from_the_phase() -> None:
+    course = RolloutState.from_text(in_shadow()["carried"]).begin(0, at(0))
+    assert words(course, range(1, 9), ONLY_STABLE | pairs(20))[-1] is Action.ROLL_BACK
+
+
+def test_a_version_that_answers_alike_goes_on_within_its_own_time() -> None:
+    course = RolloutState.from_text(in_shadow()["carried"]).begin(0, at(0))
+    found = words(course, range(1, 12), ONLY_STABLE | pairs(0))
+    assert found.index(Action.ADVANCE) == 8  # the cold minute, five minutes, and the two until they settle
+    assert set(found[:8]) == {Action.CONTINUE}
+
+
+def test_without_pairs_the_phase_is_undecided_and_says_so() -> None:
+    course = RolloutState.from_text(in_shadow()["carried"]).begin(0, at(0))
+    found = words(course, range(1, 40), ONLY_STABLE)
+    assert found.count(Action.ASK) == 1
+    assert Action.ADVANCE not in found
+    after = evaluate(course, seen(course, 35, ONLY_STABLE))
+    assert "No pair was recorded" in after.reason
+
+
+def test_a_pair_that_is_late_does_not_hide_the_traffic_of_a_step() -> None:
+    course = RolloutState.from_text(in_shadow()["carried"]).begin(0, at(0))
+    course = evaluate(course, seen(course, 10, ONLY_STABLE | pairs(0))).state.begin(1, at(10))
+    taken = evaluate(course, seen(course, 16, GOOD | pairs(1))).taken
+    by_minute = {batch.minute - course.begun: batch for batch in taken}
+    assert all((by_minute[number].pairs is None) == (number >= 0) for number in by_minute)
+    assert by_minute[0].canary.requests == 150
+
+
+@given(st.integers(1, 400), st.floats(0, 1), st.floats(0, 1))
+def test_pairs_are_fair_to_a_version_that_fails_as_often(discordant: int, ratio: float, share: float) -> None:
+    """The e-value of a discordant pair has an expectation of at most 1 for every odds ratio up to 1, in any mixture."""
+    plan, odds = SHADOW_PLAN, max(ratio, 1e-6)
+    of_canary = odds / (1 + odds)
+    for position, bet in bets_above(plan.ratios, 1.0):
+        assert bet <= 0
+        value = plan.ratios[position]
+        won, lost = 2 * value / (1 + value), 2 / (1 + value)
+        assert of_canary * won + (1 - of_canary) * lost <= 1 + 1e-12
+    alone = round(discordant * share * 0.5)
+    batch = PairCounts(discordant, alone, alone, discordant - alone).batch(3, Arm(0, 0))
+    judged = judge(plan, Evidence(), [batch], Moment(0, 0, 4)).verdict
+    assert judged.worse <= 1e-9  # no more of the discordant pairs are bad for the canary than for the stable version
 
 
 # A look

@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 
 from nxpipe.pipeline.canary.constants import EVALUATIONS_PER_EXECUTION
+from nxpipe.pipeline.canary.handler import NO_MIRROR
+from nxpipe.pipeline.fleet.agent.shadow import mirror_path
 from nxpipe.pipeline.rollout.aws import ListenerRule
 from nxpipe.pipeline.rollout.input import schedule_of
 from nxpipe.stacks.lint.finding import Facts
 from nxpipe.stacks.lint.rules import lint
 from nxpipe.stacks.rollout.stack import archive
+from nxpipe.stacks.rollout.state_machine import MIRROR
 from tests.stacks.local import template_of
-from tests.stacks.rollout_world import rolled
+from tests.stacks.rollout_world import SHADOW, rolled
 
 WRITES = {
     "autoscaling:SetDesiredCapacity",
@@ -237,6 +240,40 @@ def test_no_template_knows_how_long_anything_lasts_but_its_input_does(template: 
     for machine in machines(template).values():
         for name, state in machine["States"].items():
             assert "Seconds" not in state, name
+
+
+def test_requests_are_mirrored_in_a_phase_only_and_every_way_out_ends_it(tmp_path: Path) -> None:
+    """In force with the weights of a step; off with those of the next one, on the way back, and by the watchdog."""
+    template = template_of(rolled(tmp_path, more=SHADOW).rollout)
+    of_machine = {name: machine["States"] for name, machine in machines(template).items()}
+    release, watchdog = of_machine["rollout"], of_machine["watchdog"]
+    assert release["Mirror"]["Parameters"]["Body"]["mirror.$"] == "$.turn.mirror"
+    assert [name for name, state in release.items() if leads(state, "Mirror")] == ["Shifted"]
+    assert [name for name, state in release.items() if leads(state, "PointBack")] == ["StopMirror"]
+    for states in (release, watchdog):
+        assert states["StopMirror"]["Parameters"]["Body"]["mirror"] == NO_MIRROR
+    assert [name for name, state in watchdog.items() if leads(state, "Sleep")] == ["StopMirror"]
+    assert mirror_path("search").rpartition("/")[2] == MIRROR
+    assert mirror_path("search") in release["Mirror"]["Parameters"]["Key"]
+
+
+def test_the_phase_needs_one_object_of_the_watchdog_and_the_instances_own_port(tmp_path: Path) -> None:
+    (folder := tmp_path / "shadow").mkdir()
+    plain, shadowed = rolled(tmp_path), rolled(folder, more=SHADOW)
+    before, after = (set(grants(template_of(each.rollout))) for each in (plain, shadowed))
+    added = {(role[:12], action) for role, action, _ in after - before}
+    assert added == {
+        ("RolesRelease", "ec2:DescribeInstances"),
+        ("RolesWatchdo", "s3:PutObject"),
+        ("RolesWatchdo", "kms:GenerateDataKey"),
+    }
+    assert before <= after
+    rules = {
+        id_: entry["Properties"]
+        for id_, entry in template_of(shadowed.fleet.serve)["Resources"].items()
+        if id_ not in template_of(plain.fleet.serve)["Resources"]
+    }
+    assert {(entry["FromPort"], entry["ToPort"]) for entry in rules.values()} == {(8000, 8000)}
 
 
 def test_the_archive_of_the_judge_is_its_source_and_has_the_same_bytes_each_time() -> None:

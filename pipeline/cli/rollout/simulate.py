@@ -44,6 +44,13 @@ canary_unanswered_option = click.option(
     show_default=True,
     help="The share of the new version's requests without a response: its instances hang or crash.",
 )
+canary_differs_option = click.option(
+    "--canary-differs",
+    type=_RATE,
+    default=0.0,
+    show_default=True,
+    help="The share of mirrored requests that the new version answers otherwise; seen in a shadow phase only.",
+)
 latency_scale_option = click.option(
     "--latency-scale",
     type=click.FloatRange(0.1, 10),
@@ -137,6 +144,7 @@ def _cell(prospect: "Prospect") -> str:
 @base_error_option
 @canary_error_option
 @canary_unanswered_option
+@canary_differs_option
 @latency_scale_option
 @latency_tail_option
 @click.option(
@@ -159,6 +167,7 @@ def simulate(
     base_error: float,
     canary_error: float | None,
     canary_unanswered: float,
+    canary_differs: float,
     latency_scale: float,
     latency_tail: float,
     burst: float,
@@ -170,7 +179,8 @@ def simulate(
 
     Steady traffic is a Poisson stream. In an incident, both versions fail ten times as often and slow down for ten
     minutes. Bursty errors come in bursts of one version, with tau fitted to a day of history. A late canary fails from
-    the 50 % step on. If the versions do not differ, every rollback is a false one.
+    the 50 % step on. A shadow phase of [rollout] is simulated too. If the versions do not differ, every rollback is a
+    false one.
 
     \b
     Example:
@@ -186,7 +196,7 @@ def simulate(
 
     error_rate = base_error if canary_error is None else canary_error
     slowness = Slowness(latency_scale, latency_tail)
-    traffic = TrafficModel(scenario, rps, base_error, error_rate, slowness, burst, canary_unanswered)
+    traffic = TrafficModel(scenario, rps, base_error, error_rate, slowness, burst, canary_unanswered, canary_differs)
     with console.step(f"{rollouts:,} rollouts"):
         summary = simulated(configured_plan(config_path), traffic, rollouts, seed)
     if console.json:
