@@ -1,8 +1,9 @@
 """The table of measures, from which alarms and dashboard are generated.
 
-Metrics of the load balancer and of Auto Scaling have AWS's names. Metrics of hosts are in the namespace `nxpipe`, under
-the names that neuron-monitor documents for Prometheus and in its reports; the names of its CloudWatch program are not
-documented. Their dimensions are project and fleet, so a fleet has one series, independent of its instances.
+Metrics of the load balancer and of Auto Scaling have AWS's names. Metrics of devices are rows of
+`pipeline.config.device_measures`, in the namespace `nxpipe`, under the names that neuron-monitor documents for
+Prometheus and in its reports; the names of its CloudWatch program are not documented. Their dimensions are project and
+fleet, so a fleet has one series, independent of its instances.
 """
 
 from collections.abc import Mapping
@@ -13,10 +14,10 @@ from typing import Final, Literal
 from aws_cdk import Duration, aws_cloudwatch
 from constructs import Construct
 
+from nxpipe.pipeline.config.device_measures import DEVICE_MEASURES, NAMESPACE
 from nxpipe.pipeline.config.sections import Guards
 
 PERIOD: Final = Duration.minutes(1)
-NAMESPACE: Final = "nxpipe"
 
 Scope = Literal["fleet", "load balancer", "target group", "group", "launches", "endpoint", "training fleet"]
 
@@ -42,10 +43,6 @@ class Series:
             period=PERIOD,
             label=label,
         )
-
-
-def _host(name: str, statistic: str, **only: str) -> Series:
-    return Series(NAMESPACE, name, statistic, only)
 
 
 def _balancer(name: str, statistic: str) -> Series:
@@ -153,6 +150,14 @@ class Measure:
         )
 
 
+def _on_devices(key: str, limit: AlarmLimit | None = None) -> Measure:
+    """A row of the table of devices, as a measure of a fleet."""
+    row = DEVICE_MEASURES[key]
+    assert row.series is not None
+    series = Series(NAMESPACE, row.series.name, row.series.statistic, row.series.only)
+    return Measure(row.key, row.title, row.unit, "fleet", {"measured": series}, limit=limit)
+
+
 # With fewer requests a minute, one failure would exceed the threshold; a rollout's statistical test judges those.
 _MIN_REQUESTS: Final = 20
 
@@ -173,20 +178,8 @@ _OWN: Final = "(FILL({own502}, 0) + FILL({own504}, 0) + FILL({own4xx}, 0))"
 FAILED: Final = f"(FILL({{kind5}}, 0) + IF({_OPEN} > {_OWN}, {_OWN}, IF({_OPEN} > 0, {_OPEN}, 0)))"
 
 MEASURES: Final = (
-    Measure(
-        "utilisation",
-        "Tensor engine utilization",
-        "share of time",
-        "fleet",
-        {"used": _host("neuroncore_utilization_ratio", "Average")},
-    ),
-    Measure(
-        "core-memory",
-        "Memory of the core that uses most",
-        "bytes",
-        "fleet",
-        {"used": _host("neuroncore_memory_usage_bytes", "Maximum")},
-    ),
+    _on_devices("utilisation"),
+    _on_devices("core-memory"),
     Measure(
         "throughput",
         "Requests",
@@ -283,23 +276,13 @@ MEASURES: Final = (
             0, 3, 120, by_release=False, meaning="launches of instances fail again and again", by_launch=True
         ),
     ),
-    Measure(
+    _on_devices(
         "execution-errors",
-        "Failed executions",
-        "a minute",
-        "fleet",
-        {"failed": _host("execution_status_total", "Sum", status_type="hardware")},
-        limit=AlarmLimit(0, 1, 1, by_release=False, meaning="a device of the fleet has failures; replace its instance"),
+        AlarmLimit(0, 1, 1, by_release=False, meaning="a device of the fleet has failures; replace its instance"),
     ),
-    Measure(
+    _on_devices(
         "compile-events",
-        "Programs compiled on instances",
-        "a minute",
-        "fleet",
-        {"compiled": _host("compile_events_total", "Sum")},
-        limit=AlarmLimit(
-            0, 1, 1, by_release=True, meaning="an instance compiles a program that its artifact should contain"
-        ),
+        AlarmLimit(0, 1, 1, by_release=True, meaning="an instance compiles a program that its artifact should contain"),
     ),
     Measure(
         "cost",

@@ -21,6 +21,7 @@ from constructs import Construct
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import TrainingFleet
 from nxpipe.pipeline.config.capacity import CapacityBlock, TrainingSpot
+from nxpipe.pipeline.config.device_measures import NAMESPACE
 from nxpipe.pipeline.config.training_fleet import Scratch
 from nxpipe.stacks.build_farm import (
     UPDATE_POLICY,
@@ -35,7 +36,6 @@ from nxpipe.stacks.capacity_block import schedule_queue
 from nxpipe.stacks.handles import NetworkHandle, StoreHandle, TrainHandle
 from nxpipe.stacks.iam import allow_sessions, read_artifacts, read_object, wait_for_permissions
 from nxpipe.stacks.launch import Machine, launch_template
-from nxpipe.stacks.measures import NAMESPACE
 from nxpipe.stacks.names import fleet_log
 from nxpipe.stacks.project import PROJECT_TAG, current_time, log_group, tag_project, warn_of_ended_block
 from nxpipe.stacks.user_data.scripts import TrainingHost

@@ -355,7 +355,7 @@ def utilisation(program: Program) -> Utilisation:
     return Utilisation(
         totals=total,
         compulsory=_compulsory(program),
-        busy_ns=_busy(total),
+        busy_ns=busy(total),
         latency_ns=latency_ns(program),
         spills=_spills(program),
         footprint=footprint(program),
@@ -371,7 +371,7 @@ def _compulsory(program: Program) -> dict[Role, int]:
     return {role: nbytes for role, nbytes in least.items() if role is not Role.SCRATCH}
 
 
-def _busy(total: Totals) -> dict[str, float]:
+def busy(total: Totals) -> dict[str, float]:
     """The busy time of each engine. DMA is bound by its busiest queue, and by the DMA engines that all queues share."""
     busy = {engine: ns for engine, ns in total.ns.items() if Engine(engine) not in DMA_QUEUES}
     queues = [ns for engine, ns in total.ns.items() if Engine(engine) in DMA_QUEUES]

@@ -110,6 +110,11 @@ def _target(request: ImportRequest, recorded: object = None) -> str:
     return str(target)
 
 
+def _recorded_lnc(settings: Mapping[str, Any], path: Path) -> int | None:
+    name = "logical_nc_config"
+    return None if settings.get(name) is None else _integer(settings, name, path)
+
+
 def _lnc(request: ImportRequest, target: str, recorded: int | None = None) -> int:
     if request.lnc and recorded and request.lnc != recorded:
         raise ModelSourceError(
@@ -197,7 +202,7 @@ def _nxdi(request: ImportRequest) -> Draft:
         settings = {name: path for name, path in model.items() if ".safetensors" not in name}
         trees.append(DraftTree("model", "model", settings))
     target = _target(request)
-    lnc = _lnc(request, target, compiled.get("logical_nc_config"))
+    lnc = _lnc(request, target, _recorded_lnc(compiled, config_path))
     return Draft(
         request=request,
         model_id=_id(request, model_root),
@@ -440,7 +445,7 @@ def _optimum(request: ImportRequest) -> Draft:
     path = _path(require_file(files, "neuron_config.json", root, "export the model with optimum-cli export neuron"))
     settings = json_file(path)
     for name in ("optimum_neuron_version", "_serialized_key", "neuronxcc_version"):
-        if not isinstance(settings.get(name), str):
+        if not isinstance(settings.get(name), str) or not settings[name]:
             raise ModelSourceError(
                 f"{path}: has no {name}, without which optimum-neuron does not load it; export again"
             )
@@ -454,7 +459,7 @@ def _optimum(request: ImportRequest) -> Draft:
     if not any(name in files for name in TOKENIZERS):
         raise ModelSourceError(f"{root}: holds no tokenizer, such as tokenizer.json; copy the model's tokenizer files")
     target = _target(request, settings.get("target"))
-    lnc = _lnc(request, target, settings.get("logical_nc_config"))
+    lnc = _lnc(request, target, _recorded_lnc(settings, path))
     batch = _integer(settings, "max_batch_size" if settings.get("max_batch_size") else "batch_size", path)
     recorded = {"optimum-neuron": settings["optimum_neuron_version"], "neuronx-cc": settings["neuronxcc_version"]}
     return replace(

@@ -120,9 +120,9 @@ def safetensors_header(path: Path) -> tuple[int, tuple[SafetensorsEntry, ...]]:
 def require_weights(files: Mapping[str, Content], root: Path) -> None:
     """Whole Hugging Face weights: one file, or all files of the index."""
     index = files.get("model.safetensors.index.json")
-    named = set(json_file(index).get("weight_map", {}).values()) if isinstance(index, Path) else set()
-    for name in sorted(named):
-        require_file(files, str(name), root, "the index names it: download the checkpoint again")
+    names = json_file(index).get("weight_map") if isinstance(index, Path) else None
+    for name in sorted({str(name) for name in names.values()}) if isinstance(names, dict) else ():
+        require_file(files, name, root, "the index names it: download the checkpoint again")
     if not any(name.endswith(".safetensors") and "/" not in name for name in files):
         raise ModelSourceError(
             f"{root}: holds no *.safetensors, which the server shards when it loads; add the weights"

@@ -67,9 +67,10 @@ def run(
 
     If rollouts have given the instance's environment its own channel (FLEET--blue, FLEET--green), that channel applies.
 
-    COMMAND is the server; default: the fleet's `command`, and without one `nxpipe serve`. With `command = []` the agent
-    completes the hook and exits once the artifact is in place. The server finds the artifact's folder in
-    NXPIPE_ARTIFACT.
+    COMMAND is the server; default: the fleet's `command`, and without one that of the artifact's serving contract, or
+    `nxpipe serve`. With `command = []` the agent completes the hook and exits once the artifact is in place. The server
+    finds the artifact's folder in NXPIPE_ARTIFACT. An artifact with a serving contract is laid out read-only for its
+    runtime, whose versions must be those of the contract, and whose log must show that nothing was compiled.
 
     Before the server starts, the warm gate checks the devices and runs the artifact's golden inputs on every core, in
     processes of their own. A server that completes text must then answer prompts differently; in service it is
@@ -123,7 +124,6 @@ def run(
                 fleet=served,
                 words=("--config", str(config_path), *(("--store", store) if store else ())),
             )
-            agent.prepare(gate.instance, step)
             if config.rollout.shadow is not None and group is not None and (log := os.environ.get("NXPIPE_LOG")):
                 follower = ShadowFollower(
                     open_uncached_store(store, config_path, console),
@@ -136,8 +136,9 @@ def run(
                     console.say,
                 )
                 running.enter_context(following(follower))
-            if agent.server:
-                server = running.enter_context(agent.serve(gate.instance, step))
+            start = agent.prepare(gate.instance, step)
+            if start is not None:
+                server = running.enter_context(agent.serve(start, gate.instance, step))
                 gate.require = server.require_alive
             if hook:
                 manager.notify(STATUS=f"complete hook {hook}")
@@ -252,7 +253,8 @@ def watch(console: Console, fleet: str, group: str, monitor: str, period: int, c
     """
     from nxpipe.pipeline.config import load_config
     from nxpipe.pipeline.fleet.agent.run import this_instance
-    from nxpipe.pipeline.fleet.agent.watch import Compilers, FleetLog, watch
+    from nxpipe.pipeline.fleet.agent.watch import FleetLog, watch
+    from nxpipe.pipeline.fleet.monitor.source import Compilers
 
     config = load_config(config_path, os.environ)
     served = serving_fleet(config, fleet, "--fleet")

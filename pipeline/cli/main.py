@@ -36,6 +36,10 @@ COMMANDS = {
     ),
     "completion": ("nxpipe.pipeline.cli.completion:completion", "Print a shell completion script."),
     "config": ("nxpipe.pipeline.cli.config:config", "Validate, show or describe nxpipe.toml."),
+    "device": (
+        "nxpipe.pipeline.cli.device:device",
+        "Show Neuron devices and their use, of this machine or of the emulator.",
+    ),
     "diff": (
         "nxpipe.pipeline.cli.diff:diff",
         "Compare two artifacts: key inputs, programs, graphs, weights, files, evidence.",
@@ -60,6 +64,10 @@ COMMANDS = {
     "init": (
         "nxpipe.pipeline.cli.init:init",
         "Write nxpipe.toml, a release workflow and the files of the CDK CLI into a repository.",
+    ),
+    "monitor": (
+        "nxpipe.pipeline.cli.monitor:monitor",
+        "Report the use, errors and cost of devices, to stdout, Prometheus or CloudWatch.",
     ),
     "promote": ("nxpipe.pipeline.cli.promote:promote", "Promote artifacts to a channel."),
     "prove": (

@@ -8,13 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
+from nxpipe.pipeline.compile.artifact_files import UTILISATION
 from nxpipe.pipeline.serving.programs import Decoder, DecoderPrograms, ProgramShape, Session
 from nxpipe.pipeline.serving.sampling import SamplingParams
 from nxpipe.pipeline.serving.scheduler import Scheduler
 from nxpipe.pipeline.serving.text import Files, Text, json_object
 from nxpipe.pipeline.util.errors import InputInvalid, ProgramInvalid
+from nxpipe.pipeline.util.files import DocumentInvalid, json_of
 from nxpipe.pipeline.util.progress import Step
 from nxpipe.pipeline.verify.device import (
     DeviceOptions,
@@ -31,19 +34,27 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store.documents import Blob
     from nxpipe.artifact_store.manifest import Manifest
     from nxpipe.emulator.numerics import Array
+    from nxpipe.emulator.run.counters import Prediction
     from nxpipe.emulator.run.model import Code
     from nxpipe.pipeline.compile.spec import BuildSpec
     from nxpipe.pipeline.verify.execution import ExecutionOptions
 
 _HOST: Final = "nxpipe.emulator.run.devices.service:serve"
 _GENERATION: Final = "generation_config.json"
-_OF_PROGRAMS: Final = ("graphs/", "constants/", "utilisation.json")  # files of an artifact that describe no text
+_OF_PROGRAMS: Final = ("graphs/", "constants/", UTILISATION)  # files of an artifact that describe no text
 
 
 class EmulatedSession:
-    """Programs on emulated cores, with one set of states."""
+    """Programs on emulated cores, with one set of states. `copy` is the number of the group of cores."""
 
-    def __init__(self, codes: "Mapping[str, Code]", weights: "Mapping[str, Array]") -> None:
+    def __init__(
+        self,
+        codes: "Mapping[str, Code]",
+        weights: "Mapping[str, Array]",
+        copy: int = 0,
+        predict: "Callable[[str], Prediction] | None" = None,
+    ) -> None:
+        from nxpipe.emulator.run.counters import SessionCounters
         from nxpipe.emulator.run.isa import Resident, SharedWeights
 
         shared: SharedWeights = {}
@@ -52,8 +63,12 @@ class EmulatedSession:
         types = {name: type_ for code in codes.values() for name, type_ in code.states.items()}
         ranks = max((code.ranks for code in codes.values()), default=1)
         self._states = [Resident(types) for _ in range(ranks)]
+        self._counters = SessionCounters(codes, range(copy * ranks, copy * ranks + ranks), predict)
 
     def run(self, program: str, inputs: "Mapping[str, Array]") -> "dict[str, Array]":
+        return self._counters.programs[program].run(self._run, program, inputs)
+
+    def _run(self, program: str, inputs: "Mapping[str, Array]") -> "dict[str, Array]":
         states = [resident.only(self._codes[program].states) for resident in self._states]
         outputs, after = self._loaded[program].run(inputs, states)
         for resident, updated in zip(self._states, after, strict=True):
@@ -62,6 +77,7 @@ class EmulatedSession:
 
     def close(self) -> None:
         self._loaded = {}
+        self._counters.close()
 
 
 Load = Callable[[Sequence[str], int], Session]  # programs by name; the number of the copy
@@ -122,10 +138,13 @@ class ServingModel:
     ) -> "ServingModel":
         stored = {each.executable.name: each for each in artifact.programs}
 
-        def load(names: Sequence[str], _: int) -> Session:
-            return EmulatedSession({name: _stored_code(stored[name], execution) for name in names}, weights)
+        predictions = _Predictions(stored, _utilisations(artifact.manifest, read))
 
-        return cls.of_manifest(artifact.manifest, read, load, _Latencies(stored))
+        def load(names: Sequence[str], copy: int) -> Session:
+            codes = {name: _stored_code(stored[name], execution) for name in names}
+            return EmulatedSession(codes, weights, copy, predictions.of)
+
+        return cls.of_manifest(artifact.manifest, read, load, predictions.latency_ms)
 
     @cached_property
     def text(self) -> Text:
@@ -183,20 +202,36 @@ class ServingModel:
         return self.load([each.name for each in self.programs if each.phase == "forward"], 0)
 
 
-class _Latencies:
-    """The predicted durations of an artifact's programs, each computed once."""
+class _Predictions:
+    """The predicted figures of an artifact's programs: those that its build has stored, else computed once."""
 
-    def __init__(self, stored: Mapping[str, StoredProgram]) -> None:
-        self._stored = stored
-        self._known: dict[str, float | None] = {}
+    def __init__(self, stored: Mapping[str, StoredProgram], utilisations: Mapping[str, Any]) -> None:
+        self._stored, self._utilisations = stored, utilisations
+        self._known: dict[str, Prediction] = {}
+        self._computing = Lock()  # an engine and the thread that publishes ask for the same
 
-    def __call__(self, program: str) -> float | None:
-        if program not in self._known:
-            from nxpipe.emulator.schedule.timeline import latency_ns
+    def of(self, program: str) -> "Prediction":
+        from nxpipe.emulator.run.counters import Prediction
 
-            nanoseconds = latency_ns(self._stored[program].instructions.program)
-            self._known[program] = None if nanoseconds is None else nanoseconds / 1e6
-        return self._known[program]
+        with self._computing:
+            if program not in self._known:
+                found = Prediction.read(self._utilisations.get(program))
+                self._known[program] = found or Prediction.of(self._stored[program].instructions.program)
+            return self._known[program]
+
+    def latency_ms(self, program: str) -> float | None:
+        seconds = self.of(program).seconds
+        return None if seconds is None else seconds * 1e3
+
+
+def _utilisations(manifest: "Manifest", read: "Callable[[Blob], bytes]") -> Mapping[str, Any]:
+    """Documents by program; empty for an artifact without them."""
+    blob = next((file.blob for file in manifest.files if file.path == UTILISATION), None)
+    try:
+        documents = json_of(read(blob)) if blob else {}
+    except DocumentInvalid:  # of another producer
+        return {}
+    return documents if isinstance(documents, dict) else {}
 
 
 def _stored_code(stored: StoredProgram, execution: "ExecutionOptions") -> "Code":
@@ -208,8 +243,9 @@ def _stored_code(stored: StoredProgram, execution: "ExecutionOptions") -> "Code"
     return Isa(stored.instructions, order=execution.order)
 
 
-def _compile(spec: "BuildSpec", execution: "ExecutionOptions", step: Step, names: Sequence[str], _: int) -> Session:
+def _compile(spec: "BuildSpec", execution: "ExecutionOptions", step: Step, names: Sequence[str], copy: int) -> Session:
     from nxpipe.emulator.compile import emit, ports_of
+    from nxpipe.emulator.run.counters import Prediction, process_counters
     from nxpipe.emulator.run.isa import Isa
     from nxpipe.emulator.run.model import Fast
     from nxpipe.pipeline.compile.frontend import compile_shape
@@ -224,8 +260,14 @@ def _compile(spec: "BuildSpec", execution: "ExecutionOptions", step: Step, names
             fast = execution.mode == "fast"
             isa = None if fast else Isa(emit(program, spec.target.core), order=execution.order)
             codes[shape.name] = isa or Fast(program, ports_of(program))
+            process_counters().compiled += 1
+
+    def predict(name: str) -> Prediction:
+        code = codes[name]
+        return Prediction.of(code.executable.program) if isinstance(code, Isa) else Prediction()
+
     with step("load the programs"):
-        return EmulatedSession(codes, tensors)
+        return EmulatedSession(codes, tensors, copy, predict)
 
 
 class DeviceSession:

@@ -1,6 +1,8 @@
 """Execution of a compiled program: `fast` evaluates each operator by its numerics; `isa` runs the instructions, stored
 or emitted now, on emulated cores."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.emulator.core.machine import Statistics
     from nxpipe.emulator.executable.executable import Executable
+    from nxpipe.emulator.run.counters import ProgramCounters
     from nxpipe.emulator.run.fast import Runnable
     from nxpipe.emulator.run.isa import LoadedIsa
 
@@ -60,10 +63,27 @@ class RunnableProgram:
         from nxpipe.emulator.run.fast import LoadedProgram
 
         self._whole = LoadedProgram(program, ranks)
-        self._counting = counting
+        self._program, self._counting = program, counting
 
     def run(self, inputs: Arrays) -> "dict[str, np.ndarray[Any, Any]]":
         return self._whole.run(inputs)
+
+    @contextmanager
+    def counted(self, name: str) -> "Iterator[ProgramCounters]":
+        """Counters of the program, which the device tools show while it runs.
+
+        They predict nothing: a run is over before a period is.
+        """
+        from nxpipe.emulator.compile import ports_of
+        from nxpipe.emulator.run.counters import SessionCounters
+        from nxpipe.emulator.run.model import Fast
+
+        program = self._program
+        session = SessionCounters({name: Fast(program, ports_of(program))}, range(program.degree))
+        try:
+            yield session.programs[name]
+        finally:
+            session.close()
 
     @property
     def work(self) -> "Statistics | None":

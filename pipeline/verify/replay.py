@@ -202,8 +202,8 @@ def _run_program(
     if not program_inputs.batches:
         _say_skipped(program, program_inputs, step)
         return
-    with step(f"run {program}"):
-        answers = [running.run(batch) for batch in program_inputs.batches]
+    with step(f"run {program}"), running.counted(program) as counters:
+        answers = [counters.run(running.run, batch) for batch in program_inputs.batches]
     yield _result(model, program, program_inputs, answers, running.work)
 
 

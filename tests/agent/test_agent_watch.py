@@ -14,7 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxpipe.pipeline.fleet.agent.watch import NAMESPACE, Compilers, Figures, fleet_metrics, log_event, read_figures
+from nxpipe.pipeline.config.device_measures import NAMESPACE
+from nxpipe.pipeline.fleet.agent.watch import fleet_metrics, log_event
+from nxpipe.pipeline.fleet.monitor.report import Figures, read_figures
+from nxpipe.pipeline.fleet.monitor.source import Compilers
 from nxpipe.stacks import measures as watched
 from tests.agent.metadata import Metadata, metadata_service
 from tests.agent.project import CONFIG
@@ -93,13 +96,9 @@ def test_a_report_that_lacks_anything_is_read_all_the_same(runtimes: Any) -> Non
 def test_the_stacks_watch_exactly_what_is_sent() -> None:
     sent = fleet_metrics(read_figures(BUSY), 1)
     series = [
-        entry
-        for measure in watched.MEASURES
-        for entry in measure.series.values()
-        if entry.namespace == watched.NAMESPACE
+        entry for measure in watched.MEASURES for entry in measure.series.values() if entry.namespace == NAMESPACE
     ]
     assert {(entry.name, tuple(entry.only.items())) for entry in series} == {(entry.name, entry.only) for entry in sent}
-    assert watched.NAMESPACE == NAMESPACE
 
 
 def test_an_event_declares_each_metric_with_the_dimensions_of_its_series() -> None:

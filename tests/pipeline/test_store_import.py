@@ -6,6 +6,7 @@ import re
 import shutil
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,42 @@ def test_a_folder_that_its_runtime_would_not_load_is_refused_in_one_sentence(
     assert "\n" not in str(refused.value)
     assert ";" in str(refused.value) or ":" in str(refused.value)
     assert not store.list()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 9) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+SETTINGS = st.sampled_from(
+    [
+        *(
+            "tp_degree",
+            "seq_len",
+            "batch_size",
+            "save_sharded_checkpoint",
+            "logical_nc_config",
+            "chunked_prefill_config",
+        ),
+        *("is_block_kv_layout", "pa_num_blocks", "pa_block_size", "quantized_checkpoints_path", "target"),
+        *("max_batch_size", "sequence_length", "optimum_neuron_version", "neuronxcc_version"),
+    ]
+)
+
+
+@given(st.sampled_from(["vllm-nxdi", "optimum"]), st.dictionaries(SETTINGS, JSON, max_size=3))
+def test_settings_of_any_kind_are_understood_or_refused_in_one_sentence(
+    tmp_path_factory: pytest.TempPathFactory, runtime: str, settings: dict[str, Any]
+) -> None:
+    source = compiled(runtime, tmp_path_factory.mktemp("settings"))
+    path = source.folder / "neuron_config.json"
+    document = json.loads(path.read_text())
+    document.get("neuron_config", document).update(settings)
+    path.write_text(json.dumps(document))
+    with suppress(ModelSourceError):
+        drafted = draft(ImportRequest(**source.stated()))
+        assert all(isinstance(word, str) for word in drafted.argv)
+        assert drafted.tp >= 1
 
 
 def test_the_command_refuses_with_the_exit_code_of_a_model_source(nxpipe: InProcess, tmp_path: Path) -> None:

@@ -444,7 +444,7 @@ def serve(runtime: str, words: list[str]) -> None:
 
         def do_POST(self) -> None:
             request = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            if "hangs" in behaviour:
+            if "hangs" in behaviour and (tokens[0] or "later" not in behaviour):
                 threading.Event().wait(60)
             given = flags.get("--num-gpu-blocks-override")
             if loaded.blocks is not None and given is not None and int(given) != loaded.blocks:
@@ -453,7 +453,9 @@ def serve(runtime: str, words: list[str]) -> None:
             tokens[0] += 8
             seed = "" if "constant" in behaviour else json.dumps(json.loads(request).get("prompt", request))
             text = hashlib.sha256((loaded.digest + seed).encode()).hexdigest()[:16]
-            answer = {"choices": [{"text": text}]} if self.path == "/v1/completions" else {"outputs": text}
+            logprob = float("nan") if "nan" in behaviour else -int(text[:8], 16) / 2**32
+            choice = {"text": text, "logprobs": {"token_logprobs": [logprob]}}
+            answer = {"choices": [choice]} if self.path == "/v1/completions" else {"outputs": text}
             self._answer(200, json.dumps(answer))
 
         def _answer(self, status: int, body: str) -> None:

@@ -5,6 +5,7 @@ by `require_unchanged`. The test of what the modes prevent takes CAP_DAC_OVERRID
 """
 
 import ctypes
+import errno
 import hashlib
 import json
 import os
@@ -34,9 +35,10 @@ from nxpipe.pipeline.artifacts.contract import (
 from nxpipe.pipeline.artifacts.payload import publish_draft
 from nxpipe.pipeline.artifacts.recipes import ImportRequest, draft
 from nxpipe.pipeline.fleet.agent.trees import LaidOut, ProofOfNoCompile, lay_out
-from nxpipe.pipeline.fleet.agent.watch import Compilers
+from nxpipe.pipeline.fleet.monitor.source import Compilers
 from nxpipe.pipeline.util.errors import NotReady
 from tests.artifact_store.samples import folder as store_in
+from tests.artifact_store.samples import put
 from tests.serving import standins
 from tests.serving.standins import PINS, RUNTIMES, Compiled, compiled
 
@@ -466,6 +468,28 @@ def test_trees_are_read_only_and_can_be_laid_out_again(prepare: Prepare) -> None
             assert Path(below).stat().st_mode & 0o222 == 0 or Path(below) == laid_out.root
             assert all(Path(below, name).stat().st_mode & 0o222 == 0 for name in names)
         laid_out.require_unchanged()
+
+
+def test_trees_are_copied_where_no_hard_link_is_possible(prepare: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_link(path: Path, source: Path) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(Path, "hardlink_to", no_link)
+    laid_out = prepare("torchscript").lay_out()
+    laid_out.require_unchanged()
+    assert all(path.stat().st_nlink == 1 for path in Path(laid_out.places["artifact"]).iterdir())
+
+
+def test_a_restarted_agent_fetches_nothing_again_and_another_artifact_leaves_a_running_server_its_files(
+    prepare: Prepare, tmp_path: Path
+) -> None:
+    serving = prepare("vllm-nxdi")
+    laid_out, store = serving.lay_out(), store_in(tmp_path / "store").store
+    made = store.resolve("acme/tiny").manifest
+    assert fetch(store.blobs, made, serving.fetched).bytes_written == 0
+    fetch(store.blobs, put(store), serving.fetched)
+    assert not (serving.fetched / "serving/vllm-nxdi.json").exists()
+    laid_out.require_unchanged()
 
 
 def test_a_folder_with_files_of_others_is_not_replaced_by_a_layout(prepare: Prepare) -> None:

@@ -8,12 +8,16 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from nxpipe.emulator.hardware import instance
+from nxpipe.emulator.run.counters import published
+from nxpipe.pipeline.fleet.monitor.emulated_instance import device_list
 from tests.serving.server_process import Running, build, serving
 
 pytestmark = pytest.mark.sample(8, "server")
@@ -232,3 +236,25 @@ def test_ctrl_c_ends_the_server_with_one_line_at_most(artifact: Any) -> None:
         assert server.process.wait(20) in (0, 130)
         assert server.process.stderr is not None
         assert "Traceback" not in server.process.stderr.read()
+
+
+def test_the_device_tools_show_what_the_server_executes(artifact: Any, tmp_path: Path) -> None:
+    counters = tmp_path / "counters"
+    with serving(*artifact, NXPIPE_COUNTERS=str(counters)) as running:
+        running.post("/v1/completions", prompt=PROMPT, **GREEDY)
+        steps, chunks = running.metric("serving_steps_total"), running.metric("serving_prompt_chunks_total")
+        ends = time.monotonic() + 30
+        while not (found := published(counters)) or found[0]["executions"] < steps + chunks:
+            assert time.monotonic() < ends
+            time.sleep(0.05)
+        (process,) = found
+        (device,) = device_list(instance("inf2.xlarge"), found)
+        assert [own["pid"] for own in device["neuron_processes"]] == [running.process.pid]
+        assert process["summary"]["completed"] == process["executions"] == steps + chunks
+        (core,) = process["cores"]
+        assert core["busy"] > 0
+        assert core["flops"] > 0
+        assert min(core["memory"][category] for category in ("constants", "tensors")) > 0
+        running.terminate(signal.SIGKILL)
+        running.process.wait()
+        assert published(counters) == []

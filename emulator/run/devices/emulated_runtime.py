@@ -6,7 +6,9 @@ read it is not read again, so weights are loaded once.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError, Condition, Lock
 from typing import Final
@@ -17,12 +19,14 @@ from nxpipe.emulator.analysis.graph_memory import data_capacity
 from nxpipe.emulator.core.arithmetic import decode, encode, raw
 from nxpipe.emulator.core.machine import Machine
 from nxpipe.emulator.errors import ExecutableInvalid
+from nxpipe.emulator.executable.code import write_code
 from nxpipe.emulator.executable.executable import from_bytes
 from nxpipe.emulator.hardware import instance
 from nxpipe.emulator.isa.constraints import ProgramInvalid
 from nxpipe.emulator.isa.legality import check
 from nxpipe.emulator.isa.program import Buffer, Program, Role
 from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.run.counters import Category, Prediction, ProgramCounters, process_counters
 from nxpipe.emulator.run.devices.faults import CollectiveFault, DeviceTimeout
 from nxpipe.emulator.run.devices.protocol import (
     Binding,
@@ -70,6 +74,9 @@ class EmulatedRuntime(ProcessRuntime):
         self._arrival = Condition()
         self._incomplete: dict[tuple[bytes, int], _RankGroup] = {}
         self._groups: list[_RankGroup] = []
+        self.process = process_counters()
+        self.process.instance = name
+        self._models: list[EmulatedModel] = []
 
     @property
     def description(self) -> DeviceDescription:
@@ -83,13 +90,20 @@ class EmulatedRuntime(ProcessRuntime):
         with open_program(program) as file:
             group = self._join(file.read(), rank, world, core)
         self.take(core, group.own_bytes, program.stem)
-        return EmulatedModel(self, group, program.stem, rank, core)
+        counters = ProgramCounters(
+            program.stem, group.digest, range(core, core + 1), group.memory, partial(Prediction.of, group.program)
+        )
+        model = EmulatedModel(self, group, program.stem, rank, core, self.process.load(counters))
+        self._models.append(model)
+        self.publish(core, group.memory)
+        return model
 
     def allocate(self, nbytes: int, *, core: int = 0, name: str = "") -> "EmulatedTensor":
         self.require_open()
         require_size(nbytes, name)
         self._require_core(core)
         self.take(core, nbytes, name)
+        self.publish(core, {"tensors": nbytes})
         return EmulatedTensor(self, name, core, nbytes)
 
     def counters(self, core: int = 0) -> CoreCounters:
@@ -104,6 +118,16 @@ class EmulatedRuntime(ProcessRuntime):
             self._arrival.notify_all()
             for group in self._groups:
                 group.abort()
+        for model in self._models:
+            self.process.unload(model.counters)
+        for number, own in enumerate(self.cores):
+            self.publish(number, {category: -nbytes for category, nbytes in own.published.items()})
+
+    def publish(self, core: int, memory: Mapping[Category, int]) -> None:
+        """Count memory for the device tools."""
+        for category, nbytes in memory.items():
+            self.cores[core].published[category] += nbytes
+            self.process.take(core, category, nbytes)
 
     def take(self, core: int, nbytes: int, name: str) -> None:
         """Reserve memory of a core; a negative number releases it."""
@@ -125,7 +149,7 @@ class EmulatedRuntime(ProcessRuntime):
         """The group of the ranks that load this program; the last one to arrive makes its machine."""
         key = (hashlib.sha256(data).digest(), world)
         with self._arrival:
-            group = self._incomplete.setdefault(key, _RankGroup(world))
+            group = self._incomplete.setdefault(key, _RankGroup(world, key[0].hex()[:32]))
             if rank in group.cores or core in group.cores.values():
                 raise InvalidLoad(f"rank {rank} or core {core} takes part twice; give each rank a core of its own")
             group.cores[rank] = core
@@ -150,13 +174,15 @@ class _Core:
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.used, self.executions = capacity, 0, 0
+        self.published: Counter[Category] = Counter()
         self.busy, self.accounting = Lock(), Lock()
 
 
 class _RankGroup:
     """The ranks of one loaded program, and the machine that they share."""
 
-    def __init__(self, world: int) -> None:
+    def __init__(self, world: int, digest: str) -> None:
+        self.digest = digest
         self.cores: dict[int, int] = {}  # core of each rank
         self.is_complete = False
         self._world = world
@@ -189,6 +215,17 @@ class _RankGroup:
         roles = (Role.CONSTANT, Role.SCRATCH)
         spans = [(b.address, b.address + b.nbytes) for b in self.program.buffers if b.role in roles]
         return max((end for _, end in spans), default=0) - min((start for start, _ in spans), default=0)
+
+    @cached_property
+    def memory(self) -> Mapping[Category, int]:
+        """Bytes on each core, as the device tools divide them."""
+        constants = sum(b.nbytes for b in self.program.buffers if b.role is Role.CONSTANT)
+        code = len(write_code(self.program.body))
+        return {
+            "constants": constants,
+            "model_code": code,
+            "model_shared_scratchpad": max(self.own_bytes - constants, 0),
+        }
 
     def execute(self, rank: int, limit: float) -> None:
         """Run the program once all ranks have arrived, within `limit` seconds. A group in which a rank failed must be
@@ -254,13 +291,22 @@ class EmulatedTensor:
         if self._bytes is not None:
             self._bytes = None
             self._runtime.take(self.core, -self.nbytes, self.name)
+            self._runtime.publish(self.core, {"tensors": -self.nbytes})
 
 
 class EmulatedModel:
     """One rank of a loaded program."""
 
-    def __init__(self, runtime: EmulatedRuntime, group: _RankGroup, name: str, rank: int, core: int) -> None:
-        self.name, self.core, self._rank = name, core, rank
+    def __init__(
+        self,
+        runtime: EmulatedRuntime,
+        group: _RankGroup,
+        name: str,
+        rank: int,
+        core: int,
+        counters: ProgramCounters,
+    ) -> None:
+        self.name, self.core, self._rank, self.counters = name, core, rank, counters
         self._runtime, self._group = runtime, group
         self._is_loaded = True
         self._buffers: Mapping[str, Buffer] = {
@@ -271,6 +317,9 @@ class EmulatedModel:
         self._held: dict[str, tuple[DeviceTensor, int]] = {}  # the tensor, with its version, that the machine has read
 
     def execute(self, inputs: Binding, outputs: Binding) -> None:
+        self.counters.run(self._execute, inputs, outputs)
+
+    def _execute(self, inputs: Binding, outputs: Binding) -> None:
         self._require_ready(inputs, outputs)
         own = self._runtime.cores[self.core]
         if not own.busy.acquire(blocking=False):
@@ -303,6 +352,8 @@ class EmulatedModel:
         if self._is_loaded:
             self._is_loaded = False
             self._runtime.take(self.core, -self._group.own_bytes, self.name)
+            self._runtime.publish(self.core, {own: -nbytes for own, nbytes in self._group.memory.items()})
+            self._runtime.process.unload(self.counters)
 
     def _require_ready(self, inputs: Binding, outputs: Binding) -> None:
         self._runtime.require_open()

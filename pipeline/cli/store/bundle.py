@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from nxpipe.pipeline.artifacts.store_url import open_configured_store
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.options import Label, config_option, key_option, store_option
+from nxpipe.pipeline.cli.options import Label, config_option, store_option
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.progress import Progress
 from nxpipe.pipeline.util.text import human_bytes
@@ -98,7 +98,7 @@ def export(console: Console, name: str, target: Path, store: str | None, config_
 @click.option(
     "--command", default="", metavar="TEXT", help="The server's command, for a folder that vLLM does not serve."
 )
-@key_option
+@click.option("--key", metavar="KEY", help="Sign the artifact of a folder with this key, file:PATH or kms:ARN.")
 @store_option
 @config_option
 @click.pass_context
@@ -120,7 +120,7 @@ def import_(
 
     With --runtime, checks that the runtime would load the folder without compiling, derives the environment and the
     arguments of its server, stores the files (safetensors by tensor, shared with other artifacts), and publishes them
-    as an artifact with a contract, which `nxpipe agent` serves. --key signs it.
+    as an artifact with a contract, which `nxpipe agent` serves.
 
     \b
     Example:

@@ -24,6 +24,7 @@ from nxpipe.pipeline.util.errors import NotReady
 if TYPE_CHECKING:
     from nxpipe.artifact_store.manifest import Manifest
     from nxpipe.pipeline.artifacts.channels import ProgramHost
+    from nxpipe.pipeline.artifacts.contract import ServingContract
     from nxpipe.pipeline.config.serving_fleet import ServingFleet
 
 _DEVICE: Final = re.compile("neuron[0-9]+")  # the driver creates one per chip
@@ -55,6 +56,16 @@ def require_programs_for(instance_type: str, manifest: "Manifest", host: "Progra
         raise NotReady(
             f"{manifest.name} needs {degree} logical cores, but a {instance_type} has {entry.logical_cores}; "
             "build it with a smaller tp, or choose a larger instance type"
+        )
+
+
+def require_cores(instance_type: str, contract: "ServingContract") -> None:
+    """Raise NotReady for a contract that needs more logical cores than an instance type has."""
+    cores = _entry(instance_type).logical_cores
+    if contract.cores > cores:
+        raise NotReady(
+            f"contract {contract.name} needs {contract.cores} logical cores, but a {instance_type} has {cores}; choose "
+            "a larger instance type, or import what was compiled for fewer"
         )
 
 

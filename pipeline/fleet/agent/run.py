@@ -18,9 +18,11 @@ from urllib.parse import urlsplit
 
 from nxpipe.artifact_store.errors import ChannelEmpty
 from nxpipe.pipeline.artifacts.channels import ServedModel
+from nxpipe.pipeline.artifacts.contract import contract_of_folder, installed_versions, interpreter_of, require_pins
 from nxpipe.pipeline.fleet.agent.gate import (
     Completions,
     TokenProgress,
+    require_cores,
     require_devices,
     require_golden_answers,
     require_programs_for,
@@ -28,6 +30,8 @@ from nxpipe.pipeline.fleet.agent.gate import (
 )
 from nxpipe.pipeline.fleet.agent.logs import deliver_last_words
 from nxpipe.pipeline.fleet.agent.supervisor import ModelServer, Readiness
+from nxpipe.pipeline.fleet.agent.trees import LaidOut, ProofOfNoCompile, lay_out
+from nxpipe.pipeline.fleet.monitor.source import Compilers
 from nxpipe.pipeline.util.errors import NotReady
 from nxpipe.pipeline.util.exit_codes import INTERNAL, exit_code_of
 
@@ -318,14 +322,39 @@ class FleetArtifact:
 ARTIFACT: Final = "NXPIPE_ARTIFACT"  # environment variable of the server: the artifact's folder
 
 _LOOK: Final = 10.0  # seconds between two looks at a server's progress
+_LOG_DELAY: Final = 5.0  # seconds within which a ready server's lines are read
 _STALL: Final = 120.0  # seconds without progress after which a server is restarted
 
 Step: TypeAlias = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
+class ServerStart:
+    """The server to start, and what of its log and files shows that it compiles nothing."""
+
+    argv: tuple[str, ...]
+    environ: Mapping[str, str]
+    laid_out: LaidOut | None = None  # the trees of another runtime
+    proof: ProofOfNoCompile | None = None
+
+    def require_proven(self) -> None:
+        """Raise NotReady if a server that is ready compiled, or may have."""
+        until = time.monotonic() + _LOG_DELAY
+        while (fault := self._fault()) is not None:
+            if time.monotonic() > until:
+                raise NotReady(fault)
+            time.sleep(0.05)
+        if self.laid_out is not None:
+            self.laid_out.require_unchanged()
+
+    def _fault(self) -> str | None:
+        return self.proof.fault() or self.proof.unproven() if self.proof is not None else None
+
+
+@dataclass(frozen=True)
 class Agent:
-    """The agent of an instance. `command` is the server; None: `nxpipe serve`; empty: a unit of the AMI."""
+    """The agent of an instance. `command` is the server; None: that of the artifact's contract, by default `nxpipe
+    serve`; empty: a unit of the AMI."""
 
     store: "Store"
     model: ServedModel
@@ -336,21 +365,17 @@ class Agent:
     command: tuple[str, ...] | None
     fleet: "ServingFleet"
     words: tuple[str, ...] = ()  # the options of the store and the configuration
+    processes: Path = Path("/proc")
     started: float = field(default_factory=time.monotonic)
-
-    @property
-    def server(self) -> tuple[str, ...]:
-        """The server's command line; empty if the agent starts none."""
-        return server_command(self.folder, self.fleet) if self.command is None else self.command
 
     @property
     def deadline(self) -> float:
         return self.started + self.fleet.ready_within.total_seconds()
 
-    def prepare(self, instance: FleetInstance, step: Step) -> None:
-        """Everything that must hold before the server starts."""
-        if self.server and shutil.which(self.server[0]) is None:
-            raise NotReady(f"there is no program {self.server[0]!r} on this instance; install it in the AMI")
+    def prepare(self, instance: FleetInstance, step: Step) -> ServerStart | None:
+        """Everything that must hold before the server starts; None without a server."""
+        if self.command:
+            _require_program(self.command)
         with step(f"check the devices of a {instance.type}"):
             require_devices(instance.type, self.devices)
         with step(f"fetch {self.model.model_id} from channel {' or '.join(self.model.channels)}"):
@@ -358,21 +383,47 @@ class Agent:
             require_programs_for(instance.type, artifact.manifest, self.model.host)
             artifact.require_evidence(self.store, self.requirements(artifact.channel))
             artifact.fetch(self.store, self.folder, rehearsal=self.model.host.rehearsal)
-        if self.fleet.golden_inputs:
+        if self.fleet.golden_inputs and artifact.manifest.executables:
             with step("run the golden inputs of the artifact on every core"):
                 left = max(1.0, self.deadline - time.monotonic())
-                said = require_golden_answers(self.folder, self.fleet, instance.type, left, self.words)
-            with step(said):
-                return
+                sentence = require_golden_answers(self.folder, self.fleet, instance.type, left, self.words)
+            with step(sentence):
+                pass
+        return self._server(artifact.manifest, instance, step)
+
+    def _server(self, manifest: "Manifest", instance: FleetInstance, step: Step) -> ServerStart | None:
+        environ = {**os.environ, ARTIFACT: str(self.folder)}
+        if not manifest.serving:
+            argv = server_command(self.folder, self.fleet) if self.command is None else self.command
+            return ServerStart(argv, environ) if argv else None
+        contract = contract_of_folder(self.folder)
+        assert contract is not None
+        require_cores(instance.type, contract)
+        with step(f"lay out the files of {contract.runtime}"):
+            laid_out = lay_out(
+                contract, self.folder, self.folder.with_name(f"{self.folder.name}-serving"), self.fleet.port
+            )
+            argv = laid_out.argv if self.command is None else self.command
+            if not argv:
+                raise NotReady(
+                    f"contract {contract.name} of {manifest.name} names no server; set `command` of fleet "
+                    f"{self.fleet.name}"
+                )
+            _require_program(argv)
+            require_pins(contract, installed_versions(interpreter_of(argv[0])))
+            environ = laid_out.environ(environ)
+        return ServerStart(argv, environ, laid_out, ProofOfNoCompile(contract, Compilers(self.processes)))
 
     @contextmanager
-    def serve(self, instance: FleetInstance, step: Step) -> Iterator[ModelServer]:
+    def serve(self, start: ServerStart, instance: FleetInstance, step: Step) -> Iterator[ModelServer]:
         """Runs the server within the block, which begins when it has answered the health checks and the probe."""
-        fleet = self.fleet
+        fleet, proof = self.fleet, start.proof
         readiness = Readiness(fleet, instance.address, self.deadline)
         readiness.require_free_port()
-        environ = {**os.environ, ARTIFACT: str(self.folder)}
-        with ModelServer(self.server, environ, fleet.draining.total_seconds()) as server:
+        server = ModelServer(start.argv, start.environ, fleet.draining.total_seconds(), proof.line if proof else None)
+        faults = [] if proof is None else [proof.fault]
+        with server:
+            server.require(*faults)
             with step(f"start the server and wait for GET {fleet.health} on port {fleet.port}"):
                 readiness.await_health(server)
             if fleet.probe:
@@ -382,5 +433,12 @@ class Agent:
             if completions.generates():
                 with step("complete five prompts"):
                     completions.require_varied()
-                server.watched_by(TokenProgress(completions, _STALL).fault, every=_LOOK)
+                faults.append(TokenProgress(completions, _STALL).fault)
+            start.require_proven()
+            server.watched_by(faults, every=_LOOK)
             yield server
+
+
+def _require_program(command: tuple[str, ...]) -> None:
+    if shutil.which(command[0]) is None:
+        raise NotReady(f"there is no program {command[0]!r} on this instance; install it in the AMI")

@@ -13,11 +13,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
 
 from nxpipe.pipeline.config.load_balancer import HEALTHY_STATUS
 from nxpipe.pipeline.util.console import unguarded
@@ -59,14 +59,16 @@ _HANDLED: Final = (*_FORWARDED, signal.SIGALRM)
 
 _CHUNK: Final = 64 * 1024
 _KEPT: Final = 4096  # bytes of each stream
+_LONGEST_LINE: Final = 64 * 1024
 _LINES, _COLUMNS = 5, 200  # of the output in a message
 
 
 class _Stream:
     """One output stream of the server, which is passed on as it comes; its end is kept for a message."""
 
-    def __init__(self, source: IO[bytes], sink: int | None) -> None:
+    def __init__(self, source: IO[bytes], sink: int | None, take: Callable[[str], None] | None) -> None:
         self._source, self._sink, self._end = source, sink, b""
+        self._take, self._line = take, b""
         self._thread = threading.Thread(target=self._pass_on, daemon=True)
         self._thread.start()
 
@@ -84,11 +86,20 @@ class _Stream:
         with self._source:
             while chunk := os.read(self._source.fileno(), _CHUNK):
                 self._end = (self._end + chunk)[-_KEPT:]
+                self._take_lines(chunk)
                 while chunk and self._sink is not None:
                     try:
                         chunk = chunk[os.write(self._sink, chunk) :]
                     except OSError:  # the reader is gone: the server goes on, and must not block on a full pipe
                         self._sink = None
+
+    def _take_lines(self, chunk: bytes) -> None:
+        if self._take is None:
+            return
+        *lines, self._line = (self._line + chunk).split(b"\n")
+        self._line = self._line[-_LONGEST_LINE:]
+        for line in lines:
+            self._take(line.decode(errors="replace"))
 
 
 def _descriptor(stream: Any) -> int | None:
@@ -103,6 +114,9 @@ _UNREADY_STOP: Final = 10.0  # seconds to stop for a server that has no requests
 _POLL: Final = 0.05
 
 
+Fault: TypeAlias = Callable[[], str | None]  # a sentence about a server that must not go on; None while it may
+
+
 class ModelServer:
     """The server's process, in a process group of its own, from the start of the `with` block to its end.
 
@@ -110,13 +124,21 @@ class ModelServer:
     has requests. An exited server stays a zombie until the end of the block, so that no other process gets its id.
     """
 
-    def __init__(self, command: tuple[str, ...], environ: Mapping[str, str], draining: float) -> None:
-        self._command = command
+    def __init__(
+        self,
+        command: tuple[str, ...],
+        environ: Mapping[str, str],
+        draining: float,
+        take: Callable[[str], None] | None = None,
+    ) -> None:
+        """`take` gets each line of the server's output, on a thread."""
+        self._command, self._take = command, take
         self._environ = {name: value for name, value in environ.items() if name != _SOCKET}
         self._draining, self._stop_within = draining, _UNREADY_STOP
         self._stopped_by: int | None = None
         self._signalled = False
-        self._look: tuple[Callable[[], str | None], float] | None = None
+        self._required: tuple[Fault, ...] = ()
+        self._look: tuple[Sequence[Fault], float] | None = None
         self._hung: str | None = None
         self._over = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
@@ -145,8 +167,8 @@ class ModelServer:
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self._streams = (
-            _Stream(self._process.stderr, _descriptor(sys.stderr)),
-            _Stream(self._process.stdout, _descriptor(sys.stdout)),
+            _Stream(self._process.stderr, _descriptor(sys.stderr), self._take),
+            _Stream(self._process.stdout, _descriptor(sys.stdout), self._take),
         )
         if self._stopped_by is not None and not self._signalled:  # before there was a process
             self._stop(self._stopped_by)
@@ -182,12 +204,19 @@ class ModelServer:
             if self._stopped_by == signal.SIGINT:
                 raise KeyboardInterrupt
             raise SystemExit(TERMINATED.number)
+        if fault := _first(fault() for fault in self._required):
+            raise NotReady(fault)
         if self.has_ended():
             raise NotReady(f"the server {self._end_text()} before it was ready; {self._remedy()}; {self._last_lines()}")
 
-    def watched_by(self, fault: Callable[[], str | None], *, every: float) -> None:
-        """In service, end the server as soon as `fault` says why; it is called on a thread, every so many seconds."""
-        self._look = (fault, every)
+    def require(self, *faults: Fault) -> None:
+        """Count a server with one of these faults as one that cannot get ready."""
+        self._required = faults
+
+    def watched_by(self, faults: Sequence[Fault], *, every: float) -> None:
+        """In service, end the server as soon as one of `faults` says why; they are called on a thread, every so many
+        seconds."""
+        self._look = (faults, every) if faults else None
 
     def begin_service(self) -> None:
         """From now on the server has requests."""
@@ -195,10 +224,10 @@ class ModelServer:
         if self._look is not None:
             threading.Thread(target=self._watch, args=self._look, daemon=True).start()
 
-    def _watch(self, fault: Callable[[], str | None], every: float) -> None:
+    def _watch(self, faults: Sequence[Fault], every: float) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)  # so that they interrupt the main thread
         while not self._over.wait(every) and self._stopped_by is None:
-            if (hung := fault()) and self._stopped_by is None and not self._over.is_set():
+            if (hung := _first(fault() for fault in faults)) and self._stopped_by is None and not self._over.is_set():
                 self._hung, self._stop_within = hung, _UNREADY_STOP  # its requests are lost already
                 self._stop(signal.SIGTERM)
                 return

@@ -22,7 +22,7 @@ from typing import Final
 
 from nxpipe.artifact_store.fetch.folder import SERVING
 from nxpipe.pipeline.artifacts.contract import COMPILERS, FileTree, ServingContract, TreeFile
-from nxpipe.pipeline.fleet.agent.watch import Compilers
+from nxpipe.pipeline.fleet.monitor.source import Compilers
 from nxpipe.pipeline.util.errors import NotReady
 
 _FOLDER_MODE: Final = 0o555
