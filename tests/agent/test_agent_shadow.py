@@ -114,7 +114,12 @@ def test_a_server_that_ends_with_its_agent_finds_no_mirroring_afterwards(
     seen = threading.Event()
     follower = instance.follower()
     look = follower.look
-    monkeypatch.setattr(follower, "look", lambda: (look(), seen.set()))
+
+    def watched() -> None:
+        look()
+        seen.set()
+
+    monkeypatch.setattr(follower, "look", watched)
     with following(follower):
         assert seen.wait(20)
         assert instance.control["percent"] == 10

@@ -257,6 +257,28 @@ def test_requests_are_mirrored_in_a_phase_only_and_every_way_out_ends_it(tmp_pat
     assert mirror_path("search") in release["Mirror"]["Parameters"]["Key"]
 
 
+def reachable(states: dict[str, Any], begin: str, without: set[str]) -> set[str]:
+    """The states that an execution may come to from `begin`, by any choice or failure, if it enters none of these."""
+    found, queue = {begin}, [begin]
+    while queue:
+        state = states[queue.pop()]
+        following = {name for name in states if leads(state, name)} - found - without
+        found |= following
+        queue += following
+    return found
+
+
+def test_no_choice_and_no_failure_leads_from_the_phase_to_a_released_lock_with_the_mirror_on(tmp_path: Path) -> None:
+    """Where the rollout itself cannot switch it off it keeps the lock, and the watchdog does."""
+    template = template_of(rolled(tmp_path, more=SHADOW).rollout)
+    of_machine = {name: machine["States"] for name, machine in machines(template).items()}
+    after = reachable(of_machine["rollout"], "BeginStep", {"StopMirror", "Mirror", "Promote"})
+    assert "Unlock" not in after
+    assert "Unfinished" in after
+    assert "Unlock" not in reachable(of_machine["watchdog"], "TakeOver", {"StopMirror"})
+    assert "Catch" not in of_machine["watchdog"]["StopMirror"]
+
+
 def test_the_phase_needs_one_object_of_the_watchdog_and_the_instances_own_port(tmp_path: Path) -> None:
     (folder := tmp_path / "shadow").mkdir()
     plain, shadowed = rolled(tmp_path), rolled(folder, more=SHADOW)
