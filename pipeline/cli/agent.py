@@ -135,7 +135,7 @@ def run(
                     FleetLog.open(log, gate.instance.id, gate.instance.region),
                     console.say,
                 )
-                running.enter_context(following(follower))
+                running.enter_context(following(follower))  # the server's environment names its control file
             start = agent.prepare(gate.instance, step)
             if start is not None:
                 server = running.enter_context(agent.serve(start, gate.instance, step))
