@@ -1,6 +1,7 @@
 """`nxpipe agent run`: an instance goes into service when it is ready, and is abandoned at once if it cannot serve."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from nxpipe.artifact_store.channel.generation import Served
 from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.layout import blob_path
 from nxpipe.artifact_store.manifest import Manifest
+from nxpipe.pipeline.fleet.agent.shadow import CONTROL
 from nxpipe.pipeline.util import exit_codes
 from tests.agent.metadata import Metadata, metadata_service
 from tests.agent.project import SERVERLESS
@@ -242,6 +244,23 @@ def test_during_a_rollout_an_instance_runs_what_its_colour_runs(nxpipe: InProces
     words = [word for word in place.words if word not in ("--hook", HOOK)]
     assert nxpipe(*words).code == 0
     assert Path("served/manifest.json").read_bytes() == store.read_blob(candidate.manifest)
+
+
+def test_a_fleet_with_a_shadow_phase_gives_its_server_a_control_file_which_ends_with_the_agent(
+    nxpipe: InProcess, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("nxpipe.toml").write_text(f"{SERVERLESS}[rollout.shadow]\npercent = 10.0\n")
+    group, logs = "/nxpipe/demo/search", boto3.client("logs")
+    logs.create_log_group(logGroupName=group)
+    monkeypatch.setenv("NXPIPE_LOG", group)
+    monkeypatch.setenv(CONTROL, "")
+    answer = nxpipe(*place.words)
+    assert answer.code == 0, answer.err
+    (stream,) = logs.describe_log_streams(logGroupName=group)["logStreams"]
+    assert stream["logStreamName"] == place.metadata.values["instance-id"]
+    assert os.environ[CONTROL] == str(place.root / "shadow" / "control.json")
+    assert json.loads(Path("shadow/control.json").read_text()) == {}
+    logs.delete_log_group(logGroupName=group)
 
 
 def test_a_colours_channel_is_believed_by_the_rules_of_the_fleets_and_never_passed_over(
