@@ -112,8 +112,9 @@ def configuration(bucket: str, keys: Mapping[str, str]) -> str:
     text = WHOLE.replace('id = "bert-base-uncased"', 'path = "bert"\nweights = "random:0"')
     text = text.replace('id = "acme/llama"', 'path = "llama"\nweights = "random:0"').replace("[128]", "[8]")
     text = text.replace('task = "fill-mask"', 'task = "feature-extraction"')
-    text = text.replace('command = ["python", "-m", "server"]\n', "")
-    text = text.replace('kind = "serving"\n', 'kind = "serving"\nrehearsal = true\ngolden_inputs = false\nssm = true\n' + _CACHE)
+    text = text.replace('command = ["python", "-m", "server"]\n', "command = []\n")
+    rehearsed = 'kind = "serving"\nrehearsal = true\ngolden_inputs = false\nssm = true\n'
+    text = text.replace('kind = "serving"\n', rehearsed + _CACHE)
     assert text.count("random:0") == 2
     assert "rehearsal = true" in text
     return text + _MORE.format(bucket=bucket, block=_BLOCK, digest="0" * 64, **keys)
