@@ -347,8 +347,9 @@ def _commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[
 
 
 def _hostile_words(command_: click.Command) -> Iterator[list[str]]:
-    """The hostile text as all arguments, and with each option in turn."""
+    """The hostile text as all arguments, and with each option in turn. A command that reports without end, once."""
     arguments = [EVIL for param in command_.params if isinstance(param, click.Argument)]
+    arguments += ["--once" for param in command_.params if "--once" in param.opts]
     yield arguments
     for option in command_.params:
         if isinstance(option, click.Option) and not option.is_flag and not option.count:
