@@ -42,6 +42,7 @@ from tests.pipeline.user_world import (
     run,
     small_disk,
 )
+from tests.serving.standins import compiled
 
 pytestmark = pytest.mark.sample(4)
 
@@ -469,6 +470,7 @@ def test_examples_of_the_help_do_what_they_say(world: World, tmp_path: Path) -> 
         'name = "release"\nkey = "file:release.key.pub"\n'
     )
     shutil.copy(world.root / "release.key.pub", tmp_path)
+    compiled("torchscript", tmp_path / "built").folder.rename(tmp_path / "traced")
     ran = 0
     for command in EXAMPLES:
         shown = run(*command.split(), "-h", cwd=tmp_path)
