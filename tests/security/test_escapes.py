@@ -360,7 +360,7 @@ def _hostile_words(command_: click.Command) -> Iterator[list[str]]:
 NEVER_HERE = {("agent", "run"), ("agent", "watch")}  # they ask the metadata service of an instance
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("path", "words"),
     [
