@@ -26,7 +26,7 @@ from tests.pipeline.command import Answer
 from tests.pipeline.command import nxpipe as in_a_process
 from tests.pipeline.in_process import InProcess, nxpipe
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(4)
 
 __all__ = ["nxpipe"]
 

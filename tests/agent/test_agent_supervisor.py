@@ -32,7 +32,7 @@ from tests.pipeline.command import NXPIPE
 
 __all__ = ["place", "server"]
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(6)
 
 PROGRAM = Path(__file__).with_name("model_server.py")
 NOT_READY = exit_codes.NOT_READY.number

@@ -35,7 +35,7 @@ from tests.artifact_store.samples import folder as store_in
 from tests.serving import standins
 from tests.serving.standins import PINS, RUNTIMES, TARGETS, compiled
 
-pytestmark = pytest.mark.sample(6, "faults of runtimes")
+pytestmark = pytest.mark.sample(12, "faults of runtimes")
 
 TYPES: Final = {"inf2": "inf2.xlarge", "trn2": "trn2.48xlarge"}
 CONFIG: Final = """
