@@ -24,7 +24,8 @@ from nxpipe.artifact_store.errors import InvalidDocument
 from nxpipe.artifact_store.fetch.folder import MANIFEST, SERVING
 from nxpipe.artifact_store.manifest import MAX_FILES, MAX_MANIFEST_BYTES, Manifest
 from nxpipe.emulator.hardware import CORES, INSTANCES
-from nxpipe.pipeline.util.errors import NotReady
+from nxpipe.pipeline.models.versions import DRIVER_VERSION, version_numbers
+from nxpipe.pipeline.util.errors import NotReady, cause_of
 from nxpipe.pipeline.util.files import read_file
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def contract_of_folder(folder: Path, name: str | None = None) -> ServingContract
             raise InvalidDocument("it is not the one that the manifest names")
         return ServingContract.from_bytes(data)
     except (OSError, ValueError, InvalidDocument) as fault:
-        raise NotReady(f"{path} cannot be used ({_cause(fault)}); fetch the artifact again") from fault
+        raise NotReady(f"{path} cannot be used ({cause_of(fault)}); fetch the artifact again") from fault
 
 
 def fetched_manifest(folder: Path) -> Manifest:
@@ -188,7 +189,8 @@ def fetched_manifest(folder: Path) -> Manifest:
         return Manifest.from_bytes(read_file(path, limit=MAX_MANIFEST_BYTES))
     except (OSError, ValueError, InvalidDocument) as fault:
         raise NotReady(
-            f"{path} cannot be used ({_cause(fault)}); the folder is not a complete fetch: run nxpipe store fetch again"
+            f"{path} cannot be used ({cause_of(fault)}); the folder is not a complete fetch: run nxpipe store fetch "
+            "again"
         ) from fault
 
 
@@ -241,15 +243,10 @@ def require_pins(contract: ServingContract, installed: Mapping[str, str]) -> Non
 
 def _satisfies(package: str, wanted: str, found: str) -> bool:
     if package == DRIVER:
-        return _numbers(found) >= _numbers(wanted)
+        return version_numbers(found) >= version_numbers(wanted)
     return found == wanted or ("+" not in wanted and found.partition("+")[0] == wanted)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(digits) for digits in re.findall(r"\d+", version))
-
-
-_DRIVER_VERSION: Final = Path("/sys/module/neuron/version")
 _LIST: Final = """
 import importlib.metadata, json
 found = {}
@@ -259,7 +256,7 @@ print(json.dumps(found))
 """
 
 
-def installed_versions(python: str | Path = sys.executable, driver: Path = _DRIVER_VERSION) -> dict[str, str]:
+def installed_versions(python: str | Path = sys.executable, driver: Path = DRIVER_VERSION) -> dict[str, str]:
     """Versions of the distributions that an interpreter sees, by normalised name, and of the Neuron driver.
 
     Reads their metadata and imports none of them: importing torch takes seconds, and torch_neuronx needs devices.
@@ -271,7 +268,7 @@ def installed_versions(python: str | Path = sys.executable, driver: Path = _DRIV
         found = {_normalised(name): str(version) for name, version in json.loads(listed.stdout).items()}
     except (OSError, subprocess.SubprocessError, ValueError, AttributeError) as fault:
         raise NotReady(
-            f"{python} does not list its packages ({_cause(fault)}); name the interpreter of the server's environment"
+            f"{python} does not list its packages ({cause_of(fault)}); name the interpreter of the server's environment"
         ) from fault
     try:
         return found | {DRIVER: driver.read_text().strip()}
@@ -292,7 +289,3 @@ def interpreter_of(program: str, path: str | None = None) -> Path:
 
 def _normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _cause(fault: Exception) -> str:
-    return (fault.strerror if isinstance(fault, OSError) else None) or str(fault) or type(fault).__name__

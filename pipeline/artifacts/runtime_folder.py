@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from nxpipe.artifact_store.fetch.file_layout import DTYPES
 from nxpipe.artifact_store.manifest import WIDTHS
-from nxpipe.pipeline.util.errors import ModelSourceError
+from nxpipe.pipeline.util.errors import ModelSourceError, cause_of
 from nxpipe.pipeline.util.files import DocumentInvalid, MiB, json_of, read_file
 
 Content = Path | bytes  # a file of this machine, or bytes in place of one
@@ -58,8 +58,7 @@ def json_file(path: Path) -> dict[str, Any]:
     try:
         document = json_of(read_file(path, limit=_LARGEST_JSON))
     except (OSError, DocumentInvalid) as fault:
-        reason = (fault.strerror if isinstance(fault, OSError) else None) or str(fault)
-        raise ModelSourceError(f"{path}: cannot be read ({reason}); export the folder again") from fault
+        raise ModelSourceError(f"{path}: cannot be read ({cause_of(fault)}); export the folder again") from fault
     if not isinstance(document, dict):
         raise ModelSourceError(f"{path}: is no JSON object; export the folder again")
     return document

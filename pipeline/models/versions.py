@@ -1,6 +1,7 @@
-"""Library releases and source digests: parts of a cache key that depend on the installation. No library is imported."""
+"""Releases of libraries and of the driver, and source digests: what depends on the installation, without an import."""
 
 import hashlib
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -11,6 +12,7 @@ from typing import Final
 from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.pipeline.util.errors import MissingSoftware
 
+DRIVER_VERSION: Final = Path("/sys/module/neuron/version")  # the file with that of the Neuron driver
 # Releases of these can change a captured graph, so they are part of every key.
 LIBRARIES: Final = ("torch", "transformers", "numpy")
 # transformers selects the implementation of a layer by the presence of these.
@@ -29,6 +31,10 @@ def optional_versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
     return versions
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(digits) for digits in re.findall(r"[0-9]+", version))
 
 
 def digest_of(document: Mapping[str, object]) -> str:

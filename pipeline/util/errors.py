@@ -82,3 +82,8 @@ def sentence_of(error: Exception) -> str:
 
 class RolloutRefused(PipelineError):
     """A rollout that cannot start, or a signal without a rollout in progress; no traffic was moved."""
+
+
+def cause_of(fault: Exception) -> str:
+    """The cause of a failure within a sentence: the system's words for an OSError, without path and number."""
+    return (fault.strerror if isinstance(fault, OSError) else None) or str(fault) or type(fault).__name__

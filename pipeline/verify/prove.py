@@ -15,6 +15,7 @@ from nxpipe.artifact_store.backends.protocol import ignore_progress
 from nxpipe.artifact_store.errors import Refused
 from nxpipe.artifact_store.evidence import DEVICE, UNVERIFIED, Compared, Evidence, Limits, Timing
 from nxpipe.pipeline.models.thresholds import Deviation, Thresholds, complete_evidence
+from nxpipe.pipeline.models.versions import DRIVER_VERSION
 from nxpipe.pipeline.models.weights import Arrays
 from nxpipe.pipeline.util.errors import BuildRefused, VerificationFailed
 from nxpipe.pipeline.util.progress import Step, Watch
@@ -40,7 +41,6 @@ Trusts = Callable[[Evidence], bool]
 
 REFERENCE: Final = "emulated evidence"
 LEAST_RUNS: Final = 20  # a smaller number has no 99th percentile to speak of
-DRIVER: Final = Path("/sys/module/neuron/version")
 _INSTANCE: Final = Path("/sys/devices/virtual/dmi/id/product_name")  # on Nitro, the instance type
 
 
@@ -220,7 +220,7 @@ def surroundings(neff: "Neff", degree: int, described: Mapping[str, Any]) -> dic
         "physical cores of a logical core": str(neff.physical_cores),
     }
     with suppress(OSError):
-        found["driver"] = DRIVER.read_text(errors="replace").strip()
+        found["driver"] = DRIVER_VERSION.read_text(errors="replace").strip()
     with suppress(OSError):
         name = _INSTANCE.read_text(errors="replace").strip()
         if re.fullmatch(r"[a-z0-9-]{1,20}\.[a-z0-9-]{1,20}", name):

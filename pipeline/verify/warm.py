@@ -6,7 +6,6 @@ inputs of the artifact's evidence, in new processes with a time limit, and its a
 """
 
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nxpipe.artifact_store.evidence import DEVICE, EMULATED, Evidence, Timing
 from nxpipe.pipeline.models.thresholds import Thresholds, complete_evidence
+from nxpipe.pipeline.models.versions import DRIVER_VERSION, version_numbers
 from nxpipe.pipeline.util.errors import NotReady, VerificationFailed
 from nxpipe.pipeline.util.progress import Step
 from nxpipe.pipeline.verify.device import (
@@ -28,7 +28,7 @@ from nxpipe.pipeline.verify.device import (
     require_varied,
 )
 from nxpipe.pipeline.verify.execution import FAST, Runner
-from nxpipe.pipeline.verify.prove import DRIVER, LEAST_RUNS, Proof, ProveOptions, Trusts, replay
+from nxpipe.pipeline.verify.prove import LEAST_RUNS, Proof, ProveOptions, Trusts, replay
 from nxpipe.pipeline.verify.stored_artifact import ArtifactFolder, StoredProgram, read_artifact
 
 if TYPE_CHECKING:
@@ -171,14 +171,15 @@ def require_software(described: Mapping[str, Any], proved: Evidence | None) -> N
         return
     present = {"runtime": f"{described['implementation']} {described['version']}"}
     with suppress(OSError):
-        present["driver"] = DRIVER.read_text(errors="replace").strip()
+        present["driver"] = DRIVER_VERSION.read_text(errors="replace").strip()
     for name, wanted in proved.programs[0].surroundings.items():
-        if name in present and _version(present[name]) < _version(wanted):
+        if name in present and _version_of(present[name]) < _version_of(wanted):
             raise NotReady(
                 f"the Neuron {name} is {present[name]}, and the artifact was proved with {wanted}; update the AMI, or "
                 "prove the artifact on it"
             )
 
 
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"[0-9]+", text.rpartition(" ")[2])))
+def _version_of(software: str) -> tuple[int, ...]:
+    """Of `IMPLEMENTATION VERSION`, or of a version alone."""
+    return version_numbers(software.rpartition(" ")[2])

@@ -249,7 +249,7 @@ def _runs_programs(job: Path) -> bool:
 
 def test_surroundings_have_no_path_and_no_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The instance type is read where Nitro has it; another machine's product name is not."""
-    for name, content in (("DRIVER", "2.23.9.0\n"), ("_INSTANCE", "trn2.48xlarge\n")):
+    for name, content in (("DRIVER_VERSION", "2.23.9.0\n"), ("_INSTANCE", "trn2.48xlarge\n")):
         (tmp_path / name).write_text(content)
         monkeypatch.setattr(module, name, tmp_path / name)
     neff = read_neff(BytesIO(container(archive(members([])), lnc=2)))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from nxpipe.emulator.hardware import INSTANCES, Instance
-from nxpipe.pipeline.util.errors import NotReady
+from nxpipe.pipeline.util.errors import NotReady, cause_of
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.manifest import Manifest
@@ -153,7 +153,7 @@ class Completions:
                 choice = document["choices"][0]
                 logprob = float((choice["logprobs"] or {})["token_logprobs"][0])
             except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as failed:
-                raise NotReady(f"the server does not answer a request for one token: {_cause(failed)}") from failed
+                raise NotReady(f"the server does not answer a request for one token: {cause_of(failed)}") from failed
             if status != http.client.OK or not math.isfinite(logprob):
                 raise NotReady(
                     f"the server answers the prompt {prompt} with status {status} and a token of log-probability "
@@ -208,10 +208,6 @@ class Completions:
             connection.request(method, path, body=body, headers=headers)
             response = connection.getresponse()
             return response.status, response.read(_MAX_BYTES)
-
-
-def _cause(failed: Exception) -> str:
-    return (failed.strerror if isinstance(failed, OSError) else None) or str(failed) or type(failed).__name__
 
 
 @dataclass

@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
 
 from nxpipe.pipeline.config.load_balancer import HEALTHY_STATUS
 from nxpipe.pipeline.util.console import unguarded
-from nxpipe.pipeline.util.errors import NotReady
+from nxpipe.pipeline.util.errors import NotReady, cause_of
 from nxpipe.pipeline.util.exit_codes import NOT_READY, TERMINATED
 
 if TYPE_CHECKING:
@@ -337,7 +337,7 @@ class Readiness:
         try:
             return str(self._answer("GET", self.fleet.health, timeout)[0])
         except (OSError, http.client.HTTPException) as failed:
-            return _cause(failed)
+            return cause_of(failed)
 
     def require_probe(self, server: ModelServer) -> None:
         """Send the fleet's probe and compare the response."""
@@ -351,7 +351,7 @@ class Readiness:
         except (OSError, http.client.HTTPException) as failed:
             server.has_ended(within=1)
             server.require_alive()
-            raise NotReady(f"the server does not answer the probe {request}: {_cause(failed)}; {remedy}") from failed
+            raise NotReady(f"the server does not answer the probe {request}: {cause_of(failed)}; {remedy}") from failed
         server.require_alive()
         if fault := _fault_of(probe, status, body):
             raise NotReady(f"the response to the probe {request} {fault}; {remedy}")
@@ -364,10 +364,6 @@ class Readiness:
             connection.request(method, path, body=None if body is None else body.encode(), headers=headers)
             response = connection.getresponse()
             return response.status, response.read(_MAX_BYTES + 1)
-
-
-def _cause(failed: Exception) -> str:
-    return (failed.strerror if isinstance(failed, OSError) else None) or str(failed) or type(failed).__name__
 
 
 def _fault_of(probe: "ProbeRequest", status: int, body: bytes) -> str | None:
