@@ -32,7 +32,7 @@ from tests.pipeline.command import NXPIPE, Answer, nxpipe
 
 __all__ = ["place"]
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = pytest.mark.sample(8)
 
 GROUP, INSTANCE = "/nxpipe/demo/search", "i-0a1b"
 WATCH = "nxpipe-watch.service"

@@ -28,7 +28,7 @@ from tests.serving.server_process import Running
 
 __all__ = ["place", "server"]
 
-pytestmark = pytest.mark.sample(4, "warm gate of the agent")
+pytestmark = pytest.mark.sample(8, "warm gate of the agent")
 
 
 @dataclass

@@ -40,7 +40,7 @@ def from_the_third_part_on() -> Callable[[Request], bool]:
     return is_late
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(24)
 @pytest.mark.parametrize(
     ("fault", "says"),
     [

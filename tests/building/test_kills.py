@@ -8,7 +8,7 @@ import pytest
 from tests.building.killing import Kind, how_long, kill_and_resume
 from tests.building.world import models_world, saved_world
 
-pytestmark = pytest.mark.sample(12)
+pytestmark = pytest.mark.sample(24)
 
 
 @pytest.fixture(scope="module")

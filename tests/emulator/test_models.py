@@ -146,7 +146,7 @@ def test_bert_of_any_shape_agrees_with_pytorch(
     agrees(request("bert", batch=batch, sequence=sequence, **changes))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @given(
     groups=st.integers(1, 3),
     queries=st.integers(1, 3),

@@ -57,7 +57,7 @@ def test_towers_and_stems_answer_as_one_rank_does(family: str) -> None:
     assert agree(request(family, TASKS[family]), 2)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("degree", [2, 4])
 def test_a_unet_shares_its_channels_and_heads(degree: int) -> None:
     pytest.importorskip("diffusers")

@@ -49,7 +49,7 @@ def rolled(wanted: CaptureRequest) -> Graph:
     return graph
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("family", PUBLISHING)
 def test_a_published_plan_is_followed_and_ranks_answer_as_one_does(family: str) -> None:
     wanted = of_class(family)

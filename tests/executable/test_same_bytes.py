@@ -44,7 +44,7 @@ def elsewhere(python: str, model: str, seed: str) -> tuple[str, ...]:
     return tuple(ran.stdout.decode().split())
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("seed", ["0", "4294967295"])
 @pytest.mark.parametrize("model", MODELS)
 def test_another_process_makes_the_same_bytes(model: str, seed: str) -> None:

@@ -260,7 +260,7 @@ def in_a_bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         yield make
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 def test_interleaved_writers_of_a_bucket_break_no_promise(in_a_bucket: Callable[[], World]) -> None:
     run(in_a_bucket, examples=6, steps=25)
 

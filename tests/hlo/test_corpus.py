@@ -62,7 +62,7 @@ def test_a_group_is_a_pattern(group: str) -> None:
     assert matching(group) == matching(f"{group}/*") == [p for p in corpus() if p.name.startswith(f"{group}/")]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("group", GROUPS)
 def test_xla_computes_the_expected_outputs(group: str) -> None:
     for probe in matching(group):

@@ -26,7 +26,7 @@ def test_a_model_agrees_on_two_ranks(family: str) -> None:
     assert model_distance(family, wanted, degree) < TOLERANCE
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("name", "degree"), [("llama", 2), ("gemma2", 1), ("falcon", 2), ("gpt2", 4)])
 def test_eight_steps_of_decoding_write_the_caches_where_they_lie(name: str, degree: int) -> None:
     error, in_place = generation_distance(name, degree)

@@ -41,7 +41,7 @@ def _decode(config: dict[str, object], dtype: str = "bfloat16", length: int = 64
     return CaptureRequest(config, "text-generation", "decode", 1, length, dtype)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_weights_that_no_core_holds_are_refused_by_name_with_what_would_help() -> None:
     target = instance("inf2.48xlarge")
     program = compile_program(_decode(SEVENTY_BILLION), PassOptions(target=target.name))

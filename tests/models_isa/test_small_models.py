@@ -108,7 +108,7 @@ def _followed(request: CaptureRequest, degree: int, steps: int, *, cores: bool) 
     return logits
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("degree", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_decoder_is_followed_over_a_prompt_and_eight_tokens_beside_its_cache(degree: int) -> None:
     request = wanted("llama", "LlamaForCausalLM", "prefill", 20)

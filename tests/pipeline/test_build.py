@@ -89,7 +89,7 @@ def test_a_second_identical_build_is_a_hit_that_imports_nothing_heavy(tmp_path: 
     assert second.out.startswith("cached ")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_what_was_published_runs_again_from_the_store_alone(tmp_path: Path, llama: Path) -> None:
     """Graph, weights and the inputs of its evidence, all read back by digest, give the answers there to the bit."""
     key = str(built(tmp_path, llama, "--phases", "prefill")["request_key"])
@@ -122,7 +122,7 @@ def test_two_builds_in_two_places_give_one_manifest_digest(tmp_path: Path) -> No
     assert len(digests) == 1
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_a_build_from_safetensors_uses_those_weights(tmp_path: Path, bert: Path) -> None:
     """Weights saved by one build's store, given back as files, compute the same answer as the seed that made them."""
     seeded = str(built(tmp_path, bert)["request_key"])
@@ -134,7 +134,7 @@ def test_a_build_from_safetensors_uses_those_weights(tmp_path: Path, bert: Path)
     assert weights[0] == weights[1]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_a_changed_weight_file_is_a_miss(tmp_path: Path, bert: Path) -> None:
     built(tmp_path, bert)
     store = open_store(f"file://{tmp_path}/store")
@@ -183,7 +183,7 @@ def test_an_answer_too_far_from_pytorch_is_refused_and_nothing_is_published(
     assert open_store(f"file://{tmp_path}/store").list() == []
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_force_builds_again_and_finds_the_same(tmp_path: Path, bert: Path) -> None:
     first = built(tmp_path, bert)
     again = built(tmp_path, bert, "--force")
@@ -233,7 +233,7 @@ def test_a_configuration_that_makes_no_model_is_a_compile_error(
     assert "Traceback" not in answer.err
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_what_was_fed_opens_with_the_public_reader(tmp_path: Path, bert: Path) -> None:
     key = str(built(tmp_path, bert)["request_key"])
     store = open_store(f"file://{tmp_path}/store")

@@ -58,7 +58,7 @@ def test_an_artifact_says_which_piece_of_which_tensor_each_rank_has(tmp_path: Pa
     assert graph.inputs["cache.0.key"].type.shape == (1, 1, 32, 8)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [

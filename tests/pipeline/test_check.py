@@ -16,7 +16,7 @@ from tests.emulator.test_sources import AUTOENCODER, UNET
 from tests.pipeline.conftest import BERT, LLAMA, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = pytest.mark.sample(8)
 
 __all__ = ["nxpipe"]
 
@@ -196,7 +196,7 @@ def test_a_finding_in_a_librarys_source_is_annotated_at_the_model_and_keeps_its_
     assert marks[0] == marks[1] != []
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("config", "words"),
     [

@@ -112,7 +112,7 @@ def test_verification_on_devices_compares_every_rank_and_stores_nothing(
     assert left(temporary) == []
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 def test_a_bench_on_devices_shows_p50_p99_clock_and_the_ratio_to_the_prediction(
     nxpipe: InProcess, world: Callable[..., World], device: Callable[..., None], temporary: Path
 ) -> None:

@@ -62,7 +62,7 @@ def test_the_passes_are_listed_in_order_each_under_a_name_of_its_own(nxpipe: InP
     assert [name.partition(":")[0] for name in listed] == ["capture", *steps]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_each_pass_shows_its_work(nxpipe: InProcess, model: str) -> None:
     captured, fused = (graph_after(nxpipe, model, "--after", name) for name in ("capture", "fuse"))
     assert "rsqrt(" in captured
@@ -78,7 +78,7 @@ def test_the_program_of_a_rank_shows_its_exchanges(nxpipe: InProcess, model: str
     assert "all_reduce(" not in graph_after(nxpipe, model, "--tp", "2", "--after", "autocast")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_each_step_of_the_back_end_shows_its_record(nxpipe: InProcess, model: str) -> None:
     def record_after(step: str) -> str:
         words = ("--model-id", model, "--buckets", "8", "--phases", "prefill", "--after", step)

@@ -24,7 +24,7 @@ def ran(nxpipe: InProcess, *words: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_texts_are_answered_a_row_each_alike_by_both_executors(nxpipe: InProcess, llama: Path) -> None:
     words = small(
         llama,

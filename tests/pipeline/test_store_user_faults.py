@@ -44,7 +44,7 @@ from tests.pipeline.user_world import (
 )
 from tests.serving.standins import compiled
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = pytest.mark.sample(8)
 
 URL = f"s3://{BUCKET}/nxpipe"
 # What they ask first: for a listing; with a HEAD of an object, and of the bucket, which is refused without a reason.

@@ -104,7 +104,7 @@ def described(family: str) -> dict[str, Any]:
     return {**small_config(family), **named}
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("family", [family for family, _ in CLASSES])
 def test_a_small_model_of_every_class_verifies_in_all_of_its_programs(family: str, tmp_path: Path) -> None:
     verifies(tmp_path / family, described(family))

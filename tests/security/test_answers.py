@@ -122,7 +122,7 @@ def test_inputs_that_do_not_suit_the_program_are_refused(
         assert answer.out == ""
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_so_are_ids_of_a_vocabulary_that_ranks_divide(nxpipe: InProcess, llama: Path, tmp_path: Path) -> None:
     """Each rank looks up its own rows: an id that no rank has would be zeros in all of them. So in a stored program."""
     store, out = str(tmp_path / "store"), tmp_path / "out"

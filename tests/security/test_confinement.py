@@ -128,7 +128,7 @@ def test_outside_of_a_command_a_library_captures_in_its_own_process(model: Path)
     assert client._server is None
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_refusals_arrive_as_what_they_are(model: Path) -> None:
     refusals = []
     for enter in (confined, contextlib.nullcontext):
@@ -185,7 +185,7 @@ with confined():
 """
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_readers_end_with_whoever_asked(model: Path, how: signal.Signals) -> None:
     with subprocess.Popen([sys.executable, "-c", _ASKS, str(model)], stdout=subprocess.PIPE, text=True) as process:

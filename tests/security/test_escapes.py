@@ -122,7 +122,7 @@ def _params(*attempts: Attempt) -> list[object]:
     ]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("attempt", _params(*MODELS, *OTHERS))
 def test_what_a_stranger_says_is_text_in_a_log(attempt: Attempt, nxpipe: InProcess, tmp_path: Path) -> None:
     attempt.make(tmp_path)
@@ -360,7 +360,7 @@ def _hostile_words(command_: click.Command) -> Iterator[list[str]]:
 NEVER_HERE = {("agent", "run"), ("agent", "watch")}  # they ask the metadata service of an instance
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize(
     ("path", "words"),
     [

@@ -86,7 +86,7 @@ def aged(root: Path) -> None:
             os.utime(path, (OLD, OLD))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("grace", "seconds"),
     [

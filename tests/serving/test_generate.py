@@ -10,7 +10,7 @@ from tests.pipeline.command import installed, nxpipe
 from tests.serving import checkpoints
 from tests.serving.server_process import build
 
-pytestmark = pytest.mark.sample(6, "generate")
+pytestmark = pytest.mark.sample(12, "generate")
 
 
 @pytest.fixture(scope="module")

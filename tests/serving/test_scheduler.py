@@ -106,7 +106,7 @@ def test_neither_does_a_static_batch(given_arrivals: list[Arrival], rows: int) -
     require_as_alone(given_arrivals, found, HashDecoder(own))
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("phases", [("extend", "decode"), ("prefill", "decode")])
 @pytest.mark.parametrize("degree", [1, 2])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])

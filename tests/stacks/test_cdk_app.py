@@ -316,7 +316,7 @@ def test_an_interrupted_app_ends_without_a_traceback(monkeypatch: pytest.MonkeyP
     assert ended.value.code == 130
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_a_missing_configuration_is_told_through_the_cdk_command_too(tmp_path: Path, offline: dict[str, str]) -> None:
     missing = tmp_path / "nowhere.toml"
     done = cdk_synth(missing, tmp_path / "out", offline)

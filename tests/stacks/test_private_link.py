@@ -112,7 +112,7 @@ def test_the_packs_accept_it(tmp_path: Path) -> None:
     assert [place for place in places if "/Front/Link/" in place[1]] == []
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_a_fleet_gets_an_endpoint_service_and_loses_it_again(aws: None, tmp_path: Path) -> None:
     made = world(configured(tmp_path), tmp_path)
     with hosts_answer("CONTINUE"):

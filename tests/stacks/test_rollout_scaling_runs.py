@@ -36,7 +36,7 @@ from tests.stacks.rollout_world import (
     watched,
 )
 
-pytestmark = [pytest.mark.runs, pytest.mark.sample(12)]
+pytestmark = [pytest.mark.runs, pytest.mark.sample(24)]
 
 HEALTHY: Final = {"blue": 0.0, "green": 0.0}
 ONE_STEP: Final = plan_with((100,), bake_min=1, bake_max=20).as_json()
