@@ -1,4 +1,4 @@
-"""`nxpipe calibrate`: predicted times compared with those that devices measured."""
+"""`nxpipe calibrate`: predicted times compared with those that devices measured, or constants fitted to tables."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +9,7 @@ import click
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.errors import MissingSoftware
 from nxpipe.pipeline.util.text import table
 
 if TYPE_CHECKING:
@@ -16,20 +17,30 @@ if TYPE_CHECKING:
 
 _FACTORS: Final = ("phase", "measurements", "factor", "spread")
 _PROGRAMS: Final = ("artifact", "program", "evidence", "predicted", "p50", "ratio", "residual")
+_FAMILIES: Final = ("family", "rows", "models", "median", "p90", "worst", "in 1.5x", "interval", "inside")
 _DIGITS: Final = 12  # of a digest
 
 
 @click.command(cls=Command)
-@click.argument("artifacts", nargs=-1, required=True, metavar="ARTIFACT...")
+@click.argument("artifacts", nargs=-1, metavar="[ARTIFACT]...")
+@click.option(
+    "--from",
+    "tables",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="CSV",
+    help="Fit the constants of predictions of AWS's compiler to this table of measurements; repeatable.",
+)
 @click.option("--instance-type", metavar="TYPE", help="Only measurements on this instance type.")
 @click.option("--clock", type=click.Choice(["device", "host"]), help="Only measurements by this clock.")
 @click.option("--rehearsal", is_flag=True, help="Accept evidence of a stand-in, and mark the result.")
 @click.option(
     "-o",
     "--output",
+    "--out",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write the calibration to a new file, for `nxpipe bench --calibration`.",
+    help="Write the calibration to a new file, for `nxpipe bench --calibration`; with --from, the constants.",
 )
 @store_option
 @config_option
@@ -37,6 +48,7 @@ _DIGITS: Final = 12  # of a digest
 def calibrate(
     console: Console,
     artifacts: tuple[str, ...],
+    tables: tuple[Path, ...],
     instance_type: str | None,
     clock: str | None,
     rehearsal: bool,
@@ -53,16 +65,26 @@ def calibrate(
     its instance type and driver is refused, as is that of a stand-in, without --rehearsal (code 23). All predictions of
     an instance type must be by one compiler of nxpipe (code 2).
 
+    With --from, the constants of the predictions called AWS's compiler are fitted to tables of published measurements
+    instead; no artifact is read. docs/reference/prediction.md has the terms, the columns and the errors.
+
     \b
     Example:
       nxpipe calibrate bert-base-uncased@4e9ce0 my-llama@a41f07
       nxpipe calibrate my-llama@a41f07 --instance-type inf2.xlarge -o inf2.calibration.json
+      nxpipe calibrate --from published.csv --out constants.json
     """
     from nxpipe.pipeline.artifacts.calibration import REPORT_FORMAT, measurements_of
     from nxpipe.pipeline.artifacts.calibration import calibrate as calibrated
     from nxpipe.pipeline.artifacts.lookup import artifact
     from nxpipe.pipeline.artifacts.store_url import open_configured_store
 
+    if tables:
+        _require_tables_only(artifacts, instance_type, clock, rehearsal=rehearsal)
+        _fit_tables(console, tables, output)
+        return
+    if not artifacts:
+        raise click.UsageError("name an artifact with evidence of `nxpipe prove`, or tables with --from")
     opened = open_configured_store(store, config_path, console)
     manifests = {manifest.digest: manifest for manifest in (artifact(name, opened) for name in artifacts)}
     measured = [each for manifest in manifests.values() for each in measurements_of(manifest, opened)]
@@ -77,6 +99,53 @@ def calibrate(
         _note_single(report.calibration, console)
     if output is not None:
         console.say(f"  {output}: the calibration of {reports[0].calibration.instance_type}")
+
+
+def _require_tables_only(
+    artifacts: tuple[str, ...], instance_type: str | None, clock: str | None, *, rehearsal: bool
+) -> None:
+    if artifacts or instance_type or clock or rehearsal:
+        raise click.UsageError(
+            "--from cannot be combined with artifacts, --instance-type, --clock or --rehearsal; it reads tables only"
+        )
+
+
+def _fit_tables(console: Console, tables: tuple[Path, ...], output: Path | None) -> None:
+    """Fit the constants to tables, print their errors, and write them."""
+    from datetime import UTC, datetime
+    from importlib.util import find_spec
+
+    from nxpipe.pipeline.predict.constants import PREDICTED
+
+    if find_spec("scipy") is None:
+        raise MissingSoftware("scipy", "nxpipe calibrate --from", "pip install 'nxpipe[calibrate]'")
+    from nxpipe.pipeline.predict.fit import calibrate_from
+
+    fitted = calibrate_from(tables, date=datetime.now(UTC).date().isoformat())
+    if output is not None:
+        fitted.write(output)
+    if console.json:
+        console.data(fitted.model_dump())
+    else:
+        families = [
+            (
+                family,
+                str(each.rows),
+                str(each.models),
+                *(f"{share:.1%}" for share in (each.median, each.p90, each.worst, each.within)),
+                f"x/÷ {each.interval:.2f}",
+                f"{each.coverage:.0%}",
+            )
+            for family, each in fitted.families.items()
+        ]
+        console.page(table(_FAMILIES, families))
+    used = sum(source.rows for source in fitted.sources)
+    console.say(
+        f"  {PREDICTED}: {len(fitted.constants)} constants fitted to {used} rows, each predicted without its model; "
+        f"{sum(fitted.excluded.values())} rows not used"
+    )
+    if output is not None:
+        console.say(f"  {output}: the constants")
 
 
 def _selected(measured: "Sequence[Measurement]", instance_type: str | None, clock: str | None) -> "list[Measurement]":

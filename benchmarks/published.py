@@ -1,0 +1,188 @@
+"""Predictions against published measurements: `python benchmarks/published.py CSV [--json] [--leave-one-out model]`.
+
+For each family: errors of `AWS's compiler` beside those of a plain roofline and of an analytic planner, the pairs of
+rows that are ordered right, and predictions below the floor. With --leave-one-out, each row of the CSV is predicted by
+constants that are fitted to the CSV (and to --with) without the rows of its model or instance.
+
+`this program`, the ratio of our compiler's programs to the measurement, is not computed here: `_compared` is its place.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from nxpipe.pipeline.predict.constants import PREDICTED, floor_of, predict, read_constants, shipped
+from nxpipe.pipeline.predict.fit import conformal, quantile, select
+from nxpipe.pipeline.predict.measurements import Measured, cycle_of, read
+from nxpipe.pipeline.predict.model import graphs
+from nxpipe.pipeline.predict.work import NotPredicted
+from nxpipe.pipeline.util.errors import InputInvalid
+
+ROOFLINE, ANALYTIC = "roofline", "analytic planner"
+GROUPS = {"all": (), "all but prefill": ("llm-prefill",)}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A measured cycle and the predicted ones, in seconds; inside says whether the value is in the interval."""
+
+    row: Measured
+    measured: float
+    floor: float
+    predicted: dict[str, float]
+    inside: bool
+
+
+def compare(rows: Sequence[Measured], constants: Path | None) -> tuple[list[Compared], dict[str, str]]:
+    """Scored rows with their predictions, and the reasons why others have none."""
+    fitted, found, missing = read_constants(constants) if constants else shipped(), [], {}
+    for row in rows:
+        if not row.scored or row.cycle is None:
+            continue
+        try:
+            cycle, predicted = graphs(row.configuration), predict(row.configuration, fitted)
+        except NotPredicted as reason:
+            missing[row.id] = str(reason)
+            continue
+        found.append(_compared(row, cycle, predicted.seconds, predicted.low <= row.value <= predicted.high))
+    return found, missing
+
+
+def _compared(row: Measured, cycle: Any, seconds: float, inside: bool) -> Compared:
+    assert row.cycle is not None
+    baselines = {ROOFLINE: floor_of(cycle), ANALYTIC: math.fsum(graph.times * graph.analytic for graph in cycle)}
+    return Compared(row, row.cycle, floor_of(cycle), {PREDICTED: seconds} | baselines, inside)
+
+
+def leave_out(rows: Sequence[Measured], others: Sequence[Measured], by: str) -> tuple[list[Compared], dict[str, str]]:
+    """The same with constants fitted without the rows of each model or instance."""
+    selection = select([*rows, *others])
+    problem = selection.problem()
+    groups = [getattr(row.configuration, by) for row, _ in selection.rows]
+    logs = problem.left_out(groups, problem.fit())
+    ids = {row.id for row in rows}
+    kept = [
+        (row, cycle, float(log))
+        for (row, cycle), log in zip(selection.rows, logs, strict=True)
+        if row.scored and row.id in ids
+    ]
+    found = []
+    for row, cycle, log in kept:
+        c = row.configuration
+        width = conformal(
+            [
+                e
+                for r, _, e in kept
+                if r.configuration.family == c.family and getattr(r.configuration, by) != getattr(c, by)
+            ]
+            or [e for r, _, e in kept if getattr(r.configuration, by) != getattr(c, by)]
+        )
+        found.append(_compared(row, cycle, cycle_of(c, row.value) * math.exp(log), abs(log) <= width))  # type: ignore[operator]
+    missing = {}
+    for row in rows:
+        if row.scored and row.cycle is not None and row.id not in {r.id for r, _, _ in kept}:
+            missing[row.id] = f"{row.configuration.model}: not covered"
+    return found, missing
+
+
+def figures(rows: Sequence[Compared], predictor: str) -> dict[str, Any]:
+    """Errors of one predictor over some rows."""
+    logs = [math.log(row.predicted[predictor] / row.measured) for row in rows]
+    # The error of the published value: a rate's is that of the inverse.
+    errors = sorted(
+        abs(math.expm1(-log if "per_s" in row.row.configuration.metric else log))
+        for row, log in zip(rows, logs, strict=True)
+    )
+    return {
+        "median": quantile(errors, 0.5),
+        "p90": quantile(errors, 0.9),
+        "worst": errors[-1],
+        "within 1.5x": sum(abs(log) <= math.log(1.5) for log in logs) / len(logs),
+        "ranking": ranking(rows, predictor),
+        "below the floor": sum(row.predicted[predictor] < row.floor * (1 - 1e-9) for row in rows),
+    }
+
+
+def ranking(rows: Sequence[Compared], predictor: str) -> float | None:
+    """The share of pairs of a model's rows with one metric that are ordered as measured; None without pairs."""
+    models = defaultdict(list)
+    for row in rows:
+        c = row.row.configuration
+        models[c.family, c.model, c.metric.partition("_")[0]].append(row)
+    right = [
+        (a.predicted[predictor] - b.predicted[predictor]) * (a.measured - b.measured) > 0
+        for same in models.values()
+        for a, b in combinations(same, 2)
+        if abs(math.log(a.measured / b.measured)) > 0.02  # closer ones are noise
+    ]
+    return sum(right) / len(right) if right else None
+
+
+def report(rows: Sequence[Compared], missing: dict[str, str]) -> dict[str, Any]:
+    """All figures by family and predictor."""
+    families = sorted({row.row.configuration.family for row in rows})
+    parts = {family: [row for row in rows if row.row.configuration.family == family] for family in families}
+    parts |= {
+        name: [row for row in rows if row.row.configuration.family not in without] for name, without in GROUPS.items()
+    }
+    return {
+        "families": {
+            name: {"n": len(part), "inside the interval": sum(row.inside for row in part) / len(part)}
+            | {predictor: figures(part, predictor) for predictor in (PREDICTED, ROOFLINE, ANALYTIC)}
+            for name, part in parts.items()
+            if part
+        },
+        "not predicted": missing,
+        "this program": None,
+    }
+
+
+def page(document: dict[str, Any]) -> str:
+    """The report as a table for people."""
+    titles = ("median", "p90", "worst", "in 1.5x", "ranked", "floor", "in interval")
+    lines = [f"{'family':20} {'n':>4} {'predictor':18}" + "".join(f" {title:>11}" for title in titles)]
+    for family, part in document["families"].items():
+        for predictor in (PREDICTED, ROOFLINE, ANALYTIC):
+            f = part[predictor]
+            ranked = "-" if f["ranking"] is None else f"{f['ranking']:.0%}"
+            inside = f"{part['inside the interval']:.0%}" if predictor == PREDICTED else ""
+            shares = [f"{f[name]:.1%}" for name in ("median", "p90", "worst", "within 1.5x")]
+            cells = (*shares, ranked, str(f["below the floor"]), inside)
+            lines.append(f"{family:20} {part['n']:4} {predictor:18}" + "".join(f" {cell:>11}" for cell in cells))
+    lines += [f"not predicted: {id_}: {reason}" for id_, reason in document["not predicted"].items()]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("csv", type=Path)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--constants", type=Path, help="a file of `nxpipe calibrate --from`, not the shipped one")
+    parser.add_argument("--leave-one-out", choices=("model", "instance"))
+    parser.add_argument("--leave-one-model-out", action="store_const", const="model", dest="leave_one_out")
+    parser.add_argument("--with", type=Path, action="append", default=[], dest="others")
+    options = parser.parse_args()
+    try:
+        rows = read(options.csv)
+        if options.leave_one_out:
+            others = [row for path in options.others for row in read(path)]
+            found, missing = leave_out(rows, others, options.leave_one_out)
+        else:
+            found, missing = compare(rows, options.constants)
+    except InputInvalid as fault:
+        print(f"Error: {fault}", file=sys.stderr)
+        return 2
+    document = report(found, missing)
+    print(json.dumps(document, indent=2) if options.json else page(document))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
