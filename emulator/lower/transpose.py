@@ -117,14 +117,12 @@ def transpose_tile(k: Kernel, dst: Block, tile: Tile, left: Affine | int, rows: 
     first = divided(left, PARTITIONS)
     full, remainder = divmod(tile.elements, PARTITIONS)
     if full:
-        transpose_block(
-            k, dst, Block(tile.memory, tile.dtype, tile.partitions, (full, PARTITIONS), tile.offset), first, rows
-        )
+        source = Block(tile.memory, tile.dtype, tile.partitions, (full, PARTITIONS), tile.offset, tile.allocation)
+        transpose_block(k, dst, source, first, rows)
     if remainder:
         offset = tile.offset + full * PARTITIONS * tile.dtype.itemsize
-        transpose_block(
-            k, dst, Block(tile.memory, tile.dtype, tile.partitions, (1, remainder), offset), first + full, rows
-        )
+        source = Block(tile.memory, tile.dtype, tile.partitions, (1, remainder), offset, tile.allocation)
+        transpose_block(k, dst, source, first + full, rows)
 
 
 def transpose_heads(k: Kernel, dst: Block, source: View, first: int = 0) -> None:
