@@ -15,6 +15,7 @@ from nxpipe.emulator.isa.program import Buffer, Loop, Program, Step
 from nxpipe.emulator.lower.copy_forwarding import forward_copies
 from nxpipe.emulator.lower.emission import emit_kernels
 from nxpipe.emulator.lower.hbm_buffers import allocate_hbm, place_interface
+from nxpipe.emulator.lower.loop_pipelining import pipeline_loops
 from nxpipe.emulator.lower.records import (
     EmittedProgram,
     PlacedGraph,
@@ -154,6 +155,7 @@ BACKEND: tuple[BackendStep, ...] = (
     promote_to_sbuf,  # buffers between kernels moved from HBM to SBUF where kernels leave space
     reserve_sbuf,  # the same with kernels emitted again in less SBUF, if that is faster
     forward_copies,  # copies inside SBUF removed: engines access promoted buffers in place
+    pipeline_loops,  # the first part of a loop's next iteration beside the second part of the current one
     place_tiles,  # tiles of consecutive kernels in different bytes, so that loads run ahead; DMA queues
     allocate_hbm,  # addresses; scratch buffers with disjoint live ranges share them
     insert_waits,  # semaphore waits that keep the program order of dependent accesses

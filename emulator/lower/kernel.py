@@ -61,14 +61,15 @@ class Block:
 
 @dataclass(frozen=True)
 class Allocation:
-    """The bytes of a tile in each partition: `buffers` of `step` bytes each from `base` on, in rotation. `depth` is the
-    number of loops around the scope that it is released with."""
+    """The bytes of a tile in each partition: `buffers` of `step` bytes each from `base` on, in rotation. Its content lives
+    in one iteration of the innermost of `depth` loops; `outer` of them are around its kernel."""
 
     memory: Memory
     base: int
     step: int
     buffers: int
     depth: int
+    outer: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -190,7 +191,9 @@ class Kernel:
             raise OutOfMemory(tile, memory_name, step * buffers, self.free_bytes(memory), (), "use a smaller tile")
         offset = rotating_offset(self._iteration(), buffers, step) + self._allocated[memory]
         number = len(self.allocations) + 1
-        self.allocations[number] = Allocation(memory, self._allocated[memory], step, buffers, len(self._counts))
+        self.allocations[number] = Allocation(
+            memory, self._allocated[memory], step, buffers, len(self._counts), self._outer_loops
+        )
         self._allocated[memory] += step * buffers
         return Block(memory, dtype, partitions, shape, offset, number)
 
