@@ -15,7 +15,6 @@ from nxpipe.emulator.isa.program import Buffer, Loop, Program, Step
 from nxpipe.emulator.lower.copy_forwarding import forward_copies
 from nxpipe.emulator.lower.emission import emit_kernels
 from nxpipe.emulator.lower.hbm_buffers import allocate_hbm, place_interface
-from nxpipe.emulator.lower.loop_pipelining import pipeline_loops
 from nxpipe.emulator.lower.records import (
     EmittedProgram,
     PlacedGraph,
@@ -27,7 +26,7 @@ from nxpipe.emulator.lower.records import (
     unaddressed,
 )
 from nxpipe.emulator.lower.sbuf_residency import promote_to_sbuf, reserve_sbuf
-from nxpipe.emulator.lower.tile_placement import overlapping, place_tiles
+from nxpipe.emulator.lower.tile_placement import overlapping, schedule_kernels
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.schedule.waits import eliminate_redundant_waits, insert_waits
 
@@ -155,8 +154,7 @@ BACKEND: tuple[BackendStep, ...] = (
     promote_to_sbuf,  # buffers between kernels moved from HBM to SBUF where kernels leave space
     reserve_sbuf,  # the same with kernels emitted again in less SBUF, if that is faster
     forward_copies,  # copies inside SBUF removed: engines access promoted buffers in place
-    pipeline_loops,  # the first part of a loop's next iteration beside the second part of the current one
-    place_tiles,  # tiles of consecutive kernels in different bytes, so that loads run ahead; DMA queues
+    schedule_kernels,  # loops pipelined, engines balanced; tiles in bytes unused for longest, so that loads run ahead
     allocate_hbm,  # addresses; scratch buffers with disjoint live ranges share them
     insert_waits,  # semaphore waits that keep the program order of dependent accesses
     eliminate_redundant_waits,  # waits that other waits imply are removed

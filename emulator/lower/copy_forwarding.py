@@ -110,9 +110,7 @@ class _Forwarding:
         assert isinstance(other, Tile)
         return _Mapping.of(own, other, allocation, depth, self.accesses.counts(position))
 
-    def _is_disturbed(
-        self, number: int, mappings: Sequence["_Mapping"], copies: set[int], reading: bool
-    ) -> bool:
+    def _is_disturbed(self, number: int, mappings: Sequence["_Mapping"], copies: set[int], reading: bool) -> bool:
         """True if an instruction accesses a promoted buffer while the tile is live, so that the order would matter."""
         first, last = self.accesses.live(number)
         return any(
@@ -166,9 +164,7 @@ class _Mapping:
     offset: Affine  # of the buffer's side
 
     @staticmethod
-    def of(
-        own: Tile, other: Tile, allocation: Allocation, depth: int, counts: tuple[int, ...]
-    ) -> "_Mapping | None":
+    def of(own: Tile, other: Tile, allocation: Allocation, depth: int, counts: tuple[int, ...]) -> "_Mapping | None":
         """The mapping of a copy; None if it converts, moves elements to other partitions, or is not one to one. Loops
         within the tile's life become axes: what they copy is in the tile at the same time."""
         size = own.dtype.itemsize

@@ -38,9 +38,7 @@ class Block:
 
     @property
     def whole(self) -> Tile:
-        return Tile(
-            self.memory, self.dtype, 0, self.partitions, self.offset, contiguous(*self.shape), self.allocation
-        )
+        return Tile(self.memory, self.dtype, 0, self.partitions, self.offset, contiguous(*self.shape), self.allocation)
 
     def cut(self, rows: int | Span, *spans: Span) -> Tile:
         """A part of the tile: partitions, and a span of each free axis; axes without a span are whole."""

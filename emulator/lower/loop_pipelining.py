@@ -31,7 +31,7 @@ from nxpipe.emulator.lower.sbuf_accesses import tiles_of, with_tiles
 from nxpipe.emulator.schedule.timeline import latency_ns
 from nxpipe.emulator.schedule.waits import insert_waits
 
-_SIMULATED: Final = 8  # iterations of a loop in the comparison of cuts
+SIMULATED: Final = 8  # iterations of a loop in the comparison of cuts
 _LEAST_SHARE: Final = 0.01  # of the program's expected time that a loop must take to be considered
 _LEAST_GAIN: Final = 0.03
 _LEAST_COUNT: Final = 3
@@ -46,6 +46,33 @@ def pipeline_loops(resident: ResidentProgram) -> ResidentProgram:
         return resident
     emitted = replace(resident.emitted, allocations=pipelining.allocations)
     return replace(resident, emitted=emitted, body=body)
+
+
+def simulated_ns(part: Program, counts: tuple[int, ...], allocations: Mapping[int, Allocation]) -> float:
+    """The simulated time of a part of a program, within loops of these counts, with every tile at an address of its
+    own."""
+    moves, address = {}, 1 << 24
+    for number in sorted(_allocations_of(part.body)):
+        if number in allocations:
+            moves[number] = Affine(address - allocations[number].base)
+            address += allocations[number].nbytes
+    body = tuple(_with_offsets(step, moves) for step in part.body)
+    for _ in counts:
+        body = (Loop(1, body),)
+    return latency_ns(insert_waits(replace(part, body=body))) or float("inf")
+
+
+def sampled(loop: Loop) -> Loop | None:
+    """A loop with as few iterations as its steady state needs; None if they are too long to simulate."""
+    executed = sum(prod(inside) for _, inside in within(loop.body))
+    iterations = min(loop.count, SIMULATED)
+    return Loop(iterations, loop.body) if executed * iterations <= _MOST_EXECUTED else None
+
+
+def is_repeat(loop: Loop, depth: int, allocations: Mapping[int, Allocation]) -> bool:
+    """True for the loop of a repeat, at a depth, whose body is whole kernels; they depend on one another."""
+    found = (allocations.get(number) for number in _allocations_of((loop,)))
+    return any(one.outer > depth for one in found if one)
 
 
 class _Pipelining:
@@ -63,27 +90,20 @@ class _Pipelining:
                 yield step
                 continue
             loop = Loop(step.count, tuple(self.steps(step.body, (*counts, step.count))))
-            yield from (loop,) if self._is_repeat(loop, len(counts)) else self._pipelined(loop, counts)
-
-    def _is_repeat(self, loop: Loop, depth: int) -> bool:
-        """True for the loop of a repeat, whose body is whole kernels; they depend on one another."""
-        found = (self.allocations.get(number) for number in _allocations_of((loop,)))
-        return any(one.outer > depth for one in found if one)
+            yield from (loop,) if is_repeat(loop, len(counts), self.allocations) else self._pipelined(loop, counts)
 
     def _pipelined(self, loop: Loop, counts: tuple[int, ...]) -> tuple[Step, ...]:
-        executed = sum(prod(inside) for _, inside in within(loop.body))
-        iterations = min(loop.count, _SIMULATED)
-        if loop.count < _LEAST_COUNT or len(loop.body) < 2 or executed * iterations > _MOST_EXECUTED:
+        short = sampled(loop)
+        if loop.count < _LEAST_COUNT or len(loop.body) < 2 or short is None:
             return (loop,)
         if prod(counts) * expected_ns((loop,), CORES[self._core]) < self._least_ns:
             return (loop,)
-        short = Loop(iterations, loop.body)
         best_ns = self._ns((short,), counts, self.allocations) * (1 - _LEAST_GAIN)
         best: _Cut | None = None
         for position in range(1, len(loop.body)):
             cut = _Cut(loop.body[:position], loop.body[position:], counts, self.allocations)
             if cut.is_legal(loop.count):
-                ns = self._ns(cut.rotated(iterations), counts, self.allocations | cut.shared)
+                ns = self._ns(cut.rotated(short.count), counts, self.allocations | cut.shared)
                 if ns < best_ns:
                     best, best_ns = cut, ns
         if best is None:
@@ -93,17 +113,7 @@ class _Pipelining:
         return best.rotated(loop.count, self.allocations)
 
     def _ns(self, steps: Sequence[Step], counts: tuple[int, ...], allocations: Mapping[int, Allocation]) -> float:
-        """The simulated time of a loop, with every tile at an address of its own."""
-        moves, address = {}, 1 << 24
-        for number in sorted(_allocations_of(steps)):
-            if number in allocations:
-                moves[number] = Affine(address - allocations[number].base)
-                address += allocations[number].nbytes
-        body = tuple(_with_offsets(step, moves) for step in steps)
-        for _ in counts:
-            body = (Loop(1, body),)
-        program = insert_waits(Program(self._core, self._ranks, self._buffers, body))
-        return latency_ns(program) or float("inf")
+        return simulated_ns(Program(self._core, self._ranks, self._buffers, tuple(steps)), counts, allocations)
 
 
 @dataclass(frozen=True)
@@ -216,9 +226,7 @@ def _place_later(place: Place, depth: int, iterations: int) -> Place:
 
 
 def _increased(value: Affine, depth: int, iterations: int) -> Affine:
-    rotations = tuple(
-        replace(rotation, of=_increased(rotation.of, depth, iterations)) for rotation in value.rotations
-    )
+    rotations = tuple(replace(rotation, of=_increased(rotation.of, depth, iterations)) for rotation in value.rotations)
     return Affine(value.base + iterations * dict(value.terms).get(depth, 0), value.terms, rotations)
 
 

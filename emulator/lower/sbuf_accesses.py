@@ -143,5 +143,8 @@ def _common(paths: Iterator[tuple[TextLoop, ...]]) -> int:
     first, *others = paths
     shared = len(first)
     for path in others:
-        shared = next((n for n, (a, b) in enumerate(zip(first[:shared], path, strict=False)) if a is not b), min(shared, len(path)))
+        shared = next(
+            (n for n, (a, b) in enumerate(zip(first[:shared], path, strict=False)) if a is not b),
+            min(shared, len(path)),
+        )
     return shared

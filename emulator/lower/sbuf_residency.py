@@ -131,7 +131,9 @@ def _split_rows(copy: DmaCopy, buffer: int, width: int) -> tuple[DmaCopy, ...]:
     full, remainder = divmod(rows, PARTITIONS)
     parts = [part for part in ((0, PARTITIONS, full), (full * PARTITIONS, remainder, 1)) if all(part[1:])]
     copies = tuple(
-        replace(copy, dst=_rows_of(copy.dst, index, part, row_elements), src=_rows_of(copy.src, index, part, row_elements))
+        replace(
+            copy, dst=_rows_of(copy.dst, index, part, row_elements), src=_rows_of(copy.src, index, part, row_elements)
+        )
         for part in parts
     )
     return (copy,) if any(len(part.dst.axes) > MOST_AXES for part in copies) else copies
@@ -249,7 +251,9 @@ def promote_to_sbuf(emitted: EmittedProgram) -> ResidentProgram:
         buffers=tuple(table[number] for number in rewriter.numbers),
         body=(*loads, *rewriter.steps(body, ())),
         residents=tuple(
-            ResidentBuffer(table[candidate.buffer], candidate.size, address, candidate.live_range, -1 - candidate.buffer)
+            ResidentBuffer(
+                table[candidate.buffer], candidate.size, address, candidate.live_range, -1 - candidate.buffer
+            )
             for candidate, address in allocations
         ),
         kept=sum((survey.bytes_of(candidate) for candidate, _ in allocations), Counter[object]()),

@@ -21,6 +21,8 @@ from nxpipe.emulator.isa.dma import DmaCopy
 from nxpipe.emulator.isa.instruction import DMA_QUEUES, Instruction
 from nxpipe.emulator.isa.operands import Far, Memory
 from nxpipe.emulator.isa.program import Buffer, Loop, Role, Step
+from nxpipe.emulator.lower.engine_balance import balance_engines
+from nxpipe.emulator.lower.loop_pipelining import pipeline_loops
 from nxpipe.emulator.lower.records import ResidentProgram
 from nxpipe.emulator.lower.sbuf_accesses import SbufAccesses, Span, tiles_of, with_tiles
 from nxpipe.emulator.numerics import Array
@@ -48,18 +50,25 @@ class _Placed:
         )
 
 
-def place_tiles(resident: ResidentProgram) -> ResidentProgram:
-    """Give every kernel's tile a new address, and every copy its DMA queue."""
+def schedule_kernels(resident: ResidentProgram) -> ResidentProgram:
+    """Pipeline the kernels' loops, balance the engines, and give every tile a new address and every copy its DMA queue.
+
+    If the additional buffers of pipelined loops do not fit, no loop is pipelined; if no placement fits, tiles keep
+    their addresses."""
+    return _placed(balance_engines(pipeline_loops(resident))) or _placed(balance_engines(resident)) or resident
+
+
+def _placed(resident: ResidentProgram) -> ResidentProgram | None:
     core = CORES[resident.emitted.placed.target.core]
     allocations = resident.emitted.allocations
     accesses = SbufAccesses(resident.body, allocations)
     if 0 in accesses.by_allocation:
-        return resident  # a tile that is in no known allocation
+        return None  # a tile that is in no known allocation
     addresses: dict[int, int] = {}
     for memory in Memory:
         found = _Arena(core, memory, resident, accesses).place()
         if found is None:
-            return resident
+            return None
         addresses |= found
     moves = {number: address - allocations[number].base for number, address in addresses.items()}
     body = tuple(_Queues(resident.buffers).steps(_moved(resident.body, moves)))

@@ -120,6 +120,18 @@ def merge_moves(builder: GraphBuilder, node: Node) -> Step:
     return None
 
 
+def narrow_before_moving(builder: GraphBuilder, node: Node) -> Step:
+    """Cast to a shorter float before a reshape or transposition, so that the producer of the value casts its result."""
+    moved = builder.node_of(node.operands[0]) if isinstance(node.op, Cast) else None
+    if moved is None or not isinstance(moved.op, Reshape | Transpose):
+        return None
+    wide, narrow = node.operands[0].type.dtype, node.result.type.dtype
+    if not wide.is_float or not narrow.is_float or narrow.itemsize >= wide.itemsize:
+        return None
+    cast = builder.add(node.op, moved.operands[0], origin=node.origin)
+    return replace(moved, operands=(cast,), result=node.result)
+
+
 def transpose_of_units_is_reshape(builder: GraphBuilder, node: Node) -> Step:
     """Replace a transposition that only moves axes of size 1 by a reshape."""
     if not isinstance(node.op, Transpose):
@@ -198,6 +210,7 @@ def slice_instead_of_counted_index(builder: GraphBuilder, node: Node) -> Step:
 
 RULES: tuple[Rule, ...] = (
     drop_no_ops,
+    narrow_before_moving,
     merge_moves,
     transpose_of_units_is_reshape,
     drop_neutral_scalars,
