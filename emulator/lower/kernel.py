@@ -59,8 +59,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Allocation:
-    """The bytes of a tile in each partition: `buffers` of `step` bytes each from `base` on, in rotation. Its content lives
-    in one iteration of the innermost of `depth` loops; `outer` of them are around its kernel."""
+    """The bytes of a tile in each partition: `buffers` of `step` bytes each from `base` on, in rotation. Its content
+    lives in one iteration of the innermost of `depth` loops; `outer` of them are around its kernel."""
 
     memory: Memory
     base: int
@@ -177,9 +177,9 @@ class Kernel:
         """Allocate a tile until the end of the innermost scope.
 
         With two buffers (double buffering), consecutive iterations of the innermost loop use alternate buffers, so that
-        one is written while the other is read. More buffers rotate in the same way. Outside of the kernel's own loops one
-        buffer suffices: `place_tiles` puts the tiles of consecutive kernels into different places."""
-        if len(self._counts) == self._outer_loops:
+        one is written while the other is read. More buffers rotate in the same way. Outside of the kernel's own loops
+        one buffer suffices: `schedule_kernels` puts the tiles of consecutive kernels into different places."""
+        if len(self._counts) <= self._outer_loops:
             buffers = 1
         size = prod(shape) * dtype.itemsize
         step = -(-size // self._unit(memory)) * self._unit(memory)
@@ -188,9 +188,9 @@ class Kernel:
             memory_name = f"each partition of {memory.upper()}"
             raise OutOfMemory(tile, memory_name, step * buffers, self.free_bytes(memory), (), "use a smaller tile")
         offset = rotating_offset(self._iteration(), buffers, step) + self._allocated[memory]
-        number = len(self.allocations) + 1
+        number, depth = len(self.allocations) + 1, len(self._counts)
         self.allocations[number] = Allocation(
-            memory, self._allocated[memory], step, buffers, len(self._counts), self._outer_loops
+            memory, self._allocated[memory], step, buffers, depth, min(depth, self._outer_loops)
         )
         self._allocated[memory] += step * buffers
         return Block(memory, dtype, partitions, shape, offset, number)

@@ -1,16 +1,16 @@
 """Software pipelining: the first part of a loop's next iteration runs beside the second part of the current one.
 
-Each engine executes its instructions in the order of the text. In the order in which a kernel is written, an engine that
-waits for another one within an iteration cannot begin the next iteration meanwhile: the tensor engine, for instance,
-multiplies queries by keys, waits for the softmax, and multiplies the probabilities by values. A loop over n iterations
-of A, then B, becomes
+Each engine executes its instructions in the order of the text. In the order in which a kernel is written, an engine
+that waits for another one within an iteration cannot begin the next iteration meanwhile: the tensor engine, for
+instance, multiplies queries by keys, waits for the softmax, and multiplies the probabilities by values. A loop over n
+iterations of A, then B, becomes
 
     A(0);  n - 1 iterations of A(i + 1), then B(i);  B(n - 1)
 
 A(i + 1) then precedes B(i) in the order of the text, so that no dependence from B(i) to A(i + 1) may exist: they access
-different bytes, or only read. Tiles that A fills and B reads rotate over two buffers. The cut between A and B is the one
-whose simulated timeline is the shortest, if any gains at all. The result has the same instructions, each executed with
-the same operands as before.
+different bytes, or only read. Tiles that A fills and B reads rotate over two buffers. The cut between A and B is the
+one whose simulated timeline is the shortest, if any gains at all. The result has the same instructions, each executed
+with the same operands as before.
 """
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -21,9 +21,8 @@ from typing import Any, Final
 
 from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.isa.affine import Affine, index, rotating_offset
-from nxpipe.emulator.isa.instruction import Instruction
 from nxpipe.emulator.isa.operands import Far, Place, Tile, extent
-from nxpipe.emulator.isa.program import Buffer, Loop, Program, Step, within
+from nxpipe.emulator.isa.program import Loop, Program, Step, within
 from nxpipe.emulator.lower.kernel import Allocation
 from nxpipe.emulator.lower.kernel_cost import expected_ns
 from nxpipe.emulator.lower.records import ResidentProgram

@@ -1,4 +1,4 @@
-"""Accesses to SBUF and PSUM by allocation: which instructions of the text read and write each tile, and when it is live.
+"""Accesses to SBUF and PSUM by allocation: the instructions that read and write each tile, and when it is live.
 
 An allocation is a tile that a kernel has allocated (a positive number) or a buffer that was promoted to SBUF (a
 negative one). Its content lives within one iteration of the loops around its scope.

@@ -254,7 +254,7 @@ def promote_to_sbuf(emitted: EmittedProgram) -> ResidentProgram:
             ResidentBuffer(
                 table[candidate.buffer], candidate.size, address, candidate.live_range, -1 - candidate.buffer
             )
-            for candidate, address in allocations
+            for one, address in allocations
         ),
         kept=sum((survey.bytes_of(candidate) for candidate, _ in allocations), Counter[object]()),
         refused=tuple(survey.bytes_of(candidate) for candidate in refused),
@@ -361,8 +361,9 @@ def _matrices(buffer: Buffer) -> Iterator[SbufMatrix]:
     ]
     filled = [view for view in views if view.width > 1 and view.rows and not view.rows % PARTITIONS]
     yield from filled
-    if buffer.role is Role.SCRATCH:
-        yield from (view for view in views if view.elements and view not in filled)
+    # A constant is loaded by one copy, which has whole blocks of rows.
+    most = PARTITIONS if buffer.role is Role.CONSTANT else buffer.elements
+    yield from (view for view in views if view not in filled and 0 < view.rows <= most and view.width)
 
 
 def _is_promotable(use: _Use, number: int, matrix: SbufMatrix, dtype: DType) -> bool:
@@ -416,7 +417,8 @@ class _Rewriter:
         """The load of a promoted constant, at the start of the program."""
         home, buffer = self._homes[number], self._table[number]
         rows = buffer.elements // home.width
-        axes = (Axis(PARTITIONS, home.width), Axis(rows // PARTITIONS, home.block), Axis(home.width, 1))
+        lanes = min(rows, PARTITIONS)
+        axes = (Axis(lanes, home.width), Axis(rows // lanes, home.block), Axis(home.width, 1))
         source = Far(number, buffer.dtype, Affine(), axes)
         tile = home.tile(source, ())
         assert tile is not None  # a candidate has whole blocks of rows

@@ -1,4 +1,4 @@
-"""Placement of tiles: addresses in SBUF and PSUM that let loads run ahead of the kernels that need them, and DMA queues.
+"""Placement of tiles: addresses in SBUF and PSUM that let loads run ahead of their kernels, and DMA queues.
 
 Kernels allocate their tiles from address 0 upwards. A load of one kernel would then wait for the last reader of the
 kernel before it, since both use the same bytes. Here every tile moves to the bytes that have not been used for the
