@@ -94,6 +94,7 @@ class Kernel:
         self.reserved = 0  # bytes per SBUF partition that the current kernel must leave free
         self.tilings: list[object] = []  # of the current kernel, for its record
         self.emitters: dict[int, object] = {}  # id(step): the owner that `attribute_to` was called with
+        self._owner: object = None
 
     @property
     def body(self) -> tuple[Step, ...]:
@@ -139,12 +140,26 @@ class Kernel:
         yield
         self._allocated = allocated
 
+    @property
+    def in_loop(self) -> bool:
+        return bool(self._counts)
+
+    @contextmanager
+    def before_loops(self) -> Iterator[None]:
+        """Put the instructions emitted inside before all loops around this place."""
+        inner = self._bodies, self._counts
+        self._bodies, self._counts = self._bodies[:1], []
+        first = len(self._bodies[0])
+        yield
+        self.emitters |= {id(step): self._owner for step in self._bodies[0][first:]}
+        self._bodies, self._counts = inner
+
     @contextmanager
     def attribute_to(self, owner: object, reserved: int = 0) -> Iterator[None]:
         """Attribute the steps emitted inside to an owner, whose tiles leave `reserved` bytes per SBUF partition
         free."""
         first = len(self._bodies[-1])
-        self.reserved = reserved
+        self.reserved, self._owner = reserved, owner
         yield
         self.reserved = 0
         self.emitters |= {id(step): owner for step in self._bodies[-1][first:]}

@@ -1,8 +1,8 @@
 """SBUF residency: promotion of buffers from HBM to SBUF, if kernels leave space between producer and last consumer.
 
 Kernels are emitted with every result in HBM. A scratch buffer can then be promoted if all its DMA copies access it as a
-matrix of rows, up to 128 rows at a time; row r is placed on partition r modulo 128. The buffer gets an SBUF address
-that no kernel uses during its live range. Constants that are read more than once are promoted too, and loaded at the
+matrix of rows, up to 128 rows at a time; row r is placed on partition r modulo 128, or on partition r if there are
+fewer. The buffer gets an SBUF address that no kernel uses during its live range. Constants that are read more than once are promoted too, and loaded at the
 start.
 
 Invariant: promotion replaces only the HBM side of DMA copies by the SBUF location of the same elements, and no other
@@ -36,15 +36,16 @@ from nxpipe.emulator.lower.records import EmittedProgram, ResidentBuffer, Reside
 
 @dataclass(frozen=True)
 class SbufMatrix:
-    """A buffer as a matrix of rows in SBUF, at an address in each partition. Row r is on partition r modulo 128."""
+    """A buffer as a matrix of rows in SBUF, at an address in each partition. Row r is on partition r modulo `lanes`."""
 
     width: int
     address: int = 0
+    lanes: int = PARTITIONS
 
     @property
     def block(self) -> int:
-        """Elements of 128 rows."""
-        return PARTITIONS * self.width
+        """Elements of one row on each lane."""
+        return self.lanes * self.width
 
     def tile(self, far: Far, counts: Sequence[int]) -> Tile | None:
         """The SBUF tile with the elements of an HBM access pattern; None if partitions and strides cannot express it.
@@ -64,7 +65,7 @@ class SbufMatrix:
             *(stride for _, stride in terms),
             *(stride for _, stride in rotations),
         ]
-        if partition + rows > PARTITIONS or None in inner or None in strides or len(inner) > MOST_AXES:
+        if partition + rows > self.lanes or None in inner or None in strides or len(inner) > MOST_AXES:
             return None
         movements = [(axis.size, axis.stride) for axis in axes[rows > 1 :]]
         movements += [(counts[depth], stride) for depth, stride in far.offset.terms]
@@ -91,8 +92,8 @@ class SbufMatrix:
         return None if stride is None else Axis(axis.size, stride)
 
 
-def _split_rows(copy: DmaCopy, buffer: int, width: int) -> DmaCopy:
-    """An HBM copy with the row axis of one side split into blocks of 128 rows, one row per partition."""
+def _split_rows(copy: DmaCopy, buffer: int, matrix: "SbufMatrix") -> DmaCopy:
+    """An HBM copy with the row axis of one side split into blocks of rows, one row per partition."""
     sides = (copy.dst, copy.src)
     if not all(isinstance(side, Far) and side.rows is None for side in sides):
         return copy
@@ -100,10 +101,10 @@ def _split_rows(copy: DmaCopy, buffer: int, width: int) -> DmaCopy:
     assert isinstance(own, Far)
     if [axis.size for axis in copy.dst.axes] != [axis.size for axis in copy.src.axes]:
         return copy
-    split = _split(own.axes, width)
+    split = _split(own.axes, matrix)
     if split is None:
         return copy
-    dst, src = (_partitions_first(side.axes, *split) for side in sides)
+    dst, src = (_partitions_first(side.axes, matrix.lanes, *split) for side in sides)
     return (
         copy
         if len(dst) > MOST_AXES
@@ -111,24 +112,24 @@ def _split_rows(copy: DmaCopy, buffer: int, width: int) -> DmaCopy:
     )
 
 
-def _split(axes: Sequence[Axis], width: int) -> tuple[int, int, int] | None:
-    """The index of the axis that spans whole blocks of 128 rows, the number of blocks, and the elements per row in
-    it."""
+def _split(axes: Sequence[Axis], matrix: "SbufMatrix") -> tuple[int, int, int] | None:
+    """The index of the axis that spans whole blocks of rows, the number of blocks, and the elements per row in it."""
     for index, axis in enumerate(axes):
-        row_elements = width if axis.stride == 1 else 1
+        row_elements = matrix.width if axis.stride == 1 else 1
         rows, remainder = divmod(axis.size, row_elements)
-        if axis.stride * row_elements == width and not remainder and rows > PARTITIONS and not rows % PARTITIONS:
-            return index, rows // PARTITIONS, row_elements
+        if axis.stride * row_elements == matrix.width and not remainder and rows and not rows % matrix.lanes:
+            if rows > matrix.lanes or row_elements > 1:
+                return index, rows // matrix.lanes, row_elements
     return None
 
 
-def _partitions_first(axes: Sequence[Axis], index: int, blocks: int, row_elements: int) -> tuple[Axis, ...]:
+def _partitions_first(axes: Sequence[Axis], lanes: int, index: int, blocks: int, row_elements: int) -> tuple[Axis, ...]:
     stride = axes[index].stride
     parts = (
-        Axis(blocks, stride * row_elements * PARTITIONS),
+        *([Axis(blocks, stride * row_elements * lanes)] if blocks > 1 else []),
         *([Axis(row_elements, stride)] if row_elements > 1 else []),
     )
-    return (Axis(PARTITIONS, stride * row_elements), *axes[:index], *parts, *axes[index + 1 :])
+    return (Axis(lanes, stride * row_elements), *axes[:index], *parts, *axes[index + 1 :])
 
 
 def sbuf_copy(step: Instruction, homes: Mapping[int, SbufMatrix], counts: tuple[int, ...]) -> Instruction | None:
@@ -139,7 +140,7 @@ def sbuf_copy(step: Instruction, homes: Mapping[int, SbufMatrix], counts: tuple[
         far = getattr(step, name)
         if isinstance(far, Far) and far.buffer in homes:
             home = homes[far.buffer]
-            step = _split_rows(step, far.buffer, home.width)
+            step = _split_rows(step, far.buffer, home)
             tile = home.tile(getattr(step, name), counts)
             if tile is None:
                 return None
@@ -294,7 +295,7 @@ def _candidates(survey: _Survey, table: Sequence[Buffer]) -> Iterator[_Candidate
             continue
         matrix = next((view for view in _matrices(buffer) if _is_promotable(use, number, view, buffer.dtype)), None)
         if matrix is not None:
-            size = buffer.elements * len(buffer.names) // PARTITIONS * buffer.dtype.itemsize
+            size = buffer.elements * len(buffer.names) // matrix.lanes * buffer.dtype.itemsize
             traffic = sum(
                 prod(counts) * moved(place)
                 for copy, counts in use.copies
@@ -310,11 +311,13 @@ def _candidates(survey: _Survey, table: Sequence[Buffer]) -> Iterator[_Candidate
 
 
 def _matrices(buffer: Buffer) -> Iterator[SbufMatrix]:
-    """The views of a buffer as a matrix whose number of rows is a multiple of 128."""
+    """The views of a buffer as a matrix whose number of rows is a multiple of 128, or less than 128."""
     for axis in range(len(buffer.shape), 0, -1):
         rows, width = prod(buffer.shape[:axis]), prod(buffer.shape[axis:])
         if width > 1 and rows and not rows % PARTITIONS:
             yield SbufMatrix(width)
+        elif width and 0 < rows < PARTITIONS:
+            yield SbufMatrix(width, lanes=rows)
 
 
 def _is_promotable(use: _Use, number: int, matrix: SbufMatrix, dtype: DType) -> bool:
@@ -364,7 +367,7 @@ class _Rewriter:
         """The load of a promoted constant, at the start of the program."""
         home, buffer = self._homes[number], self._table[number]
         rows = buffer.elements // home.width
-        axes = (Axis(PARTITIONS, home.width), Axis(rows // PARTITIONS, home.block), Axis(home.width, 1))
+        axes = (Axis(home.lanes, home.width), Axis(rows // home.lanes, home.block), Axis(home.width, 1))
         source = Far(number, buffer.dtype, Affine(), axes)
         tile = home.tile(source, ())
         assert tile is not None  # a candidate has whole blocks of rows
