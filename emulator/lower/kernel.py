@@ -114,6 +114,7 @@ class Kernel:
         self.emitters: dict[int, object] = {}  # id(step): the owner that `attribute_to` was called with
         self.allocations: dict[int, Allocation] = {}  # by number, from 1 on
         self._outer_loops = 0  # loops around the current kernel
+        self._owner: object = None
 
     @property
     def body(self) -> tuple[Step, ...]:
@@ -159,12 +160,26 @@ class Kernel:
         yield
         self._allocated = allocated
 
+    @property
+    def in_loop(self) -> bool:
+        return bool(self._counts)
+
+    @contextmanager
+    def before_loops(self) -> Iterator[None]:
+        """Put the instructions emitted inside before all loops around this place."""
+        inner = self._bodies, self._counts
+        self._bodies, self._counts = self._bodies[:1], []
+        first = len(self._bodies[0])
+        yield
+        self.emitters |= {id(step): self._owner for step in self._bodies[0][first:]}
+        self._bodies, self._counts = inner
+
     @contextmanager
     def attribute_to(self, owner: object, reserved: int = 0) -> Iterator[None]:
         """Attribute the steps emitted inside to an owner, whose tiles leave `reserved` bytes per SBUF partition
         free."""
         first = len(self._bodies[-1])
-        self.reserved, self._outer_loops = reserved, len(self._counts)
+        self.reserved, self._outer_loops, self._owner = reserved, len(self._counts), owner
         yield
         self.reserved = 0
         self.emitters |= {id(step): owner for step in self._bodies[-1][first:]}

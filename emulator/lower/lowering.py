@@ -4,16 +4,20 @@
 the views of its operands, and the location of its result.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
 
 from nxpipe.emulator.errors import CompileError
 from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.affine import Affine, affine
+from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.lower.epilogue import ElementwiseChain, Epilogue, broadcast_rows, chain_of
 from nxpipe.emulator.lower.grouping import EpilogueFusion, KernelGrouping
 from nxpipe.emulator.lower.hbm_buffers import Placement
@@ -59,6 +63,8 @@ class Lowering:
         self.places = Placement(placed)
         self._liveness = placed.liveness
         self.groups = KernelGrouping(placed, self.places, self.k)
+        self._early: set[int] = set()  # scratch written before the first loop around its readers
+        self._once: dict[object, list[View]] = {}
         self._by_row: set[int] = set()  # buffers whose rows are written one per partition
         self.notes: dict[str, int] = {"": 0}
 
@@ -105,7 +111,39 @@ class Lowering:
         return self.places.rank()
 
     def scratch(self, dtype: Any, shape: tuple[int, ...]) -> View:
-        return self.places.scratch(dtype, shape)
+        view = self.places.scratch(dtype, shape)
+        if not self.k.in_loop:
+            self._early.add(view.buffer)
+        return view
+
+    def table_of(self, view: View) -> Array | None:
+        """The elements of a constant, with an axis of size 1 where the view repeats elements; None for other values."""
+        buffer = self.places.buffers.table[view.buffer]
+        if buffer.role is not Role.CONSTANT or view.offset != affine(view.offset.base):
+            return None
+        data = np.frombuffer(self.places.constants[buffer.names[0]], buffer.dtype.stored)
+        shape = tuple(size if stride else 1 for size, stride in zip(view.shape, view.strides, strict=True))
+        strides = tuple(stride * data.itemsize for stride in view.strides)
+        return np.lib.stride_tricks.as_strided(data[view.offset.base :], shape, strides, writeable=False)
+
+    @contextmanager
+    def once(self, key: object, sources: Sequence[View]) -> Iterator[list[View]]:
+        """Compute a view of these sources once, if no loop and no later update changes them. The list has the view if
+        it exists; otherwise the caller computes and appends it, and the instructions are emitted before all loops."""
+        if not all(map(self._is_invariant, sources)):
+            yield []
+        elif key in self._once:
+            yield self._once[key]
+        else:
+            with self.k.before_loops():
+                self._once[key] = []
+                yield self._once[key]
+
+    def _is_invariant(self, view: View) -> bool:
+        if view.offset != affine(view.offset.base):
+            return False
+        role = self.places.buffers.table[view.buffer].role
+        return role in (Role.INPUT, Role.CONSTANT) or (view.buffer in self._early and self.k.in_loop)
 
     def alias(self, value: Value, view: View) -> None:
         """Make a value a view of existing data, or copy the data if the value has a required location."""
@@ -182,6 +220,7 @@ class Lowering:
         home = self.home(node.result)
         if home != source:
             self.copy(home, source)
+        self._early.discard(home.buffer)
         return home
 
     def number(self, value: Value) -> float | None:

@@ -252,7 +252,7 @@ def promote_to_sbuf(emitted: EmittedProgram) -> ResidentProgram:
         body=(*loads, *rewriter.steps(body, ())),
         residents=tuple(
             ResidentBuffer(
-                table[candidate.buffer], candidate.size, address, candidate.live_range, -1 - candidate.buffer
+                table[one.buffer], one.size, address, one.live_range, -1 - one.buffer
             )
             for one, address in allocations
         ),

@@ -15,7 +15,7 @@ from nxpipe.emulator.ir.graph import Graph, live_nodes
 from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.ir.types import TensorType
-from nxpipe.emulator.ops import Binary, Broadcast, Cast, Concat, Index, Operator, Reshape, Slice, Transpose
+from nxpipe.emulator.ops import Binary, Broadcast, Cast, Concat, Gather, Index, Operator, Reshape, Slice, Transpose
 from nxpipe.emulator.ops.portable import compute
 from nxpipe.emulator.passes.options import PassOptions
 from nxpipe.emulator.passes.rewrite import keep, rewrite
@@ -140,16 +140,16 @@ def transpose_of_units_is_reshape(builder: GraphBuilder, node: Node) -> Step:
     return replace(node, op=Reshape(node.result.type.shape)) if moved == sorted(moved) else None
 
 
-def drop_neutral_scalars(builder: GraphBuilder, node: Node) -> Step:
+def drop_neutral_constants(builder: GraphBuilder, node: Node) -> Step:
     """Remove x * 1, `x and true`, integer + 0. Adding 0 to a float is kept, because it turns -0 into 0."""
     if not isinstance(node.op, Binary):
         return None
     for operand, other in (node.operands, node.operands[::-1]):
         table = builder.table_of(other)
-        if table is not None and not table.ndim and operand.type == node.result.type:
+        if table is not None and table.size and operand.type.dtype is node.result.type.dtype:
             neutral = _neutral(node.op.function, operand)
-            if neutral is not None and table[()] == neutral:
-                return operand
+            if neutral is not None and bool((table == neutral).all()):
+                return replace(node, op=Broadcast(node.result.type.shape), operands=(operand,))
     return None
 
 
@@ -208,13 +208,38 @@ def slice_instead_of_counted_index(builder: GraphBuilder, node: Node) -> Step:
     return replace(node, op=Slice(tuple(starts), tuple(stops), tuple(steps)), operands=(x,))
 
 
+def slice_instead_of_counted_gather(builder: GraphBuilder, node: Node) -> Step:
+    """Replace a gather of evenly spaced constant indices by a slice, and of one repeated index by a broadcast slice:
+    embeddings of consecutive positions, and of a single token type, need no indirect access."""
+    if not isinstance(node.op, Gather):
+        return None
+    x, axis, result = node.operands[0], node.op.axis, node.result.type.shape
+    table = builder.table_of(node.operands[1])
+    if table is None or not table.size:
+        return None
+    positions = table.ravel()
+    first, last = int(positions[0]), int(positions[-1])
+    step = int(positions[1]) - first if positions.size > 1 else 1
+    is_spaced = np.array_equal(positions, first + step * np.arange(positions.size))
+    if not is_spaced or step < 0 or first < 0 or last >= x.type.shape[axis]:
+        return None
+    starts, stops, steps = [0] * x.type.rank, list(x.type.shape), [1] * x.type.rank
+    starts[axis], stops[axis], steps[axis] = first, last + 1, max(step, 1)
+    rows = builder.add(Slice(tuple(starts), tuple(stops), tuple(steps)), x, origin=node.origin)
+    if step:
+        return replace(node, op=Reshape(result), operands=(rows,))
+    one = (*result[:axis], *(1,) * table.ndim, *result[axis + table.ndim :])
+    return replace(node, op=Broadcast(result), operands=(builder.add(Reshape(one), rows, origin=node.origin),))
+
+
 RULES: tuple[Rule, ...] = (
     drop_no_ops,
     narrow_before_moving,
     merge_moves,
     transpose_of_units_is_reshape,
-    drop_neutral_scalars,
+    drop_neutral_constants,
     square_instead_of_power,
     reshape_instead_of_trivial_index,
     slice_instead_of_counted_index,
+    slice_instead_of_counted_gather,
 )
