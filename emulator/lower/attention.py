@@ -17,7 +17,8 @@ from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Memory, Tile
 from nxpipe.emulator.isa.tensor import Matmul
 from nxpipe.emulator.isa.vector import TensorCopy
-from nxpipe.emulator.lower.attention_scores import LOWEST, MaskedKeys, Scores
+from nxpipe.emulator.lower.attention_few_rows import FewRowsTiling, FewRowsViews, write_few_rows
+from nxpipe.emulator.lower.attention_scores import LOWEST, MaskedKeys, Scores, is_matched
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.matmul.linear import batch_loop
@@ -27,7 +28,6 @@ from nxpipe.emulator.lower.transpose import chunks_of, each_chunk, transpose_blo
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import Attention
 
-_FULL = (DType.FLOAT32, DType.TFLOAT32)
 _LONG_RUN = 4096  # bytes: heads are loaded together up to this run length, because short runs make DMA slow
 
 
@@ -86,11 +86,6 @@ class AttentionTiling:
         pieces = range(keys.shape[1] // PARTITIONS * PARTITIONS, PARTITIONS, -PARTITIONS)
         fitting = (piece for piece in pieces if sizes.nbytes(1, piece, 1, loads=2) <= free)
         return AttentionTiling(1, next(fitting, PARTITIONS), 1)
-
-
-def is_matched(op: Attention, values: DType) -> bool:
-    """True if probabilities and values can be multiplied in their own types; otherwise both are float32."""
-    return (op.probabilities in _FULL) == (values in _FULL)
 
 
 @dataclass(frozen=True)
@@ -155,11 +150,37 @@ def _attention(low: Lowering, node: Node, op: Attention) -> None:
         fill(low.k, home, 0.0)
         return
     axes, views = split_heads(q, k, v, mask, home)
+    if _write_few_rows(low.k, op, causal, axes, views):
+        return
     present = [view for view in views if view is not None]
     for _, batch_views in batch_loop(low.k, present, axes):
         tiling = AttentionTiling.of(low.k, op, batch_views[:4], batch_views[4] if mask else None)
         low.k.tilings.append(tiling)
         _Attention(low.k, op, causal, tiling, *batch_views).write()
+
+
+def _write_few_rows(
+    k: Kernel, op: Attention, causal: bool, axes: int, views: tuple[View, View, View, View, View | None]
+) -> bool:
+    """Write the attention with the keys on the partitions; False if another form is better, or necessary."""
+    if causal:
+        return False
+    present = [view for view in views if view is not None]
+    if not axes:
+        present, axes = [replace(view, shape=(1, *view.shape), strides=(0, *view.strides)) for view in present], 1
+    first = present
+    for _ in range(axes - 1):
+        first = [view.pick(0, 0) for view in first]
+    few = FewRowsViews.of(first)
+    tiling = FewRowsTiling.of(k, op, few) if few else None
+    if tiling is None:
+        return False
+    k.tilings.append(tiling)
+    for _, batch_views in batch_loop(k, present, axes - 1):
+        few = FewRowsViews.of(batch_views)
+        assert few is not None  # its shapes and strides are those of the first one
+        write_few_rows(k, op, tiling, few)
+    return True
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,12 @@ from nxpipe.emulator.numerics import largest_finite
 from nxpipe.emulator.ops import Attention
 
 LOWEST: Final = -largest_finite(DType.FLOAT32)
+_FULL: Final = (DType.FLOAT32, DType.TFLOAT32)
+
+
+def is_matched(op: Attention, values: DType) -> bool:
+    """True if probabilities and values can be multiplied in their own types; otherwise both are float32."""
+    return (op.probabilities in _FULL) == (values in _FULL)
 
 
 @dataclass(frozen=True)
