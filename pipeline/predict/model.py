@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from nxpipe.emulator.hardware.core import CORES
-from nxpipe.emulator.hardware.instance import INSTANCES
+from nxpipe.emulator.hardware.instance import INSTANCES, Instance
 from nxpipe.pipeline.models import catalogue
 from nxpipe.pipeline.predict import work as works
 from nxpipe.pipeline.predict.measurements import Configuration
@@ -101,16 +101,22 @@ class Cores:
     link: float
 
 
-def cores_of(instance: str) -> Cores:
-    """The cores of an instance type; a size without published figures has the chips of its family."""
+def family_of(instance: str) -> Instance:
+    """An instance type; for a size without published figures another one of its family, which has the same chips."""
     family = instance.partition(".")[0]
     found = INSTANCES.get(instance) or next((each for each in INSTANCES.values() if each.family == family), None)
     if found is None:
         raise NotPredicted(f"{instance}: no rates of its cores are documented")
+    return found
+
+
+def cores_of(instance: str) -> Cores:
+    """The rates of an instance type's cores."""
+    found = family_of(instance)
     core = CORES[found.core]
     return Cores(
         name=found.core,
-        family=family,
+        family=instance.partition(".")[0],
         per_chip=found.cores_per_chip,
         ring=found.topology == "ring",
         flops=found.tflops_bf16 / found.cores * 1e12,
@@ -158,7 +164,7 @@ def _executions(c: Configuration, a: Architecture) -> Iterator[Execution]:
     kind = a["kind"]
     match c.family:
         case "llm-decode" if kind == "decoder":
-            yield Execution(works.decode(a, batch=c.batch, context=_context(c), tp=c.tp))
+            yield Execution(works.decode(a, batch=c.batch, context=context_of(c), tp=c.tp))
         case "llm-prefill" if kind == "decoder":
             yield from _prefills(c, a)
         case "training":
@@ -192,20 +198,20 @@ def _single(c: Configuration, a: Architecture, *, batch: int) -> Work:
     if kind == "perceiver":
         return works.perceiver(a, batch=batch)
     if kind == "decoder" and c.family == "training":
-        return works.prefill(a, batch=batch, tokens=_length(c), tp=1)
+        return works.prefill(a, batch=batch, tokens=length_of(c), tp=1)
     if kind in ("encoder", "decoder"):
-        return works.encoder(a, batch=batch, tokens=_length(c))
+        return works.encoder(a, batch=batch, tokens=length_of(c))
     raise NotPredicted(f"{c.model}: {c.family} of a model of kind {kind} is not covered")
 
 
 def _generation(c: Configuration, a: Architecture) -> Iterator[Execution]:
     """The share of one token: the encoder runs once for all of them."""
-    outputs = c.outputs or _length(c)
-    for each in works.encoder_decoder(a, batch=c.batch, inputs=_length(c), outputs=outputs, tp=c.tp):
+    outputs = c.outputs or length_of(c)
+    for each in works.encoder_decoder(a, batch=c.batch, inputs=length_of(c), outputs=outputs, tp=c.tp):
         yield Execution(each.work, each.times / outputs)
 
 
-def _length(c: Configuration) -> int:
+def length_of(c: Configuration) -> int:
     if length := c.sequence or c.inputs:
         return length
     raise NotPredicted(f"{c.model}: the row has no sequence length")
@@ -217,20 +223,24 @@ def _bucket(tokens: float, longest: int | None) -> int:
     return min(bucket, longest) if longest else bucket
 
 
-def _context(c: Configuration) -> int:
+def context_of(c: Configuration) -> int:
     """Places of the cache that the middle of the generation reads; all without a prompt."""
     if c.inputs is None or (c.code == "served" and c.sequence):
-        return _length(c)  # a server of optimum-neuron compiles one length
+        return length_of(c)  # a server of optimum-neuron compiles one length
     return _bucket(c.inputs + (c.outputs or 0) / 2 + 1, c.sequence)
 
 
 _CHUNK: Final = 8192  # tokens of a prompt that vllm-neuron reads at once
 
 
+def compiled_prefill(c: Configuration) -> tuple[int, int]:
+    """The prompts that are read at a time, and their compiled length. Servers read one prompt, Transformers NeuronX
+    those of the batch together."""
+    return c.batch if c.code == "tnx-prefill" else 1, _bucket(c.inputs or length_of(c), c.sequence)
+
+
 def _prefills(c: Configuration, a: Architecture) -> Iterator[Execution]:
-    """Servers read one prompt at a time; Transformers NeuronX the prompts of the batch together."""
-    tokens = _bucket(c.inputs or _length(c), c.sequence)
-    batch = c.batch if c.code == "tnx-prefill" else 1
+    batch, tokens = compiled_prefill(c)
     if "vllm-neuron" in c.framework and tokens > _CHUNK:
         for start in range(0, c.inputs or tokens, _CHUNK):
             yield Execution(works.prefill(a, batch=batch, tokens=_CHUNK, tp=c.tp, behind=start))
