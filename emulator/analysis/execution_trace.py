@@ -190,6 +190,15 @@ class ExecutionTrace:
         sums, _ = self._walk(last, self.end, 0, range(len(self.repetitions)), {})
         return tuple(Segment(*part, times) for part, times in sums.items())
 
+    @cached_property
+    def path_by_resource(self) -> dict[str, int]:
+        """The parts of the critical path; their sum is the program's time."""
+        shares = Counter[str]()
+        for segment in self.critical_path:
+            for resource, low, high in self.events[segment.event].parts(segment.low, segment.high):
+                shares[resource] += segment.times * (high - low)
+        return dict(shares)
+
     def _walk(
         self,
         number: int,
