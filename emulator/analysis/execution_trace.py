@@ -132,6 +132,11 @@ class ExecutionTrace:
         steps = np.diff(np.array(bounds, np.int64)) * np.array(executed[:-1], np.int64)
         return np.array(bounds, np.int64), np.concatenate(([0], np.cumsum(steps))), np.array(executed, np.int64)
 
+    @cached_property
+    def _clock_lists(self) -> tuple[list[int], list[int], list[int]]:
+        bounds, sums, executed = (column.tolist() for column in self._clock)
+        return bounds, sums, executed
+
     def _executions(self, time: int, first: int, last: int) -> int:
         """How often the moment after a time is executed, by the repetitions of this range."""
         return 1 + sum(
@@ -149,8 +154,12 @@ class ExecutionTrace:
 
     def weight(self, low: int, high: int) -> int:
         """The time that an interval takes, in all its executions."""
-        first, last = self.weighted(np.array([low, high], np.int64)).tolist()
-        return int(last - first)
+        return self._weighted(high) - self._weighted(low)
+
+    def _weighted(self, time: int) -> int:
+        bounds, sums, executed = self._clock_lists
+        position = bisect_right(bounds, time) - 1
+        return sums[position] + (time - bounds[position]) * executed[position]
 
     # Critical path
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from nxpipe.emulator.analysis.execution_trace import ExecutionTrace
 from nxpipe.emulator.hardware import CORES
+from nxpipe.emulator.isa.instruction import Instruction
 from nxpipe.emulator.isa.operands import Far, Memory, Tile
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.numerics import Array
@@ -65,19 +66,24 @@ def memory_use(trace: ExecutionTrace) -> MemoryUse | None:
     core = CORES[trace.program.core]
     size_of = {Memory.SBUF: core.sbuf, Memory.PSUM: core.psum}
     values = {memory: _Values(size, core.partitions) for memory, size in size_of.items()}
+    tiles = [list(_tiles(instruction)) for instruction in trace.text]
     for event in trace.events:
-        instruction = trace.instruction(event)
-        for name, place in instruction.places.items():
-            rows = place.rows if isinstance(place, Far) else None
-            if isinstance(place, Tile):
-                is_new = name in instruction.writes and name not in instruction.reads_of_dst()
-                values[place.memory].touch(place, event.indices, event.begin, event.end, is_new=is_new)
-            elif rows is not None:
-                values[rows.memory].touch(rows, event.indices, event.begin, event.end, is_new=False)
+        for tile, span, is_new in tiles[event.number]:
+            start = tile.offset.at(event.indices)
+            values[tile.memory].touch(tile, start + span[0], start + span[1], event.begin, event.end, is_new=is_new)
     by_memory = {
         memory.value: _usage(tracked.lives(), size_of[memory] * core.partitions) for memory, tracked in values.items()
     }
     return MemoryUse({**by_memory, HBM: _usage(_buffers(trace), None)})
+
+
+def _tiles(instruction: Instruction) -> Iterator[tuple[Tile, tuple[int, int], bool]]:
+    """The tiles that an instruction touches: bytes from their offset on, and whether it writes a new value there."""
+    for name, place in instruction.places.items():
+        if isinstance(place, Tile):
+            yield place, place.reach, name in instruction.writes and name not in instruction.reads_of_dst()
+        elif place.rows is not None:
+            yield place.rows, place.rows.reach, False
 
 
 class _Values:
@@ -89,21 +95,21 @@ class _Values:
         self._last = np.zeros_like(self._born)
         self._ended: list[tuple[Array, Array]] = []
 
-    def touch(self, tile: Tile, indices: Sequence[int], begin: int, end: int, *, is_new: bool) -> None:
-        start = tile.offset.at(indices)
-        low, high = (start + reach for reach in tile.reach)
+    def touch(self, tile: Tile, low: int, high: int, begin: int, end: int, *, is_new: bool) -> None:
+        """Use bytes from `low` to `high` of a tile's partitions from `begin` to `end`."""
         part = (
             slice(tile.start // self._rows, -(-(tile.start + tile.partitions) // self._rows)),
             slice(low // _GRANULE, -(-high // _GRANULE)),
         )
         born, last = self._born[part], self._last[part]
         if is_new:
-            over = (born >= 0) & (last < begin)
+            over = last < begin
             if over.any():
-                self._ended.append((born[over], last[over]))
+                lived = born[over] >= 0
+                self._ended.append((born[over][lived], last[over][lived]))
                 born[over] = begin
-        born[born < 0] = begin
         np.maximum(last, end, out=last)
+        born[born < 0] = begin
 
     def lives(self) -> Iterator[tuple[Array, Array, Array]]:
         """Begin, end and bytes of each life."""

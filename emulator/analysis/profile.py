@@ -141,9 +141,7 @@ class Profile:
                 sums[path[: depth + 1]].add(share)
         yield from self._below((), sums)
 
-    def _below(
-        self, path: tuple[str, ...], sums: dict[tuple[str, ...], Share]
-    ) -> Iterator[tuple[int, str, Share]]:
+    def _below(self, path: tuple[str, ...], sums: dict[tuple[str, ...], Share]) -> Iterator[tuple[int, str, Share]]:
         inside = [other for other in sums if other[:-1] == path]
         for child in sorted(inside, key=lambda other: (-sums[other].on_path, other)):
             yield len(path), ".".join(child), sums[child]
@@ -339,8 +337,8 @@ def _busiest(busy: dict[str, int]) -> str:
 
 
 def _work_of(trace: ExecutionTrace, name: str) -> list[tuple[int, int, int]]:
-    """The intervals in which an engine works, each with the event that begins it; of DMA, those in which any queue moves
-    bytes."""
+    """The intervals in which an engine works, each with the event that begins it; of DMA, those in which any queue
+    moves bytes."""
     if name != DMA:
         numbers = trace.by_engine[Engine(name)]
         return [(trace.events[number].begin, trace.events[number].end, number) for number in numbers]

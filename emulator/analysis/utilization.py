@@ -357,7 +357,8 @@ class Utilisation:
         """The predicted time, what bounds it, and its distance from the floor."""
         if self.latency_ns and self.critical_path and self.bound_by:
             share = self.critical_path[self.bound_by] / self.latency_ns
-            yield f"this program: {self.latency_ns / 1e6:.2f} ms predicted, bound by {self.bound_by} for {share:.0%} of it"
+            predicted = f"this program: {self.latency_ns / 1e6:.2f} ms predicted"
+            yield f"{predicted}, bound by {self.bound_by} for {share:.0%} of it"
             if self.over_floor:
                 yield f"{self.over_floor:.1f} x its floor"
         elif self.bound is not None:
@@ -389,7 +390,7 @@ def hbm_gb_s(core: str) -> float:
 def utilisation(program: Program, trace: ExecutionTrace | None = None) -> Utilisation:
     """The utilization of a legal program; `trace` is its execution trace, if it has been recorded."""
     total, trace = totals(program), trace or record(program)
-    path = trace and {resource: nanoseconds(ps) for resource, ps in trace.path_by_resource.items()}
+    path = {name: nanoseconds(ps) for name, ps in trace.path_by_resource.items()} if trace else None
     return Utilisation(
         core=program.core,
         totals=total,

@@ -67,7 +67,9 @@ def share_of_dma(instruction: Instruction, core: CoreSpec) -> float:
 
 def _engines(instruction: Instruction, core: CoreSpec) -> int:
     lanes = max((place.partitions for place in instruction.places.values() if isinstance(place, Tile)), default=0)
-    needed = lanes / DMA_TRANSFER.partitions_per_engine if lanes else transfer_bytes(instruction) / DMA_TRANSFER.packet_bytes
+    needed = (
+        lanes / DMA_TRANSFER.partitions_per_engine if lanes else transfer_bytes(instruction) / DMA_TRANSFER.packet_bytes
+    )
     return min(core.dma_engines, max(ceil(needed), 1))
 
 
