@@ -125,6 +125,14 @@ class ExecutionTrace:
         return time + sum(repetition.elapsed for repetition in passed)
 
     @cached_property
+    def cuts(self) -> dict[int, list[int]]:
+        """The times at which periods repeat, each with the begins of the periods."""
+        cuts: dict[int, list[int]] = {}
+        for repetition in self.repetitions:
+            cuts.setdefault(repetition.at, []).append(repetition.since)
+        return cuts
+
+    @cached_property
     def _clock(self) -> tuple[Array, Array, Array]:
         """The bounds of all periods; the weighted time at each; how often the time after each is executed."""
         bounds = sorted({0, self.end, *(time for r in self.repetitions for time in (r.since, r.at))})

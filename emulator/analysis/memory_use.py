@@ -5,8 +5,10 @@ quarter of the partitions. HBM in use is the permanent buffers, and scratch buff
 those of the execution trace, which is compressed.
 """
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -36,16 +38,20 @@ class Usage:
     def peak(self) -> int:
         return max(self.nbytes, default=0)
 
-    def sampled(self, times: Sequence[int]) -> list[int]:
-        """The largest use in each interval between two of the times."""
-        return [
-            max(self.nbytes[max(first - 1, 0) : last], default=0)
-            for first, last in zip(
-                np.searchsorted(self.times, times[:-1], side="right").tolist(),
-                np.searchsorted(self.times, times[1:], side="left").tolist(),
-                strict=True,
-            )
-        ]
+    def most(self, low: int, high: int) -> int:
+        """The largest use in an interval."""
+        first, last = bisect_right(self.times, low), bisect_left(self.times, high)
+        return max(self.nbytes[max(first - 1, 0) : max(first, last)], default=0)
+
+    def points(self, trace: ExecutionTrace, count: int) -> list[tuple[int, int]]:
+        """Points of the program's time, each with the largest use up to the next; while a period repeats, the largest
+        of the period."""
+        bounds = sorted({*np.linspace(0, trace.end, count + 1).astype(np.int64).tolist(), *trace.cuts})
+        points = []
+        for low, high in pairwise(bounds):
+            points += [(trace.real(low), self.most(since, low)) for since in trace.cuts.get(low, ())]
+            points.append((trace.real(low, after=True), self.most(low, high)))
+        return points
 
 
 @dataclass(frozen=True)
