@@ -107,7 +107,7 @@ class ExecutionTrace:
         numbers: dict[Engine, list[int]] = {}
         for number, event in enumerate(self.events):
             numbers.setdefault(event.engine, []).append(number)
-        return numbers
+        return {engine: numbers[engine] for engine in ENGINES if engine in numbers}
 
     @cached_property
     def begins(self) -> Array:

@@ -14,7 +14,7 @@ from nxpipe.pipeline.build.report.summary import clock, counted, duration
 from nxpipe.pipeline.util.text import for_html, human_bytes
 
 Child: TypeAlias = "Markup | str | int | Iterable[Child] | None"
-_EMPTY = frozenset({"meta", "rect", "line"})
+_EMPTY = frozenset({"circle", "line", "meta", "polygon", "rect"})
 
 
 class Markup(str):
