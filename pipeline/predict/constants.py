@@ -9,9 +9,11 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
+from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.documents import Count, Digest, Document, Text, parse_document
 from nxpipe.artifact_store.errors import NotUnderstood
+from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.pipeline.predict.measurements import Configuration, value_of
 from nxpipe.pipeline.predict.model import Graph, architecture, architecture_of, duration, graphs
 from nxpipe.pipeline.predict.work import Architecture, NotPredicted
@@ -19,6 +21,7 @@ from nxpipe.pipeline.util.errors import InputInvalid
 from nxpipe.pipeline.util.files import DocumentInvalid, json_of, read_file, write_whole
 
 PREDICTED: Final = "AWS's compiler"  # the name of these predictions in every output
+THIS_PROGRAM: Final = "this program"  # the name of the times of the compiler's own programs
 COVERAGE: Final = 0.9
 _SHIPPED: Final = Path(__file__).with_name("constants.json")
 _LARGEST: Final = 1 << 20
@@ -115,12 +118,12 @@ class Prediction:
 
 
 def predict(
-    configuration: Configuration, fitted: FittedConstants | None = None, found: Architecture | None = None
+    configuration: Configuration, fitted: FittedConstants | None = None, architecture: Architecture | None = None
 ) -> Prediction:
-    """The prediction of `AWS's compiler` for a configuration; NotPredicted for one that it does not cover. `found` is
-    the model's architecture, if it is not that of its name."""
+    """The prediction of `AWS's compiler` for a configuration; NotPredicted for one that it does not cover.
+    `architecture` is the model's, if it is not that of its name."""
     fitted = fitted or shipped()
-    cycle = graphs(configuration, found)
+    cycle = graphs(configuration, architecture)
     found, floor = duration(cycle, fitted.values), floor_of(cycle)
     factor = fitted.interval(configuration.family)
     bounds = sorted(
@@ -193,9 +196,26 @@ def predict_program(
             autocast="none" if exact else "",
             model_dtype="fp32" if exact else "",
         )
-        return ProgramTime(predict(configuration, found=found))
+        return ProgramTime(predict(configuration, architecture=found))
     except NotPredicted as reason:
         return ProgramTime(None, str(reason))
+
+
+def predict_artifact(manifest: Manifest, store: Store) -> dict[str, ProgramTime]:
+    """The time of each program of an artifact, by name."""
+    inputs = store.key_inputs(manifest)
+    return {
+        program.name: predict_program(
+            manifest.model.id,
+            inputs,
+            instance=manifest.target,
+            phase=program.phase,
+            batch=program.batch,
+            sequence=program.sequence,
+            degree=program.tensor_parallel,
+        )
+        for program in manifest.executables
+    }
 
 
 def _architecture(model_id: str, config: object) -> Architecture:

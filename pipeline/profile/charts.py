@@ -42,36 +42,29 @@ def shares_bar(shares: Mapping[str, int], total: int, height: int = 10, label: s
     """A bar with a part for each resource, as wide as its share of the total."""
     begun, parts = 0, []
     for resource, ps in sorted(shares.items(), key=lambda item: (-item[1], item[0])):
-        title = tag("title", f"{resource}: {time_text(ps)}, {ps / total:.1%}")
-        parts.append(
-            tag("rect", x=_percent(begun, total), width=_percent(ps, total), height=height, class_=resource_class(resource))
-            if height < 10
-            else tag("svg", title, tag("rect", width="100%", height=height, class_=resource_class(resource)),
-                     x=_percent(begun, total), width=_percent(ps, total), height=height)
-        )  # fmt: skip
+        parts.append(_rect(begun, ps, total, 0, height, class_=resource_class(resource)))
         begun += ps
-    said = ", ".join(f"{resource} {ps / total:.0%}" for resource, ps in shares.items() if ps)
-    return tag(
-        "svg", tag("title", f"{label}: {said}"), parts, class_="shares", height=height, role="img", aria_label=f"{label}: {said}"
-    )
+    said = f"{label}: " + ", ".join(f"{resource} {ps / max(total, 1):.0%}" for resource, ps in shares.items() if ps)
+    return tag("svg", tag("title", said), parts, class_="shares", height=height, role="img", aria_label=said)
+
+
+def _rect(begin: float, width: float, total: float, y: float, height: int, **attributes: str | float) -> Markup:
+    """A rectangle whose begin and width are shares of a total."""
+    return tag("rect", x=_percent(begin, total), width=_percent(width, total), y=y, height=height, **attributes)
 
 
 def activity(profile: "Profile") -> Markup:
     """A row for each engine and queue; the darker, the busier."""
-    engines = list(profile.trace.by_engine)
+    engines, total = list(profile.trace.by_engine), profile.latency_ps
     height = _ROW * len(engines) + _AXIS
     names = [tag("text", engine.value, x=0, y=row * _ROW + 13) for row, engine in enumerate(engines)]
     rows = [_activity_row(profile, engine, row * _ROW) for row, engine in enumerate(engines)]
     repeated = [
-        tag("rect", x=_percent(begin, profile.latency_ps), width=_percent(end - begin, profile.latency_ps), y=0,
-            height=height - _AXIS, class_="repeat")
-        for begin, end in _repeated(profile)
-    ]  # fmt: skip
-    title = tag("title", "busy share of each engine over the program's time")
-    bars = tag(
-        "svg", title, repeated, rows, list(_time_axis(profile.latency_ps, height)), class_="bars", height=height, role="img",
-        aria_label="busy share of each engine over the program's time",
-    )  # fmt: skip
+        _rect(begin, end - begin, total, 0, height - _AXIS, class_="repeat") for begin, end in _repeated(profile)
+    ]
+    said = "busy share of each engine over the program's time"
+    drawn = (tag("title", said), repeated, rows, list(_time_axis(total, height)))
+    bars = tag("svg", drawn, class_="bars", height=height, role="img", aria_label=said)
     caption = tag("figcaption", "The darker, the busier. Grey: iterations that repeat one period.")
     labels = tag("svg", names, class_="names", width=84, height=height, aria_hidden="true")
     return tag("figure", labels, bars, caption, class_="timeline activity")
@@ -88,10 +81,8 @@ def _activity_row(profile: "Profile", engine: "Engine", y: int) -> list[Markup]:
     for position in range(1, _BINS + 1):
         if position == _BINS or levels[position] != levels[first]:
             if levels[first]:
-                cells.append(
-                    tag("rect", x=_percent(first, _BINS), width=_percent(position - first, _BINS), y=y, height=_ROW - 4,
-                        fill_opacity=levels[first] / _LEVELS, class_=resource_class(engine.value))
-                )  # fmt: skip
+                shade, drawn = levels[first] / _LEVELS, resource_class(engine.value)
+                cells.append(_rect(first, position - first, _BINS, y, _ROW - 4, fill_opacity=shade, class_=drawn))
             first = position
     return cells
 
@@ -158,7 +149,13 @@ def roofline(profile: "Profile", points: Sequence[tuple[str, float, float]]) -> 
     roofs = [
         tag("line", x1=x(ends[0]), y1=y(rates["hbm"] * ends[0]), x2=x(ridge), y2=y(rates["flops"]), class_="roof"),
         tag("line", x1=x(ridge), y1=y(rates["flops"]), x2=x(ends[1]), y2=y(rates["flops"]), class_="roof"),
-        tag("text", f"{rates['flops'] / 1e3:.0f} TFLOP/s, 16 bits", x="100%", y=y(rates["flops"]) + 14, text_anchor="end"),
+        tag(
+            "text",
+            f"{rates['flops'] / 1e3:.0f} TFLOP/s, 16 bits",
+            x="100%",
+            y=y(rates["flops"]) + 14,
+            text_anchor="end",
+        ),
         tag("text", f"HBM {rates['hbm']:.0f} GB/s", x=x(ends[0]), y=max(y(rates["hbm"] * ends[0]) - 26, 12)),
     ]
     marks = [
@@ -171,7 +168,16 @@ def roofline(profile: "Profile", points: Sequence[tuple[str, float, float]]) -> 
     ]  # fmt: skip
     said = "roofline: operations per second over operations per byte of HBM, both axes logarithmic"
     chart = tag(
-        "svg", tag("title", said), grid, ticks, roofs, marks, class_="roofline", height=_ROOFLINE, role="img", aria_label=said
+        "svg",
+        tag("title", said),
+        grid,
+        ticks,
+        roofs,
+        marks,
+        class_="roofline",
+        height=_ROOFLINE,
+        role="img",
+        aria_label=said,
     )
     return tag("figure", chart, tag("figcaption", "Across: operations per byte of HBM. Up: operations per second."),
                class_="chart")  # fmt: skip
@@ -183,16 +189,24 @@ def memory_chart(profile: "Profile", name: str, usage: "Usage") -> Markup:
     top = max(usage.capacity or usage.peak, 1)
     ends = [at for at, _ in points[1:]] + [total]
     corners = "".join(
-        f" {1000 * at / total:.2f},{100 - 100 * nbytes / top:.2f} {1000 * end / total:.2f},{100 - 100 * nbytes / top:.2f}"
-        for (at, nbytes), end in zip(points, ends, strict=True)
+        f" {1000 * at / total:.2f},{100 - 100 * nbytes / top:.2f}"
+        for (begin, nbytes), end in zip(points, ends, strict=True)
+        for at in (begin, end)
     )
     of = f" of {human_bytes(usage.capacity)}" if usage.capacity else ""
     said = f"{name.upper()}: at most {human_bytes(usage.peak)}{of} in use"
     shape = tag("polygon", points=f"0,100{corners} 1000,100")
     chart = tag(
-        "svg", tag("title", said), shape, class_="memory", height=70, viewBox="0 0 1000 100", preserveAspectRatio="none",
-        role="img", aria_label=said,
-    )  # fmt: skip
+        "svg",
+        tag("title", said),
+        shape,
+        class_="memory",
+        height=70,
+        viewBox="0 0 1000 100",
+        preserveAspectRatio="none",
+        role="img",
+        aria_label=said,
+    )
     return tag("figure", tag("figcaption", said), chart, class_="chart")
 
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from nxpipe.pipeline.build.report.html import Child, Markup, sheet, tag
-from nxpipe.pipeline.predict.constants import PREDICTED
+from nxpipe.pipeline.predict.constants import PREDICTED, THIS_PROGRAM
 from nxpipe.pipeline.profile.charts import activity, memory_chart, resource_class, roofline, shares_bar, time_text
-from nxpipe.pipeline.profile.programs import THIS_PROGRAM, ProfiledProgram
+from nxpipe.pipeline.profile.programs import ProfiledProgram
 from nxpipe.pipeline.util.text import human_bytes
 
 if TYPE_CHECKING:
@@ -83,7 +83,10 @@ def _tiles(program: ProfiledProgram) -> Markup:
         (_aws(program), f"{PREDICTED}{_interval(program)}"),
         (bound, f"bound by, {share:.0%} of the critical path"),
         ("–" if floor is None else f"{floor:.1f} ×", f"its floor of {time_text(floors[limit] * 1000)} ({limit})"),
-        (f"{profile.busy.get(profile.busiest, 0) / max(profile.latency_ps, 1):.0%}", f"busiest engine, {profile.busiest}"),
+        (
+            f"{profile.busy.get(profile.busiest, 0) / max(profile.latency_ps, 1):.0%}",
+            f"busiest engine, {profile.busiest}",
+        ),
         (human_bytes(used.traffic), "HBM read and written"),
         (human_bytes(used.spilled), "of it spilled and read back"),
     ]
@@ -129,7 +132,9 @@ def _changes(program: ProfiledProgram) -> Markup:
         )
         for change in program.changes
     ]  # fmt: skip
-    return tag("div", items, tag("p", "Each is an upper bound for its action alone; gains do not add up.", class_="about"))
+    return tag(
+        "div", items, tag("p", "Each is an upper bound for its action alone; gains do not add up.", class_="about")
+    )
 
 
 def _engines(profile: "Profile") -> Markup:
@@ -230,7 +235,9 @@ def _sizes(what: str, bins: "Sequence[SizeBin]") -> Markup:
     most = max((each.nbytes for each in bins), default=1)
     rows = [
         (
-            tag("div", f"{_binary(each.least)} to {_binary(2 * each.least)}", _bar(each.nbytes, most), class_="named i0"),
+            tag(
+                "div", f"{_binary(each.least)} to {_binary(2 * each.least)}", _bar(each.nbytes, most), class_="named i0"
+            ),
             human_bytes(each.nbytes),
             f"{each.transfers:,}",
         )

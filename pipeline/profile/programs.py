@@ -1,13 +1,13 @@
 """Programs to profile: of a file, of an artifact, or compiled from a specification without weights."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from nxpipe.pipeline.artifacts.difference import identity
-from nxpipe.pipeline.predict.constants import PREDICTED, ProgramTime, predict_program
+from nxpipe.pipeline.predict.constants import PREDICTED, ProgramTime, predict_artifact, predict_program
 from nxpipe.pipeline.util.errors import InputInvalid, ProgramInvalid
 from nxpipe.pipeline.util.text import did_you_mean
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.models.spec import ModelSpec
     from nxpipe.pipeline.util.progress import Step
 
-THIS_PROGRAM: Final = "this program"  # the name of the compiler's own predictions in every output
 Identity = tuple[str, int, int, int]
 
 
@@ -76,11 +75,10 @@ def programs_of_artifact(manifest: "Manifest", store: "Store", name: str | None 
     """The programs of an artifact, or the one of that name."""
     from nxpipe.pipeline.verify.stored_artifact import read_instructions
 
-    inputs = store.key_inputs(manifest)
+    aws = predict_artifact(manifest, store)
     for stored in _selected(manifest, name):
         program = _legal(read_instructions(manifest, stored, store).program, f"{manifest.model.id} {stored.name}")
-        aws = _aws_time(manifest.model.id, inputs, manifest.target, identity(stored))
-        yield ProfiledProgram(stored.name, manifest.name, manifest.target, program, aws, identity(stored))
+        yield ProfiledProgram(stored.name, manifest.name, manifest.target, program, aws[stored.name], identity(stored))
 
 
 def programs_of_spec(model_spec: "ModelSpec", step: "Step") -> Iterator[ProfiledProgram]:
@@ -94,16 +92,17 @@ def programs_of_spec(model_spec: "ModelSpec", step: "Step") -> Iterator[Profiled
     for shape in spec.shapes:
         with step(f"compile {shape.name}"):
             program = emit(compile_shape(spec, shape), spec.target.core).program
+        aws = predict_program(
+            spec.source.id,
+            inputs,
+            instance=spec.target.name,
+            phase=shape.phase,
+            batch=shape.batch,
+            sequence=shape.sequence,
+            degree=program.ranks,
+        )
         same = (shape.phase, shape.batch, shape.sequence, program.ranks)
-        aws = _aws_time(spec.source.id, inputs, spec.target.name, same)
         yield ProfiledProgram(shape.name, model_spec.title, spec.target.name, program, aws, same)
-
-
-def _aws_time(model_id: str, inputs: Mapping[str, Any], instance: str, same: Identity) -> ProgramTime:
-    phase, batch, sequence, degree = same
-    return predict_program(
-        model_id, inputs, instance=instance, phase=phase, batch=batch, sequence=sequence, degree=degree
-    )
 
 
 def _selected(manifest: "Manifest", name: str | None) -> "tuple[Executable, ...]":

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from nxpipe.pipeline.predict.constants import PREDICTED
+from nxpipe.pipeline.predict.constants import PREDICTED, THIS_PROGRAM
 from nxpipe.pipeline.profile.charts import time_text
-from nxpipe.pipeline.profile.programs import THIS_PROGRAM, Identity, ProfiledProgram
+from nxpipe.pipeline.profile.programs import Identity, ProfiledProgram
 from nxpipe.pipeline.util.errors import InputInvalid
 from nxpipe.pipeline.util.text import for_terminal, human_bytes, style, table, wrapped_table
 
@@ -135,7 +135,9 @@ class ProgramDifference:
             changed = [line for line in lines if line.change or kind == "total"]
             largest = sorted(changed, key=lambda line: -abs(line.change))[:_ROWS]
             if largest:
-                sections.append(table((kind, "before", "after", "change", "relative"), [line.cells() for line in largest]))
+                sections.append(
+                    table((kind, "before", "after", "change", "relative"), [line.cells() for line in largest])
+                )
         if len(sections) == 2 and not any(line.change for line in self.lines()):
             sections.append("no figure differs")
         return "\n\n".join(sections)
@@ -143,7 +145,9 @@ class ProgramDifference:
     def document(self) -> dict[str, Any]:
         def entry(line: Line) -> dict[str, Any]:
             unit = 1 if line.kind == "bytes" else 1000
-            before, after, change = (value / unit if unit > 1 else value for value in (line.before, line.after, line.change))
+            before, after, change = (
+                value / unit if unit > 1 else value for value in (line.before, line.after, line.change)
+            )
             return {"name": line.name, "before": before, "after": after, "change": change}
 
         figures: dict[str, list[dict[str, Any]]] = {}

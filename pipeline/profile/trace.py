@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
-from nxpipe.pipeline.profile.programs import THIS_PROGRAM, ProfiledProgram
+from nxpipe.pipeline.predict.constants import THIS_PROGRAM
+from nxpipe.pipeline.profile.programs import ProfiledProgram
 
 if TYPE_CHECKING:
     from nxpipe.emulator.analysis.execution_trace import Event
