@@ -254,18 +254,22 @@ class ExecutionTrace:
         The path through one execution depends only on the engine that it enters from, so it is computed once for
         each."""
         repetition = self.repetitions[which]
-        entered = Counter[int]()
-        for _ in range(repetition.times):
+        entries: list[int] = []  # until one recurs
+        while number not in entries and len(entries) < repetition.times:
             if (which, number) not in known:
                 inner = range(repetition.inner, which)
                 path, first = self._walk(number, repetition.at, repetition.since, inner, known)
                 known[which, number] = path, self._running(self.events[first].engine, repetition.at)
-            entered[number] += 1
+            entries.append(number)
             number = known[which, number][1]
-        for entry, times in entered.items():
+        before = entries.index(number) if number in entries else len(entries)
+        cycle = entries[before:]
+        rounds, rest = divmod(repetition.times - before, len(cycle)) if cycle else (0, 0)
+        for position, entry in enumerate(entries):
+            times = 1 if position < before else rounds + (position - before < rest)
             for part, count in known[which, entry][0].items():
                 parts[part] += count * times
-        return number
+        return cycle[rest] if cycle else number
 
     def _running(self, engine: Engine, time: int) -> int:
         """The event that an engine executes at a time; the state at both ends of a period is the same."""

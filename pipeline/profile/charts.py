@@ -54,7 +54,7 @@ def _rect(begin: float, width: float, total: float, y: float, height: int, **att
 
 
 def activity(profile: "Profile") -> Markup:
-    """A row for each engine and queue; the darker, the busier."""
+    """A row for each engine and queue; the stronger the colour, the busier."""
     engines, total = list(profile.trace.by_engine), profile.latency_ps
     height = _ROW * len(engines) + _AXIS
     names = [tag("text", engine.value, x=0, y=row * _ROW + 13) for row, engine in enumerate(engines)]
@@ -65,7 +65,7 @@ def activity(profile: "Profile") -> Markup:
     said = "busy share of each engine over the program's time"
     drawn = (tag("title", said), repeated, rows, list(_time_axis(total, height)))
     bars = tag("svg", drawn, class_="bars", height=height, role="img", aria_label=said)
-    caption = tag("figcaption", "The darker, the busier. Grey: iterations that repeat one period.")
+    caption = tag("figcaption", "The stronger the colour, the busier. Grey behind it: iterations that repeat.")
     labels = tag("svg", names, class_="names", width=84, height=height, aria_hidden="true")
     return tag("figure", labels, bars, caption, class_="timeline activity")
 
@@ -156,7 +156,7 @@ def roofline(profile: "Profile", points: Sequence[tuple[str, float, float]]) -> 
             y=y(rates["flops"]) + 14,
             text_anchor="end",
         ),
-        tag("text", f"HBM {rates['hbm']:.0f} GB/s", x=x(ends[0]), y=max(y(rates["hbm"] * ends[0]) - 26, 12)),
+        tag("text", f"HBM {rates['hbm']:.0f} GB/s", x=x(ends[0]), y=min(y(rates["hbm"] * ends[0]) + 16, _ROOFLINE - _AXIS - 4)),
     ]
     marks = [
         tag("svg",
