@@ -40,7 +40,7 @@ LAYERS: Final = (
     ("compile",),
     ("verify", "check", "artifacts", "predict"),
     ("build", "serving"),
-    ("rollout", "fleet"),
+    ("rollout", "fleet", "profile"),
     ("release",),
     ("cli",),
 )

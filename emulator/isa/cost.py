@@ -54,8 +54,10 @@ def moved(place: Place) -> int:
     return lanes * place.elements * place.dtype.itemsize
 
 
-def transfer_ns(instruction: Instruction, core: CoreSpec) -> float:
-    return _size(instruction) / (_engines(instruction, core) * core.dma_engine_peak_gb_s * _share(instruction))
+def transfer_ns(instruction: Instruction, core: CoreSpec, least_run: int = 0) -> float:
+    """The time of a transfer; `least_run` as if its contiguous runs had at least so many bytes."""
+    rate = instruction.dma_rate * _efficiency(max(run_bytes(instruction), least_run))
+    return transfer_bytes(instruction) / (_engines(instruction, core) * core.dma_engine_peak_gb_s * rate)
 
 
 def share_of_dma(instruction: Instruction, core: CoreSpec) -> float:
@@ -65,19 +67,20 @@ def share_of_dma(instruction: Instruction, core: CoreSpec) -> float:
 
 def _engines(instruction: Instruction, core: CoreSpec) -> int:
     lanes = max((place.partitions for place in instruction.places.values() if isinstance(place, Tile)), default=0)
-    needed = lanes / DMA_TRANSFER.partitions_per_engine if lanes else _size(instruction) / DMA_TRANSFER.packet_bytes
+    needed = (
+        lanes / DMA_TRANSFER.partitions_per_engine if lanes else transfer_bytes(instruction) / DMA_TRANSFER.packet_bytes
+    )
     return min(core.dma_engines, max(ceil(needed), 1))
 
 
-def _size(instruction: Instruction) -> int:
+def transfer_bytes(instruction: Instruction) -> int:
     return max(moved(place) for place in instruction.places.values())
 
 
-def _share(instruction: Instruction) -> float:
-    """The share of the engines' peak rate, limited by the shortest contiguous run of bytes."""
+def run_bytes(instruction: Instruction) -> int:
+    """The shortest contiguous run of bytes of a transfer, which limits the share of the engines' peak rate."""
     limiting = instruction.dma_limited_by
-    runs = (_run(place) for name, place in instruction.places.items() if not limiting or name in limiting)
-    return instruction.dma_rate * _efficiency(min(runs))
+    return min(_run(place) for name, place in instruction.places.items() if not limiting or name in limiting)
 
 
 def stretch(axes: Sequence[Axis]) -> int:

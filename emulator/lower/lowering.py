@@ -17,7 +17,7 @@ from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, affine
-from nxpipe.emulator.isa.program import Role
+from nxpipe.emulator.isa.program import Role, note_of
 from nxpipe.emulator.lower.epilogue import ElementwiseChain, Epilogue, broadcast_rows, chain_of
 from nxpipe.emulator.lower.grouping import EpilogueFusion, KernelGrouping
 from nxpipe.emulator.lower.hbm_buffers import Placement
@@ -69,8 +69,8 @@ class Lowering:
         self.notes: dict[str, int] = {"": 0}
 
     def note(self, node: Node) -> int:
-        """The number of a node's place in the model, which its instructions carry."""
-        return self.notes.setdefault(str(node.origin), len(self.notes))
+        """The number of a node's place in the model and its operator, which its instructions carry."""
+        return self.notes.setdefault(note_of(str(node.origin), node.op.label), len(self.notes))
 
     def view(self, value: Value) -> View:
         """The view of a value in its own type; a value stored in a narrower type is first copied to its own."""

@@ -12,17 +12,17 @@ iterations of a loop in a steady state.
 
 from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heappop, heappush
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
 from nxpipe.emulator.hardware import CORES, CoreSpec
 from nxpipe.emulator.isa.affine import Affine, index
-from nxpipe.emulator.isa.cost import START_NS, cost, share_of_dma
+from nxpipe.emulator.isa.cost import START_NS, Cost, cost, share_of_dma
 from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine, Instruction
 from nxpipe.emulator.isa.program import Loop, Program, Step, counted, instructions, only
 from nxpipe.emulator.numerics import Array
@@ -282,17 +282,32 @@ def plus(form: Array, number: int) -> Array:
 
 _ENGINES: Final = tuple(Engine)
 _NUMBER: Final = {engine: number for number, engine in enumerate(_ENGINES)}
-_PS: Final = 1000  # times are whole picoseconds, so that states compare exactly
-_START: Final = round(START_NS * _PS)
+PS: Final = 1000  # times are whole picoseconds, so that states compare exactly
+START_PS: Final = round(START_NS * PS)
 _MOST_STEPS: Final = 5_000_000
 _FINISHED: Final = -1  # the position of an engine that has completed its stream
 
 
-def latency_ns(program: Program) -> float | None:
+class Observer(Protocol):
+    """Receives what the simulation decides; times are in ps."""
+
+    def started(self, instruction: Instruction, indices: Sequence[int], begin: int, end: int) -> None:
+        """An instruction in one iteration of its loops, from the time at which its waits are satisfied."""
+
+    def skipped(self, place: int, since: int, now: int, repetitions: int, iterations: int) -> None:
+        """The interval from `since` to `now` repeats so often, with so many iterations of the loop at a place of the
+        program's body; the simulation continues after them."""
+
+
+def latency_ns(
+    program: Program,
+    observer: Observer | None = None,
+    price: Callable[[Instruction, CoreSpec], Cost] = cost,
+) -> float | None:
     """Time from the start of a legal program to the end of its last instruction; None if the simulation exceeds its
-    step limit."""
-    end = _Timeline(program).run()
-    return None if end is None else end / _PS
+    step limit. `price` replaces the documented costs, to ask what another cost would change."""
+    end = _Timeline(program, observer, price).run()
+    return None if end is None else end / PS
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,18 +315,18 @@ class _Task:
     """The timing of an instruction, in ps. `dma` is the time for which it occupies all DMA engines together. `waits`
     has an engine, a base count, and (loop depth, coefficient) pairs per wait."""
 
+    instruction: Instruction
     start: int
     takes: int
     dma: int
     waits: tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...]
 
     @classmethod
-    def of(cls, instruction: Instruction, core: CoreSpec) -> "_Task":
-        price = cost(instruction, core)
-        takes = round(price.ns * _PS)
+    def of(cls, instruction: Instruction, core: CoreSpec, priced: Cost) -> "_Task":
+        takes = round(priced.ns * PS)
         shared = share_of_dma(instruction, core) if instruction.engine in DMA_QUEUES else 0.0
         waits = tuple((_NUMBER[wait.engine], wait.done.base, wait.done.terms) for wait in instruction.waits)
-        return cls(round(price.start_ns * _PS), takes, round(takes * shared), waits)
+        return cls(instruction, round(priced.start_ns * PS), takes, round(takes * shared), waits)
 
 
 class _Stream:
@@ -406,9 +421,18 @@ class _Steady:
 class _Timeline:
     """A discrete-event simulation of one program; times are in ps."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(
+        self,
+        program: Program,
+        observer: Observer | None = None,
+        price: Callable[[Instruction, CoreSpec], Cost] = cost,
+    ) -> None:
         core = CORES[program.core]
-        tasks = {id(instruction): _Task.of(instruction, core) for instruction in instructions(program.body)}
+        tasks = {
+            id(instruction): _Task.of(instruction, core, price(instruction, core))
+            for instruction in instructions(program.body)
+        }
+        self._observer = observer
         self._loops = {
             place: _Steady(place, step)
             for place, step in enumerate(program.body)
@@ -467,7 +491,10 @@ class _Timeline:
             if awaited is not None:
                 self._waiting[awaited].add(engine)
             elif stream.task is not None:
-                heappush(self._ends, (self._until(stream.task), engine))
+                end = self._until(stream.task)
+                heappush(self._ends, (end, engine))
+                if self._observer:
+                    self._observer.started(stream.task.instruction, stream.indices, self._now, end)
 
     def _until(self, task: _Task) -> int:
         begin = self._now + task.start
@@ -484,7 +511,7 @@ class _Timeline:
                 for done, by_iteration in zip(self._done, loop.by_iteration, strict=True)
             ),
             tuple(sorted((end - self._now, engine) for end, engine in self._ends)),
-            max(self._dma - self._now, _START),
+            max(self._dma - self._now, START_PS),
         )
         first_iteration, first_time = loop.first_seen(state, iteration, self._now)
         repetitions = (
@@ -495,6 +522,8 @@ class _Timeline:
         if repetitions <= 0:
             return
         iterations, elapsed = repetitions * (iteration - first_iteration), repetitions * (self._now - first_time)
+        if self._observer:
+            self._observer.skipped(loop.place, first_time, self._now, repetitions, iterations)
         self._now, self._dma = self._now + elapsed, self._dma + elapsed
         self._ends = [(end + elapsed, engine) for end, engine in self._ends]
         for engine in loop.inside:

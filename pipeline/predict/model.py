@@ -149,9 +149,10 @@ class Graph:
     analytic: float
 
 
-def graphs(configuration: Configuration) -> tuple[Graph, ...]:
-    """The graphs of one cycle: a request, a token, a batch or a training sequence. NotPredicted if not covered."""
-    found = architecture(configuration.published_name, configuration.model)
+def graphs(configuration: Configuration, found: Architecture | None = None) -> tuple[Graph, ...]:
+    """The graphs of one cycle: a request, a token, a batch or a training sequence. NotPredicted if not covered.
+    `found` is the model's architecture, if it is not that of its name."""
+    found = found or architecture(configuration.published_name, configuration.model)
     if found is None:
         raise NotPredicted(f"{configuration.model}: its architecture is not in the catalogue")
     cores = cores_of(configuration.instance)
