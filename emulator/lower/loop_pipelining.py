@@ -108,7 +108,7 @@ class _Pipelining:
         if best is None:
             return (loop,)
         self.cuts += 1
-        self.allocations |= best.shared
+        self.allocations = {**self.allocations, **best.shared}  # `best` keeps the former ones
         return best.rotated(loop.count, self.allocations)
 
     def _ns(self, steps: Sequence[Step], counts: tuple[int, ...], allocations: Mapping[int, Allocation]) -> float:
