@@ -128,6 +128,25 @@ def transpose_of_units_is_reshape(builder: GraphBuilder, node: Node) -> Step:
     return replace(node, op=Reshape(node.result.type.shape)) if moved == sorted(moved) else None
 
 
+def narrow_before_moving(builder: GraphBuilder, node: Node) -> Step:
+    """Cast to a narrower float before a reshape or transposition, not after it: fewer bytes are moved, and the node
+    before them can round its result itself."""
+    source = node.operands[0] if isinstance(node.op, Cast) else None
+    moves: list[Node] = []
+    while source is not None and (first := builder.node_of(source)) and isinstance(first.op, Reshape | Transpose):
+        moves.append(first)
+        source = first.operands[0]
+    if source is None or not moves:
+        return None
+    wide, narrow = source.type.dtype, node.result.type.dtype
+    if not (wide.is_float and narrow.is_float and narrow.itemsize < wide.itemsize):
+        return None
+    value = builder.add(node.op, source, origin=node.origin)
+    for move in reversed(moves):
+        value = builder.add(move.op, value, origin=move.origin)
+    return value
+
+
 def drop_neutral_scalars(builder: GraphBuilder, node: Node) -> Step:
     """Remove x * 1, `x and true`, integer + 0. Adding 0 to a float is kept, because it turns -0 into 0."""
     if not isinstance(node.op, Binary):
@@ -200,6 +219,7 @@ RULES: tuple[Rule, ...] = (
     drop_no_ops,
     merge_moves,
     transpose_of_units_is_reshape,
+    narrow_before_moving,
     drop_neutral_scalars,
     square_instead_of_power,
     reshape_instead_of_trivial_index,
