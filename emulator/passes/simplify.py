@@ -147,16 +147,19 @@ def narrow_before_moving(builder: GraphBuilder, node: Node) -> Step:
     return value
 
 
-def drop_neutral_scalars(builder: GraphBuilder, node: Node) -> Step:
-    """Remove x * 1, `x and true`, integer + 0. Adding 0 to a float is kept, because it turns -0 into 0."""
+def drop_neutral_constants(builder: GraphBuilder, node: Node) -> Step:
+    """Remove x * 1, `x and true`, integer + 0. Adding 0 to a float is kept, because it turns -0 into 0. Where the
+    constant has more axes than x, or longer ones, x is repeated along them, which a view does."""
     if not isinstance(node.op, Binary):
         return None
     for operand, other in (node.operands, node.operands[::-1]):
         table = builder.table_of(other)
-        if table is not None and not table.ndim and operand.type == node.result.type:
+        if table is not None and table.size and operand.type.dtype is node.result.type.dtype:
             neutral = _neutral(node.op.function, operand)
-            if neutral is not None and table[()] == neutral:
-                return operand
+            if neutral is not None and (table == neutral).all():
+                shape = node.result.type.shape
+                same = operand.type.shape == shape
+                return operand if same else replace(node, op=Broadcast(shape), operands=(operand,))
     return None
 
 
@@ -220,7 +223,7 @@ RULES: tuple[Rule, ...] = (
     merge_moves,
     transpose_of_units_is_reshape,
     narrow_before_moving,
-    drop_neutral_scalars,
+    drop_neutral_constants,
     square_instead_of_power,
     reshape_instead_of_trivial_index,
     slice_instead_of_counted_index,
