@@ -24,7 +24,7 @@ from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.matmul.linear import batch_loop
 from nxpipe.emulator.lower.matmul.tiling import BANK
 from nxpipe.emulator.lower.tiles import fill
-from nxpipe.emulator.lower.transpose import chunks_of, each_chunk, transpose_block, transpose_heads, transpose_type
+from nxpipe.emulator.lower.transpose import chunks_of, each_chunk, transpose_heads, transpose_parts, transpose_type
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import Attention
 
@@ -128,6 +128,13 @@ class _AttentionCosts:
         return (piece + PARTITIONS) * by_key
 
 
+def heads_together(keys: int, width: int, heads: int) -> int:
+    """The number of heads, evenly divided, whose scores of a row fit a PSUM bank, as do their results: their softmax
+    has one instruction for each step."""
+    most = max(min(BANK // max(keys, width), heads), 1)
+    return -(-heads // -(-heads // most))
+
+
 # Causal attention cuts the query rows into this many groups. A group computes scores only for the keys that its last
 # row sees, which skips nearly half of the score matrix.
 _CAUSAL_GROUPS: Final = 8
@@ -217,7 +224,7 @@ class _Attention:
     def _keys(self, heads: Span, piece: Span, buffers: int) -> Block:
         k, elements = self.k, self.keys.shape[-1]
         block = k.tile(self.keys.dtype, PARTITIONS, max(chunks_of(elements), 1), heads[1], piece[1], buffers=buffers)
-        transpose_heads(k, block, self.keys.cut(heads, piece))
+        transpose_heads(k, block, self.keys.cut(heads, piece), engine=Engine.SCALAR)
         return block
 
     def _values(self, heads: Span, piece: Span, buffers: int) -> Block:
@@ -262,23 +269,31 @@ class _Block:
         columns = k.tile(whole.q.dtype, PARTITIONS, max(chunks_of(elements), 1), heads * query_heads, count, buffers=2)
         rows = whole.q.cut(self.heads, (0, query_heads), self.rows)
         for query in range(query_heads):
-            transpose_heads(k, columns, rows.pick(1, query), query * heads)
+            engine = Engine.SCALAR if self._masks_on_vector else Engine.VECTOR
+            transpose_heads(k, columns, rows.pick(1, query), query * heads, engine)
         out_tile = k.tile(whole.out.dtype, count, heads * query_heads, width, buffers=2)
         mask_view = None if self.masked_keys else whole.mask
         shared_mask = self._shared_mask(mask_view) if mask_view and self.resident else None
+        together = heads_together(self.extent, width, heads) if self.resident else 1
         for query in range(query_heads):
-            with k.loop(heads) as head, k.scope():
-                query_head = head + query * heads
-                mask = None if mask_view is None else mask_view.pick(1, query).pick(0, self.heads[0] + head)
-                place = out_tile.cut(count, (query_head, 1))
-                scores = self._scores(columns, mask, shared_mask, head, query_head)
-                _Rows(self, scores).write(place)
+            for head, head_count in k.spans(heads, together):
+                with k.scope():
+                    own = (head + self.heads[0], head_count)
+                    mask = None if mask_view is None else mask_view.pick(1, query).cut(own)
+                    place = out_tile.cut(count, (head + query * heads, head_count))
+                    scores = self._scores(columns, mask, shared_mask, (head, head_count), head + query * heads)
+                    _Rows(self, scores).write(place)
         for query in range(query_heads):
             home = whole.out.cut(self.heads, (query, 1), self.rows).pick(1, 0)
             k.copy(home.transposed((1, 0, 2)).far(), out_tile.cut(count, (query * heads, heads)))
 
+    @property
+    def _masks_on_vector(self) -> bool:
+        """True if the vector engine masks the scores; the scalar engine then copies the transposed queries."""
+        return self.whole.mask is not None and self.masked_keys is None
+
     def _scores(
-        self, columns: Block, mask: View | None, shared_mask: Block | None, head: Affine, query: Affine
+        self, columns: Block, mask: View | None, shared_mask: Block | None, heads: tuple[Affine, int], query: Affine
     ) -> Scores:
         whole = self.whole
         return Scores(
@@ -289,7 +304,9 @@ class _Block:
             queries=columns,
             elements=whole.q.shape[-1],
             query=query,
-            head=head,
+            head=heads[0],
+            heads=heads[1],
+            in_bank=self.resident is not None and heads[1] * self.extent <= BANK,
             rows=self.rows,
             visible_keys=self.visible_keys,
             masked_keys=self.masked_keys,
@@ -298,17 +315,17 @@ class _Block:
         )
 
     def _shared_mask(self, mask: View) -> Block | None:
-        """The mask rows, loaded once if all heads share them; otherwise None."""
+        """The mask rows [rows, 1, keys], loaded once if all heads share them; otherwise None."""
         if any(mask.strides[:2]):
             return None
-        block = self.k.tile(mask.dtype, self.rows[1], self.extent, buffers=2)
+        block = self.k.tile(mask.dtype, self.rows[1], 1, self.extent, buffers=2)
         self.k.copy(block.whole, mask.pick(0, 0).pick(0, 0).cut(self.rows, (0, self.extent)).far())
         return block
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """The query rows of one head."""
+    """The query rows of several heads."""
 
     block: _Block
     scores: Scores
@@ -330,10 +347,10 @@ class _Rows:
     def _write_in_one_pass(self, dst: Tile, keys: Block, values: Block) -> None:
         piece = (0, self.block.extent)
         scores = self.scores.compute(keys, piece)
-        negative = self.scores.negative(self.scores.highest(scores))
+        negative = self.scores.negative(self.scores.highest(scores), scores.scale)
         total = self.scores.column()
-        self.scores.exponentials(scores, negative, total)
-        probabilities = self.scores.probabilities(scores, self.scores.inverse(total))
+        exponentials = self.scores.exponentials(scores, negative, total)
+        probabilities = self.scores.probabilities(exponentials, self.scores.inverse(total))
         with self.k.scope():
             sums = self._sums()
             self._multiply(sums, probabilities, values, Affine(), self.block.extent)
@@ -342,13 +359,13 @@ class _Rows:
     def _write_in_pieces(self, dst: Tile) -> None:
         k, step = self.k, self.block.whole.tiling.piece
         highest, total = self.scores.column(), self.scores.column()
-        self.scores.memset(highest, LOWEST)
+        self.scores.memset(highest.whole, LOWEST)
         for piece in k.spans(self.block.extent, step):
             with k.scope():
                 piece_highest = self.scores.highest(self.scores.compute(self._load(piece)[0], piece))
                 self.scores.combine(highest, highest, Alu.MAXIMUM, piece_highest)
-        negative = self.scores.negative(highest)
-        self.scores.memset(total, 0.0)
+        negative = self.scores.negative(highest, 1.0)
+        self.scores.memset(total.whole, 0.0)
         for piece in k.spans(self.block.extent, step):
             with k.scope():
                 scores, piece_total = self.scores.compute(self._load(piece)[0], piece), self.scores.column()
@@ -361,49 +378,51 @@ class _Rows:
                 with k.scope():
                     keys, values = self._load((start, size))
                     scores = self.scores.compute(keys, (start, size))
-                    self.scores.exponentials(scores, negative, None)
-                    self._multiply(sums, self.scores.probabilities(scores, inverse), values, start, size)
+                    exponentials = self.scores.exponentials(scores, negative, None)
+                    self._multiply(sums, self.scores.probabilities(exponentials, inverse), values, start, size)
             self._copy_from_psum(dst, sums)
 
     def _load(self, piece: Span) -> tuple[Block, Block]:
         return self.block.whole.load(self.block.heads, piece)
 
     def _sums(self) -> Block:
+        """Sums [rows, heads, elements], or of a single head [rows, banks, 512 elements] if they need several banks."""
         width = self.block.whole.values.shape[-1]
-        banks = -(-width // BANK)
-        return self.k.psum(self.count, banks, BANK, buffers=2 if banks == 1 else 1)
+        if width <= BANK:
+            return self.k.psum(self.count, self.scores.heads, width)
+        return self.k.psum(self.count, -(-width // BANK), BANK, buffers=1)
 
     def _multiply(self, sums: Block, probabilities: Block, values: Block, start: Affine, size: int) -> None:
-        k, attention = self.k, self.block.whole
+        k, attention, heads = self.k, self.block.whole, self.scores.heads
         dtype = attention.op.probabilities if is_matched(attention.op, attention.values.dtype) else DType.FLOAT32
-        columns = k.tile(dtype, PARTITIONS, chunks_of(size), self.count, buffers=attention.tiling.buffers)
-        (full, tail), lanes = divmod(size, PARTITIONS), (0, self.count)
-        if full:
-            transpose_block(
-                k, columns, replace(probabilities, shape=(full, PARTITIONS)), Affine(), lanes, Engine.SCALAR
-            )
-        if tail:
-            last = probabilities.offset + full * PARTITIONS * probabilities.dtype.itemsize
-            transpose_block(
-                k, columns, replace(probabilities, shape=(1, tail), offset=last), Affine(full), lanes, Engine.SCALAR
-            )
-        for chunk, depth in each_chunk(k, size):
-            for bank, width in self._banks():
-                k.emit(
-                    Matmul(
-                        engine=Engine.TENSOR,
-                        dst=sums.cut(self.count, (bank, 1), (0, width)),
-                        stationary=columns.cut(depth, (chunk, 1)),
-                        moving=values.cut(depth, (chunk, 1), (self.scores.head, 1), (bank * BANK, width)),
-                        accumulate=start + chunk,
+        columns = k.tile(dtype, PARTITIONS, heads, chunks_of(size), self.count, buffers=attention.tiling.buffers)
+        self._transpose(columns, probabilities, size)
+        width = attention.values.shape[-1]
+        with k.loop(heads) as head:
+            for chunk, depth in each_chunk(k, size):
+                for bank, part in ((bank, min(width - bank * BANK, BANK)) for bank in range(-(-width // BANK))):
+                    k.emit(
+                        Matmul(
+                            engine=Engine.TENSOR,
+                            dst=sums.cut(self.count, (head + bank, 1), (0, part)),
+                            stationary=columns.cut(depth, (head, 1), (chunk, 1)),
+                            moving=values.cut(depth, (chunk, 1), (self.scores.head + head, 1), (bank * BANK, part)),
+                            accumulate=start + chunk,
+                        )
                     )
-                )
 
-    def _banks(self) -> Iterator[tuple[int, int]]:
-        width = self.block.whole.values.shape[-1]
-        return ((bank, min(width - bank * BANK, BANK)) for bank in range(-(-width // BANK)))
+    def _transpose(self, columns: Block, probabilities: Block, size: int) -> None:
+        """Transpose probabilities [rows, heads, keys] into [128 keys, heads, chunks, rows]."""
+        k, count, (full, tail) = self.k, self.count, divmod(size, PARTITIONS)
+        bank = k.core.psum_bank // (count * probabilities.dtype.itemsize)
+        for first, chunks, depth in ((0, full, PARTITIONS), (full, int(tail > 0), tail)):
+            for chunk, width in k.spans(chunks, bank):
+                for head, heads in k.spans(self.scores.heads, max(bank // width, 1)):
+                    with k.scope():
+                        place = (head, heads), (chunk + first, width)
+                        transpose_parts(k, columns, probabilities, place, depth)
 
     def _copy_from_psum(self, dst: Tile, sums: Block) -> None:
         width = self.block.whole.values.shape[-1]
-        src = replace(sums, shape=(sums.shape[0] * BANK,)).cut(self.count, (0, width))
+        src = sums.whole if width <= BANK else replace(sums, shape=(sums.shape[0] * BANK,)).cut(self.count, (0, width))
         self.k.emit(TensorCopy(engine=Engine.VECTOR, dst=dst, src=src))

@@ -30,7 +30,7 @@ from nxpipe.emulator.isa.vector import (
 from nxpipe.emulator.lower.attention_scores import LOWEST, is_matched
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.matmul.tiling import BANK
-from nxpipe.emulator.lower.transpose import chunks_of, each_chunk, transpose_type
+from nxpipe.emulator.lower.transpose import chunks_of, copy_from_psum, each_chunk, transpose_type
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import Attention
 
@@ -273,11 +273,7 @@ class _Group:
             with k.loop(size) as item:
                 source = rows.cut(lanes, (begin + offset + item, 1), (affine(chunk) * PARTITIONS, depth))
                 k.emit(NcTranspose(engine=Engine.TENSOR, dst=transposed.cut(depth, (item, 1)), src=source))
-            target = columns.cut(depth, (chunk, 1), (affine(begin) + offset, size))
-            if engine is Engine.SCALAR:
-                k.emit(Activation(engine=engine, dst=target, src=transposed.whole, function=Function.COPY))
-            else:
-                k.emit(TensorCopy(engine=engine, dst=target, src=transposed.whole))
+            copy_from_psum(k, columns.cut(depth, (chunk, 1), (affine(begin) + offset, size)), transposed, engine)
 
     # Scores
 

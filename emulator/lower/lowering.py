@@ -26,7 +26,7 @@ from nxpipe.emulator.lower.records import PlacedGraph
 from nxpipe.emulator.lower.transpose import copy_transposed, transposed_axis
 from nxpipe.emulator.lower.view import View, packed
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.ops import Concat, Transpose
+from nxpipe.emulator.ops import Cast, Concat, Transpose
 from nxpipe.emulator.ops.base import Operator
 
 Kind = TypeVar("Kind", bound=Operator)
@@ -94,14 +94,19 @@ class Lowering:
         return homes[value]
 
     def transposable_home(self, value: Value) -> View:
-        """The location of a result that can be written in any order of axes. If its only reader is a transpose, the
+        """The location of a float32 result that can be written in any order of axes. If its only reader is a cast to
+        another float, the cast is fused: the kernel rounds to that type. If its only reader is a transpose, the
         transpose is fused: the result is written, transposed, to the location of the transpose's result."""
-        transpose = self.groups.only_reader(value)
-        if transpose is None or not isinstance(transpose.op, Transpose):
+        reader = self.groups.only_reader(value)
+        if reader is not None and isinstance(reader.op, Cast) and _rounds_once(value, reader.result):
+            self.groups.fuse([reader.result])
+            self.places.views[value] = self.transposable_home(reader.result)
+            return self.stored_view(value)
+        if reader is None or not isinstance(reader.op, Transpose):
             return self.home(value)
-        self.groups.fuse([transpose.result])
-        inverse = tuple(transpose.op.order.index(axis) for axis in range(value.type.rank))
-        self.places.views[value] = self.home(transpose.result).transposed(inverse)
+        self.groups.fuse([reader.result])
+        inverse = tuple(reader.op.order.index(axis) for axis in range(value.type.rank))
+        self.places.views[value] = self.home(reader.result).transposed(inverse)
         return self.stored_view(value)
 
     def constant(self, data: Array, dtype: DType) -> View:
@@ -257,6 +262,11 @@ class Lowering:
             return
         with self.k.loop(dst.shape[0]) as index:
             self._copy_inside(dst.pick(0, index), src.pick(0, index), outer - 1)
+
+
+def _rounds_once(value: Value, cast: Value) -> bool:
+    """True if a kernel that computes a value in float32 may store its cast instead."""
+    return value.type.dtype is DType.FLOAT32 and cast.type.dtype.is_float
 
 
 def operand_views(whole: View, node: Node) -> list[View]:

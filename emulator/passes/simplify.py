@@ -120,18 +120,6 @@ def merge_moves(builder: GraphBuilder, node: Node) -> Step:
     return None
 
 
-def narrow_before_moving(builder: GraphBuilder, node: Node) -> Step:
-    """Cast to a shorter float before a reshape or transposition, so that the producer of the value casts its result."""
-    moved = builder.node_of(node.operands[0]) if isinstance(node.op, Cast) else None
-    if moved is None or not isinstance(moved.op, Reshape | Transpose):
-        return None
-    wide, narrow = node.operands[0].type.dtype, node.result.type.dtype
-    if not wide.is_float or not narrow.is_float or narrow.itemsize >= wide.itemsize:
-        return None
-    cast = builder.add(node.op, moved.operands[0], origin=node.origin)
-    return replace(moved, operands=(cast,), result=node.result)
-
-
 def transpose_of_units_is_reshape(builder: GraphBuilder, node: Node) -> Step:
     """Replace a transposition that only moves axes of size 1 by a reshape."""
     if not isinstance(node.op, Transpose):
@@ -140,16 +128,38 @@ def transpose_of_units_is_reshape(builder: GraphBuilder, node: Node) -> Step:
     return replace(node, op=Reshape(node.result.type.shape)) if moved == sorted(moved) else None
 
 
+def narrow_before_moving(builder: GraphBuilder, node: Node) -> Step:
+    """Cast to a narrower float before a reshape or transposition, not after it: fewer bytes are moved, and the node
+    before them can round its result itself."""
+    source = node.operands[0] if isinstance(node.op, Cast) else None
+    moves: list[Node] = []
+    while source is not None and (first := builder.node_of(source)) and isinstance(first.op, Reshape | Transpose):
+        moves.append(first)
+        source = first.operands[0]
+    if source is None or not moves:
+        return None
+    wide, narrow = source.type.dtype, node.result.type.dtype
+    if not (wide.is_float and narrow.is_float and narrow.itemsize < wide.itemsize):
+        return None
+    value = builder.add(node.op, source, origin=node.origin)
+    for move in reversed(moves):
+        value = builder.add(move.op, value, origin=move.origin)
+    return value
+
+
 def drop_neutral_constants(builder: GraphBuilder, node: Node) -> Step:
-    """Remove x * 1, `x and true`, integer + 0. Adding 0 to a float is kept, because it turns -0 into 0."""
+    """Remove x * 1, `x and true`, integer + 0. Adding 0 to a float is kept, because it turns -0 into 0. Where the
+    constant has more axes than x, or longer ones, x is repeated along them, which a view does."""
     if not isinstance(node.op, Binary):
         return None
     for operand, other in (node.operands, node.operands[::-1]):
         table = builder.table_of(other)
         if table is not None and table.size and operand.type.dtype is node.result.type.dtype:
             neutral = _neutral(node.op.function, operand)
-            if neutral is not None and bool((table == neutral).all()):
-                return replace(node, op=Broadcast(node.result.type.shape), operands=(operand,))
+            if neutral is not None and (table == neutral).all():
+                shape = node.result.type.shape
+                same = operand.type.shape == shape
+                return operand if same else replace(node, op=Broadcast(shape), operands=(operand,))
     return None
 
 
@@ -234,9 +244,9 @@ def slice_instead_of_counted_gather(builder: GraphBuilder, node: Node) -> Step:
 
 RULES: tuple[Rule, ...] = (
     drop_no_ops,
-    narrow_before_moving,
     merge_moves,
     transpose_of_units_is_reshape,
+    narrow_before_moving,
     drop_neutral_constants,
     square_instead_of_power,
     reshape_instead_of_trivial_index,

@@ -188,6 +188,19 @@ def test_adding_zero_to_a_float_is_kept_because_it_changes_the_sign_of_zero() ->
     assert len(canonicalise(builder.build(), PLAIN).nodes) == 1
 
 
+@pytest.mark.parametrize("narrow", [DType.FLOAT16, DType.INT32])
+def test_a_cast_to_a_narrower_float_precedes_the_moves_before_it(narrow: DType) -> None:
+    builder = GraphBuilder()
+    x = builder.add(Unary("exp"), builder.input("x", TensorType((4, 6), F32)))
+    moved = builder.add(Transpose((1, 2, 0)), builder.add(Reshape((4, 2, 3)), x))
+    builder.output("y", builder.add(Cast(narrow), moved))
+    graph = builder.build()
+    changed = run_passes(graph, PLAIN, (canonicalise, eliminate_dead_code))
+    kinds = [type(node.op) for node in changed.nodes]
+    assert kinds == ([Unary, Cast, Reshape, Transpose] if narrow.is_float else [Unary, Reshape, Transpose, Cast])
+    same_results(graph, changed, seed=0)
+
+
 def test_a_constant_too_large_to_ship_is_computed_where_it_is_used() -> None:
     builder = GraphBuilder()
     side = int(LARGEST_FOLDED_CONSTANT**0.5) + 1

@@ -16,7 +16,7 @@ from nxpipe.emulator.isa.operands import Far
 from nxpipe.emulator.isa.program import instructions
 from nxpipe.emulator.lower import attention_few_rows, lower
 from nxpipe.emulator.lower.attention import AttentionTiling
-from nxpipe.emulator.ops import Attention, Transpose
+from nxpipe.emulator.ops import Attention, Cast, Transpose
 from tests.lower.harness import Case, Given, case, floats, of, require_equal, truths, wholes
 from tests.lower.sweep import Draw, Row, sweep
 from tests.tiers import examples
@@ -132,6 +132,17 @@ def test_values_may_be_wider_than_a_bank_of_sums(width: int) -> None:
 def test_probabilities_have_a_type_of_their_own(probabilities: DType) -> None:
     _hold(of(Attention(0.125, False, probabilities, BF16), *_heads((2,), 20, 150)))
     _hold(of(Attention(0.125, False, probabilities, BF16), *_heads((2,), 20, 150, dtype=DType.FLOAT32)))
+
+
+def test_a_cast_of_the_result_is_a_type_that_the_kernel_rounds_to() -> None:
+    def build(builder: GraphBuilder, *operands: Value) -> Value:
+        seen = builder.add(Attention(0.25, False, BF16, DType.FLOAT32), *operands)
+        return builder.add(Transpose((0, 2, 1, 3)), builder.add(Cast(BF16), seen))
+
+    for rows in (3, 140):
+        of_one = case(build, *_heads((2, 3), rows, 150))
+        _hold(of_one)
+        assert [buffer for buffer in lower(of_one.graph, "v2").buffers if buffer.role == "scratch"] == []
 
 
 def test_scores_are_never_in_hbm_and_heads_are_stored_beside_each_other() -> None:
